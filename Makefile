@@ -1,0 +1,85 @@
+# setup  .venv, the library in it, its C extension       demo   the main job on a local 3-node cluster
+# test   all C and Python tests                          lint   ruff, mypy --strict
+# bench  make bench B=cold_read [ARGS=--small]           dist   sdist and wheel
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+# The newest of these that is at least 3.10; `make setup BASE_PYTHON=/path/to/python3` overrides.
+BASE_PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3; do \
+	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	&& command -v $$p && break; done)
+
+METADATA := setup.cfg setup.py pyproject.toml clamor_ray/_version.py
+C_FILES := $(wildcard pagecache_c/*.c pagecache_c/*.h) clamor_ray/_build.py
+FUZZ_SECONDS ?= 20
+PYTEST_ARGS ?=
+
+.PHONY: help setup ext demo test test-c test-py lint format typecheck bench dist clean
+
+help:
+	@sed -n 's/^# //p' Makefile | head -4
+
+$(VENV)/.created:
+	@test -n "$(BASE_PYTHON)" || { echo "no Python 3.10 or newer found" >&2; exit 1; }
+	test -x $(PYTHON) || $(BASE_PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.created $(METADATA)
+	mkdir -p actors workloads
+	$(PYTHON) -m pip install -q --disable-pip-version-check 'setuptools>=70' wheel 'cffi>=1.15'
+	$(PYTHON) -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[test,workloads]'
+	touch $@ $(VENV)/.extension
+
+# The install above builds the extension too; this one follows changes of the C sources.
+$(VENV)/.extension: $(VENV)/.installed $(C_FILES)
+	$(PYTHON) setup.py -q build_ext --inplace
+	touch $@
+
+ext: $(VENV)/.extension
+
+setup: $(VENV)/.extension
+
+demo: setup
+	$(PYTHON) -m clamor_ray.workloads.knn --demo
+
+test: test-c test-py
+
+test-c:
+	$(MAKE) -C pagecache_c test
+	$(MAKE) -C pagecache_c test SAN=asan
+	$(MAKE) -C pagecache_c test SAN=tsan
+	$(MAKE) -C pagecache_c fuzz FUZZ_SECONDS=$(FUZZ_SECONDS)
+
+test-py: setup
+	$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+lint: setup typecheck
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check clamor_ray actors workloads tests bench setup.py
+
+format: setup
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format clamor_ray actors workloads tests bench
+
+# mypy knows nothing of package_dir: it gets the package as it will be installed, made of links.
+typecheck: setup
+	rm -rf .typecheck
+	mkdir -p .typecheck/clamor_ray
+	ln -s $(CURDIR)/clamor_ray/*.py $(CURDIR)/clamor_ray/py.typed .typecheck/clamor_ray/
+	ln -s $(CURDIR)/actors $(CURDIR)/workloads .typecheck/clamor_ray/
+	$(PYTHON) -m mypy -p clamor_ray
+
+bench: setup
+	@test -n "$(B)" || { echo "usage: make bench B=name [ARGS=--small]" >&2; exit 2; }
+	$(PYTHON) -m bench $(B) $(ARGS)
+
+dist: setup
+	$(PYTHON) -m build
+
+clean:
+	rm -rf build dist .typecheck *.egg-info clamor_ray/_pagecache*.so clamor_ray/_pagecache.c
+	rm -f $(VENV)/.installed $(VENV)/.extension
+	$(MAKE) -C pagecache_c clean

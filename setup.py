@@ -1,0 +1,3 @@
+from setuptools import setup
+
+setup(cffi_modules=["clamor_ray/_build.py:ffibuilder"])  # setup.cfg cannot carry this one
