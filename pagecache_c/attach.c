@@ -1,0 +1,189 @@
+/* attach.c - after the page server died. Runs on the watch thread while the state is LOST.
+ *
+ * The keeper hands a restarted server the memfds of the old one, so what is mapped here stays
+ * mapped; the new server only has to learn of it (ATTACH, with the inode) and to wake whoever is
+ * stopped. A mapping that it does not have, and that can have absent blocks, cannot go on: the
+ * process ends, and its supervisor runs the work again. Never zeros, never a silent hang.
+ *
+ * Until reattach_timeout has passed, stopped threads wait. After it they are made to fault again,
+ * so that their faults queue on our own descriptor, which tells us that there is one: the process
+ * ends with its name. A process in which nobody is stopped lives on and keeps looking for a server.
+ *
+ * Lock: client.lock around the tables; never while waiting.
+ */
+#include "client.h"
+
+#include "say.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define EXCHANGE_MIN_NS 1000000000ull /* what one answer may take, however little is left */
+#define HOPELESS_STEP_NS 1000000000ull
+
+static void note_outage(pc_client *client)
+{
+    pthread_mutex_lock(&client->lock);
+    strncpy(client->outage, pc_last_message(), sizeof client->outage - 1);
+    pthread_mutex_unlock(&client->lock);
+}
+
+static _Noreturn void die(const struct pc__ctl_open *mapping, uint64_t address, const char *cause,
+                          const char *detail)
+{
+    struct pc__line line = {.used = 0};
+    pc__say_text(&line, "clamor: ");
+    pc__say_block(&line, mapping->region, mapping->version,
+                  (address - mapping->address) >> PC_BLOCK_SHIFT);
+    pc__say_text(&line, " (address ");
+    pc__say_hex(&line, address);
+    pc__say_text(&line, ") cannot be read: ");
+    pc__say_text(&line, cause);
+    pc__say_text(&line, detail);
+    pc__say_text(&line, "; this process ends");
+    pc__say_and_exit(&line);
+}
+
+void pc__attach_check_stuck(pc_client *client)
+{
+    uint64_t address;
+    if (!client->trap.ops->stuck_at(&client->trap, &address))
+        return;
+    struct pc__ctl_open found = {.address = address & ~(uint64_t)(PC_BLOCK_BYTES - 1)};
+    pthread_mutex_lock(&client->lock);
+    for (struct pc__mapping *mapping = client->mappings; mapping; mapping = mapping->next)
+        if (address >= mapping->trapped.address &&
+            address - mapping->trapped.address < mapping->trapped.length_bytes)
+            pc__mapping_describe(mapping, &found);
+    pthread_mutex_unlock(&client->lock);
+    die(&found, address, "the page server of this node is gone and did not come back in time: ",
+        client->outage);
+}
+
+/* What has to be attached. CLOSEs that were not sent died with the old connection. */
+static int snapshot(pc_client *client, struct pc__ctl_open **out, size_t *n_out)
+{
+    size_t n = 0;
+    pthread_mutex_lock(&client->lock);
+    pc__outbox_clear(client);
+    for (struct pc__mapping *mapping = client->mappings; mapping; mapping = mapping->next)
+        n += mapping->is_leased;
+    struct pc__ctl_open *opens = calloc(n + 1, sizeof *opens);
+    n = 0;
+    for (struct pc__mapping *mapping = client->mappings; mapping && opens; mapping = mapping->next)
+        if (mapping->is_leased)
+            pc__mapping_describe(mapping, &opens[n++]);
+    pthread_mutex_unlock(&client->lock);
+    *out = opens;
+    *n_out = n;
+    return opens ? PC_OK : pc__fail(PC_ERR_NO_MEMORY, "re-attaching");
+}
+
+/* The new server does not have it. */
+static void refused(pc_client *client, const struct pc__ctl_open *open, int error)
+{
+    pthread_mutex_lock(&client->lock);
+    struct pc__mapping *mapping = pc__mapping_find(client, open->mapping_id);
+    bool is_fatal = false;
+    if (mapping) {
+        mapping->is_leased = false;
+        if (mapping->state == PC__MAPPING_OPENING)
+            mapping->error = error; /* its thread is told, and nobody has the address */
+        else
+            is_fatal = mapping->trapped.needs_trap; /* else every block of it is here */
+    }
+    pthread_mutex_unlock(&client->lock);
+    if (is_fatal)
+        die(open, open->address, "the restarted page server refused to attach it: ",
+            pc_strerror(error));
+}
+
+static int attach_all(const struct pc__patience *patience, int fd, struct pc__packet *packet)
+{
+    struct pc__ctl_open *opens;
+    size_t n;
+    int rc = snapshot(patience->client, &opens, &n);
+    for (size_t i = 0; i < n && !rc; i++) {
+        struct pc__patience one = *patience;
+        uint64_t least = pc__deadline(EXCHANGE_MIN_NS);
+        if (one.deadline_ns < least)
+            one.deadline_ns = least;
+        struct pc__call call;
+        rc = pc__conn_exchange(&one, fd, PC__CTL_ATTACH, &opens[i], sizeof opens[i], NULL, 0,
+                               packet, &call);
+        if (rc)
+            break;
+        pc__fds_close(call.fds, &call.n_fds);
+        if (call.status < 0)
+            refused(patience->client, &opens[i], call.status);
+    }
+    free(opens);
+    return rc;
+}
+
+/* Under no lock; from here on callers send. */
+static int go_up(pc_client *client, int fd)
+{
+    pthread_mutex_lock(&client->lock);
+    int rc = client->state == PC__CONN_CLOSED ? PC_ERR_CLOSED : PC_OK;
+    if (!rc) {
+        client->socket = fd;
+        client->epoch++;
+        client->state = PC__CONN_UP;
+        client->outage[0] = '\0';
+        client->trap.ops->lost(&client->trap, 0);
+        pthread_cond_broadcast(&client->changed);
+    }
+    pthread_mutex_unlock(&client->lock);
+    return rc;
+}
+
+static int try_attach(const struct pc__patience *patience, struct pc__packet *packet)
+{
+    int fd = -1;
+    int rc = pc__conn_hello(patience, packet, &fd);
+    if (!rc)
+        rc = attach_all(patience, fd, packet);
+    if (!rc)
+        rc = go_up(patience->client, fd);
+    if (rc && fd >= 0)
+        close(fd);
+    return rc;
+}
+
+static void wake_all(pc_client *client)
+{
+    pthread_mutex_lock(&client->lock);
+    for (struct pc__mapping *mapping = client->mappings; mapping; mapping = mapping->next)
+        if (mapping->trapped.needs_trap)
+            client->trap.ops->wake(&client->trap, &mapping->trapped);
+    pthread_mutex_unlock(&client->lock);
+}
+
+int pc__reattach(pc_client *client, struct pc__packet *packet)
+{
+    const uint64_t give_up_ns = pc__deadline(client->reattach_timeout_ns);
+    struct pc__patience patience = {.client = client, .deadline_ns = give_up_ns};
+    for (;;) {
+        int rc = try_attach(&patience, packet);
+        if (rc == PC_OK || rc == PC_ERR_CLOSED)
+            return rc;
+        note_outage(client);
+        /* A server that is there and refuses us is not asked again at once. */
+        struct pc__patience pause = patience;
+        uint64_t step_ns = pc__deadline(patience.is_hopeless ? HOPELESS_STEP_NS
+                                                             : HOPELESS_STEP_NS / 20);
+        if (pause.deadline_ns > step_ns || patience.is_hopeless)
+            pause.deadline_ns = step_ns;
+        if (pc__clock_ns() >= give_up_ns) {
+            patience.is_hopeless = pause.is_hopeless = true;
+            wake_all(client); /* also those whose faults a half-attached server took */
+        }
+        if (pc__patient_wait(&pause, -1, 0) == PC_ERR_CLOSED)
+            return PC_ERR_CLOSED;
+        if (patience.is_hopeless)
+            patience.deadline_ns = pc__deadline(HOPELESS_STEP_NS);
+    }
+}

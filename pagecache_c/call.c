@@ -1,0 +1,230 @@
+/* call.c - requests and their replies, and the CLOSEs that wait for room. See client.h.
+ *
+ * Threads: any may call; the watch thread hands replies over. Lock: client.lock, never held
+ * while waiting (the condition variable drops it). Every wait ends at its deadline, when the
+ * client is closed, or in a child of fork at once.
+ */
+#include "client.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define ROOM_STEP_NS 2000000ull /* how often a full socket is tried again */
+
+bool pc__changed_wait(pc_client *client, uint64_t deadline_ns)
+{
+    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
+                             .tv_nsec = (long)(deadline_ns % 1000000000u)};
+    return pthread_cond_timedwait(&client->changed, &client->lock, &until) == 0;
+}
+
+int pc__call_refused(const pc_client *client)
+{
+    if (client->state == PC__CONN_CLOSED)
+        return pc__fail(PC_ERR_CLOSED, "the client was closed");
+    if (client->state == PC__CONN_FORKED)
+        return pc__fail(PC_ERR_FORKED, "this process is a child of fork and has not attached");
+    return PC_OK;
+}
+
+/* Under lock. Waits for a connection, then for room; registers the call. */
+static int start_locked(pc_client *client, uint16_t type, const void *body, size_t body_bytes,
+                        const void *tail, size_t tail_bytes, uint64_t deadline_ns,
+                        struct pc__call *call)
+{
+    for (;;) {
+        int rc = pc__call_refused(client);
+        if (rc)
+            return rc;
+        if (client->state == PC__CONN_UP) {
+            if (++client->next_request_id == UINT32_MAX)
+                client->next_request_id = 1;
+            call->request_id = client->next_request_id;
+            call->epoch = client->epoch;
+            rc = pc__conn_send(client->socket, type, call->request_id, body, body_bytes, tail,
+                               tail_bytes, NULL, 0);
+            if (rc == 1) {
+                call->next = client->calls;
+                client->calls = call;
+                return PC_OK;
+            }
+            if (rc < 0 && rc != PC_ERR_NO_SERVER)
+                return rc;
+        }
+        uint64_t now = pc__clock_ns();
+        if (now >= deadline_ns) {
+            if (client->state == PC__CONN_UP)
+                return pc__fail(PC_ERR_TIMEOUT, "the page server does not read its socket");
+            return pc__fail(PC_ERR_NO_SERVER, "the page server at %s is gone: %s",
+                            client->socket_name,
+                            client->outage[0] ? client->outage : "looking for a new one");
+        }
+        /* Up but full, or dead and the watch thread will notice: soon again. */
+        uint64_t until = deadline_ns;
+        if (client->state == PC__CONN_UP && deadline_ns - now > ROOM_STEP_NS)
+            until = now + ROOM_STEP_NS;
+        pc__changed_wait(client, until);
+    }
+}
+
+int pc__call_start(pc_client *client, uint16_t type, const void *body, size_t body_bytes,
+                   const void *tail, size_t tail_bytes, uint64_t deadline_ns,
+                   struct pc__call *call)
+{
+    *call = (struct pc__call){.opens = call->opens};
+    pthread_mutex_lock(&client->lock);
+    client->n_inside++;
+    int rc = start_locked(client, type, body, body_bytes, tail, tail_bytes, deadline_ns, call);
+    client->n_inside--;
+    pthread_cond_broadcast(&client->changed);
+    pthread_mutex_unlock(&client->lock);
+    return rc;
+}
+
+/* The requester goes. Its reply will find nobody, or, if it grants a lease, a copy that ends it. */
+static void give_up(pc_client *client, struct pc__call *call)
+{
+    struct pc__call **at = &client->calls;
+    while (*at && *at != call)
+        at = &(*at)->next;
+    if (!*at)
+        return;
+    *at = call->next;
+    struct pc__call *copy = call->opens ? malloc(sizeof *copy) : NULL;
+    if (copy) {
+        *copy = *call;
+        copy->is_abandoned = true;
+        copy->next = client->calls;
+        client->calls = copy;
+    }
+}
+
+int pc__call_finish(pc_client *client, struct pc__call *call, uint64_t deadline_ns)
+{
+    int rc = PC_OK;
+    pthread_mutex_lock(&client->lock);
+    client->n_inside++;
+    while (!call->is_done && !rc) {
+        rc = pc__call_refused(client);
+        if (!rc && pc__clock_ns() >= deadline_ns)
+            rc = pc__fail(PC_ERR_TIMEOUT, "the page server did not answer in time");
+        if (!rc)
+            pc__changed_wait(client, deadline_ns);
+    }
+    if (!call->is_done)
+        give_up(client, call);
+    else
+        rc = PC_OK;
+    client->n_inside--;
+    pthread_cond_broadcast(&client->changed);
+    pthread_mutex_unlock(&client->lock);
+    if (rc)
+        return rc;
+    if (call->is_dropped)
+        return pc__fail(PC_ERR_NO_SERVER, "the page server died before it answered");
+    if (call->status < 0) {
+        pc__fds_close(call->fds, &call->n_fds);
+        return pc__fail(call->status, "the page server says: %s", pc_strerror(call->status));
+    }
+    return PC_OK;
+}
+
+void pc__call_cancel(pc_client *client, struct pc__call *call)
+{
+    pthread_mutex_lock(&client->lock);
+    give_up(client, call); /* does nothing to one that is answered */
+    pthread_mutex_unlock(&client->lock);
+    pc__fds_close(call->fds, &call->n_fds);
+}
+
+int pc__call(pc_client *client, uint16_t type, const void *body, size_t body_bytes, bool resend,
+             uint64_t deadline_ns, struct pc__call *call)
+{
+    for (;;) {
+        int rc = pc__call_start(client, type, body, body_bytes, NULL, 0, deadline_ns, call);
+        if (!rc)
+            rc = pc__call_finish(client, call, deadline_ns);
+        if (!(rc == PC_ERR_NO_SERVER && call->is_dropped && resend))
+            return rc;
+    }
+}
+
+void pc__call_reply(pc_client *client, struct pc__packet *packet)
+{
+    for (struct pc__call **at = &client->calls; *at; at = &(*at)->next) {
+        struct pc__call *call = *at;
+        if (call->request_id != packet->message.header.request_id)
+            continue;
+        *at = call->next;
+        if (call->is_abandoned) {
+            pc__fds_close(packet->fds, &packet->n_fds);
+            if (packet->message.header.status == PC_OK)
+                pc__outbox_close(client, call->opens);
+            free(call);
+            return;
+        }
+        pc__call_take(call, packet);
+        call->is_done = true;
+        pthread_cond_broadcast(&client->changed);
+        return;
+    }
+    pc__fds_close(packet->fds, &packet->n_fds); /* its requester gave up */
+}
+
+void pc__call_drop_all(pc_client *client)
+{
+    while (client->calls) {
+        struct pc__call *call = client->calls;
+        client->calls = call->next;
+        if (call->is_abandoned)
+            free(call);
+        else
+            call->is_done = call->is_dropped = true;
+    }
+    pthread_cond_broadcast(&client->changed);
+}
+
+void pc__outbox_close(pc_client *client, uint64_t mapping_id)
+{
+    struct pc__ctl_open message = {.mapping_id = mapping_id};
+    pc__outbox_flush(client);
+    if (client->state == PC__CONN_UP && !client->outbox &&
+        pc__conn_send(client->socket, PC__CTL_CLOSE, 0, &message, sizeof message, NULL, 0, NULL,
+                      0) != 0)
+        return; /* sent, or the server is gone and so is the lease */
+    if (client->state != PC__CONN_UP && client->state != PC__CONN_LOST)
+        return;
+    struct pc__outgoing *outgoing = malloc(sizeof *outgoing);
+    if (!outgoing)
+        return; /* the lease lasts until this process ends */
+    outgoing->next = NULL;
+    outgoing->close = message;
+    *client->outbox_end = outgoing;
+    client->outbox_end = &outgoing->next;
+    const uint64_t one = 1;
+    (void)!write(client->nudge_fd, &one, sizeof one); /* full: it is nudged already */
+}
+
+static void pop(pc_client *client)
+{
+    struct pc__outgoing *first = client->outbox;
+    client->outbox = first->next;
+    if (!client->outbox)
+        client->outbox_end = &client->outbox;
+    free(first);
+}
+
+void pc__outbox_flush(pc_client *client)
+{
+    while (client->outbox && client->state == PC__CONN_UP &&
+           pc__conn_send(client->socket, PC__CTL_CLOSE, 0, &client->outbox->close,
+                         sizeof client->outbox->close, NULL, 0, NULL, 0) != 0)
+        pop(client);
+}
+
+void pc__outbox_clear(pc_client *client)
+{
+    while (client->outbox)
+        pop(client);
+}

@@ -1,0 +1,219 @@
+/* client.h - the parts of the client, and the state that they share.
+ *
+ *   client.c     open, close, the watch thread and what it receives
+ *   call.c       requests and their replies
+ *   conn.c       one connection: connect, hello, packets; used before the watch thread runs
+ *   mapping.c    map, unmap, read sets
+ *   requests.c   create, seal, abandon, prefetch, the report of a read set
+ *   attach.c     after the page server died: attach anew, or end the process
+ *   forked.c     in a child of fork
+ *   trap.h       how threads stop at absent blocks
+ *
+ * Threads: any thread of the process may call; one watch thread per client receives. It is the
+ * only thread that the client adds.
+ *
+ * Locks, outermost first:  the list of clients -> client.lock -> the range table's.
+ * client.lock is never held while waiting for a reply or for the socket, and fork happens with
+ * all of them held, so that the child's tables are consistent.
+ *
+ * Invariants:
+ *   - a mapping is readable only while armed, or when nothing of it can be absent;
+ *   - the server counts a mapping as leased exactly while is_leased is set, or a CLOSE for it is
+ *     in the outbox, or an OPEN of this connection is on the way;
+ *   - state UP: socket is said hello on, and every leased mapping is attached to that server.
+ */
+#ifndef PC_CLIENT_H
+#define PC_CLIENT_H
+
+#include "error.h"
+#include "pagecache.h"
+#include "trap.h"
+#include "wire.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <time.h>
+
+#define PC__NAME_BYTES 108 /* as sun_path */
+#define PC__REPLY_BYTES 64 /* no reply is longer */
+static_assert(sizeof(struct pc__ctl_hello) <= PC__REPLY_BYTES, "replies fit");
+
+enum pc__conn_state {
+    PC__CONN_UP,
+    PC__CONN_LOST,   /* the watch thread looks for a new server */
+    PC__CONN_FORKED, /* a child that has not attached */
+    PC__CONN_CLOSED
+};
+
+enum pc__mapping_state {
+    PC__MAPPING_OPENING, /* one thread is in pc_client_map; others wait for it */
+    PC__MAPPING_LIVE,
+    PC__MAPPING_GUARD    /* a child could not have it */
+};
+
+struct pc__mapping {
+    struct pc__mapping *next, *previous; /* all of them */
+    struct pc__mapping *next_same_id; /* chain of by_id */
+    struct pc__mapping *next_same_region; /* chain of by_region */
+    struct pc__trapped trapped;      /* address, length, flags */
+    uint64_t id, region, version, inode;
+    uint64_t users;                  /* maps and running calls; 0: goes away */
+    enum pc__mapping_state state;
+    int error;                       /* OPENING: why re-attaching it failed */
+    bool is_leased;
+};
+
+/* A request on its way, and its reply. On its requester's stack or heap. */
+struct pc__call {
+    struct pc__call *next;
+    uint64_t opens;        /* id of the mapping that an OPEN leases; set before it starts */
+    uint64_t epoch;        /* the connection that it went out on */
+    uint32_t request_id;
+    bool is_abandoned;     /* a copy on the heap: its OPEN was given up before the reply came */
+    bool is_done, is_dropped; /* dropped: the connection died first */
+    int status;
+    size_t body_bytes;
+    unsigned char body[PC__REPLY_BYTES];
+    int n_fds;
+    bool fds_lost;         /* there were more than we could take */
+    int fds[PC__CTL_MAX_FDS];
+};
+
+struct pc__outgoing {
+    struct pc__outgoing *next;
+    struct pc__ctl_open close;
+};
+
+#define PC__MAPPING_BUCKETS 1024u
+
+struct pc_client {
+    pc_client *next;                /* list of clients */
+    char socket_name[PC__NAME_BYTES];
+    char library_version[48];
+    int wanted_trap;
+    uint64_t reattach_timeout_ns;
+    int nudge_fd;                   /* eventfd: the watch thread looks up */
+    pthread_t watch;
+    bool has_watch;
+
+    pthread_mutex_t lock;           /* everything below */
+    pthread_cond_t changed;         /* CLOCK_MONOTONIC: state, a call or a mapping */
+    enum pc__conn_state state;
+    int socket;                     /* sent on under lock, received on by the watch thread */
+    uint64_t epoch;                 /* counts connections */
+    uint32_t next_request_id;
+    uint64_t next_mapping_id;
+    uint64_t n_inside;              /* threads in a call that waits; close waits for them */
+    struct pc__trap trap;
+    struct pc__call *calls;
+    struct pc__outgoing *outbox, **outbox_end; /* CLOSEs that the socket had no room for */
+    struct pc__mapping *mappings;
+    struct pc__mapping *by_id[PC__MAPPING_BUCKETS];
+    struct pc__mapping *by_region[PC__MAPPING_BUCKETS]; /* shared ones */
+    char outage[160];               /* why the last try to re-attach failed */
+};
+
+static inline uint64_t pc__clock_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static inline uint64_t pc__deadline(uint64_t timeout_ns)
+{
+    uint64_t now = pc__clock_ns(), most = (uint64_t)INT64_MAX;
+    return timeout_ns > most - now ? most : now + timeout_ns;
+}
+
+/* conn.c */
+
+/* A packet as it arrived. */
+struct pc__packet {
+    struct pc__ctl_message message;
+    int fds[PC__CTL_MAX_FDS];
+    int n_fds;
+    bool fds_lost;
+    unsigned char bytes[PC__CTL_MAX_BYTES];
+};
+void pc__fds_close(int *fds, int *n_fds);
+/* MSG_DONTWAIT. 1: one packet; 0: none now; PC_ERR_NO_SERVER: the end; PC_ERR_PROTOCOL. */
+int pc__conn_receive(int fd, struct pc__packet *packet);
+/* MSG_DONTWAIT. 1: sent; 0: no room now; negative: pc_err. tail may be NULL. */
+int pc__conn_send(int fd, uint16_t type, uint32_t request_id, const void *body, size_t body_bytes,
+                  const void *tail, size_t tail_bytes, const int *fds, int n_fds);
+
+/* How long a thread that talks on a connection alone waits, and what it looks at meanwhile. */
+struct pc__patience {
+    pc_client *client;               /* PC_ERR_CLOSED when it closes */
+    uint64_t deadline_ns;
+    bool is_hopeless;                /* nobody serves: ends the process if a thread is stuck */
+};
+/* 1: fd (or nothing, if -1) is ready; else PC_ERR_TIMEOUT or PC_ERR_CLOSED. */
+int pc__patient_wait(const struct pc__patience *patience, int fd, short events);
+/* One try, no wait. */
+int pc__conn_connect(const char *name, int *fd);
+/* Sends, and waits for the reply. The status in it is returned in call->status. */
+int pc__conn_exchange(const struct pc__patience *patience, int fd, uint16_t type,
+                      const void *body, size_t body_bytes, const int *fds, int n_fds,
+                      struct pc__packet *packet, struct pc__call *call);
+/* Connects until it works, and says hello with the client's trap. */
+int pc__conn_hello(const struct pc__patience *patience, struct pc__packet *packet, int *fd);
+/* Takes the reply's body and descriptors out of the packet. */
+void pc__call_take(struct pc__call *call, struct pc__packet *packet);
+/* A FAIL message: ends the process. */
+_Noreturn void pc__conn_failed(const struct pc__ctl_message *message);
+
+/* call.c */
+
+/* Sends a request and waits for its reply. With resend it goes out again after each re-attach,
+ * else a lost connection is PC_ERR_NO_SERVER. Returns the status of the reply. */
+int pc__call(pc_client *client, uint16_t type, const void *body, size_t body_bytes, bool resend,
+             uint64_t deadline_ns, struct pc__call *call);
+/* The two halves of it. start waits for a connection and for room; takes and drops the lock. */
+int pc__call_start(pc_client *client, uint16_t type, const void *body, size_t body_bytes,
+                   const void *tail, size_t tail_bytes, uint64_t deadline_ns,
+                   struct pc__call *call);
+int pc__call_finish(pc_client *client, struct pc__call *call, uint64_t deadline_ns);
+/* After start, instead of finish or after it: nobody will look at the reply. */
+void pc__call_cancel(pc_client *client, struct pc__call *call);
+/* Under lock: 0, or why no call can be made. */
+int pc__call_refused(const pc_client *client);
+/* Under lock: hands a reply over, or closes what nobody waits for. */
+void pc__call_reply(pc_client *client, struct pc__packet *packet);
+/* Under lock: nothing that was sent will be answered. */
+void pc__call_drop_all(pc_client *client);
+/* Under lock: returns 0 after PC_ERR_TIMEOUT. */
+bool pc__changed_wait(pc_client *client, uint64_t deadline_ns);
+/* Under lock: tells the server that the lease is over, now or when there is room. */
+void pc__outbox_close(pc_client *client, uint64_t mapping_id);
+void pc__outbox_flush(pc_client *client);
+void pc__outbox_clear(pc_client *client);
+
+/* mapping.c; all under lock */
+struct pc__mapping *pc__mapping_find(pc_client *client, uint64_t id);
+void pc__mapping_add(pc_client *client, struct pc__mapping *mapping);
+void pc__mapping_remove(pc_client *client, struct pc__mapping *mapping); /* and frees it */
+/* One user less; the last one takes the mapping down. */
+void pc__mapping_release(pc_client *client, struct pc__mapping *mapping);
+/* Finds a live one and counts the caller in: 0 or the error. */
+int pc__mapping_use(pc_client *client, uint64_t id, struct pc__mapping **out);
+void pc__mapping_take_down(pc_client *client, struct pc__mapping *mapping);
+void pc__mapping_describe(const struct pc__mapping *mapping, struct pc__ctl_open *out);
+/* Not under lock. Maps the memfd over what is reserved there, arms, opens. Owns fd. */
+int pc__mapping_install(pc_client *client, struct pc__mapping *mapping, int fd,
+                        const struct pc__ctl_opened *opened);
+
+/* client.c */
+int pc__watch_start(pc_client *client);
+
+/* attach.c; on the watch thread, state LOST. 0: attached; PC_ERR_CLOSED: the client closes. */
+int pc__reattach(pc_client *client, struct pc__packet *packet);
+/* A thread is stopped and nobody serves: ends the process if it is so. */
+void pc__attach_check_stuck(pc_client *client);
+
+/* forked.c */
+void pc__clients_add(pc_client *client);
+void pc__clients_remove(pc_client *client);
+
+#endif

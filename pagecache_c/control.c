@@ -1,0 +1,741 @@
+/* control.c - the processes of this node: hello, leases, prefetches, and their end.
+ *
+ * Entered by the loop that owns the client. When a client's socket closes, for whatever reason,
+ * its leases, waiters, jobs and unsealed regions go, then its descriptors: nothing of a dead
+ * process stays. Never blocks: a client that does not read its replies is cut off.
+ */
+#include "engine.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PACKETS_PER_EVENT 32
+#define HELLO_TIMEOUT_NS 5000000000ull
+
+/* ---------------------------------------------------------------- sending */
+
+void pc__client_send(struct pc__client *client, enum pc__ctl_type type, uint32_t request_id,
+                     int status, const void *body, size_t body_bytes, int fd)
+{
+    struct pc__ctl_header header = {.body_bytes = (uint32_t)body_bytes,
+                                    .type = (uint16_t)type,
+                                    .request_id = request_id,
+                                    .status = status};
+    struct iovec gather[2] = {{&header, sizeof header}, {(void *)(uintptr_t)body, body_bytes}};
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct msghdr message = {.msg_iov = gather, .msg_iovlen = body_bytes ? 2 : 1};
+    if (fd >= 0) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *at = CMSG_FIRSTHDR(&message);
+        at->cmsg_level = SOL_SOCKET;
+        at->cmsg_type = SCM_RIGHTS;
+        at->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(at), &fd, sizeof fd);
+    }
+    /* A full socket: the client's watch thread does not read, so it is as good as dead. The loop
+     * that owns it sees the end of file. */
+    if (sendmsg(client->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+        shutdown(client->fd, SHUT_RDWR);
+}
+
+static void reply(struct pc__client *client, const struct pc__ctl_message *message, int status)
+{
+    pc__client_send(client, PC__CTL_REPLY, message->header.request_id, status, NULL, 0, -1);
+}
+
+/* --------------------------------------------------------------- mappings */
+
+/* Index of the first mapping that ends after address. */
+static size_t mapping_after(const struct pc__client *client, uint64_t address)
+{
+    size_t low = 0, high = client->n_mappings;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        const struct pc__mapping *m = &client->mappings[mid];
+        if (m->address + m->length_bytes > address)
+            high = mid;
+        else
+            low = mid + 1;
+    }
+    return low;
+}
+
+struct pc__mapping *pc__client_mapping_at(struct pc__client *client, uint64_t address)
+{
+    size_t i = mapping_after(client, address);
+    return i < client->n_mappings && client->mappings[i].address <= address ? &client->mappings[i]
+                                                                            : NULL;
+}
+
+struct pc__mapping *pc__client_mapping(struct pc__client *client, uint64_t id)
+{
+    for (size_t i = 0; i < client->n_mappings; i++)
+        if (client->mappings[i].id == id)
+            return &client->mappings[i];
+    return NULL;
+}
+
+static int add_mapping(struct pc__client *client, const struct pc__ctl_open *open,
+                       struct pc__region *region)
+{
+    size_t at = mapping_after(client, open->address);
+    if (open->address % PC_BLOCK_BYTES || open->length_bytes > UINT64_MAX - open->address ||
+        (at < client->n_mappings &&
+         client->mappings[at].address < open->address + open->length_bytes) ||
+        pc__client_mapping(client, open->mapping_id))
+        return pc__fail(PC_ERR_EXISTS, "a mapping overlaps another of the same process");
+    if (client->n_mappings == client->mappings_capacity) {
+        size_t capacity = client->mappings_capacity ? client->mappings_capacity * 2 : 8;
+        struct pc__mapping *grown = realloc(client->mappings, capacity * sizeof *grown);
+        if (!grown)
+            return pc__fail(PC_ERR_NO_MEMORY, "a mapping record");
+        client->mappings = grown;
+        client->mappings_capacity = capacity;
+    }
+    memmove(&client->mappings[at + 1], &client->mappings[at],
+            (client->n_mappings - at) * sizeof client->mappings[0]);
+    client->mappings[at] = (struct pc__mapping){.id = open->mapping_id,
+                                                .address = open->address,
+                                                .length_bytes = open->length_bytes,
+                                                .version = open->version,
+                                                .region = region};
+    client->n_mappings++;
+    pc__ref_take(&region->refs);
+    return PC_OK;
+}
+
+static void drop_mapping(struct pc__client *client, struct pc__mapping *mapping)
+{
+    struct pc_engine *engine = client->loop->engine;
+    struct pc__region *region = mapping->region;
+    uint64_t id = mapping->id;
+    size_t at = (size_t)(mapping - client->mappings);
+    pthread_mutex_lock(&region->lock);
+    pc__each(link, &region->generation->waiters)
+    {
+        struct pc__waiter *waiter = pc__of(link, struct pc__waiter, link);
+        if (waiter->client == client && waiter->mapping_id == id) {
+            pc__count_sub(&engine->count.faults_waiting, 1);
+            pc__link_remove(&waiter->link);
+            free(waiter);
+        }
+    }
+    pc__each(job_link, &region->generation->jobs)
+    {
+        struct pc__job *job = pc__of(job_link, struct pc__job, link);
+        if (job->client == client && job->mapping_id == id) {
+            pc__client_send(client, PC__CTL_REPLY, job->request_id, PC_ERR_CLOSED, NULL, 0, -1);
+            pc__link_remove(&job->link);
+            free(job);
+        }
+    }
+    region->mappings--;
+    pthread_mutex_unlock(&region->lock);
+    memmove(mapping, mapping + 1, (client->n_mappings - at - 1) * sizeof *mapping);
+    client->n_mappings--;
+    pc__count_sub(&engine->count.mappings, 1);
+    pc__region_lease_dropped(engine, region);
+    pc__region_put(engine, region);
+}
+
+/* ------------------------------------------------------------------ leases */
+
+static int open_ready(struct pc__client *client, struct pc__region *region,
+                      const struct pc__ctl_open *open, bool attach,
+                      struct pc__ctl_opened *opened, int *fd)
+{
+    struct pc_engine *engine = client->loop->engine;
+    if (region->state != PC__REGION_READY && !(attach && region->state == PC__REGION_RETIRED))
+        return PC_ERR_NO_REGION;
+    if (open->version != region->version)
+        return PC_ERR_NO_REGION;
+    if (open->length_bytes != region->length_bytes ||
+        (!(open->flags & PC_MAP_PRIVATE) && open->address != region->base_address))
+        return PC_ERR_RANGE;
+    if (attach && (!region->generation || region->generation->inode != open->inode))
+        return PC_ERR_NO_GENERATION;
+    int rc = pc__region_need_generation(engine, region);
+    if (!rc)
+        rc = add_mapping(client, open, region);
+    if (rc)
+        return rc;
+    region->mappings++;
+    pc__count_add(&engine->count.mappings, 1);
+    opened->inode = region->generation->inode;
+    opened->needs_trap = !region->generation->complete;
+    *fd = region->generation->memfd;
+    return PC_OK;
+}
+
+static void finish_open(struct pc__client *client, struct pc__region *region, uint32_t request_id,
+                        const struct pc__ctl_open *open, bool attach)
+{
+    struct pc__ctl_opened opened = {0};
+    int fd = -1;
+    pthread_mutex_lock(&region->lock);
+    int rc = open_ready(client, region, open, attach, &opened, &fd);
+    pthread_mutex_unlock(&region->lock);
+    if (attach && !rc) {
+        pc__count_add(&client->loop->engine->count.reattached, 1);
+        if (opened.needs_trap && client->uffd >= 0) {
+            /* Threads that the last server left waiting touch again, and so ask us. */
+            struct uffdio_range range = {.start = open->address, .len = open->length_bytes};
+            (void)ioctl(client->uffd, UFFDIO_WAKE, &range);
+        }
+    }
+    pc__client_send(client, PC__CTL_REPLY, request_id, rc, rc ? NULL : &opened,
+                    rc ? 0 : sizeof opened, attach ? -1 : fd);
+}
+
+void pc__client_retry_open(struct pc__loop *loop, struct pc__mail *mail)
+{
+    struct pc__pending *pending = mail->pointer;
+    pc__each(link, &loop->clients)
+    {
+        struct pc__client *client = pc__of(link, struct pc__client, link);
+        if (client->id != pending->client_id || client->closed)
+            continue;
+        struct pc__region *region = pc__region_get(loop->engine, pending->open.region);
+        if (region && !mail->error)
+            finish_open(client, region, pending->request_id, &pending->open, pending->attach);
+        else
+            pc__client_send(client, PC__CTL_REPLY, pending->request_id,
+                            mail->error ? mail->error : PC_ERR_NO_REGION, NULL, 0, -1);
+        if (region)
+            pc__region_put(loop->engine, region);
+        if (client->page && pending->attach) /* slots of the last server's time */
+            pc__fault_read_slots(loop, client);
+        break;
+    }
+    free(pending);
+}
+
+static void on_open(struct pc__client *client, const struct pc__ctl_message *message, bool attach)
+{
+    struct pc__loop *loop = client->loop;
+    struct pc__ctl_open open;
+    memcpy(&open, message->body, sizeof open);
+    struct pc__region *region = pc__region_get_or_add(loop->engine, open.region);
+    if (!region) {
+        reply(client, message, PC_ERR_NO_MEMORY);
+        return;
+    }
+    pthread_mutex_lock(&region->lock);
+    bool wait = region->state == PC__REGION_UNKNOWN, ask = wait && !region->asked;
+    struct pc__pending *pending = wait ? calloc(1, sizeof *pending) : NULL;
+    if (pending) {
+        *pending = (struct pc__pending){.loop = loop,
+                                        .client_id = client->id,
+                                        .request_id = message->header.request_id,
+                                        .attach = attach,
+                                        .open = open};
+        pc__link_push(&region->pending, &pending->link);
+        region->asked = true;
+    }
+    pthread_mutex_unlock(&region->lock);
+    if (pending && ask)
+        pc__engine_event(loop->engine, PC_EVENT_NEED_REGION, 0, open.region, 0, "%s", "");
+    else if (wait && !pending)
+        reply(client, message, PC_ERR_NO_MEMORY);
+    else if (!wait)
+        finish_open(client, region, message->header.request_id, &open, attach);
+    pc__region_put(loop->engine, region);
+}
+
+static void on_close(struct pc__client *client, const struct pc__ctl_message *message)
+{
+    struct pc__ctl_open open;
+    memcpy(&open, message->body, sizeof open);
+    struct pc__mapping *mapping = pc__client_mapping(client, open.mapping_id);
+    if (mapping)
+        drop_mapping(client, mapping);
+}
+
+/* ---------------------------------------------------------------- building */
+
+static void on_create(struct pc__client *client, const struct pc__ctl_message *message)
+{
+    struct pc_engine *engine = client->loop->engine;
+    struct pc__ctl_region body;
+    memcpy(&body, message->body, sizeof body);
+    const struct pc_region_info info = {.region = body.region,
+                                        .base_address = body.base_address,
+                                        .length_bytes = body.length_bytes};
+    if (!pc__region_info_valid(&info)) {
+        reply(client, message, PC_ERR_RANGE);
+        return;
+    }
+    struct pc__region *region = pc__region_get_or_add(engine, body.region);
+    if (!region) {
+        reply(client, message, PC_ERR_NO_MEMORY);
+        return;
+    }
+    pthread_mutex_lock(&region->lock);
+    bool fresh = region->state == PC__REGION_UNKNOWN && !region->home && !region->generation;
+    if (fresh) {
+        region->state = PC__REGION_CREATING;
+        region->creator = client->id;
+        region->base_address = body.base_address;
+        region->length_bytes = body.length_bytes;
+        region->n_blocks = body.length_bytes >> PC_BLOCK_SHIFT;
+    }
+    pthread_mutex_unlock(&region->lock);
+    int fd = -1, rc = fresh ? pc__region_make_home(engine, region, NULL, 0, &fd) : PC_ERR_EXISTS;
+    if (fresh && rc)
+        pc__region_forget(engine, region);
+    if (!rc)
+        client->creating++;
+    pc__client_send(client, PC__CTL_REPLY, message->header.request_id, rc, NULL, 0, fd);
+    if (fd >= 0)
+        close(fd);
+    pc__region_put(engine, region);
+}
+
+/* The region that this client is making, with a reference, or NULL. */
+static struct pc__region *creating(struct pc__client *client, const struct pc__ctl_message *message)
+{
+    struct pc__ctl_region body;
+    memcpy(&body, message->body, sizeof body);
+    struct pc__region *region = pc__region_get(client->loop->engine, body.region);
+    if (!region)
+        return NULL;
+    pthread_mutex_lock(&region->lock);
+    bool its = region->state == PC__REGION_CREATING && region->creator == client->id;
+    pthread_mutex_unlock(&region->lock);
+    if (its)
+        return region;
+    pc__region_put(client->loop->engine, region);
+    return NULL;
+}
+
+static void on_seal(struct pc__client *client, const struct pc__ctl_message *message)
+{
+    struct pc__region *region = creating(client, message);
+    int rc = region ? pc__region_seal(client->loop->engine, region) : PC_ERR_NO_REGION;
+    if (region && !rc)
+        client->creating--;
+    reply(client, message, rc);
+    if (region)
+        pc__region_put(client->loop->engine, region);
+}
+
+static void on_abandon(struct pc__client *client, const struct pc__ctl_message *message)
+{
+    struct pc__region *region = creating(client, message);
+    if (region) {
+        client->creating--;
+        pc__region_forget(client->loop->engine, region);
+        pc__region_put(client->loop->engine, region);
+    }
+    reply(client, message, region ? PC_OK : PC_ERR_NO_REGION);
+}
+
+static void abandon_all(struct pc__client *client)
+{
+    struct pc_engine *engine = client->loop->engine;
+    while (client->creating) {
+        struct pc__region *found = NULL;
+        pthread_mutex_lock(&engine->lock);
+        for (size_t b = 0; b < PC__REGION_BUCKETS && !found; b++)
+            for (struct pc__region *r = engine->regions[b]; r && !found; r = r->hash_next) {
+                pthread_mutex_lock(&r->lock);
+                if (r->state == PC__REGION_CREATING && r->creator == client->id) {
+                    found = r;
+                    pc__ref_take(&r->refs);
+                }
+                pthread_mutex_unlock(&r->lock);
+            }
+        pthread_mutex_unlock(&engine->lock);
+        if (!found)
+            return;
+        client->creating--;
+        pc__region_forget(engine, found);
+        pc__region_put(engine, found);
+    }
+}
+
+/* ------------------------------------------------------------ runs of blocks */
+
+static int by_first_block(const void *a, const void *b)
+{
+    const struct pc_run *x = a, *y = b;
+    return x->first_block < y->first_block ? -1 : x->first_block > y->first_block;
+}
+
+/* Sorts, and merges runs that touch or overlap. Returns how many are left. */
+static size_t merge(struct pc_run *runs, size_t n)
+{
+    size_t kept = 0;
+    qsort(runs, n, sizeof *runs, by_first_block);
+    for (size_t i = 1; i < n; i++) {
+        struct pc_run *last = &runs[kept];
+        uint64_t end = last->first_block + last->n_blocks;
+        uint64_t other = runs[i].first_block + runs[i].n_blocks;
+        if (runs[i].first_block > end)
+            runs[++kept] = runs[i];
+        else if (other > end)
+            last->n_blocks = other - last->first_block;
+    }
+    return kept + 1;
+}
+
+/* Parsed, in range, sorted and disjoint; negative where they are not. *mapping may be NULL. */
+static int take_runs(struct pc__client *client, const struct pc__ctl_message *message,
+                     struct pc__ctl_runs *head, struct pc_run *runs, struct pc__mapping **mapping)
+{
+    int n = pc__ctl_parse_runs(message, head, runs, PC__CTL_MAX_RUNS);
+    if (n < 0)
+        return n;
+    *mapping = pc__client_mapping(client, head->mapping_id);
+    if (!*mapping)
+        return PC_ERR_NO_REGION;
+    for (int i = 0; i < n; i++)
+        if (!runs[i].n_blocks || runs[i].first_block >= (*mapping)->region->n_blocks ||
+            runs[i].n_blocks > (*mapping)->region->n_blocks - runs[i].first_block)
+            return PC_ERR_RANGE;
+    return n ? (int)merge(runs, (size_t)n) : 0;
+}
+
+static void on_prefetch(struct pc__client *client, const struct pc__ctl_message *message)
+{
+    struct pc__loop *loop = client->loop;
+    struct pc_run runs[PC__CTL_MAX_RUNS];
+    struct pc__ctl_runs head;
+    struct pc__mapping *mapping = NULL;
+    int n = take_runs(client, message, &head, runs, &mapping);
+    if (n <= 0) {
+        reply(client, message, n);
+        return;
+    }
+    struct pc__region *region = mapping->region;
+    struct pc__generation *generation = region->generation;
+    struct pc__job *job = NULL;
+    pc__count_add(&loop->engine->count.prefetch_requests, 1);
+    if (head.wait) {
+        job = malloc(sizeof *job + (size_t)n * sizeof runs[0]);
+        if (!job) {
+            reply(client, message, PC_ERR_NO_MEMORY);
+            return;
+        }
+        *job = (struct pc__job){.client = client,
+                                .mapping_id = mapping->id,
+                                .request_id = message->header.request_id,
+                                .n_runs = (size_t)n};
+        memcpy(job->runs, runs, (size_t)n * sizeof runs[0]);
+    }
+    struct pc__batch batch;
+    pc__batch_init(&batch, false, true);
+    uint64_t absent = 0;
+    int rc = PC_OK;
+    pthread_mutex_lock(&region->lock);
+    for (int i = 0; i < n && !generation->complete && !rc; i++) {
+        absent += runs[i].n_blocks -
+                  pc__blockset_count(&generation->present, runs[i].first_block, runs[i].n_blocks);
+        rc = pc__batch_add(loop, &batch, region, runs[i].first_block, runs[i].n_blocks);
+    }
+    bool waits = job && absent && !rc;
+    if (waits) {
+        job->remaining_blocks = absent;
+        pc__link_push(&generation->jobs, &job->link);
+    }
+    pthread_mutex_unlock(&region->lock);
+    pc__batch_submit(loop, &batch);
+    if (!waits) {
+        free(job);
+        reply(client, message, rc);
+    }
+}
+
+static void on_reads(struct pc__client *client, const struct pc__ctl_message *message)
+{
+    struct pc_run runs[PC__CTL_MAX_RUNS];
+    struct pc__ctl_runs head;
+    struct pc__mapping *mapping = NULL;
+    int n = take_runs(client, message, &head, runs, &mapping);
+    if (n <= 0)
+        return;
+    struct pc__region *region = mapping->region;
+    pthread_mutex_lock(&region->lock);
+    for (int i = 0; i < n; i++) /* statistics: what memory is short for is not counted */
+        (void)pc__blockset_add(&region->generation->touched, runs[i].first_block,
+                               runs[i].n_blocks);
+    pthread_mutex_unlock(&region->lock);
+}
+
+/* ---------------------------------------------------------- hello and end */
+
+static void close_client(struct pc__client *client)
+{
+    struct pc__loop *loop = client->loop;
+    if (client->closed)
+        return;
+    client->closed = true;
+    while (client->n_mappings)
+        drop_mapping(client, &client->mappings[client->n_mappings - 1]);
+    abandon_all(client);
+    pc__watch_remove(loop, client->watch);
+    pc__watch_remove(loop, client->trap_watch);
+    close(client->fd);
+    if (client->uffd >= 0)
+        close(client->uffd);
+    if (client->slots_event >= 0)
+        close(client->slots_event);
+    if (client->page)
+        munmap(client->page, sizeof *client->page);
+    pc__count_sub(&loop->engine->count.clients, 1);
+    pc__link_remove(&client->link);
+    free(client->mappings);
+    free(client);
+}
+
+static int take_control_page(struct pc__client *client, int page_fd, int event_fd)
+{
+    struct stat st;
+    if (fstat(page_fd, &st) || st.st_size != (off_t)sizeof *client->page)
+        return pc__fail(PC_ERR_PROTOCOL, "a control page of the wrong size");
+    /* A client that could shrink it could kill us with SIGBUS. */
+    if (fcntl(page_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+        return pc__fail_errno("sealing the size of a control page");
+    void *page = mmap(NULL, sizeof *client->page, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
+    if (page == MAP_FAILED)
+        return pc__fail_errno("mmap of a control page");
+    client->page = page;
+    client->slots_event = event_fd;
+    if (client->page->magic != PC__CONTROL_MAGIC)
+        return pc__fail(PC_ERR_PROTOCOL, "a control page without its magic");
+    int flags = fcntl(event_fd, F_GETFL);
+    if (flags < 0 || fcntl(event_fd, F_SETFL, flags | O_NONBLOCK))
+        return pc__fail_errno("F_SETFL on an eventfd");
+    client->trap_watch =
+        pc__watch_add(client->loop, PC__WATCH_SLOTS, event_fd, 0, client, EPOLLIN);
+    return client->trap_watch ? PC_OK : PC_ERR_SYSTEM;
+}
+
+/* Takes the descriptors it uses out of fds[] (sets them to -1). Negative: close the client. */
+static int on_hello(struct pc__client *client, const struct pc__ctl_message *message, int *fds,
+                    int n_fds)
+{
+    struct pc_engine *engine = client->loop->engine;
+    struct pc__ctl_hello hello, mine = {.wire_version = PC__WIRE_VERSION,
+                                        .server_id = engine->server_id};
+    memcpy(&hello, message->body, sizeof hello);
+    memcpy(mine.library_version, engine->library_version, sizeof mine.library_version);
+    int rc = PC_OK;
+    if (hello.wire_version != PC__WIRE_VERSION ||
+        strncmp(hello.library_version, mine.library_version, sizeof mine.library_version) != 0) {
+        rc = PC_ERR_VERSION_MISMATCH;
+    } else if ((hello.trap == PC_TRAP_UFFD_FULL || hello.trap == PC_TRAP_UFFD_USER) && n_fds == 1) {
+        client->uffd = fds[0];
+        fds[0] = -1;
+        int flags = fcntl(client->uffd, F_GETFL);
+        client->trap_watch =
+            flags < 0 || fcntl(client->uffd, F_SETFL, flags | O_NONBLOCK)
+                ? NULL
+                : pc__watch_add(client->loop, PC__WATCH_UFFD, client->uffd, 0, client, EPOLLIN);
+        rc = client->trap_watch ? PC_OK : PC_ERR_PROTOCOL;
+    } else if (hello.trap == PC_TRAP_SIGSEGV && n_fds == 2) {
+        rc = take_control_page(client, fds[0], fds[1]);
+        if (client->slots_event >= 0)
+            fds[1] = -1;
+    } else {
+        rc = pc__fail(PC_ERR_PROTOCOL, "a hello without its descriptors");
+    }
+    client->trap = (int)hello.trap;
+    client->said_hello = !rc;
+    pc__client_send(client, PC__CTL_REPLY, message->header.request_id, rc, &mine, sizeof mine, -1);
+    return rc;
+}
+
+static int handle(struct pc__client *client, const struct pc__ctl_message *message, int *fds,
+                  int n_fds)
+{
+    if (message->header.type != PC__CTL_HELLO && (!client->said_hello || n_fds))
+        return pc__fail(PC_ERR_PROTOCOL, "a message before hello, or with descriptors");
+    switch (message->header.type) {
+    case PC__CTL_HELLO:
+        if (client->said_hello)
+            return pc__fail(PC_ERR_PROTOCOL, "a second hello");
+        return on_hello(client, message, fds, n_fds);
+    case PC__CTL_CREATE:
+        on_create(client, message);
+        return PC_OK;
+    case PC__CTL_SEAL:
+        on_seal(client, message);
+        return PC_OK;
+    case PC__CTL_ABANDON:
+        on_abandon(client, message);
+        return PC_OK;
+    case PC__CTL_OPEN:
+        on_open(client, message, false);
+        return PC_OK;
+    case PC__CTL_ATTACH:
+        on_open(client, message, true);
+        return PC_OK;
+    case PC__CTL_CLOSE:
+        on_close(client, message);
+        return PC_OK;
+    case PC__CTL_PREFETCH:
+        on_prefetch(client, message);
+        return PC_OK;
+    case PC__CTL_READS:
+        on_reads(client, message);
+        return PC_OK;
+    default:
+        return pc__fail(PC_ERR_PROTOCOL, "a message that only servers send");
+    }
+}
+
+/* One packet. 1: handled; 0: none there; negative: the client is to be closed. */
+static int receive(struct pc__client *client)
+{
+    uint8_t packet[PC__CTL_MAX_BYTES];
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(PC__CTL_MAX_FDS * sizeof(int))];
+    } control;
+    struct iovec into = {packet, sizeof packet};
+    struct msghdr header = {.msg_iov = &into,
+                            .msg_iovlen = 1,
+                            .msg_control = control.bytes,
+                            .msg_controllen = sizeof control.bytes};
+    ssize_t got = recvmsg(client->fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR))
+        return 0;
+    int fds[PC__CTL_MAX_FDS] = {-1, -1}, n_fds = 0;
+    for (struct cmsghdr *at = got > 0 ? CMSG_FIRSTHDR(&header) : NULL; at;
+         at = CMSG_NXTHDR(&header, at)) {
+        if (at->cmsg_level != SOL_SOCKET || at->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t n = (at->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < n; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(at) + i * sizeof fd, sizeof fd);
+            if (n_fds < PC__CTL_MAX_FDS)
+                fds[n_fds++] = fd;
+            else
+                close(fd);
+        }
+    }
+    int rc;
+    struct pc__ctl_message message;
+    if (got <= 0)
+        rc = PC_ERR_CLOSED;
+    else if (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
+        rc = pc__fail(PC_ERR_PROTOCOL, "a packet over the limit");
+    else if (!(rc = pc__ctl_parse(packet, (size_t)got, &message)))
+        rc = handle(client, &message, fds, n_fds);
+    for (int i = 0; i < n_fds; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    return rc ? rc : 1;
+}
+
+void pc__client_event(struct pc__loop *loop, struct pc__client *client, uint32_t events)
+{
+    (void)events;
+    for (int i = 0; i < PACKETS_PER_EVENT; i++) {
+        int rc = receive(client);
+        if (rc == 0)
+            return;
+        if (rc < 0) {
+            if (rc != PC_ERR_CLOSED) {
+                pc__count_add(&loop->engine->count.bad_messages, 1);
+                pc__engine_event(loop->engine, PC_EVENT_LOG, rc, 0, 0,
+                                 "closed a local connection: %s", pc_last_message());
+            }
+            close_client(client);
+            return;
+        }
+    }
+}
+
+static void add_client(struct pc__loop *loop, struct pc__mail *mail)
+{
+    struct pc__client *client = loop->stopping ? NULL : calloc(1, sizeof *client);
+    if (client) {
+        *client = (struct pc__client){.loop = loop,
+                                      .id = mail->a,
+                                      .fd = mail->fd,
+                                      .uffd = -1,
+                                      .slots_event = -1,
+                                      .hello_by_ns = pc__now_ns() + HELLO_TIMEOUT_NS};
+        client->watch = pc__watch_add(loop, PC__WATCH_CLIENT, mail->fd, 0, client, EPOLLIN);
+    }
+    if (!client || !client->watch) {
+        free(client);
+        close(mail->fd);
+        return;
+    }
+    pc__link_push(&loop->clients, &client->link);
+    pc__count_add(&loop->engine->count.clients, 1);
+}
+
+void pc__client_accept(struct pc__loop *loop, int listen_fd)
+{
+    struct pc_engine *engine = loop->engine;
+    int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0)
+        return;
+    struct ucred who;
+    socklen_t bytes = sizeof who;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) || who.uid != geteuid()) {
+        pc__count_add(&engine->count.bad_messages, 1);
+        pc__engine_event(engine, PC_EVENT_LOG, PC_ERR_DENIED, 0, 0,
+                         "refused a local connection of user %u", (unsigned)who.uid);
+        close(fd);
+        return;
+    }
+    pthread_mutex_lock(&engine->lock);
+    struct pc__mail mail = {.run = add_client, .a = ++engine->next_client_id, .fd = fd};
+    struct pc__loop *to = &engine->loops[engine->next_loop++ % (unsigned)engine->n_loops];
+    pthread_mutex_unlock(&engine->lock);
+    if (to == loop)
+        add_client(loop, &mail);
+    else if (pc__loop_post(to, &mail))
+        close(fd);
+}
+
+uint64_t pc__clients_deadline(struct pc__loop *loop)
+{
+    uint64_t earliest = UINT64_MAX;
+    pc__each(link, &loop->clients)
+    {
+        struct pc__client *client = pc__of(link, struct pc__client, link);
+        if (!client->said_hello && client->hello_by_ns < earliest)
+            earliest = client->hello_by_ns;
+    }
+    return earliest;
+}
+
+void pc__clients_check(struct pc__loop *loop, uint64_t now_ns)
+{
+    pc__each(link, &loop->clients)
+    {
+        struct pc__client *client = pc__of(link, struct pc__client, link);
+        if (client->said_hello || client->hello_by_ns > now_ns)
+            continue;
+        pc__count_add(&loop->engine->count.bad_messages, 1);
+        pc__engine_event(loop->engine, PC_EVENT_LOG, PC_ERR_TIMEOUT, 0, 0,
+                         "closed a local connection that never said hello");
+        close_client(client);
+    }
+}
+
+void pc__clients_close(struct pc__loop *loop)
+{
+    while (!pc__link_empty(&loop->clients))
+        close_client(pc__of(loop->clients.next, struct pc__client, link));
+}

@@ -1,0 +1,481 @@
+/* engine.c - the engine as Python sees it: start, stop, events, definitions, statistics.
+ *
+ * Entered by Python's threads; what belongs to a loop is posted to it. Locks: see engine.h.
+ */
+#include "engine.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define LISTEN_BACKLOG 512
+#define KEEPER_TIMEOUT_NS 10000000000ull
+
+/* ------------------------------------------------------------------ events */
+
+void pc__engine_event(struct pc_engine *engine, int kind, int error, uint64_t region,
+                      uint64_t server_id, const char *format, ...)
+{
+    struct pc_event event = {.kind = kind, .error = error, .region = region,
+                             .server_id = server_id};
+    va_list args;
+    va_start(args, format);
+    vsnprintf(event.text, sizeof event.text, format, args);
+    va_end(args);
+    pthread_mutex_lock(&engine->event_lock);
+    /* Lines for people are dropped when Python is behind; questions have bounded numbers (one a
+     * region, one a lane) and take the quarter of the ring that is kept for them. */
+    size_t limit = kind == PC_EVENT_LOG ? PC__MAX_EVENTS / 4 * 3 : PC__MAX_EVENTS;
+    bool room = engine->n_events < limit;
+    if (room) {
+        engine->events[(engine->events_begin + engine->n_events) % PC__MAX_EVENTS] = event;
+        engine->n_events++;
+    }
+    pthread_mutex_unlock(&engine->event_lock);
+    uint64_t one = 1;
+    (void)!write(engine->event_fd, &one, sizeof one);
+}
+
+PC_API int pc_engine_event_fd(pc_engine *engine)
+{
+    return engine->event_fd;
+}
+
+PC_API int pc_engine_next_event(pc_engine *engine, struct pc_event *out)
+{
+    int found = 0;
+    pthread_mutex_lock(&engine->event_lock);
+    if (engine->n_events) {
+        *out = engine->events[engine->events_begin];
+        engine->events_begin = (engine->events_begin + 1) % PC__MAX_EVENTS;
+        engine->n_events--;
+        found = 1;
+    } else {
+        uint64_t count; /* under the lock: an event posted after this makes it readable again */
+        (void)!read(engine->event_fd, &count, sizeof count);
+    }
+    pthread_mutex_unlock(&engine->event_lock);
+    return found;
+}
+
+/* ------------------------------------------------------------- start, stop */
+
+static int listen_on(const char *name)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t bytes = strlen(name);
+    if (!bytes || bytes > sizeof address.sun_path - 1)
+        return pc__fail(PC_ERR_RANGE, "a socket name of %zu characters", bytes);
+    memcpy(address.sun_path + 1, name, bytes); /* [0] = 0: abstract, gone with its owner */
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return pc__fail_errno("socket");
+    if (bind(fd, (struct sockaddr *)&address,
+             (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + bytes)) ||
+        listen(fd, LISTEN_BACKLOG)) {
+        int rc = errno == EADDRINUSE
+                     ? pc__fail(PC_ERR_EXISTS, "another page server listens on %s", name)
+                     : pc__fail_errno("bind or listen on %s", name);
+        close(fd);
+        return rc;
+    }
+    return fd;
+}
+
+static int choose_loops(int asked)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    int n = asked > 0 ? asked : (int)(cores / 4);
+    return n < 1 ? 1 : n > PC__MAX_LOOPS ? PC__MAX_LOOPS : n;
+}
+
+PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **out)
+{
+    *out = NULL;
+    uint64_t page = options->page_bytes;
+    if (!options->server_id)
+        return pc__fail(PC_ERR_RANGE, "a server id of 0");
+    if (page && (page < PC_BLOCK_BYTES || page & (page - 1) ||
+                 page > (uint64_t)PC__DATA_MAX_BLOCKS * PC_BLOCK_BYTES))
+        return pc__fail(PC_ERR_RANGE,
+                        "a page of %llu bytes; it must be a power of two from 4 KiB to 8 MiB",
+                        (unsigned long long)page);
+    struct pc_engine *engine = calloc(1, sizeof *engine);
+    if (!engine)
+        return pc__fail(PC_ERR_NO_MEMORY, "an engine");
+    int rc;
+    pthread_mutex_init(&engine->lock, NULL);
+    pthread_mutex_init(&engine->keeper_lock, NULL);
+    pthread_mutex_init(&engine->event_lock, NULL);
+    engine->server_id = options->server_id;
+    snprintf(engine->socket_name, sizeof engine->socket_name, "%s", options->socket_name);
+    snprintf(engine->library_version, sizeof engine->library_version, "%s",
+             options->library_version);
+    engine->fetch_timeout_ns = options->fetch_timeout_ns;
+    engine->fault_timeout_ns = options->fault_timeout_ns;
+    engine->page_blocks = page >> PC_BLOCK_SHIFT;
+    engine->keeper_fd = options->keeper_fd;
+    engine->listen_fd = -1;
+    engine->n_loops = choose_loops(options->n_loops);
+    for (int i = 0; i < engine->n_loops; i++)
+        engine->loops[i].epoll = engine->loops[i].mail_event = -1;
+    engine->events = calloc(PC__MAX_EVENTS, sizeof *engine->events);
+    engine->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (!engine->events || engine->event_fd < 0) {
+        rc = pc__fail_errno("the event queue");
+        goto fail;
+    }
+    if (engine->keeper_fd >= 0) {
+        rc = pc__keeper_list(engine->keeper_fd, pc__region_adopt, engine, KEEPER_TIMEOUT_NS);
+        if (rc)
+            goto fail;
+    }
+    rc = listen_on(engine->socket_name);
+    if (rc < 0)
+        goto fail;
+    engine->listen_fd = rc;
+    for (int i = 0; i < engine->n_loops; i++)
+        if ((rc = pc__loop_start(engine, &engine->loops[i], i)))
+            goto fail;
+    /* Added from this thread: epoll sets are thread-safe, and loop 0 only reads the watch. */
+    if (!pc__watch_add(&engine->loops[0], PC__WATCH_LISTEN, engine->listen_fd, 0, NULL, EPOLLIN)) {
+        rc = PC_ERR_SYSTEM;
+        goto fail;
+    }
+    *out = engine;
+    return PC_OK;
+fail:
+    (void)pc_engine_stop(engine);
+    return rc;
+}
+
+PC_API int pc_engine_stop(pc_engine *engine)
+{
+    for (int i = 0; i < engine->n_loops; i++)
+        if (engine->loops[i].epoll >= 0 || engine->loops[i].started)
+            pc__loop_stop(&engine->loops[i]);
+    if (engine->listen_fd >= 0)
+        close(engine->listen_fd);
+    engine->keeper_fd = -1; /* the caller's; what the keeper holds is for the next server to adopt */
+    for (size_t b = 0; b < PC__REGION_BUCKETS; b++)
+        while (engine->regions[b]) {
+            struct pc__region *region = engine->regions[b];
+            pc__each(link, &region->pending)
+            {
+                pc__link_remove(link);
+                free(pc__of(link, struct pc__pending, link));
+            }
+            engine->regions[b] = region->hash_next;
+            pc__region_put(engine, region);
+        }
+    if (engine->event_fd >= 0)
+        close(engine->event_fd);
+    free(engine->events);
+    pthread_mutex_destroy(&engine->event_lock);
+    pthread_mutex_destroy(&engine->keeper_lock);
+    pthread_mutex_destroy(&engine->lock);
+    free(engine);
+    return PC_OK;
+}
+
+/* ----------------------------------------------------------------- regions */
+
+/* Sends everybody who waits for the region's definition back to their loops. */
+static void release_pending(struct pc__region *region, int error)
+{
+    struct pc__link waiting;
+    pc__link_init(&waiting);
+    pthread_mutex_lock(&region->lock);
+    pc__each(link, &region->pending)
+    {
+        pc__link_remove(link);
+        pc__link_push(&waiting, link);
+    }
+    region->asked = false;
+    pthread_mutex_unlock(&region->lock);
+    pc__each(held, &waiting)
+    {
+        struct pc__pending *pending = pc__of(held, struct pc__pending, link);
+        const struct pc__mail mail = {
+            .run = pc__client_retry_open, .pointer = pending, .error = error};
+        if (pc__loop_post(pending->loop, &mail))
+            free(pending); /* the client's own deadline tells it */
+    }
+}
+
+PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_info *info,
+                                   const uint64_t *homes, size_t n_homes)
+{
+    if (!pc__region_info_valid(info) ||
+        n_homes != (info->length_bytes + PC_EXTENT_BYTES - 1) / PC_EXTENT_BYTES)
+        return pc__fail(PC_ERR_RANGE, "region %llu: %zu homes for %llu bytes",
+                        (unsigned long long)info->region, n_homes,
+                        (unsigned long long)info->length_bytes);
+    uint64_t *copy = calloc(n_homes, sizeof *copy);
+    struct pc__region *region = copy ? pc__region_get_or_add(engine, info->region) : NULL;
+    if (!region) {
+        free(copy);
+        return pc__fail(PC_ERR_NO_MEMORY, "a region record");
+    }
+    memcpy(copy, homes, n_homes * sizeof *copy);
+    int rc = PC_OK;
+    pthread_mutex_lock(&region->lock);
+    if (region->state != PC__REGION_UNKNOWN) {
+        rc = PC_ERR_EXISTS;
+    } else if ((region->home || region->generation) &&
+               (region->length_bytes != info->length_bytes ||
+                region->base_address != info->base_address ||
+                region->version != info->version)) {
+        rc = pc__fail(PC_ERR_PROTOCOL, "region %llu differs from what the keeper held",
+                      (unsigned long long)info->region);
+    } else {
+        region->version = info->version;
+        region->base_address = info->base_address;
+        region->length_bytes = info->length_bytes;
+        region->n_blocks = info->length_bytes >> PC_BLOCK_SHIFT;
+        region->homes = copy;
+        copy = NULL;
+        region->state = PC__REGION_READY;
+    }
+    pthread_mutex_unlock(&region->lock);
+    free(copy);
+    release_pending(region, rc == PC_ERR_EXISTS ? PC_OK : rc);
+    pc__region_put(engine, region);
+    return rc;
+}
+
+PC_API int pc_engine_refuse_region(pc_engine *engine, uint64_t id, int error)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    if (!region)
+        return PC_ERR_NO_REGION;
+    release_pending(region, error ? error : PC_ERR_NO_REGION);
+    pthread_mutex_lock(&region->lock);
+    bool empty = region->state == PC__REGION_UNKNOWN && pc__link_empty(&region->pending);
+    pthread_mutex_unlock(&region->lock);
+    if (empty) /* freed, or never made: also what the keeper held of it goes */
+        pc__region_forget(engine, region);
+    pc__region_put(engine, region);
+    return PC_OK;
+}
+
+PC_API int pc_engine_create_shared(pc_engine *engine, const struct pc_region_info *info,
+                                   const struct pc_segment *segments, size_t n_segments, int *fd)
+{
+    *fd = -1;
+    if (!pc__region_info_valid(info))
+        return pc__fail(PC_ERR_RANGE, "region %llu: base or length", (unsigned long long)info->region);
+    struct pc__region *region = pc__region_get_or_add(engine, info->region);
+    if (!region)
+        return pc__fail(PC_ERR_NO_MEMORY, "a region record");
+    pthread_mutex_lock(&region->lock);
+    bool fresh = region->state == PC__REGION_UNKNOWN && !region->home;
+    if (fresh) {
+        region->state = PC__REGION_CREATING;
+        region->version = info->version;
+        region->base_address = info->base_address;
+        region->length_bytes = info->length_bytes;
+        region->n_blocks = info->length_bytes >> PC_BLOCK_SHIFT;
+    }
+    pthread_mutex_unlock(&region->lock);
+    int rc = fresh ? pc__region_make_home(engine, region, segments, n_segments, fd)
+                   : pc__fail(PC_ERR_EXISTS, "region %llu", (unsigned long long)info->region);
+    if (fresh && rc)
+        pc__region_forget(engine, region);
+    pc__region_put(engine, region);
+    return rc;
+}
+
+PC_API int pc_engine_seal(pc_engine *engine, uint64_t id)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    if (!region)
+        return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
+    int rc = pc__region_seal(engine, region);
+    if (!rc)
+        release_pending(region, PC_OK);
+    pc__region_put(engine, region);
+    return rc;
+}
+
+PC_API int pc_engine_retire(pc_engine *engine, uint64_t id, int force)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    if (!region)
+        return PC_ERR_NO_REGION;
+    pthread_mutex_lock(&region->lock);
+    region->state = PC__REGION_RETIRED;
+    pthread_mutex_unlock(&region->lock);
+    release_pending(region, PC_ERR_NO_REGION);
+    if (force)
+        pc__region_forget(engine, region);
+    else
+        pc__region_lease_dropped(engine, region);
+    pc__region_put(engine, region);
+    return PC_OK;
+}
+
+/* ------------------------------------------------------------------- peers */
+
+PC_API int pc_engine_peer_lanes(pc_engine *engine)
+{
+    return engine->n_loops * PC__LANES_PER_LOOP;
+}
+
+PC_API int pc_engine_add_peer(pc_engine *engine, uint64_t server_id, int lane, int fd)
+{
+    if (lane < 0 || lane >= pc_engine_peer_lanes(engine) || !server_id) {
+        close(fd);
+        return pc__fail(PC_ERR_RANGE, "lane %d", lane);
+    }
+    const struct pc__mail mail = {
+        .run = pc__peer_connected, .a = server_id, .fd = fd, .lane = lane % PC__LANES_PER_LOOP};
+    int rc = pc__loop_post(&engine->loops[lane / PC__LANES_PER_LOOP], &mail);
+    if (rc)
+        close(fd);
+    return rc;
+}
+
+PC_API int pc_engine_peer_lost(pc_engine *engine, uint64_t server_id, int error)
+{
+    const struct pc__mail mail = {.run = pc__peer_is_lost,
+                                  .a = server_id,
+                                  .error = error < 0 ? error : PC_ERR_HOME_LOST};
+    int rc = PC_OK;
+    for (int i = 0; i < engine->n_loops && !rc; i++)
+        rc = pc__loop_post(&engine->loops[i], &mail);
+    return rc;
+}
+
+PC_API int pc_engine_serve(pc_engine *engine, uint64_t server_id, int fd)
+{
+    pthread_mutex_lock(&engine->lock);
+    struct pc__loop *loop = &engine->loops[engine->next_loop++ % (unsigned)engine->n_loops];
+    pthread_mutex_unlock(&engine->lock);
+    const struct pc__mail mail = {.run = pc__served_add, .a = server_id, .fd = fd};
+    int rc = pc__loop_post(loop, &mail);
+    if (rc)
+        close(fd);
+    return rc;
+}
+
+/* -------------------------------------------------------------- statistics */
+
+/* Calls each with every region, region.lock held. */
+static void each_region(struct pc_engine *engine, void (*each)(void *, struct pc__region *),
+                        void *arg)
+{
+    pthread_mutex_lock(&engine->lock);
+    for (size_t b = 0; b < PC__REGION_BUCKETS; b++)
+        for (struct pc__region *r = engine->regions[b]; r; r = r->hash_next) {
+            pthread_mutex_lock(&r->lock);
+            each(arg, r);
+            pthread_mutex_unlock(&r->lock);
+        }
+    pthread_mutex_unlock(&engine->lock);
+}
+
+static void add_sizes(void *arg, struct pc__region *region)
+{
+    struct pc_engine_stats *out = arg;
+    out->regions++;
+    if (region->home)
+        out->home_bytes += region->home->data.n_set << PC_BLOCK_SHIFT;
+    if (region->generation) {
+        out->generations++;
+        out->cached_bytes += region->generation->present.n_set << PC_BLOCK_SHIFT;
+    }
+}
+
+PC_API int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out)
+{
+    memset(out, 0, sizeof *out);
+    each_region(engine, add_sizes, out);
+    struct pc__counters *c = &engine->count;
+    out->mappings = pc__count_get(&c->mappings);
+    out->clients = pc__count_get(&c->clients);
+    out->served_connections = pc__count_get(&c->served_connections);
+    out->peer_connections = pc__count_get(&c->peer_connections);
+    out->faults = pc__count_get(&c->faults);
+    out->faults_failed = pc__count_get(&c->faults_failed);
+    out->faults_waiting = pc__count_get(&c->faults_waiting);
+    out->fetch_requests = pc__count_get(&c->fetch_requests);
+    out->fetch_retries = pc__count_get(&c->fetch_retries);
+    out->fetch_failed = pc__count_get(&c->fetch_failed);
+    out->fetches_in_flight = pc__count_get(&c->fetches_in_flight);
+    out->blocks_fetched = pc__count_get(&c->blocks_fetched);
+    out->bytes_received = pc__count_get(&c->bytes_received);
+    out->bytes_sent = pc__count_get(&c->bytes_sent);
+    out->blocks_served = pc__count_get(&c->blocks_served);
+    out->zero_blocks = pc__count_get(&c->zero_blocks);
+    out->local_blocks = pc__count_get(&c->local_blocks);
+    out->prefetch_requests = pc__count_get(&c->prefetch_requests);
+    out->prefetched_blocks = pc__count_get(&c->prefetched_blocks);
+    out->bad_messages = pc__count_get(&c->bad_messages);
+    out->reattached = pc__count_get(&c->reattached);
+    return PC_OK;
+}
+
+struct region_list {
+    struct pc_region_stats *out;
+    size_t capacity, n;
+};
+
+static void list_region(void *arg, struct pc__region *region)
+{
+    struct region_list *list = arg;
+    if (list->n++ >= list->capacity)
+        return;
+    struct pc_region_stats *out = &list->out[list->n - 1];
+    *out = (struct pc_region_stats){.region = region->id,
+                                    .version = region->version,
+                                    .length_bytes = region->length_bytes,
+                                    .is_home = region->home != NULL,
+                                    .mappings = region->mappings};
+    if (region->generation) {
+        out->present_blocks = region->generation->present.n_set;
+        out->fetched_blocks = region->generation->fetched.n_set;
+        out->touched_blocks = region->generation->touched.n_set;
+    }
+    if (region->home)
+        out->present_blocks = region->n_blocks;
+}
+
+PC_API int64_t pc_engine_region_stats(pc_engine *engine, struct pc_region_stats *out,
+                                      size_t capacity)
+{
+    struct region_list list = {.out = out, .capacity = capacity};
+    each_region(engine, list_region, &list);
+    return (int64_t)list.n;
+}
+
+PC_API int pc_engine_histogram(pc_engine *engine, uint64_t id, int which, uint32_t *buckets,
+                               size_t n_buckets)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    if (!region)
+        return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
+    memset(buckets, 0, n_buckets * sizeof *buckets);
+    pthread_mutex_lock(&region->lock);
+    const struct pc__generation *g = region->generation;
+    const struct pc__blockset *set = !g                             ? NULL
+                                     : which == PC_BLOCKS_PRESENT ? &g->present
+                                     : which == PC_BLOCKS_FETCHED ? &g->fetched
+                                                                  : &g->touched;
+    for (size_t i = 0; set && i < n_buckets; i++) {
+        uint64_t first = (uint64_t)((__uint128_t)region->n_blocks * i / n_buckets);
+        uint64_t past = (uint64_t)((__uint128_t)region->n_blocks * (i + 1) / n_buckets);
+        if (past > first)
+            buckets[i] = (uint32_t)pc__blockset_count(set, first, past - first);
+    }
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(engine, region);
+    return PC_OK;
+}

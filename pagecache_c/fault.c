@@ -1,0 +1,194 @@
+/* fault.c - a thread touched an absent block: decide how much to fetch, and remember who waits.
+ *
+ * Entered by the loop that owns the client. Takes region.lock. Everything here is arithmetic; the
+ * fetch itself goes out after the lock is dropped.
+ *
+ * How much is fetched (the papers' page): faults are all that we see, since a touch of a present
+ * block never leaves the kernel. A fault that falls at, or in, what the last fetch of a stream
+ * brought is sequential: the stream's window doubles, up to 8 MiB, and the next window is asked
+ * for when the reader is within half a window of the end. Any other fault starts a new stream
+ * with one page, and halves the page for the next such fault, down to a block; sequential ones
+ * double it again. Scattered readers thus pay for what they touch, scans run at wire speed.
+ */
+#include "engine.h"
+
+#include <errno.h>
+#include <linux/userfaultfd.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#define FIRST_PAGE_BLOCKS 16u  /* 64 KiB: Clamor's figure 5 puts the least slowdown there */
+#define MAX_WINDOW_BLOCKS PC__DATA_MAX_BLOCKS
+
+static struct pc__stream *stream_of(struct pc__mapping *mapping, uint64_t block)
+{
+    for (int i = 0; i < PC__STREAMS; i++) {
+        struct pc__stream *s = &mapping->streams[i];
+        if (s->window && block >= s->begin && block <= s->end)
+            return s;
+    }
+    return NULL;
+}
+
+static struct pc__stream *new_stream(struct pc__mapping *mapping)
+{
+    struct pc__stream *oldest = &mapping->streams[0];
+    for (int i = 1; i < PC__STREAMS; i++)
+        if (mapping->streams[i].used < oldest->used)
+            oldest = &mapping->streams[i];
+    return oldest;
+}
+
+/* What to ask for when `block` is touched; n_blocks = 0: what is on its way will do. */
+static struct pc_run choose(const struct pc_engine *engine, struct pc__mapping *mapping,
+                            uint64_t block, bool in_flight)
+{
+    uint64_t n_blocks = mapping->region->n_blocks;
+    struct pc_run run;
+    if (engine->page_blocks) {
+        run.first_block = block - block % engine->page_blocks;
+        run.n_blocks = in_flight ? 0 : engine->page_blocks;
+    } else {
+        struct pc__stream *s = stream_of(mapping, block);
+        if (!mapping->page_blocks)
+            mapping->page_blocks = FIRST_PAGE_BLOCKS;
+        if (s) {
+            s->used = ++mapping->clock;
+            s->begin = block;
+            if (mapping->page_blocks < FIRST_PAGE_BLOCKS)
+                mapping->page_blocks *= 2;
+            if (in_flight && s->end - block > s->window / 2)
+                return (struct pc_run){0};
+            s->window = s->window * 2 < MAX_WINDOW_BLOCKS ? s->window * 2 : MAX_WINDOW_BLOCKS;
+            run.first_block = in_flight ? s->end : block;
+            run.n_blocks = s->window;
+            s->end = run.first_block + run.n_blocks;
+        } else {
+            if (in_flight)
+                return (struct pc_run){0};
+            run.first_block = block - block % mapping->page_blocks;
+            run.n_blocks = mapping->page_blocks;
+            s = new_stream(mapping);
+            *s = (struct pc__stream){.begin = block,
+                                     .end = run.first_block + run.n_blocks,
+                                     .window = mapping->page_blocks,
+                                     .used = ++mapping->clock};
+            if (mapping->page_blocks > 1)
+                mapping->page_blocks /= 2;
+        }
+    }
+    if (run.first_block >= n_blocks)
+        return (struct pc_run){0};
+    if (run.n_blocks > n_blocks - run.first_block)
+        run.n_blocks = n_blocks - run.first_block;
+    return run;
+}
+
+static void wake_now(struct pc__client *client, struct pc__region *region,
+                     const struct pc__waiter *waiter)
+{
+    if (waiter->slot >= 0) {
+        pc__fill_answer_slot(region, waiter, PC_OK);
+        return;
+    }
+    struct uffdio_range range = {.start = waiter->mapping_address +
+                                          (waiter->block << PC_BLOCK_SHIFT),
+                                 .len = PC_BLOCK_BYTES};
+    (void)ioctl(client->uffd, UFFDIO_WAKE, &range);
+}
+
+void pc__fault(struct pc__loop *loop, struct pc__client *client, uint64_t address, int slot)
+{
+    struct pc_engine *engine = loop->engine;
+    struct pc__mapping *mapping = pc__client_mapping_at(client, address);
+    if (!mapping) {
+        /* Closed between the touch and now, which only a bug in the client can do: its thread
+         * would sleep for ever, so it is told to end. */
+        struct pc__ctl_fail fail = {.error = PC_ERR_NO_REGION,
+                                    .cause = "the address belongs to no open mapping"};
+        pc__client_send(client, PC__CTL_FAIL, 0, PC_ERR_NO_REGION, &fail, sizeof fail, -1);
+        return;
+    }
+    struct pc__region *region = mapping->region;
+    uint64_t block = (address - mapping->address) >> PC_BLOCK_SHIFT;
+    struct pc__waiter *waiter = malloc(sizeof *waiter);
+    if (!waiter) {
+        struct pc__ctl_fail fail = {.region = region->id, .block = block,
+                                    .error = PC_ERR_NO_MEMORY,
+                                    .cause = "the page server is out of memory"};
+        pc__client_send(client, PC__CTL_FAIL, 0, PC_ERR_NO_MEMORY, &fail, sizeof fail, -1);
+        return;
+    }
+    *waiter = (struct pc__waiter){.client = client,
+                                  .mapping_id = mapping->id,
+                                  .mapping_address = mapping->address,
+                                  .block = block,
+                                  .slot = slot};
+    pc__count_add(&engine->count.faults, 1);
+    struct pc__batch urgent, ahead;
+    pc__batch_init(&urgent, true, false);
+    pc__batch_init(&ahead, false, false);
+    pthread_mutex_lock(&region->lock);
+    struct pc__generation *generation = region->generation;
+    if (generation->complete || pc__blockset_has(&generation->present, block)) {
+        wake_now(client, region, waiter); /* became present between the touch and now */
+        pthread_mutex_unlock(&region->lock);
+        free(waiter);
+        return;
+    }
+    bool in_flight = pc__blockset_has(&generation->in_flight, block);
+    pc__link_push(&generation->waiters, &waiter->link);
+    pc__count_add(&engine->count.faults_waiting, 1);
+    struct pc_run run = choose(engine, mapping, block, in_flight);
+    int rc = PC_OK;
+    if (run.n_blocks && !in_flight && run.n_blocks > FIRST_PAGE_BLOCKS) {
+        /* The touched page goes first, on the lane that never queues behind bulk. */
+        rc = pc__batch_add(loop, &urgent, region, block, 1);
+        if (!rc)
+            rc = pc__batch_add(loop, &ahead, region, run.first_block, run.n_blocks);
+    } else if (run.n_blocks) {
+        rc = pc__batch_add(loop, in_flight ? &ahead : &urgent, region, run.first_block,
+                           run.n_blocks);
+    }
+    pthread_mutex_unlock(&region->lock);
+    pc__batch_submit(loop, &urgent);
+    pc__batch_submit(loop, &ahead);
+    if (rc)
+        pc__fill_failed(engine, region, block, 1, engine->server_id, rc);
+}
+
+void pc__fault_read_uffd(struct pc__loop *loop, struct pc__client *client)
+{
+    struct uffd_msg messages[16];
+    while (!client->closed) {
+        ssize_t got = read(client->uffd, messages, sizeof messages);
+        if (got <= 0) {
+            if (got < 0 && (errno == EAGAIN || errno == EINTR))
+                return; /* EAGAIN also where another thread's wake took the event back */
+            /* EOF or an error: the address space is gone; the socket will say so too. */
+            pc__watch_remove(loop, client->trap_watch);
+            client->trap_watch = NULL;
+            return;
+        }
+        size_t n = (size_t)got / sizeof messages[0];
+        for (size_t i = 0; i < n; i++)
+            if (messages[i].event == UFFD_EVENT_PAGEFAULT)
+                pc__fault(loop, client, messages[i].arg.pagefault.address, -1);
+        if (n < sizeof messages / sizeof messages[0])
+            return; /* level-triggered: what came meanwhile wakes us again */
+    }
+}
+
+void pc__fault_read_slots(struct pc__loop *loop, struct pc__client *client)
+{
+    uint64_t count;
+    (void)!read(client->slots_event, &count, sizeof count);
+    for (int i = 0; i < PC__SLOTS && !client->closed; i++) {
+        uint32_t requested = PC__SLOT_REQUESTED;
+        /* Acquire: pairs with the handler's release of REQUESTED, and brings the address. */
+        if (atomic_compare_exchange_strong(&client->page->slots[i].state, &requested,
+                                           PC__SLOT_SERVING))
+            pc__fault(loop, client, client->page->slots[i].address, i);
+    }
+}

@@ -1,0 +1,596 @@
+/* fetch.c - asking other servers for blocks, many requests in flight, and taking the answers.
+ *
+ * Entered only by the loop that owns the peer. Answers come in the order of the requests on one
+ * connection; urgent and bulk fetches have a connection each, so a stopped thread never waits
+ * behind a scan. A connection that breaks, lies or makes no progress for fetch_timeout is closed;
+ * what it still owed goes to the front of the queue and Python is asked for a new one. A fetch is
+ * given up at give_up_ns: its blocks leave in_flight and whoever waits is told.
+ *
+ * Bytes from the network are copied once into rx and once, by pwrite, into the generation. They
+ * are never received into mapped memory: a reader would see half a block.
+ */
+#include "engine.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define READS_PER_EVENT 8 /* then the other descriptors get their turn */
+
+/* ---------------------------------------------------------------- batches */
+
+void pc__batch_init(struct pc__batch *batch, bool urgent, bool prefetch)
+{
+    pc__link_init(&batch->fetches);
+    batch->urgent = urgent;
+    batch->prefetch = prefetch;
+}
+
+static struct pc__fetch *last_of(struct pc__batch *batch)
+{
+    return pc__link_empty(&batch->fetches) ? NULL
+                                           : pc__of(batch->fetches.prev, struct pc__fetch, link);
+}
+
+/* A fetch of the batch that can take one more run for this server, at the end of the list. */
+static struct pc__fetch *room_in(struct pc__loop *loop, struct pc__batch *batch,
+                                 struct pc__region *region, uint64_t server_id)
+{
+    struct pc__fetch *fetch = last_of(batch);
+    if (fetch && (fetch->server_id != server_id || fetch->region != region ||
+                  fetch->n_runs == PC__DATA_MAX_RUNS || fetch->n_blocks == PC__DATA_MAX_BLOCKS))
+        fetch = NULL;
+    if (fetch && fetch->n_runs < fetch->capacity_runs)
+        return fetch;
+    uint32_t capacity = fetch ? fetch->capacity_runs * 4 : 1;
+    capacity = capacity < PC__DATA_MAX_RUNS ? capacity : PC__DATA_MAX_RUNS;
+    if (fetch)
+        pc__link_remove(&fetch->link);
+    struct pc__fetch *grown =
+        realloc(fetch, sizeof *grown + capacity * sizeof grown->runs[0]);
+    if (!grown) {
+        if (fetch)
+            pc__link_push(&batch->fetches, &fetch->link);
+        return NULL;
+    }
+    if (!fetch) {
+        *grown = (struct pc__fetch){.region = region,
+                                    .server_id = server_id,
+                                    .give_up_ns = pc__now_ns() + loop->engine->fault_timeout_ns,
+                                    .urgent = batch->urgent,
+                                    .prefetch = batch->prefetch};
+        pc__ref_take(&region->refs);
+    }
+    grown->capacity_runs = capacity;
+    pc__link_push(&batch->fetches, &grown->link);
+    return grown;
+}
+
+int pc__batch_add(struct pc__loop *loop, struct pc__batch *batch, struct pc__region *region,
+                  uint64_t first, uint64_t n)
+{
+    struct pc__generation *generation = region->generation;
+    uint64_t limit = first + n;
+    while (first < limit) {
+        first = pc__blockset_next_absent(&generation->present, first, limit);
+        first = pc__blockset_next_absent(&generation->in_flight, first, limit);
+        if (first >= limit)
+            break;
+        if (pc__blockset_has(&generation->present, first))
+            continue;
+        uint64_t extent = first / PC_EXTENT_BLOCKS;
+        uint64_t end = (extent + 1) * PC_EXTENT_BLOCKS;
+        end = end < limit ? end : limit;
+        end = pc__blockset_next(&generation->present, first, end);
+        end = pc__blockset_next(&generation->in_flight, first, end);
+        struct pc__fetch *fetch = room_in(loop, batch, region, region->homes[extent]);
+        if (!fetch)
+            return pc__fail(PC_ERR_NO_MEMORY, "a fetch");
+        uint64_t take = end - first, room = PC__DATA_MAX_BLOCKS - fetch->n_blocks;
+        take = take < room ? take : room;
+        if (pc__blockset_add(&generation->in_flight, first, take) < 0) {
+            pc__blockset_remove(&generation->in_flight, first, take);
+            return pc__fail(PC_ERR_NO_MEMORY, "a block set");
+        }
+        fetch->runs[fetch->n_runs++] = (struct pc_run){.first_block = first, .n_blocks = take};
+        fetch->n_blocks += (uint32_t)take;
+        first += take;
+    }
+    return PC_OK;
+}
+
+static void drop_fetch(struct pc_engine *engine, struct pc__fetch *fetch)
+{
+    pc__region_put(engine, fetch->region);
+    free(fetch);
+}
+
+/* The rest of the fetch will not come. */
+static void fail_fetch(struct pc_engine *engine, struct pc__fetch *fetch, int error)
+{
+    for (uint32_t i = fetch->at_run; i < fetch->n_runs; i++)
+        if (fetch->runs[i].n_blocks)
+            pc__fill_failed(engine, fetch->region, fetch->runs[i].first_block,
+                            fetch->runs[i].n_blocks, fetch->server_id, error);
+}
+
+/* The first n blocks of what is still to come are dealt with. */
+static void advance(struct pc__fetch *fetch, uint64_t n)
+{
+    struct pc_run *run = &fetch->runs[fetch->at_run];
+    run->first_block += n;
+    run->n_blocks -= n;
+    fetch->n_blocks -= (uint32_t)n;
+    if (!run->n_blocks)
+        fetch->at_run++;
+}
+
+/* This node is the home of the blocks, but processes map a generation of its own. */
+static void fill_here(struct pc_engine *engine, struct pc__fetch *fetch)
+{
+    struct pc__region *region = fetch->region;
+    int rc = region->home ? PC_OK : PC_ERR_HOME_LOST;
+    uint8_t block[PC_BLOCK_BYTES];
+    while (!rc && fetch->n_blocks) {
+        const struct pc_run *run = &fetch->runs[fetch->at_run];
+        struct pc__home_part part =
+            pc__home_describe(region->home, run->first_block, run->n_blocks);
+        switch (part.kind) {
+        case PC__HOME_ZEROS:
+            rc = pc__fill_zeros(engine, region, run->first_block, part.n_blocks);
+            break;
+        case PC__HOME_MEMORY:
+            rc = pc__fill_insert(engine, region, run->first_block, part.n_blocks, part.bytes,
+                                 false);
+            break;
+        case PC__HOME_MIXED:
+            pc__home_compose(region->home, run->first_block, block);
+            rc = pc__fill_insert(engine, region, run->first_block, 1, block, false);
+            break;
+        }
+        if (!rc)
+            advance(fetch, part.n_blocks);
+    }
+    if (rc)
+        fail_fetch(engine, fetch, rc);
+    drop_fetch(engine, fetch);
+}
+
+/* ------------------------------------------------------------------ lanes */
+
+static struct pc__peer *peer_of(struct pc__loop *loop, uint64_t server_id)
+{
+    pc__each(link, &loop->peers)
+    {
+        struct pc__peer *peer = pc__of(link, struct pc__peer, link);
+        if (peer->server_id == server_id)
+            return peer;
+    }
+    struct pc__peer *peer = calloc(1, sizeof *peer);
+    if (!peer)
+        return NULL;
+    peer->loop = loop;
+    peer->server_id = server_id;
+    for (int i = 0; i < PC__LANES_PER_LOOP; i++) {
+        peer->lanes[i].fd = -1;
+        pc__link_init(&peer->lanes[i].queued);
+        pc__link_init(&peer->lanes[i].sent);
+    }
+    pc__link_push(&loop->peers, &peer->link);
+    return peer;
+}
+
+static void ask_for_peer(struct pc__peer *peer, struct pc__lane *lane)
+{
+    if (lane->asked)
+        return;
+    lane->asked = true;
+    pc__engine_event(peer->loop->engine, PC_EVENT_NEED_PEER, 0, 0, peer->server_id, "%s", "");
+}
+
+static void lane_close(struct pc__peer *peer, struct pc__lane *lane, const char *why)
+{
+    struct pc_engine *engine = peer->loop->engine;
+    if (lane->fd < 0)
+        return;
+    pc__watch_remove(peer->loop, lane->watch);
+    lane->watch = NULL;
+    close(lane->fd);
+    lane->fd = -1;
+    pc__count_sub(&engine->count.peer_connections, 1);
+    lane->tx_bytes = 0;
+    lane->rx_begin = lane->rx_end = 0;
+    lane->in_reply = false;
+    while (!pc__link_empty(&lane->sent)) { /* newest first, each to the front: order is kept */
+        struct pc__fetch *fetch = pc__of(lane->sent.prev, struct pc__fetch, link);
+        pc__link_remove(&fetch->link);
+        pc__count_sub(&engine->count.fetches_in_flight, 1);
+        pc__count_add(&engine->count.fetch_retries, 1);
+        if (fetch->error) {
+            drop_fetch(engine, fetch);
+            continue;
+        }
+        pc__link_push(lane->queued.next, &fetch->link);
+    }
+    lane->n_sent = 0;
+    if (!pc__link_empty(&lane->queued)) {
+        pc__engine_event(engine, PC_EVENT_LOG, PC_ERR_NO_PEER, 0, peer->server_id,
+                         "connection to server %016llx closed (%s); asking again",
+                         (unsigned long long)peer->server_id, why);
+        ask_for_peer(peer, lane);
+    }
+}
+
+static int tx_room(struct pc__lane *lane, size_t more)
+{
+    if (lane->tx_bytes + more <= lane->tx_capacity)
+        return PC_OK;
+    size_t capacity = (lane->tx_bytes + more) * 2;
+    uint8_t *grown = realloc(lane->tx, capacity);
+    if (!grown)
+        return pc__fail(PC_ERR_NO_MEMORY, "a request");
+    lane->tx = grown;
+    lane->tx_capacity = capacity;
+    return PC_OK;
+}
+
+static int encode(struct pc__loop *loop, struct pc__lane *lane, struct pc__fetch *fetch)
+{
+    uint32_t n_runs = fetch->n_runs - fetch->at_run;
+    size_t bytes = sizeof(struct pc__data_header) + n_runs * sizeof(uint64_t);
+    int rc = tx_room(lane, bytes);
+    if (rc)
+        return rc;
+    fetch->request_id = loop->next_request_id++;
+    const struct pc__data_header header = {.magic = PC__DATA_MAGIC,
+                                           .type = PC__DATA_GET,
+                                           .request_id = fetch->request_id,
+                                           .region = fetch->region->id,
+                                           .version = (uint32_t)fetch->region->version,
+                                           .n_runs = (uint16_t)n_runs,
+                                           .n_blocks = (uint16_t)fetch->n_blocks};
+    uint8_t *at = lane->tx + lane->tx_bytes;
+    memcpy(at, &header, sizeof header);
+    at += sizeof header;
+    for (uint32_t i = fetch->at_run; i < fetch->n_runs; i++, at += sizeof(uint64_t)) {
+        uint64_t packed = pc__run_pack(fetch->runs[i].first_block, fetch->runs[i].n_blocks);
+        memcpy(at, &packed, sizeof packed);
+    }
+    lane->tx_bytes += bytes;
+    return PC_OK;
+}
+
+/* Sends what may be sent: queued fetches become requests, request bytes go to the socket. */
+static void lane_pump(struct pc__peer *peer, struct pc__lane *lane)
+{
+    struct pc_engine *engine = peer->loop->engine;
+    if (lane->fd < 0) {
+        if (!pc__link_empty(&lane->queued))
+            ask_for_peer(peer, lane);
+        return;
+    }
+    bool waiting = lane->tx_bytes > 0;
+    while (lane->n_sent < PC__LANE_REQUESTS && !pc__link_empty(&lane->queued)) {
+        struct pc__fetch *fetch = pc__of(lane->queued.next, struct pc__fetch, link);
+        pc__link_remove(&fetch->link);
+        int rc = encode(peer->loop, lane, fetch);
+        if (rc) {
+            fail_fetch(engine, fetch, rc);
+            drop_fetch(engine, fetch);
+            continue;
+        }
+        if (!lane->n_sent++)
+            lane->progress_ns = pc__now_ns();
+        pc__link_push(&lane->sent, &fetch->link);
+        pc__count_add(&engine->count.fetch_requests, 1);
+        pc__count_add(&engine->count.fetches_in_flight, 1);
+    }
+    if (lane->tx_bytes) {
+        ssize_t sent = send(lane->fd, lane->tx, lane->tx_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent < 0 && errno != EAGAIN && errno != EINTR) {
+            lane_close(peer, lane, strerror(errno));
+            return;
+        }
+        if (sent > 0) {
+            pc__count_add(&engine->count.bytes_sent, sent);
+            lane->tx_bytes -= (size_t)sent;
+            memmove(lane->tx, lane->tx + sent, lane->tx_bytes);
+        }
+    }
+    if (waiting != (lane->tx_bytes > 0))
+        pc__watch_change(peer->loop, lane->watch,
+                         EPOLLIN | (lane->tx_bytes ? (uint32_t)EPOLLOUT : 0u));
+}
+
+void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch)
+{
+    struct pc_engine *engine = loop->engine;
+    struct pc__lane *touched = NULL;
+    struct pc__peer *peer = NULL;
+    while (!pc__link_empty(&batch->fetches)) {
+        struct pc__fetch *fetch = pc__of(batch->fetches.next, struct pc__fetch, link);
+        pc__link_remove(&fetch->link);
+        if (fetch->server_id == engine->server_id) {
+            fill_here(engine, fetch);
+            continue;
+        }
+        struct pc__peer *next = peer_of(loop, fetch->server_id);
+        if (!next) {
+            fail_fetch(engine, fetch, PC_ERR_NO_MEMORY);
+            drop_fetch(engine, fetch);
+            continue;
+        }
+        if (peer && peer != next)
+            lane_pump(peer, touched);
+        peer = next;
+        touched = &peer->lanes[fetch->urgent ? 0 : 1];
+        pc__link_push(&touched->queued, &fetch->link);
+    }
+    if (peer)
+        lane_pump(peer, touched);
+}
+
+/* -------------------------------------------------------------- answers */
+
+static uint64_t bytes_in(const struct pc__lane *lane)
+{
+    return lane->rx_end - lane->rx_begin;
+}
+
+static bool is_hole(const struct pc__lane *lane, uint64_t position)
+{
+    return lane->holes[position / 64] >> (position % 64) & 1u;
+}
+
+/* Blocks from the reply's position on that are alike, at most n. */
+static uint64_t alike(const struct pc__lane *lane, uint64_t n)
+{
+    uint64_t k = 1;
+    while (k < n &&
+           is_hole(lane, lane->reply_position + k) == is_hole(lane, lane->reply_position))
+        k++;
+    return k;
+}
+
+/* 1: a header was taken; 0: more bytes are needed; negative: the peer makes no sense. */
+static int take_header(struct pc__lane *lane, struct pc__fetch *fetch)
+{
+    struct pc__data_header header;
+    if (bytes_in(lane) < sizeof header)
+        return 0;
+    int rc = pc__data_parse_header(lane->rx + lane->rx_begin, &header);
+    if (rc)
+        return rc;
+    if (header.type != PC__DATA_BLOCKS || header.request_id != fetch->request_id ||
+        header.region != fetch->region->id ||
+        header.version != (uint32_t)fetch->region->version)
+        return pc__fail(PC_ERR_PROTOCOL, "an answer to another question");
+    if (header.status < 0) {
+        lane->rx_begin += sizeof header;
+        fetch->error = header.status;
+        lane->reply_blocks = 0;
+    } else {
+        size_t words = header.flags & PC__DATA_HOLES ? (fetch->n_blocks + 63u) / 64u : 0;
+        if (header.n_blocks != fetch->n_blocks)
+            return pc__fail(PC_ERR_PROTOCOL, "%u blocks in answer to %u", header.n_blocks,
+                            fetch->n_blocks);
+        if (bytes_in(lane) < sizeof header + words * sizeof(uint64_t))
+            return 0;
+        memset(lane->holes, 0, sizeof lane->holes);
+        memcpy(lane->holes, lane->rx + lane->rx_begin + sizeof header, words * sizeof(uint64_t));
+        lane->rx_begin += sizeof header + words * sizeof(uint64_t);
+        lane->reply_blocks = header.n_blocks;
+    }
+    lane->reply_position = 0;
+    lane->in_reply = true;
+    return 1;
+}
+
+/* Deals with the blocks that have wholly arrived. 1: the reply is complete. */
+static int take_blocks(struct pc_engine *engine, struct pc__lane *lane, struct pc__fetch *fetch)
+{
+    while (lane->reply_position < lane->reply_blocks) {
+        bool hole = is_hole(lane, lane->reply_position);
+        const struct pc_run *run = &fetch->runs[fetch->at_run];
+        uint64_t n = hole ? run->n_blocks : bytes_in(lane) >> PC_BLOCK_SHIFT;
+        n = n < run->n_blocks ? n : run->n_blocks;
+        if (!n)
+            return 0;
+        n = alike(lane, n);
+        int rc = fetch->error;
+        if (!rc && hole)
+            rc = pc__fill_zeros(engine, fetch->region, run->first_block, n);
+        else if (!rc)
+            rc = pc__fill_insert(engine, fetch->region, run->first_block, n,
+                                 lane->rx + lane->rx_begin, true);
+        if (rc && !fetch->error) {
+            fail_fetch(engine, fetch, rc);
+            fetch->error = rc;
+        }
+        if (!rc && fetch->prefetch)
+            pc__count_add(&engine->count.prefetched_blocks, n);
+        if (!hole)
+            lane->rx_begin += n << PC_BLOCK_SHIFT;
+        lane->reply_position += (uint32_t)n;
+        advance(fetch, n);
+    }
+    return 1;
+}
+
+static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
+{
+    struct pc_engine *engine = peer->loop->engine;
+    while (bytes_in(lane) || lane->in_reply) {
+        if (pc__link_empty(&lane->sent))
+            return pc__fail(PC_ERR_PROTOCOL, "an answer that nobody asked for");
+        struct pc__fetch *fetch = pc__of(lane->sent.next, struct pc__fetch, link);
+        if (!lane->in_reply) {
+            int rc = take_header(lane, fetch);
+            if (rc <= 0)
+                return rc;
+            if (fetch->error) { /* the home does not hold the region: nobody else can have it */
+                fail_fetch(engine, fetch,
+                           fetch->error == PC_ERR_NO_REGION ? PC_ERR_HOME_LOST : fetch->error);
+            }
+        }
+        if (!take_blocks(engine, lane, fetch))
+            return 0;
+        lane->in_reply = false;
+        pc__link_remove(&fetch->link);
+        lane->n_sent--;
+        pc__count_sub(&engine->count.fetches_in_flight, 1);
+        drop_fetch(engine, fetch);
+    }
+    return 0;
+}
+
+static void lane_read(struct pc__peer *peer, struct pc__lane *lane)
+{
+    for (int i = 0; i < READS_PER_EVENT; i++) {
+        if (lane->rx_begin) { /* what is left is less than a block, or a header */
+            memmove(lane->rx, lane->rx + lane->rx_begin, bytes_in(lane));
+            lane->rx_end -= lane->rx_begin;
+            lane->rx_begin = 0;
+        }
+        size_t room = PC__RX_BYTES - lane->rx_end;
+        ssize_t got = recv(lane->fd, lane->rx + lane->rx_end, room, MSG_DONTWAIT);
+        if (got < 0 && (errno == EAGAIN || errno == EINTR))
+            return;
+        if (got <= 0) {
+            lane_close(peer, lane, got ? strerror(errno) : "the other side closed it");
+            return;
+        }
+        pc__count_add(&peer->loop->engine->count.bytes_received, got);
+        lane->rx_end += (size_t)got;
+        lane->progress_ns = pc__now_ns();
+        if (take_answers(peer, lane) < 0) {
+            pc__count_add(&peer->loop->engine->count.bad_messages, 1);
+            lane_close(peer, lane, pc_last_message());
+            return;
+        }
+        if ((size_t)got < room)
+            break;
+    }
+    lane_pump(peer, lane); /* answers made room for requests */
+}
+
+void pc__lane_event(struct pc__loop *loop, struct pc__peer *peer, int lane_index, uint32_t events)
+{
+    (void)loop;
+    struct pc__lane *lane = &peer->lanes[lane_index];
+    if (lane->fd >= 0 && (events & EPOLLOUT))
+        lane_pump(peer, lane);
+    if (lane->fd >= 0 && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
+        lane_read(peer, lane);
+}
+
+/* ------------------------------------------------- what Python and time say */
+
+void pc__peer_connected(struct pc__loop *loop, struct pc__mail *mail)
+{
+    struct pc__peer *peer = peer_of(loop, mail->a);
+    struct pc__lane *lane = peer ? &peer->lanes[mail->lane] : NULL;
+    if (!lane || lane->fd >= 0 || loop->stopping) {
+        close(mail->fd); /* a lane that works is not replaced */
+        return;
+    }
+    lane->asked = false;
+    if (!lane->rx)
+        lane->rx = malloc(PC__RX_BYTES);
+    lane->watch = lane->rx ? pc__watch_add(loop, PC__WATCH_LANE, mail->fd, mail->lane, peer,
+                                           EPOLLIN)
+                           : NULL;
+    if (!lane->watch) {
+        close(mail->fd);
+        return;
+    }
+    lane->fd = mail->fd;
+    lane->rx_begin = lane->rx_end = 0;
+    lane->in_reply = false;
+    int one = 1;
+    (void)setsockopt(lane->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    pc__count_add(&loop->engine->count.peer_connections, 1);
+    lane_pump(peer, lane);
+}
+
+static void fail_queued(struct pc_engine *engine, struct pc__lane *lane, int error,
+                        uint64_t not_after_ns)
+{
+    pc__each(link, &lane->queued)
+    {
+        struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
+        if (fetch->give_up_ns > not_after_ns)
+            continue;
+        pc__link_remove(&fetch->link);
+        fail_fetch(engine, fetch, error);
+        drop_fetch(engine, fetch);
+    }
+}
+
+void pc__peer_is_lost(struct pc__loop *loop, struct pc__mail *mail)
+{
+    struct pc__peer *peer = peer_of(loop, mail->a);
+    for (int i = 0; peer && i < PC__LANES_PER_LOOP; i++) {
+        struct pc__lane *lane = &peer->lanes[i];
+        if (lane->fd >= 0)
+            continue;
+        lane->asked = false;
+        fail_queued(loop->engine, lane, mail->error, UINT64_MAX);
+    }
+}
+
+uint64_t pc__peers_deadline(struct pc__loop *loop)
+{
+    uint64_t earliest = UINT64_MAX;
+    pc__each(link, &loop->peers)
+    {
+        struct pc__peer *peer = pc__of(link, struct pc__peer, link);
+        for (int i = 0; i < PC__LANES_PER_LOOP; i++) {
+            const struct pc__lane *lane = &peer->lanes[i];
+            uint64_t at = UINT64_MAX;
+            if (lane->n_sent)
+                at = lane->progress_ns + loop->engine->fetch_timeout_ns;
+            else if (!pc__link_empty(&lane->queued)) /* the first is the oldest */
+                at = pc__of(lane->queued.next, struct pc__fetch, link)->give_up_ns;
+            earliest = at < earliest ? at : earliest;
+        }
+    }
+    return earliest;
+}
+
+void pc__peers_check(struct pc__loop *loop, uint64_t now_ns)
+{
+    pc__each(link, &loop->peers)
+    {
+        struct pc__peer *peer = pc__of(link, struct pc__peer, link);
+        for (int i = 0; i < PC__LANES_PER_LOOP; i++) {
+            struct pc__lane *lane = &peer->lanes[i];
+            if (lane->n_sent && lane->progress_ns + loop->engine->fetch_timeout_ns <= now_ns)
+                lane_close(peer, lane, "no answer in time");
+            if (lane->fd < 0 && !pc__link_empty(&lane->queued))
+                fail_queued(loop->engine, lane, PC_ERR_TIMEOUT, now_ns);
+        }
+    }
+}
+
+void pc__peers_close(struct pc__loop *loop)
+{
+    while (!pc__link_empty(&loop->peers)) {
+        struct pc__peer *peer = pc__of(loop->peers.next, struct pc__peer, link);
+        for (int i = 0; i < PC__LANES_PER_LOOP; i++) {
+            struct pc__lane *lane = &peer->lanes[i];
+            lane->asked = true; /* nobody is to connect again */
+            lane_close(peer, lane, "the server stops");
+            fail_queued(loop->engine, lane, PC_ERR_CLOSED, UINT64_MAX);
+            free(lane->tx);
+            free(lane->rx);
+        }
+        pc__link_remove(&peer->link);
+        free(peer);
+    }
+}

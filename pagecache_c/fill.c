@@ -1,0 +1,184 @@
+/* fill.c - the last step of every fetch: a block becomes present, and who waits is told.
+ *
+ * Any loop thread may enter, without locks. The bytes are written first, outside the lock:
+ * in_flight keeps everybody else from writing the same blocks. Then, under region.lock, the blocks
+ * become present and the waiters are woken.
+ *
+ * Relies on: pwrite into a memfd shows whole folios only (the folio is locked until the copy is
+ * complete), so a reader never sees half a block; a thread that was woken touches again and takes
+ * an ordinary minor fault.
+ */
+#include "engine.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <linux/userfaultfd.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* A SIGSEGV client unprotects what the answer names: at most this much around the fault. */
+#define SLOT_ANSWER_BLOCKS 64u
+
+void pc__fill_answer_slot(struct pc__region *region, const struct pc__waiter *waiter, int status)
+{
+    struct pc__slot *slot = &waiter->client->page->slots[waiter->slot];
+    slot->status = status;
+    if (!status) {
+        const struct pc__generation *generation = region->generation;
+        uint64_t first = waiter->block, past = waiter->block + 1;
+        uint64_t low = first - first % SLOT_ANSWER_BLOCKS;
+        uint64_t high = low + SLOT_ANSWER_BLOCKS < region->n_blocks ? low + SLOT_ANSWER_BLOCKS
+                                                                     : region->n_blocks;
+        while (first > low && pc__blockset_has(&generation->present, first - 1))
+            first--;
+        past = pc__blockset_next_absent(&generation->present, past, high);
+        slot->first_address = waiter->mapping_address + (first << PC_BLOCK_SHIFT);
+        slot->n_bytes = (past - first) << PC_BLOCK_SHIFT;
+    }
+    pc__publish(&slot->state, PC__SLOT_DONE); /* with status and range; pairs with the handler */
+    syscall(SYS_futex, &slot->state, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static void wake(struct pc_engine *engine, struct pc__region *region, struct pc__waiter *waiter)
+{
+    if (waiter->slot >= 0) {
+        pc__fill_answer_slot(region, waiter, PC_OK);
+    } else {
+        struct uffdio_range range = {
+            .start = waiter->mapping_address + (waiter->block << PC_BLOCK_SHIFT),
+            .len = PC_BLOCK_BYTES};
+        /* ENOENT, EINVAL: the mapping went away meanwhile; ESRCH: the process did. */
+        (void)ioctl(waiter->client->uffd, UFFDIO_WAKE, &range);
+    }
+    pc__count_sub(&engine->count.faults_waiting, 1);
+    pc__link_remove(&waiter->link);
+    free(waiter);
+}
+
+/* How many blocks of [first, first + n) the job asked for. */
+static uint64_t overlap(const struct pc__job *job, uint64_t first, uint64_t n)
+{
+    size_t low = 0, high = job->n_runs;
+    while (low < high) { /* the first run that ends after first */
+        size_t mid = low + (high - low) / 2;
+        if (job->runs[mid].first_block + job->runs[mid].n_blocks > first)
+            high = mid;
+        else
+            low = mid + 1;
+    }
+    uint64_t blocks = 0;
+    for (; low < job->n_runs && job->runs[low].first_block < first + n; low++) {
+        uint64_t begin = job->runs[low].first_block, end = begin + job->runs[low].n_blocks;
+        begin = begin > first ? begin : first;
+        end = end < first + n ? end : first + n;
+        blocks += end - begin;
+    }
+    return blocks;
+}
+
+static void finish_job(struct pc__job *job, int status)
+{
+    pc__client_send(job->client, PC__CTL_REPLY, job->request_id, status, NULL, 0, -1);
+    pc__link_remove(&job->link);
+    free(job);
+}
+
+static void now_present(struct pc_engine *engine, struct pc__region *region, uint64_t first,
+                        uint64_t n, bool fetched)
+{
+    struct pc__generation *generation = region->generation;
+    pthread_mutex_lock(&region->lock);
+    /* in_flight had bits in the same words, so these sets' extents exist or are made here. */
+    int64_t added = pc__blockset_add(&generation->present, first, n);
+    if (added < 0)
+        added = 0; /* not remembered as present: fetched again when asked for, never wrong */
+    if (fetched)
+        (void)pc__blockset_add(&generation->fetched, first, n);
+    pc__blockset_remove(&generation->in_flight, first, n);
+    pc__each(link, &generation->waiters)
+    {
+        struct pc__waiter *waiter = pc__of(link, struct pc__waiter, link);
+        if (waiter->block >= first && waiter->block - first < n)
+            wake(engine, region, waiter);
+    }
+    pc__each(link, &generation->jobs)
+    {
+        struct pc__job *job = pc__of(link, struct pc__job, link);
+        uint64_t done = overlap(job, first, n);
+        job->remaining_blocks -= done < job->remaining_blocks ? done : job->remaining_blocks;
+        if (!job->remaining_blocks)
+            finish_job(job, PC_OK);
+    }
+    pthread_mutex_unlock(&region->lock);
+}
+
+int pc__fill_insert(struct pc_engine *engine, struct pc__region *region, uint64_t first,
+                    uint64_t n, const uint8_t *bytes, bool fetched)
+{
+    uint64_t left = n << PC_BLOCK_SHIFT, offset = first << PC_BLOCK_SHIFT;
+    while (left) {
+        ssize_t wrote = pwrite(region->generation->memfd, bytes, left, (off_t)offset);
+        if (wrote < 0 && errno == EINTR)
+            continue;
+        if (wrote <= 0)
+            return pc__fail_errno("pwrite into the generation of region %llu",
+                                  (unsigned long long)region->id);
+        bytes += wrote;
+        offset += (uint64_t)wrote;
+        left -= (uint64_t)wrote;
+    }
+    pc__count_add(fetched ? &engine->count.blocks_fetched : &engine->count.local_blocks, n);
+    now_present(engine, region, first, n, fetched);
+    return PC_OK;
+}
+
+int pc__fill_zeros(struct pc_engine *engine, struct pc__region *region, uint64_t first, uint64_t n)
+{
+    /* Allocates the blocks; the kernel clears each before anybody can map it. */
+    if (fallocate(region->generation->memfd, FALLOC_FL_KEEP_SIZE, (off_t)(first << PC_BLOCK_SHIFT),
+                  (off_t)(n << PC_BLOCK_SHIFT)))
+        return pc__fail_errno("fallocate in the generation of region %llu",
+                              (unsigned long long)region->id);
+    pc__count_add(&engine->count.zero_blocks, n);
+    now_present(engine, region, first, n, false);
+    return PC_OK;
+}
+
+void pc__fill_failed(struct pc_engine *engine, struct pc__region *region, uint64_t first,
+                     uint64_t n, uint64_t server_id, int error)
+{
+    struct pc__generation *generation = region->generation;
+    pc__count_add(&engine->count.fetch_failed, 1);
+    pthread_mutex_lock(&region->lock);
+    pc__blockset_remove(&generation->in_flight, first, n);
+    pc__each(link, &generation->waiters)
+    {
+        struct pc__waiter *waiter = pc__of(link, struct pc__waiter, link);
+        if (waiter->block < first || waiter->block - first >= n)
+            continue;
+        pc__count_add(&engine->count.faults_failed, 1);
+        struct pc__ctl_fail fail = {.region = region->id,
+                                    .version = region->version,
+                                    .block = waiter->block,
+                                    .server_id = server_id,
+                                    .error = error};
+        strncpy(fail.cause, pc_strerror(error), sizeof fail.cause - 1);
+        /* The process ends on this message; its waiters go when its socket closes. */
+        pc__client_send(waiter->client, PC__CTL_FAIL, 0, error, &fail, sizeof fail, -1);
+        pc__count_sub(&engine->count.faults_waiting, 1);
+        pc__link_remove(&waiter->link);
+        free(waiter);
+    }
+    pc__each(link, &generation->jobs)
+    {
+        struct pc__job *job = pc__of(link, struct pc__job, link);
+        if (overlap(job, first, n))
+            finish_job(job, error);
+    }
+    pthread_mutex_unlock(&region->lock);
+}

@@ -1,0 +1,49 @@
+/* keeper.h - the engine's side of the keeper: what is kept of every memfd, and how to say so.
+ *
+ * The keeper (keeper.c, pc_keeper_run) outlives the page server and holds its memfds. Its
+ * messages are private to keeper.c: both ends are the same build on one node.
+ */
+#ifndef PC_KEEPER_H
+#define PC_KEEPER_H
+
+#include "pagecache.h"
+
+#include <assert.h>
+
+enum pc__kept_kind {
+    PC__KEPT_HOME = 1,   /* this node is the region's home: a hole is a block of zeros */
+    PC__KEPT_CACHE = 2,  /* blocks homed elsewhere: a hole is an absent block */
+    PC__KEPT_LAST = 3
+};
+
+/* One memfd. The inode is its name: it is what clients say when they attach again. */
+struct pc__kept {
+    uint64_t region;
+    uint64_t version;
+    uint64_t base_address;
+    uint64_t length_bytes;
+    uint32_t kind;       /* enum pc__kept_kind */
+    uint32_t sealed;     /* 0 or 1 */
+    uint64_t inode;
+    char reserved[80];   /* the engine's; comes back as it was put */
+};
+static_assert(sizeof(struct pc__kept) == 128, "no padding: records travel as bytes");
+
+/* Keeps memfd (a duplicate: the caller's stays open) under what->inode, which must be its inode.
+ * The same inode again replaces the record. Returns when the keeper's socket has taken it: a
+ * server that dies right after loses nothing. Waits a few seconds at most for a slow keeper
+ * (PC_ERR_TIMEOUT). PC_ERR_CLOSED: the keeper is gone, or it is full, or it closed the connection
+ * upon nonsense; it may then not hold what was put last. Any thread. */
+int pc__keeper_put(int keeper_fd, const struct pc__kept *what, int memfd);
+
+/* Forgets a memfd; one that is not kept is no error. Otherwise as pc__keeper_put. */
+int pc__keeper_drop(int keeper_fd, uint64_t inode);
+
+/* Calls each() with everything that is kept, oldest first; each() owns fd. A value other than 0
+ * from it stops the list and is returned. each() may put and drop on the same connection; what
+ * it puts newly may be listed too. One list at a time per connection; timeout_ns is for the whole
+ * of it. Whatever other connections had put before they died is in the list. */
+int pc__keeper_list(int keeper_fd, int (*each)(void *arg, const struct pc__kept *what, int fd),
+                    void *arg, uint64_t timeout_ns);
+
+#endif

@@ -1,0 +1,128 @@
+/* read_set.c - see read_set.h.
+ *
+ * Threads: any. Locks: none. Memory: none but the stack.
+ * Relies on: after MADV_DONTNEED of a shared mapping, a page-table entry means that the block was
+ * touched since (or, with fault-around, a neighbour of it). An entry that the kernel is moving
+ * counts too, so the set never misses a block for that.
+ * Does not see: blocks whose memory was swapped out meanwhile.
+ */
+#include "read_set.h"
+
+#include "error.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+/* <linux/fs.h> of 6.7; older headers do not have it. */
+struct scan_region {
+    uint64_t start, end, categories;
+};
+struct scan_argument {
+    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
+    uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
+};
+#define SCAN_IOCTL _IOWR('f', 16, struct scan_argument)
+#define SCAN_PRESENT (1u << 3)
+#define SCAN_SWAPPED (1u << 4)
+#define SCAN_VECTOR 256u
+
+#define ENTRY_PRESENT (1ull << 63)
+#define ENTRY_SWAPPED (1ull << 62)
+#define ENTRIES 4096u
+
+struct collector {
+    struct pc_run *runs;
+    size_t capacity;
+    uint64_t n;
+    struct pc_run last; /* n_blocks 0: none yet */
+};
+
+static void store(struct collector *to)
+{
+    if (to->last.n_blocks == 0)
+        return;
+    if (to->n < to->capacity)
+        to->runs[to->n] = to->last;
+    to->n++;
+}
+
+static void add(struct collector *to, uint64_t first_block, uint64_t n_blocks)
+{
+    if (to->last.n_blocks && to->last.first_block + to->last.n_blocks == first_block) {
+        to->last.n_blocks += n_blocks;
+        return;
+    }
+    store(to);
+    to->last = (struct pc_run){.first_block = first_block, .n_blocks = n_blocks};
+}
+
+int64_t pc__read_set_scan(int pagemap, uint64_t address, uint64_t length_bytes,
+                          struct pc_run *runs, size_t capacity, bool *is_known)
+{
+    struct collector to = {.runs = runs, .capacity = capacity};
+    struct scan_region found[SCAN_VECTOR];
+    uint64_t at = address, end = address + length_bytes;
+    *is_known = true;
+    while (at < end) {
+        struct scan_argument scan = {.size = sizeof scan, .start = at, .end = end,
+                                     .vec = (uint64_t)(uintptr_t)found, .vec_len = SCAN_VECTOR,
+                                     .category_anyof_mask = SCAN_PRESENT | SCAN_SWAPPED,
+                                     .return_mask = SCAN_PRESENT};
+        int n = ioctl(pagemap, SCAN_IOCTL, &scan);
+        if (n < 0) {
+            if (errno == EINTR)
+                continue;
+            *is_known = !(errno == ENOTTY || errno == EINVAL || errno == ENOSYS);
+            return pc__fail_errno("PAGEMAP_SCAN of %#llx", (unsigned long long)address);
+        }
+        for (int i = 0; i < n; i++)
+            add(&to, (found[i].start - address) >> PC_BLOCK_SHIFT,
+                (found[i].end - found[i].start) >> PC_BLOCK_SHIFT);
+        if (scan.walk_end <= at)
+            break;
+        at = scan.walk_end;
+    }
+    store(&to);
+    return (int64_t)to.n;
+}
+
+int64_t pc__read_set_entries(int pagemap, uint64_t address, uint64_t length_bytes,
+                             struct pc_run *runs, size_t capacity)
+{
+    struct collector to = {.runs = runs, .capacity = capacity};
+    uint64_t entries[ENTRIES];
+    uint64_t n_blocks = length_bytes >> PC_BLOCK_SHIFT, first = address >> PC_BLOCK_SHIFT;
+    for (uint64_t at = 0; at < n_blocks;) {
+        uint64_t n = n_blocks - at < ENTRIES ? n_blocks - at : ENTRIES;
+        ssize_t got = pread(pagemap, entries, n * sizeof entries[0],
+                            (off_t)((first + at) * sizeof entries[0]));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < (ssize_t)sizeof entries[0])
+            return pc__fail_errno("reading /proc/self/pagemap");
+        n = (uint64_t)got / sizeof entries[0];
+        for (uint64_t i = 0; i < n; i++)
+            if (entries[i] & (ENTRY_PRESENT | ENTRY_SWAPPED))
+                add(&to, at + i, 1);
+        at += n;
+    }
+    store(&to);
+    return (int64_t)to.n;
+}
+
+int64_t pc__read_set(uint64_t address, uint64_t length_bytes, struct pc_run *runs,
+                     size_t capacity)
+{
+    int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    if (pagemap < 0)
+        return pc__fail_errno("/proc/self/pagemap");
+    bool is_known;
+    int64_t n = pc__read_set_scan(pagemap, address, length_bytes, runs, capacity, &is_known);
+    if (!is_known)
+        n = pc__read_set_entries(pagemap, address, length_bytes, runs, capacity);
+    close(pagemap);
+    return n;
+}

@@ -1,0 +1,29 @@
+/* say.h - last words: one line on stderr from any context, also from a signal handler.
+ *
+ * Async-signal-safe: no allocation, no stdio, no lock. A line that is too long is cut.
+ */
+#ifndef PC_SAY_H
+#define PC_SAY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* The exit status of a process that could not be given its data; the caller's supervisor sees it
+ * and runs the work again elsewhere. */
+#define PC__EXIT_NO_DATA 70
+
+struct pc__line {
+    size_t used;
+    char text[640];
+};
+
+void pc__say_text(struct pc__line *line, const char *text);
+void pc__say_number(struct pc__line *line, uint64_t number);
+void pc__say_hex(struct pc__line *line, uint64_t number);
+/* "region R version V block B" */
+void pc__say_block(struct pc__line *line, uint64_t region, uint64_t version, uint64_t block);
+/* Writes the line to stderr with one write(2). */
+void pc__say_out(struct pc__line *line);
+_Noreturn void pc__say_and_exit(struct pc__line *line);
+
+#endif

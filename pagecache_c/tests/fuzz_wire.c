@@ -1,0 +1,207 @@
+/* fuzz_wire.c - the parsers of wire.c against arbitrary bytes.
+ *
+ * With clang: a libFuzzer target. With -DFUZZ_STANDALONE: a program with its own mutator, the same
+ * inputs for the same seed: fuzz_wire_standalone [seconds [count [seed]]].
+ *
+ * Input: one byte that chooses the parser, then the message. What a parser accepts must keep the
+ * promises in wire.c's header; anything else is a trap. Inputs are copied to an allocation of
+ * exactly their size, so that ASan sees a read past the end.
+ */
+#include "../wire.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *input, size_t n_bytes);
+
+static void must(bool holds)
+{
+    if (!holds)
+        abort();
+}
+
+static void try_control(const uint8_t *packet, size_t n_bytes)
+{
+    static const struct pc_run untouched = {0xabababababababab, 0xabababababababab};
+    struct pc_run runs[33];
+    struct pc__ctl_message message;
+    struct pc__ctl_runs head;
+
+    if (pc__ctl_parse(packet, n_bytes, &message) != PC_OK)
+        return;
+    must(n_bytes <= PC__CTL_MAX_BYTES && message.body_bytes + sizeof message.header == n_bytes);
+    must(message.body == packet + sizeof message.header);
+    must(message.header.type > 0 && message.header.type < PC__CTL_LAST);
+    must(message.header.reserved == 0 && message.header.status <= 0);
+    if (message.header.type == PC__CTL_HELLO) {
+        struct pc__ctl_hello hello;
+        must(message.body_bytes == sizeof hello);
+        memcpy(&hello, message.body, sizeof hello);
+        must(strnlen(hello.library_version, sizeof hello.library_version) <
+             sizeof hello.library_version);
+    }
+    if (message.header.type == PC__CTL_OPEN || message.header.type == PC__CTL_ATTACH) {
+        struct pc__ctl_open open;
+        must(message.body_bytes == sizeof open);
+        memcpy(&open, message.body, sizeof open);
+        must(open.reserved == 0 && open.flags <= (PC_MAP_PRIVATE | PC_MAP_EXACT_READS));
+        must(open.length_bytes > 0 && open.address + open.length_bytes > open.address);
+    }
+    if (message.header.type == PC__CTL_FAIL) {
+        struct pc__ctl_fail fail;
+        must(message.body_bytes == sizeof fail);
+        memcpy(&fail, message.body, sizeof fail);
+        must(fail.error < 0 && strnlen(fail.cause, sizeof fail.cause) < sizeof fail.cause);
+    }
+    runs[32] = untouched;
+    const int n_runs = pc__ctl_parse_runs(&message, &head, runs, 32);
+    must(memcmp(&runs[32], &untouched, sizeof untouched) == 0);
+    if (n_runs < 0)
+        return;
+    must(message.header.type == PC__CTL_PREFETCH || message.header.type == PC__CTL_READS);
+    must(n_runs >= 1 && n_runs <= 32 && (uint32_t)n_runs == head.n_runs && head.wait <= 1);
+    for (int i = 0; i < n_runs; i++) {
+        const uint64_t end = runs[i].first_block + runs[i].n_blocks;
+        must(end > runs[i].first_block && end <= UINT64_MAX >> PC_BLOCK_SHIFT);
+    }
+}
+
+static void try_data(const uint8_t *bytes, size_t n_bytes, uint64_t region_blocks)
+{
+    static const struct pc_run untouched = {0xabababababababab, 0xabababababababab};
+    struct pc_run runs[33];
+    struct pc__data_header header;
+
+    if (n_bytes < sizeof header || pc__data_parse_header(bytes, &header) != PC_OK)
+        return;
+    must(header.magic == PC__DATA_MAGIC && header.n_blocks <= PC__DATA_MAX_BLOCKS);
+    must(header.type == PC__DATA_GET || header.type == PC__DATA_BLOCKS);
+    if (header.type == PC__DATA_GET)
+        must(header.n_runs >= 1 && header.n_runs <= PC__DATA_MAX_RUNS && header.status == 0);
+    else
+        must(header.status <= 0 && (header.flags & ~PC__DATA_HOLES) == 0);
+
+    runs[32] = untouched;
+    const int n_runs = pc__data_parse_runs(&header, bytes + sizeof header,
+                                           n_bytes - sizeof header, region_blocks, runs, 32);
+    must(memcmp(&runs[32], &untouched, sizeof untouched) == 0);
+    if (n_runs < 0)
+        return;
+    uint64_t n_blocks = 0;
+    must(n_runs == header.n_runs && header.type == PC__DATA_GET);
+    for (int i = 0; i < n_runs; i++) {
+        must(runs[i].n_blocks > 0 && runs[i].first_block + runs[i].n_blocks <= region_blocks);
+        n_blocks += runs[i].n_blocks;
+    }
+    must(n_blocks == header.n_blocks);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *input, size_t n_bytes)
+{
+    if (n_bytes == 0)
+        return 0;
+    uint8_t *exact = malloc(n_bytes - 1);
+    must(exact != NULL || n_bytes == 1);
+    if (n_bytes > 1)
+        memcpy(exact, input + 1, n_bytes - 1);
+    if (input[0] & 1)
+        try_control(exact, n_bytes - 1);
+    else
+        try_data(exact, n_bytes - 1, input[0] & 2 ? 0x30000 : 1ull << input[0] / 4 % 34);
+    free(exact);
+    return 0;
+}
+
+#ifdef FUZZ_STANDALONE
+#include <stdio.h>
+#include <time.h>
+
+static uint64_t random_state;
+
+static uint64_t next_random(void) /* xorshift64* */
+{
+    random_state ^= random_state >> 12;
+    random_state ^= random_state << 25;
+    random_state ^= random_state >> 27;
+    return random_state * 0x2545f4914f6cdd1dull;
+}
+
+/* A message that parses, more or less. */
+static size_t make_seed(uint8_t *to)
+{
+    const uint16_t type = (uint16_t)(next_random() % (PC__CTL_LAST + 1));
+    static const size_t sizes[] = {0, sizeof(struct pc__ctl_hello), sizeof(struct pc__ctl_region),
+                                   sizeof(struct pc__ctl_open), sizeof(struct pc__ctl_fail)};
+
+    if (next_random() % 2) {
+        const uint16_t n_runs = (uint16_t)(1 + next_random() % 33);
+        struct pc__data_header header = {.magic = PC__DATA_MAGIC,
+                                         .type = (uint16_t)(next_random() % 3), .n_runs = n_runs};
+        for (uint16_t i = 0; i < n_runs; i++) {
+            const uint64_t run = pc__run_pack(next_random() % 0x40000, 1 + next_random() % 64);
+            memcpy(to + 1 + sizeof header + i * sizeof run, &run, sizeof run);
+            header.n_blocks = (uint16_t)(header.n_blocks + (run & 0xffffff));
+        }
+        to[0] = (uint8_t)(next_random() & ~1ull);
+        memcpy(to + 1, &header, sizeof header);
+        return 1 + sizeof header + n_runs * sizeof(uint64_t);
+    }
+    struct pc__ctl_header header = {.type = type};
+    uint8_t *body = to + 1 + sizeof header;
+    if (type == PC__CTL_PREFETCH || type == PC__CTL_READS) {
+        const struct pc__ctl_runs head = {.n_runs = (uint32_t)(1 + next_random() % 33)};
+        memcpy(body, &head, sizeof head);
+        for (uint32_t i = 0; i < head.n_runs; i++) {
+            const struct pc_run run = {next_random() >> next_random() % 64,
+                                       1 + next_random() % 64};
+            memcpy(body + sizeof head + i * sizeof run, &run, sizeof run);
+        }
+        header.body_bytes = (uint32_t)(sizeof head + head.n_runs * sizeof(struct pc_run));
+    } else {
+        header.body_bytes = (uint32_t)sizes[next_random() % 5];
+        memset(body, next_random() % 4 ? 0 : 0xff, header.body_bytes);
+        for (int i = 0; i < 4 && header.body_bytes >= 8; i++) {
+            const uint64_t value = next_random() >> next_random() % 64 & ~0xfffull;
+            memcpy(body + next_random() % (header.body_bytes / 8) * 8, &value, sizeof value);
+        }
+    }
+    to[0] = 1;
+    memcpy(to + 1, &header, sizeof header);
+    return 1 + sizeof header + header.body_bytes;
+}
+
+int main(int argc, char **argv)
+{
+    const double seconds = argc > 1 ? strtod(argv[1], NULL) : 20;
+    const uint64_t max_count = argc > 2 ? strtoull(argv[2], NULL, 0) : UINT64_MAX;
+    const uint64_t seed = argc > 3 ? strtoull(argv[3], NULL, 0) : 1;
+    const time_t began = time(NULL);
+    static uint8_t input[4096];
+    uint64_t n = 0;
+
+    for (; n < max_count; n++) {
+        if (n % 4096 == 0 && (double)(time(NULL) - began) >= seconds)
+            break;
+        random_state = (seed << 40) + n + 1; /* each input can be made again by its number */
+        for (int i = 0; i < 4; i++)
+            next_random();
+        memset(input, 0, sizeof input);
+        size_t n_bytes = make_seed(input);
+        for (uint64_t k = next_random() % 4; k > 0; k--) {
+            const uint64_t which = next_random() % 4, at = next_random() % n_bytes;
+            if (which == 0)
+                input[at] ^= (uint8_t)(1u << next_random() % 8);
+            else if (which == 1)
+                input[at] = (uint8_t)next_random();
+            else if (which == 2)
+                n_bytes = 1 + at;
+            else
+                n_bytes += next_random() % 9;
+        }
+        LLVMFuzzerTestOneInput(input, n_bytes);
+    }
+    printf("%llu inputs, seed %llu\n", (unsigned long long)n, (unsigned long long)seed);
+    return 0;
+}
+#endif

@@ -1,0 +1,226 @@
+/* wire.c - checks what arrives from a socket before anybody looks at it.
+ *
+ * Owns: the size of every control body (one table) and every rule that a message must keep.
+ * Threads: any; nothing here has state. Locks: none.
+ *
+ * Invariants of what is handed out (fuzz_wire asserts the same ones):
+ *   - header + body == the packet, and the body has its type's size;
+ *   - every text ends inside its field;
+ *   - every run has n_blocks > 0, and the byte address of its end fits 64 bits;
+ *   - an address range does not wrap; bits without a meaning are 0;
+ *   - a GET has 1 .. PC__DATA_MAX_RUNS runs that sum to n_blocks <= PC__DATA_MAX_BLOCKS.
+ *
+ * Does not: judge what only the receiver can know (is there such a region, is this request due,
+ * is this the same build), keep a detail message, or look at a REPLY's body, whose shape depends
+ * on the request. On failure *out and *head are untouched and runs[] is undefined.
+ */
+#include "wire.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the data protocol is little-endian");
+static_assert(sizeof(struct pc__ctl_region) == 24, "wire");
+static_assert(sizeof(struct pc__ctl_open) == 56, "wire");
+static_assert(sizeof(struct pc__ctl_opened) == 16, "wire");
+static_assert(sizeof(struct pc__ctl_runs) == 16, "wire");
+static_assert(sizeof(struct pc__ctl_fail) == 256, "wire");
+static_assert(sizeof(struct pc_run) == 16, "wire");
+static_assert(sizeof(struct pc__ctl_header) + sizeof(struct pc__ctl_runs) +
+              PC__CTL_MAX_RUNS * sizeof(struct pc_run) <= PC__CTL_MAX_BYTES, "runs fit a packet");
+static_assert(PC__DATA_MAX_BLOCKS <= UINT16_MAX && PC__DATA_MAX_RUNS <= PC__DATA_MAX_BLOCKS,
+              "counts fit their fields");
+
+#define MAX_BODY_BYTES (PC__CTL_MAX_BYTES - (uint32_t)sizeof(struct pc__ctl_header))
+#define KNOWN_MAP_FLAGS ((uint32_t)(PC_MAP_PRIVATE | PC_MAP_EXACT_READS))
+
+/* A type without a row (0) has no sound body either. */
+static const struct body_size {
+    uint32_t min_bytes;
+    uint32_t max_bytes;
+} body_sizes[PC__CTL_LAST] = {
+#define FIXED(type) {(uint32_t)sizeof(type), (uint32_t)sizeof(type)}
+#define AT_LEAST(n_bytes) {(uint32_t)(n_bytes), MAX_BODY_BYTES}
+    [PC__CTL_HELLO] = FIXED(struct pc__ctl_hello),
+    [PC__CTL_CREATE] = FIXED(struct pc__ctl_region),
+    [PC__CTL_SEAL] = FIXED(struct pc__ctl_region),
+    [PC__CTL_ABANDON] = FIXED(struct pc__ctl_region),
+    [PC__CTL_OPEN] = FIXED(struct pc__ctl_open),
+    [PC__CTL_ATTACH] = FIXED(struct pc__ctl_open),
+    [PC__CTL_CLOSE] = FIXED(struct pc__ctl_open),
+    [PC__CTL_PREFETCH] = AT_LEAST(sizeof(struct pc__ctl_runs) + sizeof(struct pc_run)),
+    [PC__CTL_READS] = AT_LEAST(sizeof(struct pc__ctl_runs) + sizeof(struct pc_run)),
+    [PC__CTL_REPLY] = AT_LEAST(0),
+    [PC__CTL_FAIL] = FIXED(struct pc__ctl_fail),
+#undef FIXED
+#undef AT_LEAST
+};
+
+static bool ends_inside(const char *text, size_t capacity)
+{
+    return memchr(text, '\0', capacity) != NULL;
+}
+
+static bool is_range(uint64_t address, uint64_t length_bytes)
+{
+    return length_bytes > 0 && address % PC_BLOCK_BYTES == 0 &&
+           length_bytes <= UINT64_MAX - address;
+}
+
+/* Blocks whose end has a byte address. */
+static bool is_run(struct pc_run run)
+{
+    const uint64_t n_addressable = UINT64_MAX >> PC_BLOCK_SHIFT;
+    return run.n_blocks > 0 && run.n_blocks <= n_addressable &&
+           run.first_block <= n_addressable - run.n_blocks;
+}
+
+static bool body_is_sound(enum pc__ctl_type type, const void *body)
+{
+    switch (type) {
+    case PC__CTL_HELLO: {
+        /* Nothing else is checked: another build's greeting deserves a polite refusal. */
+        struct pc__ctl_hello hello;
+        memcpy(&hello, body, sizeof hello);
+        return ends_inside(hello.library_version, sizeof hello.library_version);
+    }
+    case PC__CTL_CREATE: {
+        struct pc__ctl_region region;
+        memcpy(&region, body, sizeof region);
+        return is_range(region.base_address, region.length_bytes);
+    }
+    case PC__CTL_OPEN:
+    case PC__CTL_ATTACH: {
+        struct pc__ctl_open open;
+        memcpy(&open, body, sizeof open);
+        return open.reserved == 0 && (open.flags & ~KNOWN_MAP_FLAGS) == 0 &&
+               is_range(open.address, open.length_bytes);
+    }
+    case PC__CTL_FAIL: {
+        struct pc__ctl_fail fail;
+        memcpy(&fail, body, sizeof fail);
+        return fail.error < 0 && ends_inside(fail.cause, sizeof fail.cause);
+    }
+    case PC__CTL_SEAL:
+    case PC__CTL_ABANDON:
+    case PC__CTL_CLOSE:    /* only the id counts */
+    case PC__CTL_PREFETCH:
+    case PC__CTL_READS:    /* pc__ctl_parse_runs */
+    case PC__CTL_REPLY:
+        return true;
+    case PC__CTL_LAST:
+        break;
+    }
+    return false;
+}
+
+int pc__ctl_parse(const void *packet, size_t packet_bytes, struct pc__ctl_message *out)
+{
+    struct pc__ctl_header header;
+
+    if (packet_bytes < sizeof header)
+        return PC_ERR_PROTOCOL;
+    memcpy(&header, packet, sizeof header);
+    const size_t body_bytes = packet_bytes - sizeof header;
+    if (header.body_bytes != body_bytes || header.reserved != 0 || header.type >= PC__CTL_LAST)
+        return PC_ERR_PROTOCOL;
+
+    const struct body_size *size = &body_sizes[header.type];
+    if (body_bytes < size->min_bytes || body_bytes > size->max_bytes)
+        return PC_ERR_PROTOCOL;
+
+    /* Only answers carry a status. Codes below PC_ERR_LAST may come from a newer build's hello. */
+    const bool is_answer = header.type == PC__CTL_REPLY || header.type == PC__CTL_FAIL;
+    if (is_answer ? header.status > 0 : header.status != 0)
+        return PC_ERR_PROTOCOL;
+
+    const void *body = (const char *)packet + sizeof header;
+    if (!body_is_sound((enum pc__ctl_type)header.type, body))
+        return PC_ERR_PROTOCOL;
+    *out = (struct pc__ctl_message){.header = header, .body = body, .body_bytes = body_bytes};
+    return PC_OK;
+}
+
+int pc__ctl_parse_runs(const struct pc__ctl_message *message, struct pc__ctl_runs *head,
+                       struct pc_run *runs, size_t capacity)
+{
+    struct pc__ctl_runs checked;
+
+    if (message->header.type != PC__CTL_PREFETCH && message->header.type != PC__CTL_READS)
+        return PC_ERR_PROTOCOL;
+    if (message->body_bytes < sizeof checked)
+        return PC_ERR_PROTOCOL;
+    memcpy(&checked, message->body, sizeof checked);
+    if (checked.n_runs == 0 || checked.n_runs > PC__CTL_MAX_RUNS || checked.n_runs > capacity)
+        return PC_ERR_PROTOCOL;
+    if (checked.wait > 1)
+        return PC_ERR_PROTOCOL;
+    if (message->body_bytes != sizeof checked + checked.n_runs * sizeof *runs)
+        return PC_ERR_PROTOCOL;
+
+    const char *packed = (const char *)message->body + sizeof checked;
+    for (uint32_t i = 0; i < checked.n_runs; i++) {
+        struct pc_run run;
+        memcpy(&run, packed + i * sizeof run, sizeof run);
+        if (!is_run(run))
+            return PC_ERR_PROTOCOL;
+        runs[i] = run;
+    }
+    *head = checked;
+    return (int)checked.n_runs;
+}
+
+int pc__data_parse_header(const void *bytes, struct pc__data_header *out)
+{
+    struct pc__data_header header;
+
+    memcpy(&header, bytes, sizeof header);
+    if (header.magic != PC__DATA_MAGIC || header.n_blocks > PC__DATA_MAX_BLOCKS ||
+        header.n_runs > PC__DATA_MAX_RUNS)
+        return PC_ERR_PROTOCOL;
+
+    switch (header.type) {
+    case PC__DATA_GET:
+        if (header.flags != 0 || header.status != 0)
+            return PC_ERR_PROTOCOL;
+        if (header.n_runs == 0 || header.n_blocks < header.n_runs) /* a run is never empty */
+            return PC_ERR_PROTOCOL;
+        break;
+    case PC__DATA_BLOCKS:
+        if ((header.flags & ~PC__DATA_HOLES) != 0 || header.status > 0)
+            return PC_ERR_PROTOCOL;
+        if (header.status == 0 ? header.n_blocks == 0 : header.flags != 0)
+            return PC_ERR_PROTOCOL;
+        break;
+    default:
+        return PC_ERR_PROTOCOL;
+    }
+    *out = header;
+    return PC_OK;
+}
+
+int pc__data_parse_runs(const struct pc__data_header *header, const void *packed,
+                        size_t packed_bytes, uint64_t region_blocks, struct pc_run *runs,
+                        size_t capacity)
+{
+    const size_t n_runs = header->n_runs;
+    uint64_t n_blocks = 0;
+
+    if (header->type != PC__DATA_GET || n_runs == 0 || n_runs > PC__DATA_MAX_RUNS ||
+        n_runs > capacity || packed_bytes != n_runs * sizeof(uint64_t))
+        return PC_ERR_PROTOCOL;
+
+    for (size_t i = 0; i < n_runs; i++) {
+        uint64_t word;
+        memcpy(&word, (const char *)packed + i * sizeof word, sizeof word);
+        const struct pc_run run = pc__run_unpack(word);
+        if (run.n_blocks == 0 || run.n_blocks > region_blocks ||
+            run.first_block > region_blocks - run.n_blocks)
+            return PC_ERR_PROTOCOL;
+        n_blocks += run.n_blocks; /* 1024 * 2^24 at most */
+        runs[i] = run;
+    }
+    if (n_blocks != header->n_blocks)
+        return PC_ERR_PROTOCOL;
+    return (int)n_runs;
+}

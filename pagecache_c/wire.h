@@ -1,0 +1,183 @@
+/* wire.h - every message that leaves a process, and the parsers for them.
+ *
+ * Two protocols:
+ *   control  client <-> page server, Unix SOCK_SEQPACKET, one message a packet, descriptors as
+ *            SCM_RIGHTS. Both ends are the same build on one node: native structs.
+ *   data     page server <-> page server, TCP, little-endian, authenticated before it gets here.
+ *
+ * Parsers are pure: bytes in, checked values or PC_ERR_PROTOCOL out, no allocation, no I/O.
+ * They never read past the length they were given (tests put a guard page there; fuzz_wire).
+ */
+#ifndef PC_WIRE_H
+#define PC_WIRE_H
+
+#include "pagecache.h"
+
+#include <assert.h>
+
+#define PC__WIRE_VERSION 1u
+
+/* ---------------------------------------------------------------- control */
+
+#define PC__CTL_MAX_BYTES 65536u
+#define PC__CTL_MAX_RUNS 2048u
+#define PC__CTL_MAX_FDS 2
+
+enum pc__ctl_type {
+    PC__CTL_HELLO = 1,   /* c->s  pc__ctl_hello; fds: [uffd] or [control memfd, eventfd] */
+    PC__CTL_CREATE = 2,  /* c->s  pc__ctl_region; reply carries the home memfd */
+    PC__CTL_SEAL = 3,    /* c->s  pc__ctl_region */
+    PC__CTL_ABANDON = 4, /* c->s  pc__ctl_region */
+    PC__CTL_OPEN = 5,    /* c->s  pc__ctl_open; reply pc__ctl_opened and the memfd */
+    PC__CTL_ATTACH = 6,  /* c->s  pc__ctl_open with inode set: the client maps it already */
+    PC__CTL_CLOSE = 7,   /* c->s  pc__ctl_open, mapping_id only; no reply */
+    PC__CTL_PREFETCH = 8,/* c->s  pc__ctl_runs + runs; reply when resident (or taken) */
+    PC__CTL_READS = 9,   /* c->s  pc__ctl_runs + runs; no reply */
+    PC__CTL_REPLY = 10,  /* s->c  status and body by request */
+    PC__CTL_FAIL = 11,   /* s->c  pc__ctl_fail: a fault cannot be resolved; the process must end */
+    PC__CTL_LAST = 12
+};
+
+struct pc__ctl_header {
+    uint32_t body_bytes; /* what follows this header in the packet */
+    uint16_t type;       /* enum pc__ctl_type */
+    uint16_t reserved;   /* 0 */
+    uint32_t request_id; /* echoed by the reply; 0 where none is due */
+    int32_t status;      /* replies: enum pc_err */
+};
+static_assert(sizeof(struct pc__ctl_header) == 16, "wire");
+
+/* The first message of a connection, and its reply (with trap = 0). The layout of this one never
+ * changes, so that different builds can tell each other so. */
+struct pc__ctl_hello {
+    uint32_t wire_version;
+    uint32_t trap;       /* enum pc_trap in force */
+    uint64_t server_id;  /* reply only */
+    char library_version[48]; /* NUL-terminated */
+};
+static_assert(sizeof(struct pc__ctl_hello) == 64, "wire");
+
+struct pc__ctl_region {
+    uint64_t region;
+    uint64_t base_address;
+    uint64_t length_bytes;
+};
+
+struct pc__ctl_open {
+    uint64_t mapping_id; /* chosen by the client, unique in the connection */
+    uint64_t region;
+    uint64_t version;
+    uint64_t address;    /* where the client maps it */
+    uint64_t length_bytes;
+    uint64_t inode;      /* ATTACH: of the memfd that it maps */
+    uint32_t flags;      /* enum pc_map_flags */
+    uint32_t reserved;
+};
+
+struct pc__ctl_opened {
+    uint64_t inode;
+    uint32_t needs_trap; /* 0: every hole is a block of zeros (this node is the whole home) */
+    uint32_t reserved;
+};
+
+struct pc__ctl_runs {
+    uint64_t mapping_id;
+    uint32_t n_runs;     /* struct pc_run follow */
+    uint32_t wait;
+};
+
+struct pc__ctl_fail {
+    uint64_t region;
+    uint64_t version;
+    uint64_t block;
+    uint64_t server_id;  /* that was asked */
+    int32_t error;       /* enum pc_err */
+    char cause[220];     /* NUL-terminated */
+};
+
+/* A control packet, checked: header, and a body of at least the type's fixed size. */
+struct pc__ctl_message {
+    struct pc__ctl_header header;
+    const void *body;    /* unaligned: memcpy out of it */
+    size_t body_bytes;
+};
+int pc__ctl_parse(const void *packet, size_t packet_bytes, struct pc__ctl_message *out);
+/* Body of PREFETCH or READS; runs are copied out to runs[capacity]. Returns their number. */
+int pc__ctl_parse_runs(const struct pc__ctl_message *message, struct pc__ctl_runs *head,
+                       struct pc_run *runs, size_t capacity);
+
+/* The page that a SIGSEGV client shares with its server (a memfd of exactly this size).
+ * A slot: client CASes FREE->CLAIMED, fills address, stores REQUESTED, writes the eventfd, waits
+ * on the futex; server stores SERVING, later fills the run and status, stores DONE, wakes;
+ * the client takes the answer and stores FREE. After a reconnect the server takes up every slot
+ * that is REQUESTED or SERVING.
+ * The window: runs that the client has unprotected, oldest first from head; a server never
+ * evicts a block inside one. */
+#define PC__SLOTS 64
+#define PC__WINDOW_RUNS 8192
+enum pc__slot_state { PC__SLOT_FREE, PC__SLOT_CLAIMED, PC__SLOT_REQUESTED, PC__SLOT_SERVING, PC__SLOT_DONE };
+struct pc__slot {
+    _Atomic uint32_t state;   /* futex */
+    int32_t status;           /* enum pc_err */
+    uint64_t address;         /* faulting address */
+    uint64_t first_address;   /* answer: resident range around it, block-aligned, not empty */
+    uint64_t n_bytes;
+};
+struct pc__window_run {
+    _Atomic uint64_t address; /* 0: empty */
+    _Atomic uint64_t n_bytes;
+};
+struct pc__control_page {
+    uint32_t magic;
+    uint32_t reserved;
+    struct pc__slot slots[PC__SLOTS];
+    _Atomic uint64_t head;    /* counts up; the next window run to be replaced is head % RUNS */
+    struct pc__window_run window[PC__WINDOW_RUNS];
+};
+#define PC__CONTROL_MAGIC 0x43504331u
+
+/* ------------------------------------------------------------------- data */
+
+#define PC__DATA_MAGIC 0x31524c43u /* "CLR1" */
+#define PC__DATA_MAX_RUNS 1024u
+#define PC__DATA_MAX_BLOCKS 2048u  /* 8 MiB a request */
+
+enum pc__data_type {
+    PC__DATA_GET = 1,    /* header, then n_runs packed runs of 8 bytes */
+    PC__DATA_BLOCKS = 2, /* header, then (HOLES) a bitmap of ceil(n_blocks/64) words, then the
+                            blocks that are not holes, in the order they were asked for */
+    PC__DATA_LAST = 3
+};
+enum pc__data_flags { PC__DATA_HOLES = 1 }; /* bit i of the bitmap: block i is all zeros, not sent */
+
+struct pc__data_header {
+    uint32_t magic;
+    uint16_t type;
+    uint16_t flags;
+    uint32_t request_id;
+    int32_t status;      /* BLOCKS: enum pc_err; negative: nothing follows */
+    uint64_t region;
+    uint32_t version;    /* low half of it: a stamp against mix-ups */
+    uint16_t n_runs;     /* GET */
+    uint16_t n_blocks;   /* GET: sum over the runs; BLOCKS: the same number */
+};
+static_assert(sizeof(struct pc__data_header) == 32, "wire");
+
+/* A packed run: first block << 24 | number of blocks. */
+static inline uint64_t pc__run_pack(uint64_t first_block, uint64_t n_blocks)
+{
+    return first_block << 24 | n_blocks;
+}
+static inline struct pc_run pc__run_unpack(uint64_t packed)
+{
+    return (struct pc_run){.first_block = packed >> 24, .n_blocks = packed & 0xffffffu};
+}
+
+/* Checks a header that has wholly arrived. */
+int pc__data_parse_header(const void *bytes, struct pc__data_header *out);
+/* Unpacks and checks the runs of a GET: not empty, inside region_blocks, summing to n_blocks. */
+int pc__data_parse_runs(const struct pc__data_header *header, const void *packed,
+                        size_t packed_bytes, uint64_t region_blocks, struct pc_run *runs,
+                        size_t capacity);
+
+#endif
