@@ -1,0 +1,439 @@
+"""The registry actor: one per job. A facade: every decision is in ``registry_core``.
+
+It carries out the core's orders, makes page servers appear on nodes, and finds out from Ray which
+servers are lost. It is never on the path of a fault that a node can resolve from what it knows.
+
+Names, all in the namespace "clamor": ``registry-<job scope>``,
+``page-server-<job scope>-<first 16 of the node id>``.
+
+Safety: methods are coroutines on one loop; the core is only touched between awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from clamor_ray import _names, errors
+from clamor_ray._layout import Plan
+from clamor_ray.actors.handshake import SECRET_BYTES
+from clamor_ray.actors.messages import (
+    LocateAnswer,
+    LookupAnswer,
+    Pinned,
+    RegionRecord,
+    RegistryReport,
+    ServerConfig,
+    ServerInfo,
+    ServerLost,
+    ServerReport,
+    ServerRestarting,
+)
+from clamor_ray.actors.page_server import PageServer
+from clamor_ray.actors.registry_core import RegionState, RegistryCore, Retire, server_id_of
+
+logger = logging.getLogger("clamor_ray.registry")
+
+START_SERVER_S = 60.0
+CALL_S = 10.0
+PING_S = 2.0
+STOP_S = 10.0
+PIN_S = 300.0
+WATCH_FIRST_S = 2.0
+WATCH_MOST_S = 30.0
+
+
+def page_server_name(job_scope: str, node_id: str) -> str:
+    """The actor name of a node's page server."""
+    return f"page-server-{job_scope}-{node_id[:16]}"
+
+
+def create_registry(job_scope: str, node_id: str, config: ServerConfig) -> Any:
+    """Makes the job's registry on a node, or finds the one that is there.
+
+    The caller's process owns a registry that it makes: call it in the driver.
+
+    Args:
+        job_scope: 12 hex digits that separate jobs.
+        node_id: Ray's hex id of the driver's node.
+        config: What page servers are told.
+
+    Returns:
+        The actor's handle. Calls may be made at once; they wait for its start.
+    """
+    return (
+        ray.remote(Registry)
+        .options(
+            name=_names.registry_name(job_scope),
+            namespace=_names.NAMESPACE,
+            get_if_exists=True,
+            num_cpus=0,
+            max_concurrency=1000,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        )
+        .remote(config)
+    )
+
+
+async def _within(seconds: float, reference: Any) -> Any:
+    async def wait() -> Any:
+        return await reference
+
+    return await asyncio.wait_for(wait(), seconds)
+
+
+def _alive_nodes() -> set[str]:
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+class Registry:
+    """See the file's head.
+
+    Args:
+        config: What page servers are told.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._core = RegistryCore()
+        self._secret = os.urandom(SECRET_BYTES)
+        self._handles: dict[int, Any] = {}
+        self._shared: dict[int, tuple[int, Pinned, list[Any]]] = {}
+        self._starting: dict[str, asyncio.Lock] = {}
+        self._starts: dict[int, asyncio.Future[ServerInfo]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watching = False
+        self._stopped = False
+
+    def __repr__(self) -> str:
+        return f"Registry({self._config.job_scope})"
+
+    async def ping(self) -> int:
+        """The actor's process id."""
+        return os.getpid()
+
+    # -- regions
+
+    async def create_region(self, length_bytes: int, node_id: str) -> RegionRecord:
+        """A new region homed on a node, invisible until ``seal``.
+
+        Raises:
+            ServerUnavailableError, VersionMismatchError: See ``ensure_server``.
+            ValueError, NoAddresses: See ``RegistryCore.create_region``.
+        """
+        info = await self.ensure_server(node_id)
+        return self._core.create_region(length_bytes, info.server_id)
+
+    async def seal(self, region: int) -> RegionRecord:
+        """The region's bytes are in place: it can be looked up from now on."""
+        return self._core.seal(region)
+
+    async def abandon(self, region: int) -> None:
+        """Undoes ``create_region`` before ``seal``."""
+        self._carry_out(self._core.abandon(region))
+
+    async def free(self, region: int) -> None:
+        """Starts the region's end; returns before its last lease is gone."""
+        self._carry_out(self._core.free(region))
+
+    async def lookup(self, region: int, server_id: int = 0) -> LookupAnswer:
+        """The region's record, or that it is freed or unknown.
+
+        Args:
+            region: Its id.
+            server_id: The page server that will hold leases on it; 0 for a mere question.
+        """
+        if server_id == 0:
+            return self._core.peek(region)
+        return self._core.lookup(region, server_id)
+
+    async def region_idle(self, region: int, server_id: int) -> None:
+        """A page server says that the last lease on its node is gone."""
+        self._carry_out(self._core.region_idle(region, server_id))
+
+    async def share(self, object_refs: list[Any], node_id: str) -> tuple[RegionRecord, Plan]:
+        """Makes one Ray object page-accessible from the node that holds it.
+
+        Args:
+            object_refs: A list of one ObjectRef (in a list, so that Ray passes it as it is).
+            node_id: Where its bytes lie; that page server pins it.
+
+        Returns:
+            The sealed region's record, and the plan of what lies where in it.
+        """
+        info = await self.ensure_server(node_id)
+        pinned: Pinned = await _within(PIN_S, self._handles[info.server_id].pin.remote(object_refs))
+        # Our reference outlives the page server's process, which pins the object anew.
+        self._shared[pinned.record.region] = (info.server_id, pinned, object_refs)
+        return pinned.record, pinned.plan
+
+    async def shared_at(self, server_id: int) -> list[tuple[Pinned, list[Any]]]:
+        """What a restarted page server has to pin again."""
+        return [
+            (pinned, object_refs)
+            for home, pinned, object_refs in self._shared.values()
+            if home == server_id
+        ]
+
+    def _forget_shared(self) -> None:
+        for region in [r for r in self._shared if self._core.state(r) is RegionState.GONE]:
+            del self._shared[region]
+
+    # -- servers
+
+    async def secret(self) -> bytes:
+        """What page servers prove to each other that they know."""
+        return self._secret
+
+    async def ensure_server(self, node_id: str) -> ServerInfo:
+        """The node's page server, started if there is none yet.
+
+        Raises:
+            ServerUnavailableError: The node is dead, or the server did not start in 60 s.
+            VersionMismatchError: The node runs another build of this library.
+        """
+        server_id = server_id_of(node_id)
+        async with self._starting.setdefault(node_id, asyncio.Lock()):
+            answer = self._core.locate(server_id)
+            if isinstance(answer, ServerInfo):
+                return answer
+            if self._stopped:
+                raise errors.ClosedError("The session was shut down.")
+            if node_id not in await asyncio.to_thread(_alive_nodes):
+                raise errors.ServerUnavailableError(f"The node {node_id} is not alive.")
+            handle = (
+                ray.remote(PageServer)
+                .options(
+                    name=page_server_name(self._config.job_scope, node_id),
+                    namespace=_names.NAMESPACE,
+                    get_if_exists=True,
+                    num_cpus=0,
+                    max_restarts=-1,
+                    max_task_retries=-1,
+                    max_concurrency=16,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+                )
+                .remote(ray.get_runtime_context().current_actor, self._config, node_id)
+            )
+            self._handles[server_id] = handle
+            try:
+                return await self._started(server_id, handle)
+            except errors.ClamorError:
+                self._handles.pop(server_id, None)
+                with contextlib.suppress(RayError, ValueError):
+                    ray.kill(handle)
+                raise
+
+    async def _started(self, server_id: int, handle: Any) -> ServerInfo:
+        """Waits until the server registers, says why it cannot, or dies without a word.
+
+        Ray starts an actor whose ``__init__`` fails again and again: its death alone is no news.
+        """
+        said: asyncio.Future[ServerInfo] = asyncio.get_running_loop().create_future()
+        self._starts[server_id] = said
+        answers = asyncio.ensure_future(_within(START_SERVER_S, handle.ping.remote()))
+        try:
+            await asyncio.wait({said, answers}, return_when=asyncio.FIRST_COMPLETED)
+            if said.done():
+                return said.result()
+            try:
+                answers.result()
+            except (RayError, asyncio.TimeoutError) as failure:
+                raise errors.ServerUnavailableError(
+                    f"The page server did not start: {str(failure) or type(failure).__name__}"
+                ) from failure
+            raise errors.ServerUnavailableError("The page server answers, but did not register.")
+        finally:
+            answers.cancel()
+            said.cancel()
+            del self._starts[server_id]
+
+    async def start_failed(self, server_id: int, failure: errors.ClamorError) -> None:
+        """Called by a page server that cannot start."""
+        logger.error("page server %#x cannot start: %s", server_id, failure)
+        said = self._starts.get(server_id)
+        if said is not None and not said.done():
+            said.set_exception(failure)
+
+    async def register_server(self, info: ServerInfo) -> ServerInfo:
+        """Called by a page server when it listens, after every start.
+
+        Returns:
+            The same with its epoch.
+
+        Raises:
+            VersionMismatchError: It is another build than the driver's.
+        """
+        if info.library_version != self._config.library_version:
+            raise errors.VersionMismatchError(
+                f"Node {info.node_id} runs clamor-ray {info.library_version}, "
+                f"the driver {self._config.library_version}."
+            )
+        known, orders = self._core.server_registered(info)
+        logger.info("page server %#x registered, epoch %d", info.server_id, known.epoch)
+        self._carry_out(orders)
+        said = self._starts.get(info.server_id)
+        if said is not None and not said.done():
+            said.set_result(known)
+        return known
+
+    async def locate(self, server_id: int, since_epoch: int = 0) -> LocateAnswer:
+        """Where a page server is.
+
+        Args:
+            server_id: The server.
+            since_epoch: The epoch under which the caller could not reach it, or 0. If it has not
+                registered again since, Ray is asked what became of it.
+        """
+        answer = self._core.locate(server_id)
+        if not isinstance(answer, ServerInfo) or answer.epoch > since_epoch:
+            return answer
+        return await self._examine(answer)
+
+    async def _examine(self, info: ServerInfo) -> LocateAnswer:
+        if info.node_id not in await asyncio.to_thread(_alive_nodes):
+            return self._lose(info.server_id, f"its node {info.node_id} is dead")
+        try:
+            await _within(PING_S, self._handles[info.server_id].ping.remote())
+        except ActorUnavailableError:
+            return ServerRestarting(info.server_id)
+        except ActorDiedError as failure:
+            return self._lose(info.server_id, f"its actor is dead: {failure}")
+        except (RayError, asyncio.TimeoutError):
+            return ServerRestarting(info.server_id)
+        return self._core.locate(info.server_id)
+
+    def _lose(self, server_id: int, reason: str) -> LocateAnswer:
+        logger.error("page server %#x is lost: %s", server_id, reason)
+        self._handles.pop(server_id, None)
+        self._carry_out(self._core.server_lost(server_id, reason))
+        self._forget_shared()
+        return ServerLost(server_id, reason)
+
+    # -- orders
+
+    def _carry_out(self, orders: Iterable[Retire]) -> None:
+        for order in orders:
+            self._spawn(self._retire(order))
+        if not self._watching and not self._stopped and self._core.waited_for():
+            self._watching = True
+            self._spawn(self._watch())
+
+    async def _retire(self, order: Retire) -> None:
+        pause_s = WATCH_FIRST_S
+        # Without a handle the server is lost, and the core has been told.
+        while (handle := self._handles.get(order.server_id)) is not None:
+            try:
+                known = await _within(CALL_S, handle.retire.remote(order.region, order.force))
+            except ActorDiedError as failure:
+                self._lose(order.server_id, f"its actor is dead: {failure}")
+                return
+            except (RayError, asyncio.TimeoutError) as failure:
+                logger.warning("cannot retire region %d yet: %r", order.region, failure)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, WATCH_MOST_S)
+                continue
+            if order.force:
+                self._core.dropped(order.region, order.server_id)
+                self._forget_shared()
+            elif not known:
+                self._carry_out(self._core.region_idle(order.region, order.server_id))
+            return
+
+    async def _watch(self) -> None:
+        """While freed regions wait for servers, looks for nodes that died without a word."""
+        pause_s = WATCH_FIRST_S
+        try:
+            while waited_for := self._core.waited_for():
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, WATCH_MOST_S)
+                alive = await asyncio.to_thread(_alive_nodes)
+                for server_id in waited_for:
+                    answer = self._core.locate(server_id)
+                    if isinstance(answer, ServerInfo) and answer.node_id not in alive:
+                        self._lose(server_id, f"its node {answer.node_id} is dead")
+        finally:
+            self._watching = False
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            logger.error("a task of the registry failed", exc_info=failure)
+
+    # -- reports
+
+    async def servers(self) -> tuple[ServerInfo, ...]:
+        """All page servers that are not lost."""
+        return self._core.servers()
+
+    async def stats(self, timeout_s: float = 5.0) -> RegistryReport:
+        """Counters of all page servers; one that does not answer in time says so in ``error``."""
+
+        async def ask(info: ServerInfo) -> ServerReport:
+            try:
+                report: ServerReport = await _within(
+                    timeout_s, self._handles[info.server_id].stats.remote()
+                )
+                return report
+            except (RayError, asyncio.TimeoutError, KeyError) as failure:
+                return ServerReport(info, error=str(failure) or type(failure).__name__)
+
+        reports = await asyncio.gather(*(ask(info) for info in self._core.servers()))
+        return RegistryReport(
+            regions_by_state=self._core.count_by_state(),
+            address_bytes_in_use=self._core.addresses.bytes_in_use,
+            servers=tuple(reports),
+        )
+
+    async def histogram(
+        self, region: int, which: int, n_buckets: int, timeout_s: float = 5.0
+    ) -> dict[str, list[int]]:
+        """Blocks of a set (``PC_BLOCKS_*``) per part of the region, by node id.
+
+        Nodes that do not know the region, or do not answer in time, are left out.
+        """
+
+        async def ask(info: ServerInfo) -> list[int]:
+            try:
+                handle = self._handles[info.server_id]
+                counts: list[int] = await _within(
+                    timeout_s, handle.histogram.remote(region, which, n_buckets)
+                )
+                return counts
+            except (RayError, asyncio.TimeoutError, KeyError):
+                return []
+
+        infos = self._core.servers()
+        found = await asyncio.gather(*(ask(info) for info in infos))
+        return {info.node_id: counts for info, counts in zip(infos, found, strict=True) if counts}
+
+    async def shutdown(self) -> None:
+        """Stops every page server and its keeper. The registry itself stays, and is empty."""
+        self._stopped = True
+        for task in list(self._tasks):
+            task.cancel()
+
+        async def stop(handle: Any) -> None:
+            with contextlib.suppress(RayActorError, RayError, asyncio.TimeoutError):
+                await _within(STOP_S, handle.stop.remote())
+            with contextlib.suppress(RayError, ValueError):
+                ray.kill(handle)
+
+        handles = list(self._handles.values())
+        self._handles.clear()
+        await asyncio.gather(*(stop(handle) for handle in handles))
+        for info in self._core.servers():
+            self._core.server_lost(info.server_id, "the session was shut down")

@@ -1,0 +1,468 @@
+"""What the registry decides: addresses, regions, servers. Pure: no Ray, no clock, no I/O.
+
+Methods take one event and return its answer, or the ``Retire`` orders that follow from it; the
+facade carries the orders out and reports back with further events.
+
+The end of a region, in order:
+
+    free     -> lookups answer "freed"; every server that knows the region is told to retire it
+    idle     -> one such server says that its node's last lease is gone
+    drained  -> all of them have said so, or died: the homes are told to drop it, with force
+    dropped  -> one home says that it has
+    gone     -> all homes have, or died: the address range is free for others
+
+An address range is reused only after that, so that no process anywhere can still have the old
+region mapped where a new one must go.
+
+Invariants, which ``check`` verifies:
+* used and free ranges together are exactly the window, and no two overlap;
+* a region in the table owns exactly one used range; no other used range exists;
+* a region waits only for servers that are not lost.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from clamor_ray.actors.messages import (
+    EXTENT_BYTES,
+    LocateAnswer,
+    LookupAnswer,
+    RegionFreed,
+    RegionRecord,
+    RegionUnknown,
+    ServerInfo,
+    ServerLost,
+)
+
+WINDOW_BEGIN = 0x1100_0000_0000
+WINDOW_END = 0x2900_0000_0000
+UNIT_BYTES = 2 << 20
+GUARD_BYTES = UNIT_BYTES
+FIRST_VERSION = 0  # the state after no commit; what the engine gives a new home
+
+
+class RegistryError(Exception):
+    """The registry refuses; the text says what and why."""
+
+
+class NoAddresses(RegistryError):
+    """No gap in the window is large enough."""
+
+
+class NoSuchRegion(RegistryError):
+    """An operation on a region that is not in the table."""
+
+
+class IllegalTransition(RegistryError):
+    """The region is not in a state that allows the operation."""
+
+
+class NoSuchServer(RegistryError):
+    """The server never registered, or is lost."""
+
+
+def server_id_of(node_id: str) -> int:
+    """The id of a node's page server: 64 bits, never 0, the same after a restart.
+
+    Example:
+        >>> server_id_of("ab" * 28) == server_id_of("ab" * 28) != 0
+        True
+    """
+    digest = hashlib.sha256(b"clamor page server\0" + node_id.encode()).digest()
+    return int.from_bytes(digest[:8], "little") or 1
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+class AddressSpace:
+    """First fit over the window; every range ends in a guard gap that nobody maps.
+
+    Args:
+        begin: First address, a multiple of 2 MiB.
+        end: One past the last, a multiple of 2 MiB.
+    """
+
+    def __init__(self, begin: int = WINDOW_BEGIN, end: int = WINDOW_END) -> None:
+        if begin % UNIT_BYTES or end % UNIT_BYTES or begin >= end:
+            raise ValueError(f"no window: {begin:#x} to {end:#x}")
+        self.begin = begin
+        self.end = end
+        self._free: list[tuple[int, int]] = [(begin, end)]
+        self._used: dict[int, int] = {}
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Of addresses, guard gaps included."""
+        return sum(end - begin for begin, end in self._used.items())
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """The used ranges (begin, end with guard), by address."""
+        return sorted(self._used.items())
+
+    def allocate(self, length_bytes: int) -> int:
+        """The lowest 2 MiB-aligned address with room for the length and the guard.
+
+        Raises:
+            ValueError: A length below 1.
+            NoAddresses: No gap is large enough.
+        """
+        if length_bytes < 1:
+            raise ValueError(f"a region of {length_bytes} bytes")
+        need = _round_up(length_bytes, UNIT_BYTES) + GUARD_BYTES
+        for index, (begin, end) in enumerate(self._free):
+            if end - begin < need:
+                continue
+            if end - begin == need:
+                del self._free[index]
+            else:
+                self._free[index] = (begin + need, end)
+            self._used[begin] = begin + need
+            return begin
+        raise NoAddresses(
+            f"no room for {length_bytes} bytes: {self.bytes_in_use} of "
+            f"{self.end - self.begin} bytes of addresses are in use; free variables first"
+        )
+
+    def release(self, base_address: int) -> None:
+        """Gives a range back, joined with its free neighbours."""
+        end = self._used.pop(base_address)
+        begin = base_address
+        index = bisect.bisect_left(self._free, (begin, end))
+        if index < len(self._free) and self._free[index][0] == end:
+            end = self._free.pop(index)[1]
+        if index > 0 and self._free[index - 1][1] == begin:
+            index -= 1
+            begin = self._free.pop(index)[0]
+        self._free.insert(index, (begin, end))
+
+    def check(self) -> None:
+        """Raises AssertionError unless used and free ranges tile the window."""
+        where = self.begin
+        was_free = False
+        tiles = [(b, e, False) for b, e in self._used.items()]
+        tiles += [(b, e, True) for b, e in self._free]
+        for begin, end, is_free in sorted(tiles):
+            assert begin == where, f"gap or overlap at {where:#x}"
+            assert end > begin, f"empty range at {begin:#x}"
+            assert not (is_free and was_free), f"free ranges not joined at {begin:#x}"
+            assert begin % UNIT_BYTES == 0
+            where, was_free = end, is_free
+        assert where == self.end
+
+
+class RegionState(enum.Enum):
+    """CREATING: only its maker knows it. READY: leasable. FREED: waits for the last leases.
+    DROPPING: waits for its homes. GONE: not in the table any more."""
+
+    CREATING = "creating"
+    READY = "ready"
+    FREED = "freed"
+    DROPPING = "dropping"
+    GONE = "gone"
+
+
+class RegionEvent(enum.Enum):
+    """What can happen to a region."""
+
+    SEAL = "seal"
+    ABANDON = "abandon"
+    FREE = "free"
+    DRAINED = "drained"
+    DROPPED = "dropped by all homes"
+
+
+_S, _E = RegionState, RegionEvent
+
+TRANSITIONS: dict[tuple[RegionState, RegionEvent], RegionState] = {
+    (_S.CREATING, _E.SEAL): _S.READY,
+    (_S.CREATING, _E.ABANDON): _S.DROPPING,  # nobody can have mapped it
+    (_S.READY, _E.FREE): _S.FREED,
+    (_S.FREED, _E.FREE): _S.FREED,  # freeing twice is freeing once
+    (_S.FREED, _E.DRAINED): _S.DROPPING,
+    (_S.DROPPING, _E.FREE): _S.DROPPING,
+    (_S.DROPPING, _E.ABANDON): _S.DROPPING,
+    (_S.DROPPING, _E.DROPPED): _S.GONE,
+}
+
+
+@dataclass(frozen=True)
+class Retire:
+    """An order: tell ``server_id`` to retire ``region``.
+
+    Without force it reports the region idle when its node's last lease is gone, and with force it
+    drops the region now, which ``RegistryCore.dropped`` must then be told.
+    """
+
+    server_id: int
+    region: int
+    force: bool
+
+
+@dataclass
+class _Region:
+    record: RegionRecord
+    state: RegionState = RegionState.CREATING
+    # Servers that may hold leases or blocks: the homes, and all that looked it up.
+    known_to: set[int] = field(default_factory=set)
+    # FREED: servers that have not said idle. DROPPING: homes that have not said dropped.
+    waits_for: set[int] = field(default_factory=set)
+
+
+class RegistryCore:
+    """Regions, their addresses, and the servers that hold them.
+
+    Not thread-safe: one caller at a time.
+
+    Args:
+        addresses: The window to allocate from.
+
+    Example:
+        >>> core = RegistryCore()
+        >>> _ = core.server_registered(ServerInfo(7, "node", "10.0.0.1", 1, "name", "0.1"))
+        >>> record = core.create_region(5000, 7)
+        >>> hex(record.base_address), record.homes
+        ('0x110000000000', (7,))
+    """
+
+    def __init__(self, addresses: AddressSpace | None = None) -> None:
+        self.addresses = addresses or AddressSpace()
+        self._regions: dict[int, _Region] = {}
+        self._next_region = 1
+        self._servers: dict[int, ServerInfo] = {}
+        self._lost: dict[int, ServerLost] = {}
+
+    # -- regions
+
+    def create_region(self, length_bytes: int, server_id: int) -> RegionRecord:
+        """A new region, homed at one server, that nobody can look up before ``seal``.
+
+        Raises:
+            ValueError: A length below 1.
+            NoAddresses: The window is full.
+            NoSuchServer: The home is not registered.
+        """
+        if server_id not in self._servers:
+            raise NoSuchServer(f"server {server_id:#x} is not registered")
+        base_address = self.addresses.allocate(length_bytes)
+        n_extents = -(-length_bytes // EXTENT_BYTES)
+        record = RegionRecord(
+            region=self._next_region,
+            version=FIRST_VERSION,
+            base_address=base_address,
+            length_bytes=length_bytes,
+            homes=(server_id,) * n_extents,
+        )
+        self._next_region += 1
+        self._regions[record.region] = _Region(record, known_to=set(record.homes))
+        return record
+
+    def seal(self, region: int) -> RegionRecord:
+        """From now on the region can be looked up.
+
+        Raises:
+            NoSuchRegion: Not in the table.
+            IllegalTransition: Sealed, abandoned or freed before.
+        """
+        entry = self._entry(region)
+        self._move(entry, RegionEvent.SEAL)
+        return entry.record
+
+    def abandon(self, region: int) -> tuple[Retire, ...]:
+        """The maker gave up before ``seal``. Unknown and finished regions are left as they are.
+
+        Raises:
+            IllegalTransition: It was sealed; free it instead.
+        """
+        entry = self._regions.get(region)
+        if entry is None:
+            return ()
+        was = entry.state
+        self._move(entry, RegionEvent.ABANDON)
+        return self._drop(entry) if was is RegionState.CREATING else ()
+
+    def free(self, region: int) -> tuple[Retire, ...]:
+        """Starts the end of a region; freeing a freed one again changes nothing.
+
+        Raises:
+            NoSuchRegion: It never existed.
+            IllegalTransition: It is not sealed yet.
+        """
+        if self._was_here(region):
+            return ()
+        entry = self._entry(region)
+        was = entry.state
+        self._move(entry, RegionEvent.FREE)
+        if was is not RegionState.READY:
+            return ()
+        entry.waits_for = {server for server in entry.known_to if server not in self._lost}
+        return tuple(
+            Retire(server, region, force=False) for server in sorted(entry.waits_for)
+        ) + self._drained(entry)
+
+    def lookup(self, region: int, server_id: int) -> LookupAnswer:
+        """The region's record, for a server that will hold leases on it from now on."""
+        answer = self.peek(region)
+        if isinstance(answer, RegionRecord):
+            self._regions[region].known_to.add(server_id)
+        return answer
+
+    def peek(self, region: int) -> LookupAnswer:
+        """As ``lookup``, for somebody who will hold no lease."""
+        if self._was_here(region):
+            return RegionFreed(region)
+        entry = self._regions.get(region)
+        if entry is None or entry.state is RegionState.CREATING:
+            return RegionUnknown(region)
+        if entry.state is not RegionState.READY:
+            return RegionFreed(region)
+        return entry.record
+
+    def region_idle(self, region: int, server_id: int) -> tuple[Retire, ...]:
+        """A server says that the last lease on its node is gone."""
+        entry = self._regions.get(region)
+        if entry is None or entry.state is not RegionState.FREED:
+            return ()
+        entry.waits_for.discard(server_id)
+        return self._drained(entry)
+
+    def dropped(self, region: int, server_id: int) -> None:
+        """A home has dropped the region, as ordered with force."""
+        entry = self._regions.get(region)
+        if entry is None or entry.state is not RegionState.DROPPING:
+            return
+        entry.waits_for.discard(server_id)
+        self._gone(entry)
+
+    # -- servers
+
+    def server_registered(self, info: ServerInfo) -> tuple[ServerInfo, tuple[Retire, ...]]:
+        """A server started, or started again: its info with the epoch, and what it must catch up.
+
+        Raises:
+            NoSuchServer: It was declared lost; its regions are gone for good.
+        """
+        if info.server_id in self._lost:
+            raise NoSuchServer(
+                f"server {info.server_id:#x} was declared lost: {self._lost[info.server_id].reason}"
+            )
+        before = self._servers.get(info.server_id)
+        known = replace(info, epoch=before.epoch + 1 if before else 1)
+        self._servers[info.server_id] = known
+        # A restarted server may have forgotten what it was told: tell it again.
+        orders = tuple(
+            Retire(info.server_id, number, force=entry.state is RegionState.DROPPING)
+            for number, entry in self._regions.items()
+            if info.server_id in entry.waits_for
+        )
+        return known, orders
+
+    def server_lost(self, server_id: int, reason: str) -> tuple[Retire, ...]:
+        """A server is gone for good: nothing waits for it any more."""
+        if server_id in self._lost:
+            return ()
+        self._lost[server_id] = ServerLost(server_id, reason)
+        self._servers.pop(server_id, None)
+        orders: list[Retire] = []
+        for entry in list(self._regions.values()):
+            entry.known_to.discard(server_id)
+            if server_id not in entry.waits_for:
+                continue
+            entry.waits_for.discard(server_id)
+            if entry.state is RegionState.FREED:
+                orders += self._drained(entry)
+            elif entry.state is RegionState.DROPPING:
+                self._gone(entry)
+        return tuple(orders)
+
+    def locate(self, server_id: int) -> LocateAnswer:
+        """Where the server was when it last registered, or that it is lost."""
+        if server_id in self._lost:
+            return self._lost[server_id]
+        info = self._servers.get(server_id)
+        return info or ServerLost(server_id, "no such page server ever registered")
+
+    def servers(self) -> tuple[ServerInfo, ...]:
+        """All that are registered and not lost."""
+        return tuple(self._servers.values())
+
+    # -- reports
+
+    def waited_for(self) -> set[int]:
+        """Servers that some freed region waits for."""
+        return set().union(*(entry.waits_for for entry in self._regions.values()))
+
+    def count_by_state(self) -> dict[str, int]:
+        """How many regions are in each state; those gone are not counted."""
+        counts = {state.value: 0 for state in RegionState if state is not RegionState.GONE}
+        for entry in self._regions.values():
+            counts[entry.state.value] += 1
+        return counts
+
+    def state(self, region: int) -> RegionState | None:
+        """GONE for one that was, None for one that never was."""
+        if self._was_here(region):
+            return RegionState.GONE
+        entry = self._regions.get(region)
+        return entry.state if entry else None
+
+    def check(self) -> None:
+        """Raises AssertionError when an invariant of this file does not hold."""
+        self.addresses.check()
+        bases = [entry.record.base_address for entry in self._regions.values()]
+        assert sorted(bases) == [begin for begin, _ in self.addresses.ranges()]
+        for entry in self._regions.values():
+            assert entry.state is not RegionState.GONE
+            assert not entry.waits_for & self._lost.keys()
+            waiting = entry.state in (RegionState.FREED, RegionState.DROPPING)
+            assert bool(entry.waits_for) == waiting
+
+    # -- private
+
+    def _was_here(self, region: int) -> bool:
+        return 0 < region < self._next_region and region not in self._regions
+
+    def _entry(self, region: int) -> _Region:
+        entry = self._regions.get(region)
+        if entry is None:
+            known = "it was freed" if self._was_here(region) else "it never existed"
+            raise NoSuchRegion(f"region {region}: {known}")
+        return entry
+
+    def _move(self, entry: _Region, event: RegionEvent) -> None:
+        new = TRANSITIONS.get((entry.state, event))
+        if new is None:
+            raise IllegalTransition(
+                f"region {entry.record.region}: no {event.value!r} while {entry.state.value}"
+            )
+        entry.state = new
+
+    def _drained(self, entry: _Region) -> tuple[Retire, ...]:
+        if entry.waits_for:
+            return ()
+        self._move(entry, RegionEvent.DRAINED)
+        return self._drop(entry)
+
+    def _drop(self, entry: _Region) -> tuple[Retire, ...]:
+        entry.waits_for = self._alive(entry.record.homes)
+        orders = tuple(
+            Retire(server, entry.record.region, force=True) for server in sorted(entry.waits_for)
+        )
+        self._gone(entry)
+        return orders
+
+    def _gone(self, entry: _Region) -> None:
+        if entry.waits_for:
+            return
+        self._move(entry, RegionEvent.DROPPED)
+        self.addresses.release(entry.record.base_address)
+        del self._regions[entry.record.region]
+
+    def _alive(self, servers: Iterable[int]) -> set[int]:
+        return {server for server in servers if server not in self._lost}

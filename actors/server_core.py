@@ -1,0 +1,506 @@
+"""A page server without Ray: the data port, the peers, and the engine's questions.
+
+The engine (C threads) serves faults and pages. What it cannot decide it asks here, through its
+event descriptor: where a region lives, how to reach a peer. This file answers with the help of a
+``Resolver``, which in production is the registry and in tests a dictionary.
+
+Everything runs on one asyncio loop. Sockets are plain non-blocking ones, so that a connection that
+has passed the handshake is handed to the engine as a bare descriptor, with nothing of it buffered
+here. An idle server has no timer and wakes up for nothing.
+
+What always holds:
+* at most one task per peer and one per region looks for it;
+* a connection is owned by exactly one side: by us until ``serve`` or ``add_peer``, by the engine
+  from that call on;
+* every question of the engine gets one answer, at the latest when its deadline is over;
+* at most ``max_unauthenticated`` connections have not passed, each for at most 5 seconds.
+
+Thread safety: all methods belong to the loop's thread, but for ``counters``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import errno
+import logging
+import socket
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from clamor_ray.actors.handshake import (
+    ACCEPT_BYTES,
+    CHALLENGE_BYTES,
+    HELLO_BYTES,
+    PROOF_BYTES,
+    ClientHandshake,
+    HandshakeError,
+    Hello,
+    Refusal,
+    ServerHandshake,
+)
+from clamor_ray.actors.messages import (
+    ConnectionCounters,
+    LocateAnswer,
+    LookupAnswer,
+    RegionRecord,
+    ServerInfo,
+    ServerLost,
+)
+
+logger = logging.getLogger("clamor_ray.page_server")
+
+
+class EventKind(enum.IntEnum):
+    """``enum pc_event_kind`` of the header; a test compares them."""
+
+    NONE = 0
+    NEED_REGION = 1
+    NEED_PEER = 2
+    REGION_IDLE = 3
+    LOG = 4
+
+
+class Answer(enum.IntEnum):
+    """The codes of ``enum pc_err`` that this file gives to the engine; a test compares them."""
+
+    TIMEOUT = -3
+    NO_REGION = -6
+    HOME_LOST = -7
+
+
+class Event(Protocol):
+    """What the engine asks or says; see ``struct pc_event``."""
+
+    @property
+    def kind(self) -> int: ...
+    @property
+    def error(self) -> int: ...
+    @property
+    def region(self) -> int: ...
+    @property
+    def server_id(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+
+
+class EngineLike(Protocol):
+    """The part of the engine that this file uses."""
+
+    def fileno(self) -> int: ...
+    def next_event(self) -> Event | None: ...
+    def define_region(
+        self,
+        region: int,
+        version: int,
+        base_address: int,
+        length_bytes: int,
+        homes: Sequence[int],
+    ) -> None: ...
+    def refuse_region(self, region: int, error: int) -> None: ...
+    @property
+    def peer_lanes(self) -> int: ...
+    def add_peer(self, server_id: int, lane: int, fd: int) -> None: ...
+    def peer_lost(self, server_id: int, error: int) -> None: ...
+    def serve(self, server_id: int, fd: int) -> None: ...
+    def retire(self, region: int, *, force: bool) -> None: ...
+
+
+class Resolver(Protocol):
+    """Who knows regions and servers. Any exception means: no answer now, ask again."""
+
+    async def lookup(self, region: int) -> LookupAnswer:
+        """The region's record, or that it is freed or unknown."""
+
+    async def locate(self, server_id: int, since_epoch: int) -> LocateAnswer:
+        """Where the server is; ``since_epoch`` is where it could not be reached (0: not tried)."""
+
+    async def region_idle(self, region: int) -> None:
+        """The last lease on a retired region is gone from this node."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Deadlines and bounds.
+
+    Args:
+        handshake_s: From accept, or connect, to the last message.
+        max_unauthenticated: Connections that have not passed; more are closed at once.
+        answer_s: One question to the resolver, or one TCP connect.
+        deadline_s: All tries to find a peer or a region.
+        backoff_first_s: Pause after the first failure; doubles.
+        backoff_most_s: The longest pause.
+    """
+
+    handshake_s: float = 5.0
+    max_unauthenticated: int = 64
+    answer_s: float = 10.0
+    deadline_s: float = 40.0
+    backoff_first_s: float = 0.05
+    backoff_most_s: float = 1.0
+
+
+class ServerCore:
+    """Accepts, connects and answers, until ``close``.
+
+    Args:
+        engine: Owns every connection that has passed.
+        resolver: Answers for the engine.
+        server_id: This server.
+        secret: The job's 32 secret bytes.
+        settings: Deadlines and bounds.
+    """
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        resolver: Resolver,
+        *,
+        server_id: int,
+        secret: bytes,
+        settings: Settings = Settings(),
+    ) -> None:
+        self._engine = engine
+        self._resolver = resolver
+        self._server_id = server_id
+        self._secret = secret
+        self._settings = settings
+        self._listener: socket.socket | None = None
+        self._event_fd = -1
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._finding_peer: set[int] = set()
+        self._finding_region: set[int] = set()
+        self._retired_meanwhile: set[int] = set()
+        self._unauthenticated = 0
+        self._accepted = 0
+        self._peers_connected = 0
+        self._peers_lost = 0
+        self._refused: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        where = self._listener.getsockname() if self._listener else "closed"
+        return f"<ServerCore {self._server_id:#x} at {where}>"
+
+    async def start(self, host: str, port: int = 0) -> int:
+        """Listens on the node's address and answers the engine from now on.
+
+        Args:
+            host: The address that peers use; never a wildcard.
+            port: 0 for any.
+
+        Returns:
+            The port.
+        """
+        loop = asyncio.get_running_loop()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setblocking(False)
+            listener.bind((host, port))
+            listener.listen(256)
+        except BaseException:
+            listener.close()
+            raise
+        self._listener = listener
+        self._event_fd = self._engine.fileno()
+        loop.add_reader(self._event_fd, self._drain)
+        self._spawn(self._accept_for_ever(listener))
+        self._drain()
+        return int(listener.getsockname()[1])
+
+    async def close(self) -> None:
+        """Stops listening and answering; connections that the engine owns stay."""
+        if self._event_fd >= 0:
+            asyncio.get_running_loop().remove_reader(self._event_fd)
+            self._event_fd = -1
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def counters(self) -> ConnectionCounters:
+        """What came to the port so far. Any thread."""
+        return ConnectionCounters(
+            accepted=self._accepted,
+            peers_connected=self._peers_connected,
+            peers_lost=self._peers_lost,
+            unauthenticated_now=self._unauthenticated,
+            refused=tuple(sorted(self._refused.copy().items())),
+        )
+
+    def retire(self, region: int, force: bool) -> None:
+        """The region is freed. An answer about it that is still on its way is not used any more:
+        otherwise a lease could begin after this server was counted as idle.
+
+        Raises:
+            What the engine raises, for a region that it does not know, too.
+        """
+        if region in self._finding_region:
+            self._retired_meanwhile.add(region)
+        self._engine.retire(region, force=force)
+
+    # -- the engine's questions
+
+    def _drain(self) -> None:
+        while (event := self._engine.next_event()) is not None:
+            kind = event.kind
+            if kind == EventKind.NEED_PEER:
+                if event.server_id not in self._finding_peer:
+                    self._finding_peer.add(event.server_id)
+                    self._spawn(self._find_peer(event.server_id))
+            elif kind == EventKind.NEED_REGION:
+                if event.region not in self._finding_region:
+                    self._finding_region.add(event.region)
+                    self._spawn(self._find_region(event.region))
+            elif kind == EventKind.REGION_IDLE:
+                self._spawn(self._say_idle(event.region))
+            elif kind == EventKind.LOG:
+                logger.warning("%s", event.text)
+            else:
+                logger.warning("the engine reports an unknown event %d", kind)
+
+    async def _find_region(self, region: int) -> None:
+        error: int = Answer.TIMEOUT
+        try:
+            for_this_long = _Tries(self._settings)
+            while True:
+                try:
+                    answer = await asyncio.wait_for(
+                        self._resolver.lookup(region), self._settings.answer_s
+                    )
+                except Exception as failure:  # any: the resolver's promise is to be asked again
+                    logger.warning("cannot look up region %d: %r", region, failure)
+                    if not await for_this_long.pause():
+                        break
+                    continue
+                if isinstance(answer, RegionRecord) and self._server_id in answer.homes:
+                    # We are its home, and do not have it: a restart could not bring it back.
+                    error = Answer.HOME_LOST
+                    break
+                if isinstance(answer, RegionRecord) and region not in self._retired_meanwhile:
+                    self._engine.define_region(
+                        answer.region,
+                        answer.version,
+                        answer.base_address,
+                        answer.length_bytes,
+                        answer.homes,
+                    )
+                    return
+                error = Answer.NO_REGION
+                break
+            self._engine.refuse_region(region, error)
+        finally:
+            self._finding_region.discard(region)
+            self._retired_meanwhile.discard(region)
+
+    async def _say_idle(self, region: int) -> None:
+        for_this_long = _Tries(self._settings)
+        while True:
+            try:
+                await asyncio.wait_for(self._resolver.region_idle(region), self._settings.answer_s)
+                return
+            except Exception as failure:  # any: the resolver's promise is to be asked again
+                if not await for_this_long.pause():
+                    # Its addresses stay taken until the job ends; nothing else suffers.
+                    logger.error("cannot report region %d as idle: %r", region, failure)
+                    return
+
+    async def _find_peer(self, server_id: int) -> None:
+        try:
+            for_this_long = _Tries(self._settings)
+            tried_epoch = 0
+            last = "it was never found"
+            while True:
+                try:
+                    answer = await asyncio.wait_for(
+                        self._resolver.locate(server_id, tried_epoch), self._settings.answer_s
+                    )
+                    if isinstance(answer, ServerLost):
+                        self._lose(server_id, answer.reason)
+                        return
+                    if isinstance(answer, ServerInfo):
+                        tried_epoch = answer.epoch
+                        await self._connect(answer)
+                        return
+                    last = "it is restarting"
+                except (OSError, HandshakeError, asyncio.TimeoutError) as failure:
+                    last = f"{type(failure).__name__}: {failure}"
+                except Exception as failure:  # any: the resolver's promise is to be asked again
+                    last = repr(failure)
+                if not await for_this_long.pause():
+                    self._lose(
+                        server_id, f"not reached within {self._settings.deadline_s} s; {last}"
+                    )
+                    return
+        finally:
+            self._finding_peer.discard(server_id)
+
+    def _lose(self, server_id: int, reason: str) -> None:
+        self._peers_lost += 1
+        logger.error("page server %#x is lost: %s", server_id, reason)
+        self._engine.peer_lost(server_id, Answer.HOME_LOST)
+
+    async def _connect(self, info: ServerInfo) -> None:
+        """All lanes or none: a peer with half its lanes would look reachable and be slow."""
+        lanes = self._engine.peer_lanes
+        outcomes = await asyncio.gather(
+            *(self._connect_lane(info, lane) for lane in range(lanes)), return_exceptions=True
+        )
+        ready = [outcome for outcome in outcomes if isinstance(outcome, socket.socket)]
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if failures:
+            for sock in ready:
+                sock.close()
+            raise failures[0]
+        # No await from here on, so that an event about a lane that dies at once finds no task.
+        for lane, sock in enumerate(ready):
+            self._engine.add_peer(info.server_id, lane, sock.detach())
+        self._peers_connected += 1
+
+    async def _connect_lane(self, info: ServerInfo, lane: int) -> socket.socket:
+        loop = asyncio.get_running_loop()
+        family = socket.AF_INET6 if ":" in info.host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.setblocking(False)
+            await asyncio.wait_for(
+                loop.sock_connect(sock, (info.host, info.port)), self._settings.answer_s
+            )
+            _tune(sock)
+            hello = Hello(client_id=self._server_id, server_id=info.server_id, lane=lane)
+            await asyncio.wait_for(self._say_hello(sock, hello), self._settings.handshake_s)
+            return sock
+        except BaseException:
+            sock.close()
+            raise
+
+    async def _say_hello(self, sock: socket.socket, hello: Hello) -> None:
+        loop = asyncio.get_running_loop()
+        handshake = ClientHandshake(self._secret, hello)
+        await loop.sock_sendall(sock, handshake.hello)
+        proof = handshake.prove(await _receive(sock, CHALLENGE_BYTES))
+        await loop.sock_sendall(sock, proof)
+        handshake.finish(await _receive(sock, ACCEPT_BYTES))
+
+    # -- the data port
+
+    async def _accept_for_ever(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, address = await loop.sock_accept(listener)
+            except OSError as failure:
+                if failure.errno in (errno.EBADF, errno.EINVAL):
+                    return
+                # Out of descriptors or memory: the backlog keeps the others waiting meanwhile.
+                logger.error("cannot accept on the data port: %s", failure)
+                await asyncio.sleep(self._settings.backoff_most_s)
+                continue
+            self._accepted += 1
+            if self._unauthenticated >= self._settings.max_unauthenticated:
+                sock.close()
+                self._refuse(Refusal.BUSY, address, "too many connections have not passed yet")
+                continue
+            self._unauthenticated += 1
+            self._spawn(self._admit(sock, address))
+
+    async def _admit(self, sock: socket.socket, address: Any) -> None:
+        try:
+            sock.setblocking(False)
+            _tune(sock)
+            peer = await asyncio.wait_for(self._check_hello(sock), self._settings.handshake_s)
+        except HandshakeError as failure:
+            self._refuse(failure.refusal, address, str(failure))
+        except asyncio.TimeoutError:
+            self._refuse(Refusal.TIMEOUT, address, "the handshake took too long")
+        except OSError as failure:
+            self._refuse(Refusal.CLOSED, address, str(failure))
+        else:
+            try:
+                self._engine.serve(peer.client_id, sock.detach())
+            except Exception as failure:  # any: one refused connection must not end the server
+                self._refuse(Refusal.ENGINE, address, repr(failure))
+        finally:
+            self._unauthenticated -= 1
+            sock.close()
+
+    async def _check_hello(self, sock: socket.socket) -> Hello:
+        loop = asyncio.get_running_loop()
+        handshake = ServerHandshake(self._secret, self._server_id)
+        challenge = handshake.challenge(await _receive(sock, HELLO_BYTES))
+        await loop.sock_sendall(sock, challenge)
+        accept = handshake.accept(await _receive(sock, PROOF_BYTES))
+        await loop.sock_sendall(sock, accept)
+        return handshake.peer
+
+    def _refuse(self, refusal: Refusal, address: Any, why: str) -> None:
+        self._refused[refusal.value] += 1
+        # A scanner can make any number of these: 1, 2, 4, 8 ... are logged.
+        count = self._refused[refusal.value]
+        if count & (count - 1) == 0:
+            logger.warning(
+                "data port: refused a connection from %s (%s, %d so far): %s",
+                address[0] if address else "?",
+                refusal.value,
+                count,
+                why,
+            )
+
+    # -- private
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            logger.error("a task of the page server failed", exc_info=failure)
+
+
+class _Tries:
+    """Pauses that double, until the deadline is over."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._now = asyncio.get_running_loop().time
+        self._deadline = self._now() + settings.deadline_s
+        self._next_s = settings.backoff_first_s
+        self._most_s = settings.backoff_most_s
+
+    async def pause(self) -> bool:
+        """False when there is no time for another try."""
+        if self._now() + self._next_s >= self._deadline:
+            return False
+        await asyncio.sleep(self._next_s)
+        self._next_s = min(self._next_s * 2, self._most_s)
+        return True
+
+
+async def _receive(sock: socket.socket, n_bytes: int) -> bytes:
+    """Exactly n bytes, and never one of what follows them."""
+    loop = asyncio.get_running_loop()
+    parts: list[bytes] = []
+    while n_bytes:
+        part = await loop.sock_recv(sock, n_bytes)
+        if not part:
+            raise HandshakeError(Refusal.CLOSED, "the peer hung up during the handshake")
+        parts.append(part)
+        n_bytes -= len(part)
+    return b"".join(parts)
+
+
+def _tune(sock: socket.socket) -> None:
+    """Small requests leave at once; a peer whose host vanished is noticed within 30 s."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

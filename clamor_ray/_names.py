@@ -1,0 +1,45 @@
+"""How sessions are named, so that a worker finds its driver's without being told.
+
+A scope is 12 hex digits: 6 from the job, the same in every process of it, and 6 of this session,
+so that a reference from a session that has ended is never taken for one of its successor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import Final
+
+NAMESPACE: Final = "clamor"
+_REGISTRY: Final = "registry-"
+
+
+def job_part(gcs_address: str, job_id: str) -> str:
+    """What all scopes of a job begin with."""
+    return hashlib.sha256(f"{gcs_address}\0{job_id}".encode()).hexdigest()[:6]
+
+
+def new_scope(gcs_address: str, job_id: str) -> str:
+    """A scope for a session that begins now."""
+    return job_part(gcs_address, job_id) + secrets.token_hex(3)
+
+
+def registry_name(scope: str) -> str:
+    """The actor name of a session's registry."""
+    return f"{_REGISTRY}{scope}"
+
+
+def scopes_of_job(actor_names: list[str], part: str) -> list[str]:
+    """The scopes of a job among the names of actors.
+
+    Example:
+        >>> scopes_of_job(["registry-aaaaaa000001", "registry-bbbbbb000002", "x"], "aaaaaa")
+        ['aaaaaa000001']
+    """
+    prefix = f"{_REGISTRY}{part}"
+    return [name.removeprefix(_REGISTRY) for name in actor_names if name.startswith(prefix)]
+
+
+def server_socket(scope: str, node_id: str) -> str:
+    """The abstract Unix socket of a node's page server."""
+    return f"clamor-{scope}-{node_id[:16]}"

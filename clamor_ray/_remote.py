@@ -1,0 +1,187 @@
+"""`clamor.remote`: as `ray.remote`, but references arrive as the objects they stand for.
+
+The wrapped function runs inside a `_Task`: it opens the references among the arguments, holds
+their leases while the call runs, and tells the page server afterwards what was touched. What the
+call keeps or returns of the objects keeps its own hold on the leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import ray
+
+from clamor_ray import errors
+from clamor_ray._config import Config, ReadSets, check_read_sets
+from clamor_ray._lease import Lease
+from clamor_ray._ref import GlobalRef
+
+
+class _Task:
+    """The leases of one call.
+
+    Args:
+        read_set: coarse, exact or off; None for what CLAMOR_READ_SETS says in this process.
+    """
+
+    def __init__(self, read_set: ReadSets | None) -> None:
+        self._read_set = read_set
+        self._leases: list[Lease] = []
+
+    def resolve(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with top-level references opened."""
+        read_set = self._read_set or Config.from_env().read_sets
+        opened: dict[int, Any] = {}  # one reference passed twice is one object
+
+        def resolved(value: Any) -> Any:
+            if not isinstance(value, GlobalRef):
+                return value
+            if id(value) not in opened:
+                obj, lease = value._open("r", read_set)
+                if lease is not None and read_set != "off":
+                    self._leases.append(lease)
+                opened[id(value)] = obj
+            return opened[id(value)]
+
+        return (
+            tuple(resolved(value) for value in args),
+            {name: resolved(value) for name, value in kwargs.items()},
+        )
+
+    def finish(self) -> None:
+        """Reports what was touched. Never fails the task: it is statistics."""
+        leases, self._leases = self._leases, []
+        for lease in leases:
+            with contextlib.suppress(errors.ClamorError):
+                lease.report_reads()
+
+
+def _has_refs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(isinstance(value, GlobalRef) for value in (*args, *kwargs.values()))
+
+
+def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) -> Callable[..., Any]:
+    """`function`, but references among its arguments arrive as objects.
+
+    It is of the same kind as `function`: plain, coroutine, generator or asynchronous generator,
+    with its name, documentation and signature.
+    """
+    if inspect.isasyncgenfunction(function):
+
+        @functools.wraps(function)
+        async def asyncgen(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            task = _Task(read_set)
+            if _has_refs(args, kwargs):  # mapping waits for the page server: not on the loop
+                args, kwargs = await asyncio.to_thread(task.resolve, args, kwargs)
+            try:
+                async with contextlib.aclosing(function(*args, **kwargs)) as items:
+                    async for item in items:
+                        yield item
+            finally:
+                task.finish()
+
+        return asyncgen
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            task = _Task(read_set)
+            if _has_refs(args, kwargs):
+                args, kwargs = await asyncio.to_thread(task.resolve, args, kwargs)
+            try:
+                return await function(*args, **kwargs)
+            finally:
+                task.finish()
+
+        return coroutine
+
+    if inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def generator(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            task = _Task(read_set)
+            args, kwargs = task.resolve(args, kwargs)
+            try:
+                # Not `yield from`: Ray sends statistics into generators, which user code like
+                # `yield from a_list` would pass on to something that has no send.
+                with contextlib.closing(function(*args, **kwargs)) as items:
+                    for item in items:  # noqa: UP028
+                        yield item
+            finally:
+                task.finish()
+
+        return generator
+
+    @functools.wraps(function)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        task = _Task(read_set)
+        args, kwargs = task.resolve(args, kwargs)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            task.finish()
+
+    return plain
+
+
+def _resolving_class(cls: type[Any], read_set: ReadSets | None) -> type[Any]:
+    """A subclass whose methods, `__init__` among them, resolve their arguments."""
+    body: dict[str, Any] = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    for name, member in inspect.getmembers(cls, inspect.isfunction):
+        static = inspect.getattr_static(cls, name)
+        if isinstance(static, staticmethod) or (name.startswith("__") and name != "__init__"):
+            continue
+        body[name] = resolving(member, read_set)
+    resolved = type(cls.__name__, (cls,), body)
+    resolved.__qualname__ = cls.__qualname__
+    return resolved
+
+
+def _wrap(target: Any, options: dict[str, Any], read_set: ReadSets | None) -> Any:
+    if inspect.isclass(target):
+        wrapped: Any = _resolving_class(target, read_set)
+    elif callable(target):
+        wrapped = resolving(target, read_set)
+    else:
+        raise TypeError(f"clamor.remote takes a function or a class, not {target!r}")
+    return ray.remote(**options)(wrapped) if options else ray.remote(wrapped)
+
+
+def remote(*args: Any, read_set: str | None = None, **options: Any) -> Any:
+    """As `ray.remote`: turns a function into a task, a class into an actor.
+
+    `GlobalRef`s among the arguments, at top level as with Ray's own references, arrive as the
+    objects they stand for. The lease is the call: it ends when the call does, unless something
+    keeps the object. Afterwards the node's page server knows which blocks the call touched.
+
+    Args:
+        read_set: "coarse" (a superset of what was touched, cheap), "exact" (dearer first
+            touches) or "off"; what CLAMOR_READ_SETS says on the worker where it is None.
+        options: as `ray.remote`'s: num_cpus, num_returns, max_retries, ...
+
+    Returns:
+        What `ray.remote` returns, with `.remote()` and `.options()`.
+
+    Raises:
+        TypeError: It decorates neither a function nor a class.
+
+    Example:
+        >>> @clamor.remote(num_cpus=1)           # doctest: +SKIP
+        ... def nearest(tree, queries):
+        ...     return tree.query(queries)
+        >>> ray.get(nearest.remote(ref, queries))   # doctest: +SKIP
+    """
+    choice = None if read_set is None else check_read_sets(read_set)
+    if len(args) == 1 and not options and read_set is None:
+        return _wrap(args[0], {}, None)
+    if args:
+        raise TypeError("use @clamor.remote, or @clamor.remote(name=value, ...)")
+    return lambda target: _wrap(target, options, choice)

@@ -1,0 +1,620 @@
+"""This process's attachment to the session: the registry, the node, the page server's client.
+
+A driver makes the session with `init`. A worker finds it when it first needs it: by the scope of
+the reference that arrived, or by its job. Nothing here is on the path of a fault.
+
+Locks: `_lock` guards which session is current, `Session._client_lock` the making of the client;
+the first is never taken under the second. Neither is held by finalizers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import ray
+
+from clamor_ray import _names, errors
+from clamor_ray._config import Config
+from clamor_ray._layout import (
+    BLOCK_BYTES,
+    INLINE_BYTES,
+    Plan,
+    round_up,
+    runs_of_buffers,
+    take_apart,
+    take_apart_zeros,
+)
+from clamor_ray._lease import Lease, LeaseTable
+from clamor_ray._memory import check_room
+from clamor_ray._native import MAP_EXACT_READS, MAP_PRIVATE, Client, copy_in
+from clamor_ray._ref import GlobalRef
+from clamor_ray._version import __version__
+
+SHUTDOWN_S = 30.0
+
+
+@dataclass(frozen=True)
+class InitResult:
+    """What `clamor.init()` found.
+
+    Args:
+        trap: in force in this process: "uffd" (system calls on absent blocks work), "uffd-user"
+            or "sigsegv" (they fail with EFAULT; `clamor.prefetch` first).
+        node_id: Ray's hex id of this node.
+        server_version: library version of this node's page server.
+        scope: names the session in sockets and actors.
+    """
+
+    trap: str
+    node_id: str
+    server_version: str
+    scope: str
+
+
+# ------------------------------------------------------------------ asking actors
+
+
+def ask(reference: Any, timeout_s: float) -> Any:
+    """The answer of an actor of ours.
+
+    Raises:
+        ClamorError: What the actor raised, or, where it is another exception, what it means here.
+    """
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except errors.ClamorError as error:
+        _raise_own(error)
+    except ray.exceptions.GetTimeoutError as error:
+        raise errors.WaitTimeoutError(
+            f"The registry did not answer within {timeout_s:g} s.",
+            hint="See the registry actor's log in Ray's session directory, or raise "
+            "CLAMOR_CONTROL_TIMEOUT_S.",
+        ) from error
+    except ray.exceptions.RayTaskError as error:
+        raise _meaning_of(error.cause) from error
+    except ray.exceptions.RayError as error:
+        raise errors.ServerUnavailableError(
+            f"The registry cannot be reached: {type(error).__name__}: {error}",
+            hint="The session is lost with it: call clamor.shutdown(), then clamor.init().",
+        ) from error
+
+
+def _raise_own(error: errors.ClamorError) -> NoReturn:
+    # Ray wraps it in a class of its own that prints the remote traceback; the cause is ours.
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, errors.ClamorError):
+        raise cause from None
+    raise error
+
+
+def _meaning_of(cause: BaseException | None) -> errors.ClamorError:
+    name = type(cause).__name__
+    message = f"{cause}".rstrip(".") + "."
+    if name == "NoSuchRegion":
+        return errors.FreedError(f"The global variable does not exist: {message}")
+    if name == "NoSuchServer":
+        return errors.ServerUnavailableError(f"The home is not there: {message}")
+    if name == "NoAddresses":
+        return errors.OutOfMemoryError(
+            f"The global address space is full: {message}", hint="Free other global variables."
+        )
+    return errors.InternalError(f"The registry failed with {name}: {message}")
+
+
+# ------------------------------------------------------------------ where we are
+
+
+def _in_worker() -> bool:
+    return bool(ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
+
+
+def _check_platform() -> None:
+    if not sys.platform.startswith("linux"):
+        raise errors.UnsupportedPlatformError(f"This is {sys.platform}, not Linux.")
+    if sys.maxsize < 1 << 40:
+        raise errors.UnsupportedPlatformError("This is a 32-bit process.")
+
+
+def _check_not_ray_client() -> None:
+    # Importing the client costs a gRPC stack: only ask where it is there already.
+    client = sys.modules.get("ray.util.client")
+    if client is not None and client.ray.is_connected():
+        raise errors.RayClientError("This driver is connected through Ray Client (ray://).")
+
+
+def _find_registry(scope: str) -> Any | None:
+    try:
+        return ray.get_actor(_names.registry_name(scope), namespace=_names.NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _job_scope_part() -> str:
+    context = ray.get_runtime_context()
+    return _names.job_part(context.gcs_address, context.get_job_id())
+
+
+def _find_scope_of_job() -> str | None:
+    named = ray.util.list_named_actors(all_namespaces=True)
+    ours = [entry["name"] for entry in named if entry["namespace"] == _names.NAMESPACE]
+    scopes = _names.scopes_of_job(ours, _job_scope_part())
+    return scopes[-1] if scopes else None
+
+
+# ------------------------------------------------------------------ the session
+
+
+class Session:
+    """One process's part in a session. Safe from any thread.
+
+    Args:
+        scope: names the session.
+        registry: the actor's handle.
+        node_id: Ray's hex id of this node.
+        config: this process's settings.
+        owner: this process made the session, and ends it.
+    """
+
+    def __init__(
+        self, scope: str, registry: Any, node_id: str, config: Config, *, owner: bool
+    ) -> None:
+        self.scope = scope
+        self.registry = registry
+        self.node_id = node_id
+        self.job_id: str = ray.get_runtime_context().get_job_id()
+        self.config = config
+        self.owner = owner
+        self.leases = LeaseTable()
+        self._client: Client | None = None
+        self._client_lock = threading.Lock()
+        self._pid = os.getpid()
+
+    # -- the page server of this node
+
+    def ensure_server(self) -> Any:
+        """This node's page server, started if there is none."""
+        info = self.call("ensure_server", self.node_id)
+        if info.library_version != __version__:
+            raise errors.VersionMismatchError(
+                f"The page server of node {self.node_id} runs clamor-ray {info.library_version}, "
+                f"this process {__version__}."
+            )
+        return info
+
+    @property
+    def client(self) -> Client:
+        """The connection to the page server, made on first use."""
+        client = self._client
+        if client is not None:
+            return client
+        with self._client_lock:
+            if self._client is None:
+                self._client = self._connect()
+                _register_fork_hook()
+            return self._client
+
+    def _connect(self) -> Client:
+        name = _names.server_socket(self.scope, self.node_id)
+        deadline = time.monotonic() + self.config.reattach_s
+        pause_s = 0.05
+        while True:
+            try:
+                return Client(
+                    name,
+                    trap=self.config.trap,
+                    connect_timeout_s=self.config.connect_timeout_s,
+                    reattach_timeout_s=self.config.reattach_s,
+                )
+            except errors.ServerUnavailableError:
+                if time.monotonic() >= deadline:
+                    raise
+            # Not there yet, or restarting: the registry starts it, or knows where it listens.
+            name = self.ensure_server().socket_name
+            time.sleep(pause_s)
+            pause_s = min(1.0, 2 * pause_s)
+
+    def call(self, method: str, *args: object, timeout_s: float | None = None) -> Any:
+        """Calls a method of the registry and waits for the answer."""
+        if os.getpid() != self._pid:
+            raise errors.ForkedError(
+                "This process is a fork: it reads global variables, but cannot reach the registry."
+            )
+        timeout_s = self.config.control_timeout_s if timeout_s is None else timeout_s
+        return ask(getattr(self.registry, method).remote(*args), timeout_s)
+
+    # -- reading
+
+    def open(self, ref: GlobalRef[Any], *, private: bool = False, read_set: str = "off") -> Lease:
+        """Maps a reference's region; its pickle stream is on this node when this returns."""
+        flags = (MAP_PRIVATE if private else 0) | (MAP_EXACT_READS if read_set == "exact" else 0)
+        client = self.client
+        mapping = client.map(
+            ref.region,
+            ref.version,
+            ref.base_address,
+            ref.length_bytes,
+            flags=flags,
+            timeout_s=self.config.fault_timeout_s,
+        )
+        lease = Lease(client, self.leases, mapping, ref.region, writable=private)
+        if read_set != "off":
+            lease.reads_begin()
+        # Unpickling touches the stream at once: fetched here, a lost home is an exception.
+        stream = np.array(runs_of_buffers(ref.plan, lambda _: False), np.uint64)
+        lease.prefetch(stream, wait=True, timeout_s=self.config.fault_timeout_s)
+        return lease
+
+    # -- making
+
+    def put(self, obj: object) -> GlobalRef[Any]:
+        pickled = take_apart(obj)
+        plan = pickled.plan
+        if plan.total_bytes < INLINE_BYTES:
+            return GlobalRef(0, 0, 0, 0, plan, self.scope, pickled.image())
+        check_room(plan.region_bytes, f"put({type(obj).__qualname__})")
+        return self._create(plan, pickled.pieces())
+
+    def zeros(self, shape: Any, dtype: Any) -> GlobalRef[Any]:
+        plan, inband = take_apart_zeros(shape, dtype)
+        if plan.total_bytes < INLINE_BYTES:
+            payload = inband.ljust(plan.total_bytes, b"\0")
+            return GlobalRef(0, 0, 0, 0, plan, self.scope, payload)
+        return self._create(plan, iter([(0, memoryview(inband))]))
+
+    def _create(self, plan: Plan, pieces: Iterator[tuple[int, memoryview]]) -> GlobalRef[Any]:
+        client = self.client
+        record = self.call("create_region", plan.region_bytes, self.node_id)
+        region = record.region
+        try:
+            fd = client.create(
+                region,
+                record.base_address,
+                record.length_bytes,
+                timeout_s=self.config.connect_timeout_s,
+            )
+            try:
+                for offset, view in pieces:
+                    copy_in(fd, offset, view)
+            finally:
+                os.close(fd)
+            client.seal(region, timeout_s=self.config.connect_timeout_s)
+            self.call("seal", region)
+        except BaseException:
+            with contextlib.suppress(errors.ClamorError):
+                client.abandon(region, timeout_s=self.config.connect_timeout_s)
+            with contextlib.suppress(errors.ClamorError):
+                self.call("abandon", region)
+            raise
+        return self._ref(record, plan)
+
+    def _ref(self, record: Any, plan: Plan) -> GlobalRef[Any]:
+        return GlobalRef(
+            record.region,
+            record.version,
+            record.base_address,
+            round_up(record.length_bytes, BLOCK_BYTES),
+            plan,
+            self.scope,
+        )
+
+    def share(self, object_ref: Any, timeout_s: float) -> GlobalRef[Any]:
+        ready, _ = ray.wait([object_ref], timeout=timeout_s, fetch_local=False)
+        if not ready:
+            raise errors.WaitTimeoutError(
+                f"{object_ref} was not ready within {timeout_s:g} s.",
+                hint="Wait for the task that makes it, or raise the timeout.",
+            )
+        where = ray.experimental.get_object_locations([object_ref])[object_ref]
+        nodes = list(where.get("node_ids") or ())
+        if not nodes:  # Ray keeps small objects with their owner, and errors too
+            return self.put(ray.get(object_ref, timeout=timeout_s))
+        node_id = self.node_id if self.node_id in nodes else nodes[0]
+        record, plan = self.call("share", [object_ref], node_id, timeout_s=timeout_s)
+        return self._ref(record, plan)
+
+    def free(self, ref: GlobalRef[Any]) -> None:
+        if ref.scope != self.scope:
+            _raise_mismatch(ref.scope)
+        if not ref.inline:
+            self.call("free", ref.region)
+
+    # -- the end
+
+    def close(self) -> None:
+        """Ends this process's part. Every address that `get` gave out dies."""
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(errors.ClamorError):
+                client.close()
+
+    def after_fork(self) -> None:
+        self._client_lock = threading.Lock()
+        if self._client is not None:
+            self._client.after_fork()
+
+
+# ------------------------------------------------------------------ which one is ours
+
+_lock = threading.RLock()
+_current: Session | None = None
+_hooks: set[str] = set()
+
+
+def _once(name: str, register: Callable[[], object]) -> None:
+    if name not in _hooks:
+        _hooks.add(name)
+        register()
+
+
+def _register_fork_hook() -> None:
+    _once("fork", lambda: os.register_at_fork(after_in_child=_after_fork_in_child))
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()
+    session = _current
+    if session is None:
+        return
+    session.owner = False  # the end of a child is not the end of the session
+    try:
+        session.after_fork()
+    except errors.ClamorError as error:
+        # The maps it could not have are guards now; whoever touches one learns it from them.
+        os.write(2, f"clamor: {error}\n".encode())
+
+
+def _raise_mismatch(scope: str) -> NoReturn:
+    raise errors.SessionMismatchError(
+        f"The reference belongs to session {scope}, which has ended or is not this one."
+    )
+
+
+def current(scope: str | None = None) -> Session:
+    """This process's session; in a worker, attaches to it first.
+
+    Args:
+        scope: of the reference that is to be opened; None for the session of the job.
+
+    Raises:
+        NotInitializedError: There is none.
+        SessionMismatchError: It is another than the reference's.
+    """
+    session = _current
+    if session is not None and (scope is None or session.scope == scope):
+        return session
+    with _lock:
+        return _attach(scope)
+
+
+def _attach(scope: str | None) -> Session:
+    global _current
+    session = _current
+    if session is not None and (scope is None or session.scope == scope):
+        return session
+    if session is not None and session._pid != os.getpid():
+        _raise_mismatch(scope or "?")
+    _check_not_ray_client()
+    if not ray.is_initialized() or not _in_worker():
+        if session is not None and scope is not None:
+            _raise_mismatch(scope)
+        raise errors.NotInitializedError("There is no clamor session in this process.")
+    wanted = scope if scope is not None else _find_scope_of_job()
+    registry = _find_registry(wanted) if wanted is not None else None
+    if wanted is None or registry is None:
+        if scope is not None:
+            _raise_mismatch(scope)
+        raise errors.NotInitializedError(
+            "No driver of this job has a clamor session.",
+            hint="Call clamor.init() in the driver before its tasks use global variables.",
+        )
+    if session is not None:
+        session.close()
+    _check_platform()
+    node_id = ray.get_runtime_context().get_node_id()
+    _current = Session(wanted, registry, node_id, Config.from_env(), owner=False)
+    return _current
+
+
+def init(address: str | None = None, *, namespace: str | None = None) -> InitResult:
+    """Attaches this program to its Ray cluster and starts a session of global variables.
+
+    Where Ray is not connected yet, connects it: to `address`, else to `RAY_ADDRESS`, else to a
+    cluster that runs on this machine or a new local one. Calling it again changes nothing. In a
+    task or an actor it attaches to the session of the driver.
+
+    Args:
+        address: as `ray.init`'s; ignored where Ray is connected already.
+        namespace: as `ray.init`'s; ours is always "clamor".
+
+    Returns:
+        The trap in force, this node's id and the version of its page server.
+
+    Raises:
+        UnsupportedPlatformError: Not 64-bit Linux.
+        RayClientError: Connected through `ray://`; use `ray job submit`.
+        ServerUnavailableError, VersionMismatchError: This node's page server does not start.
+        TrapUnavailableError: The kernel refuses the trap that CLAMOR_TRAP asks for.
+
+    Example:
+        >>> clamor.init().trap   # doctest: +SKIP
+        'uffd'
+    """
+    global _current
+    _check_platform()
+    if address is not None and address.startswith("ray://"):
+        raise errors.RayClientError(f"{address} is a Ray Client address.")
+    _check_not_ray_client()
+    config = Config.from_env()
+    if not ray.is_initialized():
+        if os.environ.get("RAY_ADDRESS", "").startswith("ray://") and address is None:
+            raise errors.RayClientError("RAY_ADDRESS is a Ray Client address.")
+        ray.init(address=address, namespace=namespace)
+    with _lock:
+        session = _current
+        job_id = ray.get_runtime_context().get_job_id()
+        if session is not None and session.job_id != job_id:
+            session.close()  # ray.shutdown() took the cluster from under it
+            session = _current = None
+        if session is None and _in_worker():
+            session = _attach(None)
+        if session is None:
+            session = _make_session(config)
+        try:
+            info = session.ensure_server()
+            trap = session.client.trap
+        except BaseException:
+            if session is not _current:
+                _end(session)
+            raise
+        _current = session
+    return InitResult(trap, session.node_id, info.library_version, session.scope)
+
+
+def _make_session(config: Config) -> Session:
+    from clamor_ray.actors.messages import ServerConfig
+    from clamor_ray.actors.registry import create_registry
+
+    context = ray.get_runtime_context()
+    node_id = context.get_node_id()
+    scope = _names.new_scope(context.gcs_address, context.get_job_id())
+    registry = create_registry(
+        scope,
+        node_id,
+        ServerConfig(
+            job_scope=scope,
+            library_version=__version__,
+            fetch_timeout_s=config.fetch_timeout_s,
+            fault_timeout_s=config.fault_timeout_s,
+            reattach_s=config.reattach_s,
+            page_bytes=config.page_bytes,
+        ),
+    )
+    _once("exit", lambda: atexit.register(shutdown))
+    return Session(scope, registry, node_id, config, owner=True)
+
+
+def _end(session: Session) -> None:
+    session.close()
+    if not session.owner or not ray.is_initialized():
+        return
+    with contextlib.suppress(errors.ClamorError):
+        session.call("shutdown", timeout_s=SHUTDOWN_S)
+    with contextlib.suppress(Exception):  # already dead, or the cluster is
+        ray.kill(session.registry)
+
+
+def shutdown() -> None:
+    """Ends the session: stops every page server and forgets every global variable.
+
+    Objects that `get` returned must not be used any more: their memory is gone. Runs by itself
+    when the driver ends; calling it again changes nothing. In a task or an actor it only detaches
+    that process.
+
+    Example:
+        >>> clamor.shutdown()   # doctest: +SKIP
+    """
+    global _current
+    with _lock:
+        session, _current = _current, None
+        if session is not None and session._pid == os.getpid():
+            _end(session)
+
+
+# ------------------------------------------------------------------ the surface
+
+
+def put(obj: Any) -> GlobalRef[Any]:
+    """Places an object in the global address space and returns a reference to it.
+
+    Its buffers (NumPy arrays, Arrow and pandas data, what SciPy and scikit-learn hold in them,
+    PyTorch CPU tensors) are copied once, into memory homed on this node; tasks anywhere read
+    them there, block by block. An object below 4 KiB travels inside its reference.
+
+    Args:
+        obj: anything that pickle or cloudpickle can pickle.
+
+    Raises:
+        NotInitializedError: Before `clamor.init()`.
+        UnpicklableError: Something in the object cannot be pickled.
+        OutOfMemoryError: This node has less memory than the object needs.
+
+    Warns:
+        ClamorWarning: Most of the object is not in buffers, so that it travels whole.
+
+    Safe from any thread.
+
+    Example:
+        >>> ref = clamor.put(scipy.spatial.KDTree(points))   # doctest: +SKIP
+    """
+    return current().put(obj)
+
+
+def zeros(shape: int | tuple[int, ...], dtype: Any = np.float64) -> GlobalRef[Any]:
+    """A global array of zeros. Nothing is allocated, whatever its size.
+
+    Args:
+        shape, dtype: as `numpy.zeros`'s; dtype must hold plain data.
+
+    Raises:
+        NotInitializedError: Before `clamor.init()`.
+        ValueError: A dtype that holds Python objects, or a negative dimension.
+
+    Example:
+        >>> w = clamor.zeros(10**9, numpy.float32)   # doctest: +SKIP
+    """
+    return current().zeros(shape, dtype)
+
+
+def share(object_ref: Any, *, timeout: float = 300.0) -> GlobalRef[Any]:
+    """Makes an existing Ray object page-accessible, without another copy of its buffers.
+
+    The page server of a node that holds the object pins it and serves its blocks from Ray's own
+    store. It stays pinned until `clamor.free`, whatever becomes of `object_ref`.
+
+    Args:
+        object_ref: of any object; one that Ray keeps with its owner (small ones) is put.
+        timeout: seconds for the object to be ready and pinned.
+
+    Raises:
+        NotInitializedError: Before `clamor.init()`.
+        WaitTimeoutError: The object was not ready in time.
+
+    Example:
+        >>> ref = clamor.share(ray.put(array))   # doctest: +SKIP
+    """
+    if not isinstance(object_ref, ray.ObjectRef):
+        raise TypeError(f"share takes a Ray ObjectRef, not {type(object_ref).__qualname__}")
+    return current().share(object_ref, timeout)
+
+
+def free(ref: GlobalRef[Any]) -> None:
+    """Lets go of a global variable. Processes that read it keep it until they are done.
+
+    From now on `get` raises `FreedError`. Freeing it again changes nothing.
+
+    Args:
+        ref: any reference to it; all others go with it.
+
+    Raises:
+        NotInitializedError: Before `clamor.init()`.
+        SessionMismatchError: It belongs to another session.
+
+    Example:
+        >>> clamor.free(ref)   # doctest: +SKIP
+    """
+    if not isinstance(ref, GlobalRef):
+        raise TypeError(f"free takes a GlobalRef, not {type(ref).__qualname__}")
+    session = current()
+    if not ref.freed:
+        session.free(ref)
+        ref._mark_freed()
