@@ -1,0 +1,26 @@
+"""python -m bench NAME [--small] [...]"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+NAMES = {
+    "cold_read": "a large array read cold on another node, against ray.get",
+    "faults": "latency of a node hit and of a remote fault, against the raw limits",
+}
+
+
+def main() -> int:
+    if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
+        print("usage: python -m bench NAME [--small] [--help]\n", file=sys.stderr)
+        for name, what in NAMES.items():
+            print(f"  {name:<12} {what}", file=sys.stderr)
+        return 2
+    name = sys.argv[1]
+    result = importlib.import_module(f"bench.{name}").main(sys.argv[2:])
+    return int(result or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

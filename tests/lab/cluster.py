@@ -1,0 +1,130 @@
+"""Several raylets on the loopback device: no root, no shaping, one driver in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.lab.auth import authenticated
+
+OBJECT_STORE_BYTES = 150 << 20
+
+
+def node_resource(index: int) -> str:
+    """The custom resource that only node ``index`` has: ``options(resources={name: 0.01})``."""
+    return f"node{index}"
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one, by who started whom."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                # The command's name may hold spaces and brackets: count from the last one.
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+@dataclass
+class LocalCluster:
+    """Handle of a running cluster; node 0 is the head, and the driver's.
+
+    Args:
+        address: For ``ray.init(address=...)`` and RAY_ADDRESS.
+        node_ids: Ray's hex ids, by index; dead nodes keep theirs.
+        environment: What another process needs to connect.
+    """
+
+    address: str
+    node_ids: tuple[str, ...]
+    environment: dict[str, str]
+    _cluster: Any = field(repr=False)
+    _nodes: list[Any] = field(repr=False)
+
+    def kill_node(self, index: int) -> None:
+        """Ends a node as a crash would: the raylet and all below it by SIGKILL, at once."""
+        if index == 0:
+            raise ValueError("node 0 is the head and the driver's")
+        node, self._nodes[index] = self._nodes[index], None
+        if node is None:
+            raise ValueError(f"node {index} is dead already")
+        below = descendants(node.all_processes["raylet"][0].process.pid)
+        self._cluster.remove_node(node, allow_graceful=False)
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def add_node(self, **arguments: Any) -> int:
+        """Another node, as an autoscaler would add it; returns its index."""
+        index = len(self._nodes)
+        node = self._cluster.add_node(resources={node_resource(index): 1}, **arguments)
+        self._nodes.append(node)
+        self.node_ids = (*self.node_ids, node.node_id)
+        return index
+
+    def page_server_pid(self, index: int, timeout_s: float = 30.0) -> int:
+        """The process of a node's page server, restarted or not."""
+        import ray
+
+        suffix = self.node_ids[index][:16]
+        for actor in ray.util.list_named_actors(all_namespaces=True):
+            if actor["name"].startswith("page-server-") and actor["name"].endswith(suffix):
+                handle = ray.get_actor(actor["name"], namespace=actor["namespace"])
+                return int(ray.get(handle.ping.remote(), timeout=timeout_s))
+        raise LookupError(f"node {index} has no page server")
+
+
+@contextlib.contextmanager
+def local_cluster(
+    n_nodes: int,
+    num_cpus: int = 1,
+    object_store_memory: int = OBJECT_STORE_BYTES,
+    connect: bool = True,
+) -> Iterator[LocalCluster]:
+    """Starts n raylets, connects this process to the first, and ends them all.
+
+    Args:
+        n_nodes: At least 1; node i has the custom resource ``node<i>``.
+        num_cpus: Of each node.
+        object_store_memory: Of each node, in bytes.
+        connect: Whether to call ``ray.init`` here.
+    """
+    import ray
+    from ray.cluster_utils import Cluster
+
+    with authenticated() as environment:
+        cluster = Cluster(shutdown_at_exit=True)
+        try:
+            nodes = [
+                cluster.add_node(
+                    num_cpus=num_cpus,
+                    object_store_memory=object_store_memory,
+                    resources={node_resource(index): 1},
+                    **({"include_dashboard": False} if index == 0 else {}),
+                )
+                for index in range(n_nodes)
+            ]
+            if connect:
+                ray.init(address=cluster.address, log_to_driver=True)
+            yield LocalCluster(
+                address=cluster.address,
+                node_ids=tuple(node.node_id for node in nodes),
+                environment={**environment, "RAY_ADDRESS": cluster.address},
+                _cluster=cluster,
+                _nodes=list(nodes),
+            )
+        finally:
+            ray.shutdown()
+            cluster.shutdown()

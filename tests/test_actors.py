@@ -1,0 +1,267 @@
+"""The registry and the page servers as Ray actors, on a cluster of two raylets, with the engine.
+
+Reading and writing through a client is tested elsewhere; here servers appear, restart, vanish, and
+regions end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clamor_ray import _native, errors
+from clamor_ray._version import __version__
+from clamor_ray.actors.messages import (
+    RegionFreed,
+    RegionUnknown,
+    ServerConfig,
+    ServerInfo,
+    ServerLost,
+)
+from clamor_ray.actors.page_server import keeper_socket
+from clamor_ray.actors.registry_core import server_id_of
+from tests.lab import LocalCluster, local_cluster, require_lab
+
+pytestmark = pytest.mark.lab
+
+ANSWER_S = 90.0
+
+
+class Session:
+    """A registry, and calls to it with a deadline."""
+
+    def __init__(self, lab: LocalCluster, library_version: str = __version__) -> None:
+        from clamor_ray.actors.registry import create_registry
+
+        self.lab = lab
+        self.scope = secrets.token_hex(6)
+        self.config = ServerConfig(job_scope=self.scope, library_version=library_version)
+        self.registry = create_registry(self.scope, lab.node_ids[0], self.config)
+
+    def __call__(self, method: str, *arguments: Any) -> Any:
+        import ray
+
+        return ray.get(getattr(self.registry, method).remote(*arguments), timeout=ANSWER_S)
+
+    def server(self, index: int) -> Any:
+        import ray
+
+        name = f"page-server-{self.scope}-{self.lab.node_ids[index][:16]}"
+        return ray.get_actor(name, namespace="clamor")
+
+    def of_server(self, index: int, method: str, *arguments: Any) -> Any:
+        import ray
+
+        handle = self.server(index)
+        return ray.get(getattr(handle, method).remote(*arguments), timeout=ANSWER_S)
+
+    def states(self) -> dict[str, int]:
+        return self("stats").regions_by_state
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.05)  # another process has no way to tell us
+
+
+def keepers(scope: str) -> list[int]:
+    """Processes that were started as a keeper of the session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            continue
+        if any(w.startswith(f"clamor-{scope}-".encode()) and w.endswith(b"-keeper") for w in words):
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[LocalCluster]:
+    require_lab("local")
+    with local_cluster(2) as lab:
+        yield lab
+
+
+@pytest.fixture
+def session(lab: LocalCluster) -> Iterator[Session]:
+    session = Session(lab)
+    yield session
+    session("shutdown")
+    until(lambda: not keepers(session.scope))
+
+
+def test_a_server_appears_when_it_is_needed(session: Session, lab: LocalCluster) -> None:
+    info = session("ensure_server", lab.node_ids[1])
+    assert info == session("ensure_server", lab.node_ids[1])
+    assert info == session("locate", info.server_id)
+    assert info == session("locate", info.server_id, info.epoch)  # it is alive: the same again
+    assert info.server_id == server_id_of(lab.node_ids[1])
+    assert (info.node_id, info.epoch, info.library_version) == (lab.node_ids[1], 1, __version__)
+    assert info.pid == lab.page_server_pid(1)
+    assert session("servers") == (info,)
+    (report,) = session("stats").servers
+    assert report.error == ""
+    assert report.engine["regions"] == 0
+
+
+def test_two_who_ask_at_once_get_one_server(session: Session, lab: LocalCluster) -> None:
+    import ray
+
+    infos = ray.get([session.registry.ensure_server.remote(lab.node_ids[0]) for _ in range(8)])
+    assert len(set(infos)) == 1
+
+
+def test_a_killed_server_comes_back_with_its_keeper(session: Session, lab: LocalCluster) -> None:
+    before = session("ensure_server", lab.node_ids[1])
+    (keeper,) = keepers(session.scope)
+    stat = Path(f"/proc/{keeper}/stat").read_text().rpartition(")")[2].split()
+    assert stat[0] != "Z"
+    assert int(stat[3]) != os.getsid(before.pid)  # a session of its own
+    os.kill(before.pid, signal.SIGKILL)
+
+    def found() -> Any:
+        answer = session("locate", before.server_id, before.epoch)
+        return answer if isinstance(answer, ServerInfo) and answer.epoch > before.epoch else None
+
+    until(lambda: found() is not None)
+    after = found()
+    assert (after.server_id, after.socket_name) == (before.server_id, before.socket_name)
+    assert after.pid != before.pid
+    assert keepers(session.scope) == [keeper]
+
+
+def test_a_shared_object_is_served_from_where_it_lies(session: Session, lab: LocalCluster) -> None:
+    import ray
+
+    array = np.arange(1 << 20, dtype=np.float64)
+    reference = ray.put({"large": array, "small": np.arange(8)})
+    record, plan = session("share", [reference], lab.node_ids[0])
+    assert plan.total_bytes > array.nbytes
+    assert record.homes == (server_id_of(lab.node_ids[0]),)
+    assert session("lookup", record.region) == record
+    (region,) = session.of_server(0, "region_stats")
+    assert (region["region"], region["is_home"]) == (record.region, 1)
+    assert session.of_server(0, "stats").engine["home_bytes"] < array.nbytes // 2
+    found = session("histogram", record.region, _native.BLOCKS_PRESENT, 16)
+    assert list(found) == [lab.node_ids[0]]
+    assert len(found[lab.node_ids[0]]) == 16
+    session("free", record.region)
+    assert session("lookup", record.region) == RegionFreed(record.region)
+    until(lambda: session.states() == {"creating": 0, "ready": 0, "freed": 0, "dropping": 0})
+    assert session.of_server(0, "region_stats") == ()
+
+
+def test_a_shared_object_survives_its_server(session: Session, lab: LocalCluster) -> None:
+    """Its buffers come from the store again, not from holes that would read as zeros."""
+    import ray
+
+    array = np.arange(1, (1 << 18) + 1, dtype=np.float64)
+    record, plan = session("share", [ray.put(array)], lab.node_ids[1])
+    os.kill(session.of_server(1, "ping"), signal.SIGKILL)
+    session.of_server(1, "ping")
+    here = session("ensure_server", lab.node_ids[0])  # another node: nothing of it is cached
+    client = _native.Client(here.socket_name)
+    try:
+        mapping = client.map(
+            record.region, record.version, record.base_address, record.length_bytes
+        )
+        client.prefetch(mapping.id, np.array([[0, record.length_bytes // 4096]], np.uint64))
+        image = (ctypes.c_uint8 * mapping.length_bytes).from_address(mapping.address)
+        ((offset, n_bytes),) = plan.buffers
+        assert bytes(image[offset : offset + n_bytes]) == array.tobytes()
+    finally:
+        client.close()
+    session("free", record.region)
+    until(lambda: sum(session.states().values()) == 0)
+
+
+def test_a_region_ends_without_a_trace(session: Session, lab: LocalCluster) -> None:
+    record = session("create_region", 10_000, lab.node_ids[0])
+    assert session("lookup", record.region) == RegionUnknown(record.region)
+    session("abandon", record.region)  # its server never heard of it
+    until(lambda: sum(session.states().values()) == 0)
+    again = session("create_region", 10_000, lab.node_ids[0])
+    assert again.base_address == record.base_address
+    assert again.region != record.region
+    session("seal", again.region)
+    session("free", again.region)
+    until(lambda: sum(session.states().values()) == 0)
+    assert session("stats").address_bytes_in_use == 0
+
+
+def test_freed_while_its_server_is_down(session: Session, lab: LocalCluster) -> None:
+    import ray
+
+    record, _ = session("share", [ray.put(np.zeros(1 << 18))], lab.node_ids[0])
+    os.kill(session.of_server(0, "ping"), signal.SIGKILL)
+    session("free", record.region)
+    until(lambda: sum(session.states().values()) == 0)
+
+
+def test_another_build_is_refused_with_both_versions(lab: LocalCluster) -> None:
+    session = Session(lab, library_version="0.0.9")
+    with pytest.raises(errors.VersionMismatchError, match=f"{__version__}, the driver 0.0.9"):
+        session("ensure_server", lab.node_ids[0])
+    session("shutdown")
+
+
+def test_a_node_that_is_not_there(session: Session) -> None:
+    with pytest.raises(errors.ServerUnavailableError, match="is not alive"):
+        session("ensure_server", "f" * 56)
+
+
+def test_the_secret_is_in_no_log(session: Session, lab: LocalCluster) -> None:
+    import ray
+
+    session("ensure_server", lab.node_ids[0])
+    secret = session("secret")
+    assert len(secret) == 32
+    logs = Path(ray._private.worker.global_worker.node.get_logs_dir_path())
+    shown = [secret, secret.hex().encode(), repr(secret)[2:-1].encode()]
+    for log in logs.glob("*"):
+        if log.is_file():
+            text = log.read_bytes()
+            assert not any(form in text for form in shown), log
+
+
+def test_after_shutdown_nothing_starts(lab: LocalCluster) -> None:
+    session = Session(lab)
+    info = session("ensure_server", lab.node_ids[0])
+    session("shutdown")
+    until(lambda: not keepers(session.scope))
+    until(lambda: not Path(f"/proc/{info.pid}").exists())
+    with pytest.raises(errors.ClosedError):
+        session("ensure_server", lab.node_ids[0])
+    with pytest.raises(errors.ClamorError):
+        _native.Keeper(keeper_socket(session.scope, lab.node_ids[0]), timeout_s=0.1)
+
+
+def test_a_lost_node_is_lost(session: Session, lab: LocalCluster) -> None:
+    """On a node of its own: the module's others are needed by other tests."""
+    index = lab.add_node(num_cpus=1)
+    there = session("ensure_server", lab.node_ids[index])
+    here = session("ensure_server", lab.node_ids[0])
+    record = session("create_region", 1, lab.node_ids[0])
+    session("seal", record.region)
+    session("lookup", record.region, there.server_id)
+    lab.kill_node(index)
+    session("free", record.region)
+    until(lambda: isinstance(session("locate", there.server_id, there.epoch), ServerLost))
+    # The dead node's lease held the region; now nothing does.
+    until(lambda: sum(session.states().values()) == 0)
+    assert session("servers") == (here,)
+    assert dataclasses.is_dataclass(session("locate", there.server_id))

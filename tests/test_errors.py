@@ -1,0 +1,136 @@
+"""Every code of the page cache has its exception; every exception says what to do and travels."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+from clamor_ray import _native, errors
+
+HEADER = Path(__file__).parent.parent / "pagecache_c" / "pagecache.h"
+
+CLASSES = [
+    cls
+    for _, cls in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(cls, errors.ClamorError)
+]
+
+
+def codes() -> dict[str, int]:
+    text = HEADER.read_text()
+    body = text[text.index("enum pc_err {") :]
+    body = body[: body.index("};")]
+    return {name: int(code) for name, code in re.findall(r"(PC_\w+) = (-?\d+)", body)}
+
+
+def test_the_header_is_read() -> None:
+    assert codes()["PC_OK"] == 0
+    assert len(codes()) > 10
+
+
+@pytest.mark.parametrize(("name", "code"), sorted(codes().items()))
+def test_each_code_has_its_exception(name: str, code: int) -> None:
+    if name in ("PC_OK", "PC_ERR_LAST"):
+        assert code not in _native.ERRORS
+        return
+    assert getattr(_native, name) == code
+    error = _native.error_for(code, "mmap: reason", region=7, version=None)
+    assert type(error) is not errors.ClamorError
+    assert type(error) is not errors.InternalError
+    assert error.code == code
+    assert error.hint
+    assert "region 7" in str(error)
+    assert "version" not in error.message.partition("(region")[2]
+    assert "mmap: reason" in str(error)
+
+
+def test_the_table_has_nothing_that_the_header_has_not() -> None:
+    assert set(_native.ERRORS) <= set(codes().values())
+    assert min(codes().values()) == codes()["PC_ERR_LAST"] == min(_native.ERRORS) - 1
+
+
+def test_an_unknown_code_is_an_internal_error_that_names_it() -> None:
+    error = _native.error_for(-4711)
+    assert type(error) is errors.InternalError
+    assert "-4711" in str(error)
+
+
+def test_success_and_counts_pass() -> None:
+    assert _native.check(0) == 0
+    assert _native.check(17) == 17
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_errors_survive_pickling(cls: type[errors.ClamorError]) -> None:
+    error = cls("What happened.", code=-3, hint="What to do.")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is cls
+    assert (again.message, again.code, again.hint) == ("What happened.", -3, "What to do.")
+    assert str(again) == "What happened. What to do."
+    assert again.args == error.args
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_each_class_says_what_to_do(cls: type[errors.ClamorError]) -> None:
+    error = cls("It broke.")
+    assert error.code is None
+    if cls is not errors.ClamorError:
+        assert error.hint.endswith(".")
+        assert cls.__doc__
+        assert cls.__name__ in errors.__all__
+
+
+def test_python_knows_them_by_its_own_names() -> None:
+    assert issubclass(errors.PrefetchTimeoutError, TimeoutError)
+    assert issubclass(errors.OutOfMemoryError, MemoryError)
+    assert issubclass(errors.SessionMismatchError, errors.NotInitializedError)
+
+
+def test_a_closed_handle_is_poison() -> None:
+    handle = _native._Handle()
+    with pytest.raises(errors.ClosedError):
+        _ = handle._handle
+    handle._opened(object())
+    assert handle._handle is not None
+    handle.poison(errors.ForkedError("No."))
+    for _ in range(2):
+        with pytest.raises(errors.ForkedError, match="No"):
+            _ = handle._handle
+
+
+def test_the_traps_are_those_of_the_header() -> None:
+    text = HEADER.read_text()
+    traps = {name: int(code) for name, code in re.findall(r"PC_TRAP_(\w+) = (\d+)", text)}
+    assert {
+        "auto": traps["AUTO"],
+        "uffd": traps["UFFD"],
+        "sigsegv": traps["SIGSEGV"],
+    } == _native.TRAPS
+    assert set(_native.TRAPS_IN_FORCE) == {
+        traps["UFFD_FULL"],
+        traps["UFFD_USER"],
+        traps["SIGSEGV"],
+    }
+
+
+def test_the_constants_are_those_of_the_header() -> None:
+    text = HEADER.read_text()
+
+    def value(name: str) -> int:
+        found = re.search(rf"{name}(?:\s*=)?\s+(0x[0-9a-f]+|\d+)", text)
+        assert found is not None, name
+        return int(found[1], 0)
+
+    assert value("PC_BLOCK_SHIFT") == _native.BLOCK_SHIFT
+    assert value("PC_WINDOW_BEGIN") == _native.WINDOW_BEGIN
+    assert value("PC_WINDOW_END") == _native.WINDOW_END
+    assert value("PC_MAP_PRIVATE") == _native.MAP_PRIVATE
+    assert value("PC_MAP_EXACT_READS") == _native.MAP_EXACT_READS
+    for event in ("NEED_REGION", "NEED_PEER", "REGION_IDLE", "LOG"):
+        assert value(f"PC_EVENT_{event}") == getattr(_native, f"EVENT_{event}")
+    for blocks in ("PRESENT", "FETCHED", "TOUCHED"):
+        assert value(f"PC_BLOCKS_{blocks}") == getattr(_native, f"BLOCKS_{blocks}")

@@ -1,0 +1,74 @@
+"""What the library knows about one variable, node by node: the only place here that asks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+import clamor_ray as clamor
+from clamor_ray import _layout
+
+from .report import Section
+
+__all__ = ["NodeCounters", "block_map", "node_counters", "sections"]
+
+LABELS = {"tree": "k-d tree"}
+
+
+@dataclass(frozen=True)
+class NodeCounters:
+    """One page server's counters; differences of two make a run's share."""
+
+    bytes_received: int
+    blocks_fetched: int  # of the variable
+    is_home: bool
+
+
+def node_counters(ref: clamor.GlobalRef[Any]) -> dict[str, NodeCounters]:
+    """Counters of every page server, by Ray node id."""
+    counters = {}
+    for node in clamor.stats().nodes:
+        if node.error:
+            raise RuntimeError(f"the page server of node {node.node_id} is silent: {node.error}")
+        region = node.region(ref.region)
+        counters[node.node_id] = NodeCounters(
+            bytes_received=node.engine.bytes_received,
+            blocks_fetched=region.fetched_blocks if region else 0,
+            is_home=bool(region and region.is_home),
+        )
+    return counters
+
+
+def block_map(
+    ref: clamor.GlobalRef[Any], which: Literal["touched", "fetched"], buckets: int
+) -> dict[str, npt.NDArray[np.uint32]]:
+    """Blocks in equal parts of the variable, by Ray node id."""
+    return {
+        node_id: np.asarray(counts, np.uint32)
+        for node_id, counts in clamor.block_map(ref, which, buckets).items()
+    }
+
+
+def sections(value: Any, plan: _layout.Plan) -> tuple[Section, ...]:
+    """Names the parts of a dataclass's layout by its fields.
+
+    Out-of-band buffers leave in the order of the fields, so the plan's buffers are theirs in turn.
+    Where that does not add up, one nameless part is better than wrong names.
+    """
+    counts = {
+        name: len(_layout.take_apart(field).plan.buffers) for name, field in vars(value).items()
+    }
+    if sum(counts.values()) != len(plan.buffers):
+        return (Section("variable", 0, plan.total_bytes),)
+    parts = []
+    buffers = iter(plan.buffers)
+    for name, count in counts.items():
+        spans = [next(buffers) for _ in range(count)]
+        begin = min((offset for offset, _ in spans), default=0)
+        end = max((offset + length for offset, length in spans), default=0)
+        if end > begin:
+            parts.append(Section(LABELS.get(name, name), begin, end - begin))
+    return tuple(parts)
