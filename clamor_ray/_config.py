@@ -8,7 +8,7 @@
 | CLAMOR_FETCH_TIMEOUT_S | 10 | one request from one page server to another |
 | CLAMOR_FAULT_TIMEOUT_S | 60 | all tries of one block; also the default of prefetch |
 | CLAMOR_CONNECT_TIMEOUT_S | 5 | connecting to the page server of this node |
-| CLAMOR_PAGE_BYTES | 0 | fixed size of a demand fetch, a power of two from 4096 to 8388608; 0: by use |
+| CLAMOR_PAGE_BYTES | 0 | size of a demand fetch, a power of two, 4096 to 8388608; 0: by use |
 | CLAMOR_CONTROL_TIMEOUT_S | 60 | one call to the registry, page-server start included |
 """
 

@@ -174,6 +174,8 @@ class Session:
         self.config = config
         self.owner = owner
         self.leases = LeaseTable()
+        # Freed here while mapped here: the map would be shared without asking the page server.
+        self._freed: dict[int, int] = {}
         self._client: Client | None = None
         self._client_lock = threading.Lock()
         self._pid = os.getpid()
@@ -236,15 +238,22 @@ class Session:
     def open(self, ref: GlobalRef[Any], *, private: bool = False, read_set: str = "off") -> Lease:
         """Maps a reference's region; its pickle stream is on this node when this returns."""
         flags = (MAP_PRIVATE if private else 0) | (MAP_EXACT_READS if read_set == "exact" else 0)
+        if ref.region in self._freed:
+            raise errors.FreedError(f"{ref!r} was freed.")
         client = self.client
-        mapping = client.map(
-            ref.region,
-            ref.version,
-            ref.base_address,
-            ref.length_bytes,
-            flags=flags,
-            timeout_s=self.config.fault_timeout_s,
-        )
+        try:
+            mapping = client.map(
+                ref.region,
+                ref.version,
+                ref.base_address,
+                ref.length_bytes,
+                flags=flags,
+                timeout_s=self.config.fault_timeout_s,
+            )
+        except errors.ServerUnavailableError:
+            if self._has_ended():
+                _raise_mismatch(self.scope)
+            raise
         lease = Lease(client, self.leases, mapping, ref.region, writable=private)
         if read_set != "off":
             lease.reads_begin()
@@ -326,8 +335,16 @@ class Session:
             _raise_mismatch(ref.scope)
         if not ref.inline:
             self.call("free", ref.region)
+            freed = {**self._freed, ref.region: ref.base_address}
+            self._freed = {r: at for r, at in freed.items() if self.leases.find(at) is not None}
 
     # -- the end
+
+    def _has_ended(self) -> bool:
+        """Whether the driver shut the session down behind this process's back."""
+        if self.owner or os.getpid() != self._pid:
+            return False
+        return _find_registry(self.scope) is None
 
     def close(self) -> None:
         """Ends this process's part. Every address that `get` gave out dies."""

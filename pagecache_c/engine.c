@@ -145,7 +145,9 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
         if ((rc = pc__loop_start(engine, &engine->loops[i], i)))
             goto fail;
     /* Added from this thread: epoll sets are thread-safe, and loop 0 only reads the watch. */
-    if (!pc__watch_add(&engine->loops[0], PC__WATCH_LISTEN, engine->listen_fd, 0, NULL, EPOLLIN)) {
+    engine->loops[0].listen_watch =
+        pc__watch_add(&engine->loops[0], PC__WATCH_LISTEN, engine->listen_fd, 0, NULL, EPOLLIN);
+    if (!engine->loops[0].listen_watch) {
         rc = PC_ERR_SYSTEM;
         goto fail;
     }

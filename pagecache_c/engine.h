@@ -230,6 +230,7 @@ struct pc__loop {
     int index;
     int epoll;
     int mail_event;
+    struct pc__watch *mail_watch, *listen_watch; /* listen: of loop 0 */
     pthread_t thread;
     bool started;
     pthread_mutex_t mail_lock;     /* mail_head, mail_tail; nests inside everything */

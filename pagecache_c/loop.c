@@ -133,6 +133,15 @@ static int sleep_ms(struct pc__loop *loop)
     return ms > 3600000u ? 3600000 : (int)ms;
 }
 
+static void bury(struct pc__loop *loop)
+{
+    while (loop->graves) {
+        struct pc__watch *grave = loop->graves;
+        loop->graves = grave->grave_next;
+        free(grave);
+    }
+}
+
 static void *run(void *arg)
 {
     struct pc__loop *loop = arg;
@@ -148,11 +157,7 @@ static void *run(void *arg)
         pc__peers_check(loop, now);
         pc__served_check(loop, now);
         pc__clients_check(loop, now);
-        while (loop->graves) {
-            struct pc__watch *grave = loop->graves;
-            loop->graves = grave->grave_next;
-            free(grave);
-        }
+        bury(loop);
     }
     pc__clients_close(loop);
     pc__peers_close(loop);
@@ -179,7 +184,8 @@ int pc__loop_start(struct pc_engine *engine, struct pc__loop *loop, int index)
     loop->mail_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (loop->epoll < 0 || loop->mail_event < 0)
         return pc__fail_errno("epoll_create1 or eventfd");
-    if (!pc__watch_add(loop, PC__WATCH_MAIL, loop->mail_event, 0, NULL, EPOLLIN))
+    loop->mail_watch = pc__watch_add(loop, PC__WATCH_MAIL, loop->mail_event, 0, NULL, EPOLLIN);
+    if (!loop->mail_watch)
         return PC_ERR_SYSTEM;
     /* Signals belong to Python's main thread. */
     sigset_t all, before;
@@ -209,11 +215,9 @@ void pc__loop_stop(struct pc__loop *loop)
         loop->mail_head = mail->next;
         free(mail);
     }
-    while (loop->graves) {
-        struct pc__watch *grave = loop->graves;
-        loop->graves = grave->grave_next;
-        free(grave);
-    }
+    pc__watch_remove(loop, loop->mail_watch);
+    pc__watch_remove(loop, loop->listen_watch);
+    bury(loop);
     if (loop->epoll >= 0)
         close(loop->epoll);
     if (loop->mail_event >= 0)

@@ -248,7 +248,9 @@ int pc_keeper_quit(int fd);
 #define PC_BLOCK_BYTES 4096u
 #define PC_EXTENT_BYTES (64ull << 20)
 #define PC_EXTENT_BLOCKS (PC_EXTENT_BYTES >> PC_BLOCK_SHIFT)
+#ifndef PC_WINDOW_BEGIN /* builds under TSan move it: its shadow memory lies there */
 #define PC_WINDOW_BEGIN 0x110000000000ull
 #define PC_WINDOW_END 0x290000000000ull
+#endif
 
 #endif

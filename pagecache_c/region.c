@@ -252,7 +252,8 @@ int pc__region_make_home(struct pc_engine *engine, struct pc__region *region,
         rc = pc__fail_errno("dup of a home memfd");
         goto out;
     }
-    tell_keeper(engine, region, home->inode, home->memfd, PC__KEPT_HOME, false);
+    if (!n_segments) /* the keeper cannot hold segments: holes in their place would read as zeros */
+        tell_keeper(engine, region, home->inode, home->memfd, PC__KEPT_HOME, false);
     pthread_mutex_lock(&region->lock);
     region->home = home;
     pthread_mutex_unlock(&region->lock);
@@ -320,7 +321,7 @@ int pc__region_seal(struct pc_engine *engine, struct pc__region *region)
     }
     pthread_mutex_unlock(&region->lock);
     free(homes);
-    if (!rc)
+    if (!rc && !region->home->n_segments)
         tell_keeper(engine, region, region->home->inode, region->home->memfd, PC__KEPT_HOME, true);
     return rc;
 }

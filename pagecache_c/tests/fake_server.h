@@ -13,6 +13,7 @@
 #include <linux/futex.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -379,7 +380,12 @@ static inline _Noreturn void fake_serve(struct fake *fake, int ready, int go)
     int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
                                    strlen(fake->name));
-    if (bind(listener, (struct sockaddr *)&address, length) || listen(listener, 16))
+    while (bind(listener, (struct sockaddr *)&address, length)) {
+        if (errno != EADDRINUSE)
+            _exit(8);
+        usleep(1000); /* the one before us is still dying */
+    }
+    if (listen(listener, 16))
         _exit(8);
     for (size_t i = 0; i < FAKE_CLIENTS; i++)
         clients[i].fd = -1;

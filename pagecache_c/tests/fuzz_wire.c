@@ -1,6 +1,6 @@
 /* fuzz_wire.c - the parsers of wire.c against arbitrary bytes.
  *
- * With clang: a libFuzzer target. With -DFUZZ_STANDALONE: a program with its own mutator, the same
+ * With clang: a libFuzzer target that begins with the same seeds. With -DFUZZ_STANDALONE: a program with its own mutator, the same
  * inputs for the same seed: fuzz_wire_standalone [seconds [count [seed]]].
  *
  * Input: one byte that chooses the parser, then the message. What a parser accepts must keep the
@@ -113,9 +113,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t n_bytes)
     return 0;
 }
 
-#ifdef FUZZ_STANDALONE
-#include <stdio.h>
-#include <time.h>
+#define MAX_SEED_BYTES 1024
 
 static uint64_t random_state;
 
@@ -171,6 +169,13 @@ static size_t make_seed(uint8_t *to)
     return 1 + sizeof header + header.body_bytes;
 }
 
+static_assert(1 + sizeof(struct pc__ctl_header) + sizeof(struct pc__ctl_runs) +
+              33 * sizeof(struct pc_run) <= MAX_SEED_BYTES, "the largest seed");
+
+#ifdef FUZZ_STANDALONE
+#include <stdio.h>
+#include <time.h>
+
 int main(int argc, char **argv)
 {
     const double seconds = argc > 1 ? strtod(argv[1], NULL) : 20;
@@ -203,5 +208,29 @@ int main(int argc, char **argv)
     }
     printf("%llu inputs, seed %llu\n", (unsigned long long)n, (unsigned long long)seed);
     return 0;
+}
+#else
+size_t LLVMFuzzerMutate(uint8_t *input, size_t n_bytes, size_t max_bytes);
+size_t LLVMFuzzerCustomMutator(uint8_t *input, size_t n_bytes, size_t max_bytes, unsigned seed);
+
+/* Mutations alone never get past the length and the magic: some inputs begin as a sound message,
+ * and some get their length set right again. */
+size_t LLVMFuzzerCustomMutator(uint8_t *input, size_t n_bytes, size_t max_bytes, unsigned seed)
+{
+    random_state = ((uint64_t)seed << 20) + 1;
+    for (int i = 0; i < 4; i++)
+        next_random();
+    if (max_bytes >= MAX_SEED_BYTES && next_random() % 8 == 0) {
+        memset(input, 0, MAX_SEED_BYTES);
+        n_bytes = make_seed(input);
+        if (next_random() % 2 == 0)
+            return n_bytes;
+    }
+    n_bytes = LLVMFuzzerMutate(input, n_bytes, max_bytes);
+    if (n_bytes > sizeof(struct pc__ctl_header) && (input[0] & 1) && next_random() % 2 == 0) {
+        const uint32_t body_bytes = (uint32_t)(n_bytes - 1 - sizeof(struct pc__ctl_header));
+        memcpy(input + 1, &body_bytes, sizeof body_bytes);
+    }
+    return n_bytes;
 }
 #endif

@@ -23,6 +23,20 @@
 #include <time.h>
 #include <unistd.h>
 
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define __SANITIZE_THREAD__ 1
+#endif
+#endif
+#if defined(__SANITIZE_THREAD__)
+/* Children of a process with threads start threads here, on purpose. */
+__attribute__((visibility("default"))) const char *__tsan_default_options(void);
+const char *__tsan_default_options(void)
+{
+    return "die_after_fork=0";
+}
+#endif
+
 #define SECOND 1000000000ull
 #define CHECK(condition)                                                                         \
     do {                                                                                         \
@@ -272,7 +286,7 @@ static inline struct pc_region_info build(struct cluster *cluster, struct server
                                           uint64_t data_from)
 {
     struct pc_region_info info = {.region = id,
-                                  .base_address = PC_WINDOW_BEGIN + (id << 32),
+                                  .base_address = PC_WINDOW_BEGIN + (id << 28),
                                   .length_bytes = length};
     int fd = -1;
     OK(pc_client_create(client, id, info.base_address, length, 5 * SECOND, &fd));

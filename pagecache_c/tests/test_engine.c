@@ -297,7 +297,9 @@ static void test_dead_workers(int trap)
         }
         usleep(1000u * (unsigned)(i % 7)); /* so that it dies in different places */
         kill(child, SIGKILL);
-        waitpid(child, NULL, 0);
+        int status;
+        waitpid(child, &status, 0);
+        CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     }
     uint64_t until = now_ns() + 10 * SECOND;
     struct pc_engine_stats stats;
