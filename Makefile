@@ -7,8 +7,8 @@ SHELL := /bin/bash
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
-# The newest of these that is at least 3.10; `make setup BASE_PYTHON=/path/to/python3` overrides.
-BASE_PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3; do \
+# The first of these that is at least 3.10; `make setup BASE_PYTHON=/path/to/python3` overrides.
+BASE_PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	&& command -v $$p && break; done)
 

@@ -50,6 +50,7 @@ from clamor_ray.actors.messages import (
     ServerInfo,
     ServerLost,
 )
+from clamor_ray.errors import HomeLostError
 
 logger = logging.getLogger("clamor_ray.page_server")
 
@@ -280,18 +281,19 @@ class ServerCore:
                     if not await for_this_long.pause():
                         break
                     continue
-                if isinstance(answer, RegionRecord) and self._server_id in answer.homes:
-                    # We are its home, and do not have it: a restart could not bring it back.
-                    error = Answer.HOME_LOST
-                    break
                 if isinstance(answer, RegionRecord) and region not in self._retired_meanwhile:
-                    self._engine.define_region(
-                        answer.region,
-                        answer.version,
-                        answer.base_address,
-                        answer.length_bytes,
-                        answer.homes,
-                    )
+                    try:
+                        self._engine.define_region(
+                            answer.region,
+                            answer.version,
+                            answer.base_address,
+                            answer.length_bytes,
+                            answer.homes,
+                        )
+                    except HomeLostError:
+                        # We are its home, and a restart could not bring it back.
+                        error = Answer.HOME_LOST
+                        break
                     return
                 error = Answer.NO_REGION
                 break

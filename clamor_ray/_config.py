@@ -10,6 +10,7 @@
 | CLAMOR_CONNECT_TIMEOUT_S | 5 | connecting to the page server of this node |
 | CLAMOR_PAGE_BYTES | 0 | size of a demand fetch, a power of two, 4096 to 8388608; 0: by use |
 | CLAMOR_CONTROL_TIMEOUT_S | 60 | one call to the registry, page-server start included |
+| CLAMOR_ORPHAN_S | 30 | how long a keeper holds memory for a page server that does not come back |
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Config:
     fault_timeout_s: float = 60.0
     connect_timeout_s: float = 5.0
     control_timeout_s: float = 60.0
+    orphan_s: float = 30.0
     page_bytes: int = 0
 
     @classmethod

@@ -38,17 +38,20 @@ class _Task:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with top-level references opened."""
         read_set = self._read_set or Config.from_env().read_sets
-        opened: dict[int, Any] = {}  # one reference passed twice is one object
+        opened: dict[object, Any] = {}  # one reference passed twice is one object
 
         def resolved(value: Any) -> Any:
             if not isinstance(value, GlobalRef):
                 return value
-            if id(value) not in opened:
+            # Ray pickles each argument on its own, so that one reference arrives as two. Those
+            # that carry their object may only be equal.
+            key = id(value) if value.inline else (value.region, value.version)
+            if key not in opened:
                 obj, lease = value._open("r", read_set)
                 if lease is not None and read_set != "off":
                     self._leases.append(lease)
-                opened[id(value)] = obj
-            return opened[id(value)]
+                opened[key] = obj
+            return opened[key]
 
         return (
             tuple(resolved(value) for value in args),

@@ -35,7 +35,7 @@ from clamor_ray._layout import (
 )
 from clamor_ray._lease import Lease, LeaseTable
 from clamor_ray._memory import check_room
-from clamor_ray._native import MAP_EXACT_READS, MAP_PRIVATE, Client, copy_in
+from clamor_ray._native import MAP_EXACT_READS, MAP_PRIVATE, Client, Mapping, copy_in
 from clamor_ray._ref import GlobalRef
 from clamor_ray._version import __version__
 
@@ -241,19 +241,7 @@ class Session:
         if ref.region in self._freed:
             raise errors.FreedError(f"{ref!r} was freed.")
         client = self.client
-        try:
-            mapping = client.map(
-                ref.region,
-                ref.version,
-                ref.base_address,
-                ref.length_bytes,
-                flags=flags,
-                timeout_s=self.config.fault_timeout_s,
-            )
-        except errors.ServerUnavailableError:
-            if self._has_ended():
-                _raise_mismatch(self.scope)
-            raise
+        mapping = self._map(client, ref, flags)
         lease = Lease(client, self.leases, mapping, ref.region, writable=private)
         if read_set != "off":
             lease.reads_begin()
@@ -261,6 +249,29 @@ class Session:
         stream = np.array(runs_of_buffers(ref.plan, lambda _: False), np.uint64)
         lease.prefetch(stream, wait=True, timeout_s=self.config.fault_timeout_s)
         return lease
+
+    def _map(self, client: Client, ref: GlobalRef[Any], flags: int) -> Mapping:
+        # In short waits: a restarting server is worth all of fault_timeout_s, an ended session,
+        # which looks the same from here, nothing.
+        deadline = time.monotonic() + self.config.fault_timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                return client.map(
+                    ref.region,
+                    ref.version,
+                    ref.base_address,
+                    ref.length_bytes,
+                    flags=flags,
+                    timeout_s=max(0.0, min(left_s, self.config.connect_timeout_s)),
+                )
+            except (errors.ServerUnavailableError, errors.WaitTimeoutError):
+                if self._has_ended():
+                    _forget(self)
+                    _raise_mismatch(self.scope)
+                if left_s <= self.config.connect_timeout_s:
+                    raise
+            time.sleep(0.05)
 
     # -- making
 
@@ -390,6 +401,14 @@ def _after_fork_in_child() -> None:
         os.write(2, f"clamor: {error}\n".encode())
 
 
+def _forget(session: Session) -> None:
+    global _current
+    with _lock:
+        if _current is session:
+            _current = None
+    # Not closed: objects of the ended session may still be looked at in other threads.
+
+
 def _raise_mismatch(scope: str) -> NoReturn:
     raise errors.SessionMismatchError(
         f"The reference belongs to session {scope}, which has ended or is not this one."
@@ -513,6 +532,7 @@ def _make_session(config: Config) -> Session:
             fetch_timeout_s=config.fetch_timeout_s,
             fault_timeout_s=config.fault_timeout_s,
             reattach_s=config.reattach_s,
+            orphan_timeout_s=config.orphan_s,
             page_bytes=config.page_bytes,
         ),
     )

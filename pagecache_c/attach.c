@@ -100,7 +100,7 @@ static void refused(pc_client *client, const struct pc__ctl_open *open, int erro
             pc_strerror(error));
 }
 
-static int attach_all(const struct pc__patience *patience, int fd, struct pc__packet *packet)
+static int attach_all(const struct pc__patience *patience, int fd)
 {
     struct pc__ctl_open *opens;
     size_t n;
@@ -112,7 +112,7 @@ static int attach_all(const struct pc__patience *patience, int fd, struct pc__pa
             one.deadline_ns = least;
         struct pc__call call;
         rc = pc__conn_exchange(&one, fd, PC__CTL_ATTACH, &opens[i], sizeof opens[i], NULL, 0,
-                               packet, &call);
+                               &call);
         if (rc)
             break;
         pc__fds_close(call.fds, &call.n_fds);
@@ -140,12 +140,12 @@ static int go_up(pc_client *client, int fd)
     return rc;
 }
 
-static int try_attach(const struct pc__patience *patience, struct pc__packet *packet)
+static int try_attach(const struct pc__patience *patience)
 {
     int fd = -1;
-    int rc = pc__conn_hello(patience, packet, &fd);
+    int rc = pc__conn_hello(patience, &fd);
     if (!rc)
-        rc = attach_all(patience, fd, packet);
+        rc = attach_all(patience, fd);
     if (!rc)
         rc = go_up(patience->client, fd);
     if (rc && fd >= 0)
@@ -162,12 +162,12 @@ static void wake_all(pc_client *client)
     pthread_mutex_unlock(&client->lock);
 }
 
-int pc__reattach(pc_client *client, struct pc__packet *packet)
+int pc__reattach(pc_client *client)
 {
     const uint64_t give_up_ns = pc__deadline(client->reattach_timeout_ns);
     struct pc__patience patience = {.client = client, .deadline_ns = give_up_ns};
     for (;;) {
-        int rc = try_attach(&patience, packet);
+        int rc = try_attach(&patience);
         if (rc == PC_OK || rc == PC_ERR_CLOSED)
             return rc;
         note_outage(client);

@@ -16,8 +16,9 @@
 /* ------------------------------------------------------------ watch thread */
 
 /* 0: nothing more to receive; negative: the connection is of no use. */
-static int receive_all(pc_client *client, struct pc__packet *packet)
+static int receive_all(pc_client *client)
 {
+    struct pc__packet *packet = client->packet;
     for (;;) {
         int rc = pc__conn_receive(client->socket, packet);
         if (rc != 1)
@@ -57,8 +58,7 @@ static bool lose(pc_client *client)
 static void *watch(void *arg)
 {
     pc_client *client = arg;
-    struct pc__packet *packet = malloc(sizeof *packet);
-    while (packet) {
+    for (;;) {
         pthread_mutex_lock(&client->lock);
         bool is_closing = client->state == PC__CONN_CLOSED;
         pc__outbox_flush(client);
@@ -74,11 +74,10 @@ static void *watch(void *arg)
             uint64_t count;
             (void)!read(client->nudge_fd, &count, sizeof count); /* only its coming matters */
         }
-        if (fds[0].revents & (POLLIN | POLLHUP | POLLERR) && receive_all(client, packet) < 0 &&
-            (!lose(client) || pc__reattach(client, packet)))
+        if (fds[0].revents & (POLLIN | POLLHUP | POLLERR) && receive_all(client) < 0 &&
+            (!lose(client) || pc__reattach(client)))
             break;
     }
-    free(packet);
     return NULL;
 }
 
@@ -128,6 +127,9 @@ static int init(pc_client *client, const struct pc_client_options *options)
                        options->library_version, "version");
     if (rc)
         return rc;
+    client->packet = malloc(sizeof *client->packet);
+    if (!client->packet)
+        return pc__fail(PC_ERR_NO_MEMORY, "a client");
     client->nudge_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     return client->nudge_fd < 0 ? pc__fail_errno("eventfd") : PC_OK;
 }
@@ -142,6 +144,7 @@ static void free_client(pc_client *client)
         close(client->nudge_fd);
     pthread_cond_destroy(&client->changed);
     pthread_mutex_destroy(&client->lock);
+    free(client->packet);
     free(client);
 }
 
@@ -149,23 +152,18 @@ PC_API int pc_client_open(const struct pc_client_options *options, pc_client **o
 {
     *out = NULL;
     pc_client *client = calloc(1, sizeof *client);
-    struct pc__packet *packet = malloc(sizeof *packet);
-    if (!client || !packet) {
-        free(client);
-        free(packet);
+    if (!client)
         return pc__fail(PC_ERR_NO_MEMORY, "a client");
-    }
     int rc = init(client, options);
     if (!rc)
         rc = pc__trap_open(client->wanted_trap, client->reattach_timeout_ns, &client->trap);
     const struct pc__patience patience = {.client = client,
                                           .deadline_ns = pc__deadline(options->connect_timeout_ns)};
     if (!rc)
-        rc = pc__conn_hello(&patience, packet, &client->socket);
+        rc = pc__conn_hello(&patience, &client->socket);
     /* In every mode: the handler also names addresses that this process does not have. */
     if (!rc && pc__sig_install())
         rc = pc__fail(PC_ERR_NO_TRAP, "this process's SIGSEGV handler cannot be replaced");
-    free(packet);
     if (!rc) {
         client->state = PC__CONN_UP;
         client->epoch = 1;

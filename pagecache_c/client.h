@@ -88,6 +88,7 @@ struct pc__outgoing {
 
 struct pc_client {
     pc_client *next;                /* list of clients */
+    struct pc__packet *packet;      /* used by whoever receives: open, then the watch thread */
     char socket_name[PC__NAME_BYTES];
     char library_version[48];
     int wanted_trap;
@@ -156,9 +157,9 @@ int pc__conn_connect(const char *name, int *fd);
 /* Sends, and waits for the reply. The status in it is returned in call->status. */
 int pc__conn_exchange(const struct pc__patience *patience, int fd, uint16_t type,
                       const void *body, size_t body_bytes, const int *fds, int n_fds,
-                      struct pc__packet *packet, struct pc__call *call);
+                      struct pc__call *call);
 /* Connects until it works, and says hello with the client's trap. */
-int pc__conn_hello(const struct pc__patience *patience, struct pc__packet *packet, int *fd);
+int pc__conn_hello(const struct pc__patience *patience, int *fd);
 /* Takes the reply's body and descriptors out of the packet. */
 void pc__call_take(struct pc__call *call, struct pc__packet *packet);
 /* A FAIL message: ends the process. */
@@ -208,7 +209,7 @@ int pc__mapping_install(pc_client *client, struct pc__mapping *mapping, int fd,
 int pc__watch_start(pc_client *client);
 
 /* attach.c; on the watch thread, state LOST. 0: attached; PC_ERR_CLOSED: the client closes. */
-int pc__reattach(pc_client *client, struct pc__packet *packet);
+int pc__reattach(pc_client *client);
 /* A thread is stopped and nobody serves: ends the process if it is so. */
 void pc__attach_check_stuck(pc_client *client);
 

@@ -235,8 +235,9 @@ void pc__call_take(struct pc__call *call, struct pc__packet *packet)
 
 int pc__conn_exchange(const struct pc__patience *patience, int fd, uint16_t type,
                       const void *body, size_t body_bytes, const int *fds, int n_fds,
-                      struct pc__packet *packet, struct pc__call *call)
+                      struct pc__call *call)
 {
+    struct pc__packet *packet = patience->client->packet;
     const uint32_t request_id = UINT32_MAX; /* call.c never counts that far up to it */
     memset(call, 0, sizeof *call);
     int rc;
@@ -264,7 +265,7 @@ int pc__conn_exchange(const struct pc__patience *patience, int fd, uint16_t type
     return PC_OK;
 }
 
-static int say_hello(const struct pc__patience *patience, int fd, struct pc__packet *packet)
+static int say_hello(const struct pc__patience *patience, int fd)
 {
     pc_client *client = patience->client;
     struct pc__ctl_hello mine = {.wire_version = PC__WIRE_VERSION,
@@ -273,8 +274,7 @@ static int say_hello(const struct pc__patience *patience, int fd, struct pc__pac
     int fds[PC__CTL_MAX_FDS];
     int n_fds = client->trap.ops->hello_fds(&client->trap, fds);
     struct pc__call call;
-    int rc = pc__conn_exchange(patience, fd, PC__CTL_HELLO, &mine, sizeof mine, fds, n_fds,
-                               packet, &call);
+    int rc = pc__conn_exchange(patience, fd, PC__CTL_HELLO, &mine, sizeof mine, fds, n_fds, &call);
     if (rc)
         return rc;
     pc__fds_close(call.fds, &call.n_fds);
@@ -295,14 +295,14 @@ static int say_hello(const struct pc__patience *patience, int fd, struct pc__pac
     return PC_OK;
 }
 
-int pc__conn_hello(const struct pc__patience *patience, struct pc__packet *packet, int *out)
+int pc__conn_hello(const struct pc__patience *patience, int *out)
 {
     uint64_t step_ns = CONNECT_STEP_MIN_NS;
     for (;;) {
         int fd = -1;
         int rc = pc__conn_connect(patience->client->socket_name, &fd);
         if (rc == PC_OK) {
-            rc = say_hello(patience, fd, packet);
+            rc = say_hello(patience, fd);
             if (rc == PC_OK) {
                 *out = fd;
                 return PC_OK;

@@ -8,11 +8,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/userfaultfd.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -20,6 +18,7 @@
 
 #define PACKETS_PER_EVENT 32
 #define HELLO_TIMEOUT_NS 5000000000ull
+#define ACCEPT_PAUSE_NS 100000000ull
 
 /* ---------------------------------------------------------------- sending */
 
@@ -190,11 +189,8 @@ static void finish_open(struct pc__client *client, struct pc__region *region, ui
     pthread_mutex_unlock(&region->lock);
     if (attach && !rc) {
         pc__count_add(&client->loop->engine->count.reattached, 1);
-        if (opened.needs_trap && client->uffd >= 0) {
-            /* Threads that the last server left waiting touch again, and so ask us. */
-            struct uffdio_range range = {.start = open->address, .len = open->length_bytes};
-            (void)ioctl(client->uffd, UFFDIO_WAKE, &range);
-        }
+        if (opened.needs_trap) /* threads that the last server left waiting ask us */
+            pc__fault_attached(client, open->address, open->length_bytes);
     }
     pc__client_send(client, PC__CTL_REPLY, request_id, rc, rc ? NULL : &opened,
                     rc ? 0 : sizeof opened, attach ? -1 : fd);
@@ -216,8 +212,6 @@ void pc__client_retry_open(struct pc__loop *loop, struct pc__mail *mail)
                             mail->error ? mail->error : PC_ERR_NO_REGION, NULL, 0, -1);
         if (region)
             pc__region_put(loop->engine, region);
-        if (client->page && pending->attach) /* slots of the last server's time */
-            pc__fault_read_slots(loop, client);
         break;
     }
     free(pending);
@@ -506,8 +500,11 @@ static int take_control_page(struct pc__client *client, int page_fd, int event_f
     struct stat st;
     if (fstat(page_fd, &st) || st.st_size != (off_t)sizeof *client->page)
         return pc__fail(PC_ERR_PROTOCOL, "a control page of the wrong size");
-    /* A client that could shrink it could kill us with SIGBUS. */
-    if (fcntl(page_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+    /* A client that could shrink it could kill us with SIGBUS. The server before us has sealed it
+     * already, where the client comes from there; sealed seals cannot be added to. */
+    const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+    int has = fcntl(page_fd, F_GET_SEALS);
+    if (has < 0 || ((has & seals) != seals && fcntl(page_fd, F_ADD_SEALS, seals)))
         return pc__fail_errno("sealing the size of a control page");
     void *page = mmap(NULL, sizeof *client->page, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
     if (page == MAP_FAILED)
@@ -683,12 +680,27 @@ static void add_client(struct pc__loop *loop, struct pc__mail *mail)
     pc__count_add(&loop->engine->count.clients, 1);
 }
 
+/* Who asks stays in the backlog, which epoll would report again and again: look away meanwhile. */
+static void pause_accepting(struct pc__loop *loop, int error)
+{
+    pc__watch_change(loop, loop->listen_watch, 0);
+    loop->accept_again_ns = pc__now_ns() + ACCEPT_PAUSE_NS;
+    if (!loop->accept_fails)
+        pc__engine_event(loop->engine, PC_EVENT_LOG, PC_ERR_DESCRIPTORS, 0, 0,
+                         "cannot accept local connections for now: %s", strerror(error));
+    loop->accept_fails = true;
+}
+
 void pc__client_accept(struct pc__loop *loop, int listen_fd)
 {
     struct pc_engine *engine = loop->engine;
     int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0)
+    if (fd < 0) {
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+            pause_accepting(loop, errno);
         return;
+    }
+    loop->accept_fails = false;
     struct ucred who;
     socklen_t bytes = sizeof who;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) || who.uid != geteuid()) {
@@ -710,21 +722,28 @@ void pc__client_accept(struct pc__loop *loop, int listen_fd)
 
 uint64_t pc__clients_deadline(struct pc__loop *loop)
 {
-    uint64_t earliest = UINT64_MAX;
+    uint64_t earliest = loop->accept_again_ns ? loop->accept_again_ns : UINT64_MAX;
     pc__each(link, &loop->clients)
     {
         struct pc__client *client = pc__of(link, struct pc__client, link);
         if (!client->said_hello && client->hello_by_ns < earliest)
             earliest = client->hello_by_ns;
+        if (client->stray_by_ns && client->stray_by_ns < earliest)
+            earliest = client->stray_by_ns;
     }
     return earliest;
 }
 
 void pc__clients_check(struct pc__loop *loop, uint64_t now_ns)
 {
+    if (loop->accept_again_ns && loop->accept_again_ns <= now_ns) {
+        loop->accept_again_ns = 0;
+        pc__watch_change(loop, loop->listen_watch, EPOLLIN);
+    }
     pc__each(link, &loop->clients)
     {
         struct pc__client *client = pc__of(link, struct pc__client, link);
+        pc__fault_check_stray(client, now_ns);
         if (client->said_hello || client->hello_by_ns > now_ns)
             continue;
         pc__count_add(&loop->engine->count.bad_messages, 1);

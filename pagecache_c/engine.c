@@ -228,9 +228,15 @@ PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_inf
     }
     memcpy(copy, homes, n_homes * sizeof *copy);
     int rc = PC_OK;
+    bool is_home = false;
+    for (size_t i = 0; i < n_homes; i++)
+        is_home |= homes[i] == engine->server_id;
     pthread_mutex_lock(&region->lock);
     if (region->state != PC__REGION_UNKNOWN) {
         rc = PC_ERR_EXISTS;
+    } else if (is_home && !region->home) {
+        rc = pc__fail(PC_ERR_HOME_LOST, "region %llu is homed here, and the keeper did not have it",
+                      (unsigned long long)info->region);
     } else if ((region->home || region->generation) &&
                (region->length_bytes != info->length_bytes ||
                 region->base_address != info->base_address ||

@@ -167,6 +167,7 @@ struct pc__fetch {
 #define PC__LANES_PER_LOOP 2 /* one for urgent fetches, one for bulk */
 #define PC__LANE_REQUESTS 16 /* on the wire at once; the rest waits in the lane's queue */
 #define PC__RX_BYTES (1u << 20)
+#define PC__BOUNCE_BLOCKS 64u
 
 /* One connection to a peer, on which we ask. */
 struct pc__lane {
@@ -231,6 +232,8 @@ struct pc__loop {
     int epoll;
     int mail_event;
     struct pc__watch *mail_watch, *listen_watch; /* listen: of loop 0 */
+    uint64_t accept_again_ns;      /* not 0: no descriptors were left, so it does not listen now */
+    bool accept_fails;             /* since the last that was accepted; said once */
     pthread_t thread;
     bool started;
     pthread_mutex_t mail_lock;     /* mail_head, mail_tail; nests inside everything */
@@ -238,6 +241,7 @@ struct pc__loop {
     bool stopping;
     struct pc__link clients, peers, served;
     struct pc__watch *graves;
+    uint8_t *bounce;               /* PC__BOUNCE_BLOCKS, once needed */
     uint32_t next_request_id;
 };
 
@@ -302,6 +306,7 @@ struct pc__home_part pc__home_describe(const struct pc__home *home, uint64_t blo
 void pc__home_compose(const struct pc__home *home, uint64_t block, uint8_t *out);
 
 /* fill.c: blocks become present, or are known not to come; whoever waits is told. */
+/* bytes must be resident: memory that this thread has just written. */
 int pc__fill_insert(struct pc_engine *engine, struct pc__region *region, uint64_t first,
                     uint64_t n, const uint8_t *bytes, bool fetched);
 int pc__fill_zeros(struct pc_engine *engine, struct pc__region *region, uint64_t first,
@@ -314,6 +319,9 @@ void pc__fill_answer_slot(struct pc__region *region, const struct pc__waiter *wa
 void pc__fault(struct pc__loop *loop, struct pc__client *client, uint64_t address, int slot);
 void pc__fault_read_uffd(struct pc__loop *loop, struct pc__client *client);
 void pc__fault_read_slots(struct pc__loop *loop, struct pc__client *client);
+/* A mapping was attached again: who was stopped in it under the last server is taken up. */
+void pc__fault_attached(struct pc__client *client, uint64_t address, uint64_t length_bytes);
+void pc__fault_check_stray(struct pc__client *client, uint64_t now_ns);
 
 /* fetch.c */
 /* Takes absent blocks of [first, first + n) that nobody is fetching yet, marks them in flight,
@@ -388,6 +396,8 @@ struct pc__client {
     struct pc__watch *watch, *trap_watch;
     bool said_hello, closed;
     uint64_t hello_by_ns;          /* until it has said hello */
+    uint64_t stray_address;        /* a fault that came before its mapping was attached again, */
+    uint64_t stray_by_ns;          /* and until when that must have happened; 0: none */
     unsigned creating;             /* regions it made and has not sealed */
     int trap;                      /* enum pc_trap */
     int uffd;                      /* or -1 */

@@ -103,11 +103,13 @@ void pc__fault(struct pc__loop *loop, struct pc__client *client, uint64_t addres
     struct pc_engine *engine = loop->engine;
     struct pc__mapping *mapping = pc__client_mapping_at(client, address);
     if (!mapping) {
-        /* Closed between the touch and now, which only a bug in the client can do: its thread
-         * would sleep for ever, so it is told to end. */
-        struct pc__ctl_fail fail = {.error = PC_ERR_NO_REGION,
-                                    .cause = "the address belongs to no open mapping"};
-        pc__client_send(client, PC__CTL_FAIL, 0, PC_ERR_NO_REGION, &fail, sizeof fail, -1);
+        /* The faults that the last server left unread come with the hello, before the ATTACH of
+         * their mapping: that wakes the thread, or takes its slot up. pc__fault_check_stray ends
+         * a client that never does it. */
+        if (!client->stray_by_ns || pc__client_mapping_at(client, client->stray_address)) {
+            client->stray_address = address;
+            client->stray_by_ns = pc__now_ns() + engine->fault_timeout_ns;
+        }
         return;
     }
     struct pc__region *region = mapping->region;
@@ -156,6 +158,39 @@ void pc__fault(struct pc__loop *loop, struct pc__client *client, uint64_t addres
     pc__batch_submit(loop, &ahead);
     if (rc)
         pc__fill_failed(engine, region, block, 1, engine->server_id, rc);
+}
+
+void pc__fault_check_stray(struct pc__client *client, uint64_t now_ns)
+{
+    if (!client->stray_by_ns || client->stray_by_ns > now_ns)
+        return;
+    client->stray_by_ns = 0;
+    if (pc__client_mapping_at(client, client->stray_address))
+        return;
+    struct pc__ctl_fail fail = {.error = PC_ERR_NO_REGION,
+                                .cause = "the address belongs to no open mapping"};
+    pc__client_send(client, PC__CTL_FAIL, 0, PC_ERR_NO_REGION, &fail, sizeof fail, -1);
+}
+
+void pc__fault_attached(struct pc__client *client, uint64_t address, uint64_t length_bytes)
+{
+    if (client->uffd >= 0) {
+        struct uffdio_range range = {.start = address, .len = length_bytes};
+        (void)ioctl(client->uffd, UFFDIO_WAKE, &range);
+    }
+    for (int i = 0; client->page && i < PC__SLOTS && !client->closed; i++) {
+        struct pc__slot *slot = &client->page->slots[i];
+        uint32_t requested = PC__SLOT_REQUESTED;
+        bool waits = atomic_load(&slot->state) == PC__SLOT_SERVING;
+        if (waits || atomic_load(&slot->state) == PC__SLOT_REQUESTED) {
+            if (slot->address < address || slot->address - address >= length_bytes)
+                continue;
+            /* Acquire: pairs with the handler's release of REQUESTED, and brings the address. */
+            if (waits ||
+                atomic_compare_exchange_strong(&slot->state, &requested, PC__SLOT_SERVING))
+                pc__fault(client->loop, client, slot->address, i);
+        }
+    }
 }
 
 void pc__fault_read_uffd(struct pc__loop *loop, struct pc__client *client)

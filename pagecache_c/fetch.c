@@ -130,12 +130,16 @@ static void advance(struct pc__fetch *fetch, uint64_t n)
         fetch->at_run++;
 }
 
-/* This node is the home of the blocks, but processes map a generation of its own. */
-static void fill_here(struct pc_engine *engine, struct pc__fetch *fetch)
+/* This node is the home of the blocks, but processes map a generation of its own. The bytes go
+ * through memory that is resident: pwrite from a page that is not shows the block half zeros for a
+ * moment (see fill.c). */
+static void fill_here(struct pc__loop *loop, struct pc__fetch *fetch)
 {
+    struct pc_engine *engine = loop->engine;
     struct pc__region *region = fetch->region;
     int rc = region->home ? PC_OK : PC_ERR_HOME_LOST;
-    uint8_t block[PC_BLOCK_BYTES];
+    if (!loop->bounce && !(loop->bounce = malloc(PC__BOUNCE_BLOCKS * PC_BLOCK_BYTES)))
+        rc = PC_ERR_NO_MEMORY;
     while (!rc && fetch->n_blocks) {
         const struct pc_run *run = &fetch->runs[fetch->at_run];
         struct pc__home_part part =
@@ -145,12 +149,15 @@ static void fill_here(struct pc_engine *engine, struct pc__fetch *fetch)
             rc = pc__fill_zeros(engine, region, run->first_block, part.n_blocks);
             break;
         case PC__HOME_MEMORY:
-            rc = pc__fill_insert(engine, region, run->first_block, part.n_blocks, part.bytes,
+            if (part.n_blocks > PC__BOUNCE_BLOCKS)
+                part.n_blocks = PC__BOUNCE_BLOCKS;
+            memcpy(loop->bounce, part.bytes, part.n_blocks << PC_BLOCK_SHIFT);
+            rc = pc__fill_insert(engine, region, run->first_block, part.n_blocks, loop->bounce,
                                  false);
             break;
         case PC__HOME_MIXED:
-            pc__home_compose(region->home, run->first_block, block);
-            rc = pc__fill_insert(engine, region, run->first_block, 1, block, false);
+            pc__home_compose(region->home, run->first_block, loop->bounce);
+            rc = pc__fill_insert(engine, region, run->first_block, 1, loop->bounce, false);
             break;
         }
         if (!rc)
@@ -316,7 +323,7 @@ void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch)
         struct pc__fetch *fetch = pc__of(batch->fetches.next, struct pc__fetch, link);
         pc__link_remove(&fetch->link);
         if (fetch->server_id == engine->server_id) {
-            fill_here(engine, fetch);
+            fill_here(loop, fetch);
             continue;
         }
         struct pc__peer *next = peer_of(loop, fetch->server_id);
@@ -403,6 +410,8 @@ static int take_blocks(struct pc_engine *engine, struct pc__lane *lane, struct p
             return 0;
         n = alike(lane, n);
         int rc = fetch->error;
+        if (!rc && fetch->prefetch) /* before the fill, which answers who then asks for counters */
+            pc__count_add(&engine->count.prefetched_blocks, n);
         if (!rc && hole)
             rc = pc__fill_zeros(engine, fetch->region, run->first_block, n);
         else if (!rc)
@@ -412,8 +421,6 @@ static int take_blocks(struct pc_engine *engine, struct pc__lane *lane, struct p
             fail_fetch(engine, fetch, rc);
             fetch->error = rc;
         }
-        if (!rc && fetch->prefetch)
-            pc__count_add(&engine->count.prefetched_blocks, n);
         if (!hole)
             lane->rx_begin += n << PC_BLOCK_SHIFT;
         lane->reply_position += (uint32_t)n;
@@ -593,4 +600,5 @@ void pc__peers_close(struct pc__loop *loop)
         pc__link_remove(&peer->link);
         free(peer);
     }
+    free(loop->bounce);
 }

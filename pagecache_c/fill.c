@@ -5,8 +5,11 @@
  * become present and the waiters are woken.
  *
  * Relies on: pwrite into a memfd shows whole folios only (the folio is locked until the copy is
- * complete), so a reader never sees half a block; a thread that was woken touches again and takes
- * an ordinary minor fault.
+ * complete), so a reader never sees half a block. That holds only while the source is resident:
+ * where the copy comes up short, the kernel shows the folio with zeros for the rest and then tries
+ * again (seen on Linux 6.18 with a source in Ray's store). So the source is always memory that the
+ * same thread has just written. A thread that was woken touches again and takes an ordinary minor
+ * fault.
  */
 #include "engine.h"
 

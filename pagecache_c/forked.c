@@ -12,7 +12,6 @@
 #include "client.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -138,15 +137,14 @@ void pc__clients_remove(pc_client *client)
 
 /* ------------------------------------------------------------ attach anew */
 
-static int open_again(const struct pc__patience *patience, int fd, struct pc__mapping *mapping,
-                      struct pc__packet *packet)
+static int open_again(const struct pc__patience *patience, int fd, struct pc__mapping *mapping)
 {
     struct pc__ctl_open open;
     struct pc__ctl_opened opened;
     struct pc__call call;
     mapping->inode = 0;
     pc__mapping_describe(mapping, &open);
-    int rc = pc__conn_exchange(patience, fd, PC__CTL_OPEN, &open, sizeof open, NULL, 0, packet,
+    int rc = pc__conn_exchange(patience, fd, PC__CTL_OPEN, &open, sizeof open, NULL, 0,
                                &call);
     if (rc)
         return rc;
@@ -162,20 +160,19 @@ static int open_again(const struct pc__patience *patience, int fd, struct pc__ma
 }
 
 /* Under no lock: nobody else is in this client, it is FORKED. */
-static int attach(pc_client *client, const struct pc__patience *patience,
-                  struct pc__packet *packet)
+static int attach(pc_client *client, const struct pc__patience *patience)
 {
     int fd = -1;
     int rc = pc__trap_open(client->wanted_trap, client->reattach_timeout_ns, &client->trap);
     if (!rc)
-        rc = pc__conn_hello(patience, packet, &fd);
+        rc = pc__conn_hello(patience, &fd);
     if (rc)
         return rc;
     client->socket = fd;
     for (struct pc__mapping *mapping = client->mappings; mapping && !rc; mapping = mapping->next) {
         if (mapping->trapped.flags & PC_MAP_PRIVATE || !mapping->trapped.address)
             continue;
-        int one = open_again(patience, fd, mapping, packet);
+        int one = open_again(patience, fd, mapping);
         if (one == PC_OK) {
             mapping->state = PC__MAPPING_LIVE;
             continue;
@@ -191,16 +188,12 @@ PC_API int pc_client_after_fork(pc_client *client)
 {
     if (client->state != PC__CONN_FORKED)
         return pc__fail(PC_ERR_EXISTS, "this process is not a child of fork, or it has attached");
-    struct pc__packet *packet = malloc(sizeof *packet);
-    if (!packet)
-        return pc__fail(PC_ERR_NO_MEMORY, "attaching after fork");
     const struct pc__patience patience = {
         .client = client, .deadline_ns = pc__deadline(client->reattach_timeout_ns)};
     client->nudge_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = client->nudge_fd < 0 ? pc__fail_errno("eventfd") : PC_OK;
     if (!rc)
-        rc = attach(client, &patience, packet);
-    free(packet);
+        rc = attach(client, &patience);
     if (!rc) {
         client->state = PC__CONN_UP;
         client->epoch++;

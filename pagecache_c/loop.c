@@ -197,6 +197,7 @@ int pc__loop_start(struct pc_engine *engine, struct pc__loop *loop, int index)
         errno = rc;
         return pc__fail_errno("pthread_create");
     }
+    (void)pthread_setname_np(loop->thread, "clamor-engine"); /* for people, and for tests */
     loop->started = true;
     return PC_OK;
 }

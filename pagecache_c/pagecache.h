@@ -178,7 +178,8 @@ struct pc_region_info {
     uint64_t base_address;
     uint64_t length_bytes;
 };
-/* homes[i] is the server id of 64 MiB extent i; n_homes = ceil(length / 64 MiB). */
+/* homes[i] is the server id of 64 MiB extent i; n_homes = ceil(length / 64 MiB).
+ * PC_ERR_HOME_LOST: some are homed here, and a restart could not bring them back. */
 int pc_engine_define_region(pc_engine *engine, const struct pc_region_info *info,
                             const uint64_t *homes, size_t n_homes);
 int pc_engine_refuse_region(pc_engine *engine, uint64_t region, int error);

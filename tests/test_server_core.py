@@ -29,6 +29,7 @@ from clamor_ray.actors.messages import (
     ServerRestarting,
 )
 from clamor_ray.actors.server_core import Answer, EventKind, ServerCore, Settings
+from clamor_ray.errors import HomeLostError
 
 SECRET = b"s" * 32
 HERE, THERE = 0xAAAA, 0xBBBB
@@ -62,6 +63,7 @@ class FakeEngine:
         self.answers: list[tuple[object, ...]] = []
         self.retired: list[tuple[int, bool]] = []
         self.serve_fails = False
+        self.adopted: set[int] = set()  # homes that came back from the keeper
 
     def ask(self, event: FakeEvent) -> None:
         self._events.append(event)
@@ -78,6 +80,8 @@ class FakeEngine:
         return None
 
     def define_region(self, region, version, base_address, length_bytes, homes) -> None:
+        if HERE in homes and region not in self.adopted:
+            raise HomeLostError("It is not here.")
         self.answers.append(("define", region, version, base_address, length_bytes, tuple(homes)))
 
     def refuse_region(self, region: int, error: int) -> None:
@@ -343,16 +347,19 @@ def test_regions_are_defined_or_refused(run) -> None:
                 8: RegionFreed(8),
                 9: RuntimeError("never"),
                 11: dataclasses.replace(RECORD, region=11, homes=(THERE, HERE)),
+                12: dataclasses.replace(RECORD, region=12, homes=(HERE,)),
             }
-            for region in (7, 8, 9, 10, 11):
+            here.engine.adopted = {12}
+            for region in (7, 8, 9, 10, 11, 12):
                 here.engine.ask(FakeEvent(EventKind.NEED_REGION, region=region))
-            await until(lambda: len(here.engine.answers) == 5)
+            await until(lambda: len(here.engine.answers) == 6)
             assert set(here.engine.answers) == {
                 ("define", 7, 1, RECORD.base_address, 5000, (THERE,)),
                 ("refuse", 8, Answer.NO_REGION),
                 ("refuse", 9, Answer.TIMEOUT),
                 ("refuse", 10, Answer.NO_REGION),
                 ("refuse", 11, Answer.HOME_LOST),  # we should have it, and do not
+                ("define", 12, 1, RECORD.base_address, 5000, (HERE,)),  # we have it again
             }
 
     run(work)

@@ -90,6 +90,10 @@ static inline void world_region(struct world *world, size_t i, uint64_t id, uint
 
 static inline void world_make(struct world *world, int trap)
 {
+#ifdef PC_TESTS_TSAN_MMAP_H
+    /* TSan has fenced off these addresses, which it does not use. */
+    syscall(SYS_munmap, BASE, PC_WINDOW_END - BASE);
+#endif
     static int n_worlds;
     memset(world, 0, sizeof *world);
     world->trap = trap;
@@ -106,13 +110,13 @@ static inline void world_make(struct world *world, int trap)
     for (uint64_t block = 0; block < BLOCKS; block += 2)
         fake_fill(&world->fake->regions[1], block);
     REQUIRE(pipe(world->ready) == 0 && pipe(world->go) == 0);
-    pid_t *pids[2] = {&world->server, &world->spare};
+    pid_t self = getpid(), *pids[2] = {&world->server, &world->spare};
     for (int i = 0; i < 2; i++) {
         *pids[i] = fork();
         REQUIRE(*pids[i] >= 0);
         if (*pids[i] == 0) {
             alarm(0);
-            fake_serve(world->fake, world->ready[1], i ? world->go[0] : -1);
+            fake_serve(world->fake, world->ready[1], i ? world->go[0] : -1, self);
         }
     }
     char byte;

@@ -368,11 +368,13 @@ static inline void fake_drop(struct fake *fake, struct fake_client *client)
 }
 
 /* Serves until it dies. ready is written to once it listens; go, if not -1, is waited for. */
-static inline _Noreturn void fake_serve(struct fake *fake, int ready, int go)
+static inline _Noreturn void fake_serve(struct fake *fake, int ready, int go, pid_t parent)
 {
     static struct fake_client clients[FAKE_CLIENTS];
     char byte = 0;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(0); /* it died before we asked to be told */
     if (go >= 0 && read(go, &byte, 1) != 1)
         _exit(0);
     struct sockaddr_un address = {.sun_family = AF_UNIX};

@@ -27,7 +27,7 @@ static void check_all(const struct pc_mapping *m, const struct pc_region_info *i
     for (uint64_t o = 0; o < info->length_bytes; o += 8)
         if (at(m, o) != (o >= data_from ? pattern(info->region, o) : 0)) {
             fprintf(stderr, "wrong at offset %llu\n", (unsigned long long)o);
-            CHECK(!"the bytes that were put");
+            FAIL("not the bytes that were put");
         }
 }
 

@@ -1,0 +1,145 @@
+"""One cluster of two raylets, with a session, for all tests that only use it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import clamor_ray as clamor
+from clamor_ray._stats import EngineStats, RegionStats
+from tests.lab import LocalCluster, local_cluster, require_lab
+from tests.lab.cluster import node_resource
+
+ANSWER_S = 90.0
+
+TRAPS = ("uffd", "uffd-user", "sigsegv")
+_USER_MODE = "CLAMOR_TEST_USER_MODE"
+_CAP_SYS_PTRACE = 19
+
+
+def _give_up_full_uffd() -> None:
+    """Makes the kernel refuse this thread all but user-mode userfaultfd, also where it is root."""
+    if os.geteuid() != 0:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.setfsuid(65534)  # the device is root's; sockets still see the real user
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    sets = (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, sets) == 0
+    sets[0] &= ~(1 << _CAP_SYS_PTRACE)
+    assert libc.capset(header, sets) == 0
+
+
+def in_trap(trap: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Calls a function in a worker whose trap is this one; a text that says why it is not."""
+    if os.environ.get(_USER_MODE):
+        _give_up_full_uffd()
+        found = clamor.init().trap
+        ctypes.CDLL(None).setfsuid(os.geteuid())
+    else:
+        found = clamor.init().trap
+    if found != trap:
+        return f"the kernel gives {found} here, not {trap}"
+    return [function(*arguments)]
+
+
+@dataclass(frozen=True)
+class ClamorCluster:
+    """The cluster and its session. Node 0 is the driver's, node 1 the other one.
+
+    Args:
+        lab: the raylets.
+        attached: what `clamor.init` returned.
+    """
+
+    lab: LocalCluster
+    attached: clamor.InitResult
+
+    def remote(
+        self,
+        function: Callable[..., Any],
+        node: int = 1,
+        read_set: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """A function as a task of one node, to be started with `.remote(...)`."""
+        task = (
+            clamor.remote(function)
+            if read_set is None
+            else clamor.remote(read_set=read_set)(function)
+        )
+        return task.options(num_cpus=0, resources={node_resource(node): 0.001}, **options)
+
+    def run(self, function: Callable[..., Any], *arguments: Any, **how: Any) -> Any:
+        """What a function returns as a task of the other node, or of `node`."""
+        import ray
+
+        return ray.get(self.remote(function, **how).remote(*arguments), timeout=ANSWER_S)
+
+    def run_in_trap(self, trap: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function returns in a worker of the other node that has this trap.
+
+        References arrive as references. Skips the test where the kernel does not give the trap.
+        """
+        import ray
+
+        env = {"CLAMOR_TRAP": "sigsegv" if trap == "sigsegv" else "uffd"}
+        if trap == "uffd-user":
+            env[_USER_MODE] = "1"
+        task = ray.remote(in_trap).options(
+            num_cpus=0, resources={node_resource(1): 0.001}, runtime_env={"env_vars": env}
+        )
+        got = ray.get(task.remote(trap, function, arguments), timeout=ANSWER_S)
+        if isinstance(got, str):
+            pytest.skip(got)
+        return got[0]
+
+    def engine(self, node: int) -> EngineStats:
+        """The counters of a node's page server."""
+        node_id = self.lab.node_ids[node]
+        (found,) = (entry for entry in clamor.stats().nodes if entry.node_id == node_id)
+        assert not found.error
+        return found.engine
+
+    def region(self, ref: clamor.GlobalRef[Any], node: int = 1) -> RegionStats:
+        """What a node has of a global variable."""
+        return clamor.stats().region(ref)[self.lab.node_ids[node]]
+
+    def is_gone(self, ref: clamor.GlobalRef[Any]) -> bool:
+        """Whether no node has anything of it."""
+        return not clamor.stats().region(ref)
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Returns when it is true; fails when it never becomes so."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)  # another process has no way to tell us
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # A process has one connection to Ray: those who make a cluster of their own go first.
+    items.sort(key=lambda item: "clamor_cluster" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session", params=TRAPS)
+def trap(request: pytest.FixtureRequest) -> str:
+    """Every trap. Of session scope so that pytest runs the tests of one trap together: their
+    workers are then the same."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def clamor_cluster() -> Iterator[ClamorCluster]:
+    require_lab("local")
+    with local_cluster(2) as lab:
+        attached = clamor.init()
+        yield ClamorCluster(lab, attached)
+        clamor.shutdown()
