@@ -15,11 +15,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import ActorDiedError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import _names, errors
@@ -45,6 +46,7 @@ logger = logging.getLogger("clamor_ray.registry")
 START_SERVER_S = 60.0
 CALL_S = 10.0
 PING_S = 2.0
+FREE_S = 5.0
 STOP_S = 10.0
 PIN_S = 300.0
 WATCH_FIRST_S = 2.0
@@ -94,6 +96,24 @@ def _alive_nodes() -> set[str]:
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
+def _raylet_is_gone(node_id: str) -> bool:
+    """Whether a node's host answers, and nothing listens where its raylet did.
+
+    A raylet never comes back under its node's id. Ray itself counts missed heartbeats, for up to
+    half a minute, before it calls such a node dead.
+    """
+    for node in ray.nodes():
+        if node["NodeID"] == node_id:
+            where = (node["NodeManagerAddress"], node["NodeManagerPort"])
+            try:
+                socket.create_connection(where, PING_S).close()
+            except ConnectionRefusedError:
+                return True
+            except OSError:  # no answer is no news
+                return False
+    return False
+
+
 class Registry:
     """See the file's head.
 
@@ -141,8 +161,13 @@ class Registry:
         self._carry_out(self._core.abandon(region))
 
     async def free(self, region: int) -> None:
-        """Starts the region's end; returns before its last lease is gone."""
-        self._carry_out(self._core.free(region))
+        """Starts the region's end; returns before its last lease is gone.
+
+        When it returns, no server that answers within ``FREE_S`` seconds gives a new lease.
+        """
+        told = self._carry_out(self._core.free(region))
+        if told:
+            await asyncio.wait(told, timeout=FREE_S)
 
     async def lookup(self, region: int, server_id: int = 0) -> LookupAnswer:
         """The region's record, or that it is freed or unknown.
@@ -303,11 +328,11 @@ class Registry:
             return self._lose(info.server_id, f"its node {info.node_id} is dead")
         try:
             await _within(PING_S, self._handles[info.server_id].ping.remote())
-        except ActorUnavailableError:
-            return ServerRestarting(info.server_id)
         except ActorDiedError as failure:
             return self._lose(info.server_id, f"its actor is dead: {failure}")
         except (RayError, asyncio.TimeoutError):
+            if await asyncio.to_thread(_raylet_is_gone, info.node_id):
+                return self._lose(info.server_id, f"the raylet of its node {info.node_id} is gone")
             return ServerRestarting(info.server_id)
         return self._core.locate(info.server_id)
 
@@ -320,12 +345,12 @@ class Registry:
 
     # -- orders
 
-    def _carry_out(self, orders: Iterable[Retire]) -> None:
-        for order in orders:
-            self._spawn(self._retire(order))
+    def _carry_out(self, orders: Iterable[Retire]) -> list[asyncio.Task[None]]:
+        told = [self._spawn(self._retire(order)) for order in orders]
         if not self._watching and not self._stopped and self._core.waited_for():
             self._watching = True
             self._spawn(self._watch())
+        return told
 
     async def _retire(self, order: Retire) -> None:
         pause_s = WATCH_FIRST_S
@@ -363,10 +388,11 @@ class Registry:
         finally:
             self._watching = False
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+        return task
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

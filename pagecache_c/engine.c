@@ -267,8 +267,11 @@ PC_API int pc_engine_refuse_region(pc_engine *engine, uint64_t id, int error)
     release_pending(region, error ? error : PC_ERR_NO_REGION);
     pthread_mutex_lock(&region->lock);
     bool empty = region->state == PC__REGION_UNKNOWN && pc__link_empty(&region->pending);
+    bool holds = region->home || region->generation;
     pthread_mutex_unlock(&region->lock);
-    if (empty) /* freed, or never made: also what the keeper held of it goes */
+    /* Freed, or never made: also what the keeper held of it goes. But a registry that did not
+     * answer is no reason to drop what may be the only copy: the next who opens it asks again. */
+    if (empty && (!holds || !error || error == PC_ERR_NO_REGION))
         pc__region_forget(engine, region);
     pc__region_put(engine, region);
     return PC_OK;

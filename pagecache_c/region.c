@@ -411,10 +411,10 @@ void pc__region_lease_dropped(struct pc_engine *engine, struct pc__region *regio
     bool forget = idle && !region->home;
     region->idle_told |= idle;
     pthread_mutex_unlock(&region->lock);
+    if (forget) /* first: who hears that it is idle finds nothing of it */
+        pc__region_forget(engine, region);
     if (idle)
         pc__engine_event(engine, PC_EVENT_REGION_IDLE, 0, region->id, engine->server_id, "%s", "");
-    if (forget)
-        pc__region_forget(engine, region);
 }
 
 /* The first segment that ends after offset, or n_segments. */

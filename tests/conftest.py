@@ -69,11 +69,8 @@ class ClamorCluster:
         **options: Any,
     ) -> Any:
         """A function as a task of one node, to be started with `.remote(...)`."""
-        task = (
-            clamor.remote(function)
-            if read_set is None
-            else clamor.remote(read_set=read_set)(function)
-        )
+        decorate = clamor.remote if read_set is None else clamor.remote(read_set=read_set)
+        task = decorate(function)
         return task.options(num_cpus=0, resources={node_resource(node): 0.001}, **options)
 
     def run(self, function: Callable[..., Any], *arguments: Any, **how: Any) -> Any:

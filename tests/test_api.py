@@ -42,7 +42,7 @@ def test_init_in_a_task_attaches_to_the_drivers_session(clamor_cluster: ClamorCl
 @pytest.mark.parametrize("obj", [threading.Lock(), {"deep": [np.zeros(9), (i for i in ())]}])
 def test_what_cannot_be_pickled(clamor_cluster: ClamorCluster, obj: Any) -> None:
     regions = clamor.stats().regions_by_state
-    with pytest.raises(errors.UnpicklableError, match="cannot .*pickle") as caught:
+    with pytest.raises(errors.UnpicklableError, match=r"cannot .*pickle") as caught:
         clamor.put(obj)
     assert f"{type(obj).__module__}.{type(obj).__qualname__}" in str(caught.value)
     assert caught.value.hint
@@ -185,8 +185,10 @@ def test_after_shutdown_and_in_the_next_session(
         "print(*map(raised, calls), raised(old.get))\n"
         "assert clamor.init().scope != first\n"
         "new = clamor.put(numpy.arange(9999))\n"
-        "print(raised(old.get), raised(lambda: clamor.free(old)), raised(lambda: clamor.prefetch(old)),\n"
-        "      raised(lambda: ray.get(total.remote(old))), raised(lambda: ray.get(total.remote(new))))\n"
+        "print(raised(old.get), raised(lambda: clamor.free(old)),\n"
+        "      raised(lambda: clamor.prefetch(old)),\n"
+        "      raised(lambda: ray.get(total.remote(old))),\n"
+        "      raised(lambda: ray.get(total.remote(new))))\n"
         "print(small.get(), old == pickle.loads(pickle.dumps(old)))\n"
     )
     done = run_script(clamor_cluster, tmp_path, text)

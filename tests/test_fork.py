@@ -179,9 +179,8 @@ def test_workers_of_a_fork_pool(clamor_cluster: ClamorCluster, trap: str) -> Non
 def fork_while_threads_read(ref: Any, n_forks: int) -> tuple[list[Ended], list[int]]:
     array = ref.get()
     sums: list[int] = []
-    reader = threading.Thread(
-        target=lambda: sums.extend(total(part) for part in array[: MIB // 2].reshape(-1, 512))
-    )
+    head = array[: MIB // 2].reshape(-1, 512)
+    reader = threading.Thread(target=lambda: sums.extend(total(row) for row in head))
     reader.start()
     tail = array[MIB // 2 :].reshape(n_forks, -1)
     children = [in_child(total, row) for row in tail]

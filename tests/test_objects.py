@@ -365,10 +365,8 @@ def test_prefetch_of_a_view_fetches_its_blocks_and_no_more(
     ref = clamor.put(array)
     if isinstance(index, int):
         index = slice(index, index + 1)
-    stream = 1
-    assert fetched_by(clamor_cluster, prefetch_index, ref, index) == stream + distinct_blocks(
-        array, index
-    )
+    fetched = fetched_by(clamor_cluster, prefetch_index, ref, index)
+    assert fetched == 1 + distinct_blocks(array, index)  # the pickle stream, and the view
     faults = clamor_cluster.engine(1).faults
     clamor_cluster.run(lambda refs, index: float(refs[0].get()[index].sum()), [ref], index)
     assert clamor_cluster.engine(1).faults == faults  # all of it was there

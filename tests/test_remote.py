@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,9 +144,8 @@ def view_of(array: Any) -> Any:
 
 
 def test_a_view_that_a_task_returns_is_its_content(ref: Any, array: Any) -> None:
-    np.testing.assert_array_equal(
-        answer(view_of.options(**OTHER_NODE).remote(ref)), array[1000:1010]
-    )
+    got = answer(view_of.options(**OTHER_NODE).remote(ref))
+    np.testing.assert_array_equal(got, array[1000:1010])
 
 
 def test_only_functions_and_classes() -> None:
@@ -216,13 +214,15 @@ def test_an_actor(clamor_cluster: ClamorCluster, ref: Any, array: Any) -> None:
 
 @clamor.remote(num_cpus=0, resources={node_resource(1): 0.001}, max_concurrency=4)
 class AsyncReader:
-    async def total(self, array: Any, gate: list[Any]) -> int:
-        while not Path(gate[0]).exists():
-            await asyncio.sleep(0.01)
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+
+    async def total(self, array: Any) -> int:
+        await self.gate.wait()
         return int(array.sum())
 
-    async def open_gate(self, gate: str) -> None:
-        Path(gate).touch()
+    async def open_gate(self) -> None:
+        self.gate.set()
 
     async def parts(self, array: Any, n: int) -> AsyncIterator[int]:
         for part in np.array_split(array, n):
@@ -230,13 +230,12 @@ class AsyncReader:
             yield int(part.sum())
 
 
-def test_an_async_actor(ref: Any, array: Any, tmp_path: Path) -> None:
+def test_an_async_actor(ref: Any, array: Any) -> None:
     import ray
 
     reader = AsyncReader.remote()
-    gate = str(tmp_path / "gate")
-    waiting = [reader.total.remote(ref, [gate]) for _ in range(2)]
-    answer(reader.open_gate.remote(gate))  # while the others wait with their leases
+    waiting = [reader.total.remote(ref) for _ in range(2)]
+    answer(reader.open_gate.remote())  # while the others wait with their leases
     assert ray.get(waiting, timeout=ANSWER_S) == [array.sum()] * 2
     got = [ray.get(item, timeout=ANSWER_S) for item in reader.parts.remote(ref, 4)]
     assert got == [int(part.sum()) for part in np.array_split(array, 4)]

@@ -333,7 +333,7 @@ static void test_refused_attach_of_whole(struct world *world)
     OK(pc_client_close(client));
 }
 
-static volatile bool stop_reading;
+static _Atomic bool stop_reading;
 
 static void *read_all_the_time(void *arg)
 {
