@@ -173,6 +173,7 @@ struct pc__fetch {
 struct pc__lane {
     int fd;                        /* -1: none */
     bool asked;                    /* NEED_PEER is out */
+    int low_water;                 /* SO_RCVLOWAT, as it stands */
     struct pc__watch *watch;
     struct pc__link queued;        /* fetches not sent yet */
     struct pc__link sent;          /* fetches on the wire, oldest first */

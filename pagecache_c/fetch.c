@@ -20,6 +20,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#define LOW_WATER_BYTES (256u << 10)
 #define READS_PER_EVENT 8 /* then the other descriptors get their turn */
 
 /* ---------------------------------------------------------------- batches */
@@ -456,6 +457,25 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
     return 0;
 }
 
+/* In the middle of a long reply, sleep until a good piece of it is there: each waking of a thread
+ * costs as much as copying 100 KiB. Never more than is sure to come. */
+static void set_low_water(struct pc__lane *lane)
+{
+    uint64_t due = 1;
+    if (lane->in_reply) {
+        uint64_t blocks = 0;
+        for (uint32_t i = lane->reply_position; i < lane->reply_blocks; i++)
+            blocks += !is_hole(lane, i);
+        due = (blocks << PC_BLOCK_SHIFT) - bytes_in(lane);
+        due = due < LOW_WATER_BYTES ? due : LOW_WATER_BYTES;
+    }
+    int bytes = due < LOW_WATER_BYTES ? 1 : (int)due;
+    if (bytes == lane->low_water)
+        return;
+    lane->low_water = bytes;
+    (void)setsockopt(lane->fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
+}
+
 static void lane_read(struct pc__peer *peer, struct pc__lane *lane)
 {
     for (int i = 0; i < READS_PER_EVENT; i++) {
@@ -467,7 +487,7 @@ static void lane_read(struct pc__peer *peer, struct pc__lane *lane)
         size_t room = PC__RX_BYTES - lane->rx_end;
         ssize_t got = recv(lane->fd, lane->rx + lane->rx_end, room, MSG_DONTWAIT);
         if (got < 0 && (errno == EAGAIN || errno == EINTR))
-            return;
+            break;
         if (got <= 0) {
             lane_close(peer, lane, got ? strerror(errno) : "the other side closed it");
             return;
@@ -483,6 +503,7 @@ static void lane_read(struct pc__peer *peer, struct pc__lane *lane)
         if ((size_t)got < room)
             break;
     }
+    set_low_water(lane);
     lane_pump(peer, lane); /* answers made room for requests */
 }
 
@@ -519,6 +540,7 @@ void pc__peer_connected(struct pc__loop *loop, struct pc__mail *mail)
     lane->fd = mail->fd;
     lane->rx_begin = lane->rx_end = 0;
     lane->in_reply = false;
+    lane->low_water = 1;
     int one = 1;
     (void)setsockopt(lane->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     pc__count_add(&loop->engine->count.peer_connections, 1);
