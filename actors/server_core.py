@@ -50,7 +50,7 @@ from clamor_ray.actors.messages import (
     ServerInfo,
     ServerLost,
 )
-from clamor_ray.errors import HomeLostError
+from clamor_ray.errors import ClamorError, HomeLostError
 
 logger = logging.getLogger("clamor_ray.page_server")
 
@@ -294,6 +294,8 @@ class ServerCore:
                         # We are its home, and a restart could not bring it back.
                         error = Answer.HOME_LOST
                         break
+                    except ClamorError as failure:  # the engine has told whoever waits
+                        logger.warning("region %d cannot be used here: %s", region, failure)
                     return
                 error = Answer.NO_REGION
                 break

@@ -232,8 +232,10 @@ PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_inf
     for (size_t i = 0; i < n_homes; i++)
         is_home |= homes[i] == engine->server_id;
     pthread_mutex_lock(&region->lock);
-    if (region->state != PC__REGION_UNKNOWN) {
-        rc = PC_ERR_EXISTS;
+    if (region->state == PC__REGION_READY) {
+        rc = PC_OK; /* sealed here while the question was on its way */
+    } else if (region->state != PC__REGION_UNKNOWN) {
+        rc = PC_ERR_NO_REGION; /* freed meanwhile, or not sealed yet */
     } else if (is_home && !region->home) {
         rc = pc__fail(PC_ERR_HOME_LOST, "region %llu is homed here, and the keeper did not have it",
                       (unsigned long long)info->region);
@@ -254,7 +256,7 @@ PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_inf
     }
     pthread_mutex_unlock(&region->lock);
     free(copy);
-    release_pending(region, rc == PC_ERR_EXISTS ? PC_OK : rc);
+    release_pending(region, rc);
     pc__region_put(engine, region);
     return rc;
 }

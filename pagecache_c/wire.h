@@ -33,7 +33,7 @@ enum pc__ctl_type {
     PC__CTL_CLOSE = 7,   /* c->s  pc__ctl_open, mapping_id only; no reply */
     PC__CTL_PREFETCH = 8,/* c->s  pc__ctl_runs + runs; reply when resident (or taken) */
     PC__CTL_READS = 9,   /* c->s  pc__ctl_runs + runs; no reply */
-    PC__CTL_REPLY = 10,  /* s->c  status and body by request */
+    PC__CTL_REPLY = 10,  /* s->c  status and body by request; HELLO's body is a pc__ctl_hello */
     PC__CTL_FAIL = 11,   /* s->c  pc__ctl_fail: a fault cannot be resolved; the process must end */
     PC__CTL_LAST = 12
 };
@@ -112,7 +112,8 @@ int pc__ctl_parse_runs(const struct pc__ctl_message *message, struct pc__ctl_run
  * the client takes the answer and stores FREE. After a reconnect the server takes up every slot
  * that is REQUESTED or SERVING.
  * The window: runs that the client has unprotected, oldest first from head; a server never
- * evicts a block inside one. */
+ * evicts a block inside one. A run is narrowed by two stores: who reads it reads the address, the
+ * length and the address again, and starts over if the address changed. */
 #define PC__SLOTS 64
 #define PC__WINDOW_RUNS 8192
 enum pc__slot_state { PC__SLOT_FREE, PC__SLOT_CLAIMED, PC__SLOT_REQUESTED, PC__SLOT_SERVING, PC__SLOT_DONE };
