@@ -81,6 +81,7 @@ PC_ERR_FORKED: Final = -15
 PC_ERR_NO_GENERATION: Final = -16
 PC_ERR_NO_PEER: Final = -17
 PC_ERR_DENIED: Final = -18
+PC_ERR_HUGE_PAGES: Final = -19
 
 ERRORS: Final[dict[int, tuple[type[errors.ClamorError], str]]] = {
     PC_ERR_SYSTEM: (errors.SystemCallError, "A system call failed."),
@@ -120,6 +121,10 @@ ERRORS: Final[dict[int, tuple[type[errors.ClamorError], str]]] = {
     PC_ERR_NO_PEER: (
         errors.ServerUnavailableError,
         "The page server has no connection to the node that holds the blocks.",
+    ),
+    PC_ERR_HUGE_PAGES: (
+        errors.TrapUnavailableError,
+        "This node's kernel makes shared memory of huge pages and refuses userfaultfd.",
     ),
     PC_ERR_DENIED: (errors.DeniedError, "The page server refused the credentials."),
 }
@@ -458,6 +463,8 @@ class Engine(_Handle):
         n_loops: 0 chooses from the number of cores.
         fetch_timeout_s: for one request to one peer.
         fault_timeout_s: for all tries of one block.
+        settle_s: after a restart, how long clients have to attach again before a freed region
+            without leases counts as idle.
         page_bytes: fixed size of a demand fetch, a power of two from 4 KiB to 8 MiB; 0: by use.
     """
 
@@ -471,6 +478,7 @@ class Engine(_Handle):
         fetch_timeout_s: float = 10.0,
         fault_timeout_s: float = 60.0,
         page_bytes: int = 0,
+        settle_s: float = 30.0,
         library_version: str = __version__,
     ) -> None:
         super().__init__()
@@ -486,6 +494,7 @@ class Engine(_Handle):
         options.fetch_timeout_ns = _ns(fetch_timeout_s)
         options.fault_timeout_ns = _ns(fault_timeout_s)
         options.page_bytes = page_bytes
+        options.settle_ns = _ns(settle_s)
         out = ffi.new("pc_engine **")
         check(lib.pc_engine_start(options, out), socket=socket_name)
         self._opened(out[0])

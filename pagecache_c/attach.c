@@ -1,4 +1,4 @@
-/* attach.c - after the page server died. Runs on the watch thread while the state is LOST.
+/* attach.c - after the page server died, or fell silent. Runs on the watch thread while the state is LOST.
  *
  * The keeper hands a restarted server the memfds of the old one, so what is mapped here stays
  * mapped; the new server only has to learn of it (ATTACH, with the inode) and to wake whoever is
@@ -162,9 +162,11 @@ static void wake_all(pc_client *client)
     pthread_mutex_unlock(&client->lock);
 }
 
-int pc__reattach(pc_client *client)
+int pc__reattach(pc_client *client, uint64_t since_ns)
 {
-    const uint64_t give_up_ns = pc__deadline(client->reattach_timeout_ns);
+    const uint64_t most = (uint64_t)INT64_MAX - since_ns;
+    const uint64_t give_up_ns =
+        since_ns + (client->reattach_timeout_ns < most ? client->reattach_timeout_ns : most);
     struct pc__patience patience = {.client = client, .deadline_ns = give_up_ns};
     for (;;) {
         int rc = try_attach(&patience);

@@ -38,7 +38,7 @@ static int start_locked(pc_client *client, uint16_t type, const void *body, size
         if (rc)
             return rc;
         if (client->state == PC__CONN_UP) {
-            if (++client->next_request_id == UINT32_MAX)
+            if (++client->next_request_id == PC__REQUEST_ALONE)
                 client->next_request_id = 1;
             call->request_id = client->next_request_id;
             call->epoch = client->epoch;
@@ -74,10 +74,7 @@ int pc__call_start(pc_client *client, uint16_t type, const void *body, size_t bo
 {
     *call = (struct pc__call){.opens = call->opens};
     pthread_mutex_lock(&client->lock);
-    client->n_inside++;
     int rc = start_locked(client, type, body, body_bytes, tail, tail_bytes, deadline_ns, call);
-    client->n_inside--;
-    pthread_cond_broadcast(&client->changed);
     pthread_mutex_unlock(&client->lock);
     return rc;
 }
@@ -104,7 +101,6 @@ int pc__call_finish(pc_client *client, struct pc__call *call, uint64_t deadline_
 {
     int rc = PC_OK;
     pthread_mutex_lock(&client->lock);
-    client->n_inside++;
     while (!call->is_done && !rc) {
         rc = pc__call_refused(client);
         if (!rc && pc__clock_ns() >= deadline_ns)
@@ -116,8 +112,6 @@ int pc__call_finish(pc_client *client, struct pc__call *call, uint64_t deadline_
         give_up(client, call);
     else
         rc = PC_OK;
-    client->n_inside--;
-    pthread_cond_broadcast(&client->changed);
     pthread_mutex_unlock(&client->lock);
     if (rc)
         return rc;

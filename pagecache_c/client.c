@@ -1,11 +1,16 @@
 /* client.c - open, close, and the watch thread. See client.h for the parts, threads and locks.
  *
+ * A page server that dies closes its socket; one that hangs (stopped, deadlocked) says nothing. So
+ * while something is mapped that can have absent blocks, the watch thread pings a server that it
+ * has not heard of for a while, and takes the connection for lost when nothing at all comes back.
+ *
  * The watch thread has every signal blocked, never runs the caller's code, and is all that a
  * worker process gets from us. It receives on the socket; whoever calls sends.
  */
 #include "client.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -15,6 +20,11 @@
 
 /* ------------------------------------------------------------ watch thread */
 
+#define PING_MOST_NS 10000000000ull   /* between what was heard and the ping */
+#define PING_LEAST_NS 50000000ull
+#define SILENCE_LEAST_NS 1000000000ull /* a busy machine takes this long to answer */
+#define GRACE_NS 1000000000ull        /* for a last try to re-attach after a silence */
+
 /* 0: nothing more to receive; negative: the connection is of no use. */
 static int receive_all(pc_client *client)
 {
@@ -23,6 +33,8 @@ static int receive_all(pc_client *client)
         int rc = pc__conn_receive(client->socket, packet);
         if (rc != 1)
             return rc;
+        client->heard_ns = pc__clock_ns();
+        client->pinged_ns = 0;
         switch (packet->message.header.type) {
         case PC__CTL_REPLY:
             pthread_mutex_lock(&client->lock);
@@ -39,8 +51,58 @@ static int receive_all(pc_client *client)
     }
 }
 
+/* What waits at an absent block would wait for ever if the server hangs. */
+static bool needs_server(const pc_client *client)
+{
+    for (const struct pc__mapping *mapping = client->mappings; mapping; mapping = mapping->next)
+        if (mapping->state == PC__MAPPING_LIVE && mapping->trapped.needs_trap)
+            return true;
+    return false;
+}
+
+static uint64_t silence_ns(const pc_client *client)
+{
+    return client->reattach_timeout_ns > SILENCE_LEAST_NS ? client->reattach_timeout_ns
+                                                          : SILENCE_LEAST_NS;
+}
+
+/* Under lock. Pings when it is time to; returns how long poll() may wait for an answer, or until
+ * it is time. Without a mapping that is for ever: OPEN's reply comes after its mapping is known. */
+static int attend(pc_client *client)
+{
+    uint64_t now = pc__clock_ns(), pause_ns = client->reattach_timeout_ns / 3, left_ns;
+    pause_ns = pause_ns < PING_LEAST_NS ? PING_LEAST_NS : pause_ns;
+    pause_ns = pause_ns > PING_MOST_NS ? PING_MOST_NS : pause_ns;
+    if (client->state != PC__CONN_UP || !client->mappings) {
+        client->pinged_ns = 0;
+        return -1;
+    }
+    if (!client->pinged_ns && now - client->heard_ns >= pause_ns) {
+        client->heard_ns = now;
+        if (needs_server(client)) {
+            /* No room is no answer either; a dead connection poll() tells of. */
+            (void)pc__conn_send(client->socket, PC__CTL_PING, PC__REQUEST_ALONE, NULL, 0, NULL, 0,
+                                NULL, 0);
+            client->pinged_ns = now;
+        }
+    }
+    if (client->pinged_ns)
+        left_ns = silence_ns(client) - (now - client->pinged_ns);
+    else
+        left_ns = pause_ns - (now - client->heard_ns);
+    if (client->pinged_ns && now - client->pinged_ns >= silence_ns(client))
+        left_ns = 0;
+    return left_ns / 1000000u >= INT_MAX ? INT_MAX : (int)(left_ns / 1000000u) + 1;
+}
+
+/* Nothing was received since the ping, and everything that had come is received. */
+static bool is_silent(const pc_client *client, uint64_t now)
+{
+    return client->pinged_ns && now - client->pinged_ns >= silence_ns(client);
+}
+
 /* The connection is gone: nobody sends on it any more, and nothing sent will be answered. */
-static bool lose(pc_client *client)
+static bool lose(pc_client *client, uint64_t since_ns)
 {
     pthread_mutex_lock(&client->lock);
     bool is_closing = client->state == PC__CONN_CLOSED;
@@ -48,7 +110,7 @@ static bool lose(pc_client *client)
         client->state = PC__CONN_LOST;
         close(client->socket);
         client->socket = -1;
-        client->trap.ops->lost(&client->trap, pc__clock_ns());
+        client->trap.ops->lost(&client->trap, since_ns);
         pc__call_drop_all(client);
     }
     pthread_mutex_unlock(&client->lock);
@@ -58,6 +120,8 @@ static bool lose(pc_client *client)
 static void *watch(void *arg)
 {
     pc_client *client = arg;
+    client->heard_ns = pc__clock_ns();
+    client->pinged_ns = 0;
     for (;;) {
         pthread_mutex_lock(&client->lock);
         bool is_closing = client->state == PC__CONN_CLOSED;
@@ -65,18 +129,29 @@ static void *watch(void *arg)
         struct pollfd fds[2] = {
             {.fd = client->socket, .events = client->outbox ? POLLIN | POLLOUT : POLLIN},
             {.fd = client->nudge_fd, .events = POLLIN}};
+        int wait_ms = is_closing ? 0 : attend(client);
         pthread_mutex_unlock(&client->lock);
         if (is_closing)
             break;
-        if (poll(fds, 2, -1) < 0)
+        if (poll(fds, 2, wait_ms) < 0)
             continue; /* EINTR; the descriptors are ours and sound */
         if (fds[1].revents) {
             uint64_t count;
             (void)!read(client->nudge_fd, &count, sizeof count); /* only its coming matters */
         }
-        if (fds[0].revents & (POLLIN | POLLHUP | POLLERR) && receive_all(client) < 0 &&
-            (!lose(client) || pc__reattach(client)))
+        bool is_lost = fds[0].revents & (POLLIN | POLLHUP | POLLERR) && receive_all(client) < 0;
+        uint64_t since_ns = pc__clock_ns();
+        if (!is_lost && is_silent(client, since_ns)) {
+            is_lost = true;
+            uint64_t waited_ns = client->reattach_timeout_ns;
+            since_ns -= waited_ns > GRACE_NS ? waited_ns - GRACE_NS : 0;
+        }
+        if (is_lost && (!lose(client, since_ns) || pc__reattach(client, since_ns)))
             break;
+        if (is_lost) {
+            client->heard_ns = pc__clock_ns();
+            client->pinged_ns = 0;
+        }
     }
     return NULL;
 }
@@ -181,21 +256,42 @@ PC_API int pc_client_open(const struct pc_client_options *options, pc_client **o
 
 PC_API int pc_client_trap(pc_client *client)
 {
-    return client->trap.kind;
+    pc__enter(client);
+    int kind = client->trap.kind;
+    pc__leave(client);
+    return kind;
 }
 
 /* ------------------------------------------------------------------- close */
 
-PC_API int pc_client_close(pc_client *client)
+void pc__leave(pc_client *client)
+{
+    /* Under lock to the end, so that close cannot free it under this thread's feet. */
+    pthread_mutex_lock(&client->lock);
+    pc__count_sub(&client->n_inside, 1);
+    if (client->state == PC__CONN_CLOSED)
+        pthread_cond_broadcast(&client->changed);
+    pthread_mutex_unlock(&client->lock);
+}
+
+PC_API int pc_client_shut(pc_client *client)
 {
     const uint64_t one = 1;
-    pc__clients_remove(client);
     pthread_mutex_lock(&client->lock);
     client->state = PC__CONN_CLOSED;
     pthread_cond_broadcast(&client->changed);
     (void)!write(client->nudge_fd, &one, sizeof one);
+    pthread_mutex_unlock(&client->lock);
+    return PC_OK;
+}
+
+PC_API int pc_client_close(pc_client *client)
+{
+    pc__clients_remove(client);
+    (void)pc_client_shut(client);
     /* Whoever waits in a call sees the state and leaves. */
-    while (client->n_inside)
+    pthread_mutex_lock(&client->lock);
+    while (pc__count_get(&client->n_inside))
         pthread_cond_wait(&client->changed, &client->lock);
     pthread_mutex_unlock(&client->lock);
     if (client->has_watch)

@@ -25,6 +25,7 @@
 #ifndef PC_CLIENT_H
 #define PC_CLIENT_H
 
+#include "atomics.h"
 #include "error.h"
 #include "pagecache.h"
 #include "trap.h"
@@ -58,9 +59,11 @@ struct pc__mapping {
     struct pc__trapped trapped;      /* address, length, flags */
     uint64_t id, region, version, inode;
     uint64_t users;                  /* maps and running calls; 0: goes away */
+    uint64_t readers;                /* read sets being taken: entries are dropped at 0 -> 1 */
     enum pc__mapping_state state;
     int error;                       /* OPENING: why re-attaching it failed */
     bool is_leased;
+    bool is_dropping;                /* the first reader is at it; others wait */
 };
 
 /* A request on its way, and its reply. On its requester's stack or heap. */
@@ -96,6 +99,8 @@ struct pc_client {
     int nudge_fd;                   /* eventfd: the watch thread looks up */
     pthread_t watch;
     bool has_watch;
+    uint64_t heard_ns, pinged_ns;   /* watch thread only; pinged 0: no ping is unanswered */
+    _Atomic uint64_t n_inside;      /* threads in a public call; close waits for them */
 
     pthread_mutex_t lock;           /* everything below */
     pthread_cond_t changed;         /* CLOCK_MONOTONIC: state, a call or a mapping */
@@ -104,7 +109,6 @@ struct pc_client {
     uint64_t epoch;                 /* counts connections */
     uint32_t next_request_id;
     uint64_t next_mapping_id;
-    uint64_t n_inside;              /* threads in a call that waits; close waits for them */
     struct pc__trap trap;
     struct pc__call *calls;
     struct pc__outgoing *outbox, **outbox_end; /* CLOSEs that the socket had no room for */
@@ -113,6 +117,14 @@ struct pc_client {
     struct pc__mapping *by_region[PC__MAPPING_BUCKETS]; /* shared ones */
     char outage[160];               /* why the last try to re-attach failed */
 };
+
+/* Around the whole of a public call, so that close frees nothing that the call still looks at:
+ * whoever waits inside is told PC_ERR_CLOSED and leaves. */
+static inline void pc__enter(pc_client *client)
+{
+    pc__count_add(&client->n_inside, 1);
+}
+void pc__leave(pc_client *client);
 
 static inline uint64_t pc__clock_ns(void)
 {
@@ -143,6 +155,9 @@ int pc__conn_receive(int fd, struct pc__packet *packet);
 /* MSG_DONTWAIT. 1: sent; 0: no room now; negative: pc_err. tail may be NULL. */
 int pc__conn_send(int fd, uint16_t type, uint32_t request_id, const void *body, size_t body_bytes,
                   const void *tail, size_t tail_bytes, const int *fds, int n_fds);
+
+/* The id of requests whose reply call.c is not to hand over: it never counts that far up. */
+#define PC__REQUEST_ALONE UINT32_MAX
 
 /* How long a thread that talks on a connection alone waits, and what it looks at meanwhile. */
 struct pc__patience {
@@ -208,8 +223,9 @@ int pc__mapping_install(pc_client *client, struct pc__mapping *mapping, int fd,
 /* client.c */
 int pc__watch_start(pc_client *client);
 
-/* attach.c; on the watch thread, state LOST. 0: attached; PC_ERR_CLOSED: the client closes. */
-int pc__reattach(pc_client *client);
+/* attach.c; on the watch thread, state LOST since then. 0: attached; PC_ERR_CLOSED: the client
+ * closes. */
+int pc__reattach(pc_client *client, uint64_t since_ns);
 /* A thread is stopped and nobody serves: ends the process if it is so. */
 void pc__attach_check_stuck(pc_client *client);
 

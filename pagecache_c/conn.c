@@ -238,7 +238,7 @@ int pc__conn_exchange(const struct pc__patience *patience, int fd, uint16_t type
                       struct pc__call *call)
 {
     struct pc__packet *packet = patience->client->packet;
-    const uint32_t request_id = UINT32_MAX; /* call.c never counts that far up to it */
+    const uint32_t request_id = PC__REQUEST_ALONE;
     memset(call, 0, sizeof *call);
     int rc;
     while ((rc = pc__conn_send(fd, type, request_id, body, body_bytes, NULL, 0, fds, n_fds)) == 0)

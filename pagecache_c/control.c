@@ -143,6 +143,9 @@ static void drop_mapping(struct pc__client *client, struct pc__mapping *mapping)
     }
     region->mappings--;
     pthread_mutex_unlock(&region->lock);
+    if (client->stray_address >= mapping->address &&
+        client->stray_address - mapping->address < mapping->length_bytes)
+        client->stray_by_ns = 0;
     memmove(mapping, mapping + 1, (client->n_mappings - at - 1) * sizeof *mapping);
     client->n_mappings--;
     pc__count_sub(&engine->count.mappings, 1);
@@ -189,8 +192,8 @@ static void finish_open(struct pc__client *client, struct pc__region *region, ui
     pthread_mutex_unlock(&region->lock);
     if (attach && !rc) {
         pc__count_add(&client->loop->engine->count.reattached, 1);
-        if (opened.needs_trap) /* threads that the last server left waiting ask us */
-            pc__fault_attached(client, open->address, open->length_bytes);
+        /* Threads that the last server left waiting ask us. */
+        pc__fault_attached(client, open->address, open->length_bytes);
     }
     pc__client_send(client, PC__CTL_REPLY, request_id, rc, rc ? NULL : &opened,
                     rc ? 0 : sizeof opened, attach ? -1 : fd);
@@ -228,6 +231,12 @@ static void on_open(struct pc__client *client, const struct pc__ctl_message *mes
         return;
     }
     pthread_mutex_lock(&region->lock);
+    if (region->forgotten) { /* between our look-up and the lock: it is a new one now */
+        pthread_mutex_unlock(&region->lock);
+        pc__region_put(loop->engine, region);
+        on_open(client, message, attach);
+        return;
+    }
     bool wait = region->state == PC__REGION_UNKNOWN, ask = wait && !region->asked;
     struct pc__pending *pending = wait ? calloc(1, sizeof *pending) : NULL;
     if (pending) {
@@ -240,9 +249,10 @@ static void on_open(struct pc__client *client, const struct pc__ctl_message *mes
         region->asked = true;
     }
     pthread_mutex_unlock(&region->lock);
-    if (pending && ask)
-        pc__engine_event(loop->engine, PC_EVENT_NEED_REGION, 0, open.region, 0, "%s", "");
-    else if (wait && !pending)
+    if (pending && ask) {
+        if (!pc__engine_event(loop->engine, PC_EVENT_NEED_REGION, 0, open.region, 0, "%s", ""))
+            (void)pc_engine_refuse_region(loop->engine, open.region, PC_ERR_NO_MEMORY);
+    } else if (wait && !pending)
         reply(client, message, PC_ERR_NO_MEMORY);
     else if (!wait)
         finish_open(client, region, message->header.request_id, &open, attach);
@@ -438,7 +448,7 @@ static void on_prefetch(struct pc__client *client, const struct pc__ctl_message 
     for (int i = 0; i < n && !generation->complete && !rc; i++) {
         absent += runs[i].n_blocks -
                   pc__blockset_count(&generation->present, runs[i].first_block, runs[i].n_blocks);
-        rc = pc__batch_add(loop, &batch, region, runs[i].first_block, runs[i].n_blocks);
+        rc = pc__batch_add(&batch, region, runs[i].first_block, runs[i].n_blocks);
     }
     bool waits = job && absent && !rc;
     if (waits) {
@@ -589,6 +599,9 @@ static int handle(struct pc__client *client, const struct pc__ctl_message *messa
         return PC_OK;
     case PC__CTL_READS:
         on_reads(client, message);
+        return PC_OK;
+    case PC__CTL_PING:
+        reply(client, message, PC_OK);
         return PC_OK;
     default:
         return pc__fail(PC_ERR_PROTOCOL, "a message that only servers send");

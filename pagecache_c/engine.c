@@ -5,22 +5,44 @@
 #include "engine.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#ifndef UFFD_USER_MODE_ONLY
+#define UFFD_USER_MODE_ONLY 1
+#endif
 #define LISTEN_BACKLOG 512
 #define KEEPER_TIMEOUT_NS 10000000000ull
 
 /* ------------------------------------------------------------------ events */
 
-void pc__engine_event(struct pc_engine *engine, int kind, int error, uint64_t region,
+static bool grow_events(struct pc_engine *engine)
+{
+    size_t capacity = engine->events_capacity * 2;
+    struct pc_event *grown = calloc(capacity, sizeof *grown);
+    if (!grown)
+        return false;
+    for (size_t i = 0; i < engine->n_events; i++)
+        grown[i] = engine->events[(engine->events_begin + i) % engine->events_capacity];
+    free(engine->events);
+    engine->events = grown;
+    engine->events_begin = 0;
+    engine->events_capacity = capacity;
+    return true;
+}
+
+bool pc__engine_event(struct pc_engine *engine, int kind, int error, uint64_t region,
                       uint64_t server_id, const char *format, ...)
 {
     struct pc_event event = {.kind = kind, .error = error, .region = region,
@@ -30,17 +52,20 @@ void pc__engine_event(struct pc_engine *engine, int kind, int error, uint64_t re
     vsnprintf(event.text, sizeof event.text, format, args);
     va_end(args);
     pthread_mutex_lock(&engine->event_lock);
-    /* Lines for people are dropped when Python is behind; questions have bounded numbers (one a
-     * region, one a lane) and take the quarter of the ring that is kept for them. */
-    size_t limit = kind == PC_EVENT_LOG ? PC__MAX_EVENTS / 4 * 3 : PC__MAX_EVENTS;
-    bool room = engine->n_events < limit;
+    /* Lines for people are dropped when Python is behind. Questions never are: there is at most
+     * one for each region and each lane, and the ring grows to hold them. */
+    bool room = kind == PC_EVENT_LOG ? engine->n_events < PC__LOG_EVENTS
+                                     : engine->n_events < engine->events_capacity ||
+                                           grow_events(engine);
     if (room) {
-        engine->events[(engine->events_begin + engine->n_events) % PC__MAX_EVENTS] = event;
+        engine->events[(engine->events_begin + engine->n_events) % engine->events_capacity] =
+            event;
         engine->n_events++;
     }
     pthread_mutex_unlock(&engine->event_lock);
     uint64_t one = 1;
     (void)!write(engine->event_fd, &one, sizeof one);
+    return room;
 }
 
 PC_API int pc_engine_event_fd(pc_engine *engine)
@@ -54,7 +79,7 @@ PC_API int pc_engine_next_event(pc_engine *engine, struct pc_event *out)
     pthread_mutex_lock(&engine->event_lock);
     if (engine->n_events) {
         *out = engine->events[engine->events_begin];
-        engine->events_begin = (engine->events_begin + 1) % PC__MAX_EVENTS;
+        engine->events_begin = (engine->events_begin + 1) % engine->events_capacity;
         engine->n_events--;
         found = 1;
     } else {
@@ -87,6 +112,35 @@ static int listen_on(const char *name)
         return rc;
     }
     return fd;
+}
+
+/* Inserts go by UFFDIO_COPY, through maps of our own that nobody reads: it makes single pages,
+ * and shows none before it is whole. Where the kernel has no userfaultfd they go by pwrite, which
+ * is as good only while shared memory is not made of huge pages: one block would bring 511 of
+ * zeros along. */
+static int open_uffd(struct pc_engine *engine, bool refused)
+{
+    struct uffdio_api api = {.api = UFFD_API};
+    int fd = refused ? -1 : (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+    if (fd >= 0 && ioctl(fd, UFFDIO_API, &api)) {
+        close(fd);
+        fd = -1;
+    }
+    engine->uffd = fd;
+    if (fd >= 0)
+        return PC_OK;
+    char setting[128] = "";
+    FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "re");
+    if (file) {
+        (void)!fgets(setting, sizeof setting, file);
+        fclose(file);
+    }
+    if (strstr(setting, "[always]") || strstr(setting, "[within_size]") ||
+        strstr(setting, "[force]"))
+        return pc__fail(PC_ERR_HUGE_PAGES,
+                        "set /sys/kernel/mm/transparent_hugepage/shmem_enabled to never or advise, "
+                        "or allow userfaultfd");
+    return PC_OK;
 }
 
 static int choose_loops(int asked)
@@ -122,20 +176,26 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     engine->fault_timeout_ns = options->fault_timeout_ns;
     engine->page_blocks = page >> PC_BLOCK_SHIFT;
     engine->keeper_fd = options->keeper_fd;
-    engine->listen_fd = -1;
+    engine->listen_fd = engine->uffd = -1;
     engine->n_loops = choose_loops(options->n_loops);
     for (int i = 0; i < engine->n_loops; i++)
         engine->loops[i].epoll = engine->loops[i].mail_event = -1;
-    engine->events = calloc(PC__MAX_EVENTS, sizeof *engine->events);
+    engine->events_capacity = 2 * PC__LOG_EVENTS;
+    engine->events = calloc(engine->events_capacity, sizeof *engine->events);
     engine->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (!engine->events || engine->event_fd < 0) {
         rc = pc__fail_errno("the event queue");
         goto fail;
     }
+    rc = open_uffd(engine, options->no_userfaultfd);
+    if (rc)
+        goto fail;
     if (engine->keeper_fd >= 0) {
         rc = pc__keeper_list(engine->keeper_fd, pc__region_adopt, engine, KEEPER_TIMEOUT_NS);
         if (rc)
             goto fail;
+        if (engine->n_regions)
+            engine->settle_until_ns = pc__now_ns() + options->settle_ns;
     }
     rc = listen_on(engine->socket_name);
     if (rc < 0)
@@ -177,6 +237,8 @@ PC_API int pc_engine_stop(pc_engine *engine)
             engine->regions[b] = region->hash_next;
             pc__region_put(engine, region);
         }
+    if (engine->uffd >= 0)
+        close(engine->uffd);
     if (engine->event_fd >= 0)
         close(engine->event_fd);
     free(engine->events);
@@ -266,15 +328,17 @@ PC_API int pc_engine_refuse_region(pc_engine *engine, uint64_t id, int error)
     struct pc__region *region = pc__region_get(engine, id);
     if (!region)
         return PC_ERR_NO_REGION;
-    release_pending(region, error ? error : PC_ERR_NO_REGION);
+    if (!error)
+        error = PC_ERR_NO_REGION;
     pthread_mutex_lock(&region->lock);
-    bool empty = region->state == PC__REGION_UNKNOWN && pc__link_empty(&region->pending);
-    bool holds = region->home || region->generation;
+    /* Home blocks may be the only copy, and leased elsewhere: they go when they are retired. And
+     * a registry that did not answer is no reason to drop anything: the next one asks again. */
+    bool useless = region->state == PC__REGION_UNKNOWN && !region->home &&
+                   (!region->generation || error == PC_ERR_NO_REGION);
     pthread_mutex_unlock(&region->lock);
-    /* Freed, or never made: also what the keeper held of it goes. But a registry that did not
-     * answer is no reason to drop what may be the only copy: the next who opens it asks again. */
-    if (empty && (!holds || !error || error == PC_ERR_NO_REGION))
+    if (useless)
         pc__region_forget(engine, region);
+    release_pending(region, error); /* after it is forgotten: nobody can come to wait any more */
     pc__region_put(engine, region);
     return PC_OK;
 }

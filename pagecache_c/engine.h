@@ -83,6 +83,7 @@ struct pc__home {
 /* One node's memfd of one version of one region. */
 struct pc__generation {
     int memfd;
+    uint8_t *map; /* the whole memfd, registered with the engine's uffd; inserted into, never read */
     uint64_t inode;
     bool complete; /* the memfd of a home: holes are zeros, no trap is needed */
     struct pc__blockset present;   /* not kept for a complete one */
@@ -114,6 +115,7 @@ struct pc__region {
     struct pc__link pending;       /* struct pc__pending: OPENs that wait for the definition */
     bool asked;                    /* NEED_REGION is out */
     bool idle_told;
+    bool forgotten;                /* out of the table: whoever finds it so looks it up again */
 };
 
 /* A thread that is stopped at an absent block. */
@@ -153,7 +155,7 @@ struct pc__fetch {
     struct pc__link link;
     struct pc__region *region;
     uint64_t server_id;
-    uint64_t give_up_ns;
+    uint64_t give_up_ns;           /* 0: it has not been its turn yet */
     uint32_t request_id;
     uint32_t n_blocks;             /* still to come: of runs[at_run] on */
     uint32_t n_runs, capacity_runs;
@@ -165,7 +167,8 @@ struct pc__fetch {
 };
 
 #define PC__LANES_PER_LOOP 2 /* one for urgent fetches, one for bulk */
-#define PC__LANE_REQUESTS 16 /* on the wire at once; the rest waits in the lane's queue */
+#define PC__URGENT_REQUESTS 16 /* on the wire at once; the rest waits in the lane's queue */
+#define PC__BULK_REQUESTS 4    /* of up to 8 MiB: enough for the wire, little to wait behind */
 #define PC__RX_BYTES (1u << 20)
 #define PC__BOUNCE_BLOCKS 64u
 
@@ -257,7 +260,7 @@ struct pc__counters {
 
 #define PC__REGION_BUCKETS 4096
 #define PC__MAX_LOOPS 8
-#define PC__MAX_EVENTS 4096
+#define PC__LOG_EVENTS 1024
 
 struct pc_engine {
     pthread_mutex_t lock;
@@ -270,13 +273,15 @@ struct pc_engine {
     pthread_mutex_t keeper_lock;   /* one message at a time on keeper_fd; nests inside all */
     int listen_fd;
     int event_fd;
+    int uffd;                      /* inserts go through it; -1: pwrite */
+    _Atomic uint64_t settle_until_ns; /* 0: clients have had the time to attach again */
     int n_loops;
     struct pc__loop loops[PC__MAX_LOOPS];
     struct pc__region *regions[PC__REGION_BUCKETS];
     uint64_t n_regions;
     pthread_mutex_t event_lock;    /* the ring below; nests inside all */
-    struct pc_event *events;       /* ring of PC__MAX_EVENTS */
-    size_t events_begin, n_events;
+    struct pc_event *events;       /* ring of events_capacity */
+    size_t events_capacity, events_begin, n_events;
     uint64_t next_client_id;
     unsigned next_loop;
     struct pc__counters count;
@@ -294,6 +299,8 @@ int pc__region_seal(struct pc_engine *engine, struct pc__region *region);
 int pc__region_need_generation(struct pc_engine *engine, struct pc__region *region);
 int pc__region_adopt(void *engine, const struct pc__kept *kept, int fd);
 void pc__region_lease_dropped(struct pc_engine *engine, struct pc__region *region);
+uint64_t pc__regions_deadline(struct pc__loop *loop);
+void pc__regions_check(struct pc__loop *loop, uint64_t now_ns);
 /* Where the bytes of home blocks are. Describes up to n blocks from block on that are alike. */
 enum pc__home_kind { PC__HOME_ZEROS, PC__HOME_MEMORY, PC__HOME_MIXED };
 struct pc__home_part {
@@ -307,7 +314,6 @@ struct pc__home_part pc__home_describe(const struct pc__home *home, uint64_t blo
 void pc__home_compose(const struct pc__home *home, uint64_t block, uint8_t *out);
 
 /* fill.c: blocks become present, or are known not to come; whoever waits is told. */
-/* bytes must be resident: memory that this thread has just written. */
 int pc__fill_insert(struct pc_engine *engine, struct pc__region *region, uint64_t first,
                     uint64_t n, const uint8_t *bytes, bool fetched);
 int pc__fill_zeros(struct pc_engine *engine, struct pc__region *region, uint64_t first,
@@ -332,9 +338,10 @@ struct pc__batch {
     bool urgent, prefetch;
 };
 void pc__batch_init(struct pc__batch *batch, bool urgent, bool prefetch);
-int pc__batch_add(struct pc__loop *loop, struct pc__batch *batch, struct pc__region *region,
-                  uint64_t first, uint64_t n);
+int pc__batch_add(struct pc__batch *batch, struct pc__region *region, uint64_t first, uint64_t n);
 void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch);
+/* A thread is stopped at a block that waits in a bulk queue of this loop: to the urgent one. */
+void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region, uint64_t block);
 void pc__lane_event(struct pc__loop *loop, struct pc__peer *peer, int lane, uint32_t events);
 void pc__peer_connected(struct pc__loop *loop, struct pc__mail *mail);
 void pc__peer_is_lost(struct pc__loop *loop, struct pc__mail *mail);
@@ -371,7 +378,8 @@ int pc__loop_post(struct pc__loop *loop, const struct pc__mail *mail);
 uint64_t pc__now_ns(void);
 
 /* engine.c */
-void pc__engine_event(struct pc_engine *engine, int kind, int error, uint64_t region,
+/* False: it is lost, for want of memory (questions) or of a reader (log lines). */
+bool pc__engine_event(struct pc_engine *engine, int kind, int error, uint64_t region,
                       uint64_t server_id, const char *format, ...)
     __attribute__((format(printf, 6, 7)));
 

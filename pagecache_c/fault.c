@@ -146,14 +146,16 @@ void pc__fault(struct pc__loop *loop, struct pc__client *client, uint64_t addres
     int rc = PC_OK;
     if (run.n_blocks && !in_flight && run.n_blocks > FIRST_PAGE_BLOCKS) {
         /* The touched page goes first, on the lane that never queues behind bulk. */
-        rc = pc__batch_add(loop, &urgent, region, block, 1);
+        rc = pc__batch_add(&urgent, region, block, 1);
         if (!rc)
-            rc = pc__batch_add(loop, &ahead, region, run.first_block, run.n_blocks);
+            rc = pc__batch_add(&ahead, region, run.first_block, run.n_blocks);
     } else if (run.n_blocks) {
-        rc = pc__batch_add(loop, in_flight ? &ahead : &urgent, region, run.first_block,
+        rc = pc__batch_add(in_flight ? &ahead : &urgent, region, run.first_block,
                            run.n_blocks);
     }
     pthread_mutex_unlock(&region->lock);
+    if (in_flight)
+        pc__fetch_hurry(loop, region, block);
     pc__batch_submit(loop, &urgent);
     pc__batch_submit(loop, &ahead);
     if (rc)
@@ -174,6 +176,8 @@ void pc__fault_check_stray(struct pc__client *client, uint64_t now_ns)
 
 void pc__fault_attached(struct pc__client *client, uint64_t address, uint64_t length_bytes)
 {
+    if (client->stray_address >= address && client->stray_address - address < length_bytes)
+        client->stray_by_ns = 0;
     if (client->uffd >= 0) {
         struct uffdio_range range = {.start = address, .len = length_bytes};
         (void)ioctl(client->uffd, UFFDIO_WAKE, &range);

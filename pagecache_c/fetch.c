@@ -39,7 +39,7 @@ static struct pc__fetch *last_of(struct pc__batch *batch)
 }
 
 /* A fetch of the batch that can take one more run for this server, at the end of the list. */
-static struct pc__fetch *room_in(struct pc__loop *loop, struct pc__batch *batch,
+static struct pc__fetch *room_in(struct pc__batch *batch,
                                  struct pc__region *region, uint64_t server_id)
 {
     struct pc__fetch *fetch = last_of(batch);
@@ -62,7 +62,6 @@ static struct pc__fetch *room_in(struct pc__loop *loop, struct pc__batch *batch,
     if (!fetch) {
         *grown = (struct pc__fetch){.region = region,
                                     .server_id = server_id,
-                                    .give_up_ns = pc__now_ns() + loop->engine->fault_timeout_ns,
                                     .urgent = batch->urgent,
                                     .prefetch = batch->prefetch};
         pc__ref_take(&region->refs);
@@ -72,8 +71,7 @@ static struct pc__fetch *room_in(struct pc__loop *loop, struct pc__batch *batch,
     return grown;
 }
 
-int pc__batch_add(struct pc__loop *loop, struct pc__batch *batch, struct pc__region *region,
-                  uint64_t first, uint64_t n)
+int pc__batch_add(struct pc__batch *batch, struct pc__region *region, uint64_t first, uint64_t n)
 {
     struct pc__generation *generation = region->generation;
     uint64_t limit = first + n;
@@ -89,15 +87,17 @@ int pc__batch_add(struct pc__loop *loop, struct pc__batch *batch, struct pc__reg
         end = end < limit ? end : limit;
         end = pc__blockset_next(&generation->present, first, end);
         end = pc__blockset_next(&generation->in_flight, first, end);
-        struct pc__fetch *fetch = room_in(loop, batch, region, region->homes[extent]);
-        if (!fetch)
-            return pc__fail(PC_ERR_NO_MEMORY, "a fetch");
-        uint64_t take = end - first, room = PC__DATA_MAX_BLOCKS - fetch->n_blocks;
-        take = take < room ? take : room;
-        if (pc__blockset_add(&generation->in_flight, first, take) < 0) {
-            pc__blockset_remove(&generation->in_flight, first, take);
+        if (pc__blockset_add(&generation->in_flight, first, end - first) < 0) {
+            pc__blockset_remove(&generation->in_flight, first, end - first);
             return pc__fail(PC_ERR_NO_MEMORY, "a block set");
         }
+        struct pc__fetch *fetch = room_in(batch, region, region->homes[extent]);
+        uint64_t take = end - first;
+        uint64_t room = fetch ? PC__DATA_MAX_BLOCKS - fetch->n_blocks : 0;
+        take = take < room ? take : room;
+        pc__blockset_remove(&generation->in_flight, first + take, end - first - take);
+        if (!fetch)
+            return pc__fail(PC_ERR_NO_MEMORY, "a fetch");
         fetch->runs[fetch->n_runs++] = (struct pc_run){.first_block = first, .n_blocks = take};
         fetch->n_blocks += (uint32_t)take;
         first += take;
@@ -193,12 +193,19 @@ static struct pc__peer *peer_of(struct pc__loop *loop, uint64_t server_id)
     return peer;
 }
 
+/* From here on it is the turn of whatever waits: it is given up if no connection comes. */
 static void ask_for_peer(struct pc__peer *peer, struct pc__lane *lane)
 {
-    if (lane->asked)
-        return;
-    lane->asked = true;
-    pc__engine_event(peer->loop->engine, PC_EVENT_NEED_PEER, 0, 0, peer->server_id, "%s", "");
+    struct pc_engine *engine = peer->loop->engine;
+    uint64_t give_up_ns = pc__now_ns() + engine->fault_timeout_ns;
+    pc__each(link, &lane->queued)
+    {
+        struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
+        if (!fetch->give_up_ns)
+            fetch->give_up_ns = give_up_ns;
+    }
+    if (!lane->asked) /* a question that is lost is asked again with the next fetch */
+        lane->asked = pc__engine_event(engine, PC_EVENT_NEED_PEER, 0, 0, peer->server_id, "%s", "");
 }
 
 static void lane_close(struct pc__peer *peer, struct pc__lane *lane, const char *why)
@@ -283,7 +290,8 @@ static void lane_pump(struct pc__peer *peer, struct pc__lane *lane)
         return;
     }
     bool waiting = lane->tx_bytes > 0;
-    while (lane->n_sent < PC__LANE_REQUESTS && !pc__link_empty(&lane->queued)) {
+    uint32_t most = lane == &peer->lanes[0] ? PC__URGENT_REQUESTS : PC__BULK_REQUESTS;
+    while (lane->n_sent < most && !pc__link_empty(&lane->queued)) {
         struct pc__fetch *fetch = pc__of(lane->queued.next, struct pc__fetch, link);
         pc__link_remove(&fetch->link);
         int rc = encode(peer->loop, lane, fetch);
@@ -292,8 +300,11 @@ static void lane_pump(struct pc__peer *peer, struct pc__lane *lane)
             drop_fetch(engine, fetch);
             continue;
         }
+        uint64_t now = pc__now_ns();
+        if (!fetch->give_up_ns)
+            fetch->give_up_ns = now + engine->fault_timeout_ns;
         if (!lane->n_sent++)
-            lane->progress_ns = pc__now_ns();
+            lane->progress_ns = now;
         pc__link_push(&lane->sent, &fetch->link);
         pc__count_add(&engine->count.fetch_requests, 1);
         pc__count_add(&engine->count.fetches_in_flight, 1);
@@ -341,6 +352,33 @@ void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch)
     }
     if (peer)
         lane_pump(peer, touched);
+}
+
+static bool covers(const struct pc__fetch *fetch, uint64_t block)
+{
+    for (uint32_t i = fetch->at_run; i < fetch->n_runs; i++)
+        if (block >= fetch->runs[i].first_block &&
+            block - fetch->runs[i].first_block < fetch->runs[i].n_blocks)
+            return true;
+    return false;
+}
+
+void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region, uint64_t block)
+{
+    struct pc__peer *peer = peer_of(loop, region->homes[block / PC_EXTENT_BLOCKS]);
+    if (!peer)
+        return; /* it comes in its turn */
+    pc__each(link, &peer->lanes[1].queued)
+    {
+        struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
+        if (fetch->region != region || !covers(fetch, block))
+            continue;
+        pc__link_remove(link);
+        fetch->urgent = true;
+        pc__link_push(peer->lanes[0].queued.next, link);
+        lane_pump(peer, &peer->lanes[0]);
+        return;
+    }
 }
 
 /* -------------------------------------------------------------- answers */
@@ -553,7 +591,7 @@ static void fail_queued(struct pc_engine *engine, struct pc__lane *lane, int err
     pc__each(link, &lane->queued)
     {
         struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
-        if (fetch->give_up_ns > not_after_ns)
+        if (!fetch->give_up_ns || fetch->give_up_ns > not_after_ns)
             continue;
         pc__link_remove(&fetch->link);
         fail_fetch(engine, fetch, error);
@@ -584,7 +622,7 @@ uint64_t pc__peers_deadline(struct pc__loop *loop)
             uint64_t at = UINT64_MAX;
             if (lane->n_sent)
                 at = lane->progress_ns + loop->engine->fetch_timeout_ns;
-            else if (!pc__link_empty(&lane->queued)) /* the first is the oldest */
+            else if (!pc__link_empty(&lane->queued)) /* none is 0: there is no connection */
                 at = pc__of(lane->queued.next, struct pc__fetch, link)->give_up_ns;
             earliest = at < earliest ? at : earliest;
         }

@@ -4,17 +4,19 @@
  * in_flight keeps everybody else from writing the same blocks. Then, under region.lock, the blocks
  * become present and the waiters are woken.
  *
- * Relies on: pwrite into a memfd shows whole folios only (the folio is locked until the copy is
- * complete), so a reader never sees half a block. That holds only while the source is resident:
- * where the copy comes up short, the kernel shows the folio with zeros for the rest and then tries
- * again (seen on Linux 6.18 with a source in Ray's store). So the source is always memory that the
- * same thread has just written. A thread that was woken touches again and takes an ordinary minor
- * fault.
+ * How they are written: by UFFDIO_COPY and UFFDIO_ZEROPAGE through a map of the generation that is
+ * registered with the engine's own uffd and that nobody reads. The kernel makes a single page,
+ * fills it, and only then puts it into the file: no reader ever sees a part of it. Where the kernel
+ * refuses userfaultfd it is pwrite, from memory that this thread has just written. That is weaker:
+ * pwrite locks the folio over its copy, but where the source turns out not to be resident in the
+ * middle of it (swapped or migrated in that microsecond), the kernel shows the folio with zeros for
+ * the rest and then tries again (seen on Linux 6.18 with a source in Ray's store).
+ *
+ * Relies on: a thread that was woken touches again and takes an ordinary minor fault.
  */
 #include "engine.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <linux/userfaultfd.h>
@@ -120,8 +122,46 @@ static void now_present(struct pc_engine *engine, struct pc__region *region, uin
     pthread_mutex_unlock(&region->lock);
 }
 
-int pc__fill_insert(struct pc_engine *engine, struct pc__region *region, uint64_t first,
-                    uint64_t n, const uint8_t *bytes, bool fetched)
+/* Makes [first, first + n) present; bytes NULL: blocks of zeros. */
+static int insert(const struct pc_engine *engine, const struct pc__region *region, uint64_t first,
+                  uint64_t n, const uint8_t *bytes)
+{
+    uint64_t at = (uint64_t)(uintptr_t)region->generation->map + (first << PC_BLOCK_SHIFT);
+    uint64_t end = at + (n << PC_BLOCK_SHIFT);
+    while (at < end) {
+        int64_t done;
+        int rc;
+        if (bytes) {
+            struct uffdio_copy copy = {.dst = at,
+                                       .src = (uint64_t)(uintptr_t)bytes,
+                                       .len = end - at,
+                                       .mode = UFFDIO_COPY_MODE_DONTWAKE};
+            rc = ioctl(engine->uffd, UFFDIO_COPY, &copy);
+            done = rc ? copy.copy : (int64_t)copy.len;
+        } else {
+            struct uffdio_zeropage zero = {.range = {.start = at, .len = end - at},
+                                           .mode = UFFDIO_ZEROPAGE_MODE_DONTWAKE};
+            rc = ioctl(engine->uffd, UFFDIO_ZEROPAGE, &zero);
+            done = rc ? zero.zeropage : (int64_t)zero.range.len;
+        }
+        if (done <= 0) {
+            if (errno == EAGAIN || errno == EINTR)
+                continue; /* the address space was being changed */
+            if (errno != EEXIST)
+                return pc__fail_errno("inserting into the generation of region %llu",
+                                      (unsigned long long)region->id);
+            done = PC_BLOCK_BYTES; /* there already, and so with this very content */
+        }
+        at += (uint64_t)done;
+        if (bytes)
+            bytes += done;
+    }
+    return PC_OK;
+}
+
+/* bytes must be resident: memory that this thread has just written. */
+static int insert_by_pwrite(const struct pc__region *region, uint64_t first, uint64_t n,
+                            const uint8_t *bytes)
 {
     uint64_t left = n << PC_BLOCK_SHIFT, offset = first << PC_BLOCK_SHIFT;
     while (left) {
@@ -135,6 +175,16 @@ int pc__fill_insert(struct pc_engine *engine, struct pc__region *region, uint64_
         offset += (uint64_t)wrote;
         left -= (uint64_t)wrote;
     }
+    return PC_OK;
+}
+
+int pc__fill_insert(struct pc_engine *engine, struct pc__region *region, uint64_t first,
+                    uint64_t n, const uint8_t *bytes, bool fetched)
+{
+    int rc = engine->uffd >= 0 ? insert(engine, region, first, n, bytes)
+                               : insert_by_pwrite(region, first, n, bytes);
+    if (rc)
+        return rc;
     pc__count_add(fetched ? &engine->count.blocks_fetched : &engine->count.local_blocks, n);
     now_present(engine, region, first, n, fetched);
     return PC_OK;
@@ -142,11 +192,17 @@ int pc__fill_insert(struct pc_engine *engine, struct pc__region *region, uint64_
 
 int pc__fill_zeros(struct pc_engine *engine, struct pc__region *region, uint64_t first, uint64_t n)
 {
-    /* Allocates the blocks; the kernel clears each before anybody can map it. */
-    if (fallocate(region->generation->memfd, FALLOC_FL_KEEP_SIZE, (off_t)(first << PC_BLOCK_SHIFT),
-                  (off_t)(n << PC_BLOCK_SHIFT)))
-        return pc__fail_errno("fallocate in the generation of region %llu",
-                              (unsigned long long)region->id);
+    int rc = PC_OK;
+    if (engine->uffd >= 0) {
+        rc = insert(engine, region, first, n, NULL);
+    } else {
+        uint8_t zeros[PC_BLOCK_BYTES];
+        memset(zeros, 0, sizeof zeros);
+        for (uint64_t i = 0; i < n && !rc; i++)
+            rc = insert_by_pwrite(region, first + i, 1, zeros);
+    }
+    if (rc)
+        return rc;
     pc__count_add(&engine->count.zero_blocks, n);
     now_present(engine, region, first, n, false);
     return PC_OK;

@@ -84,7 +84,7 @@ static void leave_parent(pc_client *client)
     pthread_cond_init(&client->changed, &monotonic); /* the parent's waiters are not here */
     pthread_condattr_destroy(&monotonic);
     client->has_watch = false;
-    client->n_inside = 0;
+    pc__publish(&client->n_inside, 0); /* nobody else is here; carries nothing */
     client->calls = NULL; /* on stacks of threads that are not here */
     pc__outbox_clear(client);
     detach(client, true);
@@ -93,6 +93,7 @@ static void leave_parent(pc_client *client)
     struct pc__mapping *next;
     for (struct pc__mapping *mapping = client->mappings; mapping; mapping = next) {
         next = mapping->next;
+        mapping->is_dropping = false;
         if (mapping->state == PC__MAPPING_OPENING) { /* its thread is not here */
             mapping->is_leased = false;
             pc__mapping_take_down(client, mapping);
@@ -184,7 +185,7 @@ static int attach(pc_client *client, const struct pc__patience *patience)
     return rc;
 }
 
-PC_API int pc_client_after_fork(pc_client *client)
+static int after_fork(pc_client *client)
 {
     if (client->state != PC__CONN_FORKED)
         return pc__fail(PC_ERR_EXISTS, "this process is not a child of fork, or it has attached");
@@ -194,16 +195,28 @@ PC_API int pc_client_after_fork(pc_client *client)
     int rc = client->nudge_fd < 0 ? pc__fail_errno("eventfd") : PC_OK;
     if (!rc)
         rc = attach(client, &patience);
-    if (!rc) {
-        client->state = PC__CONN_UP;
-        client->epoch++;
-        rc = pc__watch_start(client);
+    pthread_mutex_lock(&client->lock);
+    if (client->state == PC__CONN_CLOSED) {
+        rc = pc__fail(PC_ERR_CLOSED, "the client was closed");
+    } else {
+        if (!rc) {
+            client->state = PC__CONN_UP;
+            client->epoch++;
+            rc = pc__watch_start(client);
+        }
+        if (rc) {
+            client->state = PC__CONN_FORKED;
+            detach(client, false);
+        }
     }
-    if (rc) {
-        pthread_mutex_lock(&client->lock);
-        client->state = PC__CONN_FORKED;
-        detach(client, false);
-        pthread_mutex_unlock(&client->lock);
-    }
+    pthread_mutex_unlock(&client->lock);
+    return rc;
+}
+
+PC_API int pc_client_after_fork(pc_client *client)
+{
+    pc__enter(client);
+    int rc = after_fork(client);
+    pc__leave(client);
     return rc;
 }

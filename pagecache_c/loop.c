@@ -124,6 +124,8 @@ static int sleep_ms(struct pc__loop *loop)
     uint64_t deadline = pc__peers_deadline(loop);
     uint64_t other = pc__served_deadline(loop);
     deadline = other < deadline ? other : deadline;
+    other = pc__regions_deadline(loop);
+    deadline = other < deadline ? other : deadline;
     other = pc__clients_deadline(loop);
     deadline = other < deadline ? other : deadline;
     if (deadline == UINT64_MAX)
@@ -157,6 +159,7 @@ static void *run(void *arg)
         pc__peers_check(loop, now);
         pc__served_check(loop, now);
         pc__clients_check(loop, now);
+        pc__regions_check(loop, now);
         bury(loop);
     }
     pc__clients_close(loop);

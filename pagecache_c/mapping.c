@@ -290,22 +290,19 @@ static int share(pc_client *client, const struct pc__mapping *wanted, uint64_t d
         struct pc__mapping *found = find_shared(client, wanted->region);
         if (!found)
             return 0;
-        /* Exact reads serve who does not need them; not the other way round. */
+        /* Exact reads or coarse ones: who asked for exact ones takes the superset. */
         bool fits = found->version == wanted->version &&
-                    found->trapped.length_bytes == wanted->trapped.length_bytes &&
-                    (found->trapped.flags & PC_MAP_EXACT_READS ||
-                     !(wanted->trapped.flags & PC_MAP_EXACT_READS));
+                    found->trapped.length_bytes == wanted->trapped.length_bytes;
         if (found->state == PC__MAPPING_GUARD)
             return pc__fail(PC_ERR_FORKED, "region %" PRIu64 " did not survive fork",
                             found->region);
         if (!fits)
             return pc__fail(PC_ERR_EXISTS,
                             "region %" PRIu64 " is mapped here at version %" PRIu64
-                            " (%" PRIu64 " bytes, flags %u), and version %" PRIu64
-                            " (%" PRIu64 " bytes, flags %u) was asked for",
+                            " (%" PRIu64 " bytes), and version %" PRIu64 " (%" PRIu64
+                            " bytes) was asked for",
                             found->region, found->version, found->trapped.length_bytes,
-                            found->trapped.flags, wanted->version,
-                            wanted->trapped.length_bytes, wanted->trapped.flags);
+                            wanted->version, wanted->trapped.length_bytes);
         if (found->state == PC__MAPPING_LIVE) {
             found->users++;
             *out = found;
@@ -314,10 +311,7 @@ static int share(pc_client *client, const struct pc__mapping *wanted, uint64_t d
         if (pc__clock_ns() >= deadline_ns)
             return pc__fail(PC_ERR_TIMEOUT, "another thread is mapping region %" PRIu64,
                             found->region);
-        client->n_inside++;
         pc__changed_wait(client, deadline_ns);
-        client->n_inside--;
-        pthread_cond_broadcast(&client->changed);
     }
 }
 
@@ -328,9 +322,8 @@ static void tell(const struct pc__mapping *mapping, struct pc_mapping *out)
                                .length_bytes = mapping->trapped.length_bytes};
 }
 
-PC_API int pc_client_map(pc_client *client, uint64_t region, uint64_t version,
-                         uint64_t base_address, uint64_t length_bytes, uint32_t flags,
-                         uint64_t timeout_ns, struct pc_mapping *out)
+static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t base_address,
+               uint64_t length_bytes, uint32_t flags, uint64_t timeout_ns, struct pc_mapping *out)
 {
     uint64_t deadline_ns = pc__deadline(timeout_ns);
     memset(out, 0, sizeof *out);
@@ -359,7 +352,6 @@ PC_API int pc_client_map(pc_client *client, uint64_t region, uint64_t version,
     if (rc == 0) {
         mapping->id = ++client->next_mapping_id;
         pc__mapping_add(client, mapping);
-        client->n_inside++;
     }
     if (rc == 1)
         tell(shared, out);
@@ -372,7 +364,6 @@ PC_API int pc_client_map(pc_client *client, uint64_t region, uint64_t version,
     rc = open_mapping(client, mapping, base_address, deadline_ns);
 
     pthread_mutex_lock(&client->lock);
-    client->n_inside--;
     if (!rc)
         rc = pc__call_refused(client);
     if (!rc && mapping->error)
@@ -388,8 +379,19 @@ PC_API int pc_client_map(pc_client *client, uint64_t region, uint64_t version,
     return rc;
 }
 
+PC_API int pc_client_map(pc_client *client, uint64_t region, uint64_t version,
+                         uint64_t base_address, uint64_t length_bytes, uint32_t flags,
+                         uint64_t timeout_ns, struct pc_mapping *out)
+{
+    pc__enter(client);
+    int rc = map(client, region, version, base_address, length_bytes, flags, timeout_ns, out);
+    pc__leave(client);
+    return rc;
+}
+
 PC_API int pc_client_unmap(pc_client *client, uint64_t mapping_id)
 {
+    pc__enter(client);
     pthread_mutex_lock(&client->lock);
     struct pc__mapping *mapping = pc__mapping_find(client, mapping_id);
     int rc = PC_OK;
@@ -400,22 +402,32 @@ PC_API int pc_client_unmap(pc_client *client, uint64_t mapping_id)
     else
         pc__mapping_release(client, mapping);
     pthread_mutex_unlock(&client->lock);
+    pc__leave(client);
     return rc;
 }
 
-/* --------------------------------------------------------------- read sets */
+/* --------------------------------------------------------------- read sets
+ *
+ * Calls of one process share a mapping and so its page-table entries. Only the first of them to
+ * begin drops the entries: another would drop what the first has touched. So each set holds all
+ * that its call touched, and perhaps what others did meanwhile.
+ */
 
+#define DROP_STEP_NS 1000000000ull /* how long is waited for another's drop before looking again */
+
+/* On success unuse ends what this begins: the client and the mapping stay until then. */
 static int use(pc_client *client, uint64_t id, struct pc__mapping **mapping)
 {
+    pc__enter(client);
     pthread_mutex_lock(&client->lock);
     int rc = pc__mapping_use(client, id, mapping);
-    pthread_mutex_unlock(&client->lock);
     if (!rc && is_private(*mapping)) {
-        pthread_mutex_lock(&client->lock);
         pc__mapping_release(client, *mapping);
-        pthread_mutex_unlock(&client->lock);
         rc = pc__fail(PC_ERR_RANGE, "a private mapping has no read set: its entries are its data");
     }
+    pthread_mutex_unlock(&client->lock);
+    if (rc)
+        pc__leave(client);
     return rc;
 }
 
@@ -424,6 +436,36 @@ static void unuse(pc_client *client, struct pc__mapping *mapping)
     pthread_mutex_lock(&client->lock);
     pc__mapping_release(client, mapping);
     pthread_mutex_unlock(&client->lock);
+    pc__leave(client);
+}
+
+/* Counts the reader in. True: it is the first, and has to drop the entries. */
+static bool reader_enters(pc_client *client, struct pc__mapping *mapping)
+{
+    pthread_mutex_lock(&client->lock);
+    while (mapping->is_dropping && client->state != PC__CONN_CLOSED)
+        pc__changed_wait(client, pc__deadline(DROP_STEP_NS));
+    bool is_first = mapping->readers++ == 0;
+    mapping->is_dropping = is_first;
+    pthread_mutex_unlock(&client->lock);
+    return is_first;
+}
+
+static void reader_leaves(pc_client *client, struct pc__mapping *mapping)
+{
+    pthread_mutex_lock(&client->lock);
+    if (mapping->readers) /* one too many is the caller's mistake, and harms only itself */
+        mapping->readers--;
+    pthread_mutex_unlock(&client->lock);
+}
+
+static int drop_entries(pc_client *client, const struct pc__mapping *mapping)
+{
+    const struct pc__trapped *trapped = &mapping->trapped;
+    int rc = client->trap.ops->reads_begin(&client->trap, trapped);
+    if (!rc && madvise(pointer(trapped->address), trapped->length_bytes, MADV_DONTNEED))
+        rc = pc__fail_errno("MADV_DONTNEED of region %" PRIu64, mapping->region);
+    return rc;
 }
 
 PC_API int pc_client_reads_begin(pc_client *client, uint64_t mapping_id)
@@ -432,10 +474,15 @@ PC_API int pc_client_reads_begin(pc_client *client, uint64_t mapping_id)
     int rc = use(client, mapping_id, &mapping);
     if (rc)
         return rc;
-    const struct pc__trapped *trapped = &mapping->trapped;
-    rc = client->trap.ops->reads_begin(&client->trap, trapped);
-    if (!rc && madvise(pointer(trapped->address), trapped->length_bytes, MADV_DONTNEED))
-        rc = pc__fail_errno("MADV_DONTNEED of region %" PRIu64, mapping->region);
+    if (reader_enters(client, mapping)) {
+        rc = drop_entries(client, mapping);
+        pthread_mutex_lock(&client->lock);
+        mapping->is_dropping = false;
+        pthread_cond_broadcast(&client->changed);
+        pthread_mutex_unlock(&client->lock);
+        if (rc)
+            reader_leaves(client, mapping);
+    }
     unuse(client, mapping);
     return rc;
 }
@@ -447,8 +494,11 @@ PC_API int64_t pc_client_reads_end(pc_client *client, uint64_t mapping_id, struc
     int rc = use(client, mapping_id, &mapping);
     if (rc)
         return rc;
-    int64_t n = pc__read_set(mapping->trapped.address, mapping->trapped.length_bytes, runs,
-                             capacity);
+    int64_t n = runs ? pc__read_set(mapping->trapped.address, mapping->trapped.length_bytes, runs,
+                                    capacity)
+                     : 0;
+    if (n < 0 || (uint64_t)n <= capacity) /* else it is called again, with room */
+        reader_leaves(client, mapping);
     unuse(client, mapping);
     return n;
 }

@@ -48,7 +48,8 @@ enum pc_err {
     PC_ERR_NO_GENERATION = -16,/* a restarted server does not hold the memfd this process maps */
     PC_ERR_NO_PEER = -17,      /* no connection to the peer (yet) */
     PC_ERR_DENIED = -18,       /* peer credentials or secret are wrong */
-    PC_ERR_LAST = -19
+    PC_ERR_HUGE_PAGES = -19,   /* the kernel makes shared memory of huge pages, and has no userfaultfd */
+    PC_ERR_LAST = -20
 };
 
 /* One line for humans; never NULL, also for codes that do not exist. */
@@ -84,7 +85,10 @@ struct pc_client_options {
 
 /* Connects, says hello, probes the trap, starts the watch thread. *out is NULL on failure. */
 int pc_client_open(const struct pc_client_options *options, pc_client **out);
-/* Unmaps everything and joins the watch thread. Addresses of its mappings die with it. */
+/* Every call from here on, and those that wait, end with PC_ERR_CLOSED. Frees nothing. */
+int pc_client_shut(pc_client *client);
+/* Shuts it, waits until the threads that are in a call have left, unmaps everything and joins the
+ * watch thread. Addresses of its mappings die with it. No call may begin after this has. */
 int pc_client_close(pc_client *client);
 /* The trap in force: PC_TRAP_UFFD_FULL, PC_TRAP_UFFD_USER or PC_TRAP_SIGSEGV. */
 int pc_client_trap(pc_client *client);
@@ -104,7 +108,8 @@ struct pc_mapping {
 };
 
 /* Maps a region at its own address (or anywhere, PRIVATE). The lease lasts until pc_client_unmap.
- * Several maps of the same (region, version) share one mapping by count. */
+ * Several maps of the same (region, version) share one mapping by count; who asks for EXACT_READS
+ * where a mapping without them is shared gets that one, whose read sets are supersets. */
 int pc_client_map(pc_client *client, uint64_t region, uint64_t version, uint64_t base_address,
                   uint64_t length_bytes, uint32_t flags, uint64_t timeout_ns,
                   struct pc_mapping *out);
@@ -126,7 +131,9 @@ int pc_client_prefetch(pc_client *client, uint64_t mapping_id, const struct pc_r
                        size_t n_runs, int wait, uint64_t timeout_ns);
 
 /* Read sets: drop this process's page-table entries, run, then list what is mapped again.
- * Returns the number of runs (which may exceed capacity: then call again with room). */
+ * Returns the number of runs (which may exceed capacity: then call again with room). Each begin
+ * that succeeded has one end; runs = NULL ends without a look. Calls may overlap: while another
+ * one runs nothing is dropped, so that each set holds at least what its call touched. */
 int pc_client_reads_begin(pc_client *client, uint64_t mapping_id);
 int64_t pc_client_reads_end(pc_client *client, uint64_t mapping_id, struct pc_run *runs,
                             size_t capacity);
@@ -146,6 +153,9 @@ struct pc_engine_options {
     int n_loops;               /* 0: chosen from the number of cores */
     uint64_t fetch_timeout_ns; /* one request to one peer */
     uint64_t fault_timeout_ns; /* all tries of one block */
+    uint64_t settle_ns;        /* after a restart: how long clients have to attach again before a
+                                  retired region without leases counts as idle */
+    int no_userfaultfd;        /* 1: do as where the kernel refuses it (tests) */
     uint64_t page_bytes;       /* fixed size of a demand fetch, 4 KiB to 8 MiB; 0: by access pattern */
 };
 

@@ -11,8 +11,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/userfaultfd.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -100,6 +102,8 @@ static void free_generation(struct pc_engine *engine, struct pc__generation *gen
 {
     if (!generation)
         return;
+    if (generation->map)
+        munmap(generation->map, generation->present.n_blocks << PC_BLOCK_SHIFT);
     if (!generation->complete) {
         drop_from_keeper(engine, generation->inode);
         close(generation->memfd);
@@ -148,6 +152,11 @@ void pc__region_forget(struct pc_engine *engine, struct pc__region *region)
             found = true;
             break;
         }
+    if (found) {
+        pthread_mutex_lock(&region->lock);
+        region->forgotten = true;
+        pthread_mutex_unlock(&region->lock);
+    }
     pthread_mutex_unlock(&engine->lock);
     if (found)
         pc__region_put(engine, region);
@@ -163,11 +172,13 @@ bool pc__region_info_valid(const struct pc_region_info *info)
 
 static int make_memfd(uint64_t length_bytes, uint64_t *inode)
 {
-    int fd = memfd_create("clamor", MFD_CLOEXEC);
+    int fd = memfd_create("clamor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return pc__fail_errno("memfd_create");
     struct stat st;
-    if (ftruncate(fd, (off_t)length_bytes) || fstat(fd, &st)) {
+    /* Clients hold it read-write: one that shrank it would kill us with SIGBUS. */
+    if (ftruncate(fd, (off_t)length_bytes) || fstat(fd, &st) ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)) {
         int rc = pc__fail_errno("ftruncate of a memfd to %llu bytes",
                                 (unsigned long long)length_bytes);
         close(fd);
@@ -198,6 +209,26 @@ static struct pc__generation *new_generation(uint64_t n_blocks, bool complete)
         return NULL;
     }
     return generation;
+}
+
+/* The map that inserts go through; see fill.c. */
+static int map_generation(const struct pc_engine *engine, struct pc__generation *generation)
+{
+    uint64_t length = generation->present.n_blocks << PC_BLOCK_SHIFT;
+    if (engine->uffd < 0)
+        return PC_OK;
+    void *map = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+                     generation->memfd, 0);
+    if (map == MAP_FAILED)
+        return pc__fail_errno("mmap of a generation of %llu bytes", (unsigned long long)length);
+    generation->map = map;
+    (void)madvise(map, length, MADV_DONTDUMP);
+    (void)madvise(map, length, MADV_DONTFORK);
+    struct uffdio_register range = {.range = {.start = (uint64_t)(uintptr_t)map, .len = length},
+                                    .mode = UFFDIO_REGISTER_MODE_MISSING};
+    return ioctl(engine->uffd, UFFDIO_REGISTER, &range)
+               ? pc__fail_errno("UFFDIO_REGISTER of a generation")
+               : PC_OK;
 }
 
 static int map_home(struct pc__home *home, uint64_t length_bytes)
@@ -341,6 +372,11 @@ int pc__region_need_generation(struct pc_engine *engine, struct pc__region *regi
         free_generation(engine, generation);
         return rc;
     }
+    int mapped = map_generation(engine, generation);
+    if (mapped) {
+        free_generation(engine, generation);
+        return mapped;
+    }
     region->generation = generation;
     tell_keeper(engine, region, generation->inode, generation->memfd, PC__KEPT_CACHE, true);
     return PC_OK;
@@ -396,18 +432,22 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
             generation->memfd = fd;
             generation->inode = (uint64_t)st.st_ino;
             region->generation = generation;
-            rc = note_data(&generation->present, fd, region->length_bytes);
+            rc = map_generation(engine, generation);
+            if (!rc)
+                rc = note_data(&generation->present, fd, region->length_bytes);
         }
     }
     pc__region_put(engine, region);
     return rc;
 }
 
-/* A mapping of the region is gone, or it was retired: says so once when nothing is left. */
+/* A mapping of the region is gone, or it was retired: says so once when nothing is left. After a
+ * restart, clients first get the time to attach again what they hold. */
 void pc__region_lease_dropped(struct pc_engine *engine, struct pc__region *region)
 {
     pthread_mutex_lock(&region->lock);
-    bool idle = region->state == PC__REGION_RETIRED && region->mappings == 0 && !region->idle_told;
+    bool idle = region->state == PC__REGION_RETIRED && region->mappings == 0 &&
+                !region->idle_told && pc__now_ns() >= engine->settle_until_ns;
     bool forget = idle && !region->home;
     region->idle_told |= idle;
     pthread_mutex_unlock(&region->lock);
@@ -415,6 +455,41 @@ void pc__region_lease_dropped(struct pc_engine *engine, struct pc__region *regio
         pc__region_forget(engine, region);
     if (idle)
         pc__engine_event(engine, PC_EVENT_REGION_IDLE, 0, region->id, engine->server_id, "%s", "");
+}
+
+uint64_t pc__regions_deadline(struct pc__loop *loop)
+{
+    uint64_t at = loop->index == 0 ? loop->engine->settle_until_ns : 0;
+    return at ? at : UINT64_MAX;
+}
+
+void pc__regions_check(struct pc__loop *loop, uint64_t now_ns)
+{
+    struct pc_engine *engine = loop->engine;
+    if (loop->index != 0 || !engine->settle_until_ns || now_ns < engine->settle_until_ns)
+        return;
+    engine->settle_until_ns = 0;
+    for (size_t b = 0; b < PC__REGION_BUCKETS; b++) {
+        struct pc__region *held[64];
+        size_t n;
+        do { /* those that are told are gone from the bucket, or told already, the next time */
+            n = 0;
+            pthread_mutex_lock(&engine->lock);
+            for (struct pc__region *r = engine->regions[b]; r && n < 64; r = r->hash_next) {
+                pthread_mutex_lock(&r->lock);
+                if (r->state == PC__REGION_RETIRED && r->mappings == 0 && !r->idle_told) {
+                    pc__ref_take(&r->refs);
+                    held[n++] = r;
+                }
+                pthread_mutex_unlock(&r->lock);
+            }
+            pthread_mutex_unlock(&engine->lock);
+            for (size_t i = 0; i < n; i++) {
+                pc__region_lease_dropped(engine, held[i]);
+                pc__region_put(engine, held[i]);
+            }
+        } while (n == 64);
+    }
 }
 
 /* The first segment that ends after offset, or n_segments. */

@@ -20,8 +20,8 @@ static int region_call(pc_client *client, uint16_t type, const struct pc__ctl_re
     return pc__call(client, type, region, sizeof *region, false, pc__deadline(timeout_ns), call);
 }
 
-PC_API int pc_client_create(pc_client *client, uint64_t region, uint64_t base_address,
-                            uint64_t length_bytes, uint64_t timeout_ns, int *fd)
+static int create(pc_client *client, uint64_t region, uint64_t base_address,
+                  uint64_t length_bytes, uint64_t timeout_ns, int *fd)
 {
     const struct pc__ctl_region body = {.region = region, .base_address = base_address,
                                         .length_bytes = length_bytes};
@@ -46,13 +46,24 @@ PC_API int pc_client_create(pc_client *client, uint64_t region, uint64_t base_ad
                                            " and sent no memory", region);
 }
 
+PC_API int pc_client_create(pc_client *client, uint64_t region, uint64_t base_address,
+                            uint64_t length_bytes, uint64_t timeout_ns, int *fd)
+{
+    pc__enter(client);
+    int rc = create(client, region, base_address, length_bytes, timeout_ns, fd);
+    pc__leave(client);
+    return rc;
+}
+
 static int finish_home(pc_client *client, uint16_t type, uint64_t region, uint64_t timeout_ns)
 {
     const struct pc__ctl_region body = {.region = region};
     struct pc__call call;
+    pc__enter(client);
     int rc = region_call(client, type, &body, timeout_ns, &call);
     if (!rc)
         pc__fds_close(call.fds, &call.n_fds);
+    pc__leave(client);
     return rc;
 }
 
@@ -68,9 +79,11 @@ PC_API int pc_client_abandon(pc_client *client, uint64_t region, uint64_t timeou
 
 /* -------------------------------------------------------------------- runs */
 
+/* On success unuse ends what this begins: the client and the mapping stay until then. */
 static int use(pc_client *client, uint64_t id, const struct pc_run *runs, size_t n_runs,
                struct pc__mapping **out)
 {
+    pc__enter(client);
     pthread_mutex_lock(&client->lock);
     int rc = pc__mapping_use(client, id, out);
     uint64_t n_blocks = rc ? 0 : (*out)->trapped.length_bytes >> PC_BLOCK_SHIFT;
@@ -83,6 +96,8 @@ static int use(pc_client *client, uint64_t id, const struct pc_run *runs, size_t
                           i, runs[i].n_blocks, runs[i].first_block, n_blocks);
         }
     pthread_mutex_unlock(&client->lock);
+    if (rc)
+        pc__leave(client);
     return rc;
 }
 
@@ -91,6 +106,7 @@ static void unuse(pc_client *client, struct pc__mapping *mapping)
     pthread_mutex_lock(&client->lock);
     pc__mapping_release(client, mapping);
     pthread_mutex_unlock(&client->lock);
+    pc__leave(client);
 }
 
 static struct pc__ctl_runs part_of(const struct pc__mapping *mapping, size_t n_runs, size_t part,

@@ -52,6 +52,7 @@ static const struct body_size {
     [PC__CTL_READS] = AT_LEAST(sizeof(struct pc__ctl_runs) + sizeof(struct pc_run)),
     [PC__CTL_REPLY] = AT_LEAST(0),
     [PC__CTL_FAIL] = FIXED(struct pc__ctl_fail),
+    [PC__CTL_PING] = AT_LEAST(0),
 #undef FIXED
 #undef AT_LEAST
 };
@@ -107,6 +108,7 @@ static bool body_is_sound(enum pc__ctl_type type, const void *body)
     case PC__CTL_PREFETCH:
     case PC__CTL_READS:    /* pc__ctl_parse_runs */
     case PC__CTL_REPLY:
+    case PC__CTL_PING:
         return true;
     case PC__CTL_LAST:
         break;

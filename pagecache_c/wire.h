@@ -35,7 +35,8 @@ enum pc__ctl_type {
     PC__CTL_READS = 9,   /* c->s  pc__ctl_runs + runs; no reply */
     PC__CTL_REPLY = 10,  /* s->c  status and body by request; HELLO's body is a pc__ctl_hello */
     PC__CTL_FAIL = 11,   /* s->c  pc__ctl_fail: a fault cannot be resolved; the process must end */
-    PC__CTL_LAST = 12
+    PC__CTL_PING = 12,   /* c->s  nothing; replied at once by the loop that owns the client */
+    PC__CTL_LAST = 13
 };
 
 struct pc__ctl_header {

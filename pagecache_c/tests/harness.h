@@ -204,6 +204,8 @@ static inline void *play_python(void *arg)
     }
 }
 
+static int no_userfaultfd; /* what servers that are started from now on are told */
+
 static inline void server_start(struct cluster *cluster, int i, const char *tag, int keeper_fd)
 {
     struct server *server = &cluster->servers[i];
@@ -213,6 +215,7 @@ static inline void server_start(struct cluster *cluster, int i, const char *tag,
                                               .library_version = "test",
                                               .server_id = server->id,
                                               .keeper_fd = keeper_fd,
+                                              .no_userfaultfd = no_userfaultfd,
                                               .n_loops = 2,
                                               .fetch_timeout_ns = 3 * SECOND,
                                               .fault_timeout_ns = 6 * SECOND};

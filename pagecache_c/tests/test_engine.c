@@ -465,6 +465,53 @@ static void test_lying_peer(int trap)
     cluster_stop(c);
 }
 
+/* The other way of inserting, where the kernel refuses userfaultfd. */
+static void test_whole_by_pwrite(int trap)
+{
+    no_userfaultfd = 1;
+    test_whole_region(trap);
+}
+static void test_shared_by_pwrite(int trap)
+{
+    no_userfaultfd = 1;
+    test_shared_segments(trap);
+}
+
+/* Prefetched blocks of zeros can be handed to system calls, as any others. */
+static void test_zeros_to_system_calls(int trap)
+{
+    struct cluster *c = cluster_start(2, "zeros");
+    pc_client *home = attach(&c->servers[0], trap), *far = attach(&c->servers[1], trap);
+    struct pc_region_info info = build(c, &c->servers[0], home, 1, 2 * MIB, MIB);
+    struct pc_mapping m = map(far, &info, 0);
+    struct pc_run run = {0, 256};
+    OK(pc_client_prefetch(far, m.id, &run, 1, 1, 5 * SECOND));
+    int fd = memfd_create("sink", MFD_CLOEXEC);
+    CHECK(write(fd, (void *)(uintptr_t)m.address, MIB) == (ssize_t)MIB);
+    CHECK(stats_of(&c->servers[1]).faults == 0);
+    pc_client_close(far);
+    pc_client_close(home);
+    cluster_stop(c);
+}
+
+/* A thread that is stopped at a block deep in a prefetch that nobody waits for is not last. */
+static void test_hurry(int trap)
+{
+    struct cluster *c = cluster_start(2, "hurry");
+    pc_client *home = attach(&c->servers[0], trap), *far = attach(&c->servers[1], trap);
+    struct pc_region_info info = build(c, &c->servers[0], home, 1, 256 * MIB, 0);
+    struct pc_mapping m = map(far, &info, 0);
+    struct pc_run all = {0, info.length_bytes / 4096};
+    OK(pc_client_prefetch(far, m.id, &all, 1, 0, 5 * SECOND));
+    CHECK(at(&m, info.length_bytes - 4096) == pattern(1, info.length_bytes - 4096));
+    OK(pc_client_prefetch(far, m.id, &all, 1, 1, 20 * SECOND));
+    check_all(&m, &info, 0);
+    CHECK(stats_of(&c->servers[1]).blocks_fetched == info.length_bytes / 4096);
+    pc_client_close(far);
+    pc_client_close(home);
+    cluster_stop(c);
+}
+
 int main(void)
 {
     int failed = 0;
@@ -486,6 +533,10 @@ int main(void)
         failed += run_test("dead_workers", test_dead_workers, trap, 100);
         failed += run_test("garbage", test_garbage, trap, 100);
         failed += run_test("lying_peer", test_lying_peer, trap, 60);
+        failed += run_test("whole_by_pwrite", test_whole_by_pwrite, trap, 60);
+        failed += run_test("shared_by_pwrite", test_shared_by_pwrite, trap, 60);
+        failed += run_test("zeros_to_system_calls", test_zeros_to_system_calls, trap, 60);
+        failed += run_test("hurry", test_hurry, trap, 60);
     }
     return failed != 0;
 }
