@@ -26,6 +26,8 @@ class RegionRecord:
         base_address: Where every process maps it.
         length_bytes: What was asked for; the mapping is rounded up to whole blocks.
         homes: Server id of each 64 MiB extent.
+        freed: No new leases. Only a server that may hold old ones gets such a record: its
+            processes go on reading, also after it was restarted.
     """
 
     region: int
@@ -33,6 +35,7 @@ class RegionRecord:
     base_address: int
     length_bytes: int
     homes: tuple[int, ...]
+    freed: bool = False
 
 
 @dataclass(frozen=True)

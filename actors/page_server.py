@@ -146,6 +146,7 @@ class PageServer:
             keeper=self._keeper,
             fetch_timeout_s=config.fetch_timeout_s,
             fault_timeout_s=config.fault_timeout_s,
+            settle_s=config.reattach_s,
             page_bytes=config.page_bytes,
             library_version=__version__,
         )
@@ -208,15 +209,20 @@ class PageServer:
         except errors.FreedError:
             return []
 
-    def retire(self, region: int, force: bool) -> bool:
+    def retire(self, region: int, force: bool, record: RegionRecord | None = None) -> bool:
         """The region is freed; with force it goes now.
+
+        Args:
+            region: Its id.
+            force: No lease on it is left anywhere.
+            record: What it is, for a server that was restarted and does not know it yet.
 
         Returns:
             Whether the engine knew it. If not, no lease can exist or begin here.
         """
 
         async def tell() -> None:
-            self._core.retire(region, force)
+            self._core.retire(region, force, record)
 
         try:
             self._on_loop(tell())
@@ -228,7 +234,7 @@ class PageServer:
         return True
 
     def pin(self, object_refs: list[Any]) -> Pinned:
-        """Makes a Ray object of this node's store a region, without another copy of its buffers.
+        """Makes a Ray object of this node's store a region; serving it copies no large buffer.
 
         The object stays pinned until the region is freed and dropped.
 

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
@@ -51,6 +52,7 @@ STOP_S = 10.0
 PIN_S = 300.0
 WATCH_FIRST_S = 2.0
 WATCH_MOST_S = 30.0
+CREATING_S = 600.0  # a put that takes longer is taken for dead
 
 
 def page_server_name(job_scope: str, node_id: str) -> str:
@@ -143,14 +145,18 @@ class Registry:
     # -- regions
 
     async def create_region(self, length_bytes: int, node_id: str) -> RegionRecord:
-        """A new region homed on a node, invisible until ``seal``.
+        """A new region homed on a node, invisible until ``seal``, for which there are 600 s.
+
+        Also ends those whose maker died, or gave up, without a word.
 
         Raises:
             ServerUnavailableError, VersionMismatchError: See ``ensure_server``.
             ValueError, NoAddresses: See ``RegistryCore.create_region``.
         """
         info = await self.ensure_server(node_id)
-        return self._core.create_region(length_bytes, info.server_id)
+        now_s = time.monotonic()
+        self._carry_out(self._core.abandon_stale(now_s - CREATING_S))
+        return self._core.create_region(length_bytes, info.server_id, now_s)
 
     async def seal(self, region: int) -> RegionRecord:
         """The region's bytes are in place: it can be looked up from now on."""
@@ -356,8 +362,12 @@ class Registry:
         pause_s = WATCH_FIRST_S
         # Without a handle the server is lost, and the core has been told.
         while (handle := self._handles.get(order.server_id)) is not None:
+            # A server that was restarted may know the region's memory, and not what it is.
+            record = None if order.force else self._core.record_of(order.region)
             try:
-                known = await _within(CALL_S, handle.retire.remote(order.region, order.force))
+                known = await _within(
+                    CALL_S, handle.retire.remote(order.region, order.force, record)
+                )
             except ActorDiedError as failure:
                 self._lose(order.server_id, f"its actor is dead: {failure}")
                 return

@@ -5,7 +5,8 @@ facade carries the orders out and reports back with further events.
 
 The end of a region, in order:
 
-    free     -> lookups answer "freed"; every server that knows the region is told to retire it
+    free     -> lookups answer "freed"; every server that knows the region is told to retire it,
+                and until it says idle it can still look the region up, for the leases it has
     idle     -> one such server says that its node's last lease is gone
     drained  -> all of them have said so, or died: the homes are told to drop it, with force
     dropped  -> one home says that it has
@@ -208,6 +209,7 @@ class Retire:
 @dataclass
 class _Region:
     record: RegionRecord
+    created_s: float
     state: RegionState = RegionState.CREATING
     # Servers that may hold leases or blocks: the homes, and all that looked it up.
     known_to: set[int] = field(default_factory=set)
@@ -240,8 +242,13 @@ class RegistryCore:
 
     # -- regions
 
-    def create_region(self, length_bytes: int, server_id: int) -> RegionRecord:
+    def create_region(self, length_bytes: int, server_id: int, now_s: float = 0.0) -> RegionRecord:
         """A new region, homed at one server, that nobody can look up before ``seal``.
+
+        Args:
+            length_bytes: At least 1.
+            server_id: Its home.
+            now_s: For ``abandon_stale``; any clock that does not go back.
 
         Raises:
             ValueError: A length below 1.
@@ -260,7 +267,7 @@ class RegistryCore:
             homes=(server_id,) * n_extents,
         )
         self._next_region += 1
-        self._regions[record.region] = _Region(record, known_to=set(record.homes))
+        self._regions[record.region] = _Region(record, now_s, known_to=set(record.homes))
         return record
 
     def seal(self, region: int) -> RegionRecord:
@@ -287,6 +294,15 @@ class RegistryCore:
         self._move(entry, RegionEvent.ABANDON)
         return self._drop(entry) if was is RegionState.CREATING else ()
 
+    def abandon_stale(self, before_s: float) -> tuple[Retire, ...]:
+        """Abandons what was created before then and is still not sealed: its maker is dead."""
+        stale = [
+            number
+            for number, entry in self._regions.items()
+            if entry.state is RegionState.CREATING and entry.created_s < before_s
+        ]
+        return tuple(order for number in stale for order in self.abandon(number))
+
     def free(self, region: int) -> tuple[Retire, ...]:
         """Starts the end of a region; freeing a freed one again changes nothing.
 
@@ -307,10 +323,18 @@ class RegistryCore:
         ) + self._drained(entry)
 
     def lookup(self, region: int, server_id: int) -> LookupAnswer:
-        """The region's record, for a server that will hold leases on it from now on."""
+        """The region's record, for a server that will hold leases on it from now on.
+
+        Of a freed region, one that says so, for a server that has not said idle: after a restart
+        it must take back the leases that its processes still have.
+        """
         answer = self.peek(region)
         if isinstance(answer, RegionRecord):
             self._regions[region].known_to.add(server_id)
+            return answer
+        entry = self._regions.get(region)
+        if entry and entry.state is RegionState.FREED and server_id in entry.waits_for:
+            return replace(entry.record, freed=True)
         return answer
 
     def peek(self, region: int) -> LookupAnswer:
@@ -323,6 +347,11 @@ class RegistryCore:
         if entry.state is not RegionState.READY:
             return RegionFreed(region)
         return entry.record
+
+    def record_of(self, region: int) -> RegionRecord | None:
+        """The record of a region in any state; None for one that is gone or never was."""
+        entry = self._regions.get(region)
+        return entry.record if entry else None
 
     def region_idle(self, region: int, server_id: int) -> tuple[Retire, ...]:
         """A server says that the last lease on its node is gone."""

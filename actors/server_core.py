@@ -50,7 +50,7 @@ from clamor_ray.actors.messages import (
     ServerInfo,
     ServerLost,
 )
-from clamor_ray.errors import ClamorError, HomeLostError
+from clamor_ray.errors import ClamorError, FreedError, HomeLostError
 
 logger = logging.getLogger("clamor_ray.page_server")
 
@@ -236,16 +236,35 @@ class ServerCore:
             refused=tuple(sorted(self._refused.copy().items())),
         )
 
-    def retire(self, region: int, force: bool) -> None:
+    def retire(self, region: int, force: bool, record: RegionRecord | None = None) -> None:
         """The region is freed. An answer about it that is still on its way is not used any more:
         otherwise a lease could begin after this server was counted as idle.
+
+        Args:
+            region: Its id.
+            force: It goes now.
+            record: Told to the engine first, so that after a restart those who had a lease get
+                it back, and blocks that are absent are found.
 
         Raises:
             What the engine raises, for a region that it does not know, too.
         """
         if region in self._finding_region:
             self._retired_meanwhile.add(region)
+        if record is not None:
+            # Refused where it is retired already, or its home is lost: it ends all the same.
+            with contextlib.suppress(ClamorError):
+                self._define(record)
         self._engine.retire(region, force=force)
+
+    def _define(self, record: RegionRecord) -> None:
+        self._engine.define_region(
+            record.region,
+            record.version,
+            record.base_address,
+            record.length_bytes,
+            record.homes,
+        )
 
     # -- the engine's questions
 
@@ -283,13 +302,9 @@ class ServerCore:
                     continue
                 if isinstance(answer, RegionRecord) and region not in self._retired_meanwhile:
                     try:
-                        self._engine.define_region(
-                            answer.region,
-                            answer.version,
-                            answer.base_address,
-                            answer.length_bytes,
-                            answer.homes,
-                        )
+                        self._define(answer)
+                        if answer.freed:  # no await between: only old leases come back
+                            self._engine.retire(region, force=False)
                     except HomeLostError:
                         # We are its home, and a restart could not bring it back.
                         error = Answer.HOME_LOST
@@ -299,7 +314,8 @@ class ServerCore:
                     return
                 error = Answer.NO_REGION
                 break
-            self._engine.refuse_region(region, error)
+            with contextlib.suppress(FreedError):  # it is gone, and nobody waits for it
+                self._engine.refuse_region(region, error)
         finally:
             self._finding_region.discard(region)
             self._retired_meanwhile.discard(region)

@@ -21,10 +21,15 @@ from clamor_ray._native import Client, Mapping, Runs
 _tokens = itertools.count(1)
 
 
-def _release(client: Client, table: LeaseTable, token: int, mapping_id: int) -> None:
+def _release(
+    client: Client, table: LeaseTable, token: int, mapping_id: int, reads: list[int]
+) -> None:
     # Runs wherever the last reference dies, also inside the garbage collector: takes no lock.
     table.forget(token)
     with contextlib.suppress(errors.ClamorError):  # the session is gone, and the mapping with it
+        while reads:  # a call that failed before it could report
+            client.reads_drop(reads.pop())
+    with contextlib.suppress(errors.ClamorError):
         client.unmap(mapping_id)
 
 
@@ -47,7 +52,10 @@ class Lease:
         self.region = region
         self.writable = writable
         token = next(_tokens)
-        self._finalizer = weakref.finalize(self, _release, client, table, token, mapping.id)
+        self._reads: list[int] = []  # the mapping's id while a read set is being taken
+        self._finalizer = weakref.finalize(
+            self, _release, client, table, token, mapping.id, self._reads
+        )
         self._finalizer.atexit = False  # the process ends anyway, and others may still look
         table.add(token, mapping)
 
@@ -76,11 +84,15 @@ class Lease:
         self._client.prefetch(self.mapping.id, runs, wait=wait, timeout_s=timeout_s)
 
     def reads_begin(self) -> None:
+        """Starts a read set. It ends with `report_reads`, or with the lease."""
         self._client.reads_begin(self.mapping.id)
+        self._reads.append(self.mapping.id)
 
     def report_reads(self) -> None:
-        """Tells the page server what was touched since `reads_begin`."""
-        self._client.report_reads(self.mapping.id, self._client.reads_end(self.mapping.id))
+        """Tells the page server what was touched since `reads_begin`; once for each of those."""
+        if self._reads:
+            mapping_id = self._reads.pop()
+            self._client.report_reads(mapping_id, self._client.reads_end(mapping_id))
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"at {self.mapping.address:#x}"

@@ -8,7 +8,9 @@ GIL. Nothing here imports Ray.
 from __future__ import annotations
 
 import importlib
+import itertools
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -235,24 +237,46 @@ def copy_in(fd: int, offset_bytes: int, source: Any, n_threads: int = 0) -> None
     check(_c.lib.pc_copy_in(fd, offset_bytes, pointer, flat.nbytes, n_threads), bytes=flat.nbytes)
 
 
+# How long closing a handle waits for calls that other threads have in it.
+_DRAIN_S: Final = 30.0
+_call_tokens = itertools.count()
+
+
 class _Handle:
-    """A C handle that starts None and ends as poison."""
+    """A C handle that starts None and ends as poison.
+
+    What frees it first waits until no call is inside. The calls are counted without a lock, for
+    finalizers make some of them, and those may run on a thread that holds any lock: a call is
+    entered before it looks whether the handle is closed, and who closes it says so before looking
+    for calls, so that one of the two sees the other.
+    """
 
     def __init__(self) -> None:
         self._pointer: Any = None
         self._closed: errors.ClamorError | None = errors.ClosedError("This handle is not open.")
         # Guards only the step from open to closed, never a call into C.
         self._close_lock = threading.Lock()
+        self._calls: dict[int, None] = {}
 
     def _opened(self, pointer: Any) -> None:
         self._pointer, self._closed = pointer, None
 
     @property
     def _handle(self) -> Any:
+        pointer = self._pointer  # first: whoever closes says so before taking it
         closed = self._closed
         if closed is not None:
             raise type(closed)(closed.message, code=closed.code, hint=closed.hint)
-        return self._pointer
+        return pointer
+
+    def _call(self, function: Any, *args: Any) -> int:
+        """Calls a C function on the handle, which is not freed meanwhile."""
+        token, calls = next(_call_tokens), self._calls
+        try:
+            calls[token] = None
+            return int(function(self._handle, *args))
+        finally:
+            calls.pop(token, None)
 
     @property
     def closed(self) -> bool:
@@ -264,10 +288,24 @@ class _Handle:
 
     def _take(self) -> Any:
         with self._close_lock:
-            pointer, self._pointer = self._pointer, None
             if self._closed is None:
                 self._closed = error_for(PC_ERR_CLOSED)
+            pointer, self._pointer = self._pointer, None
             return pointer
+
+    def _drain(self) -> None:
+        """After `_take`: waits until no call is inside."""
+        deadline = time.monotonic() + _DRAIN_S
+        pause_s = 0.0
+        while self._calls:
+            if time.monotonic() > deadline:
+                # What a thread still uses is better leaked than freed.
+                raise errors.WaitTimeoutError(
+                    f"Calls of other threads did not end within {_DRAIN_S:g} s.",
+                    code=PC_ERR_TIMEOUT,
+                )
+            time.sleep(pause_s)
+            pause_s = min(0.01, 2 * pause_s + 0.0001)
 
 
 class Client(_Handle):
@@ -312,19 +350,23 @@ class Client(_Handle):
     @property
     def trap(self) -> str:
         """The trap in force: "uffd", "uffd-user" or "sigsegv"."""
-        code = check(_c.lib.pc_client_trap(self._handle))
+        code = check(self._call(_c.lib.pc_client_trap))
         return TRAPS_IN_FORCE.get(code, f"unknown ({code})")
 
     def close(self) -> None:
         """Unmaps everything. Addresses of its mappings die with it. Idempotent."""
         pointer = self._take()
-        if pointer is not None:
-            check(_c.lib.pc_client_close(pointer))
+        if pointer is None:
+            return
+        check(_c.lib.pc_client_shut(pointer))  # those that wait in C come out
+        self._drain()
+        check(_c.lib.pc_client_close(pointer))
 
     def after_fork(self) -> None:
         """In a child of fork: attaches anew. Where that fails the handle turns to poison."""
         pointer = self._pointer
         self._close_lock = threading.Lock()
+        self._calls = {}  # the parent's other threads are not here
         if pointer is None:
             return
         try:
@@ -348,8 +390,8 @@ class Client(_Handle):
         """Maps a region and arms its trap; the mapping is a lease until `unmap`."""
         out = _c.ffi.new("struct pc_mapping *")
         check(
-            _c.lib.pc_client_map(
-                self._handle,
+            self._call(
+                _c.lib.pc_client_map,
                 region,
                 version,
                 base_address,
@@ -364,7 +406,7 @@ class Client(_Handle):
         return Mapping(int(out.id), int(out.address), int(out.length_bytes))
 
     def unmap(self, mapping_id: int) -> None:
-        check(_c.lib.pc_client_unmap(self._handle, mapping_id), mapping=mapping_id)
+        check(self._call(_c.lib.pc_client_unmap, mapping_id), mapping=mapping_id)
 
     def create(
         self, region: int, base_address: int, length_bytes: int, *, timeout_s: float = 10.0
@@ -372,8 +414,8 @@ class Client(_Handle):
         """Makes the home of a new region here. Returns its memfd: `copy_in` to it, close it."""
         fd = _c.ffi.new("int *")
         check(
-            _c.lib.pc_client_create(
-                self._handle, region, base_address, length_bytes, _ns(timeout_s), fd
+            self._call(
+                _c.lib.pc_client_create, region, base_address, length_bytes, _ns(timeout_s), fd
             ),
             region=region,
             bytes=length_bytes,
@@ -381,10 +423,10 @@ class Client(_Handle):
         return int(fd[0])
 
     def seal(self, region: int, *, timeout_s: float = 10.0) -> None:
-        check(_c.lib.pc_client_seal(self._handle, region, _ns(timeout_s)), region=region)
+        check(self._call(_c.lib.pc_client_seal, region, _ns(timeout_s)), region=region)
 
     def abandon(self, region: int, *, timeout_s: float = 10.0) -> None:
-        check(_c.lib.pc_client_abandon(self._handle, region, _ns(timeout_s)), region=region)
+        check(self._call(_c.lib.pc_client_abandon, region, _ns(timeout_s)), region=region)
 
     def prefetch(
         self, mapping_id: int, runs: Runs, *, wait: bool = True, timeout_s: float = 60.0
@@ -397,8 +439,8 @@ class Client(_Handle):
         pointer, n_runs, keep = _runs_pointer(runs)
         if n_runs == 0:
             return
-        code = _c.lib.pc_client_prefetch(
-            self._handle, mapping_id, pointer, n_runs, int(wait), _ns(timeout_s)
+        code = self._call(
+            _c.lib.pc_client_prefetch, mapping_id, pointer, n_runs, int(wait), _ns(timeout_s)
         )
         if code == PC_ERR_TIMEOUT:
             n_blocks = int(keep[:, 1].sum())
@@ -408,7 +450,8 @@ class Client(_Handle):
         check(code, mapping=mapping_id)
 
     def reads_begin(self, mapping_id: int) -> None:
-        check(_c.lib.pc_client_reads_begin(self._handle, mapping_id), mapping=mapping_id)
+        """Each one has exactly one `reads_end` or `reads_drop`."""
+        check(self._call(_c.lib.pc_client_reads_begin, mapping_id), mapping=mapping_id)
 
     def reads_end(self, mapping_id: int) -> Runs:
         """The blocks that this process touched since `reads_begin`, as runs."""
@@ -417,18 +460,24 @@ class Client(_Handle):
             runs = np.empty((capacity, 2), dtype=np.uint64)
             pointer = _c.ffi.cast("struct pc_run *", runs.ctypes.data)
             n_runs = check(
-                _c.lib.pc_client_reads_end(self._handle, mapping_id, pointer, capacity),
+                self._call(_c.lib.pc_client_reads_end, mapping_id, pointer, capacity),
                 mapping=mapping_id,
             )
             if n_runs <= capacity:
                 return runs[:n_runs]
             capacity = n_runs + n_runs // 4
 
+    def reads_drop(self, mapping_id: int) -> None:
+        """Instead of `reads_end`: ends without a look."""
+        check(
+            self._call(_c.lib.pc_client_reads_end, mapping_id, _c.ffi.NULL, 0), mapping=mapping_id
+        )
+
     def report_reads(self, mapping_id: int, runs: Runs) -> None:
         pointer, n_runs, _keep = _runs_pointer(runs)
         if n_runs:
             check(
-                _c.lib.pc_client_report_reads(self._handle, mapping_id, pointer, n_runs),
+                self._call(_c.lib.pc_client_report_reads, mapping_id, pointer, n_runs),
                 mapping=mapping_id,
             )
 
@@ -504,15 +553,16 @@ class Engine(_Handle):
         """Stops serving and joins the threads. Idempotent."""
         pointer = self._take()
         if pointer is not None:
+            self._drain()
             check(_c.lib.pc_engine_stop(pointer))
 
     def fileno(self) -> int:
         """Readable while there are events."""
-        return check(_c.lib.pc_engine_event_fd(self._handle))
+        return check(self._call(_c.lib.pc_engine_event_fd))
 
     def next_event(self) -> Event | None:
         out = _c.ffi.new("struct pc_event *")
-        if check(_c.lib.pc_engine_next_event(self._handle, out)) == 0:
+        if check(self._call(_c.lib.pc_engine_next_event, out)) == 0:
             return None
         text = _c.ffi.string(out.text).decode("utf-8", "replace")
         return Event(int(out.kind), int(out.error), int(out.region), int(out.server_id), text)
@@ -535,10 +585,10 @@ class Engine(_Handle):
         """Answers NEED_REGION. `homes[i]` is the server id of 64 MiB extent i."""
         info = self._info(region, version, base_address, length_bytes)
         ids = _c.ffi.new("uint64_t[]", list(homes))
-        check(_c.lib.pc_engine_define_region(self._handle, info, ids, len(homes)), region=region)
+        check(self._call(_c.lib.pc_engine_define_region, info, ids, len(homes)), region=region)
 
     def refuse_region(self, region: int, error: int = PC_ERR_NO_REGION) -> None:
-        check(_c.lib.pc_engine_refuse_region(self._handle, region, error), region=region)
+        check(self._call(_c.lib.pc_engine_refuse_region, region, error), region=region)
 
     def create_shared(
         self,
@@ -561,37 +611,37 @@ class Engine(_Handle):
             slot.address = segment.address
         fd = _c.ffi.new("int *")
         check(
-            _c.lib.pc_engine_create_shared(self._handle, info, array, len(segments), fd),
+            self._call(_c.lib.pc_engine_create_shared, info, array, len(segments), fd),
             region=region,
         )
         return int(fd[0])
 
     def seal(self, region: int) -> None:
-        check(_c.lib.pc_engine_seal(self._handle, region), region=region)
+        check(self._call(_c.lib.pc_engine_seal, region), region=region)
 
     @property
     def peer_lanes(self) -> int:
         """How many connections each peer needs."""
-        return check(_c.lib.pc_engine_peer_lanes(self._handle))
+        return check(self._call(_c.lib.pc_engine_peer_lanes))
 
     def add_peer(self, server_id: int, lane: int, fd: int) -> None:
         """Hands over an authenticated connection that we made; the engine owns `fd` from here."""
-        check(_c.lib.pc_engine_add_peer(self._handle, server_id, lane, fd), server=server_id)
+        check(self._call(_c.lib.pc_engine_add_peer, server_id, lane, fd), server=server_id)
 
     def peer_lost(self, server_id: int, error: int = PC_ERR_NO_PEER) -> None:
-        check(_c.lib.pc_engine_peer_lost(self._handle, server_id, error), server=server_id)
+        check(self._call(_c.lib.pc_engine_peer_lost, server_id, error), server=server_id)
 
     def serve(self, server_id: int, fd: int) -> None:
         """Hands over an authenticated connection made to us; the engine owns `fd` from here."""
-        check(_c.lib.pc_engine_serve(self._handle, server_id, fd), server=server_id)
+        check(self._call(_c.lib.pc_engine_serve, server_id, fd), server=server_id)
 
     def retire(self, region: int, *, force: bool = False) -> None:
-        check(_c.lib.pc_engine_retire(self._handle, region, int(force)), region=region)
+        check(self._call(_c.lib.pc_engine_retire, region, int(force)), region=region)
 
     def stats(self) -> dict[str, int]:
         """Counters, by the names of `struct pc_engine_stats`."""
         out = _c.ffi.new("struct pc_engine_stats *")
-        check(_c.lib.pc_engine_get_stats(self._handle, out))
+        check(self._call(_c.lib.pc_engine_get_stats, out))
         return _fields(out[0])
 
     def region_stats(self) -> list[dict[str, int]]:
@@ -599,7 +649,7 @@ class Engine(_Handle):
         capacity = 64
         while True:
             out = _c.ffi.new("struct pc_region_stats[]", capacity)
-            n_regions = check(_c.lib.pc_engine_region_stats(self._handle, out, capacity))
+            n_regions = check(self._call(_c.lib.pc_engine_region_stats, out, capacity))
             if n_regions <= capacity:
                 return [_fields(out[i]) for i in range(n_regions)]
             capacity = n_regions + n_regions // 4
@@ -607,9 +657,7 @@ class Engine(_Handle):
     def histogram(self, region: int, which: int, n_buckets: int) -> list[int]:
         """How many blocks of a set (`BLOCKS_*`) fall in each of `n_buckets` equal parts."""
         out = _c.ffi.new("uint32_t[]", n_buckets)
-        check(
-            _c.lib.pc_engine_histogram(self._handle, region, which, out, n_buckets), region=region
-        )
+        check(self._call(_c.lib.pc_engine_histogram, region, which, out, n_buckets), region=region)
         return list(out)
 
 

@@ -167,7 +167,8 @@ def remote(*args: Any, read_set: str | None = None, **options: Any) -> Any:
 
     Args:
         read_set: "coarse" (a superset of what was touched, cheap), "exact" (dearer first
-            touches) or "off"; what CLAMOR_READ_SETS says on the worker where it is None.
+            touches; a superset all the same while this process has other uses of the object)
+            or "off"; what CLAMOR_READ_SETS says on the worker where it is None.
         options: as `ray.remote`'s: num_cpus, num_returns, max_retries, ...
 
     Returns:

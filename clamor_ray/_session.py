@@ -101,6 +101,8 @@ def _meaning_of(cause: BaseException | None) -> errors.ClamorError:
     message = f"{cause}".rstrip(".") + "."
     if name == "NoSuchRegion":
         return errors.FreedError(f"The global variable does not exist: {message}")
+    if name == "IllegalTransition":
+        return errors.FreedError(f"The global variable is going away: {message}")
     if name == "NoSuchServer":
         return errors.ServerUnavailableError(f"The home is not there: {message}")
     if name == "NoAddresses":
@@ -306,8 +308,17 @@ class Session:
                     copy_in(fd, offset, view)
             finally:
                 os.close(fd)
-            client.seal(region, timeout_s=self.config.connect_timeout_s)
-            self.call("seal", region)
+            try:
+                client.seal(region, timeout_s=self.config.connect_timeout_s)
+                self.call("seal", region)
+            except errors.FreedError as error:
+                # What was not sealed ends with the page server; the registry gives it 10 minutes.
+                raise errors.ServerUnavailableError(
+                    f"Region {region} was given up while it was filled: the page server of this "
+                    "node was restarted, or the copy took more than 10 minutes.",
+                    code=error.code,
+                    hint="Nothing is left of it: put the object again.",
+                ) from error
         except BaseException:
             with contextlib.suppress(errors.ClamorError):
                 client.abandon(region, timeout_s=self.config.connect_timeout_s)
@@ -613,10 +624,12 @@ def zeros(shape: int | tuple[int, ...], dtype: Any = np.float64) -> GlobalRef[An
 
 
 def share(object_ref: Any, *, timeout: float = 300.0) -> GlobalRef[Any]:
-    """Makes an existing Ray object page-accessible, without another copy of its buffers.
+    """Makes an existing Ray object page-accessible; serving it needs no copy of its buffers.
 
-    The page server of a node that holds the object pins it and serves its blocks from Ray's own
-    store. It stays pinned until `clamor.free`, whatever becomes of `object_ref`.
+    The page server of a node that holds the object pins it and serves its blocks to other nodes
+    from Ray's own store. Processes on that node read through a generation of their own, into which
+    the blocks that they touch are copied. It stays pinned until `clamor.free`, whatever becomes of
+    `object_ref`.
 
     Args:
         object_ref: of any object; one that Ray keeps with its owner (small ones) is put.

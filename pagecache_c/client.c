@@ -70,7 +70,7 @@ static uint64_t silence_ns(const pc_client *client)
  * it is time. Without a mapping that is for ever: OPEN's reply comes after its mapping is known. */
 static int attend(pc_client *client)
 {
-    uint64_t now = pc__clock_ns(), pause_ns = client->reattach_timeout_ns / 3, left_ns;
+    uint64_t now = pc__clock_ns(), pause_ns = client->reattach_timeout_ns / 3;
     pause_ns = pause_ns < PING_LEAST_NS ? PING_LEAST_NS : pause_ns;
     pause_ns = pause_ns > PING_MOST_NS ? PING_MOST_NS : pause_ns;
     if (client->state != PC__CONN_UP || !client->mappings) {
@@ -86,12 +86,9 @@ static int attend(pc_client *client)
             client->pinged_ns = now;
         }
     }
-    if (client->pinged_ns)
-        left_ns = silence_ns(client) - (now - client->pinged_ns);
-    else
-        left_ns = pause_ns - (now - client->heard_ns);
-    if (client->pinged_ns && now - client->pinged_ns >= silence_ns(client))
-        left_ns = 0;
+    uint64_t passed_ns = now - (client->pinged_ns ? client->pinged_ns : client->heard_ns);
+    uint64_t limit_ns = client->pinged_ns ? silence_ns(client) : pause_ns;
+    uint64_t left_ns = passed_ns < limit_ns ? limit_ns - passed_ns : 0;
     return left_ns / 1000000u >= INT_MAX ? INT_MAX : (int)(left_ns / 1000000u) + 1;
 }
 

@@ -162,7 +162,7 @@ static int open_ready(struct pc__client *client, struct pc__region *region,
     struct pc_engine *engine = client->loop->engine;
     if (region->state != PC__REGION_READY && !(attach && region->state == PC__REGION_RETIRED))
         return PC_ERR_NO_REGION;
-    if (open->version != region->version)
+    if (open->version != region->version || !region->homes) /* retired before it was defined */
         return PC_ERR_NO_REGION;
     if (open->length_bytes != region->length_bytes ||
         (!(open->flags & PC_MAP_PRIVATE) && open->address != region->base_address))

@@ -11,6 +11,8 @@ import dataclasses
 import os
 import secrets
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +21,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clamor_ray import _native, errors
+from clamor_ray import _native, _session, errors
+from clamor_ray._config import Config
 from clamor_ray._version import __version__
 from clamor_ray.actors.messages import (
     RegionFreed,
@@ -40,12 +43,14 @@ ANSWER_S = 90.0
 class Session:
     """A registry, and calls to it with a deadline."""
 
-    def __init__(self, lab: LocalCluster, library_version: str = __version__) -> None:
+    def __init__(
+        self, lab: LocalCluster, library_version: str = __version__, **settings: Any
+    ) -> None:
         from clamor_ray.actors.registry import create_registry
 
         self.lab = lab
         self.scope = secrets.token_hex(6)
-        self.config = ServerConfig(job_scope=self.scope, library_version=library_version)
+        self.config = ServerConfig(self.scope, library_version, **settings)
         self.registry = create_registry(self.scope, lab.node_ids[0], self.config)
 
     def __call__(self, method: str, *arguments: Any) -> Any:
@@ -203,6 +208,33 @@ def test_a_region_ends_without_a_trace(session: Session, lab: LocalCluster) -> N
     assert session("stats").address_bytes_in_use == 0
 
 
+def test_a_put_whose_server_is_restarted_says_so(
+    session: Session, lab: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = _session.Session(
+        session.scope, session.registry, lab.node_ids[0], Config(), owner=False
+    )
+    array = np.arange(1 << 17)
+
+    def kill(fd: int, offset: int, view: memoryview) -> None:
+        monkeypatch.undo()
+        os.kill(session.of_server(0, "ping"), signal.SIGKILL)
+        session.of_server(0, "ping")
+
+    try:
+        assert process.client.trap  # its server runs
+        monkeypatch.setattr(_session, "copy_in", kill)
+        with pytest.raises(errors.ServerUnavailableError, match="put the object again"):
+            process.put(array)
+        until(lambda: sum(session.states().values()) == 0)
+        ref = process.put(array)
+        assert session.states()["ready"] == 1
+        process.free(ref)
+        until(lambda: sum(session.states().values()) == 0)
+    finally:
+        process.close()
+
+
 def test_freed_while_its_server_is_down(session: Session, lab: LocalCluster) -> None:
     import ray
 
@@ -210,6 +242,82 @@ def test_freed_while_its_server_is_down(session: Session, lab: LocalCluster) -> 
     os.kill(session.of_server(0, "ping"), signal.SIGKILL)
     session("free", record.region)
     until(lambda: sum(session.states().values()) == 0)
+
+
+# Reads one block after another, each when it is told to.
+_READER = """
+import ctypes, sys
+from clamor_ray import _native
+
+socket, trap, region, address, length = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+client = _native.Client(socket, trap=trap)
+mapping = client.map(region, 0, address, length)
+for line in sys.stdin:
+    at = mapping.address + int(line) * 4096
+    print(int.from_bytes(ctypes.string_at(at, 8), "little"), flush=True)
+"""
+
+
+def test_readers_of_a_freed_region_survive_restarts(lab: LocalCluster) -> None:
+    """First of their own page server, then of the one that is the region's home."""
+    session = Session(lab, reattach_s=10.0)
+    home, there = (session("ensure_server", node_id) for node_id in lab.node_ids[:2])
+    # Far apart: a block brings neighbours with it.
+    blocks = [0, 1000, 2000, 3000]
+    image = np.repeat(np.arange(1, 4097, dtype=np.uint64), 512)  # block n is full of n + 1
+    record = session("create_region", image.nbytes, lab.node_ids[0])
+    maker = _native.Client(home.socket_name)
+    fd = maker.create(record.region, record.base_address, record.length_bytes)
+    _native.copy_in(fd, 0, memoryview(image).cast("B"))
+    os.close(fd)
+    maker.seal(record.region)
+    session("seal", record.region)
+    maker.close()
+    where = [str(n) for n in (record.region, record.base_address, record.length_bytes)]
+    readers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _READER, there.socket_name, trap, *where],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for trap in ("uffd", "sigsegv")
+    ]
+
+    def all_read(block: int) -> None:
+        for reader in readers:
+            assert reader.stdin is not None
+            assert reader.stdout is not None
+            reader.stdin.write(f"{block}\n")
+            reader.stdin.flush()
+            assert reader.stdout.readline() == f"{block + 1}\n", reader.communicate(timeout=5)
+
+    try:
+        all_read(blocks[0])
+        session("free", record.region)
+        assert session.states()["freed"] == 1
+        all_read(blocks[1])
+        for index, block in ((1, blocks[2]), (0, blocks[3])):
+            os.kill(session.of_server(index, "ping"), signal.SIGKILL)
+            session.of_server(index, "ping")
+            for known in (*blocks[:2], block):
+                all_read(known)
+            assert session.states()["freed"] == 1
+        late = _native.Client(there.socket_name)
+        with pytest.raises(errors.FreedError):
+            late.map(record.region, record.version, record.base_address, record.length_bytes)
+        late.close()
+        for reader in readers:
+            assert reader.communicate(timeout=ANSWER_S) == ("", "")
+            assert reader.returncode == 0
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.communicate()
+    until(lambda: sum(session.states().values()) == 0)
+    assert session.of_server(0, "region_stats") == session.of_server(1, "region_stats") == ()
+    session("shutdown")
 
 
 def test_another_build_is_refused_with_both_versions(lab: LocalCluster) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -138,6 +140,24 @@ def test_the_address_returns_only_when_everybody_let_go(core: RegistryCore) -> N
     assert ready(core).base_address == record.base_address
 
 
+def test_a_restarted_reader_is_told_what_a_freed_region_was(core: RegistryCore) -> None:
+    record = ready(core)
+    region, freed = record.region, dataclasses.replace(record, freed=True)
+    core.lookup(region, READER)
+    core.free(region)
+    assert core.lookup(region, READER) == core.lookup(region, HOME) == freed
+    assert core.lookup(region, OTHER) == core.peek(region) == RegionFreed(region)
+    assert core.record_of(region) == record
+    assert core.waited_for() == {HOME, READER}
+    core.region_idle(region, READER)  # it has no lease, so it may get none
+    assert core.lookup(region, READER) == RegionFreed(region)
+    core.region_idle(region, HOME)
+    assert core.state(region) is RegionState.DROPPING
+    assert core.lookup(region, HOME) == RegionFreed(region)
+    core.dropped(region, HOME)
+    assert core.record_of(region) is None
+
+
 def test_who_only_asks_is_not_waited_for(core: RegistryCore) -> None:
     record = ready(core)
     assert core.peek(record.region) == record
@@ -179,6 +199,22 @@ def test_abandoning_drops_at_once(core: RegistryCore) -> None:
     core.dropped(record.region, HOME)
     assert core.abandon(record.region) == ()
     assert core.create_region(1, HOME).base_address == record.base_address
+
+
+def test_what_a_dead_maker_left_is_abandoned(core: RegistryCore) -> None:
+    old = core.create_region(1, HOME, now_s=100.0)
+    sealed = core.create_region(1, HOME, now_s=100.0)
+    core.seal(sealed.region)
+    young = core.create_region(1, HOME, now_s=200.0)
+    assert core.abandon_stale(100.0) == ()
+    assert core.abandon_stale(150.0) == (Retire(HOME, old.region, True),)
+    assert core.abandon_stale(150.0) == ()
+    core.dropped(old.region, HOME)
+    states = [core.state(record.region) for record in (old, sealed, young)]
+    assert states == [RegionState.GONE, RegionState.READY, RegionState.CREATING]
+    with pytest.raises(NoSuchRegion, match="was freed"):
+        core.seal(old.region)
+    assert core.create_region(1, HOME).base_address == old.base_address
 
 
 def test_every_pair_of_state_and_event_is_in_the_table_or_refused(core: RegistryCore) -> None:
@@ -330,7 +366,8 @@ class RetireMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def open_lease(self, data: st.DataObject) -> None:
         region, server = self.pick(data, self.records), self.pick(data, self.alive)
-        if isinstance(self.core.lookup(region, server), RegionRecord):
+        answer = self.core.lookup(region, server)
+        if isinstance(answer, RegionRecord) and not answer.freed:
             self.leases.add((region, server))
 
     @precondition(lambda self: self.records)
@@ -377,6 +414,12 @@ class RetireMachine(RuleBasedStateMachine):
     @invariant()
     def checks(self) -> None:
         self.core.check()
+
+    @invariant()
+    def a_restarted_server_gets_its_leases_back(self) -> None:
+        for region, server in self.leases:
+            if server in self.alive:
+                assert isinstance(self.core.lookup(region, server), RegionRecord)
 
     def teardown(self) -> None:
         for region in self.records:

@@ -29,7 +29,7 @@ from clamor_ray.actors.messages import (
     ServerRestarting,
 )
 from clamor_ray.actors.server_core import Answer, EventKind, ServerCore, Settings
-from clamor_ray.errors import HomeLostError
+from clamor_ray.errors import FreedError, HomeLostError
 
 SECRET = b"s" * 32
 HERE, THERE = 0xAAAA, 0xBBBB
@@ -82,6 +82,8 @@ class FakeEngine:
     def define_region(self, region, version, base_address, length_bytes, homes) -> None:
         if HERE in homes and region not in self.adopted:
             raise HomeLostError("It is not here.")
+        if (region, False) in self.retired:
+            raise FreedError("It is retired.")
         self.answers.append(("define", region, version, base_address, length_bytes, tuple(homes)))
 
     def refuse_region(self, region: int, error: int) -> None:
@@ -376,6 +378,57 @@ def test_a_region_freed_while_it_is_looked_up_is_refused(run) -> None:
             here.known.gate.set()
             await until(lambda: bool(here.engine.answers))
             assert here.engine.answers == [("refuse", 7, Answer.NO_REGION)]
+            assert here.engine.retired == [(7, False)]
+
+    run(work)
+
+
+DEFINED = ("define", 7, 1, RECORD.base_address, 5000, (THERE,))
+
+
+def test_old_leases_on_a_freed_region_come_back(run) -> None:
+    """After a restart: defined, so that they can, and retired at once, so that no others can."""
+
+    async def work() -> None:
+        async with Node(HERE) as here:
+            here.known.regions = {
+                7: dataclasses.replace(RECORD, freed=True),
+                11: dataclasses.replace(RECORD, region=11, homes=(HERE,), freed=True),
+            }
+            here.engine.ask(FakeEvent(EventKind.NEED_REGION, region=7))
+            await until(lambda: bool(here.engine.answers))
+            assert here.engine.answers == [DEFINED]
+            assert here.engine.retired == [(7, False)]
+            here.engine.ask(FakeEvent(EventKind.NEED_REGION, region=11))
+            await until(lambda: len(here.engine.answers) == 2)
+            assert here.engine.answers[1] == ("refuse", 11, Answer.HOME_LOST)
+
+    run(work)
+
+
+def test_an_order_to_retire_says_what_the_region_is(run) -> None:
+    """A restarted server may get it before, while and after it asks what it has taken back."""
+
+    async def work() -> None:
+        async with Node(HERE) as here:
+            here.core.retire(7, force=False, record=RECORD)
+            assert here.engine.answers == [DEFINED]
+            here.core.retire(7, force=False, record=RECORD)  # again, as after a lost answer
+            assert here.engine.answers == [DEFINED]
+            assert here.engine.retired == [(7, False)] * 2
+
+        async with Node(HERE) as here:
+            here.known.regions = {7: dataclasses.replace(RECORD, freed=True)}
+            here.known.gate = asyncio.Event()
+            here.engine.ask(FakeEvent(EventKind.NEED_REGION, region=7))
+            await asyncio.sleep(0.02)  # the question is on its way, and must stay there
+            here.core.retire(7, force=False, record=RECORD)
+            assert here.engine.answers == [DEFINED]  # before it is retired: attaching goes on
+            assert here.engine.retired == [(7, False)]
+
+        async with Node(HERE) as here:  # its home, and the memory is gone: it ends all the same
+            here.core.retire(7, force=False, record=dataclasses.replace(RECORD, homes=(HERE,)))
+            assert here.engine.answers == []
             assert here.engine.retired == [(7, False)]
 
     run(work)

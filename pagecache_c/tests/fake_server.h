@@ -50,7 +50,7 @@ struct fake {
     _Atomic int other_version, die_at_prefetch, die_at_open, open_delay_ms, late_open_ms;
     /* Deeds. */
     _Atomic int hellos, opens, attaches, closes, faults, prefetches, prefetched_runs, reports;
-    _Atomic int reported_runs, live_mappings;
+    _Atomic int reported_runs, live_mappings, pings;
 };
 
 struct fake_client {
@@ -353,6 +353,10 @@ static inline bool fake_receive(struct fake *fake, struct fake_client *client)
     case PC__CTL_CLOSE: fake_close(fake, client, &message); break;
     case PC__CTL_PREFETCH:
     case PC__CTL_READS: fake_runs(fake, client, &message); break;
+    case PC__CTL_PING:
+        fake->pings++;
+        fake_send(client, PC__CTL_REPLY, message.header.request_id, 0, NULL, 0, -1);
+        break;
     default: fake_create(fake, client, &message); break;
     }
     return true;

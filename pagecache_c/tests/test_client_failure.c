@@ -126,6 +126,87 @@ static void test_close_while_mapping(struct world *world)
     CHECK(opener.rc == PC_ERR_CLOSED, "%d", opener.rc);
 }
 
+static void *prefetch_for_long(void *arg)
+{
+    struct opener *opener = arg;
+    static const struct pc_run run = {100, 1};
+    opener->rc = pc_client_prefetch(opener->client, 1, &run, 1, 1, 30 * SECOND);
+    return NULL;
+}
+
+/* What a prefetch still does after it was woken, it does before the client is freed. */
+static void test_close_while_prefetching(struct world *world)
+{
+    enum { N = 4, ROUNDS = 10 };
+    world->fake->stall_prefetch = 1;
+    for (int round = 0; round < ROUNDS; round++) {
+        pc_client *client = world_client(world);
+        struct opener openers[N];
+        pthread_t threads[N];
+        int before = world->fake->prefetches;
+        CHECK(world_map(world, client, PAGED, 0).id == 1, "the id that the threads use");
+        for (size_t i = 0; i < N; i++) {
+            openers[i] = (struct opener){world, client, 0};
+            REQUIRE(pthread_create(&threads[i], NULL, prefetch_for_long, &openers[i]) == 0);
+        }
+        EVENTUALLY(world->fake->prefetches == before + N); /* all are inside */
+        OK(pc_client_close(client));
+        for (size_t i = 0; i < N; i++) {
+            pthread_join(threads[i], NULL);
+            CHECK(openers[i].rc == PC_ERR_CLOSED, "%d", openers[i].rc);
+        }
+    }
+}
+
+static void *use_until_shut(void *arg)
+{
+    struct opener *opener = arg;
+    static const struct pc_run run = {7, 1};
+    struct pc_run runs[16];
+    struct pc_mapping mapping;
+    for (;;) {
+        int rc = try_map(opener->world, opener->client, PAGED, 0, 10 * SECOND, &mapping);
+        if (!rc)
+            rc = pc_client_reads_begin(opener->client, mapping.id);
+        if (!rc)
+            rc = (int)pc_client_reads_end(opener->client, mapping.id, runs, 16);
+        if (rc >= 0)
+            rc = pc_client_report_reads(opener->client, mapping.id, &run, 1);
+        if (!rc)
+            rc = pc_client_unmap(opener->client, mapping.id);
+        if (rc && rc != PC_ERR_TIMEOUT) {
+            opener->rc = rc;
+            return NULL;
+        }
+    }
+}
+
+static void test_shut(struct world *world)
+{
+    enum { N = 3 };
+    pc_client *client = world_client(world);
+    struct pc_mapping mapping = world_map(world, client, PAGED, 0);
+    struct opener openers[N];
+    pthread_t threads[N];
+    int before = world->fake->reports;
+    for (size_t i = 0; i < N; i++) {
+        openers[i] = (struct opener){world, client, 0};
+        REQUIRE(pthread_create(&threads[i], NULL, use_until_shut, &openers[i]) == 0);
+    }
+    EVENTUALLY(world->fake->reports > before + 20);
+    OK(pc_client_shut(client));
+    for (size_t i = 0; i < N; i++) {
+        pthread_join(threads[i], NULL);
+        /* A report finds no server where others find the client closed. */
+        CHECK(openers[i].rc == PC_ERR_CLOSED || openers[i].rc == PC_ERR_NO_SERVER, "%d",
+              openers[i].rc);
+    }
+    FAILS(pc_client_unmap(client, mapping.id), PC_ERR_CLOSED, "closed");
+    FAILS(pc_client_seal(client, MADE, SECOND), PC_ERR_CLOSED, "closed");
+    OK(pc_client_shut(client));
+    OK(pc_client_close(client));
+}
+
 static void test_lies(struct world *world)
 {
     pc_client *client = world_client(world);
@@ -290,6 +371,88 @@ static void server_dies_while_stopped(struct world *world)
 static void test_no_reattach_while_stopped(struct world *world)
 {
     expect_end(world, server_dies_while_stopped, 70, "did not come back in time");
+}
+
+/* ----------------------------------------------------------- server's silence */
+
+static void *load_block_44(void *arg)
+{
+    const struct pc_mapping *mapping = arg;
+    load(mapping->address + 4096 * 44);
+    fprintf(stderr, "it was read\n");
+    return NULL;
+}
+
+static void server_hangs_while_stopped(struct world *world)
+{
+    world->reattach_ns = 1500 * MS;
+    pc_client *client = world_client(world);
+    struct pc_mapping mapping = world_map(world, client, PAGED, 0);
+    pthread_t thread;
+    world->fake->stall_faults = 1;
+    int faults = world->fake->faults;
+    REQUIRE(pthread_create(&thread, NULL, load_block_44, &mapping) == 0);
+    EVENTUALLY(world->fake->faults > faults);
+    kill(world->server, SIGSTOP);
+    pthread_join(thread, NULL);
+}
+
+static void server_hangs_before_fault(struct world *world)
+{
+    world->reattach_ns = 1500 * MS;
+    pc_client *client = world_client(world);
+    struct pc_mapping mapping = world_map(world, client, PAGED, 0);
+    kill(world->server, SIGSTOP);
+    load_block_44(&mapping);
+}
+
+static void test_hung_server(struct world *world)
+{
+    uint64_t begun = now_ns();
+    expect_end(world, server_hangs_while_stopped, 70, "did not come back in time");
+    kill(world->server, SIGCONT);
+    world->fake->stall_faults = 0;
+    expect_end(world, server_hangs_before_fault, 70, "did not come back in time");
+    CHECK(now_ns() - begun < 20 * SECOND, "%lu ms", (now_ns() - begun) / MS);
+}
+
+/* Nobody is stopped: the process lives, and goes on with the server once that does. */
+static void test_hung_server_comes_back(struct world *world)
+{
+    world->reattach_ns = 500 * MS;
+    pc_client *client = world_client(world);
+    struct pc_mapping mapping = world_map(world, client, PAGED, 0), other;
+    CHECK(block_is_right(&mapping, PAGED, 0), "block 0");
+    kill(world->server, SIGSTOP);
+    EVENTUALLY(try_map(world, client, WHOLE, 0, 20 * MS, &other) == PC_ERR_NO_SERVER);
+    CHECK(block_is_right(&mapping, PAGED, 0), "a present block");
+    kill(world->server, SIGCONT);
+    other = world_map(world, client, WHOLE, 0);
+    CHECK(world->fake->hellos >= 2 && world->fake->attaches >= 1, "%d hellos",
+          world->fake->hellos);
+    CHECK(block_is_right(&other, WHOLE, 2), "a new mapping");
+    for (uint64_t block = 0; block < BLOCKS; block += 3)
+        CHECK(block_is_right(&mapping, PAGED, block), "block %lu", block);
+    OK(pc_client_close(client));
+}
+
+static void test_pings(struct world *world)
+{
+    world->reattach_ns = 300 * MS;
+    pc_client *client = world_client(world);
+    struct pc_mapping whole = world_map(world, client, WHOLE, 0);
+    usleep(400 * 1000); /* four pings, if this needed any */
+    CHECK(world->fake->pings == 0, "%d, and nothing can be absent", world->fake->pings);
+    struct pc_mapping mapping = world_map(world, client, PAGED, 0);
+    EVENTUALLY(world->fake->pings >= 4);
+    CHECK(world->fake->hellos == 1, "a server that answers was left");
+    OK(pc_client_unmap(client, mapping.id));
+    OK(pc_client_unmap(client, whole.id));
+    OK(pc_client_seal(client, MADE, SECOND)); /* after the unmaps, and after a ping on its way */
+    int pings = world->fake->pings;
+    usleep(400 * 1000);
+    CHECK(world->fake->pings == pings, "nothing is mapped");
+    OK(pc_client_close(client));
 }
 
 /* Nobody is stopped: the process lives, and finds a server that comes very late. */
@@ -549,9 +712,11 @@ int main(int argc, char **argv)
 {
     static const struct test tests[] = {
         TEST(no_server), TEST(late_server), TEST(other_version), TEST(stalled_hello),
-        TEST(stalled_open), TEST(close_while_mapping), TEST(lies), TEST(failed_fault),
+        TEST(stalled_open), TEST(close_while_mapping), TEST(close_while_prefetching),
+        TEST(shut), TEST(lies), TEST(failed_fault),
         TEST(lying_slot), TEST(reattach), TEST(death_in_requests), TEST(death_in_open),
         TEST(no_reattach), TEST(no_reattach_while_stopped), TEST(late_reattach),
+        TEST(hung_server), TEST(hung_server_comes_back), TEST(pings),
         TEST(refused_attach), TEST(refused_attach_of_whole), TEST(death_under_load), TEST(fork),
         TEST(fork_without_server), TEST(fork_under_load),
     };

@@ -512,6 +512,60 @@ static void test_hurry(int trap)
     cluster_stop(c);
 }
 
+static void *read_all(void *arg)
+{
+    struct reader *r = arg;
+    for (uint64_t b = 0; b < r->blocks; b++)
+        CHECK(at(r->m, b * 4096 + 8) == pattern(1, b * 4096 + 8));
+    return NULL;
+}
+
+/* The server goes and comes back; a thread stops at a block meanwhile. It goes on, what the node
+ * had is not fetched again, and nobody is ended for it when fault_timeout is over. */
+static void test_restart(int trap)
+{
+    char name[64];
+    snprintf(name, sizeof name, "clamor-test-keeper-%d", (int)getpid());
+    pid_t watched = getpid(), keeper = fork();
+    if (!keeper)
+        _exit(pc_keeper_run(name, watched, 60 * SECOND) ? 1 : 0);
+    struct cluster *c = calloc(1, sizeof *c);
+    pthread_mutex_init(&c->lock, NULL);
+    c->n = 2;
+    int to_keeper = -1;
+    OK(pc_keeper_connect(name, 5 * SECOND, &to_keeper));
+    server_start(c, 0, "restart", -1);
+    server_start(c, 1, "restart", to_keeper);
+    pc_client *home = attach(&c->servers[0], trap), *far = attach(&c->servers[1], trap);
+    struct pc_region_info info = build(c, &c->servers[0], home, 1, 8 * MIB, 0);
+    struct pc_mapping m = map(far, &info, 0);
+    struct pc_run half = {0, info.length_bytes / 4096 / 2};
+    OK(pc_client_prefetch(far, m.id, &half, 1, 1, 5 * SECOND));
+    server_stop(c, 1);
+    close(to_keeper);
+    struct reader reader = {&m, 1, info.length_bytes / 4096};
+    pthread_t thread;
+    CHECK(!pthread_create(&thread, NULL, read_all, &reader));
+    usleep(200000); /* so that it stands at a block before the server is back */
+    OK(pc_keeper_connect(name, 5 * SECOND, &to_keeper));
+    server_start(c, 1, "restart", to_keeper);
+    pthread_join(thread, NULL);
+    struct pc_engine_stats stats = stats_of(&c->servers[1]);
+    CHECK(stats.reattached == 1 && stats.blocks_fetched == half.n_blocks);
+    OK(pc_client_unmap(far, m.id));
+    usleep(6500000); /* past the fault_timeout of these servers */
+    m = map(far, &info, 0);
+    check_all(&m, &info, 0);
+    pc_client_close(far);
+    pc_client_close(home);
+    cluster_stop(c);
+    OK(pc_keeper_quit(to_keeper));
+    int status;
+    waitpid(keeper, &status, 0);
+    CHECK(status == 0);
+    close(to_keeper);
+}
+
 int main(void)
 {
     int failed = 0;
@@ -537,6 +591,7 @@ int main(void)
         failed += run_test("shared_by_pwrite", test_shared_by_pwrite, trap, 60);
         failed += run_test("zeros_to_system_calls", test_zeros_to_system_calls, trap, 60);
         failed += run_test("hurry", test_hurry, trap, 60);
+        failed += run_test("restart", test_restart, trap, 60);
     }
     return failed != 0;
 }
