@@ -1,13 +1,14 @@
 /* fetch.c - asking other servers for blocks, many requests in flight, and taking the answers.
  *
  * Entered only by the loop that owns the peer. Answers come in the order of the requests on one
- * connection; urgent and bulk fetches have a connection each, so a stopped thread never waits
- * behind a scan. A connection that breaks, lies or makes no progress for fetch_timeout is closed;
+ * connection; urgent and bulk fetches have a connection each, so a stopped thread does not wait
+ * behind a scan. A block that it needs and that is queued as bulk moves over (pc__fetch_hurry); one
+ * whose request is on the wire comes after at most PC__BULK_REQUESTS. A connection that breaks, lies or makes no progress for fetch_timeout is closed;
  * what it still owed goes to the front of the queue and Python is asked for a new one. A fetch is
  * given up at give_up_ns: its blocks leave in_flight and whoever waits is told.
  *
- * Bytes from the network are copied once into rx and once, by pwrite, into the generation. They
- * are never received into mapped memory: a reader would see half a block.
+ * Bytes from the network are copied once into rx and once into the generation (fill.c). They are
+ * never received into mapped memory: a reader would see half a block.
  */
 #include "engine.h"
 
@@ -132,8 +133,7 @@ static void advance(struct pc__fetch *fetch, uint64_t n)
 }
 
 /* This node is the home of the blocks, but processes map a generation of its own. The bytes go
- * through memory that is resident: pwrite from a page that is not shows the block half zeros for a
- * moment (see fill.c). */
+ * through memory that was just written, which inserting by pwrite needs (see fill.c). */
 static void fill_here(struct pc__loop *loop, struct pc__fetch *fetch)
 {
     struct pc_engine *engine = loop->engine;
