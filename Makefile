@@ -1,6 +1,7 @@
 # setup  .venv, the library in it, its C extension       demo   the main job on a local 3-node cluster
 # test   all C and Python tests                          lint   ruff, mypy --strict
 # bench  make bench B=cold_read [ARGS=--small]           dist   sdist and wheel
+# model  the model of versions, exhaustively (spin)
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -17,7 +18,7 @@ C_FILES := $(wildcard pagecache_c/*.c pagecache_c/*.h) clamor_ray/_build.py
 FUZZ_SECONDS ?= 20
 PYTEST_ARGS ?=
 
-.PHONY: help setup ext demo test test-c test-py lint format typecheck bench dist clean
+.PHONY: help setup ext demo test test-c test-py model lint format typecheck bench dist clean
 
 help:
 	@sed -n 's/^# //p' Makefile | head -4
@@ -55,6 +56,11 @@ test-c:
 
 test-py: setup
 	$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+model:
+	docs/model/run.sh -DPART_HOME
+	docs/model/run.sh -DPART_NODE
+	docs/model/run.sh -DNB=1 -DNO_EXPIRY
 
 lint: setup typecheck
 	$(PYTHON) -m ruff check .

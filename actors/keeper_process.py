@@ -1,4 +1,7 @@
-"""Starts a node's keeper: the process that holds memory across a page server's death.
+"""Starts what outlives our actors: a node's keeper, and the watcher of the registry's journal.
+
+The keeper is the process that holds memory across a page server's death; the watcher removes the
+journal's directory when nobody needs it any more.
 
 Facts, and what follows:
 
@@ -13,10 +16,13 @@ Facts, and what follows:
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib.util
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 # Run by `python -I -S -c`. Loads first and forks then, so that what goes wrong in loading is told.
@@ -36,7 +42,49 @@ if null > 2:
 os._exit(1 if lib.pc_keeper_run(name.encode(), int(watched), int(orphan_ns)) else 0)
 """
 
+# Also run by `python -I -S -c`. The directory goes when the raylet ends, or when its registry has
+# been gone for so long that Ray cannot mean to restart it: then the driver died without a word.
+_WATCHER = """
+import fcntl, os, select, shutil, sys, time
+directory, watched, orphan_s, poll_s = sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:])
+raylet = os.pidfd_open(watched)
+mine = os.open(os.path.join(directory, "watcher.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+if os.fork():
+    os._exit(0)
+null = os.open(os.devnull, os.O_RDWR)
+for fd in (0, 1, 2):
+    os.dup2(null, fd)
+try:
+    fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except OSError:
+    os._exit(0)  # there is one
+theirs = os.open(os.path.join(directory, "registry.lock"), os.O_RDWR)
+poll = select.poll()
+poll.register(raylet, select.POLLIN)
+seen = time.monotonic()
+while not poll.poll(int(poll_s * 1000)):
+    if os.fstat(theirs).st_nlink == 0:
+        os._exit(0)
+    try:
+        fcntl.flock(theirs, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        seen = time.monotonic()
+    else:
+        if time.monotonic() - seen > orphan_s:
+            break
+        fcntl.flock(theirs, fcntl.LOCK_UN)
+# Somebody may still be writing, for a moment.
+for _ in range(100):
+    shutil.rmtree(directory, ignore_errors=True)
+    if not os.path.exists(directory):
+        break
+    time.sleep(0.05)
+"""
+
 START_S = 20.0
+LOCK_S = 5.0
+JOURNAL_ORPHAN_S = 600.0
+WATCHER_POLL_S = 5.0
 
 
 class KeeperError(RuntimeError):
@@ -79,16 +127,56 @@ def spawn(listen_name: str, watched_pid: int, orphan_timeout_s: float) -> None:
     Raises:
         KeeperError: It did not start within 20 s, or its interpreter failed.
     """
-    arguments = [
+    _run(
+        _PROGRAM,
         str(_file_of("clamor_ray._pagecache")),
         str(_file_of("_cffi_backend").parent),
         listen_name,
         str(watched_pid),
         str(int(orphan_timeout_s * 1e9)),
-    ]
+    )
+
+
+def hold_and_watch(
+    directory: Path,
+    watched_pid: int,
+    orphan_s: float = JOURNAL_ORPHAN_S,
+    poll_s: float = WATCHER_POLL_S,
+) -> int:
+    """Marks a journal's directory as in use by this process, and sees to its end.
+
+    A process is started, unless there is one, that removes the directory when ``watched_pid``
+    ends, or when nobody has had it in use for ``orphan_s`` seconds. It leaves then, and within
+    ``poll_s`` seconds when somebody else has removed the directory.
+
+    Returns:
+        A descriptor; the directory is in use until it is closed, or this process ends.
+
+    Raises:
+        KeeperError: The watcher did not start.
+        OSError: The directory is not there, or cannot be written.
+    """
+    fd = os.open(directory / "registry.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + LOCK_S
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            if time.monotonic() >= deadline:  # a watcher only looks, an old registry dies soon
+                raise KeeperError(f"{directory} is in use by another process")
+            time.sleep(0.01)
+        _run(_WATCHER, str(directory), str(watched_pid), str(orphan_s), str(poll_s))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _run(program: str, *arguments: str) -> None:
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _PROGRAM, *arguments],
+            [sys.executable, "-I", "-S", "-c", program, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -99,6 +187,6 @@ def spawn(listen_name: str, watched_pid: int, orphan_timeout_s: float) -> None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as failure:
-        raise KeeperError(f"cannot start the keeper: {failure}") from failure
+        raise KeeperError(f"cannot start a keeper: {failure}") from failure
     if done.returncode != 0:
-        raise KeeperError(f"cannot start the keeper: {done.stderr.decode(errors='replace')}")
+        raise KeeperError(f"cannot start a keeper: {done.stderr.decode(errors='replace')}")

@@ -14,15 +14,17 @@ from typing import Any
 
 BLOCK_BYTES = 4096
 EXTENT_BYTES = 64 << 20
+INLINE_BASE = 1 << 62  # ids from here up are variables that travel in their references
 
 
 @dataclass(frozen=True)
 class RegionRecord:
-    """One version of one region, and where its blocks live.
+    """One region, and where its blocks live.
 
     Args:
-        region: Id, never reused within a job.
-        version: Number of commits behind this content; 0 is what ``put`` wrote.
+        region: Id, never reused within a job, below ``INLINE_BASE``.
+        version: The newest one when this was looked up: the number of commits behind it; 0 is
+            what ``put`` wrote.
         base_address: Where every process maps it.
         length_bytes: What was asked for; the mapping is rounded up to whole blocks.
         homes: Server id of each 64 MiB extent.
@@ -53,6 +55,83 @@ class RegionUnknown:
 
 
 LookupAnswer = RegionRecord | RegionFreed | RegionUnknown
+
+
+@dataclass(frozen=True)
+class Write:
+    """What one transaction changed in one variable.
+
+    Args:
+        region: The region's id, or that of an inline variable (``INLINE_BASE`` and above).
+        base_version: The version that the transaction read.
+        n_blocks: How many blocks are dirty: ``len(BitMap.deserialize(blocks))``; 0 for inline.
+        blocks: Serialized ``pyroaring.BitMap`` of the dirty 4 KiB blocks, counted from the
+            region's start; may be empty (b"") where only the plan changed, and for inline.
+        layer_bytes: Size of the staged layer; 0 for inline.
+        staged_at: Id of the page server that holds the layer: that of the writer's node.
+        plan: What lies where from this version on (opaque to the registry); None: as before.
+        payload: The new content of an inline variable; None for a region.
+    """
+
+    region: int
+    base_version: int
+    n_blocks: int
+    blocks: bytes
+    layer_bytes: int
+    staged_at: int
+    plan: bytes | None = None
+    payload: bytes | None = None
+
+
+@dataclass(frozen=True)
+class CommitRequest:
+    """One transaction: all of its writes become visible at once, or none does.
+
+    Args:
+        commit_id: 64 random bits, not 0; the same for every try of the same transaction.
+        writes: At most one for each variable.
+        timeout_s: How long the homes may take to fetch the layers; 0: as the session's settings
+            say. The caller should wait a few seconds longer for the answer.
+    """
+
+    commit_id: int
+    writes: tuple[Write, ...]
+    timeout_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The transaction is visible: the new version of each variable that it wrote."""
+
+    versions: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Latest:
+    """A version of a variable, the newest one or one that was asked for.
+
+    Args:
+        region: The region's or inline variable's id.
+        version: Its version.
+        plan: The newest plan that a commit up to this version brought; None: version 0's, which
+            every reference holds.
+        payload: Content of an inline variable; None for regions, and for an inline variable's
+            version 0, which every reference holds.
+    """
+
+    region: int
+    version: int
+    plan: bytes | None = None
+    payload: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A home is told that the layer staged under ``commit_id`` is this version."""
+
+    region: int
+    version: int
+    commit_id: int
 
 
 @dataclass(frozen=True)
@@ -110,6 +189,11 @@ class ServerConfig:
         reattach_s: How long peers look for a server that restarts.
         orphan_timeout_s: How long a keeper waits for a page server.
         page_bytes: Fixed size of a demand fetch; 0: by use.
+        control_timeout_s: One call to the registry; a commit gives its homes 0.8 of it.
+        history_bytes: Replaced blocks that a home keeps in memory for old versions, then
+        history_disk_bytes: in files without a name in
+        history_directory: this directory of its node; "" for Ray's session directory there.
+        stage_timeout_s: A staged layer whose writer is silent for so long is asked about.
     """
 
     job_scope: str
@@ -119,6 +203,11 @@ class ServerConfig:
     reattach_s: float = 30.0
     orphan_timeout_s: float = 30.0
     page_bytes: int = 0
+    control_timeout_s: float = 60.0
+    history_bytes: int = 256 << 20
+    history_disk_bytes: int = 4 << 30
+    history_directory: str = ""
+    stage_timeout_s: float = 300.0
 
 
 @dataclass(frozen=True)

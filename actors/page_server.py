@@ -4,6 +4,10 @@ Its process may be killed at any moment: Ray starts the actor again, ``__init__`
 keeper hands back the memory, and the registry learns the new port. Whatever must survive is in the
 keeper or in the registry; this object keeps nothing else, but for the Ray objects that it pins.
 
+The registry's process may be killed at any moment, too, and Ray ends the actors that a dead process
+has made. So a page server is detached, and ends itself: one call to the registry lasts for as long
+as that lives, however often it is restarted, and fails when it is gone for good.
+
 Threads: Ray calls methods on up to 16 threads. The sockets live on one thread of ours that runs a
 uvloop; methods reach it only through ``_on_loop``. The engine's own threads never enter Python.
 """
@@ -17,28 +21,34 @@ import logging
 import os
 import resource
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import ray
 import uvloop
+from ray.exceptions import ActorDiedError, RayError
 
 from clamor_ray import _names, _native, errors
 from clamor_ray._layout import BLOCK_BYTES, Pickled, take_apart
+from clamor_ray._memory import COMMIT_HINT, check_room
 from clamor_ray._version import __version__
 from clamor_ray.actors import keeper_process
+from clamor_ray.actors.engine_like import Settings
 from clamor_ray.actors.messages import (
     LocateAnswer,
     LookupAnswer,
     Pinned,
+    Publication,
     RegionRecord,
     ServerConfig,
     ServerInfo,
     ServerReport,
 )
 from clamor_ray.actors.registry_core import server_id_of
-from clamor_ray.actors.server_core import ServerCore, Settings
+from clamor_ray.actors.server_core import ServerCore
 
 logger = logging.getLogger("clamor_ray.page_server")
 
@@ -46,6 +56,9 @@ CALL_S = 10.0
 KEEPER_S = 10.0
 LOOP_S = 10.0
 FETCH_OBJECT_S = 120.0
+PULL_S = 600.0
+PUBLISH_S = 60.0
+WATCH_PAUSE_S = 1.0
 
 _T = TypeVar("_T")
 
@@ -76,6 +89,21 @@ class _RegistryResolver:
         reference = self._registry.region_idle.remote(region, self._server_id)
         await asyncio.wrap_future(reference.future())
 
+    async def changes(self, region: int, from_version: int, to_version: int) -> bytes | None:
+        reference = self._registry.changes.remote(region, from_version, to_version)
+        answer: bytes | None = await asyncio.wrap_future(reference.future())
+        return answer
+
+    async def published(self, region: int, since: int) -> list[tuple[int, int]]:
+        reference = self._registry.published.remote(region, since)
+        answer: list[tuple[int, int]] = await asyncio.wrap_future(reference.future())
+        return answer
+
+    async def outcome(self, commit_id: int) -> dict[int, int]:
+        reference = self._registry.outcome.remote(commit_id)
+        answer: dict[int, int] = await asyncio.wrap_future(reference.future())
+        return answer
+
 
 def _raise_descriptor_limit() -> None:
     """Every variable in use costs this process a descriptor or two."""
@@ -90,6 +118,22 @@ def _find_keeper(listen_name: str, orphan_timeout_s: float) -> _native.Keeper:
         return _native.Keeper(listen_name, timeout_s=0.0)
     keeper_process.spawn(listen_name, keeper_process.raylet_pid(), orphan_timeout_s)
     return _native.Keeper(listen_name, timeout_s=KEEPER_S)
+
+
+def session_directory() -> Path:
+    """Ray's directory for this cluster's files on this node; it goes with the cluster."""
+    return Path(ray._private.worker.global_worker.node.get_session_dir_path())
+
+
+def _history_directory(config: ServerConfig) -> str:
+    """Files there have no names: nothing is left of them whatever happens."""
+    directory = config.history_directory or str(session_directory())
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise errors.ServerUnavailableError(
+            f"The directory for old versions, {directory}, does not exist or cannot be written.",
+            hint="Set CLAMOR_HISTORY_DIR to one that every node has.",
+        )
+    return directory
 
 
 def _in_place(offset: int, view: memoryview) -> bool:
@@ -116,7 +160,12 @@ class PageServer:
 
     def __init__(self, registry: Any, config: ServerConfig, node_id: str) -> None:
         self._registry = registry
+        # What serves a region; the rest of what the registry must know of it after a restart.
         self._pinned: dict[int, Any] = {}
+        self._shared: dict[int, tuple[Pinned, list[Any]]] = {}
+        self._pinning: dict[int, Future[Pinned]] = {}  # by request
+        self._lock = threading.Lock()
+        self._info: ServerInfo | None = None
         self._stopped = False
         try:
             self._start(config, node_id)
@@ -148,6 +197,10 @@ class PageServer:
             fault_timeout_s=config.fault_timeout_s,
             settle_s=config.reattach_s,
             page_bytes=config.page_bytes,
+            stage_timeout_s=config.stage_timeout_s,
+            history_bytes=config.history_bytes,
+            history_disk_bytes=config.history_disk_bytes,
+            history_directory=_history_directory(config),
             library_version=__version__,
         )
         self._loop = uvloop.new_event_loop()
@@ -159,7 +212,7 @@ class PageServer:
             _RegistryResolver(self._registry, server_id),
             server_id=server_id,
             secret=secret,
-            settings=Settings(deadline_s=config.reattach_s + CALL_S),
+            settings=Settings(deadline_s=config.reattach_s + CALL_S, pull_s=PULL_S),
         )
         shared = ray.get(self._registry.shared_at.remote(server_id), timeout=CALL_S)
         for pinned, object_refs in shared:
@@ -174,23 +227,53 @@ class PageServer:
             library_version=__version__,
             pid=os.getpid(),
         )
-        self._info: ServerInfo = ray.get(
-            self._registry.register_server.remote(info), timeout=CALL_S
-        )
+        self._node_id = node_id
+        self._info = ray.get(self._registry.register_server.remote(info), timeout=CALL_S)
         logger.info("page server %#x listens at %s:%d", server_id, host, port)
+        me = ray.get_runtime_context().current_actor
+        threading.Thread(
+            target=self._watch_registry, args=(me,), name="clamor-watch", daemon=True
+        ).start()
 
     def __repr__(self) -> str:
-        return f"PageServer({self._info.node_id[:16]})"
+        return f"PageServer({self._node_id[:16]})"
 
-    def _on_loop(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LOOP_S)
+    def _on_loop(self, work: Coroutine[Any, Any, _T], timeout_s: float = LOOP_S) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def _watch_registry(self, me: Any) -> None:
+        """Waits for the registry's end, which is the session's, and then ends this actor."""
+        while True:
+            try:
+                # No deadline: this is the wait for the end itself.
+                ray.get(self._registry.until_end.remote())
+                return
+            except ActorDiedError:
+                break
+            except RayError as failure:
+                logger.warning("the registry does not answer: %r", failure)
+            threading.Event().wait(WATCH_PAUSE_S)
+        logger.info("the registry is gone: so is the session")
+        try:
+            self.stop()
+        except Exception as failure:  # any: the process ends here
+            logger.error("cannot stop the engine: %r", failure)
+        finally:
+            ray.kill(me)
 
     def ping(self) -> int:
         """The actor's process id; it answers once it has registered."""
         return os.getpid()
 
+    def hello(self) -> tuple[ServerInfo, list[tuple[Pinned, list[Any]]]]:
+        """What a restarted registry asks: who this is, and the Ray objects that it serves."""
+        assert self._info is not None
+        with self._lock:
+            return self._info, list(self._shared.values())
+
     def stats(self) -> ServerReport:
         """The engine's counters, its regions, and what came to the data port."""
+        assert self._info is not None
         return ServerReport(
             info=self._info,
             engine=self._engine.stats(),
@@ -221,25 +304,76 @@ class PageServer:
             Whether the engine knew it. If not, no lease can exist or begin here.
         """
 
-        async def tell() -> None:
-            self._core.retire(region, force, record)
+        async def tell() -> bool:
+            return self._core.retire(region, force, record)
 
         try:
-            self._on_loop(tell())
+            return self._on_loop(tell())
         except errors.FreedError:
             return False
         finally:
             if force:
-                self._pinned.pop(region, None)
-        return True
+                self._unpin(region)
 
-    def pin(self, object_refs: list[Any]) -> Pinned:
+    # -- commits
+
+    def pull(self, commit_id: int, region: int, from_server: int, layer_bytes: int) -> None:
+        """This home fetches the layer of a commit from the page server where it is staged.
+
+        Args:
+            commit_id: The commit.
+            region: What it changes; homed here.
+            from_server: Id of the page server that has it.
+            layer_bytes: Its size.
+
+        Raises:
+            OutOfMemoryError: There is no room for it.
+            HomeLostError: Nobody can reach that server.
+            ClamorError: As the engine says.
+        """
+        what = f"Taking the changed blocks of region {region} at their home"
+        check_room(layer_bytes, what, COMMIT_HINT)
+        code = self._on_loop(
+            self._core.versions.pull(region, commit_id, from_server, layer_bytes), PULL_S + LOOP_S
+        )
+        if code:
+            raise _native.error_for(code, region=region, server=from_server)
+
+    def publish(self, items: list[Publication]) -> list[tuple[int, int]]:
+        """The registry tells what became public of the regions that are homed here.
+
+        Returns:
+            The newest (region, version) of each region that is settled here.
+        """
+        return self._on_loop(self._core.versions.publish(items), PUBLISH_S)
+
+    def drop_staged(self, commit_id: int, regions: list[int]) -> None:
+        """A commit was refused, and its layers were fetched already."""
+
+        async def tell() -> None:
+            self._core.versions.drop_staged(commit_id, regions)
+
+        self._on_loop(tell())
+
+    # -- Ray objects
+
+    def _unpin(self, region: int) -> None:
+        with self._lock:
+            self._pinned.pop(region, None)
+            self._shared.pop(region, None)
+            for request_id, pinned in list(self._pinning.items()):
+                done = pinned.done() and not pinned.exception()
+                if done and pinned.result().record.region == region:
+                    del self._pinning[request_id]
+
+    def pin(self, object_refs: list[Any], request_id: int = 0) -> Pinned:
         """Makes a Ray object of this node's store a region; serving it copies no large buffer.
 
         The object stays pinned until the region is freed and dropped.
 
         Args:
             object_refs: A list of one ObjectRef.
+            request_id: The same one gets the same answer again; 0: none.
 
         Returns:
             The sealed region, and what lies where in it.
@@ -248,9 +382,31 @@ class PageServer:
             UnpicklableError: The object has no protocol-5 form.
             Whatever the object is, where it is an error.
         """
+        if not request_id:
+            return self._pin(object_refs, 0)
+        return self._once(request_id, lambda: self._pin(object_refs, request_id))
+
+    def _once(self, request_id: int, work: Callable[[], Pinned]) -> Pinned:
+        with self._lock:
+            told = self._pinning.get(request_id)
+            mine = told is None
+            if told is None:
+                told = self._pinning[request_id] = Future()
+        if mine:
+            try:
+                told.set_result(work())
+            except BaseException as failure:
+                told.set_exception(failure)
+                with self._lock:
+                    del self._pinning[request_id]
+        return told.result(PULL_S)
+
+    def _pin(self, object_refs: list[Any], request_id: int) -> Pinned:
         pickled = take_apart(ray.get(object_refs[0], timeout=FETCH_OBJECT_S))
         record: RegionRecord = ray.get(
-            self._registry.create_region.remote(pickled.plan.region_bytes, self._info.node_id),
+            self._registry.create_region.remote(
+                pickled.plan.region_bytes, self._node_id, request_id
+            ),
             timeout=CALL_S,
         )
         try:
@@ -260,7 +416,10 @@ class PageServer:
             # Answered by an order to retire it with force, which unpins.
             ray.get(self._registry.abandon.remote(record.region), timeout=CALL_S)
             raise
-        return Pinned(record, pickled.plan, _digest(pickled))
+        pinned = Pinned(record, pickled.plan, _digest(pickled))
+        with self._lock:
+            self._shared[record.region] = (pinned, object_refs)
+        return pinned
 
     def _pin_again(self, pinned: Pinned, object_refs: list[Any]) -> None:
         """After a restart, and before anybody's question about the region is answered."""
@@ -269,6 +428,8 @@ class PageServer:
             if _digest(pickled) != pinned.digest:
                 raise errors.UnpicklableError("The object takes apart differently each time.")
             self._serve_pinned(pinned.record, pickled, object_refs)
+            with self._lock:
+                self._shared[pinned.record.region] = (pinned, object_refs)
         except Exception as failure:  # any: whoever reads it gets HomeLostError, the others go on
             logger.error("region %d cannot be shared again: %r", pinned.record.region, failure)
 
@@ -301,3 +462,4 @@ class PageServer:
         with contextlib.suppress(errors.ClamorError):
             self._keeper.quit()
         self._pinned.clear()
+        self._shared.clear()

@@ -1,9 +1,19 @@
-"""The registry actor: one per job. A facade: every decision is in ``registry_core``.
+"""The registry actor: one per job. A facade: decisions are in ``registry_core`` and ``commit_log``.
 
-It carries out the core's orders, makes page servers appear on nodes, and finds out from Ray which
+It carries out the cores' orders, makes page servers appear on nodes, and finds out from Ray which
 servers are lost. It is never on the path of a fault that a node can resolve from what it knows.
 
-Names, all in the namespace "clamor": ``registry-<job scope>``,
+Its process may be killed at any moment. Ray starts the actor again on the same node, and the
+journal there brings back what was answered. Ray also repeats the calls that were under way: each
+may come twice and has the same answer then. Page servers are detached actors, because Ray ends
+those that a dead process has made; they end themselves when the registry is gone for good.
+
+What must be known after a restart is in the journal before it is answered or done: regions that
+are made, sealed or freed, servers that are new, commits and outcomes. The rest (a region that has
+drained, a server that is lost, what a home has acknowledged) is written when it is known, and again
+later where that fails: after a restart without it the question is just asked again.
+
+Names of actors, all in the namespace "clamor": ``registry-<job scope>``,
 ``page-server-<job scope>-<first 16 of the node id>``.
 
 Safety: methods are coroutines on one loop; the core is only touched between awaits.
@@ -13,11 +23,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
+import shutil
 import socket
 import time
 from collections.abc import Coroutine, Iterable
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -25,9 +38,18 @@ from ray.exceptions import ActorDiedError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import _names, errors
+from clamor_ray._ask import OFTEN, pack, unpack
 from clamor_ray._layout import Plan
+from clamor_ray.actors import keeper_process
+from clamor_ray.actors.commit_log import CommitLog
+from clamor_ray.actors.commits import Commits
 from clamor_ray.actors.handshake import SECRET_BYTES
+from clamor_ray.actors.journal import Journal
 from clamor_ray.actors.messages import (
+    INLINE_BASE,
+    CommitRequest,
+    Committed,
+    Latest,
     LocateAnswer,
     LookupAnswer,
     Pinned,
@@ -39,7 +61,8 @@ from clamor_ray.actors.messages import (
     ServerReport,
     ServerRestarting,
 )
-from clamor_ray.actors.page_server import PageServer
+from clamor_ray.actors.page_server import PageServer, session_directory
+from clamor_ray.actors.ray_homes import RayHomes
 from clamor_ray.actors.registry_core import RegionState, RegistryCore, Retire, server_id_of
 
 logger = logging.getLogger("clamor_ray.registry")
@@ -52,6 +75,7 @@ STOP_S = 10.0
 PIN_S = 300.0
 WATCH_FIRST_S = 2.0
 WATCH_MOST_S = 30.0
+SAVE_AGAIN_S = 1.0
 CREATING_S = 600.0  # a put that takes longer is taken for dead
 
 
@@ -80,11 +104,18 @@ def create_registry(job_scope: str, node_id: str, config: ServerConfig) -> Any:
             namespace=_names.NAMESPACE,
             get_if_exists=True,
             num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=-1,
             max_concurrency=1000,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         )
-        .remote(config)
+        .remote(config, os.urandom(SECRET_BYTES))
     )
+
+
+def journal_directory(job_scope: str) -> Path:
+    """Where the session's registry writes, on the driver's node."""
+    return session_directory() / f"clamor-registry-{job_scope}"
 
 
 async def _within(seconds: float, reference: Any) -> Any:
@@ -121,19 +152,97 @@ class Registry:
 
     Args:
         config: What page servers are told.
+        secret: What page servers prove to each other that they know: 32 bytes, the same after a
+            restart, and never on disk.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, secret: bytes) -> None:
         self._config = config
         self._core = RegistryCore()
-        self._secret = os.urandom(SECRET_BYTES)
+        self._log = CommitLog()
+        self._secret = secret
         self._handles: dict[int, Any] = {}
         self._shared: dict[int, tuple[int, Pinned, list[Any]]] = {}
         self._starting: dict[str, asyncio.Lock] = {}
         self._starts: dict[int, asyncio.Future[ServerInfo]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unsaved: dict[int, str | None] = {}
+        self._unsaved_servers: dict[int, ServerInfo | ServerLost] = {}
+        self._saving = False
         self._watching = False
         self._stopped = False
+        directory = journal_directory(config.job_scope)
+        self._journal = Journal(directory)
+        self._in_use_fd = keeper_process.hold_and_watch(directory, keeper_process.raylet_pid())
+        homes = RayHomes(self._core, self._handles, self._lose, self._examine)
+        self._commits = Commits(self._log, self._journal, homes, config.control_timeout_s)
+        self._take_back()
+
+    def _take_back(self) -> None:
+        """What the journal holds; nothing, the first time."""
+        saved = self._journal.load()
+        orders = self._core.restore(
+            saved.next_region,
+            [
+                (region.record, RegionState(region.state), region.request_id)
+                for region in saved.regions
+            ],
+            saved.servers,
+            saved.lost,
+            time.monotonic(),
+        )
+        for lost in saved.lost:
+            self._log.server_lost(lost.server_id)
+        for region in saved.regions:
+            state = self._core.state(region.record.region)
+            if state in (RegionState.READY, RegionState.FREED, RegionState.DROPPING):
+                self._log.open(region.record.region, region.record.homes)
+                if state is not RegionState.READY:
+                    self._log.close(region.record.region)
+        self._log.restore(
+            saved.entries, saved.plans, saved.acknowledged, saved.outcomes, saved.freed_inline
+        )
+        for info in saved.servers:
+            self._find_again(info)
+        self._carry_out(orders)
+        self._commits.tell_homes()
+        self._commits.tidy_soon()
+        if saved.servers:
+            logger.info(
+                "the journal brought back %d regions and %d page servers",
+                len(saved.regions),
+                len(saved.servers),
+            )
+
+    def _find_again(self, info: ServerInfo) -> None:
+        name = page_server_name(self._config.job_scope, info.node_id)
+        try:
+            self._handles[info.server_id] = ray.get_actor(name, namespace=_names.NAMESPACE)
+        except ValueError:
+            self._lose(info.server_id, "its actor ended while the registry was down")
+            return
+        self._spawn(self._greet(info.server_id))
+
+    async def _greet(self, server_id: int) -> None:
+        """Asks a page server what only it knows: its port, if it was restarted, and its pins."""
+        pause_s = PING_S
+        while (handle := self._handles.get(server_id)) is not None:
+            try:
+                info, shared = await _within(CALL_S, handle.hello.remote())
+            except ActorDiedError as failure:
+                self._lose(server_id, f"its actor is dead: {failure}")
+            except (RayError, asyncio.TimeoutError) as failure:
+                logger.warning("page server %#x does not answer yet: %r", server_id, failure)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, WATCH_MOST_S)
+            else:
+                known = self._core.locate(server_id)
+                if isinstance(known, ServerInfo) and known.epoch <= info.epoch != known:
+                    self._core.server_moved(info)
+                for pinned, object_refs in shared:
+                    self._shared.setdefault(pinned.record.region, (server_id, pinned, object_refs))
+                self._forget_shared()
+                return
 
     def __repr__(self) -> str:
         return f"Registry({self._config.job_scope})"
@@ -142,25 +251,95 @@ class Registry:
         """The actor's process id."""
         return os.getpid()
 
+    async def until_end(self) -> None:
+        """Never answers: who waits for it learns when this actor is gone for good."""
+        await asyncio.Event().wait()
+
+    # -- the journal
+
+    def _save_changed(self) -> None:
+        """Writes what has changed; what cannot be written now is written later."""
+        for region, state in self._core.take_changed():
+            gone = state is RegionState.GONE
+            self._unsaved[region] = None if gone else state.value
+            if gone:
+                self._log.forget(region)
+        if not self._save_now() and not self._saving:
+            self._saving = True
+            self._spawn(self._save_later())
+
+    def _save_now(self) -> bool:
+        try:
+            if self._unsaved:
+                self._journal.set_states(list(self._unsaved.items()))
+                self._unsaved.clear()
+            for server_id, server in list(self._unsaved_servers.items()):
+                if isinstance(server, ServerLost):
+                    self._journal.lose_server(server)
+                else:
+                    self._journal.save_server(server)
+                del self._unsaved_servers[server_id]
+            return True
+        except errors.JournalFullError as failure:
+            logger.warning("%s", failure)
+            return False
+
+    async def _save_later(self) -> None:
+        try:
+            pause_s = SAVE_AGAIN_S
+            while not self._stopped:
+                await asyncio.sleep(pause_s)
+                if self._save_now():
+                    return
+                pause_s = min(pause_s * 2, WATCH_MOST_S)
+        finally:
+            self._saving = False
+
     # -- regions
 
-    async def create_region(self, length_bytes: int, node_id: str) -> RegionRecord:
+    async def create_region(
+        self, length_bytes: int, node_id: str, request_id: int = 0
+    ) -> RegionRecord:
         """A new region homed on a node, invisible until ``seal``, for which there are 600 s.
 
         Also ends those whose maker died, or gave up, without a word.
 
+        Args:
+            length_bytes: At least 1.
+            node_id: Ray's hex id of its home.
+            request_id: 63 random bits; the same ones get the same region again. 0: none.
+
         Raises:
             ServerUnavailableError, VersionMismatchError: See ``ensure_server``.
             ValueError, NoAddresses: See ``RegistryCore.create_region``.
+            JournalFullError: There is no region.
         """
         info = await self.ensure_server(node_id)
         now_s = time.monotonic()
         self._carry_out(self._core.abandon_stale(now_s - CREATING_S))
-        return self._core.create_region(length_bytes, info.server_id, now_s)
+        if (again := self._core.requested(request_id)) is not None:
+            return again
+        record = self._core.create_region(length_bytes, info.server_id, now_s, request_id)
+        try:
+            self._journal.create_region(record, request_id, record.region + 1)
+        except errors.JournalFullError:
+            self._core.undo_create(record.region)
+            raise
+        return record
 
     async def seal(self, region: int) -> RegionRecord:
-        """The region's bytes are in place: it can be looked up from now on."""
-        return self._core.seal(region)
+        """The region's bytes are in place: it can be looked up from now on.
+
+        Raises:
+            NoSuchRegion, IllegalTransition: See ``RegistryCore.seal``.
+            JournalFullError: It is not sealed.
+        """
+        if self._core.state(region) is RegionState.CREATING:
+            self._journal.set_states([(region, RegionState.READY.value)])
+        record = self._core.seal(region)
+        self._log.open(region, record.homes)
+        self._save_changed()
+        return record
 
     async def abandon(self, region: int) -> None:
         """Undoes ``create_region`` before ``seal``."""
@@ -170,38 +349,123 @@ class Registry:
         """Starts the region's end; returns before its last lease is gone.
 
         When it returns, no server that answers within ``FREE_S`` seconds gives a new lease.
+
+        Raises:
+            NoSuchRegion, IllegalTransition: See ``RegistryCore.free``.
+            JournalFullError: It is not freed.
         """
-        told = self._carry_out(self._core.free(region))
+        if region >= INLINE_BASE:
+            self._journal.free_inline(region, self._log.freed_too_many())
+            self._log.close(region)
+            return
+        if self._core.state(region) is RegionState.READY:
+            self._journal.set_states([(region, RegionState.FREED.value)])
+        orders = self._core.free(region)
+        self._log.close(region)
+        told = self._carry_out(orders)
         if told:
             await asyncio.wait(told, timeout=FREE_S)
 
     async def lookup(self, region: int, server_id: int = 0) -> LookupAnswer:
-        """The region's record, or that it is freed or unknown.
+        """The region's record with its newest version, or that it is freed or unknown.
 
         Args:
             region: Its id.
             server_id: The page server that will hold leases on it; 0 for a mere question.
         """
-        if server_id == 0:
-            return self._core.peek(region)
-        return self._core.lookup(region, server_id)
+        answer = self._core.lookup(region, server_id) if server_id else self._core.peek(region)
+        if isinstance(answer, RegionRecord):
+            return dataclasses.replace(answer, version=self._log.newest(region))
+        return answer
 
     async def region_idle(self, region: int, server_id: int) -> None:
         """A page server says that the last lease on its node is gone."""
         self._carry_out(self._core.region_idle(region, server_id))
 
-    async def share(self, object_refs: list[Any], node_id: str) -> tuple[RegionRecord, Plan]:
+    # -- commits
+
+    async def ask(self, packed: bytes) -> bytes:
+        """Calls one of the methods ``OFTEN``: ``pack(method, *arguments)`` -> ``pack(answer)``.
+
+        Raises:
+            What the method raises.
+        """
+        method, *arguments = unpack(packed)
+        if method not in OFTEN:
+            raise ValueError(f"{method!r} is called by its own name")
+        return pack(await getattr(self, method)(*arguments))
+
+    async def latest(self, regions: list[int]) -> list[Latest]:
+        """The newest version of each variable, with its plan and payload.
+
+        Raises:
+            FreedError: One of them was freed, or never existed.
+        """
+        return [self._log.latest(region) for region in regions]
+
+    async def at(self, region: int, version: int) -> Latest:
+        """One version of a variable, with its plan and payload.
+
+        Raises:
+            FreedError, NoVersionError, SnapshotExpired: See ``CommitLog.at``.
+        """
+        return self._log.at(region, version)
+
+    async def may_commit(self, request: CommitRequest) -> None:
+        """Raises what ``commit`` would raise now; its layers need not be staged yet."""
+        self._commits.may_commit(request)
+
+    async def commit(self, request: CommitRequest) -> Committed:
+        """Makes all writes of a request the newest versions, or none. See ``Commits.commit``."""
+        return await self._commits.commit(request)
+
+    async def outcome(self, commit_id: int) -> dict[int, int]:
+        """The versions that a commit made; {}: it was aborted, at the latest by this question.
+
+        Raises:
+            JournalFullError: Ask again.
+        """
+        return await self._commits.outcome(commit_id)
+
+    async def changes(self, region: int, from_version: int, to_version: int) -> bytes | None:
+        """The blocks in which two versions of a region may differ, as a serialized BitMap.
+
+        Returns:
+            None where that is not known any more.
+
+        Raises:
+            FreedError, NoVersionError: See ``CommitLog.changes``.
+        """
+        blocks = self._log.changes(region, from_version, to_version)
+        return None if blocks is None else bytes(blocks.serialize())
+
+    async def published(self, region: int, since: int) -> list[tuple[int, int]]:
+        """(version, commit id) of each commit of a region after a version, in order.
+
+        Raises:
+            FreedError, SnapshotExpired: See ``CommitLog.published``.
+        """
+        return self._log.published(region, since)
+
+    # -- Ray objects
+
+    async def share(
+        self, object_refs: list[Any], node_id: str, request_id: int = 0
+    ) -> tuple[RegionRecord, Plan]:
         """Makes one Ray object page-accessible from the node that holds it.
 
         Args:
             object_refs: A list of one ObjectRef (in a list, so that Ray passes it as it is).
             node_id: Where its bytes lie; that page server pins it.
+            request_id: As in ``create_region``.
 
         Returns:
             The sealed region's record, and the plan of what lies where in it.
         """
         info = await self.ensure_server(node_id)
-        pinned: Pinned = await _within(PIN_S, self._handles[info.server_id].pin.remote(object_refs))
+        pinned: Pinned = await _within(
+            PIN_S, self._handles[info.server_id].pin.remote(object_refs, request_id)
+        )
         # Our reference outlives the page server's process, which pins the object anew.
         self._shared[pinned.record.region] = (info.server_id, pinned, object_refs)
         return pinned.record, pinned.plan
@@ -246,10 +510,11 @@ class Registry:
                     name=page_server_name(self._config.job_scope, node_id),
                     namespace=_names.NAMESPACE,
                     get_if_exists=True,
+                    lifetime="detached",
                     num_cpus=0,
                     max_restarts=-1,
                     max_task_retries=-1,
-                    max_concurrency=16,
+                    max_concurrency=32,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
                 )
                 .remote(ray.get_runtime_context().current_actor, self._config, node_id)
@@ -302,13 +567,21 @@ class Registry:
 
         Raises:
             VersionMismatchError: It is another build than the driver's.
+            JournalFullError: It is new, and cannot be written down.
         """
         if info.library_version != self._config.library_version:
             raise errors.VersionMismatchError(
                 f"Node {info.node_id} runs clamor-ray {info.library_version}, "
                 f"the driver {self._config.library_version}."
             )
+        if not isinstance(self._core.locate(info.server_id), ServerInfo):
+            self._journal.save_server(info)
         known, orders = self._core.server_registered(info)
+        if info.server_id not in self._handles:  # the registry died while it started
+            name = page_server_name(self._config.job_scope, info.node_id)
+            self._handles[info.server_id] = ray.get_actor(name, namespace=_names.NAMESPACE)
+        self._unsaved_servers[info.server_id] = known
+        self._save_changed()
         logger.info("page server %#x registered, epoch %d", info.server_id, known.epoch)
         self._carry_out(orders)
         said = self._starts.get(info.server_id)
@@ -345,13 +618,18 @@ class Registry:
     def _lose(self, server_id: int, reason: str) -> LocateAnswer:
         logger.error("page server %#x is lost: %s", server_id, reason)
         self._handles.pop(server_id, None)
-        self._carry_out(self._core.server_lost(server_id, reason))
+        orders = self._core.server_lost(server_id, reason)
+        self._log.server_lost(server_id)
+        lost = ServerLost(server_id, reason)
+        self._unsaved_servers[server_id] = lost
+        self._carry_out(orders)
         self._forget_shared()
-        return ServerLost(server_id, reason)
+        return lost
 
     # -- orders
 
     def _carry_out(self, orders: Iterable[Retire]) -> list[asyncio.Task[None]]:
+        self._save_changed()
         told = [self._spawn(self._retire(order)) for order in orders]
         if not self._watching and not self._stopped and self._core.waited_for():
             self._watching = True
@@ -378,6 +656,7 @@ class Registry:
                 continue
             if order.force:
                 self._core.dropped(order.region, order.server_id)
+                self._save_changed()
                 self._forget_shared()
             elif not known:
                 self._carry_out(self._core.region_idle(order.region, order.server_id))
@@ -457,10 +736,14 @@ class Registry:
         return {info.node_id: counts for info, counts in zip(infos, found, strict=True) if counts}
 
     async def shutdown(self) -> None:
-        """Stops every page server and its keeper. The registry itself stays, and is empty."""
+        """Stops every page server and its keeper, and removes the journal.
+
+        The registry itself stays, and is empty.
+        """
         self._stopped = True
         for task in list(self._tasks):
             task.cancel()
+        await self._commits.close()
 
         async def stop(handle: Any) -> None:
             with contextlib.suppress(RayActorError, RayError, asyncio.TimeoutError):
@@ -473,3 +756,8 @@ class Registry:
         await asyncio.gather(*(stop(handle) for handle in handles))
         for info in self._core.servers():
             self._core.server_lost(info.server_id, "the session was shut down")
+        self._journal.close()
+        shutil.rmtree(self._journal.directory, ignore_errors=True)
+        if self._in_use_fd >= 0:
+            os.close(self._in_use_fd)
+            self._in_use_fd = -1

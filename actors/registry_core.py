@@ -131,6 +131,21 @@ class AddressSpace:
             f"{self.end - self.begin} bytes of addresses are in use; free variables first"
         )
 
+    def reserve(self, base_address: int, length_bytes: int) -> None:
+        """Takes the range that ``allocate`` once gave out, after a restart.
+
+        Raises:
+            ValueError: It is not free.
+        """
+        end = base_address + _round_up(length_bytes, UNIT_BYTES) + GUARD_BYTES
+        index = bisect.bisect_right(self._free, (base_address, self.end)) - 1
+        if index < 0 or self._free[index][0] > base_address or self._free[index][1] < end:
+            raise ValueError(f"the addresses {base_address:#x} to {end:#x} are not free")
+        free_begin, free_end = self._free[index]
+        rest = [(free_begin, base_address), (end, free_end)]
+        self._free[index : index + 1] = [(b, e) for b, e in rest if b < e]
+        self._used[base_address] = end
+
     def release(self, base_address: int) -> None:
         """Gives a range back, joined with its free neighbours."""
         end = self._used.pop(base_address)
@@ -184,6 +199,7 @@ _S, _E = RegionState, RegionEvent
 TRANSITIONS: dict[tuple[RegionState, RegionEvent], RegionState] = {
     (_S.CREATING, _E.SEAL): _S.READY,
     (_S.CREATING, _E.ABANDON): _S.DROPPING,  # nobody can have mapped it
+    (_S.READY, _E.SEAL): _S.READY,  # the answer was lost on its way
     (_S.READY, _E.FREE): _S.FREED,
     (_S.FREED, _E.FREE): _S.FREED,  # freeing twice is freeing once
     (_S.FREED, _E.DRAINED): _S.DROPPING,
@@ -210,15 +226,22 @@ class Retire:
 class _Region:
     record: RegionRecord
     created_s: float
+    request_id: int = 0
     state: RegionState = RegionState.CREATING
     # Servers that may hold leases or blocks: the homes, and all that looked it up.
     known_to: set[int] = field(default_factory=set)
     # FREED: servers that have not said idle. DROPPING: homes that have not said dropped.
     waits_for: set[int] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        # Of thousands of extents; asked for by every commit.
+        self.homes = tuple(dict.fromkeys(self.record.homes))
+
 
 class RegistryCore:
     """Regions, their addresses, and the servers that hold them.
+
+    Every event may come twice: who asked may have lost the answer, and asks again.
 
     Not thread-safe: one caller at a time.
 
@@ -239,22 +262,29 @@ class RegistryCore:
         self._next_region = 1
         self._servers: dict[int, ServerInfo] = {}
         self._lost: dict[int, ServerLost] = {}
+        self._by_request: dict[int, int] = {}
+        self._changed: set[int] = set()
 
     # -- regions
 
-    def create_region(self, length_bytes: int, server_id: int, now_s: float = 0.0) -> RegionRecord:
+    def create_region(
+        self, length_bytes: int, server_id: int, now_s: float = 0.0, request_id: int = 0
+    ) -> RegionRecord:
         """A new region, homed at one server, that nobody can look up before ``seal``.
 
         Args:
             length_bytes: At least 1.
             server_id: Its home.
             now_s: For ``abandon_stale``; any clock that does not go back.
+            request_id: Of the maker's choice; the same one gets the same region again. 0: none.
 
         Raises:
             ValueError: A length below 1.
             NoAddresses: The window is full.
             NoSuchServer: The home is not registered.
         """
+        if (again := self.requested(request_id)) is not None:
+            return again
         if server_id not in self._servers:
             raise NoSuchServer(f"server {server_id:#x} is not registered")
         base_address = self.addresses.allocate(length_bytes)
@@ -267,15 +297,28 @@ class RegistryCore:
             homes=(server_id,) * n_extents,
         )
         self._next_region += 1
-        self._regions[record.region] = _Region(record, now_s, known_to=set(record.homes))
+        self._regions[record.region] = _Region(
+            record, now_s, request_id, known_to=set(record.homes)
+        )
+        if request_id:
+            self._by_request[request_id] = record.region
         return record
 
+    def requested(self, request_id: int) -> RegionRecord | None:
+        """The region that this request made before, if it is not gone."""
+        region = self._by_request.get(request_id)
+        return None if region is None else self._regions[region].record
+
+    def undo_create(self, region: int) -> None:
+        """As if ``create_region`` had not been: nobody has heard of the region yet."""
+        self._forget(self._regions[region])
+
     def seal(self, region: int) -> RegionRecord:
-        """From now on the region can be looked up.
+        """From now on the region can be looked up. Sealing it again changes nothing.
 
         Raises:
             NoSuchRegion: Not in the table.
-            IllegalTransition: Sealed, abandoned or freed before.
+            IllegalTransition: Abandoned or freed before.
         """
         entry = self._entry(region)
         self._move(entry, RegionEvent.SEAL)
@@ -392,6 +435,11 @@ class RegistryCore:
         )
         return known, orders
 
+    def server_moved(self, info: ServerInfo) -> None:
+        """Where a server says that it is, when the last time it registered was forgotten."""
+        if info.server_id in self._servers:
+            self._servers[info.server_id] = info
+
     def server_lost(self, server_id: int, reason: str) -> tuple[Retire, ...]:
         """A server is gone for good: nothing waits for it any more."""
         if server_id in self._lost:
@@ -421,6 +469,46 @@ class RegistryCore:
         """All that are registered and not lost."""
         return tuple(self._servers.values())
 
+    # -- after a restart
+
+    def restore(
+        self,
+        next_region: int,
+        regions: Iterable[tuple[RegionRecord, RegionState, int]],
+        servers: Iterable[ServerInfo],
+        lost: Iterable[ServerLost],
+        now_s: float,
+    ) -> tuple[Retire, ...]:
+        """Takes back what the journal held; the first event of a new core.
+
+        Who knows a region was not written down: all servers may. So of each freed region all of
+        them are asked once more.
+
+        Args:
+            next_region: The next id.
+            regions: (record, state, request id).
+            servers: Those that are not lost.
+            lost: Those that are.
+            now_s: As in ``create_region``: unsealed regions get their time anew.
+        """
+        self._next_region = next_region
+        self._servers = {info.server_id: info for info in servers}
+        self._lost = {server.server_id: server for server in lost}
+        orders: list[Retire] = []
+        for record, state, request_id in regions:
+            self.addresses.reserve(record.base_address, record.length_bytes)
+            entry = _Region(record, now_s, request_id, state, known_to=set(self._servers))
+            self._regions[record.region] = entry
+            if request_id:
+                self._by_request[request_id] = record.region
+            if state is RegionState.FREED:
+                entry.waits_for = set(self._servers)
+                orders += [Retire(server, record.region, False) for server in self._servers]
+                orders += self._drained(entry)
+            elif state is RegionState.DROPPING:
+                orders += self._drop(entry)
+        return tuple(orders)
+
     # -- reports
 
     def waited_for(self) -> set[int]:
@@ -433,6 +521,22 @@ class RegistryCore:
         for entry in self._regions.values():
             counts[entry.state.value] += 1
         return counts
+
+    def take_changed(self) -> list[tuple[int, RegionState]]:
+        """Regions whose state changed since the last call, and their states now."""
+        changed = [
+            (region, entry.state if (entry := self._regions.get(region)) else RegionState.GONE)
+            for region in sorted(self._changed)
+        ]
+        self._changed.clear()
+        return changed
+
+    def homes_of(self, region: int) -> tuple[int, ...]:
+        """The distinct homes of a region that can be looked up, lost ones too; else none."""
+        entry = self._regions.get(region)
+        if entry is None or entry.state is not RegionState.READY:
+            return ()
+        return entry.homes
 
     def state(self, region: int) -> RegionState | None:
         """GONE for one that was, None for one that never was."""
@@ -470,6 +574,8 @@ class RegistryCore:
             raise IllegalTransition(
                 f"region {entry.record.region}: no {event.value!r} while {entry.state.value}"
             )
+        if entry.state is not new:
+            self._changed.add(entry.record.region)
         entry.state = new
 
     def _drained(self, entry: _Region) -> tuple[Retire, ...]:
@@ -479,7 +585,7 @@ class RegistryCore:
         return self._drop(entry)
 
     def _drop(self, entry: _Region) -> tuple[Retire, ...]:
-        entry.waits_for = self._alive(entry.record.homes)
+        entry.waits_for = self._alive(entry.homes)
         orders = tuple(
             Retire(server, entry.record.region, force=True) for server in sorted(entry.waits_for)
         )
@@ -490,8 +596,12 @@ class RegistryCore:
         if entry.waits_for:
             return
         self._move(entry, RegionEvent.DROPPED)
+        self._forget(entry)
+
+    def _forget(self, entry: _Region) -> None:
         self.addresses.release(entry.record.base_address)
         del self._regions[entry.record.region]
+        self._by_request.pop(entry.request_id, None)
 
     def _alive(self, servers: Iterable[int]) -> set[int]:
         return {server for server in servers if server not in self._lost}

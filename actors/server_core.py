@@ -22,15 +22,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import errno
 import logging
 import socket
 from collections import Counter
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Coroutine
+from typing import Any
 
+from clamor_ray.actors.engine_like import (
+    DEFAULTS,
+    Answer,
+    EngineLike,
+    EventKind,
+    Resolver,
+    Settings,
+    Tries,
+)
 from clamor_ray.actors.handshake import (
     ACCEPT_BYTES,
     CHALLENGE_BYTES,
@@ -44,104 +51,16 @@ from clamor_ray.actors.handshake import (
 )
 from clamor_ray.actors.messages import (
     ConnectionCounters,
-    LocateAnswer,
-    LookupAnswer,
     RegionRecord,
     ServerInfo,
     ServerLost,
 )
+from clamor_ray.actors.version_questions import VersionQuestions
 from clamor_ray.errors import ClamorError, FreedError, HomeLostError
 
 logger = logging.getLogger("clamor_ray.page_server")
 
-
-class EventKind(enum.IntEnum):
-    """``enum pc_event_kind`` of the header; a test compares them."""
-
-    NONE = 0
-    NEED_REGION = 1
-    NEED_PEER = 2
-    REGION_IDLE = 3
-    LOG = 4
-
-
-class Answer(enum.IntEnum):
-    """The codes of ``enum pc_err`` that this file gives to the engine; a test compares them."""
-
-    TIMEOUT = -3
-    NO_REGION = -6
-    HOME_LOST = -7
-
-
-class Event(Protocol):
-    """What the engine asks or says; see ``struct pc_event``."""
-
-    @property
-    def kind(self) -> int: ...
-    @property
-    def error(self) -> int: ...
-    @property
-    def region(self) -> int: ...
-    @property
-    def server_id(self) -> int: ...
-    @property
-    def text(self) -> str: ...
-
-
-class EngineLike(Protocol):
-    """The part of the engine that this file uses."""
-
-    def fileno(self) -> int: ...
-    def next_event(self) -> Event | None: ...
-    def define_region(
-        self,
-        region: int,
-        version: int,
-        base_address: int,
-        length_bytes: int,
-        homes: Sequence[int],
-    ) -> None: ...
-    def refuse_region(self, region: int, error: int) -> None: ...
-    @property
-    def peer_lanes(self) -> int: ...
-    def add_peer(self, server_id: int, lane: int, fd: int) -> None: ...
-    def peer_lost(self, server_id: int, error: int) -> None: ...
-    def serve(self, server_id: int, fd: int) -> None: ...
-    def retire(self, region: int, *, force: bool) -> None: ...
-
-
-class Resolver(Protocol):
-    """Who knows regions and servers. Any exception means: no answer now, ask again."""
-
-    async def lookup(self, region: int) -> LookupAnswer:
-        """The region's record, or that it is freed or unknown."""
-
-    async def locate(self, server_id: int, since_epoch: int) -> LocateAnswer:
-        """Where the server is; ``since_epoch`` is where it could not be reached (0: not tried)."""
-
-    async def region_idle(self, region: int) -> None:
-        """The last lease on a retired region is gone from this node."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Deadlines and bounds.
-
-    Args:
-        handshake_s: From accept, or connect, to the last message.
-        max_unauthenticated: Connections that have not passed; more are closed at once.
-        answer_s: One question to the resolver, or one TCP connect.
-        deadline_s: All tries to find a peer or a region.
-        backoff_first_s: Pause after the first failure; doubles.
-        backoff_most_s: The longest pause.
-    """
-
-    handshake_s: float = 5.0
-    max_unauthenticated: int = 64
-    answer_s: float = 10.0
-    deadline_s: float = 40.0
-    backoff_first_s: float = 0.05
-    backoff_most_s: float = 1.0
+MAX_TOLD_IDLE = 65536
 
 
 class ServerCore:
@@ -162,12 +81,15 @@ class ServerCore:
         *,
         server_id: int,
         secret: bytes,
-        settings: Settings = Settings(),
+        settings: Settings = DEFAULTS,
     ) -> None:
         self._engine = engine
         self._resolver = resolver
         self._server_id = server_id
         self._secret = secret
+        self.versions = VersionQuestions(
+            engine, resolver, server_id, settings, self._spawn, self._define
+        )
         self._settings = settings
         self._listener: socket.socket | None = None
         self._event_fd = -1
@@ -175,6 +97,7 @@ class ServerCore:
         self._finding_peer: set[int] = set()
         self._finding_region: set[int] = set()
         self._retired_meanwhile: set[int] = set()
+        self._told_idle: dict[int, None] = {}  # the oldest first
         self._unauthenticated = 0
         self._accepted = 0
         self._peers_connected = 0
@@ -236,7 +159,7 @@ class ServerCore:
             refused=tuple(sorted(self._refused.copy().items())),
         )
 
-    def retire(self, region: int, force: bool, record: RegionRecord | None = None) -> None:
+    def retire(self, region: int, force: bool, record: RegionRecord | None = None) -> bool:
         """The region is freed. An answer about it that is still on its way is not used any more:
         otherwise a lease could begin after this server was counted as idle.
 
@@ -245,6 +168,10 @@ class ServerCore:
             force: It goes now.
             record: Told to the engine first, so that after a restart those who had a lease get
                 it back, and blocks that are absent are found.
+
+        Returns:
+            Whether leases may be left: not where the engine has said so before, which it does
+            once (and a restarted registry may have forgotten).
 
         Raises:
             What the engine raises, for a region that it does not know, too.
@@ -256,6 +183,9 @@ class ServerCore:
             with contextlib.suppress(ClamorError):
                 self._define(record)
         self._engine.retire(region, force=force)
+        if force:
+            self._told_idle.pop(region, None)
+        return region not in self._told_idle
 
     def _define(self, record: RegionRecord) -> None:
         self._engine.define_region(
@@ -280,7 +210,12 @@ class ServerCore:
                     self._finding_region.add(event.region)
                     self._spawn(self._find_region(event.region))
             elif kind == EventKind.REGION_IDLE:
+                self._told_idle[event.region] = None
+                if len(self._told_idle) > MAX_TOLD_IDLE:
+                    del self._told_idle[next(iter(self._told_idle))]
                 self._spawn(self._say_idle(event.region))
+            elif self.versions.take(event):
+                pass
             elif kind == EventKind.LOG:
                 logger.warning("%s", event.text)
             else:
@@ -289,7 +224,7 @@ class ServerCore:
     async def _find_region(self, region: int) -> None:
         error: int = Answer.TIMEOUT
         try:
-            for_this_long = _Tries(self._settings)
+            for_this_long = Tries(self._settings)
             while True:
                 try:
                     answer = await asyncio.wait_for(
@@ -321,7 +256,7 @@ class ServerCore:
             self._retired_meanwhile.discard(region)
 
     async def _say_idle(self, region: int) -> None:
-        for_this_long = _Tries(self._settings)
+        for_this_long = Tries(self._settings)
         while True:
             try:
                 await asyncio.wait_for(self._resolver.region_idle(region), self._settings.answer_s)
@@ -334,7 +269,7 @@ class ServerCore:
 
     async def _find_peer(self, server_id: int) -> None:
         try:
-            for_this_long = _Tries(self._settings)
+            for_this_long = Tries(self._settings)
             tried_epoch = 0
             last = "it was never found"
             while True:
@@ -484,24 +419,6 @@ class ServerCore:
         self._tasks.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
             logger.error("a task of the page server failed", exc_info=failure)
-
-
-class _Tries:
-    """Pauses that double, until the deadline is over."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._now = asyncio.get_running_loop().time
-        self._deadline = self._now() + settings.deadline_s
-        self._next_s = settings.backoff_first_s
-        self._most_s = settings.backoff_most_s
-
-    async def pause(self) -> bool:
-        """False when there is no time for another try."""
-        if self._now() + self._next_s >= self._deadline:
-            return False
-        await asyncio.sleep(self._next_s)
-        self._next_s = min(self._next_s * 2, self._most_s)
-        return True
 
 
 async def _receive(sock: socket.socket, n_bytes: int) -> bytes:

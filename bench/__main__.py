@@ -6,8 +6,10 @@ import importlib
 import sys
 
 NAMES = {
+    "commit": "commits of one block and of many, first writes, building in place",
     "cold_read": "a large array read cold on another node, against ray.get",
     "faults": "latency of a node hit and of a remote fault, against the raw limits",
+    "update": "a hash map that changes between look-ups on three nodes, against ray.put anew",
 }
 
 

@@ -187,16 +187,29 @@ class TwoNodes:
 
     def on_b(self, cls: Any, *args: Any) -> Any:
         """Starts an actor of a plain class on node b."""
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+        return pinned(cls, self.b).remote(*args)
 
-        pinned = NodeAffinitySchedulingStrategy(self.b, soft=False)
-        return ray.remote(cls).options(num_cpus=0, scheduling_strategy=pinned).remote(*args)
+
+def pinned(target: Any, node_id: str) -> Any:
+    """A plain function or class as a task or actor of one node, to be started with .remote()."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(target).options(num_cpus=0, scheduling_strategy=strategy)
+
+
+@dataclasses.dataclass(frozen=True)
+class Nodes:
+    """A fresh cluster: the driver is on the first node, nothing has ever been on the others."""
+
+    ids: tuple[str, ...]
+    trap: str  # in force in the driver
 
 
 @contextlib.contextmanager
-def two_nodes(store_bytes: int) -> Iterator[TwoNodes]:
-    """Two raylets on this machine, Ray and the library attached."""
+def several_nodes(n_nodes: int, store_bytes: int) -> Iterator[Nodes]:
+    """Raylets on this machine, Ray and the library attached."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -209,17 +222,25 @@ def two_nodes(store_bytes: int) -> Iterator[TwoNodes]:
     options: dict[str, Any] = {"num_cpus": 2, "object_store_memory": store_bytes}
     cluster: Any = Cluster(initialize_head=True, head_node_args=dict(options))
     try:
-        cluster.add_node(**options)
+        for _ in range(n_nodes - 1):
+            cluster.add_node(**options)
         ray.init(address=cluster.address, log_to_driver=True, logging_level="error")
         trap = clamor.init().trap
-        a = ray.get_runtime_context().get_node_id()
-        b = next(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != a)
-        yield TwoNodes(a, b, trap)
+        own = ray.get_runtime_context().get_node_id()
+        others = [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != own]
+        yield Nodes((own, *others), trap)
     finally:
         with contextlib.suppress(Exception):
             clamor.shutdown()
         ray.shutdown()
         cluster.shutdown()
+
+
+@contextlib.contextmanager
+def two_nodes(store_bytes: int) -> Iterator[TwoNodes]:
+    """Two raylets on this machine, Ray and the library attached."""
+    with several_nodes(2, store_bytes) as nodes:
+        yield TwoNodes(nodes.ids[0], nodes.ids[1], nodes.trap)
 
 
 def node_counters(node_id: str) -> dict[str, int]:

@@ -11,6 +11,11 @@
     ray.get([work.remote(ref, part) for part in parts])
 
 Only the blocks that a task touches cross the network, and each reaches a node once.
+
+    with clamor.update(ref) as x:
+        x[ids] += delta
+
+makes the next version, in place: only the changed blocks travel, and old versions stay readable.
 """
 
 from __future__ import annotations
@@ -22,32 +27,50 @@ from clamor_ray import errors
 from clamor_ray._version import __version__
 
 if TYPE_CHECKING:
+    from clamor_ray._hashmap import HashMap as HashMap
+    from clamor_ray._pointer import Pointer as Pointer
     from clamor_ray._prefetch import prefetch as prefetch
     from clamor_ray._ref import GlobalRef as GlobalRef
+    from clamor_ray._region import Region as Region
+    from clamor_ray._region import region as region
     from clamor_ray._remote import remote as remote
+    from clamor_ray._retry import retry as retry
     from clamor_ray._session import InitResult as InitResult
-    from clamor_ray._session import free as free
     from clamor_ray._session import init as init
-    from clamor_ray._session import put as put
-    from clamor_ray._session import share as share
     from clamor_ray._session import shutdown as shutdown
-    from clamor_ray._session import zeros as zeros
     from clamor_ray._stats import block_map as block_map
     from clamor_ray._stats import stats as stats
+    from clamor_ray._surface import free as free
+    from clamor_ray._surface import put as put
+    from clamor_ray._surface import share as share
+    from clamor_ray._surface import zeros as zeros
+    from clamor_ray._transaction import Transaction as Transaction
+    from clamor_ray._transaction import transaction as transaction
+    from clamor_ray._transaction import update as update
+    from clamor_ray._views import views_by_value as views_by_value
 
 __all__ = [
     "init",
     "put",
     "zeros",
     "share",
+    "region",
+    "update",
+    "transaction",
+    "retry",
     "remote",
     "prefetch",
+    "views_by_value",
     "free",
     "stats",
     "block_map",
     "shutdown",
     "GlobalRef",
+    "HashMap",
+    "Transaction",
     "InitResult",
+    "Pointer",
+    "Region",
     "errors",
     "__version__",
 ]
@@ -55,17 +78,26 @@ __all__ = [
 # Ray, NumPy and cloudpickle are loaded when something of them is first used.
 _HOMES = {
     "GlobalRef": "_ref",
+    "HashMap": "_hashmap",
     "InitResult": "_session",
-    "free": "_session",
+    "Pointer": "_pointer",
+    "Region": "_region",
+    "Transaction": "_transaction",
+    "free": "_surface",
     "block_map": "_stats",
     "init": "_session",
     "prefetch": "_prefetch",
-    "put": "_session",
+    "region": "_region",
+    "put": "_surface",
     "remote": "_remote",
-    "share": "_session",
+    "retry": "_retry",
+    "share": "_surface",
     "shutdown": "_session",
     "stats": "_stats",
-    "zeros": "_session",
+    "transaction": "_transaction",
+    "update": "_transaction",
+    "views_by_value": "_views",
+    "zeros": "_surface",
 }
 
 

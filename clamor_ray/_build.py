@@ -59,7 +59,7 @@ def make_builder() -> FFI:
         include_dirs=["pagecache_c"],
         depends=sorted(str(path.relative_to(ROOT)) for path in C_DIR.glob("*.h")),
         extra_compile_args=FLAGS,
-        libraries=["pthread"],
+        libraries=["pthread", "dl"],
         py_limited_api=True,
     )
     return builder

@@ -10,7 +10,11 @@
 | CLAMOR_CONNECT_TIMEOUT_S | 5 | connecting to the page server of this node |
 | CLAMOR_PAGE_BYTES | 0 | size of a demand fetch, a power of two, 4096 to 8388608; 0: by use |
 | CLAMOR_CONTROL_TIMEOUT_S | 60 | one call to the registry, page-server start included |
+| CLAMOR_VIEW_REF_BYTES | 65536 | a view from this size on travels as a reference; 0: none does |
 | CLAMOR_ORPHAN_S | 30 | how long a keeper holds memory for a page server that does not come back |
+| CLAMOR_HISTORY_BYTES | 268435456 | old blocks that a page server keeps in memory, then |
+| CLAMOR_HISTORY_DISK_BYTES | 4294967296 | on its node's disk; 0: none |
+| CLAMOR_HISTORY_DIR | | where, on every node; empty: Ray's session directory (/tmp/ray/...) |
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from typing import Literal, cast
 
 ReadSets = Literal["coarse", "exact", "off"]
 
+_BYTES = ("history_bytes", "history_disk_bytes", "view_ref_bytes")
 _CHOICES = {"trap": ("auto", "uffd", "sigsegv"), "read_sets": ("coarse", "exact", "off")}
 
 
@@ -43,6 +48,18 @@ def _page_bytes(variable: str, text: str) -> int:
     return n
 
 
+def _bytes(variable: str, text: str) -> int:
+    if not text.isdigit() or int(text) >= 1 << 62:
+        raise ValueError(f"{variable} is a number of bytes, 0 or more, not {text!r}")
+    return int(text)
+
+
+def _directory(variable: str, text: str) -> str:
+    if not os.path.isabs(text):
+        raise ValueError(f"{variable} is the full path of a directory, not {text!r}")
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings of this process; `from_env` reads them, the table above says what they mean."""
@@ -56,6 +73,10 @@ class Config:
     control_timeout_s: float = 60.0
     orphan_s: float = 30.0
     page_bytes: int = 0
+    history_bytes: int = 256 << 20
+    history_disk_bytes: int = 4 << 30
+    history_dir: str = ""
+    view_ref_bytes: int = 65536
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -79,6 +100,12 @@ class Config:
                 continue
             if field.name == "page_bytes":
                 values[field.name] = _page_bytes(variable, text)
+                continue
+            if field.name in _BYTES:
+                values[field.name] = _bytes(variable, text)
+                continue
+            if field.name == "history_dir":
+                values[field.name] = _directory(variable, text)
                 continue
             try:
                 seconds = float(text)

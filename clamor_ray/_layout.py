@@ -1,13 +1,15 @@
 """From an object to bytes at offsets, and back. Pure: no Ray, no C.
 
-A region holds the pickle stream (protocol 5) at offset 0 and the object's buffers behind it:
-small ones on 64-byte boundaries, those of a block or more on block boundaries, so that a block
-holds parts of two large buffers never, and an allocation's alignment is kept. The `Plan` says
-what lies where; it travels in the reference, so that reading needs no table from anywhere.
+What is put lies in its region with the pickle stream (protocol 5) at offset 0 and the object's
+buffers behind it: small ones on 64-byte boundaries, those of a block or more on block boundaries,
+so that a block holds parts of two large buffers never, and an allocation's alignment is kept. What
+is built in place lies where it was built, and its stream anywhere. The `Plan` says what lies
+where; it travels in the reference, so that reading needs no table from anywhere.
 """
 
 from __future__ import annotations
 
+import ctypes
 import io
 import itertools
 import operator
@@ -22,6 +24,7 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
+from clamor_ray._pointer import Pointer
 from clamor_ray.errors import ClamorWarning, UnpicklableError
 
 BLOCK_BYTES: Final = 4096
@@ -30,6 +33,7 @@ INLINE_BYTES: Final = 4096  # an object below this travels inside its reference
 LARGE_INBAND_BYTES: Final = 1 << 20
 # A copy of an array that is not contiguous pays from here on: its bytes leave the stream.
 CONTIGUOUS_COPY_BYTES: Final = 1024
+GROWN_STREAM_BYTES: Final = 64
 
 
 def round_up(value: int, unit: int) -> int:
@@ -43,18 +47,25 @@ class Plan:
 
     Args:
         total_bytes: end of the last byte that means something.
-        inband_bytes: length of the pickle stream at offset 0.
+        inband_bytes: length of the pickle stream.
         buffers: (offset, length) of each out-of-band buffer, in the stream's order.
+        inband_offset: where the stream begins.
+        capacity_bytes: end of what is reserved, where that is more than what is there.
+        fixed: it holds pointers into itself: at another address it means nothing.
     """
 
     total_bytes: int
     inband_bytes: int
     buffers: tuple[tuple[int, int], ...] = ()
+    inband_offset: int = 0
+    capacity_bytes: int = 0
+    fixed: bool = False
 
     @property
     def region_bytes(self) -> int:
         """Length of the region: whole blocks, at least one."""
-        return max(BLOCK_BYTES, round_up(self.total_bytes, BLOCK_BYTES))
+        end = max(self.total_bytes, self.capacity_bytes)
+        return max(BLOCK_BYTES, round_up(end, BLOCK_BYTES))
 
 
 def make_plan(inband_bytes: int, buffer_bytes: Sequence[int]) -> Plan:
@@ -84,7 +95,7 @@ class Pickled:
 
     def pieces(self) -> Iterator[tuple[int, memoryview]]:
         """(offset, bytes) of everything that has to be written, in order."""
-        yield 0, self.inband
+        yield self.plan.inband_offset, self.inband
         for (offset, n_bytes), view in zip(self.plan.buffers, self.buffers, strict=True):
             if n_bytes:
                 yield offset, view
@@ -113,6 +124,18 @@ def _masked_array(data: Any, mask: Any, fill_value: Any, hard: bool) -> Any:
     return np.ma.MaskedArray(data, mask=mask, fill_value=fill_value, hard_mask=hard)
 
 
+def _as_writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same memory, for a pickle stream that does not say that it must not be written.
+
+    Whether an object's arrays are writable is for who opens it to say, not for who put it: in an
+    update they are. Nothing is written through this one.
+    """
+    memory: Any = (ctypes.c_char * array.nbytes).from_address(array.__array_interface__["data"][0])
+    memory.owner = array
+    alias: npt.NDArray[Any] = np.ndarray(array.shape, array.dtype, memory, 0, array.strides)
+    return alias
+
+
 def _reduce_array(array: npt.NDArray[Any]) -> Any:
     """Makes an array of plain data leave out of band, whatever its strides and its dtype."""
     dtype = array.dtype
@@ -124,6 +147,8 @@ def _reduce_array(array: npt.NDArray[Any]) -> Any:
         array = np.ascontiguousarray(array)
     if array.nbytes == 0:
         return NotImplemented
+    if not array.flags.writeable:
+        array = _as_writable(array)
     try:
         memoryview(cast(Any, array))
     except (ValueError, BufferError, NotImplementedError):
@@ -190,7 +215,15 @@ def array_reduction(obj: Any) -> Any:
 
 
 class _Pickler(cloudpickle.Pickler):
+    has_pointers = False
+    arrays: list[npt.NDArray[Any]] | None = None  # where those that were met are collected
+
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is Pointer:
+            self.has_pointers = True
+            return obj.reduction()
+        if self.arrays is not None and isinstance(obj, np.ndarray):
+            self.arrays.append(obj)
         reduction = array_reduction(obj)
         if reduction is not NotImplemented:
             return reduction
@@ -212,8 +245,10 @@ def _warn_travels_whole(obj: object, plan: Plan) -> None:
     )
 
 
-def take_apart(obj: object) -> Pickled:
-    """Pickles an object with its buffers out of band. Copies no buffer.
+def dump(
+    obj: object, arrays: list[npt.NDArray[Any]] | None = None
+) -> tuple[memoryview, list[memoryview], bool]:
+    """The pickle stream, the buffers out of band, and whether there are pointers in it.
 
     Raises:
         UnpicklableError: Something in it cannot be pickled; the cause says what.
@@ -228,8 +263,10 @@ def take_apart(obj: object) -> Pickled:
             return True  # not contiguous: pickle says so better than we can
         return False
 
+    pickler = _Pickler(stream, protocol=5, buffer_callback=out_of_band)
+    pickler.arrays = arrays
     try:
-        _Pickler(stream, protocol=5, buffer_callback=out_of_band).dump(obj)
+        pickler.dump(obj)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except Exception as error:  # __reduce__ of any class may raise anything
@@ -238,15 +275,103 @@ def take_apart(obj: object) -> Pickled:
             f"An object of type {cls.__module__}.{cls.__qualname__} cannot be pickled: "
             f"{type(error).__name__}: {error}."
         ) from error
-    inband = stream.getbuffer()
+    return stream.getbuffer(), views, pickler.has_pointers
+
+
+def take_apart(obj: object) -> Pickled:
+    """Pickles an object with its buffers out of band. Copies no buffer.
+
+    Raises:
+        UnpicklableError: Something in it cannot be pickled; the cause says what.
+    """
+    inband, views, has_pointers = dump(obj)
+    if has_pointers:
+        raise UnpicklableError(
+            "A clamor.Pointer means nothing in a copy of what it points to.",
+            hint="Publish it from the region that it points into: region.publish(pointer).",
+        )
     plan = make_plan(inband.nbytes, [view.nbytes for view in views])
     if plan.inband_bytes > LARGE_INBAND_BYTES and 2 * plan.inband_bytes > plan.total_bytes:
         _warn_travels_whole(obj, plan)
     return Pickled(plan, inband, tuple(views))
 
 
-def take_apart_zeros(shape: Any, dtype: Any) -> tuple[Plan, bytes]:
-    """The plan and the stream of an array of zeros, without making it.
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """An object taken apart where it was built.
+
+    Args:
+        plan: what lies where.
+        pieces: (offset, bytes) of what has to be copied.
+        buffers: all of them: they must stay as they are for as long as the region is written.
+        arrays: NumPy arrays that were met in the object, wherever they lie.
+    """
+
+    plan: Plan
+    pieces: tuple[tuple[int, memoryview], ...]
+    buffers: tuple[memoryview, ...]
+    arrays: tuple[npt.NDArray[Any], ...]
+
+
+def take_apart_in_place(
+    obj: object,
+    begin: int,
+    end: int,
+    place: Callable[[int, int], int],
+    *,
+    capacity_bytes: int,
+    fixed: bool = False,
+) -> InPlace:
+    """Pickles an object whose buffers lie, as far as possible, where they are to stay.
+
+    Args:
+        obj: what is published.
+        begin, end: addresses of the region.
+        place: (number of bytes, alignment) -> offset of new memory in the region, for the stream
+            and for buffers that lie elsewhere.
+        capacity_bytes: the region's length.
+        fixed: as `Plan.fixed`; also true where there is a `Pointer` in the object.
+
+    Raises:
+        UnpicklableError: Something in it cannot be pickled; the cause says what.
+        Whatever `place` raises.
+    """
+    arrays: list[npt.NDArray[Any]] = []
+    inband, views, has_pointers = dump(obj, arrays)
+    pieces: list[tuple[int, memoryview]] = []
+
+    def placed(view: memoryview, alignment: int) -> int:
+        offset = place(view.nbytes, alignment)
+        pieces.append((offset, view))
+        return offset
+
+    buffers: list[tuple[int, int]] = []
+    for view in views:
+        if view.nbytes == 0:
+            buffers.append((0, 0))
+            continue
+        address = int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+        if begin <= address and address + view.nbytes <= end:
+            offset = address - begin
+        else:
+            alignment = BLOCK_BYTES if view.nbytes >= BLOCK_BYTES else BUFFER_ALIGNMENT
+            offset = placed(view, alignment)
+        buffers.append((offset, view.nbytes))
+    stream_offset = placed(inband, BUFFER_ALIGNMENT)
+    ends = (offset + n_bytes for offset, n_bytes in (*buffers, (stream_offset, inband.nbytes)))
+    plan = Plan(
+        max(ends),
+        inband.nbytes,
+        tuple(buffers),
+        inband_offset=stream_offset,
+        capacity_bytes=capacity_bytes,
+        fixed=fixed or has_pointers,
+    )
+    return InPlace(plan, tuple(pieces), tuple(views), tuple(arrays))
+
+
+def array_shape(shape: Any, dtype: Any) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """The dtype, the dimensions and the number of bytes of an array of plain data.
 
     Raises:
         ValueError: dtype holds Python objects, or a dimension is negative.
@@ -261,11 +386,40 @@ def take_apart_zeros(shape: Any, dtype: Any) -> tuple[Plan, bytes]:
     n_bytes = dtype.itemsize
     for n in dims:
         n_bytes *= n
+    return dtype, dims, n_bytes
+
+
+def take_apart_zeros(shape: Any, dtype: Any, capacity: int | None = None) -> tuple[Plan, bytes]:
+    """The plan and the stream of an array of zeros, without making it.
+
+    Args:
+        shape, dtype: of the array.
+        capacity: rows that the region has addresses for; the array may grow to so many.
+
+    Raises:
+        ValueError: dtype holds Python objects, a dimension is negative, or the capacity is below
+            the number of rows.
+    """
+    dtype, dims, n_bytes = array_shape(shape, dtype)
     placeholder = _Placeholder(dtype, dims)
     stream = io.BytesIO()
     pickle.Pickler(stream, protocol=5, buffer_callback=lambda _: False).dump(placeholder)
     inband = stream.getvalue()
-    return make_plan(len(inband), [n_bytes]), inband
+    if capacity is None:
+        return make_plan(len(inband), [n_bytes]), inband
+    capacity = operator.index(capacity)
+    if not dims or capacity < dims[0]:
+        raise ValueError(f"an array of shape {dims} does not fit in a capacity of {capacity} rows")
+    _, _, capacity_bytes = array_shape((capacity, *dims[1:]), dtype)
+    # The stream of a longer array is a little longer: it is rewritten where it is.
+    offset = round_up(len(inband) + GROWN_STREAM_BYTES, BLOCK_BYTES)
+    plan = Plan(
+        offset + n_bytes,
+        len(inband),
+        ((offset, n_bytes),),
+        capacity_bytes=offset + capacity_bytes,
+    )
+    return plan, inband
 
 
 class _Placeholder:
@@ -275,7 +429,7 @@ class _Placeholder:
         self.dtype, self.shape = dtype, shape
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _array_of_bytes, (pickle.PickleBuffer(b""), self.dtype, self.shape, "C")
+        return _array_of_bytes, (pickle.PickleBuffer(bytearray()), self.dtype, self.shape, "C")
 
 
 def put_together(image: Any, plan: Plan) -> Any:
@@ -287,7 +441,8 @@ def put_together(image: Any, plan: Plan) -> Any:
         plan: as `take_apart` made it.
     """
     buffers = (image[offset : offset + n_bytes] for offset, n_bytes in plan.buffers)
-    return pickle.loads(memoryview(image[: plan.inband_bytes]), buffers=buffers)
+    stream = image[plan.inband_offset : plan.inband_offset + plan.inband_bytes]
+    return pickle.loads(memoryview(stream), buffers=buffers)
 
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -315,16 +470,16 @@ def runs_of_buffers(
 ) -> list[tuple[int, int]]:
     """(first block, number of blocks) of the stream and the chosen buffers, merged."""
     spans = itertools.chain(
-        [(0, plan.inband_bytes)],
+        [(plan.inband_offset, plan.inband_bytes)],
         (span for i, span in enumerate(plan.buffers) if indices is None or indices(i)),
     )
     runs: list[tuple[int, int]] = []
-    for offset, n_bytes in spans:
+    for offset, n_bytes in sorted(spans):
         if n_bytes == 0:
             continue
         first, end = offset // BLOCK_BYTES, -(-(offset + n_bytes) // BLOCK_BYTES)
         if runs and first <= runs[-1][0] + runs[-1][1]:
-            runs[-1] = (runs[-1][0], end - runs[-1][0])
+            runs[-1] = (runs[-1][0], max(end - runs[-1][0], runs[-1][1]))
         else:
             runs.append((first, end - first))
     return runs

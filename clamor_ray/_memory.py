@@ -65,16 +65,36 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     return min(bounds) if bounds else None
 
 
-def check_room(needed_bytes: int, what: str, available: int | None = None) -> None:
-    """Refuses what would not fit, before anything is allocated.
+# Asking the kernel takes half a millisecond: more than a small commit, for less than its noise.
+LOOK_FROM_BYTES = 1 << 20
+
+COMMIT_HINT = (
+    "Nothing was committed and the transaction is still open: free other global variables and "
+    "call error.transaction.commit(), or drop it with error.transaction.abort()."
+)
+
+
+def check_room(
+    needed_bytes: int, what: str, hint: str | None = None, *, available: int | None = None
+) -> None:
+    """Refuses what would not fit, before anything is allocated. Less than 1 MiB always fits.
+
+    Args:
+        needed_bytes: of memory.
+        what: needs it; begins the message.
+        hint: what to do about it; None for the error's own.
+        available: instead of asking the kernel.
 
     Raises:
         OutOfMemoryError: With both numbers.
     """
     if available is None:
+        if needed_bytes < LOOK_FROM_BYTES:
+            return
         available = available_bytes()
     if available is not None and needed_bytes > available:
         raise OutOfMemoryError(
-            f"{what} needs {format_bytes(needed_bytes)} ({needed_bytes} bytes), and this node "
-            f"has {format_bytes(available)} ({available} bytes) of memory left."
+            f"{what} needs {format_bytes(needed_bytes)} ({needed_bytes} bytes), and the node "
+            f"has {format_bytes(available)} ({available} bytes) of memory left.",
+            hint=hint,
         )

@@ -1,42 +1,80 @@
-"""`GlobalRef`: a global variable's snapshot as a value of a few hundred bytes."""
+"""`GlobalRef`: a global variable at a version, as a value of a few hundred bytes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
-
-import numpy as np
+import operator
+import os
+import pickle
+import threading
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from clamor_ray import errors
 from clamor_ray._layout import Plan, format_bytes, put_together
+from clamor_ray._lease import InlineImage
 
 T = TypeVar("T")
 Mode = Literal["r", "c"]
 
 
+class State(NamedTuple):
+    """What a commit may change of a variable: all of it moves at once.
+
+    Args:
+        version: number of commits behind it.
+        plan: what lies where.
+        payload: the content, where it travels inside the reference.
+    """
+
+    version: int
+    plan: Plan
+    payload: bytes | None
+
+
+_move_lock = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    global _move_lock
+    _move_lock = threading.Lock()  # the thread that held it may not be here
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 def _restore(fields: tuple[Any, ...], freed: bool) -> GlobalRef[Any]:
-    ref: GlobalRef[Any] = GlobalRef(*fields)
+    *positional, first, frozen = fields
+    ref: GlobalRef[Any] = GlobalRef(*positional, first=first, frozen=frozen)
     if freed:
         ref._mark_freed()
     return ref
 
 
-@dataclass(frozen=True, repr=False)
 class GlobalRef(Generic[T]):
-    """A snapshot of a global variable: which region, which version, and how the object lies in it.
+    """A global variable at one of its versions: which region, which version, what lies where.
 
-    Made by `clamor.put`, `clamor.zeros` and `clamor.share`. Pickling it ships metadata only, or,
-    for an object below 4 KiB, the object. It may be passed to tasks and actors, kept, and
-    compared; it stays valid until `clamor.free` or the end of the session.
+    Made by `clamor.put`, `zeros` and `share`, and by `Region.publish`. Pickling it ships metadata
+    only, or, for an object below 4 KiB, the object. It may be passed to tasks and actors, kept,
+    and compared; it stays valid until `clamor.free` or the end of the session.
+
+    A reference reads one version, however many commits pass, and takes it along when it is
+    pickled: a task that is run again sees what it first saw. It moves on only where it is told to,
+    by `refresh` or by an update through this very reference. What `snapshot` and `at` return is
+    frozen: it never moves.
+
+    Two references are equal where they name the same variable, whatever their versions; frozen
+    ones are equal only to frozen ones of the same version. So neither equality nor the hash of a
+    reference changes when it moves.
 
     Args:
-        region: id of the region; 0 where the object travels inside.
+        region: id of the region, or of the variable where the object travels inside.
         version: number of commits behind the content.
         base_address: where every process maps it.
         length_bytes: of the region, whole blocks.
         plan: what lies where.
         scope: the session it belongs to.
         payload: the content, where it travels inside.
+        first: state of version 0; None where this is it.
+        frozen: it never moves.
 
     Example:
         >>> ref = clamor.put(numpy.arange(10**6))   # doctest: +SKIP
@@ -44,13 +82,82 @@ class GlobalRef(Generic[T]):
         500000
     """
 
-    region: int
-    version: int
-    base_address: int
-    length_bytes: int
-    plan: Plan
-    scope: str
-    payload: bytes | None = None
+    __slots__ = (
+        "__weakref__",
+        "_base_address",
+        "_first",
+        "_freed",
+        "_frozen",
+        "_length_bytes",
+        "_region",
+        "_scope",
+        "_state",
+    )
+
+    def __init__(
+        self,
+        region: int,
+        version: int,
+        base_address: int,
+        length_bytes: int,
+        plan: Plan,
+        scope: str,
+        payload: bytes | None = None,
+        *,
+        first: State | None = None,
+        frozen: bool = False,
+    ) -> None:
+        self._region = region
+        self._base_address = base_address
+        self._length_bytes = length_bytes
+        self._scope = scope
+        self._frozen = frozen
+        self._freed = False
+        self._state = State(version, plan, payload)
+        # What no commit has changed the registry does not know: it is asked of the reference.
+        self._first = self._state if first is None else first
+
+    # -- what it is
+
+    @property
+    def region(self) -> int:
+        """Id of the variable."""
+        return self._region
+
+    @property
+    def version(self) -> int:
+        """Number of commits behind what `get` returns."""
+        return self._state.version
+
+    @property
+    def base_address(self) -> int:
+        """Where every process maps it; 0 where the object travels inside."""
+        return self._base_address
+
+    @property
+    def length_bytes(self) -> int:
+        """Of the region, whole blocks; 0 where the object travels inside."""
+        return self._length_bytes
+
+    @property
+    def plan(self) -> Plan:
+        """What lies where at this version."""
+        return self._state.plan
+
+    @property
+    def scope(self) -> str:
+        """The session it belongs to."""
+        return self._scope
+
+    @property
+    def payload(self) -> bytes | None:
+        """The content at this version, where it travels inside."""
+        return self._state.payload
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it is a snapshot, which never moves to another version."""
+        return self._frozen
 
     @property
     def nbytes(self) -> int:
@@ -62,19 +169,23 @@ class GlobalRef(Generic[T]):
         """Whether the object travels inside the reference."""
         return self.payload is not None
 
+    # -- reading
+
     def get(self, mode: Mode = "r") -> T:
-        """The object, over memory that all processes of this node share.
+        """The object at this version, over memory that all processes of this node share.
 
         Only its pickle stream is read now; buffers are fetched block by block when they are
-        touched. The object's arrays keep the lease: it lasts as long as they do.
+        touched. The object's arrays keep the lease: it lasts as long as they do, and they show
+        the same version for as long.
 
         Args:
             mode: "r" gives read-only arrays. "c" gives private copy-on-write ones, for libraries
                 that insist on writable buffers: what is written stays in this process and is
-                lost with the object.
+                lost with the object. To change the variable use `clamor.update`.
 
         Raises:
             FreedError: The variable was freed.
+            SnapshotExpired: The version is so old that its blocks are kept no longer.
             SessionMismatchError: The reference is from a session that has ended.
             HomeLostError: The node that held it is gone.
             NotInitializedError: In a driver before `clamor.init()`.
@@ -86,46 +197,197 @@ class GlobalRef(Generic[T]):
         """
         return self._open(mode)[0]
 
-    def _open(self, mode: Mode = "r", read_set: str = "off") -> tuple[T, Any]:
+    def _open(
+        self, mode: Mode = "r", read_set: str = "off", scattered: bool = False
+    ) -> tuple[T, Any]:
         """The object and its lease; the lease is None where the object travels inside."""
         if mode not in ("r", "c"):
             raise ValueError(f"mode is 'r' or 'c', not {mode!r}")
         self._check_not_freed()
-        if self.payload is not None:
-            image = np.frombuffer(self.payload, np.uint8)
-            return put_together(image.copy() if mode == "c" else image, self.plan), None
+        at = self.snapshot()
+        if at.payload is not None:
+            return put_together(InlineImage(at, writable=mode == "c").bytes(), at.plan), None
+        from clamor_ray import _session, _views
+
+        session = _session.current(at.scope)
+        lease = session.open(at, private=mode == "c", read_set=read_set, scattered=scattered)
+        obj = put_together(lease.bytes(), at.plan)
+        _views.install_for_arrow()  # unpickling may have been the first to import it
+        return obj, lease
+
+    # -- versions
+
+    def snapshot(self) -> GlobalRef[T]:
+        """A reference to the version that this one reads now, which never moves. Asks nobody.
+
+        Example:
+            >>> before = ref.snapshot()                 # doctest: +SKIP
+            >>> with clamor.update(ref) as x: x[0] = 1  # doctest: +SKIP
+            >>> before.get()[0]                         # doctest: +SKIP
+            0
+        """
+        if self._frozen:
+            return self
+        return self._with(self._state, frozen=True)
+
+    def at(self, version: int) -> GlobalRef[T]:
+        """A reference to an old (or the newest) version, which never moves.
+
+        That it exists says nothing about its blocks: `get` raises `SnapshotExpired` where they
+        are kept no longer.
+
+        Raises:
+            NoVersionError: The variable has no such version (yet).
+            SnapshotExpired: Nothing is known of it any more.
+            FreedError: The variable was freed.
+
+        Example:
+            >>> ref.at(0).get()   # doctest: +SKIP
+        """
+        version = operator.index(version)
+        self._check_not_freed()
+        state = self._state
+        if version == state.version:
+            return self._with(state, frozen=True)
+        if version < 0:
+            raise errors.NoVersionError(f"{self!r} has no version {version}.")
         from clamor_ray import _session
 
-        session = _session.current(self.scope)
-        lease = session.open(self, private=mode == "c", read_set=read_set)
-        return put_together(lease.bytes(), self.plan), lease
+        answer = _session.current(self._scope).call("at", self._region, version)
+        return self._with(self._state_of(answer), frozen=True)
+
+    def latest(self) -> GlobalRef[T]:
+        """A new reference at the newest version; this one stays where it is.
+
+        Raises:
+            FreedError, NotInitializedError, SessionMismatchError, ServerUnavailableError.
+        """
+        self._check_not_freed()
+        from clamor_ray import _session
+
+        (state,) = newest_states(_session.current(self._scope), [self])
+        return self._with(state, frozen=False)
+
+    def refresh(self) -> GlobalRef[T]:
+        """Moves this reference to the newest version and returns it.
+
+        Raises:
+            ValueError: It is a snapshot, which never moves; `latest` gives a new reference.
+            FreedError, NotInitializedError, SessionMismatchError, ServerUnavailableError.
+
+        Safe from any thread.
+
+        Example:
+            >>> ref.refresh().version   # doctest: +SKIP
+            3
+        """
+        if self._frozen:
+            raise ValueError(f"{self!r} is a snapshot and never moves; use ref.latest()")
+        self._move(self.latest()._state)
+        return self
+
+    def thawed(self) -> GlobalRef[T]:
+        """A new reference at this version that is not frozen. Asks nobody."""
+        return self._with(self._state, frozen=False)
+
+    def _move(self, state: State) -> None:
+        """To a newer version; an older one, from a slower thread, changes nothing."""
+        with _move_lock:
+            if not self._frozen and state.version > self._state.version:
+                self._state = state
+
+    def _state_of(self, latest: Any) -> State:
+        """What the registry says of a version (`messages.Latest`), completed from here."""
+        plan = self._first.plan if latest.plan is None else pickle.loads(latest.plan)
+        payload = latest.payload
+        if payload is None and self.inline:
+            known = next(
+                (state for state in (self._first, self._state) if state.version == latest.version),
+                None,
+            )
+            if known is None:
+                raise errors.SnapshotExpired(
+                    f"The content of {self!r} at version {latest.version} is kept no longer."
+                )
+            payload = known.payload
+        return State(latest.version, plan, payload)
+
+    def _with(self, state: State, *, frozen: bool) -> GlobalRef[T]:
+        ref: GlobalRef[T] = GlobalRef(
+            self._region,
+            state.version,
+            self._base_address,
+            self._length_bytes,
+            state.plan,
+            self._scope,
+            state.payload,
+            first=self._first,
+            frozen=frozen,
+        )
+        ref._freed = self._freed
+        return ref
+
+    # -- its end
 
     @property
     def freed(self) -> bool:
         """Whether this very reference was given to `clamor.free`."""
-        return "_freed" in self.__dict__
+        return self._freed
 
     def _mark_freed(self) -> None:
-        self.__dict__["_freed"] = True
+        self._freed = True
 
     def _check_not_freed(self) -> None:
-        if self.freed:
+        if self._freed:
             raise errors.FreedError(f"{self!r} was freed.")
 
+    # -- as a value
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        return (self._scope, self._region, self._state.version if self._frozen else None)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GlobalRef):
+            return NotImplemented
+        return self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
     def __reduce__(self) -> tuple[Any, ...]:
+        state = self._state
         fields = (
-            self.region,
-            self.version,
-            self.base_address,
-            self.length_bytes,
-            self.plan,
-            self.scope,
-            self.payload,
+            self._region,
+            state.version,
+            self._base_address,
+            self._length_bytes,
+            state.plan,
+            self._scope,
+            state.payload,
+            None if state.version == 0 else self._first,
+            self._frozen,
         )
-        return _restore, (fields, self.freed)
+        return _restore, (fields, self._freed)
 
     def __repr__(self) -> str:
-        size = format_bytes(self.nbytes)
-        if self.inline:
-            return f"GlobalRef(inline, {size})"
-        return f"GlobalRef(region={self.region}, version={self.version}, {size})"
+        state = self._state
+        size = format_bytes(state.plan.total_bytes)
+        frozen = ", frozen" if self._frozen else ""
+        if state.payload is not None:
+            version = f"version={state.version}, " if state.version else ""
+            return f"GlobalRef(inline, {version}{size}{frozen})"
+        return f"GlobalRef(region={self._region}, version={state.version}, {size}{frozen})"
+
+
+def newest_states(session: Any, refs: list[GlobalRef[Any]]) -> list[State]:
+    """Where these variables are now; one call to the registry for all of them.
+
+    Raises:
+        FreedError: One of them was freed.
+    """
+    if not refs:
+        return []
+    answers = session.call("latest", [ref.region for ref in refs])
+    by_region = {answer.region: answer for answer in answers}
+    return [ref._state_of(by_region[ref.region]) for ref in refs]

@@ -43,9 +43,10 @@ class _Task:
         def resolved(value: Any) -> Any:
             if not isinstance(value, GlobalRef):
                 return value
-            # Ray pickles each argument on its own, so that one reference arrives as two. Those
-            # that carry their object may only be equal.
-            key = id(value) if value.inline else (value.region, value.version)
+            # Ray pickles each argument on its own, so that one reference arrives as two. Each is
+            # opened at the version that it was pickled with: a call that is run again sees the
+            # same.
+            key = (value.scope, value.region, value.version)
             if key not in opened:
                 obj, lease = value._open("r", read_set)
                 if lease is not None and read_set != "off":
@@ -162,8 +163,10 @@ def remote(*args: Any, read_set: str | None = None, **options: Any) -> Any:
     """As `ray.remote`: turns a function into a task, a class into an actor.
 
     `GlobalRef`s among the arguments, at top level as with Ray's own references, arrive as the
-    objects they stand for. The lease is the call: it ends when the call does, unless something
+    objects they stand for, each at the version that it was passed with: a task that Ray runs again
+    sees what it first saw. The lease is the call: it ends when the call does, unless something
     keeps the object. Afterwards the node's page server knows which blocks the call touched.
+    `clamor.update` takes such an object too.
 
     Args:
         read_set: "coarse" (a superset of what was touched, cheap), "exact" (dearer first

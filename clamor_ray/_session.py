@@ -12,9 +12,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import secrets
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -23,6 +25,7 @@ import numpy as np
 import ray
 
 from clamor_ray import _names, errors
+from clamor_ray._ask import OFTEN, ask, new_request_id, pack, unpack
 from clamor_ray._config import Config
 from clamor_ray._layout import (
     BLOCK_BYTES,
@@ -35,9 +38,18 @@ from clamor_ray._layout import (
 )
 from clamor_ray._lease import Lease, LeaseTable
 from clamor_ray._memory import check_room
-from clamor_ray._native import MAP_EXACT_READS, MAP_PRIVATE, Client, Mapping, copy_in
+from clamor_ray._native import (
+    MAP_EXACT_READS,
+    MAP_FIXED,
+    MAP_PRIVATE,
+    Client,
+    Mapping,
+    copy_in,
+)
 from clamor_ray._ref import GlobalRef
 from clamor_ray._version import __version__
+from clamor_ray.actors.messages import INLINE_BASE
+from clamor_ray.actors.registry_core import server_id_of
 
 SHUTDOWN_S = 30.0
 
@@ -58,58 +70,6 @@ class InitResult:
     node_id: str
     server_version: str
     scope: str
-
-
-# ------------------------------------------------------------------ asking actors
-
-
-def ask(reference: Any, timeout_s: float) -> Any:
-    """The answer of an actor of ours.
-
-    Raises:
-        ClamorError: What the actor raised, or, where it is another exception, what it means here.
-    """
-    try:
-        return ray.get(reference, timeout=timeout_s)
-    except errors.ClamorError as error:
-        _raise_own(error)
-    except ray.exceptions.GetTimeoutError as error:
-        raise errors.WaitTimeoutError(
-            f"The registry did not answer within {timeout_s:g} s.",
-            hint="See the registry actor's log in Ray's session directory, or raise "
-            "CLAMOR_CONTROL_TIMEOUT_S.",
-        ) from error
-    except ray.exceptions.RayTaskError as error:
-        raise _meaning_of(error.cause) from error
-    except ray.exceptions.RayError as error:
-        raise errors.ServerUnavailableError(
-            f"The registry cannot be reached: {type(error).__name__}: {error}",
-            hint="The session is lost with it: call clamor.shutdown(), then clamor.init().",
-        ) from error
-
-
-def _raise_own(error: errors.ClamorError) -> NoReturn:
-    # Ray wraps it in a class of its own that prints the remote traceback; the cause is ours.
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, errors.ClamorError):
-        raise cause from None
-    raise error
-
-
-def _meaning_of(cause: BaseException | None) -> errors.ClamorError:
-    name = type(cause).__name__
-    message = f"{cause}".rstrip(".") + "."
-    if name == "NoSuchRegion":
-        return errors.FreedError(f"The global variable does not exist: {message}")
-    if name == "IllegalTransition":
-        return errors.FreedError(f"The global variable is going away: {message}")
-    if name == "NoSuchServer":
-        return errors.ServerUnavailableError(f"The home is not there: {message}")
-    if name == "NoAddresses":
-        return errors.OutOfMemoryError(
-            f"The global address space is full: {message}", hint="Free other global variables."
-        )
-    return errors.InternalError(f"The registry failed with {name}: {message}")
 
 
 # ------------------------------------------------------------------ where we are
@@ -152,6 +112,11 @@ def _find_scope_of_job() -> str | None:
     return scopes[-1] if scopes else None
 
 
+def _inline_id() -> int:
+    """An id for a variable that travels inside its references; nobody need be asked for it."""
+    return INLINE_BASE | secrets.randbits(62)
+
+
 # ------------------------------------------------------------------ the session
 
 
@@ -176,11 +141,17 @@ class Session:
         self.config = config
         self.owner = owner
         self.leases = LeaseTable()
+        # Private copies of transactions that are over, at addresses that only one map can have.
+        self._ended: dict[int, weakref.ref[Lease]] = {}
         # Freed here while mapped here: the map would be shared without asking the page server.
         self._freed: dict[int, int] = {}
         self._client: Client | None = None
         self._client_lock = threading.Lock()
         self._pid = os.getpid()
+        self.server_id = server_id_of(node_id)
+        from clamor_ray import _views
+
+        _views.install()
 
     # -- the page server of this node
 
@@ -233,23 +204,56 @@ class Session:
                 "This process is a fork: it reads global variables, but cannot reach the registry."
             )
         timeout_s = self.config.control_timeout_s if timeout_s is None else timeout_s
+        if method in OFTEN:
+            (answer,) = unpack(ask(self.registry.ask.remote(pack(method, *args)), timeout_s))
+            return answer
         return ask(getattr(self.registry, method).remote(*args), timeout_s)
 
     # -- reading
 
-    def open(self, ref: GlobalRef[Any], *, private: bool = False, read_set: str = "off") -> Lease:
-        """Maps a reference's region; its pickle stream is on this node when this returns."""
-        flags = (MAP_PRIVATE if private else 0) | (MAP_EXACT_READS if read_set == "exact" else 0)
+    def gives_way(self, lease: Lease) -> None:
+        """A transaction's private copy of an object with pointers, which is over. It is unmapped
+        when its address is next needed: `for ...: with clamor.update(tree) as p: ...` works."""
+        self._ended[lease.region] = weakref.ref(lease)
+
+    def open(
+        self,
+        ref: GlobalRef[Any],
+        *,
+        private: bool = False,
+        read_set: str = "off",
+        stream: bool = True,
+        scattered: bool = False,
+    ) -> Lease:
+        """Maps a snapshot's region; its pickle stream is on this node when this returns.
+
+        Args:
+            ref: whose version is mapped, whatever becomes of the reference.
+            private: as a writable private copy.
+            read_set: coarse, exact or off.
+            stream: False where nothing will be unpickled from it.
+            scattered: touched here and there: the kernel maps what is touched, and not what
+                lies around it, which halves such touches (and makes scans dearer).
+        """
+        ref = ref.snapshot()
+        exact = read_set == "exact" or scattered
+        flags = (MAP_PRIVATE if private else 0) | (MAP_EXACT_READS if exact else 0)
+        flags |= MAP_FIXED if ref.plan.fixed else 0
         if ref.region in self._freed:
             raise errors.FreedError(f"{ref!r} was freed.")
         client = self.client
+        ended = self._ended.pop(ref.region, None) if ref.plan.fixed else None
+        if ended is not None and (copy := ended()) is not None:
+            copy.close()  # its block is over; whoever still looks into it was told not to
         mapping = self._map(client, ref, flags)
-        lease = Lease(client, self.leases, mapping, ref.region, writable=private)
+        lease = Lease(client, self.leases, mapping, ref.region, writable=private, snapshot=ref)
         if read_set != "off":
             lease.reads_begin()
+        if not stream:
+            return lease
         # Unpickling touches the stream at once: fetched here, a lost home is an exception.
-        stream = np.array(runs_of_buffers(ref.plan, lambda _: False), np.uint64)
-        lease.prefetch(stream, wait=True, timeout_s=self.config.fault_timeout_s)
+        blocks = np.array(runs_of_buffers(ref.plan, lambda _: False), np.uint64)
+        lease.prefetch(blocks, wait=True, timeout_s=self.config.fault_timeout_s)
         return lease
 
     def _map(self, client: Client, ref: GlobalRef[Any], flags: int) -> Mapping:
@@ -281,20 +285,33 @@ class Session:
         pickled = take_apart(obj)
         plan = pickled.plan
         if plan.total_bytes < INLINE_BYTES:
-            return GlobalRef(0, 0, 0, 0, plan, self.scope, pickled.image())
+            return GlobalRef(_inline_id(), 0, 0, 0, plan, self.scope, pickled.image())
         check_room(plan.region_bytes, f"put({type(obj).__qualname__})")
-        return self._create(plan, pickled.pieces())
+        return self._create(plan, pickled.pieces)
 
-    def zeros(self, shape: Any, dtype: Any) -> GlobalRef[Any]:
-        plan, inband = take_apart_zeros(shape, dtype)
-        if plan.total_bytes < INLINE_BYTES:
+    def zeros(self, shape: Any, dtype: Any, capacity: int | None = None) -> GlobalRef[Any]:
+        plan, inband = take_apart_zeros(shape, dtype, capacity)
+        if plan.region_bytes <= INLINE_BYTES and plan.total_bytes < INLINE_BYTES:
             payload = inband.ljust(plan.total_bytes, b"\0")
-            return GlobalRef(0, 0, 0, 0, plan, self.scope, payload)
-        return self._create(plan, iter([(0, memoryview(inband))]))
+            return GlobalRef(_inline_id(), 0, 0, 0, plan, self.scope, payload)
+        return self._create(plan, lambda: iter([(0, memoryview(inband))]))
 
-    def _create(self, plan: Plan, pieces: Iterator[tuple[int, memoryview]]) -> GlobalRef[Any]:
+    def _create(
+        self, plan: Plan, pieces: Callable[[], Iterator[tuple[int, memoryview]]]
+    ) -> GlobalRef[Any]:
+        """Puts again where the page server died meanwhile: nothing was there before."""
+        deadline = time.monotonic() + self.config.reattach_s
+        while True:
+            try:
+                return self._try_create(plan, pieces())
+            except errors.ServerUnavailableError:
+                if time.monotonic() >= deadline or self._has_ended():
+                    raise
+            time.sleep(0.1)
+
+    def _try_create(self, plan: Plan, pieces: Iterator[tuple[int, memoryview]]) -> GlobalRef[Any]:
         client = self.client
-        record = self.call("create_region", plan.region_bytes, self.node_id)
+        record = self.call("create_region", plan.region_bytes, self.node_id, new_request_id())
         region = record.region
         try:
             fd = client.create(
@@ -349,14 +366,16 @@ class Session:
         if not nodes:  # Ray keeps small objects with their owner, and errors too
             return self.put(ray.get(object_ref, timeout=timeout_s))
         node_id = self.node_id if self.node_id in nodes else nodes[0]
-        record, plan = self.call("share", [object_ref], node_id, timeout_s=timeout_s)
+        record, plan = self.call(
+            "share", [object_ref], node_id, new_request_id(), timeout_s=timeout_s
+        )
         return self._ref(record, plan)
 
     def free(self, ref: GlobalRef[Any]) -> None:
         if ref.scope != self.scope:
             _raise_mismatch(ref.scope)
+        self.call("free", ref.region)
         if not ref.inline:
-            self.call("free", ref.region)
             freed = {**self._freed, ref.region: ref.base_address}
             self._freed = {r: at for r, at in freed.items() if self.leases.find(at) is not None}
 
@@ -424,6 +443,11 @@ def _raise_mismatch(scope: str) -> NoReturn:
     raise errors.SessionMismatchError(
         f"The reference belongs to session {scope}, which has ended or is not this one."
     )
+
+
+def attached() -> Session | None:
+    """This process's session, where it has one already."""
+    return _current
 
 
 def current(scope: str | None = None) -> Session:
@@ -545,6 +569,10 @@ def _make_session(config: Config) -> Session:
             reattach_s=config.reattach_s,
             orphan_timeout_s=config.orphan_s,
             page_bytes=config.page_bytes,
+            control_timeout_s=config.control_timeout_s,
+            history_bytes=config.history_bytes,
+            history_disk_bytes=config.history_disk_bytes,
+            history_directory=config.history_dir,
         ),
     )
     _once("exit", lambda: atexit.register(shutdown))
@@ -576,95 +604,3 @@ def shutdown() -> None:
         session, _current = _current, None
         if session is not None and session._pid == os.getpid():
             _end(session)
-
-
-# ------------------------------------------------------------------ the surface
-
-
-def put(obj: Any) -> GlobalRef[Any]:
-    """Places an object in the global address space and returns a reference to it.
-
-    Its buffers (NumPy arrays, Arrow and pandas data, what SciPy and scikit-learn hold in them,
-    PyTorch CPU tensors) are copied once, into memory homed on this node; tasks anywhere read
-    them there, block by block. An object below 4 KiB travels inside its reference.
-
-    Args:
-        obj: anything that pickle or cloudpickle can pickle.
-
-    Raises:
-        NotInitializedError: Before `clamor.init()`.
-        UnpicklableError: Something in the object cannot be pickled.
-        OutOfMemoryError: This node has less memory than the object needs.
-
-    Warns:
-        ClamorWarning: Most of the object is not in buffers, so that it travels whole.
-
-    Safe from any thread.
-
-    Example:
-        >>> ref = clamor.put(scipy.spatial.KDTree(points))   # doctest: +SKIP
-    """
-    return current().put(obj)
-
-
-def zeros(shape: int | tuple[int, ...], dtype: Any = np.float64) -> GlobalRef[Any]:
-    """A global array of zeros. Nothing is allocated, whatever its size.
-
-    Args:
-        shape, dtype: as `numpy.zeros`'s; dtype must hold plain data.
-
-    Raises:
-        NotInitializedError: Before `clamor.init()`.
-        ValueError: A dtype that holds Python objects, or a negative dimension.
-
-    Example:
-        >>> w = clamor.zeros(10**9, numpy.float32)   # doctest: +SKIP
-    """
-    return current().zeros(shape, dtype)
-
-
-def share(object_ref: Any, *, timeout: float = 300.0) -> GlobalRef[Any]:
-    """Makes an existing Ray object page-accessible; serving it needs no copy of its buffers.
-
-    The page server of a node that holds the object pins it and serves its blocks to other nodes
-    from Ray's own store. Processes on that node read through a generation of their own, into which
-    the blocks that they touch are copied. It stays pinned until `clamor.free`, whatever becomes of
-    `object_ref`.
-
-    Args:
-        object_ref: of any object; one that Ray keeps with its owner (small ones) is put.
-        timeout: seconds for the object to be ready and pinned.
-
-    Raises:
-        NotInitializedError: Before `clamor.init()`.
-        WaitTimeoutError: The object was not ready in time.
-
-    Example:
-        >>> ref = clamor.share(ray.put(array))   # doctest: +SKIP
-    """
-    if not isinstance(object_ref, ray.ObjectRef):
-        raise TypeError(f"share takes a Ray ObjectRef, not {type(object_ref).__qualname__}")
-    return current().share(object_ref, timeout)
-
-
-def free(ref: GlobalRef[Any]) -> None:
-    """Lets go of a global variable. Processes that read it keep it until they are done.
-
-    From now on `get` raises `FreedError`. Freeing it again changes nothing.
-
-    Args:
-        ref: any reference to it; all others go with it.
-
-    Raises:
-        NotInitializedError: Before `clamor.init()`.
-        SessionMismatchError: It belongs to another session.
-
-    Example:
-        >>> clamor.free(ref)   # doctest: +SKIP
-    """
-    if not isinstance(ref, GlobalRef):
-        raise TypeError(f"free takes a GlobalRef, not {type(ref).__qualname__}")
-    session = current()
-    if not ref.freed:
-        session.free(ref)
-        ref._mark_freed()

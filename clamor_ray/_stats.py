@@ -63,6 +63,18 @@ class EngineStats(_Counters):
     cached_bytes: int = 0
     bad_messages: int = 0
     reattached: int = 0
+    advances: int = 0
+    forks: int = 0
+    layers: int = 0
+    layer_bytes: int = 0
+    commits_staged: int = 0
+    commits_published: int = 0
+    commits_applied: int = 0
+    commits_dropped: int = 0
+    history_records: int = 0
+    history_bytes: int = 0
+    history_disk_bytes: int = 0
+    history_expired: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +86,8 @@ class RegionStats(_Counters):
     length_bytes: int = 0
     is_home: int = 0
     mappings: int = 0
+    generations: int = 0
+    oldest_version: int = 0
     present_blocks: int = 0
     fetched_blocks: int = 0
     touched_blocks: int = 0

@@ -14,13 +14,25 @@ __all__ = [
     "ClamorError",
     "ClamorWarning",
     "ClosedError",
+    "CommitAbortedError",
+    "CommitConflict",
     "DeniedError",
     "DescriptorLimitError",
     "ExistsError",
     "ForkedError",
     "FreedError",
+    "HashMapCorruptError",
+    "HashMapFullError",
     "HomeLostError",
     "InternalError",
+    "JournalFullError",
+    "KeyTypeError",
+    "MallocShimError",
+    "MissingKeyError",
+    "NestedUpdateError",
+    "NoSpaceError",
+    "NoVersionError",
+    "NotInPlaceError",
     "NotInitializedError",
     "OutOfMemoryError",
     "PrefetchTimeoutError",
@@ -29,6 +41,7 @@ __all__ = [
     "RayClientError",
     "ServerUnavailableError",
     "SessionMismatchError",
+    "SnapshotExpired",
     "SystemCallError",
     "TrapUnavailableError",
     "UnpicklableError",
@@ -61,6 +74,8 @@ class ClamorError(Exception):
 
     code: int | None
     hint: str
+    # A commit that failed for now: the transaction, still open. It does not travel with a pickle.
+    transaction: Any = None
 
     def __init__(self, message: str, *, code: int | None = None, hint: str | None = None) -> None:
         super().__init__(message)
@@ -76,7 +91,8 @@ class ClamorError(Exception):
         return f"{self.message} {self.hint}".rstrip()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, dict(self.__dict__))
+        state = {name: value for name, value in self.__dict__.items() if name != "transaction"}
+        return _rebuild, (type(self), self.message, state)
 
 
 class NotInitializedError(ClamorError):
@@ -220,10 +236,131 @@ class RangeError(ClamorError):
     default_hint = "The reference and the page server disagree about the region; report it."
 
 
+class CommitConflict(ClamorError):
+    """Another transaction changed the same blocks first; nothing of this one is visible.
+
+    Args:
+        message: what happened, as a sentence.
+        region: id of the variable; 0 where it is not known.
+        base_version: the version that this transaction read.
+        version: the version that the other one made.
+        first_block: first 4 KiB block that both wrote, counted from the region's start.
+        n_blocks: how many from there on; 0 where it is not blocks that clash (a variable inside
+            its reference, a changed layout, a base that is too old to tell).
+    """
+
+    default_hint = "Run the transaction again on the newest version: clamor.retry(fn, ...) does."
+
+    def __init__(
+        self,
+        message: str,
+        region: int = 0,
+        base_version: int = 0,
+        version: int = 0,
+        first_block: int = 0,
+        n_blocks: int = 0,
+        *,
+        code: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, code=code, hint=hint)
+        self.region = region
+        self.base_version = base_version
+        self.version = version
+        self.first_block = first_block
+        self.n_blocks = n_blocks
+
+
+class CommitAbortedError(ClamorError):
+    """The commit was given up before it was made: its writer was taken for dead."""
+
+    default_hint = "Nothing of it is visible. Run the transaction again."
+
+
+class JournalFullError(ClamorError):
+    """The registry cannot write its journal."""
+
+    default_hint = "Nothing was changed; free disk space on the driver's node and try again."
+
+
+class SnapshotExpired(ClamorError):
+    """The blocks of an old version are kept no longer."""
+
+    default_hint = (
+        "Read a newer version (ref.refresh()), or raise CLAMOR_HISTORY_BYTES or "
+        "CLAMOR_HISTORY_DISK_BYTES before clamor.init()."
+    )
+
+
+class NoVersionError(ClamorError):
+    """The global variable has no such version."""
+
+    default_hint = "Versions count from 0 up to ref.refresh().version; ask for one of those."
+
+
+class NoSpaceError(ClamorError):
+    """A file system, or an arena that something is built in, is full."""
+
+    default_hint = "Make room on the disk, or make the region larger when it is made."
+
+
+class MallocShimError(ClamorError):
+    """The allocations of a library cannot be led into a region."""
+
+    default_hint = (
+        "Name the library that allocates. One that takes an allocator needs no shim: give it the "
+        "functions of region.malloc_functions()."
+    )
+
+
 class SystemCallError(ClamorError):
     """A system call failed in a way that has no case of its own."""
 
     default_hint = "The message names the call and the reason."
+
+
+class KeyTypeError(ClamorError, TypeError):
+    """A key of another type than the hash map's."""
+
+    default_hint = "Convert the keys (`keys.astype(...)`), or build a map with keys of that type."
+
+
+class MissingKeyError(ClamorError, KeyError):
+    """A key is not in the hash map."""
+
+    default_hint = "Pass default= to get() for keys that may be missing, or ask contains() first."
+
+
+class HashMapFullError(ClamorError):
+    """The hash map has no room for another key."""
+
+    default_hint = "Build a larger one: HashMap.build(m.keys(), m.values(), capacity=...)."
+
+
+class HashMapCorruptError(ClamorError):
+    """The arrays are no table of a hash map, or were overwritten."""
+
+    default_hint = (
+        "Only HashMap.build makes such arrays, and only `with clamor.update(m)` changes them; "
+        "build the map again from its source."
+    )
+
+
+class NestedUpdateError(ClamorError):
+    """One thread updates a variable inside an update of the same variable."""
+
+    default_hint = (
+        "Write to the object of the outer block; what it commits is one version for all of them."
+    )
+
+
+class NotInPlaceError(ClamorError):
+    """A list grew, an array was replaced, or nothing of the object can be changed in place."""
+
+    default_hint = (
+        "Only the contents of arrays can be changed in place; put the new object again with "
+        "clamor.put."
+    )
 
 
 class InternalError(ClamorError):

@@ -3,7 +3,8 @@
  * The keeper hands a restarted server the memfds of the old one, so what is mapped here stays
  * mapped; the new server only has to learn of it (ATTACH, with the inode) and to wake whoever is
  * stopped. A mapping that it does not have, and that can have absent blocks, cannot go on: the
- * process ends, and its supervisor runs the work again. Never zeros, never a silent hang.
+ * process ends, and its supervisor runs the work again. Never zeros, never a silent hang. Nor can
+ * one of memory that the server has, and does not lease to us: it may change it from now on.
  *
  * Until reattach_timeout has passed, stopped threads wait. After it they are made to fault again,
  * so that their faults queue on our own descriptor, which tells us that there is one: the process
@@ -92,7 +93,9 @@ static void refused(pc_client *client, const struct pc__ctl_open *open, int erro
         if (mapping->state == PC__MAPPING_OPENING)
             mapping->error = error; /* its thread is told, and nobody has the address */
         else
-            is_fatal = mapping->trapped.needs_trap; /* else every block of it is here */
+            /* else every block of it is here, and a server that does not have it changes none */
+            is_fatal = mapping->trapped.needs_trap ||
+                       (error != PC_ERR_NO_REGION && error != PC_ERR_NO_GENERATION);
     }
     pthread_mutex_unlock(&client->lock);
     if (is_fatal)

@@ -1,4 +1,4 @@
-/* call.c - requests and their replies, and the CLOSEs that wait for room. See client.h.
+/* call.c - requests and their replies, and the messages without one that wait for room. See client.h.
  *
  * Threads: any may call; the watch thread hands replies over. Lock: client.lock, never held
  * while waiting (the condition variable drops it). Every wait ends at its deadline, when the
@@ -40,11 +40,14 @@ static int start_locked(pc_client *client, uint16_t type, const void *body, size
         if (client->state == PC__CONN_UP) {
             if (++client->next_request_id == PC__REQUEST_ALONE)
                 client->next_request_id = 1;
-            call->request_id = client->next_request_id;
-            call->epoch = client->epoch;
-            rc = pc__conn_send(client->socket, type, call->request_id, body, body_bytes, tail,
-                               tail_bytes, NULL, 0);
+            pc__outbox_flush(client); /* an OPEN does not overtake the CLOSE of what was there */
+            rc = client->outbox ? 0
+                                : pc__conn_send(client->socket, type, client->next_request_id,
+                                                body, body_bytes, tail, tail_bytes, call->gives,
+                                                call->gives ? 1 : 0);
             if (rc == 1) {
+                call->request_id = client->next_request_id;
+                call->epoch = client->epoch;
                 call->next = client->calls;
                 client->calls = call;
                 return PC_OK;
@@ -72,7 +75,7 @@ int pc__call_start(pc_client *client, uint16_t type, const void *body, size_t bo
                    const void *tail, size_t tail_bytes, uint64_t deadline_ns,
                    struct pc__call *call)
 {
-    *call = (struct pc__call){.opens = call->opens};
+    *call = (struct pc__call){.opens = call->opens, .gives = call->gives};
     pthread_mutex_lock(&client->lock);
     int rc = start_locked(client, type, body, body_bytes, tail, tail_bytes, deadline_ns, call);
     pthread_mutex_unlock(&client->lock);
@@ -153,8 +156,9 @@ void pc__call_reply(pc_client *client, struct pc__packet *packet)
         *at = call->next;
         if (call->is_abandoned) {
             pc__fds_close(packet->fds, &packet->n_fds);
+            const struct pc__ctl_open close = {.mapping_id = call->opens};
             if (packet->message.header.status == PC_OK)
-                pc__outbox_close(client, call->opens);
+                (void)pc__outbox_send(client, PC__CTL_CLOSE, &close, sizeof close);
             free(call);
             return;
         }
@@ -179,25 +183,34 @@ void pc__call_drop_all(pc_client *client)
     pthread_cond_broadcast(&client->changed);
 }
 
-void pc__outbox_close(pc_client *client, uint64_t mapping_id)
+static int send_outgoing(pc_client *client, uint16_t type, const void *body, size_t body_bytes)
 {
-    struct pc__ctl_open message = {.mapping_id = mapping_id};
+    /* An ABANDON is replied to; nobody waits for that. */
+    uint32_t request_id = type == PC__CTL_ABANDON ? PC__REQUEST_ALONE : 0;
+    return pc__conn_send(client->socket, type, request_id, body, body_bytes, NULL, 0, NULL, 0);
+}
+
+int pc__outbox_send(pc_client *client, uint16_t type, const void *body, size_t body_bytes)
+{
+    assert(body_bytes <= PC__OUTGOING_BYTES);
     pc__outbox_flush(client);
     if (client->state == PC__CONN_UP && !client->outbox &&
-        pc__conn_send(client->socket, PC__CTL_CLOSE, 0, &message, sizeof message, NULL, 0, NULL,
-                      0) != 0)
-        return; /* sent, or the server is gone and so is the lease */
+        send_outgoing(client, type, body, body_bytes) != 0)
+        return PC_OK; /* sent, or the server is gone and so is what this is about */
     if (client->state != PC__CONN_UP && client->state != PC__CONN_LOST)
-        return;
+        return PC_OK;
     struct pc__outgoing *outgoing = malloc(sizeof *outgoing);
     if (!outgoing)
-        return; /* the lease lasts until this process ends */
+        return pc__fail(PC_ERR_NO_MEMORY, "a message to the page server");
     outgoing->next = NULL;
-    outgoing->close = message;
+    outgoing->type = type;
+    outgoing->body_bytes = body_bytes;
+    memcpy(outgoing->body, body, body_bytes);
     *client->outbox_end = outgoing;
     client->outbox_end = &outgoing->next;
     const uint64_t one = 1;
     (void)!write(client->nudge_fd, &one, sizeof one); /* full: it is nudged already */
+    return PC_OK;
 }
 
 static void pop(pc_client *client)
@@ -212,8 +225,8 @@ static void pop(pc_client *client)
 void pc__outbox_flush(pc_client *client)
 {
     while (client->outbox && client->state == PC__CONN_UP &&
-           pc__conn_send(client->socket, PC__CTL_CLOSE, 0, &client->outbox->close,
-                         sizeof client->outbox->close, NULL, 0, NULL, 0) != 0)
+           send_outgoing(client, client->outbox->type, client->outbox->body,
+                         client->outbox->body_bytes) != 0)
         pop(client);
 }
 

@@ -3,7 +3,10 @@
  *   client.c     open, close, the watch thread and what it receives
  *   call.c       requests and their replies
  *   conn.c       one connection: connect, hello, packets; used before the watch thread runs
- *   mapping.c    map, unmap, read sets
+ *   mapping.c    map, unmap
+ *   reads.c      read sets
+ *   build.c      building a region in place
+ *   stage.c      what a private mapping wrote, and handing it to the page server
  *   requests.c   create, seal, abandon, prefetch, the report of a read set
  *   attach.c     after the page server died: attach anew, or end the process
  *   forked.c     in a child of fork
@@ -37,7 +40,11 @@
 
 #define PC__NAME_BYTES 108 /* as sun_path */
 #define PC__REPLY_BYTES 64 /* no reply is longer */
+#define PC__OUTGOING_BYTES 56 /* nor what waits in the outbox */
 static_assert(sizeof(struct pc__ctl_hello) <= PC__REPLY_BYTES, "replies fit");
+static_assert(sizeof(struct pc__ctl_open) <= PC__OUTGOING_BYTES &&
+              sizeof(struct pc__ctl_stage) <= PC__OUTGOING_BYTES &&
+              sizeof(struct pc__ctl_region) <= PC__OUTGOING_BYTES, "outgoing messages fit");
 
 enum pc__conn_state {
     PC__CONN_UP,
@@ -63,6 +70,10 @@ struct pc__mapping {
     enum pc__mapping_state state;
     int error;                       /* OPENING: why re-attaching it failed */
     bool is_leased;
+    bool follows;                    /* what was written to it is version + 1 (pc_client_resolve) */
+    bool is_building;                /* made here, read-write, not sealed (build.c) */
+    bool is_sealing;                 /* one thread is at it */
+    bool may_be_sealed;              /* a SEAL went out and was not refused */
     bool is_dropping;                /* the first reader is at it; others wait */
 };
 
@@ -70,8 +81,9 @@ struct pc__mapping {
 struct pc__call {
     struct pc__call *next;
     uint64_t opens;        /* id of the mapping that an OPEN leases; set before it starts */
+    const int *gives;      /* a descriptor that goes along, or NULL; set before it starts */
     uint64_t epoch;        /* the connection that it went out on */
-    uint32_t request_id;
+    uint32_t request_id;   /* 0: it never went out */
     bool is_abandoned;     /* a copy on the heap: its OPEN was given up before the reply came */
     bool is_done, is_dropped; /* dropped: the connection died first */
     int status;
@@ -84,7 +96,9 @@ struct pc__call {
 
 struct pc__outgoing {
     struct pc__outgoing *next;
-    struct pc__ctl_open close;
+    size_t body_bytes;
+    uint16_t type;
+    unsigned char body[PC__OUTGOING_BYTES];
 };
 
 #define PC__MAPPING_BUCKETS 1024u
@@ -111,10 +125,10 @@ struct pc_client {
     uint64_t next_mapping_id;
     struct pc__trap trap;
     struct pc__call *calls;
-    struct pc__outgoing *outbox, **outbox_end; /* CLOSEs that the socket had no room for */
+    struct pc__outgoing *outbox, **outbox_end; /* what the socket had no room for */
     struct pc__mapping *mappings;
     struct pc__mapping *by_id[PC__MAPPING_BUCKETS];
-    struct pc__mapping *by_region[PC__MAPPING_BUCKETS]; /* shared ones */
+    struct pc__mapping *by_region[PC__MAPPING_BUCKETS];
     char outage[160];               /* why the last try to re-attach failed */
 };
 
@@ -137,6 +151,24 @@ static inline uint64_t pc__deadline(uint64_t timeout_ns)
 {
     uint64_t now = pc__clock_ns(), most = (uint64_t)INT64_MAX;
     return timeout_ns > most - now ? most : now + timeout_ns;
+}
+
+static inline void *pc__pointer(uint64_t address)
+{
+    return (void *)(uintptr_t)address;
+}
+
+static inline bool pc__is_private(const struct pc__mapping *mapping)
+{
+    return mapping->trapped.flags & PC_MAP_PRIVATE;
+}
+
+/* Whole blocks, not none, inside the global address space. */
+static inline bool pc__is_in_window(uint64_t base_address, uint64_t length_bytes)
+{
+    return length_bytes > 0 && length_bytes % PC_BLOCK_BYTES == 0 &&
+           base_address % PC_BLOCK_BYTES == 0 && base_address >= PC_WINDOW_BEGIN &&
+           base_address < PC_WINDOW_END && length_bytes <= PC_WINDOW_END - base_address;
 }
 
 /* conn.c */
@@ -201,8 +233,9 @@ void pc__call_reply(pc_client *client, struct pc__packet *packet);
 void pc__call_drop_all(pc_client *client);
 /* Under lock: returns 0 after PC_ERR_TIMEOUT. */
 bool pc__changed_wait(pc_client *client, uint64_t deadline_ns);
-/* Under lock: tells the server that the lease is over, now or when there is room. */
-void pc__outbox_close(pc_client *client, uint64_t mapping_id);
+/* Under lock: a message that nobody waits for the answer of, now or when there is room. Lost with
+ * the connection. PC_ERR_NO_MEMORY: not sent. */
+int pc__outbox_send(pc_client *client, uint16_t type, const void *body, size_t body_bytes);
 void pc__outbox_flush(pc_client *client);
 void pc__outbox_clear(pc_client *client);
 
@@ -216,9 +249,32 @@ void pc__mapping_release(pc_client *client, struct pc__mapping *mapping);
 int pc__mapping_use(pc_client *client, uint64_t id, struct pc__mapping **out);
 void pc__mapping_take_down(pc_client *client, struct pc__mapping *mapping);
 void pc__mapping_describe(const struct pc__mapping *mapping, struct pc__ctl_open *out);
-/* Not under lock. Maps the memfd over what is reserved there, arms, opens. Owns fd. */
+/* Addresses without access: the region's own, or others where mapping.c says so. */
+int pc__mapping_reserve(pc_client *client, struct pc__mapping *mapping, uint64_t base_address);
+void pc__mapping_tell(const struct pc__mapping *mapping, struct pc_mapping *out);
+/* The rest of them not under lock. */
+
+/* Around a call that uses a mapping; unuse only after a use that succeeded. Both the client and the
+ * mapping stay meanwhile. */
+int pc__use(pc_client *client, uint64_t id, struct pc__mapping **out);
+void pc__unuse(pc_client *client, struct pc__mapping *mapping);
+/* PC_ERR_RANGE: one is empty, or not inside the region. */
+int pc__runs_check(const struct pc__mapping *mapping, const struct pc_run *runs, size_t n_runs);
+/* OPEN, until the answer and the connection that the lease is on are the same. call: a struct
+ * pc__ctl_opened and one descriptor, the caller's. */
+int pc__mapping_lease(pc_client *client, struct pc__mapping *mapping, uint64_t deadline_ns,
+                      struct pc__call *call);
+/* Lays the memfd over what is reserved, and tells the signal table. */
+int pc__mapping_lay(pc_client *client, const struct pc__mapping *mapping, int fd, int prot);
+/* PC_ERR_PROTOCOL: the descriptor is not this memory, or not as long as the mapping. */
+int pc__mapping_check_memory(const struct pc__mapping *mapping, int fd, uint64_t inode);
+/* Maps the memfd over what is reserved there, arms, opens. Owns fd. */
 int pc__mapping_install(pc_client *client, struct pc__mapping *mapping, int fd,
                         const struct pc__ctl_opened *opened);
+
+/* requests.c: CREATE; *fd is the new home. */
+int pc__create(pc_client *client, uint64_t region, uint64_t base_address, uint64_t length_bytes,
+               uint64_t timeout_ns, int *fd);
 
 /* client.c */
 int pc__watch_start(pc_client *client);

@@ -212,7 +212,7 @@ _Noreturn void pc__conn_failed(const struct pc__ctl_message *message)
     pc__say_hex(&line, fail.server_id);
     pc__say_text(&line, ": ");
     pc__say_text(&line, pc_strerror(fail.error));
-    if (fail.cause[0]) {
+    if (fail.cause[0] && strcmp(fail.cause, pc_strerror(fail.error))) {
         pc__say_text(&line, ": ");
         pc__say_text(&line, fail.cause);
     }

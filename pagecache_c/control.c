@@ -50,7 +50,7 @@ void pc__client_send(struct pc__client *client, enum pc__ctl_type type, uint32_t
         shutdown(client->fd, SHUT_RDWR);
 }
 
-static void reply(struct pc__client *client, const struct pc__ctl_message *message, int status)
+void pc__client_reply(struct pc__client *client, const struct pc__ctl_message *message, int status)
 {
     pc__client_send(client, PC__CTL_REPLY, message->header.request_id, status, NULL, 0, -1);
 }
@@ -88,7 +88,7 @@ struct pc__mapping *pc__client_mapping(struct pc__client *client, uint64_t id)
 }
 
 static int add_mapping(struct pc__client *client, const struct pc__ctl_open *open,
-                       struct pc__region *region)
+                       struct pc__region *region, struct pc__generation *generation)
 {
     size_t at = mapping_after(client, open->address);
     if (open->address % PC_BLOCK_BYTES || open->length_bytes > UINT64_MAX - open->address ||
@@ -110,20 +110,29 @@ static int add_mapping(struct pc__client *client, const struct pc__ctl_open *ope
                                                 .address = open->address,
                                                 .length_bytes = open->length_bytes,
                                                 .version = open->version,
-                                                .region = region};
+                                                .is_private = open->flags & PC_MAP_PRIVATE,
+                                                .region = region,
+                                                .generation = pc__generation_take(generation)};
     client->n_mappings++;
     pc__ref_take(&region->refs);
     return PC_OK;
+}
+
+/* For nobody to have its base mapped. */
+static bool home_waits(const struct pc__home *home)
+{
+    return home->overlay.memfd >= 0 || !pc__link_empty(&home->pending);
 }
 
 static void drop_mapping(struct pc__client *client, struct pc__mapping *mapping)
 {
     struct pc_engine *engine = client->loop->engine;
     struct pc__region *region = mapping->region;
+    struct pc__generation *generation = mapping->generation;
     uint64_t id = mapping->id;
     size_t at = (size_t)(mapping - client->mappings);
     pthread_mutex_lock(&region->lock);
-    pc__each(link, &region->generation->waiters)
+    pc__each(link, &generation->waiters)
     {
         struct pc__waiter *waiter = pc__of(link, struct pc__waiter, link);
         if (waiter->client == client && waiter->mapping_id == id) {
@@ -132,7 +141,7 @@ static void drop_mapping(struct pc__client *client, struct pc__mapping *mapping)
             free(waiter);
         }
     }
-    pc__each(job_link, &region->generation->jobs)
+    pc__each(job_link, &generation->jobs)
     {
         struct pc__job *job = pc__of(job_link, struct pc__job, link);
         if (job->client == client && job->mapping_id == id) {
@@ -142,7 +151,16 @@ static void drop_mapping(struct pc__client *client, struct pc__mapping *mapping)
         }
     }
     region->mappings--;
+    if (mapping->follows && generation->version == mapping->version)
+        generation->followers--;
+    /* When the server stops, the next one takes them back from the keeper, and the clients attach. */
+    if (--generation->mappings == generation->followers && !client->loop->stopping) {
+        pc__generations_trim(engine, region);
+        if (generation->complete && region->home && home_waits(region->home))
+            pc__worker_queue(engine, region);
+    }
     pthread_mutex_unlock(&region->lock);
+    pc__generation_put(engine, generation);
     if (client->stray_address >= mapping->address &&
         client->stray_address - mapping->address < mapping->length_bytes)
         client->stray_by_ns = 0;
@@ -155,48 +173,150 @@ static void drop_mapping(struct pc__client *client, struct pc__mapping *mapping)
 
 /* ------------------------------------------------------------------ leases */
 
+/* Under region.lock. Whether the memory is what the client has mapped. A base that is being changed
+ * is still that to those who follow it, and the worker has it there in a moment; from others, who
+ * come too late, it was taken. */
+static int attach_ready(struct pc_engine *engine, struct pc__region *region,
+                        const struct pc__generation *generation, const struct pc__ctl_open *open)
+{
+    const struct pc__home *home = generation->complete ? region->home : NULL;
+    bool fits = generation->version == open->version ||
+                generation->version == open->version + open->follows;
+    if (!fits || !home || !home->base_changes)
+        return fits ? PC_OK : PC_ERR_EXPIRED;
+    bool comes = open->follows && generation->version == open->version &&
+                 (home->overlay.memfd < 0 ? !pc__link_empty(&home->pending)
+                                          : home->applied == open->version + 1);
+    if (!comes)
+        return PC_ERR_EXPIRED;
+    if (!home->held_up) /* else the last reader queues it */
+        pc__worker_queue(engine, region);
+    return PC__WAIT;
+}
+
+/* Under region.lock. PC__WAIT: *ask says for what. */
 static int open_ready(struct pc__client *client, struct pc__region *region,
-                      const struct pc__ctl_open *open, bool attach,
-                      struct pc__ctl_opened *opened, int *fd)
+                      const struct pc__ctl_open *open, bool attach, bool caught_up,
+                      struct pc__ctl_opened *opened, int *fd, struct pc__ask *ask)
 {
     struct pc_engine *engine = client->loop->engine;
+    struct pc__generation *generation = NULL;
+    *ask = (struct pc__ask){.kind = PC_EVENT_NEED_REGION};
+    if (region->state == PC__REGION_UNKNOWN)
+        return PC__WAIT;
     if (region->state != PC__REGION_READY && !(attach && region->state == PC__REGION_RETIRED))
         return PC_ERR_NO_REGION;
-    if (open->version != region->version || !region->homes) /* retired before it was defined */
+    if (!region->homes) /* retired before it was defined */
         return PC_ERR_NO_REGION;
-    if (open->length_bytes != region->length_bytes ||
-        (!(open->flags & PC_MAP_PRIVATE) && open->address != region->base_address))
+    if (open->length_bytes != region->length_bytes)
         return PC_ERR_RANGE;
-    if (attach && (!region->generation || region->generation->inode != open->inode))
-        return PC_ERR_NO_GENERATION;
-    int rc = pc__region_need_generation(engine, region);
+    int rc = PC_OK;
+    if (attach) {
+        generation = pc__generation_by_inode(region, open->inode);
+        rc = generation ? attach_ready(engine, region, generation, open) : PC_ERR_NO_GENERATION;
+        ask->kind = PC_EVENT_NONE;
+    } else {
+        rc = pc__generation_for(engine, region, open->version, caught_up, &generation, ask);
+    }
     if (!rc)
-        rc = add_mapping(client, open, region);
+        rc = add_mapping(client, open, region, generation);
     if (rc)
         return rc;
+    region->version = open->version > region->version ? open->version : region->version;
     region->mappings++;
+    generation->mappings++;
+    if (open->follows)
+        (void)pc__mapping_follows(pc__client_mapping(client, open->mapping_id));
     pc__count_add(&engine->count.mappings, 1);
-    opened->inode = region->generation->inode;
-    opened->needs_trap = !region->generation->complete;
-    *fd = region->generation->memfd;
+    opened->inode = generation->inode;
+    opened->needs_trap = !generation->complete;
+    *fd = generation->memfd;
     return PC_OK;
 }
 
-static void finish_open(struct pc__client *client, struct pc__region *region, uint32_t request_id,
-                        const struct pc__ctl_open *open, bool attach)
+/* Under region.lock: the open waits. False: for want of memory it cannot. */
+static bool wait_for(struct pc__client *client, struct pc__region *region, uint32_t request_id,
+                     const struct pc__ctl_open *open, bool attach)
 {
+    struct pc__pending *pending = calloc(1, sizeof *pending);
+    if (!pending)
+        return false;
+    *pending = (struct pc__pending){.loop = client->loop,
+                                    .client_id = client->id,
+                                    .request_id = request_id,
+                                    .attach = attach,
+                                    .question = region->published_questions + 1,
+                                    .open = *open};
+    pc__link_push(&region->pending, &pending->link);
+    return true;
+}
+
+/* Under region.lock: whether the question is to be put; it is not if it is out. */
+static bool to_ask(struct pc__region *region, const struct pc__ask *ask)
+{
+    bool *out = ask->kind == PC_EVENT_NEED_REGION      ? &region->asked_region
+                : ask->kind == PC_EVENT_NEED_CHANGES   ? &region->asked_changes
+                : ask->kind == PC_EVENT_NEED_PUBLISHED ? &region->asked_published
+                                                       : NULL;
+    bool put = out && !*out;
+    if (put)
+        *out = true;
+    if (put && ask->kind == PC_EVENT_NEED_PUBLISHED)
+        region->published_questions++;
+    return put;
+}
+
+static void put_question(struct pc_engine *engine, uint64_t region, const struct pc__ask *ask)
+{
+    const struct pc_event event = {.kind = (int)ask->kind,
+                                   .region = region,
+                                   .from_version = ask->from_version,
+                                   .version = ask->version};
+    if (pc__engine_ask(engine, &event))
+        return;
+    if (ask->kind == PC_EVENT_NEED_REGION)
+        (void)pc_engine_refuse_region(engine, region, PC_ERR_NO_MEMORY);
+    else if (ask->kind == PC_EVENT_NEED_PUBLISHED)
+        (void)pc_engine_caught_up(engine, region, PC_ERR_NO_MEMORY);
+    else
+        (void)pc_engine_set_changes(engine, region, ask->from_version, ask->version, NULL, 0,
+                                    PC_ERR_NO_MEMORY);
+}
+
+/* False: the region left the table between the look-up and the lock: it is a new one now. */
+static bool finish_open(struct pc__client *client, struct pc__region *region, uint32_t request_id,
+                        const struct pc__ctl_open *open, bool attach, bool caught_up)
+{
+    struct pc_engine *engine = client->loop->engine;
     struct pc__ctl_opened opened = {0};
+    struct pc__ask ask;
     int fd = -1;
+    bool put = false;
     pthread_mutex_lock(&region->lock);
-    int rc = open_ready(client, region, open, attach, &opened, &fd);
+    if (region->forgotten) {
+        pthread_mutex_unlock(&region->lock);
+        return false;
+    }
+    int rc = open_ready(client, region, open, attach, caught_up, &opened, &fd, &ask);
+    if (rc == PC__WAIT) {
+        if (!wait_for(client, region, request_id, open, attach))
+            rc = PC_ERR_NO_MEMORY;
+        else
+            put = to_ask(region, &ask);
+    }
     pthread_mutex_unlock(&region->lock);
+    if (put)
+        put_question(engine, open->region, &ask);
+    if (rc == PC__WAIT)
+        return true;
     if (attach && !rc) {
-        pc__count_add(&client->loop->engine->count.reattached, 1);
+        pc__count_add(&engine->count.reattached, 1);
         /* Threads that the last server left waiting ask us. */
         pc__fault_attached(client, open->address, open->length_bytes);
     }
     pc__client_send(client, PC__CTL_REPLY, request_id, rc, rc ? NULL : &opened,
                     rc ? 0 : sizeof opened, attach ? -1 : fd);
+    return true;
 }
 
 void pc__client_retry_open(struct pc__loop *loop, struct pc__mail *mail)
@@ -207,10 +327,15 @@ void pc__client_retry_open(struct pc__loop *loop, struct pc__mail *mail)
         struct pc__client *client = pc__of(link, struct pc__client, link);
         if (client->id != pending->client_id || client->closed)
             continue;
+        if (pending->stages) {
+            pc__client_staged(client, pending->request_id, pending->open.region);
+            break;
+        }
         struct pc__region *region = pc__region_get(loop->engine, pending->open.region);
-        if (region && !mail->error)
-            finish_open(client, region, pending->request_id, &pending->open, pending->attach);
-        else
+        bool done = region && !mail->error &&
+                    finish_open(client, region, pending->request_id, &pending->open,
+                                pending->attach, pending->asked_published);
+        if (!done)
             pc__client_send(client, PC__CTL_REPLY, pending->request_id,
                             mail->error ? mail->error : PC_ERR_NO_REGION, NULL, 0, -1);
         if (region)
@@ -222,41 +347,19 @@ void pc__client_retry_open(struct pc__loop *loop, struct pc__mail *mail)
 
 static void on_open(struct pc__client *client, const struct pc__ctl_message *message, bool attach)
 {
-    struct pc__loop *loop = client->loop;
+    struct pc_engine *engine = client->loop->engine;
     struct pc__ctl_open open;
     memcpy(&open, message->body, sizeof open);
-    struct pc__region *region = pc__region_get_or_add(loop->engine, open.region);
-    if (!region) {
-        reply(client, message, PC_ERR_NO_MEMORY);
-        return;
+    bool done = false;
+    while (!done) {
+        struct pc__region *region = pc__region_get_or_add(engine, open.region);
+        if (!region) {
+            pc__client_reply(client, message, PC_ERR_NO_MEMORY);
+            return;
+        }
+        done = finish_open(client, region, message->header.request_id, &open, attach, false);
+        pc__region_put(engine, region);
     }
-    pthread_mutex_lock(&region->lock);
-    if (region->forgotten) { /* between our look-up and the lock: it is a new one now */
-        pthread_mutex_unlock(&region->lock);
-        pc__region_put(loop->engine, region);
-        on_open(client, message, attach);
-        return;
-    }
-    bool wait = region->state == PC__REGION_UNKNOWN, ask = wait && !region->asked;
-    struct pc__pending *pending = wait ? calloc(1, sizeof *pending) : NULL;
-    if (pending) {
-        *pending = (struct pc__pending){.loop = loop,
-                                        .client_id = client->id,
-                                        .request_id = message->header.request_id,
-                                        .attach = attach,
-                                        .open = open};
-        pc__link_push(&region->pending, &pending->link);
-        region->asked = true;
-    }
-    pthread_mutex_unlock(&region->lock);
-    if (pending && ask) {
-        if (!pc__engine_event(loop->engine, PC_EVENT_NEED_REGION, 0, open.region, 0, "%s", ""))
-            (void)pc_engine_refuse_region(loop->engine, open.region, PC_ERR_NO_MEMORY);
-    } else if (wait && !pending)
-        reply(client, message, PC_ERR_NO_MEMORY);
-    else if (!wait)
-        finish_open(client, region, message->header.request_id, &open, attach);
-    pc__region_put(loop->engine, region);
 }
 
 static void on_close(struct pc__client *client, const struct pc__ctl_message *message)
@@ -266,217 +369,6 @@ static void on_close(struct pc__client *client, const struct pc__ctl_message *me
     struct pc__mapping *mapping = pc__client_mapping(client, open.mapping_id);
     if (mapping)
         drop_mapping(client, mapping);
-}
-
-/* ---------------------------------------------------------------- building */
-
-static void on_create(struct pc__client *client, const struct pc__ctl_message *message)
-{
-    struct pc_engine *engine = client->loop->engine;
-    struct pc__ctl_region body;
-    memcpy(&body, message->body, sizeof body);
-    const struct pc_region_info info = {.region = body.region,
-                                        .base_address = body.base_address,
-                                        .length_bytes = body.length_bytes};
-    if (!pc__region_info_valid(&info)) {
-        reply(client, message, PC_ERR_RANGE);
-        return;
-    }
-    struct pc__region *region = pc__region_get_or_add(engine, body.region);
-    if (!region) {
-        reply(client, message, PC_ERR_NO_MEMORY);
-        return;
-    }
-    pthread_mutex_lock(&region->lock);
-    bool fresh = region->state == PC__REGION_UNKNOWN && !region->home && !region->generation;
-    if (fresh) {
-        region->state = PC__REGION_CREATING;
-        region->creator = client->id;
-        region->base_address = body.base_address;
-        region->length_bytes = body.length_bytes;
-        region->n_blocks = body.length_bytes >> PC_BLOCK_SHIFT;
-    }
-    pthread_mutex_unlock(&region->lock);
-    int fd = -1, rc = fresh ? pc__region_make_home(engine, region, NULL, 0, &fd) : PC_ERR_EXISTS;
-    if (fresh && rc)
-        pc__region_forget(engine, region);
-    if (!rc)
-        client->creating++;
-    pc__client_send(client, PC__CTL_REPLY, message->header.request_id, rc, NULL, 0, fd);
-    if (fd >= 0)
-        close(fd);
-    pc__region_put(engine, region);
-}
-
-/* The region that this client is making, with a reference, or NULL. */
-static struct pc__region *creating(struct pc__client *client, const struct pc__ctl_message *message)
-{
-    struct pc__ctl_region body;
-    memcpy(&body, message->body, sizeof body);
-    struct pc__region *region = pc__region_get(client->loop->engine, body.region);
-    if (!region)
-        return NULL;
-    pthread_mutex_lock(&region->lock);
-    bool its = region->state == PC__REGION_CREATING && region->creator == client->id;
-    pthread_mutex_unlock(&region->lock);
-    if (its)
-        return region;
-    pc__region_put(client->loop->engine, region);
-    return NULL;
-}
-
-static void on_seal(struct pc__client *client, const struct pc__ctl_message *message)
-{
-    struct pc__region *region = creating(client, message);
-    int rc = region ? pc__region_seal(client->loop->engine, region) : PC_ERR_NO_REGION;
-    if (region && !rc)
-        client->creating--;
-    reply(client, message, rc);
-    if (region)
-        pc__region_put(client->loop->engine, region);
-}
-
-static void on_abandon(struct pc__client *client, const struct pc__ctl_message *message)
-{
-    struct pc__region *region = creating(client, message);
-    if (region) {
-        client->creating--;
-        pc__region_forget(client->loop->engine, region);
-        pc__region_put(client->loop->engine, region);
-    }
-    reply(client, message, region ? PC_OK : PC_ERR_NO_REGION);
-}
-
-static void abandon_all(struct pc__client *client)
-{
-    struct pc_engine *engine = client->loop->engine;
-    while (client->creating) {
-        struct pc__region *found = NULL;
-        pthread_mutex_lock(&engine->lock);
-        for (size_t b = 0; b < PC__REGION_BUCKETS && !found; b++)
-            for (struct pc__region *r = engine->regions[b]; r && !found; r = r->hash_next) {
-                pthread_mutex_lock(&r->lock);
-                if (r->state == PC__REGION_CREATING && r->creator == client->id) {
-                    found = r;
-                    pc__ref_take(&r->refs);
-                }
-                pthread_mutex_unlock(&r->lock);
-            }
-        pthread_mutex_unlock(&engine->lock);
-        if (!found)
-            return;
-        client->creating--;
-        pc__region_forget(engine, found);
-        pc__region_put(engine, found);
-    }
-}
-
-/* ------------------------------------------------------------ runs of blocks */
-
-static int by_first_block(const void *a, const void *b)
-{
-    const struct pc_run *x = a, *y = b;
-    return x->first_block < y->first_block ? -1 : x->first_block > y->first_block;
-}
-
-/* Sorts, and merges runs that touch or overlap. Returns how many are left. */
-static size_t merge(struct pc_run *runs, size_t n)
-{
-    size_t kept = 0;
-    qsort(runs, n, sizeof *runs, by_first_block);
-    for (size_t i = 1; i < n; i++) {
-        struct pc_run *last = &runs[kept];
-        uint64_t end = last->first_block + last->n_blocks;
-        uint64_t other = runs[i].first_block + runs[i].n_blocks;
-        if (runs[i].first_block > end)
-            runs[++kept] = runs[i];
-        else if (other > end)
-            last->n_blocks = other - last->first_block;
-    }
-    return kept + 1;
-}
-
-/* Parsed, in range, sorted and disjoint; negative where they are not. *mapping may be NULL. */
-static int take_runs(struct pc__client *client, const struct pc__ctl_message *message,
-                     struct pc__ctl_runs *head, struct pc_run *runs, struct pc__mapping **mapping)
-{
-    int n = pc__ctl_parse_runs(message, head, runs, PC__CTL_MAX_RUNS);
-    if (n < 0)
-        return n;
-    *mapping = pc__client_mapping(client, head->mapping_id);
-    if (!*mapping)
-        return PC_ERR_NO_REGION;
-    for (int i = 0; i < n; i++)
-        if (!runs[i].n_blocks || runs[i].first_block >= (*mapping)->region->n_blocks ||
-            runs[i].n_blocks > (*mapping)->region->n_blocks - runs[i].first_block)
-            return PC_ERR_RANGE;
-    return n ? (int)merge(runs, (size_t)n) : 0;
-}
-
-static void on_prefetch(struct pc__client *client, const struct pc__ctl_message *message)
-{
-    struct pc__loop *loop = client->loop;
-    struct pc_run runs[PC__CTL_MAX_RUNS];
-    struct pc__ctl_runs head;
-    struct pc__mapping *mapping = NULL;
-    int n = take_runs(client, message, &head, runs, &mapping);
-    if (n <= 0) {
-        reply(client, message, n);
-        return;
-    }
-    struct pc__region *region = mapping->region;
-    struct pc__generation *generation = region->generation;
-    struct pc__job *job = NULL;
-    pc__count_add(&loop->engine->count.prefetch_requests, 1);
-    if (head.wait) {
-        job = malloc(sizeof *job + (size_t)n * sizeof runs[0]);
-        if (!job) {
-            reply(client, message, PC_ERR_NO_MEMORY);
-            return;
-        }
-        *job = (struct pc__job){.client = client,
-                                .mapping_id = mapping->id,
-                                .request_id = message->header.request_id,
-                                .n_runs = (size_t)n};
-        memcpy(job->runs, runs, (size_t)n * sizeof runs[0]);
-    }
-    struct pc__batch batch;
-    pc__batch_init(&batch, false, true);
-    uint64_t absent = 0;
-    int rc = PC_OK;
-    pthread_mutex_lock(&region->lock);
-    for (int i = 0; i < n && !generation->complete && !rc; i++) {
-        absent += runs[i].n_blocks -
-                  pc__blockset_count(&generation->present, runs[i].first_block, runs[i].n_blocks);
-        rc = pc__batch_add(&batch, region, runs[i].first_block, runs[i].n_blocks);
-    }
-    bool waits = job && absent && !rc;
-    if (waits) {
-        job->remaining_blocks = absent;
-        pc__link_push(&generation->jobs, &job->link);
-    }
-    pthread_mutex_unlock(&region->lock);
-    pc__batch_submit(loop, &batch);
-    if (!waits) {
-        free(job);
-        reply(client, message, rc);
-    }
-}
-
-static void on_reads(struct pc__client *client, const struct pc__ctl_message *message)
-{
-    struct pc_run runs[PC__CTL_MAX_RUNS];
-    struct pc__ctl_runs head;
-    struct pc__mapping *mapping = NULL;
-    int n = take_runs(client, message, &head, runs, &mapping);
-    if (n <= 0)
-        return;
-    struct pc__region *region = mapping->region;
-    pthread_mutex_lock(&region->lock);
-    for (int i = 0; i < n; i++) /* statistics: what memory is short for is not counted */
-        (void)pc__blockset_add(&region->generation->touched, runs[i].first_block,
-                               runs[i].n_blocks);
-    pthread_mutex_unlock(&region->lock);
 }
 
 /* ---------------------------------------------------------- hello and end */
@@ -489,7 +381,9 @@ static void close_client(struct pc__client *client)
     client->closed = true;
     while (client->n_mappings)
         drop_mapping(client, &client->mappings[client->n_mappings - 1]);
-    abandon_all(client);
+    pc__client_abandon_all(client);
+    if (client->stages)
+        pc__layers_orphan(loop->engine, client->id);
     pc__watch_remove(loop, client->watch);
     pc__watch_remove(loop, client->trap_watch);
     close(client->fd);
@@ -569,7 +463,8 @@ static int on_hello(struct pc__client *client, const struct pc__ctl_message *mes
 static int handle(struct pc__client *client, const struct pc__ctl_message *message, int *fds,
                   int n_fds)
 {
-    if (message->header.type != PC__CTL_HELLO && (!client->said_hello || n_fds))
+    bool may_bring = message->header.type == PC__CTL_STAGE;
+    if (message->header.type != PC__CTL_HELLO && (!client->said_hello || (n_fds && !may_bring)))
         return pc__fail(PC_ERR_PROTOCOL, "a message before hello, or with descriptors");
     switch (message->header.type) {
     case PC__CTL_HELLO:
@@ -577,13 +472,13 @@ static int handle(struct pc__client *client, const struct pc__ctl_message *messa
             return pc__fail(PC_ERR_PROTOCOL, "a second hello");
         return on_hello(client, message, fds, n_fds);
     case PC__CTL_CREATE:
-        on_create(client, message);
+        pc__client_create(client, message);
         return PC_OK;
     case PC__CTL_SEAL:
-        on_seal(client, message);
+        pc__client_seal(client, message);
         return PC_OK;
     case PC__CTL_ABANDON:
-        on_abandon(client, message);
+        pc__client_abandon(client, message);
         return PC_OK;
     case PC__CTL_OPEN:
         on_open(client, message, false);
@@ -595,13 +490,19 @@ static int handle(struct pc__client *client, const struct pc__ctl_message *messa
         on_close(client, message);
         return PC_OK;
     case PC__CTL_PREFETCH:
-        on_prefetch(client, message);
+        pc__client_prefetch(client, message);
         return PC_OK;
     case PC__CTL_READS:
-        on_reads(client, message);
+        pc__client_reads(client, message);
+        return PC_OK;
+    case PC__CTL_STAGE:
+        pc__client_stage(client, message, fds, n_fds);
+        return PC_OK;
+    case PC__CTL_RESOLVE:
+        pc__client_resolve(client, message);
         return PC_OK;
     case PC__CTL_PING:
-        reply(client, message, PC_OK);
+        pc__client_reply(client, message, PC_OK);
         return PC_OK;
     default:
         return pc__fail(PC_ERR_PROTOCOL, "a message that only servers send");

@@ -24,6 +24,7 @@
 #endif
 #define LISTEN_BACKLOG 512
 #define KEEPER_TIMEOUT_NS 10000000000ull
+#define STAGE_TIMEOUT_NS 300000000000ull
 
 /* ------------------------------------------------------------------ events */
 
@@ -42,6 +43,25 @@ static bool grow_events(struct pc_engine *engine)
     return true;
 }
 
+static bool put_event(struct pc_engine *engine, const struct pc_event *event)
+{
+    pthread_mutex_lock(&engine->event_lock);
+    /* Lines for people are dropped when Python is behind. Questions never are: there is at most
+     * one for each region, lane and layer, and the ring grows to hold them. */
+    bool room = event->kind == PC_EVENT_LOG ? engine->n_events < PC__LOG_EVENTS
+                                            : engine->n_events < engine->events_capacity ||
+                                                  grow_events(engine);
+    if (room) {
+        engine->events[(engine->events_begin + engine->n_events) % engine->events_capacity] =
+            *event;
+        engine->n_events++;
+    }
+    pthread_mutex_unlock(&engine->event_lock);
+    uint64_t one = 1;
+    (void)!write(engine->event_fd, &one, sizeof one);
+    return room;
+}
+
 bool pc__engine_event(struct pc_engine *engine, int kind, int error, uint64_t region,
                       uint64_t server_id, const char *format, ...)
 {
@@ -51,21 +71,12 @@ bool pc__engine_event(struct pc_engine *engine, int kind, int error, uint64_t re
     va_start(args, format);
     vsnprintf(event.text, sizeof event.text, format, args);
     va_end(args);
-    pthread_mutex_lock(&engine->event_lock);
-    /* Lines for people are dropped when Python is behind. Questions never are: there is at most
-     * one for each region and each lane, and the ring grows to hold them. */
-    bool room = kind == PC_EVENT_LOG ? engine->n_events < PC__LOG_EVENTS
-                                     : engine->n_events < engine->events_capacity ||
-                                           grow_events(engine);
-    if (room) {
-        engine->events[(engine->events_begin + engine->n_events) % engine->events_capacity] =
-            event;
-        engine->n_events++;
-    }
-    pthread_mutex_unlock(&engine->event_lock);
-    uint64_t one = 1;
-    (void)!write(engine->event_fd, &one, sizeof one);
-    return room;
+    return put_event(engine, &event);
+}
+
+bool pc__engine_ask(struct pc_engine *engine, const struct pc_event *event)
+{
+    return put_event(engine, event);
 }
 
 PC_API int pc_engine_event_fd(pc_engine *engine)
@@ -88,6 +99,75 @@ PC_API int pc_engine_next_event(pc_engine *engine, struct pc_event *out)
     }
     pthread_mutex_unlock(&engine->event_lock);
     return found;
+}
+
+/* ----------------------------------------------------------------- history */
+
+static void keep_history(void *arg, int fd, uint64_t inode, uint64_t bytes, bool is_disk)
+{
+    const struct pc__kept kept = {.length_bytes = bytes,
+                                  .kind = PC__KEPT_HISTORY,
+                                  .sealed = 1,
+                                  .inode = inode,
+                                  .on_disk = is_disk};
+    pc__keep(arg, &kept, fd);
+}
+
+static void drop_history(void *arg, uint64_t inode, bool is_disk)
+{
+    pc__unkeep(arg, inode, is_disk);
+}
+
+static void say_history(void *arg, const char *text)
+{
+    pc__engine_event(arg, PC_EVENT_LOG, PC_ERR_NO_SPACE, 0, 0, "%s", text);
+}
+
+static int open_history(struct pc_engine *engine, const struct pc_engine_options *options)
+{
+    const struct pc__history_options history = {.memory_bytes = options->history_bytes,
+                                                .disk_bytes = options->history_disk_bytes,
+                                                .directory = options->history_directory,
+                                                .arg = engine,
+                                                .keep = keep_history,
+                                                .drop = drop_history,
+                                                .say = say_history};
+    return pc__history_open(&history, &engine->history);
+}
+
+/* Records of regions that were freed while the last server died. */
+static void forget_strangers(struct pc_engine *engine)
+{
+    size_t n = pc__history_regions(engine->history, NULL, 0);
+    uint64_t *ids = n ? calloc(n, sizeof *ids) : NULL;
+    if (!ids)
+        return; /* they age out */
+    n = pc__history_regions(engine->history, ids, n);
+    for (size_t i = 0; i < n; i++) {
+        struct pc__region *region = pc__region_get(engine, ids[i]);
+        if (!region || !region->home)
+            pc__history_forget(engine->history, ids[i]);
+        if (region)
+            pc__region_put(engine, region);
+    }
+    free(ids);
+}
+
+/* Takes back what the last server of this node held. */
+static int adopt(struct pc_engine *engine, uint64_t settle_ns)
+{
+    if (engine->keeper_fd < 0)
+        return PC_OK;
+    int rc = pc__keeper_list(engine->keeper_fd, pc__region_adopt, engine, KEEPER_TIMEOUT_NS);
+    if (!rc)
+        rc = pc__history_adopted(engine->history);
+    if (rc)
+        return rc;
+    pc__regions_adopted(engine);
+    forget_strangers(engine);
+    if (engine->n_regions)
+        engine->settle_until_ns = pc__now_ns() + settle_ns;
+    return PC_OK;
 }
 
 /* ------------------------------------------------------------- start, stop */
@@ -165,9 +245,19 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     if (!engine)
         return pc__fail(PC_ERR_NO_MEMORY, "an engine");
     int rc;
+    pthread_mutex_init(&engine->publish_lock, NULL);
     pthread_mutex_init(&engine->lock, NULL);
     pthread_mutex_init(&engine->keeper_lock, NULL);
     pthread_mutex_init(&engine->event_lock, NULL);
+    pthread_mutex_init(&engine->worker.lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&engine->worker.wake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    pc__link_init(&engine->staged);
+    engine->stage_timeout_ns = options->stage_timeout_ns ? options->stage_timeout_ns
+                                                         : STAGE_TIMEOUT_NS;
     engine->server_id = options->server_id;
     snprintf(engine->socket_name, sizeof engine->socket_name, "%s", options->socket_name);
     snprintf(engine->library_version, sizeof engine->library_version, "%s",
@@ -190,13 +280,11 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     rc = open_uffd(engine, options->no_userfaultfd);
     if (rc)
         goto fail;
-    if (engine->keeper_fd >= 0) {
-        rc = pc__keeper_list(engine->keeper_fd, pc__region_adopt, engine, KEEPER_TIMEOUT_NS);
-        if (rc)
-            goto fail;
-        if (engine->n_regions)
-            engine->settle_until_ns = pc__now_ns() + options->settle_ns;
-    }
+    rc = open_history(engine, options);
+    if (!rc)
+        rc = adopt(engine, options->settle_ns);
+    if (rc)
+        goto fail;
     rc = listen_on(engine->socket_name);
     if (rc < 0)
         goto fail;
@@ -211,6 +299,9 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
         rc = PC_ERR_SYSTEM;
         goto fail;
     }
+    rc = pc__worker_start(engine);
+    if (rc)
+        goto fail;
     *out = engine;
     return PC_OK;
 fail:
@@ -220,6 +311,7 @@ fail:
 
 PC_API int pc_engine_stop(pc_engine *engine)
 {
+    pc__worker_stop(engine);
     for (int i = 0; i < engine->n_loops; i++)
         if (engine->loops[i].epoll >= 0 || engine->loops[i].started)
             pc__loop_stop(&engine->loops[i]);
@@ -237,41 +329,37 @@ PC_API int pc_engine_stop(pc_engine *engine)
             engine->regions[b] = region->hash_next;
             pc__region_put(engine, region);
         }
+    pc__each(link, &engine->staged)
+    {
+        pc__link_remove(link);
+        pc__layer_put(pc__of(link, struct pc__layer, link));
+    }
+    pc__worker_free(engine);
+    if (engine->history)
+        pc__history_close(engine->history);
     if (engine->uffd >= 0)
         close(engine->uffd);
     if (engine->event_fd >= 0)
         close(engine->event_fd);
     free(engine->events);
+    pthread_cond_destroy(&engine->worker.wake);
+    pthread_mutex_destroy(&engine->worker.lock);
     pthread_mutex_destroy(&engine->event_lock);
     pthread_mutex_destroy(&engine->keeper_lock);
     pthread_mutex_destroy(&engine->lock);
+    pthread_mutex_destroy(&engine->publish_lock);
     free(engine);
     return PC_OK;
 }
 
 /* ----------------------------------------------------------------- regions */
 
-/* Sends everybody who waits for the region's definition back to their loops. */
-static void release_pending(struct pc__region *region, int error)
+static void definition_came(struct pc_engine *engine, struct pc__region *region, int error)
 {
-    struct pc__link waiting;
-    pc__link_init(&waiting);
     pthread_mutex_lock(&region->lock);
-    pc__each(link, &region->pending)
-    {
-        pc__link_remove(link);
-        pc__link_push(&waiting, link);
-    }
-    region->asked = false;
+    region->asked_region = false;
     pthread_mutex_unlock(&region->lock);
-    pc__each(held, &waiting)
-    {
-        struct pc__pending *pending = pc__of(held, struct pc__pending, link);
-        const struct pc__mail mail = {
-            .run = pc__client_retry_open, .pointer = pending, .error = error};
-        if (pc__loop_post(pending->loop, &mail))
-            free(pending); /* the client's own deadline tells it */
-    }
+    pc__region_release(engine, region, error, 0, false);
 }
 
 PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_info *info,
@@ -298,27 +386,27 @@ PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_inf
         rc = PC_OK; /* sealed here while the question was on its way */
     } else if (region->state != PC__REGION_UNKNOWN) {
         rc = PC_ERR_NO_REGION; /* freed meanwhile, or not sealed yet */
-    } else if (is_home && !region->home) {
+    } else if (is_home && (!region->home || region->home->base.memfd < 0)) {
         rc = pc__fail(PC_ERR_HOME_LOST, "region %llu is homed here, and the keeper did not have it",
                       (unsigned long long)info->region);
-    } else if ((region->home || region->generation) &&
-               (region->length_bytes != info->length_bytes ||
-                region->base_address != info->base_address ||
-                region->version != info->version)) {
+    } else if (region->n_blocks && (region->length_bytes != info->length_bytes ||
+                                    region->base_address != info->base_address)) {
         rc = pc__fail(PC_ERR_PROTOCOL, "region %llu differs from what the keeper held",
                       (unsigned long long)info->region);
     } else {
-        region->version = info->version;
-        region->base_address = info->base_address;
-        region->length_bytes = info->length_bytes;
-        region->n_blocks = info->length_bytes >> PC_BLOCK_SHIFT;
+        region->version = info->version > region->version ? info->version : region->version;
+        if (!region->n_blocks) { /* else the keeper said the same, and the worker reads it unlocked */
+            region->base_address = info->base_address;
+            region->length_bytes = info->length_bytes;
+            region->n_blocks = info->length_bytes >> PC_BLOCK_SHIFT;
+        }
         region->homes = copy;
         copy = NULL;
         region->state = PC__REGION_READY;
     }
     pthread_mutex_unlock(&region->lock);
     free(copy);
-    release_pending(region, rc);
+    definition_came(engine, region, rc);
     pc__region_put(engine, region);
     return rc;
 }
@@ -334,11 +422,11 @@ PC_API int pc_engine_refuse_region(pc_engine *engine, uint64_t id, int error)
     /* Home blocks may be the only copy, and leased elsewhere: they go when they are retired. And
      * a registry that did not answer is no reason to drop anything: the next one asks again. */
     bool useless = region->state == PC__REGION_UNKNOWN && !region->home &&
-                   (!region->generation || error == PC_ERR_NO_REGION);
+                   (pc__link_empty(&region->generations) || error == PC_ERR_NO_REGION);
     pthread_mutex_unlock(&region->lock);
     if (useless)
         pc__region_forget(engine, region);
-    release_pending(region, error); /* after it is forgotten: nobody can come to wait any more */
+    definition_came(engine, region, error); /* after it is forgotten: nobody can come to wait any more */
     pc__region_put(engine, region);
     return PC_OK;
 }
@@ -353,19 +441,27 @@ PC_API int pc_engine_create_shared(pc_engine *engine, const struct pc_region_inf
     if (!region)
         return pc__fail(PC_ERR_NO_MEMORY, "a region record");
     pthread_mutex_lock(&region->lock);
-    bool fresh = region->state == PC__REGION_UNKNOWN && !region->home;
+    /* Of one that was changed, the keeper of a server before this one held the changes. */
+    bool again = region->home && region->home->base.memfd < 0 &&
+                 region->length_bytes == info->length_bytes && n_segments;
+    bool fresh = region->state == PC__REGION_UNKNOWN && (!region->home || again);
     if (fresh) {
         region->state = PC__REGION_CREATING;
-        region->version = info->version;
+        region->version = info->version > region->version ? info->version : region->version;
         region->base_address = info->base_address;
         region->length_bytes = info->length_bytes;
         region->n_blocks = info->length_bytes >> PC_BLOCK_SHIFT;
     }
     pthread_mutex_unlock(&region->lock);
-    int rc = fresh ? pc__region_make_home(engine, region, segments, n_segments, fd)
+    int rc = fresh ? pc__home_make(engine, region, segments, n_segments, fd)
                    : pc__fail(PC_ERR_EXISTS, "region %llu", (unsigned long long)info->region);
-    if (fresh && rc)
+    if (fresh && rc && again) { /* the changes stay, for another try */
+        pthread_mutex_lock(&region->lock);
+        region->state = PC__REGION_UNKNOWN;
+        pthread_mutex_unlock(&region->lock);
+    } else if (fresh && rc) {
         pc__region_forget(engine, region);
+    }
     pc__region_put(engine, region);
     return rc;
 }
@@ -377,7 +473,7 @@ PC_API int pc_engine_seal(pc_engine *engine, uint64_t id)
         return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
     int rc = pc__region_seal(engine, region);
     if (!rc)
-        release_pending(region, PC_OK);
+        pc__region_release(engine, region, PC_OK, 0, false);
     pc__region_put(engine, region);
     return rc;
 }
@@ -385,18 +481,56 @@ PC_API int pc_engine_seal(pc_engine *engine, uint64_t id)
 PC_API int pc_engine_retire(pc_engine *engine, uint64_t id, int force)
 {
     struct pc__region *region = pc__region_get(engine, id);
+    if (force)
+        pc__layers_forget(engine, id);
     if (!region)
         return PC_ERR_NO_REGION;
     pthread_mutex_lock(&region->lock);
     region->state = PC__REGION_RETIRED;
     pthread_mutex_unlock(&region->lock);
-    release_pending(region, PC_ERR_NO_REGION);
+    pc__region_release(engine, region, PC_ERR_NO_REGION, 0, false);
     if (force)
         pc__region_forget(engine, region);
     else
         pc__region_lease_dropped(engine, region);
     pc__region_put(engine, region);
     return PC_OK;
+}
+
+PC_API int pc_engine_set_changes(pc_engine *engine, uint64_t id, uint64_t from_version,
+                                 uint64_t to_version, const struct pc_run *runs, size_t n_runs,
+                                 int error)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    if (!region)
+        return PC_ERR_NO_REGION;
+    struct pc__changes changes = {.from = from_version, .to = to_version, .error = error};
+    for (size_t i = 0; i < n_runs && !changes.error; i++)
+        if (!runs[i].n_blocks || runs[i].first_block >= region->n_blocks ||
+            runs[i].n_blocks > region->n_blocks - runs[i].first_block)
+            changes.error = pc__fail(PC_ERR_RANGE, "changes outside of region %llu",
+                                     (unsigned long long)id);
+    if (!changes.error && n_runs) {
+        changes.runs = calloc(n_runs, sizeof *runs);
+        if (changes.runs) {
+            memcpy(changes.runs, runs, n_runs * sizeof *runs);
+            changes.n_runs = n_runs;
+        } else {
+            changes.error = pc__fail(PC_ERR_NO_MEMORY, "changes of a region");
+        }
+    }
+    /* EXPIRED is an answer: nothing is kept. NO_VERSION too, to those who asked for it. */
+    bool failed = changes.error && changes.error != PC_ERR_EXPIRED;
+    pthread_mutex_lock(&region->lock);
+    region->asked_changes = false;
+    struct pc_run *old = region->changes.runs;
+    region->changes = failed ? (struct pc__changes){0} : changes;
+    pthread_mutex_unlock(&region->lock);
+    free(old);
+    pc__region_release(engine, region, failed ? changes.error : PC_OK,
+                       changes.error == PC_ERR_NO_VERSION ? to_version : 0, false);
+    pc__region_put(engine, region);
+    return changes.error == PC_ERR_RANGE ? changes.error : PC_OK;
 }
 
 /* ------------------------------------------------------------------- peers */
@@ -463,11 +597,15 @@ static void add_sizes(void *arg, struct pc__region *region)
 {
     struct pc_engine_stats *out = arg;
     out->regions++;
-    if (region->home)
-        out->home_bytes += region->home->data.n_set << PC_BLOCK_SHIFT;
-    if (region->generation) {
+    if (region->home) {
+        out->home_bytes += region->home->base.data.n_set << PC_BLOCK_SHIFT;
+        out->home_bytes += region->home->overlay.data.n_set << PC_BLOCK_SHIFT;
+    }
+    pc__each(link, &region->generations)
+    {
         out->generations++;
-        out->cached_bytes += region->generation->present.n_set << PC_BLOCK_SHIFT;
+        out->cached_bytes += pc__of(link, struct pc__generation, link)->present.n_set
+                             << PC_BLOCK_SHIFT;
     }
 }
 
@@ -497,10 +635,25 @@ PC_API int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out)
     out->prefetched_blocks = pc__count_get(&c->prefetched_blocks);
     out->bad_messages = pc__count_get(&c->bad_messages);
     out->reattached = pc__count_get(&c->reattached);
+    out->advances = pc__count_get(&c->advances);
+    out->forks = pc__count_get(&c->forks);
+    out->layers = pc__count_get(&c->layers);
+    out->layer_bytes = pc__count_get(&c->layer_bytes);
+    out->commits_staged = pc__count_get(&c->commits_staged);
+    out->commits_published = pc__count_get(&c->commits_published);
+    out->commits_applied = pc__count_get(&c->commits_applied);
+    out->commits_dropped = pc__count_get(&c->commits_dropped);
+    struct pc__history_stats history;
+    pc__history_stats(engine->history, &history);
+    out->history_records = history.records;
+    out->history_bytes = history.memory_bytes;
+    out->history_disk_bytes = history.disk_bytes;
+    out->history_expired = history.expired + history.skipped;
     return PC_OK;
 }
 
 struct region_list {
+    struct pc_engine *engine;
     struct pc_region_stats *out;
     size_t capacity, n;
 };
@@ -516,19 +669,28 @@ static void list_region(void *arg, struct pc__region *region)
                                     .length_bytes = region->length_bytes,
                                     .is_home = region->home != NULL,
                                     .mappings = region->mappings};
-    if (region->generation) {
-        out->present_blocks = region->generation->present.n_set;
-        out->fetched_blocks = region->generation->fetched.n_set;
-        out->touched_blocks = region->generation->touched.n_set;
+    /* Of several generations: of the fullest. */
+    pc__each(link, &region->generations)
+    {
+        const struct pc__generation *g = pc__of(link, struct pc__generation, link);
+        out->generations++;
+        if (g->present.n_set < out->present_blocks)
+            continue;
+        out->present_blocks = g->present.n_set;
+        out->fetched_blocks = g->fetched.n_set;
+        out->touched_blocks = g->touched.n_set;
     }
-    if (region->home)
+    if (region->home) {
         out->present_blocks = region->n_blocks;
+        out->oldest_version =
+            pc__history_floor(list->engine->history, region->id, region->home->history_from);
+    }
 }
 
 PC_API int64_t pc_engine_region_stats(pc_engine *engine, struct pc_region_stats *out,
                                       size_t capacity)
 {
-    struct region_list list = {.out = out, .capacity = capacity};
+    struct region_list list = {.engine = engine, .out = out, .capacity = capacity};
     each_region(engine, list_region, &list);
     return (int64_t)list.n;
 }
@@ -541,7 +703,13 @@ PC_API int pc_engine_histogram(pc_engine *engine, uint64_t id, int which, uint32
         return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
     memset(buckets, 0, n_buckets * sizeof *buckets);
     pthread_mutex_lock(&region->lock);
-    const struct pc__generation *g = region->generation;
+    const struct pc__generation *g = NULL; /* the fullest */
+    pc__each(link, &region->generations)
+    {
+        const struct pc__generation *each = pc__of(link, struct pc__generation, link);
+        if (!g || each->present.n_set > g->present.n_set)
+            g = each;
+    }
     const struct pc__blockset *set = !g                             ? NULL
                                      : which == PC_BLOCKS_PRESENT ? &g->present
                                      : which == PC_BLOCKS_FETCHED ? &g->fetched

@@ -3,18 +3,22 @@
  *   loop        one thread, one epoll. Owns the clients, peers and served connections that were
  *               given to it; nobody else touches those. n_loops of them.
  *   client      one process of this node: its control socket, its trap, its mappings.
- *   region      what Python told us of a region, its home bytes (if they live here), and its
- *               generation (the memfd that processes of this node map).
+ *   region      what Python told us of a region, its home (if its blocks live here), and its
+ *               generations (the memfds that processes of this node map, one a version).
+ *   layer       the blocks of one commit on one region: staged, then published, then applied.
+ *   worker      one thread: applies published layers to homes.
  *   peer        this loop's connections to one other server, and the fetches that wait for it.
  *   served      a connection on which another server asks us.
  *
- * Locks, in the order in which they nest:  engine.lock -> region.lock -> leaves.
- *   engine.lock   the region table, the round-robin counters.
+ * Locks, in the order in which they nest:  publish_lock -> engine.lock -> region.lock -> leaves.
+ *   engine.lock   the region table, the staged layers, the round-robin counters.
  *   region.lock   everything in one region that changes after it was defined: presence, in
  *                 flight, waiters, jobs, leases. Held for arithmetic and for calls that never
  *                 block (UFFDIO_WAKE, a futex wake, a non-blocking send); never over file or
- *                 network I/O (but the first lease of a region makes its memfd under it).
- *   leaves        event_lock, keeper_lock and each loop's mail_lock: nothing is taken under them.
+ *                 network I/O (but a lease that needs a new generation makes its memfd under it,
+ *                 and one that advances one punches its holes).
+ *   leaves        event_lock, keeper_lock, worker.lock, the history's and each loop's mail_lock:
+ *                 nothing is taken under them.
  * A waiter or job in a region belongs to a client of some loop; the client takes all of its own
  * out, under region.lock, before it closes a descriptor. So whoever holds region.lock may use the
  * descriptors of the waiters it finds there.
@@ -25,6 +29,7 @@
 #include "atomics.h"
 #include "blockset.h"
 #include "error.h"
+#include "history.h"
 #include "keeper.h"
 #include "pagecache.h"
 #include "wire.h"
@@ -36,6 +41,8 @@
 struct pc__loop;
 struct pc__client;
 struct pc__region;
+struct pc__mapping;
+struct pc__pull;
 
 /* ------------------------------------------------------------------ lists */
 
@@ -70,28 +77,84 @@ static inline void pc__link_remove(struct pc__link *link)
 
 /* ---------------------------------------------------------------- regions */
 
-/* The authoritative bytes of a region, where this node is its home. */
-struct pc__home {
-    int memfd;
+/* A memfd of a home, and which of its blocks mean something. */
+struct pc__store {
+    int memfd;                     /* -1: there is none */
     uint64_t inode;
-    const uint8_t *map;          /* the whole memfd, read-only */
-    struct pc__blockset data;    /* blocks that were written; every other one is zeros */
-    struct pc_segment *segments; /* sorted; bytes that lie in somebody else's memory */
+    const uint8_t *map;            /* the whole memfd, read-only */
+    struct pc__blockset data;      /* blocks that were written */
+    uint64_t version;
+};
+
+/* The authoritative blocks of a region, where this node is its home. Where those of a version are,
+ * and how they change: home.c. All of it under region.lock; only the worker changes stores. */
+struct pc__home {
+    struct pc__store base;         /* version B: what processes of this node map */
+    struct pc__store overlay;      /* blocks that changed in (B, applied], while B is leased */
+    struct pc__link pending;       /* struct pc__layer, of (applied, latest], by version */
+    uint64_t applied, latest;
+    uint64_t history_from;         /* versions below it take what the history has: applied, or one
+                                      more from when that record is written until it is applied */
+    bool base_changes;             /* the worker is at it, or was when it died: no new leases */
+    struct pc_segment *segments;   /* sorted; bytes of the base that lie in somebody else's memory */
     size_t n_segments;
+    unsigned epoch;                /* 0 or 1; who looks at a store or a layer counts itself in */
+    uint64_t readers[2];
+    bool turning;                  /* the worker waits for those of the other epoch, */
+    bool held_up;                  /* and has waited long: nobody is to wait for the worker */
+    struct pc__layer *leaving;     /* applied, or */
+    struct pc__store folded;       /* brought into the base: to go when they have left */
 };
 
 /* One node's memfd of one version of one region. */
 struct pc__generation {
+    struct pc__link link;          /* of the region, while it can be leased */
+    _Atomic uint32_t refs;         /* the region's list, each mapping, each fetch, each fork */
     int memfd;
     uint8_t *map; /* the whole memfd, registered with the engine's uffd; inserted into, never read */
     uint64_t inode;
-    bool complete; /* the memfd of a home: holes are zeros, no trap is needed */
+    uint64_t version;
+    bool complete; /* the base of a home: holes are zeros, no trap is needed */
+    bool is_layer;                 /* of a layer that is being pulled: no region's */
+    bool has_strays;               /* the file may have blocks that present does not: an insert
+                                       failed half-way, or could not be noted */
+    uint64_t mappings;             /* leases, and how many of them follow it to version + 1: all that */
+    uint64_t followers;            /* changes there they have private copies of */
+    uint64_t forks;                /* generations that take blocks from this one */
+    struct pc__generation *source; /* +1 ref: of a fork, which takes from it what is the same there */
+    struct pc__blockset changed;   /* of a fork: what is not */
     struct pc__blockset present;   /* not kept for a complete one */
     struct pc__blockset in_flight;
     struct pc__blockset fetched;
     struct pc__blockset touched;
+    struct pc__blockset changed_away; /* were present before it moved; absent since */
     struct pc__link waiters;       /* struct pc__waiter */
     struct pc__link jobs;          /* struct pc__job */
+};
+
+/* The blocks of one commit on one region: a file as wire.h describes, mapped read-only. */
+struct pc__layer {
+    struct pc__link link;          /* staged: of the engine; published at its home: of that */
+    int memfd;
+    uint64_t inode, bytes;
+    const uint8_t *map;
+    uint64_t region, commit_id;
+    uint64_t version;              /* 0: staged */
+    const struct pc_run *runs;     /* in map */
+    uint64_t *positions;           /* of each run's first block among the data */
+    uint64_t data_offset, n_blocks;
+    uint32_t n_runs;
+    _Atomic uint32_t refs;         /* its list, each reply that sends of it */
+    uint64_t owner;                /* staged: the client it came from, or 0 */
+    uint64_t ask_at_ns;            /* staged: when to ask what became of it */
+};
+
+/* What registry said of the blocks that differ between two versions. */
+struct pc__changes {
+    uint64_t from, to;             /* from < to; both 0: nothing */
+    int error;
+    size_t n_runs;
+    struct pc_run *runs;
 };
 
 enum pc__region_state {
@@ -105,15 +168,21 @@ struct pc__region {
     struct pc__region *hash_next;
     _Atomic uint32_t refs;         /* the table, each mapping, each fetch, each reply in a queue */
     pthread_mutex_t lock;
-    uint64_t id, version, base_address, length_bytes, n_blocks;
+    uint64_t id, base_address, length_bytes, n_blocks;
+    uint64_t version;              /* the newest that was heard of here; for statistics */
     uint64_t *homes;               /* server id of each extent, once READY */
     enum pc__region_state state;
     uint64_t creator;              /* client id, while CREATING */
     struct pc__home *home;
-    struct pc__generation *generation;
+    struct pc__link generations;
     uint64_t mappings;
-    struct pc__link pending;       /* struct pc__pending: OPENs that wait for the definition */
-    bool asked;                    /* NEED_REGION is out */
+    struct pc__changes changes;    /* the last answer */
+    struct pc__link pending;       /* struct pc__pending: OPENs that wait for Python or the worker */
+    uint64_t parked;               /* connections of other servers that wait for a version */
+    bool asked_region, asked_changes, asked_published; /* the question is out */
+    uint64_t published_questions;  /* put so far: the answer to one says nothing of versions that
+                                      somebody began to wait for after it was put */
+    bool queued;                   /* for the worker, which has a reference then */
     bool idle_told;
     bool forgotten;                /* out of the table: whoever finds it so looks it up again */
 };
@@ -131,7 +200,8 @@ struct pc__waiter {
 /* A prefetch that somebody waits for: done when none of its blocks is absent. */
 struct pc__job {
     struct pc__link link;
-    struct pc__client *client;
+    struct pc__client *client;     /* NULL: a layer is pulled */
+    struct pc__pull *pull;         /* then */
     uint64_t mapping_id;
     uint32_t request_id;
     uint64_t remaining_blocks;
@@ -145,6 +215,9 @@ struct pc__pending {
     uint64_t client_id;
     uint32_t request_id;
     bool attach;
+    uint64_t question;             /* the first NEED_PUBLISHED whose answer is news to it */
+    bool asked_published;          /* that was answered: the home has caught up for it */
+    bool stages;                   /* the reply to a STAGE: the home has too much to apply */
     struct pc__ctl_open open;
 };
 
@@ -153,8 +226,10 @@ struct pc__pending {
 /* Blocks that were marked in flight and that one server was, or will be, asked for. */
 struct pc__fetch {
     struct pc__link link;
-    struct pc__region *region;
-    uint64_t server_id;
+    struct pc__region *region;     /* +1 ref */
+    struct pc__generation *generation; /* +1 ref; its version stays while blocks are in flight */
+    struct pc__generation *source; /* +1 ref, and counted among its forks; or NULL */
+    uint64_t server_id;            /* this server's own: from its home; 0: from the source */
     uint64_t give_up_ns;           /* 0: it has not been its turn yet */
     uint32_t request_id;
     uint32_t n_blocks;             /* still to come: of runs[at_run] on */
@@ -255,7 +330,19 @@ struct pc__counters {
     _Atomic uint64_t fetch_requests, fetch_retries, fetch_failed, fetches_in_flight;
     _Atomic uint64_t blocks_fetched, bytes_received, bytes_sent, blocks_served;
     _Atomic uint64_t zero_blocks, local_blocks, prefetch_requests, prefetched_blocks;
-    _Atomic uint64_t bad_messages, reattached;
+    _Atomic uint64_t bad_messages, reattached, advances, forks;
+    _Atomic uint64_t layers, layer_bytes;
+    _Atomic uint64_t commits_staged, commits_published, commits_applied, commits_dropped;
+};
+
+struct pc__worker {
+    pthread_t thread;
+    bool started, stopping;
+    bool kicked;                   /* a reader left, or there is more to do: a nap ends */
+    pthread_mutex_t lock;          /* the queue; nests inside everything */
+    pthread_cond_t wake;
+    struct pc__region **queue;     /* ring; each with a reference */
+    size_t capacity, begin, n;
 };
 
 #define PC__REGION_BUCKETS 4096
@@ -284,43 +371,142 @@ struct pc_engine {
     size_t events_capacity, events_begin, n_events;
     uint64_t next_client_id;
     unsigned next_loop;
+    struct pc__link staged;        /* struct pc__layer; engine.lock */
+    pthread_mutex_t publish_lock;  /* one publish or drop at a time: the keeper hears of a layer's
+                                      version before of its end. Outermost */
+    uint64_t stage_timeout_ns;
+    struct pc__history *history;
+    struct pc__worker worker;
     struct pc__counters count;
 };
 
 /* region.c */
 struct pc__region *pc__region_get(struct pc_engine *engine, uint64_t id); /* +1 ref, or NULL */
 struct pc__region *pc__region_get_or_add(struct pc_engine *engine, uint64_t id);
+/* One that is in no table, with a reference: of a layer that is being pulled. */
+struct pc__region *pc__region_alone(uint64_t id, uint64_t n_blocks);
 void pc__region_put(struct pc_engine *engine, struct pc__region *region);
 void pc__region_forget(struct pc_engine *engine, struct pc__region *region);
 bool pc__region_info_valid(const struct pc_region_info *info);
-int pc__region_make_home(struct pc_engine *engine, struct pc__region *region,
-                         const struct pc_segment *segments, size_t n_segments, int *fd);
 int pc__region_seal(struct pc_engine *engine, struct pc__region *region);
-int pc__region_need_generation(struct pc_engine *engine, struct pc__region *region);
+/* Takes back one memfd after a restart, and, when all are there, what they are to each other. */
 int pc__region_adopt(void *engine, const struct pc__kept *kept, int fd);
+void pc__regions_adopted(struct pc_engine *engine);
 void pc__region_lease_dropped(struct pc_engine *engine, struct pc__region *region);
+/* Sends OPENs that wait back to their loops: to try again, or, where error and version >= from, to
+ * fail. And lets other servers' requests go on. caught_up: every version there is is known now. */
+void pc__region_release(struct pc_engine *engine, struct pc__region *region, int error,
+                        uint64_t from, bool caught_up);
 uint64_t pc__regions_deadline(struct pc__loop *loop);
 void pc__regions_check(struct pc__loop *loop, uint64_t now_ns);
-/* Where the bytes of home blocks are. Describes up to n blocks from block on that are alike. */
-enum pc__home_kind { PC__HOME_ZEROS, PC__HOME_MEMORY, PC__HOME_MIXED };
+int pc__memfd_make(uint64_t length_bytes, uint64_t *inode);
+/* Blocks of the file that are not holes, added to data. */
+int pc__memfd_blocks(struct pc__blockset *data, int memfd, uint64_t length_bytes);
+void pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd);
+void pc__unkeep(struct pc_engine *engine, uint64_t inode, bool on_disk);
+struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind kind,
+                            uint64_t inode, uint64_t version);
+
+/* generation.c; under region.lock, but for put */
+struct pc__generation *pc__generation_new(uint64_t n_blocks, bool complete);
+int pc__generation_map(const struct pc_engine *engine, struct pc__generation *generation);
+struct pc__generation *pc__generation_take(struct pc__generation *generation); /* +1 ref */
+void pc__generation_put(struct pc_engine *engine, struct pc__generation *generation);
+/* The one that holds exactly this version: made, moved or forked if need be. PC__WAIT: it was, or
+ * is to be, asked for; *ask says what. */
+#define PC__WAIT 1
+struct pc__ask {
+    enum pc_event_kind kind;       /* NONE: the worker is at it, or the question is out */
+    uint64_t from_version, version;
+};
+int pc__generation_for(struct pc_engine *engine, struct pc__region *region, uint64_t version,
+                       bool caught_up, struct pc__generation **out, struct pc__ask *ask);
+struct pc__generation *pc__generation_by_inode(struct pc__region *region, uint64_t inode);
+/* Whether a lease needs it to stay as it is, if it were to go to that version. */
+bool pc__generation_leased(const struct pc__generation *generation, uint64_t to_version);
+void pc__generation_is_at(struct pc__generation *generation, uint64_t version);
+/* A lease on one of them is gone: drops those that nobody will want. */
+void pc__generations_trim(struct pc_engine *engine, struct pc__region *region);
+void pc__generation_drop(struct pc_engine *engine, struct pc__region *region,
+                         struct pc__generation *generation);
+
+/* home.c */
+int pc__home_make(struct pc_engine *engine, struct pc__region *region,
+                  const struct pc_segment *segments, size_t n_segments, int *fd);
+struct pc__home *pc__home_new(void);
+void pc__home_free(struct pc_engine *engine, struct pc__home *home, uint64_t length_bytes);
+/* Owns fd in every case. */
+int pc__store_open(struct pc__store *store, int fd, uint64_t inode, uint64_t length_bytes,
+                   uint64_t version);
+void pc__store_close(struct pc_engine *engine, struct pc__store *store, uint64_t length_bytes);
+/* Whether somebody needs the base to stay as it is, if it were to go to that version. */
+bool pc__home_base_leased(const struct pc_engine *engine, const struct pc__region *region,
+                          uint64_t to_version);
+struct pc__generation *pc__home_base_generation(const struct pc__region *region);
+/* Who will look at bytes that resolve gave out: from under region.lock until release. */
+unsigned pc__home_hold(struct pc__home *home);
+void pc__home_release(struct pc_engine *engine, struct pc__region *region, unsigned held);
+/* It has more to apply than it should have: writers wait. */
+bool pc__home_is_behind(const struct pc__home *home);
+/* Where the blocks of a version are. Describes up to n blocks from block on that are alike. */
+enum pc__home_kind { PC__HOME_ZEROS, PC__HOME_MEMORY, PC__HOME_MIXED, PC__HOME_HISTORY };
 struct pc__home_part {
     enum pc__home_kind kind;
     uint64_t n_blocks;
     const uint8_t *bytes;          /* MEMORY */
-    bool in_memfd;                 /* MEMORY, and the memfd has it at the same offset */
+    int memfd;                     /* MEMORY: has it at offset; or -1 */
+    uint64_t offset;
 };
-struct pc__home_part pc__home_describe(const struct pc__home *home, uint64_t block, uint64_t n);
-/* One block of kind MIXED, composed. */
-void pc__home_compose(const struct pc__home *home, uint64_t block, uint8_t *out);
+struct pc__home_part pc__home_resolve(struct pc_engine *engine, struct pc__region *region,
+                                      uint64_t version, uint64_t block, uint64_t n);
+/* Whether what was resolved is what the version was. To be asked after resolving, still locked:
+ * PC_OK, PC_ERR_NO_VERSION (none such, or not heard of yet) or PC_ERR_EXPIRED. */
+int pc__home_knows(const struct pc_engine *engine, const struct pc__region *region,
+                   uint64_t version);
+/* One block of kind MIXED or HISTORY, composed. Needs no lock, while held. */
+int pc__home_compose(struct pc_engine *engine, struct pc__region *region, uint64_t version,
+                     enum pc__home_kind kind, uint64_t block, uint8_t *out);
+
+/* layer.c */
+/* Owns fd. owner: the client's id, or 0. */
+int pc__layer_stage(struct pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t bytes,
+                    int fd, uint64_t owner);
+int pc__layer_adopt(struct pc_engine *engine, const struct pc__kept *kept, int fd);
+int pc__layer_publish(struct pc_engine *engine, uint64_t region, uint64_t commit_id,
+                      uint64_t version);
+void pc__layer_drop_staged(struct pc_engine *engine, uint64_t region, uint64_t commit_id);
+void pc__layers_orphan(struct pc_engine *engine, uint64_t client_id);
+void pc__layers_forget(struct pc_engine *engine, uint64_t region);
+struct pc__layer *pc__layer_get(struct pc_engine *engine, uint64_t layer_id); /* +1 ref, or NULL */
+void pc__layer_put(struct pc__layer *layer);
+void pc__layer_end(struct pc_engine *engine, struct pc__layer *layer); /* unkeeps, and puts */
+uint64_t pc__layer_id(uint64_t region, uint64_t commit_id);
+/* Position of the block among the layer's data, or UINT64_MAX; and how many blocks follow it. */
+uint64_t pc__layer_find(const struct pc__layer *layer, uint64_t block, uint64_t *n);
+/* The first block of the layer that is >= from, or limit. */
+uint64_t pc__layer_next(const struct pc__layer *layer, uint64_t from, uint64_t limit);
+void pc__pull_done(struct pc__pull *pull, int error); /* under the lock of its region */
+uint64_t pc__layers_deadline(struct pc__loop *loop);
+void pc__layers_check(struct pc__loop *loop, uint64_t now_ns);
+
+/* apply.c */
+#define PC__PENDING_MOST_BYTES (256ull << 20) /* published and not applied: writers wait beyond it */
+int pc__worker_start(struct pc_engine *engine);
+void pc__worker_stop(struct pc_engine *engine);
+void pc__worker_free(struct pc_engine *engine);
+void pc__worker_queue(struct pc_engine *engine, struct pc__region *region); /* region.lock is held */
 
 /* fill.c: blocks become present, or are known not to come; whoever waits is told. */
-int pc__fill_insert(struct pc_engine *engine, struct pc__region *region, uint64_t first,
-                    uint64_t n, const uint8_t *bytes, bool fetched);
-int pc__fill_zeros(struct pc_engine *engine, struct pc__region *region, uint64_t first,
-                   uint64_t n);
-void pc__fill_failed(struct pc_engine *engine, struct pc__region *region, uint64_t first,
-                     uint64_t n, uint64_t server_id, int error);
-void pc__fill_answer_slot(struct pc__region *region, const struct pc__waiter *waiter, int status);
+int pc__fill_insert(struct pc_engine *engine, struct pc__region *region,
+                    struct pc__generation *generation, uint64_t first, uint64_t n,
+                    const uint8_t *bytes, bool fetched);
+int pc__fill_zeros(struct pc_engine *engine, struct pc__region *region,
+                   struct pc__generation *generation, uint64_t first, uint64_t n);
+void pc__fill_failed(struct pc_engine *engine, struct pc__region *region,
+                     struct pc__generation *generation, uint64_t first, uint64_t n,
+                     uint64_t server_id, int error);
+void pc__fill_answer_slot(const struct pc__generation *generation, const struct pc__waiter *waiter,
+                          int status);
 
 /* fault.c */
 void pc__fault(struct pc__loop *loop, struct pc__client *client, uint64_t address, int slot);
@@ -338,10 +524,12 @@ struct pc__batch {
     bool urgent, prefetch;
 };
 void pc__batch_init(struct pc__batch *batch, bool urgent, bool prefetch);
-int pc__batch_add(struct pc__batch *batch, struct pc__region *region, uint64_t first, uint64_t n);
+int pc__batch_add(struct pc__batch *batch, struct pc__region *region,
+                  struct pc__generation *generation, uint64_t first, uint64_t n);
 void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch);
 /* A thread is stopped at a block that waits in a bulk queue of this loop: to the urgent one. */
-void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region, uint64_t block);
+void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region,
+                     const struct pc__generation *generation, uint64_t block);
 void pc__lane_event(struct pc__loop *loop, struct pc__peer *peer, int lane, uint32_t events);
 void pc__peer_connected(struct pc__loop *loop, struct pc__mail *mail);
 void pc__peer_is_lost(struct pc__loop *loop, struct pc__mail *mail);
@@ -352,6 +540,8 @@ void pc__peers_close(struct pc__loop *loop);
 /* serve.c */
 void pc__served_add(struct pc__loop *loop, struct pc__mail *mail);
 void pc__served_event(struct pc__loop *loop, void *served, uint32_t events);
+/* A version that requests waited for may be there. */
+void pc__served_unpark(struct pc__loop *loop, struct pc__mail *mail);
 uint64_t pc__served_deadline(struct pc__loop *loop);
 void pc__served_check(struct pc__loop *loop, uint64_t now_ns);
 void pc__served_close_all(struct pc__loop *loop);
@@ -363,6 +553,24 @@ void pc__client_retry_open(struct pc__loop *loop, struct pc__mail *mail);
 uint64_t pc__clients_deadline(struct pc__loop *loop);
 void pc__clients_check(struct pc__loop *loop, uint64_t now_ns);
 void pc__clients_close(struct pc__loop *loop);
+void pc__client_reply(struct pc__client *client, const struct pc__ctl_message *message, int status);
+
+/* control_build.c: regions that are made here, and layers. */
+void pc__client_create(struct pc__client *client, const struct pc__ctl_message *message);
+void pc__client_seal(struct pc__client *client, const struct pc__ctl_message *message);
+void pc__client_abandon(struct pc__client *client, const struct pc__ctl_message *message);
+void pc__client_abandon_all(struct pc__client *client);
+/* Takes fds[0] (sets it to -1). */
+void pc__client_stage(struct pc__client *client, const struct pc__ctl_message *message, int *fds,
+                      int n_fds);
+void pc__client_resolve(struct pc__client *client, const struct pc__ctl_message *message);
+/* Replies to a STAGE, or waits until the region's home, if it is here, has applied enough. */
+void pc__client_staged(struct pc__client *client, uint32_t request_id, uint64_t region);
+/* What the mapping wrote is the next version. Under region.lock. */
+bool pc__mapping_follows(struct pc__mapping *mapping);
+/* control_runs.c: prefetches and read sets. */
+void pc__client_prefetch(struct pc__client *client, const struct pc__ctl_message *message);
+void pc__client_reads(struct pc__client *client, const struct pc__ctl_message *message);
 /* One packet to the client; never blocks. Any thread that knows the client to be open may send. */
 void pc__client_send(struct pc__client *client, enum pc__ctl_type type, uint32_t request_id,
                      int status, const void *body, size_t body_bytes, int fd);
@@ -382,6 +590,8 @@ uint64_t pc__now_ns(void);
 bool pc__engine_event(struct pc_engine *engine, int kind, int error, uint64_t region,
                       uint64_t server_id, const char *format, ...)
     __attribute__((format(printf, 6, 7)));
+/* Questions about versions. */
+bool pc__engine_ask(struct pc_engine *engine, const struct pc_event *event);
 
 /* client record, shared by control.c and fault.c */
 #define PC__STREAMS 4
@@ -393,6 +603,9 @@ struct pc__stream {
 struct pc__mapping {
     uint64_t id, address, length_bytes, version;
     struct pc__region *region;     /* +1 ref */
+    struct pc__generation *generation; /* +1 ref */
+    bool is_private;
+    bool follows;                  /* counted among its followers, while that is at version */
     struct pc__stream streams[PC__STREAMS];
     uint64_t clock;
     uint64_t page_blocks;          /* first fetch at a new place */
@@ -408,6 +621,7 @@ struct pc__client {
     uint64_t stray_address;        /* a fault that came before its mapping was attached again, */
     uint64_t stray_by_ns;          /* and until when that must have happened; 0: none */
     unsigned creating;             /* regions it made and has not sealed */
+    bool stages;                   /* layers */
     int trap;                      /* enum pc_trap */
     int uffd;                      /* or -1 */
     int slots_event;               /* or -1 */

@@ -27,8 +27,11 @@ static const char *const texts[] = {
     [-PC_ERR_FORKED] = "the handle belongs to the parent process",
     [-PC_ERR_NO_GENERATION] = "the restarted page server does not hold the memory mapped here",
     [-PC_ERR_NO_PEER] = "no connection to the peer",
-    [-PC_ERR_HUGE_PAGES] = "shared memory is made of huge pages here, so that absent blocks would "
-                           "read as zeros",
+    [-PC_ERR_HUGE_PAGES] = ("shared memory is made of huge pages here, so that absent blocks would "
+                            "read as zeros"),
+    [-PC_ERR_EXPIRED] = "the blocks of that version are kept no longer",
+    [-PC_ERR_NO_VERSION] = "the variable has no such version",
+    [-PC_ERR_NO_SPACE] = "a file system or an arena is full",
     [-PC_ERR_DENIED] = "peer credentials or secret are wrong",
 };
 _Static_assert(sizeof texts / sizeof texts[0] == -PC_ERR_LAST, "every code has a text");

@@ -8,7 +8,8 @@
  * brought is sequential: the stream's window doubles, up to 8 MiB, and the next window is asked
  * for when the reader is within half a window of the end. Any other fault starts a new stream
  * with one page, and halves the page for the next such fault, down to a block; sequential ones
- * double it again. Scattered readers thus pay for what they touch, scans run at wire speed.
+ * double it again. Scattered readers thus pay for what they touch, scans run at wire speed. Where
+ * a commit has changed what was here, what changed around it is fetched, and no page.
  */
 #include "engine.h"
 
@@ -40,6 +41,18 @@ static struct pc__stream *new_stream(struct pc__mapping *mapping)
     return oldest;
 }
 
+/* After a commit: what was here before it, and nothing that was never asked for. */
+static struct pc_run changed_around(const struct pc__blockset *changed, uint64_t block)
+{
+    uint64_t first = block, low = block - block % FIRST_PAGE_BLOCKS;
+    uint64_t limit = low + FIRST_PAGE_BLOCKS < changed->n_blocks ? low + FIRST_PAGE_BLOCKS
+                                                                 : changed->n_blocks;
+    while (first > low && pc__blockset_has(changed, first - 1))
+        first--;
+    return (struct pc_run){.first_block = first,
+                           .n_blocks = pc__blockset_next_absent(changed, block, limit) - first};
+}
+
 /* What to ask for when `block` is touched; n_blocks = 0: what is on its way will do. */
 static struct pc_run choose(const struct pc_engine *engine, struct pc__mapping *mapping,
                             uint64_t block, bool in_flight)
@@ -64,6 +77,13 @@ static struct pc_run choose(const struct pc_engine *engine, struct pc__mapping *
             run.first_block = in_flight ? s->end : block;
             run.n_blocks = s->window;
             s->end = run.first_block + run.n_blocks;
+        } else if (!in_flight && pc__blockset_has(&mapping->generation->changed_away, block)) {
+            run = changed_around(&mapping->generation->changed_away, block);
+            s = new_stream(mapping);
+            *s = (struct pc__stream){.begin = block,
+                                     .end = run.first_block + run.n_blocks,
+                                     .window = run.n_blocks,
+                                     .used = ++mapping->clock};
         } else {
             if (in_flight)
                 return (struct pc_run){0};
@@ -85,11 +105,11 @@ static struct pc_run choose(const struct pc_engine *engine, struct pc__mapping *
     return run;
 }
 
-static void wake_now(struct pc__client *client, struct pc__region *region,
+static void wake_now(struct pc__client *client, const struct pc__generation *generation,
                      const struct pc__waiter *waiter)
 {
     if (waiter->slot >= 0) {
-        pc__fill_answer_slot(region, waiter, PC_OK);
+        pc__fill_answer_slot(generation, waiter, PC_OK);
         return;
     }
     struct uffdio_range range = {.start = waiter->mapping_address +
@@ -132,9 +152,9 @@ void pc__fault(struct pc__loop *loop, struct pc__client *client, uint64_t addres
     pc__batch_init(&urgent, true, false);
     pc__batch_init(&ahead, false, false);
     pthread_mutex_lock(&region->lock);
-    struct pc__generation *generation = region->generation;
+    struct pc__generation *generation = mapping->generation;
     if (generation->complete || pc__blockset_has(&generation->present, block)) {
-        wake_now(client, region, waiter); /* became present between the touch and now */
+        wake_now(client, generation, waiter); /* became present between the touch and now */
         pthread_mutex_unlock(&region->lock);
         free(waiter);
         return;
@@ -146,20 +166,21 @@ void pc__fault(struct pc__loop *loop, struct pc__client *client, uint64_t addres
     int rc = PC_OK;
     if (run.n_blocks && !in_flight && run.n_blocks > FIRST_PAGE_BLOCKS) {
         /* The touched page goes first, on the lane that never queues behind bulk. */
-        rc = pc__batch_add(&urgent, region, block, 1);
+        rc = pc__batch_add(&urgent, region, generation, block, 1);
         if (!rc)
-            rc = pc__batch_add(&ahead, region, run.first_block, run.n_blocks);
+            rc = pc__batch_add(&ahead, region, generation, run.first_block,
+                               run.n_blocks);
     } else if (run.n_blocks) {
-        rc = pc__batch_add(in_flight ? &ahead : &urgent, region, run.first_block,
-                           run.n_blocks);
+        rc = pc__batch_add(in_flight ? &ahead : &urgent, region, generation,
+                           run.first_block, run.n_blocks);
     }
     pthread_mutex_unlock(&region->lock);
     if (in_flight)
-        pc__fetch_hurry(loop, region, block);
+        pc__fetch_hurry(loop, region, generation, block);
     pc__batch_submit(loop, &urgent);
     pc__batch_submit(loop, &ahead);
     if (rc)
-        pc__fill_failed(engine, region, block, 1, engine->server_id, rc);
+        pc__fill_failed(engine, region, generation, block, 1, engine->server_id, rc);
 }
 
 void pc__fault_check_stray(struct pc__client *client, uint64_t now_ns)

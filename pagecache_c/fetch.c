@@ -39,12 +39,21 @@ static struct pc__fetch *last_of(struct pc__batch *batch)
                                            : pc__of(batch->fetches.prev, struct pc__fetch, link);
 }
 
+/* A source that blocks are on their way from does not move. */
+static struct pc__generation *source_for(struct pc__generation *fork, uint64_t server_id)
+{
+    if (server_id)
+        return NULL;
+    fork->source->forks++;
+    return pc__generation_take(fork->source);
+}
+
 /* A fetch of the batch that can take one more run for this server, at the end of the list. */
-static struct pc__fetch *room_in(struct pc__batch *batch,
-                                 struct pc__region *region, uint64_t server_id)
+static struct pc__fetch *room_in(struct pc__batch *batch, struct pc__region *region,
+                                 struct pc__generation *generation, uint64_t server_id)
 {
     struct pc__fetch *fetch = last_of(batch);
-    if (fetch && (fetch->server_id != server_id || fetch->region != region ||
+    if (fetch && (fetch->server_id != server_id || fetch->generation != generation ||
                   fetch->n_runs == PC__DATA_MAX_RUNS || fetch->n_blocks == PC__DATA_MAX_BLOCKS))
         fetch = NULL;
     if (fetch && fetch->n_runs < fetch->capacity_runs)
@@ -62,6 +71,8 @@ static struct pc__fetch *room_in(struct pc__batch *batch,
     }
     if (!fetch) {
         *grown = (struct pc__fetch){.region = region,
+                                    .generation = pc__generation_take(generation),
+                                    .source = source_for(generation, server_id),
                                     .server_id = server_id,
                                     .urgent = batch->urgent,
                                     .prefetch = batch->prefetch};
@@ -72,9 +83,31 @@ static struct pc__fetch *room_in(struct pc__batch *batch,
     return grown;
 }
 
-int pc__batch_add(struct pc__batch *batch, struct pc__region *region, uint64_t first, uint64_t n)
+/* Where the blocks from `first` on come from, and up to where they come from there. A block that a
+ * fork's source has, and that did not change since, is copied on this node. */
+static uint64_t source_of(const struct pc__region *region, const struct pc__generation *generation,
+                          uint64_t first, uint64_t *end)
 {
-    struct pc__generation *generation = region->generation;
+    const struct pc__generation *source = generation->source;
+    if (source && pc__blockset_has(&source->present, first) &&
+        !pc__blockset_has(&generation->changed, first)) {
+        *end = pc__blockset_next_absent(&source->present, first, *end);
+        *end = pc__blockset_next(&generation->changed, first, *end);
+        return 0;
+    }
+    if (source) {
+        uint64_t at = first;
+        while ((at = pc__blockset_next(&source->present, at, *end)) < *end &&
+               pc__blockset_has(&generation->changed, at))
+            at++;
+        *end = at < *end ? at : *end;
+    }
+    return region->homes[first / PC_EXTENT_BLOCKS];
+}
+
+int pc__batch_add(struct pc__batch *batch, struct pc__region *region,
+                  struct pc__generation *generation, uint64_t first, uint64_t n)
+{
     uint64_t limit = first + n;
     while (first < limit) {
         first = pc__blockset_next_absent(&generation->present, first, limit);
@@ -83,16 +116,16 @@ int pc__batch_add(struct pc__batch *batch, struct pc__region *region, uint64_t f
             break;
         if (pc__blockset_has(&generation->present, first))
             continue;
-        uint64_t extent = first / PC_EXTENT_BLOCKS;
-        uint64_t end = (extent + 1) * PC_EXTENT_BLOCKS;
+        uint64_t end = (first / PC_EXTENT_BLOCKS + 1) * PC_EXTENT_BLOCKS;
         end = end < limit ? end : limit;
         end = pc__blockset_next(&generation->present, first, end);
         end = pc__blockset_next(&generation->in_flight, first, end);
+        uint64_t server_id = source_of(region, generation, first, &end);
         if (pc__blockset_add(&generation->in_flight, first, end - first) < 0) {
             pc__blockset_remove(&generation->in_flight, first, end - first);
             return pc__fail(PC_ERR_NO_MEMORY, "a block set");
         }
-        struct pc__fetch *fetch = room_in(batch, region, region->homes[extent]);
+        struct pc__fetch *fetch = room_in(batch, region, generation, server_id);
         uint64_t take = end - first;
         uint64_t room = fetch ? PC__DATA_MAX_BLOCKS - fetch->n_blocks : 0;
         take = take < room ? take : room;
@@ -108,6 +141,13 @@ int pc__batch_add(struct pc__batch *batch, struct pc__region *region, uint64_t f
 
 static void drop_fetch(struct pc_engine *engine, struct pc__fetch *fetch)
 {
+    if (fetch->source) {
+        pthread_mutex_lock(&fetch->region->lock);
+        fetch->source->forks--;
+        pthread_mutex_unlock(&fetch->region->lock);
+        pc__generation_put(engine, fetch->source);
+    }
+    pc__generation_put(engine, fetch->generation);
     pc__region_put(engine, fetch->region);
     free(fetch);
 }
@@ -117,7 +157,7 @@ static void fail_fetch(struct pc_engine *engine, struct pc__fetch *fetch, int er
 {
     for (uint32_t i = fetch->at_run; i < fetch->n_runs; i++)
         if (fetch->runs[i].n_blocks)
-            pc__fill_failed(engine, fetch->region, fetch->runs[i].first_block,
+            pc__fill_failed(engine, fetch->region, fetch->generation, fetch->runs[i].first_block,
                             fetch->runs[i].n_blocks, fetch->server_id, error);
 }
 
@@ -132,38 +172,77 @@ static void advance(struct pc__fetch *fetch, uint64_t n)
         fetch->at_run++;
 }
 
-/* This node is the home of the blocks, but processes map a generation of its own. The bytes go
- * through memory that was just written, which inserting by pwrite needs (see fill.c). */
+/* Inserts the first blocks of what is still to come, from memory that was just written (see fill.c).
+ * Several parts, so that nobody is kept waiting for all of a long run. */
+static int fill_part(struct pc__loop *loop, struct pc__fetch *fetch, uint64_t n, int status)
+{
+    if (!status)
+        status = pc__fill_insert(loop->engine, fetch->region, fetch->generation,
+                                 fetch->runs[fetch->at_run].first_block, n, loop->bounce, false);
+    if (!status)
+        advance(fetch, n);
+    return status;
+}
+
+/* From the version beside it, on this node, where it did not change. */
+static int fill_from_source(struct pc__loop *loop, struct pc__fetch *fetch)
+{
+    const struct pc_run *run = &fetch->runs[fetch->at_run];
+    uint64_t n = run->n_blocks < PC__BOUNCE_BLOCKS ? run->n_blocks : PC__BOUNCE_BLOCKS;
+    uint64_t left = n << PC_BLOCK_SHIFT, offset = run->first_block << PC_BLOCK_SHIFT;
+    uint8_t *at = loop->bounce;
+    while (left) {
+        ssize_t got = pread(fetch->source->memfd, at, left, (off_t)offset);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return pc__fail_errno("reading a generation");
+        at += got;
+        offset += (uint64_t)got;
+        left -= (uint64_t)got;
+    }
+    return fill_part(loop, fetch, n, PC_OK);
+}
+
+/* This node is the home of the blocks, but processes map a generation of its own. */
+static int fill_from_home(struct pc__loop *loop, struct pc__fetch *fetch)
+{
+    struct pc_engine *engine = loop->engine;
+    struct pc__region *region = fetch->region;
+    const struct pc_run *run = &fetch->runs[fetch->at_run];
+    uint64_t version = fetch->generation->version;
+    pthread_mutex_lock(&region->lock);
+    struct pc__home_part part =
+        pc__home_resolve(engine, region, version, run->first_block, run->n_blocks);
+    int rc = pc__home_knows(engine, region, version);
+    unsigned held = pc__home_hold(region->home);
+    pthread_mutex_unlock(&region->lock);
+    if (!rc && part.kind == PC__HOME_ZEROS) {
+        rc = pc__fill_zeros(engine, region, fetch->generation, run->first_block, part.n_blocks);
+        if (!rc)
+            advance(fetch, part.n_blocks);
+    } else if (!rc && part.kind == PC__HOME_MEMORY) {
+        uint64_t n = part.n_blocks < PC__BOUNCE_BLOCKS ? part.n_blocks : PC__BOUNCE_BLOCKS;
+        memcpy(loop->bounce, part.bytes, n << PC_BLOCK_SHIFT);
+        rc = fill_part(loop, fetch, n, PC_OK);
+    } else if (!rc) {
+        rc = fill_part(loop, fetch, 1,
+                       pc__home_compose(engine, region, version, part.kind, run->first_block,
+                                        loop->bounce));
+    }
+    pc__home_release(engine, region, held);
+    return rc;
+}
+
 static void fill_here(struct pc__loop *loop, struct pc__fetch *fetch)
 {
     struct pc_engine *engine = loop->engine;
     struct pc__region *region = fetch->region;
-    int rc = region->home ? PC_OK : PC_ERR_HOME_LOST;
+    int rc = fetch->source || region->home ? PC_OK : PC_ERR_HOME_LOST;
     if (!loop->bounce && !(loop->bounce = malloc(PC__BOUNCE_BLOCKS * PC_BLOCK_BYTES)))
         rc = PC_ERR_NO_MEMORY;
-    while (!rc && fetch->n_blocks) {
-        const struct pc_run *run = &fetch->runs[fetch->at_run];
-        struct pc__home_part part =
-            pc__home_describe(region->home, run->first_block, run->n_blocks);
-        switch (part.kind) {
-        case PC__HOME_ZEROS:
-            rc = pc__fill_zeros(engine, region, run->first_block, part.n_blocks);
-            break;
-        case PC__HOME_MEMORY:
-            if (part.n_blocks > PC__BOUNCE_BLOCKS)
-                part.n_blocks = PC__BOUNCE_BLOCKS;
-            memcpy(loop->bounce, part.bytes, part.n_blocks << PC_BLOCK_SHIFT);
-            rc = pc__fill_insert(engine, region, run->first_block, part.n_blocks, loop->bounce,
-                                 false);
-            break;
-        case PC__HOME_MIXED:
-            pc__home_compose(region->home, run->first_block, loop->bounce);
-            rc = pc__fill_insert(engine, region, run->first_block, 1, loop->bounce, false);
-            break;
-        }
-        if (!rc)
-            advance(fetch, part.n_blocks);
-    }
+    while (!rc && fetch->n_blocks)
+        rc = fetch->source ? fill_from_source(loop, fetch) : fill_from_home(loop, fetch);
     if (rc)
         fail_fetch(engine, fetch, rc);
     drop_fetch(engine, fetch);
@@ -264,9 +343,11 @@ static int encode(struct pc__loop *loop, struct pc__lane *lane, struct pc__fetch
     fetch->request_id = loop->next_request_id++;
     const struct pc__data_header header = {.magic = PC__DATA_MAGIC,
                                            .type = PC__DATA_GET,
+                                           .flags = fetch->generation->is_layer ? PC__DATA_LAYER
+                                                                                : 0,
                                            .request_id = fetch->request_id,
                                            .region = fetch->region->id,
-                                           .version = (uint32_t)fetch->region->version,
+                                           .version = (uint32_t)fetch->generation->version,
                                            .n_runs = (uint16_t)n_runs,
                                            .n_blocks = (uint16_t)fetch->n_blocks};
     uint8_t *at = lane->tx + lane->tx_bytes;
@@ -334,7 +415,7 @@ void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch)
     while (!pc__link_empty(&batch->fetches)) {
         struct pc__fetch *fetch = pc__of(batch->fetches.next, struct pc__fetch, link);
         pc__link_remove(&fetch->link);
-        if (fetch->server_id == engine->server_id) {
+        if (fetch->server_id == engine->server_id || fetch->server_id == 0) {
             fill_here(loop, fetch);
             continue;
         }
@@ -363,7 +444,8 @@ static bool covers(const struct pc__fetch *fetch, uint64_t block)
     return false;
 }
 
-void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region, uint64_t block)
+void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region,
+                     const struct pc__generation *generation, uint64_t block)
 {
     struct pc__peer *peer = peer_of(loop, region->homes[block / PC_EXTENT_BLOCKS]);
     if (!peer)
@@ -371,7 +453,7 @@ void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region, uint64_t 
     pc__each(link, &peer->lanes[1].queued)
     {
         struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
-        if (fetch->region != region || !covers(fetch, block))
+        if (fetch->generation != generation || !covers(fetch, block))
             continue;
         pc__link_remove(link);
         fetch->urgent = true;
@@ -414,7 +496,7 @@ static int take_header(struct pc__lane *lane, struct pc__fetch *fetch)
         return rc;
     if (header.type != PC__DATA_BLOCKS || header.request_id != fetch->request_id ||
         header.region != fetch->region->id ||
-        header.version != (uint32_t)fetch->region->version)
+        header.version != (uint32_t)fetch->generation->version)
         return pc__fail(PC_ERR_PROTOCOL, "an answer to another question");
     if (header.status < 0) {
         lane->rx_begin += sizeof header;
@@ -452,9 +534,9 @@ static int take_blocks(struct pc_engine *engine, struct pc__lane *lane, struct p
         if (!rc && fetch->prefetch) /* before the fill, which answers who then asks for counters */
             pc__count_add(&engine->count.prefetched_blocks, n);
         if (!rc && hole)
-            rc = pc__fill_zeros(engine, fetch->region, run->first_block, n);
+            rc = pc__fill_zeros(engine, fetch->region, fetch->generation, run->first_block, n);
         else if (!rc)
-            rc = pc__fill_insert(engine, fetch->region, run->first_block, n,
+            rc = pc__fill_insert(engine, fetch->region, fetch->generation, run->first_block, n,
                                  lane->rx + lane->rx_begin, true);
         if (rc && !fetch->error) {
             fail_fetch(engine, fetch, rc);

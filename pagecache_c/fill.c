@@ -29,16 +29,16 @@
 /* A SIGSEGV client unprotects what the answer names: at most this much around the fault. */
 #define SLOT_ANSWER_BLOCKS 64u
 
-void pc__fill_answer_slot(struct pc__region *region, const struct pc__waiter *waiter, int status)
+void pc__fill_answer_slot(const struct pc__generation *generation, const struct pc__waiter *waiter,
+                          int status)
 {
     struct pc__slot *slot = &waiter->client->page->slots[waiter->slot];
     slot->status = status;
     if (!status) {
-        const struct pc__generation *generation = region->generation;
+        uint64_t n_blocks = generation->present.n_blocks;
         uint64_t first = waiter->block, past = waiter->block + 1;
         uint64_t low = first - first % SLOT_ANSWER_BLOCKS;
-        uint64_t high = low + SLOT_ANSWER_BLOCKS < region->n_blocks ? low + SLOT_ANSWER_BLOCKS
-                                                                     : region->n_blocks;
+        uint64_t high = low + SLOT_ANSWER_BLOCKS < n_blocks ? low + SLOT_ANSWER_BLOCKS : n_blocks;
         while (first > low && pc__blockset_has(&generation->present, first - 1))
             first--;
         past = pc__blockset_next_absent(&generation->present, past, high);
@@ -49,10 +49,11 @@ void pc__fill_answer_slot(struct pc__region *region, const struct pc__waiter *wa
     syscall(SYS_futex, &slot->state, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-static void wake(struct pc_engine *engine, struct pc__region *region, struct pc__waiter *waiter)
+static void wake(struct pc_engine *engine, const struct pc__generation *generation,
+                 struct pc__waiter *waiter)
 {
     if (waiter->slot >= 0) {
-        pc__fill_answer_slot(region, waiter, PC_OK);
+        pc__fill_answer_slot(generation, waiter, PC_OK);
     } else {
         struct uffdio_range range = {
             .start = waiter->mapping_address + (waiter->block << PC_BLOCK_SHIFT),
@@ -88,28 +89,31 @@ static uint64_t overlap(const struct pc__job *job, uint64_t first, uint64_t n)
 
 static void finish_job(struct pc__job *job, int status)
 {
-    pc__client_send(job->client, PC__CTL_REPLY, job->request_id, status, NULL, 0, -1);
+    if (job->pull)
+        pc__pull_done(job->pull, status);
+    else
+        pc__client_send(job->client, PC__CTL_REPLY, job->request_id, status, NULL, 0, -1);
     pc__link_remove(&job->link);
     free(job);
 }
 
-static void now_present(struct pc_engine *engine, struct pc__region *region, uint64_t first,
-                        uint64_t n, bool fetched)
+static void now_present(struct pc_engine *engine, struct pc__region *region,
+                        struct pc__generation *generation, uint64_t first, uint64_t n, bool fetched)
 {
-    struct pc__generation *generation = region->generation;
     pthread_mutex_lock(&region->lock);
     /* in_flight had bits in the same words, so these sets' extents exist or are made here. */
     int64_t added = pc__blockset_add(&generation->present, first, n);
-    if (added < 0)
-        added = 0; /* not remembered as present: fetched again when asked for, never wrong */
+    if (added < 0) /* not remembered as present: fetched again when asked for, never wrong */
+        generation->has_strays = true;
     if (fetched)
         (void)pc__blockset_add(&generation->fetched, first, n);
     pc__blockset_remove(&generation->in_flight, first, n);
+    pc__blockset_remove(&generation->changed_away, first, n);
     pc__each(link, &generation->waiters)
     {
         struct pc__waiter *waiter = pc__of(link, struct pc__waiter, link);
         if (waiter->block >= first && waiter->block - first < n)
-            wake(engine, region, waiter);
+            wake(engine, generation, waiter);
     }
     pc__each(link, &generation->jobs)
     {
@@ -123,10 +127,10 @@ static void now_present(struct pc_engine *engine, struct pc__region *region, uin
 }
 
 /* Makes [first, first + n) present; bytes NULL: blocks of zeros. */
-static int insert(const struct pc_engine *engine, const struct pc__region *region, uint64_t first,
-                  uint64_t n, const uint8_t *bytes)
+static int insert(const struct pc_engine *engine, const struct pc__generation *generation,
+                  uint64_t first, uint64_t n, const uint8_t *bytes)
 {
-    uint64_t at = (uint64_t)(uintptr_t)region->generation->map + (first << PC_BLOCK_SHIFT);
+    uint64_t at = (uint64_t)(uintptr_t)generation->map + (first << PC_BLOCK_SHIFT);
     uint64_t end = at + (n << PC_BLOCK_SHIFT);
     while (at < end) {
         int64_t done;
@@ -148,8 +152,8 @@ static int insert(const struct pc_engine *engine, const struct pc__region *regio
             if (errno == EAGAIN || errno == EINTR)
                 continue; /* the address space was being changed */
             if (errno != EEXIST)
-                return pc__fail_errno("inserting into the generation of region %llu",
-                                      (unsigned long long)region->id);
+                return pc__fail_errno("inserting into a generation of version %llu",
+                                      (unsigned long long)generation->version);
             done = PC_BLOCK_BYTES; /* there already, and so with this very content */
         }
         at += (uint64_t)done;
@@ -160,17 +164,17 @@ static int insert(const struct pc_engine *engine, const struct pc__region *regio
 }
 
 /* bytes must be resident: memory that this thread has just written. */
-static int insert_by_pwrite(const struct pc__region *region, uint64_t first, uint64_t n,
+static int insert_by_pwrite(const struct pc__generation *generation, uint64_t first, uint64_t n,
                             const uint8_t *bytes)
 {
     uint64_t left = n << PC_BLOCK_SHIFT, offset = first << PC_BLOCK_SHIFT;
     while (left) {
-        ssize_t wrote = pwrite(region->generation->memfd, bytes, left, (off_t)offset);
+        ssize_t wrote = pwrite(generation->memfd, bytes, left, (off_t)offset);
         if (wrote < 0 && errno == EINTR)
             continue;
         if (wrote <= 0)
-            return pc__fail_errno("pwrite into the generation of region %llu",
-                                  (unsigned long long)region->id);
+            return pc__fail_errno("pwrite into a generation of version %llu",
+                                  (unsigned long long)generation->version);
         bytes += wrote;
         offset += (uint64_t)wrote;
         left -= (uint64_t)wrote;
@@ -178,43 +182,46 @@ static int insert_by_pwrite(const struct pc__region *region, uint64_t first, uin
     return PC_OK;
 }
 
-int pc__fill_insert(struct pc_engine *engine, struct pc__region *region, uint64_t first,
-                    uint64_t n, const uint8_t *bytes, bool fetched)
+int pc__fill_insert(struct pc_engine *engine, struct pc__region *region,
+                    struct pc__generation *generation, uint64_t first, uint64_t n,
+                    const uint8_t *bytes, bool fetched)
 {
-    int rc = engine->uffd >= 0 ? insert(engine, region, first, n, bytes)
-                               : insert_by_pwrite(region, first, n, bytes);
+    int rc = engine->uffd >= 0 ? insert(engine, generation, first, n, bytes)
+                               : insert_by_pwrite(generation, first, n, bytes);
     if (rc)
         return rc;
     pc__count_add(fetched ? &engine->count.blocks_fetched : &engine->count.local_blocks, n);
-    now_present(engine, region, first, n, fetched);
+    now_present(engine, region, generation, first, n, fetched);
     return PC_OK;
 }
 
-int pc__fill_zeros(struct pc_engine *engine, struct pc__region *region, uint64_t first, uint64_t n)
+int pc__fill_zeros(struct pc_engine *engine, struct pc__region *region,
+                   struct pc__generation *generation, uint64_t first, uint64_t n)
 {
     int rc = PC_OK;
     if (engine->uffd >= 0) {
-        rc = insert(engine, region, first, n, NULL);
+        rc = insert(engine, generation, first, n, NULL);
     } else {
         uint8_t zeros[PC_BLOCK_BYTES];
         memset(zeros, 0, sizeof zeros);
         for (uint64_t i = 0; i < n && !rc; i++)
-            rc = insert_by_pwrite(region, first + i, 1, zeros);
+            rc = insert_by_pwrite(generation, first + i, 1, zeros);
     }
     if (rc)
         return rc;
     pc__count_add(&engine->count.zero_blocks, n);
-    now_present(engine, region, first, n, false);
+    now_present(engine, region, generation, first, n, false);
     return PC_OK;
 }
 
-void pc__fill_failed(struct pc_engine *engine, struct pc__region *region, uint64_t first,
-                     uint64_t n, uint64_t server_id, int error)
+void pc__fill_failed(struct pc_engine *engine, struct pc__region *region,
+                     struct pc__generation *generation, uint64_t first, uint64_t n,
+                     uint64_t server_id, int error)
 {
-    struct pc__generation *generation = region->generation;
     pc__count_add(&engine->count.fetch_failed, 1);
     pthread_mutex_lock(&region->lock);
     pc__blockset_remove(&generation->in_flight, first, n);
+    generation->has_strays = true; /* it may have been in the middle of an insert */
     pc__each(link, &generation->waiters)
     {
         struct pc__waiter *waiter = pc__of(link, struct pc__waiter, link);
@@ -222,7 +229,7 @@ void pc__fill_failed(struct pc_engine *engine, struct pc__region *region, uint64
             continue;
         pc__count_add(&engine->count.faults_failed, 1);
         struct pc__ctl_fail fail = {.region = region->id,
-                                    .version = region->version,
+                                    .version = generation->version,
                                     .block = waiter->block,
                                     .server_id = server_id,
                                     .error = error};

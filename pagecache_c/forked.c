@@ -93,7 +93,7 @@ static void leave_parent(pc_client *client)
     struct pc__mapping *next;
     for (struct pc__mapping *mapping = client->mappings; mapping; mapping = next) {
         next = mapping->next;
-        mapping->is_dropping = false;
+        mapping->is_dropping = mapping->is_sealing = false;
         if (mapping->state == PC__MAPPING_OPENING) { /* its thread is not here */
             mapping->is_leased = false;
             pc__mapping_take_down(client, mapping);
@@ -171,8 +171,8 @@ static int attach(pc_client *client, const struct pc__patience *patience)
         return rc;
     client->socket = fd;
     for (struct pc__mapping *mapping = client->mappings; mapping && !rc; mapping = mapping->next) {
-        if (mapping->trapped.flags & PC_MAP_PRIVATE || !mapping->trapped.address)
-            continue;
+        if (pc__is_private(mapping) || mapping->is_building || !mapping->trapped.address)
+            continue; /* the parent's alone: its copies, and what it has not sealed */
         int one = open_again(patience, fd, mapping);
         if (one == PC_OK) {
             mapping->state = PC__MAPPING_LIVE;

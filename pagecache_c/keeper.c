@@ -271,9 +271,10 @@ int pc__keeper_put(int keeper_fd, const struct pc__kept *what, int memfd)
     return tell_keeper(keeper_fd, &message, memfd, deadline_after(SEND_TIMEOUT_NS));
 }
 
-int pc__keeper_drop(int keeper_fd, uint64_t inode)
+int pc__keeper_drop(int keeper_fd, uint64_t inode, bool on_disk)
 {
-    const struct message message = {.magic = MAGIC, .op = OP_DROP, .what.inode = inode};
+    const struct message message = {
+        .magic = MAGIC, .op = OP_DROP, .what = {.inode = inode, .on_disk = on_disk}};
     return tell_keeper(keeper_fd, &message, -1, deadline_after(SEND_TIMEOUT_NS));
 }
 
@@ -369,10 +370,10 @@ struct keeper {
     uint64_t no_accept_before_ns;
 };
 
-static struct kept *find(struct keeper *keeper, uint64_t inode)
+static struct kept *find(struct keeper *keeper, uint64_t inode, uint64_t on_disk)
 {
     for (size_t i = 0; i < keeper->n_kept; i++)
-        if (keeper->kept[i].what.inode == inode)
+        if (keeper->kept[i].what.inode == inode && keeper->kept[i].what.on_disk == on_disk)
             return &keeper->kept[i];
     return NULL;
 }
@@ -389,7 +390,7 @@ static bool keep(struct keeper *keeper, const struct pc__kept *what, int fd)
         (uint64_t)status.st_ino != what->inode)
         goto refuse;
 
-    struct kept *old = find(keeper, what->inode);
+    struct kept *old = find(keeper, what->inode, what->on_disk);
     if (old != NULL) {
         close(fd);
         old->what = *what;
@@ -413,9 +414,9 @@ refuse:
     return false;
 }
 
-static void drop(struct keeper *keeper, uint64_t inode)
+static void drop(struct keeper *keeper, uint64_t inode, uint64_t on_disk)
 {
-    struct kept *gone = find(keeper, inode);
+    struct kept *gone = find(keeper, inode, on_disk);
 
     if (gone == NULL)
         return;
@@ -437,7 +438,7 @@ static bool handle(struct keeper *keeper, struct connection *connection,
     }
     switch (message->op) {
     case OP_DROP:
-        drop(keeper, message->what.inode);
+        drop(keeper, message->what.inode, message->what.on_disk);
         return true;
     case OP_LIST:
         if (connection->wants_list)

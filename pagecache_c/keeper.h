@@ -9,11 +9,15 @@
 #include "pagecache.h"
 
 #include <assert.h>
+#include <stdbool.h>
 
 enum pc__kept_kind {
     PC__KEPT_HOME = 1,   /* this node is the region's home: a hole is a block of zeros */
     PC__KEPT_CACHE = 2,  /* blocks homed elsewhere: a hole is an absent block */
-    PC__KEPT_LAST = 3
+    PC__KEPT_OVERLAY = 3,/* of a home: blocks that changed since its base; a hole is none */
+    PC__KEPT_LAYER = 4,  /* of a commit; version 0: staged */
+    PC__KEPT_HISTORY = 5,/* replaced blocks; region 0 */
+    PC__KEPT_LAST = 6
 };
 
 /* One memfd. The inode is its name: it is what clients say when they attach again. */
@@ -25,7 +29,9 @@ struct pc__kept {
     uint32_t kind;       /* enum pc__kept_kind */
     uint32_t sealed;     /* 0 or 1 */
     uint64_t inode;
-    char reserved[80];   /* the engine's; comes back as it was put */
+    uint64_t commit_id;  /* LAYER */
+    uint64_t on_disk;    /* 0 or 1: its inode is of some file system's, and not of memory's */
+    char reserved[64];   /* the engine's; comes back as it was put */
 };
 static_assert(sizeof(struct pc__kept) == 128, "no padding: records travel as bytes");
 
@@ -37,7 +43,7 @@ static_assert(sizeof(struct pc__kept) == 128, "no padding: records travel as byt
 int pc__keeper_put(int keeper_fd, const struct pc__kept *what, int memfd);
 
 /* Forgets a memfd; one that is not kept is no error. Otherwise as pc__keeper_put. */
-int pc__keeper_drop(int keeper_fd, uint64_t inode);
+int pc__keeper_drop(int keeper_fd, uint64_t inode, bool on_disk);
 
 /* Calls each() with everything that is kept, oldest first; each() owns fd. A value other than 0
  * from it stops the list and is returned. each() may put and drop on the same connection; what

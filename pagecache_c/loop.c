@@ -126,6 +126,8 @@ static int sleep_ms(struct pc__loop *loop)
     deadline = other < deadline ? other : deadline;
     other = pc__regions_deadline(loop);
     deadline = other < deadline ? other : deadline;
+    other = pc__layers_deadline(loop);
+    deadline = other < deadline ? other : deadline;
     other = pc__clients_deadline(loop);
     deadline = other < deadline ? other : deadline;
     if (deadline == UINT64_MAX)
@@ -160,6 +162,7 @@ static void *run(void *arg)
         pc__served_check(loop, now);
         pc__clients_check(loop, now);
         pc__regions_check(loop, now);
+        pc__layers_check(loop, now);
         bury(loop);
     }
     pc__clients_close(loop);

@@ -1,4 +1,9 @@
-/* mapping.c - map, unmap, and the read sets of a mapping. See client.h.
+/* mapping.c - map and unmap. See client.h.
+ *
+ * Addresses: a region has one of its own, the same in every process. Of the maps of a region in
+ * this process (versions of it, private copies) the first one gets it, and others go where there
+ * is room; with PC_MAP_FIXED there is no elsewhere. Addresses are reserved under the lock, so that
+ * who finds them taken also finds by whom.
  *
  * Order of a map: reserve the addresses with no access; OPEN; lay the memfd over them, still with
  * no access; tell the signal table; arm; let the process in. No thread can read a hole at any
@@ -10,8 +15,6 @@
  */
 #include "client.h"
 
-#include "read_set.h"
-
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -21,17 +24,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define KNOWN_FLAGS ((uint32_t)(PC_MAP_PRIVATE | PC_MAP_EXACT_READS))
-
-static void *pointer(uint64_t address)
-{
-    return (void *)(uintptr_t)address;
-}
-
-static bool is_private(const struct pc__mapping *mapping)
-{
-    return mapping->trapped.flags & PC_MAP_PRIVATE;
-}
+#define KNOWN_FLAGS ((uint32_t)(PC_MAP_PRIVATE | PC_MAP_EXACT_READS | PC_MAP_FIXED))
 
 /* ------------------------------------------------------------------ tables */
 
@@ -49,9 +42,11 @@ struct pc__mapping *pc__mapping_find(pc_client *client, uint64_t id)
     return mapping;
 }
 
-static struct pc__mapping *find_shared(pc_client *client, uint64_t region)
+/* All maps of the region, one after the other: after NULL the first. */
+static struct pc__mapping *next_of(pc_client *client, uint64_t region, struct pc__mapping *after)
 {
-    struct pc__mapping *mapping = client->by_region[bucket(region)];
+    struct pc__mapping *mapping =
+        after ? after->next_same_region : client->by_region[bucket(region)];
     while (mapping && mapping->region != region)
         mapping = mapping->next_same_region;
     return mapping;
@@ -62,11 +57,9 @@ void pc__mapping_add(pc_client *client, struct pc__mapping *mapping)
     struct pc__mapping **id = &client->by_id[bucket(mapping->id)];
     mapping->next_same_id = *id;
     *id = mapping;
-    if (!is_private(mapping)) {
-        struct pc__mapping **region = &client->by_region[bucket(mapping->region)];
-        mapping->next_same_region = *region;
-        *region = mapping;
-    }
+    struct pc__mapping **region = &client->by_region[bucket(mapping->region)];
+    mapping->next_same_region = *region;
+    *region = mapping;
     mapping->previous = NULL;
     mapping->next = client->mappings;
     if (mapping->next)
@@ -80,12 +73,10 @@ void pc__mapping_remove(pc_client *client, struct pc__mapping *mapping)
     while (*at != mapping)
         at = &(*at)->next_same_id;
     *at = mapping->next_same_id;
-    if (!is_private(mapping)) {
-        at = &client->by_region[bucket(mapping->region)];
-        while (*at != mapping)
-            at = &(*at)->next_same_region;
-        *at = mapping->next_same_region;
-    }
+    at = &client->by_region[bucket(mapping->region)];
+    while (*at != mapping)
+        at = &(*at)->next_same_region;
+    *at = mapping->next_same_region;
     if (mapping->next)
         mapping->next->previous = mapping->previous;
     *(mapping->previous ? &mapping->previous->next : &client->mappings) = mapping->next;
@@ -100,7 +91,8 @@ void pc__mapping_describe(const struct pc__mapping *mapping, struct pc__ctl_open
                                  .address = mapping->trapped.address,
                                  .length_bytes = mapping->trapped.length_bytes,
                                  .inode = mapping->inode,
-                                 .flags = mapping->trapped.flags};
+                                 .flags = mapping->trapped.flags,
+                                 .follows = mapping->follows};
 }
 
 /* --------------------------------------------------------------- addresses */
@@ -123,40 +115,72 @@ static void what_is_there(uint64_t begin, uint64_t end, char *out, size_t capaci
         (void)fclose(maps);
 }
 
-/* Addresses without access, so that nobody else takes them while the server is asked. */
-static int reserve(struct pc__mapping *mapping, uint64_t base_address)
+/* True: the region's own address is taken by a map of it, or by one of another client. */
+static bool is_taken_by_us(pc_client *client, const struct pc__mapping *mapping, uint64_t base)
 {
-    uint64_t length = mapping->trapped.length_bytes;
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    if (!is_private(mapping))
-        flags |= MAP_FIXED_NOREPLACE;
-    void *at = mmap(is_private(mapping) ? NULL : pointer(base_address), length, PROT_NONE, flags,
-                    -1, 0);
-    bool elsewhere = at != MAP_FAILED && !is_private(mapping) && at != pointer(base_address);
-    if (elsewhere) { /* kernels before 4.17 take the address for a hint */
-        munmap(at, length);
-        errno = EEXIST;
-    }
-    if (elsewhere || at == MAP_FAILED) {
-        if (errno != EEXIST)
-            return pc__fail_errno("mmap of %" PRIu64 " bytes of addresses", length);
-        char there[400];
-        what_is_there(base_address, base_address + length, there, sizeof there);
+    uint64_t end = base + mapping->trapped.length_bytes;
+    for (struct pc__mapping *other = next_of(client, mapping->region, NULL); other;
+         other = next_of(client, mapping->region, other))
+        if (other != mapping && other->trapped.address && other->trapped.address < end &&
+            base < other->trapped.address + other->trapped.length_bytes)
+            return true;
+    struct pc__range_view range;
+    return pc__range_find(base, &range) && range.kind != PC__RANGE_GONE &&
+           range.region == mapping->region;
+}
+
+static int clash(pc_client *client, const struct pc__mapping *mapping, uint64_t base)
+{
+    char there[400];
+    struct pc__range_view range = {.kind = PC__RANGE_GONE};
+    uint64_t end = base + mapping->trapped.length_bytes;
+    what_is_there(base, end, there, sizeof there);
+    if (!is_taken_by_us(client, mapping, base) || !pc__range_find(base, &range))
         return pc__fail(PC_ERR_CLASH,
                         "region %" PRIu64 " must be mapped at %#" PRIx64 "-%#" PRIx64
-                        ", where this process has: %s",
-                        mapping->region, base_address, base_address + length, there);
+                        ", where this process has: %s", mapping->region, base, end, there);
+    return pc__fail(PC_ERR_CLASH,
+                    "region %" PRIu64 " version %" PRIu64 " must be mapped at %#" PRIx64 "-%#" PRIx64
+                    ", where this process has %sversion %" PRIu64 " of it: %s",
+                    mapping->region, mapping->version, base, end,
+                    range.flags & PC_MAP_PRIVATE ? "a private copy of " : "", range.version, there);
+}
+
+/* MAP_FAILED and EEXIST: something is there. */
+static void *reserve_at(uint64_t base, uint64_t length_bytes)
+{
+    void *at = mmap(pc__pointer(base), length_bytes, PROT_NONE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (at == MAP_FAILED || at == pc__pointer(base))
+        return at;
+    munmap(at, length_bytes); /* kernels before 4.17 take the address for a hint */
+    errno = EEXIST;
+    return MAP_FAILED;
+}
+
+/* Under lock. Addresses without access, so that nobody else takes them while the server is asked. */
+int pc__mapping_reserve(pc_client *client, struct pc__mapping *mapping, uint64_t base_address)
+{
+    uint64_t length = mapping->trapped.length_bytes;
+    void *at = reserve_at(base_address, length);
+    if (at == MAP_FAILED && errno == EEXIST) {
+        if (mapping->trapped.flags & PC_MAP_FIXED ||
+            !(pc__is_private(mapping) || is_taken_by_us(client, mapping, base_address)))
+            return clash(client, mapping, base_address);
+        at = mmap(NULL, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     }
+    if (at == MAP_FAILED)
+        return pc__fail_errno("mmap of %" PRIu64 " bytes of addresses", length);
     mapping->trapped.address = (uint64_t)(uintptr_t)at;
     return PC_OK;
 }
 
-static int install(pc_client *client, struct pc__mapping *mapping, int fd)
+int pc__mapping_lay(pc_client *client, const struct pc__mapping *mapping, int fd, int prot)
 {
-    struct pc__trapped *trapped = &mapping->trapped;
-    void *at = pointer(trapped->address);
-    int share = is_private(mapping) ? MAP_PRIVATE : MAP_SHARED;
-    if (mmap(at, trapped->length_bytes, PROT_NONE, share | MAP_FIXED | MAP_NORESERVE, fd, 0) ==
+    const struct pc__trapped *trapped = &mapping->trapped;
+    void *at = pc__pointer(trapped->address);
+    int share = pc__is_private(mapping) ? MAP_PRIVATE : MAP_SHARED;
+    if (mmap(at, trapped->length_bytes, prot, share | MAP_FIXED | MAP_NORESERVE, fd, 0) ==
         MAP_FAILED)
         return pc__fail_errno("mmap of region %" PRIu64, mapping->region);
     if (madvise(at, trapped->length_bytes, MADV_DONTFORK))
@@ -171,27 +195,32 @@ static int install(pc_client *client, struct pc__mapping *mapping, int fd)
         .flags = trapped->flags,
         .kind = client->trap.kind == PC_TRAP_SIGSEGV && trapped->needs_trap ? PC__RANGE_TRAPPED
                                                                             : PC__RANGE_PLAIN};
-    int rc = pc__range_add(&range);
-    return rc ? rc : client->trap.ops->arm(&client->trap, trapped);
+    return pc__range_add(&range);
+}
+
+int pc__mapping_check_memory(const struct pc__mapping *mapping, int fd, uint64_t inode)
+{
+    struct stat st;
+    if (fstat(fd, &st))
+        return pc__fail_errno("fstat of region %" PRIu64, mapping->region);
+    if ((uint64_t)st.st_ino == inode && (uint64_t)st.st_size == mapping->trapped.length_bytes)
+        return PC_OK;
+    return pc__fail(PC_ERR_PROTOCOL,
+                    "the page server's memory of region %" PRIu64 " is %" PRIu64
+                    " bytes long and should be %" PRIu64,
+                    mapping->region, (uint64_t)st.st_size, mapping->trapped.length_bytes);
 }
 
 int pc__mapping_install(pc_client *client, struct pc__mapping *mapping, int fd,
                         const struct pc__ctl_opened *opened)
 {
-    struct stat st;
-    int rc;
     mapping->inode = opened->inode;
     mapping->trapped.needs_trap = opened->needs_trap != 0;
-    if (fstat(fd, &st))
-        rc = pc__fail_errno("fstat of region %" PRIu64, mapping->region);
-    else if ((uint64_t)st.st_ino != opened->inode ||
-             (uint64_t)st.st_size != mapping->trapped.length_bytes)
-        rc = pc__fail(PC_ERR_PROTOCOL,
-                      "the page server's memory of region %" PRIu64 " is %" PRIu64
-                      " bytes long and should be %" PRIu64,
-                      mapping->region, (uint64_t)st.st_size, mapping->trapped.length_bytes);
-    else
-        rc = install(client, mapping, fd);
+    int rc = pc__mapping_check_memory(mapping, fd, opened->inode);
+    if (!rc)
+        rc = pc__mapping_lay(client, mapping, fd, PROT_NONE);
+    if (!rc)
+        rc = client->trap.ops->arm(&client->trap, &mapping->trapped);
     close(fd);
     return rc;
 }
@@ -203,10 +232,14 @@ void pc__mapping_take_down(pc_client *client, struct pc__mapping *mapping)
         pc__range_set(mapping->trapped.address, PC__RANGE_GONE, 0);
         if (client->trap.ops && mapping->state != PC__MAPPING_GUARD)
             client->trap.ops->forget(&client->trap, &mapping->trapped);
-        munmap(pointer(mapping->trapped.address), mapping->trapped.length_bytes);
+        munmap(pc__pointer(mapping->trapped.address), mapping->trapped.length_bytes);
     }
+    const struct pc__ctl_open close = {.mapping_id = mapping->id};
+    const struct pc__ctl_region abandon = {.region = mapping->region};
     if (mapping->is_leased)
-        pc__outbox_close(client, mapping->id);
+        (void)pc__outbox_send(client, PC__CTL_CLOSE, &close, sizeof close);
+    else if (mapping->is_building && mapping->state == PC__MAPPING_LIVE)
+        (void)pc__outbox_send(client, PC__CTL_ABANDON, &abandon, sizeof abandon);
     pc__mapping_remove(client, mapping);
     pthread_cond_broadcast(&client->changed);
 }
@@ -227,19 +260,53 @@ int pc__mapping_use(pc_client *client, uint64_t id, struct pc__mapping **out)
         return pc__fail(PC_ERR_NO_REGION, "no mapping %" PRIu64 " in this process", id);
     if (mapping->state == PC__MAPPING_GUARD)
         return pc__fail(PC_ERR_FORKED, "region %" PRIu64 " did not survive fork", mapping->region);
+    if (mapping->is_building)
+        return pc__fail(PC_ERR_NO_REGION, "region %" PRIu64 " is being built and is not sealed yet",
+                        mapping->region);
     mapping->users++;
     *out = mapping;
     return PC_OK;
 }
 
+int pc__use(pc_client *client, uint64_t id, struct pc__mapping **out)
+{
+    pc__enter(client);
+    pthread_mutex_lock(&client->lock);
+    int rc = pc__mapping_use(client, id, out);
+    pthread_mutex_unlock(&client->lock);
+    if (rc)
+        pc__leave(client);
+    return rc;
+}
+
+void pc__unuse(pc_client *client, struct pc__mapping *mapping)
+{
+    pthread_mutex_lock(&client->lock);
+    pc__mapping_release(client, mapping);
+    pthread_mutex_unlock(&client->lock);
+    pc__leave(client);
+}
+
+int pc__runs_check(const struct pc__mapping *mapping, const struct pc_run *runs, size_t n_runs)
+{
+    uint64_t n_blocks = mapping->trapped.length_bytes >> PC_BLOCK_SHIFT;
+    for (size_t i = 0; i < n_runs; i++)
+        if (runs[i].n_blocks == 0 || runs[i].first_block >= n_blocks ||
+            runs[i].n_blocks > n_blocks - runs[i].first_block)
+            return pc__fail(PC_ERR_RANGE, "run %zu, %" PRIu64 " blocks at %" PRIu64
+                            ", is not inside the region's %" PRIu64 " blocks",
+                            i, runs[i].n_blocks, runs[i].first_block, n_blocks);
+    return PC_OK;
+}
+
 /* --------------------------------------------------------------------- map */
 
-/* OPEN, until the answer and the connection that the lease is on are the same. */
-static int lease(pc_client *client, struct pc__mapping *mapping, uint64_t deadline_ns,
-                 struct pc__call *call)
+int pc__mapping_lease(pc_client *client, struct pc__mapping *mapping, uint64_t deadline_ns,
+                      struct pc__call *call)
 {
     for (;;) {
         struct pc__ctl_open open;
+        *call = (struct pc__call){0};
         pc__mapping_describe(mapping, &open);
         call->opens = mapping->id;
         int rc = pc__call(client, PC__CTL_OPEN, &open, sizeof open, true, deadline_ns, call);
@@ -264,14 +331,10 @@ static int lease(pc_client *client, struct pc__mapping *mapping, uint64_t deadli
     }
 }
 
-static int open_mapping(pc_client *client, struct pc__mapping *mapping, uint64_t base_address,
-                        uint64_t deadline_ns)
+static int open_mapping(pc_client *client, struct pc__mapping *mapping, uint64_t deadline_ns)
 {
-    int rc = reserve(mapping, base_address);
-    if (rc)
-        return rc;
     struct pc__call call;
-    rc = lease(client, mapping, deadline_ns, &call);
+    int rc = pc__mapping_lease(client, mapping, deadline_ns, &call);
     if (rc)
         return rc;
     struct pc__ctl_opened opened;
@@ -279,30 +342,40 @@ static int open_mapping(pc_client *client, struct pc__mapping *mapping, uint64_t
     return pc__mapping_install(client, mapping, call.fds[0], &opened);
 }
 
+/* Exact reads or coarse ones: who asked for exact ones takes the superset. */
+static struct pc__mapping *find_shared(pc_client *client, const struct pc__mapping *wanted,
+                                       uint64_t base)
+{
+    struct pc__mapping *found = next_of(client, wanted->region, NULL);
+    while (found && (pc__is_private(found) || found->version != wanted->version ||
+                     (wanted->trapped.flags & PC_MAP_FIXED && found->trapped.address != base)))
+        found = next_of(client, wanted->region, found);
+    return found;
+}
+
 /* Under lock. 1: *out is the mapping that is there; 0: none is; negative: it is in the way. */
-static int share(pc_client *client, const struct pc__mapping *wanted, uint64_t deadline_ns,
-                 struct pc__mapping **out)
+static int share(pc_client *client, const struct pc__mapping *wanted, uint64_t base,
+                 uint64_t deadline_ns, struct pc__mapping **out)
 {
     for (;;) {
         int rc = pc__call_refused(client);
         if (rc)
             return rc;
-        struct pc__mapping *found = find_shared(client, wanted->region);
+        struct pc__mapping *found = find_shared(client, wanted, base);
         if (!found)
             return 0;
-        /* Exact reads or coarse ones: who asked for exact ones takes the superset. */
-        bool fits = found->version == wanted->version &&
-                    found->trapped.length_bytes == wanted->trapped.length_bytes;
         if (found->state == PC__MAPPING_GUARD)
             return pc__fail(PC_ERR_FORKED, "region %" PRIu64 " did not survive fork",
                             found->region);
-        if (!fits)
+        if (found->is_building)
+            return pc__fail(PC_ERR_NO_REGION, "region %" PRIu64
+                            " is being built here and is not sealed yet", found->region);
+        if (found->trapped.length_bytes != wanted->trapped.length_bytes)
             return pc__fail(PC_ERR_EXISTS,
-                            "region %" PRIu64 " is mapped here at version %" PRIu64
-                            " (%" PRIu64 " bytes), and version %" PRIu64 " (%" PRIu64
-                            " bytes) was asked for",
-                            found->region, found->version, found->trapped.length_bytes,
-                            wanted->version, wanted->trapped.length_bytes);
+                            "region %" PRIu64 " is mapped here with %" PRIu64
+                            " bytes, and %" PRIu64 " bytes were asked for",
+                            found->region, found->trapped.length_bytes,
+                            wanted->trapped.length_bytes);
         if (found->state == PC__MAPPING_LIVE) {
             found->users++;
             *out = found;
@@ -315,7 +388,7 @@ static int share(pc_client *client, const struct pc__mapping *wanted, uint64_t d
     }
 }
 
-static void tell(const struct pc__mapping *mapping, struct pc_mapping *out)
+void pc__mapping_tell(const struct pc__mapping *mapping, struct pc_mapping *out)
 {
     *out = (struct pc_mapping){.id = mapping->id,
                                .address = mapping->trapped.address,
@@ -327,11 +400,7 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
 {
     uint64_t deadline_ns = pc__deadline(timeout_ns);
     memset(out, 0, sizeof *out);
-    bool in_window = base_address % PC_BLOCK_BYTES == 0 && base_address >= PC_WINDOW_BEGIN &&
-                     base_address < PC_WINDOW_END &&
-                     length_bytes <= PC_WINDOW_END - base_address;
-    if (flags & ~KNOWN_FLAGS || length_bytes == 0 || length_bytes % PC_BLOCK_BYTES ||
-        length_bytes > PC_WINDOW_END - PC_WINDOW_BEGIN || !(in_window || flags & PC_MAP_PRIVATE))
+    if (flags & ~KNOWN_FLAGS || !pc__is_in_window(base_address, length_bytes))
         return pc__fail(PC_ERR_RANGE, "a region of %" PRIu64 " bytes at %#" PRIx64 ", flags %u",
                         length_bytes, base_address, flags);
     if (client->trap.kind == PC_TRAP_SIGSEGV && pc__sig_install())
@@ -348,20 +417,22 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
     struct pc__mapping *shared = NULL;
     pthread_mutex_lock(&client->lock);
     int rc = flags & PC_MAP_PRIVATE ? pc__call_refused(client)
-                                    : share(client, mapping, deadline_ns, &shared);
+                                    : share(client, mapping, base_address, deadline_ns, &shared);
+    if (rc == 0)
+        rc = pc__mapping_reserve(client, mapping, base_address);
     if (rc == 0) {
         mapping->id = ++client->next_mapping_id;
         pc__mapping_add(client, mapping);
     }
     if (rc == 1)
-        tell(shared, out);
+        pc__mapping_tell(shared, out);
     pthread_mutex_unlock(&client->lock);
     if (rc) {
         free(mapping);
         return rc < 0 ? rc : PC_OK;
     }
 
-    rc = open_mapping(client, mapping, base_address, deadline_ns);
+    rc = open_mapping(client, mapping, deadline_ns);
 
     pthread_mutex_lock(&client->lock);
     if (!rc)
@@ -372,7 +443,7 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
         pc__mapping_take_down(client, mapping);
     } else {
         mapping->state = PC__MAPPING_LIVE;
-        tell(mapping, out);
+        pc__mapping_tell(mapping, out);
     }
     pthread_cond_broadcast(&client->changed);
     pthread_mutex_unlock(&client->lock);
@@ -404,101 +475,4 @@ PC_API int pc_client_unmap(pc_client *client, uint64_t mapping_id)
     pthread_mutex_unlock(&client->lock);
     pc__leave(client);
     return rc;
-}
-
-/* --------------------------------------------------------------- read sets
- *
- * Calls of one process share a mapping and so its page-table entries. Only the first of them to
- * begin drops the entries: another would drop what the first has touched. So each set holds all
- * that its call touched, and perhaps what others did meanwhile.
- */
-
-#define DROP_STEP_NS 1000000000ull /* how long is waited for another's drop before looking again */
-
-/* On success unuse ends what this begins: the client and the mapping stay until then. */
-static int use(pc_client *client, uint64_t id, struct pc__mapping **mapping)
-{
-    pc__enter(client);
-    pthread_mutex_lock(&client->lock);
-    int rc = pc__mapping_use(client, id, mapping);
-    if (!rc && is_private(*mapping)) {
-        pc__mapping_release(client, *mapping);
-        rc = pc__fail(PC_ERR_RANGE, "a private mapping has no read set: its entries are its data");
-    }
-    pthread_mutex_unlock(&client->lock);
-    if (rc)
-        pc__leave(client);
-    return rc;
-}
-
-static void unuse(pc_client *client, struct pc__mapping *mapping)
-{
-    pthread_mutex_lock(&client->lock);
-    pc__mapping_release(client, mapping);
-    pthread_mutex_unlock(&client->lock);
-    pc__leave(client);
-}
-
-/* Counts the reader in. True: it is the first, and has to drop the entries. */
-static bool reader_enters(pc_client *client, struct pc__mapping *mapping)
-{
-    pthread_mutex_lock(&client->lock);
-    while (mapping->is_dropping && client->state != PC__CONN_CLOSED)
-        pc__changed_wait(client, pc__deadline(DROP_STEP_NS));
-    bool is_first = mapping->readers++ == 0;
-    mapping->is_dropping = is_first;
-    pthread_mutex_unlock(&client->lock);
-    return is_first;
-}
-
-static void reader_leaves(pc_client *client, struct pc__mapping *mapping)
-{
-    pthread_mutex_lock(&client->lock);
-    if (mapping->readers) /* one too many is the caller's mistake, and harms only itself */
-        mapping->readers--;
-    pthread_mutex_unlock(&client->lock);
-}
-
-static int drop_entries(pc_client *client, const struct pc__mapping *mapping)
-{
-    const struct pc__trapped *trapped = &mapping->trapped;
-    int rc = client->trap.ops->reads_begin(&client->trap, trapped);
-    if (!rc && madvise(pointer(trapped->address), trapped->length_bytes, MADV_DONTNEED))
-        rc = pc__fail_errno("MADV_DONTNEED of region %" PRIu64, mapping->region);
-    return rc;
-}
-
-PC_API int pc_client_reads_begin(pc_client *client, uint64_t mapping_id)
-{
-    struct pc__mapping *mapping;
-    int rc = use(client, mapping_id, &mapping);
-    if (rc)
-        return rc;
-    if (reader_enters(client, mapping)) {
-        rc = drop_entries(client, mapping);
-        pthread_mutex_lock(&client->lock);
-        mapping->is_dropping = false;
-        pthread_cond_broadcast(&client->changed);
-        pthread_mutex_unlock(&client->lock);
-        if (rc)
-            reader_leaves(client, mapping);
-    }
-    unuse(client, mapping);
-    return rc;
-}
-
-PC_API int64_t pc_client_reads_end(pc_client *client, uint64_t mapping_id, struct pc_run *runs,
-                                   size_t capacity)
-{
-    struct pc__mapping *mapping;
-    int rc = use(client, mapping_id, &mapping);
-    if (rc)
-        return rc;
-    int64_t n = runs ? pc__read_set(mapping->trapped.address, mapping->trapped.length_bytes, runs,
-                                    capacity)
-                     : 0;
-    if (n < 0 || (uint64_t)n <= capacity) /* else it is called again, with room */
-        reader_leaves(client, mapping);
-    unuse(client, mapping);
-    return n;
 }

@@ -1,14 +1,15 @@
 /* pagecache.h - the only public header of the page cache.
  *
  * Two halves share one wire (wire.h):
- *   client  lives in every process that reads or builds global variables;
+ *   client  lives in every process that reads, builds or changes global variables;
  *   engine  lives in the page server, one per node.
  *
  * Words (docs/design.md has the long form):
- *   block       4 KiB, the unit of presence.
+ *   block       4 KiB, the unit of presence, of dirtiness and of versions.
  *   page        a run of blocks fetched by one request; a policy, never a format.
  *   region      a contiguous range of the global address space, the same in every process.
  *   version     a region's state after its n-th commit.
+ *   layer       the dirty blocks of one commit on one region, in one memfd.
  *   generation  one node's memfd that holds one version of one region; a hole is an absent
  *               block, except at the home, where a hole is a block of zeros.
  *   home        the server that holds the authoritative copy of an extent of a region.
@@ -49,7 +50,10 @@ enum pc_err {
     PC_ERR_NO_PEER = -17,      /* no connection to the peer (yet) */
     PC_ERR_DENIED = -18,       /* peer credentials or secret are wrong */
     PC_ERR_HUGE_PAGES = -19,   /* the kernel makes shared memory of huge pages, and has no userfaultfd */
-    PC_ERR_LAST = -20
+    PC_ERR_EXPIRED = -20,      /* the blocks of that version are kept no longer */
+    PC_ERR_NO_VERSION = -21,   /* the region has no such version */
+    PC_ERR_NO_SPACE = -22,     /* a file system, or an arena, is full */
+    PC_ERR_LAST = -23
 };
 
 /* One line for humans; never NULL, also for codes that do not exist. */
@@ -97,8 +101,9 @@ int pc_client_trap(pc_client *client);
 int pc_client_after_fork(pc_client *client);
 
 enum pc_map_flags {
-    PC_MAP_PRIVATE = 1,        /* copy-on-write, writable, at any free address */
-    PC_MAP_EXACT_READS = 2     /* no kernel fault-around: exact read sets, dearer first touches */
+    PC_MAP_PRIVATE = 1,        /* copy-on-write, writable */
+    PC_MAP_EXACT_READS = 2,    /* no kernel fault-around: exact read sets, dearer first touches */
+    PC_MAP_FIXED = 4           /* at the region's own address or not at all: it holds pointers */
 };
 
 struct pc_mapping {
@@ -107,7 +112,9 @@ struct pc_mapping {
     uint64_t length_bytes;
 };
 
-/* Maps a region at its own address (or anywhere, PRIVATE). The lease lasts until pc_client_unmap.
+/* Maps a region at its own address; where another map of this region in this process has that
+ * (another version of it, or a PRIVATE one), anywhere else, unless FIXED (then PC_ERR_CLASH).
+ * The lease lasts until pc_client_unmap.
  * Several maps of the same (region, version) share one mapping by count; who asks for EXACT_READS
  * where a mapping without them is shared gets that one, whose read sets are supersets. */
 int pc_client_map(pc_client *client, uint64_t region, uint64_t version, uint64_t base_address,
@@ -122,6 +129,29 @@ int pc_client_create(pc_client *client, uint64_t region, uint64_t base_address,
 int pc_client_seal(pc_client *client, uint64_t region, uint64_t timeout_ns);
 /* Drops a region that was created here and not sealed. */
 int pc_client_abandon(pc_client *client, uint64_t region, uint64_t timeout_ns);
+/* Makes the home of a new region on this node and maps it read-write at its own address, to build
+ * an object in place. Nobody else can map the region before pc_client_build_seal, which makes this
+ * mapping read-only, seals the region, and turns the mapping into a lease of version 0. Unmapping
+ * it instead abandons the region. In a child of fork such a mapping is a guard. */
+int pc_client_build(pc_client *client, uint64_t region, uint64_t base_address,
+                    uint64_t length_bytes, uint64_t timeout_ns, struct pc_mapping *out);
+int pc_client_build_seal(pc_client *client, uint64_t mapping_id, uint64_t timeout_ns);
+
+/* The blocks of a PRIVATE mapping that this process has written: sorted, disjoint runs. Returns
+ * their number (which may exceed capacity: then call again with room). */
+int64_t pc_client_dirty(pc_client *client, uint64_t mapping_id, struct pc_run *runs,
+                        size_t capacity);
+/* Copies the runs of a PRIVATE mapping, with up to n_threads threads, into a layer, and hands it to
+ * this node's page server, where it is kept under commit_id until pc_client_resolve. The runs must be
+ * sorted and disjoint. The mapping stays as it is: what fails may be tried again, or dropped. */
+int pc_client_stage(pc_client *client, uint64_t mapping_id, uint64_t commit_id,
+                    const struct pc_run *runs, size_t n_runs, int n_threads, uint64_t timeout_ns);
+/* What became of a layer that this client staged: its version, or 0: it is to be dropped. Sends,
+ * does not wait. mapping_id: that it was copied from, or 0. Where the version is the next after the
+ * mapping's, the mapping shows that one from now on, for what differs is private to it: it does not
+ * keep the page server from moving its memory there. */
+int pc_client_resolve(pc_client *client, uint64_t mapping_id, uint64_t commit_id, uint64_t region,
+                      uint64_t version);
 /* Copies into a memfd with up to n_threads threads. Reads the source straight: no extra copy. */
 int pc_copy_in(int fd, uint64_t offset_bytes, const void *source, uint64_t n_bytes, int n_threads);
 
@@ -157,6 +187,10 @@ struct pc_engine_options {
                                   retired region without leases counts as idle */
     int no_userfaultfd;        /* 1: do as where the kernel refuses it (tests) */
     uint64_t page_bytes;       /* fixed size of a demand fetch, 4 KiB to 8 MiB; 0: by access pattern */
+    uint64_t stage_timeout_ns; /* a layer whose writer says nothing for so long: NEED_OUTCOME */
+    uint64_t history_bytes;    /* replaced blocks kept in memory, then */
+    uint64_t history_disk_bytes; /* in anonymous files in */
+    const char *history_directory; /* or NULL: memory only */
 };
 
 /* Takes back what the keeper holds, then listens. */
@@ -169,13 +203,23 @@ enum pc_event_kind {
     PC_EVENT_NEED_REGION = 1,  /* region: look it up; answer with pc_engine_define_region or _refuse_region */
     PC_EVENT_NEED_PEER = 2,    /* server_id: connect; answer with pc_engine_add_peer or pc_engine_peer_lost */
     PC_EVENT_REGION_IDLE = 3,  /* region: retired here, and the last lease on this node is gone */
-    PC_EVENT_LOG = 4           /* text: something a person may want to know */
+    PC_EVENT_LOG = 4,          /* text: something a person may want to know */
+    PC_EVENT_NEED_CHANGES = 5, /* region, from_version, version: which blocks changed in between?
+                                  answer with pc_engine_set_changes */
+    PC_EVENT_NEED_PUBLISHED = 6, /* region, from_version: which commits came after it? answer with
+                                  pc_engine_publish for each, in order, then pc_engine_caught_up */
+    PC_EVENT_NEED_OUTCOME = 7, /* commit_id, region: whoever staged it is gone, or silent; answer
+                                  with pc_engine_publish or pc_engine_drop_staged */
+    PC_EVENT_PULLED = 8        /* commit_id, region, error: pc_engine_pull ended */
 };
 struct pc_event {
     int kind;
     int error;                 /* enum pc_err, where it applies */
     uint64_t region;
     uint64_t server_id;
+    uint64_t from_version;
+    uint64_t version;
+    uint64_t commit_id;
     char text[232];
 };
 int pc_engine_event_fd(pc_engine *engine);
@@ -206,6 +250,22 @@ int pc_engine_create_shared(pc_engine *engine, const struct pc_region_info *info
                             const struct pc_segment *segments, size_t n_segments, int *fd);
 int pc_engine_seal(pc_engine *engine, uint64_t region);
 
+/* The blocks that changed in (from, to]; anything else is the same in both. error PC_ERR_EXPIRED: the
+ * log does not reach back so far; PC_ERR_NO_VERSION: there is no version `to`. */
+int pc_engine_set_changes(pc_engine *engine, uint64_t region, uint64_t from_version,
+                          uint64_t to_version, const struct pc_run *runs, size_t n_runs, int error);
+/* At the home: the layer staged under commit_id is this version. A version that is known already
+ * changes nothing; one that leaves a gap is refused with PC_ERR_NO_VERSION. */
+int pc_engine_publish(pc_engine *engine, uint64_t region, uint64_t version, uint64_t commit_id);
+/* Answers NEED_PUBLISHED: every commit there is has been published here; or error. */
+int pc_engine_caught_up(pc_engine *engine, uint64_t region, int error);
+/* The commit was refused, or is at another home by now. Unknown ids are no error. */
+int pc_engine_drop_staged(pc_engine *engine, uint64_t region, uint64_t commit_id);
+/* At the home: fetches the layer that server_id holds under commit_id. Ends with PC_EVENT_PULLED.
+ * PC_ERR_TIMEOUT: it has commits to apply first; ask again. */
+int pc_engine_pull(pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t server_id,
+                   uint64_t layer_bytes);
+
 /* Connections to a peer are made and authenticated by the caller; the engine owns fd from here.
  * One peer needs several: pc_engine_peer_lanes of them, lane 0 .. lanes-1. */
 int pc_engine_peer_lanes(pc_engine *engine);
@@ -228,12 +288,16 @@ struct pc_engine_stats {
     uint64_t prefetch_requests, prefetched_blocks;
     uint64_t home_bytes, cached_bytes;
     uint64_t bad_messages, reattached;
+    uint64_t advances, forks;          /* generations moved to a newer version in place; beside it */
+    uint64_t layers, layer_bytes;      /* staged or published, not applied yet */
+    uint64_t commits_staged, commits_published, commits_applied, commits_dropped;
+    uint64_t history_records, history_bytes, history_disk_bytes, history_expired;
 };
 int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out);
 
 struct pc_region_stats {
-    uint64_t region, version, length_bytes;
-    uint64_t is_home, mappings;
+    uint64_t region, version, length_bytes; /* version: the newest that is known here */
+    uint64_t is_home, mappings, generations, oldest_version; /* oldest: that the home can serve */
     uint64_t present_blocks, fetched_blocks, touched_blocks;
 };
 /* Returns the number of regions known here (which may exceed capacity). */
@@ -252,6 +316,94 @@ int pc_keeper_run(const char *listen_name, int watched_pid, uint64_t orphan_time
 /* Connects to the keeper; *fd for pc_engine_options.keeper_fd. */
 int pc_keeper_connect(const char *listen_name, uint64_t timeout_ns, int *fd);
 int pc_keeper_quit(int fd);
+
+/* ---------------------------------------------------------------- hash map */
+
+/* The table of a hash map, wherever it lies: n_slots (a power of two) packed records of a tag byte
+ * (0: the slot is empty), a key and a value. An empty table is all zeros. A key's place is
+ * SplitMix64's output function of it (longer keys are folded in, 8 bytes at a time, little-endian,
+ * padded with zeros), the same on every machine. */
+enum pc_hash_key_kind { PC_HASH_INT64 = 1, PC_HASH_BYTES = 2 };
+
+struct pc_hash_table {
+    void *slots;
+    uint64_t slots_bytes;      /* n_slots * (1 + key_bytes + value_bytes), or it is refused */
+    uint64_t n_slots;
+    uint64_t value_bytes;
+    uint32_t key_kind;         /* enum pc_hash_key_kind */
+    uint32_t key_bytes;        /* 8 for INT64; the width of BYTES, padded with zeros */
+};
+struct pc_hash_batch {
+    const void *keys;          /* n_keys of them, side by side */
+    uint64_t keys_bytes;
+    void *values;              /* n_keys of them */
+    uint64_t values_bytes;
+    uint64_t n_keys;
+};
+/* PC_ERR_RANGE where lengths do not fit each other, PC_ERR_PROTOCOL for a table without an empty
+ * slot: neither was made by this library. None of these reads or writes outside the arrays. */
+
+/* found[i] = whether key i is there; its value is copied to values (or NULL) then, and what is not
+ * found is left as it was. Returns how many were found. */
+int64_t pc_hash_get(const struct pc_hash_table *table, const struct pc_hash_batch *batch,
+                    uint8_t *found, uint64_t found_bytes);
+/* Sets the keys in order, so that the last of equal ones stays; writes only blocks that change.
+ * Returns how many are new; PC_ERR_NO_SPACE where that would be more than room (those before it
+ * are set). */
+int64_t pc_hash_set(const struct pc_hash_table *table, const struct pc_hash_batch *batch,
+                    uint64_t room);
+/* Erases those keys that are there. Returns how many were. */
+int64_t pc_hash_erase(const struct pc_hash_table *table, const struct pc_hash_batch *batch);
+/* offsets[i] = where in the table, in bytes, the search for key i begins. Reads nothing of it. */
+int pc_hash_starts(const struct pc_hash_table *table, const struct pc_hash_batch *batch,
+                   uint64_t *offsets, uint64_t offsets_bytes);
+/* ------------------------------------------------------- building in place */
+
+/* An allocator inside [address, address + length), which somebody has mapped read-write: blocks on
+ * 16-byte boundaries, those of 4 KiB and more on block boundaries. It grows upwards and touches
+ * nothing that it has not handed out; what it knows about its blocks lies elsewhere. */
+typedef struct pc_arena pc_arena;
+int pc_arena_open(uint64_t address, uint64_t length_bytes, pc_arena **out);
+/* From here on allocations fail and frees do nothing; the memory of freed blocks goes back. Its
+ * range stays known, so that late frees are recognised. Call it while the range is writable. */
+int pc_arena_close(pc_arena *arena);
+/* Forgets the range, and frees the arena: no other call may have it. Later frees of its blocks are
+ * still nothing where the range lies in the global address space. */
+int pc_arena_drop(pc_arena *arena);
+/* The arena, open or closed, that holds the address, or NULL. */
+pc_arena *pc_arena_find(const void *pointer);
+/* Bytes from the range's start to the end of what was ever handed out. */
+uint64_t pc_arena_used_bytes(pc_arena *arena);
+
+/* As those of the C library: NULL with ENOMEM where the arena is full or closed. Freeing what is not
+ * a block in use ends the process. */
+void *pc_malloc(pc_arena *arena, size_t n_bytes);
+void *pc_calloc(pc_arena *arena, size_t n_items, size_t item_bytes);
+void *pc_realloc(pc_arena *arena, void *pointer, size_t n_bytes);
+void *pc_aligned_alloc(pc_arena *arena, size_t alignment, size_t n_bytes);
+void pc_free(pc_arena *arena, void *pointer);
+size_t pc_usable_size(pc_arena *arena, const void *pointer);
+
+/* Sets this thread's current arena, NULL for none, and returns the previous one. */
+pc_arena *pc_arena_enter(pc_arena *arena);
+/* For libraries that take an allocator: the current arena, or the process's malloc where there is
+ * none. Blocks of either kind may be freed on any thread at any time. */
+void *pc_current_malloc(size_t n_bytes);
+void *pc_current_calloc(size_t n_items, size_t item_bytes);
+void *pc_current_realloc(void *pointer, size_t n_bytes);
+void *pc_current_aligned_alloc(size_t alignment, size_t n_bytes);
+void pc_current_free(void *pointer);
+
+/* For those that take none: points the imports of a loaded library (malloc and its kin; those of
+ * the C++ library too where it needs that) at the functions above, for as long as it is loaded.
+ * Returns how many there are; *path is the library's. PC_ERR_RANGE: it is not loaded; PC_ERR_DENIED:
+ * it must not be, and the message says why. */
+int pc_shim_patch(const char *name, char *path, size_t path_capacity);
+
+/* A PyDataMem_Handler (NEP 49) over an arena. It, and the arena, must live until the last array made
+ * with it is gone. NULL: no memory. */
+void *pc_numpy_handler_new(pc_arena *arena);
+void pc_numpy_handler_free(void *handler);
 
 /* cdef-end */
 

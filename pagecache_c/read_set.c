@@ -4,7 +4,9 @@
  * Relies on: after MADV_DONTNEED of a shared mapping, a page-table entry means that the block was
  * touched since (or, with fault-around, a neighbour of it). An entry that the kernel is moving
  * counts too, so the set never misses a block for that.
- * Does not see: blocks whose memory was swapped out meanwhile.
+ * A private mapping's entry is the file's page until the first write, and then anonymous memory,
+ * also when that is swapped out.
+ * Does not see: blocks of a file (not copies) whose memory was swapped out meanwhile.
  */
 #include "read_set.h"
 
@@ -25,12 +27,14 @@ struct scan_argument {
     uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
 };
 #define SCAN_IOCTL _IOWR('f', 16, struct scan_argument)
+#define SCAN_FILE (1u << 2)
 #define SCAN_PRESENT (1u << 3)
 #define SCAN_SWAPPED (1u << 4)
 #define SCAN_VECTOR 256u
 
 #define ENTRY_PRESENT (1ull << 63)
 #define ENTRY_SWAPPED (1ull << 62)
+#define ENTRY_FILE (1ull << 61)
 #define ENTRIES 4096u
 
 struct collector {
@@ -40,7 +44,7 @@ struct collector {
     struct pc_run last; /* n_blocks 0: none yet */
 };
 
-static void store(struct collector *to)
+static void put_last(struct collector *to)
 {
     if (to->last.n_blocks == 0)
         return;
@@ -55,13 +59,14 @@ static void add(struct collector *to, uint64_t first_block, uint64_t n_blocks)
         to->last.n_blocks += n_blocks;
         return;
     }
-    store(to);
+    put_last(to);
     to->last = (struct pc_run){.first_block = first_block, .n_blocks = n_blocks};
 }
 
-int64_t pc__read_set_scan(int pagemap, uint64_t address, uint64_t length_bytes,
+int64_t pc__read_set_scan(enum pc__scan what, int pagemap, uint64_t address, uint64_t length_bytes,
                           struct pc_run *runs, size_t capacity, bool *is_known)
 {
+    const uint64_t not_these = what == PC__SCAN_COPIED ? SCAN_FILE : 0;
     struct collector to = {.runs = runs, .capacity = capacity};
     struct scan_region found[SCAN_VECTOR];
     uint64_t at = address, end = address + length_bytes;
@@ -69,6 +74,8 @@ int64_t pc__read_set_scan(int pagemap, uint64_t address, uint64_t length_bytes,
     while (at < end) {
         struct scan_argument scan = {.size = sizeof scan, .start = at, .end = end,
                                      .vec = (uint64_t)(uintptr_t)found, .vec_len = SCAN_VECTOR,
+                                     .category_inverted = not_these,
+                                     .category_mask = not_these,
                                      .category_anyof_mask = SCAN_PRESENT | SCAN_SWAPPED,
                                      .return_mask = SCAN_PRESENT};
         int n = ioctl(pagemap, SCAN_IOCTL, &scan);
@@ -85,12 +92,18 @@ int64_t pc__read_set_scan(int pagemap, uint64_t address, uint64_t length_bytes,
             break;
         at = scan.walk_end;
     }
-    store(&to);
+    put_last(&to);
     return (int64_t)to.n;
 }
 
-int64_t pc__read_set_entries(int pagemap, uint64_t address, uint64_t length_bytes,
-                             struct pc_run *runs, size_t capacity)
+static bool is_wanted(enum pc__scan what, uint64_t entry)
+{
+    return entry & (ENTRY_PRESENT | ENTRY_SWAPPED) &&
+           !(what == PC__SCAN_COPIED && entry & ENTRY_FILE);
+}
+
+int64_t pc__read_set_entries(enum pc__scan what, int pagemap, uint64_t address,
+                             uint64_t length_bytes, struct pc_run *runs, size_t capacity)
 {
     struct collector to = {.runs = runs, .capacity = capacity};
     uint64_t entries[ENTRIES];
@@ -105,24 +118,24 @@ int64_t pc__read_set_entries(int pagemap, uint64_t address, uint64_t length_byte
             return pc__fail_errno("reading /proc/self/pagemap");
         n = (uint64_t)got / sizeof entries[0];
         for (uint64_t i = 0; i < n; i++)
-            if (entries[i] & (ENTRY_PRESENT | ENTRY_SWAPPED))
+            if (is_wanted(what, entries[i]))
                 add(&to, at + i, 1);
         at += n;
     }
-    store(&to);
+    put_last(&to);
     return (int64_t)to.n;
 }
 
-int64_t pc__read_set(uint64_t address, uint64_t length_bytes, struct pc_run *runs,
-                     size_t capacity)
+int64_t pc__read_set(enum pc__scan what, uint64_t address, uint64_t length_bytes,
+                     struct pc_run *runs, size_t capacity)
 {
     int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
     if (pagemap < 0)
         return pc__fail_errno("/proc/self/pagemap");
     bool is_known;
-    int64_t n = pc__read_set_scan(pagemap, address, length_bytes, runs, capacity, &is_known);
+    int64_t n = pc__read_set_scan(what, pagemap, address, length_bytes, runs, capacity, &is_known);
     if (!is_known)
-        n = pc__read_set_entries(pagemap, address, length_bytes, runs, capacity);
+        n = pc__read_set_entries(what, pagemap, address, length_bytes, runs, capacity);
     close(pagemap);
     return n;
 }

@@ -1,6 +1,6 @@
-/* region.c - the regions that this server knows: their homes, generations and descriptors.
+/* region.c - the regions that this server knows: the table, what the keeper holds of them, their end.
  *
- * Owns the region table and every memfd. Any thread may enter. Table: engine.lock; contents of a
+ * Owns the region table. Any thread may enter. Table: engine.lock; contents of a
  * region: region.lock. A region lives as long as its table entry or a reference does, so a freed
  * region's memory goes when its last mapping, fetch and queued reply are gone.
  *
@@ -33,6 +33,22 @@ static struct pc__region *find_locked(struct pc_engine *engine, uint64_t id)
     return region;
 }
 
+struct pc__region *pc__region_alone(uint64_t id, uint64_t n_blocks)
+{
+    struct pc__region *region = calloc(1, sizeof *region);
+    if (!region)
+        return NULL;
+    region->id = id;
+    region->n_blocks = n_blocks;
+    region->length_bytes = n_blocks << PC_BLOCK_SHIFT;
+    region->state = PC__REGION_UNKNOWN;
+    pthread_mutex_init(&region->lock, NULL);
+    pc__link_init(&region->pending);
+    pc__link_init(&region->generations);
+    atomic_init(&region->refs, 1u);
+    return region;
+}
+
 struct pc__region *pc__region_get(struct pc_engine *engine, uint64_t id)
 {
     pthread_mutex_lock(&engine->lock);
@@ -48,13 +64,8 @@ struct pc__region *pc__region_get_or_add(struct pc_engine *engine, uint64_t id)
     pthread_mutex_lock(&engine->lock);
     struct pc__region *region = find_locked(engine, id);
     if (!region) {
-        region = calloc(1, sizeof *region);
+        region = pc__region_alone(id, 0);
         if (region) {
-            region->id = id;
-            region->state = PC__REGION_UNKNOWN;
-            pthread_mutex_init(&region->lock, NULL);
-            pc__link_init(&region->pending);
-            atomic_init(&region->refs, 1u);
             region->hash_next = *bucket_of(engine, id);
             *bucket_of(engine, id) = region;
             engine->n_regions++;
@@ -66,76 +77,17 @@ struct pc__region *pc__region_get_or_add(struct pc_engine *engine, uint64_t id)
     return region;
 }
 
-static void tell_keeper(struct pc_engine *engine, const struct pc__region *region, uint64_t inode,
-                        int fd, uint32_t kind, bool sealed)
-{
-    if (engine->keeper_fd < 0)
-        return;
-    struct pc__kept kept = {.region = region->id,
-                            .version = region->version,
-                            .base_address = region->base_address,
-                            .length_bytes = region->length_bytes,
-                            .kind = kind,
-                            .sealed = sealed,
-                            .inode = inode};
-    pthread_mutex_lock(&engine->keeper_lock);
-    int rc = pc__keeper_put(engine->keeper_fd, &kept, fd);
-    pthread_mutex_unlock(&engine->keeper_lock);
-    if (rc)
-        pc__engine_event(engine, PC_EVENT_LOG, rc, region->id, 0,
-                         "the keeper did not take region %llu: a crash of this server would lose it",
-                         (unsigned long long)region->id);
-}
-
-static void drop_from_keeper(struct pc_engine *engine, uint64_t inode)
-{
-    if (engine->keeper_fd < 0)
-        return;
-    pthread_mutex_lock(&engine->keeper_lock);
-    int rc = pc__keeper_drop(engine->keeper_fd, inode);
-    pthread_mutex_unlock(&engine->keeper_lock);
-    if (rc)
-        pc__engine_event(engine, PC_EVENT_LOG, rc, 0, 0, "the keeper did not drop a freed region");
-}
-
-static void free_generation(struct pc_engine *engine, struct pc__generation *generation)
-{
-    if (!generation)
-        return;
-    if (generation->map)
-        munmap(generation->map, generation->present.n_blocks << PC_BLOCK_SHIFT);
-    if (!generation->complete) {
-        drop_from_keeper(engine, generation->inode);
-        close(generation->memfd);
-    }
-    pc__blockset_free(&generation->present);
-    pc__blockset_free(&generation->in_flight);
-    pc__blockset_free(&generation->fetched);
-    pc__blockset_free(&generation->touched);
-    free(generation);
-}
-
-static void free_home(struct pc_engine *engine, struct pc__home *home, uint64_t length_bytes)
-{
-    if (!home)
-        return;
-    drop_from_keeper(engine, home->inode);
-    if (home->map)
-        munmap((void *)(uintptr_t)home->map, length_bytes);
-    if (home->memfd >= 0)
-        close(home->memfd);
-    pc__blockset_free(&home->data);
-    free(home->segments);
-    free(home);
-}
-
 /* When the engine stops, the keeper keeps what it holds: the caller says keeper_fd = -1 first. */
 void pc__region_put(struct pc_engine *engine, struct pc__region *region)
 {
     if (!pc__ref_drop(&region->refs))
         return;
-    free_generation(engine, region->generation);
-    free_home(engine, region->home, region->length_bytes);
+    pc__each(link, &region->generations)
+        pc__generation_drop(engine, region, pc__of(link, struct pc__generation, link));
+    if (region->home && region->forgotten)
+        pc__history_forget(engine->history, region->id);
+    pc__home_free(engine, region->home, region->length_bytes);
+    free(region->changes.runs);
     free(region->homes);
     pthread_mutex_destroy(&region->lock);
     free(region);
@@ -170,7 +122,9 @@ bool pc__region_info_valid(const struct pc_region_info *info)
            info->length_bytes <= PC_WINDOW_END - info->base_address;
 }
 
-static int make_memfd(uint64_t length_bytes, uint64_t *inode)
+/* ------------------------------------------------------------------ memfds */
+
+int pc__memfd_make(uint64_t length_bytes, uint64_t *inode)
 {
     int fd = memfd_create("clamor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
@@ -188,113 +142,7 @@ static int make_memfd(uint64_t length_bytes, uint64_t *inode)
     return fd;
 }
 
-static struct pc__generation *new_generation(uint64_t n_blocks, bool complete)
-{
-    struct pc__generation *generation = calloc(1, sizeof *generation);
-    if (!generation)
-        return NULL;
-    generation->memfd = -1;
-    generation->complete = complete;
-    pc__link_init(&generation->waiters);
-    pc__link_init(&generation->jobs);
-    if (pc__blockset_init(&generation->present, n_blocks) ||
-        pc__blockset_init(&generation->in_flight, n_blocks) ||
-        pc__blockset_init(&generation->fetched, n_blocks) ||
-        pc__blockset_init(&generation->touched, n_blocks)) {
-        pc__blockset_free(&generation->present);
-        pc__blockset_free(&generation->in_flight);
-        pc__blockset_free(&generation->fetched);
-        pc__blockset_free(&generation->touched);
-        free(generation);
-        return NULL;
-    }
-    return generation;
-}
-
-/* The map that inserts go through; see fill.c. */
-static int map_generation(const struct pc_engine *engine, struct pc__generation *generation)
-{
-    uint64_t length = generation->present.n_blocks << PC_BLOCK_SHIFT;
-    if (engine->uffd < 0)
-        return PC_OK;
-    void *map = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
-                     generation->memfd, 0);
-    if (map == MAP_FAILED)
-        return pc__fail_errno("mmap of a generation of %llu bytes", (unsigned long long)length);
-    generation->map = map;
-    (void)madvise(map, length, MADV_DONTDUMP);
-    (void)madvise(map, length, MADV_DONTFORK);
-    struct uffdio_register range = {.range = {.start = (uint64_t)(uintptr_t)map, .len = length},
-                                    .mode = UFFDIO_REGISTER_MODE_MISSING};
-    return ioctl(engine->uffd, UFFDIO_REGISTER, &range)
-               ? pc__fail_errno("UFFDIO_REGISTER of a generation")
-               : PC_OK;
-}
-
-static int map_home(struct pc__home *home, uint64_t length_bytes)
-{
-    void *map = mmap(NULL, length_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, home->memfd, 0);
-    if (map == MAP_FAILED)
-        return pc__fail_errno("mmap of a home of %llu bytes", (unsigned long long)length_bytes);
-    (void)madvise(map, length_bytes, MADV_DONTDUMP);
-    home->map = map;
-    return PC_OK;
-}
-
-int pc__region_make_home(struct pc_engine *engine, struct pc__region *region,
-                         const struct pc_segment *segments, size_t n_segments, int *fd)
-{
-    struct pc__home *home = calloc(1, sizeof *home);
-    if (!home)
-        return pc__fail(PC_ERR_NO_MEMORY, "a home record");
-    int rc = PC_OK;
-    home->memfd = make_memfd(region->length_bytes, &home->inode);
-    if (home->memfd < 0) {
-        rc = home->memfd;
-        goto out;
-    }
-    rc = pc__blockset_init(&home->data, region->n_blocks);
-    if (rc)
-        goto out;
-    if (n_segments) {
-        home->segments = calloc(n_segments, sizeof *segments);
-        if (!home->segments) {
-            rc = PC_ERR_NO_MEMORY;
-            goto out;
-        }
-        uint64_t end = 0;
-        for (size_t i = 0; i < n_segments; i++) {
-            const struct pc_segment *s = &segments[i];
-            if (s->offset_bytes < end || s->offset_bytes > region->length_bytes ||
-                s->length_bytes > region->length_bytes - s->offset_bytes) {
-                rc = pc__fail(PC_ERR_RANGE, "segment %zu does not lie in the region, or not after "
-                                            "the one before it", i);
-                goto out;
-            }
-            end = s->offset_bytes + s->length_bytes;
-            home->segments[home->n_segments++] = *s;
-        }
-    }
-    rc = map_home(home, region->length_bytes);
-    if (rc)
-        goto out;
-    *fd = fcntl(home->memfd, F_DUPFD_CLOEXEC, 0);
-    if (*fd < 0) {
-        rc = pc__fail_errno("dup of a home memfd");
-        goto out;
-    }
-    if (!n_segments) /* the keeper cannot hold segments: holes in their place would read as zeros */
-        tell_keeper(engine, region, home->inode, home->memfd, PC__KEPT_HOME, false);
-    pthread_mutex_lock(&region->lock);
-    region->home = home;
-    pthread_mutex_unlock(&region->lock);
-    return PC_OK;
-out:
-    free_home(engine, home, region->length_bytes);
-    return rc;
-}
-
-static int note_data(struct pc__blockset *data, int memfd, uint64_t length_bytes)
+int pc__memfd_blocks(struct pc__blockset *data, int memfd, uint64_t length_bytes)
 {
     off_t at = 0;
     while ((uint64_t)at < length_bytes) {
@@ -313,19 +161,59 @@ static int note_data(struct pc__blockset *data, int memfd, uint64_t length_bytes
     return PC_OK;
 }
 
-/* The home is the generation too, unless its bytes lie in somebody else's memory: then processes
- * of this node fill an ordinary generation from there. */
+/* ------------------------------------------------------------- the keeper */
+
+struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind kind,
+                            uint64_t inode, uint64_t version)
+{
+    return (struct pc__kept){.region = region->id,
+                             .version = version,
+                             .base_address = region->base_address,
+                             .length_bytes = region->length_bytes,
+                             .kind = kind,
+                             .sealed = 1,
+                             .inode = inode};
+}
+
+void pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd)
+{
+    if (engine->keeper_fd < 0)
+        return;
+    pthread_mutex_lock(&engine->keeper_lock);
+    int rc = pc__keeper_put(engine->keeper_fd, what, fd);
+    pthread_mutex_unlock(&engine->keeper_lock);
+    if (rc)
+        pc__engine_event(engine, PC_EVENT_LOG, rc, what->region, 0,
+                         "the keeper did not take region %llu: a crash of this server would lose it",
+                         (unsigned long long)what->region);
+}
+
+void pc__unkeep(struct pc_engine *engine, uint64_t inode, bool on_disk)
+{
+    if (engine->keeper_fd < 0)
+        return;
+    pthread_mutex_lock(&engine->keeper_lock);
+    int rc = pc__keeper_drop(engine->keeper_fd, inode, on_disk);
+    pthread_mutex_unlock(&engine->keeper_lock);
+    if (rc)
+        pc__engine_event(engine, PC_EVENT_LOG, rc, 0, 0, "the keeper did not drop a freed region");
+}
+
+/* The base of the home is a generation too, unless its bytes lie in somebody else's memory: then
+ * processes of this node fill an ordinary generation from there. Under region.lock. */
 static int generation_of_home(struct pc__region *region)
 {
+    const struct pc__store *base = &region->home->base;
     if (region->home->n_segments)
         return PC_OK;
-    struct pc__generation *generation = new_generation(region->n_blocks, true);
+    struct pc__generation *generation = pc__generation_new(region->n_blocks, true);
     if (!generation)
         return pc__fail(PC_ERR_NO_MEMORY, "a generation of region %llu",
                         (unsigned long long)region->id);
-    generation->memfd = region->home->memfd;
-    generation->inode = region->home->inode;
-    region->generation = generation;
+    generation->memfd = base->memfd;
+    generation->inode = base->inode;
+    generation->version = base->version;
+    pc__link_push(&region->generations, &generation->link);
     return PC_OK;
 }
 
@@ -340,7 +228,8 @@ int pc__region_seal(struct pc_engine *engine, struct pc__region *region)
     pthread_mutex_lock(&region->lock);
     int rc = PC_ERR_NO_REGION;
     if (region->state == PC__REGION_CREATING && region->home) {
-        rc = note_data(&region->home->data, region->home->memfd, region->length_bytes);
+        struct pc__store *base = &region->home->base;
+        rc = pc__memfd_blocks(&base->data, base->memfd, region->length_bytes);
         if (!rc)
             rc = generation_of_home(region);
         if (!rc) {
@@ -348,44 +237,60 @@ int pc__region_seal(struct pc_engine *engine, struct pc__region *region)
             homes = NULL;
             region->state = PC__REGION_READY;
             region->creator = 0;
+            if (!pc__link_empty(&region->home->pending)) /* of a server before this one */
+                pc__worker_queue(engine, region);
         }
     }
     pthread_mutex_unlock(&region->lock);
     free(homes);
-    if (!rc && !region->home->n_segments)
-        tell_keeper(engine, region, region->home->inode, region->home->memfd, PC__KEPT_HOME, true);
+    if (!rc && !region->home->n_segments) {
+        const struct pc__kept kept =
+            pc__kept_of(region, PC__KEPT_HOME, region->home->base.inode, 0);
+        pc__keep(engine, &kept, region->home->base.memfd);
+    }
     return rc;
 }
 
-/* region.lock is held: a generation is made once, at the first lease. */
-int pc__region_need_generation(struct pc_engine *engine, struct pc__region *region)
+/* -------------------------------------------------------------- a restart */
+
+static int adopt_store(struct pc__store *store, struct pc__region *region,
+                       const struct pc__kept *kept, int fd)
 {
-    if (region->generation)
-        return PC_OK;
-    struct pc__generation *generation = new_generation(region->n_blocks, false);
-    if (!generation)
+    if (store->memfd >= 0) {
+        close(fd);
+        return pc__fail(PC_ERR_PROTOCOL, "the keeper holds two stores of region %llu",
+                        (unsigned long long)region->id);
+    }
+    int rc = pc__store_open(store, fd, kept->inode, region->length_bytes, kept->version);
+    return rc ? rc : pc__memfd_blocks(&store->data, fd, region->length_bytes);
+}
+
+static int adopt_generation(struct pc_engine *engine, struct pc__region *region,
+                            const struct pc__kept *kept, int fd)
+{
+    struct pc__generation *generation = pc__generation_new(region->n_blocks, false);
+    if (!generation) {
+        close(fd);
         return pc__fail(PC_ERR_NO_MEMORY, "a generation");
-    generation->memfd = make_memfd(region->length_bytes, &generation->inode);
-    if (generation->memfd < 0) {
-        int rc = generation->memfd;
-        generation->complete = true; /* nothing to close or to tell the keeper */
-        free_generation(engine, generation);
-        return rc;
     }
-    int mapped = map_generation(engine, generation);
-    if (mapped) {
-        free_generation(engine, generation);
-        return mapped;
-    }
-    region->generation = generation;
-    tell_keeper(engine, region, generation->inode, generation->memfd, PC__KEPT_CACHE, true);
-    return PC_OK;
+    generation->memfd = fd;
+    generation->inode = kept->inode;
+    generation->version = kept->version;
+    pc__link_push(&region->generations, &generation->link);
+    int rc = pc__generation_map(engine, generation);
+    return rc ? rc : pc__memfd_blocks(&generation->present, fd, region->length_bytes);
 }
 
 /* Takes back one memfd after a restart; owns fd. What was not sealed had no user yet. */
 int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
 {
     struct pc_engine *engine = arg;
+    if (kept->kind == PC__KEPT_LAYER)
+        return pc__layer_adopt(engine, kept, fd);
+    if (kept->kind == PC__KEPT_HISTORY) {
+        (void)pc__history_adopt(engine->history, fd); /* what is none of its own it drops */
+        return PC_OK;
+    }
     const struct pc_region_info info = {.region = kept->region,
                                         .version = kept->version,
                                         .base_address = kept->base_address,
@@ -398,7 +303,7 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
                         (unsigned long long)kept->region);
     }
     if (kept->kind == PC__KEPT_HOME && !kept->sealed) {
-        drop_from_keeper(engine, kept->inode);
+        pc__unkeep(engine, kept->inode, false);
         close(fd);
         return PC_OK;
     }
@@ -407,38 +312,102 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
         close(fd);
         return pc__fail(PC_ERR_NO_MEMORY, "a region record");
     }
-    region->version = kept->version;
+    region->version = kept->version > region->version ? kept->version : region->version;
     region->base_address = kept->base_address;
     region->length_bytes = kept->length_bytes;
     region->n_blocks = kept->length_bytes >> PC_BLOCK_SHIFT;
     int rc;
-    if (kept->kind == PC__KEPT_HOME) {
-        struct pc__home *home = calloc(1, sizeof *home);
-        rc = home ? pc__blockset_init(&home->data, region->n_blocks) : PC_ERR_NO_MEMORY;
-        if (!rc) {
-            home->memfd = fd;
-            home->inode = (uint64_t)st.st_ino;
-            region->home = home;
-            rc = map_home(home, region->length_bytes);
-        }
-        if (!rc)
-            rc = note_data(&home->data, fd, region->length_bytes);
+    if (kept->kind == PC__KEPT_CACHE) {
+        rc = adopt_generation(engine, region, kept, fd);
+    } else if (!region->home && !(region->home = pc__home_new())) {
+        close(fd);
+        rc = pc__fail(PC_ERR_NO_MEMORY, "a home record");
+    } else if (kept->kind == PC__KEPT_OVERLAY) {
+        rc = adopt_store(&region->home->overlay, region, kept, fd);
+    } else {
+        rc = adopt_store(&region->home->base, region, kept, fd);
+        region->home->base_changes = kept->reserved[0] != 0;
         if (!rc)
             rc = generation_of_home(region);
-    } else {
-        struct pc__generation *generation = new_generation(region->n_blocks, false);
-        rc = generation ? PC_OK : PC_ERR_NO_MEMORY;
-        if (generation) {
-            generation->memfd = fd;
-            generation->inode = (uint64_t)st.st_ino;
-            region->generation = generation;
-            rc = map_generation(engine, generation);
-            if (!rc)
-                rc = note_data(&generation->present, fd, region->length_bytes);
-        }
     }
     pc__region_put(engine, region);
     return rc;
+}
+
+static void home_adopted(struct pc_engine *engine, struct pc__region *region)
+{
+    struct pc__home *home = region->home;
+    home->applied = home->overlay.memfd >= 0 ? home->overlay.version : home->base.version;
+    home->latest = home->applied;
+    home->history_from = home->applied;
+    /* It died between the record of what a layer replaces, which may be one that keeps nothing, and
+     * the end of replacing it: what the store has there may be half of the next version. */
+    if (pc__history_noted(engine->history, region->id, home->applied))
+        home->history_from++;
+    region->version = home->applied > region->version ? home->applied : region->version;
+}
+
+/* What the keeper held is all here. */
+void pc__regions_adopted(struct pc_engine *engine)
+{
+    for (size_t b = 0; b < PC__REGION_BUCKETS; b++)
+        for (struct pc__region *r = engine->regions[b]; r; r = r->hash_next)
+            if (r->home && (r->home->base.memfd >= 0 || r->home->overlay.memfd >= 0))
+                home_adopted(engine, r);
+    /* Published layers go to their homes, in order; one publish takes all that follow it. */
+    for (;;) {
+        struct pc__layer *next = NULL;
+        pc__each(link, &engine->staged)
+        {
+            struct pc__layer *layer = pc__of(link, struct pc__layer, link);
+            struct pc__region *region = layer->version ? pc__region_get(engine, layer->region) : NULL;
+            bool fits = region && region->home && layer->version <= region->home->latest + 1;
+            if (region)
+                pc__region_put(engine, region);
+            if (fits) {
+                next = layer;
+                break;
+            }
+        }
+        if (!next || pc__layer_publish(engine, next->region, next->commit_id, next->version))
+            return;
+    }
+}
+
+/* ------------------------------------------------------------ who waits */
+
+/* Sends everybody who waits for the region back to their loops. */
+void pc__region_release(struct pc_engine *engine, struct pc__region *region, int error,
+                        uint64_t from, bool caught_up)
+{
+    struct pc__link waiting;
+    pc__link_init(&waiting);
+    pthread_mutex_lock(&region->lock);
+    pc__each(link, &region->pending)
+    {
+        pc__link_remove(link);
+        pc__link_push(&waiting, link);
+        struct pc__pending *pending = pc__of(link, struct pc__pending, link);
+        pending->asked_published |= caught_up && pending->question <= region->published_questions;
+    }
+    uint64_t answered = caught_up ? region->published_questions : 0;
+    bool parked = region->parked > 0;
+    region->parked = 0;
+    pthread_mutex_unlock(&region->lock);
+    pc__each(held, &waiting)
+    {
+        struct pc__pending *pending = pc__of(held, struct pc__pending, link);
+        const struct pc__mail mail = {.run = pc__client_retry_open,
+                                      .pointer = pending,
+                                      .error = pending->open.version >= from ? error : 0};
+        if (pc__loop_post(pending->loop, &mail))
+            free(pending); /* the client's own deadline tells it */
+    }
+    for (int i = 0; parked && i < engine->n_loops; i++) {
+        const struct pc__mail mail = {
+            .run = pc__served_unpark, .a = region->id, .b = answered, .error = error};
+        (void)pc__loop_post(&engine->loops[i], &mail); /* who asks gives up by its own deadline */
+    }
 }
 
 /* A mapping of the region is gone, or it was retired: says so once when nothing is left. After a
@@ -457,6 +426,21 @@ void pc__region_lease_dropped(struct pc_engine *engine, struct pc__region *regio
         pc__engine_event(engine, PC_EVENT_REGION_IDLE, 0, region->id, engine->server_id, "%s", "");
 }
 
+/* Bases that were taken for leased until now may change, generations may go. */
+static void settle_regions(struct pc_engine *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    for (size_t b = 0; b < PC__REGION_BUCKETS; b++)
+        for (struct pc__region *r = engine->regions[b]; r; r = r->hash_next) {
+            pthread_mutex_lock(&r->lock);
+            pc__generations_trim(engine, r);
+            if (r->home)
+                pc__worker_queue(engine, r);
+            pthread_mutex_unlock(&r->lock);
+        }
+    pthread_mutex_unlock(&engine->lock);
+}
+
 uint64_t pc__regions_deadline(struct pc__loop *loop)
 {
     uint64_t at = loop->index == 0 ? loop->engine->settle_until_ns : 0;
@@ -469,6 +453,7 @@ void pc__regions_check(struct pc__loop *loop, uint64_t now_ns)
     if (loop->index != 0 || !engine->settle_until_ns || now_ns < engine->settle_until_ns)
         return;
     engine->settle_until_ns = 0;
+    settle_regions(engine);
     for (size_t b = 0; b < PC__REGION_BUCKETS; b++) {
         struct pc__region *held[64];
         size_t n;
@@ -489,68 +474,5 @@ void pc__regions_check(struct pc__loop *loop, uint64_t now_ns)
                 pc__region_put(engine, held[i]);
             }
         } while (n == 64);
-    }
-}
-
-/* The first segment that ends after offset, or n_segments. */
-static size_t segment_after(const struct pc__home *home, uint64_t offset)
-{
-    size_t low = 0, high = home->n_segments;
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        if (home->segments[mid].offset_bytes + home->segments[mid].length_bytes > offset)
-            high = mid;
-        else
-            low = mid + 1;
-    }
-    return low;
-}
-
-struct pc__home_part pc__home_describe(const struct pc__home *home, uint64_t block, uint64_t n)
-{
-    uint64_t offset = block << PC_BLOCK_SHIFT;
-    size_t i = segment_after(home, offset);
-    if (i < home->n_segments) {
-        const struct pc_segment *s = &home->segments[i];
-        uint64_t end = s->offset_bytes + s->length_bytes;
-        if (s->offset_bytes < offset + PC_BLOCK_BYTES) { /* this segment is in this block */
-            if (s->offset_bytes <= offset && end >= offset + PC_BLOCK_BYTES) {
-                uint64_t whole = (end - offset) >> PC_BLOCK_SHIFT;
-                return (struct pc__home_part){
-                    .kind = PC__HOME_MEMORY,
-                    .n_blocks = whole < n ? whole : n,
-                    .bytes = (const uint8_t *)(uintptr_t)s->address + (offset - s->offset_bytes)};
-            }
-            return (struct pc__home_part){.kind = PC__HOME_MIXED, .n_blocks = 1};
-        }
-        uint64_t until = (s->offset_bytes >> PC_BLOCK_SHIFT) - block;
-        n = until < n ? until : n;
-    }
-    uint64_t limit = block + n;
-    if (pc__blockset_has(&home->data, block))
-        return (struct pc__home_part){
-            .kind = PC__HOME_MEMORY,
-            .n_blocks = pc__blockset_next_absent(&home->data, block, limit) - block,
-            .bytes = home->map + offset,
-            .in_memfd = true};
-    return (struct pc__home_part){.kind = PC__HOME_ZEROS,
-                                  .n_blocks = pc__blockset_next(&home->data, block, limit) - block};
-}
-
-void pc__home_compose(const struct pc__home *home, uint64_t block, uint8_t *out)
-{
-    uint64_t begin = block << PC_BLOCK_SHIFT, end = begin + PC_BLOCK_BYTES;
-    if (pc__blockset_has(&home->data, block))
-        memcpy(out, home->map + begin, PC_BLOCK_BYTES);
-    else
-        memset(out, 0, PC_BLOCK_BYTES);
-    for (size_t i = segment_after(home, begin);
-         i < home->n_segments && home->segments[i].offset_bytes < end; i++) {
-        const struct pc_segment *s = &home->segments[i];
-        uint64_t from = s->offset_bytes > begin ? s->offset_bytes : begin;
-        uint64_t to = s->offset_bytes + s->length_bytes < end ? s->offset_bytes + s->length_bytes
-                                                              : end;
-        memcpy(out + (from - begin),
-               (const uint8_t *)(uintptr_t)s->address + (from - s->offset_bytes), to - from);
     }
 }

@@ -20,15 +20,13 @@ static int region_call(pc_client *client, uint16_t type, const struct pc__ctl_re
     return pc__call(client, type, region, sizeof *region, false, pc__deadline(timeout_ns), call);
 }
 
-static int create(pc_client *client, uint64_t region, uint64_t base_address,
-                  uint64_t length_bytes, uint64_t timeout_ns, int *fd)
+int pc__create(pc_client *client, uint64_t region, uint64_t base_address, uint64_t length_bytes,
+               uint64_t timeout_ns, int *fd)
 {
     const struct pc__ctl_region body = {.region = region, .base_address = base_address,
                                         .length_bytes = length_bytes};
     *fd = -1;
-    if (length_bytes == 0 || length_bytes % PC_BLOCK_BYTES || base_address % PC_BLOCK_BYTES ||
-        base_address < PC_WINDOW_BEGIN || base_address >= PC_WINDOW_END ||
-        length_bytes > PC_WINDOW_END - base_address)
+    if (!pc__is_in_window(base_address, length_bytes))
         return pc__fail(PC_ERR_RANGE, "a region of %" PRIu64 " bytes at %#" PRIx64, length_bytes,
                         base_address);
     struct pc__call call;
@@ -50,7 +48,7 @@ PC_API int pc_client_create(pc_client *client, uint64_t region, uint64_t base_ad
                             uint64_t length_bytes, uint64_t timeout_ns, int *fd)
 {
     pc__enter(client);
-    int rc = create(client, region, base_address, length_bytes, timeout_ns, fd);
+    int rc = pc__create(client, region, base_address, length_bytes, timeout_ns, fd);
     pc__leave(client);
     return rc;
 }
@@ -79,34 +77,13 @@ PC_API int pc_client_abandon(pc_client *client, uint64_t region, uint64_t timeou
 
 /* -------------------------------------------------------------------- runs */
 
-/* On success unuse ends what this begins: the client and the mapping stay until then. */
 static int use(pc_client *client, uint64_t id, const struct pc_run *runs, size_t n_runs,
                struct pc__mapping **out)
 {
-    pc__enter(client);
-    pthread_mutex_lock(&client->lock);
-    int rc = pc__mapping_use(client, id, out);
-    uint64_t n_blocks = rc ? 0 : (*out)->trapped.length_bytes >> PC_BLOCK_SHIFT;
-    for (size_t i = 0; i < n_runs && !rc; i++)
-        if (runs[i].n_blocks == 0 || runs[i].first_block >= n_blocks ||
-            runs[i].n_blocks > n_blocks - runs[i].first_block) {
-            pc__mapping_release(client, *out);
-            rc = pc__fail(PC_ERR_RANGE, "run %zu, %" PRIu64 " blocks at %" PRIu64
-                          ", is not inside the region's %" PRIu64 " blocks",
-                          i, runs[i].n_blocks, runs[i].first_block, n_blocks);
-        }
-    pthread_mutex_unlock(&client->lock);
-    if (rc)
-        pc__leave(client);
+    int rc = pc__use(client, id, out);
+    if (!rc && (rc = pc__runs_check(*out, runs, n_runs)))
+        pc__unuse(client, *out);
     return rc;
-}
-
-static void unuse(pc_client *client, struct pc__mapping *mapping)
-{
-    pthread_mutex_lock(&client->lock);
-    pc__mapping_release(client, mapping);
-    pthread_mutex_unlock(&client->lock);
-    pc__leave(client);
 }
 
 static struct pc__ctl_runs part_of(const struct pc__mapping *mapping, size_t n_runs, size_t part,
@@ -170,7 +147,7 @@ PC_API int pc_client_prefetch(pc_client *client, uint64_t mapping_id, const stru
         if (!rc && wait)
             rc = client->trap.ops->opened(&client->trap, &mapping->trapped, runs, n_runs);
     }
-    unuse(client, mapping);
+    pc__unuse(client, mapping);
     return rc;
 }
 
@@ -196,6 +173,6 @@ PC_API int pc_client_report_reads(pc_client *client, uint64_t mapping_id,
         else if (rc == 1)
             rc = PC_OK;
     }
-    unuse(client, mapping);
+    pc__unuse(client, mapping);
     return rc;
 }

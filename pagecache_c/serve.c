@@ -10,6 +10,7 @@
 #include "engine.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -29,13 +30,17 @@
 #define HEAD_BYTES (sizeof(struct pc__data_header) + PC__DATA_MAX_BLOCKS / 8)
 
 struct piece {
-    const uint8_t *bytes; /* NULL: sendfile from the home's memfd */
+    const uint8_t *bytes; /* NULL: sendfile from memfd */
     uint64_t offset, length;
+    int memfd;
 };
 
 struct reply {
     struct reply *next;
     struct pc__region *region; /* or NULL */
+    bool holds;                /* the region's home, in the epoch `held` */
+    unsigned held;
+    struct pc__layer *layer;   /* or NULL */
     uint8_t *composed;         /* blocks put together from several sources, or NULL */
     size_t n_pieces, at_piece, capacity;
     struct piece *pieces;      /* [0] is the head */
@@ -52,14 +57,22 @@ struct served {
     uint64_t progress_ns;
     struct reply *first, *last;
     unsigned n_replies;
+    uint64_t parked_region;    /* its first request waits for a version of it; 0: none does */
+    uint64_t parked_until_ns;
+    uint64_t question;         /* the first of the region whose answer is news to it */
+    bool caught_up;            /* that was answered: the home knows what versions there are */
+    int parked_error;
     size_t rx_bytes;
     uint8_t rx[RX_BYTES];
 };
 
 static void free_reply(struct pc_engine *engine, struct reply *reply)
 {
+    if (reply->holds)
+        pc__home_release(engine, reply->region, reply->held);
     if (reply->region)
         pc__region_put(engine, reply->region);
+    pc__layer_put(reply->layer);
     free(reply->composed);
     free(reply->pieces);
     free(reply);
@@ -84,7 +97,8 @@ static void close_served(struct served *served, const char *why)
     free(served);
 }
 
-static int add_piece(struct reply *reply, const uint8_t *bytes, uint64_t offset, uint64_t length)
+static int add_piece(struct reply *reply, const uint8_t *bytes, int memfd, uint64_t offset,
+                     uint64_t length)
 {
     if (reply->n_pieces == reply->capacity) {
         size_t capacity = reply->capacity ? reply->capacity * 4 : 4;
@@ -94,52 +108,117 @@ static int add_piece(struct reply *reply, const uint8_t *bytes, uint64_t offset,
         reply->pieces = grown;
         reply->capacity = capacity;
     }
-    reply->pieces[reply->n_pieces++] =
-        (struct piece){.bytes = bytes, .offset = offset, .length = length};
+    bool file = memfd >= 0 && length >= SENDFILE_FROM_BYTES;
+    reply->pieces[reply->n_pieces++] = (struct piece){
+        .bytes = file ? NULL : bytes, .offset = offset, .length = length, .memfd = memfd};
     return PC_OK;
 }
 
-/* The blocks of the runs as pieces; holes[] gets a bit for each block of zeros. */
-static int add_blocks(struct reply *reply, const struct pc__home *home, const struct pc_run *runs,
-                      int n_runs, uint64_t *holes, bool *any_hole, uint64_t *n_sent)
+/* What has to be put together, once the lock is dropped. */
+struct composed {
+    size_t n;
+    struct {
+        uint64_t block;
+        enum pc__home_kind kind;
+    } blocks[PC__DATA_MAX_BLOCKS];
+};
+
+static int add_composed(struct reply *reply, struct composed *composed, enum pc__home_kind kind,
+                        uint64_t block)
 {
-    uint64_t position = 0, n_composed = 0;
+    if (!reply->composed) /* never moved afterwards: pieces point into it */
+        reply->composed = malloc((size_t)PC__DATA_MAX_BLOCKS * PC_BLOCK_BYTES);
+    if (!reply->composed)
+        return PC_ERR_NO_MEMORY;
+    composed->blocks[composed->n].block = block;
+    composed->blocks[composed->n].kind = kind;
+    return add_piece(reply, reply->composed + (composed->n++ << PC_BLOCK_SHIFT), -1, 0,
+                     PC_BLOCK_BYTES);
+}
+
+struct parts {
+    uint64_t holes[PC__DATA_MAX_BLOCKS / 64]; /* a bit for each block of zeros */
+    bool any_hole;
+    uint64_t n_sent;
+    struct composed composed;
+};
+
+/* The blocks of the runs as pieces. Under region.lock. */
+static int add_blocks(struct pc_engine *engine, struct reply *reply, uint64_t version,
+                      const struct pc_run *runs, int n_runs, struct parts *parts)
+{
+    uint64_t position = 0;
     for (int i = 0; i < n_runs; i++) {
         uint64_t block = runs[i].first_block, past = block + runs[i].n_blocks;
         while (block < past) {
-            struct pc__home_part part = pc__home_describe(home, block, past - block);
+            struct pc__home_part part =
+                pc__home_resolve(engine, reply->region, version, block, past - block);
             int rc = PC_OK;
             switch (part.kind) {
             case PC__HOME_ZEROS:
                 for (uint64_t k = position; k < position + part.n_blocks; k++)
-                    holes[k / 64] |= 1ull << (k % 64);
-                *any_hole = true;
+                    parts->holes[k / 64] |= 1ull << (k % 64);
+                parts->any_hole = true;
                 break;
-            case PC__HOME_MEMORY: {
-                uint64_t length = part.n_blocks << PC_BLOCK_SHIFT;
-                bool file = part.in_memfd && length >= SENDFILE_FROM_BYTES;
-                rc = add_piece(reply, file ? NULL : part.bytes, block << PC_BLOCK_SHIFT, length);
+            case PC__HOME_MEMORY:
+                rc = add_piece(reply, part.bytes, part.memfd, part.offset,
+                               part.n_blocks << PC_BLOCK_SHIFT);
                 break;
-            }
             case PC__HOME_MIXED:
-                if (!reply->composed) /* never moved afterwards: pieces point into it */
-                    reply->composed = malloc((size_t)PC__DATA_MAX_BLOCKS * PC_BLOCK_BYTES);
-                if (!reply->composed)
-                    return PC_ERR_NO_MEMORY;
-                pc__home_compose(home, block, reply->composed + (n_composed << PC_BLOCK_SHIFT));
-                rc = add_piece(reply, reply->composed + (n_composed++ << PC_BLOCK_SHIFT), 0,
-                               PC_BLOCK_BYTES);
+            case PC__HOME_HISTORY:
+                rc = add_composed(reply, &parts->composed, part.kind, block);
                 break;
             }
             if (rc)
                 return rc;
             if (part.kind != PC__HOME_ZEROS)
-                *n_sent += part.n_blocks;
+                parts->n_sent += part.n_blocks;
             position += part.n_blocks;
             block += part.n_blocks;
         }
     }
     return PC_OK;
+}
+
+/* Status for the reply; PC__WAIT: the home has not heard of the version yet. */
+static int add_version(struct pc_engine *engine, struct reply *reply, uint64_t version,
+                       const struct pc_run *runs, int n_runs, struct parts *parts)
+{
+    struct pc__region *region = reply->region;
+    pthread_mutex_lock(&region->lock);
+    bool here = region->home && region->home->base.memfd >= 0 &&
+                region->state != PC__REGION_CREATING;
+    int rc = PC_ERR_NO_REGION;
+    if (here && version > region->home->latest)
+        rc = PC__WAIT;
+    else if (here)
+        rc = add_blocks(engine, reply, version, runs, n_runs, parts);
+    if (!rc)
+        rc = pc__home_knows(engine, region, version);
+    if (!rc) {
+        reply->held = pc__home_hold(region->home);
+        reply->holds = true;
+    }
+    pthread_mutex_unlock(&region->lock);
+    for (size_t i = 0; i < parts->composed.n && !rc; i++)
+        rc = pc__home_compose(engine, region, version, parts->composed.blocks[i].kind,
+                              parts->composed.blocks[i].block,
+                              reply->composed + (i << PC_BLOCK_SHIFT));
+    return rc;
+}
+
+static int add_layer(struct reply *reply, const struct pc_run *runs, int n_runs,
+                     struct parts *parts)
+{
+    const struct pc__layer *layer = reply->layer;
+    int rc = PC_OK;
+    for (int i = 0; i < n_runs && !rc; i++) {
+        uint64_t offset = runs[i].first_block << PC_BLOCK_SHIFT;
+        rc = add_piece(reply, layer->map + offset, layer->memfd, offset,
+                       runs[i].n_blocks << PC_BLOCK_SHIFT);
+        parts->n_sent += runs[i].n_blocks;
+    }
+    return rc;
 }
 
 static void queue_reply(struct served *served, struct reply *reply)
@@ -154,42 +233,34 @@ static void queue_reply(struct served *served, struct reply *reply)
     served->n_replies++;
 }
 
-/* Answers one request whose header and runs have wholly arrived. */
-static int answer(struct served *served, const struct pc__data_header *request)
+/* The request waits, and with it the connection, until the region's home has caught up. False:
+ * there is nothing to wait for any more. */
+static bool park(struct served *served, struct pc__region *region)
 {
     struct pc_engine *engine = served->loop->engine;
-    struct pc_run runs[PC__DATA_MAX_RUNS];
-    struct reply *reply = calloc(1, sizeof *reply);
-    if (!reply)
-        return pc__fail(PC_ERR_NO_MEMORY, "a reply");
-    uint64_t holes[PC__DATA_MAX_BLOCKS / 64] = {0}, n_sent = 0;
-    bool any_hole = false;
-    int status = PC_ERR_NO_REGION;
-    int rc = add_piece(reply, reply->head, 0, 0);
-    if (rc)
-        goto fail;
-    struct pc__region *region = pc__region_get(engine, request->region);
-    reply->region = region;
-    bool ready = false;
-    if (region) { /* home and its bytes are fixed from the seal on, which this lock is behind */
-        pthread_mutex_lock(&region->lock);
-        ready = region->home && region->state != PC__REGION_CREATING &&
-                (uint32_t)region->version == request->version;
-        pthread_mutex_unlock(&region->lock);
-    }
-    if (ready) {
-        int n_runs = pc__data_parse_runs(request, served->rx + sizeof *request,
-                                         request->n_runs * sizeof(uint64_t), region->n_blocks,
-                                         runs, PC__DATA_MAX_RUNS);
-        if (n_runs < 0) {
-            rc = n_runs;
-            goto fail;
-        }
-        rc = add_blocks(reply, region->home, runs, n_runs, holes, &any_hole, &n_sent);
-        if (rc)
-            goto fail;
-        status = PC_OK;
-    }
+    if (served->caught_up)
+        return false;
+    pthread_mutex_lock(&region->lock);
+    bool ask = !region->asked_published;
+    region->asked_published = true;
+    served->question = region->published_questions + 1;
+    region->published_questions += ask;
+    region->parked++;
+    const struct pc_event event = {.kind = PC_EVENT_NEED_PUBLISHED,
+                                   .region = region->id,
+                                   .from_version = region->home->latest};
+    pthread_mutex_unlock(&region->lock);
+    served->parked_region = region->id;
+    served->parked_until_ns = pc__now_ns() + engine->fetch_timeout_ns;
+    if (ask && !pc__engine_ask(engine, &event))
+        (void)pc_engine_caught_up(engine, region->id, PC_ERR_NO_MEMORY);
+    return true;
+}
+
+static void write_head(struct reply *reply, const struct pc__data_header *request, int status,
+                       const struct parts *parts)
+{
+    bool any_hole = !status && parts->any_hole;
     const struct pc__data_header header = {.magic = PC__DATA_MAGIC,
                                            .type = PC__DATA_BLOCKS,
                                            .flags = any_hole ? PC__DATA_HOLES : 0,
@@ -200,14 +271,81 @@ static int answer(struct served *served, const struct pc__data_header *request)
                                            .n_blocks = request->n_blocks};
     size_t hole_bytes = any_hole ? (request->n_blocks + 63u) / 64u * sizeof(uint64_t) : 0;
     memcpy(reply->head, &header, sizeof header);
-    memcpy(reply->head + sizeof header, holes, hole_bytes);
+    memcpy(reply->head + sizeof header, parts->holes, hole_bytes);
     reply->pieces[0].length = sizeof header + hole_bytes;
-    pc__count_add(&engine->count.blocks_served, n_sent);
+    if (status)
+        reply->n_pieces = 1;
+}
+
+static uint64_t blocks_of(const struct reply *reply)
+{
+    return reply->layer ? reply->layer->bytes >> PC_BLOCK_SHIFT : reply->region->n_blocks;
+}
+
+/* Answers one request whose header and runs have wholly arrived. PC__WAIT: not yet. */
+static int answer(struct served *served, const struct pc__data_header *request)
+{
+    struct pc_engine *engine = served->loop->engine;
+    struct pc_run runs[PC__DATA_MAX_RUNS];
+    struct reply *reply = calloc(1, sizeof *reply);
+    struct parts *parts = calloc(1, sizeof *parts);
+    int status = PC_ERR_NO_REGION, n_runs = 0;
+    int rc = reply && parts ? add_piece(reply, reply->head, -1, 0, 0)
+                            : pc__fail(PC_ERR_NO_MEMORY, "a reply");
+    if (rc)
+        goto fail;
+    if (request->flags & PC__DATA_LAYER)
+        reply->layer = pc__layer_get(engine, request->region);
+    else
+        reply->region = pc__region_get(engine, request->region);
+    if (reply->layer || reply->region) {
+        n_runs = pc__data_parse_runs(request, served->rx + sizeof *request,
+                                     request->n_runs * sizeof(uint64_t), blocks_of(reply), runs,
+                                     PC__DATA_MAX_RUNS);
+        bool undefined = reply->region && !reply->region->n_blocks;
+        if (n_runs < 0 && !undefined) {
+            rc = n_runs;
+            goto fail;
+        }
+        if (!undefined)
+            status = reply->layer ? add_layer(reply, runs, n_runs, parts)
+                                  : add_version(engine, reply, request->version, runs, n_runs,
+                                                parts);
+        if (status == PC__WAIT && park(served, reply->region)) {
+            rc = PC__WAIT;
+            goto fail;
+        }
+        if (status == PC__WAIT)
+            status = served->parked_error ? served->parked_error : PC_ERR_NO_VERSION;
+    }
+    served->caught_up = false;
+    served->parked_error = 0;
+    write_head(reply, request, status, parts);
+    if (!status)
+        pc__count_add(&engine->count.blocks_served, parts->n_sent);
+    free(parts);
     queue_reply(served, reply);
     return PC_OK;
 fail:
-    free_reply(engine, reply);
+    if (reply)
+        free_reply(engine, reply);
+    free(parts);
     return rc;
+}
+
+void pc__served_unpark(struct pc__loop *loop, struct pc__mail *mail)
+{
+    pc__each(link, &loop->served)
+    {
+        struct served *served = pc__of(link, struct served, link);
+        if (served->parked_region != mail->a)
+            continue;
+        served->parked_region = 0;
+        served->caught_up = mail->b >= served->question;
+        served->parked_error = mail->error;
+        served->progress_ns = pc__now_ns();
+        pc__served_event(loop, served, 0);
+    }
 }
 
 /* Sends some of the first reply. Bytes sent, 0 when the socket is full, negative on an error. */
@@ -216,7 +354,7 @@ static ssize_t send_some(struct reply *reply, int fd)
     struct piece *piece = &reply->pieces[reply->at_piece];
     if (!piece->bytes) {
         off_t offset = (off_t)piece->offset;
-        ssize_t sent = sendfile(fd, reply->region->home->memfd, &offset, piece->length);
+        ssize_t sent = sendfile(fd, piece->memfd, &offset, piece->length);
         return sent < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : sent ? sent : -1;
     }
     struct iovec gather[GATHER];
@@ -270,7 +408,9 @@ static bool write_replies(struct served *served)
         }
     }
     uint32_t want = (served->first ? (uint32_t)EPOLLOUT : 0u) |
-                    (served->n_replies < QUEUED_REPLIES ? (uint32_t)EPOLLIN : 0u);
+                    (served->n_replies < QUEUED_REPLIES && !served->parked_region
+                         ? (uint32_t)EPOLLIN
+                         : 0u);
     if (want != served->watching) {
         served->watching = want;
         pc__watch_change(served->loop, served->watch, want);
@@ -281,7 +421,7 @@ static bool write_replies(struct served *served)
 /* Takes the requests that have wholly arrived. Negative: they make no sense. */
 static int take_requests(struct served *served)
 {
-    while (served->n_replies < QUEUED_REPLIES) {
+    while (served->n_replies < QUEUED_REPLIES && !served->parked_region) {
         struct pc__data_header header;
         if (served->rx_bytes < sizeof header)
             return PC_OK;
@@ -295,7 +435,7 @@ static int take_requests(struct served *served)
             return PC_OK;
         rc = answer(served, &header);
         if (rc)
-            return rc;
+            return rc == PC__WAIT ? PC_OK : rc;
         served->rx_bytes -= bytes;
         memmove(served->rx, served->rx + bytes, served->rx_bytes);
     }
@@ -342,7 +482,8 @@ void pc__served_event(struct pc__loop *loop, void *owner, uint32_t events)
 void pc__served_add(struct pc__loop *loop, struct pc__mail *mail)
 {
     struct served *served = calloc(1, sizeof *served);
-    if (!served || loop->stopping) {
+    int flags = fcntl(mail->fd, F_GETFL); /* sendfile has no flag of its own for not waiting */
+    if (!served || loop->stopping || flags < 0 || fcntl(mail->fd, F_SETFL, flags | O_NONBLOCK)) {
         free(served);
         close(mail->fd);
         return;
@@ -366,6 +507,8 @@ void pc__served_add(struct pc__loop *loop, struct pc__mail *mail)
 static uint64_t stalls_at(const struct served *served)
 {
     bool waits = served->first || (served->rx_bytes && served->n_replies < QUEUED_REPLIES);
+    if (served->parked_region)
+        return served->parked_until_ns;
     return waits ? served->progress_ns + served->loop->engine->fetch_timeout_ns : UINT64_MAX;
 }
 

@@ -8,7 +8,9 @@
  *   - every text ends inside its field;
  *   - every run has n_blocks > 0, and the byte address of its end fits 64 bits;
  *   - an address range does not wrap; bits without a meaning are 0;
- *   - a GET has 1 .. PC__DATA_MAX_RUNS runs that sum to n_blocks <= PC__DATA_MAX_BLOCKS.
+ *   - a GET has 1 .. PC__DATA_MAX_RUNS runs that sum to n_blocks <= PC__DATA_MAX_BLOCKS;
+ *   - a layer has 1 or more runs, sorted and disjoint, that sum to n_blocks, and its size is what
+ *     its runs and blocks take: block i of run k lies inside it.
  *
  * Does not: judge what only the receiver can know (is there such a region, is this request due,
  * is this the same build), keep a detail message, or look at a REPLY's body, whose shape depends
@@ -24,6 +26,7 @@ static_assert(sizeof(struct pc__ctl_region) == 24, "wire");
 static_assert(sizeof(struct pc__ctl_open) == 56, "wire");
 static_assert(sizeof(struct pc__ctl_opened) == 16, "wire");
 static_assert(sizeof(struct pc__ctl_runs) == 16, "wire");
+static_assert(sizeof(struct pc__ctl_stage) == 40, "wire");
 static_assert(sizeof(struct pc__ctl_fail) == 256, "wire");
 static_assert(sizeof(struct pc_run) == 16, "wire");
 static_assert(sizeof(struct pc__ctl_header) + sizeof(struct pc__ctl_runs) +
@@ -32,7 +35,7 @@ static_assert(PC__DATA_MAX_BLOCKS <= UINT16_MAX && PC__DATA_MAX_RUNS <= PC__DATA
               "counts fit their fields");
 
 #define MAX_BODY_BYTES (PC__CTL_MAX_BYTES - (uint32_t)sizeof(struct pc__ctl_header))
-#define KNOWN_MAP_FLAGS ((uint32_t)(PC_MAP_PRIVATE | PC_MAP_EXACT_READS))
+#define KNOWN_MAP_FLAGS ((uint32_t)(PC_MAP_PRIVATE | PC_MAP_EXACT_READS | PC_MAP_FIXED))
 
 /* A type without a row (0) has no sound body either. */
 static const struct body_size {
@@ -53,6 +56,8 @@ static const struct body_size {
     [PC__CTL_REPLY] = AT_LEAST(0),
     [PC__CTL_FAIL] = FIXED(struct pc__ctl_fail),
     [PC__CTL_PING] = AT_LEAST(0),
+    [PC__CTL_STAGE] = FIXED(struct pc__ctl_stage),
+    [PC__CTL_RESOLVE] = FIXED(struct pc__ctl_stage),
 #undef FIXED
 #undef AT_LEAST
 };
@@ -76,6 +81,17 @@ static bool is_run(struct pc_run run)
            run.first_block <= n_addressable - run.n_blocks;
 }
 
+/* The file's exact size is checked with its head (pc__layer_parse). */
+static bool is_stage(enum pc__ctl_type type, const struct pc__ctl_stage *stage)
+{
+    if (stage->region == 0 || stage->commit_id == 0)
+        return false;
+    if (type == PC__CTL_RESOLVE)
+        return stage->layer_bytes == 0;
+    return stage->version == 0 && stage->layer_bytes > 0 &&
+           stage->layer_bytes % PC_BLOCK_BYTES == 0;
+}
+
 static bool body_is_sound(enum pc__ctl_type type, const void *body)
 {
     switch (type) {
@@ -94,13 +110,20 @@ static bool body_is_sound(enum pc__ctl_type type, const void *body)
     case PC__CTL_ATTACH: {
         struct pc__ctl_open open;
         memcpy(&open, body, sizeof open);
-        return open.reserved == 0 && (open.flags & ~KNOWN_MAP_FLAGS) == 0 &&
+        return open.follows <= (open.flags & PC_MAP_PRIVATE ? 1u : 0u) &&
+               (open.flags & ~KNOWN_MAP_FLAGS) == 0 &&
                is_range(open.address, open.length_bytes);
     }
     case PC__CTL_FAIL: {
         struct pc__ctl_fail fail;
         memcpy(&fail, body, sizeof fail);
         return fail.error < 0 && ends_inside(fail.cause, sizeof fail.cause);
+    }
+    case PC__CTL_STAGE:
+    case PC__CTL_RESOLVE: {
+        struct pc__ctl_stage stage;
+        memcpy(&stage, body, sizeof stage);
+        return is_stage(type, &stage);
     }
     case PC__CTL_SEAL:
     case PC__CTL_ABANDON:
@@ -172,6 +195,41 @@ int pc__ctl_parse_runs(const struct pc__ctl_message *message, struct pc__ctl_run
     return (int)checked.n_runs;
 }
 
+int pc__layer_parse(const void *bytes, size_t n_bytes, uint64_t layer_bytes, uint64_t region_blocks,
+                    struct pc__layer_head *head, const struct pc_run **runs)
+{
+    struct pc__layer_head checked;
+
+    if (n_bytes < sizeof checked || (uintptr_t)bytes % _Alignof(struct pc_run) != 0)
+        return PC_ERR_PROTOCOL;
+    memcpy(&checked, bytes, sizeof checked);
+    if (checked.magic != PC__LAYER_MAGIC || checked.reserved != 0 || checked.region == 0 ||
+        checked.commit_id == 0 || checked.n_blocks == 0 || checked.n_runs == 0)
+        return PC_ERR_PROTOCOL;
+    if ((n_bytes - sizeof checked) / sizeof(struct pc_run) < checked.n_runs)
+        return PC_ERR_PROTOCOL;
+    if (checked.data_offset != pc__layer_data_offset(checked.n_runs) ||
+        layer_bytes < checked.data_offset)
+        return PC_ERR_PROTOCOL;
+    const uint64_t data_bytes = layer_bytes - checked.data_offset;
+    if (data_bytes % PC_BLOCK_BYTES != 0 || data_bytes / PC_BLOCK_BYTES != checked.n_blocks)
+        return PC_ERR_PROTOCOL;
+
+    const struct pc_run *at = (const struct pc_run *)((const char *)bytes + sizeof checked);
+    uint64_t end = 0, n_blocks = 0; /* disjoint and addressable, so that the sum fits */
+    for (uint32_t i = 0; i < checked.n_runs; i++) {
+        if (!is_run(at[i]) || at[i].first_block < end)
+            return PC_ERR_PROTOCOL;
+        end = at[i].first_block + at[i].n_blocks;
+        n_blocks += at[i].n_blocks;
+    }
+    if (n_blocks != checked.n_blocks || (region_blocks != 0 && end > region_blocks))
+        return PC_ERR_PROTOCOL;
+    *head = checked;
+    *runs = at;
+    return PC_OK;
+}
+
 int pc__data_parse_header(const void *bytes, struct pc__data_header *out)
 {
     struct pc__data_header header;
@@ -183,7 +241,7 @@ int pc__data_parse_header(const void *bytes, struct pc__data_header *out)
 
     switch (header.type) {
     case PC__DATA_GET:
-        if (header.flags != 0 || header.status != 0)
+        if ((header.flags & ~PC__DATA_LAYER) != 0 || header.status != 0)
             return PC_ERR_PROTOCOL;
         if (header.n_runs == 0 || header.n_blocks < header.n_runs) /* a run is never empty */
             return PC_ERR_PROTOCOL;

@@ -36,7 +36,9 @@ enum pc__ctl_type {
     PC__CTL_REPLY = 10,  /* s->c  status and body by request; HELLO's body is a pc__ctl_hello */
     PC__CTL_FAIL = 11,   /* s->c  pc__ctl_fail: a fault cannot be resolved; the process must end */
     PC__CTL_PING = 12,   /* c->s  nothing; replied at once by the loop that owns the client */
-    PC__CTL_LAST = 13
+    PC__CTL_STAGE = 13,  /* c->s  pc__ctl_stage; fds: [layer memfd]; reply when it is kept */
+    PC__CTL_RESOLVE = 14,/* c->s  pc__ctl_stage, with version; no reply */
+    PC__CTL_LAST = 15
 };
 
 struct pc__ctl_header {
@@ -72,7 +74,7 @@ struct pc__ctl_open {
     uint64_t length_bytes;
     uint64_t inode;      /* ATTACH: of the memfd that it maps */
     uint32_t flags;      /* enum pc_map_flags */
-    uint32_t reserved;
+    uint32_t follows;    /* ATTACH, PRIVATE: 1: what it wrote was committed as version + 1 */
 };
 
 struct pc__ctl_opened {
@@ -85,6 +87,14 @@ struct pc__ctl_runs {
     uint64_t mapping_id;
     uint32_t n_runs;     /* struct pc_run follow */
     uint32_t wait;
+};
+
+struct pc__ctl_stage {
+    uint64_t region;
+    uint64_t commit_id;
+    uint64_t version;    /* RESOLVE: what it became; 0: it was refused */
+    uint64_t layer_bytes; /* STAGE: of the memfd */
+    uint64_t mapping_id; /* RESOLVE: that the layer was copied from; 0: it is gone */
 };
 
 struct pc__ctl_fail {
@@ -138,6 +148,34 @@ struct pc__control_page {
 };
 #define PC__CONTROL_MAGIC 0x43504331u
 
+/* ------------------------------------------------------------------ layers */
+
+/* The dirty blocks of one commit on one region: this head, then n_runs struct pc_run (sorted,
+ * disjoint), zeros up to the next block boundary, then the blocks in the order of the runs. A file
+ * of exactly data_offset + n_blocks * 4 KiB, fixed once it is staged. */
+#define PC__LAYER_MAGIC 0x3152594c43ull
+struct pc__layer_head {
+    uint64_t magic;
+    uint64_t region;
+    uint64_t commit_id;
+    uint64_t base_version; /* that the writer saw */
+    uint64_t n_blocks;
+    uint64_t data_offset;  /* in bytes; a multiple of the block */
+    uint32_t n_runs;
+    uint32_t reserved;
+};
+static_assert(sizeof(struct pc__layer_head) == 56, "layer");
+static inline uint64_t pc__layer_data_offset(uint64_t n_runs)
+{
+    return (sizeof(struct pc__layer_head) + n_runs * sizeof(struct pc_run) + PC_BLOCK_BYTES - 1) /
+           PC_BLOCK_BYTES * PC_BLOCK_BYTES;
+}
+/* Checks the first bytes of a layer: all of head and runs must be there, aligned as a mapped file is
+ * (to 8 bytes). region_blocks: 0 if it is not known. *runs points into bytes: in memory that its
+ * writer can still change, what was checked may change too. Runs may touch, never overlap. */
+int pc__layer_parse(const void *bytes, size_t n_bytes, uint64_t layer_bytes, uint64_t region_blocks,
+                    struct pc__layer_head *head, const struct pc_run **runs);
+
 /* ------------------------------------------------------------------- data */
 
 #define PC__DATA_MAGIC 0x31524c43u /* "CLR1" */
@@ -150,7 +188,10 @@ enum pc__data_type {
                             blocks that are not holes, in the order they were asked for */
     PC__DATA_LAST = 3
 };
-enum pc__data_flags { PC__DATA_HOLES = 1 }; /* bit i of the bitmap: block i is all zeros, not sent */
+enum pc__data_flags {
+    PC__DATA_HOLES = 1,  /* BLOCKS: bit i of the bitmap: block i is all zeros, not sent */
+    PC__DATA_LAYER = 2   /* GET: region is the id of a layer that is staged there (layer.c) */
+};
 
 struct pc__data_header {
     uint32_t magic;

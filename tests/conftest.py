@@ -40,6 +40,8 @@ def _give_up_full_uffd() -> None:
 def in_trap(trap: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Calls a function in a worker whose trap is this one; a text that says why it is not."""
     if os.environ.get(_USER_MODE):
+        import clamor_ray.actors.registry  # noqa: F401  (nobody may not read it afterwards)
+
         _give_up_full_uffd()
         found = clamor.init().trap
         ctypes.CDLL(None).setfsuid(os.geteuid())

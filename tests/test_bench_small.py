@@ -21,6 +21,7 @@ FIGURES = {
         "put_speedup",
     },
     "faults": {"node_hit_ratio", "remote_fault_ratio"},
+    "update": {"round_speedup", "bytes_per_update", "lookup_rate_ratio"},
 }
 
 

@@ -59,6 +59,16 @@ def test_an_unknown_code_is_an_internal_error_that_names_it() -> None:
     assert "-4711" in str(error)
 
 
+def test_what_the_server_says_is_said_once() -> None:
+    detail = "the page server says: the blocks of that version are kept no longer"
+    error = _native.error_for(_native.PC_ERR_EXPIRED, detail, region=3, version=1)
+    assert error.message == (
+        "The blocks of this version of the global variable are kept no longer (region 3, version "
+        "1), says the page server."
+    )
+    assert "no room for 7" in _native.error_for(-2, "no room for 7").message
+
+
 def test_success_and_counts_pass() -> None:
     assert _native.check(0) == 0
     assert _native.check(17) == 17
@@ -130,7 +140,11 @@ def test_the_constants_are_those_of_the_header() -> None:
     assert value("PC_WINDOW_END") == _native.WINDOW_END
     assert value("PC_MAP_PRIVATE") == _native.MAP_PRIVATE
     assert value("PC_MAP_EXACT_READS") == _native.MAP_EXACT_READS
-    for event in ("NEED_REGION", "NEED_PEER", "REGION_IDLE", "LOG"):
+    assert value("PC_MAP_FIXED") == _native.MAP_FIXED
+    for event in (
+        *("NEED_REGION", "NEED_PEER", "REGION_IDLE", "LOG"),
+        *("NEED_CHANGES", "NEED_PUBLISHED", "NEED_OUTCOME", "PULLED"),
+    ):
         assert value(f"PC_EVENT_{event}") == getattr(_native, f"EVENT_{event}")
     for blocks in ("PRESENT", "FETCHED", "TOUCHED"):
         assert value(f"PC_BLOCKS_{blocks}") == getattr(_native, f"BLOCKS_{blocks}")

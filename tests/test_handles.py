@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clamor_ray import _native, errors
+from clamor_ray import _native, _native_base, errors
 from clamor_ray._lease import Lease, LeaseTable
 
 DEADLINE_S = 10.0
@@ -57,7 +57,7 @@ def test_a_handle_is_not_freed_under_a_call() -> None:
 def test_a_call_that_never_ends_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_native, "_DRAIN_S", 0.02)
+    monkeypatch.setattr(_native_base, "_DRAIN_S", 0.02)
     handle, function = _native._Handle(), Blocking()
     handle._opened(object())
     caller = threading.Thread(target=handle._call, args=(function,))

@@ -30,7 +30,8 @@ from clamor_ray._layout import (
     put_together,
     take_apart,
 )
-from clamor_ray.errors import ClamorWarning, UnpicklableError
+from clamor_ray._pointer import Pointer
+from clamor_ray.errors import AddressClashError, ClamorWarning, UnpicklableError
 
 RNG = np.random.default_rng(7)
 POINTS = RNG.random((20_000, 3))
@@ -90,6 +91,33 @@ def test_blocks_of_the_stream_and_chosen_buffers() -> None:
     assert _layout.runs_of_buffers(plan, lambda _: False) == [(0, 2)]
     assert _layout.runs_of_buffers(plan) == [(0, 6)]
     assert _layout.runs_of_buffers(plan, lambda i: i == 2) == [(0, 2), (3, 3)]
+
+
+def test_runs_of_buffers_in_any_order() -> None:
+    plan = Plan(40_000, 100, ((36_864, 10), (0, 20_000), (4096, 5000), (0, 0)), 20_480)
+    assert _layout.runs_of_buffers(plan, lambda _: False) == [(5, 1)]
+    assert _layout.runs_of_buffers(plan) == [(0, 6), (9, 1)]
+    assert _layout.runs_of_buffers(plan, lambda i: i == 0) == [(5, 1), (9, 1)]
+
+
+def test_capacity_is_reserved() -> None:
+    assert Plan(5000, 100, capacity_bytes=9000).region_bytes == 12_288
+    assert Plan(5000, 100, capacity_bytes=100).region_bytes == 8192
+    plan, stream = _layout.take_apart_zeros((10, 3), "f4", capacity=1_000_000)
+    ((offset, n_bytes),) = plan.buffers
+    assert (offset % BLOCK_BYTES, n_bytes) == (0, 120)
+    assert plan.total_bytes == offset + 120
+    assert 12_000_000 <= plan.region_bytes - offset < 12_000_000 + BLOCK_BYTES
+    # Where the stream lies there is room for that of the longest.
+    longest, its_stream = _layout.take_apart_zeros((1_000_000, 3), "f4", capacity=1_000_000)
+    assert len(stream) <= len(its_stream) <= offset
+    assert longest.region_bytes == plan.region_bytes
+    image = np.zeros(plan.region_bytes, np.uint8)
+    image[: len(stream)] = np.frombuffer(stream, np.uint8)
+    assert put_together(image, plan).shape == (10, 3)
+    for shape, capacity in (((), 5), ((10, 3), 9), ((10, 3), -1)):
+        with pytest.raises(ValueError, match="capacity"):
+            _layout.take_apart_zeros(shape, "f4", capacity=capacity)
 
 
 @pytest.mark.parametrize(
@@ -379,3 +407,87 @@ def test_an_image_holds_everything() -> None:
     again = put_together(np.frombuffer(image, np.uint8), pickled.plan)
     np.testing.assert_array_equal(again["a"], np.arange(20))
     assert again["c"] == "text"
+
+
+# ------------------------------------------------------------------ in place
+
+
+class Building:
+    """A region that objects are built in: the lower half is theirs, the upper is for copies."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self.memory = Memory(n_bytes, writable=True)
+        self.image = np.asarray(self.memory)
+        self.address = self.image.ctypes.data
+        self.end = n_bytes // 2
+        self.placed: list[tuple[int, int]] = []
+
+    def place(self, n_bytes: int, alignment: int) -> int:
+        offset = self.end = _layout.round_up(self.end, alignment)
+        self.end += n_bytes
+        self.placed.append((n_bytes, alignment))
+        return offset
+
+    def publish(self, obj: Any, **how: Any) -> tuple[Any, _layout.InPlace]:
+        end = self.address + self.image.nbytes
+        taken = _layout.take_apart_in_place(
+            obj, self.address, end, self.place, capacity_bytes=self.image.nbytes, **how
+        )
+        for offset, view in taken.pieces:
+            self.image[offset : offset + view.nbytes] = np.frombuffer(view, np.uint8)
+        return put_together(self.image, taken.plan), taken
+
+
+def test_what_lies_in_the_region_is_not_copied() -> None:
+    building = Building(1 << 20)
+    inside = building.image[4096:44_096].view(np.float64)
+    inside[:] = np.arange(5000)
+    outside = np.arange(3000.0)
+    obj = {"a": inside, "b": outside, "c": inside[:10], "d": inside[:0], "e": "text"}
+    got, taken = building.publish(obj)
+    assert taken.plan.buffers[0] == (4096, 40_000)
+    assert taken.plan.buffers[2] == (4096, 80)
+    assert building.placed[0] == (24_000, BLOCK_BYTES)
+    assert building.placed[1:] == [(taken.plan.inband_bytes, BUFFER_ALIGNMENT)]
+    assert taken.plan.inband_offset != 0
+    assert (taken.plan.region_bytes, taken.plan.fixed) == (1 << 20, False)
+    assert taken.plan.total_bytes == building.end
+    for name in "abcd":
+        np.testing.assert_array_equal(got[name], obj[name])
+    assert got["e"] == "text"
+    inside[7] = -1
+    assert got["a"][7] == -1  # it is the same memory
+    assert any(array is inside for array in taken.arrays)
+
+
+def test_a_buffer_that_crosses_the_end_is_copied() -> None:
+    building = Building(1 << 16)
+    both = np.zeros(1 << 16, np.uint8)
+    building.address = both.ctypes.data + 100  # what begins before the region, and ends in it
+    _, taken = building.publish(both[50:200])
+    assert building.placed[0] == (150, BUFFER_ALIGNMENT)
+    assert len(taken.pieces) == 2
+
+
+def test_pointers_in_place() -> None:
+    building = Building(1 << 16)
+    at = building.address + 512
+    pointer = Pointer(at, building.image[512:1024])
+    got, taken = building.publish([pointer, 5])
+    assert taken.plan.fixed
+    assert taken.plan.buffers == ((512, 512),)
+    assert (got[0].address, got[0].nbytes, got[1]) == (at, 512, 5)
+    elsewhere = building.image.copy()
+    with pytest.raises(AddressClashError, match=f"{at:#x}"):
+        put_together(elsewhere, taken.plan)
+    assert building.publish(5, fixed=True)[1].plan.fixed
+    with pytest.raises(UnpicklableError, match="means nothing in a copy"):
+        take_apart({"p": pointer})
+    memory = weakref.ref(building.memory)
+    del building, taken, elsewhere
+    del pointer
+    gc.collect()
+    assert memory() is not None
+    del got
+    gc.collect()
+    assert memory() is None  # a pointer keeps its memory, and nothing else does

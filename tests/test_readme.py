@@ -1,4 +1,4 @@
-"""The example of the README runs as it stands."""
+"""The examples of the README run as they stand, one after the other."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ README = Path(__file__).parent.parent / "README.md"
 MARK = "<!-- executed by tests/test_readme.py -->"
 
 
-def example() -> str:
-    found = re.findall(re.escape(MARK) + r"\n```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(found) == 1
-    return str(found[0])
+def examples() -> list[str]:
+    text = README.read_text()
+    found = re.findall(re.escape(MARK) + r"\n```python\n(.*?)```", text, re.DOTALL)
+    assert len(found) == text.count(MARK) == text.count("```python") > 1
+    return [str(block) for block in found]
 
 
-def test_the_example_runs(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
+def test_the_examples_run(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
     script = tmp_path / "example.py"
-    check = "\nassert len(answers) == 8 and all(a.shape == (125, 10) for a in answers)\n"
-    script.write_text(example() + check)
+    check = "assert len(answers) == 8 and all(a.shape == (125, 10) for a in answers)\n"
+    first, *others = examples()
+    script.write_text("\n".join([first, check, *others]))
     done = subprocess.run(
         [sys.executable, str(script)],
         env={**os.environ, **clamor_cluster.lab.environment},
@@ -40,5 +42,6 @@ def test_the_example_runs(clamor_cluster: ClamorCluster, tmp_path: Path) -> None
     assert "EngineStats" in done.stdout
 
 
-def test_the_example_is_short() -> None:
-    assert len([line for line in example().splitlines() if line.strip()]) <= 20
+def test_the_examples_are_short() -> None:
+    for example in examples():
+        assert len([line for line in example.splitlines() if line.strip()]) <= 20

@@ -217,10 +217,50 @@ def test_what_a_dead_maker_left_is_abandoned(core: RegistryCore) -> None:
     assert core.create_region(1, HOME).base_address == old.base_address
 
 
+def test_a_request_that_comes_again_gets_the_same_region(core: RegistryCore) -> None:
+    record = core.create_region(1, HOME, request_id=9)
+    assert core.create_region(1, HOME, request_id=9) == record == core.requested(9)
+    assert core.create_region(1, HOME) != record
+    core.undo_create(record.region)
+    core.check()
+    assert core.requested(9) is None
+    assert core.create_region(1, HOME, request_id=9).region > record.region
+
+
+def test_a_region_knows_its_distinct_homes(core: RegistryCore) -> None:
+    record = core.create_region(3 * EXTENT_BYTES, HOME)
+    assert core.homes_of(record.region) == ()
+    core.seal(record.region)
+    assert core.homes_of(record.region) == (HOME,)
+    core.free(record.region)
+    assert core.homes_of(record.region) == ()
+
+
+def test_a_server_that_moved_is_where_it_says(core: RegistryCore) -> None:
+    moved = dataclasses.replace(info(HOME), port=4711, epoch=9)
+    core.server_moved(moved)
+    assert core.locate(HOME) == moved
+    core.server_lost(HOME, "died")
+    core.server_moved(moved)
+    assert isinstance(core.locate(HOME), ServerLost)
+
+
+def test_after_a_restart_every_server_may_know_a_region(core: RegistryCore) -> None:
+    record = ready(core)
+    again = RegistryCore()
+    orders = again.restore(
+        2, [(record, RegionState.READY, 7)], core.servers(), [ServerLost(99, "died")], 0.0
+    )
+    assert orders == ()
+    again.check()
+    assert again.requested(7) == record
+    assert isinstance(again.locate(99), ServerLost)
+    assert {order.server_id for order in again.free(record.region)} == {HOME, READER, OTHER}
+
+
 def test_every_pair_of_state_and_event_is_in_the_table_or_refused(core: RegistryCore) -> None:
     region = ready(core).region
-    with pytest.raises(IllegalTransition, match="no 'seal' while ready"):
-        core.seal(region)
+    assert core.seal(region) == core.record_of(region)  # the answer was lost: asked again
     with pytest.raises(IllegalTransition, match="no 'abandon' while ready"):
         core.abandon(region)
     creating = core.create_region(1, HOME).region
@@ -320,6 +360,16 @@ class AddressMachine(RuleBasedStateMachine):
         del self.model[at]
         self.space.release(WINDOW_BEGIN + at * UNIT_BYTES)
 
+    @rule(data=st.data())
+    def rebuild(self, data: st.DataObject) -> None:
+        """As after a restart, in any order."""
+        self.space = AddressSpace(self.space.begin, self.space.end)
+        for at in data.draw(st.permutations(sorted(self.model))):
+            length_bytes = (self.model[at] - 1) * UNIT_BYTES
+            self.space.reserve(WINDOW_BEGIN + at * UNIT_BYTES, length_bytes)
+            with pytest.raises(ValueError, match="not free"):
+                self.space.reserve(WINDOW_BEGIN + at * UNIT_BYTES, 1)
+
     @invariant()
     def tiles(self) -> None:
         self.space.check()
@@ -344,6 +394,8 @@ class RetireMachine(RuleBasedStateMachine):
         self.leases: set[tuple[int, int]] = set()
         self.held: set[tuple[int, int]] = set()  # by homes
         self.orders: list[Retire] = []
+        self.journal: dict[int, RegionState] = {}
+        self.next_region = 1
 
     def pick(self, data: st.DataObject, items):
         return data.draw(st.sampled_from(sorted(items)))
@@ -356,6 +408,8 @@ class RetireMachine(RuleBasedStateMachine):
         in_use = {r for r, s in self.leases | self.held if s in self.alive}
         assert record.base_address not in {self.records[r].base_address for r in in_use}
         self.records[record.region] = record
+        self.journal[record.region] = RegionState.CREATING
+        self.next_region = record.region + 1
         self.held.add((record.region, home))
         if seal:
             self.core.seal(record.region)
@@ -411,9 +465,30 @@ class RetireMachine(RuleBasedStateMachine):
         server = self.pick(data, self.alive)
         self.orders += self.core.server_registered(info(server))[1]
 
+    @rule()
+    def restart_registry(self) -> None:
+        """Who looked up what, and which orders are on their way, nobody knows any more."""
+        self.core = RegistryCore()
+        lost = set(self.SERVERS) - self.alive
+        orders = self.core.restore(
+            self.next_region,
+            [
+                (self.records[region], state, 0)
+                for region, state in self.journal.items()
+                if state is not RegionState.GONE
+            ],
+            [info(server) for server in sorted(self.alive)],
+            [ServerLost(server, "died") for server in lost],
+            0.0,
+        )
+        self.orders = list(orders)
+
     @invariant()
     def checks(self) -> None:
         self.core.check()
+        self.journal.update(self.core.take_changed())
+        for region, state in self.journal.items():
+            assert self.core.state(region) is state
 
     @invariant()
     def a_restarted_server_gets_its_leases_back(self) -> None:

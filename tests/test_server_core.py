@@ -18,9 +18,12 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from pyroaring import BitMap
 
+from clamor_ray.actors.engine_like import Answer, EventKind, Settings
 from clamor_ray.actors.handshake import ClientHandshake, Hello, Refusal
 from clamor_ray.actors.messages import (
+    Publication,
     RegionFreed,
     RegionRecord,
     RegionUnknown,
@@ -28,8 +31,15 @@ from clamor_ray.actors.messages import (
     ServerLost,
     ServerRestarting,
 )
-from clamor_ray.actors.server_core import Answer, EventKind, ServerCore, Settings
-from clamor_ray.errors import FreedError, HomeLostError
+from clamor_ray.actors.server_core import ServerCore
+from clamor_ray.errors import (
+    ExistsError,
+    FreedError,
+    HomeLostError,
+    NoVersionError,
+    OutOfMemoryError,
+    SnapshotExpired,
+)
 
 SECRET = b"s" * 32
 HERE, THERE = 0xAAAA, 0xBBBB
@@ -45,9 +55,21 @@ RECORD = RegionRecord(7, 1, 0x1100_0000_0000, 5000, (THERE,))
 
 
 class FakeEvent:
-    def __init__(self, kind: int, region: int = 0, server_id: int = 0, text: str = "") -> None:
-        self.kind, self.error, self.region = kind, 0, region
+    def __init__(
+        self,
+        kind: int,
+        region: int = 0,
+        server_id: int = 0,
+        text: str = "",
+        *,
+        error: int = 0,
+        from_version: int = 0,
+        version: int = 0,
+        commit_id: int = 0,
+    ) -> None:
+        self.kind, self.error, self.region = kind, error, region
         self.server_id, self.text = server_id, text
+        self.from_version, self.version, self.commit_id = from_version, version, commit_id
 
 
 class FakeEngine:
@@ -64,6 +86,9 @@ class FakeEngine:
         self.retired: list[tuple[int, bool]] = []
         self.serve_fails = False
         self.adopted: set[int] = set()  # homes that came back from the keeper
+        self.unknown: set[int] = set()  # regions that are not defined
+        self.published: dict[int, int] = {}
+        self.staged: set[int] = set()
 
     def ask(self, event: FakeEvent) -> None:
         self._events.append(event)
@@ -84,6 +109,7 @@ class FakeEngine:
             raise HomeLostError("It is not here.")
         if (region, False) in self.retired:
             raise FreedError("It is retired.")
+        self.unknown.discard(region)
         self.answers.append(("define", region, version, base_address, length_bytes, tuple(homes)))
 
     def refuse_region(self, region: int, error: int) -> None:
@@ -104,6 +130,31 @@ class FakeEngine:
     def retire(self, region: int, *, force: bool) -> None:
         self.retired.append((region, force))
 
+    def set_changes(self, region, from_version, to_version, runs, *, error=0) -> None:
+        said = error if error else runs.tolist()
+        self.answers.append(("changes", region, from_version, to_version, said))
+
+    def publish(self, region: int, version: int, commit_id: int) -> None:
+        if region in self.unknown:
+            raise FreedError("It is not known here.")
+        if version > self.published.get(region, 0) + 1:
+            raise NoVersionError("A version before it is missing.")
+        self.published[region] = max(version, self.published.get(region, 0))
+        self.answers.append(("publish", region, version, commit_id))
+
+    def caught_up(self, region: int, *, error: int = 0) -> None:
+        self.answers.append(("caught up", region, error))
+
+    def drop_staged(self, region: int, commit_id: int) -> None:
+        self.answers.append(("drop", region, commit_id))
+
+    def pull(self, region: int, commit_id: int, server_id: int, layer_bytes: int) -> None:
+        if region in self.unknown:
+            raise FreedError("It is not known here.")
+        if commit_id in self.staged:
+            raise ExistsError("It is here.")
+        self.answers.append(("pull", region, commit_id, server_id, layer_bytes))
+
     def close(self) -> None:
         os.close(self._fd)
         for *_, fd in self.served + self.peers:
@@ -120,6 +171,27 @@ class Known:
         self.idle: list[int] = []
         self.idle_fails = 0
         self.gate: asyncio.Event | None = None
+        self.versions: dict[tuple[object, ...], list[object]] = {}
+        self.asked_versions: list[tuple[object, ...]] = []
+
+    async def _about(self, *question: object):
+        self.asked_versions.append(question)
+        if self.gate is not None:
+            await self.gate.wait()
+        answers = self.versions[question]
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def changes(self, region: int, from_version: int, to_version: int):
+        return await self._about("changes", region, from_version, to_version)
+
+    async def published(self, region: int, since: int):
+        return await self._about("published", region, since)
+
+    async def outcome(self, commit_id: int):
+        return await self._about("outcome", commit_id)
 
     async def lookup(self, region: int):
         if self.gate is not None:
@@ -565,3 +637,206 @@ def test_constants_are_those_of_the_header() -> None:
     assert len(EventKind) == sum(name.startswith("PC_EVENT_") for name in values)
     for answer in Answer:
         assert values[f"PC_ERR_{answer.name}"] == str(answer.value)
+
+
+# -- versions
+
+
+CHANGES = BitMap([0, 1, 2, 7, 9, 10, 70_000]).serialize()
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ([CHANGES], [[0, 3], [7, 1], [9, 2], [70_000, 1]]),
+        ([BitMap().serialize()], []),
+        ([None], Answer.EXPIRED),
+        ([NoVersionError("No.")], Answer.NO_VERSION),
+        ([FreedError("No.")], Answer.NO_REGION),
+        ([RuntimeError("hiccup"), CHANGES], [[0, 3], [7, 1], [9, 2], [70_000, 1]]),
+        ([RuntimeError("deaf")], Answer.TIMEOUT),
+    ],
+)
+def test_what_changed_between_two_versions(run, answers, said) -> None:
+    async def work() -> None:
+        async with Node(HERE) as here:
+            here.known.versions["changes", 7, 2, 5] = list(answers)
+            here.engine.ask(FakeEvent(EventKind.NEED_CHANGES, 7, from_version=2, version=5))
+            await until(lambda: bool(here.engine.answers))
+            assert here.engine.answers == [("changes", 7, 2, 5, said)]
+
+    run(work)
+
+
+def test_a_question_about_versions_is_answered_once(run) -> None:
+    async def work() -> None:
+        async with Node(HERE) as here:
+            here.known.gate = asyncio.Event()
+            here.known.versions = {
+                ("changes", 7, 2, 5): [CHANGES],
+                ("changes", 7, 2, 6): [CHANGES],
+                ("published", 7, 2): [[]],
+                ("outcome", 99): [{}],
+            }
+            for _ in range(3):
+                for to_version in (5, 6):
+                    here.engine.ask(
+                        FakeEvent(EventKind.NEED_CHANGES, 7, from_version=2, version=to_version)
+                    )
+                here.engine.ask(FakeEvent(EventKind.NEED_PUBLISHED, 7, from_version=2))
+                here.engine.ask(FakeEvent(EventKind.NEED_OUTCOME, 7, commit_id=99))
+            await until(lambda: len(here.known.asked_versions) == 4)
+            here.known.gate.set()
+            await until(lambda: len(here.engine.answers) == 4)
+            assert len(here.known.asked_versions) == 4
+            here.engine.ask(FakeEvent(EventKind.NEED_PUBLISHED, 7, from_version=2))
+            await until(lambda: len(here.engine.answers) == 5)  # a new question
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ([[(1, 10), (2, 11)]], [("publish", 7, 1, 10), ("publish", 7, 2, 11), ("caught up", 7, 0)]),
+        ([[]], [("caught up", 7, 0)]),
+        ([SnapshotExpired("No.")], [("caught up", 7, Answer.EXPIRED)]),
+        ([FreedError("No.")], [("caught up", 7, Answer.NO_REGION)]),
+        ([RuntimeError("deaf")], [("caught up", 7, Answer.TIMEOUT)]),
+        ([[(2, 11)]], [("caught up", 7, Answer.HOME_LOST)]),  # what is missing is not here
+    ],
+)
+def test_a_home_catches_up(run, answers, said) -> None:
+    async def work() -> None:
+        async with Node(HERE) as here:
+            here.known.versions["published", 7, 0] = list(answers)
+            here.engine.ask(FakeEvent(EventKind.NEED_PUBLISHED, 7))
+            await until(lambda: "caught up" in [answer[0] for answer in here.engine.answers])
+            assert here.engine.answers == said
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("versions", "homes", "said"),
+    [
+        ({7: 1, 8: 4}, (HERE,), ("publish", 7, 1, 99)),
+        ({7: 1}, (THERE,), ("drop", 7, 99)),  # it was only staged here
+        ({}, (HERE,), ("drop", 7, 99)),
+    ],
+)
+def test_what_became_of_a_staged_layer(run, versions, homes, said) -> None:
+    async def work() -> None:
+        async with Node(HERE) as here:
+            # However long it takes: nothing is dropped that may have been published.
+            here.known.versions["outcome", 99] = [RuntimeError("deaf")] * 30 + [versions]
+            here.known.regions[7] = dataclasses.replace(RECORD, homes=homes)
+            here.engine.ask(FakeEvent(EventKind.NEED_OUTCOME, 7, commit_id=99))
+            await until(lambda: bool(here.engine.answers), 15)
+            assert here.engine.answers == [said]
+
+    run(work)
+
+
+def test_a_layer_of_a_variable_that_is_gone_is_dropped(run) -> None:
+    async def work() -> None:
+        async with Node(HERE) as here:
+            here.known.versions["outcome", 99] = [{7: 1}]
+            here.known.regions[7] = RegionFreed(7)
+            here.engine.ask(FakeEvent(EventKind.NEED_OUTCOME, 7, commit_id=99))
+            await until(lambda: bool(here.engine.answers), 15)
+            assert here.engine.answers == [("drop", 7, 99)]
+
+    run(work)
+
+
+def test_a_version_before_its_predecessor_waits_for_it(run) -> None:
+    async def work() -> None:
+        async with Node(HERE) as here:
+            here.known.versions["outcome", 99] = [{7: 2}]
+            here.known.regions[7] = dataclasses.replace(RECORD, homes=(HERE,))
+            here.engine.ask(FakeEvent(EventKind.NEED_OUTCOME, 7, commit_id=99))
+            await asyncio.sleep(0.1)
+            assert here.engine.answers == []
+            assert await here.core.versions.publish([Publication(7, 1, 98)]) == [(7, 1)]
+            await until(lambda: here.engine.published[7] == 2)
+
+    run(work)
+
+
+def test_what_the_registry_publishes(run) -> None:
+    async def work() -> None:
+        async with Node(HERE) as here:
+            here.engine.unknown = {8, 9}  # not heard of since a restart; freed
+            here.known.regions = {
+                8: dataclasses.replace(RECORD, region=8),
+                9: RegionFreed(9),
+            }
+            items = [
+                Publication(7, 1, 11),
+                Publication(7, 2, 12),
+                Publication(8, 1, 11),
+                Publication(9, 1, 11),
+                Publication(10, 2, 12),  # a gap
+                Publication(10, 1, 11),
+            ]
+            assert await here.core.versions.publish(items) == [(7, 2), (8, 1), (9, 1)]
+            assert here.engine.published == {7: 2, 8: 1}
+
+    run(work)
+
+
+def test_a_layer_is_fetched(run) -> None:
+    async def work() -> None:
+        async with Node(HERE) as here:
+            here.engine.unknown = {7}
+            here.known.regions[7] = RECORD
+            pulls = [
+                asyncio.ensure_future(here.core.versions.pull(7, 99, THERE, 8192)) for _ in range(2)
+            ]
+            wanted = ("pull", 7, 99, THERE, 8192)
+            await until(lambda: wanted in here.engine.answers)
+            here.engine.ask(FakeEvent(EventKind.PULLED, 8, commit_id=99))  # another one
+            await asyncio.sleep(0.02)
+            assert not any(pull.done() for pull in pulls)
+            here.engine.ask(FakeEvent(EventKind.PULLED, 7, commit_id=99, error=-7))
+            assert [await pull for pull in pulls] == [-7, -7]
+            assert here.engine.answers.count(wanted) == 1
+            here.engine.staged.add(99)
+            assert await here.core.versions.pull(7, 99, THERE, 8192) == 0  # it is here by now
+
+    run(work)
+
+
+def test_a_fetch_that_never_ends_and_one_that_is_refused(run) -> None:
+    async def work() -> None:
+        async with Node(HERE, settings=dataclasses.replace(HASTE, pull_s=0.05)) as here:
+            assert await here.core.versions.pull(7, 99, THERE, 8192) == Answer.TIMEOUT
+            here.engine.unknown = {7}
+            here.known.regions[7] = RegionFreed(7)
+            with pytest.raises(FreedError):
+                await here.core.versions.pull(7, 99, THERE, 8192)
+
+            def full(*_: object) -> None:
+                raise OutOfMemoryError("No room.")
+
+            here.engine.pull = full
+            with pytest.raises(OutOfMemoryError):
+                await here.core.versions.pull(7, 99, THERE, 8192)
+
+    run(work)
+
+
+def test_a_region_that_was_idle_says_so_again(run) -> None:
+    """A registry that was restarted asks once more, and the engine says it only once."""
+
+    async def work() -> None:
+        async with Node(HERE) as here:
+            assert here.core.retire(7, force=False)
+            here.engine.ask(FakeEvent(EventKind.REGION_IDLE, 7))
+            await until(lambda: here.known.idle == [7])
+            assert not here.core.retire(7, force=False)
+            here.core.retire(7, force=True)
+            assert here.core._told_idle == {}
+
+    run(work)

@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pyroaring import BitMap
 
 import clamor_ray as clamor
-from clamor_ray import _layout
+from clamor_ray import _layout, _session
 
 from .report import Section
 
-__all__ = ["NodeCounters", "block_map", "node_counters", "sections"]
+__all__ = ["NodeCounters", "block_map", "dirty_blocks", "node_counters", "sections"]
 
 LABELS = {"tree": "k-d tree"}
 
@@ -40,6 +41,19 @@ def node_counters(ref: clamor.GlobalRef[Any]) -> dict[str, NodeCounters]:
             is_home=bool(region and region.is_home),
         )
     return counters
+
+
+def dirty_blocks(ref: clamor.GlobalRef[Any], old_version: int, new_version: int) -> int:
+    """How many blocks differ between two versions; 1 where the variable travels inside."""
+    if old_version == new_version:
+        return 0
+    if ref.inline:
+        return 1
+    session = _session.current(ref.scope)
+    blocks = session.call("changes", ref.region, old_version, new_version)
+    if blocks is None:
+        raise RuntimeError(f"the commit log of {ref!r} does not reach back to {old_version}")
+    return len(BitMap.deserialize(blocks))
 
 
 def block_map(

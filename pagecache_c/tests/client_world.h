@@ -23,6 +23,9 @@
 #define BIG_LENGTH (WINDOW_BYTES > (uint64_t)2 << 40 ? (uint64_t)1 << 40 : (uint64_t)1 << 38)
 #define BIG_MIDDLE (BIG_LENGTH >> 13) /* a block */
 enum { PAGED = 1, WHOLE = 2, BIG = 3, MADE = 4 };
+#define MADE_BASE (BASE + ((uint64_t)2 << 30))
+#define NEWER (ANY + 1)         /* another version of PAGED, */
+#define NEWER_CONTENT 21        /* with this pattern */
 
 #if defined(__clang__)
 #define RAW __attribute__((noinline, no_sanitize("thread", "address")))
@@ -105,7 +108,12 @@ static inline void world_make(struct world *world, int trap)
     world_region(world, 0, PAGED, BASE, LENGTH, true, 16);
     world_region(world, 1, WHOLE, BASE + ((uint64_t)1 << 30), LENGTH, false, 1);
     world_region(world, 2, BIG, BIG_BASE, BIG_LENGTH, true, 1);
-    world_region(world, 3, MADE, BASE + (2ull << 30), LENGTH, false, 1);
+    world_region(world, 3, MADE, MADE_BASE, LENGTH, false, 1);
+    world->fake->regions[3].is_made = true;
+    world_region(world, 4, PAGED, BASE, LENGTH, true, 16);
+    world->fake->regions[4].version = NEWER;
+    world->fake->regions[4].content = NEWER_CONTENT;
+    world->fake->layer_memfd = memfd_create("layer", MFD_CLOEXEC);
     for (uint64_t block = 0; block < BLOCKS; block += 2)
         fake_fill(&world->fake->regions[1], block);
     REQUIRE(pipe(world->ready) == 0 && pipe(world->go) == 0);
@@ -156,6 +164,16 @@ static inline int try_map(const struct world *world, pc_client *client, uint64_t
 {
     const struct fake_region *region = &world->fake->regions[id - 1];
     return pc_client_map(client, id, ANY, region->base, region->length, flags, timeout_ns, out);
+}
+
+static inline struct pc_mapping world_map_newer(const struct world *world, pc_client *client,
+                                                uint32_t flags)
+{
+    struct pc_mapping mapping;
+    const struct fake_region *region = &world->fake->regions[4];
+    OK(pc_client_map(client, PAGED, NEWER, region->base, region->length, flags, 10 * SECOND,
+                     &mapping));
+    return mapping;
 }
 
 static inline struct pc_mapping world_map(const struct world *world, pc_client *client,

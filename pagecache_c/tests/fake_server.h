@@ -36,8 +36,9 @@
 struct fake_region {
     uint64_t id, version, base, length;
     int memfd;
-    bool needs_trap;
+    bool needs_trap, is_made;
     uint32_t page_blocks; /* filled around a fault */
+    uint64_t content;     /* whose pattern it has; 0: its id's */
 };
 
 /* Shared with the test (MAP_SHARED): what the server is to do, and what it did. */
@@ -48,10 +49,20 @@ struct fake {
     _Atomic int stall_hello, stall_open, stall_prefetch, stall_faults, die_at_fault, fail_faults;
     _Atomic int lie_inode, lie_length, lie_no_fd, garbage_reply, refuse_attach, lie_slot;
     _Atomic int other_version, die_at_prefetch, die_at_open, open_delay_ms, late_open_ms;
+    _Atomic int refuse_seal, die_at_seal, die_after_seal, seal_delay_ms, refuse_stage, die_at_stage;
+    _Atomic int stall_stage, absent_at_home;
     /* Deeds. */
     _Atomic int hellos, opens, attaches, closes, faults, prefetches, prefetched_runs, reports;
-    _Atomic int reported_runs, live_mappings, pings;
+    _Atomic int reported_runs, live_mappings, pings, creates, seals, abandons, stages, resolves;
+    _Atomic int made_state; /* of the region that is made: enum fake_made */
+    _Atomic uint64_t resolved_commit, resolved_region, resolved_version;
+    /* The last layer: a copy of the file, its seals, and what the parser says. */
+    int layer_memfd;
+    _Atomic int layer_seals, layer_parsed;
+    _Atomic uint64_t layer_bytes, layer_commit, layer_region;
 };
+
+enum fake_made { FAKE_ABSENT, FAKE_CREATED, FAKE_SEALED };
 
 struct fake_client {
     int fd, uffd, event_fd;
@@ -77,7 +88,7 @@ static inline void fake_fill(const struct fake_region *region, uint64_t block)
     if (fake_has(region, block))
         return;
     for (uint64_t i = 0; i < 512; i++)
-        words[i] = pattern(region->id, block * 512 + i);
+        words[i] = pattern(region->content ? region->content : region->id, block * 512 + i);
     if (pwrite(region->memfd, words, sizeof words, (off_t)(block << PC_BLOCK_SHIFT)) !=
         (ssize_t)sizeof words)
         _exit(3);
@@ -106,11 +117,14 @@ static inline void fake_send(struct fake_client *client, uint16_t type, uint32_t
     (void)!sendmsg(client->fd, &header, MSG_NOSIGNAL);
 }
 
-static inline struct fake_region *fake_region(struct fake *fake, uint64_t id)
+/* Of that version; of any, if it is 0. */
+static inline struct fake_region *fake_region(struct fake *fake, uint64_t id, uint64_t version)
 {
-    for (size_t i = 0; i < FAKE_REGIONS; i++)
-        if (fake->regions[i].id == id && id != 0)
-            return &fake->regions[i];
+    for (size_t i = 0; i < FAKE_REGIONS; i++) {
+        struct fake_region *region = &fake->regions[i];
+        if (region->id == id && id != 0 && (version == 0 || region->version == version))
+            return region;
+    }
     return NULL;
 }
 
@@ -145,7 +159,7 @@ static inline bool fake_fault(struct fake *fake, struct fake_client *client, uin
         _exit(0);
     if (fake->stall_faults)
         return false;
-    struct fake_region *region = fake_region(fake, open->region);
+    struct fake_region *region = fake_region(fake, open->region, open->version);
     uint64_t block = (address - open->address) >> PC_BLOCK_SHIFT;
     if (fake->fail_faults) {
         struct pc__ctl_fail fail = {.region = region->id, .version = region->version,
@@ -224,7 +238,7 @@ static inline void fake_open(struct fake *fake, struct fake_client *client,
     struct pc__ctl_open open;
     memcpy(&open, message->body, sizeof open);
     uint32_t id = message->header.request_id;
-    struct fake_region *region = fake_region(fake, open.region);
+    struct fake_region *region = fake_region(fake, open.region, open.version);
     struct stat st;
     *(attach ? &fake->attaches : &fake->opens) += 1;
     if (!attach && fake->die_at_open)
@@ -238,6 +252,8 @@ static inline void fake_open(struct fake *fake, struct fake_client *client,
         fake->garbage_reply = 0;
         return;
     }
+    if (region && region->is_made && fake->made_state != FAKE_SEALED)
+        region = NULL;
     if (!region || fstat(region->memfd, &st)) {
         fake_send(client, PC__CTL_REPLY, id, PC_ERR_NO_REGION, NULL, 0, -1);
         return;
@@ -256,7 +272,7 @@ static inline void fake_open(struct fake *fake, struct fake_client *client,
         return;
     }
     struct pc__ctl_opened opened = {.inode = st.st_ino + (fake->lie_inode ? 1 : 0),
-                                    .needs_trap = region->needs_trap};
+                                    .needs_trap = region->needs_trap || fake->absent_at_home};
     int fd = region->memfd, other = -1;
     if (fake->lie_length) {
         fd = other = memfd_create("short", MFD_CLOEXEC);
@@ -289,7 +305,7 @@ static inline void fake_runs(struct fake *fake, struct fake_client *client,
     if (fake->stall_prefetch)
         return;
     struct pc__ctl_open *open = fake_mapping(client, head.mapping_id, 0);
-    struct fake_region *region = open ? fake_region(fake, open->region) : NULL;
+    struct fake_region *region = open ? fake_region(fake, open->region, open->version) : NULL;
     for (int i = 0; i < n && region; i++)
         for (uint64_t k = 0; k < runs[i].n_blocks; k++)
             fake_fill(region, runs[i].first_block + k);
@@ -310,17 +326,87 @@ static inline void fake_close(struct fake *fake, struct fake_client *client,
     }
 }
 
+/* One region at a time is made; a server that restarts has forgotten what was not sealed. */
 static inline void fake_create(struct fake *fake, struct fake_client *client,
                                const struct pc__ctl_message *message)
 {
     struct pc__ctl_region body;
     memcpy(&body, message->body, sizeof body);
-    struct fake_region *region = fake_region(fake, body.region);
-    bool is_create = message->header.type == PC__CTL_CREATE;
-    int status = !region || (is_create && region->length != body.length_bytes) ? PC_ERR_NO_REGION
-                                                                               : 0;
-    fake_send(client, PC__CTL_REPLY, message->header.request_id, status, NULL, 0,
-              is_create && !status ? region->memfd : -1);
+    struct fake_region *region = fake_region(fake, body.region, 0);
+    int status = region ? 0 : PC_ERR_NO_REGION, fd = -1;
+    switch (message->header.type) {
+    case PC__CTL_CREATE:
+        fake->creates++;
+        if (region && region->length != body.length_bytes)
+            status = PC_ERR_NO_REGION;
+        if (!status) {
+            fd = region->memfd;
+            fake->made_state = FAKE_CREATED;
+        }
+        break;
+    case PC__CTL_SEAL:
+        fake->seals++;
+        if (fake->die_at_seal && --fake->die_at_seal == 0)
+            _exit(0);
+        if (fake->refuse_seal)
+            status = fake->refuse_seal;
+        else if (fake->made_state != FAKE_CREATED)
+            status = PC_ERR_NO_REGION;
+        if (!status)
+            fake->made_state = FAKE_SEALED;
+        if (fake->die_after_seal && --fake->die_after_seal == 0)
+            _exit(0);
+        usleep((useconds_t)fake->seal_delay_ms * 1000);
+        break;
+    default:
+        fake->abandons++;
+        if (fake->made_state == FAKE_CREATED)
+            fake->made_state = FAKE_ABSENT;
+    }
+    fake_send(client, PC__CTL_REPLY, message->header.request_id, status, NULL, 0, fd);
+}
+
+static inline void fake_stage(struct fake *fake, struct fake_client *client,
+                              const struct pc__ctl_message *message, const int *fds, int n_fds)
+{
+    struct pc__ctl_stage stage;
+    struct pc__layer_head head;
+    const struct pc_run *runs;
+    struct stat st;
+    memcpy(&stage, message->body, sizeof stage);
+    if (message->header.type == PC__CTL_RESOLVE) {
+        fake->resolved_commit = stage.commit_id;
+        fake->resolved_region = stage.region;
+        fake->resolved_version = stage.version;
+        fake->resolves++;
+        return;
+    }
+    fake->stages++;
+    if (n_fds != 1 || fstat(fds[0], &st) || (uint64_t)st.st_size != stage.layer_bytes)
+        _exit(9);
+    if (fake->die_at_stage && --fake->die_at_stage == 0)
+        _exit(0);
+    void *bytes = mmap(NULL, stage.layer_bytes, PROT_READ, MAP_SHARED, fds[0], 0);
+    if (bytes == MAP_FAILED || ftruncate(fake->layer_memfd, st.st_size))
+        _exit(9);
+    fake->layer_parsed = pc__layer_parse(bytes, stage.layer_bytes, stage.layer_bytes, 0, &head,
+                                         &runs);
+    for (uint64_t done = 0; done < stage.layer_bytes;) {
+        ssize_t n = pwrite(fake->layer_memfd, (char *)bytes + done, stage.layer_bytes - done,
+                           (off_t)done);
+        if (n <= 0)
+            _exit(9);
+        done += (uint64_t)n;
+    }
+    munmap(bytes, stage.layer_bytes);
+    fake->layer_seals = fcntl(fds[0], F_GET_SEALS);
+    fake->layer_bytes = stage.layer_bytes;
+    fake->layer_commit = stage.commit_id;
+    fake->layer_region = stage.region;
+    close(fds[0]);
+    if (!fake->stall_stage)
+        fake_send(client, PC__CTL_REPLY, message->header.request_id, fake->refuse_stage, NULL, 0,
+                  -1);
 }
 
 /* False: the client left. */
@@ -353,6 +439,8 @@ static inline bool fake_receive(struct fake *fake, struct fake_client *client)
     case PC__CTL_CLOSE: fake_close(fake, client, &message); break;
     case PC__CTL_PREFETCH:
     case PC__CTL_READS: fake_runs(fake, client, &message); break;
+    case PC__CTL_STAGE:
+    case PC__CTL_RESOLVE: fake_stage(fake, client, &message, fds, n_fds); break;
     case PC__CTL_PING:
         fake->pings++;
         fake_send(client, PC__CTL_REPLY, message.header.request_id, 0, NULL, 0, -1);
@@ -395,6 +483,8 @@ static inline _Noreturn void fake_serve(struct fake *fake, int ready, int go, pi
         _exit(8);
     for (size_t i = 0; i < FAKE_CLIENTS; i++)
         clients[i].fd = -1;
+    if (fake->made_state == FAKE_CREATED)
+        fake->made_state = FAKE_ABSENT;
     (void)!write(ready, &byte, 1);
     for (;;) {
         struct pollfd fds[1 + 2 * FAKE_CLIENTS] = {{.fd = listener, .events = POLLIN}};

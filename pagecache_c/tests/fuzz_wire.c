@@ -45,8 +45,17 @@ static void try_control(const uint8_t *packet, size_t n_bytes)
         struct pc__ctl_open open;
         must(message.body_bytes == sizeof open);
         memcpy(&open, message.body, sizeof open);
-        must(open.reserved == 0 && open.flags <= (PC_MAP_PRIVATE | PC_MAP_EXACT_READS));
+        must(open.follows <= (open.flags & PC_MAP_PRIVATE) &&
+             open.flags <= (PC_MAP_PRIVATE | PC_MAP_EXACT_READS | PC_MAP_FIXED));
         must(open.length_bytes > 0 && open.address + open.length_bytes > open.address);
+    }
+    if (message.header.type == PC__CTL_STAGE || message.header.type == PC__CTL_RESOLVE) {
+        struct pc__ctl_stage stage;
+        must(message.body_bytes == sizeof stage);
+        memcpy(&stage, message.body, sizeof stage);
+        must(stage.region != 0 && stage.commit_id != 0 &&
+             stage.layer_bytes % PC_BLOCK_BYTES == 0);
+        must((message.header.type == PC__CTL_STAGE) == (stage.layer_bytes > 0));
     }
     if (message.header.type == PC__CTL_FAIL) {
         struct pc__ctl_fail fail;
@@ -97,6 +106,34 @@ static void try_data(const uint8_t *bytes, size_t n_bytes, uint64_t region_block
     must(n_blocks == header.n_blocks);
 }
 
+/* The file's size comes first. Its pages are not there: only what says where they are. */
+static void try_layer(const uint8_t *bytes, size_t n_bytes, uint64_t region_blocks)
+{
+    struct pc__layer_head head;
+    const struct pc_run *runs;
+    uint64_t layer_bytes, n_blocks = 0, end = 0;
+
+    if (n_bytes < sizeof layer_bytes)
+        return;
+    memcpy(&layer_bytes, bytes, sizeof layer_bytes);
+    if (pc__layer_parse(bytes + sizeof layer_bytes, n_bytes - sizeof layer_bytes, layer_bytes,
+                        region_blocks, &head, &runs) != PC_OK)
+        return;
+    must((const uint8_t *)runs == bytes + sizeof layer_bytes + sizeof head);
+    must(sizeof head + head.n_runs * sizeof *runs <= n_bytes - sizeof layer_bytes);
+    must(head.n_runs >= 1 && head.region != 0 && head.commit_id != 0 && head.reserved == 0);
+    must(head.data_offset >= sizeof head + head.n_runs * sizeof *runs);
+    for (uint32_t i = 0; i < head.n_runs; i++) {
+        must(runs[i].n_blocks > 0 && runs[i].first_block >= end);
+        end = runs[i].first_block + runs[i].n_blocks;
+        must(end > runs[i].first_block && end <= UINT64_MAX >> PC_BLOCK_SHIFT);
+        must(region_blocks == 0 || end <= region_blocks);
+        n_blocks += runs[i].n_blocks;
+    }
+    must(n_blocks == head.n_blocks && head.n_blocks <= UINT64_MAX >> PC_BLOCK_SHIFT);
+    must(layer_bytes - head.data_offset == n_blocks << PC_BLOCK_SHIFT);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *input, size_t n_bytes)
 {
     if (n_bytes == 0)
@@ -105,10 +142,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t n_bytes)
     must(exact != NULL || n_bytes == 1);
     if (n_bytes > 1)
         memcpy(exact, input + 1, n_bytes - 1);
+    const uint64_t region_blocks = input[0] & 2 ? 0x30000 : 1ull << input[0] / 4 % 34;
     if (input[0] & 1)
         try_control(exact, n_bytes - 1);
+    else if (input[0] & 0x80)
+        try_layer(exact, n_bytes - 1, input[0] & 0x40 ? 0 : region_blocks);
     else
-        try_data(exact, n_bytes - 1, input[0] & 2 ? 0x30000 : 1ull << input[0] / 4 % 34);
+        try_data(exact, n_bytes - 1, region_blocks);
     free(exact);
     return 0;
 }
@@ -130,8 +170,28 @@ static size_t make_seed(uint8_t *to)
 {
     const uint16_t type = (uint16_t)(next_random() % (PC__CTL_LAST + 1));
     static const size_t sizes[] = {0, sizeof(struct pc__ctl_hello), sizeof(struct pc__ctl_region),
-                                   sizeof(struct pc__ctl_open), sizeof(struct pc__ctl_fail)};
+                                   sizeof(struct pc__ctl_open), sizeof(struct pc__ctl_fail),
+                                   sizeof(struct pc__ctl_stage)};
+    const size_t n_sizes = sizeof sizes / sizeof sizes[0];
 
+    if (next_random() % 4 == 0) {
+        struct pc__layer_head head = {.magic = PC__LAYER_MAGIC, .region = next_random(),
+                                      .commit_id = next_random(),
+                                      .n_runs = (uint32_t)(1 + next_random() % 33)};
+        uint64_t at = 0;
+        for (uint32_t i = 0; i < head.n_runs; i++) {
+            const struct pc_run run = {at + next_random() % 64, 1 + next_random() % 64};
+            memcpy(to + 9 + sizeof head + i * sizeof run, &run, sizeof run);
+            at = run.first_block + run.n_blocks;
+            head.n_blocks += run.n_blocks;
+        }
+        head.data_offset = pc__layer_data_offset(head.n_runs);
+        const uint64_t layer_bytes = head.data_offset + (head.n_blocks << PC_BLOCK_SHIFT);
+        to[0] = (uint8_t)((next_random() & ~1ull) | 0x80);
+        memcpy(to + 1, &layer_bytes, sizeof layer_bytes);
+        memcpy(to + 9, &head, sizeof head);
+        return 9 + sizeof head + head.n_runs * sizeof(struct pc_run);
+    }
     if (next_random() % 2) {
         const uint16_t n_runs = (uint16_t)(1 + next_random() % 33);
         struct pc__data_header header = {.magic = PC__DATA_MAGIC,
@@ -141,7 +201,7 @@ static size_t make_seed(uint8_t *to)
             memcpy(to + 1 + sizeof header + i * sizeof run, &run, sizeof run);
             header.n_blocks = (uint16_t)(header.n_blocks + (run & 0xffffff));
         }
-        to[0] = (uint8_t)(next_random() & ~1ull);
+        to[0] = (uint8_t)(next_random() & 0x7eull);
         memcpy(to + 1, &header, sizeof header);
         return 1 + sizeof header + n_runs * sizeof(uint64_t);
     }
@@ -157,7 +217,7 @@ static size_t make_seed(uint8_t *to)
         }
         header.body_bytes = (uint32_t)(sizeof head + head.n_runs * sizeof(struct pc_run));
     } else {
-        header.body_bytes = (uint32_t)sizes[next_random() % 5];
+        header.body_bytes = (uint32_t)sizes[next_random() % n_sizes];
         memset(body, next_random() % 4 ? 0 : 0xff, header.body_bytes);
         for (int i = 0; i < 4 && header.body_bytes >= 8; i++) {
             const uint64_t value = next_random() >> next_random() % 64 & ~0xfffull;

@@ -6,6 +6,7 @@
 #include "../error.h"
 #include "../pagecache.h"
 #include "../wire.h"
+#include "registry.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -75,11 +76,21 @@ struct server {
     pthread_t thread;
     int stop[2];
     _Atomic int idle_events, log_events;
+    _Atomic int outcomes_asked, changes_asked, published_asked;
+    _Atomic bool hold_published; /* answers to NEED_PUBLISHED wait while this is set */
+    _Atomic bool quiet;          /* nobody tells it of commits but itself and its clients */
     _Atomic bool lost; /* nobody can connect to it any more */
     _Atomic bool flaky; /* each connection to it breaks after a while */
 };
+struct pulled {
+    uint64_t commit_id;
+    int error;
+};
 struct cluster {
     int n;
+    struct registry *registry;
+    struct pulled pulled[64]; /* the last ones */
+    unsigned n_pulled;
     struct server servers[MAX_SERVERS];
     pthread_mutex_t lock;
     struct known_region regions[MAX_REGIONS];
@@ -128,8 +139,36 @@ static inline void *break_after(void *arg)
     return NULL;
 }
 
+/* To a server in another process, which may be dead at the moment. */
+static inline void connect_far(struct cluster *cluster, struct server *from, uint64_t to_id)
+{
+    uint64_t until = now_ns() + 8 * SECOND;
+    for (int lane = 0; lane < pc_engine_peer_lanes(from->engine); lane++) {
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        struct sockaddr_in address = {
+            .sin_family = AF_INET,
+            .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+            .sin_port = (in_port_t)cluster->registry->ports[to_id - 0x1000]};
+        while (connect(fd, (struct sockaddr *)&address, sizeof address)) {
+            close(fd);
+            if (now_ns() > until) {
+                OK(pc_engine_peer_lost(from->engine, to_id, PC_ERR_HOME_LOST));
+                return;
+            }
+            usleep(2000);
+            address.sin_port = (in_port_t)cluster->registry->ports[to_id - 0x1000];
+            fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        }
+        OK(pc_engine_add_peer(from->engine, to_id, lane, fd));
+    }
+}
+
 static inline void connect_servers(struct cluster *cluster, struct server *from, uint64_t to_id)
 {
+    if (cluster->registry->ports[to_id - 0x1000]) {
+        connect_far(cluster, from, to_id);
+        return;
+    }
     struct server *to = NULL;
     for (int i = 0; i < cluster->n; i++)
         if (cluster->servers[i].id == to_id)
@@ -154,6 +193,56 @@ static inline void connect_servers(struct cluster *cluster, struct server *from,
         OK(pc_engine_serve(to->engine, from->id, fds[1]));
         OK(pc_engine_add_peer(from->engine, to_id, lane, fds[0]));
     }
+}
+
+static inline void answer_changes(struct cluster *cluster, struct server *server,
+                                  const struct pc_event *event)
+{
+    struct pc_run *runs;
+    size_t n;
+    server->changes_asked++;
+    int rc = registry_changes(cluster->registry, event->region, event->from_version,
+                              event->version, &runs, &n);
+    (void)pc_engine_set_changes(server->engine, event->region, event->from_version,
+                                event->version, runs, n, rc);
+    free(runs);
+}
+
+/* As it is at the time of the question, also where the answer is held up. */
+static inline void answer_published(struct cluster *cluster, struct server *server,
+                                    const struct pc_event *event)
+{
+    struct registry *r = cluster->registry;
+    registry_lock(r);
+    size_t n = r->n_commits;
+    registry_unlock(r);
+    server->published_asked++;
+    while (server->hold_published)
+        usleep(1000);
+    for (size_t i = 0; i < n; i++)
+        if (r->log[i].region == event->region && r->log[i].version > event->from_version)
+            (void)pc_engine_publish(server->engine, event->region, r->log[i].version,
+                                    r->log[i].id);
+    (void)pc_engine_caught_up(server->engine, event->region, PC_OK);
+}
+
+static inline void answer_outcome(struct cluster *cluster, struct server *server,
+                                  const struct pc_event *event)
+{
+    uint64_t version = registry_outcome(cluster->registry, event->commit_id, event->region);
+    server->outcomes_asked++;
+    if (version)
+        (void)pc_engine_publish(server->engine, event->region, version, event->commit_id);
+    else
+        (void)pc_engine_drop_staged(server->engine, event->region, event->commit_id);
+}
+
+static inline void note_pulled(struct cluster *cluster, const struct pc_event *event)
+{
+    pthread_mutex_lock(&cluster->lock);
+    cluster->pulled[cluster->n_pulled++ % 64] =
+        (struct pulled){event->commit_id, event->error};
+    pthread_mutex_unlock(&cluster->lock);
 }
 
 static inline void *play_python(void *arg)
@@ -195,7 +284,22 @@ static inline void *play_python(void *arg)
                 server->idle_events++;
                 break;
             case PC_EVENT_LOG:
+                if (getenv("SAY_LOG"))
+                    fprintf(stderr, "log of %llx: %s (%d)\n", (unsigned long long)server->id,
+                            event.text, event.error);
                 server->log_events++;
+                break;
+            case PC_EVENT_NEED_CHANGES:
+                answer_changes(cluster, server, &event);
+                break;
+            case PC_EVENT_NEED_PUBLISHED:
+                answer_published(cluster, server, &event);
+                break;
+            case PC_EVENT_NEED_OUTCOME:
+                answer_outcome(cluster, server, &event);
+                break;
+            case PC_EVENT_PULLED:
+                note_pulled(cluster, &event);
                 break;
             default:
                 FAIL("an event of an unknown kind");
@@ -204,21 +308,26 @@ static inline void *play_python(void *arg)
     }
 }
 
-static int no_userfaultfd; /* what servers that are started from now on are told */
+/* What servers that are started from now on are told. */
+static int no_userfaultfd;
+static pid_t named_after; /* not 0: instead of this process */
+static struct pc_engine_options told = {.fetch_timeout_ns = 3 * SECOND,
+                                        .fault_timeout_ns = 6 * SECOND,
+                                        .history_bytes = 256u << 20};
 
 static inline void server_start(struct cluster *cluster, int i, const char *tag, int keeper_fd)
 {
     struct server *server = &cluster->servers[i];
     server->id = 0x1000u + (uint64_t)i;
-    snprintf(server->name, sizeof server->name, "clamor-test-%d-%s-%d", (int)getpid(), tag, i);
-    const struct pc_engine_options options = {.socket_name = server->name,
-                                              .library_version = "test",
-                                              .server_id = server->id,
-                                              .keeper_fd = keeper_fd,
-                                              .no_userfaultfd = no_userfaultfd,
-                                              .n_loops = 2,
-                                              .fetch_timeout_ns = 3 * SECOND,
-                                              .fault_timeout_ns = 6 * SECOND};
+    snprintf(server->name, sizeof server->name, "clamor-test-%d-%s-%d",
+             (int)(named_after ? named_after : getpid()), tag, i);
+    struct pc_engine_options options = told;
+    options.socket_name = server->name;
+    options.library_version = "test";
+    options.server_id = server->id;
+    options.keeper_fd = keeper_fd;
+    options.no_userfaultfd = no_userfaultfd;
+    options.n_loops = 2;
     OK(pc_engine_start(&options, &server->engine));
     CHECK(!pipe2(server->stop, O_CLOEXEC));
     void **args = malloc(2 * sizeof *args);
@@ -238,11 +347,18 @@ static inline void server_stop(struct cluster *cluster, int i)
     server->engine = NULL;
 }
 
-static inline struct cluster *cluster_start(int n, const char *tag)
+static inline struct cluster *cluster_new(int n)
 {
     struct cluster *cluster = calloc(1, sizeof *cluster);
     pthread_mutex_init(&cluster->lock, NULL);
     cluster->n = n;
+    cluster->registry = registry_new();
+    return cluster;
+}
+
+static inline struct cluster *cluster_start(int n, const char *tag)
+{
+    struct cluster *cluster = cluster_new(n);
     for (int i = 0; i < n; i++)
         server_start(cluster, i, tag, -1);
     return cluster;
@@ -253,6 +369,7 @@ static inline void cluster_stop(struct cluster *cluster)
     for (int i = 0; i < cluster->n; i++)
         if (cluster->servers[i].engine)
             server_stop(cluster, i);
+    registry_free(cluster->registry);
     free(cluster);
 }
 

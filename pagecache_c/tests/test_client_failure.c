@@ -448,7 +448,7 @@ static void test_pings(struct world *world)
     CHECK(world->fake->hellos == 1, "a server that answers was left");
     OK(pc_client_unmap(client, mapping.id));
     OK(pc_client_unmap(client, whole.id));
-    OK(pc_client_seal(client, MADE, SECOND)); /* after the unmaps, and after a ping on its way */
+    OK(pc_client_abandon(client, MADE, SECOND)); /* after the unmaps, and after a ping on its way */
     int pings = world->fake->pings;
     usleep(400 * 1000);
     CHECK(world->fake->pings == pings, "nothing is mapped");

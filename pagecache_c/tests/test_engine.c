@@ -529,9 +529,7 @@ static void test_restart(int trap)
     pid_t watched = getpid(), keeper = fork();
     if (!keeper)
         _exit(pc_keeper_run(name, watched, 60 * SECOND) ? 1 : 0);
-    struct cluster *c = calloc(1, sizeof *c);
-    pthread_mutex_init(&c->lock, NULL);
-    c->n = 2;
+    struct cluster *c = cluster_new(2);
     int to_keeper = -1;
     OK(pc_keeper_connect(name, 5 * SECOND, &to_keeper));
     server_start(c, 0, "restart", -1);

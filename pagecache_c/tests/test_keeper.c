@@ -145,7 +145,7 @@ static int note(void *arg, const struct pc__kept *what, int fd)
     close(fd);
     to->kept[to->n++] = *what;
     if (to->drop_on >= 0)
-        CHECK(pc__keeper_drop(to->drop_on, what->inode) == PC_OK, "%s", pc_last_message());
+        CHECK(pc__keeper_drop(to->drop_on, what->inode, false) == PC_OK, "%s", pc_last_message());
     return to->stop_after > 0 && to->n == to->stop_after ? 42 : 0;
 }
 
@@ -266,8 +266,8 @@ static void test_update_and_drop(pid_t raylet)
     CHECK(memcmp(&listed.kept[0], &what[0], sizeof what[0]) == 0, "the update, in its old place");
     CHECK(memcmp(&listed.kept[1], &what[1], sizeof what[1]) == 0, "the others are as they were");
 
-    CHECK(pc__keeper_drop(fd, what[1].inode) == PC_OK, "%s", pc_last_message());
-    CHECK(pc__keeper_drop(fd, what[1].inode) == PC_OK, "twice is no error");
+    CHECK(pc__keeper_drop(fd, what[1].inode, false) == PC_OK, "%s", pc_last_message());
+    CHECK(pc__keeper_drop(fd, what[1].inode, false) == PC_OK, "twice is no error");
     list(fd);
     CHECK(listed.n == 2 && listed.kept[0].region == 0 && listed.kept[1].region == 2, "%zu",
           listed.n);
@@ -506,7 +506,7 @@ static void test_stalled(pid_t raylet)
     int rc = PC_OK;
     const uint64_t began = now_ns();
     for (int i = 0; rc == PC_OK && i < 100000; i++)
-        rc = pc__keeper_drop(fd, 1);
+        rc = pc__keeper_drop(fd, 1, false);
     CHECK(rc == PC_ERR_TIMEOUT, "%d: %s", rc, pc_last_message());
     CHECK(now_ns() - began < 4 * SEND_TIMEOUT_NS, "%lu", now_ns() - began);
     end_process(keeper);

@@ -1,0 +1,92 @@
+"""Waiting for an answer of an actor of ours, and what its failure means here."""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+from typing import Any, Final, NoReturn
+
+import ray
+
+from clamor_ray import errors
+
+_LOST = "The session is lost with it: call clamor.shutdown(), then clamor.init()."
+
+
+def new_request_id() -> int:
+    """Names one request, so that Ray may repeat the call and it is carried out once."""
+    return secrets.randbits(63)
+
+
+# Methods of the registry that every update calls: they go through its method `ask`.
+OFTEN: Final = frozenset({"latest", "commit"})
+
+
+def pack(*values: object) -> bytes:
+    """Values as bytes, which Ray passes on as they are.
+
+    It pickles every other argument and result by a pickler written in Python: for a call with
+    one dataclass in and out that is a quarter of a millisecond, a fifth of the whole call.
+
+    Example:
+        >>> unpack(pack("latest", [7]))
+        ('latest', [7])
+    """
+    return pickle.dumps(values, pickle.HIGHEST_PROTOCOL)
+
+
+def unpack(packed: bytes) -> tuple[Any, ...]:
+    """What `pack` got."""
+    values: tuple[Any, ...] = pickle.loads(packed)
+    return values
+
+
+def ask(reference: Any, timeout_s: float) -> Any:
+    """The answer of an actor of ours.
+
+    Raises:
+        ClamorError: What the actor raised, or, where it is another exception, what it means here.
+    """
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except errors.ClamorError as error:
+        _raise_own(error)
+    except ray.exceptions.GetTimeoutError as error:
+        raise errors.WaitTimeoutError(
+            f"The registry did not answer within {timeout_s:g} s.",
+            hint="See the registry actor's log in Ray's session directory, or raise "
+            "CLAMOR_CONTROL_TIMEOUT_S.",
+        ) from error
+    except ray.exceptions.RayTaskError as error:
+        raise _meaning_of(error.cause) from error
+    except ray.exceptions.RayError as error:
+        raise errors.ServerUnavailableError(
+            f"The registry cannot be reached: {type(error).__name__}: {error}",
+            hint=_LOST
+            if isinstance(error, ray.exceptions.ActorDiedError)
+            else "It restarts by itself: try again in a moment.",
+        ) from error
+
+
+def _raise_own(error: errors.ClamorError) -> NoReturn:
+    # Ray wraps it in a class of its own that prints the remote traceback; the cause is ours.
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, errors.ClamorError):
+        raise cause from None
+    raise error
+
+
+def _meaning_of(cause: BaseException | None) -> errors.ClamorError:
+    name = type(cause).__name__
+    message = f"{cause}".rstrip(".") + "."
+    if name == "NoSuchRegion":
+        return errors.FreedError(f"The global variable does not exist: {message}")
+    if name == "IllegalTransition":
+        return errors.FreedError(f"The global variable is going away: {message}")
+    if name == "NoSuchServer":
+        return errors.ServerUnavailableError(f"The home is not there: {message}")
+    if name == "NoAddresses":
+        return errors.OutOfMemoryError(
+            f"The global address space is full: {message}", hint="Free other global variables."
+        )
+    return errors.InternalError(f"The registry failed with {name}: {message}")

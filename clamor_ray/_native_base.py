@@ -1,0 +1,286 @@
+"""What both halves of the page cache's binding share: codes, exceptions, runs, handles.
+
+`clamor_ray._native` has the client's half and hands out all names; `_native_engine` the rest.
+Nothing here imports Ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from clamor_ray import errors
+from clamor_ray._version import __version__
+
+BLOCK_SHIFT: Final = 12
+BLOCK_BYTES: Final = 1 << BLOCK_SHIFT
+EXTENT_BYTES: Final = 64 << 20
+WINDOW_BEGIN: Final = 0x1100_0000_0000
+WINDOW_END: Final = 0x2900_0000_0000
+
+MAP_PRIVATE: Final = 1
+MAP_EXACT_READS: Final = 2
+MAP_FIXED: Final = 4
+
+EVENT_NEED_REGION: Final = 1
+EVENT_NEED_PEER: Final = 2
+EVENT_REGION_IDLE: Final = 3
+EVENT_LOG: Final = 4
+EVENT_NEED_CHANGES: Final = 5
+EVENT_NEED_PUBLISHED: Final = 6
+EVENT_NEED_OUTCOME: Final = 7
+EVENT_PULLED: Final = 8
+
+BLOCKS_PRESENT: Final = 0
+BLOCKS_FETCHED: Final = 1
+BLOCKS_TOUCHED: Final = 2
+
+# What CLAMOR_TRAP says -> enum pc_trap, and back for the traps that can be in force.
+TRAPS: Final[dict[str, int]] = {"auto": 0, "uffd": 1, "sigsegv": 4}
+TRAPS_IN_FORCE: Final[dict[int, str]] = {2: "uffd", 3: "uffd-user", 4: "sigsegv"}
+
+# enum pc_err, and what each code becomes. tests/test_errors.py walks the header against it.
+PC_ERR_SYSTEM: Final = -1
+PC_ERR_NO_MEMORY: Final = -2
+PC_ERR_TIMEOUT: Final = -3
+PC_ERR_NO_SERVER: Final = -4
+PC_ERR_VERSION_MISMATCH: Final = -5
+PC_ERR_NO_REGION: Final = -6
+PC_ERR_HOME_LOST: Final = -7
+PC_ERR_CLASH: Final = -8
+PC_ERR_PROTOCOL: Final = -9
+PC_ERR_RANGE: Final = -10
+PC_ERR_NO_TRAP: Final = -11
+PC_ERR_EXISTS: Final = -12
+PC_ERR_CLOSED: Final = -13
+PC_ERR_DESCRIPTORS: Final = -14
+PC_ERR_FORKED: Final = -15
+PC_ERR_NO_GENERATION: Final = -16
+PC_ERR_NO_PEER: Final = -17
+PC_ERR_DENIED: Final = -18
+PC_ERR_HUGE_PAGES: Final = -19
+PC_ERR_EXPIRED: Final = -20
+PC_ERR_NO_VERSION: Final = -21
+PC_ERR_NO_SPACE: Final = -22
+
+ERRORS: Final[dict[int, tuple[type[errors.ClamorError], str]]] = {
+    PC_ERR_SYSTEM: (errors.SystemCallError, "A system call failed."),
+    PC_ERR_NO_MEMORY: (errors.OutOfMemoryError, "There is not enough memory."),
+    PC_ERR_TIMEOUT: (errors.WaitTimeoutError, "The page server did not answer in time."),
+    PC_ERR_NO_SERVER: (
+        errors.ServerUnavailableError,
+        "The page server of this node does not answer.",
+    ),
+    PC_ERR_VERSION_MISMATCH: (
+        errors.VersionMismatchError,
+        f"The page server of this node is another build than this process ({__version__}).",
+    ),
+    PC_ERR_NO_REGION: (errors.FreedError, "The global variable was freed, or never existed."),
+    PC_ERR_HOME_LOST: (
+        errors.HomeLostError,
+        "The node that held the only copy of the blocks is gone.",
+    ),
+    PC_ERR_CLASH: (
+        errors.AddressClashError,
+        "Other memory is mapped where the global variable must be.",
+    ),
+    PC_ERR_PROTOCOL: (errors.ProtocolError, "The page server sent an answer that makes no sense."),
+    PC_ERR_RANGE: (errors.RangeError, "Blocks outside the region were asked for."),
+    PC_ERR_NO_TRAP: (errors.TrapUnavailableError, "The kernel refuses the trap."),
+    PC_ERR_EXISTS: (errors.ExistsError, "A region with this id exists already."),
+    PC_ERR_CLOSED: (errors.ClosedError, "The connection to the page server was shut down."),
+    PC_ERR_DESCRIPTORS: (errors.DescriptorLimitError, "There are no file descriptors left."),
+    PC_ERR_FORKED: (
+        errors.ForkedError,
+        "This process is a fork of the one that attached to the page server.",
+    ),
+    PC_ERR_NO_GENERATION: (
+        errors.ServerUnavailableError,
+        "The page server was restarted and no longer holds the memory that this process maps.",
+    ),
+    PC_ERR_NO_PEER: (
+        errors.ServerUnavailableError,
+        "The page server has no connection to the node that holds the blocks.",
+    ),
+    PC_ERR_HUGE_PAGES: (
+        errors.TrapUnavailableError,
+        "This node's kernel makes shared memory of huge pages and refuses userfaultfd.",
+    ),
+    PC_ERR_DENIED: (errors.DeniedError, "The page server refused the credentials."),
+    PC_ERR_EXPIRED: (
+        errors.SnapshotExpired,
+        "The blocks of this version of the global variable are kept no longer.",
+    ),
+    PC_ERR_NO_VERSION: (errors.NoVersionError, "The global variable has no such version."),
+    PC_ERR_NO_SPACE: (errors.NoSpaceError, "A file system or an arena is full."),
+}
+
+
+class _Library:
+    """The compiled module, loaded on first use so that `import clamor_ray` stays light."""
+
+    def __init__(self) -> None:
+        self._module: Any = None
+
+    @property
+    def module(self) -> Any:
+        if self._module is None:
+            try:
+                self._module = importlib.import_module("clamor_ray._pagecache")
+            except ImportError as error:
+                raise errors.UnsupportedPlatformError(
+                    f"The compiled page cache could not be loaded: {error}.",
+                    hint="Install a wheel for this platform, or build it with `make setup`.",
+                ) from error
+        return self._module
+
+    @property
+    def lib(self) -> Any:
+        return self.module.lib
+
+    @property
+    def ffi(self) -> Any:
+        return self.module.ffi
+
+
+c = _Library()
+
+_SERVER_SAYS: Final = "the page server says: "  # call.c; what follows is the code's text
+
+
+def error_for(code: int, detail: str = "", **context: object) -> errors.ClamorError:
+    """The exception for a page-cache code. Pure: needs no compiled module.
+
+    Args:
+        code: a negative `enum pc_err`; an unknown one gives `InternalError`.
+        detail: what the C library adds (call, path, address).
+        context: what the caller was doing, e.g. ``region=7``; None values are left out.
+    """
+    cls, message = ERRORS.get(
+        code, (errors.InternalError, f"The page cache failed with the unknown code {code}.")
+    )
+    extra = ", ".join(
+        f"{name.replace('_', ' ')} {value}" for name, value in context.items() if value is not None
+    )
+    if extra:
+        message = f"{message[:-1]} ({extra})."
+    if detail.startswith(_SERVER_SAYS):  # the same in other words
+        message = f"{message[:-1]}, says the page server."
+    elif detail:
+        message = f"{message[:-1]}: {detail.rstrip('.')}."
+    return cls(message, code=code)
+
+
+def check(code: int, **context: object) -> int:
+    """Returns `code` where it is a success or a count, raises its exception where it is not.
+
+    Must be called on the thread that made the failing call: the detail is thread-local.
+    """
+    if code >= 0:
+        return code
+    detail = c.ffi.string(c.lib.pc_last_message()).decode("utf-8", "replace")
+    raise error_for(int(code), detail, **context)
+
+
+def ns(seconds: float) -> int:
+    return max(0, int(seconds * 1e9))
+
+
+Runs = npt.NDArray[np.uint64]
+"""Runs of blocks, shape (n, 2): first block (relative to the region's start), number of blocks."""
+
+
+def runs_pointer(runs: Runs) -> tuple[Any, int, Runs]:
+    packed = np.ascontiguousarray(runs, dtype=np.uint64).reshape(-1, 2)
+    if len(packed) == 0:
+        return c.ffi.NULL, 0, packed
+    return c.ffi.cast("struct pc_run *", packed.ctypes.data), len(packed), packed
+
+
+def collect_runs(scan: Callable[[Any, int], int]) -> Runs:
+    """Calls `scan(pointer, capacity)`, with more room as long as it has more runs to tell."""
+    capacity = 1024
+    while True:
+        runs = np.empty((capacity, 2), dtype=np.uint64)
+        n_runs = scan(c.ffi.cast("struct pc_run *", runs.ctypes.data), capacity)
+        if n_runs <= capacity:
+            return runs[:n_runs]
+        capacity = n_runs + n_runs // 4
+
+
+# How long closing a handle waits for calls that other threads have in it.
+_DRAIN_S: Final = 30.0
+_call_tokens = itertools.count()
+
+
+class _Handle:
+    """A C handle that starts None and ends as poison.
+
+    What frees it first waits until no call is inside. The calls are counted without a lock, for
+    finalizers make some of them, and those may run on a thread that holds any lock: a call is
+    entered before it looks whether the handle is closed, and who closes it says so before looking
+    for calls, so that one of the two sees the other.
+    """
+
+    def __init__(self) -> None:
+        self._pointer: Any = None
+        self._closed: errors.ClamorError | None = errors.ClosedError("This handle is not open.")
+        # Guards only the step from open to closed, never a call into C.
+        self._close_lock = threading.Lock()
+        self._calls: dict[int, None] = {}
+
+    def _opened(self, pointer: Any) -> None:
+        self._pointer, self._closed = pointer, None
+
+    @property
+    def _handle(self) -> Any:
+        pointer = self._pointer  # first: whoever closes says so before taking it
+        closed = self._closed
+        if closed is not None:
+            raise type(closed)(closed.message, code=closed.code, hint=closed.hint)
+        return pointer
+
+    def _call(self, function: Any, *args: Any) -> int:
+        """Calls a C function on the handle, which is not freed meanwhile."""
+        token, calls = next(_call_tokens), self._calls
+        try:
+            calls[token] = None
+            return int(function(self._handle, *args))
+        finally:
+            calls.pop(token, None)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed is not None
+
+    def poison(self, error: errors.ClamorError) -> None:
+        """Makes every later call raise `error`."""
+        self._closed = error
+
+    def _take(self) -> Any:
+        with self._close_lock:
+            if self._closed is None:
+                self._closed = error_for(PC_ERR_CLOSED)
+            pointer, self._pointer = self._pointer, None
+            return pointer
+
+    def _drain(self) -> None:
+        """After `_take`: waits until no call is inside."""
+        deadline = time.monotonic() + _DRAIN_S
+        pause_s = 0.0
+        while self._calls:
+            if time.monotonic() > deadline:
+                # What a thread still uses is better leaked than freed.
+                raise errors.WaitTimeoutError(
+                    f"Calls of other threads did not end within {_DRAIN_S:g} s.",
+                    code=PC_ERR_TIMEOUT,
+                )
+            time.sleep(pause_s)
+            pause_s = min(0.01, 2 * pause_s + 0.0001)

@@ -1,0 +1,315 @@
+"""The page cache as a page server's process sees it: the engine and the keeper.
+
+Import the names from `clamor_ray._native`. Nothing here imports Ray.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clamor_ray._native_base import (
+    PC_ERR_NO_PEER,
+    PC_ERR_NO_REGION,
+    Runs,
+    _Handle,
+    c,
+    check,
+    ns,
+    runs_pointer,
+)
+from clamor_ray._version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that only Python can decide; see `enum pc_event_kind`."""
+
+    kind: int
+    error: int
+    region: int
+    server_id: int
+    from_version: int
+    version: int
+    commit_id: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Home bytes of a shared region that lie in memory the caller keeps alive."""
+
+    offset_bytes: int
+    length_bytes: int
+    address: int
+
+
+class Engine(_Handle):
+    """The page server's engine: serves, fetches, answers faults, in threads of its own.
+
+    Args:
+        socket_name: abstract Unix socket to listen on.
+        server_id: never 0; the same after a restart.
+        keeper: the keeper that outlives this process, or None.
+        n_loops: 0 chooses from the number of cores.
+        fetch_timeout_s: for one request to one peer.
+        fault_timeout_s: for all tries of one block.
+        settle_s: after a restart, how long clients have to attach again before a freed region
+            without leases counts as idle.
+        page_bytes: fixed size of a demand fetch, a power of two from 4 KiB to 8 MiB; 0: by use.
+        stage_timeout_s: how long a staged layer's writer may say nothing before the registry is
+            asked what became of the commit.
+        history_bytes: replaced blocks kept in memory.
+        history_disk_bytes: replaced blocks kept on disk after that.
+        history_directory: where; its files have no names. None: memory only.
+    """
+
+    def __init__(
+        self,
+        socket_name: str,
+        *,
+        server_id: int,
+        keeper: Keeper | None = None,
+        n_loops: int = 0,
+        fetch_timeout_s: float = 10.0,
+        fault_timeout_s: float = 60.0,
+        page_bytes: int = 0,
+        settle_s: float = 30.0,
+        stage_timeout_s: float = 300.0,
+        history_bytes: int = 256 << 20,
+        history_disk_bytes: int = 4 << 30,
+        history_directory: str | None = None,
+        library_version: str = __version__,
+    ) -> None:
+        super().__init__()
+        ffi, lib = c.ffi, c.lib
+        name = ffi.new("char[]", socket_name.encode())
+        version = ffi.new("char[]", library_version.encode())
+        options = ffi.new("struct pc_engine_options *")
+        options.socket_name = name
+        options.library_version = version
+        options.server_id = server_id
+        options.keeper_fd = -1 if keeper is None else keeper.fileno()
+        options.n_loops = n_loops
+        options.fetch_timeout_ns = ns(fetch_timeout_s)
+        options.fault_timeout_ns = ns(fault_timeout_s)
+        options.page_bytes = page_bytes
+        options.settle_ns = ns(settle_s)
+        options.stage_timeout_ns = ns(stage_timeout_s)
+        options.history_bytes = history_bytes
+        options.history_disk_bytes = history_disk_bytes
+        directory = ffi.NULL
+        if history_directory is not None:
+            directory = ffi.new("char[]", os.fsencode(history_directory))
+        options.history_directory = directory
+        out = ffi.new("pc_engine **")
+        check(lib.pc_engine_start(options, out), socket=socket_name)
+        self._opened(out[0])
+        self._keeper = keeper  # its descriptor is the engine's for as long as it runs
+
+    def stop(self) -> None:
+        """Stops serving and joins the threads. Idempotent."""
+        pointer = self._take()
+        if pointer is not None:
+            self._drain()
+            check(c.lib.pc_engine_stop(pointer))
+
+    def fileno(self) -> int:
+        """Readable while there are events."""
+        return check(self._call(c.lib.pc_engine_event_fd))
+
+    def next_event(self) -> Event | None:
+        out = c.ffi.new("struct pc_event *")
+        if check(self._call(c.lib.pc_engine_next_event, out)) == 0:
+            return None
+        text = c.ffi.string(out.text).decode("utf-8", "replace")
+        return Event(
+            kind=int(out.kind),
+            error=int(out.error),
+            region=int(out.region),
+            server_id=int(out.server_id),
+            from_version=int(out.from_version),
+            version=int(out.version),
+            commit_id=int(out.commit_id),
+            text=text,
+        )
+
+    @staticmethod
+    def _info(region: int, version: int, base_address: int, length_bytes: int) -> Any:
+        info = c.ffi.new("struct pc_region_info *")
+        info.region, info.version = region, version
+        info.base_address, info.length_bytes = base_address, length_bytes
+        return info
+
+    def define_region(
+        self,
+        region: int,
+        version: int,
+        base_address: int,
+        length_bytes: int,
+        homes: Sequence[int],
+    ) -> None:
+        """Answers NEED_REGION. `homes[i]` is the server id of 64 MiB extent i."""
+        info = self._info(region, version, base_address, length_bytes)
+        ids = c.ffi.new("uint64_t[]", list(homes))
+        check(self._call(c.lib.pc_engine_define_region, info, ids, len(homes)), region=region)
+
+    def refuse_region(self, region: int, error: int = PC_ERR_NO_REGION) -> None:
+        check(self._call(c.lib.pc_engine_refuse_region, region, error), region=region)
+
+    def create_shared(
+        self,
+        region: int,
+        version: int,
+        base_address: int,
+        length_bytes: int,
+        segments: Sequence[Segment],
+    ) -> int:
+        """Makes a region over memory that the caller keeps alive until it is retired.
+
+        Returns the memfd for everything outside the segments: fill it with `copy_in`, close it,
+        then `seal`.
+        """
+        info = self._info(region, version, base_address, length_bytes)
+        array = c.ffi.new("struct pc_segment[]", max(1, len(segments)))
+        for slot, segment in zip(array, segments, strict=False):
+            slot.offset_bytes = segment.offset_bytes
+            slot.length_bytes = segment.length_bytes
+            slot.address = segment.address
+        fd = c.ffi.new("int *")
+        check(
+            self._call(c.lib.pc_engine_create_shared, info, array, len(segments), fd),
+            region=region,
+        )
+        return int(fd[0])
+
+    def seal(self, region: int) -> None:
+        check(self._call(c.lib.pc_engine_seal, region), region=region)
+
+    def set_changes(
+        self, region: int, from_version: int, to_version: int, runs: Runs, *, error: int = 0
+    ) -> None:
+        """Answers NEED_CHANGES: the blocks that changed in (from, to].
+
+        Args:
+            region: its id.
+            from_version: the older version.
+            to_version: the newer one.
+            runs: sorted and disjoint; may be empty.
+            error: instead of runs: `PC_ERR_EXPIRED` (the log does not reach back so far) or
+                `PC_ERR_NO_VERSION`.
+        """
+        pointer, n_runs, _keep = runs_pointer(runs)
+        check(
+            self._call(
+                c.lib.pc_engine_set_changes,
+                region,
+                from_version,
+                to_version,
+                pointer,
+                n_runs,
+                error,
+            ),
+            region=region,
+            version=to_version,
+        )
+
+    def publish(self, region: int, version: int, commit_id: int) -> None:
+        """At the home: the layer staged under `commit_id` is this version. Idempotent.
+
+        Raises:
+            NoVersionError: a version before it has not been published here.
+        """
+        check(
+            self._call(c.lib.pc_engine_publish, region, version, commit_id),
+            region=region,
+            version=version,
+        )
+
+    def caught_up(self, region: int, *, error: int = 0) -> None:
+        """Answers NEED_PUBLISHED, after a `publish` for each commit there is."""
+        check(self._call(c.lib.pc_engine_caught_up, region, error), region=region)
+
+    def drop_staged(self, region: int, commit_id: int) -> None:
+        """The commit was refused. An unknown id is no error."""
+        check(self._call(c.lib.pc_engine_drop_staged, region, commit_id), region=region)
+
+    def pull(self, region: int, commit_id: int, server_id: int, layer_bytes: int) -> None:
+        """At the home: fetches the layer that `server_id` holds. Ends with `EVENT_PULLED`."""
+        check(
+            self._call(c.lib.pc_engine_pull, region, commit_id, server_id, layer_bytes),
+            region=region,
+            server=server_id,
+        )
+
+    @property
+    def peer_lanes(self) -> int:
+        """How many connections each peer needs."""
+        return check(self._call(c.lib.pc_engine_peer_lanes))
+
+    def add_peer(self, server_id: int, lane: int, fd: int) -> None:
+        """Hands over an authenticated connection that we made; the engine owns `fd` from here."""
+        check(self._call(c.lib.pc_engine_add_peer, server_id, lane, fd), server=server_id)
+
+    def peer_lost(self, server_id: int, error: int = PC_ERR_NO_PEER) -> None:
+        check(self._call(c.lib.pc_engine_peer_lost, server_id, error), server=server_id)
+
+    def serve(self, server_id: int, fd: int) -> None:
+        """Hands over an authenticated connection made to us; the engine owns `fd` from here."""
+        check(self._call(c.lib.pc_engine_serve, server_id, fd), server=server_id)
+
+    def retire(self, region: int, *, force: bool = False) -> None:
+        check(self._call(c.lib.pc_engine_retire, region, int(force)), region=region)
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by the names of `struct pc_engine_stats`."""
+        out = c.ffi.new("struct pc_engine_stats *")
+        check(self._call(c.lib.pc_engine_get_stats, out))
+        return _fields(out[0])
+
+    def region_stats(self) -> list[dict[str, int]]:
+        """One dict per region known here, by the names of `struct pc_region_stats`."""
+        capacity = 64
+        while True:
+            out = c.ffi.new("struct pc_region_stats[]", capacity)
+            n_regions = check(self._call(c.lib.pc_engine_region_stats, out, capacity))
+            if n_regions <= capacity:
+                return [_fields(out[i]) for i in range(n_regions)]
+            capacity = n_regions + n_regions // 4
+
+    def histogram(self, region: int, which: int, n_buckets: int) -> list[int]:
+        """How many blocks of a set (`BLOCKS_*`) fall in each of `n_buckets` equal parts."""
+        out = c.ffi.new("uint32_t[]", n_buckets)
+        check(self._call(c.lib.pc_engine_histogram, region, which, out, n_buckets), region=region)
+        return list(out)
+
+
+def _fields(struct: Any) -> dict[str, int]:
+    return {name: int(getattr(struct, name)) for name, _ in c.ffi.typeof(struct).fields}
+
+
+class Keeper:
+    """A connection to the keeper, which holds a page server's descriptors across its death."""
+
+    def __init__(self, listen_name: str, *, timeout_s: float = 5.0) -> None:
+        fd = c.ffi.new("int *")
+        name = listen_name.encode()
+        check(c.lib.pc_keeper_connect(name, ns(timeout_s), fd), socket=listen_name)
+        self._fd = int(fd[0])
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def quit(self) -> None:
+        """Tells the keeper to let go of everything and leave."""
+        check(c.lib.pc_keeper_quit(self._fd))
+
+
+def keeper_run(listen_name: str, watched_pid: int, *, orphan_timeout_s: float = 60.0) -> None:
+    """Is the keeper: returns when the watched process (the raylet) ends, or when told to quit."""
+    check(
+        c.lib.pc_keeper_run(listen_name.encode(), watched_pid, ns(orphan_timeout_s)),
+        socket=listen_name,
+    )

@@ -1,0 +1,322 @@
+"""Commits carried out: against homes that are slow, full, restarting, lost, or deaf."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyroaring import BitMap
+
+from clamor_ray import errors
+from clamor_ray.actors import commits as commits_module
+from clamor_ray.actors.commit_log import CommitLog, Limits
+from clamor_ray.actors.commits import Commits
+from clamor_ray.actors.journal import Journal
+from clamor_ray.actors.messages import CommitRequest, Publication, Write
+
+HERE, THERE, ELSEWHERE = 0xA, 0xB, 0xC
+
+
+class FakeHomes:
+    """Regions 1 and 2 live at HERE, 3 at THERE; calls do what a test says."""
+
+    def __init__(self) -> None:
+        self.homes = {1: (HERE,), 2: (HERE,), 3: (THERE,)}
+        self.lost: dict[int, str] = {}
+        self.pulled: list[tuple[int, int, int]] = []
+        self.dropped: list[tuple[int, int, list[int]]] = []
+        self.told: list[tuple[int, list[Publication]]] = []
+        self.pull_does: Callable[[int], Awaitable[None]] | None = None
+        self.publish_fails = 0
+        self.examined: list[int] = []
+        self.dies_when_examined = False
+
+    def of(self, region: int) -> tuple[int, ...]:
+        return self.homes.get(region, ())
+
+    def why_lost(self, server_id: int) -> str | None:
+        return self.lost.get(server_id)
+
+    async def pull(self, home: int, commit_id: int, write: Write) -> None:
+        self.pulled.append((home, commit_id, write.region))
+        if self.pull_does is not None:
+            await self.pull_does(home)
+
+    async def publish(self, home: int, items: list[Publication]) -> list[tuple[int, int]]:
+        if self.publish_fails:
+            self.publish_fails -= 1
+            raise RuntimeError("it restarts")
+        self.told.append((home, items))
+        return [(item.region, item.version) for item in items]
+
+    async def drop(self, home: int, commit_id: int, regions: list[int]) -> None:
+        self.dropped.append((home, commit_id, regions))
+
+    async def examine(self, home: int) -> None:
+        self.examined.append(home)
+        if self.dies_when_examined:
+            self.lost[home] = "its node is dead"
+
+
+class World:
+    def __init__(self, directory: Path, timeout_s: float = 2.0) -> None:
+        self.log, self.homes = CommitLog(), FakeHomes()
+        self.journal = Journal(directory)
+        for region, homes in self.homes.homes.items():
+            self.log.open(region, homes)
+        self.now_s = 0.0
+        self.commits = Commits(self.log, self.journal, self.homes, timeout_s, lambda: self.now_s)
+
+    def versions(self) -> list[int]:
+        return [self.log.newest(region) for region in (1, 2, 3)]
+
+    def written(self) -> int:
+        return len(self.journal.load().entries)
+
+
+def request(commit_id: int, *regions: int, base: int = 0, **how: Any) -> CommitRequest:
+    blocks = BitMap([3]).serialize()
+    writes = tuple(Write(region, base, 1, blocks, 8192, HERE) for region in regions)
+    return CommitRequest(commit_id, writes, **how)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "it never came true"
+        await asyncio.sleep(0.005)  # there is nothing to wait on
+
+
+@pytest.fixture(autouse=True)
+def haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commits_module, "TICK_S", 0.01)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[[Callable[[World], Awaitable[None]]], None]:
+    def runner(work: Callable[[World], Awaitable[None]], **how: Any) -> None:
+        async def whole() -> None:
+            world = World(tmp_path / "journal", **how)
+            try:
+                await asyncio.wait_for(work(world), 20)
+            finally:
+                await world.commits.close()
+                world.journal.close()
+
+        asyncio.run(whole())
+
+    return runner
+
+
+def test_a_commit_on_the_writers_node_never_waits(run) -> None:
+    async def work(world: World) -> None:
+        commit = world.commits.commit(request(7, 1, 2))
+        with pytest.raises(StopIteration) as done:
+            commit.send(None)  # one step, to the end
+        assert done.value.value.versions == {1: 1, 2: 1}
+        assert world.written() == 2
+        assert world.homes.pulled == []
+        # Its homes are told all the same, and asked no more once they know.
+        await until(lambda: not world.log.homes_behind())
+        assert world.homes.told == [(HERE, [Publication(1, 1, 7), Publication(2, 1, 7)])]
+        assert set(world.journal.load().acknowledged) == {(1, HERE, 1), (2, HERE, 1)}
+
+    run(work)
+
+
+def test_layers_of_other_homes_are_fetched_first(run) -> None:
+    async def work(world: World) -> None:
+        gate = asyncio.Event()
+        world.homes.pull_does = lambda home: gate.wait()
+        commit = asyncio.ensure_future(world.commits.commit(request(7, 1, 3)))
+        await until(lambda: bool(world.homes.pulled))
+        assert world.homes.pulled == [(THERE, 7, 3)]
+        assert world.versions() == [0, 0, 0]
+        # A second call with the same id, and a question, wait for the same answer.
+        again = asyncio.ensure_future(world.commits.commit(request(7, 1, 3)))
+        outcome = asyncio.ensure_future(world.commits.outcome(7))
+        await asyncio.sleep(0.05)
+        assert not (commit.done())
+        assert not (again.done())
+        assert not (outcome.done())
+        gate.set()
+        assert (await commit).versions == (await again).versions == await outcome == {1: 1, 3: 1}
+        assert await world.commits.commit(request(7, 1, 3)) == await commit
+        assert world.versions() == [1, 0, 1]
+        assert len(world.homes.pulled) == 1
+        assert world.written() == 2
+
+    run(work)
+
+
+def test_who_commits_during_the_fetch_wins(run) -> None:
+    async def work(world: World) -> None:
+        gate = asyncio.Event()
+        world.homes.pull_does = lambda home: gate.wait()
+        slow = asyncio.ensure_future(world.commits.commit(request(7, 1, 3)))
+        await until(lambda: bool(world.homes.pulled))
+        await world.commits.commit(request(8, 1))
+        gate.set()
+        with pytest.raises(errors.CommitConflict):
+            await slow
+        assert world.versions() == [1, 0, 0]
+        await until(lambda: world.homes.dropped == [(THERE, 7, [3])])
+
+    run(work)
+
+
+def test_a_conflict_that_is_there_already_ships_nothing(run) -> None:
+    async def work(world: World) -> None:
+        world.homes.homes[1] = (THERE,)
+        world.commits.may_commit(request(7, 1))
+        await world.commits.commit(request(8, 1))
+        world.homes.pulled.clear()
+        with pytest.raises(errors.CommitConflict):
+            world.commits.may_commit(request(7, 1))
+        with pytest.raises(errors.CommitConflict):
+            await world.commits.commit(request(7, 1))
+        assert world.homes.pulled == []
+        world.commits.may_commit(request(8, 1))  # it was made: no conflict with itself
+
+    run(work)
+
+
+def test_a_full_home_leaves_the_transaction_open(run) -> None:
+    async def work(world: World) -> None:
+        async def full(home: int) -> None:
+            raise errors.OutOfMemoryError("There is no room.")
+
+        world.homes.pull_does = full
+        with pytest.raises(errors.OutOfMemoryError):
+            await world.commits.commit(request(7, 1, 3))
+        assert world.versions() == [0, 0, 0]
+        assert world.written() == 0
+        assert world.homes.dropped == []
+        world.homes.pull_does = None
+        assert (await world.commits.commit(request(7, 1, 3))).versions == {1: 1, 3: 1}
+
+    run(work)
+
+
+def test_a_home_that_restarts_is_tried_again(run) -> None:
+    async def work(world: World) -> None:
+        async def restarts(home: int) -> None:
+            if len(world.homes.pulled) < 3:
+                raise errors.WaitTimeoutError("Not now.")
+
+        world.homes.pull_does = restarts
+        assert (await world.commits.commit(request(7, 3))).versions == {3: 1}
+        assert len(world.homes.pulled) == 3
+
+    run(work)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_home_that_does_not_answer(run, lost: bool) -> None:
+    async def work(world: World) -> None:
+        world.homes.pull_does = lambda home: asyncio.Event().wait()
+        world.homes.dies_when_examined = lost
+        expected = errors.HomeLostError if lost else errors.WaitTimeoutError
+        with pytest.raises(expected, match="dead" if lost else "in time"):
+            await world.commits.commit(request(7, 3, timeout_s=0.2))
+        assert world.homes.examined == [THERE]
+        assert world.versions() == [0, 0, 0]
+        if lost:
+            with pytest.raises(errors.HomeLostError):
+                world.commits.may_commit(request(8, 1, 3))
+
+    run(work)
+
+
+def test_a_question_before_the_commit_forbids_it(run) -> None:
+    async def work(world: World) -> None:
+        assert await world.commits.outcome(7) == {}
+        with pytest.raises(errors.CommitAbortedError):
+            await world.commits.commit(request(7, 1))
+        assert [commit_id for commit_id, _ in world.journal.load().outcomes] == [7]
+
+    run(work)
+
+
+def test_a_question_while_a_commit_fails_forbids_the_next_try(run) -> None:
+    async def work(world: World) -> None:
+        gate = asyncio.Event()
+
+        async def full(home: int) -> None:
+            await gate.wait()
+            raise errors.OutOfMemoryError("There is no room.")
+
+        world.homes.pull_does = full
+        commit = asyncio.ensure_future(world.commits.commit(request(7, 3)))
+        await until(lambda: bool(world.homes.pulled))
+        outcome = asyncio.ensure_future(world.commits.outcome(7))
+        await asyncio.sleep(0.02)
+        gate.set()
+        assert await outcome == {}
+        with pytest.raises(errors.OutOfMemoryError):
+            await commit
+        with pytest.raises(errors.CommitAbortedError):
+            await world.commits.commit(request(7, 3))
+
+    run(work)
+
+
+def test_a_full_journal_changes_nothing(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        def full(*_: object) -> None:
+            raise errors.JournalFullError("The disk is full.")
+
+        with monkeypatch.context() as context:
+            context.setattr(world.journal, "commit", full)
+            context.setattr(world.journal, "abort", full)
+            with pytest.raises(errors.JournalFullError):
+                await world.commits.commit(request(7, 1))
+            with pytest.raises(errors.JournalFullError):
+                await world.commits.outcome(8)
+        assert world.versions() == [0, 0, 0]
+        assert (await world.commits.commit(request(7, 1))).versions == {1: 1}
+        assert (await world.commits.commit(request(8, 2))).versions == {2: 1}
+
+    run(work)
+
+
+def test_a_home_is_told_until_it_knows(run) -> None:
+    async def work(world: World) -> None:
+        world.homes.publish_fails = 2
+        for base in range(5):
+            await world.commits.commit(request(10 + base, 1, base=base))
+        await until(lambda: not world.log.homes_behind())
+        ((home, items),) = world.homes.told  # one batch
+        assert home == HERE
+        assert [item.version for item in items] == [1, 2, 3, 4, 5]
+        assert world.homes.examined == [HERE, HERE]
+
+    run(work)
+
+
+def test_a_lost_home_is_told_no_more(run) -> None:
+    async def work(world: World) -> None:
+        world.homes.publish_fails = 1000
+        await world.commits.commit(request(7, 1))
+        await until(lambda: bool(world.homes.examined))
+        world.homes.lost[HERE] = "gone"
+        await until(lambda: not world.commits._telling)
+
+    run(work)
+
+
+def test_what_is_beyond_the_limits_leaves_the_journal(run) -> None:
+    async def work(world: World) -> None:
+        world.log._limits = Limits(max_commits=3, max_outcomes=2, outcome_s=10.0)
+        for base in range(10):
+            await world.commits.commit(request(10 + base, 1, base=base))
+        await until(lambda: world.written() == 3)
+        assert len(world.journal.load().outcomes) == 10  # young
+        world.now_s = 100.0
+        await world.commits.commit(request(99, 1, base=10))
+        await until(lambda: len(world.journal.load().outcomes) == 2)
+
+    run(work)

@@ -1,0 +1,240 @@
+"""The registry without Ray: what a journal that cannot be written leaves as it was.
+
+Its page servers are only known, never called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyroaring import BitMap
+
+from clamor_ray import errors
+from clamor_ray.actors import registry as registry_module
+from clamor_ray.actors.commit_log import Limits
+from clamor_ray.actors.messages import (
+    INLINE_BASE,
+    CommitRequest,
+    RegionFreed,
+    RegionRecord,
+    RegionUnknown,
+    ServerConfig,
+    ServerInfo,
+    Write,
+)
+from clamor_ray.actors.registry import Registry
+from clamor_ray.actors.registry_core import server_id_of
+
+NODE = "ab" * 28
+HOME = server_id_of(NODE)
+INFO = ServerInfo(HOME, NODE, "10.0.0.1", 1, "name", "0.1.0")
+CONFIG = ServerConfig("scope", "0.1.0")
+
+
+class FakeHandle:
+    """An actor whose every call is answered with None."""
+
+    def __getattr__(self, method: str) -> Any:
+        class Method:
+            @staticmethod
+            async def remote(*_: object) -> Any:
+                if method == "hello":
+                    return INFO, []
+                return True
+
+        return Method
+
+
+class FakeJournalIsFull:
+    def __init__(self, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._db = registry._journal
+        self._patch = monkeypatch
+
+    def __enter__(self) -> None:
+        def full(*_: object) -> None:
+            raise errors.JournalFullError("The disk is full.")
+
+        for method in (
+            "create_region",
+            "set_states",
+            "free_inline",
+            "save_server",
+            "lose_server",
+            "commit",
+            "abort",
+            "acknowledge",
+            "trim",
+        ):
+            self._patch.setattr(self._db, method, full)
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    with_patches = pytest.MonkeyPatch()
+    with_patches.setattr(registry_module, "session_directory", lambda: tmp_path)
+    with_patches.setattr(registry_module.keeper_process, "raylet_pid", lambda: 1)
+    with_patches.setattr(registry_module.keeper_process, "hold_and_watch", lambda *_: -1)
+    with_patches.setattr(registry_module.ray, "get_actor", lambda *_, **__: FakeHandle())
+    with_patches.setattr(registry_module, "SAVE_AGAIN_S", 0.02)
+
+    def runner(*steps: Callable[[Registry], Awaitable[None]]) -> None:
+        """Each step has a registry of its own, with the journal of the one before."""
+
+        async def one(step: Callable[[Registry], Awaitable[None]]) -> None:
+            registry = Registry(CONFIG, bytes(32))
+            try:
+                await asyncio.wait_for(step(registry), 20)
+            finally:  # as by SIGKILL: nothing is told
+                for task in list(registry._tasks):
+                    task.cancel()
+                await registry._commits.close()
+                registry._journal.close()
+
+        for step in steps:
+            asyncio.run(one(step))
+
+    yield runner
+    with_patches.undo()
+
+
+async def made(registry: Registry) -> RegionRecord:
+    await registry.register_server(INFO)
+    record = await registry.create_region(8192, NODE)
+    return await registry.seal(record.region)
+
+
+def write(region: int, base: int) -> Write:
+    return Write(region, base, 1, BitMap([1]).serialize(), 8192, HOME)
+
+
+def test_a_full_journal_refuses_what_must_be_written(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(registry: Registry) -> None:
+        full = FakeJournalIsFull(registry, monkeypatch)
+        with full, pytest.raises(errors.JournalFullError):
+            await registry.register_server(INFO)
+        assert await registry.servers() == ()
+        record = await made(registry)
+        with full, pytest.raises(errors.JournalFullError):
+            await registry.create_region(8192, NODE, 5)
+        registry._core.check()
+        assert registry._core.count_by_state() == {
+            "creating": 0,
+            "ready": 1,
+            "freed": 0,
+            "dropping": 0,
+        }
+        second = await registry.create_region(8192, NODE, 5)
+        assert second.base_address > record.base_address
+        with full, pytest.raises(errors.JournalFullError):
+            await registry.seal(second.region)
+        assert await registry.lookup(second.region) == RegionUnknown(second.region)
+        await registry.seal(second.region)
+        with full, pytest.raises(errors.JournalFullError):
+            await registry.free(second.region)
+        assert await registry.lookup(second.region) == second
+        request = CommitRequest(9, (write(second.region, 0),))
+        with full, pytest.raises(errors.JournalFullError):
+            await registry.commit(request)
+        with full, pytest.raises(errors.JournalFullError):
+            await registry.outcome(10)
+        with full, pytest.raises(errors.JournalFullError):
+            await registry.free(INLINE_BASE + 1)
+        assert (await registry.commit(request)).versions == {second.region: 1}
+        assert (await registry.lookup(second.region)).version == 1
+
+    async def after(registry: Registry) -> None:
+        assert registry._core.count_by_state()["ready"] == 2
+        assert await registry.lookup(2) == RegionFreed(2)  # the id of the one that was refused
+        assert [entry.version for entry in await registry.latest([1, 3])] == [0, 1]
+
+    run(work, after)
+
+
+def test_what_need_not_be_written_at_once_is_written_later(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(registry: Registry) -> None:
+        record = await made(registry)
+        again = await registry.create_region(8192, NODE)
+        with FakeJournalIsFull(registry, monkeypatch):
+            assert (await registry.register_server(INFO)).epoch == 2
+            await registry.abandon(again.region)
+            await asyncio.sleep(0.1)
+            assert registry._core.record_of(again.region) is None
+        deadline = asyncio.get_running_loop().time() + 5
+        while registry._unsaved or registry._unsaved_servers:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.01)
+        assert [saved.record.region for saved in registry._journal.load().regions] == [
+            record.region
+        ]
+
+    async def after(registry: Registry) -> None:
+        assert (await registry.servers())[0].epoch == 2
+        assert registry._core.count_by_state()["ready"] == 1
+        registry._core.check()
+
+    run(work, after)
+
+
+def test_the_journal_forgets_old_frees(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(registry: Registry) -> None:
+        monkeypatch.setattr(registry._log, "_limits", Limits(max_freed_inline=3))
+        for n in range(10):
+            await registry.free(INLINE_BASE + n)
+        kept = tuple(INLINE_BASE + n for n in (7, 8, 9))
+        assert tuple(registry._log._freed_inline) == kept
+        assert registry._journal.load().freed_inline == kept
+
+    run(work)
+
+
+def test_freed_inline_variables_stay_freed(run: Callable[..., None]) -> None:
+    inline = INLINE_BASE + 1
+
+    async def work(registry: Registry) -> None:
+        request = CommitRequest(5, (Write(inline, 0, 0, b"", 0, 0, None, b"one"),))
+        assert (await registry.commit(request)).versions == {inline: 1}
+        assert (await registry.at(inline, 1)).payload == b"one"
+
+    async def after(registry: Registry) -> None:
+        assert (await registry.latest([inline]))[0].payload == b"one"
+        await registry.free(inline)
+
+    async def freed(registry: Registry) -> None:
+        with pytest.raises(errors.FreedError):
+            await registry.latest([inline])
+
+    run(work, after, freed)
+
+
+def test_regions_that_were_ending_go_on_ending(run: Callable[..., None]) -> None:
+    async def work(registry: Registry) -> None:
+        record = await made(registry)
+        assert record.region == 1
+        registry._journal.set_states([(1, "freed")])  # and died before it did anything
+
+    async def after(registry: Registry) -> None:
+        assert await registry.lookup(1) == RegionFreed(1)
+        with pytest.raises(errors.FreedError):
+            await registry.commit(CommitRequest(5, (write(1, 0),)))
+        await registry.region_idle(1, HOME)
+        deadline = asyncio.get_running_loop().time() + 5
+        while registry._journal.load().regions:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.01)
+        assert registry._core.addresses.bytes_in_use == 0
+        assert (await registry.create_region(1, NODE)).region == 2
+
+    run(work, after)

@@ -1,0 +1,308 @@
+"""A hash map that changes while tasks look things up in it: streaming updates (Clamor 7.1.3).
+
+    python -m clamor_ray.workloads.streaming_updates --demo
+    python -m clamor_ray.workloads.streaming_updates --keys 33554432 --rounds 10 --lookups 10000000
+
+The driver builds the map once. In each round it changes a few keys in place, and tasks on all nodes
+make Zipf look-ups in the new version: of the map only the changed blocks travel. Every value that a
+task found is checked against a plain dict, and at the end so is every version there was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from typing import Any
+
+import click
+import numpy as np
+import ray
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import clamor_ray as clamor
+
+from . import _observe
+from .knn import Stages, attached, node_names
+from .report import human_bytes
+from .stream import Batch, Int64, Model, WrongValue, checksum, first_value, key_of, zipf
+
+TASK_TIMEOUT_S = 1800.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What the command line asked for.
+
+    Args:
+        n_keys: in the map.
+        rounds: of one update and look-ups each; round 0, before them, has look-ups only.
+        n_changes: keys that an update changes.
+        n_lookups: of a round, over all tasks.
+        n_tasks: of a round.
+        skew: exponent of the Zipf distribution of look-ups and changes.
+        seed: of all that is random.
+    """
+
+    n_keys: int
+    rounds: int
+    n_changes: int
+    n_lookups: int
+    n_tasks: int
+    skew: float
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a task answers.
+
+    Args:
+        node_id: where it ran.
+        version: of the map that it read.
+        also: values of the keys that were named.
+        checksum: of all values, in order.
+    """
+
+    node_id: str
+    version: int
+    also: Int64
+    checksum: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """One line of the result.
+
+    Args:
+        version: of the map, that all its tasks read.
+        update_s: from the begin of the update to its commit.
+        lookups_s: from the start of the tasks to the last answer.
+        dirty_blocks: of 4 KiB, that the commit changed.
+        received_bytes: by node id, on the wire, headers and all else included.
+        tasks: by node id.
+    """
+
+    number: int
+    version: int
+    update_s: float
+    lookups_s: float
+    dirty_blocks: int
+    received_bytes: dict[str, int]
+    tasks: dict[str, int]
+
+
+def look_up(m: clamor.HashMap, batch: Batch) -> Found:
+    """The task: it gets the map as a few hundred bytes, in the version that it was given."""
+    values = m.get(batch.keys())
+    return Found(
+        ray.get_runtime_context().get_node_id(),
+        m.version,
+        values[: len(batch.also)],
+        checksum(values),
+    )
+
+
+def build(n_keys: int) -> clamor.HashMap:
+    """The map of all keys with their first values."""
+    keys = key_of(np.arange(n_keys))
+    return clamor.HashMap.build(keys, first_value(keys))
+
+
+def run(job: Job, stages: Stages) -> list[Round]:
+    """All rounds, on the cluster that this process is attached to.
+
+    Raises:
+        WrongValue: A task found something else than the map held.
+    """
+    with stages.stage("build", f"building a map of {job.n_keys:,} keys"):
+        m = build(job.n_keys)
+    model = Model(job.n_keys)
+    rng = np.random.default_rng(job.seed)
+    rounds, history = [], {0: Model(job.n_keys)}
+    try:
+        total = job.n_lookups * (job.rounds + 1)
+        text = f"{job.rounds} rounds of {job.n_changes:,} changes and {job.n_lookups:,} look-ups"
+        with stages.stage("rounds", text, total) as done:
+            for number in range(job.rounds + 1):
+                rounds.append(_round(m, model, job, number, rng))
+                history[m.version] = Model(job.n_keys)
+                history[m.version].changed = dict(model.changed)
+                done(job.n_lookups * (number + 1))
+        with stages.stage("check", f"checking {len(history)} versions once more"):
+            _check_versions(m, history)
+    finally:
+        clamor.free(m.ref)
+    return rounds
+
+
+def _round(
+    m: clamor.HashMap, model: Model, job: Job, number: int, rng: np.random.Generator
+) -> Round:
+    before = _observe.node_counters(m.ref)
+    old_version = m.version
+    changed: Int64 = np.empty(0, np.int64)
+    start = time.perf_counter()
+    if number:
+        changed = key_of(zipf(rng, job.n_keys, job.n_changes, job.skew))
+        values = rng.integers(0, 1 << 62, len(changed))
+        with clamor.update(m) as t:
+            t.set(changed, values)
+        model.change(changed, values)
+    updated = time.perf_counter()
+    edges = np.linspace(0, job.n_lookups, job.n_tasks + 1).astype(int).tolist()
+    batches = [
+        Batch(
+            job.seed * 1_000_003 + number * 10_007 + task,
+            job.n_keys,
+            edges[task + 1] - edges[task],
+            job.skew,
+            tuple(changed[:100].tolist()),
+        )
+        for task in range(job.n_tasks)
+    ]
+    task = ray.remote(look_up).options(num_cpus=1, scheduling_strategy="SPREAD")
+    found: list[Found] = ray.get(
+        [task.remote(m, batch) for batch in batches], timeout=TASK_TIMEOUT_S
+    )
+    end = time.perf_counter()
+    after = _observe.node_counters(m.ref)
+    by_node: dict[str, int] = {}
+    for batch, answer in zip(batches, found, strict=True):
+        by_node[answer.node_id] = by_node.get(answer.node_id, 0) + 1
+        if answer.version != m.version:
+            raise WrongValue(f"round {number}: a task read version {answer.version}")
+        model.check(f"round {number}", batch, answer.also, answer.checksum)
+    none = _observe.NodeCounters(0, 0, False)
+    return Round(
+        number,
+        m.version,
+        updated - start if number else 0.0,
+        end - updated,
+        _observe.dirty_blocks(m.ref, old_version, m.version),
+        {
+            node: counters.bytes_received - before.get(node, none).bytes_received
+            for node, counters in after.items()
+        },
+        by_node,
+    )
+
+
+def _check_versions(m: clamor.HashMap, history: dict[int, Model]) -> None:
+    """Every version still says what it said: of all keys that ever changed."""
+    last = history[max(history)]
+    keys = np.array(sorted(last.changed), np.int64)
+    for version, model in history.items():
+        if not np.array_equal(m.at(version).get(keys), model.values(keys)):
+            raise WrongValue(f"version {version} does not hold what it held")
+
+
+def print_rounds(console: Console, rounds: list[Round], names: list[tuple[str, str]]) -> None:
+    """The table of a run: a line per round, a column of received bytes per node."""
+    table = Table(
+        title="Rounds, and what each node received",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for heading in ("round", "version", "update\nms", "look-ups\ns", "dirty\nblocks"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for _, name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for line in rounds:
+        table.add_row(
+            str(line.number),
+            str(line.version),
+            f"{line.update_s * 1e3:.1f}" if line.number else "",
+            f"{line.lookups_s:.3f}",
+            f"{line.dirty_blocks:,}" if line.number else "",
+            *(human_bytes(line.received_bytes.get(node_id, 0)) for node_id, _ in names),
+        )
+    console.print(table)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--demo", is_flag=True, help="A map of a million keys on a local cluster.")
+@click.option(
+    "--keys",
+    "n_keys",
+    type=click.IntRange(1000),
+    help="Keys in the map. Default: 33,554,432 (1 GiB); 1,048,576 for the demo.",
+)
+@click.option("--rounds", default=10, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--changes",
+    "n_changes",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Keys that the driver changes in each round.",
+)
+@click.option(
+    "--lookups",
+    "n_lookups",
+    type=click.IntRange(1),
+    help="Look-ups of a round. Default: 10,000,000; 300,000 for the demo.",
+)
+@click.option("--skew", default=0.99, show_default=True, type=click.FloatRange(0, 4))
+@click.option("--tasks", type=click.IntRange(1), help="Of a round. Default: one for each CPU.")
+@click.option("--seed", default=1, show_default=True)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 64),
+    help="Start a local cluster of so many nodes, unless RAY_ADDRESS names one. "
+    "Default: 3 for the demo, else whatever ray.init() finds.",
+)
+def main(
+    demo: bool,
+    n_keys: int | None,
+    rounds: int,
+    n_changes: int,
+    n_lookups: int | None,
+    skew: float,
+    tasks: int | None,
+    seed: int,
+    nodes: int | None,
+) -> None:
+    """Changes a hash map in place, round by round, while tasks on all nodes look keys up.
+
+    Prints for each round how long the update and the look-ups took, how many blocks the update
+    changed, and what each node received.
+
+    Exit status: 0; 1 where a task found a wrong value; 3 where the library cannot work here.
+    """
+    console = Console(highlight=False)
+    stages = Stages(console)
+    try:
+        with attached(nodes or (3 if demo else None), stages):
+            cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
+            job = Job(
+                n_keys=n_keys or (1 << 20 if demo else 1 << 25),
+                rounds=rounds,
+                n_changes=n_changes,
+                n_lookups=n_lookups or (300_000 if demo else 10_000_000),
+                n_tasks=tasks or cpus,
+                skew=skew,
+                seed=seed,
+            )
+            lines = run(job, stages)
+            own = ray.get_runtime_context().get_node_id()
+            names: list[Any] = node_names(ray.nodes(), own)
+    except WrongValue as error:
+        console.print(f"[red]WRONG VALUE:[/red] {error}", soft_wrap=True)
+        sys.exit(1)
+    except clamor.errors.ClamorError as error:
+        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
+        sys.exit(3)
+    console.print(
+        f"\n{(rounds + 1) * job.n_lookups:,} look-ups found what a plain dict holds, "
+        f"in {len(lines)} versions.\n"
+    )
+    print_rounds(console, lines, names)
+
+
+if __name__ == "__main__":
+    main()
