@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import uvloop
 
 import clamor_ray as clamor
 from clamor_ray._stats import EngineStats, RegionStats
 from tests.lab import LocalCluster, local_cluster, require_lab
 from tests.lab.availability import REQUIRE_VARIABLE
 from tests.lab.cluster import node_resource
+from tests.server_rig import descriptors
 
 ANSWER_S = 90.0
 
@@ -146,3 +149,22 @@ def clamor_cluster() -> Iterator[ClamorCluster]:
         attached = clamor.init()
         yield ClamorCluster(lab, attached)
         clamor.shutdown()
+
+
+@pytest.fixture(params=["uvloop", "asyncio"])
+def run_core(request: pytest.FixtureRequest):
+    """Runs a coroutine on a fresh loop of each kind, and looks for leaked descriptors."""
+    new = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+
+    def runner(work: Callable[[], Awaitable[None]]) -> None:
+        new().close()  # a first loop of a process opens descriptors that it keeps
+        before = descriptors()
+        loop = new()
+        try:
+            loop.run_until_complete(asyncio.wait_for(work(), 20))
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+        assert descriptors() == before
+
+    return runner

@@ -93,6 +93,7 @@ struct cluster {
     unsigned n_pulled;
     struct server servers[MAX_SERVERS];
     pthread_mutex_t lock;
+    pthread_mutex_t serving; /* held while a connection is given to an engine, or one ends */
     struct known_region regions[MAX_REGIONS];
     int n_regions;
 };
@@ -190,7 +191,12 @@ static inline void connect_servers(struct cluster *cluster, struct server *from,
             CHECK(!pthread_create(&thread, NULL, break_after, middle));
             pthread_detach(thread);
         }
-        OK(pc_engine_serve(to->engine, from->id, fds[1]));
+        pthread_mutex_lock(&cluster->serving);
+        if (to->engine)
+            OK(pc_engine_serve(to->engine, from->id, fds[1]));
+        else
+            close(fds[1]);
+        pthread_mutex_unlock(&cluster->serving);
         OK(pc_engine_add_peer(from->engine, to_id, lane, fds[0]));
     }
 }
@@ -328,7 +334,11 @@ static inline void server_start(struct cluster *cluster, int i, const char *tag,
     options.keeper_fd = keeper_fd;
     options.no_userfaultfd = no_userfaultfd;
     options.n_loops = 2;
-    OK(pc_engine_start(&options, &server->engine));
+    pc_engine *engine;
+    OK(pc_engine_start(&options, &engine));
+    pthread_mutex_lock(&cluster->serving);
+    server->engine = engine;
+    pthread_mutex_unlock(&cluster->serving);
     CHECK(!pipe2(server->stop, O_CLOEXEC));
     void **args = malloc(2 * sizeof *args);
     args[0] = cluster;
@@ -341,16 +351,20 @@ static inline void server_stop(struct cluster *cluster, int i)
     struct server *server = &cluster->servers[i];
     CHECK(write(server->stop[1], "x", 1) == 1);
     pthread_join(server->thread, NULL);
-    OK(pc_engine_stop(server->engine));
+    pthread_mutex_lock(&cluster->serving);
+    pc_engine *engine = server->engine;
+    server->engine = NULL;
+    pthread_mutex_unlock(&cluster->serving);
+    OK(pc_engine_stop(engine));
     close(server->stop[0]);
     close(server->stop[1]);
-    server->engine = NULL;
 }
 
 static inline struct cluster *cluster_new(int n)
 {
     struct cluster *cluster = calloc(1, sizeof *cluster);
     pthread_mutex_init(&cluster->lock, NULL);
+    pthread_mutex_init(&cluster->serving, NULL);
     cluster->n = n;
     cluster->registry = registry_new();
     return cluster;

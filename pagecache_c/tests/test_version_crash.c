@@ -154,11 +154,34 @@ static void test_too_slow_to_attach(int trap)
     keeper_stop(&k);
 }
 
+static void cut_off_here(struct pc__loop *loop, struct pc__mail *mail)
+{
+    (void)mail;
+    pc__each(link, &loop->clients)
+        shutdown(pc__of(link, struct pc__client, link)->fd, SHUT_RDWR);
+}
+
 static void cut_off_all(struct pc_engine *engine)
 {
+    const struct pc__mail mail = {.run = cut_off_here};
     for (int i = 0; i < engine->n_loops; i++)
-        pc__each(link, &engine->loops[i].clients)
-            shutdown(pc__of(link, struct pc__client, link)->fd, SHUT_RDWR);
+        OK(pc__loop_post(&engine->loops[i], &mail));
+}
+
+static bool somebody_waits(struct pc__region *region)
+{
+    pthread_mutex_lock(&region->lock);
+    bool waits = !pc__link_empty(&region->pending);
+    pthread_mutex_unlock(&region->lock);
+    return waits;
+}
+
+static bool worker_is_held_up(struct pc__region *region)
+{
+    pthread_mutex_lock(&region->lock);
+    bool held_up = region->home->base_changes && region->home->held_up;
+    pthread_mutex_unlock(&region->lock);
+    return held_up;
 }
 
 /* A private mapping that the home's base may change under, to the version that it has written
@@ -179,9 +202,9 @@ static void test_follower_attaches(int trap)
     unsigned held = pc__home_hold(region->home);
     pthread_mutex_unlock(&region->lock);
     tell(&t);
-    SOON(region->home->base_changes && region->home->held_up);
+    SOON(worker_is_held_up(region));
     cut_off_all(server->engine);
-    SOON(!pc__link_empty(&region->pending)); /* its ATTACH */
+    SOON(somebody_waits(region)); /* its ATTACH */
     pc__home_release(server->engine, region, held);
     SOON(stats_of(server).reattached == 1);
     CHECK(commit(c, server, client, &info, 1, some, N(some)) == 2);
