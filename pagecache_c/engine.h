@@ -104,6 +104,7 @@ struct pc__home {
     bool held_up;                  /* and has waited long: nobody is to wait for the worker */
     struct pc__layer *leaving;     /* applied, or */
     struct pc__store folded;       /* brought into the base: to go when they have left */
+    struct pc__directory *directory; /* who else has blocks of it (directory.c), or NULL */
 };
 
 /* One node's memfd of one version of one region. */
@@ -230,6 +231,10 @@ struct pc__fetch {
     struct pc__generation *generation; /* +1 ref; its version stays while blocks are in flight */
     struct pc__generation *source; /* +1 ref, and counted among its forks; or NULL */
     uint64_t server_id;            /* this server's own: from its home; 0: from the source */
+    uint64_t home_id;              /* not 0: a peer is asked, to which this home sent us */
+    uint64_t missed_id;            /* not 0: this peer was, and did not have them: the home must */
+    uint32_t from_version, to_version; /* of a peer: the blocks are the same in all of these */
+    struct pc__gather *gather;     /* rows are asked for, not blocks (gather.c); or NULL */
     uint64_t give_up_ns;           /* 0: it has not been its turn yet */
     uint32_t request_id;
     uint32_t n_blocks;             /* still to come: of runs[at_run] on */
@@ -332,6 +337,8 @@ struct pc__counters {
     _Atomic uint64_t zero_blocks, local_blocks, prefetch_requests, prefetched_blocks;
     _Atomic uint64_t bad_messages, reattached, advances, forks;
     _Atomic uint64_t layers, layer_bytes;
+    _Atomic uint64_t redirected_blocks, redirect_misses, peer_blocks_served, peer_blocks_fetched;
+    _Atomic uint64_t evicted_blocks, refetched_blocks, rows_served, rows_fetched;
     _Atomic uint64_t commits_staged, commits_published, commits_applied, commits_dropped;
 };
 
@@ -356,6 +363,9 @@ struct pc_engine {
     char library_version[48];
     uint64_t fetch_timeout_ns, fault_timeout_ns;
     uint64_t page_blocks;          /* 0: by access pattern */
+    int replication;               /* enum pc_replication */
+    _Atomic uint64_t serving_bytes; /* of replies that are queued for other servers */
+    struct pc__cache *cache;       /* what counts and evicts cached blocks (cache.c) */
     int keeper_fd;
     pthread_mutex_t keeper_lock;   /* one message at a time on keeper_fd; nests inside all */
     int listen_fd;
@@ -516,7 +526,7 @@ void pc__fault_read_slots(struct pc__loop *loop, struct pc__client *client);
 void pc__fault_attached(struct pc__client *client, uint64_t address, uint64_t length_bytes);
 void pc__fault_check_stray(struct pc__client *client, uint64_t now_ns);
 
-/* fetch.c */
+/* batch.c */
 /* Takes absent blocks of [first, first + n) that nobody is fetching yet, marks them in flight,
  * and asks their homes. Called with region.lock held; the requests go out in _submit, without. */
 struct pc__batch {
@@ -526,6 +536,15 @@ struct pc__batch {
 void pc__batch_init(struct pc__batch *batch, bool urgent, bool prefetch);
 int pc__batch_add(struct pc__batch *batch, struct pc__region *region,
                   struct pc__generation *generation, uint64_t first, uint64_t n);
+void pc__fetch_drop(struct pc_engine *engine, struct pc__fetch *fetch);
+/* The rest of the fetch will not come. */
+void pc__fetch_fail(struct pc_engine *engine, struct pc__fetch *fetch, int error);
+/* The first n blocks of what is still to come are dealt with. */
+void pc__fetch_advance(struct pc__fetch *fetch, uint64_t n);
+/* Fills and drops a fetch whose blocks are on this node. */
+void pc__fetch_fill_here(struct pc__loop *loop, struct pc__fetch *fetch);
+
+/* fetch.c */
 void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch);
 /* A thread is stopped at a block that waits in a bulk queue of this loop: to the urgent one. */
 void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region,
@@ -536,6 +555,22 @@ void pc__peer_is_lost(struct pc__loop *loop, struct pc__mail *mail);
 uint64_t pc__peers_deadline(struct pc__loop *loop); /* earliest, or UINT64_MAX */
 void pc__peers_check(struct pc__loop *loop, uint64_t now_ns);
 void pc__peers_close(struct pc__loop *loop);
+
+/* cache.c: the node's budget. A block is accounted from when it becomes present in a generation that
+ * is no home until it is punched or its generation ends. */
+int pc__cache_start(struct pc_engine *engine, uint64_t cache_bytes, int policy);
+void pc__cache_stop(struct pc_engine *engine);
+/* Under region.lock: blocks became present; were punched by somebody else; were used (a fault, a
+ * read set); and all of a generation's are gone. */
+void pc__cache_added(struct pc_engine *engine, struct pc__region *region,
+                     struct pc__generation *generation, uint64_t first, uint64_t n);
+void pc__cache_removed(struct pc_engine *engine, struct pc__generation *generation, uint64_t first,
+                       uint64_t n);
+void pc__cache_touched(struct pc_engine *engine, struct pc__generation *generation, uint64_t first,
+                       uint64_t n);
+void pc__cache_forget(struct pc_engine *engine, struct pc__generation *generation);
+/* Without locks, by a thread that has just inserted: evicts where the budget is exceeded. */
+void pc__cache_balance(struct pc_engine *engine);
 
 /* serve.c */
 void pc__served_add(struct pc__loop *loop, struct pc__mail *mail);

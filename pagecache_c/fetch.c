@@ -24,230 +24,6 @@
 #define LOW_WATER_BYTES (256u << 10)
 #define READS_PER_EVENT 8 /* then the other descriptors get their turn */
 
-/* ---------------------------------------------------------------- batches */
-
-void pc__batch_init(struct pc__batch *batch, bool urgent, bool prefetch)
-{
-    pc__link_init(&batch->fetches);
-    batch->urgent = urgent;
-    batch->prefetch = prefetch;
-}
-
-static struct pc__fetch *last_of(struct pc__batch *batch)
-{
-    return pc__link_empty(&batch->fetches) ? NULL
-                                           : pc__of(batch->fetches.prev, struct pc__fetch, link);
-}
-
-/* A source that blocks are on their way from does not move. */
-static struct pc__generation *source_for(struct pc__generation *fork, uint64_t server_id)
-{
-    if (server_id)
-        return NULL;
-    fork->source->forks++;
-    return pc__generation_take(fork->source);
-}
-
-/* A fetch of the batch that can take one more run for this server, at the end of the list. */
-static struct pc__fetch *room_in(struct pc__batch *batch, struct pc__region *region,
-                                 struct pc__generation *generation, uint64_t server_id)
-{
-    struct pc__fetch *fetch = last_of(batch);
-    if (fetch && (fetch->server_id != server_id || fetch->generation != generation ||
-                  fetch->n_runs == PC__DATA_MAX_RUNS || fetch->n_blocks == PC__DATA_MAX_BLOCKS))
-        fetch = NULL;
-    if (fetch && fetch->n_runs < fetch->capacity_runs)
-        return fetch;
-    uint32_t capacity = fetch ? fetch->capacity_runs * 4 : 1;
-    capacity = capacity < PC__DATA_MAX_RUNS ? capacity : PC__DATA_MAX_RUNS;
-    if (fetch)
-        pc__link_remove(&fetch->link);
-    struct pc__fetch *grown =
-        realloc(fetch, sizeof *grown + capacity * sizeof grown->runs[0]);
-    if (!grown) {
-        if (fetch)
-            pc__link_push(&batch->fetches, &fetch->link);
-        return NULL;
-    }
-    if (!fetch) {
-        *grown = (struct pc__fetch){.region = region,
-                                    .generation = pc__generation_take(generation),
-                                    .source = source_for(generation, server_id),
-                                    .server_id = server_id,
-                                    .urgent = batch->urgent,
-                                    .prefetch = batch->prefetch};
-        pc__ref_take(&region->refs);
-    }
-    grown->capacity_runs = capacity;
-    pc__link_push(&batch->fetches, &grown->link);
-    return grown;
-}
-
-/* Where the blocks from `first` on come from, and up to where they come from there. A block that a
- * fork's source has, and that did not change since, is copied on this node. */
-static uint64_t source_of(const struct pc__region *region, const struct pc__generation *generation,
-                          uint64_t first, uint64_t *end)
-{
-    const struct pc__generation *source = generation->source;
-    if (source && pc__blockset_has(&source->present, first) &&
-        !pc__blockset_has(&generation->changed, first)) {
-        *end = pc__blockset_next_absent(&source->present, first, *end);
-        *end = pc__blockset_next(&generation->changed, first, *end);
-        return 0;
-    }
-    if (source) {
-        uint64_t at = first;
-        while ((at = pc__blockset_next(&source->present, at, *end)) < *end &&
-               pc__blockset_has(&generation->changed, at))
-            at++;
-        *end = at < *end ? at : *end;
-    }
-    return region->homes[first / PC_EXTENT_BLOCKS];
-}
-
-int pc__batch_add(struct pc__batch *batch, struct pc__region *region,
-                  struct pc__generation *generation, uint64_t first, uint64_t n)
-{
-    uint64_t limit = first + n;
-    while (first < limit) {
-        first = pc__blockset_next_absent(&generation->present, first, limit);
-        first = pc__blockset_next_absent(&generation->in_flight, first, limit);
-        if (first >= limit)
-            break;
-        if (pc__blockset_has(&generation->present, first))
-            continue;
-        uint64_t end = (first / PC_EXTENT_BLOCKS + 1) * PC_EXTENT_BLOCKS;
-        end = end < limit ? end : limit;
-        end = pc__blockset_next(&generation->present, first, end);
-        end = pc__blockset_next(&generation->in_flight, first, end);
-        uint64_t server_id = source_of(region, generation, first, &end);
-        if (pc__blockset_add(&generation->in_flight, first, end - first) < 0) {
-            pc__blockset_remove(&generation->in_flight, first, end - first);
-            return pc__fail(PC_ERR_NO_MEMORY, "a block set");
-        }
-        struct pc__fetch *fetch = room_in(batch, region, generation, server_id);
-        uint64_t take = end - first;
-        uint64_t room = fetch ? PC__DATA_MAX_BLOCKS - fetch->n_blocks : 0;
-        take = take < room ? take : room;
-        pc__blockset_remove(&generation->in_flight, first + take, end - first - take);
-        if (!fetch)
-            return pc__fail(PC_ERR_NO_MEMORY, "a fetch");
-        fetch->runs[fetch->n_runs++] = (struct pc_run){.first_block = first, .n_blocks = take};
-        fetch->n_blocks += (uint32_t)take;
-        first += take;
-    }
-    return PC_OK;
-}
-
-static void drop_fetch(struct pc_engine *engine, struct pc__fetch *fetch)
-{
-    if (fetch->source) {
-        pthread_mutex_lock(&fetch->region->lock);
-        fetch->source->forks--;
-        pthread_mutex_unlock(&fetch->region->lock);
-        pc__generation_put(engine, fetch->source);
-    }
-    pc__generation_put(engine, fetch->generation);
-    pc__region_put(engine, fetch->region);
-    free(fetch);
-}
-
-/* The rest of the fetch will not come. */
-static void fail_fetch(struct pc_engine *engine, struct pc__fetch *fetch, int error)
-{
-    for (uint32_t i = fetch->at_run; i < fetch->n_runs; i++)
-        if (fetch->runs[i].n_blocks)
-            pc__fill_failed(engine, fetch->region, fetch->generation, fetch->runs[i].first_block,
-                            fetch->runs[i].n_blocks, fetch->server_id, error);
-}
-
-/* The first n blocks of what is still to come are dealt with. */
-static void advance(struct pc__fetch *fetch, uint64_t n)
-{
-    struct pc_run *run = &fetch->runs[fetch->at_run];
-    run->first_block += n;
-    run->n_blocks -= n;
-    fetch->n_blocks -= (uint32_t)n;
-    if (!run->n_blocks)
-        fetch->at_run++;
-}
-
-/* Inserts the first blocks of what is still to come, from memory that was just written (see fill.c).
- * Several parts, so that nobody is kept waiting for all of a long run. */
-static int fill_part(struct pc__loop *loop, struct pc__fetch *fetch, uint64_t n, int status)
-{
-    if (!status)
-        status = pc__fill_insert(loop->engine, fetch->region, fetch->generation,
-                                 fetch->runs[fetch->at_run].first_block, n, loop->bounce, false);
-    if (!status)
-        advance(fetch, n);
-    return status;
-}
-
-/* From the version beside it, on this node, where it did not change. */
-static int fill_from_source(struct pc__loop *loop, struct pc__fetch *fetch)
-{
-    const struct pc_run *run = &fetch->runs[fetch->at_run];
-    uint64_t n = run->n_blocks < PC__BOUNCE_BLOCKS ? run->n_blocks : PC__BOUNCE_BLOCKS;
-    uint64_t left = n << PC_BLOCK_SHIFT, offset = run->first_block << PC_BLOCK_SHIFT;
-    uint8_t *at = loop->bounce;
-    while (left) {
-        ssize_t got = pread(fetch->source->memfd, at, left, (off_t)offset);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return pc__fail_errno("reading a generation");
-        at += got;
-        offset += (uint64_t)got;
-        left -= (uint64_t)got;
-    }
-    return fill_part(loop, fetch, n, PC_OK);
-}
-
-/* This node is the home of the blocks, but processes map a generation of its own. */
-static int fill_from_home(struct pc__loop *loop, struct pc__fetch *fetch)
-{
-    struct pc_engine *engine = loop->engine;
-    struct pc__region *region = fetch->region;
-    const struct pc_run *run = &fetch->runs[fetch->at_run];
-    uint64_t version = fetch->generation->version;
-    pthread_mutex_lock(&region->lock);
-    struct pc__home_part part =
-        pc__home_resolve(engine, region, version, run->first_block, run->n_blocks);
-    int rc = pc__home_knows(engine, region, version);
-    unsigned held = pc__home_hold(region->home);
-    pthread_mutex_unlock(&region->lock);
-    if (!rc && part.kind == PC__HOME_ZEROS) {
-        rc = pc__fill_zeros(engine, region, fetch->generation, run->first_block, part.n_blocks);
-        if (!rc)
-            advance(fetch, part.n_blocks);
-    } else if (!rc && part.kind == PC__HOME_MEMORY) {
-        uint64_t n = part.n_blocks < PC__BOUNCE_BLOCKS ? part.n_blocks : PC__BOUNCE_BLOCKS;
-        memcpy(loop->bounce, part.bytes, n << PC_BLOCK_SHIFT);
-        rc = fill_part(loop, fetch, n, PC_OK);
-    } else if (!rc) {
-        rc = fill_part(loop, fetch, 1,
-                       pc__home_compose(engine, region, version, part.kind, run->first_block,
-                                        loop->bounce));
-    }
-    pc__home_release(engine, region, held);
-    return rc;
-}
-
-static void fill_here(struct pc__loop *loop, struct pc__fetch *fetch)
-{
-    struct pc_engine *engine = loop->engine;
-    struct pc__region *region = fetch->region;
-    int rc = fetch->source || region->home ? PC_OK : PC_ERR_HOME_LOST;
-    if (!loop->bounce && !(loop->bounce = malloc(PC__BOUNCE_BLOCKS * PC_BLOCK_BYTES)))
-        rc = PC_ERR_NO_MEMORY;
-    while (!rc && fetch->n_blocks)
-        rc = fetch->source ? fill_from_source(loop, fetch) : fill_from_home(loop, fetch);
-    if (rc)
-        fail_fetch(engine, fetch, rc);
-    drop_fetch(engine, fetch);
-}
-
 /* ------------------------------------------------------------------ lanes */
 
 static struct pc__peer *peer_of(struct pc__loop *loop, uint64_t server_id)
@@ -306,7 +82,7 @@ static void lane_close(struct pc__peer *peer, struct pc__lane *lane, const char 
         pc__count_sub(&engine->count.fetches_in_flight, 1);
         pc__count_add(&engine->count.fetch_retries, 1);
         if (fetch->error) {
-            drop_fetch(engine, fetch);
+            pc__fetch_drop(engine, fetch);
             continue;
         }
         pc__link_push(lane->queued.next, &fetch->link);
@@ -377,8 +153,8 @@ static void lane_pump(struct pc__peer *peer, struct pc__lane *lane)
         pc__link_remove(&fetch->link);
         int rc = encode(peer->loop, lane, fetch);
         if (rc) {
-            fail_fetch(engine, fetch, rc);
-            drop_fetch(engine, fetch);
+            pc__fetch_fail(engine, fetch, rc);
+            pc__fetch_drop(engine, fetch);
             continue;
         }
         uint64_t now = pc__now_ns();
@@ -416,13 +192,13 @@ void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch)
         struct pc__fetch *fetch = pc__of(batch->fetches.next, struct pc__fetch, link);
         pc__link_remove(&fetch->link);
         if (fetch->server_id == engine->server_id || fetch->server_id == 0) {
-            fill_here(loop, fetch);
+            pc__fetch_fill_here(loop, fetch);
             continue;
         }
         struct pc__peer *next = peer_of(loop, fetch->server_id);
         if (!next) {
-            fail_fetch(engine, fetch, PC_ERR_NO_MEMORY);
-            drop_fetch(engine, fetch);
+            pc__fetch_fail(engine, fetch, PC_ERR_NO_MEMORY);
+            pc__fetch_drop(engine, fetch);
             continue;
         }
         if (peer && peer != next)
@@ -539,13 +315,13 @@ static int take_blocks(struct pc_engine *engine, struct pc__lane *lane, struct p
             rc = pc__fill_insert(engine, fetch->region, fetch->generation, run->first_block, n,
                                  lane->rx + lane->rx_begin, true);
         if (rc && !fetch->error) {
-            fail_fetch(engine, fetch, rc);
+            pc__fetch_fail(engine, fetch, rc);
             fetch->error = rc;
         }
         if (!hole)
             lane->rx_begin += n << PC_BLOCK_SHIFT;
         lane->reply_position += (uint32_t)n;
-        advance(fetch, n);
+        pc__fetch_advance(fetch, n);
     }
     return 1;
 }
@@ -562,7 +338,7 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
             if (rc <= 0)
                 return rc;
             if (fetch->error) { /* the home does not hold the region: nobody else can have it */
-                fail_fetch(engine, fetch,
+                pc__fetch_fail(engine, fetch,
                            fetch->error == PC_ERR_NO_REGION ? PC_ERR_HOME_LOST : fetch->error);
             }
         }
@@ -572,7 +348,7 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
         pc__link_remove(&fetch->link);
         lane->n_sent--;
         pc__count_sub(&engine->count.fetches_in_flight, 1);
-        drop_fetch(engine, fetch);
+        pc__fetch_drop(engine, fetch);
     }
     return 0;
 }
@@ -676,8 +452,8 @@ static void fail_queued(struct pc_engine *engine, struct pc__lane *lane, int err
         if (!fetch->give_up_ns || fetch->give_up_ns > not_after_ns)
             continue;
         pc__link_remove(&fetch->link);
-        fail_fetch(engine, fetch, error);
-        drop_fetch(engine, fetch);
+        pc__fetch_fail(engine, fetch, error);
+        pc__fetch_drop(engine, fetch);
     }
 }
 

@@ -103,7 +103,8 @@ int pc_client_after_fork(pc_client *client);
 enum pc_map_flags {
     PC_MAP_PRIVATE = 1,        /* copy-on-write, writable */
     PC_MAP_EXACT_READS = 2,    /* no kernel fault-around: exact read sets, dearer first touches */
-    PC_MAP_FIXED = 4           /* at the region's own address or not at all: it holds pointers */
+    PC_MAP_FIXED = 4,          /* at the region's own address or not at all: it holds pointers */
+    PC_MAP_PAGE_SHIFT = 8      /* bits 8 to 15: log2 of the bytes that a fault fetches; 0: by use */
 };
 
 struct pc_mapping {
@@ -160,6 +161,18 @@ int pc_copy_in(int fd, uint64_t offset_bytes, const void *source, uint64_t n_byt
 int pc_client_prefetch(pc_client *client, uint64_t mapping_id, const struct pc_run *runs,
                        size_t n_runs, int wait, uint64_t timeout_ns);
 
+/* Rows by number: row i is the row_bytes bytes at offset_bytes + ids[i] * stride_bytes of the region.
+ * Copies them to out, in the order of the ids. What this node does not hold comes in few round
+ * trips: a block where that moves fewer bytes, else the rows themselves, which this node does not
+ * keep. Rows must lie in the region: PC_ERR_RANGE, and then nothing has moved. */
+struct pc_rows {
+    uint64_t offset_bytes;
+    uint64_t stride_bytes;
+    uint64_t row_bytes;
+};
+int pc_client_gather(pc_client *client, uint64_t mapping_id, const struct pc_rows *rows,
+                     const uint64_t *ids, uint64_t n_ids, void *out, uint64_t timeout_ns);
+
 /* Read sets: drop this process's page-table entries, run, then list what is mapped again.
  * Returns the number of runs (which may exceed capacity: then call again with room). Each begin
  * that succeeded has one end; runs = NULL ends without a look. Calls may overlap: while another
@@ -172,6 +185,20 @@ int pc_client_report_reads(pc_client *client, uint64_t mapping_id, const struct 
                            size_t n_runs);
 
 /* ------------------------------------------------------------------ engine */
+
+/* Which server a miss is sent to. P2C: a home with little to send answers; a busy one picks two of
+ * those that have the block, itself among them, and sends the asker to the one with less to send. */
+enum pc_replication { PC_REPLICATION_P2C = 0, PC_REPLICATION_RANDOM = 1, PC_REPLICATION_OFF = 2 };
+/* The choice itself, as the home makes it: -1: the home answers; else an index of holder_bytes.
+ * home_bytes, holder_bytes: what each has to send; random: 64 random bits. No state, no clock. */
+int pc_choose_source(int replication, uint64_t home_bytes, const uint64_t *holder_bytes,
+                     size_t n_holders, uint64_t random);
+
+/* Which cached blocks go first when the node's budget is full. */
+enum pc_policy {
+    PC_POLICY_SIEVE = 0, PC_POLICY_S3FIFO = 1, PC_POLICY_FIFO = 2, PC_POLICY_LRU = 3,
+    PC_POLICY_LFU = 4, PC_POLICY_RANDOM = 5, PC_POLICY_CLOCK = 6
+};
 
 typedef struct pc_engine pc_engine;
 
@@ -191,6 +218,9 @@ struct pc_engine_options {
     uint64_t history_bytes;    /* replaced blocks kept in memory, then */
     uint64_t history_disk_bytes; /* in anonymous files in */
     const char *history_directory; /* or NULL: memory only */
+    uint64_t cache_bytes;      /* cached blocks are kept below it; 0: no budget */
+    int cache_policy;          /* enum pc_policy */
+    int replication;           /* enum pc_replication; of the regions that are homed here */
 };
 
 /* Takes back what the keeper holds, then listens. */
@@ -210,7 +240,9 @@ enum pc_event_kind {
                                   pc_engine_publish for each, in order, then pc_engine_caught_up */
     PC_EVENT_NEED_OUTCOME = 7, /* commit_id, region: whoever staged it is gone, or silent; answer
                                   with pc_engine_publish or pc_engine_drop_staged */
-    PC_EVENT_PULLED = 8        /* commit_id, region, error: pc_engine_pull ended */
+    PC_EVENT_PULLED = 8,       /* commit_id, region, error: pc_engine_pull ended */
+    PC_EVENT_THRASHING = 9     /* text: blocks are evicted that are fetched again soon; at most one
+                                  in ten seconds */
 };
 struct pc_event {
     int kind;
@@ -292,6 +324,11 @@ struct pc_engine_stats {
     uint64_t layers, layer_bytes;      /* staged or published, not applied yet */
     uint64_t commits_staged, commits_published, commits_applied, commits_dropped;
     uint64_t history_records, history_bytes, history_disk_bytes, history_expired;
+    uint64_t redirected_blocks;        /* as home: that others were sent elsewhere for */
+    uint64_t redirect_misses;          /* blocks that a peer was asked for and did not have */
+    uint64_t peer_blocks_served, peer_blocks_fetched; /* by, from, servers that are not their home */
+    uint64_t evicted_blocks, refetched_blocks; /* refetched: soon after they were evicted */
+    uint64_t rows_served, rows_fetched;
 };
 int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out);
 

@@ -58,6 +58,7 @@ static const struct body_size {
     [PC__CTL_PING] = AT_LEAST(0),
     [PC__CTL_STAGE] = FIXED(struct pc__ctl_stage),
     [PC__CTL_RESOLVE] = FIXED(struct pc__ctl_stage),
+    [PC__CTL_GATHER] = FIXED(struct pc__ctl_gather),
 #undef FIXED
 #undef AT_LEAST
 };
@@ -124,6 +125,11 @@ static bool body_is_sound(enum pc__ctl_type type, const void *body)
         struct pc__ctl_stage stage;
         memcpy(&stage, body, sizeof stage);
         return is_stage(type, &stage);
+    }
+    case PC__CTL_GATHER: {
+        struct pc__ctl_gather gather;
+        memcpy(&gather, body, sizeof gather);
+        return gather.n_ids > 0 && gather.rows.row_bytes > 0;
     }
     case PC__CTL_SEAL:
     case PC__CTL_ABANDON:
@@ -230,6 +236,19 @@ int pc__layer_parse(const void *bytes, size_t n_bytes, uint64_t layer_bytes, uin
     return PC_OK;
 }
 
+static bool flags_fit(const struct pc__data_header *header)
+{
+    switch (header->type) {
+    case PC__DATA_GET: /* of one kind */
+        return header->flags == 0 || header->flags == PC__DATA_LAYER ||
+               header->flags == PC__DATA_CACHED || header->flags == PC__DATA_HOME;
+    case PC__DATA_BLOCKS:
+        return !(header->flags & ~(PC__DATA_HOLES | PC__DATA_CACHED | PC__DATA_ELSEWHERE));
+    default:
+        return header->flags == 0;
+    }
+}
+
 int pc__data_parse_header(const void *bytes, struct pc__data_header *out)
 {
     struct pc__data_header header;
@@ -241,15 +260,17 @@ int pc__data_parse_header(const void *bytes, struct pc__data_header *out)
 
     switch (header.type) {
     case PC__DATA_GET:
-        if ((header.flags & ~PC__DATA_LAYER) != 0 || header.status != 0)
+    case PC__DATA_HELD:
+        if (!flags_fit(&header) || header.status != 0)
             return PC_ERR_PROTOCOL;
         if (header.n_runs == 0 || header.n_blocks < header.n_runs) /* a run is never empty */
             return PC_ERR_PROTOCOL;
         break;
     case PC__DATA_BLOCKS:
-        if ((header.flags & ~PC__DATA_HOLES) != 0 || header.status > 0)
+        if (!flags_fit(&header) || header.status > 0)
             return PC_ERR_PROTOCOL;
-        if (header.status == 0 ? header.n_blocks == 0 : header.flags != 0)
+        if (header.status == 0 ? header.n_blocks == 0
+                               : (header.flags & ~PC__DATA_CACHED) != 0)
             return PC_ERR_PROTOCOL;
         break;
     default:
@@ -266,7 +287,7 @@ int pc__data_parse_runs(const struct pc__data_header *header, const void *packed
     const size_t n_runs = header->n_runs;
     uint64_t n_blocks = 0;
 
-    if (header->type != PC__DATA_GET || n_runs == 0 || n_runs > PC__DATA_MAX_RUNS ||
+    if (n_runs == 0 || n_runs > PC__DATA_MAX_RUNS ||
         n_runs > capacity || packed_bytes != n_runs * sizeof(uint64_t))
         return PC_ERR_PROTOCOL;
 

@@ -38,7 +38,8 @@ enum pc__ctl_type {
     PC__CTL_PING = 12,   /* c->s  nothing; replied at once by the loop that owns the client */
     PC__CTL_STAGE = 13,  /* c->s  pc__ctl_stage; fds: [layer memfd]; reply when it is kept */
     PC__CTL_RESOLVE = 14,/* c->s  pc__ctl_stage, with version; no reply */
-    PC__CTL_LAST = 15
+    PC__CTL_GATHER = 15, /* c->s  pc__ctl_gather; fds: [memfd]; reply when it is filled in */
+    PC__CTL_LAST = 16
 };
 
 struct pc__ctl_header {
@@ -104,6 +105,14 @@ struct pc__ctl_fail {
     uint64_t server_id;  /* that was asked */
     int32_t error;       /* enum pc_err */
     char cause[220];     /* NUL-terminated */
+};
+
+struct pc__ctl_gather {
+    uint64_t mapping_id;
+    struct pc_rows rows;
+    uint64_t n_ids;      /* of 8 bytes, at the start of the memfd; what is written to it after them is
+                            the gatherers' own affair (gather.h) */
+    uint64_t memfd_bytes;
 };
 
 /* A control packet, checked: header, and a body of at least the type's fixed size. */
@@ -183,14 +192,24 @@ int pc__layer_parse(const void *bytes, size_t n_bytes, uint64_t layer_bytes, uin
 #define PC__DATA_MAX_BLOCKS 2048u  /* 8 MiB a request */
 
 enum pc__data_type {
-    PC__DATA_GET = 1,    /* header, then n_runs packed runs of 8 bytes */
-    PC__DATA_BLOCKS = 2, /* header, then (HOLES) a bitmap of ceil(n_blocks/64) words, then the
-                            blocks that are not holes, in the order they were asked for */
-    PC__DATA_LAST = 3
+    PC__DATA_GET = 1,    /* header, a pc__data_asker, then n_runs packed runs of 8 bytes */
+    PC__DATA_BLOCKS = 2, /* header, then (HOLES) a bitmap of ceil(n_blocks/64) words, then
+                            (ELSEWHERE) another and, from a home, a pc__data_elsewhere for each of
+                            its bits, then the blocks that are in neither, in the order they were
+                            asked for */
+    PC__DATA_HELD = 3,   /* as GET, no answer: the sender, sent elsewhere for them, has them now */
+    PC__DATA_GET_ROWS = 4, /* header, a pc__data_rows, then n_rows offsets of 8 bytes */
+    PC__DATA_ROWS = 5,   /* header, then the rows in the order they were asked for */
+    PC__DATA_LAST = 6
 };
 enum pc__data_flags {
     PC__DATA_HOLES = 1,  /* BLOCKS: bit i of the bitmap: block i is all zeros, not sent */
-    PC__DATA_LAYER = 2   /* GET: region is the id of a layer that is staged there (layer.c) */
+    PC__DATA_LAYER = 2,  /* GET: region is the id of a layer that is staged there (layer.c) */
+    PC__DATA_CACHED = 4, /* GET: of what the receiver holds of another home's blocks, at a version
+                            that the asker takes. BLOCKS: in answer to it; version: that it has */
+    PC__DATA_HOME = 8,   /* GET: the home must answer: a peer did not have them */
+    PC__DATA_ELSEWHERE = 16 /* BLOCKS: some are not sent: ask there (from a home), or not here (from
+                            a cache) */
 };
 
 struct pc__data_header {
@@ -198,13 +217,36 @@ struct pc__data_header {
     uint16_t type;
     uint16_t flags;
     uint32_t request_id;
-    int32_t status;      /* BLOCKS: enum pc_err; negative: nothing follows */
+    int32_t status;      /* BLOCKS, ROWS: enum pc_err; negative: nothing follows */
     uint64_t region;
     uint32_t version;    /* low half of it: a stamp against mix-ups */
-    uint16_t n_runs;     /* GET */
-    uint16_t n_blocks;   /* GET: sum over the runs; BLOCKS: the same number */
+    uint16_t n_runs;     /* GET, HELD */
+    uint16_t n_blocks;   /* GET, HELD: sum over the runs; BLOCKS: the same number */
 };
 static_assert(sizeof(struct pc__data_header) == 32, "wire");
+
+struct pc__data_asker {
+    uint64_t server_id;  /* HOME: that did not have them; HELD: that they came from; else 0 */
+    uint32_t from_version, to_version; /* CACHED: the blocks are the same in all of these */
+    uint64_t load_bytes; /* that the asker has to send to others */
+};
+static_assert(sizeof(struct pc__data_asker) == 24, "wire");
+
+struct pc__data_elsewhere {
+    uint64_t server_id;
+    uint32_t from_version, to_version;
+};
+static_assert(sizeof(struct pc__data_elsewhere) == 16, "wire");
+
+#define PC__DATA_MAX_ROWS 8192u
+#define PC__DATA_MAX_ROW_BYTES (256u << 10)
+#define PC__DATA_MAX_ROWS_BYTES (4u << 20) /* of an answer */
+struct pc__data_rows {
+    uint64_t row_bytes;
+    uint32_t n_rows;
+    uint32_t reserved;
+};
+static_assert(sizeof(struct pc__data_rows) == 16, "wire");
 
 /* A packed run: first block << 24 | number of blocks. */
 static inline uint64_t pc__run_pack(uint64_t first_block, uint64_t n_blocks)
