@@ -26,7 +26,9 @@
 #define QUEUED_REPLIES 64u             /* then the other side's requests wait in its socket */
 #define BYTES_PER_EVENT (4u << 20)     /* then the other descriptors get their turn */
 #define GATHER 128
-#define RX_BYTES (sizeof(struct pc__data_header) + PC__DATA_MAX_RUNS * sizeof(uint64_t))
+#define RX_BYTES (sizeof(struct pc__data_header) + sizeof(struct pc__data_rows) + \
+                  PC__DATA_MAX_ROWS * sizeof(uint64_t))
+static_assert(PC__DATA_MAX_RUNS < PC__DATA_MAX_ROWS, "the longest request is one for rows");
 #define HEAD_BYTES (sizeof(struct pc__data_header) + PC__DATA_MAX_BLOCKS / 8)
 
 struct piece {
@@ -333,6 +335,60 @@ fail:
     return rc;
 }
 
+/* The answer's head is the header and, with rows, what they are. */
+static int write_rows(struct served *served, struct reply *reply,
+                      const struct pc__data_header *request, const struct pc__data_rows *rows,
+                      int status)
+{
+    const struct pc__data_header header = {.magic = PC__DATA_MAGIC,
+                                           .type = PC__DATA_ROWS,
+                                           .request_id = request->request_id,
+                                           .status = status,
+                                           .region = request->region,
+                                           .version = request->version};
+    memcpy(reply->head, &header, sizeof header);
+    memcpy(reply->head + sizeof header, rows, sizeof *rows);
+    int rc = add_piece(reply, reply->head, -1, 0, sizeof header + (status ? 0 : sizeof *rows));
+    if (!rc && !status)
+        rc = add_piece(reply, reply->composed, -1, 0, rows->n_rows * rows->row_bytes);
+    if (!rc)
+        queue_reply(served, reply);
+    return rc;
+}
+
+/* As answer(), for rows. */
+static int answer_rows(struct served *served, const struct pc__data_header *request,
+                       const struct pc__data_rows *rows)
+{
+    struct pc_engine *engine = served->loop->engine;
+    uint64_t offsets[PC__DATA_MAX_ROWS];
+    struct reply *reply = calloc(1, sizeof *reply);
+    int status = PC_ERR_NO_REGION, rc = PC_OK;
+    if (!reply || !(reply->composed = malloc(rows->n_rows * rows->row_bytes)))
+        rc = pc__fail(PC_ERR_NO_MEMORY, "a reply");
+    if (!rc)
+        reply->region = pc__region_get(engine, request->region);
+    if (!rc && reply->region && reply->region->length_bytes) {
+        int n = pc__data_parse_offsets(rows, served->rx + sizeof *request + sizeof *rows,
+                                       rows->n_rows * sizeof offsets[0],
+                                       reply->region->length_bytes, offsets, PC__DATA_MAX_ROWS);
+        status = n < 0 ? n : pc__rows_copy(engine, reply->region, request->version, rows, offsets,
+                                           reply->composed);
+        if (n < 0 || (status == PC__WAIT && park(served, reply->region)))
+            rc = status;
+        if (status == PC__WAIT)
+            status = served->parked_error ? served->parked_error : PC_ERR_NO_VERSION;
+    }
+    if (!rc) {
+        served->caught_up = false;
+        served->parked_error = 0;
+        rc = write_rows(served, reply, request, rows, status);
+    }
+    if (rc && reply)
+        free_reply(engine, reply);
+    return rc;
+}
+
 void pc__served_unpark(struct pc__loop *loop, struct pc__mail *mail)
 {
     pc__each(link, &loop->served)
@@ -426,14 +482,23 @@ static int take_requests(struct served *served)
         if (served->rx_bytes < sizeof header)
             return PC_OK;
         int rc = pc__data_parse_header(served->rx, &header);
-        if (!rc && header.type != PC__DATA_GET)
+        if (!rc && header.type != PC__DATA_GET && header.type != PC__DATA_GET_ROWS)
             rc = pc__fail(PC_ERR_PROTOCOL, "an answer where a request was due");
         if (rc)
             return rc;
+        struct pc__data_rows rows = {0};
         size_t bytes = sizeof header + header.n_runs * sizeof(uint64_t);
+        if (header.type == PC__DATA_GET_ROWS) {
+            if (served->rx_bytes < sizeof header + sizeof rows)
+                return PC_OK;
+            rc = pc__data_parse_rows(served->rx + sizeof header, &rows);
+            if (rc)
+                return rc;
+            bytes = sizeof header + sizeof rows + rows.n_rows * sizeof(uint64_t);
+        }
         if (served->rx_bytes < bytes)
             return PC_OK;
-        rc = answer(served, &header);
+        rc = rows.n_rows ? answer_rows(served, &header, &rows) : answer(served, &header);
         if (rc)
             return rc == PC__WAIT ? PC_OK : rc;
         served->rx_bytes -= bytes;
