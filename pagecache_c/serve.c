@@ -44,6 +44,8 @@ struct reply {
     unsigned held;
     struct pc__layer *layer;   /* or NULL */
     uint8_t *composed;         /* blocks put together from several sources, or NULL */
+    struct pc__loop *loop;     /* that rows was taken of */
+    uint8_t *rows;             /* or NULL */
     size_t n_pieces, at_piece, capacity;
     struct piece *pieces;      /* [0] is the head */
     uint8_t head[HEAD_BYTES];
@@ -76,6 +78,8 @@ static void free_reply(struct pc_engine *engine, struct reply *reply)
         pc__region_put(engine, reply->region);
     pc__layer_put(reply->layer);
     free(reply->composed);
+    if (reply->rows)
+        pc__rows_give_buffer(reply->loop, reply->rows);
     free(reply->pieces);
     free(reply);
 }
@@ -350,7 +354,7 @@ static int write_rows(struct served *served, struct reply *reply,
     memcpy(reply->head + sizeof header, rows, sizeof *rows);
     int rc = add_piece(reply, reply->head, -1, 0, sizeof header + (status ? 0 : sizeof *rows));
     if (!rc && !status)
-        rc = add_piece(reply, reply->composed, -1, 0, rows->n_rows * rows->row_bytes);
+        rc = add_piece(reply, reply->rows, -1, 0, rows->n_rows * rows->row_bytes);
     if (!rc)
         queue_reply(served, reply);
     return rc;
@@ -364,8 +368,10 @@ static int answer_rows(struct served *served, const struct pc__data_header *requ
     uint64_t offsets[PC__DATA_MAX_ROWS];
     struct reply *reply = calloc(1, sizeof *reply);
     int status = PC_ERR_NO_REGION, rc = PC_OK;
-    if (!reply || !(reply->composed = malloc(rows->n_rows * rows->row_bytes)))
+    if (!reply || !(reply->rows = pc__rows_take_buffer(served->loop)))
         rc = pc__fail(PC_ERR_NO_MEMORY, "a reply");
+    else
+        reply->loop = served->loop;
     if (!rc)
         reply->region = pc__region_get(engine, request->region);
     if (!rc && reply->region && reply->region->length_bytes) {
@@ -373,7 +379,7 @@ static int answer_rows(struct served *served, const struct pc__data_header *requ
                                        rows->n_rows * sizeof offsets[0],
                                        reply->region->length_bytes, offsets, PC__DATA_MAX_ROWS);
         status = n < 0 ? n : pc__rows_copy(engine, reply->region, request->version, rows, offsets,
-                                           reply->composed);
+                                           reply->rows);
         if (n < 0 || (status == PC__WAIT && park(served, reply->region)))
             rc = status;
         if (status == PC__WAIT)
@@ -604,4 +610,5 @@ void pc__served_close_all(struct pc__loop *loop)
 {
     while (!pc__link_empty(&loop->served))
         close_served(pc__of(loop->served.next, struct served, link), NULL);
+    pc__rows_free_buffers(loop);
 }
