@@ -440,6 +440,7 @@ static int ask_for_blocks(struct pc__batch *batch, struct pc__part *part, uint64
 static void ask(struct pc__part *part, const struct pc__mapping *mapping, struct plan *plan,
                 uint8_t *area)
 {
+    struct pc__loop *loop = part->loop;
     struct pc__region *region = mapping->region;
     struct pc__generation *generation = mapping->generation;
     const uint64_t mapping_id = mapping->id;
@@ -450,15 +451,15 @@ static void ask(struct pc__part *part, const struct pc__mapping *mapping, struct
     pc__ref_take(&region->refs); /* the mapping is not looked at again */
     pthread_mutex_lock(&region->lock);
     if (!generation->complete)
-        decide(part->loop->engine, region, generation, plan);
+        decide(loop->engine, region, generation, plan);
     int rc = ask_for_blocks(&blocks, part, mapping_id, region, generation, plan);
     pthread_mutex_unlock(&region->lock);
     if (!rc)
         rc = ask_for_rows(&rows, part, region, generation, plan, area);
-    pc__batch_submit(part->loop, &rows);
-    pc__batch_submit(part->loop, &blocks);
-    came_here(region, part, rc);
-    pc__region_put(part->loop->engine, region);
+    pc__batch_submit(loop, &rows);
+    pc__batch_submit(loop, &blocks);
+    came_here(region, part, rc); /* it may be gone now */
+    pc__region_put(loop->engine, region);
 }
 
 static int start(struct pc__client *client, const struct pc__ctl_message *message, int fd)
