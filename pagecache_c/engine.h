@@ -43,6 +43,9 @@ struct pc__client;
 struct pc__region;
 struct pc__mapping;
 struct pc__pull;
+struct pc__part;
+struct pc__gather;
+struct pc__rents;
 
 /* ------------------------------------------------------------------ lists */
 
@@ -129,6 +132,7 @@ struct pc__generation {
     struct pc__blockset fetched;
     struct pc__blockset touched;
     struct pc__blockset changed_away; /* were present before it moved; absent since */
+    struct pc__rents *rents;       /* what rows of absent blocks have cost (gather.c), or NULL */
     struct pc__link waiters;       /* struct pc__waiter */
     struct pc__link jobs;          /* struct pc__job */
 };
@@ -203,6 +207,7 @@ struct pc__job {
     struct pc__link link;
     struct pc__client *client;     /* NULL: a layer is pulled */
     struct pc__pull *pull;         /* then */
+    struct pc__part *part;         /* of a gather, that waits for it; or NULL */
     uint64_t mapping_id;
     uint32_t request_id;
     uint64_t remaining_blocks;
@@ -269,6 +274,7 @@ struct pc__lane {
     size_t tx_bytes, tx_capacity;
     uint8_t *rx;                   /* PC__RX_BYTES */
     size_t rx_begin, rx_end;
+    uint32_t rows_due;             /* bytes of rows still to come: then sent's first is of rows */
     bool in_reply;                 /* header and bitmap of sent's first are read */
     uint32_t reply_position;       /* blocks of the reply dealt with */
     uint32_t reply_blocks;
@@ -627,6 +633,24 @@ bool pc__mapping_follows(struct pc__mapping *mapping);
 /* control_runs.c: prefetches and read sets. */
 void pc__client_prefetch(struct pc__client *client, const struct pc__ctl_message *message);
 void pc__client_reads(struct pc__client *client, const struct pc__ctl_message *message);
+/* gather.c */
+void pc__client_gather(struct pc__client *client, const struct pc__ctl_message *message, int n_fds,
+                       const int *fds);
+/* The client is being closed, and its mappings are gone. */
+void pc__client_gathers_end(struct pc__client *client);
+/* The job of its blocks is done. Under region.lock. */
+void pc__part_blocks_done(struct pc__part *part, int status);
+void pc__rents_free(struct pc__rents *rents);
+/* A fetch of rows: its request; its answer, as lane->rx has it (1: dealt with, 0: more is to come,
+ * negative: nonsense), and where the next of it goes; its end without one. */
+size_t pc__gather_request_bytes(const struct pc__fetch *fetch);
+void pc__gather_encode(const struct pc__fetch *fetch, uint8_t *at);
+int pc__gather_take(struct pc_engine *engine, struct pc__lane *lane, struct pc__fetch *fetch);
+uint8_t *pc__gather_into(const struct pc__lane *lane, const struct pc__fetch *fetch);
+void pc__gather_failed(struct pc_engine *engine, struct pc__fetch *fetch, int error);
+/* rows.c: at the home. Status, or PC__WAIT: it has not heard of the version yet. */
+int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t version,
+                  const struct pc__data_rows *rows, const uint64_t *offsets, uint8_t *out);
 /* One packet to the client; never blocks. Any thread that knows the client to be open may send. */
 void pc__client_send(struct pc__client *client, enum pc__ctl_type type, uint32_t request_id,
                      int status, const void *body, size_t body_bytes, int fd);
@@ -682,6 +706,7 @@ struct pc__client {
     int uffd;                      /* or -1 */
     int slots_event;               /* or -1 */
     struct pc__control_page *page; /* or NULL */
+    struct pc__link gathers, areas; /* struct pc__part, pc__area (gather.c) */
     struct pc__mapping *mappings;  /* sorted by address */
     size_t n_mappings, mappings_capacity;
     struct pc__client *grave_next;
