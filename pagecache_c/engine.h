@@ -31,6 +31,7 @@
 #include "error.h"
 #include "history.h"
 #include "keeper.h"
+#include "pages.h"
 #include "pagecache.h"
 #include "wire.h"
 
@@ -179,6 +180,7 @@ struct pc__region {
     enum pc__region_state state;
     uint64_t creator;              /* client id, while CREATING */
     struct pc__home *home;
+    struct pc__pages *pages;       /* how much a fault fetches, once there was one; or NULL */
     struct pc__link generations;
     uint64_t mappings;
     struct pc__changes changes;    /* the last answer */
@@ -388,7 +390,7 @@ struct pc_engine {
     char socket_name[100];
     char library_version[48];
     uint64_t fetch_timeout_ns, fault_timeout_ns;
-    uint64_t page_blocks;          /* 0: by access pattern */
+    unsigned page_shift;           /* log2 of the bytes that a fault fetches; 0: by use (pages.c) */
     int replication;               /* enum pc_replication */
     _Atomic uint64_t serving_bytes; /* of replies that are queued for other servers */
     struct pc__holders holders;
@@ -674,21 +676,15 @@ bool pc__engine_event(struct pc_engine *engine, int kind, int error, uint64_t re
 bool pc__engine_ask(struct pc_engine *engine, const struct pc_event *event);
 
 /* client record, shared by control.c and fault.c */
-#define PC__STREAMS 4
-struct pc__stream {
-    uint64_t begin, end;           /* blocks; end: first one not asked for yet */
-    uint64_t window;               /* blocks to ask for next */
-    uint64_t used;                 /* for replacing the oldest */
-};
 struct pc__mapping {
     uint64_t id, address, length_bytes, version;
     struct pc__region *region;     /* +1 ref */
     struct pc__generation *generation; /* +1 ref */
     bool is_private;
     bool follows;                  /* counted among its followers, while that is at version */
-    struct pc__stream streams[PC__STREAMS];
-    uint64_t clock;
-    uint64_t page_blocks;          /* first fetch at a new place */
+    bool exact_reads;              /* its read sets show what was touched, and not what lies around */
+    unsigned page_shift;           /* asked for: log2 of the bytes that a fault fetches; 0: by use */
+    struct pc__streams streams;
 };
 struct pc__client {
     struct pc__link link;
