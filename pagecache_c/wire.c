@@ -287,7 +287,8 @@ int pc__data_parse_runs(const struct pc__data_header *header, const void *packed
     const size_t n_runs = header->n_runs;
     uint64_t n_blocks = 0;
 
-    if (n_runs == 0 || n_runs > PC__DATA_MAX_RUNS ||
+    if ((header->type != PC__DATA_GET && header->type != PC__DATA_HELD) || n_runs == 0 ||
+        n_runs > PC__DATA_MAX_RUNS ||
         n_runs > capacity || packed_bytes != n_runs * sizeof(uint64_t))
         return PC_ERR_PROTOCOL;
 
