@@ -171,10 +171,9 @@ class Session:
         import clamor_ray as clamor
 
         note(f"{self.options.replication}: starting readers")
-        keys = self.popular[:200_000]
-        small = dataclasses.replace(self.options, lookups=4000, batch=500)
+        small = dataclasses.replace(self.options, lookups=400, batch=200)
         for _ in range(2):
-            m = clamor.HashMap.build(keys, first_value(keys))
+            m = clamor.HashMap.build(self.popular, first_value(self.popular))
             readers = self.ready(len(self.nodes), m, small, 99)
             self.together(readers, "look_up")
             clamor.free(m.ref)

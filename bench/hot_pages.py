@@ -16,7 +16,8 @@ off_speedup   time at 8 hosts without replication / with it (p2c). random_speedu
 ray_speedup   `ray.get` of the same arrays on all hosts at once, and the same look-ups / ours.
 
 Beside them what each host sent and received, how many blocks the home redirected, how often a peer
-did not have what it was asked for, and how busy the cores were (over a run, the readers' checks
+did not have what it was asked for, what each link carried since the last line (Ray's own messages
+and what comes before the clock included), and how busy the cores were (over a run, the readers' checks
 after the clock included): where that is near 1 the links were not the limit.
 
 Needs root.
@@ -72,12 +73,27 @@ def ideal_s(run: dict[str, Any], link_bytes_per_s: float) -> dict[str, float]:
     }
 
 
+def links(lab: Any) -> list[tuple[int, int]]:
+    """What each host's link has carried out and in so far, bytes with all headers."""
+    hosts = range(len(lab.namespaces))
+    return [(lab.sent_bytes(host), lab.received_bytes(host)) for host in hosts]
+
+
 def session_runs(lab: Any, options: Options) -> Iterator[dict[str, Any]]:
     """Lines of one replication mode, from a driver of its own: the session, then its runs."""
     command = [sys.executable, "-m", "bench._hot_driver", json.dumps(dataclasses.asdict(options))]
+    crossed = links(lab)
     with lab.start(command, environment={"CLAMOR_REPLICATION": options.replication}) as driver:
         for line in driver.stdout:
-            yield json.loads(line)
+            if line.startswith("{"):  # Ray prints there too
+                before, crossed = crossed, links(lab)
+                grown = [
+                    [end - start for start, end in zip(*host, strict=True)]
+                    for host in zip(before, crossed, strict=True)
+                ]
+                yield {**json.loads(line), "link_out_in": grown}
+            else:
+                sys.stderr.write(line)
         if driver.wait() != 0:
             raise SystemExit(f"bench: the driver of {options.replication} ended with an error")
 
