@@ -17,8 +17,8 @@ ray_speedup   `ray.get` of the same arrays on all hosts at once, and the same lo
 
 Beside them what each host sent and received, how many blocks the home redirected, how often a peer
 did not have what it was asked for, what each link carried since the last line (Ray's own messages
-and what comes before the clock included), and how busy the cores were (over a run, the readers' checks
-after the clock included): where that is near 1 the links were not the limit.
+and what comes before the clock included), and how busy the cores were (over a run, the readers'
+checks after the clock included): where that is near 1 the links were not the limit.
 
 Needs root.
 """
