@@ -552,7 +552,7 @@ def init(
         "replication": replication,
         "page_bytes": page_bytes,
     }
-    config = Config.from_env(**settings)
+    config = Config.from_env(None, **settings)
     if not ray.is_initialized():
         if os.environ.get("RAY_ADDRESS", "").startswith("ray://") and address is None:
             raise errors.RayClientError("RAY_ADDRESS is a Ray Client address.")
