@@ -111,6 +111,10 @@ static int add_mapping(struct pc__client *client, const struct pc__ctl_open *ope
                                                 .length_bytes = open->length_bytes,
                                                 .version = open->version,
                                                 .is_private = open->flags & PC_MAP_PRIVATE,
+                                                .exact_reads =
+                                                    open->flags & PC_MAP_EXACT_READS &&
+                                                    client->trap != PC_TRAP_SIGSEGV,
+                                                .page_shift = pc__map_page_shift(open->flags),
                                                 .region = region,
                                                 .generation = pc__generation_take(generation)};
     client->n_mappings++;

@@ -28,7 +28,8 @@ struct look_up {
     uint64_t first, past;    /* the blocks of part; first == past: none yet */
     struct pc__home_part part;
     size_t n;
-    struct piece pieces[2 * ROWS_AT_ONCE];
+    struct piece pieces[2 * ROWS_AT_ONCE + PC__DATA_MAX_ROWS_BYTES / PC_BLOCK_BYTES]; /* of whole
+                                answers: each block's worth of bytes, and two ends of each row */
 };
 
 static void look_up(struct look_up *at, uint64_t offset, uint64_t row_bytes)

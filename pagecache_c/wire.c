@@ -38,6 +38,16 @@ static_assert(PC__DATA_MAX_BLOCKS <= UINT16_MAX && PC__DATA_MAX_RUNS <= PC__DATA
 
 #define MAX_BODY_BYTES (PC__CTL_MAX_BYTES - (uint32_t)sizeof(struct pc__ctl_header))
 #define KNOWN_MAP_FLAGS ((uint32_t)(PC_MAP_PRIVATE | PC_MAP_EXACT_READS | PC_MAP_FIXED))
+#define PAGE_SHIFT_FLAGS (0xffu << PC_MAP_PAGE_SHIFT)
+#define MAX_PAGE_SHIFT 23u /* 8 MiB */
+static_assert(PC__DATA_MAX_BLOCKS == 1u << (MAX_PAGE_SHIFT - PC_BLOCK_SHIFT), "a request holds a page");
+
+bool pc__map_flags_fit(uint32_t flags)
+{
+    const unsigned shift = pc__map_page_shift(flags);
+    return !(flags & ~(KNOWN_MAP_FLAGS | PAGE_SHIFT_FLAGS)) &&
+           (shift == 0 || (shift >= PC_BLOCK_SHIFT && shift <= MAX_PAGE_SHIFT));
+}
 
 /* A type without a row (0) has no sound body either. */
 static const struct body_size {
@@ -121,7 +131,7 @@ static bool body_is_sound(enum pc__ctl_type type, const void *body)
         struct pc__ctl_open open;
         memcpy(&open, body, sizeof open);
         return open.follows <= (open.flags & PC_MAP_PRIVATE ? 1u : 0u) &&
-               (open.flags & ~KNOWN_MAP_FLAGS) == 0 &&
+               pc__map_flags_fit(open.flags) &&
                is_range(open.address, open.length_bytes);
     }
     case PC__CTL_FAIL: {
@@ -304,7 +314,8 @@ int pc__data_parse_runs(const struct pc__data_header *header, const void *packed
     const size_t n_runs = header->n_runs;
     uint64_t n_blocks = 0;
 
-    if (n_runs == 0 || n_runs > PC__DATA_MAX_RUNS ||
+    if ((header->type != PC__DATA_GET && header->type != PC__DATA_HELD) || n_runs == 0 ||
+        n_runs > PC__DATA_MAX_RUNS ||
         n_runs > capacity || packed_bytes != n_runs * sizeof(uint64_t))
         return PC_ERR_PROTOCOL;
 

@@ -14,6 +14,7 @@
 #include "pagecache.h"
 
 #include <assert.h>
+#include <stdbool.h>
 
 #define PC__WIRE_VERSION 1u
 
@@ -77,6 +78,14 @@ struct pc__ctl_open {
     uint32_t flags;      /* enum pc_map_flags */
     uint32_t follows;    /* ATTACH, PRIVATE: 1: what it wrote was committed as version + 1 */
 };
+
+/* log2 of the bytes that a fault of this mapping fetches; 0: by use. */
+static inline unsigned pc__map_page_shift(uint32_t flags)
+{
+    return flags >> PC_MAP_PAGE_SHIFT & 0xffu;
+}
+/* None that is not known, and a page of 4 KiB to 8 MiB, if any. */
+bool pc__map_flags_fit(uint32_t flags);
 
 struct pc__ctl_opened {
     uint64_t inode;
