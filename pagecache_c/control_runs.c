@@ -110,5 +110,6 @@ void pc__client_reads(struct pc__client *client, const struct pc__ctl_message *m
     for (int i = 0; i < n; i++) /* statistics: what memory is short for is not counted */
         (void)pc__blockset_add(&mapping->generation->touched, runs[i].first_block,
                                runs[i].n_blocks);
+    pc__cache_touched(client->loop->engine, mapping->generation, runs, (size_t)n);
     pthread_mutex_unlock(&region->lock);
 }

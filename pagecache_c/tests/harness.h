@@ -75,7 +75,7 @@ struct server {
     char name[64];
     pthread_t thread;
     int stop[2];
-    _Atomic int idle_events, log_events;
+    _Atomic int idle_events, log_events, thrashing_events;
     _Atomic int outcomes_asked, changes_asked, published_asked;
     _Atomic bool hold_published; /* answers to NEED_PUBLISHED wait while this is set */
     _Atomic bool quiet;          /* nobody tells it of commits but itself and its clients */
@@ -294,6 +294,10 @@ static inline void *play_python(void *arg)
                     fprintf(stderr, "log of %llx: %s (%d)\n", (unsigned long long)server->id,
                             event.text, event.error);
                 server->log_events++;
+                break;
+            case PC_EVENT_THRASHING:
+                CHECK(strlen(event.text) > 0);
+                server->thrashing_events++;
                 break;
             case PC_EVENT_NEED_CHANGES:
                 answer_changes(cluster, server, &event);
