@@ -44,6 +44,7 @@
 struct entry {
     struct pc__policy_entry policy; /* first: of_policy */
     struct entry *hash_next;
+    struct entry *aside;            /* while one is chosen */
     struct pc__link siblings;       /* of its generation */
     struct pc__generation *generation;
     uint64_t chunk;
@@ -348,17 +349,19 @@ static struct entry *idle_entry(struct pc__cache *cache)
     return NULL;
 }
 
-/* One of the policy's that is not awaited as a whole; locked. */
+/* One of the policy's that is not awaited as a whole; locked. There are at most n_awaited of those. */
 static struct entry *policy_entry(struct pc__cache *cache)
 {
-    struct entry *entry = NULL;
-    for (uint64_t i = 0; i <= 2 * cache->n_awaited; i++) {
-        entry = of_policy(pc__policy_victim(&cache->policy));
-        if (!entry || entry->present & ~(uint32_t)entry->awaited ||
-            !pc__policy_back(&cache->policy, &entry->policy))
-            return entry;
+    struct entry *entry, *aside = NULL, **end = &aside;
+    while ((entry = of_policy(pc__policy_victim(&cache->policy))) &&
+           !(entry->present & ~(uint32_t)entry->awaited)) {
+        entry->aside = NULL;
+        *end = entry;
+        end = &entry->aside;
     }
-    return NULL;
+    for (; aside; aside = aside->aside) /* no memory: it goes with its generation */
+        (void)pc__policy_restore(&cache->policy, &aside->policy);
+    return entry;
 }
 
 /* Takes a victim out of the policy, with references. False: there is none. */

@@ -260,22 +260,28 @@ static void back_behind_hand(struct pc__policy *policy, struct pc__policy_entry 
     at->next = entry;
 }
 
-bool pc__policy_back(struct pc__policy *policy, struct pc__policy_entry *entry)
+bool pc__policy_restore(struct pc__policy *policy, struct pc__policy_entry *entry)
 {
     if (policy->kind == PC_POLICY_RANDOM)
         return random_insert(policy, entry);
-    /* S3-FIFO, LFU: a small queue, or a count, whose entries all have to stay would hide the others. */
-    if (policy->kind == PC_POLICY_SIEVE) {
+    if (policy->kind == PC_POLICY_SIEVE)
         back_behind_hand(policy, entry);
-    } else if (policy->kind == PC_POLICY_S3FIFO) {
-        push(policy, MAIN, entry);
-    } else if (policy->kind == PC_POLICY_LFU) {
-        entry->count = (uint8_t)(entry->count + (entry->count < LFU_MOST));
-        push(policy, entry->count, entry);
-    } else {
-        push(policy, 0, entry);
-    }
+    else
+        push(policy, entry->place, entry);
     return true;
+}
+
+bool pc__policy_back(struct pc__policy *policy, struct pc__policy_entry *entry)
+{
+    /* A small queue, or a count, whose entries all have to stay would hide the others. */
+    uint64_t above = 0;
+    if (policy->kind == PC_POLICY_S3FIFO)
+        entry->place = MAIN;
+    if (policy->kind == PC_POLICY_LFU && entry->place < LFU_MOST)
+        above = policy->not_empty & (~0ull << (entry->place + 1));
+    if (above)
+        entry->place = entry->count = (uint8_t)__builtin_ctzll(above);
+    return pc__policy_restore(policy, entry);
 }
 
 void pc__policy_gone(struct pc__policy *policy, struct pc__policy_entry *entry)

@@ -85,9 +85,11 @@ void pc__policy_removed(struct pc__policy *policy, struct pc__policy_entry *entr
 struct pc__policy_entry *pc__policy_victim(struct pc__policy *policy);
 /* Takes out this one, as if it were the victim. */
 void pc__policy_take(struct pc__policy *policy, struct pc__policy_entry *entry);
-/* The victim could not go, or not as a whole: somebody needs it. It is chosen again after others: it
- * is the newest again, S3-FIFO's of the main queue, LFU's with one more use; SIEVE's hand has passed
- * it. */
+/* Victims that were taken out to see those behind them, in the order in which they were: each is the
+ * newest again of where it was (SIEVE: the hand has passed it). */
+bool pc__policy_restore(struct pc__policy *policy, struct pc__policy_entry *entry);
+/* The victim could not go, or not as a whole: somebody needs it. As restore, but it does not stand
+ * before all others again: S3-FIFO has it in the main queue, LFU among those with the next count. */
 bool pc__policy_back(struct pc__policy *policy, struct pc__policy_entry *entry);
 /* The victim is gone. */
 void pc__policy_gone(struct pc__policy *policy, struct pc__policy_entry *entry);
