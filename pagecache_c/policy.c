@@ -202,8 +202,7 @@ bool pc__policy_inserted(struct pc__policy *policy, struct pc__policy_entry *ent
     if (policy->kind == PC_POLICY_RANDOM)
         return random_insert(policy, entry);
     bool again = policy->kind == PC_POLICY_S3FIFO &&
-                 pc__ghost_take(&policy->ghost, entry->key, 1,
-                                (uint32_t)policy->lists[MAIN].n + 1);
+                 pc__ghost_take(&policy->ghost, entry->key, 1, (uint32_t)(policy->n * 9 / 10) + 1);
     push(policy, again ? MAIN : SMALL, entry);
     return true;
 }

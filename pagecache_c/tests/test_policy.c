@@ -30,6 +30,8 @@ static void model_remove_at(struct model *m, int q, int i)
     m->n[q]--;
     if (q == 0 && m->hand > i)
         m->hand--;
+    if (m->hand >= m->n[0]) /* past the newest: the oldest is next */
+        m->hand = 0;
 }
 
 static void model_remove(struct model *m, int id)
@@ -48,10 +50,10 @@ static void model_push(struct model *m, int q, int id)
     m->order[q][m->n[q]++] = id;
 }
 
-/* Of the last main + 1 that left the small queue. */
+/* Of the last that left the small queue: as many as the main one may have. */
 static bool model_left_lately(struct model *m, int id)
 {
-    int from = m->n_left - (m->n[1] + 1);
+    int from = m->n_left - ((m->n[0] + m->n[1]) * 9 / 10 + 1);
     for (int i = m->n_left - 1; i >= 0 && i >= from; i--)
         if (m->left[i] == id)
             return true;
@@ -118,7 +120,7 @@ static int model_victim(struct model *m)
             m->count[m->order[0][at]] = 0;
             at = (at + 1) % m->n[0];
         }
-        m->hand = at; /* the next newer one has this index afterwards */
+        m->hand = at; /* which the next newer one has afterwards */
         return model_take(m, 0, at);
     default: /* S3-FIFO */
         if (m->n[0] * 10 >= m->n[0] + m->n[1] || !m->n[1])
