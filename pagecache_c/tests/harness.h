@@ -295,6 +295,10 @@ static inline void *play_python(void *arg)
                             event.text, event.error);
                 server->log_events++;
                 break;
+            case PC_EVENT_THRASHING:
+                CHECK(strlen(event.text) > 0);
+                server->thrashing_events++;
+                break;
             case PC_EVENT_NEED_CHANGES:
                 answer_changes(cluster, server, &event);
                 break;
