@@ -669,6 +669,8 @@ uint64_t pc__clients_deadline(struct pc__loop *loop)
             earliest = client->hello_by_ns;
         if (client->stray_by_ns && client->stray_by_ns < earliest)
             earliest = client->stray_by_ns;
+        if (client->areas_by_ns && client->areas_by_ns < earliest)
+            earliest = client->areas_by_ns;
     }
     return earliest;
 }
@@ -683,6 +685,7 @@ void pc__clients_check(struct pc__loop *loop, uint64_t now_ns)
     {
         struct pc__client *client = pc__of(link, struct pc__client, link);
         pc__fault_check_stray(client, now_ns);
+        pc__client_check_areas(client, now_ns);
         if (client->said_hello || client->hello_by_ns > now_ns)
             continue;
         pc__count_add(&loop->engine->count.bad_messages, 1);

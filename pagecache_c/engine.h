@@ -286,7 +286,8 @@ struct pc__lane {
     size_t tx_bytes, tx_capacity;
     uint8_t *rx;                   /* PC__RX_BYTES */
     size_t rx_begin, rx_end;
-    uint32_t rows_due;             /* bytes of rows still to come: then sent's first is of rows */
+    bool in_rows;                  /* the head of rows is read: sent's first is of rows, and */
+    uint32_t rows_due;             /* so many bytes of them are still to come */
     bool in_reply;                 /* header and bitmap of sent's first are read */
     uint32_t reply_position;       /* blocks of the reply dealt with */
     uint32_t reply_blocks;
@@ -332,6 +333,7 @@ struct pc__mail {
     void *pointer;
 };
 
+#define PC__ROW_BUFFERS 4
 struct pc__loop {
     struct pc_engine *engine;
     int index;
@@ -350,6 +352,8 @@ struct pc__loop {
     uint8_t *bounce;               /* PC__BOUNCE_BLOCKS, once needed */
     struct pc__parts *parts;       /* of the reply that is being put together (reply.c) */
     uint32_t next_request_id;
+    void *plan;                    /* scratch of gather.c, once needed */
+    uint8_t *row_buffers[PC__ROW_BUFFERS]; /* of answers that were sent (rows.c), or NULL */
 };
 
 struct pc__counters {
@@ -681,6 +685,8 @@ void pc__client_gather(struct pc__client *client, const struct pc__ctl_message *
                        const int *fds);
 /* The client is being closed, and its mappings are gone. */
 void pc__client_gathers_end(struct pc__client *client);
+/* Unmaps what no gather has used for a while. */
+void pc__client_check_areas(struct pc__client *client, uint64_t now_ns);
 /* The job of its blocks is done. Under region.lock. */
 void pc__part_blocks_done(struct pc__part *part, int status);
 void pc__rents_free(struct pc__rents *rents);
@@ -694,6 +700,10 @@ void pc__gather_failed(struct pc_engine *engine, struct pc__fetch *fetch, int er
 /* rows.c: at the home. Status, or PC__WAIT: it has not heard of the version yet. */
 int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t version,
                   const struct pc__data_rows *rows, const uint64_t *offsets, uint8_t *out);
+/* Room for an answer: memory that was used before costs no page faults. free: of all that is kept. */
+uint8_t *pc__rows_take_buffer(struct pc__loop *loop);
+void pc__rows_give_buffer(struct pc__loop *loop, uint8_t *buffer);
+void pc__rows_free_buffers(struct pc__loop *loop);
 /* One packet to the client; never blocks. Any thread that knows the client to be open may send. */
 void pc__client_send(struct pc__client *client, enum pc__ctl_type type, uint32_t request_id,
                      int status, const void *body, size_t body_bytes, int fd);
@@ -745,6 +755,7 @@ struct pc__client {
     int slots_event;               /* or -1 */
     struct pc__control_page *page; /* or NULL */
     struct pc__link gathers, areas; /* struct pc__part, pc__area (gather.c) */
+    uint64_t areas_by_ns;          /* when to look for areas that are not used; 0: there are none */
     struct pc__mapping *mappings;  /* sorted by address */
     size_t n_mappings, mappings_capacity;
     struct pc__client *grave_next;
