@@ -78,8 +78,10 @@ def _index(n_places: int) -> Any:
 
     lat, lon = places.generate_coordinates(n_places, 1)
     index = nearest.build(lat, lon, places.generate_ratings(n_places, 1), METADATA_BYTES)
-    index.metadata[:] = _common.make_array(n_places * METADATA_BYTES, 1).view(np.uint8).reshape(
-        n_places, METADATA_BYTES
+    index.metadata[:] = (
+        _common.make_array(n_places * METADATA_BYTES, 1)
+        .view(np.uint8)
+        .reshape(n_places, METADATA_BYTES)
     )
     return index
 
@@ -112,9 +114,7 @@ class Patterns:
             call = (reader.tree, *self._queries)
         else:
             self._salt += 1
-            n_bytes = (
-                self._sizes.scan_bytes if pattern == "sequential" else self._sizes.table_bytes
-            )
+            n_bytes = self._sizes.scan_bytes if pattern == "sequential" else self._sizes.table_bytes
             words = _common.make_array(n_bytes, self._salt)
             if pattern == "sequential":
                 ref, call = clamor.put(words), (reader.scan,)
