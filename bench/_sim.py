@@ -414,12 +414,11 @@ class Simulation:
         queue.append((piece, request))
         self._queued[sender] += self.world.piece_bytes
         self._on_connection[sender, node] += self.world.piece_bytes
-        if not self._sending[sender]:
-            self._send(sender)
+        self._send(sender)
 
     def _send(self, sender: int) -> None:
         turns = self._turns[sender]
-        if not turns:
+        if self._sending[sender] or not turns:
             return
         node = turns.popleft()
         queue = self._queues[sender][node]

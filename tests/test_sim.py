@@ -43,6 +43,8 @@ def test_every_living_node_gets_what_it_wanted(policy: str, change: dict[str, fl
     if not world.dying:
         assert outcome.sent_bytes.sum() == arrived
     assert np.isfinite(outcome.node_seconds[readers]).all()
+    # No link carried more than it can.
+    assert outcome.sent_bytes.max() <= outcome.seconds * world.rate or world.dying
     assert outcome.seconds >= _sim.ideal_s(world, outcome)
 
 
