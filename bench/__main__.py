@@ -6,6 +6,7 @@ import importlib
 import sys
 
 NAMES = {
+    "adaptive": "the page chosen by use against every fixed page, three kinds of readers",
     "commit": "commits of one block and of many, first writes, building in place",
     "cold_read": "a large array read cold on another node, against ray.get",
     "fetch": "a large prefetch against one raw TCP stream; 4 KiB pages per server core",
