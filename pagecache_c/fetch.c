@@ -433,6 +433,8 @@ static int take_blocks(struct pc_engine *engine, struct pc__lane *lane, struct p
         int rc = fetch->error;
         if (!rc && fetch->prefetch) /* before the fill, which answers who then asks for counters */
             pc__count_add(&engine->count.prefetched_blocks, n);
+        if (!rc && !hole && fetch->home_id)
+            pc__count_add(&engine->count.peer_blocks_fetched, n);
         if (!rc && hole)
             rc = pc__fill_zeros(engine, fetch->region, fetch->generation, run->first_block, n);
         else if (!rc)

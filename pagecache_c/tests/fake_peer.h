@@ -163,7 +163,10 @@ static inline bool answer_blocks(struct fake_peer *peer, int fd, const struct pe
         bytes -= 2000;
     bool sent = send_all(fd, header, sizeof *header) && send_all(fd, blocks, bytes);
     free(blocks);
-    return sent && acts != PEER_CLOSES;
+    char more[256];
+    while (sent && acts == PEER_STALLS && recv(fd, more, sizeof more, 0) > 0)
+        continue; /* until the other side has had enough of it */
+    return sent && acts != PEER_STALLS && acts != PEER_CLOSES;
 }
 
 /* False: the connection is to be closed. */
