@@ -295,6 +295,10 @@ static inline void *play_python(void *arg)
                             event.text, event.error);
                 server->log_events++;
                 break;
+            case PC_EVENT_THRASHING:
+                CHECK(strlen(event.text) > 0);
+                server->thrashing_events++;
+                break;
             case PC_EVENT_NEED_CHANGES:
                 answer_changes(cluster, server, &event);
                 break;
@@ -306,9 +310,6 @@ static inline void *play_python(void *arg)
                 break;
             case PC_EVENT_PULLED:
                 note_pulled(cluster, &event);
-                break;
-            case PC_EVENT_THRASHING:
-                server->thrashing_events++;
                 break;
             default:
                 FAIL("an event of an unknown kind");
