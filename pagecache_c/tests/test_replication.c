@@ -1,6 +1,7 @@
 /* test_replication.c - blocks that come from a server which is not their home, over both traps: what a
  * reader gets when those servers are well, and when they stall, lie, lag, or go. */
 #include "fake_peer.h"
+#include "leaks.h"
 
 #define N_BLOCKS 512u /* of the region that is read */
 enum { HOT = 1, COLD = 2 };
@@ -12,7 +13,8 @@ static const struct pc_run changed_then[] = {{15, 1}, {300, 30}};
 
 /* Server 0 is the home of HOT, and of COLD, of which the hog asks for too much. */
 struct world {
-    int trap, descriptors, threads;
+    int trap;
+    struct process_counts counts; /* at first */
     struct cluster *c;
     struct server *servers;
     pc_client *home;
@@ -22,7 +24,7 @@ struct world {
 
 static struct world world_of(int n_servers, int trap)
 {
-    struct world w = {.trap = trap, .descriptors = open_descriptors(), .threads = threads_now()};
+    struct world w = {.trap = trap, .counts = process_counts()};
     w.c = cluster_new(n_servers);
     w.servers = w.c->servers;
     told.fetch_timeout_ns = 60 * SECOND; /* of the home: it bears with the hog */
@@ -56,8 +58,7 @@ static void world_end(struct world *w)
         SOON(stats_of(&w->servers[i]).mappings == 0 && stats_of(&w->servers[i]).clients == 0);
     }
     cluster_stop(w->c);
-    CHECK(open_descriptors() == w->descriptors);
-    CHECK(threads_now() == w->threads);
+    check_process_counts(&w->counts);
 }
 
 static void prefetch(pc_client *client, const struct pc_mapping *m, struct pc_run run)
