@@ -268,7 +268,7 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
              options->library_version);
     engine->fetch_timeout_ns = options->fetch_timeout_ns;
     engine->fault_timeout_ns = options->fault_timeout_ns;
-    engine->page_blocks = page >> PC_BLOCK_SHIFT;
+    engine->page_shift = page ? (unsigned)__builtin_ctzll(page) : 0;
     engine->replication = options->replication;
     engine->keeper_fd = options->keeper_fd;
     engine->listen_fd = engine->uffd = -1;

@@ -90,6 +90,7 @@ static void lane_close(struct pc__peer *peer, struct pc__lane *lane, const char 
     pc__count_sub(&engine->count.peer_connections, 1);
     lane->tx_bytes = 0;
     lane->rx_begin = lane->rx_end = 0;
+    lane->rows_due = 0;
     lane->in_reply = false;
     while (!pc__link_empty(&lane->sent)) { /* newest first, each to the front: order is kept */
         struct pc__fetch *fetch = pc__of(lane->sent.prev, struct pc__fetch, link);
@@ -135,12 +136,18 @@ static uint16_t flags_of(const struct pc__fetch *fetch)
 static int encode(struct pc__loop *loop, struct pc__lane *lane, struct pc__fetch *fetch)
 {
     uint32_t n_runs = fetch->n_runs - fetch->at_run;
-    size_t bytes = sizeof(struct pc__data_header) + sizeof(struct pc__data_asker) +
-                   n_runs * sizeof(uint64_t);
+    size_t bytes = fetch->gather ? pc__gather_request_bytes(fetch)
+                                 : sizeof(struct pc__data_header) + sizeof(struct pc__data_asker) +
+                                       n_runs * sizeof(uint64_t);
     int rc = tx_room(lane, bytes);
     if (rc)
         return rc;
     fetch->request_id = loop->next_request_id++;
+    if (fetch->gather) {
+        pc__gather_encode(fetch, lane->tx + lane->tx_bytes);
+        lane->tx_bytes += bytes;
+        return PC_OK;
+    }
     const struct pc__data_header header = {.magic = PC__DATA_MAGIC,
                                            .type = PC__DATA_GET,
                                            .flags = flags_of(fetch),
@@ -433,7 +440,7 @@ static int take_blocks(struct pc_engine *engine, struct pc__lane *lane, struct p
         int rc = fetch->error;
         if (!rc && fetch->prefetch) /* before the fill, which answers who then asks for counters */
             pc__count_add(&engine->count.prefetched_blocks, n);
-        if (!rc && !hole && fetch->home_id)
+        if (!rc && fetch->home_id && !hole)
             pc__count_add(&engine->count.peer_blocks_fetched, n);
         if (!rc && hole)
             rc = pc__fill_zeros(engine, fetch->region, fetch->generation, run->first_block, n);
@@ -483,7 +490,11 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
         if (pc__link_empty(&lane->sent))
             return pc__fail(PC_ERR_PROTOCOL, "an answer that nobody asked for");
         struct pc__fetch *fetch = pc__of(lane->sent.next, struct pc__fetch, link);
-        if (!lane->in_reply) {
+        if (fetch->gather) {
+            int rc = pc__gather_take(engine, lane, fetch);
+            if (rc <= 0)
+                return rc;
+        } else if (!lane->in_reply) {
             int rc = take_header(peer, lane, &fetch);
             if (rc <= 0)
                 return rc;
@@ -501,7 +512,7 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
                                fetch->error == PC_ERR_NO_REGION ? PC_ERR_HOME_LOST : fetch->error);
             }
         }
-        if (!take_blocks(engine, lane, fetch))
+        if (lane->in_reply && !take_blocks(engine, lane, fetch))
             return 0;
         end_answer(peer, lane, fetch);
     }
@@ -512,7 +523,7 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
  * costs as much as copying 100 KiB. Never more than is sure to come. */
 static void set_low_water(struct pc__lane *lane)
 {
-    uint64_t due = 1;
+    uint64_t due = lane->rows_due ? lane->rows_due : 1;
     if (lane->in_reply) {
         uint64_t blocks = 0;
         for (uint32_t i = lane->reply_position; i < lane->reply_blocks; i++)

@@ -387,6 +387,26 @@ int pc__reply_refuse(struct pc__reply *reply, const struct pc__data_header *requ
     return PC_OK;
 }
 
+int pc__reply_rows(struct pc__reply *reply, const struct pc__data_header *request,
+                   const struct pc__data_rows *rows, int status)
+{
+    const struct pc__data_header header = {.magic = PC__DATA_MAGIC,
+                                           .type = PC__DATA_ROWS,
+                                           .request_id = request->request_id,
+                                           .status = status,
+                                           .region = request->region,
+                                           .version = request->version};
+    reply->head = malloc(sizeof header + sizeof *rows);
+    if (!reply->head)
+        return pc__fail(PC_ERR_NO_MEMORY, "a reply");
+    memcpy(reply->head, &header, sizeof header);
+    memcpy(reply->head + sizeof header, rows, sizeof *rows);
+    reply->pieces[0].bytes = reply->head;
+    reply->pieces[0].length = sizeof header + (status ? 0 : sizeof *rows);
+    return status ? PC_OK
+                  : pc__reply_add(reply, reply->composed, -1, 0, rows->n_rows * rows->row_bytes);
+}
+
 /* Whom the blocks go to has them when they have left. */
 static int remember_sent(struct pc_engine *engine, struct pc__reply *reply,
                          const struct pc__request *request, const struct pc__parts *parts)

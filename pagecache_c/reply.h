@@ -48,6 +48,9 @@ int pc__reply_fill(struct pc__loop *loop, struct pc__reply *reply,
                    const struct pc__request *request);
 /* Only a head that says so. */
 int pc__reply_refuse(struct pc__reply *reply, const struct pc__data_header *request, int status);
+/* Rows, that are in `composed`; or, where status is negative, a head that says so. */
+int pc__reply_rows(struct pc__reply *reply, const struct pc__data_header *request,
+                   const struct pc__data_rows *rows, int status);
 /* All of it has left: the asker has the blocks. */
 void pc__reply_left(struct pc_engine *engine, const struct pc__reply *reply);
 

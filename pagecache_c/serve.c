@@ -24,7 +24,10 @@
 #define BYTES_PER_EVENT (4u << 20)     /* then the other descriptors get their turn */
 #define GATHER 128
 #define HEAD_BYTES (sizeof(struct pc__data_header) + sizeof(struct pc__data_asker))
-#define RX_BYTES (HEAD_BYTES + PC__DATA_MAX_RUNS * sizeof(uint64_t))
+#define RX_BYTES (HEAD_BYTES + PC__DATA_MAX_ROWS * sizeof(uint64_t))
+static_assert(PC__DATA_MAX_RUNS < PC__DATA_MAX_ROWS &&
+                  sizeof(struct pc__data_rows) <= sizeof(struct pc__data_asker),
+              "the longest request is one for rows");
 
 struct served {
     struct pc__link link;
@@ -184,8 +187,51 @@ static int take_held(struct served *served, struct pc__request *request)
     return rc;
 }
 
+/* As answer(), for rows. */
+static int answer_rows(struct served *served, const struct pc__data_header *request)
+{
+    struct pc_engine *engine = served->loop->engine;
+    struct pc__data_rows rows;
+    uint64_t offsets[PC__DATA_MAX_ROWS];
+    struct pc__reply *reply = pc__reply_new();
+    int status = PC_ERR_NO_REGION, rc = pc__data_parse_rows(served->rx + sizeof *request, &rows);
+    if (!reply || rc || !(reply->composed = malloc(rows.n_rows * rows.row_bytes))) {
+        rc = rc ? rc : pc__fail(PC_ERR_NO_MEMORY, "a reply");
+        goto fail;
+    }
+    reply->region = pc__region_get(engine, request->region);
+    if (reply->region && reply->region->length_bytes) {
+        rc = pc__data_parse_offsets(&rows, served->rx + sizeof *request + sizeof rows,
+                                    rows.n_rows * sizeof offsets[0], reply->region->length_bytes,
+                                    offsets, PC__DATA_MAX_ROWS);
+        if (rc < 0)
+            goto fail;
+        status = pc__rows_copy(engine, reply->region, request->version, &rows, offsets,
+                               reply->composed);
+    }
+    if (status == PC__WAIT && park(served, reply->region)) {
+        rc = PC__WAIT;
+        goto fail;
+    }
+    if (status == PC__WAIT)
+        status = served->parked_error ? served->parked_error : PC_ERR_NO_VERSION;
+    served->caught_up = false;
+    served->parked_error = 0;
+    rc = pc__reply_rows(reply, request, &rows, status);
+    if (rc)
+        goto fail;
+    queue_reply(served, reply);
+    return PC_OK;
+fail:
+    if (reply)
+        pc__reply_free(engine, reply);
+    return rc;
+}
+
 static int handle(struct served *served, const struct pc__data_header *header)
 {
+    if (header->type == PC__DATA_GET_ROWS)
+        return answer_rows(served, header);
     struct pc__request request; /* its runs are filled in when it is known what they lie in */
     request.header = *header;
     request.number = served->number;
@@ -284,12 +330,24 @@ static bool write_replies(struct served *served)
 /* Bytes of the first request, 0 where more of it must come to know; negative: it makes no sense. */
 static int64_t request_bytes(const struct served *served, struct pc__data_header *header)
 {
+    struct pc__data_rows rows;
     if (served->rx_bytes < sizeof *header)
         return 0;
     int rc = pc__data_parse_header(served->rx, header);
-    if (!rc && header->type != PC__DATA_GET && header->type != PC__DATA_HELD)
-        rc = pc__fail(PC_ERR_PROTOCOL, "an answer where a request was due");
-    return rc ? rc : (int64_t)(HEAD_BYTES + header->n_runs * sizeof(uint64_t));
+    if (rc)
+        return rc;
+    switch (header->type) {
+    case PC__DATA_GET:
+    case PC__DATA_HELD:
+        return (int64_t)(HEAD_BYTES + header->n_runs * sizeof(uint64_t));
+    case PC__DATA_GET_ROWS:
+        if (served->rx_bytes < sizeof *header + sizeof rows)
+            return 0;
+        rc = pc__data_parse_rows(served->rx + sizeof *header, &rows);
+        return rc ? rc : (int64_t)(sizeof *header + sizeof rows + rows.n_rows * sizeof(uint64_t));
+    default:
+        return pc__fail(PC_ERR_PROTOCOL, "an answer where a request was due");
+    }
 }
 
 static bool has_request(const struct served *served)

@@ -160,6 +160,9 @@ static inline void connect_far(struct cluster *cluster, struct server *from, uin
             address.sin_port = (in_port_t)cluster->registry->ports[to_id - 0x1000];
             fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
         }
+        if (cluster->registry->introduced &&
+            send(fd, &from->id, sizeof from->id, MSG_NOSIGNAL) < 0)
+            perror("introducing a server"); /* the other side is gone again: it will be noticed */
         OK(pc_engine_add_peer(from->engine, to_id, lane, fd));
     }
 }
