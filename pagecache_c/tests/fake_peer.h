@@ -253,7 +253,11 @@ static inline void *play_peer(void *arg)
             int fd = accept4(peer->listener, NULL, NULL, SOCK_CLOEXEC);
             CHECK(fd >= 0);
             limit_waits(fd);
-            peer->fds[peer->n_fds++] = fd;
+            uint64_t from;
+            if (peer->cluster->registry->introduced && !recv_all(fd, &from, sizeof from))
+                close(fd);
+            else
+                peer->fds[peer->n_fds++] = fd;
         }
     }
     while (peer->n_fds)
