@@ -27,7 +27,7 @@ struct chaos {
     unsigned seed;
     struct shared { /* with the other processes */
         _Atomic pid_t home; /* 0: none runs */
-        _Atomic bool built, stop;
+        _Atomic bool built, no_more_deaths, stop;
         _Atomic unsigned homes, deaths;
     } *shared;
 };
@@ -204,7 +204,7 @@ static pid_t keep_killing(struct chaos *s)
         return child;
     unsigned seed = s->seed * 7 + 5;
     SOON_IN(s->shared->built, 60);
-    while (!s->shared->stop) {
+    while (!s->shared->no_more_deaths) {
         pid_t mortal = fork();
         if (!mortal)
             be_mortal(s, seed);
@@ -484,12 +484,11 @@ static void free_variables(struct chaos *s)
     }
 }
 
-static void chaos_end(struct chaos *s, pid_t homes, pid_t mortals, struct door *doors)
+static void chaos_end(struct chaos *s, pid_t homes, struct door *doors)
 {
     s->shared->stop = true;
     kill_home(s);
     end_of(homes);
-    end_of(mortals);
     for (int i = STEADY_HOME; i < N_SERVERS; i++)
         close_door(&doors[i]);
     for (int i = STEADY_HOME; i < N_SERVERS; i++)
@@ -545,9 +544,11 @@ static void chaos(int replication)
            (unsigned)s.shared->homes, (unsigned)s.shared->deaths);
     CHECK(commits == committed);
     CHECK(reads > 5 && blocks > 100 && rows > 100 && commits > 1);
+    s.shared->no_more_deaths = true;
+    end_of(mortals);
     check_the_end(&s);
     free_variables(&s);
-    chaos_end(&s, homes, mortals, doors);
+    chaos_end(&s, homes, doors);
     check_process_counts(&before);
 }
 
