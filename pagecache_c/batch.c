@@ -142,6 +142,8 @@ void pc__fetch_fail(struct pc_engine *engine, struct pc__fetch *fetch, int error
 {
     if (fetch->gather)
         pc__gather_failed(engine, fetch, error);
+    if (error == PC_ERR_CLOSED && !fetch->generation->is_layer)
+        return; /* this server stops: who waits, on other loops too, asks the next one */
     for (uint32_t i = fetch->at_run; i < fetch->n_runs; i++)
         if (fetch->runs[i].n_blocks)
             pc__fill_failed(engine, fetch->region, fetch->generation, fetch->runs[i].first_block,

@@ -156,7 +156,7 @@ static void drop_mapping(struct pc__client *client, struct pc__mapping *mapping)
         if (job->client == client && job->mapping_id == id) {
             if (job->part)
                 pc__part_blocks_done(job->part, PC_ERR_CLOSED);
-            else
+            else if (!client->closed) /* else it asks the next server, if there is one */
                 pc__client_send(client, PC__CTL_REPLY, job->request_id, PC_ERR_CLOSED, NULL, 0,
                                 -1);
             pc__link_remove(&job->link);
