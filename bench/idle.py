@@ -196,8 +196,8 @@ def growth(values: Sequence[float]) -> float:
     """Median of the last third - median of the first third.
 
     Example:
-        >>> growth([4, 9, 4, 4, 5, 5])
-        -1.5
+        >>> growth([4, 9, 4, 4, 4, 4, 5, 5, 5])
+        1
     """
     n = max(1, len(values) // 3)
     return statistics.median(values[-n:]) - statistics.median(values[:n])
