@@ -4,11 +4,13 @@ Two nodes. Round after round: a variable is put, read by a task on the other nod
 place and read again; an actor on the other node puts one, of which the driver gathers rows; a
 variable larger than a node's cache budget is scanned there, so that blocks are evicted; all are
 freed. Every read is checked. Samples are taken between rounds, when the page servers have let go of
-all variables: whatever is left is left behind.
+all variables and no process has memory of one: whatever is left is left behind.
 
 growth_kib_per_minute  slope, by least squares, of the memory of the driver, the registry, the page
                   servers, their keepers and the actor: their private memory, and the memfds that
-                  any of them holds, each once. Samples of the warm-up are left out.
+                  any of them holds, each once. Samples of the warm-up are left out. So are the
+                  memfds of history: they have a budget of their own, and fill and empty by
+                  segments; they are printed.
 descriptors, threads  of the same processes: median of the last third of the samples - median of
                   the first third.
 
@@ -21,6 +23,7 @@ Worker processes of tasks are Ray's to start and to end, and not counted.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import statistics
 import time
@@ -39,10 +42,26 @@ CACHE_BYTES = 8 << 20
 LARGE_BYTES = 3 * CACHE_BYTES
 TIMEOUT_S = 300
 SETTLE_S = 30.0
+# Names of memfds.
+OF_VARIABLES = ("clamor", "clamor-layer")
+HISTORY = "clamor-history"
+_M_MMAP_THRESHOLD = -3
+
+
+def return_memory() -> None:
+    """Has this process's malloc give large arrays back when they are freed.
+
+    By itself it takes to keeping them, as large ones as it has seen: which of this benchmark's own
+    arrays is the largest one just then would be most of what the samples differ by.
+    """
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 << 10)
 
 
 class Other:
     """On node b."""
+
+    def __init__(self) -> None:
+        return_memory()
 
     def pid(self) -> int:
         return os.getpid()
@@ -133,22 +152,33 @@ class Churn:
         ray.get(self.other.pid.remote(), timeout=TIMEOUT_S)
 
 
-def settle() -> None:
-    """Returns when no page server has a variable any more."""
+def settle(pids: dict[str, int]) -> None:
+    """Returns when no page server has a variable any more, and nobody the memory of one."""
     import clamor_ray as clamor
 
     deadline = time.monotonic() + SETTLE_S
-    while left := [region for node in clamor.stats().nodes for region in node.regions]:
+    while True:
+        regions = [region for node in clamor.stats().nodes for region in node.regions]
+        memfds = _processes.memfd_bytes(list(pids.values()))
+        if not regions and not any(name in memfds for name in OF_VARIABLES):
+            return
         if time.monotonic() > deadline:
-            raise RuntimeError(f"freed variables are still there after {SETTLE_S} s: {left[:3]}")
+            raise RuntimeError(
+                f"what was freed is still there after {SETTLE_S:.0f} s: {regions[:3]}, {memfds}"
+            )
         time.sleep(0.05)  # freeing is told to page servers in their own time
 
 
 def sample(pids: dict[str, int], begin: float) -> dict[str, Any]:
+    private = {name: _processes.private_bytes(pid) for name, pid in pids.items()}
+    memfds = _processes.memfd_bytes(list(pids.values()))
+    history = memfds.pop(HISTORY, 0)
     return {
         "seconds": now() - begin,
-        "memory_bytes": _processes.memory_bytes(list(pids.values())),
-        "private_bytes": {name: _processes.memory_bytes([pid]) for name, pid in pids.items()},
+        "memory_bytes": sum(private.values()) + sum(memfds.values()),
+        "private_bytes": private,
+        "memfds": memfds,
+        "history_bytes": history,
         "descriptors": {name: _processes.open_descriptors(pid) for name, pid in pids.items()},
         "threads": {name: len(os.listdir(f"/proc/{pid}/task")) for name, pid in pids.items()},
     }
@@ -165,7 +195,7 @@ def churn(
     while now() - begin < seconds:
         one_round()
         if now() - begin >= due:
-            settle()
+            settle(pids)
             samples.append(sample(pids, begin))
             emit(samples[-1])
             due = max(due + every_s, now() - begin)
@@ -244,6 +274,7 @@ def main(arguments: list[str]) -> int:
 
     import clamor_ray as clamor
 
+    return_memory()
     environment = _common.environment(library=clamor.__version__, bench="idle")
     os.environ["CLAMOR_CACHE_BYTES"] = str(CACHE_BYTES)
     with _common.two_nodes(store_bytes=256 << 20) as nodes:
