@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 NAMES = {
@@ -24,6 +25,8 @@ def main() -> int:
         for name, what in NAMES.items():
             print(f"  {name:<12} {what}", file=sys.stderr)
         return 2
+    # Asked to end, a benchmark takes down what it started, as on Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     name = sys.argv[1]
     result = importlib.import_module(f"bench.{name}").main(sys.argv[2:])
     return int(result or 0)
