@@ -26,6 +26,7 @@ class EventKind(enum.IntEnum):
     NEED_PUBLISHED = 6
     NEED_OUTCOME = 7
     PULLED = 8
+    THRASHING = 9
 
 
 class Answer(enum.IntEnum):

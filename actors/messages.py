@@ -194,6 +194,9 @@ class ServerConfig:
         history_disk_bytes: in files without a name in
         history_directory: this directory of its node; "" for Ray's session directory there.
         stage_timeout_s: A staged layer whose writer is silent for so long is asked about.
+        cache_bytes: Budget of each node's cached blocks; 0: a quarter of the node's memory.
+        cache_policy: Which of them go first (``_native.POLICIES``).
+        replication: Whom a busy home sends askers to (``_native.REPLICATIONS``).
     """
 
     job_scope: str
@@ -208,6 +211,9 @@ class ServerConfig:
     history_disk_bytes: int = 4 << 30
     history_directory: str = ""
     stage_timeout_s: float = 300.0
+    cache_bytes: int = 0
+    cache_policy: str = "sieve"
+    replication: str = "p2c"
 
 
 @dataclass(frozen=True)
@@ -242,13 +248,25 @@ class ConnectionCounters:
 
 @dataclass(frozen=True)
 class ServerReport:
-    """One page server's part of ``stats()``; ``error`` says why the rest is empty."""
+    """One page server's part of ``stats()``; ``error`` says why the rest is empty.
+
+    Args:
+        info: Which one.
+        engine: Its counters, by the names of ``struct pc_engine_stats``.
+        regions: One entry per region, by the names of ``struct pc_region_stats``.
+        connections: What came to its data port.
+        error: Why it did not answer.
+        cache_bytes: The budget that is in force there.
+        thrashing: How often its engine said that the budget is too small.
+    """
 
     info: ServerInfo
     engine: dict[str, int] = field(default_factory=dict)
     regions: tuple[dict[str, int], ...] = ()
     connections: ConnectionCounters = ConnectionCounters()
     error: str = ""
+    cache_bytes: int = 0
+    thrashing: int = 0
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from ray.exceptions import ActorDiedError, RayError
 
 from clamor_ray import _names, _native, errors
 from clamor_ray._layout import BLOCK_BYTES, Pickled, take_apart
-from clamor_ray._memory import COMMIT_HINT, check_room
+from clamor_ray._memory import COMMIT_HINT, cache_budget, check_room, memory_bytes
 from clamor_ray._version import __version__
 from clamor_ray.actors import keeper_process
 from clamor_ray.actors.engine_like import Settings
@@ -184,6 +184,7 @@ class PageServer:
         if here != node_id:
             raise RuntimeError(f"a page server for node {node_id} was started on node {here}")
         _raise_descriptor_limit()
+        self._cache_bytes = cache_budget(config.cache_bytes, memory_bytes(), node_id)
         self._keeper = _find_keeper(
             keeper_socket(config.job_scope, node_id), config.orphan_timeout_s
         )
@@ -201,6 +202,9 @@ class PageServer:
             history_bytes=config.history_bytes,
             history_disk_bytes=config.history_disk_bytes,
             history_directory=_history_directory(config),
+            cache_bytes=self._cache_bytes,
+            cache_policy=config.cache_policy,
+            replication=config.replication,
             library_version=__version__,
         )
         self._loop = uvloop.new_event_loop()
@@ -279,6 +283,8 @@ class PageServer:
             engine=self._engine.stats(),
             regions=tuple(self._engine.region_stats()),
             connections=self._core.counters(),
+            cache_bytes=self._cache_bytes,
+            thrashing=self._core.thrashing,
         )
 
     def region_stats(self) -> tuple[dict[str, int], ...]:

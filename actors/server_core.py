@@ -103,6 +103,7 @@ class ServerCore:
         self._peers_connected = 0
         self._peers_lost = 0
         self._refused: Counter[str] = Counter()
+        self._thrashing = 0
 
     def __repr__(self) -> str:
         where = self._listener.getsockname() if self._listener else "closed"
@@ -158,6 +159,11 @@ class ServerCore:
             unauthenticated_now=self._unauthenticated,
             refused=tuple(sorted(self._refused.copy().items())),
         )
+
+    @property
+    def thrashing(self) -> int:
+        """How often the engine has said that its budget is too small. Any thread."""
+        return self._thrashing
 
     def retire(self, region: int, force: bool, record: RegionRecord | None = None) -> bool:
         """The region is freed. An answer about it that is still on its way is not used any more:
@@ -218,8 +224,20 @@ class ServerCore:
                 pass
             elif kind == EventKind.LOG:
                 logger.warning("%s", event.text)
+            elif kind == EventKind.THRASHING:
+                self._thrash(event.text)
             else:
                 logger.warning("the engine reports an unknown event %d", kind)
+
+    def _thrash(self, text: str) -> None:
+        self._thrashing += 1
+        if self._thrashing == 1:  # the rest is counted: it may go on for hours
+            logger.warning(
+                "the cache of this node is too small for what its tasks use at once: %s. Give it "
+                "more (CLAMOR_CACHE_BYTES, clamor.init(cache_bytes=...)), or run fewer tasks or "
+                "smaller parts at a time; clamor.stats() counts it as refetched_blocks",
+                text,
+            )
 
     async def _find_region(self, region: int) -> None:
         error: int = Answer.TIMEOUT

@@ -27,6 +27,7 @@ from clamor_ray import errors
 from clamor_ray._version import __version__
 
 if TYPE_CHECKING:
+    from clamor_ray._gather import gather as gather
     from clamor_ray._hashmap import HashMap as HashMap
     from clamor_ray._pointer import Pointer as Pointer
     from clamor_ray._prefetch import prefetch as prefetch
@@ -60,6 +61,7 @@ __all__ = [
     "retry",
     "remote",
     "prefetch",
+    "gather",
     "views_by_value",
     "free",
     "stats",
@@ -85,6 +87,7 @@ _HOMES = {
     "Transaction": "_transaction",
     "free": "_surface",
     "block_map": "_stats",
+    "gather": "_gather",
     "init": "_session",
     "prefetch": "_prefetch",
     "region": "_region",

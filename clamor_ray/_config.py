@@ -9,25 +9,57 @@
 | CLAMOR_FAULT_TIMEOUT_S | 60 | all tries of one block; also the default of prefetch |
 | CLAMOR_CONNECT_TIMEOUT_S | 5 | connecting to the page server of this node |
 | CLAMOR_PAGE_BYTES | 0 | size of a demand fetch, a power of two, 4096 to 8388608; 0: by use |
+| CLAMOR_CACHE_BYTES | 0 | cached blocks that a node keeps; 0: a quarter of the node's memory |
+| CLAMOR_CACHE_POLICY | sieve | what goes first: sieve, s3fifo, fifo, lru, lfu, random, clock |
+| CLAMOR_REPLICATION | p2c | whom a busy home sends askers to: p2c, random or off |
 | CLAMOR_CONTROL_TIMEOUT_S | 60 | one call to the registry, page-server start included |
 | CLAMOR_VIEW_REF_BYTES | 65536 | a view from this size on travels as a reference; 0: none does |
 | CLAMOR_ORPHAN_S | 30 | how long a keeper holds memory for a page server that does not come back |
 | CLAMOR_HISTORY_BYTES | 268435456 | old blocks that a page server keeps in memory, then |
 | CLAMOR_HISTORY_DISK_BYTES | 4294967296 | on its node's disk; 0: none |
 | CLAMOR_HISTORY_DIR | | where, on every node; empty: Ray's session directory (/tmp/ray/...) |
+
+Numbers of bytes may have a unit: 512MB (millions), 4GiB (powers of 1024).
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal, cast
+from typing import Final, Literal, cast
 
 ReadSets = Literal["coarse", "exact", "off"]
 
+LEAST_CACHE_BYTES: Final = 1 << 20
+
 _BYTES = ("history_bytes", "history_disk_bytes", "view_ref_bytes")
-_CHOICES = {"trap": ("auto", "uffd", "sigsegv"), "read_sets": ("coarse", "exact", "off")}
+_CHOICES = {
+    "trap": ("auto", "uffd", "sigsegv"),
+    "read_sets": ("coarse", "exact", "off"),
+    "cache_policy": ("sieve", "s3fifo", "fifo", "lru", "lfu", "random", "clock"),
+    "replication": ("p2c", "random", "off"),
+}
+_UNITS: Final = dict.fromkeys(("", "b"), 1) | {
+    f"{letter}{unit}": base**power
+    for power, letter in enumerate("kmgt", 1)
+    for unit, base in (("b", 1000), ("ib", 1024))
+}
+
+
+def parse_bytes(text: str) -> int | None:
+    """A number of bytes, with or without a unit; None where it is none.
+
+    Example:
+        >>> parse_bytes("4GiB"), parse_bytes("1.5 MB"), parse_bytes("1e9")
+        (4294967296, 1500000, None)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text, re.ASCII)
+    unit = _UNITS.get(found[2].lower()) if found is not None else None
+    if found is None or unit is None or (unit == 1 and "." in found[1]):
+        return None
+    return int(found[1]) * unit if "." not in found[1] else int(float(found[1]) * unit)
 
 
 def check_read_sets(value: str) -> ReadSets:
@@ -42,16 +74,27 @@ def check_read_sets(value: str) -> ReadSets:
 
 
 def _page_bytes(variable: str, text: str) -> int:
-    n = int(text) if text.isdigit() else -1
-    if n != 0 and not (4096 <= n <= 8 << 20 and n & (n - 1) == 0):
+    n = parse_bytes(text)
+    if n is None or (n != 0 and not (4096 <= n <= 8 << 20 and n & (n - 1) == 0)):
         raise ValueError(f"{variable} is 0 or a power of two from 4096 to 8388608, not {text!r}")
     return n
 
 
 def _bytes(variable: str, text: str) -> int:
-    if not text.isdigit() or int(text) >= 1 << 62:
+    n = parse_bytes(text)
+    if n is None or n >= 1 << 62:
         raise ValueError(f"{variable} is a number of bytes, 0 or more, not {text!r}")
-    return int(text)
+    return n
+
+
+def _cache_bytes(variable: str, text: str) -> int:
+    n = _bytes(variable, text)
+    if 0 < n < LEAST_CACHE_BYTES:
+        raise ValueError(
+            f"{variable} is at least {LEAST_CACHE_BYTES} bytes (1 MiB), or 0 for a quarter of each "
+            f"node's memory, not {text!r}"
+        )
+    return n
 
 
 def _directory(variable: str, text: str) -> str:
@@ -73,45 +116,55 @@ class Config:
     control_timeout_s: float = 60.0
     orphan_s: float = 30.0
     page_bytes: int = 0
+    cache_bytes: int = 0
+    cache_policy: str = "sieve"
+    replication: str = "p2c"
     history_bytes: int = 256 << 20
     history_disk_bytes: int = 4 << 30
     history_dir: str = ""
     view_ref_bytes: int = 65536
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
+    def from_env(cls, environ: Mapping[str, str] | None = None, **given: object) -> Config:
         """Reads `CLAMOR_*`; what is not set keeps its default.
 
+        Args:
+            environ: instead of this process's.
+            given: by the names of the fields; what is not None comes before the environment.
+
         Raises:
-            ValueError: A value makes no sense; the message names the variable.
+            ValueError: A value makes no sense; the message names the variable, or the argument.
         """
         environ = os.environ if environ is None else environ
         values: dict[str, object] = {}
         for field in fields(cls):
-            variable = f"CLAMOR_{field.name.upper()}"
-            text = environ.get(variable, "").strip()
-            if not text:
-                continue
-            choices = _CHOICES.get(field.name)
-            if choices is not None:
-                if text not in choices:
-                    raise ValueError(f"{variable} is one of {', '.join(choices)}, not {text!r}")
-                values[field.name] = text
-                continue
-            if field.name == "page_bytes":
-                values[field.name] = _page_bytes(variable, text)
-                continue
-            if field.name in _BYTES:
-                values[field.name] = _bytes(variable, text)
-                continue
-            if field.name == "history_dir":
-                values[field.name] = _directory(variable, text)
-                continue
-            try:
-                seconds = float(text)
-            except ValueError:
-                seconds = -1.0
-            if not 0 < seconds < float("inf"):
-                raise ValueError(f"{variable} is a number of seconds above 0, not {text!r}")
-            values[field.name] = seconds
+            name = f"CLAMOR_{field.name.upper()}"
+            text = environ.get(name, "").strip()
+            if (value := given.get(field.name)) is not None:
+                name, text = field.name, str(value)
+            if text or value is not None:
+                values[field.name] = _read(field.name, name, text)
         return cls(**values)  # type: ignore[arg-type]
+
+
+def _read(field: str, name: str, text: str) -> object:
+    choices = _CHOICES.get(field)
+    if choices is not None:
+        if text not in choices:
+            raise ValueError(f"{name} is one of {', '.join(choices)}, not {text!r}")
+        return text
+    if field == "page_bytes":
+        return _page_bytes(name, text)
+    if field == "cache_bytes":
+        return _cache_bytes(name, text)
+    if field in _BYTES:
+        return _bytes(name, text)
+    if field == "history_dir":
+        return _directory(name, text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"{name} is a number of seconds above 0, not {text!r}")
+    return seconds

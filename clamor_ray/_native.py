@@ -12,6 +12,9 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from clamor_ray import errors
 from clamor_ray._native_base import (
     BLOCK_BYTES,
@@ -28,9 +31,11 @@ from clamor_ray._native_base import (
     EVENT_NEED_REGION,
     EVENT_PULLED,
     EVENT_REGION_IDLE,
+    EVENT_THRASHING,
     EXTENT_BYTES,
     MAP_EXACT_READS,
     MAP_FIXED,
+    MAP_PAGE_SHIFT,
     MAP_PRIVATE,
     PC_ERR_CLASH,
     PC_ERR_CLOSED,
@@ -54,6 +59,8 @@ from clamor_ray._native_base import (
     PC_ERR_SYSTEM,
     PC_ERR_TIMEOUT,
     PC_ERR_VERSION_MISMATCH,
+    POLICIES,
+    REPLICATIONS,
     TRAPS,
     TRAPS_IN_FORCE,
     WINDOW_BEGIN,
@@ -86,12 +93,14 @@ __all__ = [
     "EVENT_NEED_REGION",
     "EVENT_PULLED",
     "EVENT_REGION_IDLE",
+    "EVENT_THRASHING",
     "EXTENT_BYTES",
     "Engine",
     "Event",
     "Keeper",
     "MAP_EXACT_READS",
     "MAP_FIXED",
+    "MAP_PAGE_SHIFT",
     "MAP_PRIVATE",
     "Mapping",
     "PC_ERR_CLASH",
@@ -116,6 +125,8 @@ __all__ = [
     "PC_ERR_SYSTEM",
     "PC_ERR_TIMEOUT",
     "PC_ERR_VERSION_MISMATCH",
+    "POLICIES",
+    "REPLICATIONS",
     "Runs",
     "Segment",
     "TRAPS",
@@ -247,7 +258,8 @@ class Client(_Handle):
             base_address: the region's own, in bytes.
             length_bytes: a multiple of the block.
             flags: `MAP_PRIVATE` (copy-on-write, writable, never shared), `MAP_EXACT_READS` (no
-                kernel fault-around), `MAP_FIXED` (at its own address or not at all).
+                kernel fault-around), `MAP_FIXED` (at its own address or not at all); and
+                log2 of the bytes that a fault fetches << `MAP_PAGE_SHIFT`, 0 for by use.
             timeout_s: for the page server's answer.
 
         Raises:
@@ -403,6 +415,59 @@ class Client(_Handle):
             n_blocks = int(keep[:, 1].sum())
             raise errors.PrefetchTimeoutError(
                 f"{n_blocks} blocks did not arrive within {timeout_s:g} s.", code=code
+            )
+        check(code, mapping=mapping_id)
+
+    def gather(
+        self,
+        mapping_id: int,
+        ids: npt.NDArray[np.uint64],
+        out: npt.NDArray[Any],
+        *,
+        offset_bytes: int,
+        stride_bytes: int,
+        row_bytes: int,
+        timeout_s: float = 60.0,
+    ) -> None:
+        """Copies rows to `out`, in the order of the ids; blocks or rows come, whichever is less.
+
+        Args:
+            mapping_id: of a mapping that is not private.
+            ids: numbers of rows, contiguous, of any shape.
+            out: contiguous and writable, of `ids.size * row_bytes` bytes.
+            offset_bytes: of row 0, from the region's start.
+            stride_bytes: from one row to the next, at least `row_bytes`.
+            row_bytes: of one row, at least 1.
+            timeout_s: for all of them.
+
+        Raises:
+            RangeError: a row lies outside of the region; nothing has moved.
+            PrefetchTimeoutError, HomeLostError, ServerUnavailableError.
+        """
+        if not ids.flags.c_contiguous or ids.dtype != np.uint64:
+            raise ValueError("ids are a contiguous array of uint64")
+        if not out.flags.c_contiguous or not out.flags.writeable:
+            raise ValueError("rows are copied to a contiguous, writable array")
+        if out.nbytes != ids.size * row_bytes:
+            raise ValueError(f"{ids.size} rows of {row_bytes} bytes do not fit {out.nbytes} bytes")
+        if ids.size == 0:
+            return
+        rows = c.ffi.new("struct pc_rows *")
+        rows.offset_bytes, rows.stride_bytes, rows.row_bytes = offset_bytes, stride_bytes, row_bytes
+        code = self._call(
+            c.lib.pc_client_gather,
+            mapping_id,
+            rows,
+            c.ffi.cast("uint64_t *", ids.ctypes.data),
+            ids.size,
+            c.ffi.cast("void *", out.ctypes.data),
+            ns(timeout_s),
+        )
+        if code == PC_ERR_TIMEOUT:
+            raise errors.PrefetchTimeoutError(
+                f"Not all of {ids.size} rows came within {timeout_s:g} s.",
+                code=code,
+                hint="Ask again with a longer timeout, or for fewer rows.",
             )
         check(code, mapping=mapping_id)
 

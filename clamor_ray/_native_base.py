@@ -28,6 +28,7 @@ WINDOW_END: Final = 0x2900_0000_0000
 MAP_PRIVATE: Final = 1
 MAP_EXACT_READS: Final = 2
 MAP_FIXED: Final = 4
+MAP_PAGE_SHIFT: Final = 8
 
 EVENT_NEED_REGION: Final = 1
 EVENT_NEED_PEER: Final = 2
@@ -37,6 +38,7 @@ EVENT_NEED_CHANGES: Final = 5
 EVENT_NEED_PUBLISHED: Final = 6
 EVENT_NEED_OUTCOME: Final = 7
 EVENT_PULLED: Final = 8
+EVENT_THRASHING: Final = 9
 
 BLOCKS_PRESENT: Final = 0
 BLOCKS_FETCHED: Final = 1
@@ -45,6 +47,11 @@ BLOCKS_TOUCHED: Final = 2
 # What CLAMOR_TRAP says -> enum pc_trap, and back for the traps that can be in force.
 TRAPS: Final[dict[str, int]] = {"auto": 0, "uffd": 1, "sigsegv": 4}
 TRAPS_IN_FORCE: Final[dict[int, str]] = {2: "uffd", 3: "uffd-user", 4: "sigsegv"}
+
+# What CLAMOR_CACHE_POLICY and CLAMOR_REPLICATION say -> enum pc_policy, enum pc_replication.
+_POLICY_NAMES: Final = ("sieve", "s3fifo", "fifo", "lru", "lfu", "random", "clock")
+POLICIES: Final[dict[str, int]] = {name: code for code, name in enumerate(_POLICY_NAMES)}
+REPLICATIONS: Final[dict[str, int]] = {"p2c": 0, "random": 1, "off": 2}
 
 # enum pc_err, and what each code becomes. tests/test_errors.py walks the header against it.
 PC_ERR_SYSTEM: Final = -1

@@ -13,6 +13,8 @@ from typing import Any
 from clamor_ray._native_base import (
     PC_ERR_NO_PEER,
     PC_ERR_NO_REGION,
+    POLICIES,
+    REPLICATIONS,
     Runs,
     _Handle,
     c,
@@ -64,6 +66,9 @@ class Engine(_Handle):
         history_bytes: replaced blocks kept in memory.
         history_disk_bytes: replaced blocks kept on disk after that.
         history_directory: where; its files have no names. None: memory only.
+        cache_bytes: cached blocks are kept below it; 0: no budget.
+        cache_policy: which of them go first, one of `POLICIES`.
+        replication: whom askers are sent to, one of `REPLICATIONS`.
     """
 
     def __init__(
@@ -81,6 +86,9 @@ class Engine(_Handle):
         history_bytes: int = 256 << 20,
         history_disk_bytes: int = 4 << 30,
         history_directory: str | None = None,
+        cache_bytes: int = 0,
+        cache_policy: str = "sieve",
+        replication: str = "p2c",
         library_version: str = __version__,
     ) -> None:
         super().__init__()
@@ -104,6 +112,9 @@ class Engine(_Handle):
         if history_directory is not None:
             directory = ffi.new("char[]", os.fsencode(history_directory))
         options.history_directory = directory
+        options.cache_bytes = cache_bytes
+        options.cache_policy = POLICIES[cache_policy]
+        options.replication = REPLICATIONS[replication]
         out = ffi.new("pc_engine **")
         check(lib.pc_engine_start(options, out), socket=socket_name)
         self._opened(out[0])

@@ -45,6 +45,43 @@ def merge(first: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> Spans:
     return runs
 
 
+def _pieces(
+    shape: Sequence[int], strides: Sequence[int], itemsize: int
+) -> tuple[npt.NDArray[np.int64], int]:
+    """A strided array as pieces of equal length that skip no block that no element lies on.
+
+    Returns:
+        Where each piece begins, counted from the first element, and their length.
+    """
+    lowest = 0
+    axes: list[tuple[int, int]] = []
+    for n, stride in zip(shape, strides, strict=True):
+        if n == 1 or stride == 0:
+            continue
+        if stride < 0:
+            lowest += stride * (n - 1)
+        axes.append((abs(stride), n))
+    axes.sort()
+    span = itemsize
+    walked: list[tuple[int, int]] = []
+    for stride, n in axes:
+        if not walked and stride - span < BLOCK_BYTES:
+            span += stride * (n - 1)
+        else:
+            walked.append((stride, n))
+    covering = span + sum(stride * (n - 1) for stride, n in walked)
+    n_starts = 1
+    for _, n in walked:
+        n_starts *= n
+    if n_starts > (covering >> BLOCK_SHIFT) + 1:  # overlapping windows: walking costs more
+        walked, span = [], covering
+    starts = np.array([lowest], np.int64)
+    for stride, n in reversed(walked):
+        steps = np.arange(n, dtype=np.int64) * stride
+        starts = (starts[:, None] + steps[None, :]).reshape(-1)
+    return starts, span
+
+
 def strided_spans(
     address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int
 ) -> Spans:
@@ -63,32 +100,45 @@ def strided_spans(
     """
     if itemsize == 0 or any(n == 0 for n in shape):
         return np.empty((0, 2), np.uint64)
-    axes: list[tuple[int, int]] = []
-    for n, stride in zip(shape, strides, strict=True):
-        if n == 1 or stride == 0:
-            continue
-        if stride < 0:
-            address += stride * (n - 1)
-        axes.append((abs(stride), n))
-    axes.sort()
-    span = itemsize
-    walked: list[tuple[int, int]] = []
-    for stride, n in axes:
-        if not walked and stride - span < BLOCK_BYTES:
-            span += stride * (n - 1)
-        else:
-            walked.append((stride, n))
-    covering = span + sum(stride * (n - 1) for stride, n in walked)
-    n_starts = 1
-    for _, n in walked:
-        n_starts *= n
-    if n_starts > (covering >> BLOCK_SHIFT) + 1:  # overlapping windows: walking costs more
-        walked, span = [], covering
-    starts = np.array([address], np.int64)
-    for stride, n in reversed(walked):
-        steps = np.arange(n, dtype=np.int64) * stride
-        starts = (starts[:, None] + steps[None, :]).reshape(-1)
+    starts, span = _pieces(shape, strides, itemsize)
+    starts += address
     return merge(starts >> BLOCK_SHIFT, ((starts + (span - 1)) >> BLOCK_SHIFT) + 1)
+
+
+_ROWS_AT_ONCE: Final = 1 << 20
+
+
+def row_spans(array: npt.NDArray[Any], ids: npt.NDArray[Any]) -> Spans:
+    """The blocks of some rows (along axis 0) of a NumPy array.
+
+    Args:
+        array: of any strides, with at least one axis.
+        ids: of rows, from 0 on, in any order.
+    """
+    if array.size == 0 or array.itemsize == 0:
+        return np.empty((0, 2), np.uint64)
+    pieces, span = _pieces(array.shape[1:], array.strides[1:], array.itemsize)
+    pieces += int(array.__array_interface__["data"][0])
+    flat = ids.reshape(-1)
+    step = max(1, _ROWS_AT_ONCE // len(pieces))
+
+    def of(some: npt.NDArray[Any]) -> Spans:
+        rows = some.astype(np.int64) * array.strides[0]
+        starts = (rows[:, None] + pieces[None, :]).reshape(-1)
+        return merge(starts >> BLOCK_SHIFT, ((starts + (span - 1)) >> BLOCK_SHIFT) + 1)
+
+    return union(of(flat[first : first + step]) for first in range(0, len(flat), step))
+
+
+def extent(array: npt.NDArray[Any]) -> tuple[int, int]:
+    """Lowest address of an array's elements, and the one behind the highest; not empty."""
+    low = high = int(array.__array_interface__["data"][0])
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        if stride < 0:
+            low += (length - 1) * stride
+        else:
+            high += (length - 1) * stride
+    return low, high + array.itemsize
 
 
 def array_spans(array: npt.NDArray[Any]) -> Spans:
@@ -155,15 +205,16 @@ def _arrow_slice(kind: Any, buffers: list[Any], offset: int, length: int) -> Ite
     return None
 
 
-def _arrow_spans(obj: Any) -> Iterator[Spans]:
+def arrow_spans(obj: Any) -> Iterator[Spans]:
+    """The blocks of Arrow data."""
     import pyarrow as pa
 
     if isinstance(obj, (pa.Table, pa.RecordBatch)):
         for column in obj.columns:
-            yield from _arrow_spans(column)
+            yield from arrow_spans(column)
     elif isinstance(obj, pa.ChunkedArray):
         for chunk in obj.chunks:
-            yield from _arrow_spans(chunk)
+            yield from arrow_spans(chunk)
     elif isinstance(obj, pa.Buffer):
         yield byte_spans(obj.address, obj.size)
     else:
@@ -217,7 +268,7 @@ class _Collector(cloudpickle.Pickler):
         if pa is not None and isinstance(
             obj, (pa.Table, pa.RecordBatch, pa.ChunkedArray, pa.Array, pa.Buffer)
         ):
-            self._found.extend(_arrow_spans(obj))
+            self._found.extend(arrow_spans(obj))
             return _nothing, ()
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.Tensor) and obj.device.type == "cpu":

@@ -145,6 +145,7 @@ class Session:
         self._ended: dict[int, weakref.ref[Lease]] = {}
         # Freed here while mapped here: the map would be shared without asking the page server.
         self._freed: dict[int, int] = {}
+        self._shared: dict[int, Any] = {}
         self._client: Client | None = None
         self._client_lock = threading.Lock()
         self._pid = os.getpid()
@@ -369,12 +370,15 @@ class Session:
         record, plan = self.call(
             "share", [object_ref], node_id, new_request_id(), timeout_s=timeout_s
         )
+        # Registry and page server have it from each other: if both die, Ray's count knows of neither.
+        self._shared[record.region] = object_ref
         return self._ref(record, plan)
 
     def free(self, ref: GlobalRef[Any]) -> None:
         if ref.scope != self.scope:
             _raise_mismatch(ref.scope)
         self.call("free", ref.region)
+        self._shared.pop(ref.region, None)
         if not ref.inline:
             freed = {**self._freed, ref.region: ref.base_address}
             self._freed = {r: at for r, at in freed.items() if self.leases.find(at) is not None}
@@ -496,7 +500,15 @@ def _attach(scope: str | None) -> Session:
     return _current
 
 
-def init(address: str | None = None, *, namespace: str | None = None) -> InitResult:
+def init(
+    address: str | None = None,
+    *,
+    namespace: str | None = None,
+    cache_bytes: int | str | None = None,
+    cache_policy: str | None = None,
+    replication: str | None = None,
+    page_bytes: int | str | None = None,
+) -> InitResult:
     """Attaches this program to its Ray cluster and starts a session of global variables.
 
     Where Ray is not connected yet, connects it: to `address`, else to `RAY_ADDRESS`, else to a
@@ -506,6 +518,15 @@ def init(address: str | None = None, *, namespace: str | None = None) -> InitRes
     Args:
         address: as `ray.init`'s; ignored where Ray is connected already.
         namespace: as `ray.init`'s; ours is always "clamor".
+        cache_bytes: budget of each node's cached blocks, as a number or as in "4GiB"; homes do
+            not count. 0: a quarter of what each node has.
+        cache_policy: which cached blocks go first: sieve, s3fifo, fifo, lru, lfu, random, clock.
+        replication: whom a busy home sends askers to: "p2c" (of two nodes that have the block, the
+            one with less to send), "random" or "off".
+        page_bytes: what a fault fetches, a power of two from 4 KiB to 8 MiB; 0: by use.
+            These four are settings of the session, and come before CLAMOR_CACHE_BYTES,
+            CLAMOR_CACHE_POLICY, CLAMOR_REPLICATION and CLAMOR_PAGE_BYTES. In a task or an actor
+            they change nothing.
 
     Returns:
         The trap in force, this node's id and the version of its page server.
@@ -515,6 +536,10 @@ def init(address: str | None = None, *, namespace: str | None = None) -> InitRes
         RayClientError: Connected through `ray://`; use `ray job submit`.
         ServerUnavailableError, VersionMismatchError: This node's page server does not start.
         TrapUnavailableError: The kernel refuses the trap that CLAMOR_TRAP asks for.
+        ValueError: A setting makes no sense, or is not that of the session that this driver has
+            already. Nothing was started.
+        CacheBudgetError: This node has less memory than `cache_bytes`. (A node that has less and
+            joins later raises it in the first task there that uses a global variable.)
 
     Example:
         >>> clamor.init().trap   # doctest: +SKIP
@@ -525,7 +550,13 @@ def init(address: str | None = None, *, namespace: str | None = None) -> InitRes
     if address is not None and address.startswith("ray://"):
         raise errors.RayClientError(f"{address} is a Ray Client address.")
     _check_not_ray_client()
-    config = Config.from_env()
+    settings = {
+        "cache_bytes": cache_bytes,
+        "cache_policy": cache_policy,
+        "replication": replication,
+        "page_bytes": page_bytes,
+    }
+    config = Config.from_env(None, **settings)
     if not ray.is_initialized():
         if os.environ.get("RAY_ADDRESS", "").startswith("ray://") and address is None:
             raise errors.RayClientError("RAY_ADDRESS is a Ray Client address.")
@@ -540,6 +571,8 @@ def init(address: str | None = None, *, namespace: str | None = None) -> InitRes
             session = _attach(None)
         if session is None:
             session = _make_session(config)
+        elif session.owner:
+            _check_same_settings(session.config, config, settings)
         try:
             info = session.ensure_server()
             trap = session.client.trap
@@ -549,6 +582,15 @@ def init(address: str | None = None, *, namespace: str | None = None) -> InitRes
             raise
         _current = session
     return InitResult(trap, session.node_id, info.library_version, session.scope)
+
+
+def _check_same_settings(now: Config, asked: Config, given: dict[str, Any]) -> None:
+    for name in (name for name, value in given.items() if value is not None):
+        if getattr(asked, name) != getattr(now, name):
+            raise ValueError(
+                f"{name}={given[name]!r}, and this session began with {getattr(now, name)!r}; call "
+                "clamor.shutdown() before clamor.init() with other settings"
+            )
 
 
 def _make_session(config: Config) -> Session:
@@ -573,6 +615,9 @@ def _make_session(config: Config) -> Session:
             history_bytes=config.history_bytes,
             history_disk_bytes=config.history_disk_bytes,
             history_directory=config.history_dir,
+            cache_bytes=config.cache_bytes,
+            cache_policy=config.cache_policy,
+            replication=config.replication,
         ),
     )
     _once("exit", lambda: atexit.register(shutdown))

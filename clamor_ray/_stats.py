@@ -75,6 +75,14 @@ class EngineStats(_Counters):
     history_bytes: int = 0
     history_disk_bytes: int = 0
     history_expired: int = 0
+    redirected_blocks: int = 0
+    redirect_misses: int = 0
+    peer_blocks_served: int = 0
+    peer_blocks_fetched: int = 0
+    evicted_blocks: int = 0
+    refetched_blocks: int = 0
+    rows_served: int = 0
+    rows_fetched: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,13 +103,26 @@ class RegionStats(_Counters):
 
 @dataclass(frozen=True)
 class NodeStats:
-    """One node's page server. Where `error` is not empty it did not answer: the rest is zeros."""
+    """One node's page server. Where `error` is not empty it did not answer: the rest is zeros.
+
+    Args:
+        info: which one.
+        engine: its counters.
+        regions: its part of each global variable.
+        refused_connections: to its data port, by reason.
+        error: why it did not answer.
+        cache_bytes: the budget of its cached blocks; `engine.cached_bytes` is what they take.
+        thrashing: how often, at most every ten seconds, it found that it fetches again what it
+            has just evicted: the budget is too small for what tasks use at once.
+    """
 
     info: ServerInfo
     engine: EngineStats = field(default_factory=EngineStats)
     regions: tuple[RegionStats, ...] = ()
     refused_connections: tuple[tuple[str, int], ...] = ()
     error: str = ""
+    cache_bytes: int = 0
+    thrashing: int = 0
 
     @property
     def node_id(self) -> str:
@@ -126,6 +147,21 @@ class Stats:
         """What crossed the network to any node, headers included."""
         return sum(node.engine.bytes_received for node in self.nodes)
 
+    @property
+    def cache_bytes(self) -> int:
+        """The cache budgets of all nodes."""
+        return sum(node.cache_bytes for node in self.nodes)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Blocks that nodes hold of extents homed elsewhere."""
+        return sum(node.engine.cached_bytes for node in self.nodes)
+
+    @property
+    def thrashing(self) -> tuple[NodeStats, ...]:
+        """The nodes whose cache was too small for what their tasks used at once."""
+        return tuple(node for node in self.nodes if node.thrashing)
+
     def region(self, ref: GlobalRef[Any]) -> dict[str, RegionStats]:
         """One global variable on every node that has it, by node id."""
         found = ((node.node_id, node.region(ref.region)) for node in self.nodes)
@@ -149,6 +185,8 @@ def from_report(report: RegistryReport) -> Stats:
             regions=tuple(_known(RegionStats, values) for values in server.regions),
             refused_connections=tuple(server.connections.refused),
             error=server.error,
+            cache_bytes=server.cache_bytes,
+            thrashing=server.thrashing,
         )
         for server in report.servers
     )

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from clamor_ray import _session
 from clamor_ray._lease import Leased
+from clamor_ray._ranges import extent
 from clamor_ray._ref import GlobalRef
 
 _by_value: contextvars.ContextVar[bool] = contextvars.ContextVar("clamor_views_by_value")
@@ -49,17 +50,6 @@ def views_by_value() -> Iterator[None]:
 # ------------------------------------------------------------------ sending
 
 
-def _extent(array: npt.NDArray[Any]) -> tuple[int, int]:
-    """Lowest address of an array's elements, and the one behind the highest; not empty."""
-    low = high = int(array.__array_interface__["data"][0])
-    for length, stride in zip(array.shape, array.strides, strict=True):
-        if stride < 0:
-            low += (length - 1) * stride
-        else:
-            high += (length - 1) * stride
-    return low, high + array.itemsize
-
-
 def _leased(address: int, n_bytes: int) -> Leased | None:
     """What a view at this address is a view of, where it is to travel as a reference."""
     session = _session.attached()
@@ -82,7 +72,7 @@ def _reduce_array(array: npt.NDArray[Any]) -> Any:
         start = int(array.__array_interface__["data"][0])
         leased = _leased(start, array.nbytes)
         if leased is not None:
-            low, high = _extent(array)
+            low, high = extent(array)
             first = leased.mapping.address
             if first <= low and high <= first + leased.mapping.length_bytes:
                 strides = None if array.flags.c_contiguous else array.strides

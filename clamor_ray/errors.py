@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "AddressClashError",
+    "CacheBudgetError",
     "ClamorError",
     "ClamorWarning",
     "ClosedError",
@@ -174,6 +175,15 @@ class OutOfMemoryError(ClamorError, MemoryError):
     """The node has too little memory for what was asked."""
 
     default_hint = "Free other global variables, put fewer bytes at a time, or use a larger node."
+
+
+class CacheBudgetError(ClamorError, ValueError):
+    """A node has less memory than its cache was told to take."""
+
+    default_hint = (
+        "Set CLAMOR_CACHE_BYTES, or clamor.init(cache_bytes=...), to less than the smallest node "
+        "has; 0 takes a quarter of each node's own memory."
+    )
 
 
 class DescriptorLimitError(ClamorError):

@@ -127,6 +127,8 @@ class Client:
         self.shared: dict[tuple[int, int], int] = {}
         self.ids = itertools.count(1)
         self.resolved: list[tuple[int, int, int]] = []
+        self.prefetched: list[tuple[int, Any, bool]] = []
+        self.gathered: list[tuple[int, int]] = []
 
     def create(self, region: int, base_address: int, length_bytes: int, **_: Any) -> int:
         fd = os.memfd_create("region")
@@ -170,7 +172,30 @@ class Client:
             del self.mapped[number]
             self.shared = {k: n for k, n in self.shared.items() if n != number}
 
-    def prefetch(self, number: int, runs: Any, **_: Any) -> None: ...
+    def prefetch(self, number: int, runs: Any, *, wait: bool = True, **_: Any) -> None:
+        self.prefetched.append((number, runs.tolist(), wait))
+
+    def gather(
+        self,
+        number: int,
+        ids: Any,
+        out: Any,
+        *,
+        offset_bytes: int,
+        stride_bytes: int,
+        row_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        self.cluster.fail("gather")
+        self.gathered.append((number, ids.size))
+        memory = self.mapped[number].memory
+        assert ids.dtype == np.uint64
+        assert stride_bytes >= row_bytes
+        assert out.nbytes == ids.size * row_bytes
+        begin = [offset_bytes + i * stride_bytes for i in ids.reshape(-1).tolist()]
+        assert all(at + row_bytes <= len(memory) for at in begin)
+        rows = b"".join(memory[at : at + row_bytes] for at in begin)
+        ctypes.memmove(out.ctypes.data, rows, len(rows))
 
     def dirty(self, number: int) -> Any:
         mapped = self.mapped[number]

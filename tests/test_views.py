@@ -14,7 +14,7 @@ import pytest
 import ray.cloudpickle
 
 import clamor_ray as clamor
-from clamor_ray import _session, _views, errors
+from clamor_ray import _ranges, _session, _views, errors
 from clamor_ray._config import Config
 from tests.fake_session import Cluster, FakeSession
 
@@ -90,7 +90,7 @@ def test_where_elements_lie(cut: Any) -> None:
     cells = np.arange(array.size, dtype=np.int64).reshape(array.shape) * 4
     begin = array.__array_interface__["data"][0]
     expected = begin + int(cut(cells).min()), begin + int(cut(cells).max()) + 4
-    assert _views._extent(view) == expected
+    assert _ranges.extent(view) == expected
 
 
 def test_they_hold_a_lease_of_their_snapshot(session: FakeSession) -> None:
