@@ -260,7 +260,11 @@ def test_the_vector_is_asked_for_at_once_where_that_pays() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--vertices", "5"], ["--degree", "0"], ["--exponent", "1"], ["--damping", "2"]]
+    "arguments",
+    [
+        *(["--vertices", "5"], ["--degree", "0"], ["--exponent", "1"], ["--damping", "2"]),
+        *(["--cache-bytes", "much"], ["--cache-bytes", "5"], ["--cache-policy", "belady"]),
+    ],
 )
 def test_bad_options_are_refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*_: Any, **__: Any) -> None:

@@ -39,6 +39,7 @@ from rich.table import Table
 import clamor_ray as clamor
 
 from . import _observe, _tasks, graphs
+from ._options import cluster_options
 from ._waiting import finished, nodes_with_cpus, start_workers
 from .graphs import Float64, Graph, WrongRanks
 from .knn import Stages, attached
@@ -341,18 +342,7 @@ def write(ranks: Float64, out: Path) -> None:
 )
 @click.option("--tasks", type=click.IntRange(1), help=f"Default: {TASKS_PER_CPU} for each CPU.")
 @click.option("--seed", default=1, show_default=True, help="Of the graph.")
-@click.option(
-    "--cache-bytes",
-    help="Most that a node caches of what is homed elsewhere, as in 64MiB. "
-    "Default: CLAMOR_CACHE_BYTES, or a quarter of its memory.",
-)
-@click.option("--cache-policy", help="Which cached blocks go first. Default: CLAMOR_CACHE_POLICY.")
-@click.option(
-    "--nodes",
-    type=click.IntRange(1, 64),
-    help="Start a local cluster of so many nodes, unless RAY_ADDRESS names one. "
-    "Default: 3 for the demo, else whatever ray.init() finds.",
-)
+@cluster_options
 @click.option(
     "--check/--no-check",
     default=None,

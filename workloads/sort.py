@@ -41,6 +41,7 @@ from rich.table import Table
 import clamor_ray as clamor
 
 from . import _observe, _tasks, records
+from ._options import cluster_options
 from ._waiting import finished, nodes_with_cpus, start_workers
 from .knn import Stages, attached
 from .records import RECORD_BYTES, Keys, Records, WrongOrder
@@ -264,18 +265,7 @@ def print_steps(console: Console, n_bytes: int, lines: list[Step]) -> None:
     help="Of a partition, in MiB: what a task has in private memory. Default: 64; 8 for the demo.",
 )
 @click.option("--seed", default=1, show_default=True, help="Of the records.")
-@click.option(
-    "--cache-bytes",
-    help="Most that a node caches of what is homed elsewhere, as in 64MiB. "
-    "Default: CLAMOR_CACHE_BYTES, or a quarter of its memory.",
-)
-@click.option("--cache-policy", help="Which cached blocks go first. Default: CLAMOR_CACHE_POLICY.")
-@click.option(
-    "--nodes",
-    type=click.IntRange(1, 64),
-    help="Start a local cluster of so many nodes, unless RAY_ADDRESS names one. "
-    "Default: 3 for the demo, else whatever ray.init() finds.",
-)
+@cluster_options
 def main(
     demo: bool,
     n_records: int | None,
