@@ -1,8 +1,8 @@
 """PageRank with less local memory than its graph, by each policy of eviction (Camelot 4).
 
 Two nodes. The graph and the vector are homed on the first, with the driver; all tasks run on the
-second, whose cache has a budget of 50% and of 33% of both, and at 100% one that holds both below its
-high water mark. Every case is a session of its own, with its own budget and policy, over the same
+second, whose cache has a budget of 50% and of 33% of both, and at 100% one that holds both below
+its high water mark. Every case is a session of its own, with its own budget and policy, over one
 graph.
 
 A case begins with an iteration in which the cache fills; it is printed, and in no figure. Timed are
