@@ -16,11 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_the_figures_are_of_the_best_policy_that_is_not_random() -> None:
-    seconds = {
-        **{("sieve", 1.0): 2.0, ("lru", 1.0): 4.0, ("random", 1.0): 3.0},
-        **{("sieve", 0.5): 1.0, ("lru", 0.5): 1.0, ("random", 0.5): 1.0},
-        **{("sieve", 0.33): 9.0, ("lru", 0.33): 6.0, ("random", 0.33): 5.0},
-    }
+    seconds = {(policy, 0.5): 1.0 for policy in ("sieve", "lru", "random")}
+    seconds |= {("sieve", 1.0): 2.0, ("lru", 1.0): 4.0, ("random", 1.0): 3.0}
+    seconds |= {("sieve", 0.33): 9.0, ("lru", 0.33): 6.0, ("random", 0.33): 5.0}
     found = pressure.figures(seconds)
     assert found == {
         "best_policy_slowdown": 2.0,

@@ -20,7 +20,7 @@ a task builds lies on the task's own node from the first byte. What is lost is o
 the partitions are in order, and each is an array of rows.
 
 What a node has in memory: the homes of what was built on it, its cache within its budget, and for
-each task that runs one partition, with 18 bytes of keys and order a record.
+each task that runs one partition, with about 30 bytes of keys and order a record.
 """
 
 from __future__ import annotations
