@@ -58,6 +58,13 @@ async def turns(n: int) -> None:
         await asyncio.sleep(0)
 
 
+async def a_free_thread() -> None:
+    deadline = asyncio.get_running_loop().time() + WAIT_S
+    while aio._threads._n_free < 1:  # it says so a moment after the answer
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0)
+
+
 def test_they_do_what_the_others_do(session: FakeSession) -> None:
     ref = clamor.put(TABLE)
 
@@ -129,10 +136,7 @@ def test_a_free_thread_is_used_again(session: FakeSession) -> None:
     async def work() -> None:
         for i in range(50):
             await clamor.aio.gather(view, [i])
-            deadline = asyncio.get_running_loop().time() + WAIT_S
-            while aio._threads._n_free < 1:  # it says so a moment after the answer
-                assert asyncio.get_running_loop().time() < deadline
-                await asyncio.sleep(0)
+            await a_free_thread()
 
     run(work())
     assert aio._threads._n_threads == 1
@@ -201,7 +205,12 @@ def test_a_timeout_begins_with_the_call(session: FakeSession) -> None:
 
 def test_in_a_fork(session: FakeSession) -> None:
     view = clamor.put(TABLE).get()
-    run(clamor.aio.gather(view, [1]))
+
+    async def work() -> None:
+        await clamor.aio.gather(view, [1])
+        await a_free_thread()
+
+    run(work())
     pid = os.fork()
     if pid == 0:
         signal.alarm(20)
