@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,15 @@ def emit(record: dict[str, Any]) -> None:
     print(json.dumps(record, allow_nan=False), flush=True)
 
 
-def summary(figures: dict[str, float]) -> None:
-    """The last line."""
-    emit({"summary": {name: round(value, 4) for name, value in figures.items()}})
+def summary(figures: Mapping[str, float | Mapping[str, float]]) -> None:
+    """The last line. Figures of several cases nest: {case: {figure: value}}."""
+
+    def rounded(value: float | Mapping[str, float]) -> Any:
+        if isinstance(value, Mapping):
+            return {name: round(each, 4) for name, each in value.items()}
+        return round(value, 4)
+
+    emit({"summary": {name: rounded(value) for name, value in figures.items()}})
 
 
 def percentile(values: Sequence[float] | npt.NDArray[Any], q: float) -> float:
@@ -100,7 +106,15 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 def expected_words(first: int, n: int, salt: int) -> npt.NDArray[np.uint64]:
     """Words [first, first + n) of the array with that salt."""
-    out = np.arange(first, first + n, dtype=np.uint64)
+    return _words_at(np.arange(first, first + n, dtype=np.uint64), salt)
+
+
+def expected_at(indices: npt.NDArray[np.int64], salt: int) -> npt.NDArray[np.uint64]:
+    """The words with these indices, in an array of their shape."""
+    return _words_at(indices.astype(np.uint64), salt)
+
+
+def _words_at(out: npt.NDArray[np.uint64], salt: int) -> npt.NDArray[np.uint64]:
     out += np.uint64(salt << 40 | 1)
     out *= _MULTIPLIER
     out ^= out >> np.uint64(29)

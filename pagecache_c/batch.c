@@ -40,7 +40,7 @@ static struct pc__fetch *room_in(struct pc__batch *batch, struct pc__region *reg
 {
     struct pc__fetch *fetch = last_of(batch);
     if (fetch && (fetch->server_id != server_id || fetch->generation != generation ||
-                  fetch->n_runs == PC__DATA_MAX_RUNS || fetch->n_blocks == PC__DATA_MAX_BLOCKS))
+                  fetch->n_runs == PC__DATA_MAX_RUNS || fetch->n_blocks == PC__REQUEST_BLOCKS))
         fetch = NULL;
     if (fetch && fetch->n_runs < fetch->capacity_runs)
         return fetch;
@@ -113,7 +113,7 @@ int pc__batch_add(struct pc__batch *batch, struct pc__region *region,
         }
         struct pc__fetch *fetch = room_in(batch, region, generation, server_id);
         uint64_t take = end - first;
-        uint64_t room = fetch ? PC__DATA_MAX_BLOCKS - fetch->n_blocks : 0;
+        uint64_t room = fetch ? PC__REQUEST_BLOCKS - fetch->n_blocks : 0;
         take = take < room ? take : room;
         pc__blockset_remove(&generation->in_flight, first + take, end - first - take);
         if (!fetch)
@@ -140,6 +140,8 @@ void pc__fetch_drop(struct pc_engine *engine, struct pc__fetch *fetch)
 
 void pc__fetch_fail(struct pc_engine *engine, struct pc__fetch *fetch, int error)
 {
+    if (fetch->gather)
+        pc__gather_failed(engine, fetch, error);
     for (uint32_t i = fetch->at_run; i < fetch->n_runs; i++)
         if (fetch->runs[i].n_blocks)
             pc__fill_failed(engine, fetch->region, fetch->generation, fetch->runs[i].first_block,

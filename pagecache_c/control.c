@@ -111,6 +111,10 @@ static int add_mapping(struct pc__client *client, const struct pc__ctl_open *ope
                                                 .length_bytes = open->length_bytes,
                                                 .version = open->version,
                                                 .is_private = open->flags & PC_MAP_PRIVATE,
+                                                .exact_reads =
+                                                    open->flags & PC_MAP_EXACT_READS &&
+                                                    client->trap != PC_TRAP_SIGSEGV,
+                                                .page_shift = pc__map_page_shift(open->flags),
                                                 .region = region,
                                                 .generation = pc__generation_take(generation)};
     client->n_mappings++;
@@ -145,7 +149,11 @@ static void drop_mapping(struct pc__client *client, struct pc__mapping *mapping)
     {
         struct pc__job *job = pc__of(job_link, struct pc__job, link);
         if (job->client == client && job->mapping_id == id) {
-            pc__client_send(client, PC__CTL_REPLY, job->request_id, PC_ERR_CLOSED, NULL, 0, -1);
+            if (job->part)
+                pc__part_blocks_done(job->part, PC_ERR_CLOSED);
+            else
+                pc__client_send(client, PC__CTL_REPLY, job->request_id, PC_ERR_CLOSED, NULL, 0,
+                                -1);
             pc__link_remove(&job->link);
             free(job);
         }
@@ -381,6 +389,7 @@ static void close_client(struct pc__client *client)
     client->closed = true;
     while (client->n_mappings)
         drop_mapping(client, &client->mappings[client->n_mappings - 1]);
+    pc__client_gathers_end(client);
     pc__client_abandon_all(client);
     if (client->stages)
         pc__layers_orphan(loop->engine, client->id);
@@ -463,7 +472,8 @@ static int on_hello(struct pc__client *client, const struct pc__ctl_message *mes
 static int handle(struct pc__client *client, const struct pc__ctl_message *message, int *fds,
                   int n_fds)
 {
-    bool may_bring = message->header.type == PC__CTL_STAGE;
+    bool may_bring = message->header.type == PC__CTL_STAGE ||
+                     message->header.type == PC__CTL_GATHER;
     if (message->header.type != PC__CTL_HELLO && (!client->said_hello || (n_fds && !may_bring)))
         return pc__fail(PC_ERR_PROTOCOL, "a message before hello, or with descriptors");
     switch (message->header.type) {
@@ -500,6 +510,9 @@ static int handle(struct pc__client *client, const struct pc__ctl_message *messa
         return PC_OK;
     case PC__CTL_RESOLVE:
         pc__client_resolve(client, message);
+        return PC_OK;
+    case PC__CTL_GATHER:
+        pc__client_gather(client, message, n_fds, fds);
         return PC_OK;
     case PC__CTL_PING:
         pc__client_reply(client, message, PC_OK);
@@ -583,6 +596,8 @@ static void add_client(struct pc__loop *loop, struct pc__mail *mail)
                                       .uffd = -1,
                                       .slots_event = -1,
                                       .hello_by_ns = pc__now_ns() + HELLO_TIMEOUT_NS};
+        pc__link_init(&client->gathers);
+        pc__link_init(&client->areas);
         client->watch = pc__watch_add(loop, PC__WATCH_CLIENT, mail->fd, 0, client, EPOLLIN);
     }
     if (!client || !client->watch) {

@@ -107,8 +107,11 @@ void pc__client_reads(struct pc__client *client, const struct pc__ctl_message *m
         return;
     struct pc__region *region = mapping->region;
     pthread_mutex_lock(&region->lock);
-    for (int i = 0; i < n; i++) /* statistics: what memory is short for is not counted */
+    for (int i = 0; i < n; i++) { /* statistics: what memory is short for is not counted */
         (void)pc__blockset_add(&mapping->generation->touched, runs[i].first_block,
                                runs[i].n_blocks);
+        if (region->pages)
+            pc__pages_read(region->pages, runs[i], mapping->exact_reads);
+    }
     pthread_mutex_unlock(&region->lock);
 }

@@ -236,6 +236,8 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     uint64_t page = options->page_bytes;
     if (!options->server_id)
         return pc__fail(PC_ERR_RANGE, "a server id of 0");
+    if (options->replication < PC_REPLICATION_P2C || options->replication > PC_REPLICATION_OFF)
+        return pc__fail(PC_ERR_RANGE, "replication %d", options->replication);
     if (page && (page < PC_BLOCK_BYTES || page & (page - 1) ||
                  page > (uint64_t)PC__DATA_MAX_BLOCKS * PC_BLOCK_BYTES))
         return pc__fail(PC_ERR_RANGE,
@@ -250,6 +252,8 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     pthread_mutex_init(&engine->keeper_lock, NULL);
     pthread_mutex_init(&engine->event_lock, NULL);
     pthread_mutex_init(&engine->worker.lock, NULL);
+    pthread_mutex_init(&engine->holders.lock, NULL);
+    atomic_init(&engine->holders.random, options->server_id);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -264,7 +268,8 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
              options->library_version);
     engine->fetch_timeout_ns = options->fetch_timeout_ns;
     engine->fault_timeout_ns = options->fault_timeout_ns;
-    engine->page_blocks = page >> PC_BLOCK_SHIFT;
+    engine->page_shift = page ? (unsigned)__builtin_ctzll(page) : 0;
+    engine->replication = options->replication;
     engine->keeper_fd = options->keeper_fd;
     engine->listen_fd = engine->uffd = -1;
     engine->n_loops = choose_loops(options->n_loops);
@@ -342,6 +347,8 @@ PC_API int pc_engine_stop(pc_engine *engine)
     if (engine->event_fd >= 0)
         close(engine->event_fd);
     free(engine->events);
+    free(engine->holders.servers);
+    pthread_mutex_destroy(&engine->holders.lock);
     pthread_cond_destroy(&engine->worker.wake);
     pthread_mutex_destroy(&engine->worker.lock);
     pthread_mutex_destroy(&engine->event_lock);

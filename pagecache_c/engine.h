@@ -31,6 +31,7 @@
 #include "error.h"
 #include "history.h"
 #include "keeper.h"
+#include "pages.h"
 #include "pagecache.h"
 #include "wire.h"
 
@@ -43,6 +44,9 @@ struct pc__client;
 struct pc__region;
 struct pc__mapping;
 struct pc__pull;
+struct pc__part;
+struct pc__gather;
+struct pc__rents;
 
 /* ------------------------------------------------------------------ lists */
 
@@ -129,6 +133,7 @@ struct pc__generation {
     struct pc__blockset fetched;
     struct pc__blockset touched;
     struct pc__blockset changed_away; /* were present before it moved; absent since */
+    struct pc__rents *rents;       /* what rows of absent blocks have cost (gather.c), or NULL */
     struct pc__link waiters;       /* struct pc__waiter */
     struct pc__link jobs;          /* struct pc__job */
 };
@@ -175,6 +180,7 @@ struct pc__region {
     enum pc__region_state state;
     uint64_t creator;              /* client id, while CREATING */
     struct pc__home *home;
+    struct pc__pages *pages;       /* how much a fault fetches, once there was one; or NULL */
     struct pc__link generations;
     uint64_t mappings;
     struct pc__changes changes;    /* the last answer */
@@ -203,6 +209,7 @@ struct pc__job {
     struct pc__link link;
     struct pc__client *client;     /* NULL: a layer is pulled */
     struct pc__pull *pull;         /* then */
+    struct pc__part *part;         /* of a gather, that waits for it; or NULL */
     uint64_t mapping_id;
     uint32_t request_id;
     uint64_t remaining_blocks;
@@ -236,6 +243,7 @@ struct pc__fetch {
     uint32_t from_version, to_version; /* of a peer: the blocks are the same in all of these */
     struct pc__gather *gather;     /* rows are asked for, not blocks (gather.c); or NULL */
     uint64_t give_up_ns;           /* 0: it has not been its turn yet */
+    uint64_t final_ns;             /* of a peer: give_up_ns of the home, once that is asked again */
     uint32_t request_id;
     uint32_t n_blocks;             /* still to come: of runs[at_run] on */
     uint32_t n_runs, capacity_runs;
@@ -243,12 +251,14 @@ struct pc__fetch {
     int error;                     /* what comes is thrown away */
     bool urgent;                   /* a thread is stopped: not behind the bulk */
     bool prefetch;
-    struct pc_run runs[];          /* [at_run] shrinks from its front as blocks come */
+    struct pc_run runs[];          /* [at_run] shrinks from its front as blocks come. Of a peer: as
+                                      they were at first, from capacity_runs on */
 };
 
 #define PC__LANES_PER_LOOP 2 /* one for urgent fetches, one for bulk */
 #define PC__URGENT_REQUESTS 16 /* on the wire at once; the rest waits in the lane's queue */
-#define PC__BULK_REQUESTS 4    /* of up to 8 MiB: enough for the wire, little to wait behind */
+#define PC__REQUEST_BLOCKS 256u /* asked for at once: the home decides for each request who answers */
+#define PC__BULK_REQUESTS 16   /* enough for the wire, little to wait behind */
 #define PC__RX_BYTES (1u << 20)
 #define PC__BOUNCE_BLOCKS 64u
 
@@ -266,10 +276,12 @@ struct pc__lane {
     size_t tx_bytes, tx_capacity;
     uint8_t *rx;                   /* PC__RX_BYTES */
     size_t rx_begin, rx_end;
+    uint32_t rows_due;             /* bytes of rows still to come: then sent's first is of rows */
     bool in_reply;                 /* header and bitmap of sent's first are read */
     uint32_t reply_position;       /* blocks of the reply dealt with */
     uint32_t reply_blocks;
     uint64_t holes[PC__DATA_MAX_BLOCKS / 64];
+    uint64_t elsewhere[PC__DATA_MAX_BLOCKS / 64];
 };
 
 struct pc__peer {
@@ -326,6 +338,7 @@ struct pc__loop {
     struct pc__link clients, peers, served;
     struct pc__watch *graves;
     uint8_t *bounce;               /* PC__BOUNCE_BLOCKS, once needed */
+    struct pc__parts *parts;       /* of the reply that is being put together (reply.c) */
     uint32_t next_request_id;
 };
 
@@ -340,6 +353,21 @@ struct pc__counters {
     _Atomic uint64_t redirected_blocks, redirect_misses, peer_blocks_served, peer_blocks_fetched;
     _Atomic uint64_t evicted_blocks, refetched_blocks, rows_served, rows_fetched;
     _Atomic uint64_t commits_staged, commits_published, commits_applied, commits_dropped;
+};
+
+#define PC__HOLDERS 6 /* of a block, that its home remembers */
+struct pc__holder {
+    uint64_t id;
+    uint64_t sent_to_bytes;        /* that others were sent there for, and did not say that they have */
+    uint64_t sent_to_ns;           /* the last time */
+    uint64_t reported_bytes;       /* that it had to send, as it said itself */
+};
+/* Servers that have blocks which are homed here (directory.c). */
+struct pc__holders {
+    pthread_mutex_t lock;          /* nests inside all */
+    _Atomic uint64_t random;
+    size_t n, capacity;
+    struct pc__holder *servers;
 };
 
 struct pc__worker {
@@ -362,9 +390,10 @@ struct pc_engine {
     char socket_name[100];
     char library_version[48];
     uint64_t fetch_timeout_ns, fault_timeout_ns;
-    uint64_t page_blocks;          /* 0: by access pattern */
+    unsigned page_shift;           /* log2 of the bytes that a fault fetches; 0: by use (pages.c) */
     int replication;               /* enum pc_replication */
     _Atomic uint64_t serving_bytes; /* of replies that are queued for other servers */
+    struct pc__holders holders;
     struct pc__cache *cache;       /* what counts and evicts cached blocks (cache.c) */
     int keeper_fd;
     pthread_mutex_t keeper_lock;   /* one message at a time on keeper_fd; nests inside all */
@@ -606,6 +635,24 @@ bool pc__mapping_follows(struct pc__mapping *mapping);
 /* control_runs.c: prefetches and read sets. */
 void pc__client_prefetch(struct pc__client *client, const struct pc__ctl_message *message);
 void pc__client_reads(struct pc__client *client, const struct pc__ctl_message *message);
+/* gather.c */
+void pc__client_gather(struct pc__client *client, const struct pc__ctl_message *message, int n_fds,
+                       const int *fds);
+/* The client is being closed, and its mappings are gone. */
+void pc__client_gathers_end(struct pc__client *client);
+/* The job of its blocks is done. Under region.lock. */
+void pc__part_blocks_done(struct pc__part *part, int status);
+void pc__rents_free(struct pc__rents *rents);
+/* A fetch of rows: its request; its answer, as lane->rx has it (1: dealt with, 0: more is to come,
+ * negative: nonsense), and where the next of it goes; its end without one. */
+size_t pc__gather_request_bytes(const struct pc__fetch *fetch);
+void pc__gather_encode(const struct pc__fetch *fetch, uint8_t *at);
+int pc__gather_take(struct pc_engine *engine, struct pc__lane *lane, struct pc__fetch *fetch);
+uint8_t *pc__gather_into(const struct pc__lane *lane, const struct pc__fetch *fetch);
+void pc__gather_failed(struct pc_engine *engine, struct pc__fetch *fetch, int error);
+/* rows.c: at the home. Status, or PC__WAIT: it has not heard of the version yet. */
+int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t version,
+                  const struct pc__data_rows *rows, const uint64_t *offsets, uint8_t *out);
 /* One packet to the client; never blocks. Any thread that knows the client to be open may send. */
 void pc__client_send(struct pc__client *client, enum pc__ctl_type type, uint32_t request_id,
                      int status, const void *body, size_t body_bytes, int fd);
@@ -629,21 +676,15 @@ bool pc__engine_event(struct pc_engine *engine, int kind, int error, uint64_t re
 bool pc__engine_ask(struct pc_engine *engine, const struct pc_event *event);
 
 /* client record, shared by control.c and fault.c */
-#define PC__STREAMS 4
-struct pc__stream {
-    uint64_t begin, end;           /* blocks; end: first one not asked for yet */
-    uint64_t window;               /* blocks to ask for next */
-    uint64_t used;                 /* for replacing the oldest */
-};
 struct pc__mapping {
     uint64_t id, address, length_bytes, version;
     struct pc__region *region;     /* +1 ref */
     struct pc__generation *generation; /* +1 ref */
     bool is_private;
     bool follows;                  /* counted among its followers, while that is at version */
-    struct pc__stream streams[PC__STREAMS];
-    uint64_t clock;
-    uint64_t page_blocks;          /* first fetch at a new place */
+    bool exact_reads;              /* its read sets show what was touched, and not what lies around */
+    unsigned page_shift;           /* asked for: log2 of the bytes that a fault fetches; 0: by use */
+    struct pc__streams streams;
 };
 struct pc__client {
     struct pc__link link;
@@ -661,6 +702,7 @@ struct pc__client {
     int uffd;                      /* or -1 */
     int slots_event;               /* or -1 */
     struct pc__control_page *page; /* or NULL */
+    struct pc__link gathers, areas; /* struct pc__part, pc__area (gather.c) */
     struct pc__mapping *mappings;  /* sorted by address */
     size_t n_mappings, mappings_capacity;
     struct pc__client *grave_next;

@@ -3,13 +3,9 @@
  * Entered by the loop that owns the client. Takes region.lock. Everything here is arithmetic; the
  * fetch itself goes out after the lock is dropped.
  *
- * How much is fetched (the papers' page): faults are all that we see, since a touch of a present
- * block never leaves the kernel. A fault that falls at, or in, what the last fetch of a stream
- * brought is sequential: the stream's window doubles, up to 8 MiB, and the next window is asked
- * for when the reader is within half a window of the end. Any other fault starts a new stream
- * with one page, and halves the page for the next such fault, down to a block; sequential ones
- * double it again. Scattered readers thus pay for what they touch, scans run at wire speed. Where
- * a commit has changed what was here, what changed around it is fetched, and no page.
+ * How much is fetched (the papers' page) is learned from use: pages.c. Where a size was asked for, of
+ * this mapping or of the whole engine, it is that. Where a commit has changed what was here, what
+ * changed around it is fetched, and no page.
  */
 #include "engine.h"
 
@@ -19,27 +15,10 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#define FIRST_PAGE_BLOCKS 16u  /* 64 KiB: Clamor's figure 5 puts the least slowdown there */
-#define MAX_WINDOW_BLOCKS PC__DATA_MAX_BLOCKS
+#define FIRST_PAGE_SHIFT 16u /* 64 KiB */
+#define FIRST_PAGE_BLOCKS (1u << (FIRST_PAGE_SHIFT - PC_BLOCK_SHIFT))
 
-static struct pc__stream *stream_of(struct pc__mapping *mapping, uint64_t block)
-{
-    for (int i = 0; i < PC__STREAMS; i++) {
-        struct pc__stream *s = &mapping->streams[i];
-        if (s->window && block >= s->begin && block <= s->end)
-            return s;
-    }
-    return NULL;
-}
-
-static struct pc__stream *new_stream(struct pc__mapping *mapping)
-{
-    struct pc__stream *oldest = &mapping->streams[0];
-    for (int i = 1; i < PC__STREAMS; i++)
-        if (mapping->streams[i].used < oldest->used)
-            oldest = &mapping->streams[i];
-    return oldest;
-}
+static_assert(1u << (PC__PAGE_LEVELS - 1) == PC__DATA_MAX_BLOCKS, "a request holds a page");
 
 /* After a commit: what was here before it, and nothing that was never asked for. */
 static struct pc_run changed_around(const struct pc__blockset *changed, uint64_t block)
@@ -53,55 +32,39 @@ static struct pc_run changed_around(const struct pc__blockset *changed, uint64_t
                            .n_blocks = pc__blockset_next_absent(changed, block, limit) - first};
 }
 
+static struct pc__pages *pages_of(struct pc__region *region)
+{
+    if (!region->pages) {
+        struct pc__pages *pages = malloc(sizeof *pages);
+        if (pages && pc__pages_init(pages, region->n_blocks)) {
+            free(pages);
+            pages = NULL;
+        }
+        region->pages = pages;
+    }
+    return region->pages;
+}
+
 /* What to ask for when `block` is touched; n_blocks = 0: what is on its way will do. */
 static struct pc_run choose(const struct pc_engine *engine, struct pc__mapping *mapping,
                             uint64_t block, bool in_flight)
 {
-    uint64_t n_blocks = mapping->region->n_blocks;
+    const uint64_t n_blocks = mapping->region->n_blocks;
+    const struct pc__blockset *changed = &mapping->generation->changed_away;
     struct pc_run run;
-    if (engine->page_blocks) {
-        run.first_block = block - block % engine->page_blocks;
-        run.n_blocks = in_flight ? 0 : engine->page_blocks;
-    } else {
-        struct pc__stream *s = stream_of(mapping, block);
-        if (!mapping->page_blocks)
-            mapping->page_blocks = FIRST_PAGE_BLOCKS;
-        if (s) {
-            s->used = ++mapping->clock;
-            s->begin = block;
-            if (mapping->page_blocks < FIRST_PAGE_BLOCKS)
-                mapping->page_blocks *= 2;
-            if (in_flight && s->end - block > s->window / 2)
-                return (struct pc_run){0};
-            s->window = s->window * 2 < MAX_WINDOW_BLOCKS ? s->window * 2 : MAX_WINDOW_BLOCKS;
-            run.first_block = in_flight ? s->end : block;
-            run.n_blocks = s->window;
-            s->end = run.first_block + run.n_blocks;
-        } else if (!in_flight && pc__blockset_has(&mapping->generation->changed_away, block)) {
-            run = changed_around(&mapping->generation->changed_away, block);
-            s = new_stream(mapping);
-            *s = (struct pc__stream){.begin = block,
-                                     .end = run.first_block + run.n_blocks,
-                                     .window = run.n_blocks,
-                                     .used = ++mapping->clock};
-        } else {
-            if (in_flight)
-                return (struct pc_run){0};
-            run.first_block = block - block % mapping->page_blocks;
-            run.n_blocks = mapping->page_blocks;
-            s = new_stream(mapping);
-            *s = (struct pc__stream){.begin = block,
-                                     .end = run.first_block + run.n_blocks,
-                                     .window = mapping->page_blocks,
-                                     .used = ++mapping->clock};
-            if (mapping->page_blocks > 1)
-                mapping->page_blocks /= 2;
-        }
-    }
-    if (run.first_block >= n_blocks)
-        return (struct pc_run){0};
-    if (run.n_blocks > n_blocks - run.first_block)
-        run.n_blocks = n_blocks - run.first_block;
+    if (mapping->page_shift)
+        return pc__pages_fixed(n_blocks, mapping->page_shift, block, in_flight);
+    if (engine->page_shift)
+        return pc__pages_fixed(n_blocks, engine->page_shift, block, in_flight);
+    struct pc__pages *pages = pages_of(mapping->region);
+    if (!pages) /* no memory to learn anything */
+        return pc__pages_fixed(n_blocks, FIRST_PAGE_SHIFT, block, in_flight);
+    if (pc__pages_sequential(pages, &mapping->streams, block, in_flight, &run))
+        return run;
+    if (!pc__blockset_has(changed, block))
+        return pc__pages_scattered(pages, &mapping->streams, block);
+    run = changed_around(changed, block);
+    pc__pages_begin(pages, &mapping->streams, block, run);
     return run;
 }
 

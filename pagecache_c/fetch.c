@@ -10,7 +10,7 @@
  * Bytes from the network are copied once into rx and once into the generation (fill.c). They are
  * never received into mapped memory: a reader would see half a block.
  */
-#include "engine.h"
+#include "redirect.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -63,6 +63,21 @@ static void ask_for_peer(struct pc__peer *peer, struct pc__lane *lane)
         lane->asked = pc__engine_event(engine, PC_EVENT_NEED_PEER, 0, 0, peer->server_id, "%s", "");
 }
 
+/* What was to come from here by way of a redirect need not: its home has it. */
+static void turn_back(struct pc__peer *peer, struct pc__lane *lane)
+{
+    if (peer->loop->stopping)
+        return;
+    pc__each(link, &lane->queued)
+    {
+        struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
+        if (!fetch->home_id)
+            continue;
+        pc__link_remove(link);
+        pc__redirect_failed(peer->loop, fetch);
+    }
+}
+
 static void lane_close(struct pc__peer *peer, struct pc__lane *lane, const char *why)
 {
     struct pc_engine *engine = peer->loop->engine;
@@ -75,19 +90,20 @@ static void lane_close(struct pc__peer *peer, struct pc__lane *lane, const char 
     pc__count_sub(&engine->count.peer_connections, 1);
     lane->tx_bytes = 0;
     lane->rx_begin = lane->rx_end = 0;
+    lane->rows_due = 0;
     lane->in_reply = false;
     while (!pc__link_empty(&lane->sent)) { /* newest first, each to the front: order is kept */
         struct pc__fetch *fetch = pc__of(lane->sent.prev, struct pc__fetch, link);
         pc__link_remove(&fetch->link);
         pc__count_sub(&engine->count.fetches_in_flight, 1);
         pc__count_add(&engine->count.fetch_retries, 1);
-        if (fetch->error) {
+        if (fetch->error)
             pc__fetch_drop(engine, fetch);
-            continue;
-        }
-        pc__link_push(lane->queued.next, &fetch->link);
+        else
+            pc__link_push(lane->queued.next, &fetch->link);
     }
     lane->n_sent = 0;
+    turn_back(peer, lane);
     if (!pc__link_empty(&lane->queued)) {
         pc__engine_event(engine, PC_EVENT_LOG, PC_ERR_NO_PEER, 0, peer->server_id,
                          "connection to server %016llx closed (%s); asking again",
@@ -109,26 +125,46 @@ static int tx_room(struct pc__lane *lane, size_t more)
     return PC_OK;
 }
 
+static uint16_t flags_of(const struct pc__fetch *fetch)
+{
+    return fetch->generation->is_layer ? PC__DATA_LAYER
+           : fetch->home_id            ? PC__DATA_CACHED
+           : fetch->missed_id          ? PC__DATA_HOME
+                                       : 0;
+}
+
 static int encode(struct pc__loop *loop, struct pc__lane *lane, struct pc__fetch *fetch)
 {
     uint32_t n_runs = fetch->n_runs - fetch->at_run;
-    size_t bytes = sizeof(struct pc__data_header) + n_runs * sizeof(uint64_t);
+    size_t bytes = fetch->gather ? pc__gather_request_bytes(fetch)
+                                 : sizeof(struct pc__data_header) + sizeof(struct pc__data_asker) +
+                                       n_runs * sizeof(uint64_t);
     int rc = tx_room(lane, bytes);
     if (rc)
         return rc;
     fetch->request_id = loop->next_request_id++;
+    if (fetch->gather) {
+        pc__gather_encode(fetch, lane->tx + lane->tx_bytes);
+        lane->tx_bytes += bytes;
+        return PC_OK;
+    }
     const struct pc__data_header header = {.magic = PC__DATA_MAGIC,
                                            .type = PC__DATA_GET,
-                                           .flags = fetch->generation->is_layer ? PC__DATA_LAYER
-                                                                                : 0,
+                                           .flags = flags_of(fetch),
                                            .request_id = fetch->request_id,
                                            .region = fetch->region->id,
                                            .version = (uint32_t)fetch->generation->version,
                                            .n_runs = (uint16_t)n_runs,
                                            .n_blocks = (uint16_t)fetch->n_blocks};
+    const struct pc__data_asker asker = {.server_id = fetch->missed_id,
+                                         .from_version = fetch->from_version,
+                                         .to_version = fetch->to_version,
+                                         .load_bytes = atomic_load(&loop->engine->serving_bytes)};
     uint8_t *at = lane->tx + lane->tx_bytes;
     memcpy(at, &header, sizeof header);
     at += sizeof header;
+    memcpy(at, &asker, sizeof asker);
+    at += sizeof asker;
     for (uint32_t i = fetch->at_run; i < fetch->n_runs; i++, at += sizeof(uint64_t)) {
         uint64_t packed = pc__run_pack(fetch->runs[i].first_block, fetch->runs[i].n_blocks);
         memcpy(at, &packed, sizeof packed);
@@ -211,6 +247,19 @@ void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch)
         lane_pump(peer, touched);
 }
 
+void pc__fetch_queue(struct pc__loop *loop, struct pc__fetch *fetch)
+{
+    struct pc__peer *peer = peer_of(loop, fetch->server_id);
+    if (!peer) {
+        pc__fetch_fail(loop->engine, fetch, PC_ERR_NO_MEMORY);
+        pc__fetch_drop(loop->engine, fetch);
+        return;
+    }
+    struct pc__lane *lane = &peer->lanes[fetch->urgent ? 0 : 1];
+    pc__link_push(&lane->queued, &fetch->link);
+    lane_pump(peer, lane);
+}
+
 static bool covers(const struct pc__fetch *fetch, uint64_t block)
 {
     for (uint32_t i = fetch->at_run; i < fetch->n_runs; i++)
@@ -261,34 +310,116 @@ static uint64_t alike(const struct pc__lane *lane, uint64_t n)
     return k;
 }
 
+/* Which of an answer's n blocks: n bits, and no more. */
+static int take_bitmap(struct pc__lane *lane, size_t *offset, uint32_t n, uint64_t *bits)
+{
+    size_t words = (n + 63u) / 64u;
+    memcpy(bits, lane->rx + lane->rx_begin + *offset, words * sizeof(uint64_t));
+    *offset += words * sizeof(uint64_t);
+    if (n % 64 && bits[words - 1] >> (n % 64))
+        return pc__fail(PC_ERR_PROTOCOL, "a bitmap of more than %u blocks", n);
+    return PC_OK;
+}
+
+static bool version_fits(const struct pc__fetch *fetch, uint32_t version)
+{
+    if (fetch->home_id)
+        return version - fetch->from_version <= fetch->to_version - fetch->from_version;
+    return version == (uint32_t)fetch->generation->version;
+}
+
+/* Is it an answer to this fetch? */
+static int check_header(const struct pc__data_header *header, const struct pc__fetch *fetch)
+{
+    bool cached = header->flags & PC__DATA_CACHED;
+    if (header->type != PC__DATA_BLOCKS || header->request_id != fetch->request_id ||
+        header->region != fetch->region->id || cached != (fetch->home_id != 0))
+        return pc__fail(PC_ERR_PROTOCOL, "an answer to another question");
+    if (header->status < 0)
+        return PC_OK;
+    if (!version_fits(fetch, header->version))
+        return pc__fail(PC_ERR_PROTOCOL, "blocks of version %u", header->version);
+    if (header->n_blocks != fetch->n_blocks)
+        return pc__fail(PC_ERR_PROTOCOL, "%u blocks in answer to %u", header->n_blocks,
+                        fetch->n_blocks);
+    if (header->flags & PC__DATA_ELSEWHERE &&
+        (fetch->missed_id || fetch->generation->is_layer))
+        return pc__fail(PC_ERR_PROTOCOL, "we were sent elsewhere again");
+    return PC_OK;
+}
+
+/* Removes the positions of `elsewhere` from the holes. */
+static void close_up(struct pc__lane *lane, uint32_t n)
+{
+    uint64_t holes[PC__DATA_MAX_BLOCKS / 64] = {0};
+    uint32_t to = 0;
+    for (uint32_t k = 0; k < n; k++) {
+        if (lane->elsewhere[k / 64] >> (k % 64) & 1u)
+            continue;
+        if (is_hole(lane, k))
+            holes[to / 64] |= 1ull << (to % 64);
+        to++;
+    }
+    memcpy(lane->holes, holes, sizeof holes);
+}
+
+/* The bitmaps of an answer; what is elsewhere is asked for there. As take_header. */
+static int take_bitmaps(struct pc__peer *peer, struct pc__lane *lane, struct pc__fetch **fetch,
+                        const struct pc__data_header *header)
+{
+    uint32_t n = header->n_blocks, n_elsewhere = 0;
+    size_t bitmap = (n + 63u) / 64u * sizeof(uint64_t), offset = sizeof *header;
+    bool holes = header->flags & PC__DATA_HOLES, elsewhere = header->flags & PC__DATA_ELSEWHERE;
+    int rc = PC_OK;
+    if (bytes_in(lane) < offset + (holes ? bitmap : 0) + (elsewhere ? bitmap : 0))
+        return 0;
+    memset(lane->holes, 0, sizeof lane->holes);
+    memset(lane->elsewhere, 0, sizeof lane->elsewhere);
+    if (holes)
+        rc = take_bitmap(lane, &offset, n, lane->holes);
+    if (!rc && elsewhere)
+        rc = take_bitmap(lane, &offset, n, lane->elsewhere);
+    for (size_t i = 0; i < PC__DATA_MAX_BLOCKS / 64 && !rc; i++) {
+        if (lane->holes[i] & lane->elsewhere[i])
+            rc = pc__fail(PC_ERR_PROTOCOL, "blocks that are zeros, and elsewhere");
+        n_elsewhere += (uint32_t)__builtin_popcountll(lane->elsewhere[i]);
+    }
+    if (rc)
+        return rc;
+    size_t sources = (*fetch)->home_id ? 0 : n_elsewhere * sizeof(struct pc__data_elsewhere);
+    if (bytes_in(lane) < offset + sources)
+        return 0;
+    if (n_elsewhere) {
+        rc = pc__redirect(peer->loop, fetch, lane->elsewhere, lane->rx + lane->rx_begin + offset,
+                          n - n_elsewhere);
+        if (rc)
+            return rc;
+        close_up(lane, n);
+    }
+    lane->rx_begin += offset + sources;
+    lane->reply_blocks = n - n_elsewhere;
+    return 1;
+}
+
 /* 1: a header was taken; 0: more bytes are needed; negative: the peer makes no sense. */
-static int take_header(struct pc__lane *lane, struct pc__fetch *fetch)
+static int take_header(struct pc__peer *peer, struct pc__lane *lane, struct pc__fetch **fetch)
 {
     struct pc__data_header header;
     if (bytes_in(lane) < sizeof header)
         return 0;
     int rc = pc__data_parse_header(lane->rx + lane->rx_begin, &header);
+    if (!rc)
+        rc = check_header(&header, *fetch);
     if (rc)
         return rc;
-    if (header.type != PC__DATA_BLOCKS || header.request_id != fetch->request_id ||
-        header.region != fetch->region->id ||
-        header.version != (uint32_t)fetch->generation->version)
-        return pc__fail(PC_ERR_PROTOCOL, "an answer to another question");
     if (header.status < 0) {
         lane->rx_begin += sizeof header;
-        fetch->error = header.status;
+        (*fetch)->error = header.status;
         lane->reply_blocks = 0;
     } else {
-        size_t words = header.flags & PC__DATA_HOLES ? (fetch->n_blocks + 63u) / 64u : 0;
-        if (header.n_blocks != fetch->n_blocks)
-            return pc__fail(PC_ERR_PROTOCOL, "%u blocks in answer to %u", header.n_blocks,
-                            fetch->n_blocks);
-        if (bytes_in(lane) < sizeof header + words * sizeof(uint64_t))
-            return 0;
-        memset(lane->holes, 0, sizeof lane->holes);
-        memcpy(lane->holes, lane->rx + lane->rx_begin + sizeof header, words * sizeof(uint64_t));
-        lane->rx_begin += sizeof header + words * sizeof(uint64_t);
-        lane->reply_blocks = header.n_blocks;
+        rc = take_bitmaps(peer, lane, fetch, &header);
+        if (rc <= 0)
+            return rc;
     }
     lane->reply_position = 0;
     lane->in_reply = true;
@@ -309,6 +440,8 @@ static int take_blocks(struct pc_engine *engine, struct pc__lane *lane, struct p
         int rc = fetch->error;
         if (!rc && fetch->prefetch) /* before the fill, which answers who then asks for counters */
             pc__count_add(&engine->count.prefetched_blocks, n);
+        if (!rc && fetch->home_id && !hole)
+            pc__count_add(&engine->count.peer_blocks_fetched, n);
         if (!rc && hole)
             rc = pc__fill_zeros(engine, fetch->region, fetch->generation, run->first_block, n);
         else if (!rc)
@@ -326,6 +459,30 @@ static int take_blocks(struct pc_engine *engine, struct pc__lane *lane, struct p
     return 1;
 }
 
+/* All of what a peer was asked for has come: the home that sent us there may send others to us. */
+static void tell_home(struct pc__loop *loop, const struct pc__fetch *fetch)
+{
+    struct pc__peer *home = peer_of(loop, fetch->home_id);
+    struct pc__lane *lane = home ? &home->lanes[home->lanes[1].fd >= 0 ? 1 : 0] : NULL;
+    if (!lane || lane->fd < 0 || tx_room(lane, PC__HELD_BYTES))
+        return; /* it forgets what it waits to hear of after a while */
+    lane->tx_bytes += pc__redirect_held(loop->engine, fetch, lane->tx + lane->tx_bytes);
+    lane_pump(home, lane);
+}
+
+/* The answer to the first of sent is complete. */
+static void end_answer(struct pc__peer *peer, struct pc__lane *lane, struct pc__fetch *fetch)
+{
+    struct pc_engine *engine = peer->loop->engine;
+    lane->in_reply = false;
+    pc__link_remove(&fetch->link);
+    lane->n_sent--;
+    pc__count_sub(&engine->count.fetches_in_flight, 1);
+    if (fetch->home_id && !fetch->error && fetch->n_runs)
+        tell_home(peer->loop, fetch);
+    pc__fetch_drop(engine, fetch);
+}
+
 static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
 {
     struct pc_engine *engine = peer->loop->engine;
@@ -333,22 +490,31 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
         if (pc__link_empty(&lane->sent))
             return pc__fail(PC_ERR_PROTOCOL, "an answer that nobody asked for");
         struct pc__fetch *fetch = pc__of(lane->sent.next, struct pc__fetch, link);
-        if (!lane->in_reply) {
-            int rc = take_header(lane, fetch);
+        if (fetch->gather) {
+            int rc = pc__gather_take(engine, lane, fetch);
             if (rc <= 0)
                 return rc;
+        } else if (!lane->in_reply) {
+            int rc = take_header(peer, lane, &fetch);
+            if (rc <= 0)
+                return rc;
+            if (fetch->error && fetch->home_id) {
+                lane->in_reply = false;
+                lane->n_sent--;
+                pc__link_remove(&fetch->link);
+                pc__count_sub(&engine->count.fetches_in_flight, 1);
+                fetch->error = 0;
+                pc__redirect_failed(peer->loop, fetch);
+                continue;
+            }
             if (fetch->error) { /* the home does not hold the region: nobody else can have it */
                 pc__fetch_fail(engine, fetch,
-                           fetch->error == PC_ERR_NO_REGION ? PC_ERR_HOME_LOST : fetch->error);
+                               fetch->error == PC_ERR_NO_REGION ? PC_ERR_HOME_LOST : fetch->error);
             }
         }
-        if (!take_blocks(engine, lane, fetch))
+        if (lane->in_reply && !take_blocks(engine, lane, fetch))
             return 0;
-        lane->in_reply = false;
-        pc__link_remove(&fetch->link);
-        lane->n_sent--;
-        pc__count_sub(&engine->count.fetches_in_flight, 1);
-        pc__fetch_drop(engine, fetch);
+        end_answer(peer, lane, fetch);
     }
     return 0;
 }
@@ -357,7 +523,7 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
  * costs as much as copying 100 KiB. Never more than is sure to come. */
 static void set_low_water(struct pc__lane *lane)
 {
-    uint64_t due = 1;
+    uint64_t due = lane->rows_due ? lane->rows_due : 1;
     if (lane->in_reply) {
         uint64_t blocks = 0;
         for (uint32_t i = lane->reply_position; i < lane->reply_blocks; i++)
@@ -443,15 +609,20 @@ void pc__peer_connected(struct pc__loop *loop, struct pc__mail *mail)
     lane_pump(peer, lane);
 }
 
-static void fail_queued(struct pc_engine *engine, struct pc__lane *lane, int error,
+static void fail_queued(struct pc__loop *loop, struct pc__lane *lane, int error,
                         uint64_t not_after_ns)
 {
+    struct pc_engine *engine = loop->engine;
     pc__each(link, &lane->queued)
     {
         struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
         if (!fetch->give_up_ns || fetch->give_up_ns > not_after_ns)
             continue;
         pc__link_remove(&fetch->link);
+        if (fetch->home_id && error != PC_ERR_CLOSED) {
+            pc__redirect_failed(loop, fetch);
+            continue;
+        }
         pc__fetch_fail(engine, fetch, error);
         pc__fetch_drop(engine, fetch);
     }
@@ -465,8 +636,16 @@ void pc__peer_is_lost(struct pc__loop *loop, struct pc__mail *mail)
         if (lane->fd >= 0)
             continue;
         lane->asked = false;
-        fail_queued(loop->engine, lane, mail->error, UINT64_MAX);
+        fail_queued(loop, lane, mail->error, UINT64_MAX);
     }
+}
+
+/* Without a byte. Somebody else has what a redirect was to bring. */
+static uint64_t patience_ns(const struct pc__loop *loop, const struct pc__lane *lane)
+{
+    uint64_t most = loop->engine->fetch_timeout_ns;
+    const struct pc__fetch *first = pc__of(lane->sent.next, struct pc__fetch, link);
+    return first->home_id && most > PC__REDIRECT_PATIENCE_NS ? PC__REDIRECT_PATIENCE_NS : most;
 }
 
 uint64_t pc__peers_deadline(struct pc__loop *loop)
@@ -479,7 +658,7 @@ uint64_t pc__peers_deadline(struct pc__loop *loop)
             const struct pc__lane *lane = &peer->lanes[i];
             uint64_t at = UINT64_MAX;
             if (lane->n_sent)
-                at = lane->progress_ns + loop->engine->fetch_timeout_ns;
+                at = lane->progress_ns + patience_ns(loop, lane);
             else if (!pc__link_empty(&lane->queued)) /* none is 0: there is no connection */
                 at = pc__of(lane->queued.next, struct pc__fetch, link)->give_up_ns;
             earliest = at < earliest ? at : earliest;
@@ -495,10 +674,10 @@ void pc__peers_check(struct pc__loop *loop, uint64_t now_ns)
         struct pc__peer *peer = pc__of(link, struct pc__peer, link);
         for (int i = 0; i < PC__LANES_PER_LOOP; i++) {
             struct pc__lane *lane = &peer->lanes[i];
-            if (lane->n_sent && lane->progress_ns + loop->engine->fetch_timeout_ns <= now_ns)
+            if (lane->n_sent && lane->progress_ns + patience_ns(loop, lane) <= now_ns)
                 lane_close(peer, lane, "no answer in time");
             if (lane->fd < 0 && !pc__link_empty(&lane->queued))
-                fail_queued(loop->engine, lane, PC_ERR_TIMEOUT, now_ns);
+                fail_queued(loop, lane, PC_ERR_TIMEOUT, now_ns);
         }
     }
 }
@@ -511,7 +690,7 @@ void pc__peers_close(struct pc__loop *loop)
             struct pc__lane *lane = &peer->lanes[i];
             lane->asked = true; /* nobody is to connect again */
             lane_close(peer, lane, "the server stops");
-            fail_queued(loop->engine, lane, PC_ERR_CLOSED, UINT64_MAX);
+            fail_queued(loop, lane, PC_ERR_CLOSED, UINT64_MAX);
             free(lane->tx);
             free(lane->rx);
         }

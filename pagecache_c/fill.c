@@ -91,6 +91,8 @@ static void finish_job(struct pc__job *job, int status)
 {
     if (job->pull)
         pc__pull_done(job->pull, status);
+    else if (job->part)
+        pc__part_blocks_done(job->part, status);
     else
         pc__client_send(job->client, PC__CTL_REPLY, job->request_id, status, NULL, 0, -1);
     pc__link_remove(&job->link);

@@ -38,6 +38,7 @@ static void free_sets(struct pc__generation *generation)
     pc__blockset_free(&generation->fetched);
     pc__blockset_free(&generation->touched);
     pc__blockset_free(&generation->changed_away);
+    pc__rents_free(generation->rents);
 }
 
 struct pc__generation *pc__generation_new(uint64_t n_blocks, bool complete)

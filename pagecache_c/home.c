@@ -15,6 +15,7 @@
  * elsewhere, then turns the epoch and waits until nobody of the old one is left. So a reply that
  * waits in a queue shows the version that it was asked for, and never a block in the middle.
  */
+#include "directory.h"
 #include "engine.h"
 
 #include <errno.h>
@@ -79,6 +80,7 @@ void pc__home_free(struct pc_engine *engine, struct pc__home *home, uint64_t len
         pc__link_remove(&layer->link);
         pc__layer_end(engine, layer);
     }
+    pc__directory_free(home->directory);
     free(home->segments);
     free(home);
 }

@@ -7,6 +7,7 @@
  * A layer whose writer is gone, or silent for stage_timeout, is asked about (NEED_OUTCOME) until
  * there is an answer. A layer is a file that cannot change size: mapping it is safe.
  */
+#include "directory.h"
 #include "engine.h"
 
 #include <errno.h>
@@ -341,6 +342,9 @@ static void take_published(struct pc_engine *engine, struct pc__region *region)
         if (fits) {
             pc__link_push(&home->pending, &layer->link);
             home->latest = layer->version;
+            for (uint32_t i = 0; i < layer->n_runs; i++)
+                pc__directory_changed(region, (uint32_t)layer->version, layer->runs[i].first_block,
+                                      layer->runs[i].n_blocks);
             region->version = layer->version > region->version ? layer->version : region->version;
             pc__worker_queue(engine, region);
         }

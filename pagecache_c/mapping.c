@@ -24,8 +24,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define KNOWN_FLAGS ((uint32_t)(PC_MAP_PRIVATE | PC_MAP_EXACT_READS | PC_MAP_FIXED))
-
 /* ------------------------------------------------------------------ tables */
 
 static size_t bucket(uint64_t key)
@@ -400,7 +398,7 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
 {
     uint64_t deadline_ns = pc__deadline(timeout_ns);
     memset(out, 0, sizeof *out);
-    if (flags & ~KNOWN_FLAGS || !pc__is_in_window(base_address, length_bytes))
+    if (!pc__map_flags_fit(flags) || !pc__is_in_window(base_address, length_bytes))
         return pc__fail(PC_ERR_RANGE, "a region of %" PRIu64 " bytes at %#" PRIx64 ", flags %u",
                         length_bytes, base_address, flags);
     if (client->trap.kind == PC_TRAP_SIGSEGV && pc__sig_install())

@@ -104,7 +104,8 @@ enum pc_map_flags {
     PC_MAP_PRIVATE = 1,        /* copy-on-write, writable */
     PC_MAP_EXACT_READS = 2,    /* no kernel fault-around: exact read sets, dearer first touches */
     PC_MAP_FIXED = 4,          /* at the region's own address or not at all: it holds pointers */
-    PC_MAP_PAGE_SHIFT = 8      /* bits 8 to 15: log2 of the bytes that a fault fetches; 0: by use */
+    PC_MAP_PAGE_SHIFT = 8      /* bits 8 to 15: log2 of the bytes that a fault fetches, 12 to 23; 0: by
+                                  use */
 };
 
 struct pc_mapping {
@@ -117,7 +118,8 @@ struct pc_mapping {
  * (another version of it, or a PRIVATE one), anywhere else, unless FIXED (then PC_ERR_CLASH).
  * The lease lasts until pc_client_unmap.
  * Several maps of the same (region, version) share one mapping by count; who asks for EXACT_READS
- * where a mapping without them is shared gets that one, whose read sets are supersets. */
+ * where a mapping without them is shared gets that one, whose read sets are supersets; and the first
+ * one's choice of a page (PC_MAP_PAGE_SHIFT) stands for all. */
 int pc_client_map(pc_client *client, uint64_t region, uint64_t version, uint64_t base_address,
                   uint64_t length_bytes, uint32_t flags, uint64_t timeout_ns,
                   struct pc_mapping *out);

@@ -89,6 +89,9 @@ void pc__region_put(struct pc_engine *engine, struct pc__region *region)
     pc__home_free(engine, region->home, region->length_bytes);
     free(region->changes.runs);
     free(region->homes);
+    if (region->pages)
+        pc__pages_free(region->pages);
+    free(region->pages);
     pthread_mutex_destroy(&region->lock);
     free(region);
 }

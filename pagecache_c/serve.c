@@ -1,17 +1,13 @@
-/* serve.c - answering other servers: which of the blocks are zeros, and the bytes of the rest.
+/* serve.c - the connections on which other servers ask us: requests in, replies out.
  *
- * Entered only by the loop that owns the connection. A reply holds a reference to its region, so
- * freeing a region never pulls memory from under a queued reply. Small pieces leave with the
- * header in one gather; runs of 32 KiB and more leave by sendfile, without a copy.
- *
- * Relies on: sendfile queues the memfd's own pages, so a block is never overwritten in place
- * (punch, then insert).
+ * Entered only by the loop that owns the connection. What a reply says is decided when there is room
+ * to send it, not when the request came: a home that is busy then knows who has the blocks by now
+ * (directory.c). So little is queued on a connection; the rest of its requests wait in its socket.
  */
-#include "engine.h"
+#include "reply.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
@@ -22,41 +18,29 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define SENDFILE_FROM_BYTES (32u << 10)
-#define QUEUED_REPLIES 64u             /* then the other side's requests wait in its socket */
+#define QUEUED_REPLIES 64u             /* then the other side's requests wait in its socket, */
+#define QUEUED_BYTES (512u << 10)      /* as they do from here on, */
+#define UNSENT_BYTES (128u << 10)      /* and that the kernel may hold beyond what is on its way */
 #define BYTES_PER_EVENT (4u << 20)     /* then the other descriptors get their turn */
 #define GATHER 128
-#define RX_BYTES (sizeof(struct pc__data_header) + PC__DATA_MAX_RUNS * sizeof(uint64_t))
-#define HEAD_BYTES (sizeof(struct pc__data_header) + PC__DATA_MAX_BLOCKS / 8)
-
-struct piece {
-    const uint8_t *bytes; /* NULL: sendfile from memfd */
-    uint64_t offset, length;
-    int memfd;
-};
-
-struct reply {
-    struct reply *next;
-    struct pc__region *region; /* or NULL */
-    bool holds;                /* the region's home, in the epoch `held` */
-    unsigned held;
-    struct pc__layer *layer;   /* or NULL */
-    uint8_t *composed;         /* blocks put together from several sources, or NULL */
-    size_t n_pieces, at_piece, capacity;
-    struct piece *pieces;      /* [0] is the head */
-    uint8_t head[HEAD_BYTES];
-};
+#define HEAD_BYTES (sizeof(struct pc__data_header) + sizeof(struct pc__data_asker))
+#define RX_BYTES (HEAD_BYTES + PC__DATA_MAX_ROWS * sizeof(uint64_t))
+static_assert(PC__DATA_MAX_RUNS < PC__DATA_MAX_ROWS &&
+                  sizeof(struct pc__data_rows) <= sizeof(struct pc__data_asker),
+              "the longest request is one for rows");
 
 struct served {
     struct pc__link link;
     struct pc__loop *loop;
     uint64_t server_id;
+    uint16_t number;           /* as a holder of blocks */
     int fd;
     struct pc__watch *watch;
     uint32_t watching;
     uint64_t progress_ns;
-    struct reply *first, *last;
+    struct pc__reply *first, *last;
     unsigned n_replies;
+    uint64_t queued_bytes;     /* of the replies */
     uint64_t parked_region;    /* its first request waits for a version of it; 0: none does */
     uint64_t parked_until_ns;
     uint64_t question;         /* the first of the region whose answer is news to it */
@@ -65,18 +49,6 @@ struct served {
     size_t rx_bytes;
     uint8_t rx[RX_BYTES];
 };
-
-static void free_reply(struct pc_engine *engine, struct reply *reply)
-{
-    if (reply->holds)
-        pc__home_release(engine, reply->region, reply->held);
-    if (reply->region)
-        pc__region_put(engine, reply->region);
-    pc__layer_put(reply->layer);
-    free(reply->composed);
-    free(reply->pieces);
-    free(reply);
-}
 
 static void close_served(struct served *served, const char *why)
 {
@@ -87,9 +59,10 @@ static void close_served(struct served *served, const char *why)
                          (unsigned long long)served->server_id, why);
     pc__watch_remove(served->loop, served->watch);
     close(served->fd);
+    atomic_fetch_sub(&engine->serving_bytes, served->queued_bytes);
     while (served->first) {
-        struct reply *next = served->first->next;
-        free_reply(engine, served->first);
+        struct pc__reply *next = served->first->next;
+        pc__reply_free(engine, served->first);
         served->first = next;
     }
     pc__link_remove(&served->link);
@@ -97,131 +70,7 @@ static void close_served(struct served *served, const char *why)
     free(served);
 }
 
-static int add_piece(struct reply *reply, const uint8_t *bytes, int memfd, uint64_t offset,
-                     uint64_t length)
-{
-    if (reply->n_pieces == reply->capacity) {
-        size_t capacity = reply->capacity ? reply->capacity * 4 : 4;
-        struct piece *grown = realloc(reply->pieces, capacity * sizeof *grown);
-        if (!grown)
-            return PC_ERR_NO_MEMORY;
-        reply->pieces = grown;
-        reply->capacity = capacity;
-    }
-    bool file = memfd >= 0 && length >= SENDFILE_FROM_BYTES;
-    reply->pieces[reply->n_pieces++] = (struct piece){
-        .bytes = file ? NULL : bytes, .offset = offset, .length = length, .memfd = memfd};
-    return PC_OK;
-}
-
-/* What has to be put together, once the lock is dropped. */
-struct composed {
-    size_t n;
-    struct {
-        uint64_t block;
-        enum pc__home_kind kind;
-    } blocks[PC__DATA_MAX_BLOCKS];
-};
-
-static int add_composed(struct reply *reply, struct composed *composed, enum pc__home_kind kind,
-                        uint64_t block)
-{
-    if (!reply->composed) /* never moved afterwards: pieces point into it */
-        reply->composed = malloc((size_t)PC__DATA_MAX_BLOCKS * PC_BLOCK_BYTES);
-    if (!reply->composed)
-        return PC_ERR_NO_MEMORY;
-    composed->blocks[composed->n].block = block;
-    composed->blocks[composed->n].kind = kind;
-    return add_piece(reply, reply->composed + (composed->n++ << PC_BLOCK_SHIFT), -1, 0,
-                     PC_BLOCK_BYTES);
-}
-
-struct parts {
-    uint64_t holes[PC__DATA_MAX_BLOCKS / 64]; /* a bit for each block of zeros */
-    bool any_hole;
-    uint64_t n_sent;
-    struct composed composed;
-};
-
-/* The blocks of the runs as pieces. Under region.lock. */
-static int add_blocks(struct pc_engine *engine, struct reply *reply, uint64_t version,
-                      const struct pc_run *runs, int n_runs, struct parts *parts)
-{
-    uint64_t position = 0;
-    for (int i = 0; i < n_runs; i++) {
-        uint64_t block = runs[i].first_block, past = block + runs[i].n_blocks;
-        while (block < past) {
-            struct pc__home_part part =
-                pc__home_resolve(engine, reply->region, version, block, past - block);
-            int rc = PC_OK;
-            switch (part.kind) {
-            case PC__HOME_ZEROS:
-                for (uint64_t k = position; k < position + part.n_blocks; k++)
-                    parts->holes[k / 64] |= 1ull << (k % 64);
-                parts->any_hole = true;
-                break;
-            case PC__HOME_MEMORY:
-                rc = add_piece(reply, part.bytes, part.memfd, part.offset,
-                               part.n_blocks << PC_BLOCK_SHIFT);
-                break;
-            case PC__HOME_MIXED:
-            case PC__HOME_HISTORY:
-                rc = add_composed(reply, &parts->composed, part.kind, block);
-                break;
-            }
-            if (rc)
-                return rc;
-            if (part.kind != PC__HOME_ZEROS)
-                parts->n_sent += part.n_blocks;
-            position += part.n_blocks;
-            block += part.n_blocks;
-        }
-    }
-    return PC_OK;
-}
-
-/* Status for the reply; PC__WAIT: the home has not heard of the version yet. */
-static int add_version(struct pc_engine *engine, struct reply *reply, uint64_t version,
-                       const struct pc_run *runs, int n_runs, struct parts *parts)
-{
-    struct pc__region *region = reply->region;
-    pthread_mutex_lock(&region->lock);
-    bool here = region->home && region->home->base.memfd >= 0 &&
-                region->state != PC__REGION_CREATING;
-    int rc = PC_ERR_NO_REGION;
-    if (here && version > region->home->latest)
-        rc = PC__WAIT;
-    else if (here)
-        rc = add_blocks(engine, reply, version, runs, n_runs, parts);
-    if (!rc)
-        rc = pc__home_knows(engine, region, version);
-    if (!rc) {
-        reply->held = pc__home_hold(region->home);
-        reply->holds = true;
-    }
-    pthread_mutex_unlock(&region->lock);
-    for (size_t i = 0; i < parts->composed.n && !rc; i++)
-        rc = pc__home_compose(engine, region, version, parts->composed.blocks[i].kind,
-                              parts->composed.blocks[i].block,
-                              reply->composed + (i << PC_BLOCK_SHIFT));
-    return rc;
-}
-
-static int add_layer(struct reply *reply, const struct pc_run *runs, int n_runs,
-                     struct parts *parts)
-{
-    const struct pc__layer *layer = reply->layer;
-    int rc = PC_OK;
-    for (int i = 0; i < n_runs && !rc; i++) {
-        uint64_t offset = runs[i].first_block << PC_BLOCK_SHIFT;
-        rc = add_piece(reply, layer->map + offset, layer->memfd, offset,
-                       runs[i].n_blocks << PC_BLOCK_SHIFT);
-        parts->n_sent += runs[i].n_blocks;
-    }
-    return rc;
-}
-
-static void queue_reply(struct served *served, struct reply *reply)
+static void queue_reply(struct served *served, struct pc__reply *reply)
 {
     if (!served->first)
         served->progress_ns = pc__now_ns();
@@ -231,6 +80,16 @@ static void queue_reply(struct served *served, struct reply *reply)
         served->first = reply;
     served->last = reply;
     served->n_replies++;
+    for (size_t i = 0; i < reply->n_pieces; i++)
+        reply->n_bytes += reply->pieces[i].length;
+    served->queued_bytes += reply->n_bytes;
+    atomic_fetch_add(&served->loop->engine->serving_bytes, reply->n_bytes);
+}
+
+static bool takes_requests(const struct served *served)
+{
+    return served->n_replies < QUEUED_REPLIES && served->queued_bytes < QUEUED_BYTES &&
+           !served->parked_region;
 }
 
 /* The request waits, and with it the connection, until the region's home has caught up. False:
@@ -257,80 +116,129 @@ static bool park(struct served *served, struct pc__region *region)
     return true;
 }
 
-static void write_head(struct reply *reply, const struct pc__data_header *request, int status,
-                       const struct parts *parts)
-{
-    bool any_hole = !status && parts->any_hole;
-    const struct pc__data_header header = {.magic = PC__DATA_MAGIC,
-                                           .type = PC__DATA_BLOCKS,
-                                           .flags = any_hole ? PC__DATA_HOLES : 0,
-                                           .request_id = request->request_id,
-                                           .status = status,
-                                           .region = request->region,
-                                           .version = request->version,
-                                           .n_blocks = request->n_blocks};
-    size_t hole_bytes = any_hole ? (request->n_blocks + 63u) / 64u * sizeof(uint64_t) : 0;
-    memcpy(reply->head, &header, sizeof header);
-    memcpy(reply->head + sizeof header, parts->holes, hole_bytes);
-    reply->pieces[0].length = sizeof header + hole_bytes;
-    if (status)
-        reply->n_pieces = 1;
-}
-
-static uint64_t blocks_of(const struct reply *reply)
+static uint64_t blocks_of(const struct pc__reply *reply)
 {
     return reply->layer ? reply->layer->bytes >> PC_BLOCK_SHIFT : reply->region->n_blocks;
 }
 
-/* Answers one request whose header and runs have wholly arrived. PC__WAIT: not yet. */
-static int answer(struct served *served, const struct pc__data_header *request)
+static int take_runs(const struct served *served, struct pc__request *request, uint64_t n_blocks)
+{
+    int n = pc__data_parse_runs(&request->header, served->rx + HEAD_BYTES,
+                                request->header.n_runs * sizeof(uint64_t), n_blocks, request->runs,
+                                PC__DATA_MAX_RUNS);
+    request->n_runs = n < 0 ? 0 : n;
+    return n < 0 ? n : PC_OK;
+}
+
+/* Answers a GET. PC__WAIT: not yet. */
+static int answer(struct served *served, struct pc__request *request)
 {
     struct pc_engine *engine = served->loop->engine;
-    struct pc_run runs[PC__DATA_MAX_RUNS];
-    struct reply *reply = calloc(1, sizeof *reply);
-    struct parts *parts = calloc(1, sizeof *parts);
-    int status = PC_ERR_NO_REGION, n_runs = 0;
-    int rc = reply && parts ? add_piece(reply, reply->head, -1, 0, 0)
-                            : pc__fail(PC_ERR_NO_MEMORY, "a reply");
-    if (rc)
-        goto fail;
-    if (request->flags & PC__DATA_LAYER)
-        reply->layer = pc__layer_get(engine, request->region);
+    struct pc__reply *reply = pc__reply_new();
+    if (!reply)
+        return pc__fail(PC_ERR_NO_MEMORY, "a reply");
+    if (request->header.flags & PC__DATA_LAYER)
+        reply->layer = pc__layer_get(engine, request->header.region);
     else
-        reply->region = pc__region_get(engine, request->region);
-    if (reply->layer || reply->region) {
-        n_runs = pc__data_parse_runs(request, served->rx + sizeof *request,
-                                     request->n_runs * sizeof(uint64_t), blocks_of(reply), runs,
-                                     PC__DATA_MAX_RUNS);
-        bool undefined = reply->region && !reply->region->n_blocks;
-        if (n_runs < 0 && !undefined) {
-            rc = n_runs;
+        reply->region = pc__region_get(engine, request->header.region);
+    int rc, status = PC_ERR_NO_REGION;
+    if (reply->layer || (reply->region && reply->region->n_blocks)) {
+        rc = take_runs(served, request, blocks_of(reply));
+        if (rc)
             goto fail;
-        }
-        if (!undefined)
-            status = reply->layer ? add_layer(reply, runs, n_runs, parts)
-                                  : add_version(engine, reply, request->version, runs, n_runs,
-                                                parts);
-        if (status == PC__WAIT && park(served, reply->region)) {
-            rc = PC__WAIT;
-            goto fail;
-        }
-        if (status == PC__WAIT)
-            status = served->parked_error ? served->parked_error : PC_ERR_NO_VERSION;
+        status = pc__reply_fill(served->loop, reply, request);
     }
+    if (status == PC__WAIT && park(served, reply->region)) {
+        rc = PC__WAIT;
+        goto fail;
+    }
+    if (status == PC__WAIT)
+        status = served->parked_error ? served->parked_error : PC_ERR_NO_VERSION;
     served->caught_up = false;
     served->parked_error = 0;
-    write_head(reply, request, status, parts);
-    if (!status)
-        pc__count_add(&engine->count.blocks_served, parts->n_sent);
-    free(parts);
+    rc = status ? pc__reply_refuse(reply, &request->header, status) : PC_OK;
+    if (rc)
+        goto fail;
+    queue_reply(served, reply);
+    return PC_OK;
+fail:
+    pc__reply_free(engine, reply);
+    return rc;
+}
+
+/* Who asks was sent elsewhere for these blocks, and got them. */
+static int take_held(struct served *served, struct pc__request *request)
+{
+    struct pc_engine *engine = served->loop->engine;
+    struct pc__region *region = pc__region_get(engine, request->header.region);
+    int rc = PC_OK;
+    pc__holder_relieved(engine, request->asker.server_id,
+                        (uint64_t)request->header.n_blocks << PC_BLOCK_SHIFT);
+    if (!region)
+        return PC_OK; /* freed meanwhile */
+    if (region->n_blocks)
+        rc = take_runs(served, request, region->n_blocks);
+    pthread_mutex_lock(&region->lock);
+    for (int i = 0; i < request->n_runs && region->home && !rc; i++)
+        pc__directory_add(engine, region, served->number, request->header.version,
+                          request->runs[i].first_block, request->runs[i].n_blocks);
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(engine, region);
+    return rc;
+}
+
+/* As answer(), for rows. */
+static int answer_rows(struct served *served, const struct pc__data_header *request)
+{
+    struct pc_engine *engine = served->loop->engine;
+    struct pc__data_rows rows;
+    uint64_t offsets[PC__DATA_MAX_ROWS];
+    struct pc__reply *reply = pc__reply_new();
+    int status = PC_ERR_NO_REGION, rc = pc__data_parse_rows(served->rx + sizeof *request, &rows);
+    if (!reply || rc || !(reply->composed = malloc(rows.n_rows * rows.row_bytes))) {
+        rc = rc ? rc : pc__fail(PC_ERR_NO_MEMORY, "a reply");
+        goto fail;
+    }
+    reply->region = pc__region_get(engine, request->region);
+    if (reply->region && reply->region->length_bytes) {
+        rc = pc__data_parse_offsets(&rows, served->rx + sizeof *request + sizeof rows,
+                                    rows.n_rows * sizeof offsets[0], reply->region->length_bytes,
+                                    offsets, PC__DATA_MAX_ROWS);
+        if (rc < 0)
+            goto fail;
+        status = pc__rows_copy(engine, reply->region, request->version, &rows, offsets,
+                               reply->composed);
+    }
+    if (status == PC__WAIT && park(served, reply->region)) {
+        rc = PC__WAIT;
+        goto fail;
+    }
+    if (status == PC__WAIT)
+        status = served->parked_error ? served->parked_error : PC_ERR_NO_VERSION;
+    served->caught_up = false;
+    served->parked_error = 0;
+    rc = pc__reply_rows(reply, request, &rows, status);
+    if (rc)
+        goto fail;
     queue_reply(served, reply);
     return PC_OK;
 fail:
     if (reply)
-        free_reply(engine, reply);
-    free(parts);
+        pc__reply_free(engine, reply);
     return rc;
+}
+
+static int handle(struct served *served, const struct pc__data_header *header)
+{
+    if (header->type == PC__DATA_GET_ROWS)
+        return answer_rows(served, header);
+    struct pc__request request; /* its runs are filled in when it is known what they lie in */
+    request.header = *header;
+    request.number = served->number;
+    request.n_runs = 0;
+    memcpy(&request.asker, served->rx + sizeof *header, sizeof request.asker);
+    pc__holder_reports(served->loop->engine, served->number, request.asker.load_bytes);
+    return header->type == PC__DATA_HELD ? take_held(served, &request) : answer(served, &request);
 }
 
 void pc__served_unpark(struct pc__loop *loop, struct pc__mail *mail)
@@ -349,9 +257,9 @@ void pc__served_unpark(struct pc__loop *loop, struct pc__mail *mail)
 }
 
 /* Sends some of the first reply. Bytes sent, 0 when the socket is full, negative on an error. */
-static ssize_t send_some(struct reply *reply, int fd)
+static ssize_t send_some(struct pc__reply *reply, int fd)
 {
-    struct piece *piece = &reply->pieces[reply->at_piece];
+    struct pc__piece *piece = &reply->pieces[reply->at_piece];
     if (!piece->bytes) {
         off_t offset = (off_t)piece->offset;
         ssize_t sent = sendfile(fd, piece->memfd, &offset, piece->length);
@@ -368,10 +276,10 @@ static ssize_t send_some(struct reply *reply, int fd)
     return sent < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : sent;
 }
 
-static bool advance(struct reply *reply, uint64_t sent)
+static bool advance(struct pc__reply *reply, uint64_t sent)
 {
     while (sent) {
-        struct piece *piece = &reply->pieces[reply->at_piece];
+        struct pc__piece *piece = &reply->pieces[reply->at_piece];
         uint64_t step = sent < piece->length ? sent : piece->length;
         if (piece->bytes)
             piece->bytes += step;
@@ -399,18 +307,19 @@ static bool write_replies(struct served *served)
             break;
         served->progress_ns = pc__now_ns();
         pc__count_add(&engine->count.bytes_sent, sent);
+        served->queued_bytes -= (uint64_t)sent;
+        atomic_fetch_sub(&engine->serving_bytes, (uint64_t)sent);
         budget -= (uint64_t)sent < budget ? (uint64_t)sent : budget;
         if (advance(served->first, (uint64_t)sent)) {
-            struct reply *done = served->first;
+            struct pc__reply *done = served->first;
             served->first = done->next;
             served->n_replies--;
-            free_reply(engine, done);
+            pc__reply_left(engine, done);
+            pc__reply_free(engine, done);
         }
     }
     uint32_t want = (served->first ? (uint32_t)EPOLLOUT : 0u) |
-                    (served->n_replies < QUEUED_REPLIES && !served->parked_region
-                         ? (uint32_t)EPOLLIN
-                         : 0u);
+                    (takes_requests(served) ? (uint32_t)EPOLLIN : 0u);
     if (want != served->watching) {
         served->watching = want;
         pc__watch_change(served->loop, served->watch, want);
@@ -418,25 +327,50 @@ static bool write_replies(struct served *served)
     return true;
 }
 
+/* Bytes of the first request, 0 where more of it must come to know; negative: it makes no sense. */
+static int64_t request_bytes(const struct served *served, struct pc__data_header *header)
+{
+    struct pc__data_rows rows;
+    if (served->rx_bytes < sizeof *header)
+        return 0;
+    int rc = pc__data_parse_header(served->rx, header);
+    if (rc)
+        return rc;
+    switch (header->type) {
+    case PC__DATA_GET:
+    case PC__DATA_HELD:
+        return (int64_t)(HEAD_BYTES + header->n_runs * sizeof(uint64_t));
+    case PC__DATA_GET_ROWS:
+        if (served->rx_bytes < sizeof *header + sizeof rows)
+            return 0;
+        rc = pc__data_parse_rows(served->rx + sizeof *header, &rows);
+        return rc ? rc : (int64_t)(sizeof *header + sizeof rows + rows.n_rows * sizeof(uint64_t));
+    default:
+        return pc__fail(PC_ERR_PROTOCOL, "an answer where a request was due");
+    }
+}
+
+static bool has_request(const struct served *served)
+{
+    struct pc__data_header header;
+    int64_t bytes = request_bytes(served, &header);
+    return bytes < 0 || (bytes && served->rx_bytes >= (size_t)bytes);
+}
+
 /* Takes the requests that have wholly arrived. Negative: they make no sense. */
 static int take_requests(struct served *served)
 {
-    while (served->n_replies < QUEUED_REPLIES && !served->parked_region) {
+    while (takes_requests(served)) {
         struct pc__data_header header;
-        if (served->rx_bytes < sizeof header)
+        int64_t bytes = request_bytes(served, &header);
+        if (bytes < 0)
+            return (int)bytes;
+        if (!bytes || served->rx_bytes < (size_t)bytes)
             return PC_OK;
-        int rc = pc__data_parse_header(served->rx, &header);
-        if (!rc && header.type != PC__DATA_GET)
-            rc = pc__fail(PC_ERR_PROTOCOL, "an answer where a request was due");
-        if (rc)
-            return rc;
-        size_t bytes = sizeof header + header.n_runs * sizeof(uint64_t);
-        if (served->rx_bytes < bytes)
-            return PC_OK;
-        rc = answer(served, &header);
+        int rc = handle(served, &header);
         if (rc)
             return rc == PC__WAIT ? PC_OK : rc;
-        served->rx_bytes -= bytes;
+        served->rx_bytes -= (size_t)bytes;
         memmove(served->rx, served->rx + bytes, served->rx_bytes);
     }
     return PC_OK;
@@ -466,7 +400,6 @@ void pc__served_event(struct pc__loop *loop, void *owner, uint32_t events)
         !read_requests(served))
         return;
     for (;;) { /* room in the queue may free requests that are here already */
-        unsigned before = served->n_replies;
         if (take_requests(served)) {
             pc__count_add(&loop->engine->count.bad_messages, 1);
             close_served(served, pc_last_message());
@@ -474,7 +407,7 @@ void pc__served_event(struct pc__loop *loop, void *owner, uint32_t events)
         }
         if (!write_replies(served))
             return;
-        if (served->n_replies || !before)
+        if (served->first || !takes_requests(served) || !has_request(served))
             return;
     }
 }
@@ -490,6 +423,7 @@ void pc__served_add(struct pc__loop *loop, struct pc__mail *mail)
     }
     served->loop = loop;
     served->server_id = mail->a;
+    served->number = pc__holder_number(loop->engine, mail->a);
     served->fd = mail->fd;
     served->watching = EPOLLIN;
     served->watch = pc__watch_add(loop, PC__WATCH_SERVED, mail->fd, 0, served, EPOLLIN);
@@ -500,13 +434,15 @@ void pc__served_add(struct pc__loop *loop, struct pc__mail *mail)
     }
     int one = 1;
     (void)setsockopt(served->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    int unsent = UNSENT_BYTES;
+    (void)setsockopt(served->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
     pc__link_push(&loop->served, &served->link);
     pc__count_add(&loop->engine->count.served_connections, 1);
 }
 
 static uint64_t stalls_at(const struct served *served)
 {
-    bool waits = served->first || (served->rx_bytes && served->n_replies < QUEUED_REPLIES);
+    bool waits = served->first || served->rx_bytes;
     if (served->parked_region)
         return served->parked_until_ns;
     return waits ? served->progress_ns + served->loop->engine->fetch_timeout_ns : UINT64_MAX;
@@ -539,4 +475,6 @@ void pc__served_close_all(struct pc__loop *loop)
 {
     while (!pc__link_empty(&loop->served))
         close_served(pc__of(loop->served.next, struct served, link), NULL);
+    free(loop->parts);
+    loop->parts = NULL;
 }

@@ -9,6 +9,8 @@
  *   - every run has n_blocks > 0, and the byte address of its end fits 64 bits;
  *   - an address range does not wrap; bits without a meaning are 0;
  *   - a GET has 1 .. PC__DATA_MAX_RUNS runs that sum to n_blocks <= PC__DATA_MAX_BLOCKS;
+ *   - rows are 1 .. PC__DATA_MAX_ROWS of 1 .. PC__DATA_MAX_ROW_BYTES, together at most
+ *     PC__DATA_MAX_ROWS_BYTES, and those of a GET_ROWS lie in the region;
  *   - a layer has 1 or more runs, sorted and disjoint, that sum to n_blocks, and its size is what
  *     its runs and blocks take: block i of run k lies inside it.
  *
@@ -36,6 +38,16 @@ static_assert(PC__DATA_MAX_BLOCKS <= UINT16_MAX && PC__DATA_MAX_RUNS <= PC__DATA
 
 #define MAX_BODY_BYTES (PC__CTL_MAX_BYTES - (uint32_t)sizeof(struct pc__ctl_header))
 #define KNOWN_MAP_FLAGS ((uint32_t)(PC_MAP_PRIVATE | PC_MAP_EXACT_READS | PC_MAP_FIXED))
+#define PAGE_SHIFT_FLAGS (0xffu << PC_MAP_PAGE_SHIFT)
+#define MAX_PAGE_SHIFT 23u /* 8 MiB */
+static_assert(PC__DATA_MAX_BLOCKS == 1u << (MAX_PAGE_SHIFT - PC_BLOCK_SHIFT), "a request holds a page");
+
+bool pc__map_flags_fit(uint32_t flags)
+{
+    const unsigned shift = pc__map_page_shift(flags);
+    return !(flags & ~(KNOWN_MAP_FLAGS | PAGE_SHIFT_FLAGS)) &&
+           (shift == 0 || (shift >= PC_BLOCK_SHIFT && shift <= MAX_PAGE_SHIFT));
+}
 
 /* A type without a row (0) has no sound body either. */
 static const struct body_size {
@@ -93,6 +105,13 @@ static bool is_stage(enum pc__ctl_type type, const struct pc__ctl_stage *stage)
            stage->layer_bytes % PC_BLOCK_BYTES == 0;
 }
 
+/* As many as one answer holds. */
+static bool are_rows(uint64_t row_bytes, uint64_t n_rows)
+{
+    return row_bytes > 0 && row_bytes <= PC__DATA_MAX_ROW_BYTES && n_rows > 0 &&
+           n_rows <= PC__DATA_MAX_ROWS && n_rows * row_bytes <= PC__DATA_MAX_ROWS_BYTES;
+}
+
 static bool body_is_sound(enum pc__ctl_type type, const void *body)
 {
     switch (type) {
@@ -112,7 +131,7 @@ static bool body_is_sound(enum pc__ctl_type type, const void *body)
         struct pc__ctl_open open;
         memcpy(&open, body, sizeof open);
         return open.follows <= (open.flags & PC_MAP_PRIVATE ? 1u : 0u) &&
-               (open.flags & ~KNOWN_MAP_FLAGS) == 0 &&
+               pc__map_flags_fit(open.flags) &&
                is_range(open.address, open.length_bytes);
     }
     case PC__CTL_FAIL: {
@@ -129,7 +148,8 @@ static bool body_is_sound(enum pc__ctl_type type, const void *body)
     case PC__CTL_GATHER: {
         struct pc__ctl_gather gather;
         memcpy(&gather, body, sizeof gather);
-        return gather.n_ids > 0 && gather.rows.row_bytes > 0;
+        return gather.reserved == 0 && gather.at_bytes % PC_BLOCK_BYTES == 0 &&
+               gather.at_bytes < gather.memfd_bytes && are_rows(gather.rows.row_bytes, gather.n_ids);
     }
     case PC__CTL_SEAL:
     case PC__CTL_ABANDON:
@@ -273,6 +293,13 @@ int pc__data_parse_header(const void *bytes, struct pc__data_header *out)
                                : (header.flags & ~PC__DATA_CACHED) != 0)
             return PC_ERR_PROTOCOL;
         break;
+    case PC__DATA_GET_ROWS:
+    case PC__DATA_ROWS: /* how many follows the header */
+        if (header.flags != 0 || header.n_runs != 0 || header.n_blocks != 0)
+            return PC_ERR_PROTOCOL;
+        if (header.type == PC__DATA_GET_ROWS ? header.status != 0 : header.status > 0)
+            return PC_ERR_PROTOCOL;
+        break;
     default:
         return PC_ERR_PROTOCOL;
     }
@@ -287,7 +314,8 @@ int pc__data_parse_runs(const struct pc__data_header *header, const void *packed
     const size_t n_runs = header->n_runs;
     uint64_t n_blocks = 0;
 
-    if (n_runs == 0 || n_runs > PC__DATA_MAX_RUNS ||
+    if ((header->type != PC__DATA_GET && header->type != PC__DATA_HELD) || n_runs == 0 ||
+        n_runs > PC__DATA_MAX_RUNS ||
         n_runs > capacity || packed_bytes != n_runs * sizeof(uint64_t))
         return PC_ERR_PROTOCOL;
 
@@ -304,4 +332,29 @@ int pc__data_parse_runs(const struct pc__data_header *header, const void *packed
     if (n_blocks != header->n_blocks)
         return PC_ERR_PROTOCOL;
     return (int)n_runs;
+}
+
+int pc__data_parse_rows(const void *bytes, struct pc__data_rows *out)
+{
+    struct pc__data_rows rows;
+
+    memcpy(&rows, bytes, sizeof rows);
+    if (rows.reserved != 0 || !are_rows(rows.row_bytes, rows.n_rows))
+        return PC_ERR_PROTOCOL;
+    *out = rows;
+    return PC_OK;
+}
+
+int pc__data_parse_offsets(const struct pc__data_rows *rows, const void *packed,
+                           size_t packed_bytes, uint64_t region_bytes, uint64_t *offsets,
+                           size_t capacity)
+{
+    if (!are_rows(rows->row_bytes, rows->n_rows) || rows->n_rows > capacity ||
+        packed_bytes != rows->n_rows * sizeof(uint64_t) || rows->row_bytes > region_bytes)
+        return PC_ERR_PROTOCOL;
+    memcpy(offsets, packed, packed_bytes);
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < rows->n_rows; i++)
+        most = offsets[i] > most ? offsets[i] : most;
+    return most <= region_bytes - rows->row_bytes ? (int)rows->n_rows : PC_ERR_PROTOCOL;
 }

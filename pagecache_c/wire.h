@@ -14,6 +14,7 @@
 #include "pagecache.h"
 
 #include <assert.h>
+#include <stdbool.h>
 
 #define PC__WIRE_VERSION 1u
 
@@ -78,6 +79,14 @@ struct pc__ctl_open {
     uint32_t follows;    /* ATTACH, PRIVATE: 1: what it wrote was committed as version + 1 */
 };
 
+/* log2 of the bytes that a fault of this mapping fetches; 0: by use. */
+static inline unsigned pc__map_page_shift(uint32_t flags)
+{
+    return flags >> PC_MAP_PAGE_SHIFT & 0xffu;
+}
+/* None that is not known, and a page of 4 KiB to 8 MiB, if any. */
+bool pc__map_flags_fit(uint32_t flags);
+
 struct pc__ctl_opened {
     uint64_t inode;
     uint32_t needs_trap; /* 0: every hole is a block of zeros (this node is the whole home) */
@@ -107,13 +116,18 @@ struct pc__ctl_fail {
     char cause[220];     /* NUL-terminated */
 };
 
+/* Some of a gather's rows. The memfd cannot change its size (sealed against SHRINK and GROW), and has
+ * the ids at at_bytes, ascending; what the page server writes after them: gather.h. */
+#define PC__GATHER_MAX_ROWS PC__DATA_MAX_ROWS
 struct pc__ctl_gather {
     uint64_t mapping_id;
-    struct pc_rows rows;
-    uint64_t n_ids;      /* of 8 bytes, at the start of the memfd; what is written to it after them is
-                            the gatherers' own affair (gather.h) */
+    struct pc_rows rows; /* row_bytes <= PC__DATA_MAX_ROW_BYTES */
     uint64_t memfd_bytes;
+    uint64_t at_bytes;   /* a multiple of the block */
+    uint32_t n_ids;      /* their rows are PC__DATA_MAX_ROWS_BYTES at most */
+    uint32_t reserved;   /* 0 */
 };
+static_assert(sizeof(struct pc__ctl_gather) == 56, "wire");
 
 /* A control packet, checked: header, and a body of at least the type's fixed size. */
 struct pc__ctl_message {
@@ -199,7 +213,8 @@ enum pc__data_type {
                             asked for */
     PC__DATA_HELD = 3,   /* as GET, no answer: the sender, sent elsewhere for them, has them now */
     PC__DATA_GET_ROWS = 4, /* header, a pc__data_rows, then n_rows offsets of 8 bytes */
-    PC__DATA_ROWS = 5,   /* header, then the rows in the order they were asked for */
+    PC__DATA_ROWS = 5,   /* header, the same pc__data_rows, then the rows in the order they were
+                            asked for; a negative status: the header alone */
     PC__DATA_LAST = 6
 };
 enum pc__data_flags {
@@ -239,12 +254,12 @@ struct pc__data_elsewhere {
 static_assert(sizeof(struct pc__data_elsewhere) == 16, "wire");
 
 #define PC__DATA_MAX_ROWS 8192u
-#define PC__DATA_MAX_ROW_BYTES (256u << 10)
+#define PC__DATA_MAX_ROW_BYTES (PC_BLOCK_BYTES - 1) /* of more, blocks are fetched */
 #define PC__DATA_MAX_ROWS_BYTES (4u << 20) /* of an answer */
 struct pc__data_rows {
     uint64_t row_bytes;
     uint32_t n_rows;
-    uint32_t reserved;
+    uint32_t reserved;   /* 0 */
 };
 static_assert(sizeof(struct pc__data_rows) == 16, "wire");
 
@@ -264,5 +279,11 @@ int pc__data_parse_header(const void *bytes, struct pc__data_header *out);
 int pc__data_parse_runs(const struct pc__data_header *header, const void *packed,
                         size_t packed_bytes, uint64_t region_blocks, struct pc_run *runs,
                         size_t capacity);
+/* What follows the header of a GET_ROWS, and of a ROWS without an error. */
+int pc__data_parse_rows(const void *bytes, struct pc__data_rows *out);
+/* Copies out the offsets of a GET_ROWS: each row inside region_bytes. Returns their number. */
+int pc__data_parse_offsets(const struct pc__data_rows *rows, const void *packed,
+                           size_t packed_bytes, uint64_t region_bytes, uint64_t *offsets,
+                           size_t capacity);
 
 #endif

@@ -122,7 +122,7 @@ class ClamorCluster:
         return not clamor.stats().region(ref)
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Returns when it is true; fails when it never becomes so."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -140,6 +140,14 @@ def trap(request: pytest.FixtureRequest) -> str:
     """Every trap. Of session scope so that pytest runs the tests of one trap together: their
     workers are then the same."""
     return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[LocalCluster]:
+    """Two raylets without a session, for the tests of one module."""
+    require_lab("local")
+    with local_cluster(2) as lab:
+        yield lab
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,10 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
-import secrets
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,86 +26,22 @@ from clamor_ray._version import __version__
 from clamor_ray.actors.messages import (
     RegionFreed,
     RegionUnknown,
-    ServerConfig,
     ServerInfo,
     ServerLost,
 )
 from clamor_ray.actors.page_server import keeper_socket
 from clamor_ray.actors.registry_core import server_id_of
-from tests.lab import LocalCluster, local_cluster, require_lab
+from tests.conftest import ANSWER_S, until
+from tests.lab import LocalCluster
+from tests.session_rig import Session, keepers, running_session
 
 pytestmark = pytest.mark.lab
-
-ANSWER_S = 90.0
-
-
-class Session:
-    """A registry, and calls to it with a deadline."""
-
-    def __init__(
-        self, lab: LocalCluster, library_version: str = __version__, **settings: Any
-    ) -> None:
-        from clamor_ray.actors.registry import create_registry
-
-        self.lab = lab
-        self.scope = secrets.token_hex(6)
-        self.config = ServerConfig(self.scope, library_version, **settings)
-        self.registry = create_registry(self.scope, lab.node_ids[0], self.config)
-
-    def __call__(self, method: str, *arguments: Any) -> Any:
-        import ray
-
-        return ray.get(getattr(self.registry, method).remote(*arguments), timeout=ANSWER_S)
-
-    def server(self, index: int) -> Any:
-        import ray
-
-        name = f"page-server-{self.scope}-{self.lab.node_ids[index][:16]}"
-        return ray.get_actor(name, namespace="clamor")
-
-    def of_server(self, index: int, method: str, *arguments: Any) -> Any:
-        import ray
-
-        handle = self.server(index)
-        return ray.get(getattr(handle, method).remote(*arguments), timeout=ANSWER_S)
-
-    def states(self) -> dict[str, int]:
-        return self("stats").regions_by_state
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)  # another process has no way to tell us
-
-
-def keepers(scope: str) -> list[int]:
-    """Processes that were started as a keeper of the session."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except (OSError, ValueError):
-            continue
-        if any(w.startswith(f"clamor-{scope}-".encode()) and w.endswith(b"-keeper") for w in words):
-            found.append(int(entry.name))
-    return found
-
-
-@pytest.fixture(scope="module")
-def lab() -> Iterator[LocalCluster]:
-    require_lab("local")
-    with local_cluster(2) as lab:
-        yield lab
 
 
 @pytest.fixture
 def session(lab: LocalCluster) -> Iterator[Session]:
-    session = Session(lab)
-    yield session
-    session("shutdown")
-    until(lambda: not keepers(session.scope))
+    with running_session(lab) as session:
+        yield session
 
 
 def test_a_server_appears_when_it_is_needed(session: Session, lab: LocalCluster) -> None:

@@ -7,33 +7,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from clamor_ray.actors.journal import Journal
 from clamor_ray.actors.keeper_process import hold_and_watch
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)  # another process has no way to tell us
-
-
-def watchers(directory: Path) -> list[int]:
-    """Processes that watch it, and are not about to leave."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except (OSError, ValueError):
-            continue
-        if os.fsencode(directory) in words and b"-S" in words:
-            found.append(int(entry.name))
-    return found
+from tests.conftest import until
+from tests.session_rig import watchers
 
 
 @pytest.fixture

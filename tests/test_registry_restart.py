@@ -30,28 +30,19 @@ from clamor_ray.actors.messages import (
     Write,
 )
 from clamor_ray.actors.registry_core import server_id_of
-from tests.lab import LocalCluster, local_cluster, require_lab
-from tests.test_actors import ANSWER_S, Session, keepers, until
-from tests.test_journal_watch import watchers
+from tests.conftest import ANSWER_S, until
+from tests.lab import LocalCluster
+from tests.session_rig import Session, keepers, running_session, watchers
 
 pytestmark = pytest.mark.lab
 
 BLOCKS = BitMap([0]).serialize()
 
 
-@pytest.fixture(scope="module")
-def lab() -> Iterator[LocalCluster]:
-    require_lab("local")
-    with local_cluster(2) as lab:
-        yield lab
-
-
 @pytest.fixture
 def session(lab: LocalCluster) -> Iterator[Session]:
-    session = Session(lab)
-    yield session
-    session("shutdown")
-    until(lambda: not keepers(session.scope))
+    with running_session(lab) as session:
+        yield session
 
 
 def directory_of(session: Session) -> Path:
@@ -201,7 +192,8 @@ def test_a_shared_object_survives_both(session: Session, lab: LocalCluster) -> N
     """First the registry's process, then the one that serves the object."""
     import ray
 
-    record, _ = session("share", [ray.put(np.arange(1, 1 << 17))], lab.node_ids[1])
+    shared = ray.put(np.arange(1, 1 << 17))  # kept, as the session of who shares it does
+    record, _ = session("share", [shared], lab.node_ids[1])
     kill_registry(session)
     until(lambda: len(session("shared_at", record.homes[0])) == 1)
     info = session("ensure_server", lab.node_ids[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +14,16 @@ from clamor_ray import _layout, _session
 
 from .report import Section
 
-__all__ = ["NodeCounters", "block_map", "dirty_blocks", "node_counters", "sections"]
+__all__ = [
+    "Cost",
+    "NodeCounters",
+    "block_map",
+    "cache_bytes",
+    "cost",
+    "dirty_blocks",
+    "node_counters",
+    "sections",
+]
 
 LABELS = {"tree": "k-d tree"}
 
@@ -26,6 +35,50 @@ class NodeCounters:
     bytes_received: int
     blocks_fetched: int  # of the variable
     is_home: bool
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the page servers of all nodes did so far; differences of two make a run's share.
+
+    Args:
+        faults: threads that were stopped at an absent block.
+        bytes_received: on the wire, headers and all else included.
+        blocks_fetched: of other servers.
+        evicted_blocks: to stay inside the budget.
+        refetched_blocks: fetched soon after they were evicted.
+    """
+
+    faults: int = 0
+    bytes_received: int = 0
+    blocks_fetched: int = 0
+    evicted_blocks: int = 0
+    refetched_blocks: int = 0
+
+    def __sub__(self, before: Cost) -> Cost:
+        names = [field.name for field in fields(self)]
+        return Cost(*(getattr(self, name) - getattr(before, name) for name in names))
+
+
+def cost() -> Cost:
+    """What it was so far.
+
+    Raises:
+        RuntimeError: A page server does not answer.
+    """
+    names = [field.name for field in fields(Cost)]
+    engines = []
+    for node in clamor.stats().nodes:
+        if node.error:
+            raise RuntimeError(f"the page server of node {node.node_id} is silent: {node.error}")
+        engines.append(node.engine)
+    return Cost(*(sum(engine.get(name, 0) for engine in engines) for name in names))
+
+
+def cache_bytes() -> int:
+    """The smallest cache budget of all nodes that have a page server; 0 where there is none."""
+    budgets = [getattr(node, "cache_bytes", 0) for node in clamor.stats().nodes]
+    return min((budget for budget in budgets if budget), default=0)
 
 
 def node_counters(ref: clamor.GlobalRef[Any]) -> dict[str, NodeCounters]:

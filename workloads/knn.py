@@ -315,13 +315,20 @@ def node_names(nodes: list[dict[str, Any]], own: str) -> list[tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def attached(nodes: int | None, stages: Stages) -> Iterator[None]:
-    """Attaches to the cluster that RAY_ADDRESS names, or starts one on this machine."""
+def attached(nodes: int | None, stages: Stages, **settings: Any) -> Iterator[None]:
+    """Attaches to the cluster that RAY_ADDRESS names, or starts one on this machine.
+
+    Args:
+        nodes: of the local cluster; None for whatever `ray.init()` finds.
+        stages: where progress goes.
+        settings: of `clamor.init`; None where nothing was asked for.
+    """
+    settings = {name: value for name, value in settings.items() if value is not None}
     given = os.environ.get("RAY_ADDRESS")
     if given or nodes is None:
         with stages.stage("start", f"attaching to {given or 'Ray'}"):
             ray.init(ignore_reinit_error=True, log_to_driver=True, logging_level="warning")
-            clamor.init()
+            clamor.init(**settings)
         try:
             yield
         finally:
@@ -337,7 +344,7 @@ def attached(nodes: int | None, stages: Stages) -> Iterator[None]:
             for _ in range(nodes - 1):
                 cluster.add_node(**options)
             ray.init(address=cluster.address, log_to_driver=True, logging_level="warning")
-            clamor.init()
+            clamor.init(**settings)
         except BaseException:
             ray.shutdown()
             cluster.shutdown()

@@ -62,7 +62,7 @@ const char *__tsan_default_options(void)
         }                                                                                        \
     } while (0)
 
-#define MAX_SERVERS 4
+#define MAX_SERVERS MAX_PORTS
 #define MAX_REGIONS 2048
 
 struct known_region {
@@ -75,7 +75,7 @@ struct server {
     char name[64];
     pthread_t thread;
     int stop[2];
-    _Atomic int idle_events, log_events;
+    _Atomic int idle_events, log_events, thrashing_events;
     _Atomic int outcomes_asked, changes_asked, published_asked;
     _Atomic bool hold_published; /* answers to NEED_PUBLISHED wait while this is set */
     _Atomic bool quiet;          /* nobody tells it of commits but itself and its clients */
@@ -306,6 +306,9 @@ static inline void *play_python(void *arg)
                 break;
             case PC_EVENT_PULLED:
                 note_pulled(cluster, &event);
+                break;
+            case PC_EVENT_THRASHING:
+                server->thrashing_events++;
                 break;
             default:
                 FAIL("an event of an unknown kind");

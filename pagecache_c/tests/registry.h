@@ -21,6 +21,7 @@
 #define MAX_COMMITS 32768
 #define MAX_COMMIT_RUNS 24
 #define MAX_ABORTED 4096
+#define MAX_PORTS 12
 
 struct commit_record {
     uint64_t id, region, version;
@@ -36,7 +37,7 @@ struct pull_request {
 #define MAX_PULLS 8
 struct registry {
     pthread_mutex_t lock; /* of several processes; survives whoever dies with it */
-    _Atomic int ports[4]; /* of servers that are in other processes: where they accept */
+    _Atomic int ports[MAX_PORTS]; /* of servers that are in other processes: where they accept */
     struct pull_request pulls[MAX_PULLS];
     size_t n_commits, n_aborted;
     uint64_t next_commit;

@@ -384,6 +384,7 @@ static void test_garbage(int trap)
     /* A request that lies: its runs do not lie in the region. */
     struct {
         struct pc__data_header header;
+        struct pc__data_asker asker;
         uint64_t run;
     } lie = {.header = {.magic = PC__DATA_MAGIC, .type = PC__DATA_GET, .region = 1, .n_runs = 1,
                         .n_blocks = 8},

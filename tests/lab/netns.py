@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,6 +138,29 @@ class NetnsCluster:
             )
         return done
 
+    def start(
+        self,
+        command: Sequence[str],
+        node: int = 0,
+        environment: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[str]:
+        """Starts a command in a node's namespace, with pipes to its stdin and from its stdout.
+
+        It ends with the cluster at the latest.
+        """
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.namespaces[node], *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **self.environment, **(environment or {})},
+        )
+
+    def node_address(self, node: int) -> str:
+        """The IP address of a node."""
+        return _address_of(node)
+
     def run_python(self, program: str, *arguments: str, timeout_s: float = 300.0) -> str:
         """Runs a driver program on node 0; returns what it printed."""
         return self.run([sys.executable, "-c", program, *arguments], timeout_s=timeout_s).stdout
@@ -245,7 +269,8 @@ def netns_cluster(
             rate=rate,
             environment=environment,
         )
-        for index in range(n_nodes):
+
+        def start_node(index: int) -> None:
             where = (
                 ["--head", f"--port={GCS_PORT}", "--include-dashboard=false"]
                 if index == 0
@@ -264,6 +289,11 @@ def netns_cluster(
                 node=index,
                 timeout_s=START_S,
             )
+
+        start_node(0)
+        with ThreadPoolExecutor(max_workers=4) as others:
+            for started in [others.submit(start_node, index) for index in range(1, n_nodes)]:
+                started.result()
         printed = cluster.run_python(_LIST_NODES, timeout_s=START_S)
         line = next(line for line in printed.splitlines() if line.startswith("NODES "))
         ids = json.loads(line.removeprefix("NODES "))
