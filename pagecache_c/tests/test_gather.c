@@ -185,6 +185,10 @@ static void test_range(int trap)
     for (size_t i = 0; i < N(wrong); i++)
         CHECK(pc_client_gather(p.far, m.id, &wrong[i].rows, wrong[i].ids, 2, out, WAIT) ==
               PC_ERR_RANGE);
+    struct pc_mapping whole = map_at(p.home, &p.info, 0, 0); /* nobody else would look */
+    for (size_t i = 0; i < N(wrong); i++)
+        CHECK(pc_client_gather(p.home, whole.id, &wrong[i].rows, wrong[i].ids, 2, out, WAIT) ==
+              PC_ERR_RANGE);
     CHECK(pc_client_gather(p.far, 77, &wrong[0].rows, wrong[0].ids, 2, out, WAIT) ==
           PC_ERR_NO_REGION);
     OK(pc_client_gather(p.far, m.id, &wrong[0].rows, wrong[0].ids, 0, out, WAIT)); /* of none */
@@ -245,6 +249,22 @@ static void test_what_moves(int trap)
     CHECK(stats_of(p.s1).blocks_fetched == 3);
     CHECK(at(&m, 30 * 4096) == pattern(1, 30 * 4096) && stats_of(p.s1).blocks_fetched == 3);
     CHECK(stats_of(p.s0).rows_served == stats_of(p.s1).rows_fetched);
+    free(all);
+    pair_stop(&p);
+}
+
+/* With a cache that holds next to nothing, blocks go while they are copied. */
+static void test_evicted(int trap)
+{
+    told.cache_bytes = 1 * MIB;
+    struct pair p = pair_start("evicted", trap, 16 * MIB);
+    uint8_t *all = contents_of(p.c, &p.info, 0);
+    struct pc_mapping m = map_at(p.far, &p.info, 0, 0);
+    for (int i = 0; i < 5; i++) {
+        gather_random(p.far, &m, &p.info, all, &(struct pc_rows){0, 2048, 2000}, 3000);
+        gather_random(p.far, &m, &p.info, all, &(struct pc_rows){0, 5000, 5000}, 1000);
+    }
+    CHECK(stats_of(p.s1).evicted_blocks > 0 && stats_of(p.s1).rows_fetched > 0);
     free(all);
     pair_stop(&p);
 }
@@ -719,6 +739,7 @@ int main(int argc, char **argv)
         RUN(private, 60);
         RUN(range, 60);
         RUN(what_moves, 60);
+        RUN(evicted, 60);
         RUN(million, 100);
         RUN(breaking_connections, 60);
         RUN(home_lost, 60);
