@@ -324,8 +324,8 @@ static void test_home_lost(int trap)
     for (uint64_t i = 0; i < 2000; i++)
         ids[i] = i * 80;
     CHECK(pc_client_gather(p.far, m.id, &rows, ids, 2000, out, WAIT) == PC_ERR_HOME_LOST);
-    p.s0->lost = false; /* and nothing is lost of the client */
-    OK(pc_client_gather(p.far, m.id, &rows, ids, 2000, out, WAIT));
+    p.s0->lost = false; /* and nothing is lost of the client; another question may still be answered */
+    SOON(pc_client_gather(p.far, m.id, &rows, ids, 2000, out, WAIT) == PC_OK);
     uint8_t *all = contents_of(p.c, &p.info, 0);
     check_rows(all, &rows, ids, 2000, out);
     free(all);
