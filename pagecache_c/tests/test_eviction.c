@@ -301,16 +301,26 @@ static void test_commits(int trap)
     world_stop(&w);
 }
 
-/* A fork takes what its source still has, and the rest from the home. */
+/* A fork takes what its source still has, and the rest from the home. Here what it takes first pushes
+ * out of the source what it was to take last. */
 static void test_fork_of_evicted(int trap)
 {
     struct world w = world_start("fork", trap, MIB, PC_POLICY_FIFO, 8 * MIB);
     struct pc_mapping old = map_at(w.far, &w.info, 0, 0);
-    static const struct pc_run some[] = {{0, 40}, {700, 3}};
-    check_bytes(&old, 1, 0, w.info.length_bytes);
+    static const struct pc_run some[] = {{40, 40}, {1700, 3}};
+    struct pc_run all = {0, 208};
+    for (uint64_t at_block = all.n_blocks; at_block > 0; at_block -= 16) {
+        struct pc_run chunk = {at_block - 16, 16}; /* the last is the oldest */
+        OK(pc_client_prefetch(w.far, old.id, &chunk, 1, 1, 5 * SECOND));
+    }
     CHECK(commit(w.c, w.s0, w.home, &w.info, 0, some, 2) == 1);
     struct pc_mapping fresh = map_at(w.far, &w.info, 1, 0);
     CHECK(stats_of(w.s1).forks == 1);
+    uint64_t fetched = stats_of(w.s1).blocks_fetched, here = stats_of(w.s1).local_blocks;
+    OK(pc_client_prefetch(w.far, fresh.id, &all, 1, 1, 5 * SECOND));
+    fetched = stats_of(w.s1).blocks_fetched - fetched;
+    here = stats_of(w.s1).local_blocks - here;
+    CHECK(here > 0 && fetched >= 40 && here + fetched == all.n_blocks);
     for (int i = 0; i < 2; i++) {
         check_version(w.c, &fresh, &w.info, 1);
         check_version(w.c, &old, &w.info, 0);
