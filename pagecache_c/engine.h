@@ -70,6 +70,7 @@ struct pc__home {
     struct pc__store overlay;      /* blocks that changed in (B, applied], while B is leased */
     struct pc__link pending;       /* struct pc__layer, of (applied, latest], by version */
     uint64_t applied, latest;
+    uint64_t warm_blocks;          /* of the base: the first are in our page table (worker only) */
     uint64_t history_from;         /* versions below it take what the history has: applied, or one
                                       more from when that record is written until it is applied */
     bool base_changes;             /* the worker is at it, or was when it died: no new leases */
@@ -468,6 +469,11 @@ void pc__store_close(struct pc_engine *engine, struct pc__store *store, uint64_t
 bool pc__home_base_leased(const struct pc_engine *engine, const struct pc__region *region,
                           uint64_t to_version);
 struct pc__generation *pc__home_base_generation(const struct pc__region *region);
+/* The worker, with nothing else to do for the region: takes the next of a new base's blocks into this
+ * process's page table, which else costs the first answer of each 64 KiB a page fault. True: there
+ * are more. */
+#define PC__WARM_LEAST_BLOCKS 1024u /* a base of less is not worth a turn */
+bool pc__home_warm(struct pc__home *home);
 /* Who will look at bytes that resolve gave out: from under region.lock until release. */
 unsigned pc__home_hold(struct pc__home *home);
 void pc__home_release(struct pc_engine *engine, struct pc__region *region, unsigned held);
