@@ -70,7 +70,10 @@ class World:
         batch: look-ups that a reader asks for at once.
         keys: that lie on the pieces, at random; 0: a key is a piece.
         skew: exponent of Zipf over the keys; 0: uniform.
-        ordered: a batch is asked for in the order of its pieces, as prefetch does.
+        ordered: a batch is asked for in the order of its pieces, as prefetch does; else each reader
+            begins at a place of its own, and goes round.
+        promised: not of the engine: a node is a holder from when the home queues the piece for it;
+            who is sent to it before it has the piece waits there.
         window, request_pieces, connection_bytes: see above.
         home_queue_bytes: a home with more to send takes no requests at all; 0: no such limit.
         slow: share of the nodes whose links have a tenth of the rate.
@@ -90,6 +93,7 @@ class World:
     keys: int = 0
     skew: float = 0.0
     ordered: bool = True
+    promised: bool = False
     window: int = 16
     request_pieces: int = 256
     connection_bytes: int = 512 << 10
@@ -195,6 +199,7 @@ class Simulation:
         self._held_up: list[deque[int]] = [deque() for _ in range(n)]
         self._holders: list[list[int]] = [[] for _ in range(world.pieces)]
         self._loads: list[dict[int, list[int]]] = [{} for _ in range(world.homes)]
+        self._parked: list[dict[int, list[int]]] = [{} for _ in range(n)]
         self._redirected = self._missed = 0
         self._node_seconds = np.full(n, np.nan)
         self._wanted = np.zeros((n, world.pieces), bool)
@@ -281,6 +286,9 @@ class Simulation:
 
     def _arrived(self, node: int, piece: int) -> None:
         self._has[node][piece] = 1
+        for asker in self._parked[node].pop(piece, ()):
+            if self._alive[asker]:
+                self._at_peer(asker, node, [piece])
         for reader in self._waiters[node].pop(piece, ()):
             reader.lacks -= 1
             if not reader.lacks:
@@ -350,6 +358,8 @@ class Simulation:
             else:
                 request.sent.append(piece)
                 self._queue(home, node, piece, request)
+                if self.world.promised:
+                    self._remember(node, [piece])
         request.unsent = request.unanswered = len(request.sent)
         for peer, pieces in elsewhere.items():
             self._redirected += len(pieces)
@@ -387,6 +397,11 @@ class Simulation:
             self._at(self._now + self.world.detect_s, self._ask_again, node, pieces, peer)
             return
         has = self._has[peer]
+        if self.world.promised:
+            for piece in pieces:
+                if not has[piece] and self._asked[peer][piece]:
+                    self._parked[peer].setdefault(piece, []).append(node)
+            pieces = [piece for piece in pieces if has[piece] or not self._asked[peer][piece]]
         absent = [piece for piece in pieces if not has[piece]]
         present = [piece for piece in pieces if has[piece]]
         if absent:
@@ -398,6 +413,10 @@ class Simulation:
 
     def _dies(self, node: int) -> None:
         self._alive[node] = False
+        for piece, askers in self._parked[node].items():
+            for asker in askers:
+                self._at(self._now + self.world.detect_s, self._ask_again, asker, [piece], node)
+        self._parked[node].clear()
         for asker, queue in self._queues[node].items():
             pieces = [piece for piece, _ in queue]
             if pieces:
