@@ -14,6 +14,7 @@ NAMES = {
     "hot_pages": "Zipf look-ups from up to 8 hosts over shaped links, against the ideal (root)",
     "idle": "growth of memory, descriptors and threads over 10 minutes of churn",
     "faults": "latency of a node hit and of a remote fault, against the raw limits",
+    "sim": "replication on 10 to 10,000 nodes, simulated with the engine's own choice",
     "update": "a hash map that changes between look-ups on three nodes, against ray.put anew",
 }
 

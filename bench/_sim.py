@@ -3,21 +3,22 @@
 Who answers a miss is decided by the engine's own function, ``pc_choose_source``, called through
 cffi; around it stands the protocol of the engine as messages and queues:
 
-* A reader looks up batches. What of a batch its node lacks, and nobody on the node has asked for, is
-  asked for in requests of up to ``request_pieces`` to the home, ``window`` of them at once.
-* A home takes the next request of a connection when less than ``connection_bytes`` are queued on it,
-  and decides for each piece: who is it to come from? ``home_bytes`` is what it has queued, a holder's
-  load the larger of what the home sent to it and has not heard of, and of what the holder last said.
-* A node is a holder of a piece when the home's reply has wholly left, or when it says that it got the
-  piece from a peer. At most six are remembered for each piece; then a random one goes.
+* A reader looks up batches. What of a batch its node lacks, and nobody on the node has asked for,
+  is asked for in requests of up to ``request_pieces`` to the home, ``window`` of them at once.
+* A home takes the next request of a connection when less than ``connection_bytes`` are queued on
+  it, and decides for each piece: who is it to come from? ``home_bytes`` is what it has queued, a
+  holder's load the larger of what the home sent to it and has not heard of, and of what the holder
+  last said.
+* A node is a holder of a piece when the home's reply has wholly left, or when it says that it got
+  the piece from a peer. At most six are remembered for each piece; then a random one goes.
 * A detour costs a round trip more, a peer that has nothing another, and then the home must answer.
 * Every node has a link out, shared by its connections in turn, piece by piece, and a link in. A
   piece has arrived when both have carried it: store and forward. Messages without blocks take the
   latency and no room.
 
-What is left out: processors, acknowledgements, and that a full link into a node slows the connections
-of its senders down (here it delays what they send). A piece is one or more neighbouring blocks that
-all travel alike: coarser pieces are how 10,000 nodes become few events.
+What is left out: processors, acknowledgements, and that a full link into a node slows the
+connections of its senders down (here it delays what they send). A piece is one or more
+neighbouring blocks that all travel alike: coarser pieces are how 10,000 nodes become few events.
 """
 
 from __future__ import annotations
@@ -130,9 +131,7 @@ class Outcome:
 def _draws(world: World, rng: np.random.Generator) -> list[npt.NDArray[np.int32]]:
     """The pieces that each reader looks up, in the order of its look-ups."""
     n_keys = world.keys or world.pieces
-    home_of = (
-        rng.integers(0, world.pieces, n_keys) if world.keys else rng.permutation(world.pieces)
-    )
+    home_of = rng.integers(0, world.pieces, n_keys) if world.keys else rng.permutation(world.pieces)
     weights = 1.0 / np.arange(1, n_keys + 1) ** world.skew
     edges = np.cumsum(weights / weights.sum())
     n_readers = (world.nodes - world.homes) * world.readers
