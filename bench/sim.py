@@ -33,7 +33,14 @@ from bench._sim import World
 
 NODES = (10, 20, 50, 100, 200, 500, 1000, 2000, 10_000)
 WORLD = World(
-    nodes=50, pieces=128, piece_bytes=64 << 10, rate=1e9 / 8, lookups=512, batch=64, skew=0.99
+    nodes=50,
+    pieces=128,
+    piece_bytes=64 << 10,
+    rate=1e9 / 8,
+    lookups=512,
+    batch=64,
+    skew=0.99,
+    request_pieces=16,  # of 256 blocks, as the engine asks
 )
 ACCESS = {"zipf": 0.99, "uniform": 0.0}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
