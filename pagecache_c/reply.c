@@ -60,7 +60,10 @@ void pc__reply_free(struct pc_engine *engine, struct pc__reply *reply)
         pc__region_put(engine, reply->region);
     pc__layer_put(reply->layer);
     free(reply->head);
-    free(reply->composed);
+    if (reply->row_loop)
+        pc__rows_give_buffer(reply->row_loop, reply->composed);
+    else
+        free(reply->composed);
     free(reply->sent_runs);
     free(reply->pieces);
     free(reply);

@@ -29,6 +29,7 @@ struct pc__reply {
     struct pc__layer *layer;   /* or NULL */
     uint8_t *head;             /* the first piece */
     uint8_t *composed;         /* blocks put together from several sources, or copied; or NULL */
+    struct pc__loop *row_loop; /* composed is for rows, and goes back to this loop; or NULL */
     uint64_t n_bytes;          /* still to leave */
     size_t n_pieces, at_piece, capacity;
     struct pc__piece *pieces;

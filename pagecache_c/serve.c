@@ -195,10 +195,11 @@ static int answer_rows(struct served *served, const struct pc__data_header *requ
     uint64_t offsets[PC__DATA_MAX_ROWS];
     struct pc__reply *reply = pc__reply_new();
     int status = PC_ERR_NO_REGION, rc = pc__data_parse_rows(served->rx + sizeof *request, &rows);
-    if (!reply || rc || !(reply->composed = malloc(rows.n_rows * rows.row_bytes))) {
+    if (!reply || rc || !(reply->composed = pc__rows_take_buffer(served->loop))) {
         rc = rc ? rc : pc__fail(PC_ERR_NO_MEMORY, "a reply");
         goto fail;
     }
+    reply->row_loop = served->loop;
     reply->region = pc__region_get(engine, request->region);
     if (reply->region && reply->region->length_bytes) {
         rc = pc__data_parse_offsets(&rows, served->rx + sizeof *request + sizeof rows,
@@ -475,6 +476,7 @@ void pc__served_close_all(struct pc__loop *loop)
 {
     while (!pc__link_empty(&loop->served))
         close_served(pc__of(loop->served.next, struct served, link), NULL);
+    pc__rows_free_buffers(loop);
     free(loop->parts);
     loop->parts = NULL;
 }
