@@ -180,14 +180,20 @@ def test_ranges_cover_all_vertices(graph: graphs.Graph, n_ranges: int) -> None:
 
 
 def test_ranges_have_about_equal_work() -> None:
-    graph = graphs.generate(1 << 16, 1 << 20, 2.5, seed=1)
-    ranges = graphs.balanced_ranges(graph.first_edge, 16)
-    work = [graph.first_edge[b] - graph.first_edge[a] + b - a for a, b in ranges]
-    most = int(np.diff(graph.first_edge).max())
-    assert max(work) < sum(work) / 16 + most + 2
-    assert len(ranges) == 16
+    """Work is edges, and vertices where there are no edges."""
+    counts = np.where(np.arange(2000) < 100, 50, 0)
+    first_edge = np.concatenate([[0], np.cumsum(counts)])
+    ranges = graphs.balanced_ranges(first_edge, 7)
+    work = [first_edge[b] - first_edge[a] + b - a for a, b in ranges]
+    assert len(ranges) == 7
+    assert max(work) - min(work) <= 2 * 51
     with pytest.raises(ValueError, match="at least 1"):
-        graphs.balanced_ranges(graph.first_edge, 0)
+        graphs.balanced_ranges(first_edge, 0)
+
+
+def test_who_has_no_edges_gives_nothing_along_them() -> None:
+    quotients = graphs.shares(np.array([0.5, 0.25, 0.25]), np.array([2, 0, 1], np.uint32), 0.8)
+    np.testing.assert_allclose(quotients, [0.2, 0.0, 0.2])
 
 
 def in_one_process(graph: graphs.Graph) -> Any:
