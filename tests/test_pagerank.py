@@ -374,12 +374,15 @@ def test_what_a_run_puts_it_frees(clamor_cluster: ClamorCluster) -> None:
 
 
 @pytest.mark.lab
-def test_the_demo_on_three_nodes() -> None:
+def test_the_demo_in_a_cache_that_is_too_small(tmp_path: Path) -> None:
+    """Each node goes over 3 MiB in every iteration and may keep 1: the ranks are the same."""
     environment = {**os.environ, "COLUMNS": "100"}
     environment.pop("RAY_ADDRESS", None)
+    out = tmp_path / "ranks.parquet"
     command = [
         *(sys.executable, "-m", "clamor_ray.workloads.pagerank", "--demo"),
-        *("--vertices", "30000", "--iterations", "3", "--tolerance", "0"),
+        *("--vertices", "100000", "--iterations", "3", "--tolerance", "0"),
+        *("--cache-bytes", "1MiB", "--out", str(out)),
     ]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=240, check=False
@@ -387,3 +390,13 @@ def test_the_demo_on_three_nodes() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stopped after 3 iterations" in done.stdout
     assert "All ranks equal SciPy's" in done.stdout
+    table = pq.read_table(out)
+    ranks = np.empty(100_000)
+    ranks[table["vertex"].to_numpy()] = table["rank"].to_numpy()
+    graphs.check(ranks, graphs.reference(graphs.generate(100_000, 1_600_000, 2.1, 1), 0.85, 3))
+    lines = re.findall(r"^ +([123]) +\S+e.*?(\S+ \S+) +(\S+ \S+) +(\S+ \S+) *$", done.stdout, re.M)
+    assert [line[0] for line in lines] == ["1", "2", "3"], done.stdout
+    for _, received, evicted, _ in lines:
+        assert "MiB" in received
+        assert "MiB" in evicted
+    assert lines[-1][3] != "0 B"  # what was evicted was fetched again
