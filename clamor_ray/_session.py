@@ -370,7 +370,7 @@ class Session:
         record, plan = self.call(
             "share", [object_ref], node_id, new_request_id(), timeout_s=timeout_s
         )
-        # Registry and page server have it from each other: if both die, Ray's count knows of neither.
+        # Registry and page server have it from each other: if both die, Ray counts neither.
         self._shared[record.region] = object_ref
         return self._ref(record, plan)
 
