@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 import clamor_ray as clamor
-from clamor_ray import _replay
+from clamor_ray import _replay, _replaying, _session
+from clamor_ray._ask import pack, unpack
 from clamor_ray._layout import Plan
 from clamor_ray._ref import GlobalRef
 from clamor_ray._replay import Hinted, Submitted, encode, hint, hinting_of, key_of, runs_to_fetch
+from clamor_ray._replaying import Replaying
 from clamor_ray.actors.read_sets import SET_COST_BYTES, ReadSets, alike
-
-GIB = 1 << 30
+from tests.fake_session import Cluster, FakeSession
 
 
 def ref_of(region: int, version: int = 0, scope: str = "s", payload: bytes | None = None) -> Any:
@@ -225,3 +226,92 @@ def test_the_oldest_go_first_and_the_bound_holds() -> None:
     assert kept.counters().names <= 3
     kept.note(b"huge", {1: packed(*range(0, 5000, 2))})
     assert kept.counters().bytes <= 3 * one
+
+
+# ------------------------------------------------------------------ nothing of it fails a call
+
+
+class Registry:
+    """Answers wrongly, or not at all."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.asked: list[Any] = []
+        self.find_reads = self.note_reads = self
+
+    def remote(self, packed: bytes) -> Any:
+        self.asked.append(unpack(packed))
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        RuntimeError("the actor is dead"),
+        b"no pickle",
+        pack(0, {1: b"no bitmap"}, []),
+        pack(1 << 60, {1: packed(1)}, []),
+        pack("nonsense"),
+    ],
+)
+def test_no_answer_fails_a_call(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    import ray
+
+    session = FakeSession(Cluster())
+    session.registry = Registry(answer)
+    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(ray, "get", lambda found, timeout: found)
+    ref = session.put(np.zeros(100_000))
+    hinted = Hinted(ref, key_of("f", (ref,), {}), True)
+    replaying = Replaying(hinted, [ref])
+    assert session.registry.asked == [(*hinted.key, session.server_id, [ref.region])]
+    session.fake.prefetched.clear()
+    lease = session.open(ref)
+    session.fake.prefetched.clear()
+    replaying.fetch([lease])
+    assert not session.fake.prefetched
+    replaying.note([(ref.region, runs_of((3, 4)))])
+    sets = {ref.region: encode(runs_of((3, 4)))}
+    assert session.registry.asked[1:] == [(hinted.key.digest, sets)]
+
+
+def test_what_is_known_is_fetched_and_not_noted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    session = FakeSession(Cluster())
+    ref = session.put(np.zeros(100_000))
+    there = encode(runs_of((2, 3), (9, 1)))
+    session.registry = Registry(pack(0, {ref.region: there}, []))
+    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(ray, "get", lambda found, timeout: found)
+    replaying = Replaying(Hinted(ref, key_of("f", (ref,), {}), True), [ref])
+    lease = session.open(ref)
+    session.fake.prefetched.clear()
+    replaying.fetch([lease])
+    assert session.fake.prefetched == [(lease.mapping.id, [[2, 3], [9, 1]], False)]
+    replaying.note([(ref.region, runs_of((2, 3), (9, 1)))])
+    assert len(session.registry.asked) == 1
+    replaying.note([(ref.region, runs_of((2, 3)))])
+    assert len(session.registry.asked) == 2
+
+
+def test_a_first_call_and_one_whose_home_is_here_ask_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ray
+
+    session = FakeSession(Cluster())
+    ref = session.put(np.zeros(100_000))
+    session.registry = Registry(pack(0, {}, [ref.region]))
+    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(_replaying, "_here", set())
+    monkeypatch.setattr(ray, "get", lambda found, timeout: found)
+    key = key_of("f", (ref,), {})
+    Replaying(Hinted(ref, key, False), [ref]).fetch([])
+    assert session.registry.asked == []
+    Replaying(Hinted(ref, key, True), [ref]).fetch([])
+    assert len(session.registry.asked) == 1
+    Replaying(Hinted(ref, key, True), [ref]).fetch([])  # now it is known where its home is
+    assert len(session.registry.asked) == 1
