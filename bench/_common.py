@@ -204,13 +204,13 @@ class TwoNodes:
         return pinned(cls, self.b).remote(*args)
 
 
-def pinned(target: Any, node_id: str) -> Any:
+def pinned(target: Any, node_id: str, **options: Any) -> Any:
     """A plain function or class as a task or actor of one node, to be started with .remote()."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return ray.remote(target).options(num_cpus=0, scheduling_strategy=strategy)
+    return ray.remote(target).options(num_cpus=0, scheduling_strategy=strategy, **options)
 
 
 @dataclasses.dataclass(frozen=True)

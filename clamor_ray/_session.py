@@ -41,6 +41,7 @@ from clamor_ray._memory import check_room
 from clamor_ray._native import (
     MAP_EXACT_READS,
     MAP_FIXED,
+    MAP_PAGE_SHIFT,
     MAP_PRIVATE,
     Client,
     Mapping,
@@ -240,6 +241,8 @@ class Session:
         exact = read_set == "exact" or scattered
         flags = (MAP_PRIVATE if private else 0) | (MAP_EXACT_READS if exact else 0)
         flags |= MAP_FIXED if ref.plan.fixed else 0
+        if page_bytes := self.config.page_bytes:
+            flags |= (page_bytes.bit_length() - 1) << MAP_PAGE_SHIFT
         if ref.region in self._freed:
             raise errors.FreedError(f"{ref!r} was freed.")
         client = self.client

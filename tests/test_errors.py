@@ -141,6 +141,7 @@ def test_the_constants_are_those_of_the_header() -> None:
     assert value("PC_MAP_PRIVATE") == _native.MAP_PRIVATE
     assert value("PC_MAP_EXACT_READS") == _native.MAP_EXACT_READS
     assert value("PC_MAP_FIXED") == _native.MAP_FIXED
+    assert value("PC_MAP_PAGE_SHIFT") == _native.MAP_PAGE_SHIFT
     for event in (
         *("NEED_REGION", "NEED_PEER", "REGION_IDLE", "LOG"),
         *("NEED_CHANGES", "NEED_PUBLISHED", "NEED_OUTCOME", "PULLED", "THRASHING"),

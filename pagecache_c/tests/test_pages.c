@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define REGION_BLOCKS 65536u /* 256 MiB */
-#define ROUND_TRIP 32u       /* in blocks moved, as pages.c has it */
+#define ROUND_TRIP 12u       /* in blocks moved, as pages.c has it */
 
 struct node {
     struct pc__pages pages;
@@ -113,7 +113,7 @@ static uint64_t tree(uint64_t step, uint64_t *random)
         low = 0;
         size = REGION_BLOCKS;
     }
-    if (step >= 18 * 4000)
+    if (step >= 18 * 300)
         return THE_END;
     if (step % 18 == 17)
         return (low + 3) % REGION_BLOCKS;
@@ -332,8 +332,8 @@ int main(void)
     test_near_best("scan", scan, 120);
     test_near_best("uniform", uniform, 120);
     test_near_best("tree", tree, 130);
-    test_near_best("groups", groups, 200);
-    test_near_best("shuffled", shuffled, 200);
+    test_near_best("groups", groups, 120);
+    test_near_best("shuffled", shuffled, 230); /* nobody can know early that all will be read */
     test_pattern_changes();
     test_read_sets();
     test_mappings_share();
