@@ -31,7 +31,24 @@ def ref_of(region: int, version: int = 0, scope: str = "s", payload: bytes | Non
 
 
 PLAIN: list[Any] = [
-    *(0, 1, -1, True, False, None, 0.0, -0.0, 1.0, float("nan"), "", "1", b"", b"1", "ab"),
+    *(
+        0,
+        1,
+        -1,
+        True,
+        False,
+        None,
+        0.0,
+        -0.0,
+        1.0,
+        float("nan"),
+        1.0 + 2**-52,
+        "",
+        "1",
+        b"",
+        b"1",
+        "ab",
+    ),
     *((), (1,), ((1,),), (1, 2), ("a", "b"), ("ab",), ((), ()), (b"1",), ("1",), (None,)),
     *(10**30, "\udc80", ref_of(1), ref_of(2), ref_of(1, scope="t"), (ref_of(1), 1)),
 ]
@@ -224,6 +241,10 @@ def test_the_oldest_go_first_and_the_bound_holds() -> None:
         kept.note(b"%d" % (i % 7), {1: packed(*range(i % 50 + 1)), 2: packed(i)})
         assert kept.counters().bytes <= 3 * one
     assert kept.counters().names <= 3
+    few = ReadSets()
+    for _ in range(3):
+        few.note(b"a", {1: packed(1)})
+    assert few.counters().bytes == one
     kept.note(b"huge", {1: packed(*range(0, 5000, 2))})
     assert kept.counters().bytes <= 3 * one
 
