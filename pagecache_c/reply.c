@@ -314,6 +314,9 @@ static int add_cached(struct pc_engine *engine, struct pc__reply *reply,
             rc = copy_some(reply, generation, parts, position, first, n);
         }
     }
+    pthread_mutex_lock(&region->lock); /* what others want is worth keeping */
+    pc__cache_touched(engine, generation, request->runs, (size_t)request->n_runs);
+    pthread_mutex_unlock(&region->lock);
     pc__generation_put(engine, generation);
     if (!rc && parts->n_sent)
         rc = pc__reply_add(reply, reply->composed, -1, 0, parts->n_sent << PC_BLOCK_SHIFT);
