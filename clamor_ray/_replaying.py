@@ -11,8 +11,6 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import ray
-
 from clamor_ray import _session
 from clamor_ray._ask import pack, unpack
 from clamor_ray._lease import Lease
@@ -62,7 +60,9 @@ class Replaying:
             ]
             if hint.again and away:
                 question = pack(*hint.key, session.server_id, away)
-                self._answer = session.registry.find_reads.remote(question)
+                # A future: `ray.get` would tell Ray that this task is blocked, and Ray would put
+                # another one on its CPU.
+                self._answer = session.registry.find_reads.remote(question).future()
 
     def fetch(self, leases: Sequence[Lease]) -> None:
         """Has the answer's blocks fetched, and does not wait for them."""
@@ -70,7 +70,7 @@ class Replaying:
         if session is None or answer is None:
             return
         with _harmless("fetching ahead"):
-            cache_bytes, self._found, here = unpack(ray.get(answer, timeout=LOOKUP_S))
+            cache_bytes, self._found, here = unpack(answer.result(LOOKUP_S))
             if len(_here) > MOST_HERE:
                 _here.clear()
             _here.update((session.scope, region) for region in here)
