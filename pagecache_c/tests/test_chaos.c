@@ -13,6 +13,7 @@
 #include "leaks.h"
 
 #include <signal.h>
+#include <sys/prctl.h>
 
 enum { KILLED_HOME, STEADY_HOME, FIRST_PEER, N_SERVERS = 5, FAKE = N_SERVERS };
 enum { VARIABLES = 2, BLOCKS = 1024, READERS = 5, WRITERS = 3 };
@@ -113,6 +114,17 @@ static void close_door(struct door *door)
 
 /* ----------------------------------------------------------- other processes */
 
+/* A child that does not outlive who forked it, however that ends. */
+static pid_t fork_bound(void)
+{
+    pid_t parent = getpid();
+    fflush(NULL);
+    pid_t child = fork();
+    if (!child && (prctl(PR_SET_PDEATHSIG, SIGKILL) || getppid() != parent))
+        _exit(1);
+    return child;
+}
+
 /* The home's process: until it is killed. */
 static void be_home(struct chaos *s)
 {
@@ -145,13 +157,12 @@ static void be_home(struct chaos *s)
 
 static pid_t keep_a_home(struct chaos *s)
 {
-    fflush(NULL);
-    pid_t child = fork();
+    pid_t child = fork_bound();
     if (child)
         return child;
     while (!s->shared->stop) {
         s->seed++;
-        pid_t home = fork();
+        pid_t home = fork_bound();
         if (!home) {
             alarm(200);
             be_home(s);
@@ -198,14 +209,13 @@ static void be_mortal(struct chaos *s, unsigned seed)
 /* As above: begun before there are servers, whose descriptors it would hold. */
 static pid_t keep_killing(struct chaos *s)
 {
-    fflush(NULL);
-    pid_t child = fork();
+    pid_t child = fork_bound();
     if (child)
         return child;
     unsigned seed = s->seed * 7 + 5;
     SOON_IN(s->shared->built, 60);
     while (!s->shared->no_more_deaths) {
-        pid_t mortal = fork();
+        pid_t mortal = fork_bound();
         if (!mortal)
             be_mortal(s, seed);
         usleep(50000 + below(&seed, 400000)); /* so that it dies in different places */
