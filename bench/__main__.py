@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 NAMES = {
@@ -14,6 +15,7 @@ NAMES = {
     "hot_pages": "Zipf look-ups from up to 8 hosts over shaped links, against the ideal (root)",
     "idle": "growth of memory, descriptors and threads over 10 minutes of churn",
     "faults": "latency of a node hit and of a remote fault, against the raw limits",
+    "pressure": "PageRank with less local memory than its graph, by each policy of eviction",
     "sim": "replication on 10 to 10,000 nodes, simulated with the engine's own choice",
     "update": "a hash map that changes between look-ups on three nodes, against ray.put anew",
 }
@@ -25,6 +27,8 @@ def main() -> int:
         for name, what in NAMES.items():
             print(f"  {name:<12} {what}", file=sys.stderr)
         return 2
+    # Asked to end, a benchmark takes down what it started, as on Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     name = sys.argv[1]
     result = importlib.import_module(f"bench.{name}").main(sys.argv[2:])
     return int(result or 0)

@@ -71,19 +71,32 @@ def _status(pid: int, key: str) -> int | None:
 
 def memory_bytes(pids: list[int]) -> int:
     """Private anonymous memory of these processes, and the memfds that they have open."""
-    total = 0
-    memfds: dict[tuple[int, int], int] = {}
+    return sum(map(private_bytes, pids)) + sum(memfd_bytes(pids).values())
+
+
+def private_bytes(pid: int) -> int:
+    """Its private anonymous memory."""
+    return _status(pid, "RssAnon") or 0
+
+
+def memfd_bytes(pids: list[int]) -> dict[str, int]:
+    """The memfds that these processes have open, each once: bytes allocated, by name."""
+    found: dict[tuple[int, int], tuple[str, int]] = {}
     for pid in pids:
-        total += _status(pid, "RssAnon") or 0
         folder = f"/proc/{pid}/fd"
         with contextlib.suppress(OSError):
             for fd in os.listdir(folder):
                 with contextlib.suppress(OSError):
                     path = f"{folder}/{fd}"
-                    if os.readlink(path).startswith("/memfd:"):
+                    target = os.readlink(path)
+                    if target.startswith("/memfd:"):
                         state = os.stat(path)
-                        memfds[state.st_dev, state.st_ino] = state.st_blocks * 512
-    return total + sum(memfds.values())
+                        name = target.removeprefix("/memfd:").removesuffix(" (deleted)")
+                        found[state.st_dev, state.st_ino] = name, state.st_blocks * 512
+    total: dict[str, int] = {}
+    for name, n_bytes in found.values():
+        total[name] = total.get(name, 0) + n_bytes
+    return total
 
 
 class Peak:

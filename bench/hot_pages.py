@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import signal
 import statistics
 import sys
 from collections.abc import Iterator
@@ -162,8 +161,6 @@ def main(arguments: list[str]) -> int:
 
     if reason := lab_unavailable("netns"):
         raise SystemExit(f"bench: hot_pages cannot run here: {reason}")
-    # The lab is taken down also where this process is asked to end.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     environment = _common.environment(library=clamor.__version__, bench="hot_pages")
     note(f"starting {max(hosts)} hosts")
     store_bytes = n_slots * RECORD_BYTES + (160 << 20)

@@ -27,6 +27,7 @@ from clamor_ray import errors
 from clamor_ray._version import __version__
 
 if TYPE_CHECKING:
+    from clamor_ray import aio as aio
     from clamor_ray._gather import gather as gather
     from clamor_ray._hashmap import HashMap as HashMap
     from clamor_ray._pointer import Pointer as Pointer
@@ -62,6 +63,7 @@ __all__ = [
     "remote",
     "prefetch",
     "gather",
+    "aio",
     "views_by_value",
     "free",
     "stats",
@@ -106,6 +108,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
+    if name == "aio":
+        return importlib.import_module("clamor_ray.aio")
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"clamor_ray.{home}"), name)

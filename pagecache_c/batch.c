@@ -142,6 +142,8 @@ void pc__fetch_fail(struct pc_engine *engine, struct pc__fetch *fetch, int error
 {
     if (fetch->gather)
         pc__gather_failed(engine, fetch, error);
+    if (error == PC_ERR_CLOSED && !fetch->generation->is_layer)
+        return; /* this server stops: who waits, on other loops too, asks the next one */
     for (uint32_t i = fetch->at_run; i < fetch->n_runs; i++)
         if (fetch->runs[i].n_blocks)
             pc__fill_failed(engine, fetch->region, fetch->generation, fetch->runs[i].first_block,
@@ -170,24 +172,54 @@ static int fill_part(struct pc__loop *loop, struct pc__fetch *fetch, uint64_t n,
     return status;
 }
 
-/* From the version beside it, on this node, where it did not change. */
-static int fill_from_source(struct pc__loop *loop, struct pc__fetch *fetch)
+/* Blocks of the run that the source had when the fetch was made, and that were evicted since, are
+ * asked for anew, elsewhere. Under region.lock. */
+static int ask_elsewhere(struct pc__fetch *fetch, struct pc__batch *again, uint64_t n)
 {
+    struct pc__generation *generation = fetch->generation;
+    uint64_t first = fetch->runs[fetch->at_run].first_block;
+    pc__blockset_remove(&generation->in_flight, first, n);
+    int rc = pc__batch_add(again, fetch->region, generation, first, n);
+    pc__fetch_advance(fetch, n);
+    return rc;
+}
+
+/* From the version beside it, on this node, where it did not change. Read under region.lock, so that
+ * what is read is not punched meanwhile: a chunk at a time, which is soon done. */
+static int fill_from_source(struct pc__loop *loop, struct pc__fetch *fetch, struct pc__batch *again)
+{
+    const struct pc__blockset *present = &fetch->source->present;
     const struct pc_run *run = &fetch->runs[fetch->at_run];
-    uint64_t n = run->n_blocks < PC__BOUNCE_BLOCKS ? run->n_blocks : PC__BOUNCE_BLOCKS;
-    uint64_t left = n << PC_BLOCK_SHIFT, offset = run->first_block << PC_BLOCK_SHIFT;
+    uint64_t first = run->first_block;
+    pthread_mutex_lock(&fetch->region->lock);
+    if (!pc__blockset_has(present, first)) {
+        uint64_t past = pc__blockset_next(present, first, first + run->n_blocks);
+        int rc = ask_elsewhere(fetch, again, past - first);
+        pthread_mutex_unlock(&fetch->region->lock);
+        if (rc)
+            pc__fill_failed(loop->engine, fetch->region, fetch->generation, first, past - first, 0,
+                            rc);
+        return PC_OK;
+    }
+    uint64_t n = run->n_blocks < PC__CHUNK_BLOCKS ? run->n_blocks : PC__CHUNK_BLOCKS;
+    n = pc__blockset_next_absent(present, first, first + n) - first;
+    uint64_t left = n << PC_BLOCK_SHIFT, offset = first << PC_BLOCK_SHIFT;
     uint8_t *at = loop->bounce;
-    while (left) {
+    int rc = PC_OK;
+    while (left && !rc) {
         ssize_t got = pread(fetch->source->memfd, at, left, (off_t)offset);
         if (got < 0 && errno == EINTR)
             continue;
-        if (got <= 0)
-            return pc__fail_errno("reading a generation");
-        at += got;
-        offset += (uint64_t)got;
-        left -= (uint64_t)got;
+        if (got <= 0) {
+            rc = pc__fail_errno("reading a generation");
+        } else {
+            at += got;
+            offset += (uint64_t)got;
+            left -= (uint64_t)got;
+        }
     }
-    return fill_part(loop, fetch, n, PC_OK);
+    pthread_mutex_unlock(&fetch->region->lock);
+    return fill_part(loop, fetch, n, rc);
 }
 
 /* This node is the home of the blocks, but processes map a generation of its own. */
@@ -227,9 +259,12 @@ void pc__fetch_fill_here(struct pc__loop *loop, struct pc__fetch *fetch)
     int rc = fetch->source || region->home ? PC_OK : PC_ERR_HOME_LOST;
     if (!loop->bounce && !(loop->bounce = malloc(PC__BOUNCE_BLOCKS * PC_BLOCK_BYTES)))
         rc = PC_ERR_NO_MEMORY;
+    struct pc__batch again;
+    pc__batch_init(&again, fetch->urgent, fetch->prefetch);
     while (!rc && fetch->n_blocks)
-        rc = fetch->source ? fill_from_source(loop, fetch) : fill_from_home(loop, fetch);
+        rc = fetch->source ? fill_from_source(loop, fetch, &again) : fill_from_home(loop, fetch);
     if (rc)
         pc__fetch_fail(engine, fetch, rc);
     pc__fetch_drop(engine, fetch);
+    pc__batch_submit(loop, &again);
 }

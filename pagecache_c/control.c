@@ -104,6 +104,11 @@ static int add_mapping(struct pc__client *client, const struct pc__ctl_open *ope
         client->mappings = grown;
         client->mappings_capacity = capacity;
     }
+    struct pc__window_user *user = NULL;
+    if (client->page && !generation->complete &&
+        !(user = pc__windows_add(generation, client->window_owner, open->address,
+                                 open->length_bytes)))
+        return pc__fail(PC_ERR_NO_MEMORY, "a mapping record");
     memmove(&client->mappings[at + 1], &client->mappings[at],
             (client->n_mappings - at) * sizeof client->mappings[0]);
     client->mappings[at] = (struct pc__mapping){.id = open->mapping_id,
@@ -116,6 +121,7 @@ static int add_mapping(struct pc__client *client, const struct pc__ctl_open *ope
                                                     client->trap != PC_TRAP_SIGSEGV,
                                                 .page_shift = pc__map_page_shift(open->flags),
                                                 .region = region,
+                                                .window_user = user,
                                                 .generation = pc__generation_take(generation)};
     client->n_mappings++;
     pc__ref_take(&region->refs);
@@ -151,13 +157,17 @@ static void drop_mapping(struct pc__client *client, struct pc__mapping *mapping)
         if (job->client == client && job->mapping_id == id) {
             if (job->part)
                 pc__part_blocks_done(job->part, PC_ERR_CLOSED);
-            else
+            else if (!client->closed) /* else it asks the next server, if there is one */
                 pc__client_send(client, PC__CTL_REPLY, job->request_id, PC_ERR_CLOSED, NULL, 0,
                                 -1);
             pc__link_remove(&job->link);
             free(job);
         }
     }
+    if (client->closed)
+        pc__windows_left(mapping->window_user);
+    else
+        pc__windows_drop(mapping->window_user);
     region->mappings--;
     if (mapping->follows && generation->version == mapping->version)
         generation->followers--;
@@ -167,6 +177,7 @@ static void drop_mapping(struct pc__client *client, struct pc__mapping *mapping)
         if (generation->complete && region->home && home_waits(region->home))
             pc__worker_queue(engine, region);
     }
+    pc__cache_leased(engine, generation);
     pthread_mutex_unlock(&region->lock);
     pc__generation_put(engine, generation);
     if (client->stray_address >= mapping->address &&
@@ -233,6 +244,7 @@ static int open_ready(struct pc__client *client, struct pc__region *region,
     region->version = open->version > region->version ? open->version : region->version;
     region->mappings++;
     generation->mappings++;
+    pc__cache_leased(engine, generation);
     if (open->follows)
         (void)pc__mapping_follows(pc__client_mapping(client, open->mapping_id));
     pc__count_add(&engine->count.mappings, 1);
@@ -400,8 +412,7 @@ static void close_client(struct pc__client *client)
         close(client->uffd);
     if (client->slots_event >= 0)
         close(client->slots_event);
-    if (client->page)
-        munmap(client->page, sizeof *client->page);
+    pc__windows_owner_put(client->window_owner);
     pc__count_sub(&loop->engine->count.clients, 1);
     pc__link_remove(&client->link);
     free(client->mappings);
@@ -422,10 +433,20 @@ static int take_control_page(struct pc__client *client, int page_fd, int event_f
     void *page = mmap(NULL, sizeof *client->page, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
     if (page == MAP_FAILED)
         return pc__fail_errno("mmap of a control page");
+    struct ucred who = {0};
+    socklen_t bytes = sizeof who;
+    (void)getsockopt(client->fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes);
+    client->window_owner = pc__windows_owner(page, who.pid);
+    if (!client->window_owner) {
+        munmap(page, sizeof *client->page);
+        return pc__fail(PC_ERR_NO_MEMORY, "a control page");
+    }
     client->page = page;
     client->slots_event = event_fd;
     if (client->page->magic != PC__CONTROL_MAGIC)
         return pc__fail(PC_ERR_PROTOCOL, "a control page without its magic");
+    if (!atomic_load(&client->page->head)) /* else it has used more, perhaps, under the last server */
+        atomic_store(&client->page->limit, client->loop->engine->window_limit);
     int flags = fcntl(event_fd, F_GETFL);
     if (flags < 0 || fcntl(event_fd, F_SETFL, flags | O_NONBLOCK))
         return pc__fail_errno("F_SETFL on an eventfd");
@@ -659,6 +680,8 @@ uint64_t pc__clients_deadline(struct pc__loop *loop)
             earliest = client->hello_by_ns;
         if (client->stray_by_ns && client->stray_by_ns < earliest)
             earliest = client->stray_by_ns;
+        if (client->areas_by_ns && client->areas_by_ns < earliest)
+            earliest = client->areas_by_ns;
     }
     return earliest;
 }
@@ -673,6 +696,7 @@ void pc__clients_check(struct pc__loop *loop, uint64_t now_ns)
     {
         struct pc__client *client = pc__of(link, struct pc__client, link);
         pc__fault_check_stray(client, now_ns);
+        pc__client_check_areas(client, now_ns);
         if (client->said_hello || client->hello_by_ns > now_ns)
             continue;
         pc__count_add(&loop->engine->count.bad_messages, 1);

@@ -113,5 +113,6 @@ void pc__client_reads(struct pc__client *client, const struct pc__ctl_message *m
         if (region->pages)
             pc__pages_read(region->pages, runs[i], mapping->exact_reads);
     }
+    pc__cache_touched(client->loop->engine, mapping->generation, runs, (size_t)n);
     pthread_mutex_unlock(&region->lock);
 }

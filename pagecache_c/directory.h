@@ -5,7 +5,7 @@
 #include "engine.h"
 
 #define PC__CHOICE_BLOCKS 64u /* that one choice is made for: neighbours come from one server */
-#define PC__HOLDER_MEMORY_NS 2000000000ull
+#define PC__HOLDER_MEMORY_NS 3000000000ull
 
 /* A server's number, for the records; 0: there is no memory for one more. */
 uint16_t pc__holder_number(struct pc_engine *engine, uint64_t server_id);

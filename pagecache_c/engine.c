@@ -283,6 +283,8 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
         goto fail;
     }
     rc = open_uffd(engine, options->no_userfaultfd);
+    if (!rc)
+        rc = pc__cache_open(engine, options->cache_bytes, options->cache_policy);
     if (rc)
         goto fail;
     rc = open_history(engine, options);
@@ -305,6 +307,8 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
         goto fail;
     }
     rc = pc__worker_start(engine);
+    if (!rc)
+        rc = pc__cache_start(engine);
     if (rc)
         goto fail;
     *out = engine;
@@ -320,6 +324,7 @@ PC_API int pc_engine_stop(pc_engine *engine)
     for (int i = 0; i < engine->n_loops; i++)
         if (engine->loops[i].epoll >= 0 || engine->loops[i].started)
             pc__loop_stop(&engine->loops[i]);
+    pc__cache_stop(engine);
     if (engine->listen_fd >= 0)
         close(engine->listen_fd);
     engine->keeper_fd = -1; /* the caller's; what the keeper holds is for the next server to adopt */
@@ -340,6 +345,7 @@ PC_API int pc_engine_stop(pc_engine *engine)
         pc__layer_put(pc__of(link, struct pc__layer, link));
     }
     pc__worker_free(engine);
+    pc__cache_close(engine);
     if (engine->history)
         pc__history_close(engine->history);
     if (engine->uffd >= 0)

@@ -17,8 +17,11 @@
  *                 block (UFFDIO_WAKE, a futex wake, a non-blocking send); never over file or
  *                 network I/O (but a lease that needs a new generation makes its memfd under it,
  *                 and one that advances one punches its holes).
- *   leaves        event_lock, keeper_lock, worker.lock, the history's and each loop's mail_lock:
- *                 nothing is taken under them.
+ *   leaves        event_lock, keeper_lock, worker.lock, the cache's, the history's and each loop's
+ *                 mail_lock: nothing is taken under them. (The cache's window_lock is between
+ *                 region.lock and the leaves.)
+ * Who evicts takes a victim under the cache's lock, with references, drops that lock, takes the lock
+ * of the victim's region, and looks again.
  * A waiter or job in a region belongs to a client of some loop; the client takes all of its own
  * out, under region.lock, before it closes a descriptor. So whoever holds region.lock may use the
  * descriptors of the waiters it finds there.
@@ -31,6 +34,7 @@
 #include "error.h"
 #include "history.h"
 #include "keeper.h"
+#include "list.h"
 #include "pages.h"
 #include "pagecache.h"
 #include "wire.h"
@@ -47,37 +51,6 @@ struct pc__pull;
 struct pc__part;
 struct pc__gather;
 struct pc__rents;
-
-/* ------------------------------------------------------------------ lists */
-
-struct pc__link {
-    struct pc__link *next, *prev;
-};
-static inline void pc__link_init(struct pc__link *head)
-{
-    head->next = head->prev = head;
-}
-static inline bool pc__link_empty(const struct pc__link *head)
-{
-    return head->next == head;
-}
-static inline void pc__link_push(struct pc__link *head, struct pc__link *link)
-{
-    link->prev = head->prev;
-    link->next = head;
-    head->prev->next = link;
-    head->prev = link;
-}
-static inline void pc__link_remove(struct pc__link *link)
-{
-    link->prev->next = link->next;
-    link->next->prev = link->prev;
-    link->next = link->prev = link;
-}
-#define pc__of(link, type, member) ((type *)(void *)((char *)(link) - offsetof(type, member)))
-#define pc__each(link, head) \
-    for (struct pc__link *link = (head)->next, *link##_next = link->next; link != (head); \
-         link = link##_next, link##_next = link->next)
 
 /* ---------------------------------------------------------------- regions */
 
@@ -97,6 +70,7 @@ struct pc__home {
     struct pc__store overlay;      /* blocks that changed in (B, applied], while B is leased */
     struct pc__link pending;       /* struct pc__layer, of (applied, latest], by version */
     uint64_t applied, latest;
+    uint64_t warm_blocks;          /* of the base: the first are in our page table (worker only) */
     uint64_t history_from;         /* versions below it take what the history has: applied, or one
                                       more from when that record is written until it is applied */
     bool base_changes;             /* the worker is at it, or was when it died: no new leases */
@@ -136,6 +110,13 @@ struct pc__generation {
     struct pc__rents *rents;       /* what rows of absent blocks have cost (gather.c), or NULL */
     struct pc__link waiters;       /* struct pc__waiter */
     struct pc__link jobs;          /* struct pc__job */
+    struct pc__link cached;        /* cache.c's: what is accounted of it, */
+    struct pc__link idle;          /* since when nobody leases it, */
+    uint64_t idle_since_ns;
+    struct pc__region *cached_for; /* and whose it is, once something is accounted */
+    struct pc__link windows;       /* struct pc__window_user (windows.c) */
+    bool adopted;                  /* from the keeper: until all had the time to attach again, somebody
+                                      may map it whom we do not know */
 };
 
 /* The blocks of one commit on one region: a file as wire.h describes, mapped read-only. */
@@ -276,7 +257,8 @@ struct pc__lane {
     size_t tx_bytes, tx_capacity;
     uint8_t *rx;                   /* PC__RX_BYTES */
     size_t rx_begin, rx_end;
-    uint32_t rows_due;             /* bytes of rows still to come: then sent's first is of rows */
+    bool in_rows;                  /* the head of rows is read: sent's first is of rows, and */
+    uint32_t rows_due;             /* so many bytes of them are still to come */
     bool in_reply;                 /* header and bitmap of sent's first are read */
     uint32_t reply_position;       /* blocks of the reply dealt with */
     uint32_t reply_blocks;
@@ -322,6 +304,7 @@ struct pc__mail {
     void *pointer;
 };
 
+#define PC__ROW_BUFFERS 4
 struct pc__loop {
     struct pc_engine *engine;
     int index;
@@ -340,6 +323,8 @@ struct pc__loop {
     uint8_t *bounce;               /* PC__BOUNCE_BLOCKS, once needed */
     struct pc__parts *parts;       /* of the reply that is being put together (reply.c) */
     uint32_t next_request_id;
+    void *plan;                    /* scratch of gather.c, once needed */
+    uint8_t *row_buffers[PC__ROW_BUFFERS]; /* of answers that were sent (rows.c), or NULL */
 };
 
 struct pc__counters {
@@ -394,7 +379,8 @@ struct pc_engine {
     int replication;               /* enum pc_replication */
     _Atomic uint64_t serving_bytes; /* of replies that are queued for other servers */
     struct pc__holders holders;
-    struct pc__cache *cache;       /* what counts and evicts cached blocks (cache.c) */
+    struct pc__cache *cache;       /* what counts and evicts cached blocks (cache.c); NULL: no budget */
+    uint32_t window_limit;         /* of SIGSEGV processes, in runs; 0: as many as there are */
     int keeper_fd;
     pthread_mutex_t keeper_lock;   /* one message at a time on keeper_fd; nests inside all */
     int listen_fd;
@@ -460,6 +446,7 @@ struct pc__ask {
 };
 int pc__generation_for(struct pc_engine *engine, struct pc__region *region, uint64_t version,
                        bool caught_up, struct pc__generation **out, struct pc__ask *ask);
+int pc__memfd_punch(int memfd, uint64_t first, uint64_t n); /* blocks */
 struct pc__generation *pc__generation_by_inode(struct pc__region *region, uint64_t inode);
 /* Whether a lease needs it to stay as it is, if it were to go to that version. */
 bool pc__generation_leased(const struct pc__generation *generation, uint64_t to_version);
@@ -482,6 +469,11 @@ void pc__store_close(struct pc_engine *engine, struct pc__store *store, uint64_t
 bool pc__home_base_leased(const struct pc_engine *engine, const struct pc__region *region,
                           uint64_t to_version);
 struct pc__generation *pc__home_base_generation(const struct pc__region *region);
+/* The worker, with nothing else to do for the region: takes the next of a new base's blocks into this
+ * process's page table, which else costs the first answer of each 64 KiB a page fault. True: there
+ * are more. */
+#define PC__WARM_LEAST_BLOCKS 1024u /* a base of less is not worth a turn */
+bool pc__home_warm(struct pc__home *home);
 /* Who will look at bytes that resolve gave out: from under region.lock until release. */
 unsigned pc__home_hold(struct pc__home *home);
 void pc__home_release(struct pc_engine *engine, struct pc__region *region, unsigned held);
@@ -586,20 +578,63 @@ void pc__peers_check(struct pc__loop *loop, uint64_t now_ns);
 void pc__peers_close(struct pc__loop *loop);
 
 /* cache.c: the node's budget. A block is accounted from when it becomes present in a generation that
- * is no home until it is punched or its generation ends. */
-int pc__cache_start(struct pc_engine *engine, uint64_t cache_bytes, int policy);
+ * is no home until it is punched or its generation ends. All of these do nothing without a budget. */
+int pc__cache_open(struct pc_engine *engine, uint64_t cache_bytes, int policy);
+int pc__cache_start(struct pc_engine *engine); /* the thread that evicts; stop: no thread evicts */
 void pc__cache_stop(struct pc_engine *engine);
-/* Under region.lock: blocks became present; were punched by somebody else; were used (a fault, a
- * read set); and all of a generation's are gone. */
+void pc__cache_close(struct pc_engine *engine);
+uint64_t pc__cache_bytes(const struct pc_engine *engine); /* that are accounted */
+/* How many blocks are inserted, or read ahead, at most at once. */
+uint64_t pc__cache_most_blocks(const struct pc_engine *engine);
+/* Without locks, by a thread that is about to insert n blocks: evicts what is too much. And when it
+ * has, or could not. */
+void pc__cache_room(struct pc_engine *engine, uint64_t n);
+void pc__cache_balance(struct pc_engine *engine, uint64_t n);
+/* Under region.lock: blocks became present; a thread that was stopped at one of them may go on; they
+ * were punched by somebody else; were used (a fault, a read set; the runs are sorted); the first
+ * lease began, or the last one ended. */
 void pc__cache_added(struct pc_engine *engine, struct pc__region *region,
                      struct pc__generation *generation, uint64_t first, uint64_t n);
+void pc__cache_awaited(struct pc_engine *engine, struct pc__generation *generation,
+                       uint64_t block);
 void pc__cache_removed(struct pc_engine *engine, struct pc__generation *generation, uint64_t first,
                        uint64_t n);
-void pc__cache_touched(struct pc_engine *engine, struct pc__generation *generation, uint64_t first,
-                       uint64_t n);
+void pc__cache_touched(struct pc_engine *engine, struct pc__generation *generation,
+                       const struct pc_run *runs, size_t n_runs);
+void pc__cache_leased(struct pc_engine *engine, struct pc__generation *generation);
+/* It ends. Under no lock but perhaps region.lock. */
 void pc__cache_forget(struct pc_engine *engine, struct pc__generation *generation);
-/* Without locks, by a thread that has just inserted: evicts where the budget is exceeded. */
-void pc__cache_balance(struct pc_engine *engine);
+
+/* windows.c: what SIGSEGV processes have unprotected. Under region.lock. */
+#define PC__CHUNK_BLOCKS (PC__CHUNK_BYTES / PC_BLOCK_BYTES) /* are evicted together */
+struct pc__window_owner {          /* the control page of one process; unmapped with the last user */
+    _Atomic uint32_t refs;
+    struct pc__control_page *page;
+    pid_t pid;
+};
+struct pc__window_user {
+    struct pc__link link;          /* of the generation that it maps */
+    struct pc__window_owner *owner; /* +1 ref */
+    uint64_t address, length_bytes;
+    bool is_orphan;                /* its connection is gone, and it is not */
+};
+struct pc__window_owner *pc__windows_owner(struct pc__control_page *page, pid_t pid);
+void pc__windows_owner_put(struct pc__window_owner *owner); /* or NULL */
+struct pc__window_user *pc__windows_add(struct pc__generation *generation,
+                                        struct pc__window_owner *owner, uint64_t address,
+                                        uint64_t length_bytes);
+void pc__windows_drop(struct pc__window_user *user); /* or NULL: it has unmapped it */
+/* Its connection ended: dropped, unless it may still read there. */
+void pc__windows_left(struct pc__window_user *user);
+/* Whether such a one reads there: the generation has to stay as it is. */
+bool pc__windows_orphaned(struct pc__generation *generation);
+void pc__windows_end(struct pc__generation *generation); /* it ends; needs no lock */
+/* Tells them that the chunk goes; returns which of its blocks must stay. From then on until _release
+ * nobody unprotects one of it without asking. */
+uint32_t pc__windows_hold(struct pc__generation *generation, uint64_t chunk);
+void pc__windows_release(struct pc__generation *generation);
+/* How many runs a process may have unprotected under this budget; 0: no budget. */
+uint32_t pc__windows_limit(uint64_t cache_bytes);
 
 /* serve.c */
 void pc__served_add(struct pc__loop *loop, struct pc__mail *mail);
@@ -640,6 +675,8 @@ void pc__client_gather(struct pc__client *client, const struct pc__ctl_message *
                        const int *fds);
 /* The client is being closed, and its mappings are gone. */
 void pc__client_gathers_end(struct pc__client *client);
+/* Unmaps what no gather has used for a while. */
+void pc__client_check_areas(struct pc__client *client, uint64_t now_ns);
 /* The job of its blocks is done. Under region.lock. */
 void pc__part_blocks_done(struct pc__part *part, int status);
 void pc__rents_free(struct pc__rents *rents);
@@ -653,6 +690,10 @@ void pc__gather_failed(struct pc_engine *engine, struct pc__fetch *fetch, int er
 /* rows.c: at the home. Status, or PC__WAIT: it has not heard of the version yet. */
 int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t version,
                   const struct pc__data_rows *rows, const uint64_t *offsets, uint8_t *out);
+/* Room for an answer: memory that was used before costs no page faults. free: of all that is kept. */
+uint8_t *pc__rows_take_buffer(struct pc__loop *loop);
+void pc__rows_give_buffer(struct pc__loop *loop, uint8_t *buffer);
+void pc__rows_free_buffers(struct pc__loop *loop);
 /* One packet to the client; never blocks. Any thread that knows the client to be open may send. */
 void pc__client_send(struct pc__client *client, enum pc__ctl_type type, uint32_t request_id,
                      int status, const void *body, size_t body_bytes, int fd);
@@ -680,6 +721,7 @@ struct pc__mapping {
     uint64_t id, address, length_bytes, version;
     struct pc__region *region;     /* +1 ref */
     struct pc__generation *generation; /* +1 ref */
+    struct pc__window_user *window_user; /* SIGSEGV, where blocks can be evicted; or NULL */
     bool is_private;
     bool follows;                  /* counted among its followers, while that is at version */
     bool exact_reads;              /* its read sets show what was touched, and not what lies around */
@@ -703,6 +745,8 @@ struct pc__client {
     int slots_event;               /* or -1 */
     struct pc__control_page *page; /* or NULL */
     struct pc__link gathers, areas; /* struct pc__part, pc__area (gather.c) */
+    uint64_t areas_by_ns;          /* when to look for areas that are not used; 0: there are none */
+    struct pc__window_owner *window_owner; /* of the page */
     struct pc__mapping *mappings;  /* sorted by address */
     size_t n_mappings, mappings_capacity;
     struct pc__client *grave_next;

@@ -125,7 +125,11 @@ void pc__fault(struct pc__loop *loop, struct pc__client *client, uint64_t addres
     bool in_flight = pc__blockset_has(&generation->in_flight, block);
     pc__link_push(&generation->waiters, &waiter->link);
     pc__count_add(&engine->count.faults_waiting, 1);
+    const struct pc_run one = {.first_block = block, .n_blocks = 1};
+    pc__cache_touched(engine, generation, &one, 1); /* what is around it is in use */
     struct pc_run run = choose(engine, mapping, block, in_flight);
+    if (run.n_blocks > pc__cache_most_blocks(engine)) /* it would push itself out */
+        run.n_blocks = pc__cache_most_blocks(engine);
     int rc = PC_OK;
     if (run.n_blocks && !in_flight && run.n_blocks > FIRST_PAGE_BLOCKS) {
         /* The touched page goes first, on the lane that never queues behind bulk. */

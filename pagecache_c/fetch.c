@@ -91,6 +91,7 @@ static void lane_close(struct pc__peer *peer, struct pc__lane *lane, const char 
     lane->tx_bytes = 0;
     lane->rx_begin = lane->rx_end = 0;
     lane->rows_due = 0;
+    lane->in_rows = false;
     lane->in_reply = false;
     while (!pc__link_empty(&lane->sent)) { /* newest first, each to the front: order is kept */
         struct pc__fetch *fetch = pc__of(lane->sent.prev, struct pc__fetch, link);
@@ -204,10 +205,8 @@ static void lane_pump(struct pc__peer *peer, struct pc__lane *lane)
     }
     if (lane->tx_bytes) {
         ssize_t sent = send(lane->fd, lane->tx, lane->tx_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0 && errno != EAGAIN && errno != EINTR) {
-            lane_close(peer, lane, strerror(errno));
-            return;
-        }
+        /* A broken connection is closed by lane_read, to which epoll sends us: here, somebody may be
+         * in the middle of what it answered. */
         if (sent > 0) {
             pc__count_add(&engine->count.bytes_sent, sent);
             lane->tx_bytes -= (size_t)sent;
@@ -474,7 +473,7 @@ static void tell_home(struct pc__loop *loop, const struct pc__fetch *fetch)
 static void end_answer(struct pc__peer *peer, struct pc__lane *lane, struct pc__fetch *fetch)
 {
     struct pc_engine *engine = peer->loop->engine;
-    lane->in_reply = false;
+    lane->in_reply = lane->in_rows = false;
     pc__link_remove(&fetch->link);
     lane->n_sent--;
     pc__count_sub(&engine->count.fetches_in_flight, 1);
@@ -486,11 +485,11 @@ static void end_answer(struct pc__peer *peer, struct pc__lane *lane, struct pc__
 static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
 {
     struct pc_engine *engine = peer->loop->engine;
-    while (bytes_in(lane) || lane->in_reply) {
+    while (bytes_in(lane) || lane->in_reply || lane->in_rows) {
         if (pc__link_empty(&lane->sent))
             return pc__fail(PC_ERR_PROTOCOL, "an answer that nobody asked for");
         struct pc__fetch *fetch = pc__of(lane->sent.next, struct pc__fetch, link);
-        if (fetch->gather) {
+        if (fetch->gather) { /* the whole of it */
             int rc = pc__gather_take(engine, lane, fetch);
             if (rc <= 0)
                 return rc;
@@ -512,7 +511,7 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
                                fetch->error == PC_ERR_NO_REGION ? PC_ERR_HOME_LOST : fetch->error);
             }
         }
-        if (lane->in_reply && !take_blocks(engine, lane, fetch))
+        if (!lane->in_rows && !take_blocks(engine, lane, fetch))
             return 0;
         end_answer(peer, lane, fetch);
     }
@@ -547,7 +546,13 @@ static void lane_read(struct pc__peer *peer, struct pc__lane *lane)
             lane->rx_begin = 0;
         }
         size_t room = PC__RX_BYTES - lane->rx_end;
-        ssize_t got = recv(lane->fd, lane->rx + lane->rx_end, room, MSG_DONTWAIT);
+        uint8_t *into = lane->rx + lane->rx_end;
+        const bool rows = lane->rows_due && !bytes_in(lane); /* straight to where they go */
+        if (rows) {
+            room = lane->rows_due;
+            into = pc__gather_into(lane, pc__of(lane->sent.next, struct pc__fetch, link));
+        }
+        ssize_t got = recv(lane->fd, into, room, MSG_DONTWAIT);
         if (got < 0 && (errno == EAGAIN || errno == EINTR))
             break;
         if (got <= 0) {
@@ -555,7 +560,10 @@ static void lane_read(struct pc__peer *peer, struct pc__lane *lane)
             return;
         }
         pc__count_add(&peer->loop->engine->count.bytes_received, got);
-        lane->rx_end += (size_t)got;
+        if (rows)
+            lane->rows_due -= (uint32_t)got;
+        else
+            lane->rx_end += (size_t)got;
         lane->progress_ns = pc__now_ns();
         if (take_answers(peer, lane) < 0) {
             pc__count_add(&peer->loop->engine->count.bad_messages, 1);
@@ -698,4 +706,5 @@ void pc__peers_close(struct pc__loop *loop)
         free(peer);
     }
     free(loop->bounce);
+    free(loop->plan);
 }

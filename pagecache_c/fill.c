@@ -107,6 +107,8 @@ static void now_present(struct pc_engine *engine, struct pc__region *region,
     int64_t added = pc__blockset_add(&generation->present, first, n);
     if (added < 0) /* not remembered as present: fetched again when asked for, never wrong */
         generation->has_strays = true;
+    else if (!generation->is_layer)
+        pc__cache_added(engine, region, generation, first, n);
     if (fetched)
         (void)pc__blockset_add(&generation->fetched, first, n);
     pc__blockset_remove(&generation->in_flight, first, n);
@@ -114,8 +116,10 @@ static void now_present(struct pc_engine *engine, struct pc__region *region,
     pc__each(link, &generation->waiters)
     {
         struct pc__waiter *waiter = pc__of(link, struct pc__waiter, link);
-        if (waiter->block >= first && waiter->block - first < n)
-            wake(engine, generation, waiter);
+        if (waiter->block < first || waiter->block - first >= n)
+            continue;
+        pc__cache_awaited(engine, generation, waiter->block);
+        wake(engine, generation, waiter);
     }
     pc__each(link, &generation->jobs)
     {
@@ -184,36 +188,63 @@ static int insert_by_pwrite(const struct pc__generation *generation, uint64_t fi
     return PC_OK;
 }
 
+/* bytes NULL: blocks of zeros. */
+static int write_blocks(const struct pc_engine *engine, const struct pc__generation *generation,
+                        uint64_t first, uint64_t n, const uint8_t *bytes)
+{
+    if (engine->uffd >= 0)
+        return insert(engine, generation, first, n, bytes);
+    if (bytes)
+        return insert_by_pwrite(generation, first, n, bytes);
+    uint8_t zeros[PC_BLOCK_BYTES];
+    memset(zeros, 0, sizeof zeros);
+    int rc = PC_OK;
+    for (uint64_t i = 0; i < n && !rc; i++)
+        rc = insert_by_pwrite(generation, first + i, 1, zeros);
+    return rc;
+}
+
+/* In parts that the budget has room for: what is over it is evicted first. */
+static int fill(struct pc_engine *engine, struct pc__region *region,
+                struct pc__generation *generation, struct pc_run run, const uint8_t *bytes,
+                bool fetched)
+{
+    uint64_t most = pc__cache_most_blocks(engine);
+    int rc = PC_OK;
+    while (run.n_blocks && !rc) {
+        uint64_t n = run.n_blocks < most ? run.n_blocks : most;
+        if (!generation->is_layer)
+            pc__cache_room(engine, n);
+        rc = write_blocks(engine, generation, run.first_block, n, bytes);
+        if (!rc) {
+            pc__count_add(!bytes    ? &engine->count.zero_blocks
+                          : fetched ? &engine->count.blocks_fetched
+                                    : &engine->count.local_blocks,
+                          n);
+            now_present(engine, region, generation, run.first_block, n, fetched);
+            run.first_block += n;
+            run.n_blocks -= n;
+            bytes = bytes ? bytes + (n << PC_BLOCK_SHIFT) : NULL;
+        }
+        if (!generation->is_layer)
+            pc__cache_balance(engine, n);
+    }
+    return rc;
+}
+
 int pc__fill_insert(struct pc_engine *engine, struct pc__region *region,
                     struct pc__generation *generation, uint64_t first, uint64_t n,
                     const uint8_t *bytes, bool fetched)
 {
-    int rc = engine->uffd >= 0 ? insert(engine, generation, first, n, bytes)
-                               : insert_by_pwrite(generation, first, n, bytes);
-    if (rc)
-        return rc;
-    pc__count_add(fetched ? &engine->count.blocks_fetched : &engine->count.local_blocks, n);
-    now_present(engine, region, generation, first, n, fetched);
-    return PC_OK;
+    const struct pc_run run = {.first_block = first, .n_blocks = n};
+    return fill(engine, region, generation, run, bytes, fetched);
 }
 
 int pc__fill_zeros(struct pc_engine *engine, struct pc__region *region,
                    struct pc__generation *generation, uint64_t first, uint64_t n)
 {
-    int rc = PC_OK;
-    if (engine->uffd >= 0) {
-        rc = insert(engine, generation, first, n, NULL);
-    } else {
-        uint8_t zeros[PC_BLOCK_BYTES];
-        memset(zeros, 0, sizeof zeros);
-        for (uint64_t i = 0; i < n && !rc; i++)
-            rc = insert_by_pwrite(generation, first + i, 1, zeros);
-    }
-    if (rc)
-        return rc;
-    pc__count_add(&engine->count.zero_blocks, n);
-    now_present(engine, region, generation, first, n, false);
-    return PC_OK;
+    const struct pc_run run = {.first_block = first, .n_blocks = n};
+    return fill(engine, region, generation, run, NULL, false);
 }
 
 void pc__fill_failed(struct pc_engine *engine, struct pc__region *region,

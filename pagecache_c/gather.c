@@ -28,14 +28,16 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
+#define AREA_IDLE_NS 200000000ull
 #define URGENT_BYTES (64u << 10) /* a gather of so little does not wait behind bulk */
 
-/* A memfd that parts have areas in. Of one loop. */
+/* A memfd that parts have areas in. Of one loop. A gather that goes on finds it again. */
 struct pc__area {
     struct pc__link link;          /* of its client's */
     uint64_t inode, bytes;
+    uint64_t used_ns;
     uint8_t *map;
-    unsigned refs;                 /* parts; it goes with the last one */
+    unsigned refs;                 /* its client's list, each part */
 };
 
 struct pc__part {
@@ -63,7 +65,6 @@ static void drop_area(struct pc__area *area)
 {
     if (!area || --area->refs)
         return;
-    pc__link_remove(&area->link);
     munmap(area->map, area->bytes);
     free(area);
 }
@@ -102,6 +103,28 @@ static void came_here(struct pc__region *region, struct pc__part *part, int stat
         end(part);
 }
 
+static void forget_area(struct pc__area *area)
+{
+    pc__link_remove(&area->link);
+    drop_area(area);
+}
+
+void pc__client_check_areas(struct pc__client *client, uint64_t now_ns)
+{
+    if (!client->areas_by_ns || client->areas_by_ns > now_ns)
+        return;
+    client->areas_by_ns = 0;
+    pc__each(link, &client->areas)
+    {
+        struct pc__area *area = pc__of(link, struct pc__area, link);
+        uint64_t by_ns = area->used_ns + AREA_IDLE_NS;
+        if (by_ns <= now_ns)
+            forget_area(area); /* parts that are under way have it still */
+        else if (!client->areas_by_ns || by_ns < client->areas_by_ns)
+            client->areas_by_ns = by_ns;
+    }
+}
+
 void pc__part_blocks_done(struct pc__part *part, int status)
 {
     const struct pc__mail mail = {.run = end_by_mail, .pointer = part};
@@ -114,7 +137,7 @@ void pc__part_blocks_done(struct pc__part *part, int status)
 
 void pc__client_gathers_end(struct pc__client *client)
 {
-    pc__each(link, &client->areas) pc__link_remove(link); /* their parts have them */
+    pc__each(link, &client->areas) forget_area(pc__of(link, struct pc__area, link));
     pc__each(link, &client->gathers)
     {
         struct pc__part *part = pc__of(link, struct pc__part, link);
@@ -156,6 +179,7 @@ static int take_area(struct pc__client *client, int fd, uint64_t bytes, struct p
         if (area->inode != inode || area->bytes != bytes)
             continue;
         area->refs++;
+        area->used_ns = pc__now_ns();
         *out = area;
         return PC_OK;
     }
@@ -167,8 +191,10 @@ static int take_area(struct pc__client *client, int fd, uint64_t bytes, struct p
         free(area);
         return pc__fail_errno("mmap of a gather's memfd");
     }
-    *area = (struct pc__area){.inode = inode, .bytes = bytes, .map = map, .refs = 1};
+    *area = (struct pc__area){.inode = inode, .bytes = bytes, .map = map, .refs = 2,
+                              .used_ns = pc__now_ns()};
     pc__link_push(&client->areas, &area->link);
+    client->areas_by_ns = area->used_ns + AREA_IDLE_NS;
     *out = area;
     return PC_OK;
 }
@@ -414,6 +440,7 @@ static int ask_for_blocks(struct pc__batch *batch, struct pc__part *part, uint64
 static void ask(struct pc__part *part, const struct pc__mapping *mapping, struct plan *plan,
                 uint8_t *area)
 {
+    struct pc__loop *loop = part->loop;
     struct pc__region *region = mapping->region;
     struct pc__generation *generation = mapping->generation;
     const uint64_t mapping_id = mapping->id;
@@ -424,15 +451,15 @@ static void ask(struct pc__part *part, const struct pc__mapping *mapping, struct
     pc__ref_take(&region->refs); /* the mapping is not looked at again */
     pthread_mutex_lock(&region->lock);
     if (!generation->complete)
-        decide(part->loop->engine, region, generation, plan);
+        decide(loop->engine, region, generation, plan);
     int rc = ask_for_blocks(&blocks, part, mapping_id, region, generation, plan);
     pthread_mutex_unlock(&region->lock);
     if (!rc)
         rc = ask_for_rows(&rows, part, region, generation, plan, area);
-    pc__batch_submit(part->loop, &rows);
-    pc__batch_submit(part->loop, &blocks);
-    came_here(region, part, rc);
-    pc__region_put(part->loop->engine, region);
+    pc__batch_submit(loop, &rows);
+    pc__batch_submit(loop, &blocks);
+    came_here(region, part, rc); /* it may be gone now */
+    pc__region_put(loop->engine, region);
 }
 
 static int start(struct pc__client *client, const struct pc__ctl_message *message, int fd)
@@ -446,7 +473,9 @@ static int start(struct pc__client *client, const struct pc__ctl_message *messag
     if (needs > body.memfd_bytes || body.at_bytes > body.memfd_bytes - needs)
         return PC_ERR_PROTOCOL;
     struct pc__part *part = malloc(sizeof *part);
-    struct plan *plan = malloc(sizeof *plan);
+    struct plan *plan = client->loop->plan;
+    if (!plan)
+        plan = client->loop->plan = malloc(sizeof *plan);
     struct pc__area *area = NULL;
     int rc = part && plan ? take_area(client, fd, body.memfd_bytes, &area) : PC_ERR_NO_MEMORY;
     if (!rc) {
@@ -462,7 +491,6 @@ static int start(struct pc__client *client, const struct pc__ctl_message *messag
         pc__link_push(&client->gathers, &part->link);
         ask(part, mapping, plan, area->map + body.at_bytes);
     }
-    free(plan);
     return rc;
 }
 
@@ -532,6 +560,7 @@ static int take_head(struct pc_engine *engine, struct pc__lane *lane, struct pc_
         lane->rx_begin += sizeof header;
         pc__gather_failed(engine, fetch,
                           header.status == PC_ERR_NO_REGION ? PC_ERR_HOME_LOST : header.status);
+        lane->in_rows = true; /* and none are due */
         return 1;
     }
     if (have < sizeof header + sizeof rows)
@@ -543,6 +572,7 @@ static int take_head(struct pc_engine *engine, struct pc__lane *lane, struct pc_
         return pc__fail(PC_ERR_PROTOCOL, "%u rows of %llu bytes in answer to %u", rows.n_rows,
                         (unsigned long long)rows.row_bytes, gather->rows.n_rows);
     lane->rx_begin += sizeof header + sizeof rows;
+    lane->in_rows = true;
     lane->rows_due = (uint32_t)(rows.row_bytes * rows.n_rows);
     return 0;
 }
@@ -555,9 +585,9 @@ uint8_t *pc__gather_into(const struct pc__lane *lane, const struct pc__fetch *fe
 
 int pc__gather_take(struct pc_engine *engine, struct pc__lane *lane, struct pc__fetch *fetch)
 {
-    if (!lane->rows_due) {
+    if (!lane->in_rows) {
         int rc = take_head(engine, lane, fetch);
-        if (rc || !lane->rows_due)
+        if (rc || !lane->in_rows)
             return rc;
     }
     const struct pc__gather *gather = fetch->gather;

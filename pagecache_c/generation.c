@@ -52,6 +52,9 @@ struct pc__generation *pc__generation_new(uint64_t n_blocks, bool complete)
     pc__link_init(&generation->link);
     pc__link_init(&generation->waiters);
     pc__link_init(&generation->jobs);
+    pc__link_init(&generation->cached);
+    pc__link_init(&generation->idle);
+    pc__link_init(&generation->windows);
     if (pc__blockset_init(&generation->present, n_blocks) ||
         pc__blockset_init(&generation->in_flight, n_blocks) ||
         pc__blockset_init(&generation->fetched, n_blocks) ||
@@ -108,6 +111,8 @@ void pc__generation_put(struct pc_engine *engine, struct pc__generation *generat
 {
     if (!generation || !pc__ref_drop(&generation->refs))
         return;
+    pc__cache_forget(engine, generation);
+    pc__windows_end(generation);
     pc__generation_put(engine, generation->source);
     if (generation->map)
         munmap(generation->map, generation->present.n_blocks << PC_BLOCK_SHIFT);
@@ -173,7 +178,7 @@ static int make(struct pc_engine *engine, struct pc__region *region, uint64_t ve
     return PC_OK;
 }
 
-static int punch(int memfd, uint64_t first, uint64_t n)
+int pc__memfd_punch(int memfd, uint64_t first, uint64_t n)
 {
     while (fallocate(memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                      (off_t)(first << PC_BLOCK_SHIFT), (off_t)(n << PC_BLOCK_SHIFT)))
@@ -188,16 +193,17 @@ static int advance(struct pc_engine *engine, struct pc__region *region,
     const struct pc__changes *changes = &region->changes;
     for (size_t i = 0; i < changes->n_runs; i++) {
         uint64_t at = changes->runs[i].first_block, past = at + changes->runs[i].n_blocks;
-        int done = generation->has_strays ? punch(generation->memfd, at, past - at) : PC_OK;
+        int done = generation->has_strays ? pc__memfd_punch(generation->memfd, at, past - at) : PC_OK;
         if (done)
             return done;
         while ((at = pc__blockset_next(&generation->present, at, past)) < past) {
             uint64_t end = pc__blockset_next_absent(&generation->present, at, past);
-            int rc = punch(generation->memfd, at, end - at);
+            int rc = pc__memfd_punch(generation->memfd, at, end - at);
             if (rc)
                 return rc;
             pc__blockset_remove(&generation->present, at, end - at);
             pc__blockset_remove(&generation->fetched, at, end - at);
+            pc__cache_removed(engine, generation, at, end - at);
             (void)pc__blockset_add(&generation->changed_away, at, end - at); /* a hint */
             at = end;
         }
@@ -250,7 +256,7 @@ static struct pc__generation *best(const struct pc_engine *engine, struct pc__re
         if (g->complete)
             continue;
         bool can = settled && !pc__generation_leased(g, version) && !g->forks &&
-                   !g->in_flight.n_set && g->version < version;
+                   !g->in_flight.n_set && g->version < version && !pc__windows_orphaned(g);
         if (found && (can < *moves || (can == *moves && g->present.n_set <= found->present.n_set)))
             continue;
         found = g;

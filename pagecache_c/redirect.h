@@ -4,7 +4,7 @@
 
 #include "engine.h"
 
-#define PC__REDIRECT_PATIENCE_NS 2000000000ull /* with a server that is not the home */
+#define PC__REDIRECT_PATIENCE_NS 3000000000ull /* with a server that is not the home */
 
 /* The first of a lane's sent fetches: the blocks of the bitmap do not come with its answer. From a
  * home, sources has a pc__data_elsewhere for each; from a peer, the home is asked for them. *fetch is

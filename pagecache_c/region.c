@@ -240,7 +240,8 @@ int pc__region_seal(struct pc_engine *engine, struct pc__region *region)
             homes = NULL;
             region->state = PC__REGION_READY;
             region->creator = 0;
-            if (!pc__link_empty(&region->home->pending)) /* of a server before this one */
+            if (!pc__link_empty(&region->home->pending) || /* of a server before this one */
+                region->n_blocks >= PC__WARM_LEAST_BLOCKS)
                 pc__worker_queue(engine, region);
         }
     }
@@ -279,9 +280,19 @@ static int adopt_generation(struct pc_engine *engine, struct pc__region *region,
     generation->memfd = fd;
     generation->inode = kept->inode;
     generation->version = kept->version;
+    generation->adopted = true;
     pc__link_push(&region->generations, &generation->link);
     int rc = pc__generation_map(engine, generation);
-    return rc ? rc : pc__memfd_blocks(&generation->present, fd, region->length_bytes);
+    if (!rc)
+        rc = pc__memfd_blocks(&generation->present, fd, region->length_bytes);
+    uint64_t at = 0, end;
+    for (; !rc && (at = pc__blockset_next(&generation->present, at, region->n_blocks)) <
+                      region->n_blocks; at = end) {
+        end = pc__blockset_next_absent(&generation->present, at, region->n_blocks);
+        pc__cache_added(engine, region, generation, at, end - at);
+    }
+    pc__cache_leased(engine, generation);
+    return rc;
 }
 
 /* Takes back one memfd after a restart; owns fd. What was not sealed had no user yet. */

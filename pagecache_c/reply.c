@@ -24,10 +24,9 @@ struct pc__parts {
     uint64_t holes[PC__DATA_MAX_BLOCKS / 64];     /* a bit for each block of zeros */
     uint64_t elsewhere[PC__DATA_MAX_BLOCKS / 64]; /* and for each that is not sent */
     uint64_t n_holes, n_elsewhere, n_sent;
-    size_t n_sent_runs, n_composed;
+    size_t n_composed;
     uint32_t version;                             /* of a cache: that it is at */
     struct pc__data_elsewhere sources[PC__DATA_MAX_BLOCKS]; /* n_elsewhere of them, from a home */
-    struct pc_run sent[PC__DATA_MAX_BLOCKS];
     struct {
         uint64_t block;
         enum pc__home_kind kind;
@@ -60,8 +59,10 @@ void pc__reply_free(struct pc_engine *engine, struct pc__reply *reply)
         pc__region_put(engine, reply->region);
     pc__layer_put(reply->layer);
     free(reply->head);
-    free(reply->composed);
-    free(reply->sent_runs);
+    if (reply->row_loop)
+        pc__rows_give_buffer(reply->row_loop, reply->composed);
+    else
+        free(reply->composed);
     free(reply->pieces);
     free(reply);
 }
@@ -118,16 +119,6 @@ static int add_composed(struct pc__reply *reply, const struct pc__request *reque
                          PC_BLOCK_BYTES);
 }
 
-static void note_sent(struct pc__parts *parts, uint64_t first, uint64_t n)
-{
-    struct pc_run *last = parts->n_sent_runs ? &parts->sent[parts->n_sent_runs - 1] : NULL;
-    if (last && last->first_block + last->n_blocks == first)
-        last->n_blocks += n;
-    else
-        parts->sent[parts->n_sent_runs++] = (struct pc_run){.first_block = first, .n_blocks = n};
-    parts->n_sent += n;
-}
-
 static bool may_send_elsewhere(const struct pc_engine *engine, const struct pc__reply *reply,
                                const struct pc__request *request)
 {
@@ -135,7 +126,8 @@ static bool may_send_elsewhere(const struct pc_engine *engine, const struct pc__
            !(request->header.flags & PC__DATA_HOME) && reply->region->home->directory;
 }
 
-/* The blocks of [block, past) that one source has: sent, or said to be elsewhere. */
+/* The blocks of [block, past) that one source has: sent, or said to be elsewhere. Either way the
+ * asker is a holder from here on: who is sent there before they have come waits there. */
 static int add_part(struct pc_engine *engine, struct pc__reply *reply,
                     const struct pc__request *request, struct pc__parts *parts, uint64_t position,
                     uint64_t block, uint64_t past, uint64_t *n)
@@ -163,7 +155,7 @@ static int add_part(struct pc_engine *engine, struct pc__reply *reply,
             return PC_OK;
         }
     }
-    note_sent(parts, block, *n);
+    parts->n_sent += *n;
     if (part.kind == PC__HOME_MEMORY)
         return pc__reply_add(reply, part.bytes, part.memfd, part.offset, *n << PC_BLOCK_SHIFT);
     return add_composed(reply, request, parts, part.kind, block);
@@ -179,6 +171,8 @@ static int add_blocks(struct pc_engine *engine, struct pc__reply *reply,
             int rc = add_part(engine, reply, request, parts, position, block, past, &n);
             if (rc)
                 return rc;
+            pc__directory_add(engine, reply->region, request->number, request->header.version, block,
+                              n);
         }
     }
     return PC_OK;
@@ -284,17 +278,33 @@ static int copy_some(struct pc__reply *reply, const struct pc__generation *gener
     return rc;
 }
 
+/* Whether some of it is on its way here. */
+static bool is_coming(const struct pc__generation *generation, const struct pc__request *request)
+{
+    for (int i = 0; i < request->n_runs; i++) {
+        uint64_t first = request->runs[i].first_block, past = first + request->runs[i].n_blocks;
+        if (pc__blockset_next(&generation->in_flight, first, past) < past)
+            return true;
+    }
+    return false;
+}
+
 static int add_cached(struct pc_engine *engine, struct pc__reply *reply,
                       const struct pc__request *request, struct pc__parts *parts)
 {
     struct pc__region *region = reply->region;
     pthread_mutex_lock(&region->lock);
     struct pc__generation *generation = cache_for(region, request);
+    bool coming = generation && !request->waited && is_coming(generation, request);
     if (generation)
         parts->version = (uint32_t)generation->version;
     pthread_mutex_unlock(&region->lock);
     if (!generation)
         return PC_ERR_NO_GENERATION;
+    if (coming) {
+        pc__generation_put(engine, generation);
+        return PC__WAIT;
+    }
     int rc = room_for_copies(reply, request->header.n_blocks);
     uint64_t position = 0;
     for (int i = 0; i < request->n_runs && !rc; i++) {
@@ -304,6 +314,9 @@ static int add_cached(struct pc_engine *engine, struct pc__reply *reply,
             rc = copy_some(reply, generation, parts, position, first, n);
         }
     }
+    pthread_mutex_lock(&region->lock); /* what others want is worth keeping */
+    pc__cache_touched(engine, generation, request->runs, (size_t)request->n_runs);
+    pthread_mutex_unlock(&region->lock);
     pc__generation_put(engine, generation);
     if (!rc && parts->n_sent)
         rc = pc__reply_add(reply, reply->composed, -1, 0, parts->n_sent << PC_BLOCK_SHIFT);
@@ -407,23 +420,6 @@ int pc__reply_rows(struct pc__reply *reply, const struct pc__data_header *reques
                   : pc__reply_add(reply, reply->composed, -1, 0, rows->n_rows * rows->row_bytes);
 }
 
-/* Whom the blocks go to has them when they have left. */
-static int remember_sent(struct pc_engine *engine, struct pc__reply *reply,
-                         const struct pc__request *request, const struct pc__parts *parts)
-{
-    size_t bytes = parts->n_sent_runs * sizeof parts->sent[0];
-    if (!request->number || !bytes || engine->replication == PC_REPLICATION_OFF)
-        return PC_OK;
-    reply->sent_runs = malloc(bytes);
-    if (!reply->sent_runs)
-        return PC_ERR_NO_MEMORY;
-    memcpy(reply->sent_runs, parts->sent, bytes);
-    reply->n_sent_runs = parts->n_sent_runs;
-    reply->number = request->number;
-    reply->version = request->header.version;
-    return PC_OK;
-}
-
 int pc__reply_fill(struct pc__loop *loop, struct pc__reply *reply,
                    const struct pc__request *request)
 {
@@ -439,8 +435,6 @@ int pc__reply_fill(struct pc__loop *loop, struct pc__reply *reply,
                  ? add_cached(engine, reply, request, parts)
                  : add_version(engine, reply, request, parts);
     if (!rc)
-        rc = remember_sent(engine, reply, request, parts);
-    if (!rc)
         rc = write_head(reply, request, parts);
     if (!rc) {
         pc__count_add(&engine->count.blocks_served, parts->n_sent);
@@ -448,16 +442,4 @@ int pc__reply_fill(struct pc__loop *loop, struct pc__reply *reply,
             pc__count_add(&engine->count.redirected_blocks, parts->n_elsewhere);
     }
     return rc;
-}
-
-void pc__reply_left(struct pc_engine *engine, const struct pc__reply *reply)
-{
-    if (!reply->n_sent_runs)
-        return;
-    struct pc__region *region = reply->region;
-    pthread_mutex_lock(&region->lock);
-    for (size_t i = 0; i < reply->n_sent_runs && region->home; i++)
-        pc__directory_add(engine, region, reply->number, reply->version,
-                          reply->sent_runs[i].first_block, reply->sent_runs[i].n_blocks);
-    pthread_mutex_unlock(&region->lock);
 }

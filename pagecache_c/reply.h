@@ -11,6 +11,7 @@ struct pc__request {
     struct pc__data_header header;
     struct pc__data_asker asker;
     uint16_t number;               /* of the asker, as a holder of blocks; or 0 */
+    bool waited;                   /* long enough for what is on its way to a cache */
     int n_runs;
     struct pc_run runs[PC__DATA_MAX_RUNS];
 };
@@ -29,13 +30,10 @@ struct pc__reply {
     struct pc__layer *layer;   /* or NULL */
     uint8_t *head;             /* the first piece */
     uint8_t *composed;         /* blocks put together from several sources, or copied; or NULL */
+    struct pc__loop *row_loop; /* composed is for rows, and goes back to this loop; or NULL */
     uint64_t n_bytes;          /* still to leave */
     size_t n_pieces, at_piece, capacity;
     struct pc__piece *pieces;
-    uint16_t number;           /* of the asker, who will hold, once this has left, */
-    uint32_t version;          /* in this version */
-    size_t n_sent_runs;
-    struct pc_run *sent_runs;  /* these */
 };
 
 struct pc__reply *pc__reply_new(void); /* or NULL */
@@ -43,7 +41,8 @@ void pc__reply_free(struct pc_engine *engine, struct pc__reply *reply);
 int pc__reply_add(struct pc__reply *reply, const uint8_t *bytes, int memfd, uint64_t offset,
                   uint64_t length);
 /* Fills in the reply to a GET, from a home, a cache or a layer; the reply has its region or layer.
- * PC__WAIT: the home has not heard of the version yet. Negative: it is to be refused. */
+ * PC__WAIT: the home has not heard of the version yet, or what is asked of a cache is on its way there.
+ * Negative: it is to be refused. */
 int pc__reply_fill(struct pc__loop *loop, struct pc__reply *reply,
                    const struct pc__request *request);
 /* Only a head that says so. */
@@ -51,7 +50,5 @@ int pc__reply_refuse(struct pc__reply *reply, const struct pc__data_header *requ
 /* Rows, that are in `composed`; or, where status is negative, a head that says so. */
 int pc__reply_rows(struct pc__reply *reply, const struct pc__data_header *request,
                    const struct pc__data_rows *rows, int status);
-/* All of it has left: the asker has the blocks. */
-void pc__reply_left(struct pc_engine *engine, const struct pc__reply *reply);
 
 #endif

@@ -21,6 +21,8 @@
 #define QUEUED_REPLIES 64u             /* then the other side's requests wait in its socket, */
 #define QUEUED_BYTES (512u << 10)      /* as they do from here on, */
 #define UNSENT_BYTES (128u << 10)      /* and that the kernel may hold beyond what is on its way */
+#define CACHE_WAIT_NS 1500000000ull    /* less than PC__REDIRECT_PATIENCE_NS of who asks */
+#define CACHE_LOOK_NS 1000000ull
 #define BYTES_PER_EVENT (4u << 20)     /* then the other descriptors get their turn */
 #define GATHER 128
 #define HEAD_BYTES (sizeof(struct pc__data_header) + sizeof(struct pc__data_asker))
@@ -44,6 +46,8 @@ struct served {
     uint64_t parked_region;    /* its first request waits for a version of it; 0: none does */
     uint64_t parked_until_ns;
     uint64_t question;         /* the first of the region whose answer is news to it */
+    uint64_t cache_until_ns;   /* not 0: its first request waits for blocks that are on their way, */
+    uint64_t cache_again_ns;   /* and is looked at again then */
     bool caught_up;            /* that was answered: the home knows what versions there are */
     int parked_error;
     size_t rx_bytes;
@@ -89,7 +93,7 @@ static void queue_reply(struct served *served, struct pc__reply *reply)
 static bool takes_requests(const struct served *served)
 {
     return served->n_replies < QUEUED_REPLIES && served->queued_bytes < QUEUED_BYTES &&
-           !served->parked_region;
+           !served->parked_region && !served->cache_again_ns;
 }
 
 /* The request waits, and with it the connection, until the region's home has caught up. False:
@@ -114,6 +118,16 @@ static bool park(struct served *served, struct pc__region *region)
     if (ask && !pc__engine_ask(engine, &event))
         (void)pc_engine_caught_up(engine, region->id, PC_ERR_NO_MEMORY);
     return true;
+}
+
+/* The request, and with it the connection, waits for what is on its way to this node's cache; looked
+ * at again every millisecond, which is little beside what such a home has to send first. */
+static void wait_for_cache(struct served *served)
+{
+    uint64_t now_ns = pc__now_ns();
+    if (!served->cache_until_ns)
+        served->cache_until_ns = now_ns + CACHE_WAIT_NS;
+    served->cache_again_ns = now_ns + CACHE_LOOK_NS;
 }
 
 static uint64_t blocks_of(const struct pc__reply *reply)
@@ -148,6 +162,11 @@ static int answer(struct served *served, struct pc__request *request)
             goto fail;
         status = pc__reply_fill(served->loop, reply, request);
     }
+    if (status == PC__WAIT && request->header.flags & PC__DATA_CACHED) {
+        wait_for_cache(served);
+        rc = PC__WAIT;
+        goto fail;
+    }
     if (status == PC__WAIT && park(served, reply->region)) {
         rc = PC__WAIT;
         goto fail;
@@ -156,6 +175,7 @@ static int answer(struct served *served, struct pc__request *request)
         status = served->parked_error ? served->parked_error : PC_ERR_NO_VERSION;
     served->caught_up = false;
     served->parked_error = 0;
+    served->cache_until_ns = 0;
     rc = status ? pc__reply_refuse(reply, &request->header, status) : PC_OK;
     if (rc)
         goto fail;
@@ -195,10 +215,11 @@ static int answer_rows(struct served *served, const struct pc__data_header *requ
     uint64_t offsets[PC__DATA_MAX_ROWS];
     struct pc__reply *reply = pc__reply_new();
     int status = PC_ERR_NO_REGION, rc = pc__data_parse_rows(served->rx + sizeof *request, &rows);
-    if (!reply || rc || !(reply->composed = malloc(rows.n_rows * rows.row_bytes))) {
+    if (!reply || rc || !(reply->composed = pc__rows_take_buffer(served->loop))) {
         rc = rc ? rc : pc__fail(PC_ERR_NO_MEMORY, "a reply");
         goto fail;
     }
+    reply->row_loop = served->loop;
     reply->region = pc__region_get(engine, request->region);
     if (reply->region && reply->region->length_bytes) {
         rc = pc__data_parse_offsets(&rows, served->rx + sizeof *request + sizeof rows,
@@ -236,6 +257,7 @@ static int handle(struct served *served, const struct pc__data_header *header)
     request.header = *header;
     request.number = served->number;
     request.n_runs = 0;
+    request.waited = served->cache_until_ns && pc__now_ns() >= served->cache_until_ns;
     memcpy(&request.asker, served->rx + sizeof *header, sizeof request.asker);
     pc__holder_reports(served->loop->engine, served->number, request.asker.load_bytes);
     return header->type == PC__DATA_HELD ? take_held(served, &request) : answer(served, &request);
@@ -314,7 +336,6 @@ static bool write_replies(struct served *served)
             struct pc__reply *done = served->first;
             served->first = done->next;
             served->n_replies--;
-            pc__reply_left(engine, done);
             pc__reply_free(engine, done);
         }
     }
@@ -442,7 +463,7 @@ void pc__served_add(struct pc__loop *loop, struct pc__mail *mail)
 
 static uint64_t stalls_at(const struct served *served)
 {
-    bool waits = served->first || served->rx_bytes;
+    bool waits = served->first || (served->rx_bytes && !served->cache_again_ns);
     if (served->parked_region)
         return served->parked_until_ns;
     return waits ? served->progress_ns + served->loop->engine->fetch_timeout_ns : UINT64_MAX;
@@ -453,7 +474,9 @@ uint64_t pc__served_deadline(struct pc__loop *loop)
     uint64_t earliest = UINT64_MAX;
     pc__each(link, &loop->served)
     {
-        uint64_t at = stalls_at(pc__of(link, struct served, link));
+        const struct served *served = pc__of(link, struct served, link);
+        uint64_t at = stalls_at(served), again = served->cache_again_ns;
+        at = again && again < at ? again : at;
         earliest = at < earliest ? at : earliest;
     }
     return earliest;
@@ -467,6 +490,9 @@ void pc__served_check(struct pc__loop *loop, uint64_t now_ns)
         if (stalls_at(served) <= now_ns) {
             pc__count_add(&loop->engine->count.bad_messages, 1);
             close_served(served, "it stalled");
+        } else if (served->cache_again_ns && served->cache_again_ns <= now_ns) {
+            served->cache_again_ns = 0;
+            pc__served_event(loop, served, 0);
         }
     }
 }
@@ -475,6 +501,7 @@ void pc__served_close_all(struct pc__loop *loop)
 {
     while (!pc__link_empty(&loop->served))
         close_served(pc__of(loop->served.next, struct served, link), NULL);
+    pc__rows_free_buffers(loop);
     free(loop->parts);
     loop->parts = NULL;
 }

@@ -40,6 +40,8 @@ PC_API int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out)
     memset(out, 0, sizeof *out);
     each_region(engine, add_sizes, out);
     struct pc__counters *c = &engine->count;
+    if (engine->cache)
+        out->cached_bytes = pc__cache_bytes(engine);
     out->mappings = pc__count_get(&c->mappings);
     out->clients = pc__count_get(&c->clients);
     out->served_connections = pc__count_get(&c->served_connections);

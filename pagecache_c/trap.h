@@ -89,6 +89,10 @@ int pc__sig_install(void);
  *   take   names the run in the window; the oldest one is protected again to make room.
  *   narrow keeps less of it; done lets others replace it. */
 uint32_t pc__window_take(struct pc__sig *sig, uint64_t address, uint64_t n_bytes);
+/* Which chunk was being evicted (the page's word, read after take and before mincore()): its blocks
+ * among the n from begin on are struck out of what mincore() found. */
+void pc__window_hide(uint64_t evicting, uint64_t mapping_begin, uint64_t begin,
+                     unsigned char *resident, size_t n);
 void pc__window_narrow(struct pc__sig *sig, uint32_t index, uint64_t address, uint64_t n_bytes);
 void pc__window_done(struct pc__sig *sig, uint32_t index);
 

@@ -10,7 +10,8 @@
  * until the child has attached anew.
  *
  * Window: a block is readable only while a run of the window names it. Order that makes it so:
- *   open     take a run (busy), name the blocks, look whether they are resident, unprotect, done;
+ *   open     take a run (busy), name the blocks, look what is being evicted and whether the others
+ *            are resident, unprotect those, done;
  *   replace  take a run (busy), protect what it named, then name something else.
  * busy is an atomic exchange, so naming and unprotecting of one run never interleave with its
  * replacement; two runs may name one block, and then the first to go protects it too early, which
@@ -89,10 +90,16 @@ static _Noreturn void die_protecting(uint64_t address)
 
 uint32_t pc__window_take(struct pc__sig *sig, uint64_t address, uint64_t n_bytes)
 {
-    uint32_t index;
-    do
-        index = (uint32_t)(atomic_fetch_add(&sig->page->head, 1u) % PC__WINDOW_RUNS);
-    while (atomic_exchange(&sig->busy[index], 1u));
+    uint32_t limit = atomic_load(&sig->page->limit), index, tries = 0;
+    if (!limit || limit > PC__WINDOW_RUNS)
+        limit = PC__WINDOW_RUNS;
+    for (;;) {
+        index = (uint32_t)(atomic_fetch_add(&sig->page->head, 1u) % limit);
+        if (!atomic_exchange(&sig->busy[index], 1u))
+            break;
+        if (++tries % limit == 0)
+            (void)poll(NULL, 0, 1); /* each is a stopped thread's */
+    }
     struct pc__window_run *run = &sig->page->window[index];
     uint64_t old = atomic_load(&run->address);
     if (old && mprotect(pointer(old), atomic_load(&run->n_bytes), PROT_NONE))
@@ -101,6 +108,18 @@ uint32_t pc__window_take(struct pc__sig *sig, uint64_t address, uint64_t n_bytes
     atomic_store(&run->n_bytes, n_bytes);
     atomic_store(&run->address, address);
     return index;
+}
+
+/* After window_take: what is being evicted is taken for absent; see struct pc__control_page. */
+void pc__window_hide(uint64_t evicting, uint64_t mapping_begin, uint64_t begin,
+                     unsigned char *resident, size_t n)
+{
+    uint64_t low = mapping_begin + (evicting - 1) * PC__CHUNK_BYTES;
+    for (size_t i = 0; evicting && i < n; i++) {
+        uint64_t address = begin + i * PC_BLOCK_BYTES;
+        if (address >= low && address - low < PC__CHUNK_BYTES)
+            resident[i] = 0;
+    }
 }
 
 /* A server that reads address, n_bytes and address again, and starts over if the address changed,
@@ -205,12 +224,14 @@ static void open_around(const struct pc__range_view *range, uint64_t address)
     if (end > range->end)
         end = range->end;
     uint32_t run = pc__window_take(sig, begin, end - begin);
+    uint64_t evicting = atomic_load(&sig->page->evicting); /* after the run is named, before the look */
     unsigned char resident[OPEN_BLOCKS];
     if (mincore(pointer(begin), end - begin, resident)) {
         atomic_store(&sig->page->window[run].address, 0u); /* being unmapped: fault again, see */
         pc__window_done(sig, run);
         return;
     }
+    pc__window_hide(evicting, range->begin, begin, resident, (end - begin) / PC_BLOCK_BYTES);
     if (!resident_around(address, &begin, &end, resident)) {
         /* The run has been in the window since before the server answers, so what the answer
          * names stays; it is not checked with mincore(), which knows no block of zeros that is a

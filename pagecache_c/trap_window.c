@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #define LOOK_BYTES (8ull << 20) /* looked at with one mincore() */
+#define LIMITED_BYTES (256ull << 10)
 #define LOOK_BLOCKS (LOOK_BYTES / PC_BLOCK_BYTES)
 
 static void *pointer(uint64_t address)
@@ -75,16 +76,22 @@ static void forget(struct pc__trap *trap, const struct pc__trapped *mapping)
     }
 }
 
-static int open_resident(struct pc__sig *sig, uint64_t begin, uint64_t end, int prot)
+static int open_resident(struct pc__sig *sig, uint64_t mapping_begin, uint64_t begin, uint64_t end,
+                         int prot)
 {
+    /* Where the number of runs is limited, so is what one holds: to what a fault opens. */
+    uint64_t most = atomic_load(&sig->page->limit) ? LIMITED_BYTES : LOOK_BYTES;
     unsigned char resident[LOOK_BLOCKS];
     while (begin < end) {
-        uint64_t n_bytes = end - begin < LOOK_BYTES ? end - begin : LOOK_BYTES;
+        uint64_t n_bytes = end - begin < most ? end - begin : most;
         size_t n = (size_t)(n_bytes / PC_BLOCK_BYTES), first = 0;
         uint32_t run = pc__window_take(sig, begin, n_bytes);
+        uint64_t evicting = atomic_load(&sig->page->evicting); /* in this order; see wire.h */
         int rc = mincore(pointer(begin), n_bytes, resident)
                      ? pc__fail_errno("mincore of %#llx", (unsigned long long)begin)
                      : PC_OK;
+        if (!rc)
+            pc__window_hide(evicting, mapping_begin, begin, resident, n);
         while (!rc && first < n && !(resident[first] & 1))
             first++;
         size_t past = first;
@@ -115,7 +122,7 @@ static int opened(struct pc__trap *trap, const struct pc__trapped *mapping,
     for (size_t i = 0; i < n_runs; i++) {
         uint64_t begin = mapping->address + (runs[i].first_block << PC_BLOCK_SHIFT);
         uint64_t end = begin + (runs[i].n_blocks << PC_BLOCK_SHIFT);
-        int rc = open_resident(trap->sig, begin, end, pc__trap_open_prot(mapping));
+        int rc = open_resident(trap->sig, mapping->address, begin, end, pc__trap_open_prot(mapping));
         if (rc)
             return rc;
     }

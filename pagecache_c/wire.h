@@ -147,9 +147,13 @@ int pc__ctl_parse_runs(const struct pc__ctl_message *message, struct pc__ctl_run
  * that is REQUESTED or SERVING.
  * The window: runs that the client has unprotected, oldest first from head; a server never
  * evicts a block inside one. A run is narrowed by two stores: who reads it reads the address, the
- * length and the address again, and starts over if the address changed. */
+ * length and the address again, and starts over if the address changed.
+ * Eviction: the server stores evicting, then reads the window, and punches what is in no run of it;
+ * the client stores its run, then reads evicting, and takes blocks of that chunk for absent: it asks.
+ * All of these are sequentially consistent, so that one of the two sees the other. */
 #define PC__SLOTS 64
 #define PC__WINDOW_RUNS 8192
+#define PC__CHUNK_BYTES 65536u
 enum pc__slot_state { PC__SLOT_FREE, PC__SLOT_CLAIMED, PC__SLOT_REQUESTED, PC__SLOT_SERVING, PC__SLOT_DONE };
 struct pc__slot {
     _Atomic uint32_t state;   /* futex */
@@ -164,7 +168,9 @@ struct pc__window_run {
 };
 struct pc__control_page {
     uint32_t magic;
-    uint32_t reserved;
+    _Atomic uint32_t limit;   /* server: the client uses the first so many runs; 0: all */
+    _Atomic uint64_t evicting; /* server: 1 + the number, in any mapping, of the chunk of
+                                  PC__CHUNK_BYTES that is being evicted; 0: none */
     struct pc__slot slots[PC__SLOTS];
     _Atomic uint64_t head;    /* counts up; the next window run to be replaced is head % RUNS */
     struct pc__window_run window[PC__WINDOW_RUNS];

@@ -72,12 +72,12 @@ def cost() -> Cost:
         if node.error:
             raise RuntimeError(f"the page server of node {node.node_id} is silent: {node.error}")
         engines.append(node.engine)
-    return Cost(*(sum(engine.get(name, 0) for engine in engines) for name in names))
+    return Cost(*(sum(engine[name] for engine in engines) for name in names))
 
 
 def cache_bytes() -> int:
     """The smallest cache budget of all nodes that have a page server; 0 where there is none."""
-    budgets = [getattr(node, "cache_bytes", 0) for node in clamor.stats().nodes]
+    budgets = [node.cache_bytes for node in clamor.stats().nodes]
     return min((budget for budget in budgets if budget), default=0)
 
 

@@ -13,6 +13,7 @@ rank: one look-up an edge instead of two and a division, and half the bytes to h
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -162,7 +163,7 @@ def balanced_ranges(first_edge: Int64, n_ranges: int) -> list[tuple[int, int]]:
     work = first_edge + np.arange(n + 1)
     cuts = np.searchsorted(work, np.linspace(0, work[-1], n_ranges + 1)[1:-1])
     edges = [0, *cuts.tolist(), n]
-    return [(a, b) for a, b in zip(edges, edges[1:], strict=False) if a < b]
+    return [(a, b) for a, b in itertools.pairwise(edges) if a < b]
 
 
 def _chunks(begin: int, end: int, size: int, backward: bool) -> Iterator[tuple[int, int]]:

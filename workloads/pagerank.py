@@ -31,7 +31,6 @@ import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich import box
 from rich.console import Console
@@ -39,13 +38,14 @@ from rich.table import Table
 
 import clamor_ray as clamor
 
-from . import _observe, graphs
+from . import _observe, _tasks, graphs
+from ._options import cluster_options
+from ._waiting import finished, nodes_with_cpus, start_workers
 from .graphs import Float64, Graph, WrongRanks
 from .knn import Stages, attached
 from .report import human_bytes
 
 TASKS_PER_CPU = 4
-TASK_TIMEOUT_S = 1800.0
 TOP = 5
 
 
@@ -119,16 +119,6 @@ class Outcome:
     error: float | None
 
 
-def new_ranks(
-    graph: Graph, quotients: Float64, begin: int, end: int, base: float, backward: bool, whole: bool
-) -> Float64:
-    """The task. Both variables arrive as memory; `whole`: it will use most of the second."""
-    if whole:
-        # All of it is new since the commit: one batch instead of a fault a page.
-        clamor.prefetch(quotients)
-    return graphs.ranks_of(graph, quotients, begin, end, base, backward=backward)
-
-
 @dataclasses.dataclass(frozen=True)
 class Slot:
     """A range of vertices, and the task function of the node that has it in every iteration."""
@@ -151,23 +141,13 @@ def place(ranges: list[tuple[int, int]], nodes: list[tuple[str, int]]) -> list[S
             num_cpus=1,
             # Soft: where the node is lost another one takes its part.
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=True),
-        )(new_ranks)
+        )(_tasks.new_ranks)
         for node_id in dict.fromkeys(cpus)
     }
     return [
         Slot(begin, end, tasks[cpus[number * len(cpus) // len(ranges)]])
         for number, (begin, end) in enumerate(ranges)
     ]
-
-
-def nodes_with_cpus() -> list[tuple[str, int]]:
-    """(node id, CPUs) of the live nodes that run tasks."""
-    found = [
-        (str(node["NodeID"]), int(node["Resources"].get("CPU", 0)))
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
-    return [(node_id, n_cpus) for node_id, n_cpus in found if n_cpus > 0]
 
 
 def build(
@@ -220,15 +200,8 @@ class Tasks:
             for slot in (reversed(self.slots) if backward else self.slots)
         }
         out = np.empty(len(quotients))
-        while pending:
-            ready, _ = ray.wait(list(pending), num_returns=1, timeout=TASK_TIMEOUT_S)
-            if not ready:
-                raise TimeoutError(
-                    f"no task finished within {TASK_TIMEOUT_S:.0f} s; {len(pending)} are waiting: "
-                    "does the cluster have CPUs to run them?"
-                )
-            slot = pending.pop(ready[0])
-            out[slot.begin : slot.end] = ray.get(ready[0])
+        for slot, ranks in finished(pending):
+            out[slot.begin : slot.end] = ranks
         self.tasks_s = time.perf_counter() - start - self.update_s
         return out
 
@@ -243,6 +216,8 @@ def run(job: Job, stages: Stages) -> Outcome:
     with stages.stage("build", text, job.n_edges) as done:
         graph = build(job, done)
     try:
+        with stages.stage("workers", "starting workers"):
+            start_workers()
         return rank(graph, job, stages)
     finally:
         clamor.free(graph)
@@ -266,9 +241,9 @@ def rank(graph: clamor.GlobalRef[Graph], job: Job, stages: Stages) -> Outcome:
         text = f"up to {job.iterations} iterations of {len(ranges)} tasks"
         with stages.stage("iterate", text, job.iterations) as done:
             before = _observe.cost()
-            for ranks, residual in graphs.iterate(
-                here, tasks.step, job.damping, job.iterations, job.tolerance
-            ):
+            ranks = np.empty(0)
+            for new in graphs.iterate(here, tasks.step, job.damping, job.iterations, job.tolerance):
+                ranks, residual = new
                 after = _observe.cost()
                 number = len(lines) + 1
                 lines.append(
@@ -367,18 +342,7 @@ def write(ranks: Float64, out: Path) -> None:
 )
 @click.option("--tasks", type=click.IntRange(1), help=f"Default: {TASKS_PER_CPU} for each CPU.")
 @click.option("--seed", default=1, show_default=True, help="Of the graph.")
-@click.option(
-    "--cache-bytes",
-    help="Most that a node caches of what is homed elsewhere, as in 64MiB. "
-    "Default: CLAMOR_CACHE_BYTES, or a quarter of its memory.",
-)
-@click.option("--cache-policy", help="Which cached blocks go first. Default: CLAMOR_CACHE_POLICY.")
-@click.option(
-    "--nodes",
-    type=click.IntRange(1, 64),
-    help="Start a local cluster of so many nodes, unless RAY_ADDRESS names one. "
-    "Default: 3 for the demo, else whatever ray.init() finds.",
-)
+@cluster_options
 @click.option(
     "--check/--no-check",
     default=None,

@@ -163,7 +163,10 @@ static inline bool answer_blocks(struct fake_peer *peer, int fd, const struct pe
         bytes -= 2000;
     bool sent = send_all(fd, header, sizeof *header) && send_all(fd, blocks, bytes);
     free(blocks);
-    return sent && acts != PEER_CLOSES;
+    char more[256];
+    while (sent && acts == PEER_STALLS && recv(fd, more, sizeof more, 0) > 0)
+        continue; /* until the other side has had enough of it */
+    return sent && acts != PEER_STALLS && acts != PEER_CLOSES;
 }
 
 /* False: the connection is to be closed. */
@@ -250,7 +253,11 @@ static inline void *play_peer(void *arg)
             int fd = accept4(peer->listener, NULL, NULL, SOCK_CLOEXEC);
             CHECK(fd >= 0);
             limit_waits(fd);
-            peer->fds[peer->n_fds++] = fd;
+            uint64_t from;
+            if (peer->cluster->registry->introduced && !recv_all(fd, &from, sizeof from))
+                close(fd);
+            else
+                peer->fds[peer->n_fds++] = fd;
         }
     }
     while (peer->n_fds)

@@ -21,6 +21,33 @@ static void must(bool holds)
         abort();
 }
 
+static void must_be_rows(uint64_t row_bytes, uint64_t n_rows)
+{
+    must(row_bytes >= 1 && row_bytes <= PC__DATA_MAX_ROW_BYTES);
+    must(n_rows >= 1 && n_rows <= PC__DATA_MAX_ROWS);
+    must(row_bytes * n_rows <= PC__DATA_MAX_ROWS_BYTES);
+}
+
+/* What follows the header of a GET_ROWS. */
+static void try_rows(const uint8_t *bytes, size_t n_bytes, uint64_t region_bytes)
+{
+    static const uint64_t untouched = 0xabababababababab;
+    uint64_t offsets[33];
+    struct pc__data_rows rows;
+
+    if (n_bytes < sizeof rows || pc__data_parse_rows(bytes, &rows) != PC_OK)
+        return;
+    must_be_rows(rows.row_bytes, rows.n_rows);
+    must(rows.reserved == 0);
+    offsets[32] = untouched;
+    const int n = pc__data_parse_offsets(&rows, bytes + sizeof rows, n_bytes - sizeof rows,
+                                         region_bytes, offsets, 32);
+    must(offsets[32] == untouched);
+    must(n < 0 || (uint32_t)n == rows.n_rows);
+    for (int i = 0; i < n; i++)
+        must(offsets[i] < region_bytes && rows.row_bytes <= region_bytes - offsets[i]);
+}
+
 static void try_control(const uint8_t *packet, size_t n_bytes)
 {
     static const struct pc_run untouched = {0xabababababababab, 0xabababababababab};
@@ -46,7 +73,8 @@ static void try_control(const uint8_t *packet, size_t n_bytes)
         must(message.body_bytes == sizeof open);
         memcpy(&open, message.body, sizeof open);
         must(open.follows <= (open.flags & PC_MAP_PRIVATE) &&
-             open.flags <= (PC_MAP_PRIVATE | PC_MAP_EXACT_READS | PC_MAP_FIXED));
+             (open.flags & 0xffu) <= (PC_MAP_PRIVATE | PC_MAP_EXACT_READS | PC_MAP_FIXED) &&
+             open.flags >> PC_MAP_PAGE_SHIFT <= 23);
         must(open.length_bytes > 0 && open.address + open.length_bytes > open.address);
     }
     if (message.header.type == PC__CTL_STAGE || message.header.type == PC__CTL_RESOLVE) {
@@ -56,6 +84,13 @@ static void try_control(const uint8_t *packet, size_t n_bytes)
         must(stage.region != 0 && stage.commit_id != 0 &&
              stage.layer_bytes % PC_BLOCK_BYTES == 0);
         must((message.header.type == PC__CTL_STAGE) == (stage.layer_bytes > 0));
+    }
+    if (message.header.type == PC__CTL_GATHER) {
+        struct pc__ctl_gather gather;
+        must(message.body_bytes == sizeof gather);
+        memcpy(&gather, message.body, sizeof gather);
+        must(gather.reserved == 0 && gather.at_bytes < gather.memfd_bytes);
+        must_be_rows(gather.rows.row_bytes, gather.n_ids);
     }
     if (message.header.type == PC__CTL_FAIL) {
         struct pc__ctl_fail fail;
@@ -85,11 +120,19 @@ static void try_data(const uint8_t *bytes, size_t n_bytes, uint64_t region_block
     if (n_bytes < sizeof header || pc__data_parse_header(bytes, &header) != PC_OK)
         return;
     must(header.magic == PC__DATA_MAGIC && header.n_blocks <= PC__DATA_MAX_BLOCKS);
-    must(header.type == PC__DATA_GET || header.type == PC__DATA_BLOCKS);
-    if (header.type == PC__DATA_GET)
+    if (header.type == PC__DATA_GET_ROWS || header.type == PC__DATA_ROWS) {
+        must(header.flags == 0 && header.n_runs == 0 && header.n_blocks == 0);
+        must(header.status <= 0 && (header.type == PC__DATA_ROWS || header.status == 0));
+        try_rows(bytes + sizeof header, n_bytes - sizeof header, region_blocks << PC_BLOCK_SHIFT);
+        return;
+    }
+    must(header.type == PC__DATA_GET || header.type == PC__DATA_HELD ||
+         header.type == PC__DATA_BLOCKS);
+    if (header.type != PC__DATA_BLOCKS)
         must(header.n_runs >= 1 && header.n_runs <= PC__DATA_MAX_RUNS && header.status == 0);
     else
-        must(header.status <= 0 && (header.flags & ~PC__DATA_HOLES) == 0);
+        must(header.status <= 0 &&
+             (header.flags & ~(PC__DATA_HOLES | PC__DATA_CACHED | PC__DATA_ELSEWHERE)) == 0);
 
     runs[32] = untouched;
     const int n_runs = pc__data_parse_runs(&header, bytes + sizeof header,
@@ -98,7 +141,7 @@ static void try_data(const uint8_t *bytes, size_t n_bytes, uint64_t region_block
     if (n_runs < 0)
         return;
     uint64_t n_blocks = 0;
-    must(n_runs == header.n_runs && header.type == PC__DATA_GET);
+    must(n_runs == header.n_runs);
     for (int i = 0; i < n_runs; i++) {
         must(runs[i].n_blocks > 0 && runs[i].first_block + runs[i].n_blocks <= region_blocks);
         n_blocks += runs[i].n_blocks;
@@ -171,7 +214,7 @@ static size_t make_seed(uint8_t *to)
     const uint16_t type = (uint16_t)(next_random() % (PC__CTL_LAST + 1));
     static const size_t sizes[] = {0, sizeof(struct pc__ctl_hello), sizeof(struct pc__ctl_region),
                                    sizeof(struct pc__ctl_open), sizeof(struct pc__ctl_fail),
-                                   sizeof(struct pc__ctl_stage)};
+                                   sizeof(struct pc__ctl_stage), sizeof(struct pc__ctl_gather)};
     const size_t n_sizes = sizeof sizes / sizeof sizes[0];
 
     if (next_random() % 4 == 0) {
@@ -192,10 +235,38 @@ static size_t make_seed(uint8_t *to)
         memcpy(to + 9, &head, sizeof head);
         return 9 + sizeof head + head.n_runs * sizeof(struct pc_run);
     }
+    if (next_random() % 8 == 0) {
+        const struct pc__data_header header = {
+            .magic = PC__DATA_MAGIC,
+            .type = next_random() % 4 ? PC__DATA_GET_ROWS : PC__DATA_ROWS};
+        const struct pc__data_rows rows = {.row_bytes = 1 + next_random() % 4096,
+                                           .n_rows = (uint32_t)(1 + next_random() % 33)};
+        for (uint32_t i = 0; i < rows.n_rows; i++) {
+            const uint64_t offset = next_random() % 0x40000000 >> next_random() % 30;
+            memcpy(to + 1 + sizeof header + sizeof rows + i * sizeof offset, &offset,
+                   sizeof offset);
+        }
+        to[0] = (uint8_t)(next_random() & 0x7eull);
+        memcpy(to + 1, &header, sizeof header);
+        memcpy(to + 1 + sizeof header, &rows, sizeof rows);
+        return 1 + sizeof header + sizeof rows + rows.n_rows * sizeof(uint64_t);
+    }
+    if (next_random() % 8 == 0) {
+        const struct pc__ctl_header header = {.type = PC__CTL_GATHER,
+                                              .body_bytes = sizeof(struct pc__ctl_gather)};
+        const struct pc__ctl_gather gather = {
+            .rows = {.row_bytes = 1 + next_random() % 4096, .stride_bytes = next_random()},
+            .memfd_bytes = next_random(), .at_bytes = next_random() % 64 * PC_BLOCK_BYTES,
+            .n_ids = (uint32_t)(next_random() >> next_random() % 63) % 9000};
+        to[0] = 1;
+        memcpy(to + 1, &header, sizeof header);
+        memcpy(to + 1 + sizeof header, &gather, sizeof gather);
+        return 1 + sizeof header + sizeof gather;
+    }
     if (next_random() % 2) {
         const uint16_t n_runs = (uint16_t)(1 + next_random() % 33);
         struct pc__data_header header = {.magic = PC__DATA_MAGIC,
-                                         .type = (uint16_t)(next_random() % 3), .n_runs = n_runs};
+                                         .type = (uint16_t)(next_random() % 4), .n_runs = n_runs};
         for (uint16_t i = 0; i < n_runs; i++) {
             const uint64_t run = pc__run_pack(next_random() % 0x40000, 1 + next_random() % 64);
             memcpy(to + 1 + sizeof header + i * sizeof run, &run, sizeof run);

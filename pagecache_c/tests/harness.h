@@ -160,6 +160,9 @@ static inline void connect_far(struct cluster *cluster, struct server *from, uin
             address.sin_port = (in_port_t)cluster->registry->ports[to_id - 0x1000];
             fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
         }
+        if (cluster->registry->introduced &&
+            send(fd, &from->id, sizeof from->id, MSG_NOSIGNAL) < 0)
+            perror("introducing a server"); /* the other side is gone again: it will be noticed */
         OK(pc_engine_add_peer(from->engine, to_id, lane, fd));
     }
 }
@@ -295,6 +298,10 @@ static inline void *play_python(void *arg)
                             event.text, event.error);
                 server->log_events++;
                 break;
+            case PC_EVENT_THRASHING:
+                CHECK(strlen(event.text) > 0);
+                server->thrashing_events++;
+                break;
             case PC_EVENT_NEED_CHANGES:
                 answer_changes(cluster, server, &event);
                 break;
@@ -306,9 +313,6 @@ static inline void *play_python(void *arg)
                 break;
             case PC_EVENT_PULLED:
                 note_pulled(cluster, &event);
-                break;
-            case PC_EVENT_THRASHING:
-                server->thrashing_events++;
                 break;
             default:
                 FAIL("an event of an unknown kind");

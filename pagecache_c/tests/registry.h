@@ -38,6 +38,7 @@ struct pull_request {
 struct registry {
     pthread_mutex_t lock; /* of several processes; survives whoever dies with it */
     _Atomic int ports[MAX_PORTS]; /* of servers that are in other processes: where they accept */
+    _Atomic bool introduced; /* who connects there says its id first */
     struct pull_request pulls[MAX_PULLS];
     size_t n_commits, n_aborted;
     uint64_t next_commit;

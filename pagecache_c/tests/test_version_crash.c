@@ -1,42 +1,11 @@
 /* test_version_crash.c - versions through restarts: of the home's server and of a far one, with a
  * keeper, in order and by SIGKILL at any moment. */
 #include "commit.h"
+#include "keepers.h"
 
 #include "../engine.h"
 
 #include <signal.h>
-
-struct keeper {
-    char name[64];
-    pid_t pid;
-};
-
-static struct keeper keeper_start(const char *tag)
-{
-    struct keeper k;
-    snprintf(k.name, sizeof k.name, "clamor-test-keeper-%s-%d", tag, (int)getpid());
-    pid_t watched = getpid();
-    k.pid = fork();
-    if (!k.pid)
-        _exit(pc_keeper_run(k.name, watched, 100 * SECOND) ? 1 : 0);
-    return k;
-}
-
-static int keeper_connect(const struct keeper *k)
-{
-    int fd;
-    OK(pc_keeper_connect(k->name, 5 * SECOND, &fd));
-    return fd;
-}
-
-static void keeper_stop(const struct keeper *k)
-{
-    int fd = keeper_connect(k), status;
-    OK(pc_keeper_quit(fd));
-    waitpid(k->pid, &status, 0);
-    CHECK(status == 0);
-    close(fd);
-}
 
 static const struct pc_run some[] = {{3, 1}, {10, 20}, {100, 1}, {200, 56}};
 static const struct pc_run one[] = {{15, 1}};

@@ -503,6 +503,106 @@ static void test_breakages(void)
     }
 }
 
+/* Header and rows as they go out, by struct.pack too; then what breaks them. */
+static int rows_message(const unsigned char *bytes, size_t n_bytes, uint64_t region_bytes,
+                        size_t capacity)
+{
+    const size_t header_bytes = sizeof(struct pc__data_header);
+    int rc[N_PLACES];
+    REQUIRE(n_bytes >= header_bytes + sizeof(struct pc__data_rows));
+    for (enum place place = AT_BEGIN; place < N_PLACES; place++) {
+        struct pc__data_header header;
+        struct pc__data_rows rows;
+        uint64_t offsets[4];
+        rc[place] = pc__data_parse_header(guarded(place, bytes, header_bytes), &header);
+        if (rc[place] == PC_OK)
+            rc[place] = pc__data_parse_rows(guarded(place, bytes + header_bytes, sizeof rows),
+                                            &rows);
+        if (rc[place] != PC_OK || header.type != PC__DATA_GET_ROWS)
+            continue;
+        const size_t rest_bytes = n_bytes - header_bytes - sizeof rows;
+        rc[place] = pc__data_parse_offsets(
+            &rows, guarded(place, bytes + header_bytes + sizeof rows, rest_bytes), rest_bytes,
+            region_bytes, offsets, capacity);
+    }
+    CHECK(rc[AT_BEGIN] == rc[AT_END], "%d, %d", rc[AT_BEGIN], rc[AT_END]);
+    return rc[AT_END];
+}
+
+static void test_rows(void)
+{
+    static const struct golden get = {
+        "get rows", 64, 2,
+        "434c523104000000150000000000000008070605040302010300000000000000"
+        "00010000000000000200000000000000"
+        "0010000000000000" "00ff000000000000"};
+    static const struct golden gather = {
+        "gather", 72, 0,
+        "380000000f0000000d0000000000000005000000000000004000000000000000"
+        "00020000000000000001000000000000008000000000000000100000000000000300000000000000"};
+    static const struct { const char *what; size_t offset, n_bytes; uint64_t value; int expected; }
+        each[] = {{"as it is", 0, 1, 'C', 2},
+                  {"with a flag", 6, 2, 1, PC_ERR_PROTOCOL},
+                  {"with a status", 12, 4, (uint32_t)PC_ERR_SYSTEM, PC_ERR_PROTOCOL},
+                  {"with runs", 28, 2, 1, PC_ERR_PROTOCOL},
+                  {"with blocks", 30, 2, 1, PC_ERR_PROTOCOL},
+                  {"rows of nothing", 32, 8, 0, PC_ERR_PROTOCOL},
+                  {"rows of a block", 32, 8, 4096, PC_ERR_PROTOCOL},
+                  {"rows that are longer than what is left", 32, 8, 4095, PC_ERR_PROTOCOL},
+                  {"rows of 16 EiB", 32, 8, UINT64_MAX, PC_ERR_PROTOCOL},
+                  {"no rows", 40, 4, 0, PC_ERR_PROTOCOL},
+                  {"one row fewer", 40, 4, 1, PC_ERR_PROTOCOL},
+                  {"one row more", 40, 4, 3, PC_ERR_PROTOCOL},
+                  {"too many rows", 40, 4, 8193, PC_ERR_PROTOCOL},
+                  {"something reserved", 44, 4, 1, PC_ERR_PROTOCOL},
+                  {"the last row", 48, 8, 0x10000 - 256, 2},
+                  {"past the end", 48, 8, 0x10000 - 255, PC_ERR_PROTOCOL},
+                  {"far past the end", 56, 8, UINT64_MAX, PC_ERR_PROTOCOL},
+                  {"an answer", 4, 2, PC__DATA_ROWS, 0}},
+        asked[] = {{"as it is", 0, 1, 56, 0},
+                   {"no ids", 64, 4, 0, PC_ERR_PROTOCOL},
+                   {"the most ids", 64, 4, 8192, 0},
+                   {"too many ids", 64, 4, 8193, PC_ERR_PROTOCOL},
+                   {"too many bytes", 40, 8, 4000, 0},
+                   {"something reserved", 68, 4, 1, PC_ERR_PROTOCOL},
+                   {"rows of nothing", 40, 8, 0, PC_ERR_PROTOCOL},
+                   {"rows of a block", 40, 8, 4096, PC_ERR_PROTOCOL},
+                   {"not at a block", 56, 8, 4097, PC_ERR_PROTOCOL},
+                   {"past the memfd", 56, 8, 0x8000, PC_ERR_PROTOCOL}};
+    unsigned char bytes[MAX_GOLDEN_BYTES];
+    for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
+        decode(&get, bytes);
+        memcpy(bytes + each[i].offset, &each[i].value, each[i].n_bytes);
+        const int rc = rows_message(bytes, get.n_bytes, 0x10000, 4);
+        CHECK(rc == each[i].expected, "%s: %d", each[i].what, rc);
+    }
+    decode(&get, bytes);
+    CHECK(rows_message(bytes, get.n_bytes, 255, 4) == PC_ERR_PROTOCOL, "a region of less than a row");
+    CHECK(rows_message(bytes, get.n_bytes, 0x10000, 1) == PC_ERR_PROTOCOL, "no room");
+    bytes[32] = 0xff, bytes[33] = 0x0f;
+    CHECK(rows_message(bytes, get.n_bytes, 0xff00 + 4095, 4) == 2, "the longest rows");
+    for (size_t i = 0; i < sizeof asked / sizeof asked[0]; i++) {
+        decode(&gather, bytes);
+        memcpy(bytes + asked[i].offset, &asked[i].value, asked[i].n_bytes);
+        const int rc = control(bytes, gather.n_bytes);
+        CHECK(rc == asked[i].expected, "%s: %d", asked[i].what, rc);
+    }
+    /* 4 MiB and no more, whatever the rows are. */
+    decode(&gather, bytes);
+    bytes[64] = 0, bytes[65] = 8; /* 2048 of 2048 bytes, and one more */
+    bytes[40] = 0, bytes[41] = 8;
+    CHECK(control(bytes, gather.n_bytes) == 0, "4 MiB");
+    bytes[64] = 1;
+    CHECK(control(bytes, gather.n_bytes) == PC_ERR_PROTOCOL, "more than 4 MiB");
+    /* A ROWS that failed is its header. */
+    decode(&get, bytes);
+    struct pc__data_header header;
+    bytes[4] = PC__DATA_ROWS, bytes[12] = 0xfa, bytes[13] = bytes[14] = bytes[15] = 0xff;
+    CHECK(pc__data_parse_header(bytes, &header) == 0 && header.status == PC_ERR_NO_REGION, "failed");
+    bytes[15] = 0x7f;
+    CHECK(pc__data_parse_header(bytes, &header) == PC_ERR_PROTOCOL, "a positive status");
+}
+
 /* Rules that another rule covers in a whole message: callers may come by another way. */
 static void test_rules_alone(void)
 {
@@ -691,6 +791,7 @@ int main(void)
     test_lengths();
     test_many_runs();
     test_breakages();
+    test_rows();
     test_rules_alone();
     test_texts_end();
     test_layer();

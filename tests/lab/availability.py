@@ -62,11 +62,14 @@ def _netns_unavailable() -> str | None:
 def require_lab(form: Form) -> None:
     """Skips the calling test with the reason, or fails it where CLAMOR_REQUIRE_LAB=1."""
     reason = lab_unavailable(form)
-    if reason is None:
-        return
+    if reason is not None:
+        missing(f"the {form} lab cannot run: {reason}")
+
+
+def missing(text: str) -> None:
+    """Skips the calling test with this reason, or fails it where CLAMOR_REQUIRE_LAB=1."""
     import pytest
 
-    text = f"the {form} lab cannot run: {reason}"
     if os.environ.get(REQUIRE_VARIABLE) == "1":
         pytest.fail(f"{text} ({REQUIRE_VARIABLE}=1)", pytrace=False)
     pytest.skip(text)

@@ -1,0 +1,172 @@
+"""The waiting calls for coroutines: `await clamor.aio.get(ref)`, `.prefetch(...)`, `.gather(...)`.
+
+An event loop that touches an absent block stops, with everything that runs on it, until the block
+is here. These calls wait on a thread instead: Ray's async actors and Ray Serve's replicas go on
+with other requests meanwhile. What is resident afterwards may be touched on the loop. (A block may
+be evicted again before that, where the node's budget is small: `gather` copies, and is not
+concerned.)
+
+Each process has up to 16 threads for that, made when they are needed. A call that is cancelled ends
+at once for its coroutine; its thread is free again when the page cache has answered, at the latest
+at the call's timeout, and what it got is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import numpy.typing as npt
+
+from clamor_ray import errors
+from clamor_ray._gather import gather as _gather
+from clamor_ray._prefetch import prefetch as _prefetch
+from clamor_ray._ref import GlobalRef, Mode
+
+__all__ = ["gather", "get", "prefetch"]
+
+MOST_THREADS: Final = 16
+
+_T = TypeVar("_T")
+_Work = Callable[[], None]
+
+
+class _Threads:
+    """Daemons: none of them keeps a process from ending, whatever it waits for."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._n_threads = 0
+        self._n_free = 0  # threads that wait, less work that waits
+
+    def submit(self, work: _Work) -> None:
+        with self._lock:
+            self._n_free -= 1
+            if self._n_free < 0 and self._n_threads < MOST_THREADS:
+                self._n_threads += 1
+                self._n_free += 1
+                name = f"clamor-aio-{self._n_threads}"
+                threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
+            with self._lock:
+                self._n_free += 1
+
+
+_threads = _Threads()
+
+
+def _after_fork_in_child() -> None:
+    global _threads
+    _threads = _Threads()  # the parent's threads, and what they were asked for, are not here
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+async def _on_a_thread(function: Callable[[], _T]) -> _T:
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+
+    def tell(result: _T | None, failure: BaseException | None) -> None:
+        if done.done():  # cancelled
+            return
+        if failure is not None:
+            done.set_exception(failure)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def work() -> None:
+        if done.cancelled():
+            return
+        result, failure = None, None
+        try:
+            result = function()
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody waits
+            loop.call_soon_threadsafe(tell, result, failure)
+
+    _threads.submit(work)
+    return await done
+
+
+def _by(timeout: float | None, function: Callable[..., _T]) -> Callable[[], _T]:
+    """A call with a timeout that begins now, not when a thread is free."""
+    if timeout is None:
+        return functools.partial(function, timeout=None)
+    deadline = time.monotonic() + timeout
+
+    def call() -> _T:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise errors.PrefetchTimeoutError(
+                f"No thread was free within {timeout:g} s.",
+                hint=f"Await fewer than {MOST_THREADS} calls at a time, or raise the timeout.",
+            )
+        return function(timeout=left_s)
+
+    return call
+
+
+async def get(ref: GlobalRef[Any], mode: Mode = "r") -> Any:
+    """As `ref.get(mode)`, without blocking the event loop.
+
+    The object's buffers are still fetched when they are touched: `prefetch` or `gather` what the
+    loop is going to touch.
+
+    Raises:
+        FreedError, SnapshotExpired, HomeLostError, ...: As `GlobalRef.get`.
+
+    Example:
+        >>> table = await clamor.aio.get(ref)   # doctest: +SKIP
+    """
+    return await _on_a_thread(functools.partial(ref.get, mode))
+
+
+async def prefetch(target: Any, *, wait: bool = True, timeout: float | None = None) -> None:
+    """As `clamor.prefetch`, without blocking the event loop.
+
+    Args:
+        target, wait, timeout: as `clamor.prefetch`'s.
+
+    Raises:
+        ValueError, PrefetchTimeoutError, HomeLostError: As `clamor.prefetch`.
+
+    Example:
+        >>> await clamor.aio.prefetch(table[1000:2000])   # doctest: +SKIP
+    """
+    await _on_a_thread(_by(timeout, functools.partial(_prefetch, target, wait=wait)))
+
+
+async def gather(
+    source: Any,
+    ids: Any,
+    *,
+    out: npt.NDArray[Any] | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """As `clamor.gather`, without blocking the event loop.
+
+    Args:
+        source, ids, out, timeout: as `clamor.gather`'s. Neither `ids` nor `out` may be changed
+            before it has ended; where it was cancelled, `out` may be written to until its timeout.
+
+    Raises:
+        IndexError, TypeError, ValueError, PrefetchTimeoutError, ...: As `clamor.gather`.
+
+    Example:
+        >>> rows = await clamor.aio.gather(table, [3, 1, 4])   # doctest: +SKIP
+    """
+    return await _on_a_thread(_by(timeout, functools.partial(_gather, source, ids, out=out)))

@@ -1,0 +1,47 @@
+/* leaks.h - what a test that starts and stops whole servers must leave as it was. */
+#ifndef PC_TEST_LEAKS_H
+#define PC_TEST_LEAKS_H
+
+#include "commit.h"
+
+struct process_counts {
+    int descriptors, threads;
+};
+
+static inline void *no_work(void *arg)
+{
+    return arg;
+}
+
+static inline struct process_counts process_counts(void)
+{
+    pthread_t thread; /* with the first one, sanitizers start one of their own */
+    CHECK(!pthread_create(&thread, NULL, no_work, NULL));
+    pthread_join(thread, NULL);
+    return (struct process_counts){.descriptors = open_descriptors(), .threads = threads_now()};
+}
+
+/* Mappings of the address window, and of memfds anywhere: of regions, generations and layers. */
+static inline int region_mappings(void)
+{
+    FILE *maps = fopen("/proc/self/maps", "r");
+    CHECK(maps);
+    char line[512];
+    int n = 0;
+    while (fgets(line, sizeof line, maps)) {
+        uint64_t begin = strtoull(line, NULL, 16);
+        n += (begin >= PC_WINDOW_BEGIN && begin < PC_WINDOW_END) ||
+             strstr(line, "/memfd:");
+    }
+    fclose(maps);
+    return n;
+}
+
+static inline void check_process_counts(const struct process_counts *before)
+{
+    SOON(threads_now() == before->threads); /* a thread that was joined may be listed a moment more */
+    SOON(open_descriptors() == before->descriptors); /* and one that is detached closes its own */
+    CHECK(region_mappings() == 0);
+}
+
+#endif
