@@ -35,6 +35,7 @@ logger = logging.getLogger("clamor_ray.registry")
 TICK_S = 0.1
 TELL_MOST_S = 5.0
 PULL_SHARE = 0.8  # of the caller's time; the rest is for the answer
+LOOK_S = 3.0  # a home that is silent for so long is looked after
 PULLS_AT_ONCE = 8  # from one commit's or several commits' point of view, at one home
 
 
@@ -196,17 +197,19 @@ class Commits:
         pause_s = TICK_S
         while (left_s := deadline - loop.time()) > 0:
             try:
-                await asyncio.wait_for(self._pull_in_turn(turn, home, commit_id, write), left_s)
+                await self._pull_watched(
+                    self._pull_in_turn(turn, home, commit_id, write), home, write.region, left_s
+                )
                 return
             except (errors.OutOfMemoryError, errors.HomeLostError, errors.FreedError):
                 raise
             except Exception as failure:  # any: the home may be restarting
                 last = failure
                 logger.warning("home %#x cannot fetch a layer yet: %r", home, failure)
+                await self._homes.examine(home)
+                self._check_home(home, write.region)
             await asyncio.sleep(min(pause_s, max(0.0, deadline - loop.time())))
             pause_s = min(2 * pause_s, 1.0)
-        await self._homes.examine(home)
-        self._check_home(home, write.region)
         why = f": {last}" if last is not None else ""
         raise errors.WaitTimeoutError(
             f"The home {home:#x} of region {write.region} did not fetch the changed blocks in "
@@ -214,6 +217,31 @@ class Commits:
             hint="Nothing was committed and the transaction is still open: commit again, with a "
             "longer timeout (CLAMOR_CONTROL_TIMEOUT_S), or drop it.",
         )
+
+    async def _pull_watched(
+        self, work: Coroutine[Any, Any, None], home: int, region: int, timeout_s: float
+    ) -> None:
+        """Waits for a pull, and looks after its home meanwhile: Ray goes on trying to reach one
+        whose node is gone for longer than anybody wants to wait.
+
+        Raises:
+            HomeLostError: It is lost.
+            TimeoutError: It has not answered in time.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        pull = asyncio.ensure_future(work)
+        try:
+            while True:
+                left_s = deadline - asyncio.get_running_loop().time()
+                done, _ = await asyncio.wait({pull}, timeout=min(LOOK_S, left_s))
+                if done:
+                    return pull.result()
+                if left_s <= LOOK_S:
+                    raise asyncio.TimeoutError
+                await self._homes.examine(home)
+                self._check_home(home, region)
+        finally:
+            pull.cancel()
 
     async def _pull_in_turn(
         self, turn: asyncio.Semaphore, home: int, commit_id: int, write: Write

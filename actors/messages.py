@@ -270,9 +270,29 @@ class ServerReport:
 
 
 @dataclass(frozen=True)
+class ReplayCounters:
+    """What tasks said of what they touched, since the registry started.
+
+    Args:
+        noted: Read sets that came.
+        asked: Tasks that asked for what their like touched.
+        found: Tasks that were told.
+        names: Tasks of which something is kept.
+        bytes: What that takes.
+    """
+
+    noted: int = 0
+    asked: int = 0
+    found: int = 0
+    names: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
 class RegistryReport:
     """The registry's own part of ``stats()``, and that of every page server."""
 
     regions_by_state: dict[str, int]
     address_bytes_in_use: int
     servers: tuple[ServerReport, ...]
+    replay: ReplayCounters = ReplayCounters()

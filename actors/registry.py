@@ -27,7 +27,6 @@ import dataclasses
 import logging
 import os
 import shutil
-import socket
 import time
 from collections.abc import Coroutine, Iterable
 from pathlib import Path
@@ -58,18 +57,19 @@ from clamor_ray.actors.messages import (
     ServerConfig,
     ServerInfo,
     ServerLost,
-    ServerReport,
     ServerRestarting,
 )
 from clamor_ray.actors.page_server import PageServer, session_directory
 from clamor_ray.actors.ray_homes import RayHomes
+from clamor_ray.actors.ray_nodes import PING_S, alive_nodes, raylet_is_gone, within
+from clamor_ray.actors.read_sets import ReadSets
 from clamor_ray.actors.registry_core import RegionState, RegistryCore, Retire, server_id_of
+from clamor_ray.actors.reports import histograms_of, reports_of
 
 logger = logging.getLogger("clamor_ray.registry")
 
 START_SERVER_S = 60.0
 CALL_S = 10.0
-PING_S = 2.0
 FREE_S = 5.0
 STOP_S = 10.0
 PIN_S = 300.0
@@ -118,35 +118,6 @@ def journal_directory(job_scope: str) -> Path:
     return session_directory() / f"clamor-registry-{job_scope}"
 
 
-async def _within(seconds: float, reference: Any) -> Any:
-    async def wait() -> Any:
-        return await reference
-
-    return await asyncio.wait_for(wait(), seconds)
-
-
-def _alive_nodes() -> set[str]:
-    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-
-
-def _raylet_is_gone(node_id: str) -> bool:
-    """Whether a node's host answers, and nothing listens where its raylet did.
-
-    A raylet never comes back under its node's id. Ray itself counts missed heartbeats, for up to
-    half a minute, before it calls such a node dead.
-    """
-    for node in ray.nodes():
-        if node["NodeID"] == node_id:
-            where = (node["NodeManagerAddress"], node["NodeManagerPort"])
-            try:
-                socket.create_connection(where, PING_S).close()
-            except ConnectionRefusedError:
-                return True
-            except OSError:  # no answer is no news
-                return False
-    return False
-
-
 class Registry:
     """See the file's head.
 
@@ -160,6 +131,7 @@ class Registry:
         self._config = config
         self._core = RegistryCore()
         self._log = CommitLog()
+        self._read_sets = ReadSets()
         self._secret = secret
         self._handles: dict[int, Any] = {}
         self._shared: dict[int, tuple[int, Pinned, list[Any]]] = {}
@@ -228,7 +200,7 @@ class Registry:
         pause_s = PING_S
         while (handle := self._handles.get(server_id)) is not None:
             try:
-                info, shared = await _within(CALL_S, handle.hello.remote())
+                info, shared = await within(CALL_S, handle.hello.remote())
             except ActorDiedError as failure:
                 self._lose(server_id, f"its actor is dead: {failure}")
             except (RayError, asyncio.TimeoutError) as failure:
@@ -447,6 +419,27 @@ class Registry:
         """
         return self._log.published(region, since)
 
+    # -- read sets
+
+    async def note_reads(self, packed: bytes) -> None:
+        """A task says what it touched: ``pack(digest, {region: serialized BitMap})``."""
+        digest, sets = unpack(packed)
+        self._read_sets.note(digest, sets)
+
+    async def find_reads(self, packed: bytes) -> bytes:
+        """What a task is likely to touch: ``pack(digest, sure, server id, regions)``.
+
+        Returns:
+            ``pack`` of the job's setting of a node's cache, of a serialized ``BitMap`` for each
+            region of which something is known, and of the regions that have no home but the
+            asker's node.
+        """
+        digest, sure, server_id, regions = unpack(packed)
+        here = [region for region in regions if self._core.homes_of(region) == (server_id,)]
+        wanted = [region for region in regions if region not in here]
+        found = self._read_sets.find(digest, sure, wanted) if wanted else {}
+        return pack(self._config.cache_bytes, found, here)
+
     # -- Ray objects
 
     async def share(
@@ -463,7 +456,7 @@ class Registry:
             The sealed region's record, and the plan of what lies where in it.
         """
         info = await self.ensure_server(node_id)
-        pinned: Pinned = await _within(
+        pinned: Pinned = await within(
             PIN_S, self._handles[info.server_id].pin.remote(object_refs, request_id)
         )
         # Our reference outlives the page server's process, which pins the object anew.
@@ -502,7 +495,7 @@ class Registry:
                 return answer
             if self._stopped:
                 raise errors.ClosedError("The session was shut down.")
-            if node_id not in await asyncio.to_thread(_alive_nodes):
+            if node_id not in await asyncio.to_thread(alive_nodes):
                 raise errors.ServerUnavailableError(f"The node {node_id} is not alive.")
             handle = (
                 ray.remote(PageServer)
@@ -535,7 +528,7 @@ class Registry:
         """
         said: asyncio.Future[ServerInfo] = asyncio.get_running_loop().create_future()
         self._starts[server_id] = said
-        answers = asyncio.ensure_future(_within(START_SERVER_S, handle.ping.remote()))
+        answers = asyncio.ensure_future(within(START_SERVER_S, handle.ping.remote()))
         try:
             await asyncio.wait({said, answers}, return_when=asyncio.FIRST_COMPLETED)
             if said.done():
@@ -603,14 +596,14 @@ class Registry:
         return await self._examine(answer)
 
     async def _examine(self, info: ServerInfo) -> LocateAnswer:
-        if info.node_id not in await asyncio.to_thread(_alive_nodes):
+        if info.node_id not in await asyncio.to_thread(alive_nodes):
             return self._lose(info.server_id, f"its node {info.node_id} is dead")
         try:
-            await _within(PING_S, self._handles[info.server_id].ping.remote())
+            await within(PING_S, self._handles[info.server_id].ping.remote())
         except ActorDiedError as failure:
             return self._lose(info.server_id, f"its actor is dead: {failure}")
         except (RayError, asyncio.TimeoutError):
-            if await asyncio.to_thread(_raylet_is_gone, info.node_id):
+            if await asyncio.to_thread(raylet_is_gone, info.node_id):
                 return self._lose(info.server_id, f"the raylet of its node {info.node_id} is gone")
             return ServerRestarting(info.server_id)
         return self._core.locate(info.server_id)
@@ -643,7 +636,7 @@ class Registry:
             # A server that was restarted may know the region's memory, and not what it is.
             record = None if order.force else self._core.record_of(order.region)
             try:
-                known = await _within(
+                known = await within(
                     CALL_S, handle.retire.remote(order.region, order.force, record)
                 )
             except ActorDiedError as failure:
@@ -669,7 +662,7 @@ class Registry:
             while waited_for := self._core.waited_for():
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, WATCH_MOST_S)
-                alive = await asyncio.to_thread(_alive_nodes)
+                alive = await asyncio.to_thread(alive_nodes)
                 for server_id in waited_for:
                     answer = self._core.locate(server_id)
                     if isinstance(answer, ServerInfo) and answer.node_id not in alive:
@@ -697,20 +690,12 @@ class Registry:
     async def stats(self, timeout_s: float = 5.0) -> RegistryReport:
         """Counters of all page servers; one that does not answer in time says so in ``error``."""
 
-        async def ask(info: ServerInfo) -> ServerReport:
-            try:
-                report: ServerReport = await _within(
-                    timeout_s, self._handles[info.server_id].stats.remote()
-                )
-                return report
-            except (RayError, asyncio.TimeoutError, KeyError) as failure:
-                return ServerReport(info, error=str(failure) or type(failure).__name__)
-
-        reports = await asyncio.gather(*(ask(info) for info in self._core.servers()))
+        reports = await reports_of(self._core.servers(), self._handles, timeout_s)
         return RegistryReport(
             regions_by_state=self._core.count_by_state(),
             address_bytes_in_use=self._core.addresses.bytes_in_use,
-            servers=tuple(reports),
+            servers=reports,
+            replay=self._read_sets.counters(),
         )
 
     async def histogram(
@@ -721,19 +706,8 @@ class Registry:
         Nodes that do not know the region, or do not answer in time, are left out.
         """
 
-        async def ask(info: ServerInfo) -> list[int]:
-            try:
-                handle = self._handles[info.server_id]
-                counts: list[int] = await _within(
-                    timeout_s, handle.histogram.remote(region, which, n_buckets)
-                )
-                return counts
-            except (RayError, asyncio.TimeoutError, KeyError):
-                return []
-
-        infos = self._core.servers()
-        found = await asyncio.gather(*(ask(info) for info in infos))
-        return {info.node_id: counts for info, counts in zip(infos, found, strict=True) if counts}
+        question = (region, which, n_buckets)
+        return await histograms_of(self._core.servers(), self._handles, question, timeout_s)
 
     async def shutdown(self) -> None:
         """Stops every page server and its keeper, and removes the journal.
@@ -747,7 +721,7 @@ class Registry:
 
         async def stop(handle: Any) -> None:
             with contextlib.suppress(RayActorError, RayError, asyncio.TimeoutError):
-                await _within(STOP_S, handle.stop.remote())
+                await within(STOP_S, handle.stop.remote())
             with contextlib.suppress(RayError, ValueError):
                 ray.kill(handle)
 

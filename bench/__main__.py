@@ -16,6 +16,7 @@ NAMES = {
     "idle": "growth of memory, descriptors and threads over 10 minutes of churn",
     "faults": "latency of a node hit and of a remote fault, against the raw limits",
     "pressure": "PageRank with less local memory than its graph, by each policy of eviction",
+    "sim": "replication on 10 to 10,000 nodes, simulated with the engine's own choice",
     "update": "a hash map that changes between look-ups on three nodes, against ray.put anew",
 }
 

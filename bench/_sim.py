@@ -3,21 +3,22 @@
 Who answers a miss is decided by the engine's own function, ``pc_choose_source``, called through
 cffi; around it stands the protocol of the engine as messages and queues:
 
-* A reader looks up batches. What of a batch its node lacks, and nobody on the node has asked for, is
-  asked for in requests of up to ``request_pieces`` to the home, ``window`` of them at once.
-* A home takes the next request of a connection when less than ``connection_bytes`` are queued on it,
-  and decides for each piece: who is it to come from? ``home_bytes`` is what it has queued, a holder's
-  load the larger of what the home sent to it and has not heard of, and of what the holder last said.
-* A node is a holder of a piece when the home's reply has wholly left, or when it says that it got the
-  piece from a peer. At most six are remembered for each piece; then a random one goes.
+* A reader looks up batches. What of a batch its node lacks, and nobody on the node has asked for,
+  is asked for in requests of up to ``request_pieces`` to the home, ``window`` of them at once.
+* A home takes the next request of a connection when less than ``connection_bytes`` are queued on
+  it, and decides for each piece: who is it to come from? ``home_bytes`` is what it has queued, a
+  holder's load the larger of what the home sent to it and has not heard of, and of what the holder
+  last said.
+* A node is a holder of a piece when the home's reply has wholly left, or when it says that it got
+  the piece from a peer. At most six are remembered for each piece; then a random one goes.
 * A detour costs a round trip more, a peer that has nothing another, and then the home must answer.
 * Every node has a link out, shared by its connections in turn, piece by piece, and a link in. A
   piece has arrived when both have carried it: store and forward. Messages without blocks take the
   latency and no room.
 
-What is left out: processors, acknowledgements, and that a full link into a node slows the connections
-of its senders down (here it delays what they send). A piece is one or more neighbouring blocks that
-all travel alike: coarser pieces are how 10,000 nodes become few events.
+What is left out: processors, acknowledgements, and that a full link into a node slows the
+connections of its senders down (here it delays what they send). A piece is one or more
+neighbouring blocks that all travel alike: coarser pieces are how 10,000 nodes become few events.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ class World:
         batch: look-ups that a reader asks for at once.
         keys: that lie on the pieces, at random; 0: a key is a piece.
         skew: exponent of Zipf over the keys; 0: uniform.
-        ordered: a batch is asked for in the order of its pieces, as prefetch does.
+        ordered: a batch is asked for in the order of its pieces, as prefetch does; else each reader
+            begins at a place of its own, and goes round.
+        promised: not of the engine: a node is a holder from when the home queues the piece for it;
+            who is sent to it before it has the piece waits there.
         window, request_pieces, connection_bytes: see above.
         home_queue_bytes: a home with more to send takes no requests at all; 0: no such limit.
         slow: share of the nodes whose links have a tenth of the rate.
@@ -90,6 +94,7 @@ class World:
     keys: int = 0
     skew: float = 0.0
     ordered: bool = True
+    promised: bool = False
     window: int = 16
     request_pieces: int = 256
     connection_bytes: int = 512 << 10
@@ -126,9 +131,7 @@ class Outcome:
 def _draws(world: World, rng: np.random.Generator) -> list[npt.NDArray[np.int32]]:
     """The pieces that each reader looks up, in the order of its look-ups."""
     n_keys = world.keys or world.pieces
-    home_of = (
-        rng.integers(0, world.pieces, n_keys) if world.keys else rng.permutation(world.pieces)
-    )
+    home_of = rng.integers(0, world.pieces, n_keys) if world.keys else rng.permutation(world.pieces)
     weights = 1.0 / np.arange(1, n_keys + 1) ** world.skew
     edges = np.cumsum(weights / weights.sum())
     n_readers = (world.nodes - world.homes) * world.readers
@@ -195,6 +198,7 @@ class Simulation:
         self._held_up: list[deque[int]] = [deque() for _ in range(n)]
         self._holders: list[list[int]] = [[] for _ in range(world.pieces)]
         self._loads: list[dict[int, list[int]]] = [{} for _ in range(world.homes)]
+        self._parked: list[dict[int, list[int]]] = [{} for _ in range(n)]
         self._redirected = self._missed = 0
         self._node_seconds = np.full(n, np.nan)
         self._wanted = np.zeros((n, world.pieces), bool)
@@ -281,6 +285,9 @@ class Simulation:
 
     def _arrived(self, node: int, piece: int) -> None:
         self._has[node][piece] = 1
+        for asker in self._parked[node].pop(piece, ()):
+            if self._alive[asker]:
+                self._at_peer(asker, node, [piece])
         for reader in self._waiters[node].pop(piece, ()):
             reader.lacks -= 1
             if not reader.lacks:
@@ -350,6 +357,8 @@ class Simulation:
             else:
                 request.sent.append(piece)
                 self._queue(home, node, piece, request)
+                if self.world.promised:
+                    self._remember(node, [piece])
         request.unsent = request.unanswered = len(request.sent)
         for peer, pieces in elsewhere.items():
             self._redirected += len(pieces)
@@ -387,6 +396,11 @@ class Simulation:
             self._at(self._now + self.world.detect_s, self._ask_again, node, pieces, peer)
             return
         has = self._has[peer]
+        if self.world.promised:
+            for piece in pieces:
+                if not has[piece] and self._asked[peer][piece]:
+                    self._parked[peer].setdefault(piece, []).append(node)
+            pieces = [piece for piece in pieces if has[piece] or not self._asked[peer][piece]]
         absent = [piece for piece in pieces if not has[piece]]
         present = [piece for piece in pieces if has[piece]]
         if absent:
@@ -398,6 +412,10 @@ class Simulation:
 
     def _dies(self, node: int) -> None:
         self._alive[node] = False
+        for piece, askers in self._parked[node].items():
+            for asker in askers:
+                self._at(self._now + self.world.detect_s, self._ask_again, asker, [piece], node)
+        self._parked[node].clear()
         for asker, queue in self._queues[node].items():
             pieces = [piece for piece, _ in queue]
             if pieces:

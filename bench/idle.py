@@ -14,10 +14,11 @@ growth_kib_per_minute  slope, by least squares, of the memory of the driver, the
 descriptors, threads  of the same processes: median of the last third of the samples - median of
                   the first third.
 
-Before the summary, a line says of each which process grew how much, and whether that is more than
-noise (more than two standard errors of the slope). Ray's part: a last phase has Ray alone do the
-same number of puts and tasks per round, and the driver's slope in it is printed as `ray_alone`.
-Worker processes of tasks are Ray's to start and to end, and not counted.
+The peer is an actor that knows nothing of the library and is called as often: what its private
+memory grows by, Ray's own part of a process grows by, and is taken off the slope of each process
+with such a part (all but the keepers). Before the summary, a line has the slopes of all processes
+as they are, and says whether each is more than noise (more than two standard errors). Worker
+processes of tasks are Ray's to start and to end, and not counted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import ctypes
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ CACHE_BYTES = 8 << 20
 LARGE_BYTES = 3 * CACHE_BYTES
 TIMEOUT_S = 300
 SETTLE_S = 30.0
+CALLS = 2  # of an actor in a round
 # Names of memfds.
 OF_VARIABLES = ("clamor", "clamor-layer")
 HISTORY = "clamor-history"
@@ -81,6 +83,19 @@ class Other:
         return True
 
 
+class Plain:
+    """On node b too, and knows nothing of the library: what any actor of Ray's grows by."""
+
+    def __init__(self) -> None:
+        return_memory()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def work(self, n_bytes: int) -> bool:
+        return bool(_common.make_array(n_bytes, 1).any())
+
+
 def read(words: npt.NDArray[np.uint64], salt: int, changed: int, value: int) -> bool:
     """A task: every word, of which one was changed."""
     want = _common.expected_words(0, len(words), salt)
@@ -101,7 +116,7 @@ class Churn:
         self.other = nodes.on_b(Other)
         strategy = NodeAffinitySchedulingStrategy(nodes.b, soft=False)
         self.read = clamor.remote(read).options(num_cpus=0, scheduling_strategy=strategy)
-        self.plain_read = _common.pinned(read, nodes.b)
+        self.plain = nodes.on_b(Plain)
         self.rng = np.random.default_rng(3)
         self.rounds = 0
 
@@ -139,17 +154,8 @@ class Churn:
         ray.get(self.other.scan.remote([large], salt), timeout=TIMEOUT_S)
         clamor.free(large)
 
-    def ray_round(self) -> None:
-        """As many puts and tasks, by Ray alone."""
-        import ray
-
-        self.rounds += 1
-        salt = self.rounds % 1000 + 1
-        for _ in range(2):
-            ref = ray.put(_common.make_array(self.size(), salt))
-            ray.get(self.plain_read.remote(ref, salt, -1, 0), timeout=TIMEOUT_S)
-        ray.get(self.other.pid.remote(), timeout=TIMEOUT_S)
-        ray.get(self.other.pid.remote(), timeout=TIMEOUT_S)
+        for _ in range(CALLS):
+            ray.get(self.plain.work.remote(n_bytes), timeout=TIMEOUT_S)
 
 
 def settle(pids: dict[str, int]) -> None:
@@ -169,7 +175,7 @@ def settle(pids: dict[str, int]) -> None:
         time.sleep(0.05)  # freeing is told to page servers in their own time
 
 
-def sample(pids: dict[str, int], begin: float) -> dict[str, Any]:
+def sample(pids: dict[str, int], peer_pid: int, begin: float) -> dict[str, Any]:
     private = {name: _processes.private_bytes(pid) for name, pid in pids.items()}
     memfds = _processes.memfd_bytes(list(pids.values()))
     history = memfds.pop(HISTORY, 0)
@@ -177,6 +183,7 @@ def sample(pids: dict[str, int], begin: float) -> dict[str, Any]:
         "seconds": now() - begin,
         "memory_bytes": sum(private.values()) + sum(memfds.values()),
         "private_bytes": private,
+        "peer_bytes": _processes.private_bytes(peer_pid),
         "memfds": memfds,
         "history_bytes": history,
         "descriptors": {name: _processes.open_descriptors(pid) for name, pid in pids.items()},
@@ -185,18 +192,17 @@ def sample(pids: dict[str, int], begin: float) -> dict[str, Any]:
 
 
 def churn(
-    one_round: Callable[[], None], pids: dict[str, int], seconds: float, every_s: float
+    work: Churn, pids: dict[str, int], peer_pid: int, seconds: float, every_s: float
 ) -> list[dict[str, Any]]:
     """Rounds for so long; samples, the first at the end of the warm-up."""
     begin = now()
-    warm_s = min(60.0, seconds / 4)
+    due = min(120.0, seconds / 4)
     samples = []
-    due = warm_s
     while now() - begin < seconds:
-        one_round()
+        work.round()
         if now() - begin >= due:
             settle(pids)
-            samples.append(sample(pids, begin))
+            samples.append(sample(pids, peer_pid, begin))
             emit(samples[-1])
             due = max(due + every_s, now() - begin)
     return samples
@@ -243,12 +249,20 @@ def per_minute(samples: list[dict[str, Any]], values: Sequence[float]) -> dict[s
     }
 
 
+def beyond_ray(one: dict[str, Any]) -> float:
+    """Bytes of a sample, less what the peer's process has for each process with Ray in it."""
+    with_ray = [name for name in one["private_bytes"] if not name.startswith("keeper")]
+    return float(one["memory_bytes"] - len(with_ray) * one["peer_bytes"])
+
+
 def figures(samples: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, float]]:
     """The line before the summary, and the summary."""
     names = list(samples[0]["threads"])
-    memory = per_minute(samples, [each["memory_bytes"] for each in samples])
+    memory = per_minute(samples, [beyond_ray(each) for each in samples])
     detail: dict[str, Any] = {
         "memory": memory,
+        "with_ray": per_minute(samples, [each["memory_bytes"] for each in samples]),
+        "peer": per_minute(samples, [each["peer_bytes"] for each in samples]),
         "memory_of": {
             name: per_minute(samples, [each["private_bytes"][name] for each in samples])
             for name in names
@@ -284,17 +298,14 @@ def main(arguments: list[str]) -> int:
         work.round()
         pids = _processes.session_pids()
         pids["actor"] = ray.get(work.other.pid.remote(), timeout=TIMEOUT_S)
+        peer_pid = ray.get(work.plain.pid.remote(), timeout=TIMEOUT_S)
         note(f"{seconds:.0f} s of churn")
-        samples = churn(work.round, pids, seconds, every_s)
+        samples = churn(work, pids, peer_pid, seconds, every_s)
         engines = [dict(node.engine) for node in clamor.stats().nodes]
         detail, summary = figures(samples)
         emit({"rounds": work.rounds, "growth": detail})
         emit({"engines": engines})
-        evicted = sum(engine["evicted_blocks"] for engine in engines)
-        if not evicted:
+        if not sum(engine["evicted_blocks"] for engine in engines):
             raise SystemExit("bench: nothing was evicted: the churn left evictions out")
-        note("Ray alone")
-        alone = churn(work.ray_round, {"driver": os.getpid()}, seconds / 5, every_s / 5)
-        emit({"ray_alone": per_minute(alone, [each["memory_bytes"] for each in alone])})
     _common.summary(summary)
     return 0

@@ -6,8 +6,9 @@ its high water mark. Every case is a session of its own, with its own budget and
 graph.
 
 A case begins with an iteration in which the cache fills; it is printed, and in no figure. Timed are
-the iterations after it, each from before its commit to its last task's answer. The ranks of every
-case are checked against SciPy's, and the node's cache against its budget, after each iteration.
+the iterations after it, each from before its commit to its last task's answer; their median counts.
+The ranks of every case are checked against SciPy's, and the node's cache against its budget, after
+each iteration.
 
 `best_policy_slowdown` is the time of the best policy at 33% / the median of all policies' times at
 100%, where none of them has anything to do. Random is not among those that can be the best, so that
@@ -88,8 +89,7 @@ def run_case(
         clamor.shutdown()
     timed = lines[1:]
     return {
-        "seconds": sum(line["seconds"] for line in timed),
-        "spread_s": _common.spread([line["seconds"] for line in timed]),
+        "iteration_s": _common.spread([line["seconds"] for line in timed]),
         "first_s": lines[0]["seconds"],
         "most_cached_bytes": max(line["cached_bytes"] for line in lines),
         **{name: sum(line[name] for line in timed) for name in COUNTERS},
@@ -168,7 +168,7 @@ def main(arguments: list[str]) -> int:
                     note(f"{policy} at {fraction:.0%}")
                     budget = budget_bytes(graph_bytes, fraction)
                     case = run_case(nodes, graph, expected, policy, budget, options)
-                    seconds.setdefault((policy, fraction), []).append(case["seconds"])
+                    seconds.setdefault((policy, fraction), []).append(case["iteration_s"]["median"])
                     emit(
                         {
                             "case": {

@@ -73,7 +73,12 @@ def check_read_sets(value: str) -> ReadSets:
     return cast(ReadSets, value)
 
 
-def _page_bytes(variable: str, text: str) -> int:
+def check_page_bytes(variable: str, text: str) -> int:
+    """A page size, 0 included.
+
+    Raises:
+        ValueError: It is none; the message begins with the variable's name.
+    """
     n = parse_bytes(text)
     if n is None or (n != 0 and not (4096 <= n <= 8 << 20 and n & (n - 1) == 0)):
         raise ValueError(f"{variable} is 0 or a power of two from 4096 to 8388608, not {text!r}")
@@ -154,7 +159,7 @@ def _read(field: str, name: str, text: str) -> object:
             raise ValueError(f"{name} is one of {', '.join(choices)}, not {text!r}")
         return text
     if field == "page_bytes":
-        return _page_bytes(name, text)
+        return check_page_bytes(name, text)
     if field == "cache_bytes":
         return _cache_bytes(name, text)
     if field in _BYTES:

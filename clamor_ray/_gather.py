@@ -2,7 +2,7 @@
 
 Of a plain array with whole rows the page cache is asked for the rows themselves: it decides, from
 what is here and from the sizes, whether blocks or single rows come. Of everything else (rows with
-gaps, private copies, Arrow, pandas) the blocks that the rows lie on are prefetched, and the rows
+gaps, Arrow, pandas) the blocks that the rows lie on are prefetched, and the rows
 are then taken as anybody would take them.
 """
 
@@ -134,7 +134,7 @@ def _gather_array(array: Array, ids: Any, out: Array | None, timeout: float | No
     leased = None
     if array.nbytes and numbers.size and not array.dtype.hasobject:
         leased = fetch.find(*extent(array))
-    if leased is None or type(array) is not np.ndarray or not _has_whole_rows(array, leased):
+    if leased is None or type(array) is not np.ndarray or not _has_whole_rows(array):
         if leased is not None:
             fetch.blocks(leased, row_spans(array, numbers))
         rows = array[numbers.astype(np.intp)]
@@ -152,11 +152,9 @@ def _gather_array(array: Array, ids: Any, out: Array | None, timeout: float | No
     return out
 
 
-def _has_whole_rows(array: Array, leased: Leased) -> bool:
+def _has_whole_rows(array: Array) -> bool:
     """Whether the page cache can copy the rows: each in one piece, apart, in this order."""
     row_bytes = array[:1].nbytes
-    if leased.writable:  # what this process wrote there is nowhere else
-        return False
     return array[:1].flags.c_contiguous and (len(array) == 1 or array.strides[0] >= row_bytes)
 
 

@@ -101,11 +101,18 @@ class Lease:
         self._client.reads_begin(self.mapping.id)
         self._reads.append(self.mapping.id)
 
-    def report_reads(self) -> None:
-        """Tells the page server what was touched since `reads_begin`; once for each of those."""
-        if self._reads:
-            mapping_id = self._reads.pop()
-            self._client.report_reads(mapping_id, self._client.reads_end(mapping_id))
+    def report_reads(self) -> Runs | None:
+        """Tells the page server what was touched since `reads_begin`; once for each of those.
+
+        Returns:
+            The same; None where no read set was begun.
+        """
+        if not self._reads:
+            return None
+        mapping_id = self._reads.pop()
+        runs = self._client.reads_end(mapping_id)
+        self._client.report_reads(mapping_id, runs)
+        return runs
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"at {self.mapping.address:#x}"

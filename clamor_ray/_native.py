@@ -432,7 +432,7 @@ class Client(_Handle):
         """Copies rows to `out`, in the order of the ids; blocks or rows come, whichever is less.
 
         Args:
-            mapping_id: of a mapping that is not private.
+            mapping_id: of a mapping; of a private one it gives what was written there.
             ids: numbers of rows, contiguous, of any shape.
             out: contiguous and writable, of `ids.size * row_bytes` bytes.
             offset_bytes: of row 0, from the region's start.

@@ -9,6 +9,7 @@ import threading
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from clamor_ray import errors
+from clamor_ray._config import check_page_bytes
 from clamor_ray._layout import Plan, format_bytes, put_together
 from clamor_ray._lease import InlineImage
 
@@ -171,7 +172,7 @@ class GlobalRef(Generic[T]):
 
     # -- reading
 
-    def get(self, mode: Mode = "r") -> T:
+    def get(self, mode: Mode = "r", *, page_bytes: int | str = 0) -> T:
         """The object at this version, over memory that all processes of this node share.
 
         Only its pickle stream is read now; buffers are fetched block by block when they are
@@ -182,8 +183,12 @@ class GlobalRef(Generic[T]):
             mode: "r" gives read-only arrays. "c" gives private copy-on-write ones, for libraries
                 that insist on writable buffers: what is written stays in this process and is
                 lost with the object. To change the variable use `clamor.update`.
+            page_bytes: what a touch of an absent block fetches here, a power of two from 4 KiB to
+                8 MiB ("64KiB"); 0: by use, or what the session's `page_bytes` says. Where this
+                process has the version open already, the first one's choice stands for all.
 
         Raises:
+            ValueError: No such mode or page size.
             FreedError: The variable was freed.
             SnapshotExpired: The version is so old that its blocks are kept no longer.
             SessionMismatchError: The reference is from a session that has ended.
@@ -195,10 +200,14 @@ class GlobalRef(Generic[T]):
         Example:
             >>> clamor.put({"weights": w}).get()["weights"][0]   # doctest: +SKIP
         """
-        return self._open(mode)[0]
+        return self._open(mode, page_bytes=check_page_bytes("page_bytes", str(page_bytes)))[0]
 
     def _open(
-        self, mode: Mode = "r", read_set: str = "off", scattered: bool = False
+        self,
+        mode: Mode = "r",
+        read_set: str = "off",
+        scattered: bool = False,
+        page_bytes: int = 0,
     ) -> tuple[T, Any]:
         """The object and its lease; the lease is None where the object travels inside."""
         if mode not in ("r", "c"):
@@ -210,7 +219,13 @@ class GlobalRef(Generic[T]):
         from clamor_ray import _session, _views
 
         session = _session.current(at.scope)
-        lease = session.open(at, private=mode == "c", read_set=read_set, scattered=scattered)
+        lease = session.open(
+            at,
+            private=mode == "c",
+            read_set=read_set,
+            scattered=scattered,
+            page_bytes=page_bytes,
+        )
         obj = put_together(lease.bytes(), at.plan)
         _views.install_for_arrow()  # unpickling may have been the first to import it
         return obj, lease

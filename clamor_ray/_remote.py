@@ -20,6 +20,8 @@ from clamor_ray import errors
 from clamor_ray._config import Config, ReadSets, check_read_sets
 from clamor_ray._lease import Lease
 from clamor_ray._ref import GlobalRef
+from clamor_ray._replay import Hinted, hinting_of
+from clamor_ray._replaying import Replaying
 
 
 class _Task:
@@ -32,12 +34,14 @@ class _Task:
     def __init__(self, read_set: ReadSets | None) -> None:
         self._read_set = read_set
         self._leases: list[Lease] = []
+        self._replaying: Replaying | None = None
 
     def resolve(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with top-level references opened."""
         read_set = self._read_set or Config.from_env().read_sets
+        args, kwargs = self._unhint(args, kwargs, read_set)
         opened: dict[object, Any] = {}  # one reference passed twice is one object
 
         def resolved(value: Any) -> Any:
@@ -54,21 +58,45 @@ class _Task:
                 opened[key] = obj
             return opened[key]
 
-        return (
-            tuple(resolved(value) for value in args),
-            {name: resolved(value) for name, value in kwargs.items()},
-        )
+        opened_args = tuple(resolved(value) for value in args)
+        opened_kwargs = {name: resolved(value) for name, value in kwargs.items()}
+        if self._replaying is not None:
+            self._replaying.fetch(self._leases)
+        return opened_args, opened_kwargs
+
+    def _unhint(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], read_set: str
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments as they were passed. What the caller said is asked for at once: the answer
+        comes while references are opened."""
+        hints = [value for value in (*args, *kwargs.values()) if isinstance(value, Hinted)]
+        if not hints:
+            return args, kwargs
+
+        def plain(value: Any) -> Any:
+            return value.ref if isinstance(value, Hinted) else value
+
+        args = tuple(plain(value) for value in args)
+        kwargs = {name: plain(value) for name, value in kwargs.items()}
+        if read_set != "off":
+            refs = [value for value in (*args, *kwargs.values()) if isinstance(value, GlobalRef)]
+            self._replaying = Replaying(hints[0], refs)
+        return args, kwargs
 
     def finish(self) -> None:
         """Reports what was touched. Never fails the task: it is statistics."""
         leases, self._leases = self._leases, []
+        read = []
         for lease in leases:
             with contextlib.suppress(errors.ClamorError):
-                lease.report_reads()
+                if (runs := lease.report_reads()) is not None:
+                    read.append((lease.region, runs))
+        if self._replaying is not None:
+            self._replaying.note(read)
 
 
 def _has_refs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(isinstance(value, GlobalRef) for value in (*args, *kwargs.values()))
+    return any(isinstance(value, (GlobalRef, Hinted)) for value in (*args, *kwargs.values()))
 
 
 def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) -> Callable[..., Any]:
@@ -149,17 +177,26 @@ def _resolving_class(cls: type[Any], read_set: ReadSets | None) -> type[Any]:
     return resolved
 
 
-def _wrap(target: Any, options: dict[str, Any], read_set: ReadSets | None) -> Any:
+def _wrap(
+    target: Any, options: dict[str, Any], read_set: ReadSets | None, replay: str | bool | None
+) -> Any:
     if inspect.isclass(target):
+        if replay is not None:
+            raise TypeError("replay= is for functions: an actor's methods are not replayed")
         wrapped: Any = _resolving_class(target, read_set)
     elif callable(target):
         wrapped = resolving(target, read_set)
+        hinting = None if read_set == "off" else hinting_of(target, replay)
+        if hinting is not None:
+            wrapped.__ray_invocation_decorator__ = hinting
     else:
         raise TypeError(f"clamor.remote takes a function or a class, not {target!r}")
     return ray.remote(**options)(wrapped) if options else ray.remote(wrapped)
 
 
-def remote(*args: Any, read_set: str | None = None, **options: Any) -> Any:
+def remote(
+    *args: Any, read_set: str | None = None, replay: str | bool | None = None, **options: Any
+) -> Any:
     """As `ray.remote`: turns a function into a task, a class into an actor.
 
     `GlobalRef`s among the arguments, at top level as with Ray's own references, arrive as the
@@ -172,13 +209,19 @@ def remote(*args: Any, read_set: str | None = None, **options: Any) -> Any:
         read_set: "coarse" (a superset of what was touched, cheap), "exact" (dearer first
             touches; a superset all the same while this process has other uses of the object)
             or "off"; what CLAMOR_READ_SETS says on the worker where it is None.
+        replay: whether what a task touched is fetched ahead, in one batch, for the next task that
+            is the same: of this function, with equal plain arguments (numbers, text, bytes, bools,
+            None, tuples of them) and the same variables, at whatever version. None: yes, but tasks
+            that have arguments of other types only after two of them have touched much the same.
+            True: yes, at once. A name: in the place of the function's own, and as True. False: no.
+            Without read sets nothing is replayed.
         options: as `ray.remote`'s: num_cpus, num_returns, max_retries, ...
 
     Returns:
         What `ray.remote` returns, with `.remote()` and `.options()`.
 
     Raises:
-        TypeError: It decorates neither a function nor a class.
+        TypeError: It decorates neither a function nor a class, or a class with `replay`.
 
     Example:
         >>> @clamor.remote(num_cpus=1)           # doctest: +SKIP
@@ -187,8 +230,10 @@ def remote(*args: Any, read_set: str | None = None, **options: Any) -> Any:
         >>> ray.get(nearest.remote(ref, queries))   # doctest: +SKIP
     """
     choice = None if read_set is None else check_read_sets(read_set)
-    if len(args) == 1 and not options and read_set is None:
-        return _wrap(args[0], {}, None)
+    if replay is not None and not isinstance(replay, (bool, str)):
+        raise TypeError(f"replay is a name, True, False or None, not {replay!r}")
+    if len(args) == 1 and not options and read_set is None and replay is None:
+        return _wrap(args[0], {}, None, None)
     if args:
         raise TypeError("use @clamor.remote, or @clamor.remote(name=value, ...)")
-    return lambda target: _wrap(target, options, choice)
+    return lambda target: _wrap(target, options, choice, replay)

@@ -226,6 +226,7 @@ class Session:
         read_set: str = "off",
         stream: bool = True,
         scattered: bool = False,
+        page_bytes: int = 0,
     ) -> Lease:
         """Maps a snapshot's region; its pickle stream is on this node when this returns.
 
@@ -236,12 +237,13 @@ class Session:
             stream: False where nothing will be unpickled from it.
             scattered: touched here and there: the kernel maps what is touched, and not what
                 lies around it, which halves such touches (and makes scans dearer).
+            page_bytes: what a fault fetches; 0: what this process's configuration says.
         """
         ref = ref.snapshot()
         exact = read_set == "exact" or scattered
         flags = (MAP_PRIVATE if private else 0) | (MAP_EXACT_READS if exact else 0)
         flags |= MAP_FIXED if ref.plan.fixed else 0
-        if page_bytes := self.config.page_bytes:
+        if page_bytes := page_bytes or self.config.page_bytes:
             flags |= (page_bytes.bit_length() - 1) << MAP_PAGE_SHIFT
         if ref.region in self._freed:
             raise errors.FreedError(f"{ref!r} was freed.")
@@ -373,7 +375,7 @@ class Session:
         record, plan = self.call(
             "share", [object_ref], node_id, new_request_id(), timeout_s=timeout_s
         )
-        # Registry and page server have it from each other: if both die, Ray's count knows of neither.
+        # Registry and page server have it from each other: if both die, Ray counts neither.
         self._shared[record.region] = object_ref
         return self._ref(record, plan)
 

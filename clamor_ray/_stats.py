@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from clamor_ray._ref import GlobalRef
-    from clamor_ray.actors.messages import RegistryReport, ServerInfo
+    from clamor_ray.actors.messages import RegistryReport, ReplayCounters, ServerInfo
 
 _SETS = {"present": 0, "fetched": 1, "touched": 2}  # enum pc_block_set
 
@@ -136,11 +136,19 @@ class NodeStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """The whole session: one entry per page server."""
+    """The whole session: one entry per page server.
+
+    Args:
+        nodes: the page servers.
+        regions_by_state: how many global variables are in which state.
+        address_bytes_in_use: of the global address space.
+        replay: how many read sets were noted, asked for and found (`clamor.remote(replay=...)`).
+    """
 
     nodes: tuple[NodeStats, ...] = ()
     regions_by_state: tuple[tuple[str, int], ...] = ()
     address_bytes_in_use: int = 0
+    replay: ReplayCounters | None = None
 
     @property
     def bytes_received(self) -> int:
@@ -194,6 +202,7 @@ def from_report(report: RegistryReport) -> Stats:
         nodes=nodes,
         regions_by_state=tuple(sorted(report.regions_by_state.items())),
         address_bytes_in_use=report.address_bytes_in_use,
+        replay=report.replay,
     )
 
 

@@ -47,6 +47,7 @@ _Status = Literal["new", "open", "committed", "aborted"]
 _FINAL = (
     errors.CommitConflict,
     errors.FreedError,
+    errors.HomeLostError,
     errors.NoVersionError,
     errors.SnapshotExpired,
     errors.NotInitializedError,
@@ -214,6 +215,7 @@ class Transaction:
             CommitConflict: Another transaction changed the same blocks first. This one is over.
             NotInPlaceError: An object was changed outside of its arrays. This one is over.
             FreedError: A variable was freed meanwhile. This one is over.
+            HomeLostError: The node that held one of them is gone. This one is over.
             ForkedError: This process is a fork of the one that began it.
             ClosedError: It is not open.
             OutOfMemoryError, ServerUnavailableError, WaitTimeoutError, JournalFullError, ...: For

@@ -402,6 +402,8 @@ static int serve_region(struct pc_engine *engine, struct pc__region *region)
     bool more = rc == 1;
     if (!rc)
         rc = fold(engine, region);
+    if (rc == 1 && !more && region->n_blocks >= PC__WARM_LEAST_BLOCKS)
+        more = pc__home_warm(region->home);
     return rc < 0 ? rc : more;
 }
 

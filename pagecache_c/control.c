@@ -106,7 +106,8 @@ static int add_mapping(struct pc__client *client, const struct pc__ctl_open *ope
     }
     struct pc__window_user *user = NULL;
     if (client->page && !generation->complete &&
-        !(user = pc__windows_add(generation, client->page, open->address)))
+        !(user = pc__windows_add(generation, client->window_owner, open->address,
+                                 open->length_bytes)))
         return pc__fail(PC_ERR_NO_MEMORY, "a mapping record");
     memmove(&client->mappings[at + 1], &client->mappings[at],
             (client->n_mappings - at) * sizeof client->mappings[0]);
@@ -163,7 +164,10 @@ static void drop_mapping(struct pc__client *client, struct pc__mapping *mapping)
             free(job);
         }
     }
-    pc__windows_drop(mapping->window_user);
+    if (client->closed)
+        pc__windows_left(mapping->window_user);
+    else
+        pc__windows_drop(mapping->window_user);
     region->mappings--;
     if (mapping->follows && generation->version == mapping->version)
         generation->followers--;
@@ -408,8 +412,7 @@ static void close_client(struct pc__client *client)
         close(client->uffd);
     if (client->slots_event >= 0)
         close(client->slots_event);
-    if (client->page)
-        munmap(client->page, sizeof *client->page);
+    pc__windows_owner_put(client->window_owner);
     pc__count_sub(&loop->engine->count.clients, 1);
     pc__link_remove(&client->link);
     free(client->mappings);
@@ -430,6 +433,14 @@ static int take_control_page(struct pc__client *client, int page_fd, int event_f
     void *page = mmap(NULL, sizeof *client->page, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
     if (page == MAP_FAILED)
         return pc__fail_errno("mmap of a control page");
+    struct ucred who = {0};
+    socklen_t bytes = sizeof who;
+    (void)getsockopt(client->fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes);
+    client->window_owner = pc__windows_owner(page, who.pid);
+    if (!client->window_owner) {
+        munmap(page, sizeof *client->page);
+        return pc__fail(PC_ERR_NO_MEMORY, "a control page");
+    }
     client->page = page;
     client->slots_event = event_fd;
     if (client->page->magic != PC__CONTROL_MAGIC)

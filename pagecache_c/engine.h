@@ -70,6 +70,7 @@ struct pc__home {
     struct pc__store overlay;      /* blocks that changed in (B, applied], while B is leased */
     struct pc__link pending;       /* struct pc__layer, of (applied, latest], by version */
     uint64_t applied, latest;
+    uint64_t warm_blocks;          /* of the base: the first are in our page table (worker only) */
     uint64_t history_from;         /* versions below it take what the history has: applied, or one
                                       more from when that record is written until it is applied */
     bool base_changes;             /* the worker is at it, or was when it died: no new leases */
@@ -468,6 +469,11 @@ void pc__store_close(struct pc_engine *engine, struct pc__store *store, uint64_t
 bool pc__home_base_leased(const struct pc_engine *engine, const struct pc__region *region,
                           uint64_t to_version);
 struct pc__generation *pc__home_base_generation(const struct pc__region *region);
+/* The worker, with nothing else to do for the region: takes the next of a new base's blocks into this
+ * process's page table, which else costs the first answer of each 64 KiB a page fault. True: there
+ * are more. */
+#define PC__WARM_LEAST_BLOCKS 1024u /* a base of less is not worth a turn */
+bool pc__home_warm(struct pc__home *home);
 /* Who will look at bytes that resolve gave out: from under region.lock until release. */
 unsigned pc__home_hold(struct pc__home *home);
 void pc__home_release(struct pc_engine *engine, struct pc__region *region, unsigned held);
@@ -601,14 +607,28 @@ void pc__cache_forget(struct pc_engine *engine, struct pc__generation *generatio
 
 /* windows.c: what SIGSEGV processes have unprotected. Under region.lock. */
 #define PC__CHUNK_BLOCKS (PC__CHUNK_BYTES / PC_BLOCK_BYTES) /* are evicted together */
-struct pc__window_user {
-    struct pc__link link;
+struct pc__window_owner {          /* the control page of one process; unmapped with the last user */
+    _Atomic uint32_t refs;
     struct pc__control_page *page;
-    uint64_t address;              /* at which it maps the generation */
+    pid_t pid;
 };
+struct pc__window_user {
+    struct pc__link link;          /* of the generation that it maps */
+    struct pc__window_owner *owner; /* +1 ref */
+    uint64_t address, length_bytes;
+    bool is_orphan;                /* its connection is gone, and it is not */
+};
+struct pc__window_owner *pc__windows_owner(struct pc__control_page *page, pid_t pid);
+void pc__windows_owner_put(struct pc__window_owner *owner); /* or NULL */
 struct pc__window_user *pc__windows_add(struct pc__generation *generation,
-                                        struct pc__control_page *page, uint64_t address);
-void pc__windows_drop(struct pc__window_user *user); /* or NULL */
+                                        struct pc__window_owner *owner, uint64_t address,
+                                        uint64_t length_bytes);
+void pc__windows_drop(struct pc__window_user *user); /* or NULL: it has unmapped it */
+/* Its connection ended: dropped, unless it may still read there. */
+void pc__windows_left(struct pc__window_user *user);
+/* Whether such a one reads there: the generation has to stay as it is. */
+bool pc__windows_orphaned(struct pc__generation *generation);
+void pc__windows_end(struct pc__generation *generation); /* it ends; needs no lock */
 /* Tells them that the chunk goes; returns which of its blocks must stay. From then on until _release
  * nobody unprotects one of it without asking. */
 uint32_t pc__windows_hold(struct pc__generation *generation, uint64_t chunk);
@@ -726,6 +746,7 @@ struct pc__client {
     struct pc__control_page *page; /* or NULL */
     struct pc__link gathers, areas; /* struct pc__part, pc__area (gather.c) */
     uint64_t areas_by_ns;          /* when to look for areas that are not used; 0: there are none */
+    struct pc__window_owner *window_owner; /* of the page */
     struct pc__mapping *mappings;  /* sorted by address */
     size_t n_mappings, mappings_capacity;
     struct pc__client *grave_next;

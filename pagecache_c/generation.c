@@ -112,6 +112,7 @@ void pc__generation_put(struct pc_engine *engine, struct pc__generation *generat
     if (!generation || !pc__ref_drop(&generation->refs))
         return;
     pc__cache_forget(engine, generation);
+    pc__windows_end(generation);
     pc__generation_put(engine, generation->source);
     if (generation->map)
         munmap(generation->map, generation->present.n_blocks << PC_BLOCK_SHIFT);
@@ -255,7 +256,7 @@ static struct pc__generation *best(const struct pc_engine *engine, struct pc__re
         if (g->complete)
             continue;
         bool can = settled && !pc__generation_leased(g, version) && !g->forks &&
-                   !g->in_flight.n_set && g->version < version;
+                   !g->in_flight.n_set && g->version < version && !pc__windows_orphaned(g);
         if (found && (can < *moves || (can == *moves && g->present.n_set <= found->present.n_set)))
             continue;
         found = g;

@@ -116,7 +116,8 @@ static int sort_out(struct pc__loop *loop, struct pc__fetch *fetch, const uint64
             if (!fetch->home_id) {
                 memcpy(&to, sources, sizeof to);
                 sources += sizeof to;
-                if (!to.server_id || to.server_id == loop->engine->server_id)
+                if (!to.server_id || to.server_id == fetch->server_id ||
+                    to.server_id == loop->engine->server_id)
                     return pc__fail(PC_ERR_PROTOCOL, "we were sent to nobody");
             }
             struct pc__fetch *other = fetch_to(fetches, fetch, &to, now_ns);

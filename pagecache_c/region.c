@@ -240,7 +240,8 @@ int pc__region_seal(struct pc_engine *engine, struct pc__region *region)
             homes = NULL;
             region->state = PC__REGION_READY;
             region->creator = 0;
-            if (!pc__link_empty(&region->home->pending)) /* of a server before this one */
+            if (!pc__link_empty(&region->home->pending) || /* of a server before this one */
+                region->n_blocks >= PC__WARM_LEAST_BLOCKS)
                 pc__worker_queue(engine, region);
         }
     }

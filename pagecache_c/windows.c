@@ -10,10 +10,18 @@
  *
  * A chunk is named by its number in the mapping, of whichever region: one word, stored at once. That
  * the same chunk of another region then looks as if it went costs a question, and nothing else.
+ *
+ * A process may lose its connection and live on: until it has attached again, or is gone, what it has
+ * unprotected is looked at all the same (pc__windows_left).
  */
 #include "engine.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define RUN_BYTES (256ull << 10) /* that a run of the window has at most under a limit */
 #define LEAST_RUNS 64u              /* each thread that is stopped holds one */
@@ -28,23 +36,23 @@ uint32_t pc__windows_limit(uint64_t cache_bytes)
     return runs < LEAST_RUNS ? LEAST_RUNS : runs > PC__WINDOW_RUNS ? PC__WINDOW_RUNS : (uint32_t)runs;
 }
 
-struct pc__window_user *pc__windows_add(struct pc__generation *generation,
-                                        struct pc__control_page *page, uint64_t address)
+struct pc__window_owner *pc__windows_owner(struct pc__control_page *page, pid_t pid)
 {
-    struct pc__window_user *user = malloc(sizeof *user);
-    if (!user)
+    struct pc__window_owner *owner = malloc(sizeof *owner);
+    if (!owner)
         return NULL;
-    *user = (struct pc__window_user){.page = page, .address = address};
-    pc__link_push(&generation->windows, &user->link);
-    return user;
+    owner->page = page;
+    owner->pid = pid;
+    atomic_init(&owner->refs, 1u);
+    return owner;
 }
 
-void pc__windows_drop(struct pc__window_user *user)
+void pc__windows_owner_put(struct pc__window_owner *owner)
 {
-    if (!user)
+    if (!owner || !pc__ref_drop(&owner->refs))
         return;
-    pc__link_remove(&user->link);
-    free(user);
+    munmap(owner->page, sizeof *owner->page);
+    free(owner);
 }
 
 /* Which blocks of [begin, begin + 64 KiB) the run holds. */
@@ -67,18 +75,109 @@ static uint32_t held_by(const struct pc__window_run *run, uint64_t begin)
     return ((1u << high) - 1) & ~((1u << low) - 1);
 }
 
-uint32_t pc__windows_hold(struct pc__generation *generation, uint64_t chunk)
+/* ---------------------------------------------------------- who looks where */
+
+static uint32_t n_runs(const struct pc__control_page *page)
+{
+    uint32_t limit = atomic_load(&page->limit);
+    return limit && limit < PC__WINDOW_RUNS ? limit : PC__WINDOW_RUNS;
+}
+
+static bool opens_any(const struct pc__window_user *user)
+{
+    const struct pc__control_page *page = user->owner->page;
+    for (uint32_t i = 0; i < n_runs(page); i++) {
+        uint64_t address = atomic_load(&page->window[i].address);
+        if (address >= user->address && address - user->address < user->length_bytes)
+            return true;
+    }
+    return false;
+}
+
+/* A process that ends gives up its memory before its sockets. */
+static bool has_memory(pid_t pid)
+{
+    char path[64], text[2] = {0};
+    snprintf(path, sizeof path, "/proc/%d/statm", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return errno != ENOENT && errno != ESRCH;
+    ssize_t got = read(fd, text, sizeof text);
+    close(fd);
+    return got == 2 && !(text[0] == '0' && text[1] == ' ');
+}
+
+static bool may_read(const struct pc__window_user *user)
+{
+    return opens_any(user) && has_memory(user->owner->pid);
+}
+
+void pc__windows_drop(struct pc__window_user *user)
+{
+    if (!user)
+        return;
+    pc__link_remove(&user->link);
+    pc__windows_owner_put(user->owner);
+    free(user);
+}
+
+bool pc__windows_orphaned(struct pc__generation *generation)
+{
+    bool any = false;
+    pc__each(link, &generation->windows)
+    {
+        struct pc__window_user *user = pc__of(link, struct pc__window_user, link);
+        if (user->is_orphan && !may_read(user))
+            pc__windows_drop(user);
+        else
+            any |= user->is_orphan;
+    }
+    return any;
+}
+
+struct pc__window_user *pc__windows_add(struct pc__generation *generation,
+                                        struct pc__window_owner *owner, uint64_t address,
+                                        uint64_t length_bytes)
+{
+    (void)pc__windows_orphaned(generation); /* so that there are never many */
+    struct pc__window_user *user = malloc(sizeof *user);
+    if (!user)
+        return NULL;
+    *user = (struct pc__window_user){
+        .owner = owner, .address = address, .length_bytes = length_bytes};
+    pc__ref_take(&owner->refs);
+    pc__link_push(&generation->windows, &user->link);
+    return user;
+}
+
+void pc__windows_left(struct pc__window_user *user)
+{
+    if (user && may_read(user))
+        user->is_orphan = true;
+    else
+        pc__windows_drop(user);
+}
+
+void pc__windows_end(struct pc__generation *generation)
 {
     pc__each(link, &generation->windows)
-        atomic_store(&pc__of(link, struct pc__window_user, link)->page->evicting, chunk + 1);
+        pc__windows_drop(pc__of(link, struct pc__window_user, link));
+}
+
+/* ---------------------------------------------------------------- eviction */
+
+uint32_t pc__windows_hold(struct pc__generation *generation, uint64_t chunk)
+{
+    (void)pc__windows_orphaned(generation);
+    pc__each(link, &generation->windows)
+        atomic_store(&pc__of(link, struct pc__window_user, link)->owner->page->evicting, chunk + 1);
     uint32_t held = 0;
     pc__each(each, &generation->windows)
     {
         const struct pc__window_user *user = pc__of(each, struct pc__window_user, link);
-        uint32_t limit = atomic_load(&user->page->limit);
-        uint32_t n = limit && limit < PC__WINDOW_RUNS ? limit : PC__WINDOW_RUNS;
-        for (uint32_t i = 0; i < n && held != WHOLE_CHUNK; i++)
-            held |= held_by(&user->page->window[i], user->address + chunk * PC__CHUNK_BYTES);
+        const struct pc__control_page *page = user->owner->page;
+        for (uint32_t i = 0; i < n_runs(page) && held != WHOLE_CHUNK; i++)
+            held |= held_by(&page->window[i], user->address + chunk * PC__CHUNK_BYTES);
     }
     return held;
 }
@@ -86,5 +185,5 @@ uint32_t pc__windows_hold(struct pc__generation *generation, uint64_t chunk)
 void pc__windows_release(struct pc__generation *generation)
 {
     pc__each(link, &generation->windows)
-        atomic_store(&pc__of(link, struct pc__window_user, link)->page->evicting, 0u);
+        atomic_store(&pc__of(link, struct pc__window_user, link)->owner->page->evicting, 0u);
 }

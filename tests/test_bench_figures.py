@@ -71,9 +71,10 @@ def test_growth_is_what_stands_out_of_the_noise(per_sample_kib: int, says: str) 
         {
             "seconds": 10.0 * at,
             "memory_bytes": 1e9 + (per_sample_kib * at + noise[at]) * 1024,
-            "private_bytes": {"driver": 1e8},
-            "descriptors": {"driver": 10 + (at > 50)},
-            "threads": {"driver": 7},
+            "private_bytes": {"driver": 1e8, "keeper": 1e6},
+            "peer_bytes": 1e7,
+            "descriptors": {"driver": 10 + (at > 50), "keeper": 1},
+            "threads": {"driver": 7, "keeper": 1},
         }
         for at in range(60)
     ]
@@ -81,6 +82,24 @@ def test_growth_is_what_stands_out_of_the_noise(per_sample_kib: int, says: str) 
     assert detail["memory"]["says"] == says
     assert summary["growth_kib_per_minute"] == pytest.approx(6 * per_sample_kib, abs=1.5)
     assert (summary["descriptors"], summary["threads"]) == (0, 0)
+
+
+def test_what_ray_grows_by_is_taken_off_each_process_with_ray_in_it() -> None:
+    samples = [
+        {
+            "seconds": 60.0 * at,
+            "memory_bytes": 1e9 + 2 * 1024 * at + 3 * 1024 * at,
+            "private_bytes": {"driver": 1e8, "registry": 1e8, "keeper_0": 1e6},
+            "peer_bytes": 1e7 + 1024 * at,
+            "descriptors": {"driver": 1, "registry": 1, "keeper_0": 1},
+            "threads": {"driver": 1, "registry": 1, "keeper_0": 1},
+        }
+        for at in range(10)
+    ]
+    detail, summary = idle.figures(samples)
+    assert summary["growth_kib_per_minute"] == pytest.approx(3)
+    assert detail["with_ray"]["kib_per_minute"] == pytest.approx(5)
+    assert detail["peer"]["kib_per_minute"] == pytest.approx(1)
 
 
 def test_what_grows_late_is_seen() -> None:

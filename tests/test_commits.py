@@ -231,6 +231,29 @@ def test_a_home_that_does_not_answer(run, lost: bool) -> None:
     run(work)
 
 
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_home_that_is_lost_is_not_waited_for(
+    run, monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    monkeypatch.setattr(commits_module, "LOOK_S", 0.01)
+
+    async def work(world: World) -> None:
+        async def fails(home: int) -> None:
+            if silent:
+                await asyncio.Event().wait()
+            raise RuntimeError("it cannot be reached")
+
+        world.homes.pull_does = fails
+        world.homes.dies_when_examined = True
+        with pytest.raises(errors.HomeLostError, match="dead"):
+            # For so long nobody waits here: this test would end before.
+            await world.commits.commit(request(7, 3, timeout_s=3600.0))
+        assert world.homes.examined == [THERE]
+        assert len(world.homes.pulled) == 1
+
+    run(work)
+
+
 def test_a_question_before_the_commit_forbids_it(run) -> None:
     async def work(world: World) -> None:
         assert await world.commits.outcome(7) == {}

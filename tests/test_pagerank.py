@@ -180,14 +180,20 @@ def test_ranges_cover_all_vertices(graph: graphs.Graph, n_ranges: int) -> None:
 
 
 def test_ranges_have_about_equal_work() -> None:
-    graph = graphs.generate(1 << 16, 1 << 20, 2.5, seed=1)
-    ranges = graphs.balanced_ranges(graph.first_edge, 16)
-    work = [graph.first_edge[b] - graph.first_edge[a] + b - a for a, b in ranges]
-    most = int(np.diff(graph.first_edge).max())
-    assert max(work) < sum(work) / 16 + most + 2
-    assert len(ranges) == 16
+    """Work is edges, and vertices where there are no edges."""
+    counts = np.where(np.arange(2000) < 100, 50, 0)
+    first_edge = np.concatenate([[0], np.cumsum(counts)])
+    ranges = graphs.balanced_ranges(first_edge, 7)
+    work = [first_edge[b] - first_edge[a] + b - a for a, b in ranges]
+    assert len(ranges) == 7
+    assert max(work) - min(work) <= 2 * 51
     with pytest.raises(ValueError, match="at least 1"):
-        graphs.balanced_ranges(graph.first_edge, 0)
+        graphs.balanced_ranges(first_edge, 0)
+
+
+def test_who_has_no_edges_gives_nothing_along_them() -> None:
+    quotients = graphs.shares(np.array([0.5, 0.25, 0.25]), np.array([2, 0, 1], np.uint32), 0.8)
+    np.testing.assert_allclose(quotients, [0.2, 0.0, 0.2])
 
 
 def in_one_process(graph: graphs.Graph) -> Any:
@@ -368,12 +374,15 @@ def test_what_a_run_puts_it_frees(clamor_cluster: ClamorCluster) -> None:
 
 
 @pytest.mark.lab
-def test_the_demo_on_three_nodes() -> None:
+def test_the_demo_in_a_cache_that_is_too_small(tmp_path: Path) -> None:
+    """Each node goes over 3 MiB in every iteration and may keep 1: the ranks are the same."""
     environment = {**os.environ, "COLUMNS": "100"}
     environment.pop("RAY_ADDRESS", None)
+    out = tmp_path / "ranks.parquet"
     command = [
         *(sys.executable, "-m", "clamor_ray.workloads.pagerank", "--demo"),
-        *("--vertices", "30000", "--iterations", "3", "--tolerance", "0"),
+        *("--vertices", "100000", "--iterations", "3", "--tolerance", "0"),
+        *("--cache-bytes", "1MiB", "--out", str(out)),
     ]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=240, check=False
@@ -381,3 +390,13 @@ def test_the_demo_on_three_nodes() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stopped after 3 iterations" in done.stdout
     assert "All ranks equal SciPy's" in done.stdout
+    table = pq.read_table(out)
+    ranks = np.empty(100_000)
+    ranks[table["vertex"].to_numpy()] = table["rank"].to_numpy()
+    graphs.check(ranks, graphs.reference(graphs.generate(100_000, 1_600_000, 2.1, 1), 0.85, 3))
+    lines = re.findall(r"^ +([123]) +\S+e.*?(\S+ \S+) +(\S+ \S+) +(\S+ \S+) *$", done.stdout, re.M)
+    assert [line[0] for line in lines] == ["1", "2", "3"], done.stdout
+    for _, received, evicted, _ in lines:
+        assert "MiB" in received
+        assert "MiB" in evicted
+    assert lines[-1][3] != "0 B"  # what was evicted was fetched again

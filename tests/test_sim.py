@@ -24,6 +24,8 @@ WORLD = World(nodes=50, pieces=96, piece_bytes=64 << 10, rate=1e9 / 8, skew=0.99
         {"dying": 0.2, "dying_s": 0.3},
         {"home_queue_bytes": 1 << 20},
         {"ordered": False, "skew": 0.0},
+        {"promised": True},
+        {"promised": True, "dying": 0.2, "dying_s": 0.1},
         {"keys": 5000, "window": 1, "request_pieces": 4},
     ],
     ids=str,

@@ -314,16 +314,22 @@ def test_a_copy_is_of_all_rows_whatever_the_window(clamor_cluster: ClamorCluster
 
 
 @pytest.mark.lab
-def test_the_demo_on_three_nodes() -> None:
+def test_the_demo_in_a_cache_that_is_too_small() -> None:
+    """Each node needs several MiB of the others, and may keep 1."""
     environment = {**os.environ, "COLUMNS": "100"}
     environment.pop("RAY_ADDRESS", None)
     command = [
         *(sys.executable, "-m", "clamor_ray.workloads.sort", "--demo"),
-        *("--records", "30000", "--partition-mib", "0.5"),
+        *("--records", "100000", "--partition-mib", "1", "--cache-bytes", "1MiB"),
     ]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "30,000 records, 2.9 MiB, in order in 6 partitions" in done.stdout
-    assert re.search(r"merge +6 ", done.stdout), done.stdout
+    assert "100,000 records, 9.5 MiB, in order in 10 partitions" in done.stdout
+    for name in ("runs", "merge", "check"):
+        found = re.search(
+            rf"^ *{name} +10 .*?(\S+ \S+) +(\S+ \S+) +(\S+ \S+) *$", done.stdout, re.M
+        )
+        assert found, done.stdout
+        assert "MiB" in found[2], done.stdout  # evicted

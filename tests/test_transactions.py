@@ -608,6 +608,23 @@ def test_freed_variables(request: pytest.FixtureRequest, kind: str, session: Fak
         clamor.update(ref).begin()
 
 
+def test_a_home_that_is_lost_ends_it(session: FakeSession, ref: GlobalRef[Any]) -> None:
+    def lost(name: str) -> None:
+        if name == "commit":
+            raise errors.HomeLostError("its node is dead")
+
+    tx = clamor.update(ref)
+    tx.begin()[0] = 1
+    session.cluster.fail = lost
+    with pytest.raises(errors.HomeLostError):
+        tx.commit()
+    assert tx.status == "aborted"
+    (mapped,) = session.fake.resolved
+    assert mapped[2] == 0  # its layer is dropped
+    with pytest.raises(errors.ClosedError):
+        tx.commit()
+
+
 def test_a_forked_child_cannot_commit(session: FakeSession, ref: GlobalRef[Any]) -> None:
     tx = clamor.update(ref)
     x = tx.begin()

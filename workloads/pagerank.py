@@ -216,7 +216,7 @@ def run(job: Job, stages: Stages) -> Outcome:
     with stages.stage("build", text, job.n_edges) as done:
         graph = build(job, done)
     try:
-        with stages.stage("start", "starting workers"):
+        with stages.stage("workers", "starting workers"):
             start_workers()
         return rank(graph, job, stages)
     finally:

@@ -207,7 +207,7 @@ def run(job: Job, stages: Stages) -> list[Step]:
     """
     with stages.stage("build", f"generating {job.n_records:,} records", job.n_records) as done:
         ref, before = build(job, done)
-    with stages.stage("start", "starting workers"):
+    with stages.stage("workers", "starting workers"):
         start_workers()
     steps = Steps(stages)
     parts: list[Partition] = []

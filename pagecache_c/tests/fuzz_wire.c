@@ -73,7 +73,8 @@ static void try_control(const uint8_t *packet, size_t n_bytes)
         must(message.body_bytes == sizeof open);
         memcpy(&open, message.body, sizeof open);
         must(open.follows <= (open.flags & PC_MAP_PRIVATE) &&
-             open.flags <= (PC_MAP_PRIVATE | PC_MAP_EXACT_READS | PC_MAP_FIXED));
+             (open.flags & 0xffu) <= (PC_MAP_PRIVATE | PC_MAP_EXACT_READS | PC_MAP_FIXED) &&
+             open.flags >> PC_MAP_PAGE_SHIFT <= 23);
         must(open.length_bytes > 0 && open.address + open.length_bytes > open.address);
     }
     if (message.header.type == PC__CTL_STAGE || message.header.type == PC__CTL_RESOLVE) {
@@ -125,11 +126,13 @@ static void try_data(const uint8_t *bytes, size_t n_bytes, uint64_t region_block
         try_rows(bytes + sizeof header, n_bytes - sizeof header, region_blocks << PC_BLOCK_SHIFT);
         return;
     }
-    must(header.type == PC__DATA_GET || header.type == PC__DATA_BLOCKS);
-    if (header.type == PC__DATA_GET)
+    must(header.type == PC__DATA_GET || header.type == PC__DATA_HELD ||
+         header.type == PC__DATA_BLOCKS);
+    if (header.type != PC__DATA_BLOCKS)
         must(header.n_runs >= 1 && header.n_runs <= PC__DATA_MAX_RUNS && header.status == 0);
     else
-        must(header.status <= 0 && (header.flags & ~PC__DATA_HOLES) == 0);
+        must(header.status <= 0 &&
+             (header.flags & ~(PC__DATA_HOLES | PC__DATA_CACHED | PC__DATA_ELSEWHERE)) == 0);
 
     runs[32] = untouched;
     const int n_runs = pc__data_parse_runs(&header, bytes + sizeof header,
@@ -138,7 +141,7 @@ static void try_data(const uint8_t *bytes, size_t n_bytes, uint64_t region_block
     if (n_runs < 0)
         return;
     uint64_t n_blocks = 0;
-    must(n_runs == header.n_runs && header.type == PC__DATA_GET);
+    must(n_runs == header.n_runs);
     for (int i = 0; i < n_runs; i++) {
         must(runs[i].n_blocks > 0 && runs[i].first_block + runs[i].n_blocks <= region_blocks);
         n_blocks += runs[i].n_blocks;
@@ -263,7 +266,7 @@ static size_t make_seed(uint8_t *to)
     if (next_random() % 2) {
         const uint16_t n_runs = (uint16_t)(1 + next_random() % 33);
         struct pc__data_header header = {.magic = PC__DATA_MAGIC,
-                                         .type = (uint16_t)(next_random() % 3), .n_runs = n_runs};
+                                         .type = (uint16_t)(next_random() % 4), .n_runs = n_runs};
         for (uint16_t i = 0; i < n_runs; i++) {
             const uint64_t run = pc__run_pack(next_random() % 0x40000, 1 + next_random() % 64);
             memcpy(to + 1 + sizeof header + i * sizeof run, &run, sizeof run);

@@ -1,0 +1,95 @@
+"""One call's dealings with the registry about read sets: ask, fetch ahead, note.
+
+Nothing here fails a call, or keeps it waiting for longer than `LOOKUP_S`: a read set is a guess.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import ray
+
+from clamor_ray import _session
+from clamor_ray._ask import pack, unpack
+from clamor_ray._lease import Lease
+from clamor_ray._memory import cache_budget, memory_bytes
+from clamor_ray._native_base import Runs
+from clamor_ray._ref import GlobalRef
+from clamor_ray._replay import Hinted, encode, runs_to_fetch
+
+logger = logging.getLogger("clamor_ray")
+
+LOOKUP_S: Final = 1.0
+REQUEST_S: Final = 5.0  # until the page server of this node has taken a request; it does at once
+MOST_HERE: Final = 1 << 16
+
+_here: set[tuple[str, int]] = set()  # variables that have no home but this node
+
+
+@contextlib.contextmanager
+def _harmless(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as failure:  # any: without the guess the call works as well
+        logger.debug("%s: %r", what, failure)
+
+
+class Replaying:
+    """See the file's head.
+
+    Args:
+        hint: what the caller said.
+        refs: the call's references.
+    """
+
+    def __init__(self, hint: Hinted, refs: Sequence[GlobalRef[Any]]) -> None:
+        self._key = hint.key
+        self._session: _session.Session | None = None
+        self._answer: Any = None
+        self._found: dict[int, bytes] = {}
+        with _harmless("asking for a read set"):
+            scope = hint.ref.scope
+            session = _session.current(scope)
+            if session._pid != os.getpid():  # a fork cannot reach the registry
+                return
+            self._session = session
+            away = [
+                ref.region for ref in refs if not ref.inline and (scope, ref.region) not in _here
+            ]
+            if hint.again and away:
+                question = pack(*hint.key, session.server_id, away)
+                self._answer = session.registry.find_reads.remote(question)
+
+    def fetch(self, leases: Sequence[Lease]) -> None:
+        """Has the answer's blocks fetched, and does not wait for them."""
+        session, answer, self._answer = self._session, self._answer, None
+        if session is None or answer is None:
+            return
+        with _harmless("fetching ahead"):
+            cache_bytes, self._found, here = unpack(ray.get(answer, timeout=LOOKUP_S))
+            if len(_here) > MOST_HERE:
+                _here.clear()
+            _here.update((session.scope, region) for region in here)
+            budget = cache_budget(cache_bytes, memory_bytes(), session.node_id)
+            for lease in leases:
+                if lease.region in self._found:
+                    length_bytes = lease.mapping.length_bytes
+                    runs = runs_to_fetch(self._found[lease.region], length_bytes, budget)
+                    lease.prefetch(runs, wait=False, timeout_s=REQUEST_S)
+
+    def note(self, read: Sequence[tuple[int, Runs]]) -> None:
+        """Says what was touched, where that is not known already; waits for nothing.
+
+        Args:
+            read: (region, runs) of each variable.
+        """
+        if self._session is None:
+            return
+        with _harmless("noting a read set"):
+            sets = {region: packed for region, runs in read if (packed := encode(runs)) is not None}
+            if sets and sets != self._found:
+                self._session.registry.note_reads.remote(pack(self._key.digest, sets))
