@@ -160,6 +160,7 @@ class PageServer:
 
     def __init__(self, registry: Any, config: ServerConfig, node_id: str) -> None:
         self._registry = registry
+        self._node_id = node_id
         # What serves a region; the rest of what the registry must know of it after a restart.
         self._pinned: dict[int, Any] = {}
         self._shared: dict[int, tuple[Pinned, list[Any]]] = {}
@@ -231,7 +232,6 @@ class PageServer:
             library_version=__version__,
             pid=os.getpid(),
         )
-        self._node_id = node_id
         self._info = ray.get(self._registry.register_server.remote(info), timeout=CALL_S)
         logger.info("page server %#x listens at %s:%d", server_id, host, port)
         me = ray.get_runtime_context().current_actor
