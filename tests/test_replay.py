@@ -333,3 +333,25 @@ def test_a_first_call_and_one_whose_home_is_here_ask_nothing(
     assert len(session.registry.asked) == 1
     Replaying(Hinted(ref, key, True), [ref]).fetch([])  # now it is known where its home is
     assert len(session.registry.asked) == 1
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_was_said_twice_is_said(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    session = FakeSession(Cluster())
+    ref = session.put(np.zeros(100_000))
+    session.registry = Registry(pack(0, {}, []))
+    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(_replaying, "_noted", {})
+    key = key_of("f", (ref,), {})
+
+    def noted(*runs: tuple[int, int]) -> int:
+        before = len(session.registry.asked)
+        replaying = Replaying(Hinted(ref, key, again), [ref])
+        replaying.fetch([])
+        replaying.note([(ref.region, runs_of(*runs))])
+        return len(session.registry.asked) - before - again
+
+    # Who asks, and is not told, says it again: the registry may have forgotten.
+    assert [noted((2, 3)) for _ in range(4)] == ([1, 1, 1, 1] if again else [1, 1, 0, 0])
+    assert [noted((2, 4)) for _ in range(3)] == ([1, 1, 1] if again else [1, 1, 0])
+    assert noted((2, 3)) == 1
