@@ -126,8 +126,8 @@ static bool may_send_elsewhere(const struct pc_engine *engine, const struct pc__
            !(request->header.flags & PC__DATA_HOME) && reply->region->home->directory;
 }
 
-/* The blocks of [block, past) that one source has: sent, or said to be elsewhere. Either way the
- * asker is a holder from here on: who is sent there before they have come waits there. */
+/* The blocks of [block, past) that one source has: sent, or said to be elsewhere. Whom it
+ * is sent to is a holder from here on: who is sent there before it has come waits there. */
 static int add_part(struct pc_engine *engine, struct pc__reply *reply,
                     const struct pc__request *request, struct pc__parts *parts, uint64_t position,
                     uint64_t block, uint64_t past, uint64_t *n)
@@ -156,6 +156,7 @@ static int add_part(struct pc_engine *engine, struct pc__reply *reply,
         }
     }
     parts->n_sent += *n;
+    pc__directory_add(engine, reply->region, request->number, request->header.version, block, *n);
     if (part.kind == PC__HOME_MEMORY)
         return pc__reply_add(reply, part.bytes, part.memfd, part.offset, *n << PC_BLOCK_SHIFT);
     return add_composed(reply, request, parts, part.kind, block);
@@ -171,8 +172,6 @@ static int add_blocks(struct pc_engine *engine, struct pc__reply *reply,
             int rc = add_part(engine, reply, request, parts, position, block, past, &n);
             if (rc)
                 return rc;
-            pc__directory_add(engine, reply->region, request->number, request->header.version, block,
-                              n);
         }
     }
     return PC_OK;

@@ -19,8 +19,8 @@
 #include <unistd.h>
 
 #define QUEUED_REPLIES 64u             /* then the other side's requests wait in its socket, */
-#define QUEUED_BYTES (512u << 10)      /* as they do from here on, */
-#define UNSENT_BYTES (128u << 10)      /* and that the kernel may hold beyond what is on its way */
+#define QUEUED_BYTES (128u << 10)      /* as they do from here on, */
+#define UNSENT_BYTES (64u << 10)       /* and that the kernel may hold beyond what is on its way */
 #define CACHE_WAIT_NS 1500000000ull    /* less than PC__REDIRECT_PATIENCE_NS of who asks */
 #define CACHE_LOOK_NS 1000000ull
 #define BYTES_PER_EVENT (4u << 20)     /* then the other descriptors get their turn */
