@@ -202,7 +202,7 @@ def churn(
         work.round()
         if now() - begin >= due:
             settle(pids)
-            samples.append(sample(pids, peer_pid, begin))
+            samples.append({"rounds": work.rounds, **sample(pids, peer_pid, begin)})
             emit(samples[-1])
             due = max(due + every_s, now() - begin)
     return samples

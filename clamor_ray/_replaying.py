@@ -11,8 +11,6 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import ray
-
 from clamor_ray import _session
 from clamor_ray._ask import pack, unpack
 from clamor_ray._lease import Lease
@@ -26,6 +24,10 @@ logger = logging.getLogger("clamor_ray")
 LOOKUP_S: Final = 1.0
 REQUEST_S: Final = 5.0  # until the page server of this node has taken a request; it does at once
 MOST_HERE: Final = 1 << 16
+
+# What this process has noted, by name: which sets, and how often in a row.
+_noted: dict[bytes, tuple[int, int]] = {}
+MOST_NOTED: Final = 1 << 16
 
 _here: set[tuple[str, int]] = set()  # variables that have no home but this node
 
@@ -50,6 +52,7 @@ class Replaying:
         self._key = hint.key
         self._session: _session.Session | None = None
         self._answer: Any = None
+        self._asked = False
         self._found: dict[int, bytes] = {}
         with _harmless("asking for a read set"):
             scope = hint.ref.scope
@@ -61,8 +64,11 @@ class Replaying:
                 ref.region for ref in refs if not ref.inline and (scope, ref.region) not in _here
             ]
             if hint.again and away:
+                self._asked = True
                 question = pack(*hint.key, session.server_id, away)
-                self._answer = session.registry.find_reads.remote(question)
+                # A future: `ray.get` would tell Ray that this task is blocked, and Ray would put
+                # another one on its CPU.
+                self._answer = session.registry.find_reads.remote(question).future()
 
     def fetch(self, leases: Sequence[Lease]) -> None:
         """Has the answer's blocks fetched, and does not wait for them."""
@@ -70,7 +76,7 @@ class Replaying:
         if session is None or answer is None:
             return
         with _harmless("fetching ahead"):
-            cache_bytes, self._found, here = unpack(ray.get(answer, timeout=LOOKUP_S))
+            cache_bytes, self._found, here = unpack(answer.result(LOOKUP_S))
             if len(_here) > MOST_HERE:
                 _here.clear()
             _here.update((session.scope, region) for region in here)
@@ -91,5 +97,17 @@ class Replaying:
             return
         with _harmless("noting a read set"):
             sets = {region: packed for region, runs in read if (packed := encode(runs)) is not None}
-            if sets and sets != self._found:
+            if sets and sets != self._found and not self._is_said(sets):
                 self._session.registry.note_reads.remote(pack(self._key.digest, sets))
+
+    def _is_said(self, sets: dict[int, bytes]) -> bool:
+        """Whether the registry has heard just that from here, twice in a row: enough for it to know
+        that calls of this name repeat. One that asked and was not told has to say it again."""
+        mark = hash(frozenset(sets.items()))
+        last, times = _noted.get(self._key.digest, (0, 0))
+        if last == mark and times >= 2 and not self._asked:
+            return True
+        if len(_noted) >= MOST_NOTED:
+            _noted.clear()
+        _noted[self._key.digest] = (mark, times + 1 if last == mark else 1)
+        return False

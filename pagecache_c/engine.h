@@ -238,8 +238,8 @@ struct pc__fetch {
 
 #define PC__LANES_PER_LOOP 2 /* one for urgent fetches, one for bulk */
 #define PC__URGENT_REQUESTS 16 /* on the wire at once; the rest waits in the lane's queue */
-#define PC__REQUEST_BLOCKS 256u /* asked for at once: the home decides for each request who answers */
-#define PC__BULK_REQUESTS 16   /* enough for the wire, little to wait behind */
+#define PC__REQUEST_BLOCKS 64u  /* asked for at once: the home decides for each request who answers */
+#define PC__BULK_REQUESTS 32   /* enough for the wire, little to wait behind */
 #define PC__RX_BYTES (1u << 20)
 #define PC__BOUNCE_BLOCKS 64u
 

@@ -256,6 +256,7 @@ struct plan {
     uint64_t offsets[PC__GATHER_MAX_ROWS];
     struct touched touched[2 * PC__GATHER_MAX_ROWS];
     struct pc_run runs[2 * PC__GATHER_MAX_ROWS]; /* blocks to wait for */
+    struct pc_run here[2 * PC__GATHER_MAX_ROWS];
 };
 
 static int take_offsets(struct plan *plan, const struct pc__ctl_gather *body, const uint8_t *ids,
@@ -319,29 +320,33 @@ static bool comes_from_here(const struct pc_engine *engine, const struct pc__reg
             !pc__blockset_has(&generation->changed, block));
 }
 
-static void wait_for(struct plan *plan, uint64_t block)
+/* At the end of the runs. */
+static void append(struct pc_run *runs, size_t *n, uint64_t block)
 {
-    struct pc_run *last = plan->n_runs ? &plan->runs[plan->n_runs - 1] : NULL;
-    if (last && last->first_block + last->n_blocks == block)
-        last->n_blocks++;
+    if (*n && runs[*n - 1].first_block + runs[*n - 1].n_blocks == block)
+        runs[*n - 1].n_blocks++;
     else
-        plan->runs[plan->n_runs++] = (struct pc_run){.first_block = block, .n_blocks = 1};
+        runs[(*n)++] = (struct pc_run){.first_block = block, .n_blocks = 1};
 }
 
 /* Of each block: is it here, is it to come, or are its rows. Under region.lock. */
-static void decide(const struct pc_engine *engine, const struct pc__region *region,
+static void decide(struct pc_engine *engine, const struct pc__region *region,
                    struct pc__generation *generation, struct plan *plan)
 {
+    size_t n_here = 0;
     for (size_t i = 0; i < plan->n_touched; i++) {
         struct touched *t = &plan->touched[i];
-        if (pc__blockset_has(&generation->present, t->block))
+        if (pc__blockset_has(&generation->present, t->block)) {
+            append(plan->here, &n_here, t->block);
             continue;
+        }
         t->as_rows = !t->whole && !pc__blockset_has(&generation->in_flight, t->block) &&
                      !comes_from_here(engine, region, generation, t->block) &&
                      !is_bought(generation, t->block, t->n_bytes);
         if (!t->as_rows)
-            wait_for(plan, t->block);
+            append(plan->runs, &plan->n_runs, t->block);
     }
+    pc__cache_touched(engine, generation, plan->here, n_here);
 }
 
 /* ------------------------------------------------------------------ asking */

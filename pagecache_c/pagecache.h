@@ -215,7 +215,7 @@ struct pc_engine_options {
     uint64_t settle_ns;        /* after a restart: how long clients have to attach again before a
                                   retired region without leases counts as idle */
     int no_userfaultfd;        /* 1: do as where the kernel refuses it (tests) */
-    uint64_t page_bytes;       /* fixed size of a demand fetch, 4 KiB to 8 MiB; 0: by access pattern */
+    uint64_t page_bytes;       /* fixed size of a demand fetch, 4 KiB to 8 MiB; 0: by use */
     uint64_t stage_timeout_ns; /* a layer whose writer says nothing for so long: NEED_OUTCOME */
     uint64_t history_bytes;    /* replaced blocks kept in memory, then */
     uint64_t history_disk_bytes; /* in anonymous files in */

@@ -28,6 +28,7 @@ def test_the_ideal_is_the_busiest_link() -> None:
         "out_of_home": 13.0,
         "all_links": 6.0,
     }
+    assert hot_pages.ideal_s(eight, 10.0)["into_a_host"] == 12.0
     assert hot_pages.ideal_s(eight, 10.0)["all_links"] == pytest.approx((6 * 100 + 120) / 80)
 
 

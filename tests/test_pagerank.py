@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -23,6 +23,8 @@ import clamor_ray as clamor
 from clamor_ray.workloads import _observe, graphs
 from clamor_ray.workloads import pagerank as workload
 from tests.conftest import ClamorCluster
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def graph_of(n: int, edges: list[tuple[int, int]]) -> graphs.Graph:
@@ -141,6 +143,7 @@ def test_graphs_that_there_cannot_be(wrong: tuple[int, int, float]) -> None:
 # ---------------------------------------------------------------- ranks
 
 
+@PATIENT
 @given(some_graph(), st.integers(1, 5), st.integers(1, 9), st.booleans())
 def test_slices_add_up_to_the_sums_edge_by_edge(
     graph: graphs.Graph, n_ranges: int, chunk: int, backward: bool
@@ -171,6 +174,7 @@ def test_chunks_are_read_in_the_order_that_was_asked_for() -> None:
     assert read == [0, 300, 600, 900, 900, 600, 300, 0]
 
 
+@PATIENT
 @given(some_graph(), st.integers(1, 20))
 def test_ranges_cover_all_vertices(graph: graphs.Graph, n_ranges: int) -> None:
     ranges = graphs.balanced_ranges(graph.first_edge, n_ranges)
@@ -204,6 +208,7 @@ def in_one_process(graph: graphs.Graph) -> Any:
     return step
 
 
+@PATIENT
 @given(some_graph(), st.sampled_from([0.0, 0.5, 0.85]))
 def test_ranks_are_those_of_the_definition(graph: graphs.Graph, damping: float) -> None:
     steps = list(graphs.iterate(graph, in_one_process(graph), damping, 4, 0.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -264,7 +265,12 @@ class Registry:
         self.asked.append(unpack(packed))
         if isinstance(self.answer, BaseException):
             raise self.answer
-        return self.answer
+        return self
+
+    def future(self) -> Any:
+        told: Future[Any] = Future()
+        told.set_result(self.answer)
+        return told
 
 
 @pytest.mark.parametrize(
@@ -278,12 +284,9 @@ class Registry:
     ],
 )
 def test_no_answer_fails_a_call(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
-    import ray
-
     session = FakeSession(Cluster())
     session.registry = Registry(answer)
     monkeypatch.setattr(_session, "_current", session)
-    monkeypatch.setattr(ray, "get", lambda found, timeout: found)
     ref = session.put(np.zeros(100_000))
     hinted = Hinted(ref, key_of("f", (ref,), {}), True)
     replaying = Replaying(hinted, [ref])
@@ -299,14 +302,11 @@ def test_no_answer_fails_a_call(monkeypatch: pytest.MonkeyPatch, answer: Any) ->
 
 
 def test_what_is_known_is_fetched_and_not_noted_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
     session = FakeSession(Cluster())
     ref = session.put(np.zeros(100_000))
     there = encode(runs_of((2, 3), (9, 1)))
     session.registry = Registry(pack(0, {ref.region: there}, []))
     monkeypatch.setattr(_session, "_current", session)
-    monkeypatch.setattr(ray, "get", lambda found, timeout: found)
     replaying = Replaying(Hinted(ref, key_of("f", (ref,), {}), True), [ref])
     lease = session.open(ref)
     session.fake.prefetched.clear()
@@ -321,14 +321,11 @@ def test_what_is_known_is_fetched_and_not_noted_again(monkeypatch: pytest.Monkey
 def test_a_first_call_and_one_whose_home_is_here_ask_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import ray
-
     session = FakeSession(Cluster())
     ref = session.put(np.zeros(100_000))
     session.registry = Registry(pack(0, {}, [ref.region]))
     monkeypatch.setattr(_session, "_current", session)
     monkeypatch.setattr(_replaying, "_here", set())
-    monkeypatch.setattr(ray, "get", lambda found, timeout: found)
     key = key_of("f", (ref,), {})
     Replaying(Hinted(ref, key, False), [ref]).fetch([])
     assert session.registry.asked == []
@@ -336,3 +333,25 @@ def test_a_first_call_and_one_whose_home_is_here_ask_nothing(
     assert len(session.registry.asked) == 1
     Replaying(Hinted(ref, key, True), [ref]).fetch([])  # now it is known where its home is
     assert len(session.registry.asked) == 1
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_was_said_twice_is_said(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    session = FakeSession(Cluster())
+    ref = session.put(np.zeros(100_000))
+    session.registry = Registry(pack(0, {}, []))
+    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(_replaying, "_noted", {})
+    key = key_of("f", (ref,), {})
+
+    def noted(*runs: tuple[int, int]) -> int:
+        before = len(session.registry.asked)
+        replaying = Replaying(Hinted(ref, key, again), [ref])
+        replaying.fetch([])
+        replaying.note([(ref.region, runs_of(*runs))])
+        return len(session.registry.asked) - before - again
+
+    # Who asks, and is not told, says it again: the registry may have forgotten.
+    assert [noted((2, 3)) for _ in range(4)] == ([1, 1, 1, 1] if again else [1, 1, 0, 0])
+    assert [noted((2, 4)) for _ in range(3)] == ([1, 1, 1] if again else [1, 1, 0])
+    assert noted((2, 3)) == 1

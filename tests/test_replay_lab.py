@@ -94,7 +94,7 @@ def settle(n_noted: int) -> None:
     until(lambda: counters().noted >= n_noted)
 
 
-def test_first_runs_ask_nothing_and_the_home_asks_once(
+def test_neither_first_runs_nor_those_at_home_are_told_anything(
     clamor_cluster: ClamorCluster, ref: Any
 ) -> None:
     begin = counters()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from rich.console import Console
@@ -23,6 +23,8 @@ import clamor_ray as clamor
 from clamor_ray.workloads import _observe, _tasks, records
 from clamor_ray.workloads import sort as workload
 from tests.conftest import ClamorCluster
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 # Few different bytes: keys that are equal, and equal in their first eight bytes, are the rule.
 ROWS = arrays(
@@ -46,6 +48,7 @@ def drawn(n: int, seed: int = 1) -> Any:
 # ---------------------------------------------------------------- pure parts
 
 
+@PATIENT
 @given(ROWS)
 def test_order_is_that_of_the_keys_as_bytes_and_stable(rows: Any) -> None:
     expected = sorted(range(len(rows)), key=keys(rows).__getitem__)
@@ -61,6 +64,7 @@ def test_bytes_that_compare_unlike_signed_or_little_endian_numbers() -> None:
     assert records.order(records.keys_of(rows)).tolist() == [2, 3, 1, 0]
 
 
+@PATIENT
 @given(ROWS, st.integers(1, 6), st.data())
 def test_cuts_send_every_record_to_the_partition_of_its_key(
     rows: Any, n_partitions: int, data: st.DataObject
@@ -96,6 +100,7 @@ def test_splitters_make_parts_of_about_equal_size() -> None:
         records.splitters(records.keys_of(rows), 0)
 
 
+@PATIENT
 @given(st.lists(st.integers(0, 20), max_size=8), st.integers(1, 15))
 def test_batches_cover_all_rows_in_order(sizes: list[int], most: int) -> None:
     groups = list(records.batches(sizes, most))
@@ -116,6 +121,7 @@ def test_no_batches_of_nothing() -> None:
         list(records.batches([1], 0))
 
 
+@PATIENT
 @given(ROWS, st.randoms(use_true_random=False))
 def test_the_checksum_is_of_the_records_and_not_of_their_order(rows: Any, random: Any) -> None:
     places = list(range(len(rows)))

@@ -231,7 +231,7 @@ def rank(graph: clamor.GlobalRef[Graph], job: Job, stages: Stages) -> Outcome:
     """
     here = graph.get()
     nodes = nodes_with_cpus()
-    n_tasks = job.n_tasks or TASKS_PER_CPU * max(1, sum(n_cpus for _, n_cpus in nodes))
+    n_tasks = job.n_tasks or TASKS_PER_CPU * sum(n_cpus for _, n_cpus in nodes)
     ranges = graphs.balanced_ranges(here.first_edge, n_tasks)
     vector = clamor.zeros(here.n_vertices, np.float64)
     lines: list[Iteration] = []

@@ -291,7 +291,7 @@ def netns_cluster(
             )
 
         start_node(0)
-        with ThreadPoolExecutor(max_workers=4) as others:
+        with ThreadPoolExecutor(max_workers=2) as others:
             for started in [others.submit(start_node, index) for index in range(1, n_nodes)]:
                 started.result()
         printed = cluster.run_python(_LIST_NODES, timeout_s=START_S)
