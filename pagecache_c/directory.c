@@ -1,12 +1,13 @@
 /* directory.c - at a home: which other servers have which blocks, and how much each has to send.
  *
- * A server is remembered as a holder of a block from when it is answered, be it with the block or with
- * who else has it, until a commit changes the block, somebody finds that it has it no longer (HOME), or
- * another takes its place: up to PC__HOLDERS a block, and then a random one of them goes, so that what
- * is left is a sample of all. So a page that everybody asks for at once leaves the home once: who asks
- * while it is on its way to another is sent there, and waits for it there. Nobody waits in a circle:
- * each is sent to one who was answered before it, and who asks a second time is answered by the home. What is remembered is a hint: who
- * is sent there checks the version of what it gets, and comes back where there is nothing.
+ * A server is remembered as a holder of a block from when the home queues the block for it, or from
+ * when it says that it got it from another (HELD), until a commit changes the block, somebody finds
+ * that it has it no longer (HOME), or another takes its place: up to PC__HOLDERS a block, and then a
+ * random one of them goes, so that what is left is a sample of all. So a page that everybody asks for
+ * at once leaves the home once: who asks while it is on its way to another is sent there, and waits for
+ * it there. Nobody waits in a circle: who waits for a block from a peer is no holder of it yet, and who
+ * asks a second time is answered by the home. What is remembered is a hint: who is sent there checks
+ * the version of what it gets, and comes back where there is nothing.
  *
  * A block is the same in every version from `since` on, up to the home's newest: a holder's memory at
  * any of these will do. Extents of which nobody is a holder have no record: when one is made its

@@ -189,7 +189,8 @@ int pc_client_report_reads(pc_client *client, uint64_t mapping_id, const struct 
 /* ------------------------------------------------------------------ engine */
 
 /* Which server a miss is sent to. P2C: a home with little to send answers; a busy one picks two of
- * those that have the block, itself among them, and sends the asker to the one with less to send. */
+ * those that have the block, and sends the asker to the one with less to send. RANDOM: any of those
+ * and the home. */
 enum pc_replication { PC_REPLICATION_P2C = 0, PC_REPLICATION_RANDOM = 1, PC_REPLICATION_OFF = 2 };
 /* The choice itself, as the home makes it: -1: the home answers; else an index of holder_bytes.
  * home_bytes, holder_bytes: what each has to send; random: 64 random bits. No state, no clock. */

@@ -514,11 +514,13 @@ static uint64_t next_random(uint64_t *state)
     return z ^ z >> 31;
 }
 
+#define UNBUSY ((64u << 10) - 1) /* bytes that a home may have to send and not be busy */
 #define DRAWS 60000u
 #define MOST_HOLDERS 7
 
-/* How far the choices among the home and n holders are from uniform: chi-square. */
-static double unevenness(int replication, uint64_t home_bytes, size_t n, uint64_t seed)
+/* How far the choices among n holders, and the home if it is one of them, are from uniform:
+ * chi-square. */
+static double unevenness(int replication, bool home, uint64_t home_bytes, size_t n, uint64_t seed)
 {
     const uint64_t alike[MOST_HOLDERS] = {[0 ... MOST_HOLDERS - 1] = 1 << 20};
     unsigned counts[MOST_HOLDERS + 1] = {0};
@@ -527,8 +529,8 @@ static double unevenness(int replication, uint64_t home_bytes, size_t n, uint64_
         CHECK(chosen >= -1 && chosen < (int)n);
         counts[chosen + 1]++;
     }
-    double sum = 0, mean = (double)DRAWS / (double)(n + 1);
-    for (size_t i = 0; i <= n; i++)
+    double sum = 0, mean = (double)DRAWS / (double)(n + home);
+    for (size_t i = !home; i <= n; i++)
         sum += ((double)counts[i] - mean) * ((double)counts[i] - mean) / mean;
     return sum;
 }
@@ -547,18 +549,19 @@ static void test_the_choice(int trap)
         for (int r = P2C; r <= OFF; r++)
             CHECK(pc_choose_source(r, busy, NULL, 0, random) == -1);
         CHECK(pc_choose_source(P2C, busy, none, 1, random) == 0); /* the holder has less */
-        CHECK(pc_choose_source(P2C, busy, &loads[0], 1, random) == -1); /* the home has */
-        counts[pc_choose_source(P2C, 2 << 20, loads, 4, random) + 1]++;
+        CHECK(pc_choose_source(P2C, busy, &loads[0], 1, random) == 0); /* and where it has more */
+        CHECK(pc_choose_source(P2C, UNBUSY, loads, 4, random) == -1);
+        counts[pc_choose_source(P2C, busy, loads, 4, random) + 1]++;
     }
-    /* Of five, two at random: the one with least to send wins whenever it is taken (2 of 5), the
-     * next one unless the first is too (3 of 10), ...; the one with most never. */
-    static const int order[5] = {3, 0, 2, 4, 1};
-    for (int place = 0; place < 5; place++) {
-        double expected = 2000.0 * (4 - place) / 10;
+    /* Of four, two at random: the one with least to send wins whenever it is taken (3 of 6), the
+     * next one unless the first is too (2 of 6), ...; the one with most never, nor a busy home. */
+    static const int order[4] = {3, 2, 4, 1};
+    for (int place = 0; place < 4; place++) {
+        double expected = 2000.0 * (3 - place) / 6;
         double off = counts[order[place]] - expected;
-        CHECK(off < 110 && off > -110); /* five standard deviations of at most 22 */
+        CHECK(off < 115 && off > -115); /* five standard deviations of at most 23 */
     }
-    CHECK(counts[order[4]] == 0);
+    CHECK(counts[order[3]] == 0 && counts[0] == 0);
     static const uint64_t extremes[] = {0, UINT64_MAX, UINT32_MAX, 0xffffffff00000000ull};
     for (size_t i = 0; i < N(extremes); i++)
         for (size_t n = 1; n <= 4; n++)
@@ -570,8 +573,8 @@ static void test_the_choice(int trap)
     static const double most[] = {0, 23.9, 27.6, 30.7, 33.4, 35.9, 38.3, 40.5};
     for (uint64_t s = 1; s <= 5; s++)
         for (size_t n = 1; n <= MOST_HOLDERS; n++) {
-            CHECK(unevenness(RANDOM, 0, n, s) < most[n]);
-            CHECK(unevenness(P2C, busy, n, s) < most[n]); /* where all have as much */
+            CHECK(unevenness(RANDOM, true, 0, n, s) < most[n]);
+            CHECK(unevenness(P2C, false, busy, n, s) <= (n > 1 ? most[n - 1] : 0)); /* all have as much */
         }
 }
 
