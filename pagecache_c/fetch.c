@@ -1,7 +1,6 @@
 /* fetch.c - asking other servers for blocks, many requests in flight, and taking the answers.
  *
- * Entered only by the loop that owns the peer. Answers come in the order of the requests on one
- * connection; urgent and bulk fetches have a connection each, so a stopped thread does not wait
+ * Entered only by the loop that owns the peer. Answers come in any order; urgent and bulk fetches have a connection each, so a stopped thread does not wait
  * behind a scan. A block that it needs and that is queued as bulk moves over (pc__fetch_hurry); one
  * whose request is on the wire comes after at most PC__BULK_REQUESTS. A connection that breaks, lies or makes no progress for fetch_timeout is closed;
  * what it still owed goes to the front of the queue and Python is asked for a new one. A fetch is
@@ -482,12 +481,35 @@ static void end_answer(struct pc__peer *peer, struct pc__lane *lane, struct pc__
     pc__fetch_drop(engine, fetch);
 }
 
+/* Answers come in any order: what one is to becomes the first of sent. As take_header. */
+static int find_asked(struct pc__lane *lane)
+{
+    struct pc__data_header header;
+    if (bytes_in(lane) < sizeof header)
+        return 0;
+    int rc = pc__data_parse_header(lane->rx + lane->rx_begin, &header);
+    if (rc)
+        return rc;
+    pc__each(link, &lane->sent)
+    {
+        if (pc__of(link, struct pc__fetch, link)->request_id != header.request_id)
+            continue;
+        pc__link_remove(link);
+        pc__link_push(lane->sent.next, link);
+        return 1;
+    }
+    return pc__fail(PC_ERR_PROTOCOL, "an answer that nobody asked for");
+}
+
 static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
 {
     struct pc_engine *engine = peer->loop->engine;
     while (bytes_in(lane) || lane->in_reply || lane->in_rows) {
-        if (pc__link_empty(&lane->sent))
-            return pc__fail(PC_ERR_PROTOCOL, "an answer that nobody asked for");
+        if (!lane->in_reply && !lane->in_rows) {
+            int rc = find_asked(lane);
+            if (rc <= 0)
+                return rc;
+        }
         struct pc__fetch *fetch = pc__of(lane->sent.next, struct pc__fetch, link);
         if (fetch->gather) { /* the whole of it */
             int rc = pc__gather_take(engine, lane, fetch);

@@ -21,8 +21,9 @@
 #define QUEUED_REPLIES 64u             /* then the other side's requests wait in its socket, */
 #define QUEUED_BYTES (128u << 10)      /* as they do from here on, */
 #define UNSENT_BYTES (64u << 10)       /* and that the kernel may hold beyond what is on its way */
-#define CACHE_WAIT_NS 1500000000ull    /* less than PC__REDIRECT_PATIENCE_NS of who asks */
-#define CACHE_LOOK_NS 1000000ull
+#define ASIDE_NS 1500000000ull         /* less than PC__REDIRECT_PATIENCE_NS of who asks */
+#define LOOK_ASIDE_NS 1000000ull
+#define ASIDE_MOST 256u                /* then no more requests are taken */
 #define BYTES_PER_EVENT (4u << 20)     /* then the other descriptors get their turn */
 #define GATHER 128
 #define HEAD_BYTES (sizeof(struct pc__data_header) + sizeof(struct pc__data_asker))
@@ -30,6 +31,12 @@
 static_assert(PC__DATA_MAX_RUNS < PC__DATA_MAX_ROWS &&
                   sizeof(struct pc__data_rows) <= sizeof(struct pc__data_asker),
               "the longest request is one for rows");
+
+struct aside {
+    struct pc__link link;
+    uint64_t until_ns;         /* then it is answered with what is there */
+    struct pc__request request; /* last: as much of it as it has runs */
+};
 
 struct served {
     struct pc__link link;
@@ -46,8 +53,9 @@ struct served {
     uint64_t parked_region;    /* its first request waits for a version of it; 0: none does */
     uint64_t parked_until_ns;
     uint64_t question;         /* the first of the region whose answer is news to it */
-    uint64_t cache_until_ns;   /* not 0: its first request waits for blocks that are on their way, */
-    uint64_t cache_again_ns;   /* and is looked at again then */
+    struct pc__link aside;     /* struct aside: requests for what is on its way here */
+    unsigned n_aside;
+    uint64_t again_ns;         /* when to look at them; 0: there are none */
     bool caught_up;            /* that was answered: the home knows what versions there are */
     int parked_error;
     size_t rx_bytes;
@@ -64,6 +72,11 @@ static void close_served(struct served *served, const char *why)
     pc__watch_remove(served->loop, served->watch);
     close(served->fd);
     atomic_fetch_sub(&engine->serving_bytes, served->queued_bytes);
+    while (!pc__link_empty(&served->aside)) {
+        struct aside *aside = pc__of(served->aside.next, struct aside, link);
+        pc__link_remove(&aside->link);
+        free(aside);
+    }
     while (served->first) {
         struct pc__reply *next = served->first->next;
         pc__reply_free(engine, served->first);
@@ -74,18 +87,23 @@ static void close_served(struct served *served, const char *why)
     free(served);
 }
 
+/* An answer without blocks does not wait behind those that have some: who is sent elsewhere is to go
+ * there now. Answers name their requests. */
 static void queue_reply(struct served *served, struct pc__reply *reply)
 {
-    if (!served->first)
-        served->progress_ns = pc__now_ns();
-    if (served->last && served->first)
-        served->last->next = reply;
-    else
-        served->first = reply;
-    served->last = reply;
-    served->n_replies++;
     for (size_t i = 0; i < reply->n_pieces; i++)
         reply->n_bytes += reply->pieces[i].length;
+    if (!served->first) {
+        served->progress_ns = pc__now_ns();
+        served->first = served->last = reply;
+    } else if (reply->n_pieces == 1 && served->first->next) {
+        reply->next = served->first->next;
+        served->first->next = reply;
+    } else {
+        served->last->next = reply;
+        served->last = reply;
+    }
+    served->n_replies++;
     served->queued_bytes += reply->n_bytes;
     atomic_fetch_add(&served->loop->engine->serving_bytes, reply->n_bytes);
 }
@@ -93,7 +111,7 @@ static void queue_reply(struct served *served, struct pc__reply *reply)
 static bool takes_requests(const struct served *served)
 {
     return served->n_replies < QUEUED_REPLIES && served->queued_bytes < QUEUED_BYTES &&
-           !served->parked_region && !served->cache_again_ns;
+           served->n_aside < ASIDE_MOST && !served->parked_region;
 }
 
 /* The request waits, and with it the connection, until the region's home has caught up. False:
@@ -120,16 +138,6 @@ static bool park(struct served *served, struct pc__region *region)
     return true;
 }
 
-/* The request, and with it the connection, waits for what is on its way to this node's cache; looked
- * at again every millisecond, which is little beside what such a home has to send first. */
-static void wait_for_cache(struct served *served)
-{
-    uint64_t now_ns = pc__now_ns();
-    if (!served->cache_until_ns)
-        served->cache_until_ns = now_ns + CACHE_WAIT_NS;
-    served->cache_again_ns = now_ns + CACHE_LOOK_NS;
-}
-
 static uint64_t blocks_of(const struct pc__reply *reply)
 {
     return reply->layer ? reply->layer->bytes >> PC_BLOCK_SHIFT : reply->region->n_blocks;
@@ -142,6 +150,24 @@ static int take_runs(const struct served *served, struct pc__request *request, u
                                 PC__DATA_MAX_RUNS);
     request->n_runs = n < 0 ? 0 : n;
     return n < 0 ? n : PC_OK;
+}
+
+/* What is asked for is on its way to this node's cache: it is looked at again every millisecond, which
+ * is little beside what a home has to send that sent the asker here. Others go before it. */
+static int set_aside(struct served *served, const struct pc__request *request)
+{
+    size_t bytes = offsetof(struct aside, request.runs) +
+                   (size_t)request->n_runs * sizeof request->runs[0];
+    struct aside *aside = malloc(bytes);
+    if (!aside)
+        return pc__fail(PC_ERR_NO_MEMORY, "a request");
+    memcpy(&aside->request, request, bytes - offsetof(struct aside, request));
+    uint64_t now_ns = pc__now_ns();
+    aside->until_ns = now_ns + ASIDE_NS;
+    pc__link_push(&served->aside, &aside->link);
+    served->n_aside++;
+    served->again_ns = now_ns + LOOK_ASIDE_NS;
+    return PC_OK;
 }
 
 /* Answers a GET. PC__WAIT: not yet. */
@@ -163,8 +189,7 @@ static int answer(struct served *served, struct pc__request *request)
         status = pc__reply_fill(served->loop, reply, request);
     }
     if (status == PC__WAIT && request->header.flags & PC__DATA_CACHED) {
-        wait_for_cache(served);
-        rc = PC__WAIT;
+        rc = set_aside(served, request);
         goto fail;
     }
     if (status == PC__WAIT && park(served, reply->region)) {
@@ -175,7 +200,6 @@ static int answer(struct served *served, struct pc__request *request)
         status = served->parked_error ? served->parked_error : PC_ERR_NO_VERSION;
     served->caught_up = false;
     served->parked_error = 0;
-    served->cache_until_ns = 0;
     rc = status ? pc__reply_refuse(reply, &request->header, status) : PC_OK;
     if (rc)
         goto fail;
@@ -184,6 +208,42 @@ static int answer(struct served *served, struct pc__request *request)
 fail:
     pc__reply_free(engine, reply);
     return rc;
+}
+
+/* Answers what of it can be answered now. False: it is to be looked at again. */
+static bool answer_aside(struct served *served, struct aside *aside)
+{
+    struct pc_engine *engine = served->loop->engine;
+    struct pc__reply *reply = pc__reply_new();
+    if (!reply)
+        return false; /* the asker turns to the home before it waits for ever */
+    aside->request.waited = pc__now_ns() >= aside->until_ns;
+    reply->region = pc__region_get(engine, aside->request.header.region);
+    int status = reply->region ? pc__reply_fill(served->loop, reply, &aside->request)
+                               : PC_ERR_NO_REGION;
+    if (status == PC__WAIT ||
+        (status && pc__reply_refuse(reply, &aside->request.header, status))) {
+        pc__reply_free(engine, reply);
+        return false;
+    }
+    queue_reply(served, reply);
+    return true;
+}
+
+static void look_aside(struct served *served)
+{
+    served->again_ns = 0;
+    pc__each(link, &served->aside)
+    {
+        struct aside *aside = pc__of(link, struct aside, link);
+        if (!answer_aside(served, aside)) {
+            served->again_ns = pc__now_ns() + LOOK_ASIDE_NS;
+            continue;
+        }
+        pc__link_remove(link);
+        served->n_aside--;
+        free(aside);
+    }
 }
 
 /* Who asks was sent elsewhere for these blocks, and got them. */
@@ -257,7 +317,7 @@ static int handle(struct served *served, const struct pc__data_header *header)
     request.header = *header;
     request.number = served->number;
     request.n_runs = 0;
-    request.waited = served->cache_until_ns && pc__now_ns() >= served->cache_until_ns;
+    request.waited = false;
     memcpy(&request.asker, served->rx + sizeof *header, sizeof request.asker);
     pc__holder_reports(served->loop->engine, served->number, request.asker.load_bytes);
     return header->type == PC__DATA_HELD ? take_held(served, &request) : answer(served, &request);
@@ -442,6 +502,7 @@ void pc__served_add(struct pc__loop *loop, struct pc__mail *mail)
         close(mail->fd);
         return;
     }
+    pc__link_init(&served->aside);
     served->loop = loop;
     served->server_id = mail->a;
     served->number = pc__holder_number(loop->engine, mail->a);
@@ -463,7 +524,7 @@ void pc__served_add(struct pc__loop *loop, struct pc__mail *mail)
 
 static uint64_t stalls_at(const struct served *served)
 {
-    bool waits = served->first || (served->rx_bytes && !served->cache_again_ns);
+    bool waits = served->first || (served->rx_bytes && !served->n_aside);
     if (served->parked_region)
         return served->parked_until_ns;
     return waits ? served->progress_ns + served->loop->engine->fetch_timeout_ns : UINT64_MAX;
@@ -475,7 +536,7 @@ uint64_t pc__served_deadline(struct pc__loop *loop)
     pc__each(link, &loop->served)
     {
         const struct served *served = pc__of(link, struct served, link);
-        uint64_t at = stalls_at(served), again = served->cache_again_ns;
+        uint64_t at = stalls_at(served), again = served->again_ns;
         at = again && again < at ? again : at;
         earliest = at < earliest ? at : earliest;
     }
@@ -490,8 +551,8 @@ void pc__served_check(struct pc__loop *loop, uint64_t now_ns)
         if (stalls_at(served) <= now_ns) {
             pc__count_add(&loop->engine->count.bad_messages, 1);
             close_served(served, "it stalled");
-        } else if (served->cache_again_ns && served->cache_again_ns <= now_ns) {
-            served->cache_again_ns = 0;
+        } else if (served->again_ns && served->again_ns <= now_ns) {
+            look_aside(served);
             pc__served_event(loop, served, 0);
         }
     }
