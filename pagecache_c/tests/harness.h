@@ -332,7 +332,8 @@ static struct pc_engine_options told = {.fetch_timeout_ns = 3 * SECOND,
 static inline void server_start(struct cluster *cluster, int i, const char *tag, int keeper_fd)
 {
     struct server *server = &cluster->servers[i];
-    server->id = 0x1000u + (uint64_t)i;
+    if (!server->id) /* one that is started again has it, and is named by others meanwhile */
+        server->id = 0x1000u + (uint64_t)i;
     snprintf(server->name, sizeof server->name, "clamor-test-%d-%s-%d",
              (int)(named_after ? named_after : getpid()), tag, i);
     struct pc_engine_options options = told;
