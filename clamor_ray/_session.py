@@ -145,6 +145,7 @@ class Session:
         self._ended: dict[int, weakref.ref[Lease]] = {}
         # Freed here while mapped here: the map would be shared without asking the page server.
         self._freed: dict[int, int] = {}
+        self._shared: dict[int, Any] = {}
         self._client: Client | None = None
         self._client_lock = threading.Lock()
         self._pid = os.getpid()
@@ -369,12 +370,15 @@ class Session:
         record, plan = self.call(
             "share", [object_ref], node_id, new_request_id(), timeout_s=timeout_s
         )
+        # Registry and server have it from each other: if both die, Ray's count knows of neither.
+        self._shared[record.region] = object_ref
         return self._ref(record, plan)
 
     def free(self, ref: GlobalRef[Any]) -> None:
         if ref.scope != self.scope:
             _raise_mismatch(ref.scope)
         self.call("free", ref.region)
+        self._shared.pop(ref.region, None)
         if not ref.inline:
             freed = {**self._freed, ref.region: ref.base_address}
             self._freed = {r: at for r, at in freed.items() if self.leases.find(at) is not None}

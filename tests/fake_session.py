@@ -206,6 +206,7 @@ class FakeSession(_session.Session):
         self.owner = True
         self.leases = LeaseTable()
         self._freed = {}
+        self._shared = {}
         self._client = Client(cluster)  # type: ignore[assignment]
         self._pid = os.getpid()
 

@@ -201,7 +201,8 @@ def test_a_shared_object_survives_both(session: Session, lab: LocalCluster) -> N
     """First the registry's process, then the one that serves the object."""
     import ray
 
-    record, _ = session("share", [ray.put(np.arange(1, 1 << 17))], lab.node_ids[1])
+    shared = ray.put(np.arange(1, 1 << 17))  # kept, as the session of who shares it does
+    record, _ = session("share", [shared], lab.node_ids[1])
     kill_registry(session)
     until(lambda: len(session("shared_at", record.homes[0])) == 1)
     info = session("ensure_server", lab.node_ids[1])
