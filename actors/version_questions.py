@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -132,52 +132,45 @@ class VersionQuestions:
     # -- questions
 
     async def _find_changes(self, region: int, from_version: int, to_version: int) -> None:
-        error: int = Answer.TIMEOUT
         runs = np.empty((0, 2), np.uint64)
-        for_this_long = Tries(self._settings)
-        while True:
-            try:
-                blocks = await self._within(
-                    self._resolver.changes(region, from_version, to_version)
-                )
-                if blocks is None:
-                    error = Answer.EXPIRED
-                else:
-                    error, runs = 0, runs_of(blocks)
-                break
-            except NoVersionError:
-                error = Answer.NO_VERSION
-                break
-            except FreedError:
-                error = Answer.NO_REGION
-                break
-            except Exception as failure:  # any: the resolver's promise is to be asked again
-                logger.warning("cannot learn what changed in region %d: %r", region, failure)
-                if not await for_this_long.pause():
-                    break
+
+        async def ask() -> int:
+            nonlocal runs
+            blocks = await self._within(self._resolver.changes(region, from_version, to_version))
+            if blocks is None:
+                return Answer.EXPIRED
+            runs = runs_of(blocks)
+            return 0
+
+        error = await self._until_answered(ask, f"what changed in region {region}")
         with contextlib.suppress(FreedError):  # it is gone, and nobody waits for it
             self._engine.set_changes(region, from_version, to_version, runs, error=error)
 
     async def _find_published(self, region: int, since: int) -> None:
-        error: int = Answer.TIMEOUT
+        async def ask() -> int:
+            commits = await self._within(self._resolver.published(region, since))
+            return self._publish_all(region, commits)
+
+        error = await self._until_answered(ask, f"the commits of region {region}")
+        with contextlib.suppress(FreedError):
+            self._engine.caught_up(region, error=error)
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[int]], what: str) -> int:
+        """Asks until there is an answer, or no time for another try. Returns the engine's code."""
         for_this_long = Tries(self._settings)
         while True:
             try:
-                commits = await self._within(self._resolver.published(region, since))
-                error = self._publish_all(region, commits)
-                break
+                return await ask()
+            except NoVersionError:
+                return Answer.NO_VERSION
             except SnapshotExpired:
-                error = Answer.EXPIRED
-                break
+                return Answer.EXPIRED
             except FreedError:
-                error = Answer.NO_REGION
-                break
+                return Answer.NO_REGION
             except Exception as failure:  # any: the resolver's promise is to be asked again
-                logger.warning("cannot learn the commits of region %d: %r", region, failure)
+                logger.warning("cannot learn %s: %r", what, failure)
                 if not await for_this_long.pause():
-                    break
-        with contextlib.suppress(FreedError):
-            self._engine.caught_up(region, error=error)
+                    return Answer.TIMEOUT
 
     def _publish_all(self, region: int, commits: list[tuple[int, int]]) -> int:
         """Returns the engine's code for the first that it refused, or 0."""
