@@ -134,6 +134,7 @@ static inline void world_kill_server(struct world *world)
 {
     kill(world->server, SIGKILL);
     waitpid(world->server, NULL, 0);
+    world->fake->live_mappings = 0; /* leases die with their server */
 }
 
 static inline void world_start_spare(struct world *world)

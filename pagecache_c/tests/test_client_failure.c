@@ -285,15 +285,14 @@ static void test_reattach(struct world *world)
         pthread_join(threads[i], &wrong);
         CHECK(wrong == NULL, "thread %zu read something else", i);
     }
-    CHECK(world->fake->attaches == 3 && world->fake->hellos == 2, "%d attached",
-          world->fake->attaches);
+    EVENTUALLY(world->fake->attaches == 3); /* two have been touched; the whole one may be last */
+    CHECK(world->fake->hellos == 2, "%d greeted", world->fake->hellos);
     for (uint64_t block = 0; block < BLOCKS; block++)
         CHECK(block_is_right(&mapping, PAGED, block), "block %lu", block);
     CHECK(load(private.address) == 5, "a private write is gone");
     CHECK(load(whole.address) == pattern(WHOLE, 0), "the whole one");
     OK(pc_client_unmap(client, private.id));
     OK(pc_client_unmap(client, whole.id));
-    world->fake->live_mappings = 1; /* what the first server died with is not counted down */
     struct pc_mapping big = world_map(world, client, BIG, 0);
     CHECK(block_is_right(&big, BIG, 1 << 20), "a region mapped at the new server");
     OK(pc_client_close(client));

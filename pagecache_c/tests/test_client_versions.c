@@ -298,8 +298,8 @@ static void test_build(struct world *world)
     check_filled(&made);
     world_kill_server(world);
     world_start_spare(world);
-    EVENTUALLY(world->fake->attaches == 1); /* an ordinary lease */
-    world->fake->live_mappings = 1;         /* the dead one's is not counted down */
+    EVENTUALLY(world->fake->live_mappings == 1);
+    CHECK(world->fake->attaches == 1, "an ordinary lease");
     check_filled(&made);
     OK(pc_client_unmap(client, made.id));
     EVENTUALLY(world->fake->live_mappings == 0);
