@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #define MOST_INDEX_BITS 20u      /* so many ids are sorted at once: 16 MiB of scratch */
+#define MOST_DIGIT_BITS 12u      /* whose counters fit the first-level cache */
 #define PARTS_AT_ONCE 6u
 #define LEAST_PART_ROWS 512u     /* smaller ones cost more in messages than they gain in overlap */
 #define AHEAD 12u                /* rows that memory is asked for before they are copied */
@@ -77,6 +78,12 @@ static void fetch_ahead(const uint8_t *at, uint64_t n_bytes)
         __builtin_prefetch(at + i);
 }
 
+static void write_ahead(uint8_t *at, uint64_t n_bytes)
+{
+    for (uint64_t i = 0; i < n_bytes + 63 && i < 512; i += 64) /* its last line, too */
+        __builtin_prefetch(at + i, 1);
+}
+
 /* ------------------------------------------------------------------ checking */
 
 static int check(const struct pc__mapping *mapping, const struct pc_rows *rows,
@@ -105,24 +112,36 @@ static int check(const struct pc__mapping *mapping, const struct pc_rows *rows,
 
 /* ------------------------------------------------------------------- sorting */
 
-/* By id; of equal ones the order stays. 8 bits at a time, from the lowest. */
+static unsigned bits_of(uint64_t value)
+{
+    return value ? 64u - (unsigned)__builtin_clzll(value) : 0;
+}
+
+/* By id; of equal ones the order stays. Radix sort from the lowest digit; digits are of one size. */
 static void sort(struct gather *gather, uint64_t most)
 {
     uint64_t *from = gather->sorted, *to = gather->scratch;
     const bool one = gather->rows->stride_bytes == 0; /* every id is the same row */
+    const unsigned n_bits = one ? 0 : bits_of(most);
+    const unsigned n_passes = (n_bits + MOST_DIGIT_BITS - 1) / MOST_DIGIT_BITS;
+    const unsigned digit_bits = n_passes ? (n_bits + n_passes - 1) / n_passes : 0;
+    const uint64_t mask = (1ull << digit_bits) - 1;
+    size_t at[1u << MOST_DIGIT_BITS];
     for (size_t i = 0; i < gather->n; i++)
         from[i] = (one ? 0 : gather->ids[i] << gather->index_bits) | i;
-    for (unsigned shift = gather->index_bits; !one && shift < 64 && most; shift += 8, most >>= 8) {
-        size_t at[256] = {0}, sum = 0;
+    for (unsigned pass = 0; pass < n_passes; pass++) {
+        const unsigned shift = gather->index_bits + pass * digit_bits;
+        size_t sum = 0;
+        memset(at, 0, (mask + 1) * sizeof at[0]);
         for (size_t i = 0; i < gather->n; i++)
-            at[from[i] >> shift & 255]++;
-        for (size_t digit = 0; digit < 256; digit++) {
+            at[from[i] >> shift & mask]++;
+        for (size_t digit = 0; digit <= mask; digit++) {
             size_t n = at[digit];
             at[digit] = sum;
             sum += n;
         }
         for (size_t i = 0; i < gather->n; i++)
-            to[at[from[i] >> shift & 255]++] = from[i];
+            to[at[from[i] >> shift & mask]++] = from[i];
         uint64_t *sorted = to;
         to = from;
         from = sorted;
@@ -182,7 +201,7 @@ static void copy_part(const struct gather *gather, const struct part *part)
         const uint64_t id = id_of(gather, gather->sorted[i]);
         if (i + AHEAD < part->end) {
             const uint64_t later = gather->sorted[i + AHEAD];
-            __builtin_prefetch(out_of(gather, later), 1);
+            write_ahead(out_of(gather, later), row_bytes);
             __builtin_prefetch(mapped(gather->mapping, gather->rows, id_of(gather, later)));
         }
         if (i == part->begin || id != last) {
@@ -269,11 +288,6 @@ static void free_gather(struct gather *gather)
     if (gather->fd >= 0)
         close(gather->fd);
     free(gather->sorted < gather->scratch ? gather->sorted : gather->scratch); /* one allocation */
-}
-
-static unsigned bits_of(uint64_t value)
-{
-    return value ? 64u - (unsigned)__builtin_clzll(value) : 0;
 }
 
 /* How many ids fit beside their positions. Ids have 45 bits at most: rows lie in the window. */
