@@ -67,10 +67,13 @@ class Reader:
         return len(m) if m is not None else 0
 
     def look_up(self, begin: float) -> dict[str, Any]:
-        """The timed part: batch by batch, prefetched and looked up."""
+        """The timed part: batch by batch; while one is looked up, the next is on its way."""
         _sleep_until(begin)
         values = []
-        for keys in self.batches:
+        self.map.prefetch(self.batches[0], wait=False)
+        for number, keys in enumerate(self.batches, 1):
+            if number < len(self.batches):
+                self.map.prefetch(self.batches[number], wait=False)
             self.map.prefetch(keys)
             values.append(self.map.get(keys))
         end = time.monotonic()

@@ -7,7 +7,8 @@ redis_speedup   Redis, MGETs in pipelines, the replies joined to one array / `cl
                 server is on this machine too, over the loopback device as the two nodes are. It
                 holds only the rows that are asked for. It gets its best number of keys per MGET.
 actor_speedup   an actor on node b that holds the table as a private array and returns
-                `table[ids]`: in one call or in sixteen at once, the faster of both / `clamor.gather`.
+                `table[ids]`: in one call or in sixteen at once, the faster of both /
+                `clamor.gather`.
 
 Of each side its fastest repetition counts: a result's memory that the hypervisor took back costs
 whoever touches it half a second more. Each repetition has a variable of its own that node a has

@@ -3,8 +3,9 @@
 Eight raylets in network namespaces, each behind a link shaped by `tc tbf` (so that the links are
 the limit, not the cores), the home on the first. Of the map's blocks 5% hold all keys that are
 looked up: in scattered places, and nobody is told which. Each of the other hosts has some readers;
-a reader draws its own Zipf sequence over these keys, and looks it up batch by batch, each batch
-prefetched. All readers begin at one moment. Every run has a variable that no host has seen.
+a reader draws its own Zipf sequence over these keys, prefetches and looks it up: all at once, or in
+batches, of which the next is on its way while one is looked up. All readers begin at one moment.
+Every run has a variable that no host has seen.
 
 ideal_ratio   time at 8 hosts / the time in which the links could have carried the bytes that must
               cross them at the least, at the rate of one raw TCP stream in the same run: into
@@ -133,7 +134,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--touched", type=float, default=0.05, help="share of the blocks (0.05)")
     parser.add_argument("--readers", type=int, default=2, help="per host (2)")
     parser.add_argument("--lookups", type=int, help="of each reader (100000)")
-    parser.add_argument("--batch", type=int, default=8192, help="look-ups in one request (8192)")
+    parser.add_argument("--batch", type=int, default=100_000, help="look-ups prefetched at once")
     parser.add_argument("--skew", type=float, default=0.99, help="exponent of Zipf (0.99)")
     parser.add_argument("--repetitions", type=int, help="of p2c; others run once (3)")
     parser.add_argument("--modes", default=",".join(MODES), help="p2c,random,off")

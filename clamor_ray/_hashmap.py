@@ -204,7 +204,7 @@ class HashMap(_Lookups):
         self._cached = (version, table)
         return table
 
-    def prefetch(self, keys: Any, *, timeout: float | None = None) -> None:
+    def prefetch(self, keys: Any, *, wait: bool = True, timeout: float | None = None) -> None:
         """Fetches the blocks where the search for these keys begins, in one request.
 
         Worth it before many lookups in a map of which little is on this node: `get` fetches its
@@ -212,6 +212,8 @@ class HashMap(_Lookups):
 
         Args:
             keys: one key or an array of them.
+            wait: return when the blocks are here; otherwise when the request is taken, to look up
+                one batch while the next is on its way.
             timeout: seconds to wait; CLAMOR_FAULT_TIMEOUT_S where it is None.
 
         Raises:
@@ -234,7 +236,7 @@ class HashMap(_Lookups):
         deadline = time.monotonic() + timeout_s
         for mapping, runs in split_by_mapping(spans, session.leases).items():
             left_s = max(0.0, deadline - time.monotonic())
-            session.client.prefetch(mapping.id, runs, wait=True, timeout_s=left_s)
+            session.client.prefetch(mapping.id, runs, wait=wait, timeout_s=left_s)
 
     # -- versions
 

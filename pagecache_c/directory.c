@@ -1,12 +1,15 @@
 /* directory.c - at a home: which other servers have which blocks, and how much each has to send.
  *
- * A server is remembered as a holder of a block from when the home queues the block for it, or from
- * when it says that it got it from another (HELD), until a commit changes the block, somebody finds
- * that it has it no longer (HOME), or another takes its place: up to PC__HOLDERS a block, and then a
- * random one of them goes, so that what is left is a sample of all. So a page that everybody asks for
- * at once leaves the home once: who asks while it is on its way to another is sent there, and waits for
- * it there. Nobody waits in a circle: who waits for a block from a peer is no holder of it yet, and who
- * asks a second time is answered by the home. What is remembered is a hint: who is sent there checks
+ * A server is remembered as a holder of a block from when the home queues the block for it, or sends it
+ * to another for it, until a commit changes the block, somebody finds that it has it no longer (HOME),
+ * or another takes its place: up to PC__HOLDERS a block, and then a random one of them goes, so that
+ * what is left is a sample of all. So a page that everybody asks for at once leaves the home once: who
+ * asks while it is on its way to another is sent there, and waits for it there. While it comes from
+ * another (COMING, until it says HELD) it is chosen only where those that are first have much to send:
+ * who waits for somebody who waits gets it late, but a few blocks that only one server has would keep
+ * its link busy long after the others are done (bench/hot_pages: of 86 MB in all, one of 7 hosts sent
+ * up to 20). Nobody waits in a circle: whom one is sent to was sent for the block before, and who asks a
+ * second time is answered by the home. What is remembered is a hint: who is sent there checks
  * the version of what it gets, and comes back where there is nothing.
  *
  * A block is the same in every version from `since` on, up to the home's newest: a holder's memory at
@@ -20,6 +23,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+
+#define COMING 0x8000u           /* of a holder: what it was sent to another for is on its way to it */
+#define COMING_BYTES (1u << 20)  /* as so much more to send it counts beside those that have the block */
 
 struct block {
     uint16_t holders[PC__HOLDERS]; /* numbers of servers; 0: none */
@@ -40,7 +46,7 @@ uint16_t pc__holder_number(struct pc_engine *engine, uint64_t server_id)
     pthread_mutex_lock(&all->lock);
     while (i < all->n && all->servers[i].id != server_id)
         i++;
-    if (i == all->n && all->n == all->capacity && all->n < UINT16_MAX) {
+    if (i == all->n && all->n == all->capacity && all->n < COMING - 1) {
         size_t capacity = all->capacity ? all->capacity * 2 : 16;
         struct pc__holder *grown = realloc(all->servers, capacity * sizeof *grown);
         if (grown) {
@@ -48,7 +54,7 @@ uint16_t pc__holder_number(struct pc_engine *engine, uint64_t server_id)
             all->capacity = capacity;
         }
     }
-    if (i == all->n && i < all->capacity && i < UINT16_MAX)
+    if (i == all->n && i < all->capacity && i < COMING - 1)
         all->servers[all->n++] = (struct pc__holder){.id = server_id};
     bool found = i < all->n;
     pthread_mutex_unlock(&all->lock);
@@ -130,10 +136,15 @@ void pc__directory_free(struct pc__directory *directory)
     free(directory);
 }
 
+static uint16_t number_of(uint16_t holder)
+{
+    return holder & (uint16_t)~COMING;
+}
+
 static int index_of(const struct block *entry, uint16_t number)
 {
     for (int i = 0; i < PC__HOLDERS; i++)
-        if (entry->holders[i] == number)
+        if (number_of(entry->holders[i]) == number)
             return i;
     return -1;
 }
@@ -144,18 +155,20 @@ static bool is_before(uint32_t version, uint32_t other)
     return (int32_t)(version - other) < 0;
 }
 
-static void remember(struct pc_engine *engine, struct block *entry, uint16_t number)
+static void remember(struct pc_engine *engine, struct block *entry, uint16_t number, bool coming)
 {
-    if (index_of(entry, number) >= 0)
+    int at = index_of(entry, number);
+    if (at >= 0 && coming)
         return;
-    int at = index_of(entry, 0);
+    if (at < 0)
+        at = index_of(entry, 0);
     if (at < 0)
         at = (int)(random_bits(engine) % PC__HOLDERS);
-    entry->holders[at] = number;
+    entry->holders[at] = number | (coming ? (uint16_t)COMING : 0);
 }
 
 void pc__directory_add(struct pc_engine *engine, struct pc__region *region, uint16_t number,
-                       uint32_t version, uint64_t first, uint64_t n)
+                       uint32_t version, uint64_t first, uint64_t n, bool coming)
 {
     if (!number || engine->replication == PC_REPLICATION_OFF)
         return;
@@ -164,7 +177,7 @@ void pc__directory_add(struct pc_engine *engine, struct pc__region *region, uint
         if (!entry)
             return; /* no memory: nobody is sent elsewhere for it */
         if (!is_before(version, entry->since))
-            remember(engine, entry, number);
+            remember(engine, entry, number, coming);
     }
 }
 
@@ -221,8 +234,9 @@ struct pc__elsewhere pc__directory_choose(struct pc_engine *engine, struct pc__r
     pthread_mutex_lock(&all->lock);
     for (int i = 0; i < PC__HOLDERS; i++)
         if (entry->holders[i]) {
-            numbers[n_holders] = entry->holders[i];
-            loads[n_holders++] = load_of(&all->servers[entry->holders[i] - 1], now_ns);
+            numbers[n_holders] = number_of(entry->holders[i]);
+            loads[n_holders] = load_of(&all->servers[numbers[n_holders] - 1], now_ns);
+            loads[n_holders++] += entry->holders[i] & COMING ? COMING_BYTES : 0;
         }
     int chosen = pc_choose_source(engine->replication, home_bytes, loads, n_holders,
                                   random_bits(engine));

@@ -16,9 +16,9 @@ void pc__holder_relieved(struct pc_engine *engine, uint64_t server_id, uint64_t 
 
 /* Below: under region.lock; the region has a home here. */
 void pc__directory_free(struct pc__directory *directory);
-/* The server has the blocks, as they are in this version. */
+/* The server has the blocks, as they are in this version; or they are coming to it from another. */
 void pc__directory_add(struct pc_engine *engine, struct pc__region *region, uint16_t number,
-                       uint32_t version, uint64_t first, uint64_t n);
+                       uint32_t version, uint64_t first, uint64_t n, bool coming);
 void pc__directory_remove(struct pc__region *region, uint16_t number, uint64_t first, uint64_t n);
 /* A commit changed them; `version` is its. */
 void pc__directory_changed(struct pc__region *region, uint32_t version, uint64_t first, uint64_t n);

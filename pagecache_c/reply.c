@@ -126,8 +126,8 @@ static bool may_send_elsewhere(const struct pc_engine *engine, const struct pc__
            !(request->header.flags & PC__DATA_HOME) && reply->region->home->directory;
 }
 
-/* The blocks of [block, past) that one source has: sent, or said to be elsewhere. Whom it
- * is sent to is a holder from here on: who is sent there before it has come waits there. */
+/* The blocks of [block, past) that one source has: sent, or said to be elsewhere. Who asks
+ * is a holder from here on: who is sent there before it has come waits there. */
 static int add_part(struct pc_engine *engine, struct pc__reply *reply,
                     const struct pc__request *request, struct pc__parts *parts, uint64_t position,
                     uint64_t block, uint64_t past, uint64_t *n)
@@ -152,11 +152,14 @@ static int add_part(struct pc_engine *engine, struct pc__reply *reply,
             for (uint64_t i = 0; i < *n; i++)
                 parts->sources[parts->n_elsewhere++] = (struct pc__data_elsewhere){
                     to.server_id, to.from_version, to.to_version};
+            pc__directory_add(engine, reply->region, request->number, request->header.version,
+                              block, *n, true);
             return PC_OK;
         }
     }
     parts->n_sent += *n;
-    pc__directory_add(engine, reply->region, request->number, request->header.version, block, *n);
+    pc__directory_add(engine, reply->region, request->number, request->header.version, block, *n,
+                      false);
     if (part.kind == PC__HOME_MEMORY)
         return pc__reply_add(reply, part.bytes, part.memfd, part.offset, *n << PC_BLOCK_SHIFT);
     return add_composed(reply, request, parts, part.kind, block);

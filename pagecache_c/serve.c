@@ -261,7 +261,7 @@ static int take_held(struct served *served, struct pc__request *request)
     pthread_mutex_lock(&region->lock);
     for (int i = 0; i < request->n_runs && region->home && !rc; i++)
         pc__directory_add(engine, region, served->number, request->header.version,
-                          request->runs[i].first_block, request->runs[i].n_blocks);
+                          request->runs[i].first_block, request->runs[i].n_blocks, false);
     pthread_mutex_unlock(&region->lock);
     pc__region_put(engine, region);
     return rc;

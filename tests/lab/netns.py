@@ -34,6 +34,7 @@ from tests.lab.auth import token_environment
 from tests.lab.cluster import OBJECT_STORE_BYTES, node_resource
 
 PREFIX = "clamorlab"
+CONGESTION_CONTROL = "cubic"
 SUBNET = "10.77.0"
 GCS_PORT = 6379
 ROOT = Path(__file__).parents[2]
@@ -215,6 +216,11 @@ def _make_network(names: Sequence[str], bridge: str, rate: str) -> None:
         _tool("ip", "-n", name, "addr", "add", f"{_address_of(index)}/24", "dev", "eth0")
         _tool("ip", "-n", name, "link", "set", "lo", "up")
         _tool("ip", "-n", name, "link", "set", "eth0", "up")
+        # As on most machines, also where this one has another.
+        _tool(
+            *("ip", "-n", name, "route", "replace", f"{SUBNET}.0/24", "dev", "eth0"),
+            *("src", _address_of(index), "congctl", CONGESTION_CONTROL),
+        )
         if rate:
             for namespace, device in ((name, "eth0"), (bridge, port)):
                 _tool(
