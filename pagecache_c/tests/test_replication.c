@@ -3,6 +3,8 @@
 #include "fake_peer.h"
 #include "leaks.h"
 
+#include "../directory.h"
+
 #define N_BLOCKS 512u /* of the region that is read */
 enum { HOT = 1, COLD = 2 };
 #define N(runs) (sizeof(runs) / sizeof(runs)[0])
@@ -578,6 +580,48 @@ static void test_the_choice(int trap)
         }
 }
 
+/* Of n choices for an asker, how many are this server's. */
+static int choices(struct pc_engine *engine, struct pc__region *region, uint64_t server_id, int n)
+{
+    uint16_t asker = pc__holder_number(engine, 13);
+    int its = 0;
+    pthread_mutex_lock(&region->lock);
+    for (int i = 0; i < n; i++) {
+        struct pc__elsewhere to =
+            pc__directory_choose(engine, region, asker, 0, 7, 1, (uint64_t)UNBUSY * 4);
+        CHECK(to.n_blocks == 1);
+        its += to.server_id == server_id;
+    }
+    pthread_mutex_unlock(&region->lock);
+    return its;
+}
+
+/* Who waits for a block from another is sent to only where who has it has 1 MiB more to send. */
+static void test_who_waits_is_a_second_choice(int trap)
+{
+    enum { HAS = 11, WAITS = 12, MIB_BLOCKS = 256 };
+    struct world w = world_of(1, trap);
+    struct pc_engine *engine = w.servers[0].engine;
+    struct pc__region *region = pc__region_get(engine, w.hot.region);
+    uint16_t has = pc__holder_number(engine, HAS), waits = pc__holder_number(engine, WAITS);
+    pthread_mutex_lock(&region->lock);
+    pc__directory_add(engine, region, has, 0, 7, 1, false);
+    pc__directory_add(engine, region, waits, 0, 7, 1, true);
+    pthread_mutex_unlock(&region->lock);
+    CHECK(choices(engine, region, HAS, MIB_BLOCKS) == MIB_BLOCKS);
+    int more = choices(engine, region, WAITS, 100); /* in turn from here on */
+    CHECK(more >= 49 && more <= 51);
+    pthread_mutex_lock(&region->lock);
+    pc__directory_add(engine, region, has, 0, 7, 1, true); /* has it all the same */
+    pc__directory_add(engine, region, waits, 0, 7, 1, false); /* it came */
+    pthread_mutex_unlock(&region->lock);
+    CHECK(choices(engine, region, WAITS, MIB_BLOCKS - 4) == MIB_BLOCKS - 4); /* it has less to send */
+    more = choices(engine, region, HAS, 100);
+    CHECK(more >= 45 && more <= 51);
+    pc__region_put(engine, region);
+    world_end(&w);
+}
+
 int main(int argc, char **argv)
 {
     int failed = 0;
@@ -600,7 +644,8 @@ int main(int argc, char **argv)
         RUN(replication_is_random, 60);
         RUN(an_idle_home_answers, 60);
     }
-    int trap = 0;
+    int trap = PC_TRAP_SIGSEGV;
     RUN(the_choice, 60);
+    RUN(who_waits_is_a_second_choice, 60);
     return failed != 0;
 }
