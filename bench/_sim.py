@@ -9,8 +9,10 @@ cffi; around it stands the protocol of the engine as messages and queues:
   it, and decides for each piece: who is it to come from? ``home_bytes`` is what it has queued, a
   holder's load the larger of what the home sent to it and has not heard of, and of what the holder
   last said.
-* A node is a holder of a piece when the home's reply has wholly left, or when it says that it got
-  the piece from a peer. At most six are remembered for each piece; then a random one goes.
+* A node is a holder of a piece from when the home queues the piece for it, or sends it to another
+  for it: who is sent there before it has the piece waits there. Until it says that it got the piece
+  from that other it counts as if it had ``COMING_BYTES`` more to send. At most six are remembered
+  for each piece; then a random one goes.
 * A detour costs a round trip more, a peer that has nothing another, and then the home must answer.
 * Every node has a link out, shared by its connections in turn, piece by piece, and a link in. A
   piece has arrived when both have carried it: store and forward. Messages without blocks take the
@@ -36,7 +38,8 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCK_BYTES = 4096
-HOLDERS = 6
+HOLDERS = 6  # as these two are the engine's: directory.c
+COMING_BYTES = 1 << 20
 POLICIES = ("off", "random", "p2c")
 
 
@@ -73,8 +76,8 @@ class World:
         skew: exponent of Zipf over the keys; 0: uniform.
         ordered: a batch is asked for in the order of its pieces, as prefetch does; else each reader
             begins at a place of its own, and goes round.
-        promised: not of the engine: a node is a holder from when the home queues the piece for it;
-            who is sent to it before it has the piece waits there.
+        promised: as above; else, for comparison, a node is a holder when the home's reply has wholly
+            left, or when it says that it has the piece.
         window, request_pieces, connection_bytes: see above.
         home_queue_bytes: a home with more to send takes no requests at all; 0: no such limit.
         slow: share of the nodes whose links have a tenth of the rate.
@@ -94,10 +97,10 @@ class World:
     keys: int = 0
     skew: float = 0.0
     ordered: bool = True
-    promised: bool = False
-    window: int = 16
-    request_pieces: int = 256
-    connection_bytes: int = 512 << 10
+    promised: bool = True
+    window: int = 32
+    request_pieces: int = 64
+    connection_bytes: int = 128 << 10
     home_queue_bytes: int = 0
     slow: float = 0.0
     dying: float = 0.0
@@ -197,6 +200,7 @@ class Simulation:
         self._to_take: dict[tuple[int, int], deque[_Request]] = defaultdict(deque)
         self._held_up: list[deque[int]] = [deque() for _ in range(n)]
         self._holders: list[list[int]] = [[] for _ in range(world.pieces)]
+        self._coming: list[set[int]] = [set() for _ in range(world.pieces)]  # holders that wait
         self._loads: list[dict[int, list[int]]] = [{} for _ in range(world.homes)]
         self._parked: list[dict[int, list[int]]] = [{} for _ in range(n)]
         self._redirected = self._missed = 0
@@ -343,17 +347,23 @@ class Simulation:
         node, piece_bytes = request.node, self.world.piece_bytes
         elsewhere: dict[int, list[int]] = {}
         for piece in request.pieces:
-            holders = self._holders[piece]
+            holders, coming = self._holders[piece], self._coming[piece]
             if request.missed in holders:
                 holders.remove(request.missed)
+                coming.discard(request.missed)
             chosen = -1
             if holders and not request.forced and node not in holders:
-                loads = [max(self._load(home, holder)) for holder in holders]
+                loads = [
+                    max(self._load(home, holder)) + COMING_BYTES * (holder in coming)
+                    for holder in holders
+                ]
                 bits = self._random.getrandbits(64)
                 chosen = self._choose(self._queued[home], loads, bits)
             if chosen >= 0:
                 elsewhere.setdefault(holders[chosen], []).append(piece)
                 self._load(home, holders[chosen])[0] += piece_bytes
+                if self.world.promised:
+                    self._remember(node, [piece], coming=True)
             else:
                 request.sent.append(piece)
                 self._queue(home, node, piece, request)
@@ -366,17 +376,23 @@ class Simulation:
         if not request.sent:
             self._later(self._answered, request, home)
 
-    def _remember(self, node: int, pieces: list[int]) -> None:
+    def _remember(self, node: int, pieces: list[int], coming: bool = False) -> None:
         if self.policy == "off":
             return
         for piece in pieces:
             holders = self._holders[piece]
             if node in holders:
+                if not coming:
+                    self._coming[piece].discard(node)
                 continue
             if len(holders) < HOLDERS:
                 holders.append(node)
             else:
-                holders[self._random.randrange(HOLDERS)] = node
+                place = self._random.randrange(HOLDERS)
+                self._coming[piece].discard(holders[place])
+                holders[place] = node
+            if coming:
+                self._coming[piece].add(node)
 
     def _held(self, home: int, node: int, peer: int, pieces: list[int], load_bytes: int) -> None:
         """The asker has from the peer what the home sent it there for."""

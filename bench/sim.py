@@ -7,9 +7,9 @@ needed at the least), and load skew, the most bytes that one node sent against t
 simulated, and what is left out, is in bench/_sim.py. Beyond 2,000 nodes only by Zipf. Then, at one
 size, nodes that die and links that are slow.
 
-``p2c, promised`` is not the engine: there a node counts as a holder from when the home queues a
-block for it, and who is sent to it meanwhile waits there. ``p2c, rotated``: each reader asks for
-its batch from a place of its own on, so that not all ask for the same first.
+``off``, ``random`` and ``p2c`` are the engine. ``p2c, late`` is not: there a node counts as a holder
+when it has the block, and not from when it is on its way. ``p2c, rotated``: each reader asks for its
+batch from a place of its own on, so that not all ask for the same first.
 
 --measured FILE takes the lines of `make bench B=hot_pages` and simulates the same runs: links of
 the rate of its raw stream, pieces of one block, its readers, look-ups and batches. Where that
@@ -41,7 +41,7 @@ WORLD = World(
     lookups=512,
     batch=64,
     skew=0.99,
-    request_pieces=16,  # of 256 blocks, as the engine asks
+    request_pieces=4,  # of 64 blocks, as the engine asks
 )
 ACCESS = {"zipf": 0.99, "uniform": 0.0}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -49,7 +49,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "random": ("random", {}),
     "p2c": ("p2c", {}),
     "p2c, rotated": ("p2c", {"ordered": False}),
-    "p2c, promised": ("p2c", {"promised": True}),
+    "p2c, late": ("p2c", {"promised": False}),
 }
 TROUBLE: dict[str, dict[str, Any]] = {
     "none": {},
@@ -114,7 +114,7 @@ def draw(records: list[dict[str, Any]], folder: Path) -> list[Path]:
         "random": ("#d98032", "^"),
         "p2c": ("#1f5fa8", "o"),
         "p2c, rotated": ("#5fa8d3", "v"),
-        "p2c, promised": ("#2c8c4a", "D"),
+        "p2c, late": ("#2c8c4a", "D"),
     }
     paths = []
     for key, name, title in (
@@ -205,7 +205,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--latency-us", type=float, default=200.0, help="with --measured (200)")
     parser.add_argument("--readers", type=int, default=2, help="as hot_pages was told (2)")
     parser.add_argument("--lookups", type=int, default=100_000, help="likewise (100000)")
-    parser.add_argument("--batch", type=int, default=8192, help="likewise (8192)")
+    parser.add_argument("--batch", type=int, default=100_000, help="likewise (100000)")
     parser.add_argument("--skew", type=float, default=0.99, help="likewise (0.99)")
     options = parser.parse_args(arguments)
     if options.measured:
