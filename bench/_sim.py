@@ -76,8 +76,8 @@ class World:
         skew: exponent of Zipf over the keys; 0: uniform.
         ordered: a batch is asked for in the order of its pieces, as prefetch does; else each reader
             begins at a place of its own, and goes round.
-        promised: as above; else, for comparison, a node is a holder when the home's reply has wholly
-            left, or when it says that it has the piece.
+        promised: as above; else, for comparison, a node is a holder when the home's reply has
+            wholly left, or when it says that it has the piece.
         window, request_pieces, connection_bytes: see above.
         home_queue_bytes: a home with more to send takes no requests at all; 0: no such limit.
         slow: share of the nodes whose links have a tenth of the rate.

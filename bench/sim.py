@@ -7,9 +7,9 @@ needed at the least), and load skew, the most bytes that one node sent against t
 simulated, and what is left out, is in bench/_sim.py. Beyond 2,000 nodes only by Zipf. Then, at one
 size, nodes that die and links that are slow.
 
-``off``, ``random`` and ``p2c`` are the engine. ``p2c, late`` is not: there a node counts as a holder
-when it has the block, and not from when it is on its way. ``p2c, rotated``: each reader asks for its
-batch from a place of its own on, so that not all ask for the same first.
+``off``, ``random`` and ``p2c`` are the engine. ``p2c, late`` is not: there a node counts as a
+holder when it has the block, and not from when it is on its way. ``p2c, rotated``: each reader asks
+for its batch from a place of its own on, so that not all ask for the same first.
 
 --measured FILE takes the lines of `make bench B=hot_pages` and simulates the same runs: links of
 the rate of its raw stream, pieces of one block, its readers, look-ups and batches. Where that
