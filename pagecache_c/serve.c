@@ -143,13 +143,19 @@ static uint64_t blocks_of(const struct pc__reply *reply)
     return reply->layer ? reply->layer->bytes >> PC_BLOCK_SHIFT : reply->region->n_blocks;
 }
 
+/* What a parser says, which keeps no message. */
+static int judged(int rc)
+{
+    return rc < 0 ? pc__fail(rc, "a request that makes no sense") : rc;
+}
+
 static int take_runs(const struct served *served, struct pc__request *request, uint64_t n_blocks)
 {
     int n = pc__data_parse_runs(&request->header, served->rx + HEAD_BYTES,
                                 request->header.n_runs * sizeof(uint64_t), n_blocks, request->runs,
                                 PC__DATA_MAX_RUNS);
     request->n_runs = n < 0 ? 0 : n;
-    return n < 0 ? n : PC_OK;
+    return n < 0 ? judged(n) : PC_OK;
 }
 
 /* What is asked for is on its way to this node's cache: it is looked at again every millisecond, which
@@ -274,7 +280,8 @@ static int answer_rows(struct served *served, const struct pc__data_header *requ
     struct pc__data_rows rows;
     uint64_t offsets[PC__DATA_MAX_ROWS];
     struct pc__reply *reply = pc__reply_new();
-    int status = PC_ERR_NO_REGION, rc = pc__data_parse_rows(served->rx + sizeof *request, &rows);
+    int status = PC_ERR_NO_REGION, rc;
+    rc = judged(pc__data_parse_rows(served->rx + sizeof *request, &rows));
     if (!reply || rc || !(reply->composed = pc__rows_take_buffer(served->loop))) {
         rc = rc ? rc : pc__fail(PC_ERR_NO_MEMORY, "a reply");
         goto fail;
@@ -282,9 +289,10 @@ static int answer_rows(struct served *served, const struct pc__data_header *requ
     reply->row_loop = served->loop;
     reply->region = pc__region_get(engine, request->region);
     if (reply->region && reply->region->length_bytes) {
-        rc = pc__data_parse_offsets(&rows, served->rx + sizeof *request + sizeof rows,
-                                    rows.n_rows * sizeof offsets[0], reply->region->length_bytes,
-                                    offsets, PC__DATA_MAX_ROWS);
+        rc = judged(pc__data_parse_offsets(&rows, served->rx + sizeof *request + sizeof rows,
+                                           rows.n_rows * sizeof offsets[0],
+                                           reply->region->length_bytes, offsets,
+                                           PC__DATA_MAX_ROWS));
         if (rc < 0)
             goto fail;
         status = pc__rows_copy(engine, reply->region, request->version, &rows, offsets,
@@ -414,7 +422,7 @@ static int64_t request_bytes(const struct served *served, struct pc__data_header
     struct pc__data_rows rows;
     if (served->rx_bytes < sizeof *header)
         return 0;
-    int rc = pc__data_parse_header(served->rx, header);
+    int rc = judged(pc__data_parse_header(served->rx, header));
     if (rc)
         return rc;
     switch (header->type) {
@@ -424,7 +432,7 @@ static int64_t request_bytes(const struct served *served, struct pc__data_header
     case PC__DATA_GET_ROWS:
         if (served->rx_bytes < sizeof *header + sizeof rows)
             return 0;
-        rc = pc__data_parse_rows(served->rx + sizeof *header, &rows);
+        rc = judged(pc__data_parse_rows(served->rx + sizeof *header, &rows));
         return rc ? rc : (int64_t)(sizeof *header + sizeof rows + rows.n_rows * sizeof(uint64_t));
     default:
         return pc__fail(PC_ERR_PROTOCOL, "an answer where a request was due");

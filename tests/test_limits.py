@@ -307,6 +307,8 @@ def reading_goes_on(cluster: ClamorCluster) -> None:
 
 GET = struct.Struct("<IHHIiQIHH")
 MAGIC = 0x31524C43
+ASKER_BYTES = 24  # pc__data_asker, behind the header of a GET
+GET_ROWS = 4
 
 
 def test_strangers_on_the_data_port(clamor_cluster: ClamorCluster) -> None:
@@ -365,7 +367,11 @@ def test_peers_that_know_the_secret_and_lie(clamor_cluster: ClamorCluster) -> No
     beyond = struct.pack("<Q", (1 << 30) << 24 | 1)
 
     def get(n_runs: int, n_blocks: int, magic: int = MAGIC, kind: int = 1) -> bytes:
-        return GET.pack(magic, kind, 0, 1, 0, ref.region, 0, n_runs, n_blocks)
+        return GET.pack(magic, kind, 0, 1, 0, ref.region, 0, n_runs, n_blocks) + bytes(ASKER_BYTES)
+
+    def rows(row_bytes: int, n_rows: int) -> bytes:
+        head = GET.pack(MAGIC, GET_ROWS, 0, 1, 0, ref.region, 0, 0, 0)
+        return head + struct.pack("<QII", row_bytes, n_rows, 0)
 
     lies = {
         "garbage": secrets.token_bytes(4096),
@@ -375,6 +381,10 @@ def test_peers_that_know_the_secret_and_lie(clamor_cluster: ClamorCluster) -> No
         "too many blocks": get(1, 65535) + run,
         "no runs": get(0, 0),
         "beyond the end": get(1, 1) + beyond,
+        "rows of no bytes": rows(0, 1) + struct.pack("<Q", 0),
+        "no rows": rows(8, 0),
+        "too many rows": rows(8, 1 << 20),
+        "rows beyond the end": rows(8, 1) + struct.pack("<Q", 1 << 40),
         "a sum that is not": get(2, 3) + run + struct.pack("<Q", 5 << 24 | 1),
     }
     for name, lie in lies.items():
