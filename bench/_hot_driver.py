@@ -96,7 +96,7 @@ class Reader:
         values = [table.get(keys, None) for keys in self.batches]
         end = time.monotonic()
         _common.verify("ray.get", np.concatenate(values), first_value(self.keys))
-        return {"end": end, "got": got}
+        return {"begin": begin, "end": end, "got": got}
 
 
 def _sleep_until(moment: float) -> None:
@@ -260,9 +260,7 @@ class Session:
             "hosts": len(self.nodes),
             "bytes": self.table.slots.nbytes,
             **result,
-            "get_s": _common.spread(
-                [answer["got"] - answer["end"] + result["seconds"] for answer in answers]
-            ),
+            "get_s": _common.spread([answer["got"] - answer["begin"] for answer in answers]),
         }
 
 

@@ -81,11 +81,13 @@ class Replaying:
                 _here.clear()
             _here.update((session.scope, region) for region in here)
             budget = cache_budget(cache_bytes, memory_bytes(), session.node_id)
-            for lease in leases:
-                if lease.region in self._found:
-                    length_bytes = lease.mapping.length_bytes
-                    runs = runs_to_fetch(self._found[lease.region], length_bytes, budget)
-                    lease.prefetch(runs, wait=False, timeout_s=REQUEST_S)
+            # All variables of the call have a share of the budget together.
+            of_call = [lease for lease in leases if lease.region in self._found]
+            for lease in of_call:
+                length_bytes = lease.mapping.length_bytes
+                found = self._found[lease.region]
+                runs = runs_to_fetch(found, length_bytes, budget // len(of_call))
+                lease.prefetch(runs, wait=False, timeout_s=REQUEST_S)
 
     def note(self, read: Sequence[tuple[int, Runs]]) -> None:
         """Says what was touched, where that is not known already; waits for nothing.

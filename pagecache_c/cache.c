@@ -453,22 +453,45 @@ static unsigned evict(struct pc__cache *cache, const struct victim *victim)
             gone = entry->present; /* no memory to choose it again: it stays, and is not counted */
         take_blocks(cache, entry, gone);
     }
+    if (!n && !pc__link_empty(&generation->idle)) { /* others first, or nothing would ever go */
+        generation->idle_since_ns = pc__now_ns();
+        pc__link_remove(&generation->idle);
+        pc__link_push(&cache->idle, &generation->idle);
+    }
     pthread_mutex_unlock(&cache->lock);
     pc__count_add(&cache->engine->count.evicted_blocks, n);
     return n;
 }
 
+/* A victim that is left where it was. */
+static void leave(struct pc__cache *cache, const struct victim *victim)
+{
+    pthread_mutex_lock(&cache->lock);
+    struct entry *entry = find(cache, victim->generation, victim->chunk);
+    if (entry && !entry->policy.queue && !pc__policy_back(&cache->policy, &entry->policy))
+        take_blocks(cache, entry, entry->present); /* as in evict() */
+    pthread_mutex_unlock(&cache->lock);
+}
+
 enum outcome { NO_VICTIM, PASSED_OVER, EVICTED };
 
-/* Without locks. */
-static enum outcome evict_one(struct pc__cache *cache)
+/* Without locks. Waits for the lock of this region alone, or of any (NULL): who fills one region does
+ * not wait for what is done with another, which takes long at times. */
+static enum outcome evict_one(struct pc__cache *cache, const struct pc__region *region)
 {
     struct victim victim;
+    unsigned n = 0;
     if (!choose(cache, &victim))
         return NO_VICTIM;
-    pthread_mutex_lock(&victim.region->lock);
-    unsigned n = evict(cache, &victim);
-    pthread_mutex_unlock(&victim.region->lock);
+    bool waits = !region || region == victim.region;
+    if (waits)
+        pthread_mutex_lock(&victim.region->lock);
+    if (waits || !pthread_mutex_trylock(&victim.region->lock)) {
+        n = evict(cache, &victim);
+        pthread_mutex_unlock(&victim.region->lock);
+    } else {
+        leave(cache, &victim);
+    }
     pc__generation_put(cache->engine, victim.generation);
     pc__region_put(cache->engine, victim.region);
     return n ? EVICTED : PASSED_OVER;
@@ -503,7 +526,7 @@ static void *run_evictor(void *arg)
         pthread_mutex_unlock(&cache->lock);
         while (!cache->stopping && pc__count_get(&cache->used) > cache->low &&
                outcome != NO_VICTIM && passed_over <= most) {
-            outcome = evict_one(cache);
+            outcome = evict_one(cache, NULL);
             passed_over += outcome == PASSED_OVER;
         }
         pthread_mutex_lock(&cache->lock);
@@ -519,7 +542,7 @@ uint64_t pc__cache_most_blocks(const struct pc_engine *engine)
     return engine->cache ? engine->cache->budget / 8 : UINT64_MAX;
 }
 
-void pc__cache_room(struct pc_engine *engine, uint64_t n)
+void pc__cache_room(struct pc_engine *engine, const struct pc__region *region, uint64_t n)
 {
     struct pc__cache *cache = engine->cache;
     if (!cache)
@@ -527,7 +550,7 @@ void pc__cache_room(struct pc_engine *engine, uint64_t n)
     pc__count_add(&cache->reserved, n);
     unsigned passed_over = 0;
     while (taken(cache) > cache->budget && passed_over < PASSED_OVER_MOST) {
-        enum outcome outcome = evict_one(cache);
+        enum outcome outcome = evict_one(cache, region);
         if (outcome == NO_VICTIM)
             return;
         passed_over += outcome == PASSED_OVER;

@@ -67,6 +67,7 @@ void pc__holder_reports(struct pc_engine *engine, uint16_t number, uint64_t load
         return;
     pthread_mutex_lock(&engine->holders.lock);
     engine->holders.servers[number - 1].reported_bytes = load_bytes;
+    engine->holders.servers[number - 1].reported_ns = pc__now_ns();
     pthread_mutex_unlock(&engine->holders.lock);
 }
 
@@ -87,6 +88,8 @@ static uint64_t load_of(struct pc__holder *holder, uint64_t now_ns)
 {
     if (holder->sent_to_bytes && now_ns - holder->sent_to_ns > PC__HOLDER_MEMORY_NS)
         holder->sent_to_bytes = 0;
+    if (holder->reported_bytes && now_ns - holder->reported_ns > PC__HOLDER_MEMORY_NS)
+        holder->reported_bytes = 0; /* it has asked for nothing since: it has sent it by now */
     return holder->sent_to_bytes > holder->reported_bytes ? holder->sent_to_bytes
                                                           : holder->reported_bytes;
 }

@@ -224,6 +224,7 @@ struct pc__fetch {
     uint32_t from_version, to_version; /* of a peer: the blocks are the same in all of these */
     struct pc__gather *gather;     /* rows are asked for, not blocks (gather.c); or NULL */
     uint64_t give_up_ns;           /* 0: it has not been its turn yet */
+    uint64_t sent_ns;              /* its request, the last time */
     uint64_t final_ns;             /* of a peer: give_up_ns of the home, once that is asked again */
     uint32_t request_id;
     uint32_t n_blocks;             /* still to come: of runs[at_run] on */
@@ -346,6 +347,7 @@ struct pc__holder {
     uint64_t sent_to_bytes;        /* that others were sent there for, and did not say that they have */
     uint64_t sent_to_ns;           /* the last time */
     uint64_t reported_bytes;       /* that it had to send, as it said itself */
+    uint64_t reported_ns;          /* when */
 };
 /* Servers that have blocks which are homed here (directory.c). */
 struct pc__holders {
@@ -586,9 +588,9 @@ void pc__cache_close(struct pc_engine *engine);
 uint64_t pc__cache_bytes(const struct pc_engine *engine); /* that are accounted */
 /* How many blocks are inserted, or read ahead, at most at once. */
 uint64_t pc__cache_most_blocks(const struct pc_engine *engine);
-/* Without locks, by a thread that is about to insert n blocks: evicts what is too much. And when it
- * has, or could not. */
-void pc__cache_room(struct pc_engine *engine, uint64_t n);
+/* Without locks, by a thread that is about to insert n blocks of the region: evicts what is too much.
+ * And when it has, or could not. */
+void pc__cache_room(struct pc_engine *engine, const struct pc__region *region, uint64_t n);
 void pc__cache_balance(struct pc_engine *engine, uint64_t n);
 /* Under region.lock: blocks became present; a thread that was stopped at one of them may go on; they
  * were punched by somebody else; were used (a fault, a read set; the runs are sorted); the first

@@ -109,6 +109,11 @@ static void lane_close(struct pc__peer *peer, struct pc__lane *lane, const char 
                          "connection to server %016llx closed (%s); asking again",
                          (unsigned long long)peer->server_id, why);
         ask_for_peer(peer, lane);
+    } else { /* a server that went may never come again */
+        free(lane->rx);
+        free(lane->tx);
+        lane->rx = lane->tx = NULL;
+        lane->tx_capacity = 0;
     }
 }
 
@@ -196,6 +201,7 @@ static void lane_pump(struct pc__peer *peer, struct pc__lane *lane)
         uint64_t now = pc__now_ns();
         if (!fetch->give_up_ns)
             fetch->give_up_ns = now + engine->fault_timeout_ns;
+        fetch->sent_ns = now;
         if (!lane->n_sent++)
             lane->progress_ns = now;
         pc__link_push(&lane->sent, &fetch->link);
@@ -501,6 +507,26 @@ static int find_asked(struct pc__lane *lane)
     return pc__fail(PC_ERR_PROTOCOL, "an answer that nobody asked for");
 }
 
+/* Without a byte. Somebody else has what a redirect was to bring. */
+static uint64_t patience_ns(const struct pc__loop *loop, const struct pc__lane *lane)
+{
+    uint64_t most = loop->engine->fetch_timeout_ns;
+    const struct pc__fetch *first = pc__of(lane->sent.next, struct pc__fetch, link);
+    return first->home_id && most > PC__REDIRECT_PATIENCE_NS ? PC__REDIRECT_PATIENCE_NS : most;
+}
+
+/* What answers one question after the other and skips one owes it for ever: blocks are sent in the order
+ * in which they were put together, and that takes less than PC__REDIRECT_PATIENCE_NS longer for one
+ * than for another. */
+static int check_skipped(const struct pc__loop *loop, const struct pc__lane *lane, uint64_t sent_ns)
+{
+    const struct pc__fetch *oldest = pc__of(lane->sent.next, struct pc__fetch, link);
+    if (pc__link_empty(&lane->sent) || oldest->sent_ns >= sent_ns ||
+        sent_ns - oldest->sent_ns < patience_ns(loop, lane))
+        return PC_OK;
+    return pc__fail(PC_ERR_PROTOCOL, "no answer to one question, but to those after it");
+}
+
 static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
 {
     struct pc_engine *engine = peer->loop->engine;
@@ -535,7 +561,12 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
         }
         if (!lane->in_rows && !take_blocks(engine, lane, fetch))
             return 0;
+        const bool has_bytes = lane->in_rows || lane->reply_blocks; /* others may go before */
+        const uint64_t sent_ns = fetch->sent_ns;
         end_answer(peer, lane, fetch);
+        int rc = has_bytes ? check_skipped(peer->loop, lane, sent_ns) : PC_OK;
+        if (rc)
+            return rc;
     }
     return 0;
 }
@@ -550,9 +581,8 @@ static void set_low_water(struct pc__lane *lane)
         for (uint32_t i = lane->reply_position; i < lane->reply_blocks; i++)
             blocks += !is_hole(lane, i);
         due = (blocks << PC_BLOCK_SHIFT) - bytes_in(lane);
-        due = due < LOW_WATER_BYTES ? due : LOW_WATER_BYTES;
     }
-    int bytes = due < LOW_WATER_BYTES ? 1 : (int)due;
+    int bytes = due < LOW_WATER_BYTES ? 1 : (int)LOW_WATER_BYTES;
     if (bytes == lane->low_water)
         return;
     lane->low_water = bytes;
@@ -668,14 +698,6 @@ void pc__peer_is_lost(struct pc__loop *loop, struct pc__mail *mail)
         lane->asked = false;
         fail_queued(loop, lane, mail->error, UINT64_MAX);
     }
-}
-
-/* Without a byte. Somebody else has what a redirect was to bring. */
-static uint64_t patience_ns(const struct pc__loop *loop, const struct pc__lane *lane)
-{
-    uint64_t most = loop->engine->fetch_timeout_ns;
-    const struct pc__fetch *first = pc__of(lane->sent.next, struct pc__fetch, link);
-    return first->home_id && most > PC__REDIRECT_PATIENCE_NS ? PC__REDIRECT_PATIENCE_NS : most;
 }
 
 uint64_t pc__peers_deadline(struct pc__loop *loop)

@@ -214,7 +214,7 @@ static int fill(struct pc_engine *engine, struct pc__region *region,
     while (run.n_blocks && !rc) {
         uint64_t n = run.n_blocks < most ? run.n_blocks : most;
         if (!generation->is_layer)
-            pc__cache_room(engine, n);
+            pc__cache_room(engine, region, n);
         rc = write_blocks(engine, generation, run.first_block, n, bytes);
         if (!rc) {
             pc__count_add(!bytes    ? &engine->count.zero_blocks

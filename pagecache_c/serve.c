@@ -242,7 +242,7 @@ static void look_aside(struct served *served)
     pc__each(link, &served->aside)
     {
         struct aside *aside = pc__of(link, struct aside, link);
-        if (!answer_aside(served, aside)) {
+        if (served->queued_bytes >= QUEUED_BYTES || !answer_aside(served, aside)) {
             served->again_ns = pc__now_ns() + LOOK_ASIDE_NS;
             continue;
         }

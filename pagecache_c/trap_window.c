@@ -175,6 +175,8 @@ static void close_sigsegv(struct pc__trap *trap, bool in_child)
     close(trap->control_fd);
     close(sig->event_fd);
     if (is_free) { /* else a thread still waits in there: its memory stays */
+        if (!in_child)
+            atomic_store(&sig->page->over, 1u);
         munmap(sig->page, sizeof *sig->page);
         free(sig);
     }

@@ -11,8 +11,9 @@
  * A chunk is named by its number in the mapping, of whichever region: one word, stored at once. That
  * the same chunk of another region then looks as if it went costs a question, and nothing else.
  *
- * A process may lose its connection and live on: until it has attached again, or is gone, what it has
- * unprotected is looked at all the same (pc__windows_left).
+ * A process may lose its connection and live on: until it has attached again, is gone, or says that it
+ * is over, its page is looked at all the same (pc__windows_left), also where it has nothing open: it
+ * opens what is resident without asking anybody.
  */
 #include "engine.h"
 
@@ -107,9 +108,13 @@ static bool has_memory(pid_t pid)
     return got == 2 && !(text[0] == '0' && text[1] == ' ');
 }
 
+/* Whether a process that has lost its connection may still open blocks: it does so by itself, at any
+ * time. One of a foreign namespace of processes has no number here. */
 static bool may_read(const struct pc__window_user *user)
 {
-    return opens_any(user) && has_memory(user->owner->pid);
+    if (atomic_load(&user->owner->page->over))
+        return false;
+    return user->owner->pid ? has_memory(user->owner->pid) : opens_any(user);
 }
 
 void pc__windows_drop(struct pc__window_user *user)
@@ -140,6 +145,13 @@ struct pc__window_user *pc__windows_add(struct pc__generation *generation,
                                         uint64_t length_bytes)
 {
     (void)pc__windows_orphaned(generation); /* so that there are never many */
+    pc__each(link, &generation->windows)
+    {
+        struct pc__window_user *user = pc__of(link, struct pc__window_user, link);
+        /* The same process, attached again: its page is the same. */
+        if (user->is_orphan && user->owner->pid == owner->pid && user->address == address)
+            pc__windows_drop(user);
+    }
     struct pc__window_user *user = malloc(sizeof *user);
     if (!user)
         return NULL;

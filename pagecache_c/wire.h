@@ -172,6 +172,7 @@ struct pc__control_page {
     _Atomic uint64_t evicting; /* server: 1 + the number, in any mapping, of the chunk of
                                   PC__CHUNK_BYTES that is being evicted; 0: none */
     struct pc__slot slots[PC__SLOTS];
+    _Atomic uint64_t over;    /* client: not 0: it opens nothing any more */
     _Atomic uint64_t head;    /* counts up; the next window run to be replaced is head % RUNS */
     struct pc__window_run window[PC__WINDOW_RUNS];
 };

@@ -295,8 +295,26 @@ static void test_orphans(int trap)
     }
     CHECK(pc__windows_orphaned(g) && pc__windows_hold(g, 0) == 0x18);
     pc__windows_release(g);
-    owners[0]->page->window[5].address = (1ull << 40) + 2048 * 4096; /* of something else */
+    /* It has nothing open, and may open something without a word: until it attaches again, */
+    owners[0]->page->window[5].address = (1ull << 40) + 2048 * 4096;
+    CHECK(pc__windows_orphaned(g) && pc__windows_hold(g, 0) == 0);
+    CHECK(owners[0]->page->evicting == 1);
+    pc__windows_release(g);
+    struct pc__window_owner *again = pc__windows_owner(
+        mmap(NULL, sizeof(struct pc__control_page), PROT_READ | PROT_WRITE,
+             MAP_SHARED | MAP_ANONYMOUS, -1, 0), getpid());
+    CHECK(again->page != MAP_FAILED);
+    struct pc__window_user *other = pc__windows_add(g, again, 1ull << 41, 1024 << 12);
+    CHECK(pc__windows_orphaned(g)); /* elsewhere */
+    struct pc__window_user *same = pc__windows_add(g, again, 1ull << 40, 1024 << 12);
+    CHECK(!pc__windows_orphaned(g));
+    pc__windows_drop(other);
+    /* or says that it is over. */
+    pc__windows_left(same);
+    CHECK(pc__windows_orphaned(g));
+    again->page->over = 1;
     CHECK(!pc__windows_orphaned(g) && pc__link_empty(&g->windows));
+    pc__windows_owner_put(again);
     struct pc_engine none = {.uffd = -1, .keeper_fd = -1};
     pc__generation_put(&none, g);
 }
