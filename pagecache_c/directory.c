@@ -175,6 +175,8 @@ void pc__directory_add(struct pc_engine *engine, struct pc__region *region, uint
 {
     if (!number || engine->replication == PC_REPLICATION_OFF)
         return;
+    if (coming && engine->replication != PC_REPLICATION_P2C)
+        return; /* at random all are alike: chains of who waits for whom would be long */
     for (uint64_t block = first; block < first + n; block++) {
         struct block *entry = block_made(region, block);
         if (!entry)
