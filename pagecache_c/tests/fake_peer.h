@@ -23,6 +23,7 @@ enum peer_acts {
     PEER_REDIRECTS, /* as a home would: all of it is elsewhere, at the asker's own */
     PEER_BABBLES,   /* bytes that are no answer */
     PEER_HOARDS,    /* takes requests and says nothing */
+    PEER_SKIPS,     /* answers all but those for block 0 */
     PEER_ACTS
 };
 
@@ -183,6 +184,10 @@ static inline bool peer_answers(struct fake_peer *peer, int fd, const struct pee
     switch (peer->acts) {
     case PEER_HOARDS:
         return true;
+    case PEER_SKIPS:
+        if (!pc__run_unpack(request->packed[0]).first_block)
+            return true;
+        break;
     case PEER_BABBLES:
         return send_all(fd, junk, sizeof junk);
     case PEER_REFUSES:

@@ -178,6 +178,7 @@ static const struct expected expectations[PEER_ACTS] = {
     [PEER_REDIRECTS] = {"redirects", .is_nonsense = true, .breaks = true},
     [PEER_BABBLES] = {"babbles", .is_nonsense = true, .breaks = true},
     [PEER_HOARDS] = {"hoards", .breaks = true},
+    [PEER_SKIPS] = {"skips", .some_come = true, .breaks = true},
 };
 
 static void check_counters(int acts, const struct pc_engine_stats *s)
@@ -218,6 +219,50 @@ static void test_bad_peers(int trap)
 {
     for (int acts = 0; acts < PEER_ACTS; acts++)
         bad_peer(trap, acts);
+}
+
+struct waiting {
+    pc_client *client;
+    struct pc_mapping *m;
+    _Atomic bool over;
+};
+
+static void *wait_for_block_0(void *arg)
+{
+    struct waiting *waiting = arg;
+    prefetch(waiting->client, waiting->m, (struct pc_run){0, 1});
+    waiting->over = true;
+    return NULL;
+}
+
+/* What it skips is not waited for as long as it answers other questions: that could be for ever. */
+static void test_skipped_for_others(int trap)
+{
+    struct world w = busy_world(2, trap);
+    struct fake_peer *peer = fake_peer_start(w.c, 2, &w.hot, PEER_SKIPS);
+    fake_peer_holds(peer, &w.servers[0], 0, 0, N_BLOCKS);
+    pc_client *reader = attach(&w.servers[1], trap);
+    struct pc_mapping m = map_at(reader, &w.hot, 0, 0);
+    struct waiting waiting = {.client = reader, .m = &m};
+    pthread_t thread;
+    CHECK(!pthread_create(&thread, NULL, wait_for_block_0, &waiting));
+    SOON(peer->asked[0]);
+    uint64_t block = 1;
+    for (; block < N_BLOCKS && !waiting.over; block++) {
+        prefetch(reader, &m, (struct pc_run){block, 1});
+        usleep(20000); /* so that they last twenty times as long as a connection may be silent */
+    }
+    CHECK(waiting.over && block < N_BLOCKS);
+    pthread_join(thread, NULL);
+    struct pc_engine_stats s = stats_of(&w.servers[1]);
+    CHECK(s.bad_messages == 1 && s.redirect_misses >= 1 && s.fetch_failed == 0);
+    peer->acts = PEER_SERVES;
+    prefetch(reader, &m, all);
+    check_version(w.c, &m, &w.hot, 0);
+    OK(pc_client_unmap(reader, m.id));
+    pc_client_close(reader);
+    fake_peer_free(peer);
+    world_end(&w);
 }
 
 /* Who did not have a block is not asked for it again, by anybody. */
@@ -634,6 +679,7 @@ int main(int argc, char **argv)
         RUN(hot_blocks_come_from_peers, 60);
         RUN(a_chain_of_peers, 60);
         RUN(bad_peers, 120);
+        RUN(skipped_for_others, 60);
         RUN(a_miss_is_remembered, 60);
         RUN(gone_with_1000_requests, 60);
         RUN(all_peers_gone, 60);
