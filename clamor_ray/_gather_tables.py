@@ -1,11 +1,13 @@
 """`clamor.gather` of Arrow and pandas data: prefetch what the rows lie on, then `take`.
 
-Chunks are taken one by one and the few rows joined afterwards: `take` of a chunked array would
-read all of it.
+All columns and chunks together are two batches: what the rows' numbers tell, then the letters of
+words, whose offsets came with the first. Chunks are taken one by one and the few rows joined
+afterwards: `take` of a chunked array would read all of it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -33,10 +35,8 @@ def taker_of(obj: Any) -> Callable[[Any, Ids, Fetch], Any] | None:
     """What takes rows of such an object; None where it has none. Imports nothing."""
     pa = sys.modules.get("pyarrow")
     if pa is not None:
-        if isinstance(obj, pa.Array):
-            return _take_array
-        if isinstance(obj, pa.ChunkedArray):
-            return _take_chunked
+        if isinstance(obj, (pa.Array, pa.ChunkedArray)):
+            return _take_column
         if isinstance(obj, (pa.Table, pa.RecordBatch)):
             return _take_table
     pd = sys.modules.get("pandas")
@@ -46,6 +46,9 @@ def taker_of(obj: Any) -> Callable[[Any, Ids, Fetch], Any] | None:
 
 
 # ------------------------------------------------------------------ Arrow
+
+# An Arrow array and the numbers of the rows that are taken from it.
+Piece = tuple[Any, Ids]
 
 
 def _values(buffer: Any, offset: int, ids: Ids, bits: int) -> Spans:
@@ -57,35 +60,67 @@ def _values(buffer: Any, offset: int, ids: Ids, bits: int) -> Spans:
     return merge(first >> BLOCK_SHIFT, (last >> BLOCK_SHIFT) + 1)
 
 
-def _fetch_array(array: Any, ids: Ids, fetch: Fetch) -> None:
+def _offset_bits(kind: Any) -> int:
+    """Of an offset of text and bytes, 0 for other types."""
     import pyarrow as pa
 
-    types, kind = pa.types, array.type
-    buffers, offset = array.buffers(), array.offset
-    if len(buffers) == 2 and (types.is_primitive(kind) or types.is_fixed_size_binary(kind)):
-        data = _values(buffers[1], offset, ids, kind.bit_width)
-        fetch.any(union([_values(buffers[0], offset, ids, 1), data]))
-        return
-    large = types.is_large_string(kind) or types.is_large_binary(kind)
-    if large or types.is_string(kind) or types.is_binary(kind):
-        width = 8 if large else 4
-        ends = np.concatenate([ids, ids + 1])
-        wanted = [_values(buffers[0], offset, ids, 1), _values(buffers[1], offset, ends, 8 * width)]
-        fetch.any(union(wanted))
-        if buffers[1] is None or buffers[2] is None:
-            return
-        offsets = np.frombuffer(buffers[1], np.int64 if large else np.int32)
-        first = offsets[offset + ids].astype(np.int64) + buffers[2].address
-        end = offsets[offset + ids + 1].astype(np.int64) + buffers[2].address
+    if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        return 64
+    return 32 if pa.types.is_string(kind) or pa.types.is_binary(kind) else 0
+
+
+def _has_fixed_width(kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    return bool(
+        types.is_primitive(kind) or types.is_fixed_size_binary(kind) or types.is_decimal(kind)
+    )
+
+
+def _spans_known(pieces: Iterable[Piece]) -> Iterator[Spans]:
+    """The blocks that can be told from the rows' numbers: all but the letters of words."""
+    import pyarrow as pa
+
+    for array, ids in pieces:
+        if isinstance(array, pa.DictionaryArray):
+            yield from arrow_spans(array.dictionary)
+            yield from _spans_known([(array.indices, ids)])
+            continue
+        buffers, offset, kind = array.buffers(), array.offset, array.type
+        if _has_fixed_width(kind) and len(buffers) == 2:
+            yield _values(buffers[0], offset, ids, 1)
+            yield _values(buffers[1], offset, ids, kind.bit_width)
+        elif bits := _offset_bits(kind):
+            yield _values(buffers[0], offset, ids, 1)
+            yield _values(buffers[1], offset, np.concatenate([ids, ids + 1]), bits)
+        else:  # nested and view types: all of it
+            yield from arrow_spans(array)
+
+
+def _spans_of_letters(pieces: Iterable[Piece]) -> Iterator[Spans]:
+    """The blocks of words whose offsets are here."""
+    for array, ids in pieces:
+        bits, buffers = _offset_bits(array.type), array.buffers()
+        if not bits or buffers[1] is None or buffers[2] is None:
+            continue
+        offsets = np.frombuffer(buffers[1], np.int64 if bits == 64 else np.int32)
+        first = offsets[array.offset + ids].astype(np.int64) + buffers[2].address
+        end = offsets[array.offset + ids + 1].astype(np.int64) + buffers[2].address
         full = end > first
-        fetch.any(merge(first[full] >> BLOCK_SHIFT, ((end[full] - 1) >> BLOCK_SHIFT) + 1))
-        return
-    fetch.any(union(arrow_spans(array)))  # nested, dictionary, view types
+        yield merge(first[full] >> BLOCK_SHIFT, ((end[full] - 1) >> BLOCK_SHIFT) + 1)
 
 
-def _take_array(array: Any, ids: Ids, fetch: Fetch) -> Any:
-    _fetch_array(array, ids, fetch)
-    return array.take(_indices(ids))
+def _fetch_pieces(pieces: list[Piece], fetch: Fetch, *others: Spans) -> None:
+    """Two batches at most, however many columns and chunks there are.
+
+    Args:
+        others: blocks that come with the first.
+    """
+    fetch.any(union([*_spans_known(pieces), *others]))
+    letters = union(_spans_of_letters(pieces))
+    if len(letters):
+        fetch.any(letters)
 
 
 def _indices(ids: Ids) -> Any:
@@ -94,32 +129,54 @@ def _indices(ids: Ids) -> Any:
     return pa.array(ids)
 
 
-def _take_chunked(column: Any, ids: Ids, fetch: Fetch) -> Any:
-    import pyarrow as pa
+@dataclasses.dataclass(frozen=True)
+class _Column:
+    """A column with the rows that are taken from it: chunk by chunk, then put in order."""
 
-    ends = np.cumsum([len(chunk) for chunk in column.chunks], dtype=np.int64)
-    which = np.searchsorted(ends, ids, side="right")
-    order = np.argsort(which, kind="stable")
-    bounds = np.searchsorted(which[order], np.arange(len(ends) + 1))
-    parts = []
-    for number, chunk in enumerate(column.chunks):
-        places = order[bounds[number] : bounds[number + 1]]
-        if len(places):
-            parts.append(_take_array(chunk, ids[places] - (ends[number] - len(chunk)), fetch))
-    back = np.empty(len(ids), np.int64)
-    back[order] = np.arange(len(ids))
-    together = pa.chunked_array(parts, column.type).combine_chunks()
-    return pa.chunked_array([together.take(_indices(back))], column.type)
+    kind: Any
+    pieces: list[Piece]
+    back: Ids | None  # where each row is when all pieces are joined; None: it has no chunks
+
+    @staticmethod
+    def of(column: Any, ids: Ids) -> _Column:
+        if not hasattr(column, "chunks"):
+            return _Column(column.type, [(column, ids)], None)
+        ends = np.cumsum([len(chunk) for chunk in column.chunks], dtype=np.int64)
+        which = np.searchsorted(ends, ids, side="right")
+        order = np.argsort(which, kind="stable")
+        bounds = np.searchsorted(which[order], np.arange(len(ends) + 1))
+        pieces = []
+        for number, chunk in enumerate(column.chunks):
+            places = order[bounds[number] : bounds[number + 1]]
+            if len(places):
+                pieces.append((chunk, ids[places] - (ends[number] - len(chunk))))
+        back = np.empty(len(ids), np.int64)
+        back[order] = np.arange(len(ids))
+        return _Column(column.type, pieces, back)
+
+    def take(self) -> Any:
+        import pyarrow as pa
+
+        parts = [array.take(_indices(ids)) for array, ids in self.pieces]
+        if self.back is None:
+            return parts[0]
+        together = pa.chunked_array(parts, self.kind).combine_chunks()
+        return pa.chunked_array([together.take(_indices(self.back))], self.kind)
+
+
+def _take_column(column: Any, ids: Ids, fetch: Fetch) -> Any:
+    """Of an array, or of a chunked one."""
+    plan = _Column.of(column, ids)
+    _fetch_pieces(plan.pieces, fetch)
+    return plan.take()
 
 
 def _take_table(table: Any, ids: Ids, fetch: Fetch) -> Any:
-    columns = []
-    for column in table.columns:
-        take = _take_chunked if hasattr(column, "chunks") else _take_array
-        columns.append(take(column, ids, fetch))
+    columns = [_Column.of(column, ids) for column in table.columns]
     if not columns:
         return table.take(_indices(ids))
-    return type(table).from_arrays(columns, schema=table.schema)
+    _fetch_pieces([piece for column in columns for piece in column.pieces], fetch)
+    return type(table).from_arrays([column.take() for column in columns], schema=table.schema)
 
 
 # ------------------------------------------------------------------ pandas
@@ -131,25 +188,35 @@ def _arrays_of(obj: Any) -> Iterator[Any]:
 
     if isinstance(obj, pd.DataFrame):
         yield from (obj.iloc[:, place].array for place in range(obj.shape[1]))
-    elif not isinstance(obj, pd.MultiIndex):
+    elif isinstance(obj, pd.MultiIndex):
+        yield from obj.codes  # its levels are not touched
+    else:
         yield obj.array
     if isinstance(obj, (pd.DataFrame, pd.Series)) and not isinstance(obj.index, pd.RangeIndex):
         yield from _arrays_of(obj.index)
 
 
-def _pandas_spans(arrays: Iterable[Any], ids: Ids, fetch: Fetch) -> Iterator[Spans]:
-    for array in arrays:
-        values = getattr(array, "_pa_array", None)  # an Arrow-backed column
-        if values is not None:
-            _take_chunked(values, ids, fetch)
-            continue
-        plain = getattr(array, "_ndarray", None)
-        if plain is None or plain.ndim != 1:
-            yield object_spans(array)
-        elif not plain.dtype.hasobject:
-            yield row_spans(plain, ids)
+def _pandas_spans(array: Any, ids: Ids) -> Iterator[Spans]:
+    """The blocks of some values of an array that pandas has, which is none of Arrow's."""
+    parts = [getattr(array, name, None) for name in ("_ndarray", "_data", "_mask")]
+    plain = [part for part in parts if isinstance(part, np.ndarray) and part.ndim == 1]
+    if isinstance(array, np.ndarray):
+        plain = [array]
+    if not plain:
+        yield object_spans(array)
+    for part in plain:
+        if not part.dtype.hasobject:
+            yield row_spans(part, ids)
 
 
 def _take_pandas(obj: Any, ids: Ids, fetch: Fetch) -> Any:
-    fetch.any(union(_pandas_spans(_arrays_of(obj), ids, fetch)))
+    pieces: list[Piece] = []
+    spans: list[Spans] = []
+    for array in _arrays_of(obj):
+        values = getattr(array, "_pa_array", None)  # an Arrow-backed column
+        if values is not None:
+            pieces += _Column.of(values, ids).pieces
+        else:
+            spans += _pandas_spans(array, ids)
+    _fetch_pieces(pieces, fetch, *spans)
     return obj.take(ids)

@@ -309,6 +309,10 @@ ARROW: dict[str, Any] = {
     "a table": lambda: pa.table({"a": chunked(), "b": np.arange(60_000.0)}),
     "a batch": lambda: pa.record_batch({"a": np.arange(60_000), "b": np.arange(60_000.0)}),
     "a table of nothing": lambda: pa.table({}),
+    "words by number": lambda: pa.array(
+        [f"kind {i % 9}" for i in range(60_000)]
+    ).dictionary_encode(),
+    "decimals": lambda: pa.array(range(60_000), pa.decimal128(12, 2)),
 }
 
 
@@ -325,7 +329,7 @@ def test_arrow(session: FakeSession, name: str) -> None:
     if len(obj):
         got.validate(full=True)
         assert blocks_asked(session) > 0
-        if name in ("integers", "a slice", "chunks", "a batch"):
+        if name in ("integers", "a slice", "chunks", "a batch", "words by number", "decimals"):
             assert blocks_asked(session) <= 2 * 2 * 50
         with pytest.raises(IndexError, match="out of bounds"):
             clamor.gather(view, [len(obj)])
@@ -352,6 +356,18 @@ def test_of_words_the_offsets_and_the_letters_come(session: FakeSession) -> None
         {offsets + 4 * 40_000 // 4096, offsets},
         {letters + 100 * 40_000 // 4096, letters},
     ]
+
+
+def test_a_table_is_two_batches(session: FakeSession) -> None:
+    words = pa.chunked_array(
+        [[f"{i:0100d}" for i in range(part * 9000, (part + 1) * 9000)] for part in range(4)]
+    )
+    table = pa.table(dict.fromkeys("ab", words) | {"c": np.arange(36_000)})
+    view = clamor.put(table).get()
+    session.fake.prefetched.clear()
+    got = clamor.gather(view, [35_000, 3, 10_000])
+    assert got.column("b").to_pylist() == [f"{i:0100d}" for i in (35_000, 3, 10_000)]
+    assert len(session.fake.prefetched) == 2
 
 
 PANDAS: dict[str, Any] = {
@@ -387,5 +403,7 @@ def test_pandas(session: FakeSession, name: str) -> None:
     else:
         pd.testing.assert_index_equal(got, expected)
     assert blocks_asked(session) > 0
+    if name in ("nullable", "two levels"):
+        assert blocks_asked(session) <= 3 * 50
     with pytest.raises(IndexError, match="out of bounds"):
         clamor.gather(view, [len(obj)])
