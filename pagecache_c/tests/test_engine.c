@@ -1,6 +1,8 @@
 /* test_engine.c - engines and clients together, over both traps. */
 #include "harness.h"
 
+#include "../engine.h"
+
 #include <fcntl.h>
 #include <sys/mman.h>
 
@@ -125,6 +127,8 @@ static void test_prefetch(int trap)
     struct pc_engine_stats stats = stats_of(&c->servers[1]);
     CHECK(stats.blocks_fetched == distinct && stats.prefetched_blocks == distinct);
     CHECK(stats.bytes_received < distinct * 4096 * 11 / 10);
+    /* Full requests, all under way at once, but for the last of each message to the page server. */
+    CHECK(stats.fetch_requests <= distinct / PC__REQUEST_BLOCKS + N / PC__CTL_MAX_RUNS + 1);
     for (int i = 0; i < N; i++)
         CHECK(at(&m, runs[i].first_block * 4096) == pattern(1, runs[i].first_block * 4096));
     CHECK(stats_of(&c->servers[1]).faults == 0);
