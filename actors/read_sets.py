@@ -5,7 +5,8 @@ the next set under it arrives: where at least half of what the last call touched
 calls of this name repeat; otherwise they vary, and their sets are not handed out until two in a row
 are alike. A name that is unsure from the start has to show that it repeats first.
 
-Bounded: the sets that were noted or asked for longest ago go first. Nothing of it is journaled: a
+Bounded: the sets that were noted or asked for longest ago go first, and those of a variable that is
+freed at once: nobody asks for them again. Nothing of it is journaled: a
 restarted registry has none, which costs faults.
 
 Thread safety: everything belongs to the registry's loop.
@@ -67,6 +68,7 @@ class ReadSets:
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self._kept: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._names_of: dict[int, set[bytes]] = {}  # of each region
         self._bytes = 0
         self._noted = self._asked = self._found = 0
 
@@ -79,16 +81,31 @@ class ReadSets:
         """
         self._noted += 1
         new = dict(sets)
-        old = self._kept.pop(digest, None)
+        old = self._kept.get(digest)
         entry = _Entry(new)
         if old is not None:
-            self._bytes -= old.cost_bytes
+            self._drop(digest)
             entry.verdict = Verdict.REPEATS if alike(old.sets, new) else Verdict.VARIES
         self._kept[digest] = entry
         self._bytes += entry.cost_bytes
+        for region in new:
+            self._names_of.setdefault(region, set()).add(digest)
         while self._bytes > self._most_bytes:
-            _, gone = self._kept.popitem(last=False)
-            self._bytes -= gone.cost_bytes
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, digest: bytes) -> None:
+        gone = self._kept.pop(digest)
+        self._bytes -= gone.cost_bytes
+        for region in gone.sets:
+            names = self._names_of[region]
+            names.discard(digest)
+            if not names:
+                del self._names_of[region]
+
+    def forget(self, region: int) -> None:
+        """It is freed: no call of a name with it comes again."""
+        for digest in list(self._names_of.get(region, ())):
+            self._drop(digest)
 
     def find(self, digest: bytes, sure: bool, regions: Iterable[int]) -> dict[int, bytes]:
         """What a call of this name is likely to touch of some regions; {}: nobody knows."""

@@ -334,6 +334,7 @@ class Registry:
             self._journal.set_states([(region, RegionState.FREED.value)])
         orders = self._core.free(region)
         self._log.close(region)
+        self._read_sets.forget(region)
         told = self._carry_out(orders)
         if told:
             await asyncio.wait(told, timeout=FREE_S)
@@ -424,7 +425,8 @@ class Registry:
     async def note_reads(self, packed: bytes) -> None:
         """A task says what it touched: ``pack(digest, {region: serialized BitMap})``."""
         digest, sets = unpack(packed)
-        self._read_sets.note(digest, sets)
+        if all(self._core.state(region) is RegionState.READY for region in sets):
+            self._read_sets.note(digest, sets)
 
     async def find_reads(self, packed: bytes) -> bytes:
         """What a task is likely to touch: ``pack(digest, sure, server id, regions)``.

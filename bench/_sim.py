@@ -118,6 +118,7 @@ class Outcome:
         sent_bytes: by each node.
         wanted: whether each node wanted each piece, shape (nodes, pieces).
         had: whether it had it in the end.
+        rates: bytes per second of each node's link.
     """
 
     seconds: float
@@ -125,6 +126,7 @@ class Outcome:
     sent_bytes: npt.NDArray[np.int64]
     wanted: npt.NDArray[np.bool_]
     had: npt.NDArray[np.bool_]
+    rates: npt.NDArray[np.float64]
     alive: npt.NDArray[np.bool_]
     redirected: int
     missed: int
@@ -240,6 +242,7 @@ class Simulation:
             had=np.frombuffer(b"".join(bytes(has) for has in self._has), np.uint8)
             .reshape(self.world.nodes, -1)
             .astype(bool),
+            rates=self._rate,
             alive=alive,
             redirected=self._redirected,
             missed=self._missed,
@@ -362,7 +365,7 @@ class Simulation:
             if chosen >= 0:
                 elsewhere.setdefault(holders[chosen], []).append(piece)
                 self._load(home, holders[chosen])[0] += piece_bytes
-                if self.world.promised:
+                if self.world.promised and self.policy == "p2c":  # as the engine
                     self._remember(node, [piece], coming=True)
             else:
                 request.sent.append(piece)
@@ -518,11 +521,10 @@ def simulate(world: World, policy: str, seed: int = 1) -> Outcome:
 def ideal_s(world: World, outcome: Outcome) -> float:
     """Seconds for which the busiest link is needed at the least: into each reader's node what it
     wanted, out of each home each wanted piece once, out of all links together all of it."""
-    wanted = outcome.wanted[outcome.alive]
-    piece_s = world.piece_bytes / world.rate
-    into = int(wanted.sum(1).max())
-    out_of_home = int(np.bincount(np.flatnonzero(wanted.any(0)) % world.homes).max())
-    return piece_s * max(into, out_of_home, int(wanted.sum()) / int(outcome.alive.sum()))
+    wanted, rates = outcome.wanted[outcome.alive], outcome.rates[outcome.alive]
+    into = float((wanted.sum(1) / rates).max())
+    out_of_home = float(np.bincount(np.flatnonzero(wanted.any(0)) % world.homes).max()) / world.rate
+    return world.piece_bytes * max(into, out_of_home, float(wanted.sum() / rates.sum()))
 
 
 def skew(outcome: Outcome) -> float:

@@ -230,6 +230,21 @@ def test_calls_that_vary_are_not_guessed(sure: bool) -> None:
     assert kept.find(b"k", sure, [1]) == {}
 
 
+def test_what_is_freed_is_forgotten() -> None:
+    kept = ReadSets()
+    kept.note(b"both", {1: packed(1), 2: packed(2)})
+    kept.note(b"two", {2: packed(2)})
+    kept.forget(3)
+    kept.forget(1)
+    assert kept.find(b"both", True, [2]) == {}
+    assert kept.find(b"two", True, [2]) == {2: packed(2)}
+    kept.note(b"both", {2: packed(2)})
+    kept.forget(2)
+    kept.forget(2)
+    counters = kept.counters()
+    assert (counters.names, counters.bytes) == (0, 0)
+
+
 def test_the_oldest_go_first_and_the_bound_holds() -> None:
     one = len(packed(1)) + 2 * SET_COST_BYTES
     kept = ReadSets(most_bytes=3 * one)
@@ -242,6 +257,8 @@ def test_the_oldest_go_first_and_the_bound_holds() -> None:
         kept.note(b"%d" % (i % 7), {1: packed(*range(i % 50 + 1)), 2: packed(i)})
         assert kept.counters().bytes <= 3 * one
     assert kept.counters().names <= 3
+    kept.forget(1)
+    assert (kept.counters().names, kept.counters().bytes) == (0, 0)
     few = ReadSets()
     for _ in range(3):
         few.note(b"a", {1: packed(1)})

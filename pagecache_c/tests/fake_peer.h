@@ -386,9 +386,11 @@ static inline struct hog hog_start(struct server *home, const struct pc_region_i
     struct hog hog = {.home = home};
     for (int i = 0; i < HOG_FDS; i++) {
         hog.fds[i] = ask_as(home, 0x9999);
+        const int bytes = 64 << 10; /* or the kernel may take megabytes that nobody reads */
+        CHECK(!setsockopt(hog.fds[i], SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes));
         send_get(hog.fds[i], info->region, 0, PC__DATA_HOME, (struct pc_run){0, HOG_BLOCKS});
     }
-    SOON(atomic_load(&home->engine->serving_bytes) > 8 * MIB);
+    SOON_IN(atomic_load(&home->engine->serving_bytes) > 8 * MIB, 20);
     return hog;
 }
 
