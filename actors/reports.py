@@ -27,7 +27,9 @@ async def reports_of(
         try:
             report: ServerReport = await within(timeout_s, handles[info.server_id].stats.remote())
             return report
-        except (RayError, asyncio.TimeoutError, KeyError) as failure:
+        except KeyError:
+            return ServerReport(info, error="it is gone, or not here yet")
+        except (RayError, asyncio.TimeoutError) as failure:
             return ServerReport(info, error=str(failure) or type(failure).__name__)
 
     return tuple(await asyncio.gather(*(ask(info) for info in servers)))

@@ -235,7 +235,7 @@ class ServerCore:
             logger.warning(
                 "the cache of this node is too small for what its tasks use at once: %s. Give it "
                 "more (CLAMOR_CACHE_BYTES, clamor.init(cache_bytes=...)), or run fewer tasks or "
-                "smaller parts at a time; clamor.stats() counts it as refetched_blocks",
+                "smaller parts at a time; clamor.stats().thrashing counts it",
                 text,
             )
 

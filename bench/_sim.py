@@ -21,6 +21,7 @@ cffi; around it stands the protocol of the engine as messages and queues:
 What is left out: processors, acknowledgements, and that a full link into a node slows the
 connections of its senders down (here it delays what they send). A piece is one or more
 neighbouring blocks that all travel alike: coarser pieces are how 10,000 nodes become few events.
+Each is chosen for by itself; the engine chooses once for up to 64 neighbours of one server.
 """
 
 from __future__ import annotations

@@ -120,8 +120,8 @@ def _by(timeout: float | None, function: Callable[..., _T]) -> Callable[[], _T]:
     return call
 
 
-async def get(ref: GlobalRef[Any], mode: Mode = "r") -> Any:
-    """As `ref.get(mode)`, without blocking the event loop.
+async def get(ref: GlobalRef[Any], mode: Mode = "r", *, page_bytes: int | str = 0) -> Any:
+    """As `ref.get(mode, page_bytes=page_bytes)`, without blocking the event loop.
 
     The object's buffers are still fetched when they are touched: `prefetch` or `gather` what the
     loop is going to touch.
@@ -132,7 +132,7 @@ async def get(ref: GlobalRef[Any], mode: Mode = "r") -> Any:
     Example:
         >>> table = await clamor.aio.get(ref)   # doctest: +SKIP
     """
-    return await _on_a_thread(functools.partial(ref.get, mode))
+    return await _on_a_thread(functools.partial(ref.get, mode, page_bytes=page_bytes))
 
 
 async def prefetch(target: Any, *, wait: bool = True, timeout: float | None = None) -> None:

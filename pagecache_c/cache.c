@@ -576,8 +576,7 @@ static void judge(struct pc__cache *cache, uint64_t now)
     if (tell)
         pc__engine_event(cache->engine, PC_EVENT_THRASHING, 0, 0, cache->engine->server_id,
                          "of %llu MiB that came in %llu s, %llu were evicted just before: cache_bytes "
-                         "is %llu MiB, %llu are in use; raise cache_bytes, or run fewer tasks on this "
-                         "node at once",
+                         "is %llu MiB, %llu are in use",
                          (unsigned long long)came >> 8, PERIOD_NS / 1000000000u,
                          (unsigned long long)back >> 8, (unsigned long long)cache->budget >> 8,
                          (unsigned long long)pc__count_get(&cache->used) >> 8);

@@ -71,7 +71,9 @@ def test_they_do_what_the_others_do(session: FakeSession) -> None:
     async def work() -> None:
         table = await clamor.aio.get(ref)
         np.testing.assert_array_equal(table, TABLE)
-        private = await clamor.aio.get(ref, "c")
+        with pytest.raises(ValueError, match="page_bytes"):
+            await clamor.aio.get(ref, page_bytes=12345)
+        private = await clamor.aio.get(ref, "c", page_bytes="64KiB")
         assert private.flags.writeable
         np.testing.assert_array_equal(await clamor.aio.gather(table, [3, -1]), TABLE[[3, -1]])
         out = np.empty((2, 8), np.int64)

@@ -29,7 +29,7 @@ def test_one_warning_and_a_count(run_core, caplog: pytest.LogCaptureFixture) -> 
     run_core(work)
     (said,) = (record.getMessage() for record in caplog.records)
     assert "17 of 1000 blocks" in said
-    for what_to_do in ("CLAMOR_CACHE_BYTES", "smaller parts", "refetched_blocks"):
+    for what_to_do in ("CLAMOR_CACHE_BYTES", "smaller parts", "stats().thrashing"):
         assert what_to_do in said
 
 

@@ -331,7 +331,9 @@ def write(ranks: Float64, out: Path) -> None:
     type=click.FloatRange(1, min_open=True),
     help="Of the power law of in- and out-degrees.",
 )
-@click.option("--damping", default=0.85, show_default=True, type=click.FloatRange(0, 1))
+@click.option(
+    "--damping", default=0.85, show_default=True, type=click.FloatRange(0, 1, max_open=True)
+)
 @click.option("--iterations", default=20, show_default=True, type=click.IntRange(1))
 @click.option(
     "--tolerance",
