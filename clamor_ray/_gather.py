@@ -46,9 +46,10 @@ def gather(source: Any, ids: Any, *, out: Array | None = None, timeout: float | 
         given. For Arrow and pandas what their `take` returns.
 
     Raises:
-        IndexError: An id is out of bounds, or no integer; nothing has moved.
-        TypeError: `source` has no rows, e.g. it is a dict or a `HashMap` (use its `get`).
-        ValueError: `out` does not fit.
+        IndexError: An id is out of bounds, or no integer; no row has moved.
+        TypeError: `source` has no rows, e.g. it is a dict or a `HashMap` (use its `get`); or `out`
+            was given with Arrow or pandas data.
+        ValueError: `out` does not fit; or ids for Arrow or pandas data have several dimensions.
         PrefetchTimeoutError: Not all rows came in time; what `out` holds then is undefined.
         HomeLostError: The node that held them is gone.
         FreedError, SnapshotExpired, NotInitializedError, ...: As `GlobalRef.get`.
