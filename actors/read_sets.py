@@ -5,9 +5,9 @@ the next set under it arrives: where at least half of what the last call touched
 calls of this name repeat; otherwise they vary, and their sets are not handed out until two in a row
 are alike. A name that is unsure from the start has to show that it repeats first.
 
-Bounded: the sets that were noted or asked for longest ago go first, and those of a variable that is
-freed at once: nobody asks for them again. Nothing of it is journaled: a
-restarted registry has none, which costs faults.
+Bounded: the sets that were noted or asked for longest ago go first. Those of a variable that is
+freed go at once: nobody asks for them again. Nothing of it is journaled: a restarted registry has
+none, which costs faults.
 
 Thread safety: everything belongs to the registry's loop.
 """

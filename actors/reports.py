@@ -24,11 +24,12 @@ async def reports_of(
     """
 
     async def ask(info: ServerInfo) -> ServerReport:
-        try:
-            report: ServerReport = await within(timeout_s, handles[info.server_id].stats.remote())
-            return report
-        except KeyError:
+        handle = handles.get(info.server_id)
+        if handle is None:
             return ServerReport(info, error="it is gone, or not here yet")
+        try:
+            report: ServerReport = await within(timeout_s, handle.stats.remote())
+            return report
         except (RayError, asyncio.TimeoutError) as failure:
             return ServerReport(info, error=str(failure) or type(failure).__name__)
 

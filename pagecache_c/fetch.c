@@ -430,6 +430,15 @@ static int take_header(struct pc__peer *peer, struct pc__lane *lane, struct pc__
     return 1;
 }
 
+/* Blocks of the reply from this position on that are not zeros, and so are sent. */
+static uint64_t sent_from(const struct pc__lane *lane, uint32_t position)
+{
+    uint64_t blocks = 0;
+    for (uint32_t i = position; i < lane->reply_blocks; i++)
+        blocks += !is_hole(lane, i);
+    return blocks;
+}
+
 /* Deals with the blocks that have wholly arrived. 1: the reply is complete. */
 static int take_blocks(struct pc_engine *engine, struct pc__lane *lane, struct pc__fetch *fetch)
 {
@@ -561,7 +570,7 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
         }
         if (!lane->in_rows && !take_blocks(engine, lane, fetch))
             return 0;
-        const bool has_bytes = lane->in_rows || lane->reply_blocks; /* others may go before */
+        const bool has_bytes = lane->in_rows || sent_from(lane, 0); /* others may go before */
         const uint64_t sent_ns = fetch->sent_ns;
         end_answer(peer, lane, fetch);
         int rc = has_bytes ? check_skipped(peer->loop, lane, sent_ns) : PC_OK;
@@ -576,12 +585,8 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
 static void set_low_water(struct pc__lane *lane)
 {
     uint64_t due = lane->rows_due ? lane->rows_due : 1;
-    if (lane->in_reply) {
-        uint64_t blocks = 0;
-        for (uint32_t i = lane->reply_position; i < lane->reply_blocks; i++)
-            blocks += !is_hole(lane, i);
-        due = (blocks << PC_BLOCK_SHIFT) - bytes_in(lane);
-    }
+    if (lane->in_reply)
+        due = (sent_from(lane, lane->reply_position) << PC_BLOCK_SHIFT) - bytes_in(lane);
     int bytes = due < LOW_WATER_BYTES ? 1 : (int)LOW_WATER_BYTES;
     if (bytes == lane->low_water)
         return;
