@@ -75,7 +75,7 @@ typecheck: setup
 	rm -rf .typecheck
 	mkdir -p .typecheck/clamor_ray
 	ln -s $(CURDIR)/clamor_ray/*.py $(CURDIR)/clamor_ray/py.typed .typecheck/clamor_ray/
-	ln -s $(CURDIR)/actors $(CURDIR)/workloads .typecheck/clamor_ray/
+	ln -s $(CURDIR)/actors $(CURDIR)/workloads $(CURDIR)/clamor_ray/collection .typecheck/clamor_ray/
 	$(PYTHON) -m mypy -p clamor_ray
 
 bench: setup

@@ -16,6 +16,11 @@ What is kept is bounded:
   that began there is refused. The newest commit always stays, and so does every one that some home
   has not acknowledged;
 * per inline variable its newest ``max_payloads`` contents;
+* more than that where ``retain`` says that a live collection could need it: commits and contents
+  from its floor on go last, after everything else of the same budget. But at most ``max_retained``
+  of one variable stay so, and ``budget_bytes`` is the bound for all of them too;
+* status words (`status_words.py`) until they are dropped: with the tasks whose words they are. Of
+  these the newest ``max_dropped`` are remembered, and what still runs of them commits nothing;
 * outcomes and tombstones by number, but none that is younger than ``outcome_s`` or whose homes
   have not acknowledged.
 
@@ -28,7 +33,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pyroaring import BitMap
@@ -41,6 +46,7 @@ from clamor_ray.actors.messages import (
     Publication,
     Write,
 )
+from clamor_ray.actors.status_words import word_of
 from clamor_ray.errors import (
     CommitAbortedError,
     CommitConflict,
@@ -59,18 +65,22 @@ class Limits:
     Args:
         max_commits: Of one region.
         max_payloads: Of one inline variable.
+        max_retained: Commits, or contents, of one variable that has a floor; see ``retain``.
         budget_bytes: Of all commits together.
         max_outcomes: Commit ids whose outcome is remembered.
         outcome_s: No outcome younger than this is forgotten.
         max_freed_inline: Inline variables known to be freed.
+        max_dropped: Tasks known to be dropped, with their status words.
     """
 
     max_commits: int = 4096
     max_payloads: int = 64
+    max_retained: int = 65536
     budget_bytes: int = 64 << 20
     max_outcomes: int = 65536
     outcome_s: float = 120.0
     max_freed_inline: int = 65536
+    max_dropped: int = 65536
 
 
 @dataclass(frozen=True)
@@ -109,14 +119,30 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Trimmed:
-    """What was forgotten and may go from the journal too."""
+    """What was forgotten and may go from the journal too.
+
+    Args:
+        commits: (region, version).
+        plans: (region, version).
+        outcomes: Commit ids.
+        retained: (region, the oldest version that is left) where something went that a live
+            collection could need.
+    """
 
     commits: tuple[tuple[int, int], ...] = ()
     plans: tuple[tuple[int, int], ...] = ()
     outcomes: tuple[int, ...] = ()
+    retained: tuple[tuple[int, int], ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.commits or self.plans or self.outcomes)
+
+
+@dataclass
+class _Forgotten:
+    commits: list[tuple[int, int]] = field(default_factory=list)
+    plans: list[tuple[int, int]] = field(default_factory=list)
+    retained: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -167,11 +193,15 @@ class CommitLog:
         self._limits = limits
         self._variables: dict[int, _Variable] = {}
         self._freed_inline: dict[int, None] = {}
+        self._words: dict[bytes, set[int]] = {}  # token -> ids of its status words
+        self._dropped: dict[bytes, None] = {}  # tokens, the oldest first
         self._outcomes: dict[int, Outcome] = {}  # oldest first
         self._behind: dict[int, set[int]] = {}  # home -> regions with versions it does not know
         self._lost: set[int] = set()
         self._bytes = 0
         self._untrimmed: set[int] = set()
+        self._floors: dict[int, int] = {}
+        self._retained_expired = 0
 
     # -- variables
 
@@ -193,9 +223,9 @@ class CommitLog:
         elif (variable := self._variables.get(region)) is not None:
             variable.closed = True
 
-    def freed_too_many(self) -> tuple[int, ...]:
-        """Freed inline variables of which that is forgotten with the next one that is freed."""
-        excess = len(self._freed_inline) + 1 - self._limits.max_freed_inline
+    def freed_too_many(self, n: int = 1) -> tuple[int, ...]:
+        """Freed inline variables of which that is forgotten with the next n that are freed."""
+        excess = len(self._freed_inline) + n - self._limits.max_freed_inline
         return tuple(itertools.islice(self._freed_inline, max(0, excess)))
 
     def reopen(self, region: int) -> None:
@@ -205,12 +235,53 @@ class CommitLog:
 
     def forget(self, region: int) -> None:
         """It is gone, with all that was known of it. Outcomes stay."""
+        self._floors.pop(region, None)
         variable = self._variables.pop(region, None)
         if variable is not None:
+            self._note_word(variable.entries[-1] if variable.entries else None, gone=True)
             self._bytes -= variable.n_bytes
             self._untrimmed.discard(region)
             for home in variable.homes:
                 self._behind.get(home, set()).discard(region)
+
+    # -- status words
+
+    def words_of(self, tokens: Iterable[bytes]) -> tuple[int, ...]:
+        """Ids of the status words of these tasks."""
+        return tuple(region for token in tokens for region in sorted(self._words.get(token, ())))
+
+    def drop(self, tokens: Iterable[bytes]) -> None:
+        """No attempt of these tasks commits any more, whether one has before or not."""
+        tokens = tuple(tokens)
+        for region in self.words_of(tokens):
+            self.forget(region)
+        self._dropped.update(dict.fromkeys(tokens))
+        while len(self._dropped) > self._limits.max_dropped:
+            del self._dropped[next(iter(self._dropped))]
+
+    def dropped_too_many(self, tokens: Iterable[bytes]) -> tuple[bytes, ...]:
+        """Dropped tasks of which that is forgotten when these are dropped; of them, too."""
+        both = {**self._dropped, **dict.fromkeys(tokens)}
+        return tuple(itertools.islice(both, max(0, len(both) - self._limits.max_dropped)))
+
+    def _check_dropped(self, write: Write) -> None:
+        word = word_of(write.region, write.payload)
+        if word is not None and word.token in self._dropped:
+            raise FreedError(
+                f"The task {word.token.hex()} was cancelled while this attempt of it ran: it can "
+                "commit nothing any more.",
+                hint="What asked for its result has failed or ended. Nothing of this transaction "
+                "was made.",
+            )
+
+    def _note_word(self, entry: Entry | None, *, gone: bool = False) -> None:
+        word = word_of(entry.region, entry.payload) if entry is not None else None
+        if word is None:
+            return
+        words = self._words.setdefault(word.token, set())
+        (words.discard if gone else words.add)(word.region)
+        if not words:
+            del self._words[word.token]
 
     def server_lost(self, server_id: int) -> None:
         """Nobody waits for its acknowledgements any more."""
@@ -222,6 +293,15 @@ class CommitLog:
                 variable.acknowledged.pop(server_id, None)
                 self._untrimmed.add(variable.region)
 
+    def rehome(self, region: int, server_id: int) -> None:
+        """The region has this home from now on, which has all versions that there are."""
+        if (variable := self._variables.get(region)) is not None:
+            for home in variable.homes:
+                self._behind.get(home, set()).discard(region)
+            variable.homes = (server_id,)
+            variable.acknowledged = {server_id: variable.newest}
+            self._untrimmed.add(region)
+
     # -- commits
 
     def prepare(self, request: CommitRequest) -> tuple[Entry, ...]:
@@ -230,7 +310,8 @@ class CommitLog:
         Raises:
             CommitConflict: Somebody else changed the same first, or the base is too old to tell.
             CommitAbortedError: Its outcome was asked for before.
-            FreedError: A variable was freed, or never existed.
+            FreedError: A variable was freed, or never existed; or the task was dropped whose
+                status word is among the writes.
             NoVersionError: A base version that does not exist.
             ValueError: A request that makes no sense.
         """
@@ -248,6 +329,7 @@ class CommitLog:
         return entries
 
     def _prepare(self, commit_id: int, write: Write) -> Entry:
+        self._check_dropped(write)
         variable = self._writable(write.region)
         inline = write.region >= INLINE_BASE
         if inline != (write.payload is not None):
@@ -341,6 +423,7 @@ class CommitLog:
         variable.newest = entry.version
         variable.n_bytes += entry.n_bytes
         self._bytes += entry.n_bytes
+        self._note_word(entry)
         if entry.plan is not None:
             variable.plan_versions.append(entry.version)
             variable.plans[entry.version] = entry.plan
@@ -488,51 +571,103 @@ class CommitLog:
 
     # -- bounds
 
+    def retain(self, floors: Mapping[int, int | None]) -> None:
+        """Says what live collections could need: it goes last, see the file's head.
+
+        A floor needs the changes after it, the plan and, of an inline variable, the content at it.
+        A variable that is not known yet may have one. It goes with the variable. After a restart
+        they are to be said again, before ``trim`` is called.
+
+        Args:
+            floors: By variable, the oldest version that must stay; None: none must.
+
+        Raises:
+            ValueError: A version below 0. Nothing has changed.
+        """
+        if any(floor is not None and floor < 0 for floor in floors.values()):
+            raise ValueError("versions count from 0")
+        for region, floor in floors.items():
+            if floor is not None:
+                self._floors[region] = floor
+            else:
+                self._floors.pop(region, None)
+            if region in self._variables:
+                self._untrimmed.add(region)  # what only the old floor held is beyond the limits now
+
+    @property
+    def retained_expired(self) -> int:
+        """Commits that were forgotten though a live collection could need them."""
+        return self._retained_expired
+
+    def _needed_from(self, variable: _Variable) -> int:
+        """The newest horizon at which all that the variable's floor needs is there."""
+        floor = self._floors.get(variable.region)
+        if floor is None:
+            return variable.newest
+        if variable.region >= INLINE_BASE:
+            return max(0, floor - 1)  # the content is in the entry that made the version
+        return floor
+
     def trim(self, now_s: float) -> Trimmed:
         """Forgets what is beyond the limits, and says what."""
-        commits: list[tuple[int, int]] = []
-        plans: list[tuple[int, int]] = []
+        forgotten = _Forgotten()
         for region in self._untrimmed:
             variable = self._variables[region]
             inline = region >= INLINE_BASE
             most = self._limits.max_payloads if inline else self._limits.max_commits
-            self._drop(variable, len(variable.entries) - most, commits, plans)
+            excess = len(variable.entries) - most
+            self._drop(variable, min(excess, self._n_unneeded(variable)), forgotten)
+            self._drop(
+                variable, len(variable.entries) - max(most, self._limits.max_retained), forgotten
+            )
         self._untrimmed.clear()
         if self._bytes > self._limits.budget_bytes:
-            self._shrink(commits, plans)
-        return Trimmed(tuple(commits), tuple(plans), self._trim_outcomes(now_s))
+            self._shrink(forgotten, retained_too=False)
+            if self._bytes > self._limits.budget_bytes:
+                self._shrink(forgotten, retained_too=True)
+        return Trimmed(
+            tuple(forgotten.commits),
+            tuple(forgotten.plans),
+            self._trim_outcomes(now_s),
+            tuple(forgotten.retained.items()),
+        )
 
-    def _shrink(self, commits: list[tuple[int, int]], plans: list[tuple[int, int]]) -> None:
+    def _n_unneeded(self, variable: _Variable) -> int:
+        return max(0, self._needed_from(variable) - variable.horizon)
+
+    def _shrink(self, forgotten: _Forgotten, *, retained_too: bool) -> None:
         # A tenth below the budget, so that this is not for every commit.
         largest = [(-variable.n_bytes, region) for region, variable in self._variables.items()]
         heapq.heapify(largest)
         while largest and self._bytes > self._limits.budget_bytes * 9 // 10:
             _, region = heapq.heappop(largest)
             variable = self._variables[region]
-            if self._drop(variable, max(1, len(variable.entries) // 8), commits, plans):
+            n = max(1, len(variable.entries) // 8)
+            if not retained_too:
+                n = min(n, self._n_unneeded(variable))
+            if self._drop(variable, n, forgotten):
                 heapq.heappush(largest, (-variable.n_bytes, region))
 
-    def _drop(
-        self,
-        variable: _Variable,
-        n: int,
-        commits: list[tuple[int, int]],
-        plans: list[tuple[int, int]],
-    ) -> int:
+    def _drop(self, variable: _Variable, n: int, forgotten: _Forgotten) -> int:
         n = min(n, len(variable.entries) - 1, variable.settled - variable.horizon)
         if n <= 0:
             return 0
         region = variable.region
+        n_retained = n - self._n_unneeded(variable)
         for entry in variable.entries[:n]:
             variable.n_bytes -= entry.n_bytes
             self._bytes -= entry.n_bytes
-            commits.append((region, entry.version))
+            forgotten.commits.append((region, entry.version))
         del variable.entries[:n], variable.blocks[:n]
         versions = variable.plan_versions
         while len(versions) > 1 and versions[1] <= variable.horizon:
-            plans.append((region, versions[0]))
+            forgotten.plans.append((region, versions[0]))
             del variable.plans[versions.pop(0)]
             variable.plans_lost = True
+        if n_retained > 0:
+            self._retained_expired += n_retained
+            inline = region >= INLINE_BASE
+            forgotten.retained[region] = variable.horizon + 1 if inline else variable.horizon
         return n
 
     def _trim_outcomes(self, now_s: float) -> tuple[int, ...]:
@@ -560,6 +695,7 @@ class CommitLog:
         acknowledged: Iterable[tuple[int, int, int]],
         outcomes: Iterable[tuple[int, Outcome]],
         freed_inline: Iterable[int],
+        dropped: Iterable[bytes] = (),
     ) -> None:
         """Takes back what the journal held, once every region was opened.
 
@@ -569,6 +705,7 @@ class CommitLog:
             acknowledged: (region, server id, version).
             outcomes: By commit id, the oldest first.
             freed_inline: Ids, in the order in which they were freed.
+            dropped: Tokens, in the order in which they were dropped.
         """
         for region, server_id, version in acknowledged:
             variable = self._variables.get(region)
@@ -588,6 +725,7 @@ class CommitLog:
                 variable.plans[version] = plan
         self._outcomes.update(outcomes)
         self._freed_inline.update(dict.fromkeys(freed_inline))
+        self._dropped.update(dict.fromkeys(dropped))
 
     def check(self) -> None:
         """Raises AssertionError when an invariant of this file does not hold."""
@@ -603,5 +741,9 @@ class CommitLog:
             for home in variable.homes:
                 behind = region in self._behind.get(home, ())
                 assert behind == (variable.acknowledged[home] < variable.newest)
-        for regions in self._behind.values():
+        for regions in (*self._behind.values(), *self._words.values()):
             assert regions <= self._variables.keys()
+        assert all(floor >= 0 for floor in self._floors.values())
+        assert self._untrimmed <= self._variables.keys()
+        assert not self._words.keys() & self._dropped.keys()
+        assert len(self._dropped) <= self._limits.max_dropped

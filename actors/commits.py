@@ -120,12 +120,7 @@ class Commits:
         if (running := self._running.get(commit_id)) is not None:
             return await asyncio.shield(running)
         self._check_homes(request)
-        pulls = [
-            (home, write)
-            for write in request.writes
-            for home in self._homes.of(write.region)
-            if home != write.staged_at and write.layer_bytes
-        ]
+        pulls = self._pulls_of(request)
         if not pulls:
             return self._decide(request)
         running = self._running[commit_id] = asyncio.get_running_loop().create_future()
@@ -143,13 +138,26 @@ class Commits:
         finally:
             del self._running[commit_id]
 
+    def _pulls_of(self, request: CommitRequest) -> list[tuple[int, Write]]:
+        return [
+            (home, write)
+            for write in request.writes
+            for home in self._homes.of(write.region)
+            if home != write.staged_at and write.layer_bytes
+        ]
+
     async def _pull_and_decide(
         self, request: CommitRequest, pulls: list[tuple[int, Write]]
     ) -> Committed:
         self._log.prepare(request)
         try:
-            await self._pull(request, pulls)
-            return self._decide(request)
+            while True:
+                await self._pull(request, pulls)
+                self._check_homes(request)  # they may have been lost meanwhile,
+                homes = self._pulls_of(request)
+                if homes == pulls:
+                    return self._decide(request)
+                pulls = homes  # or the region has got another one
         except (errors.CommitConflict, errors.CommitAbortedError, errors.FreedError):
             self._drop(request.commit_id, pulls)
             raise
@@ -341,6 +349,13 @@ class Commits:
         finally:
             self._tidying = False
         trimmed = self._log.trim(self._now_s())
+        for region, version in trimmed.retained:
+            logger.warning(
+                "region %d: too many commits for what is remembered of them; of the versions that "
+                "live collections could need, those below %d are known no longer",
+                region,
+                version,
+            )
         pause_s = TICK_S
         while trimmed:
             try:

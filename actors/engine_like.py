@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from clamor_ray.actors.messages import LocateAnswer, LookupAnswer
+from clamor_ray.actors.messages import LocateAnswer, LookupAnswer, RegionRecord
 
 
 class EventKind(enum.IntEnum):
@@ -27,6 +27,7 @@ class EventKind(enum.IntEnum):
     NEED_OUTCOME = 7
     PULLED = 8
     THRASHING = 9
+    NEED_HOME = 10
 
 
 class Answer(enum.IntEnum):
@@ -80,6 +81,7 @@ class EngineLike(Protocol):
     def peer_lost(self, server_id: int, error: int) -> None: ...
     def serve(self, server_id: int, fd: int) -> None: ...
     def retire(self, region: int, *, force: bool) -> None: ...
+    def retain(self, region: int, version: int | None) -> None: ...
     def set_changes(
         self, region: int, from_version: int, to_version: int, runs: Any, *, error: int = 0
     ) -> None: ...
@@ -87,6 +89,8 @@ class EngineLike(Protocol):
     def caught_up(self, region: int, *, error: int = 0) -> None: ...
     def drop_staged(self, region: int, commit_id: int) -> None: ...
     def pull(self, region: int, commit_id: int, server_id: int, layer_bytes: int) -> None: ...
+    def set_homes(self, region: int, homes: Sequence[int]) -> None: ...
+    def home_lost(self, region: int, server_id: int, error: int) -> None: ...
 
 
 class Resolver(Protocol):
@@ -100,6 +104,13 @@ class Resolver(Protocol):
 
     async def locate(self, server_id: int, since_epoch: int) -> LocateAnswer:
         """Where the server is; ``since_epoch`` is where it could not be reached (0: not tried)."""
+
+    async def rehomed(self, region: int, server_id: int) -> RegionRecord | None:
+        """The region's record once it has another home than this lost server; None: ask again.
+
+        Raises:
+            HomeLostError, FreedError: There will be none.
+        """
 
     async def region_idle(self, region: int) -> None:
         """The last lease on a retired region is gone from this node."""
@@ -132,6 +143,8 @@ class Settings:
         answer_s: One question to the resolver, or one TCP connect.
         deadline_s: All tries to find a peer or a region, or to learn of commits.
         pull_s: One layer's way here.
+        rebuild_s: Until a region whose home is lost has another one. (Who waits for its blocks
+            gives up by the engine's deadlines.)
         backoff_first_s: Pause after the first failure; doubles.
         backoff_most_s: The longest pause.
     """
@@ -141,6 +154,7 @@ class Settings:
     answer_s: float = 10.0
     deadline_s: float = 40.0
     pull_s: float = 600.0
+    rebuild_s: float = 900.0
     backoff_first_s: float = 0.05
     backoff_most_s: float = 1.0
 

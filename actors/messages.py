@@ -233,6 +233,29 @@ class Pinned:
 
 
 @dataclass(frozen=True)
+class RebuildOrder:
+    """How a page server makes itself the home of a region whose home is lost.
+
+    Args:
+        record: The region's, with its newest version, and this server as its home.
+        own: (version, serialized BitMap) of blocks that it has in its own cache.
+        takes: (server id, commit id, bytes) of each layer that others have staged for it.
+        from_source: Serialized BitMap of the blocks that the source must make; b"": none.
+        compared: Of those that the source makes too, and that must then be the same.
+        pieces: (offset, bytes) of what the source makes, where it is known.
+        digest: Of an object that was shared; b"": the source's answer is a list of pieces.
+    """
+
+    record: RegionRecord
+    own: tuple[tuple[int, bytes], ...]
+    takes: tuple[tuple[int, int, int], ...]
+    from_source: bytes = b""
+    compared: bytes = b""
+    pieces: tuple[tuple[int, bytes], ...] = ()
+    digest: bytes = b""
+
+
+@dataclass(frozen=True)
 class ConnectionCounters:
     """What came to a data port, since the server started.
 

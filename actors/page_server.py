@@ -29,19 +29,29 @@ from typing import Any, TypeVar
 import numpy as np
 import ray
 import uvloop
-from ray.exceptions import ActorDiedError, RayError
+from pyroaring import BitMap
+from ray.exceptions import (
+    ActorDiedError,
+    GetTimeoutError,
+    ObjectLostError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from clamor_ray import _names, _native, errors
 from clamor_ray._layout import BLOCK_BYTES, Pickled, take_apart
 from clamor_ray._memory import COMMIT_HINT, cache_budget, check_room, memory_bytes
+from clamor_ray._source import NOT_EQUAL_HINT
 from clamor_ray._version import __version__
-from clamor_ray.actors import keeper_process
+from clamor_ray.actors import keeper_process, rebuilding
 from clamor_ray.actors.engine_like import Settings
 from clamor_ray.actors.messages import (
     LocateAnswer,
     LookupAnswer,
     Pinned,
     Publication,
+    RebuildOrder,
     RegionRecord,
     ServerConfig,
     ServerInfo,
@@ -49,6 +59,7 @@ from clamor_ray.actors.messages import (
 )
 from clamor_ray.actors.registry_core import server_id_of
 from clamor_ray.actors.server_core import ServerCore
+from clamor_ray.actors.version_questions import runs_of
 
 logger = logging.getLogger("clamor_ray.page_server")
 
@@ -57,6 +68,8 @@ KEEPER_S = 10.0
 LOOP_S = 10.0
 FETCH_OBJECT_S = 120.0
 PULL_S = 600.0
+SOURCE_S = 600.0
+RAISED_HINT = "Put the variable again."
 PUBLISH_S = 60.0
 WATCH_PAUSE_S = 1.0
 
@@ -83,6 +96,11 @@ class _RegistryResolver:
     async def locate(self, server_id: int, since_epoch: int) -> LocateAnswer:
         reference = self._registry.locate.remote(server_id, since_epoch)
         answer: LocateAnswer = await asyncio.wrap_future(reference.future())
+        return answer
+
+    async def rehomed(self, region: int, server_id: int) -> RegionRecord | None:
+        reference = self._registry.rehomed.remote(region, server_id)
+        answer: RegionRecord | None = await asyncio.wrap_future(reference.future())
         return answer
 
     async def region_idle(self, region: int) -> None:
@@ -191,6 +209,8 @@ class PageServer:
         )
         server_id = server_id_of(node_id)
         name = _names.server_socket(config.job_scope, node_id)
+        # Before the engine takes back what the keeper has: that may drop history for want of room.
+        floors = ray.get(self._registry.floors_at.remote(server_id), timeout=CALL_S)
         self._engine = _native.Engine(
             name,
             server_id=server_id,
@@ -206,6 +226,7 @@ class PageServer:
             cache_bytes=self._cache_bytes,
             cache_policy=config.cache_policy,
             replication=config.replication,
+            floors=floors,
             library_version=__version__,
         )
         self._loop = uvloop.new_event_loop()
@@ -321,6 +342,25 @@ class PageServer:
             if force:
                 self._unpin(region)
 
+    def retain(self, floors: dict[int, int | None]) -> None:
+        """Says which old versions of regions that are homed here live collections could need.
+
+        Their blocks are dropped after all others, and only if the budgets for old versions are
+        full (docs/transactions.md). Who asks twice waits for the first answer: calls that overlap
+        may come in either order.
+
+        Args:
+            floors: By region, the oldest version that must stay readable; None: none must. Regions
+                that are not named keep what was said of them. One that is not known here yet is
+                no error. Nothing of it outlives this process: the next one asks when it starts
+                (`Registry.floors_at`), and is told again.
+
+        Raises:
+            OutOfMemoryError: It could not be noted.
+        """
+        for region, version in floors.items():
+            self._engine.retain(region, version)
+
     # -- commits
 
     def pull(self, commit_id: int, region: int, from_server: int, layer_bytes: int) -> None:
@@ -358,6 +398,116 @@ class PageServer:
 
         async def tell() -> None:
             self._core.versions.drop_staged(commit_id, regions)
+
+        self._on_loop(tell())
+
+    # -- regions whose home is lost
+
+    def holdings(self, region: int) -> list[tuple[int, bytes]]:
+        """What is cached here of a region: (version, serialized BitMap of its blocks)."""
+        return [
+            (version, bytes(rebuilding.blocks_of(runs).serialize()))
+            for version in self._engine.cached_versions(region)
+            if len(runs := self._engine.cached_blocks(region, version))
+        ]
+
+    def stage_cached(self, region: int, version: int, commit_id: int, blocks: bytes) -> int:
+        """Makes a layer of cached blocks, which the new home pulls, and then drops.
+
+        Args:
+            region: Its id.
+            version: That the blocks are cached at.
+            commit_id: What the layer is staged under.
+            blocks: Serialized BitMap.
+
+        Returns:
+            The layer's bytes.
+
+        Raises:
+            OutOfMemoryError: There is no room for it.
+            InternalError: Some of the blocks are not here any more.
+        """
+        n_bytes = len(BitMap.deserialize(blocks)) * BLOCK_BYTES
+        check_room(n_bytes, f"Giving the blocks of region {region} to its new home", COMMIT_HINT)
+        return self._engine.stage_cached(region, version, commit_id, runs_of(blocks))
+
+    def rebuild(self, order: RebuildOrder, made: list[Any]) -> None:
+        """Gets ready to be the home of a region; ``rehome`` makes it that.
+
+        Args:
+            order: What comes from where.
+            made: A list of one ObjectRef of what the source makes, or an empty one.
+
+        Raises:
+            OutOfMemoryError: There is no room for it.
+            SourceError: The source raises, or makes something else than it did.
+            WaitTimeoutError: The source runs still.
+            What the engine raises.
+        """
+        record = order.record
+        region = record.region
+        what = f"Becoming the home of region {region}"
+        check_room(rebuilding.written_bytes(order), what, COMMIT_HINT)
+        fd = self._engine.rebuild_begin(
+            region, record.version, record.base_address, record.length_bytes
+        )
+        try:
+            for version, blocks in order.own:
+                self._engine.rebuild_copy(region, fd, version, runs_of(blocks))
+            for server_id, commit_id, layer_bytes in order.takes:
+                self.pull(commit_id, region, server_id, layer_bytes)
+                self._engine.rebuild_take(region, fd, commit_id)
+            if order.from_source:
+                rebuilding.fill_from_source(fd, order, self._pieces(order, made))
+            self._engine.rebuild_seal(region, fd)
+        except BaseException:
+            self._engine.rebuild_drop(region, fd)
+            raise
+        finally:
+            os.close(fd)
+
+    def rebuild_drop(self, region: int) -> None:
+        """Lets go of what was got ready here: the region is lost for good."""
+        self._engine.rebuild_drop(region)
+
+    @staticmethod
+    def _pieces(order: RebuildOrder, made: list[Any]) -> list[tuple[int, Any]]:
+        if not made:
+            return list(order.pieces)
+        try:
+            found = ray.get(made[0], timeout=SOURCE_S)
+        except RayTaskError as failure:
+            cause = failure.cause
+            if isinstance(cause, errors.SourceError):
+                raise cause from None
+            raise errors.SourceError(f"It raised: {cause!r}.", hint=RAISED_HINT) from failure
+        except GetTimeoutError as failure:
+            raise errors.WaitTimeoutError(
+                f"The source has not ended within {SOURCE_S:g} s."
+            ) from failure
+        except (ObjectLostError, WorkerCrashedError) as failure:
+            raise errors.SourceError(
+                f"Ray cannot bring it: {type(failure).__name__}: {failure}", hint=RAISED_HINT
+            ) from failure
+        if not order.digest:
+            return list(found)
+        pickled = take_apart(found)
+        if _digest(pickled) != order.digest:
+            raise errors.SourceError(
+                "The shared object was made again by Ray, and takes apart differently.",
+                hint=NOT_EQUAL_HINT,
+            )
+        return list(pickled.pieces())
+
+    def rehome(self, record: RegionRecord) -> None:
+        """The region has other homes from now on, maybe this server.
+
+        Raises:
+            HomeLostError: This server is one, and has nothing of it.
+        """
+
+        async def tell() -> None:
+            self._core.rehome(record)
 
         self._on_loop(tell())
 

@@ -9,11 +9,23 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import ray
 from ray.exceptions import ActorDiedError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import errors
-from clamor_ray.actors.messages import Publication, ServerInfo, ServerLost, Write
+from clamor_ray._source import Source, make_again
+from clamor_ray.actors.messages import (
+    Publication,
+    RebuildOrder,
+    RegionRecord,
+    ServerInfo,
+    ServerLost,
+    Write,
+)
 from clamor_ray.actors.registry_core import RegistryCore
+
+SOURCE_RETRIES = 3
 
 
 async def answer_of(reference: Any) -> Any:
@@ -33,7 +45,7 @@ async def answer_of(reference: Any) -> Any:
 
 
 class RayHomes:
-    """See ``commits.Homes``.
+    """See ``commits.Homes`` and ``rebuilds.Servers``.
 
     Args:
         core: Knows who is home of what, and who is lost.
@@ -71,10 +83,47 @@ class RayHomes:
     async def drop(self, home: int, commit_id: int, regions: list[int]) -> None:
         await self._call(home, "drop_staged", commit_id, regions)
 
+    async def retain(self, home: int, floors: dict[int, int | None]) -> None:
+        await self._call(home, "retain", floors)
+
     async def examine(self, home: int) -> None:
         answer = self._core.locate(home)
         if isinstance(answer, ServerInfo) and home in self._handles:
             await self._examine(answer)
+
+    async def holdings(self, server_id: int, region: int) -> list[tuple[int, bytes]]:
+        found: list[tuple[int, bytes]] = await self._call(server_id, "holdings", region)
+        return found
+
+    async def stage_cached(
+        self, server_id: int, region: int, version: int, commit_id: int, blocks: bytes
+    ) -> int:
+        layer_bytes: int = await self._call(
+            server_id, "stage_cached", region, version, commit_id, blocks
+        )
+        return layer_bytes
+
+    async def rebuild(self, server_id: int, order: RebuildOrder, made: list[Any]) -> None:
+        await self._call(server_id, "rebuild", order, made)
+
+    async def rebuild_drop(self, server_id: int, region: int) -> None:
+        await self._call(server_id, "rebuild_drop", region)
+
+    async def rehome(self, server_id: int, record: RegionRecord) -> None:
+        await self._call(server_id, "rehome", record)
+
+    def make_again(self, server_id: int, source: Source) -> list[Any]:
+        info = self._core.locate(server_id)
+        if not isinstance(info, ServerInfo):
+            raise errors.ServerUnavailableError(f"The page server {server_id:#x} is lost.")
+        # No CPU: tasks that wait for the variable may hold all there are.
+        task = ray.remote(make_again).options(
+            name="clamor source",
+            num_cpus=0,
+            max_retries=SOURCE_RETRIES,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(info.node_id, soft=False),
+        )
+        return [task.remote(source.what, source.digest)]
 
     async def _call(self, home: int, method: str, *arguments: Any) -> Any:
         handle = self._handles.get(home)

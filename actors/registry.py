@@ -33,22 +33,26 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayActorError, RayError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnschedulableError,
+    RayActorError,
+    RayError,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import _names, errors
-from clamor_ray._ask import OFTEN, pack, unpack
 from clamor_ray._layout import Plan
+from clamor_ray._source import Source
 from clamor_ray.actors import keeper_process
 from clamor_ray.actors.commit_log import CommitLog
 from clamor_ray.actors.commits import Commits
 from clamor_ray.actors.handshake import SECRET_BYTES
 from clamor_ray.actors.journal import Journal
+from clamor_ray.actors.lineage_service import LineageMethods, LineageService
+from clamor_ray.actors.meeting_methods import MeetingMethods
 from clamor_ray.actors.messages import (
     INLINE_BASE,
-    CommitRequest,
-    Committed,
-    Latest,
     LocateAnswer,
     LookupAnswer,
     Pinned,
@@ -63,8 +67,11 @@ from clamor_ray.actors.page_server import PageServer, session_directory
 from clamor_ray.actors.ray_homes import RayHomes
 from clamor_ray.actors.ray_nodes import PING_S, alive_nodes, raylet_is_gone, within
 from clamor_ray.actors.read_sets import ReadSets
+from clamor_ray.actors.rebuilds import REHOME_S, RebuildMethods, Rebuilds
 from clamor_ray.actors.registry_core import RegionState, RegistryCore, Retire, server_id_of
+from clamor_ray.actors.rendezvous import Rendezvous
 from clamor_ray.actors.reports import histograms_of, reports_of
+from clamor_ray.actors.version_methods import VersionMethods
 
 logger = logging.getLogger("clamor_ray.registry")
 
@@ -118,7 +125,7 @@ def journal_directory(job_scope: str) -> Path:
     return session_directory() / f"clamor-registry-{job_scope}"
 
 
-class Registry:
+class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
     """See the file's head.
 
     Args:
@@ -132,6 +139,7 @@ class Registry:
         self._core = RegistryCore()
         self._log = CommitLog()
         self._read_sets = ReadSets()
+        self._rendezvous = Rendezvous()
         self._secret = secret
         self._handles: dict[int, Any] = {}
         self._shared: dict[int, tuple[int, Pinned, list[Any]]] = {}
@@ -148,6 +156,12 @@ class Registry:
         self._in_use_fd = keeper_process.hold_and_watch(directory, keeper_process.raylet_pid())
         homes = RayHomes(self._core, self._handles, self._lose, self._examine)
         self._commits = Commits(self._log, self._journal, homes, config.control_timeout_s)
+        self._lineage = LineageService(
+            directory, self._retain, homes, self._note_reads, config.control_timeout_s
+        )
+        self._rebuilds = Rebuilds(
+            self._core, self._log, self._journal, homes, self._lineage.server_here
+        )
         self._take_back()
 
     def _take_back(self) -> None:
@@ -172,10 +186,19 @@ class Registry:
                 if state is not RegionState.READY:
                     self._log.close(region.record.region)
         self._log.restore(
-            saved.entries, saved.plans, saved.acknowledged, saved.outcomes, saved.freed_inline
+            saved.entries,
+            saved.plans,
+            saved.acknowledged,
+            saved.outcomes,
+            saved.freed_inline,
+            saved.dropped,
         )
+        for number, source in saved.sources:
+            self._rebuilds.set_source(number, source)
         for info in saved.servers:
             self._find_again(info)
+        self._rebuilds.activate(saved.rehomed)
+        self._lineage.take_back()
         self._carry_out(orders)
         self._commits.tell_homes()
         self._commits.tidy_soon()
@@ -214,6 +237,7 @@ class Registry:
                 for pinned, object_refs in shared:
                     self._shared.setdefault(pinned.record.region, (server_id, pinned, object_refs))
                 self._forget_shared()
+                self._lineage.server_here(server_id)
                 return
 
     def __repr__(self) -> str:
@@ -236,6 +260,7 @@ class Registry:
             self._unsaved[region] = None if gone else state.value
             if gone:
                 self._log.forget(region)
+                self._rebuilds.forget(region)
         if not self._save_now() and not self._saving:
             self._saving = True
             self._spawn(self._save_later())
@@ -299,16 +324,24 @@ class Registry:
             raise
         return record
 
-    async def seal(self, region: int) -> RegionRecord:
+    async def seal(self, region: int, source: Source | None = None) -> RegionRecord:
         """The region's bytes are in place: it can be looked up from now on.
+
+        Args:
+            region: Its id.
+            source: What makes them again.
 
         Raises:
             NoSuchRegion, IllegalTransition: See ``RegistryCore.seal``.
             JournalFullError: It is not sealed.
         """
         if self._core.state(region) is RegionState.CREATING:
+            if source is not None:
+                self._journal.save_source(region, source)
             self._journal.set_states([(region, RegionState.READY.value)])
         record = self._core.seal(region)
+        if source is not None:
+            self._rebuilds.set_source(region, source)
         self._log.open(region, record.homes)
         self._save_changed()
         return record
@@ -327,14 +360,16 @@ class Registry:
             JournalFullError: It is not freed.
         """
         if region >= INLINE_BASE:
-            self._journal.free_inline(region, self._log.freed_too_many())
+            self._journal.free_inline([region], self._log.freed_too_many())
             self._log.close(region)
+            self._lineage.region_freed(region)
             return
         if self._core.state(region) is RegionState.READY:
             self._journal.set_states([(region, RegionState.FREED.value)])
         orders = self._core.free(region)
         self._log.close(region)
         self._read_sets.forget(region)
+        self._lineage.region_freed(region)
         told = self._carry_out(orders)
         if told:
             await asyncio.wait(told, timeout=FREE_S)
@@ -345,7 +380,11 @@ class Registry:
         Args:
             region: Its id.
             server_id: The page server that will hold leases on it; 0 for a mere question.
+
+        Raises:
+            ServerUnavailableError: Its new home does not know yet that it is that: ask again.
         """
+        await self._rebuilds.activated(region, REHOME_S)
         answer = self._core.lookup(region, server_id) if server_id else self._core.peek(region)
         if isinstance(answer, RegionRecord):
             return dataclasses.replace(answer, version=self._log.newest(region))
@@ -354,93 +393,6 @@ class Registry:
     async def region_idle(self, region: int, server_id: int) -> None:
         """A page server says that the last lease on its node is gone."""
         self._carry_out(self._core.region_idle(region, server_id))
-
-    # -- commits
-
-    async def ask(self, packed: bytes) -> bytes:
-        """Calls one of the methods ``OFTEN``: ``pack(method, *arguments)`` -> ``pack(answer)``.
-
-        Raises:
-            What the method raises.
-        """
-        method, *arguments = unpack(packed)
-        if method not in OFTEN:
-            raise ValueError(f"{method!r} is called by its own name")
-        return pack(await getattr(self, method)(*arguments))
-
-    async def latest(self, regions: list[int]) -> list[Latest]:
-        """The newest version of each variable, with its plan and payload.
-
-        Raises:
-            FreedError: One of them was freed, or never existed.
-        """
-        return [self._log.latest(region) for region in regions]
-
-    async def at(self, region: int, version: int) -> Latest:
-        """One version of a variable, with its plan and payload.
-
-        Raises:
-            FreedError, NoVersionError, SnapshotExpired: See ``CommitLog.at``.
-        """
-        return self._log.at(region, version)
-
-    async def may_commit(self, request: CommitRequest) -> None:
-        """Raises what ``commit`` would raise now; its layers need not be staged yet."""
-        self._commits.may_commit(request)
-
-    async def commit(self, request: CommitRequest) -> Committed:
-        """Makes all writes of a request the newest versions, or none. See ``Commits.commit``."""
-        return await self._commits.commit(request)
-
-    async def outcome(self, commit_id: int) -> dict[int, int]:
-        """The versions that a commit made; {}: it was aborted, at the latest by this question.
-
-        Raises:
-            JournalFullError: Ask again.
-        """
-        return await self._commits.outcome(commit_id)
-
-    async def changes(self, region: int, from_version: int, to_version: int) -> bytes | None:
-        """The blocks in which two versions of a region may differ, as a serialized BitMap.
-
-        Returns:
-            None where that is not known any more.
-
-        Raises:
-            FreedError, NoVersionError: See ``CommitLog.changes``.
-        """
-        blocks = self._log.changes(region, from_version, to_version)
-        return None if blocks is None else bytes(blocks.serialize())
-
-    async def published(self, region: int, since: int) -> list[tuple[int, int]]:
-        """(version, commit id) of each commit of a region after a version, in order.
-
-        Raises:
-            FreedError, SnapshotExpired: See ``CommitLog.published``.
-        """
-        return self._log.published(region, since)
-
-    # -- read sets
-
-    async def note_reads(self, packed: bytes) -> None:
-        """A task says what it touched: ``pack(digest, {region: serialized BitMap})``."""
-        digest, sets = unpack(packed)
-        if all(self._core.state(region) is RegionState.READY for region in sets):
-            self._read_sets.note(digest, sets)
-
-    async def find_reads(self, packed: bytes) -> bytes:
-        """What a task is likely to touch: ``pack(digest, sure, server id, regions)``.
-
-        Returns:
-            ``pack`` of the job's setting of a node's cache, of a serialized ``BitMap`` for each
-            region of which something is known, and of the regions that have no home but the
-            asker's node.
-        """
-        digest, sure, server_id, regions = unpack(packed)
-        here = [region for region in regions if self._core.homes_of(region) == (server_id,)]
-        wanted = [region for region in regions if region not in here]
-        found = self._read_sets.find(digest, sure, wanted) if wanted else {}
-        return pack(self._config.cache_bytes, found, here)
 
     # -- Ray objects
 
@@ -579,6 +531,7 @@ class Registry:
         self._save_changed()
         logger.info("page server %#x registered, epoch %d", info.server_id, known.epoch)
         self._carry_out(orders)
+        self._lineage.server_here(info.server_id)
         said = self._starts.get(info.server_id)
         if said is not None and not said.done():
             said.set_result(known)
@@ -615,6 +568,11 @@ class Registry:
         self._handles.pop(server_id, None)
         orders = self._core.server_lost(server_id, reason)
         self._log.server_lost(server_id)
+        for region, (home, pinned, object_refs) in list(self._shared.items()):
+            if home == server_id:
+                self._rebuilds.set_shared(region, pinned, object_refs)
+                del self._shared[region]
+        self._rebuilds.server_lost(server_id)
         lost = ServerLost(server_id, reason)
         self._unsaved_servers[server_id] = lost
         self._carry_out(orders)
@@ -645,7 +603,10 @@ class Registry:
                 self._lose(order.server_id, f"its actor is dead: {failure}")
                 return
             except (RayError, asyncio.TimeoutError) as failure:
-                logger.warning("cannot retire region %d yet: %r", order.region, failure)
+                # Where the node is gone its page server is called dead soon.
+                expected = isinstance(failure, ActorUnschedulableError)
+                level = logging.INFO if expected else logging.WARNING
+                logger.log(level, "cannot retire region %d yet: %r", order.region, failure)
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, WATCH_MOST_S)
                 continue
@@ -720,6 +681,8 @@ class Registry:
         for task in list(self._tasks):
             task.cancel()
         await self._commits.close()
+        await self._rebuilds.close()
+        await self._lineage.stop()
 
         async def stop(handle: Any) -> None:
             with contextlib.suppress(RayActorError, RayError, asyncio.TimeoutError):

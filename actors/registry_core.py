@@ -538,6 +538,31 @@ class RegistryCore:
             return ()
         return entry.homes
 
+    def homed_at(self, server_id: int) -> tuple[int, ...]:
+        """Regions that can be looked up and that have a home there."""
+        return tuple(
+            region
+            for region, entry in self._regions.items()
+            if entry.state is RegionState.READY and server_id in entry.homes
+        )
+
+    def rehome(self, region: int, server_id: int) -> RegionRecord:
+        """All of the region is homed at this server from now on.
+
+        Raises:
+            NoSuchRegion: Not in the table.
+        """
+        entry = self._entry(region)
+        entry.record = replace(entry.record, homes=(server_id,) * len(entry.record.homes))
+        entry.homes = (server_id,)
+        entry.known_to.add(server_id)
+        return entry.record
+
+    def known_to(self, region: int) -> tuple[int, ...]:
+        """Servers that may hold leases or blocks of it; lost ones are not among them."""
+        entry = self._regions.get(region)
+        return tuple(sorted(entry.known_to)) if entry else ()
+
     def state(self, region: int) -> RegionState | None:
         """GONE for one that was, None for one that never was."""
         if self._was_here(region):

@@ -96,6 +96,7 @@ class ServerCore:
         self._tasks: set[asyncio.Task[None]] = set()
         self._finding_peer: set[int] = set()
         self._finding_region: set[int] = set()
+        self._finding_home: set[int] = set()
         self._retired_meanwhile: set[int] = set()
         self._told_idle: dict[int, None] = {}  # the oldest first
         self._unauthenticated = 0
@@ -222,6 +223,10 @@ class ServerCore:
                 self._spawn(self._say_idle(event.region))
             elif self.versions.take(event):
                 pass
+            elif kind == EventKind.NEED_HOME:
+                if event.region not in self._finding_home:
+                    self._finding_home.add(event.region)
+                    self._spawn(self._find_home(event.region, event.server_id))
             elif kind == EventKind.LOG:
                 logger.warning("%s", event.text)
             elif kind == EventKind.THRASHING:
@@ -314,6 +319,46 @@ class ServerCore:
                     return
         finally:
             self._finding_peer.discard(server_id)
+
+    async def _find_home(self, region: int, lost_id: int) -> None:
+        """Until the region has another home, or never will."""
+        record: RegionRecord | None = None
+        now = asyncio.get_running_loop().time
+        deadline = now() + self._settings.rebuild_s
+        try:
+            while record is None and now() < deadline:
+                try:
+                    record = await asyncio.wait_for(
+                        self._resolver.rehomed(region, lost_id), self._settings.answer_s
+                    )
+                except (HomeLostError, FreedError) as failure:
+                    logger.error("region %d has lost its home: %s", region, failure)
+                    break
+                except Exception as failure:  # any: the resolver's promise is to be asked again
+                    logger.warning("cannot learn of region %d's new home: %r", region, failure)
+                    await asyncio.sleep(self._settings.backoff_most_s)
+        finally:
+            self._finding_home.discard(region)
+        # No await from here on, so that a question that is put now finds no task.
+        try:
+            if record is not None:
+                self.rehome(record)
+                return
+        except ClamorError as failure:
+            logger.error("region %d cannot be used at its new home: %s", region, failure)
+        with contextlib.suppress(FreedError):  # it is gone, and so is who waits
+            self._engine.home_lost(region, lost_id, Answer.HOME_LOST)
+
+    def rehome(self, record: RegionRecord) -> None:
+        """The region has other homes than this server may have been told; maybe itself.
+
+        Raises:
+            HomeLostError: This server is one, and has nothing of it.
+        """
+        if self._server_id in record.homes:
+            self._define(record)
+        with contextlib.suppress(FreedError):  # nobody has used it here
+            self._engine.set_homes(record.region, record.homes)
 
     def _lose(self, server_id: int, reason: str) -> None:
         self._peers_lost += 1

@@ -6,8 +6,12 @@ import importlib
 import signal
 import sys
 
+from bench import _common
+
 NAMES = {
     "adaptive": "the page chosen by use against every fixed page, three kinds of readers",
+    "aggregate": "sums of arrays: by the driver, by a tree of tasks, and split",
+    "allreduce": "sums over 2 to 8 members, against Open MPI, gloo, Ray (root for half of it)",
     "commit": "commits of one block and of many, first writes, building in place",
     "cold_read": "a large array read cold on another node, against ray.get",
     "fetch": "a large prefetch against one raw TCP stream; 4 KiB pages per server core",
@@ -15,8 +19,15 @@ NAMES = {
     "hot_pages": "Zipf look-ups from up to 8 hosts over shaped links, against the ideal (root)",
     "idle": "growth of memory, descriptors and threads over 10 minutes of churn",
     "faults": "latency of a node hit and of a remote fault, against the raw limits",
+    "incremental": "refresh() after one of 1,000 read blocks changed, against all anew",
+    "kmeans": "an iteration of k-means, against mpi4py and Spark",
+    "learning": "lr, svm and lda end to end with split aggregation, against a tree of tasks",
+    "overhead": "an empty @clamor.remote task with one GlobalRef, against an empty Ray task",
     "pressure": "PageRank with less local memory than its graph, by each policy of eviction",
+    "recovery": "k-means while a node is killed: what that iteration costs, what runs again",
     "sim": "replication on 10 to 10,000 nodes, simulated with the engine's own choice",
+    "sparse_lr": "sparse logistic regression, against a parameter server of Ray actors (root)",
+    "straggler": "k-means with one busy node of four, with and without copies of slow tasks (root)",
     "update": "a hash map that changes between look-ups on three nodes, against ray.put anew",
 }
 
@@ -30,6 +41,8 @@ def main() -> int:
     # Asked to end, a benchmark takes down what it started, as on Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     name = sys.argv[1]
+    if "--help" not in sys.argv and "-h" not in sys.argv:
+        _common.keep_stdout()
     result = importlib.import_module(f"bench.{name}").main(sys.argv[2:])
     return int(result or 0)
 

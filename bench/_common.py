@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,23 @@ RAW = Path(__file__).resolve().parent / "raw"
 # ------------------------------------------------------------------- output
 
 
+_out: TextIO | None = None
+
+
+def keep_stdout() -> None:
+    """From now on stdout is for `emit`: Ray prints there what it hears of nodes that die."""
+    global _out
+    _out, sys.stdout = sys.stdout, sys.stderr
+
+
+def stdout() -> TextIO:
+    """What `emit` writes to."""
+    return _out or sys.stdout
+
+
 def emit(record: dict[str, Any]) -> None:
     """One JSON object on its own line of stdout."""
-    print(json.dumps(record, allow_nan=False), flush=True)
+    print(json.dumps(record, allow_nan=False), file=stdout(), flush=True)
 
 
 def summary(figures: Mapping[str, float | Mapping[str, float]]) -> None:
@@ -222,8 +236,8 @@ class Nodes:
 
 
 @contextlib.contextmanager
-def several_nodes(n_nodes: int, store_bytes: int) -> Iterator[Nodes]:
-    """Raylets on this machine, Ray and the library attached."""
+def several_nodes(n_nodes: int, store_bytes: int, num_cpus: int = 2) -> Iterator[Nodes]:
+    """Raylets of so many CPUs each on this machine, Ray and the library attached."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -233,7 +247,7 @@ def several_nodes(n_nodes: int, store_bytes: int) -> Iterator[Nodes]:
     known = os.environ.get("PYTHONPATH", "")
     if str(ROOT) not in known.split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), known]))
-    options: dict[str, Any] = {"num_cpus": 2, "object_store_memory": store_bytes}
+    options: dict[str, Any] = {"num_cpus": num_cpus, "object_store_memory": store_bytes}
     cluster: Any = Cluster(initialize_head=True, head_node_args=dict(options))
     try:
         for _ in range(n_nodes - 1):

@@ -28,10 +28,16 @@ from clamor_ray._version import __version__
 
 if TYPE_CHECKING:
     from clamor_ray import aio as aio
+    from clamor_ray._adds import accumulate as accumulate
+    from clamor_ray._adds import add_at as add_at
+    from clamor_ray._adds import maximum_at as maximum_at
+    from clamor_ray._adds import minimum_at as minimum_at
     from clamor_ray._gather import gather as gather
+    from clamor_ray._group import AllReduceGroup as AllReduceGroup
     from clamor_ray._hashmap import HashMap as HashMap
     from clamor_ray._pointer import Pointer as Pointer
     from clamor_ray._prefetch import prefetch as prefetch
+    from clamor_ray._reads import reads as reads
     from clamor_ray._ref import GlobalRef as GlobalRef
     from clamor_ray._region import Region as Region
     from clamor_ray._region import region as region
@@ -50,6 +56,15 @@ if TYPE_CHECKING:
     from clamor_ray._transaction import transaction as transaction
     from clamor_ray._transaction import update as update
     from clamor_ray._views import views_by_value as views_by_value
+    from clamor_ray.collection.collection import DataCollection as DataCollection
+    from clamor_ray.collection.read import from_arrow as from_arrow
+    from clamor_ray.collection.read import from_items as from_items
+    from clamor_ray.collection.read import from_numpy as from_numpy
+    from clamor_ray.collection.read import from_ray_dataset as from_ray_dataset
+    from clamor_ray.collection.read import read_csv as read_csv
+    from clamor_ray.collection.read import read_npy as read_npy
+    from clamor_ray.collection.read import read_parquet as read_parquet
+    from clamor_ray.collection.read import read_text as read_text
 
 __all__ = [
     "init",
@@ -60,6 +75,10 @@ __all__ = [
     "update",
     "transaction",
     "retry",
+    "add_at",
+    "maximum_at",
+    "minimum_at",
+    "accumulate",
     "remote",
     "prefetch",
     "gather",
@@ -68,7 +87,18 @@ __all__ = [
     "free",
     "stats",
     "block_map",
+    "reads",
     "shutdown",
+    "from_items",
+    "from_numpy",
+    "from_arrow",
+    "from_ray_dataset",
+    "read_parquet",
+    "read_csv",
+    "read_text",
+    "read_npy",
+    "AllReduceGroup",
+    "DataCollection",
     "GlobalRef",
     "HashMap",
     "Transaction",
@@ -81,19 +111,26 @@ __all__ = [
 
 # Ray, NumPy and cloudpickle are loaded when something of them is first used.
 _HOMES = {
+    "AllReduceGroup": "_group",
+    "DataCollection": "collection.collection",
     "GlobalRef": "_ref",
     "HashMap": "_hashmap",
     "InitResult": "_session",
     "Pointer": "_pointer",
     "Region": "_region",
     "Transaction": "_transaction",
+    "accumulate": "_adds",
+    "add_at": "_adds",
     "free": "_surface",
     "block_map": "_stats",
     "gather": "_gather",
     "init": "_session",
+    "maximum_at": "_adds",
+    "minimum_at": "_adds",
     "prefetch": "_prefetch",
     "region": "_region",
     "put": "_surface",
+    "reads": "_reads",
     "remote": "_remote",
     "retry": "_retry",
     "share": "_surface",
@@ -103,6 +140,14 @@ _HOMES = {
     "update": "_transaction",
     "views_by_value": "_views",
     "zeros": "_surface",
+    "from_arrow": "collection.read",
+    "from_items": "collection.read",
+    "from_numpy": "collection.read",
+    "from_ray_dataset": "collection.read",
+    "read_csv": "collection.read",
+    "read_npy": "collection.read",
+    "read_parquet": "collection.read",
+    "read_text": "collection.read",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import secrets
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import ray
 
@@ -50,7 +50,7 @@ def ask(reference: Any, timeout_s: float) -> Any:
     try:
         return ray.get(reference, timeout=timeout_s)
     except errors.ClamorError as error:
-        _raise_own(error)
+        own = _own(error)
     except ray.exceptions.GetTimeoutError as error:
         raise errors.WaitTimeoutError(
             f"The registry did not answer within {timeout_s:g} s.",
@@ -66,14 +66,18 @@ def ask(reference: Any, timeout_s: float) -> Any:
             if isinstance(error, ray.exceptions.ActorDiedError)
             else "It restarts by itself: try again in a moment.",
         ) from error
+    # Not while Ray's error is handled: frames in that one's traceback have ours, so that ours, with
+    # it as its context, and with every mapping of its callers, would wait for a garbage collection.
+    try:
+        raise own
+    finally:
+        del own
 
 
-def _raise_own(error: errors.ClamorError) -> NoReturn:
+def _own(error: errors.ClamorError) -> errors.ClamorError:
     # Ray wraps it in a class of its own that prints the remote traceback; the cause is ours.
     cause = getattr(error, "cause", None)
-    if isinstance(cause, errors.ClamorError):
-        raise cause from None
-    raise error
+    return cause if isinstance(cause, errors.ClamorError) else error
 
 
 def _meaning_of(cause: BaseException | None) -> errors.ClamorError:

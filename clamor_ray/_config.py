@@ -73,6 +73,16 @@ def check_read_sets(value: str) -> ReadSets:
     return cast(ReadSets, value)
 
 
+def read_sets_of_env() -> ReadSets:
+    """What CLAMOR_READ_SETS says now, as `Config.from_env` has it: for every call, so that alone.
+
+    Raises:
+        ValueError: It makes no sense.
+    """
+    text = os.environ.get("CLAMOR_READ_SETS", "").strip()
+    return cast(ReadSets, _read("read_sets", "CLAMOR_READ_SETS", text)) if text else "coarse"
+
+
 def check_page_bytes(variable: str, text: str) -> int:
     """A page size, 0 included.
 

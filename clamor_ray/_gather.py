@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clamor_ray import _session
+from clamor_ray import _attempt, _session
 from clamor_ray._lease import Leased
 from clamor_ray._prefetch import split_by_mapping
 from clamor_ray._ranges import Spans, extent, row_spans
 from clamor_ray._ref import GlobalRef
 from clamor_ray._session import Session
+from clamor_ray.errors import HomeLostError
 
 Array = npt.NDArray[Any]
 
@@ -159,6 +160,13 @@ def _has_whole_rows(array: Array) -> bool:
     return array[:1].flags.c_contiguous and (len(array) == 1 or array.strides[0] >= row_bytes)
 
 
+def _relative(spans: Spans, leased: Leased) -> Spans:
+    """Blocks of the address space as blocks of the mapping."""
+    runs: Spans = spans.copy()
+    runs[:, 0] -= np.uint64(leased.mapping.address >> 12)
+    return runs
+
+
 class Fetch:
     """One call's requests, with one deadline for all of them.
 
@@ -185,8 +193,7 @@ class Fetch:
     def blocks(self, leased: Leased, spans: Spans) -> None:
         """Makes blocks of one mapping resident."""
         assert self._session is not None
-        runs = spans.copy()
-        runs[:, 0] -= np.uint64(leased.mapping.address >> 12)
+        runs = _relative(spans, leased)
         self._session.client.prefetch(leased.mapping.id, runs, wait=True, timeout_s=self._left_s())
 
     def any(self, spans: Spans) -> None:
@@ -201,12 +208,16 @@ class Fetch:
         """Copies whole rows."""
         assert self._session is not None
         row_bytes = array[:1].nbytes
-        self._session.client.gather(
-            leased.mapping.id,
-            numbers,
-            out,
-            offset_bytes=array.__array_interface__["data"][0] - leased.mapping.address,
-            stride_bytes=array.strides[0] if len(array) > 1 else row_bytes,
-            row_bytes=row_bytes,
-            timeout_s=self._left_s(),
-        )
+        _attempt.read_runs(leased.snapshot, lambda: _relative(row_spans(array, numbers), leased))
+        try:
+            self._session.client.gather(
+                leased.mapping.id,
+                numbers,
+                out,
+                offset_bytes=array.__array_interface__["data"][0] - leased.mapping.address,
+                stride_bytes=array.strides[0] if len(array) > 1 else row_bytes,
+                row_bytes=row_bytes,
+                timeout_s=self._left_s(),
+            )
+        except HomeLostError as error:
+            self._session.explain(error, leased.snapshot.region if leased.snapshot else 0)

@@ -10,6 +10,7 @@ where; it travels in the reference, so that reading needs no table from anywhere
 from __future__ import annotations
 
 import ctypes
+import functools
 import io
 import itertools
 import operator
@@ -432,17 +433,20 @@ class _Placeholder:
         return _array_of_bytes, (pickle.PickleBuffer(bytearray()), self.dtype, self.shape, "C")
 
 
-def put_together(image: Any, plan: Plan) -> Any:
+def put_together(image: Any, plan: Plan, stream: bytes | None = None) -> Any:
     """Rebuilds the object over a byte array that holds a region's content.
 
     Args:
         image: one-dimensional uint8 array. What it rests on must live as long as it does: the
             object's buffers keep it, and nothing else, alive. Read-only in, read-only out.
         plan: as `take_apart` made it.
+        stream: the pickle stream, where it is known: then the image is not touched.
     """
     buffers = (image[offset : offset + n_bytes] for offset, n_bytes in plan.buffers)
-    stream = image[plan.inband_offset : plan.inband_offset + plan.inband_bytes]
-    return pickle.loads(memoryview(stream), buffers=buffers)
+    if stream is None:
+        inband = image[plan.inband_offset : plan.inband_offset + plan.inband_bytes]
+        return pickle.loads(memoryview(inband), buffers=buffers)
+    return pickle.loads(stream, buffers=buffers)
 
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -463,6 +467,14 @@ def format_bytes(n_bytes: int) -> str:
         if value < 1024 or unit == _UNITS[-1]:
             return f"{value:.1f} {unit}"
     raise AssertionError("unreachable")
+
+
+@functools.lru_cache(maxsize=256)
+def stream_blocks(plan: Plan) -> npt.NDArray[np.uint64]:
+    """The runs of blocks that the pickle stream lies on; not to be changed."""
+    runs = np.array(runs_of_buffers(plan, lambda _: False), np.uint64).reshape(-1, 2)
+    runs.flags.writeable = False
+    return runs
 
 
 def runs_of_buffers(

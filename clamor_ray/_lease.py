@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
+import time
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -16,26 +17,32 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from clamor_ray import errors
+from clamor_ray import _attempt, errors
 from clamor_ray._native import Client, Mapping, Runs
+from clamor_ray._ranges import union
 
 if TYPE_CHECKING:
     from clamor_ray._ref import GlobalRef
+
+SAME_AGAIN_S: Final = 0.25  # so long the same reads of one mapping are said once
+MOST_REPORTED: Final = 64
+MOST_REPORT_BYTES: Final = 16 << 10
 
 _tokens = itertools.count(1)
 _changes = itertools.count(1)
 
 
 def _release(
-    client: Client, table: LeaseTable, token: int, mapping_id: int, reads: list[int]
+    client: Client, table: LeaseTable, token: int, mapping_id: int, reads: list[int], later: bool
 ) -> None:
     # Runs wherever the last reference dies, also inside the garbage collector: takes no lock.
     table.forget(token)
+    _attempt.released(token)
     with contextlib.suppress(errors.ClamorError):  # the session is gone, and the mapping with it
         while reads:  # a call that failed before it could report
             client.reads_drop(reads.pop())
     with contextlib.suppress(errors.ClamorError):
-        client.unmap(mapping_id)
+        (client.unmap_later if later else client.unmap)(mapping_id)
 
 
 class Lease:
@@ -48,6 +55,7 @@ class Lease:
         region: for people.
         writable: the mapping is private copy-on-write.
         snapshot: what is mapped, as a frozen reference; None for what is no version yet.
+        later: the mapping may be kept for the next who opens it, for a moment after its end.
     """
 
     def __init__(
@@ -59,18 +67,22 @@ class Lease:
         *,
         writable: bool,
         snapshot: GlobalRef[Any] | None = None,
+        later: bool = False,
     ) -> None:
         self._client = client
+        self._table = table
+        self._with: Runs | None = None
         self.mapping = mapping
         self.region = region
         self.writable = writable
         token = next(_tokens)
         self._reads: list[int] = []  # the mapping's id while a read set is being taken
         self._finalizer = weakref.finalize(
-            self, _release, client, table, token, mapping.id, self._reads
+            self, _release, client, table, token, mapping.id, self._reads, later
         )
         self._finalizer.atexit = False  # the process ends anyway, and others may still look
         table.add(token, mapping, snapshot, writable=writable)
+        _attempt.leased(client, token, mapping, snapshot)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -96,8 +108,13 @@ class Lease:
     def prefetch(self, runs: Runs, *, wait: bool, timeout_s: float) -> None:
         self._client.prefetch(self.mapping.id, runs, wait=wait, timeout_s=timeout_s)
 
-    def reads_begin(self) -> None:
-        """Starts a read set. It ends with `report_reads`, or with the lease."""
+    def reads_begin(self, also: Runs | None = None) -> None:
+        """Starts a read set. It ends with `report_reads`, or with the lease.
+
+        Args:
+            also: what belongs to it, and need not be touched.
+        """
+        self._with = also
         self._client.reads_begin(self.mapping.id)
         self._reads.append(self.mapping.id)
 
@@ -111,7 +128,10 @@ class Lease:
             return None
         mapping_id = self._reads.pop()
         runs = self._client.reads_end(mapping_id)
-        self._client.report_reads(mapping_id, runs)
+        if self._with is not None:  # it counts, though it was here
+            runs = self._with if len(runs) == 0 else union((runs, self._with))
+        if self._table.is_news(mapping_id, runs):
+            self._client.report_reads(mapping_id, runs)
         return runs
 
     def __repr__(self) -> str:
@@ -143,6 +163,7 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self._leased: dict[int, Leased] = {}
+        self._reported: dict[int, tuple[bytes, float]] = {}
         self._change = 0
         self._sorted: tuple[int, list[int], list[Leased]] = (0, [], [])
 
@@ -161,8 +182,25 @@ class LeaseTable:
         self._leased.pop(token, None)
         self._change = next(_changes)
 
+    def is_news(self, mapping_id: int, runs: Runs) -> bool:
+        """Whether the page server should hear that this was read: it was not told just that of this
+        mapping a moment ago. It is statistics."""
+        now_s = time.monotonic()
+        said = runs.tobytes()
+        last, at_s = self._reported.get(mapping_id, (None, 0.0))
+        if said == last and now_s - at_s < SAME_AGAIN_S:
+            return False
+        if len(self._reported) >= MOST_REPORTED or len(said) > MOST_REPORT_BYTES:
+            self._reported.clear()
+        self._reported[mapping_id] = (said, now_s)
+        return True
+
     def __len__(self) -> int:
         return len(self._leased)
+
+    def entries(self) -> list[tuple[int, Leased]]:
+        """All of them, by token."""
+        return list(self._leased.copy().items())
 
     def at(self, address: int) -> Leased | None:
         """What lies at the address, or None where that is no mapping of ours."""
@@ -206,6 +244,7 @@ class InlineImage:
         payload = snapshot.payload
         if payload is None:
             raise ValueError(f"{snapshot!r} does not carry its object")
+        _attempt.read_whole(snapshot)
         image = np.frombuffer(payload, np.uint8)
         self._image = image.copy() if writable else image
         if not len(snapshot.plan.buffers):

@@ -25,6 +25,7 @@ from clamor_ray._native_base import (
     ERRORS,
     EVENT_LOG,
     EVENT_NEED_CHANGES,
+    EVENT_NEED_HOME,
     EVENT_NEED_OUTCOME,
     EVENT_NEED_PEER,
     EVENT_NEED_PUBLISHED,
@@ -46,6 +47,8 @@ from clamor_ray._native_base import (
     PC_ERR_FORKED,
     PC_ERR_HOME_LOST,
     PC_ERR_HUGE_PAGES,
+    PC_ERR_MEMBER,
+    PC_ERR_MISMATCH,
     PC_ERR_NO_GENERATION,
     PC_ERR_NO_MEMORY,
     PC_ERR_NO_PEER,
@@ -87,6 +90,7 @@ __all__ = [
     "ERRORS",
     "EVENT_LOG",
     "EVENT_NEED_CHANGES",
+    "EVENT_NEED_HOME",
     "EVENT_NEED_OUTCOME",
     "EVENT_NEED_PEER",
     "EVENT_NEED_PUBLISHED",
@@ -112,6 +116,8 @@ __all__ = [
     "PC_ERR_FORKED",
     "PC_ERR_HOME_LOST",
     "PC_ERR_HUGE_PAGES",
+    "PC_ERR_MEMBER",
+    "PC_ERR_MISMATCH",
     "PC_ERR_NO_GENERATION",
     "PC_ERR_NO_MEMORY",
     "PC_ERR_NO_PEER",
@@ -222,12 +228,15 @@ class Client(_Handle):
         self._drain()
         check(c.lib.pc_client_close(pointer))
 
-    def after_fork(self) -> None:
-        """In a child of fork: attaches anew. Where that fails the handle turns to poison."""
+    def after_fork(self, ended: errors.ClamorError | None = None) -> None:
+        """In a child of fork: attaches anew. Where that fails the handle turns to poison, and at
+        once where the session has `ended`."""
         pointer = self._pointer
         self._close_lock = threading.Lock()
         self._calls = {}  # the parent's other threads are not here
-        if pointer is None:
+        if ended is not None:
+            self.poison(ended)
+        if pointer is None or ended is not None:
             return
         try:
             check(c.lib.pc_client_after_fork(pointer))
@@ -285,6 +294,10 @@ class Client(_Handle):
 
     def unmap(self, mapping_id: int) -> None:
         check(self._call(c.lib.pc_client_unmap, mapping_id), mapping=mapping_id)
+
+    def unmap_later(self, mapping_id: int) -> None:
+        """As `unmap`, but the next `map` of the version may still have it, for half a second."""
+        check(self._call(c.lib.pc_client_unmap_later, mapping_id), mapping=mapping_id)
 
     def create(
         self, region: int, base_address: int, length_bytes: int, *, timeout_s: float = 10.0
@@ -471,6 +484,11 @@ class Client(_Handle):
             )
         check(code, mapping=mapping_id)
 
+    def reads_exact(self, mapping_id: int) -> None:
+        """From the next `reads_begin` on its sets show what is touched, and not what lies around,
+        where the trap can (not SIGSEGV)."""
+        check(self._call(c.lib.pc_client_reads_exact, mapping_id), mapping=mapping_id)
+
     def reads_begin(self, mapping_id: int) -> None:
         """Each one has exactly one `reads_end` or `reads_drop`."""
         check(self._call(c.lib.pc_client_reads_begin, mapping_id), mapping=mapping_id)
@@ -487,6 +505,27 @@ class Client(_Handle):
     def reads_drop(self, mapping_id: int) -> None:
         """Instead of `reads_end`: ends without a look."""
         check(self._call(c.lib.pc_client_reads_end, mapping_id, c.ffi.NULL, 0), mapping=mapping_id)
+
+    def evicted_begin(self, mapping_id: int, *, timeout_s: float = 10.0) -> None:
+        """From now on the page server notes what it takes from the mapping's memory. Each one has
+        exactly one `evicted_end`, or ends with the mapping."""
+        check(
+            self._call(c.lib.pc_client_evicted_begin, mapping_id, ns(timeout_s)),
+            mapping=mapping_id,
+        )
+
+    def evicted(self, mapping_id: int, *, timeout_s: float = 10.0) -> Runs:
+        """What went since `evicted_begin`, to be asked after `reads_end`: it may have been touched
+        and is not in that any more. All of it where nobody knows."""
+        return collect_runs(
+            lambda pointer, capacity: check(
+                self._call(c.lib.pc_client_evicted, mapping_id, pointer, capacity, ns(timeout_s)),
+                mapping=mapping_id,
+            )
+        )
+
+    def evicted_end(self, mapping_id: int) -> None:
+        check(self._call(c.lib.pc_client_evicted_end, mapping_id), mapping=mapping_id)
 
     def report_reads(self, mapping_id: int, runs: Runs) -> None:
         pointer, n_runs, _keep = runs_pointer(runs)

@@ -39,6 +39,7 @@ EVENT_NEED_PUBLISHED: Final = 6
 EVENT_NEED_OUTCOME: Final = 7
 EVENT_PULLED: Final = 8
 EVENT_THRASHING: Final = 9
+EVENT_NEED_HOME: Final = 10
 
 BLOCKS_PRESENT: Final = 0
 BLOCKS_FETCHED: Final = 1
@@ -76,6 +77,8 @@ PC_ERR_HUGE_PAGES: Final = -19
 PC_ERR_EXPIRED: Final = -20
 PC_ERR_NO_VERSION: Final = -21
 PC_ERR_NO_SPACE: Final = -22
+PC_ERR_MEMBER: Final = -23
+PC_ERR_MISMATCH: Final = -24
 
 ERRORS: Final[dict[int, tuple[type[errors.ClamorError], str]]] = {
     PC_ERR_SYSTEM: (errors.SystemCallError, "A system call failed."),
@@ -127,6 +130,11 @@ ERRORS: Final[dict[int, tuple[type[errors.ClamorError], str]]] = {
     ),
     PC_ERR_NO_VERSION: (errors.NoVersionError, "The global variable has no such version."),
     PC_ERR_NO_SPACE: (errors.NoSpaceError, "A file system or an arena is full."),
+    PC_ERR_MEMBER: (errors.MemberLostError, "A member of the group is gone, or says nothing."),
+    PC_ERR_MISMATCH: (
+        errors.CollectiveMismatchError,
+        "The members of the group do not ask for the same.",
+    ),
 }
 
 

@@ -6,7 +6,7 @@ Import the names from `clamor_ray._native`. Nothing here imports Ray.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,13 @@ from clamor_ray._native_base import (
     _Handle,
     c,
     check,
+    collect_runs,
     ns,
     runs_pointer,
 )
 from clamor_ray._version import __version__
+
+RETAIN_NONE = 2**64 - 1  # UINT64_MAX in the header
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Engine(_Handle):
         cache_bytes: cached blocks are kept below it; 0: no budget.
         cache_policy: which of them go first, one of `POLICIES`.
         replication: whom askers are sent to, one of `REPLICATIONS`.
+        floors: by region, the oldest version that must stay (`retain`), of what the keeper has.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Engine(_Handle):
         cache_bytes: int = 0,
         cache_policy: str = "sieve",
         replication: str = "p2c",
+        floors: Mapping[int, int] | None = None,
         library_version: str = __version__,
     ) -> None:
         super().__init__()
@@ -115,6 +120,11 @@ class Engine(_Handle):
         options.cache_bytes = cache_bytes
         options.cache_policy = POLICIES[cache_policy]
         options.replication = REPLICATIONS[replication]
+        n_floors = len(floors or {})
+        kept = ffi.new("struct pc_floor[]", n_floors)
+        for i, (region, oldest) in enumerate((floors or {}).items()):
+            kept[i].region, kept[i].version = region, oldest
+        options.floors, options.n_floors = kept, n_floors
         out = ffi.new("pc_engine **")
         check(lib.pc_engine_start(options, out), socket=socket_name)
         self._opened(out[0])
@@ -255,6 +265,86 @@ class Engine(_Handle):
             server=server_id,
         )
 
+    def cached_versions(self, region: int) -> list[int]:
+        """The versions of a region of which this server has blocks that are homed elsewhere."""
+        capacity = 16
+        while True:
+            out = c.ffi.new("uint64_t[]", capacity)
+            n = check(self._call(c.lib.pc_engine_cached_versions, region, out, capacity))
+            if n <= capacity:
+                return [int(out[i]) for i in range(n)]
+            capacity = n + 16
+
+    def cached_blocks(self, region: int, version: int) -> Runs:
+        """The blocks of one of them: shape (n, 2), first block and number of blocks."""
+        return collect_runs(
+            lambda runs, capacity: check(
+                self._call(c.lib.pc_engine_cached_blocks, region, version, runs, capacity)
+            )
+        )
+
+    def stage_cached(self, region: int, version: int, commit_id: int, runs: Runs) -> int:
+        """Makes a layer of cached blocks, for another server to pull under `commit_id`.
+
+        Returns:
+            Its bytes.
+
+        Raises:
+            InternalError: Some of the blocks are not here any more.
+        """
+        pointer, n_runs, _keep = runs_pointer(runs)
+        return check(
+            self._call(c.lib.pc_engine_stage_cached, region, version, commit_id, pointer, n_runs),
+            region=region,
+            version=version,
+        )
+
+    def rebuild_begin(self, region: int, version: int, base_address: int, length_bytes: int) -> int:
+        """Makes the memfd of a region whose home this server is to be: the caller's to close."""
+        info = self._info(region, version, base_address, length_bytes)
+        fd = c.ffi.new("int *")
+        check(self._call(c.lib.pc_engine_rebuild_begin, info, fd), region=region)
+        return int(fd[0])
+
+    def rebuild_take(self, region: int, fd: int, commit_id: int) -> None:
+        """Writes a layer that is staged here into it, and drops the layer."""
+        check(self._call(c.lib.pc_engine_rebuild_take, region, fd, commit_id), region=region)
+
+    def rebuild_copy(self, region: int, fd: int, version: int, runs: Runs) -> None:
+        """Copies blocks that are cached here at a version into it.
+
+        Raises:
+            InternalError: Some of them are not here any more.
+        """
+        pointer, n_runs, _keep = runs_pointer(runs)
+        check(
+            self._call(c.lib.pc_engine_rebuild_copy, region, fd, version, pointer, n_runs),
+            region=region,
+            version=version,
+        )
+
+    def rebuild_seal(self, region: int, fd: int) -> None:
+        """All of it is there. It serves once this server is said to be the home."""
+        check(self._call(c.lib.pc_engine_rebuild_seal, region, fd), region=region)
+
+    def rebuild_drop(self, region: int, fd: int = -1) -> None:
+        """Lets go of what the attempt with this memfd has prepared; -1: of what any has."""
+        check(self._call(c.lib.pc_engine_rebuild_drop, region, fd), region=region)
+
+    def set_homes(self, region: int, homes: Sequence[int]) -> None:
+        """The homes of a region that is known here are others now. Answers NEED_HOME.
+
+        Raises:
+            FreedError: It is not known here.
+            HomeLostError: This server is one of them, and has nothing of it.
+        """
+        ids = c.ffi.new("uint64_t[]", list(homes))
+        check(self._call(c.lib.pc_engine_set_homes, region, ids, len(homes)), region=region)
+
+    def home_lost(self, region: int, server_id: int, error: int) -> None:
+        """Answers NEED_HOME: there will be no other home than this lost one."""
+        check(self._call(c.lib.pc_engine_home_lost, region, server_id, error), region=region)
+
     @property
     def peer_lanes(self) -> int:
         """How many connections each peer needs."""
@@ -273,6 +363,16 @@ class Engine(_Handle):
 
     def retire(self, region: int, *, force: bool = False) -> None:
         check(self._call(c.lib.pc_engine_retire, region, int(force)), region=region)
+
+    def retain(self, region: int, version: int | None) -> None:
+        """Old blocks that this version, or a newer one, of a region needs are dropped last.
+
+        Args:
+            region: its id; it need not be known here yet.
+            version: the oldest that must stay; None: none must.
+        """
+        floor = RETAIN_NONE if version is None else version
+        check(self._call(c.lib.pc_engine_retain, region, floor), region=region)
 
     def stats(self) -> dict[str, int]:
         """Counters, by the names of `struct pc_engine_stats`."""

@@ -88,7 +88,8 @@ def prefetch(target: Any, *, wait: bool = True, timeout: float | None = None) ->
             continue
         lease = session.open(ref)
         everything = np.array([[0, ref.length_bytes >> BLOCK_SHIFT]], np.uint64)
-        lease.prefetch(everything, wait=wait, timeout_s=left_s())
+        with session.explaining(ref.region):
+            lease.prefetch(everything, wait=wait, timeout_s=left_s())
         if not wait:
             weakref.finalize(ref, lease.close).atexit = False  # until then it must not be dropped
     if rest is None or (refs and not rest):
@@ -101,7 +102,8 @@ def prefetch(target: Any, *, wait: bool = True, timeout: float | None = None) ->
             "returned, or a view of it. Fancy indexing and arithmetic make copies."
         )
     for mapping, runs in parts.items():
-        session.client.prefetch(mapping.id, runs, wait=wait, timeout_s=left_s())
+        with session.explaining(session.region_at(mapping.address)):
+            session.client.prefetch(mapping.id, runs, wait=wait, timeout_s=left_s())
 
 
 def _is_empty(target: Any) -> bool:

@@ -6,7 +6,7 @@ import operator
 import os
 import pickle
 import threading
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from clamor_ray import errors
 from clamor_ray._config import check_page_bytes
@@ -42,12 +42,32 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _restore(fields: tuple[Any, ...], freed: bool) -> GlobalRef[Any]:
-    *positional, first, frozen = fields
-    ref: GlobalRef[Any] = GlobalRef(*positional, first=first, frozen=frozen)
-    if freed:
-        ref._mark_freed()
-    return ref
+def _packed_state(state: State) -> tuple[Any, ...]:
+    plan = state.plan
+    lies = (plan.total_bytes, plan.inband_bytes, plan.buffers, plan.inband_offset)
+    return (state.version, (*lies, plan.capacity_bytes, plan.fixed), state.payload)
+
+
+def _restore(packed: bytes) -> GlobalRef[Any]:
+    return GlobalRef.unpacked(packed)
+
+
+# Pickle streams of versions that were opened lately: a version's never changes. So a task that
+# opens what the one before it had open touches nothing of it for that.
+_streams: dict[tuple[str, int, int], bytes] = {}
+MOST_STREAMS: Final = 64
+MOST_STREAM_BYTES: Final = 16 << 10
+
+
+def _keep_stream(at: GlobalRef[Any], image: Any) -> bytes | None:
+    plan = at.plan
+    if plan.inband_bytes > MOST_STREAM_BYTES:
+        return None
+    stream: bytes = image[plan.inband_offset : plan.inband_offset + plan.inband_bytes].tobytes()
+    if len(_streams) >= MOST_STREAMS:
+        _streams.clear()
+    _streams[at.scope, at.region, at.version] = stream
+    return stream
 
 
 class GlobalRef(Generic[T]):
@@ -90,6 +110,7 @@ class GlobalRef(Generic[T]):
         "_freed",
         "_frozen",
         "_length_bytes",
+        "_packed",
         "_region",
         "_scope",
         "_state",
@@ -114,6 +135,7 @@ class GlobalRef(Generic[T]):
         self._scope = scope
         self._frozen = frozen
         self._freed = False
+        self._packed: tuple[State, bytes] | None = None
         self._state = State(version, plan, payload)
         # What no commit has changed the registry does not know: it is asked of the reference.
         self._first = self._state if first is None else first
@@ -208,6 +230,7 @@ class GlobalRef(Generic[T]):
         read_set: str = "off",
         scattered: bool = False,
         page_bytes: int = 0,
+        again: bool = False,
     ) -> tuple[T, Any]:
         """The object and its lease; the lease is None where the object travels inside."""
         if mode not in ("r", "c"):
@@ -219,14 +242,20 @@ class GlobalRef(Generic[T]):
         from clamor_ray import _session, _views
 
         session = _session.current(at.scope)
+        stream = _streams.get((at.scope, at.region, at.version)) if again else None
         lease = session.open(
             at,
             private=mode == "c",
             read_set=read_set,
             scattered=scattered,
             page_bytes=page_bytes,
+            again=again,
+            stream=stream is None,
         )
-        obj = put_together(lease.bytes(), at.plan)
+        image = lease.bytes()
+        if again and stream is None:
+            stream = _keep_stream(at, image)
+        obj = put_together(image, at.plan, stream)
         _views.install_for_arrow()  # unpickling may have been the first to import it
         return obj, lease
 
@@ -351,6 +380,7 @@ class GlobalRef(Generic[T]):
 
     def _mark_freed(self) -> None:
         self._freed = True
+        self._packed = None
 
     def _check_not_freed(self) -> None:
         if self._freed:
@@ -370,20 +400,47 @@ class GlobalRef(Generic[T]):
     def __hash__(self) -> int:
         return hash(self._key)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        state = self._state
-        fields = (
-            self._region,
-            state.version,
-            self._base_address,
-            self._length_bytes,
-            state.plan,
-            self._scope,
-            state.payload,
-            None if state.version == 0 else self._first,
-            self._frozen,
+    def packed(self) -> bytes:
+        """All of it as bytes, for `unpacked`. Made once for each version that it is at."""
+        state, known = self._state, self._packed
+        if known is not None and known[0] is state:
+            return known[1]
+        first = None if self._first is state else _packed_state(self._first)
+        where = (self._region, self._base_address, self._length_bytes, self._scope)
+        content = (where, _packed_state(state), first, self._frozen, self._freed)
+        packed = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
+        self._packed = (state, packed)
+        return packed
+
+    @staticmethod
+    def unpacked(packed: bytes) -> GlobalRef[Any]:
+        """A reference like the one that gave these bytes."""
+        (region, base_address, length_bytes, scope), now, first, frozen, freed = pickle.loads(
+            packed
         )
-        return _restore, (fields, self._freed)
+
+        def state_of(version: int, lies: tuple[Any, ...], payload: bytes | None) -> State:
+            return State(version, Plan(*lies), payload)
+
+        state = state_of(*now)
+        ref: GlobalRef[Any] = GlobalRef(
+            region,
+            state.version,
+            base_address,
+            length_bytes,
+            state.plan,
+            scope,
+            state.payload,
+            first=None if first is None else state_of(*first),
+            frozen=frozen,
+        )
+        if freed:
+            ref._mark_freed()
+        return ref
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Ray's pickler is written in Python: the fewer objects it sees the better.
+        return _restore, (self.packed(),)
 
     def __repr__(self) -> str:
         state = self._state

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clamor_ray import _arena, _libraries, _numpy_allocator, _session, errors
+from clamor_ray import _arena, _attempt, _libraries, _numpy_allocator, _session, errors
 from clamor_ray._arena import Arena, Block, MallocFunctions
 from clamor_ray._ask import new_request_id
 from clamor_ray._layout import (
@@ -63,6 +63,7 @@ class Region:
         record = session.call(
             "create_region", self._length_bytes, session.node_id, new_request_id()
         )
+        _attempt.made(record.region)
         timeout_s = session.config.connect_timeout_s
         try:
             mapping = session.client.build(

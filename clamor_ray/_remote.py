@@ -17,8 +17,9 @@ from typing import Any
 import ray
 
 from clamor_ray import errors
-from clamor_ray._config import Config, ReadSets, check_read_sets
+from clamor_ray._config import ReadSets, check_read_sets, read_sets_of_env
 from clamor_ray._lease import Lease
+from clamor_ray._passing import Passing, is_packed, unpacked
 from clamor_ray._ref import GlobalRef
 from clamor_ray._replay import Hinted, hinting_of
 from clamor_ray._replaying import Replaying
@@ -29,18 +30,21 @@ class _Task:
 
     Args:
         read_set: coarse, exact or off; None for what CLAMOR_READ_SETS says in this process.
+        name: of the function, for people.
     """
 
-    def __init__(self, read_set: ReadSets | None) -> None:
+    def __init__(self, read_set: ReadSets | None, name: str) -> None:
         self._read_set = read_set
+        self._name = name
         self._leases: list[Lease] = []
+        self._versions: dict[int, int] = {}
         self._replaying: Replaying | None = None
 
     def resolve(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with top-level references opened."""
-        read_set = self._read_set or Config.from_env().read_sets
+        read_set = self._read_set or read_sets_of_env()
         args, kwargs = self._unhint(args, kwargs, read_set)
         opened: dict[object, Any] = {}  # one reference passed twice is one object
 
@@ -52,9 +56,10 @@ class _Task:
             # same.
             key = (value.scope, value.region, value.version)
             if key not in opened:
-                obj, lease = value._open("r", read_set)
+                obj, lease = value._open("r", read_set, again=True)
                 if lease is not None and read_set != "off":
                     self._leases.append(lease)
+                    self._versions[value.region] = value.version
                 opened[key] = obj
             return opened[key]
 
@@ -69,6 +74,8 @@ class _Task:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments as they were passed. What the caller said is asked for at once: the answer
         comes while references are opened."""
+        args = tuple(map(unpacked, args))
+        kwargs = {name: unpacked(value) for name, value in kwargs.items()} if kwargs else kwargs
         hints = [value for value in (*args, *kwargs.values()) if isinstance(value, Hinted)]
         if not hints:
             return args, kwargs
@@ -92,11 +99,13 @@ class _Task:
                 if (runs := lease.report_reads()) is not None:
                     read.append((lease.region, runs))
         if self._replaying is not None:
-            self._replaying.note(read)
+            self._replaying.note(read, self._name, self._versions)
 
 
 def _has_refs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(isinstance(value, (GlobalRef, Hinted)) for value in (*args, *kwargs.values()))
+    return any(
+        isinstance(value, GlobalRef) or is_packed(value) for value in (*args, *kwargs.values())
+    )
 
 
 def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) -> Callable[..., Any]:
@@ -105,11 +114,12 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
     It is of the same kind as `function`: plain, coroutine, generator or asynchronous generator,
     with its name, documentation and signature.
     """
+    name = getattr(function, "__qualname__", type(function).__qualname__)
     if inspect.isasyncgenfunction(function):
 
         @functools.wraps(function)
         async def asyncgen(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-            task = _Task(read_set)
+            task = _Task(read_set, name)
             if _has_refs(args, kwargs):  # mapping waits for the page server: not on the loop
                 args, kwargs = await asyncio.to_thread(task.resolve, args, kwargs)
             try:
@@ -125,7 +135,7 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
 
         @functools.wraps(function)
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
-            task = _Task(read_set)
+            task = _Task(read_set, name)
             if _has_refs(args, kwargs):
                 args, kwargs = await asyncio.to_thread(task.resolve, args, kwargs)
             try:
@@ -139,7 +149,7 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
 
         @functools.wraps(function)
         def generator(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            task = _Task(read_set)
+            task = _Task(read_set, name)
             args, kwargs = task.resolve(args, kwargs)
             try:
                 # Not `yield from`: Ray sends statistics into generators, which user code like
@@ -154,7 +164,7 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
 
     @functools.wraps(function)
     def plain(*args: Any, **kwargs: Any) -> Any:
-        task = _Task(read_set)
+        task = _Task(read_set, name)
         args, kwargs = task.resolve(args, kwargs)
         try:
             return function(*args, **kwargs)
@@ -187,8 +197,7 @@ def _wrap(
     elif callable(target):
         wrapped = resolving(target, read_set)
         hinting = None if read_set == "off" else hinting_of(target, replay)
-        if hinting is not None:
-            wrapped.__ray_invocation_decorator__ = hinting
+        wrapped.__ray_invocation_decorator__ = Passing(hinting)
     else:
         raise TypeError(f"clamor.remote takes a function or a class, not {target!r}")
     return ray.remote(**options)(wrapped) if options else ray.remote(wrapped)

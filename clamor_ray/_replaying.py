@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from clamor_ray import _session
@@ -28,6 +28,9 @@ MOST_HERE: Final = 1 << 16
 # What this process has noted, by name: which sets, and how often in a row.
 _noted: dict[bytes, tuple[int, int]] = {}
 MOST_NOTED: Final = 1 << 16
+
+# Versions at which a call of this name was carried out last in this process: all of it is here.
+_done: dict[bytes, frozenset[tuple[int, int]]] = {}
 
 _here: set[tuple[str, int]] = set()  # variables that have no home but this node
 
@@ -54,6 +57,7 @@ class Replaying:
         self._answer: Any = None
         self._asked = False
         self._found: dict[int, bytes] = {}
+        self._at = frozenset((ref.region, ref.version) for ref in refs if not ref.inline)
         with _harmless("asking for a read set"):
             scope = hint.ref.scope
             session = _session.current(scope)
@@ -63,12 +67,18 @@ class Replaying:
             away = [
                 ref.region for ref in refs if not ref.inline and (scope, ref.region) not in _here
             ]
-            if hint.again and away:
+            again = hint.again and not (hint.key.sure and _done.get(hint.key.digest) == self._at)
+            if again and away:
                 self._asked = True
                 question = pack(*hint.key, session.server_id, away)
                 # A future: `ray.get` would tell Ray that this task is blocked, and Ray would put
                 # another one on its CPU.
                 self._answer = session.registry.find_reads.remote(question).future()
+
+    @property
+    def asked(self) -> bool:
+        """Whether the registry was asked, so that `fetch` has something to wait for."""
+        return self._asked
 
     def fetch(self, leases: Sequence[Lease]) -> None:
         """Has the answer's blocks fetched, and does not wait for them."""
@@ -89,27 +99,39 @@ class Replaying:
                 runs = runs_to_fetch(found, length_bytes, budget // len(of_call))
                 lease.prefetch(runs, wait=False, timeout_s=REQUEST_S)
 
-    def note(self, read: Sequence[tuple[int, Runs]]) -> None:
+    def note(
+        self, read: Sequence[tuple[int, Runs]], function: str, versions: Mapping[int, int]
+    ) -> None:
         """Says what was touched, where that is not known already; waits for nothing.
 
         Args:
             read: (region, runs) of each variable.
+            function: who touched it, for people.
+            versions: which of each region.
         """
         if self._session is None:
             return
+        if len(_done) >= MOST_NOTED:
+            _done.clear()
+        _done[self._key.digest] = self._at
         with _harmless("noting a read set"):
+            mark = hash(tuple((region, runs.tobytes()) for region, runs in read))
+            if self._is_said(mark):
+                return
             sets = {region: packed for region, runs in read if (packed := encode(runs)) is not None}
-            if sets and sets != self._found and not self._is_said(sets):
-                self._session.registry.note_reads.remote(pack(self._key.digest, sets))
+            if sets and sets != self._found:
+                self._say(mark)
+                who = (function, self._session.node_id, dict(versions))
+                self._session.registry.note_reads.remote(pack(self._key.digest, sets, who))
 
-    def _is_said(self, sets: dict[int, bytes]) -> bool:
+    def _is_said(self, mark: int) -> bool:
         """Whether the registry has heard just that from here, twice in a row: enough for it to know
         that calls of this name repeat. One that asked and was not told has to say it again."""
-        mark = hash(frozenset(sets.items()))
         last, times = _noted.get(self._key.digest, (0, 0))
-        if last == mark and times >= 2 and not self._asked:
-            return True
+        return last == mark and times >= 2 and not self._asked
+
+    def _say(self, mark: int) -> None:
+        last, times = _noted.get(self._key.digest, (0, 0))
         if len(_noted) >= MOST_NOTED:
             _noted.clear()
         _noted[self._key.digest] = (mark, times + 1 if last == mark else 1)
-        return False

@@ -21,10 +21,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import numpy as np
 import ray
 
-from clamor_ray import _names, errors
+from clamor_ray import _attempt, _names, errors
 from clamor_ray._ask import OFTEN, ask, new_request_id, pack, unpack
 from clamor_ray._config import Config
 from clamor_ray._layout import (
@@ -32,7 +31,7 @@ from clamor_ray._layout import (
     INLINE_BYTES,
     Plan,
     round_up,
-    runs_of_buffers,
+    stream_blocks,
     take_apart,
     take_apart_zeros,
 )
@@ -48,11 +47,13 @@ from clamor_ray._native import (
     copy_in,
 )
 from clamor_ray._ref import GlobalRef
+from clamor_ray._source import Source, source_of_call, source_of_zeros
 from clamor_ray._version import __version__
 from clamor_ray.actors.messages import INLINE_BASE
 from clamor_ray.actors.registry_core import server_id_of
 
 SHUTDOWN_S = 30.0
+FIRST_LOOK_S = 0.2  # for a page server that is there already
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,9 @@ def _find_scope_of_job() -> str | None:
 
 def _inline_id() -> int:
     """An id for a variable that travels inside its references; nobody need be asked for it."""
-    return INLINE_BASE | secrets.randbits(62)
+    region = INLINE_BASE | secrets.randbits(62)
+    _attempt.made(region)
+    return region
 
 
 # ------------------------------------------------------------------ the session
@@ -183,19 +186,22 @@ class Session:
         name = _names.server_socket(self.scope, self.node_id)
         deadline = time.monotonic() + self.config.reattach_s
         pause_s = 0.05
+        # The first task of a node that has joined need not wait for a server that nobody started.
+        connect_s = min(FIRST_LOOK_S, self.config.connect_timeout_s)
         while True:
             try:
                 return Client(
                     name,
                     trap=self.config.trap,
-                    connect_timeout_s=self.config.connect_timeout_s,
+                    connect_timeout_s=connect_s,
                     reattach_timeout_s=self.config.reattach_s,
                 )
-            except errors.ServerUnavailableError:
+            except (errors.ServerUnavailableError, errors.WaitTimeoutError):
                 if time.monotonic() >= deadline:
                     raise
             # Not there yet, or restarting: the registry starts it, or knows where it listens.
             name = self.ensure_server().socket_name
+            connect_s = self.config.connect_timeout_s
             time.sleep(pause_s)
             pause_s = min(1.0, 2 * pause_s)
 
@@ -227,6 +233,7 @@ class Session:
         stream: bool = True,
         scattered: bool = False,
         page_bytes: int = 0,
+        again: bool = False,
     ) -> Lease:
         """Maps a snapshot's region; its pickle stream is on this node when this returns.
 
@@ -234,13 +241,15 @@ class Session:
             ref: whose version is mapped, whatever becomes of the reference.
             private: as a writable private copy.
             read_set: coarse, exact or off.
-            stream: False where nothing will be unpickled from it.
+            stream: False where nothing will be unpickled from it, or (with `again`) what is was
+                read before.
             scattered: touched here and there: the kernel maps what is touched, and not what
                 lies around it, which halves such touches (and makes scans dearer).
             page_bytes: what a fault fetches; 0: what this process's configuration says.
+            again: it is likely to be opened again soon: its mapping is kept for a moment.
         """
         ref = ref.snapshot()
-        exact = read_set == "exact" or scattered
+        exact = read_set == "exact" or scattered or _attempt.wants_exact()
         flags = (MAP_PRIVATE if private else 0) | (MAP_EXACT_READS if exact else 0)
         flags |= MAP_FIXED if ref.plan.fixed else 0
         if page_bytes := page_bytes or self.config.page_bytes:
@@ -252,15 +261,40 @@ class Session:
         if ended is not None and (copy := ended()) is not None:
             copy.close()  # its block is over; whoever still looks into it was told not to
         mapping = self._map(client, ref, flags)
-        lease = Lease(client, self.leases, mapping, ref.region, writable=private, snapshot=ref)
+        lease = Lease(
+            client, self.leases, mapping, ref.region, writable=private, snapshot=ref, later=again
+        )
         if read_set != "off":
-            lease.reads_begin()
+            lease.reads_begin(None if stream or not again else stream_blocks(ref.plan))
         if not stream:
             return lease
         # Unpickling touches the stream at once: fetched here, a lost home is an exception.
-        blocks = np.array(runs_of_buffers(ref.plan, lambda _: False), np.uint64)
-        lease.prefetch(blocks, wait=True, timeout_s=self.config.fault_timeout_s)
+        with self.explaining(ref.region):
+            blocks = stream_blocks(ref.plan)
+            lease.prefetch(blocks, wait=True, timeout_s=self.config.fault_timeout_s)
         return lease
+
+    def region_at(self, address: int) -> int:
+        """The region that is mapped there here; 0: none is."""
+        leased = self.leases.at(address)
+        return leased.snapshot.region if leased is not None and leased.snapshot else 0
+
+    @contextlib.contextmanager
+    def explaining(self, region: int) -> Iterator[None]:
+        """Where blocks are lost, the registry knows which, and why."""
+        try:
+            yield
+        except errors.HomeLostError as error:
+            self.explain(error, region)
+
+    def explain(self, error: errors.HomeLostError, region: int) -> NoReturn:
+        """Raises what the registry says of it, or else the error as it is."""
+        why = None
+        with contextlib.suppress(errors.ClamorError):
+            why = self.call("why_lost", region) if region else None
+        if why is None:
+            raise error
+        raise errors.HomeLostError(why.message, code=error.code, hint=why.hint) from error
 
     def _map(self, client: Client, ref: GlobalRef[Any], flags: int) -> Mapping:
         # In short waits: a restarting server is worth all of fault_timeout_s, an ended session,
@@ -287,38 +321,46 @@ class Session:
 
     # -- making
 
-    def put(self, obj: object) -> GlobalRef[Any]:
+    def put(self, obj: object, source: Callable[[], Any] | None = None) -> GlobalRef[Any]:
         pickled = take_apart(obj)
         plan = pickled.plan
         if plan.total_bytes < INLINE_BYTES:
             return GlobalRef(_inline_id(), 0, 0, 0, plan, self.scope, pickled.image())
         check_room(plan.region_bytes, f"put({type(obj).__qualname__})")
-        return self._create(plan, pickled.pieces)
+        again = None if source is None else source_of_call(source, pickled)
+        return self._create(plan, pickled.pieces, again)
 
     def zeros(self, shape: Any, dtype: Any, capacity: int | None = None) -> GlobalRef[Any]:
         plan, inband = take_apart_zeros(shape, dtype, capacity)
         if plan.region_bytes <= INLINE_BYTES and plan.total_bytes < INLINE_BYTES:
             payload = inband.ljust(plan.total_bytes, b"\0")
             return GlobalRef(_inline_id(), 0, 0, 0, plan, self.scope, payload)
-        return self._create(plan, lambda: iter([(0, memoryview(inband))]))
+        source = source_of_zeros(plan, inband)
+        return self._create(plan, lambda: iter([(0, memoryview(inband))]), source)
 
     def _create(
-        self, plan: Plan, pieces: Callable[[], Iterator[tuple[int, memoryview]]]
+        self,
+        plan: Plan,
+        pieces: Callable[[], Iterator[tuple[int, memoryview]]],
+        source: Source | None,
     ) -> GlobalRef[Any]:
         """Puts again where the page server died meanwhile: nothing was there before."""
         deadline = time.monotonic() + self.config.reattach_s
         while True:
             try:
-                return self._try_create(plan, pieces())
+                return self._try_create(plan, pieces(), source)
             except errors.ServerUnavailableError:
                 if time.monotonic() >= deadline or self._has_ended():
                     raise
             time.sleep(0.1)
 
-    def _try_create(self, plan: Plan, pieces: Iterator[tuple[int, memoryview]]) -> GlobalRef[Any]:
+    def _try_create(
+        self, plan: Plan, pieces: Iterator[tuple[int, memoryview]], source: Source | None
+    ) -> GlobalRef[Any]:
         client = self.client
         record = self.call("create_region", plan.region_bytes, self.node_id, new_request_id())
         region = record.region
+        _attempt.made(region)
         try:
             fd = client.create(
                 region,
@@ -333,7 +375,7 @@ class Session:
                 os.close(fd)
             try:
                 client.seal(region, timeout_s=self.config.connect_timeout_s)
-                self.call("seal", region)
+                self.call("seal", region, source)
             except errors.FreedError as error:
                 # What was not sealed ends with the page server; the registry gives it 10 minutes.
                 raise errors.ServerUnavailableError(
@@ -390,6 +432,15 @@ class Session:
 
     # -- the end
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this process is still connected to the cluster that the session is of. The first
+        job of every cluster has the same id, so that says too little."""
+        if not ray.is_initialized():
+            return False
+        context = ray.get_runtime_context()
+        return (context.get_node_id(), context.get_job_id()) == (self.node_id, self.job_id)
+
     def _has_ended(self) -> bool:
         """Whether the driver shut the session down behind this process's back."""
         if self.owner or os.getpid() != self._pid:
@@ -398,15 +449,21 @@ class Session:
 
     def close(self) -> None:
         """Ends this process's part. Every address that `get` gave out dies."""
+        for ending in at_end:
+            ending(self)
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(errors.ClamorError):
                 client.close()
 
-    def after_fork(self) -> None:
+    def after_fork(self, is_here: bool) -> None:
         self._client_lock = threading.Lock()
-        if self._client is not None:
-            self._client.after_fork()
+        if self._client is None:
+            return
+        ended = None
+        if not is_here:  # no server is left: waiting for one would hold up the child
+            ended = errors.ForkedError("This process was forked after ray.shutdown().")
+        self._client.after_fork(ended)
 
 
 # ------------------------------------------------------------------ which one is ours
@@ -414,6 +471,7 @@ class Session:
 _lock = threading.RLock()
 _current: Session | None = None
 _hooks: set[str] = set()
+at_end: list[Callable[[Session], None]] = []  # called when a session ends in this process
 
 
 def _once(name: str, register: Callable[[], object]) -> None:
@@ -423,7 +481,20 @@ def _once(name: str, register: Callable[[], object]) -> None:
 
 
 def _register_fork_hook() -> None:
-    _once("fork", lambda: os.register_at_fork(after_in_child=_after_fork_in_child))
+    _once(
+        "fork",
+        lambda: os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child),
+    )
+
+
+_was_here = True
+
+
+def _before_fork() -> None:
+    # In the child Ray must not be asked: it has locks that other threads may hold now.
+    global _was_here
+    session = _current
+    _was_here = session is None or session.is_here
 
 
 def _after_fork_in_child() -> None:
@@ -434,7 +505,7 @@ def _after_fork_in_child() -> None:
         return
     session.owner = False  # the end of a child is not the end of the session
     try:
-        session.after_fork()
+        session.after_fork(_was_here)
     except errors.ClamorError as error:
         # The maps it could not have are guards now; whoever touches one learns it from them.
         os.write(2, f"clamor: {error}\n".encode())
@@ -471,6 +542,10 @@ def current(scope: str | None = None) -> Session:
     """
     session = _current
     if session is not None and (scope is None or session.scope == scope):
+        if session.owner and not session.is_here:
+            raise errors.NotInitializedError(
+                "The session has ended: ray.shutdown() took its cluster from under it."
+            )
         return session
     with _lock:
         return _attach(scope)
@@ -568,8 +643,7 @@ def init(
         ray.init(address=address, namespace=namespace)
     with _lock:
         session = _current
-        job_id = ray.get_runtime_context().get_job_id()
-        if session is not None and session.job_id != job_id:
+        if session is not None and not session.is_here:
             session.close()  # ray.shutdown() took the cluster from under it
             session = _current = None
         if session is None and _in_worker():
@@ -631,7 +705,7 @@ def _make_session(config: Config) -> Session:
 
 def _end(session: Session) -> None:
     session.close()
-    if not session.owner or not ray.is_initialized():
+    if not session.owner or not session.is_here:
         return
     with contextlib.suppress(errors.ClamorError):
         session.call("shutdown", timeout_s=SHUTDOWN_S)

@@ -75,6 +75,8 @@ class EngineStats(_Counters):
     history_bytes: int = 0
     history_disk_bytes: int = 0
     history_expired: int = 0
+    history_retained_bytes: int = 0
+    history_retained_expired: int = 0
     redirected_blocks: int = 0
     redirect_misses: int = 0
     peer_blocks_served: int = 0
@@ -169,6 +171,33 @@ class Stats:
     def thrashing(self) -> tuple[NodeStats, ...]:
         """The nodes whose cache was too small for what their tasks used at once."""
         return tuple(node for node in self.nodes if node.thrashing)
+
+    def __str__(self) -> str:
+        """A line for each node; all counters are attributes."""
+        from clamor_ray._layout import format_bytes
+
+        lines = [("node", "home", "cached", "fetched", "received", "sent", "faults", "variables")]
+        for node in self.nodes:
+            engine = node.engine
+            cells = (
+                format_bytes(engine.home_bytes),
+                format_bytes(engine.cached_bytes),
+                f"{engine.blocks_fetched:,} blocks",
+                format_bytes(engine.bytes_received),
+                format_bytes(engine.bytes_sent),
+                f"{engine.faults:,}",
+                f"{len(node.regions):,}",
+            )
+            lines.append((node.node_id[:8], *(cells if not node.error else (node.error,))))
+        full = [line for line in lines if len(line) == len(lines[0])]
+        widths = [max(map(len, column)) for column in zip(*full, strict=True)]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if not index else cell.rjust(width)
+                for index, (cell, width) in enumerate(zip(line, widths, strict=False))
+            ).rstrip()
+            for line in lines
+        )
 
     def region(self, ref: GlobalRef[Any]) -> dict[str, RegionStats]:
         """One global variable on every node that has it, by node id."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from clamor_ray._ref import GlobalRef
 from clamor_ray._session import current
 
 
-def put(obj: Any) -> GlobalRef[Any]:
+def put(obj: Any, *, source: Callable[[], Any] | None = None) -> GlobalRef[Any]:
     """Places an object in the global address space and returns a reference to it.
 
     Its buffers (NumPy arrays, Arrow and pandas data, what SciPy and scikit-learn hold in them,
@@ -20,10 +21,15 @@ def put(obj: Any) -> GlobalRef[Any]:
 
     Args:
         obj: anything that pickle or cloudpickle can pickle.
+        source: a callable without arguments that makes an equal object again: the same pickle
+            stream, the same buffers. It is run, in a task of its own, where the node that holds
+            the object is lost and blocks are wanted that no other node has read. Those that a
+            commit has changed it cannot make. A small object needs none.
 
     Raises:
         NotInitializedError: Before `clamor.init()`.
-        UnpicklableError: Something in the object cannot be pickled.
+        UnpicklableError: Something in the object, or in the source, cannot be pickled.
+        TypeError: The source cannot be called.
         OutOfMemoryError: This node has less memory than the object needs.
 
     Warns:
@@ -34,7 +40,7 @@ def put(obj: Any) -> GlobalRef[Any]:
     Example:
         >>> ref = clamor.put(scipy.spatial.KDTree(points))   # doctest: +SKIP
     """
-    return current().put(obj)
+    return current().put(obj, source)
 
 
 def zeros(

@@ -6,6 +6,10 @@ about all variables at once: the first who commits a block wins.
 
 A commit whose answer was lost is asked about before anything else is tried: until then it may
 have happened, and its blocks must stay where they are.
+
+In an attempt of a task that has a token (`_attempt.py`) each commit carries a write of a status
+word (`actors/status_words.py`), so that the n-th transaction over the same variables of all
+attempts is made once. One that wrote nothing commits its word alone.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from clamor_ray import _session, errors
+from clamor_ray import _attempt, _session, errors
 from clamor_ray._grow import grown
 from clamor_ray._inplace import check_can_change
 from clamor_ray._layout import put_together
@@ -35,6 +39,7 @@ from clamor_ray._ref import GlobalRef, newest_states
 from clamor_ray._session import Session
 from clamor_ray._targets import Target, target_of
 from clamor_ray.actors.messages import CommitRequest
+from clamor_ray.actors.status_words import Name, StatusWord, word_of
 
 ASK_FIRST_BYTES: Final = 8 << 20  # from here on a conflict is asked for before blocks are copied
 LEAST_COPY_RATE: Final = 50e6  # bytes per second, for deadlines of large commits
@@ -79,7 +84,7 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def _refuse_nested(targets: list[Target]) -> None:
+def refuse_nested(targets: list[Target]) -> None:
     seen: set[tuple[str, int]] = set()
     for target in targets:
         if target.key in seen:
@@ -129,6 +134,12 @@ class Transaction:
         """The version of each variable: that it began at, and after the commit that it ended at."""
         return self._versions
 
+    @property
+    def lease(self) -> Lease | None:
+        """Of the private mapping of its only variable, while it is open; None: it has none."""
+        (part,) = self._parts
+        return part.lease
+
     def __repr__(self) -> str:
         names = ", ".join(repr(target.ref) for target in self._targets)
         return f"Transaction({self._status}: {names})"
@@ -149,7 +160,7 @@ class Transaction:
         for target in self._targets:
             target.ref._check_not_freed()
             check_can_change(target.ref.plan, repr(target.ref))
-        _refuse_nested(self._targets)
+        refuse_nested(self._targets)
         for target in self._targets:
             if target.private:
                 raise ValueError(f"{target.private}, which is no version of it: pass the reference")
@@ -274,7 +285,22 @@ class Transaction:
                 changes.append(Change(part, runs))
             else:
                 _warn_if_rebound(part)
-        if not changes:
+        attempt = _attempt.current()
+        if attempt is None:
+            self._publish_as(session, changes, None)
+            return
+        variables = [target.ref.region for target in self._targets]
+        with attempt.one_commit(session.call, variables) as name:
+            try:
+                self._publish_as(session, changes, name)
+            except BaseException:
+                if self._in_doubt is not None:
+                    attempt.doubts(self._in_doubt[0], variables)
+                raise
+
+    def _publish_as(self, session: Session, changes: list[Change], name: Name | None) -> None:
+        """Args: name: of the transaction, where it is to be made once."""
+        if not changes and name is None:
             self._committed(session, 0, {}, changes)
             return
         writes = tuple(change.write(session.server_id) for change in changes)
@@ -283,19 +309,45 @@ class Transaction:
         for attempt in range(MOST_TRIES):
             # Each with an id of its own: an id that was taken for dead can never commit.
             commit_id = secrets.randbits(64) or 1
-            request = CommitRequest(commit_id, writes, timeout_s)
-            if total_bytes > ASK_FIRST_BYTES:
-                session.call("may_commit", request)
-            self._stage(session, commit_id, changes, total_bytes, timeout_s)
+            word = () if name is None else (StatusWord(name, commit_id).write(),)
+            request = CommitRequest(commit_id, (*word, *writes), timeout_s)
             try:
+                if total_bytes > ASK_FIRST_BYTES:
+                    session.call("may_commit", request)
+                self._stage(session, commit_id, changes, total_bytes, timeout_s)
                 versions = self._ask(session, request, changes)
             except errors.CommitAbortedError:
                 self._drop(session, commit_id, changes)
                 if attempt == MOST_TRIES - 1:
                     raise
+            except errors.CommitConflict as conflict:
+                if name is None or conflict.region != name.word_id:
+                    raise
+                self._was_made(session, conflict.region)
+                return
             else:
                 self._committed(session, commit_id, versions, changes)
                 return
+
+    def _was_made(self, session: Session, status_word: int) -> None:
+        """Another attempt of this task has committed it: nothing of this one counts, and the
+        references move to where that one's moved, as far as the registry still knows."""
+        versions: dict[int, int] = {}
+        with contextlib.suppress(errors.ClamorError):
+            (answer,) = session.call("latest", [status_word])
+            word = word_of(status_word, answer.payload)
+            if word is not None:
+                versions = dict(session.call("outcome", word.commit_id))
+        ended = []
+        for part in self._parts:
+            begin, state = part.begin, part.begin._state
+            if (version := versions.get(begin.region, 0)) > begin.version:
+                with contextlib.suppress(errors.ClamorError):
+                    state = begin._state_of(session.call("at", begin.region, version))
+            part.target.ref._move(state)
+            ended.append(state.version)
+        self._versions = tuple(ended)
+        self._finish("committed")
 
     def _stage(
         self,

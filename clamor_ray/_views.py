@@ -66,7 +66,8 @@ def _leased(address: int, n_bytes: int) -> Leased | None:
     return leased
 
 
-def _reduce_array(array: npt.NDArray[Any]) -> Any:
+def place_of(array: npt.NDArray[Any]) -> tuple[Any, ...] | None:
+    """Where a large view lies: the arguments of `array_at`; None: it is to travel by value."""
     dtype = array.dtype
     if array.nbytes and not dtype.hasobject:
         start = int(array.__array_interface__["data"][0])
@@ -76,9 +77,13 @@ def _reduce_array(array: npt.NDArray[Any]) -> Any:
             first = leased.mapping.address
             if first <= low and high <= first + leased.mapping.length_bytes:
                 strides = None if array.flags.c_contiguous else array.strides
-                where = (start - first, dtype, array.shape, strides)
-                return _array_of, (leased.snapshot, *where)
-    return array.__reduce_ex__(5)
+                return leased.snapshot, start - first, dtype, array.shape, strides
+    return None
+
+
+def _reduce_array(array: npt.NDArray[Any]) -> Any:
+    where = place_of(array)
+    return array.__reduce_ex__(5) if where is None else (array_at, where)
 
 
 def _reduce_buffer(buffer: Any) -> Any:
@@ -97,13 +102,14 @@ def _image_of(ref: GlobalRef[Any]) -> npt.NDArray[np.uint8]:
     return _session.current(ref.scope).open(ref, stream=False).bytes()
 
 
-def _array_of(
+def array_at(
     ref: GlobalRef[Any],
     offset: int,
     dtype: np.dtype[Any],
     shape: tuple[int, ...],
     strides: tuple[int, ...] | None,
 ) -> npt.NDArray[Any]:
+    """A view of a variable."""
     image: Any = _image_of(ref)
     array: npt.NDArray[Any] = np.ndarray(shape, dtype, image, offset, strides)
     return array

@@ -15,24 +15,33 @@ __all__ = [
     "ClamorError",
     "ClamorWarning",
     "ClosedError",
+    "CollectiveMismatchError",
     "CommitAbortedError",
     "CommitConflict",
     "DeniedError",
     "DescriptorLimitError",
+    "EmptyCollectionError",
     "ExistsError",
     "ForkedError",
     "FreedError",
+    "FrozenReferenceError",
+    "FunctionFailedError",
     "HashMapCorruptError",
     "HashMapFullError",
     "HomeLostError",
     "InternalError",
     "JournalFullError",
     "KeyTypeError",
+    "LengthMismatchError",
     "MallocShimError",
+    "MemberLostError",
+    "MissingColumnError",
     "MissingKeyError",
     "NestedUpdateError",
     "NoSpaceError",
     "NoVersionError",
+    "NondeterministicError",
+    "NotAMemberError",
     "NotInPlaceError",
     "NotInitializedError",
     "OutOfMemoryError",
@@ -40,9 +49,13 @@ __all__ = [
     "ProtocolError",
     "RangeError",
     "RayClientError",
+    "ReadOnlyError",
+    "RowIdError",
     "ServerUnavailableError",
     "SessionMismatchError",
     "SnapshotExpired",
+    "SourceError",
+    "StorageError",
     "SystemCallError",
     "TrapUnavailableError",
     "UnpicklableError",
@@ -138,6 +151,18 @@ class FreedError(ClamorError):
     """The global variable was freed, or never existed."""
 
     default_hint = "Put it again, and free it only when nothing will ask for it any more."
+
+
+class FrozenReferenceError(ClamorError, ValueError):
+    """A snapshot of a variable was to be changed; it never moves."""
+
+    default_hint = "Pass the reference that snapshot() or at() was called on, or ref.thawed()."
+
+
+class RowIdError(ClamorError, IndexError):
+    """A number of a row is out of bounds, or no integer. Nothing was changed."""
+
+    default_hint = "Ids are integers from -n to n - 1, where n is the length of axis 0."
 
 
 class HomeLostError(ClamorError):
@@ -314,6 +339,32 @@ class NoSpaceError(ClamorError):
     default_hint = "Make room on the disk, or make the region larger when it is made."
 
 
+class MemberLostError(ClamorError):
+    """A member of a group died, or did nothing until the deadline. Arrays that results were to be
+    written to may hold anything."""
+
+    default_hint = (
+        "The group is broken, at every member. Start what died again, and have all members call "
+        "group.rebuild()."
+    )
+
+    member: int | None = None
+    """Rank of the member that was lost first, as far as those that noticed could say so before they
+    closed; else of the neighbour whose connection ended, or that was silent."""
+
+
+class CollectiveMismatchError(ClamorError):
+    """The members of a group did not ask for the same. Nothing was reduced, the group goes on."""
+
+    default_hint = "All members make the same calls, in the same order, with arrays of one shape."
+
+
+class NotAMemberError(ClamorError):
+    """A group's method was called by a process that is none of its members."""
+
+    default_hint = "Pass the group to its actors, and call its methods there."
+
+
 class MallocShimError(ClamorError):
     """The allocations of a library cannot be led into a region."""
 
@@ -371,6 +422,89 @@ class NotInPlaceError(ClamorError):
         "Only the contents of arrays can be changed in place; put the new object again with "
         "clamor.put."
     )
+
+
+class FunctionFailedError(ClamorError):
+    """A function that a collection was given has raised. It is not tried again.
+
+    Args:
+        message: stage, partition, input and the function's own traceback.
+        stage: name of the stage.
+        partition: its number.
+        input: what the partition was made of, for people.
+        cause: the exception's type, module and all.
+    """
+
+    default_hint = "The traceback above is your function's; the same input raises again."
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stage: str = "",
+        partition: int = -1,
+        input: str = "",
+        cause: str = "",
+        code: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, code=code, hint=hint)
+        self.stage = stage
+        self.partition = partition
+        self.input = input
+        self.cause = cause
+
+
+class ReadOnlyError(FunctionFailedError):
+    """A function has tried to write to a batch, or to a global variable, that it got to read."""
+
+    default_hint = (
+        "Batches and global variables are read-only in tasks: copy first (x.copy()); a variable is "
+        "changed with `with clamor.update(ref) as x:`."
+    )
+
+
+class NondeterministicError(ClamorError):
+    """A task that was run again returned something else than before."""
+
+    default_hint = (
+        "Recovery and speculation run tasks again: take random numbers from a seed made of the "
+        "partition, do not depend on time, on the order of sets, or on the machine."
+    )
+
+
+class LengthMismatchError(ClamorError, ValueError):
+    """Two collections that are zipped do not have the same partitions."""
+
+    default_hint = "Zip what was mapped from one collection, or repartition both alike first."
+
+
+class MissingColumnError(ClamorError, KeyError):
+    """A table has no column of that name."""
+
+    default_hint = "Names are matched exactly; see the collection's schema()."
+
+    __str__ = ClamorError.__str__  # KeyError's puts quotes around it
+
+
+class EmptyCollectionError(ClamorError, ValueError):
+    """Nothing can be said of no elements: min, max, mean or reduce of an empty collection."""
+
+    default_hint = "Give aggregate() a zero, or look at count() first."
+
+
+class SourceError(ClamorError):
+    """An input file is not what it should be: truncated, half-written, another format."""
+
+    default_hint = "Write the file again, or leave it out."
+
+
+class StorageError(ClamorError, OSError):
+    """A file system or object store did not do what it was asked, after bounded retries."""
+
+    default_hint = "Look at the cause; what was not written is not there."
+
+    __str__ = ClamorError.__str__
 
 
 class InternalError(ClamorError):

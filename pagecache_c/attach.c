@@ -68,9 +68,12 @@ static int snapshot(pc_client *client, struct pc__ctl_open **out, size_t *n_out)
 {
     size_t n = 0;
     pthread_mutex_lock(&client->lock);
+    pc__rest_end_all(client, 0); /* else one that is refused would end the process */
     pc__outbox_clear(client);
-    for (struct pc__mapping *mapping = client->mappings; mapping; mapping = mapping->next)
+    for (struct pc__mapping *mapping = client->mappings; mapping; mapping = mapping->next) {
         n += mapping->is_leased;
+        mapping->lost_reads |= mapping->readers && mapping->trapped.needs_trap;
+    }
     struct pc__ctl_open *opens = calloc(n + 1, sizeof *opens);
     n = 0;
     for (struct pc__mapping *mapping = client->mappings; mapping && opens; mapping = mapping->next)

@@ -88,7 +88,7 @@ static uint64_t source_of(const struct pc__region *region, const struct pc__gene
             at++;
         *end = at < *end ? at : *end;
     }
-    return region->homes[first / PC_EXTENT_BLOCKS];
+    return pc__home_of(region, first);
 }
 
 int pc__batch_add(struct pc__batch *batch, struct pc__region *region,
@@ -261,6 +261,8 @@ void pc__fetch_fill_here(struct pc__loop *loop, struct pc__fetch *fetch)
         rc = PC_ERR_NO_MEMORY;
     struct pc__batch again;
     pc__batch_init(&again, fetch->urgent, fetch->prefetch);
+    if (!rc && fetch->gather)
+        pc__gather_here(engine, fetch);
     while (!rc && fetch->n_blocks)
         rc = fetch->source ? fill_from_source(loop, fetch, &again) : fill_from_home(loop, fetch);
     if (rc)

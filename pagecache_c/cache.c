@@ -437,6 +437,7 @@ static unsigned evict(struct pc__cache *cache, const struct victim *victim)
     } else {
         punch(generation, victim->chunk, mask);
     }
+    pc__recorders_note(generation, victim->chunk, mask);
     pthread_mutex_lock(&cache->lock);
     struct entry *entry = find(cache, generation, victim->chunk);
     unsigned n = 0;

@@ -25,6 +25,14 @@
 #define SILENCE_LEAST_NS 1000000000ull /* a busy machine takes this long to answer */
 #define GRACE_NS 1000000000ull        /* for a last try to re-attach after a silence */
 
+static void let_go(pc_client *client, const struct pc__ctl_message *message)
+{
+    struct pc__ctl_region region;
+    memcpy(&region, message->body, sizeof region);
+    if (region.region)
+        pc__rest_end_all(client, region.region);
+}
+
 /* 0: nothing more to receive; negative: the connection is of no use. */
 static int receive_all(pc_client *client)
 {
@@ -39,6 +47,11 @@ static int receive_all(pc_client *client)
         case PC__CTL_REPLY:
             pthread_mutex_lock(&client->lock);
             pc__call_reply(client, packet);
+            pthread_mutex_unlock(&client->lock);
+            break;
+        case PC__CTL_LET_GO:
+            pthread_mutex_lock(&client->lock);
+            let_go(client, &packet->message);
             pthread_mutex_unlock(&client->lock);
             break;
         case PC__CTL_FAIL:
@@ -109,6 +122,7 @@ static bool lose(pc_client *client, uint64_t since_ns)
         client->socket = -1;
         client->trap.ops->lost(&client->trap, since_ns);
         pc__call_drop_all(client);
+        pc__rest_end_all(client, 0); /* what is mapped next is asked for: the session may be over */
     }
     pthread_mutex_unlock(&client->lock);
     return !is_closing;
@@ -126,7 +140,9 @@ static void *watch(void *arg)
         struct pollfd fds[2] = {
             {.fd = client->socket, .events = client->outbox ? POLLIN | POLLOUT : POLLIN},
             {.fd = client->nudge_fd, .events = POLLIN}};
-        int wait_ms = is_closing ? 0 : attend(client);
+        int wait_ms = is_closing ? 0 : attend(client), look_ms = pc__rest_look(client);
+        if (look_ms >= 0 && (wait_ms < 0 || look_ms < wait_ms))
+            wait_ms = look_ms;
         pthread_mutex_unlock(&client->lock);
         if (is_closing)
             break;

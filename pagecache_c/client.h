@@ -4,7 +4,9 @@
  *   call.c       requests and their replies
  *   conn.c       one connection: connect, hello, packets; used before the watch thread runs
  *   mapping.c    map, unmap
+ *   rest.c       mappings that nobody uses, for the next who wants the same
  *   reads.c      read sets
+ *   evicted_client.c  what was evicted meanwhile
  *   build.c      building a region in place
  *   stage.c      what a private mapping wrote, and handing it to the page server
  *   requests.c   create, seal, abandon, prefetch, the report of a read set
@@ -66,6 +68,7 @@ struct pc__mapping {
     struct pc__trapped trapped;      /* address, length, flags */
     uint64_t id, region, version, inode;
     uint64_t users;                  /* maps and running calls; 0: goes away */
+    uint64_t rests_since_ns;         /* nobody uses it (rest.c); 0: somebody does */
     uint64_t readers;                /* read sets being taken: entries are dropped at 0 -> 1 */
     enum pc__mapping_state state;
     int error;                       /* OPENING: why re-attaching it failed */
@@ -75,6 +78,7 @@ struct pc__mapping {
     bool is_sealing;                 /* one thread is at it */
     bool may_be_sealed;              /* a SEAL went out and was not refused */
     bool is_dropping;                /* the first reader is at it; others wait */
+    bool lost_reads;                 /* what was evicted while read sets are taken nobody knows */
 };
 
 /* A request on its way, and its reply. On its requester's stack or heap. */
@@ -127,6 +131,7 @@ struct pc_client {
     struct pc__call *calls;
     struct pc__outgoing *outbox, **outbox_end; /* what the socket had no room for */
     struct pc__mapping *mappings;
+    uint64_t n_resting, looks_at_ns; /* rest.c; 0: there is nothing to look at */
     struct pc__mapping *by_id[PC__MAPPING_BUCKETS];
     struct pc__mapping *by_region[PC__MAPPING_BUCKETS];
     char outage[160];               /* why the last try to re-attach failed */
@@ -247,6 +252,12 @@ void pc__mapping_remove(pc_client *client, struct pc__mapping *mapping); /* and 
 void pc__mapping_release(pc_client *client, struct pc__mapping *mapping);
 /* Finds a live one and counts the caller in: 0 or the error. */
 int pc__mapping_use(pc_client *client, uint64_t id, struct pc__mapping **out);
+/* rest.c, all under lock. ended: of one that is used again, or taken down. end_all: of a region, or of
+ * all (0). look: ends those that have rested; returns how long poll() may wait, -1 for ever. */
+void pc__rest_ended(pc_client *client, struct pc__mapping *mapping);
+void pc__rest_end_all(pc_client *client, uint64_t region);
+int pc__rest_look(pc_client *client);
+extern uint64_t pc__rest_ns;
 void pc__mapping_take_down(pc_client *client, struct pc__mapping *mapping);
 void pc__mapping_describe(const struct pc__mapping *mapping, struct pc__ctl_open *out);
 /* Addresses without access: the region's own, or others where mapping.c says so. */

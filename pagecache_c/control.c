@@ -168,6 +168,7 @@ static void drop_mapping(struct pc__client *client, struct pc__mapping *mapping)
         pc__windows_left(mapping->window_user);
     else
         pc__windows_drop(mapping->window_user);
+    pc__recorder_free(mapping->recorder);
     region->mappings--;
     if (mapping->follows && generation->version == mapping->version)
         generation->followers--;
@@ -286,8 +287,34 @@ static bool to_ask(struct pc__region *region, const struct pc__ask *ask)
     return put;
 }
 
+static void let_go(struct pc__loop *loop, struct pc__mail *mail)
+{
+    const struct pc__ctl_region body = {.region = mail->a};
+    pc__each(link, &loop->clients)
+    {
+        struct pc__client *client = pc__of(link, struct pc__client, link);
+        bool maps = false;
+        for (size_t i = 0; i < client->n_mappings && !maps; i++)
+            maps = client->mappings[i].region->id == mail->a && !client->mappings[i].is_private;
+        if (maps && !client->closed && client->trap != PC_TRAP_SIGSEGV)
+            pc__client_send(client, PC__CTL_LET_GO, 0, PC_OK, &body, sizeof body, -1);
+    }
+}
+
+void pc__clients_let_go(struct pc_engine *engine, uint64_t region)
+{
+    for (int i = 0; i < engine->n_loops; i++) {
+        const struct pc__mail mail = {.run = let_go, .a = region};
+        /* For want of memory: they close it by themselves in a moment. */
+        (void)pc__loop_post(&engine->loops[i], &mail);
+    }
+}
+
 static void put_question(struct pc_engine *engine, uint64_t region, const struct pc__ask *ask)
 {
+    /* Somebody wants a newer version: by the time of the answer they have closed the older ones. */
+    if (ask->kind != PC_EVENT_NEED_REGION)
+        pc__clients_let_go(engine, region);
     const struct pc_event event = {.kind = (int)ask->kind,
                                    .region = region,
                                    .from_version = ask->from_version,
@@ -525,6 +552,9 @@ static int handle(struct pc__client *client, const struct pc__ctl_message *messa
         return PC_OK;
     case PC__CTL_READS:
         pc__client_reads(client, message);
+        return PC_OK;
+    case PC__CTL_EVICTED:
+        pc__client_evicted(client, message);
         return PC_OK;
     case PC__CTL_STAGE:
         pc__client_stage(client, message, fds, n_fds);

@@ -288,6 +288,8 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     if (rc)
         goto fail;
     rc = open_history(engine, options);
+    for (size_t i = 0; !rc && i < options->n_floors; i++)
+        rc = pc_engine_retain(engine, options->floors[i].region, options->floors[i].version);
     if (!rc)
         rc = adopt(engine, options->settle_ns);
     if (rc)
@@ -321,8 +323,10 @@ fail:
 PC_API int pc_engine_stop(pc_engine *engine)
 {
     pc__worker_stop(engine);
+    for (int i = 0; i < engine->n_loops; i++) /* all, before any goes: they write to each other */
+        pc__loop_join(&engine->loops[i]);
     for (int i = 0; i < engine->n_loops; i++)
-        if (engine->loops[i].epoll >= 0 || engine->loops[i].started)
+        if (engine->loops[i].epoll >= 0)
             pc__loop_stop(&engine->loops[i]);
     pc__cache_stop(engine);
     if (engine->listen_fd >= 0)
@@ -399,6 +403,8 @@ PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_inf
         rc = PC_OK; /* sealed here while the question was on its way */
     } else if (region->state != PC__REGION_UNKNOWN) {
         rc = PC_ERR_NO_REGION; /* freed meanwhile, or not sealed yet */
+    } else if (is_home && !region->home && region->prepared) {
+        rc = pc__rebuild_become_home(engine, region);
     } else if (is_home && (!region->home || region->home->base.memfd < 0)) {
         rc = pc__fail(PC_ERR_HOME_LOST, "region %llu is homed here, and the keeper did not have it",
                       (unsigned long long)info->region);
@@ -406,7 +412,8 @@ PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_inf
                                     region->base_address != info->base_address)) {
         rc = pc__fail(PC_ERR_PROTOCOL, "region %llu differs from what the keeper held",
                       (unsigned long long)info->region);
-    } else {
+    }
+    if (!rc && region->state == PC__REGION_UNKNOWN) {
         region->version = info->version > region->version ? info->version : region->version;
         if (!region->n_blocks) { /* else the keeper said the same, and the worker reads it unlocked */
             region->base_address = info->base_address;
@@ -434,8 +441,9 @@ PC_API int pc_engine_refuse_region(pc_engine *engine, uint64_t id, int error)
     pthread_mutex_lock(&region->lock);
     /* Home blocks may be the only copy, and leased elsewhere: they go when they are retired. And
      * a registry that did not answer is no reason to drop anything: the next one asks again. */
+    bool empty = pc__link_empty(&region->generations) && !region->prepared;
     bool useless = region->state == PC__REGION_UNKNOWN && !region->home &&
-                   (pc__link_empty(&region->generations) || error == PC_ERR_NO_REGION);
+                   (empty || error == PC_ERR_NO_REGION);
     pthread_mutex_unlock(&region->lock);
     if (useless)
         pc__region_forget(engine, region);
@@ -501,6 +509,7 @@ PC_API int pc_engine_retire(pc_engine *engine, uint64_t id, int force)
     pthread_mutex_lock(&region->lock);
     region->state = PC__REGION_RETIRED;
     pthread_mutex_unlock(&region->lock);
+    pc__clients_let_go(engine, id);
     pc__region_release(engine, region, PC_ERR_NO_REGION, 0, false);
     if (force)
         pc__region_forget(engine, region);
@@ -508,6 +517,11 @@ PC_API int pc_engine_retire(pc_engine *engine, uint64_t id, int force)
         pc__region_lease_dropped(engine, region);
     pc__region_put(engine, region);
     return PC_OK;
+}
+
+PC_API int pc_engine_retain(pc_engine *engine, uint64_t region, uint64_t version)
+{
+    return pc__history_retain(engine->history, region, version);
 }
 
 PC_API int pc_engine_set_changes(pc_engine *engine, uint64_t id, uint64_t from_version,

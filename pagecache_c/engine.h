@@ -115,6 +115,7 @@ struct pc__generation {
     uint64_t idle_since_ns;
     struct pc__region *cached_for; /* and whose it is, once something is accounted */
     struct pc__link windows;       /* struct pc__window_user (windows.c) */
+    struct pc__link recorders;     /* struct pc__recorder (evicted.c) */
     bool adopted;                  /* from the keeper: until all had the time to attach again, somebody
                                       may map it whom we do not know */
 };
@@ -157,17 +158,19 @@ struct pc__region {
     pthread_mutex_t lock;
     uint64_t id, base_address, length_bytes, n_blocks;
     uint64_t version;              /* the newest that was heard of here; for statistics */
-    uint64_t *homes;               /* server id of each extent, once READY */
+    uint64_t *homes;               /* server id of each extent, once READY: pc__home_of */
     enum pc__region_state state;
     uint64_t creator;              /* client id, while CREATING */
     struct pc__home *home;
+    struct pc__home *prepared;     /* to be the home once the registry has it so (rebuild.c); or NULL */
+    bool prepared_sealed;          /* all of it is there */
     struct pc__pages *pages;       /* how much a fault fetches, once there was one; or NULL */
     struct pc__link generations;
     uint64_t mappings;
     struct pc__changes changes;    /* the last answer */
     struct pc__link pending;       /* struct pc__pending: OPENs that wait for Python or the worker */
     uint64_t parked;               /* connections of other servers that wait for a version */
-    bool asked_region, asked_changes, asked_published; /* the question is out */
+    bool asked_region, asked_changes, asked_published, asked_home; /* the question is out */
     uint64_t published_questions;  /* put so far: the answer to one says nothing of versions that
                                       somebody began to wait for after it was put */
     bool queued;                   /* for the worker, which has a reference then */
@@ -416,6 +419,8 @@ void pc__region_put(struct pc_engine *engine, struct pc__region *region);
 void pc__region_forget(struct pc_engine *engine, struct pc__region *region);
 bool pc__region_info_valid(const struct pc_region_info *info);
 int pc__region_seal(struct pc_engine *engine, struct pc__region *region);
+/* Under region.lock: its base is a generation too. */
+int pc__region_home_generation(struct pc__region *region);
 /* Takes back one memfd after a restart, and, when all are there, what they are to each other. */
 int pc__region_adopt(void *engine, const struct pc__kept *kept, int fd);
 void pc__regions_adopted(struct pc_engine *engine);
@@ -499,6 +504,22 @@ int pc__home_knows(const struct pc_engine *engine, const struct pc__region *regi
 /* One block of kind MIXED or HISTORY, composed. Needs no lock, while held. */
 int pc__home_compose(struct pc_engine *engine, struct pc__region *region, uint64_t version,
                      enum pc__home_kind kind, uint64_t block, uint8_t *out);
+
+/* rebuild.c: a region gets another home. The homes change under region.lock; who reads them without it
+ * may see the old one, and is told by the fetch. */
+static inline uint64_t pc__home_of(const struct pc__region *region, uint64_t block)
+{
+    return __atomic_load_n(&region->homes[block / PC_EXTENT_BLOCKS], __ATOMIC_RELAXED);
+}
+/* Takes back what was prepared; owns fd. */
+int pc__rebuild_adopt(struct pc_engine *engine, struct pc__region *region,
+                      const struct pc__kept *kept, int fd);
+/* Under region.lock, where there is no home: what was prepared is it from now on. */
+int pc__rebuild_become_home(struct pc_engine *engine, struct pc__region *region);
+/* The peer is lost. What waits in its lane goes to another home, or stays until NEED_HOME is answered;
+ * what nobody can have any more goes to failed. */
+void pc__rebuild_await(struct pc__loop *loop, struct pc__peer *peer, struct pc__lane *lane,
+                       struct pc__link *failed);
 
 /* layer.c */
 /* Owns fd. owner: the client's id, or 0. */
@@ -654,6 +675,8 @@ void pc__client_retry_open(struct pc__loop *loop, struct pc__mail *mail);
 uint64_t pc__clients_deadline(struct pc__loop *loop);
 void pc__clients_check(struct pc__loop *loop, uint64_t now_ns);
 void pc__clients_close(struct pc__loop *loop);
+/* Tells clients that map the region to close what they keep for the next who asks. Any thread. */
+void pc__clients_let_go(struct pc_engine *engine, uint64_t region);
 void pc__client_reply(struct pc__client *client, const struct pc__ctl_message *message, int status);
 
 /* control_build.c: regions that are made here, and layers. */
@@ -672,6 +695,11 @@ bool pc__mapping_follows(struct pc__mapping *mapping);
 /* control_runs.c: prefetches and read sets. */
 void pc__client_prefetch(struct pc__client *client, const struct pc__ctl_message *message);
 void pc__client_reads(struct pc__client *client, const struct pc__ctl_message *message);
+/* evicted.c: what goes while processes take read sets. note, free: under region.lock. */
+struct pc__recorder;
+void pc__recorders_note(struct pc__generation *generation, uint64_t chunk, uint32_t mask);
+void pc__recorder_free(struct pc__recorder *recorder); /* or NULL */
+void pc__client_evicted(struct pc__client *client, const struct pc__ctl_message *message);
 /* gather.c */
 void pc__client_gather(struct pc__client *client, const struct pc__ctl_message *message, int n_fds,
                        const int *fds);
@@ -689,6 +717,9 @@ void pc__gather_encode(const struct pc__fetch *fetch, uint8_t *at);
 int pc__gather_take(struct pc_engine *engine, struct pc__lane *lane, struct pc__fetch *fetch);
 uint8_t *pc__gather_into(const struct pc__lane *lane, const struct pc__fetch *fetch);
 void pc__gather_failed(struct pc_engine *engine, struct pc__fetch *fetch, int error);
+/* Rows of a region that has its home here since they were asked for. */
+void pc__gather_here(struct pc_engine *engine, struct pc__fetch *fetch);
+uint64_t pc__gather_first_block(const struct pc__fetch *fetch);
 /* rows.c: at the home. Status, or PC__WAIT: it has not heard of the version yet. */
 int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t version,
                   const struct pc__data_rows *rows, const uint64_t *offsets, uint8_t *out);
@@ -702,7 +733,8 @@ void pc__client_send(struct pc__client *client, enum pc__ctl_type type, uint32_t
 
 /* loop.c */
 int pc__loop_start(struct pc_engine *engine, struct pc__loop *loop, int index);
-void pc__loop_stop(struct pc__loop *loop);
+void pc__loop_join(struct pc__loop *loop); /* its thread ends; mail is taken, and not read */
+void pc__loop_stop(struct pc__loop *loop); /* what is left of it */
 struct pc__watch *pc__watch_add(struct pc__loop *loop, enum pc__watch_kind kind, int fd, int lane,
                                 void *owner, uint32_t events);
 void pc__watch_change(struct pc__loop *loop, struct pc__watch *watch, uint32_t events);
@@ -728,6 +760,7 @@ struct pc__mapping {
     bool follows;                  /* counted among its followers, while that is at version */
     bool exact_reads;              /* its read sets show what was touched, and not what lies around */
     unsigned page_shift;           /* asked for: log2 of the bytes that a fault fetches; 0: by use */
+    struct pc__recorder *recorder; /* of what is evicted while it takes a read set, or NULL */
     struct pc__streams streams;
 };
 struct pc__client {

@@ -32,6 +32,8 @@ static const char *const texts[] = {
     [-PC_ERR_EXPIRED] = "the blocks of that version are kept no longer",
     [-PC_ERR_NO_VERSION] = "the variable has no such version",
     [-PC_ERR_NO_SPACE] = "a file system or an arena is full",
+    [-PC_ERR_MEMBER] = "a member of the ring is gone, or says nothing",
+    [-PC_ERR_MISMATCH] = "members of the ring do not ask for the same",
     [-PC_ERR_DENIED] = "peer credentials or secret are wrong",
 };
 _Static_assert(sizeof texts / sizeof texts[0] == -PC_ERR_LAST, "every code has a text");

@@ -276,7 +276,7 @@ static bool covers(const struct pc__fetch *fetch, uint64_t block)
 void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region,
                      const struct pc__generation *generation, uint64_t block)
 {
-    struct pc__peer *peer = peer_of(loop, region->homes[block / PC_EXTENT_BLOCKS]);
+    struct pc__peer *peer = peer_of(loop, pc__home_of(region, block));
     if (!peer)
         return; /* it comes in its turn */
     pc__each(link, &peer->lanes[1].queued)
@@ -674,22 +674,32 @@ void pc__peer_connected(struct pc__loop *loop, struct pc__mail *mail)
     lane_pump(peer, lane);
 }
 
+static void fail_one(struct pc__loop *loop, struct pc__fetch *fetch, int error)
+{
+    pc__link_remove(&fetch->link);
+    if (fetch->home_id && error != PC_ERR_CLOSED) {
+        pc__redirect_failed(loop, fetch);
+        return;
+    }
+    pc__fetch_fail(loop->engine, fetch, error);
+    pc__fetch_drop(loop->engine, fetch);
+}
+
+static void fail_all(struct pc__loop *loop, struct pc__link *fetches, int error)
+{
+    while (!pc__link_empty(fetches))
+        fail_one(loop, pc__of(fetches->next, struct pc__fetch, link), error);
+}
+
 static void fail_queued(struct pc__loop *loop, struct pc__lane *lane, int error,
                         uint64_t not_after_ns)
 {
-    struct pc_engine *engine = loop->engine;
     pc__each(link, &lane->queued)
     {
         struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
         if (!fetch->give_up_ns || fetch->give_up_ns > not_after_ns)
             continue;
-        pc__link_remove(&fetch->link);
-        if (fetch->home_id && error != PC_ERR_CLOSED) {
-            pc__redirect_failed(loop, fetch);
-            continue;
-        }
-        pc__fetch_fail(engine, fetch, error);
-        pc__fetch_drop(engine, fetch);
+        fail_one(loop, fetch, error);
     }
 }
 
@@ -701,7 +711,14 @@ void pc__peer_is_lost(struct pc__loop *loop, struct pc__mail *mail)
         if (lane->fd >= 0)
             continue;
         lane->asked = false;
-        fail_queued(loop, lane, mail->error, UINT64_MAX);
+        if (mail->error != PC_ERR_HOME_LOST) {
+            fail_queued(loop, lane, mail->error, UINT64_MAX);
+            continue;
+        }
+        struct pc__link failed;
+        pc__link_init(&failed);
+        pc__rebuild_await(loop, peer, lane, &failed);
+        fail_all(loop, &failed, mail->error);
     }
 }
 

@@ -94,7 +94,8 @@ static void leave_parent(pc_client *client)
     for (struct pc__mapping *mapping = client->mappings; mapping; mapping = next) {
         next = mapping->next;
         mapping->is_dropping = mapping->is_sealing = false;
-        if (mapping->state == PC__MAPPING_OPENING) { /* its thread is not here */
+        /* Its thread is not here, or nobody uses it. */
+        if (mapping->state == PC__MAPPING_OPENING || !mapping->users) {
             mapping->is_leased = false;
             pc__mapping_take_down(client, mapping);
         }

@@ -315,7 +315,7 @@ static void touch_all(struct plan *plan)
 static bool comes_from_here(const struct pc_engine *engine, const struct pc__region *region,
                             const struct pc__generation *generation, uint64_t block)
 {
-    return region->homes[block / PC_EXTENT_BLOCKS] == engine->server_id ||
+    return pc__home_of(region, block) == engine->server_id ||
            (generation->source && pc__blockset_has(&generation->source->present, block) &&
             !pc__blockset_has(&generation->changed, block));
 }
@@ -367,7 +367,7 @@ static int add_rows(struct pc__batch *batch, struct pc__part *part, struct pc__r
     gather->rows = (struct pc__data_rows){.row_bytes = plan->row_bytes, .n_rows = (uint32_t)n};
     for (size_t i = 0; i < n; i++)
         gather->offsets[i] = plan->offsets[which[i]];
-    uint64_t home = region->homes[gather->offsets[0] / PC_EXTENT_BYTES];
+    uint64_t home = pc__home_of(region, gather->offsets[0] >> PC_BLOCK_SHIFT);
     *fetch = (struct pc__fetch){.region = region,
                                 .generation = pc__generation_take(generation),
                                 .server_id = home,
@@ -400,7 +400,7 @@ static int ask_for_rows(struct pc__batch *batch, struct pc__part *part, struct p
         if (!plan->touched[t].as_rows && !(crosses && plan->touched[t + 1].as_rows))
             continue;
         bits[i / 64] |= 1ull << (i % 64);
-        uint64_t next = region->homes[begin / PC_EXTENT_BYTES];
+        uint64_t next = pc__home_of(region, begin >> PC_BLOCK_SHIFT);
         if (n && next != home) {
             rc = add_rows(batch, part, region, generation, plan, which, n, into);
             into += n * plan->row_bytes;
@@ -542,6 +542,19 @@ void pc__gather_failed(struct pc_engine *engine, struct pc__fetch *fetch, int er
 {
     pc__count_add(&engine->count.fetch_failed, 1);
     finish(fetch, error);
+}
+
+uint64_t pc__gather_first_block(const struct pc__fetch *fetch)
+{
+    return fetch->gather->offsets[0] >> PC_BLOCK_SHIFT;
+}
+
+void pc__gather_here(struct pc_engine *engine, struct pc__fetch *fetch)
+{
+    const struct pc__gather *gather = fetch->gather;
+    int rc = pc__rows_copy(engine, fetch->region, fetch->generation->version, &gather->rows,
+                           gather->offsets, gather->into);
+    finish(fetch, rc == PC__WAIT ? PC_ERR_NO_VERSION : rc);
 }
 
 /* 1: the answer is not to be read any further; 0: more bytes are needed. */

@@ -55,6 +55,7 @@ struct pc__generation *pc__generation_new(uint64_t n_blocks, bool complete)
     pc__link_init(&generation->cached);
     pc__link_init(&generation->idle);
     pc__link_init(&generation->windows);
+    pc__link_init(&generation->recorders);
     if (pc__blockset_init(&generation->present, n_blocks) ||
         pc__blockset_init(&generation->in_flight, n_blocks) ||
         pc__blockset_init(&generation->fetched, n_blocks) ||

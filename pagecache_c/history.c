@@ -131,13 +131,25 @@ void pc__segment_add(struct pc__history *history, struct pc__history_segment *se
     pc__segment_charge(history, segment, charged_bytes);
 }
 
+void pc__segment_add_before(struct pc__history *history, struct pc__history_segment *segment,
+                            struct pc__history_segment *other, uint64_t charged_bytes)
+{
+    segment->next = other;
+    segment->prev = other->prev;
+    *(other->prev ? &other->prev->next : &history->oldest) = segment;
+    other->prev = segment;
+    history->n_segments++;
+    pc__segment_charge(history, segment, charged_bytes);
+}
+
 void pc__history_release_dead(struct pc__history *history)
 {
     struct pc__history_segment *dead = NULL, *next;
 
     for (struct pc__history_segment *segment = history->oldest; segment; segment = next) {
         next = segment->next;
-        if (segment->n_records > 0 || segment->is_busy || segment == history->current)
+        if (segment->n_records > 0 || segment->is_busy || segment == history->current ||
+            segment == history->survivors[segment->store->is_disk])
             continue;
         *(segment->prev ? &segment->prev->next : &history->oldest) = segment->next;
         *(segment->next ? &segment->next->prev : &history->newest) = segment->prev;
@@ -160,9 +172,18 @@ void pc__history_release_dead(struct pc__history *history)
 void pc__history_forget(struct pc__history *history, uint64_t region)
 {
     pthread_mutex_lock(&history->lock);
+    (void)pc__index_retain(&history->index, region, UINT64_MAX);
     if (pc__index_drop(&history->index, region, UINT64_MAX) > 0)
         pc__history_release_dead(history);
     pthread_mutex_unlock(&history->lock);
+}
+
+int pc__history_retain(struct pc__history *history, uint64_t region, uint64_t version)
+{
+    pthread_mutex_lock(&history->lock);
+    const int rc = pc__index_retain(&history->index, region, version);
+    pthread_mutex_unlock(&history->lock);
+    return rc;
 }
 
 /* ------------------------------------------------------------------ reads */
@@ -306,6 +327,9 @@ void pc__history_stats(struct pc__history *history, struct pc__history_stats *ou
                                       .memory_bytes = history->memory_bytes,
                                       .disk_bytes = history->disk_bytes,
                                       .expired = history->n_expired,
-                                      .skipped = history->n_skipped};
+                                      .skipped = history->n_skipped,
+                                      .retained_bytes =
+                                          history->index.retained_blocks * PC_BLOCK_BYTES,
+                                      .retained_expired = history->index.n_retained_dropped};
     pthread_mutex_unlock(&history->lock);
 }

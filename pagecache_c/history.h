@@ -49,6 +49,8 @@ struct pc__history_stats {
     uint64_t memory_bytes, disk_bytes;
     uint64_t expired;          /* records dropped for lack of room since open */
     uint64_t skipped;          /* commits of which nothing was kept since open */
+    uint64_t retained_bytes;   /* old blocks of records that are retained */
+    uint64_t retained_expired; /* such records, of expired */
 };
 
 int pc__history_open(const struct pc__history_options *options, struct pc__history **out);
@@ -76,6 +78,13 @@ int pc__history_append(struct pc__history *history, uint64_t region, uint64_t ve
 /* Notes that the old blocks of this version are not kept: it and older ones cannot be read any
  * more. Otherwise as append. */
 int pc__history_skip(struct pc__history *history, uint64_t region, uint64_t version);
+
+/* From now on the records of versions >= version of the region are retained: what version, or a newer
+ * one, needs. UINT64_MAX: none are; that is how it begins. They spill as others do, and are dropped
+ * when the budgets hold nothing else that could go; then oldest first. So memory is bounded, and say()
+ * is called once for each call of this whose records go all the same. Ends with forget. It is not
+ * noted in the segments. PC_ERR_NO_MEMORY: it is as it was before. */
+int pc__history_retain(struct pc__history *history, uint64_t region, uint64_t version);
 
 /* Is record (region, version) there, with its blocks? */
 bool pc__history_has(struct pc__history *history, uint64_t region, uint64_t version);

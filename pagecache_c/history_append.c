@@ -1,8 +1,7 @@
-/* history_append.c - appends to the history, and keeps it within its budgets.
+/* history_append.c - appends to the history; history_room.c makes the room for it.
  *
  * Thread: one at a time is in append or skip; it alone changes history.current, and what a segment
- * holds. It spills, too: the segment is marked busy and copied without the lock, while readers and
- * forget go on; then its store is exchanged.
+ * holds.
  *
  * Invariants:
  *   - there is room in its budget before a segment is made; the current one is charged in full,
@@ -13,145 +12,7 @@
 #include "history_parts.h"
 #include "error.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <sys/statvfs.h>
-
-/* ---------------------------------------------------------------- budgets */
-
-/* The lock is held in all of these; where it is let go on the way, the name or a word says so. */
-
-static void seal_current(struct pc__history *history)
-{
-    if (history->current)
-        pc__segment_charge(history, history->current, pc__segment_used_bytes(history->current));
-    history->current = NULL;
-}
-
-static struct pc__history_segment *oldest_of(const struct pc__history *history, bool is_disk)
-{
-    struct pc__history_segment *segment = history->oldest;
-    while (segment && (segment->store->is_disk != is_disk || segment->is_busy))
-        segment = segment->next;
-    return segment;
-}
-
-/* Drops the records of a segment, and older ones of the same regions. Lets go of the lock. */
-static void expire(struct pc__history *history, struct pc__history_segment *segment)
-{
-    if (segment == history->current)
-        seal_current(history);
-    while (segment->records)
-        history->n_expired += pc__index_drop(&history->index, segment->records->region,
-                                             segment->records->version);
-    pc__history_release_dead(history);
-}
-
-/* Lets go of the lock. Once; what goes on from there is in the statistics. */
-static void say_dropping(struct pc__history *history, const char *what, const char *why)
-{
-    char text[700];
-
-    if (history->has_said_dropping || !history->options.say)
-        return;
-    history->has_said_dropping = true;
-    snprintf(text, sizeof text, "%s: %s", what, why);
-    pthread_mutex_unlock(&history->lock);
-    history->options.say(history->options.arg, text);
-    pthread_mutex_lock(&history->lock);
-}
-
-/* Lets go of the lock. False: so much does not fit. */
-static bool make_disk_room(struct pc__history *history, uint64_t n_bytes)
-{
-    if (n_bytes > history->options.disk_bytes)
-        return false;
-    while (history->disk_bytes + n_bytes > history->options.disk_bytes) {
-        struct pc__history_segment *oldest = oldest_of(history, true);
-        if (!oldest)
-            return false;
-        expire(history, oldest);
-    }
-    return true;
-}
-
-/* The file system is full before the budget is: others need it, too. What is on disk is older than
- * what is to go there, and useless once that is dropped; so it goes first. Lets go of the lock.
- * False: there is none, or even all of it would not make room for n_bytes. */
-static bool give_back_disk(struct pc__history *history, uint64_t n_bytes)
-{
-    struct pc__history_segment *oldest = oldest_of(history, true);
-    struct statvfs fs;
-    if (!oldest)
-        return false;
-    if (statvfs(history->options.directory, &fs) == 0 &&
-        history->disk_bytes + (uint64_t)fs.f_bavail * fs.f_frsize < n_bytes)
-        return false;
-    say_dropping(history, "the disk is full, the oldest versions expire", pc_last_message());
-    expire(history, oldest);
-    return true;
-}
-
-/* Moves a sealed memory segment to disk, or drops it. Lets go of the lock. */
-static void spill(struct pc__history *history, struct pc__history_segment *segment)
-{
-    struct pc__store *old = segment->store, *file = NULL;
-    int rc = PC_OK;
-
-    segment->is_busy = true;
-    const bool has_room = make_disk_room(history, segment->charged_bytes);
-    while (has_room && !file && segment->n_records > 0) { /* making room may have left it none */
-        pthread_mutex_unlock(&history->lock);
-        file = pc__store_spill(old, history->options.directory, segment->head_end,
-                               segment->data_begin, &rc);
-        if (file)
-            pc__history_keep(history, file);
-        pthread_mutex_lock(&history->lock);
-        if (!file && (rc != PC_ERR_NO_MEMORY || !give_back_disk(history, segment->charged_bytes)))
-            break;
-    }
-    if (!file) {
-        if (segment->n_records > 0)
-            say_dropping(history, "the memory for old versions is used up, the oldest expire",
-                         has_room                     ? pc_last_message()
-                         : history->options.directory ? "they are larger than the budget on disk"
-                                                      : "there is no directory for them");
-        segment->is_busy = false;
-        expire(history, segment);
-        return;
-    }
-    segment->is_busy = false;
-    const uint64_t n_bytes = segment->charged_bytes;
-    pc__segment_charge(history, segment, 0);
-    segment->store = file;
-    pc__segment_charge(history, segment, n_bytes);
-    pthread_mutex_unlock(&history->lock);
-    pc__history_unkeep(history, old->inode, false);
-    pc__store_put(old);
-    pthread_mutex_lock(&history->lock);
-    pc__history_release_dead(history); /* it may have been forgotten meanwhile */
-}
-
-/* Lets go of the lock. */
-static void make_memory_room(struct pc__history *history, uint64_t n_bytes)
-{
-    while (history->memory_bytes + n_bytes > history->options.memory_bytes) {
-        struct pc__history_segment *oldest = oldest_of(history, false);
-        if (!oldest)
-            return; /* n_bytes is no more than the budget: nothing else is charged */
-        if (oldest == history->current)
-            seal_current(history);
-        spill(history, oldest);
-    }
-}
-
-/* Room for one more record and one more segment. Lets go of the lock. */
-static void make_count_room(struct pc__history *history)
-{
-    while (history->oldest && (history->index.n_records >= history->options.max_records ||
-                               history->n_segments >= PC__HISTORY_MAX_SEGMENTS))
-        expire(history, history->oldest);
-}
 
 /* -------------------------------------------------------------- appending */
 
@@ -164,30 +25,29 @@ bool pc__history_noted(struct pc__history *history, uint64_t region, uint64_t ve
     return known;
 }
 
-static uint64_t bytes_alone(const struct pc__record *record)
+/* The lock is held. Will the record be retained? */
+static bool is_to_stay(const struct pc__history *history, const struct pc__record *record)
 {
-    return pc__round_to_blocks(sizeof(struct pc__segment_head) +
-                               pc__record_head_bytes(record->n_runs)) +
-           record->n_blocks * PC_BLOCK_BYTES;
-}
-
-static bool fits(const struct pc__history_segment *segment, const struct pc__record *record)
-{
-    const uint64_t room = segment->data_begin - segment->head_end;
-    return pc__record_head_bytes(record->n_runs) + record->n_blocks * PC_BLOCK_BYTES <= room;
+    const struct pc__history_floor *floor = pc__index_floor_of(&history->index, record->region);
+    return floor && record->version >= floor->version;
 }
 
 /* A new current segment that has room for the record. */
 static int begin_segment(struct pc__history *history, const struct pc__record *record)
 {
-    const uint64_t alone = bytes_alone(record);
+    const uint64_t alone = pc__record_bytes_alone(record);
     const uint64_t capacity = alone > history->segment_bytes ? alone : history->segment_bytes;
 
     pthread_mutex_lock(&history->lock);
-    seal_current(history);
+    pc__history_seal_current(history);
     pc__history_release_dead(history);
-    make_memory_room(history, capacity);
+    /* One ordinary segment there must be. For a large record nothing goes that matters more. */
+    const bool retained_too = alone <= history->segment_bytes || is_to_stay(history, record);
+    const bool has_room = pc__history_make_memory_room(history, capacity, retained_too);
     pthread_mutex_unlock(&history->lock);
+    if (!has_room)
+        return pc__fail(PC_ERR_NO_SPACE, "%llu bytes are more than there is beside what live "
+                        "collections may need", (unsigned long long)alone);
     struct pc__store *store = pc__store_memory(capacity, history->next_sequence);
     struct pc__history_segment *segment = store ? pc__segment_new(store) : NULL;
     if (!segment)
@@ -205,9 +65,11 @@ static int begin_segment(struct pc__history *history, const struct pc__record *r
 static int index_record(struct pc__history *history, struct pc__history_segment *segment,
                         struct pc__record *record)
 {
+    const uint64_t region = record->region, version = record->version;
     uint64_t n_dropped;
 
     pthread_mutex_lock(&history->lock);
+    const uint64_t n_before = history->index.n_retained_dropped;
     segment->head_end += pc__record_head_bytes(record->n_runs);
     segment->data_begin = record->data_offset;
     const int rc = pc__index_push(&history->index, segment, record, &n_dropped);
@@ -216,7 +78,10 @@ static int index_record(struct pc__history *history, struct pc__history_segment 
         history->n_skipped += record->is_skipped;
     }
     if (segment == history->current && segment->n_records >= history->max_segment_records)
-        seal_current(history);
+        pc__history_seal_current(history);
+    if (history->index.n_retained_dropped > n_before)
+        pc__history_say_retained(history, region, version,
+                                 "what the next commit replaced could not be kept");
     if (n_dropped > 0)
         pc__history_release_dead(history);
     pthread_mutex_unlock(&history->lock);
@@ -227,7 +92,7 @@ static int index_record(struct pc__history *history, struct pc__history_segment 
 static int append_to_memory(struct pc__history *history, struct pc__record *record,
                             struct pc__old_blocks *old)
 {
-    if (!history->current || !fits(history->current, record)) {
+    if (!history->current || !pc__segment_fits(history->current, record)) {
         const int begun = begin_segment(history, record);
         if (begun != PC_OK)
             return begun;
@@ -243,16 +108,17 @@ static int append_to_memory(struct pc__history *history, struct pc__record *reco
 static int append_to_disk(struct pc__history *history, struct pc__record *record,
                           struct pc__old_blocks *old)
 {
-    const uint64_t n_bytes = bytes_alone(record);
+    const uint64_t n_bytes = pc__record_bytes_alone(record);
     const uint64_t head_end = sizeof(struct pc__segment_head) +
                               pc__record_head_bytes(record->n_runs);
     int rc = PC_OK;
 
     record->data_offset = n_bytes - record->n_blocks * PC_BLOCK_BYTES;
     pthread_mutex_lock(&history->lock);
-    seal_current(history);
+    pc__history_seal_current(history);
     pc__history_release_dead(history);
-    if (!make_disk_room(history, n_bytes)) {
+    const bool retained_too = is_to_stay(history, record);
+    if (!pc__history_make_disk_room(history, n_bytes, retained_too)) {
         pthread_mutex_unlock(&history->lock);
         return pc__fail(PC_ERR_NO_SPACE, "%llu bytes are more than the budgets for them",
                         (unsigned long long)n_bytes);
@@ -263,7 +129,8 @@ static int append_to_disk(struct pc__history *history, struct pc__record *record
         store = pc__store_disk(history->options.directory, n_bytes, history->next_sequence,
                                head_end, record->data_offset, &rc);
         pthread_mutex_lock(&history->lock);
-    } while (!store && rc == PC_ERR_NO_MEMORY && give_back_disk(history, n_bytes));
+    } while (!store && rc == PC_ERR_NO_MEMORY &&
+             pc__history_give_back_disk(history, n_bytes, retained_too));
     pthread_mutex_unlock(&history->lock);
     if (!store)
         return rc;
@@ -292,7 +159,7 @@ static int append_to_disk(struct pc__history *history, struct pc__record *record
 static void make_room_to_append(struct pc__history *history)
 {
     pthread_mutex_lock(&history->lock);
-    make_count_room(history);
+    pc__history_make_count_room(history);
     pthread_mutex_unlock(&history->lock);
 }
 
@@ -335,7 +202,7 @@ int pc__history_append(struct pc__history *history, uint64_t region, uint64_t ve
     if (!record)
         return rc;
     make_room_to_append(history);
-    const bool is_for_disk = bytes_alone(record) > history->options.memory_bytes;
+    const bool is_for_disk = pc__record_bytes_alone(record) > history->options.memory_bytes;
     rc = is_for_disk ? append_to_disk(history, record, &old)
                      : append_to_memory(history, record, &old);
     if (rc == PC_OK)
@@ -344,7 +211,7 @@ int pc__history_append(struct pc__history *history, uint64_t region, uint64_t ve
     if (old.is_failed)
         return rc;
     pthread_mutex_lock(&history->lock);
-    say_dropping(history, "what a commit replaced cannot be kept, older versions expire",
+    pc__history_say_dropping(history, "what a commit replaced cannot be kept, older versions expire",
                  pc_last_message());
     pthread_mutex_unlock(&history->lock);
     return append_skip(history, region, version);

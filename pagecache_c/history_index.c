@@ -29,9 +29,34 @@ static void remove_region(struct pc__history_index *index, struct pc__history_re
     free(region);
 }
 
-static void link_record(struct pc__history_segment *segment, struct pc__record *record)
+/* Counts a record that is retained from now on, or no longer (sign -1). */
+static void count_retained(struct pc__history_index *index, const struct pc__record *record,
+                           uint64_t sign)
 {
+    index->retained_blocks += sign * record->n_blocks;
+    record->segment->n_retained += sign;
+    record->segment->retained_bytes +=
+        sign * (pc__record_head_bytes(record->n_runs) + record->n_blocks * PC_BLOCK_BYTES);
+}
+#define ONE_LESS UINT64_MAX
+
+static void set_retained(struct pc__history_index *index, struct pc__record *record,
+                         bool is_retained)
+{
+    if (record->is_retained == is_retained)
+        return;
+    record->is_retained = is_retained;
+    count_retained(index, record, is_retained ? 1 : ONE_LESS);
+}
+
+static void link_record(struct pc__history_index *index, struct pc__history_segment *segment,
+                        struct pc__record *record)
+{
+    const struct pc__history_floor *floor = pc__index_floor_of(index, record->region);
+
     record->segment = segment;
+    record->is_retained = false;
+    set_retained(index, record, floor && record->version >= floor->version && !record->is_skipped);
     if (segment->records) {
         record->segment_next = segment->records;
         record->segment_prev = segment->records->segment_prev;
@@ -43,14 +68,21 @@ static void link_record(struct pc__history_segment *segment, struct pc__record *
     segment->n_records++;
 }
 
-static void free_record(struct pc__history_index *index, struct pc__record *record)
+static void unlink_record(struct pc__history_index *index, struct pc__record *record)
 {
     struct pc__history_segment *segment = record->segment;
+    set_retained(index, record, false);
     record->segment_next->segment_prev = record->segment_prev;
     record->segment_prev->segment_next = record->segment_next;
     if (segment->records == record)
         segment->records = record->segment_next == record ? NULL : record->segment_next;
     segment->n_records--;
+}
+
+static void free_record(struct pc__history_index *index, struct pc__record *record)
+{
+    index->n_retained_dropped += record->is_retained;
+    unlink_record(index, record);
     index->n_records--;
     free(record);
 }
@@ -124,7 +156,91 @@ int pc__index_push(struct pc__history_index *index, struct pc__history_segment *
         *n_dropped = drop_until(index, region, UINT64_MAX);
     region->records[region->begin + region->n++] = record;
     index->n_records++;
-    link_record(segment, record);
+    link_record(index, segment, record);
+    return PC_OK;
+}
+
+bool pc__index_replace(struct pc__history_index *index, const struct pc__history_segment *from,
+                       struct pc__history_segment *to, struct pc__record *record)
+{
+    struct pc__history_region *region = pc__index_get(index, record->region);
+
+    if (!region || record->version < region->records[region->begin]->version ||
+        record->version > pc__index_newest(region))
+        return false;
+    struct pc__record **at = (struct pc__record **)(uintptr_t)pc__index_at(region, record->version);
+    if ((*at)->segment != from)
+        return false;
+    unlink_record(index, *at);
+    free(*at);
+    *at = record;
+    link_record(index, to, record);
+    return true;
+}
+
+/* ---------------------------------------------------------------- floors */
+
+/* Where the region's is, or would be. */
+static size_t floor_place(const struct pc__history_index *index, uint64_t region)
+{
+    size_t low = 0, high = index->n_floors;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (index->floors[middle].region < region)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+struct pc__history_floor *pc__index_floor_of(const struct pc__history_index *index,
+                                             uint64_t region)
+{
+    const size_t at = floor_place(index, region);
+    return at < index->n_floors && index->floors[at].region == region ? &index->floors[at] : NULL;
+}
+
+static int insert_floor(struct pc__history_index *index, uint64_t region, uint64_t version)
+{
+    const size_t at = floor_place(index, region);
+
+    if (index->n_floors == index->floors_capacity) {
+        const size_t capacity = index->floors_capacity ? 2 * index->floors_capacity : 16;
+        struct pc__history_floor *grown =
+            realloc(index->floors, capacity * sizeof(struct pc__history_floor));
+        if (!grown)
+            return pc__fail(PC_ERR_NO_MEMORY, "what must stay of the history");
+        index->floors = grown;
+        index->floors_capacity = capacity;
+    }
+    memmove(&index->floors[at + 1], &index->floors[at],
+            (index->n_floors - at) * sizeof(struct pc__history_floor));
+    index->floors[at] = (struct pc__history_floor){.region = region, .version = version};
+    index->n_floors++;
+    return PC_OK;
+}
+
+int pc__index_retain(struct pc__history_index *index, uint64_t region, uint64_t version)
+{
+    struct pc__history_floor *floor = pc__index_floor_of(index, region);
+
+    if (floor && version == UINT64_MAX) {
+        index->n_floors--;
+        memmove(floor, floor + 1,
+                (size_t)(&index->floors[index->n_floors] - floor) * sizeof *floor);
+    } else if (floor) {
+        *floor = (struct pc__history_floor){.region = region, .version = version};
+    } else if (version != UINT64_MAX) {
+        const int rc = insert_floor(index, region, version);
+        if (rc != PC_OK)
+            return rc;
+    }
+    struct pc__history_region *found = pc__index_get(index, region);
+    for (size_t i = 0; found && i < found->n; i++) {
+        struct pc__record *record = found->records[found->begin + i];
+        set_retained(index, record, record->version >= version && !record->is_skipped);
+    }
     return PC_OK;
 }
 
@@ -152,4 +268,5 @@ void pc__index_free(struct pc__history_index *index)
     for (size_t i = 0; i < PC__HISTORY_BUCKETS; i++)
         while (index->buckets[i])
             (void)pc__index_drop(index, index->buckets[i]->id, UINT64_MAX);
+    free(index->floors);
 }

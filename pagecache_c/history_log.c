@@ -370,10 +370,13 @@ int pc__record_write_disk(const struct pc__store *store, uint64_t head_offset,
     }
     if (rc == PC_OK) {
         struct pc__record_head *head = (struct pc__record_head *)(void *)at;
-        *head = head_of(record);
-        pc__publish(&head->state, state_of(record));
+        const uint32_t state = state_of(record);
+        *head = head_of(record); /* its state is NONE */
         copy_runs(record, (struct pc_run *)(void *)(at + sizeof *head));
         rc = pc__store_write(store, head_offset, at, head_bytes);
+        if (rc == PC_OK) /* last: who adopts the file finds the record whole, or not at all */
+            rc = pc__store_write(store, head_offset + offsetof(struct pc__record_head, state),
+                                 &state, sizeof state);
     }
     free(bounce);
     free(at);

@@ -65,6 +65,7 @@ struct pc__record {
     uint64_t n_blocks;
     uint64_t min_block, past_block; /* none is outside [min, past) */
     bool is_skipped;
+    bool is_retained;        /* set by the index: at or above the floor of its region */
     size_t n_runs;
     struct pc__placed_run runs[];
 };

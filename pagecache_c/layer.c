@@ -436,10 +436,17 @@ static int publish(struct pc_engine *engine, struct pc__region *region, uint64_t
 int pc__layer_publish(struct pc_engine *engine, uint64_t id, uint64_t commit_id, uint64_t version)
 {
     struct pc__region *region = pc__region_get(engine, id);
-    bool waited_for = false;
+    bool waited_for = false, is_mapped = false;
     pthread_mutex_lock(&engine->publish_lock);
     int rc = publish(engine, region, id, commit_id, version, &waited_for);
     pthread_mutex_unlock(&engine->publish_lock);
+    if (region && !rc) {
+        pthread_mutex_lock(&region->lock);
+        is_mapped = region->mappings != 0;
+        pthread_mutex_unlock(&region->lock);
+    }
+    if (is_mapped) /* else what rests keeps the version from becoming the base */
+        pc__clients_let_go(engine, id);
     if (waited_for)
         pc__region_release(engine, region, PC_OK, 0, false);
     if (region)

@@ -208,7 +208,7 @@ int pc__loop_start(struct pc_engine *engine, struct pc__loop *loop, int index)
     return PC_OK;
 }
 
-void pc__loop_stop(struct pc__loop *loop)
+void pc__loop_join(struct pc__loop *loop)
 {
     if (loop->started) {
         const struct pc__mail mail = {.run = stop_here};
@@ -217,6 +217,12 @@ void pc__loop_stop(struct pc__loop *loop)
         pthread_join(loop->thread, NULL);
         loop->started = false;
     }
+}
+
+void pc__loop_stop(struct pc__loop *loop)
+{
+    if (loop->started)
+        return;
     while (loop->mail_head) { /* came after the stop: nobody runs it */
         struct pc__mail *mail = loop->mail_head;
         loop->mail_head = mail->next;

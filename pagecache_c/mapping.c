@@ -226,6 +226,7 @@ int pc__mapping_install(pc_client *client, struct pc__mapping *mapping, int fd,
 /* Under lock. */
 void pc__mapping_take_down(pc_client *client, struct pc__mapping *mapping)
 {
+    pc__rest_ended(client, mapping);
     if (mapping->trapped.address) {
         pc__range_set(mapping->trapped.address, PC__RANGE_GONE, 0);
         if (client->trap.ops && mapping->state != PC__MAPPING_GUARD)
@@ -254,7 +255,7 @@ int pc__mapping_use(pc_client *client, uint64_t id, struct pc__mapping **out)
     if (rc)
         return rc;
     struct pc__mapping *mapping = pc__mapping_find(client, id);
-    if (!mapping || mapping->state == PC__MAPPING_OPENING)
+    if (!mapping || mapping->state == PC__MAPPING_OPENING || !mapping->users)
         return pc__fail(PC_ERR_NO_REGION, "no mapping %" PRIu64 " in this process", id);
     if (mapping->state == PC__MAPPING_GUARD)
         return pc__fail(PC_ERR_FORKED, "region %" PRIu64 " did not survive fork", mapping->region);
@@ -360,6 +361,11 @@ static int share(pc_client *client, const struct pc__mapping *wanted, uint64_t b
         if (rc)
             return rc;
         struct pc__mapping *found = find_shared(client, wanted, base);
+        if (found && !found->users && found->trapped.flags == wanted->trapped.flags &&
+            found->trapped.length_bytes == wanted->trapped.length_bytes)
+            pc__rest_ended(client, found);
+        pc__rest_end_all(client, wanted->region);
+        found = find_shared(client, wanted, base);
         if (!found)
             return 0;
         if (found->state == PC__MAPPING_GUARD)
@@ -414,6 +420,8 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
 
     struct pc__mapping *shared = NULL;
     pthread_mutex_lock(&client->lock);
+    if (flags & PC_MAP_PRIVATE)
+        pc__rest_end_all(client, region);
     int rc = flags & PC_MAP_PRIVATE ? pc__call_refused(client)
                                     : share(client, mapping, base_address, deadline_ns, &shared);
     if (rc == 0)
@@ -466,7 +474,7 @@ PC_API int pc_client_unmap(pc_client *client, uint64_t mapping_id)
     int rc = PC_OK;
     if (client->state == PC__CONN_CLOSED)
         rc = pc__fail(PC_ERR_CLOSED, "the client was closed");
-    else if (!mapping || mapping->state == PC__MAPPING_OPENING)
+    else if (!mapping || mapping->state == PC__MAPPING_OPENING || !mapping->users)
         rc = pc__fail(PC_ERR_NO_REGION, "no mapping %" PRIu64 " in this process", mapping_id);
     else
         pc__mapping_release(client, mapping);

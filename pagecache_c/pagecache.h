@@ -53,7 +53,9 @@ enum pc_err {
     PC_ERR_EXPIRED = -20,      /* the blocks of that version are kept no longer */
     PC_ERR_NO_VERSION = -21,   /* the region has no such version */
     PC_ERR_NO_SPACE = -22,     /* a file system, or an arena, is full */
-    PC_ERR_LAST = -23
+    PC_ERR_MEMBER = -23,       /* a member of a ring is gone, or says nothing */
+    PC_ERR_MISMATCH = -24,     /* members of a ring do not ask for the same */
+    PC_ERR_LAST = -25
 };
 
 /* One line for humans; never NULL, also for codes that do not exist. */
@@ -124,6 +126,10 @@ int pc_client_map(pc_client *client, uint64_t region, uint64_t version, uint64_t
                   uint64_t length_bytes, uint32_t flags, uint64_t timeout_ns,
                   struct pc_mapping *out);
 int pc_client_unmap(pc_client *client, uint64_t mapping_id);
+/* As pc_client_unmap, but where nobody else uses the mapping, the next pc_client_map of the same
+ * version in this process may still have it, for half a second and until the page server needs it
+ * gone. */
+int pc_client_unmap_later(pc_client *client, uint64_t mapping_id);
 
 /* Makes the home of a new region on this node: *fd is its memfd, to be filled with pc_copy_in
  * and closed by the caller. Nobody can map the region before pc_client_seal. */
@@ -178,10 +184,21 @@ int pc_client_gather(pc_client *client, uint64_t mapping_id, const struct pc_row
 /* Read sets: drop this process's page-table entries, run, then list what is mapped again.
  * Returns the number of runs (which may exceed capacity: then call again with room). Each begin
  * that succeeded has one end; runs = NULL ends without a look. Calls may overlap: while another
- * one runs nothing is dropped, so that each set holds at least what its call touched. */
+ * one runs nothing is dropped, so that each set holds at least what its call touched. Of a PRIVATE
+ * mapping nothing is ever dropped: its set is what was touched since it was mapped. */
+/* exact: from the next begin on as if it had been mapped with EXACT_READS, for all who share it. The
+ * SIGSEGV trap does not change: its sets are supersets as before. */
+int pc_client_reads_exact(pc_client *client, uint64_t mapping_id);
 int pc_client_reads_begin(pc_client *client, uint64_t mapping_id);
 int64_t pc_client_reads_end(pc_client *client, uint64_t mapping_id, struct pc_run *runs,
                             size_t capacity);
+/* What the page server took from this mapping's memory between begin and end: such blocks are not in
+ * a read set any more, though they may have been touched. Ask after pc_client_reads_end; the number
+ * of runs as there. After the page server was restarted it is all of them. */
+int pc_client_evicted_begin(pc_client *client, uint64_t mapping_id, uint64_t timeout_ns);
+int64_t pc_client_evicted(pc_client *client, uint64_t mapping_id, struct pc_run *runs,
+                          size_t capacity, uint64_t timeout_ns);
+int pc_client_evicted_end(pc_client *client, uint64_t mapping_id);
 /* Tells the page server what was read, for its statistics. Sends, does not wait. */
 int pc_client_report_reads(pc_client *client, uint64_t mapping_id, const struct pc_run *runs,
                            size_t n_runs);
@@ -205,6 +222,10 @@ enum pc_policy {
 
 typedef struct pc_engine pc_engine;
 
+struct pc_floor {
+    uint64_t region;
+    uint64_t version;          /* as pc_engine_retain takes it */
+};
 struct pc_engine_options {
     const char *socket_name;   /* abstract Unix socket to listen on */
     const char *library_version;
@@ -224,6 +245,8 @@ struct pc_engine_options {
     uint64_t cache_bytes;      /* cached blocks are kept below it; 0: no budget */
     int cache_policy;          /* enum pc_policy */
     int replication;           /* enum pc_replication; of the regions that are homed here */
+    const struct pc_floor *floors; /* said before anything is taken back, which may need room for */
+    size_t n_floors;               /* the history of what was published meanwhile */
 };
 
 /* Takes back what the keeper holds, then listens. */
@@ -244,8 +267,10 @@ enum pc_event_kind {
     PC_EVENT_NEED_OUTCOME = 7, /* commit_id, region: whoever staged it is gone, or silent; answer
                                   with pc_engine_publish or pc_engine_drop_staged */
     PC_EVENT_PULLED = 8,       /* commit_id, region, error: pc_engine_pull ended */
-    PC_EVENT_THRASHING = 9     /* text: blocks are evicted that are fetched again soon; at most one
+    PC_EVENT_THRASHING = 9,    /* text: blocks are evicted that are fetched again soon; at most one
                                   in ten seconds */
+    PC_EVENT_NEED_HOME = 10    /* region, server_id: its home is lost; who is it now? answer with
+                                  pc_engine_set_homes or pc_engine_home_lost */
 };
 struct pc_event {
     int kind;
@@ -301,6 +326,38 @@ int pc_engine_drop_staged(pc_engine *engine, uint64_t region, uint64_t commit_id
 int pc_engine_pull(pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t server_id,
                    uint64_t layer_bytes);
 
+/* A region whose home is lost gets another one: rebuild.c. What other servers have of it:
+ * the versions of which blocks are cached here (returns their number, which may exceed capacity; a
+ * region that is not known here has none), */
+int64_t pc_engine_cached_versions(pc_engine *engine, uint64_t region, uint64_t *versions,
+                                  size_t capacity);
+/* the blocks of one of them (returns the number of runs, which may exceed capacity), */
+int64_t pc_engine_cached_blocks(pc_engine *engine, uint64_t region, uint64_t version,
+                                struct pc_run *runs, size_t capacity);
+/* and a layer of those, staged under commit_id, for another server to pull. The runs must be sorted
+ * and disjoint. Returns the layer's bytes. PC_ERR_NO_GENERATION: some are not here any more. */
+int64_t pc_engine_stage_cached(pc_engine *engine, uint64_t region, uint64_t version,
+                               uint64_t commit_id, const struct pc_run *runs, size_t n_runs);
+/* At the server that is to be the home: *fd is the memfd of info->version of it, to be filled by the
+ * caller, who closes it, and with layers that are staged here. When all is there it is sealed: from
+ * then on it outlives this process. Nobody is served from it until the region's homes are said to be
+ * this server, by a definition or by pc_engine_set_homes. Beginning anew drops what there was: _take
+ * and _seal with the descriptor of an attempt before are refused with PC_ERR_NO_REGION. */
+int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_info *info, int *fd);
+int pc_engine_rebuild_take(pc_engine *engine, uint64_t region, int fd, uint64_t commit_id);
+/* Copies blocks that are cached here at a version into it: what it has itself need be no layer. */
+int pc_engine_rebuild_copy(pc_engine *engine, uint64_t region, int fd, uint64_t version,
+                           const struct pc_run *runs, size_t n_runs);
+int pc_engine_rebuild_seal(pc_engine *engine, uint64_t region, int fd);
+/* Lets go of what that attempt has prepared, sealed or not; of what any has, where fd is -1. What is
+ * not there, and a home, stays as it is: PC_OK. */
+int pc_engine_rebuild_drop(pc_engine *engine, uint64_t region, int fd);
+/* The homes of a region that is known here are others now; who waits for its blocks turns to them.
+ * PC_ERR_HOME_LOST: this server is one, and nothing was prepared. */
+int pc_engine_set_homes(pc_engine *engine, uint64_t region, const uint64_t *homes, size_t n_homes);
+/* Answers NEED_HOME: server_id was its home, and there will be no other. Who waits fails with error. */
+int pc_engine_home_lost(pc_engine *engine, uint64_t region, uint64_t server_id, int error);
+
 /* Connections to a peer are made and authenticated by the caller; the engine owns fd from here.
  * One peer needs several: pc_engine_peer_lanes of them, lane 0 .. lanes-1. */
 int pc_engine_peer_lanes(pc_engine *engine);
@@ -313,6 +370,12 @@ int pc_engine_serve(pc_engine *engine, uint64_t server_id, int fd);
 /* The region is freed: no new leases; it goes when the last lease does (PC_EVENT_REGION_IDLE).
  * With force = 1 it goes now, also where it is the home. */
 int pc_engine_retire(pc_engine *engine, uint64_t region, int force);
+
+/* Old blocks that a reader of this version of the region, or of a newer one, needs are dropped last:
+ * when the budgets for the history are full and hold nothing else. UINT64_MAX: none are. One floor for
+ * each region, the last one said; it may come before the region does. It ends with the region, and
+ * with the engine: who wants it after a restart says it again, among the options. */
+int pc_engine_retain(pc_engine *engine, uint64_t region, uint64_t version);
 
 struct pc_engine_stats {
     uint64_t regions, generations, mappings, clients, served_connections, peer_connections;
@@ -327,6 +390,8 @@ struct pc_engine_stats {
     uint64_t layers, layer_bytes;      /* staged or published, not applied yet */
     uint64_t commits_staged, commits_published, commits_applied, commits_dropped;
     uint64_t history_records, history_bytes, history_disk_bytes, history_expired;
+    uint64_t history_retained_bytes;   /* old blocks that pc_engine_retain holds */
+    uint64_t history_retained_expired; /* such records that had to go all the same */
     uint64_t redirected_blocks;        /* as home: that others were sent elsewhere for */
     uint64_t redirect_misses;          /* blocks that a peer was asked for and did not have */
     uint64_t peer_blocks_served, peer_blocks_fetched; /* by, from, servers that are not their home */
@@ -444,6 +509,115 @@ int pc_shim_patch(const char *name, char *path, size_t path_capacity);
  * with it is gone. NULL: no memory. */
 void *pc_numpy_handler_new(pc_arena *arena);
 void pc_numpy_handler_free(void *handler);
+
+/* ------------------------------------------------------------------ rings */
+
+enum pc_dtype {
+    PC_F16 = 0, PC_BF16 = 1, PC_F32 = 2, PC_F64 = 3, PC_I32 = 4, PC_I64 = 5, PC_BYTES = 6
+};
+/* MEAN is of floats. OR is of PC_BYTES. */
+enum pc_op {
+    PC_OP_SUM = 0, PC_OP_PROD = 1, PC_OP_MIN = 2, PC_OP_MAX = 3, PC_OP_MEAN = 4, PC_OP_OR = 5
+};
+enum pc_ring_kind {
+    PC_RING_ALLREDUCE = 0,     /* in, out: n elements */
+    PC_RING_REDUCE_SCATTER = 1,/* in: n elements; out: room for n, of which this member's segment is
+                                  the result, elements n * rank / members to n * (rank + 1) / members */
+    PC_RING_ALL_GATHER = 2,    /* out: n elements, of which this member's segment (as above; n is a
+                                  multiple of the members) is there; in is not looked at */
+    PC_RING_BROADCAST = 3,     /* in, of the root: n elements; out, of the others */
+    PC_RING_BARRIER = 4,
+    PC_RING_LAST = 5
+};
+enum { PC_RING_DIMS = 8, PC_RING_PARTNERS = 34 };
+
+/* What a member asks for: all must ask for the same, before anything moves. */
+struct pc_ring_call {
+    uint32_t kind;             /* enum pc_ring_kind */
+    uint32_t dtype;
+    uint32_t op;
+    uint32_t root;             /* of a broadcast */
+    uint32_t n_dims;           /* of the array; elements are counted by the caller */
+    uint32_t reserved;
+    uint64_t dims[PC_RING_DIMS];
+};
+/* Why the last call failed. PC_ERR_MEMBER: `member` did not answer, or its connection ended: of those
+ * around the ring the first one, as far as partners said so before they closed.
+ * PC_ERR_MISMATCH: `member` asked for `call`, and `other` for `other_call`. */
+struct pc_ring_fault {
+    int32_t err;
+    uint32_t member;
+    uint32_t other;
+    uint32_t is_silent;        /* the connection was there, and nothing came */
+    struct pc_ring_call call;
+    struct pc_ring_call other_call;
+};
+struct pc_ring_options {
+    uint32_t position;         /* in the ring; the next one's is one more */
+    uint32_t n_members;
+    uint32_t n_lanes;          /* connections to each neighbour; each has a thread */
+    uint32_t n_partner_fds;
+    const uint32_t *ranks;     /* by position: the numbers that callers know members by */
+    uint64_t small_bytes;      /* arrays up to that go by recursive doubling */
+    const int *next_fds;       /* connected sockets to the next member, by lane; NULL: none */
+    const int *previous_fds;   /* from the one before, by lane; NULL: none */
+    const int *partner_fds;    /* to pc_ring_partners, in its order */
+};
+
+typedef struct pc_ring pc_ring;
+
+/* Positions with which a position exchanges small arrays and notices, its neighbours among them,
+ * ascending; room for PC_RING_PARTNERS. */
+int pc_ring_partners(uint32_t position, uint32_t n_members, uint32_t *out);
+/* Takes the sockets: they are closed with the ring, and also where this fails, whatever the reason.
+ * A ring of one member has none. A child of fork has none of the ring: they are closed there at
+ * once, and calls are PC_ERR_FORKED. */
+int pc_ring_open(const struct pc_ring_options *options, pc_ring **out);
+/* One collective operation; all members make the same calls in the same order. timeout_ns: without
+ * any progress. A float's sum is added up in an order that depends on positions, ranks and the size
+ * alone: every member has the same bits, on every run.
+ * After PC_ERR_MISMATCH nothing has moved, at no member, and the ring can go on. After any other
+ * failure the ring is broken, and so are the others' when they notice. */
+int pc_ring_run(pc_ring *ring, const struct pc_ring_call *call, const void *in, void *out,
+                uint64_t n_elements, uint64_t timeout_ns);
+/* Sends bytes to the next member while as many as it said come from the one before. First the
+ * lengths: *in_bytes gets that of the one before. */
+int pc_ring_swap_sizes(pc_ring *ring, uint64_t out_bytes, uint64_t *in_bytes, uint64_t timeout_ns);
+int pc_ring_swap(pc_ring *ring, const void *out, uint64_t out_bytes, void *in, uint64_t in_bytes,
+                 uint64_t timeout_ns);
+/* What the last failed call of this ring ran into. */
+int pc_ring_fault(pc_ring *ring, struct pc_ring_fault *out);
+/* Calls that run, and those that come, end with PC_ERR_CLOSED. Frees nothing. Any thread. */
+int pc_ring_shut(pc_ring *ring);
+/* No call may run, or begin. */
+int pc_ring_close(pc_ring *ring);
+/* out[i] = a[i] op b[i], in this process; out may be a or b. Aligned to their elements. A mean is a
+ * sum. PC_ERR_RANGE: no such dtype or op. */
+int pc_reduce(int dtype, int op, void *out, const void *a, const void *b, uint64_t n_elements);
+
+/* ------------------------------------------------------------------ rows */
+
+/* n rows with their ids (of 4 or 8 bytes each) made one row for each id, ascending: what came first,
+ * op what came after it. Ops: sum, max, min; dtypes: f32, f64, i32, i64. The outs have room for n.
+ * Returns how many there are, or an error: PC_ERR_RANGE, PC_ERR_NO_MEMORY. */
+int64_t pc_rows_combine(int dtype, int op, uint64_t row_elements, const void *ids, int id_bytes,
+                        const void *values, uint64_t n, void *out_ids, void *out_values);
+/* Lists of rows, each with ascending ids, made one such list, in the order of the lists: as combine of
+ * all of them in a row. The outs have room for all. */
+int64_t pc_rows_merge(int dtype, int op, uint64_t row_elements, uint64_t n_lists,
+                      const void *const *ids, int id_bytes, const void *const *values,
+                      const uint64_t *n, void *out_ids, void *out_values);
+/* array[ids[i]] op= values[i], in this order. PC_ERR_RANGE: also where an id is none of n_rows;
+ * nothing was changed. */
+int pc_rows_apply(int dtype, int op, uint64_t row_elements, void *array, uint64_t n_rows,
+                  const void *ids, int id_bytes, const void *values, uint64_t n);
+/* The blocks that these rows lie on, of an array that begins offset_bytes after a block's start.
+ * Writes up to capacity runs; returns how many there are. */
+int64_t pc_rows_blocks(uint64_t offset_bytes, uint64_t row_bytes, uint64_t n_rows, const void *ids,
+                       int id_bytes, uint64_t n, struct pc_run *runs, uint64_t capacity);
+/* Copies blocks of a private mapping that will be written, many in one call, where the kernel can
+ * (Linux 5.14, and not under every trap); the others are copied when they are touched. */
+int pc_populate(void *mapping, const struct pc_run *runs, uint64_t n_runs);
 
 /* cdef-end */
 

@@ -4,6 +4,9 @@
  * begin drops the entries: another would drop what the first has touched. So each set holds all
  * that its call touched, and perhaps what others did meanwhile.
  *
+ * A private mapping's entries are its data and stay: its set is all that was touched since it was
+ * mapped.
+ *
  * Threads: any. Lock: client.lock, not while the kernel is asked.
  */
 #include "client.h"
@@ -15,24 +18,16 @@
 
 #define DROP_STEP_NS 1000000000ull /* how long is waited for another's drop before looking again */
 
-static int use(pc_client *client, uint64_t id, struct pc__mapping **mapping)
-{
-    int rc = pc__use(client, id, mapping);
-    if (!rc && pc__is_private(*mapping)) {
-        pc__unuse(client, *mapping);
-        rc = pc__fail(PC_ERR_RANGE, "a private mapping has no read set: its entries are its data");
-    }
-    return rc;
-}
-
 /* Counts the reader in. True: it is the first, and has to drop the entries. */
 static bool reader_enters(pc_client *client, struct pc__mapping *mapping)
 {
     pthread_mutex_lock(&client->lock);
     while (mapping->is_dropping && client->state != PC__CONN_CLOSED)
         pc__changed_wait(client, pc__deadline(DROP_STEP_NS));
-    bool is_first = mapping->readers++ == 0;
+    bool is_first = mapping->readers++ == 0 && !pc__is_private(mapping);
     mapping->is_dropping = is_first;
+    if (mapping->readers == 1)
+        mapping->lost_reads = false;
     pthread_mutex_unlock(&client->lock);
     return is_first;
 }
@@ -54,10 +49,28 @@ static int drop_entries(pc_client *client, const struct pc__mapping *mapping)
     return rc;
 }
 
+PC_API int pc_client_reads_exact(pc_client *client, uint64_t mapping_id)
+{
+    struct pc__mapping *mapping;
+    int rc = pc__use(client, mapping_id, &mapping);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&client->lock);
+    if (client->trap.kind != PC_TRAP_SIGSEGV && !(mapping->trapped.flags & PC_MAP_EXACT_READS)) {
+        mapping->trapped.flags |= PC_MAP_EXACT_READS;
+        rc = client->trap.ops->arm(&client->trap, &mapping->trapped); /* what is armed stays so */
+        if (rc)
+            mapping->trapped.flags &= ~(uint32_t)PC_MAP_EXACT_READS;
+    }
+    pthread_mutex_unlock(&client->lock);
+    pc__unuse(client, mapping);
+    return rc;
+}
+
 PC_API int pc_client_reads_begin(pc_client *client, uint64_t mapping_id)
 {
     struct pc__mapping *mapping;
-    int rc = use(client, mapping_id, &mapping);
+    int rc = pc__use(client, mapping_id, &mapping);
     if (rc)
         return rc;
     if (reader_enters(client, mapping)) {
@@ -73,16 +86,29 @@ PC_API int pc_client_reads_begin(pc_client *client, uint64_t mapping_id)
     return rc;
 }
 
+static int64_t list(pc_client *client, const struct pc__mapping *mapping, struct pc_run *runs,
+                    size_t capacity)
+{
+    int64_t n = pc__read_set(PC__SCAN_MAPPED, mapping->trapped.address,
+                             mapping->trapped.length_bytes, runs, capacity);
+    pthread_mutex_lock(&client->lock); /* after the look */
+    bool is_all = mapping->lost_reads;
+    pthread_mutex_unlock(&client->lock);
+    if (n < 0 || !is_all)
+        return n;
+    if (capacity)
+        runs[0] = (struct pc_run){0, mapping->trapped.length_bytes >> PC_BLOCK_SHIFT};
+    return 1;
+}
+
 PC_API int64_t pc_client_reads_end(pc_client *client, uint64_t mapping_id, struct pc_run *runs,
                                    size_t capacity)
 {
     struct pc__mapping *mapping;
-    int rc = use(client, mapping_id, &mapping);
+    int rc = pc__use(client, mapping_id, &mapping);
     if (rc)
         return rc;
-    int64_t n = runs ? pc__read_set(PC__SCAN_MAPPED, mapping->trapped.address,
-                                    mapping->trapped.length_bytes, runs, capacity)
-                     : 0;
+    int64_t n = runs ? list(client, mapping, runs, capacity) : 0;
     if (n < 0 || (uint64_t)n <= capacity) /* else it is called again, with room */
         reader_leaves(client, mapping);
     pc__unuse(client, mapping);

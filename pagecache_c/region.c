@@ -87,6 +87,7 @@ void pc__region_put(struct pc_engine *engine, struct pc__region *region)
     if (region->home && region->forgotten)
         pc__history_forget(engine->history, region->id);
     pc__home_free(engine, region->home, region->length_bytes);
+    pc__home_free(engine, region->prepared, region->length_bytes);
     free(region->changes.runs);
     free(region->homes);
     if (region->pages)
@@ -204,7 +205,7 @@ void pc__unkeep(struct pc_engine *engine, uint64_t inode, bool on_disk)
 
 /* The base of the home is a generation too, unless its bytes lie in somebody else's memory: then
  * processes of this node fill an ordinary generation from there. Under region.lock. */
-static int generation_of_home(struct pc__region *region)
+int pc__region_home_generation(struct pc__region *region)
 {
     const struct pc__store *base = &region->home->base;
     if (region->home->n_segments)
@@ -234,7 +235,7 @@ int pc__region_seal(struct pc_engine *engine, struct pc__region *region)
         struct pc__store *base = &region->home->base;
         rc = pc__memfd_blocks(&base->data, base->memfd, region->length_bytes);
         if (!rc)
-            rc = generation_of_home(region);
+            rc = pc__region_home_generation(region);
         if (!rc) {
             region->homes = homes;
             homes = NULL;
@@ -333,6 +334,8 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
     int rc;
     if (kept->kind == PC__KEPT_CACHE) {
         rc = adopt_generation(engine, region, kept, fd);
+    } else if (kept->kind == PC__KEPT_HOME && kept->reserved[1]) {
+        rc = pc__rebuild_adopt(engine, region, kept, fd);
     } else if (!region->home && !(region->home = pc__home_new())) {
         close(fd);
         rc = pc__fail(PC_ERR_NO_MEMORY, "a home record");
@@ -342,7 +345,7 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
         rc = adopt_store(&region->home->base, region, kept, fd);
         region->home->base_changes = kept->reserved[0] != 0;
         if (!rc)
-            rc = generation_of_home(region);
+            rc = pc__region_home_generation(region);
     }
     pc__region_put(engine, region);
     return rc;

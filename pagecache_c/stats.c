@@ -77,6 +77,8 @@ PC_API int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out)
     out->history_bytes = history.memory_bytes;
     out->history_disk_bytes = history.disk_bytes;
     out->history_expired = history.expired + history.skipped;
+    out->history_retained_bytes = history.retained_bytes;
+    out->history_retained_expired = history.retained_expired;
     out->redirected_blocks = pc__count_get(&c->redirected_blocks);
     out->redirect_misses = pc__count_get(&c->redirect_misses);
     out->peer_blocks_served = pc__count_get(&c->peer_blocks_served);

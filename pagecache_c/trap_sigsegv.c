@@ -39,7 +39,7 @@
 #define OPEN_BLOCKS (OPEN_BYTES / PC_BLOCK_BYTES)
 #define SLOT_STEP_NS 200000000l           /* between two looks at whether the server is lost */
 #define SLOT_PATIENCE_NS 600000000000ull  /* a server that is there and never answers */
-#define PREVIOUS_MAX 16u
+#define PREVIOUS_MAX 1024u /* Ray installs its own at every ray.init() of a process */
 
 static struct sigaction previous[PREVIOUS_MAX]; /* [n_previous - 1] is the one to chain to */
 static _Atomic uint32_t n_previous;             /* published after the entry is filled */

@@ -71,6 +71,8 @@ static const struct body_size {
     [PC__CTL_STAGE] = FIXED(struct pc__ctl_stage),
     [PC__CTL_RESOLVE] = FIXED(struct pc__ctl_stage),
     [PC__CTL_GATHER] = FIXED(struct pc__ctl_gather),
+    [PC__CTL_EVICTED] = FIXED(struct pc__ctl_runs),
+    [PC__CTL_LET_GO] = FIXED(struct pc__ctl_region),
 #undef FIXED
 #undef AT_LEAST
 };
@@ -151,6 +153,11 @@ static bool body_is_sound(enum pc__ctl_type type, const void *body)
         return gather.reserved == 0 && gather.at_bytes % PC_BLOCK_BYTES == 0 &&
                gather.at_bytes < gather.memfd_bytes && are_rows(gather.rows.row_bytes, gather.n_ids);
     }
+    case PC__CTL_EVICTED: {
+        struct pc__ctl_runs runs;
+        memcpy(&runs, body, sizeof runs);
+        return runs.n_runs == 0 && runs.wait <= PC__EVICTED_READ;
+    }
     case PC__CTL_SEAL:
     case PC__CTL_ABANDON:
     case PC__CTL_CLOSE:    /* only the id counts */
@@ -158,6 +165,7 @@ static bool body_is_sound(enum pc__ctl_type type, const void *body)
     case PC__CTL_READS:    /* pc__ctl_parse_runs */
     case PC__CTL_REPLY:
     case PC__CTL_PING:
+    case PC__CTL_LET_GO:   /* only the id counts */
         return true;
     case PC__CTL_LAST:
         break;

@@ -40,8 +40,13 @@ enum pc__ctl_type {
     PC__CTL_STAGE = 13,  /* c->s  pc__ctl_stage; fds: [layer memfd]; reply when it is kept */
     PC__CTL_RESOLVE = 14,/* c->s  pc__ctl_stage, with version; no reply */
     PC__CTL_GATHER = 15, /* c->s  pc__ctl_gather; fds: [memfd]; reply when it is filled in */
-    PC__CTL_LAST = 16
+    PC__CTL_LET_GO = 16, /* s->c  pc__ctl_region, region only: what rests of it is to be closed */
+    PC__CTL_EVICTED = 17,/* c->s  pc__ctl_runs, wait: enum pc__evicted; READ: reply with a file of runs,
+                                  if there are any; END: no reply */
+    PC__CTL_LAST = 18
 };
+
+enum pc__evicted { PC__EVICTED_END = 0, PC__EVICTED_BEGIN = 1, PC__EVICTED_READ = 2 };
 
 struct pc__ctl_header {
     uint32_t body_bytes; /* what follows this header in the packet */

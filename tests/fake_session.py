@@ -76,7 +76,9 @@ class Cluster:
         self.log.open(number, ())
         return record
 
-    def seal(self, region: int) -> None: ...
+    def seal(self, region: int, source: Any = None) -> None: ...
+
+    def why_lost(self, region: int) -> None: ...
 
     def abandon(self, region: int) -> None: ...
 
@@ -172,6 +174,8 @@ class Client:
             del self.mapped[number]
             self.shared = {k: n for k, n in self.shared.items() if n != number}
 
+    unmap_later = unmap
+
     def prefetch(self, number: int, runs: Any, *, wait: bool = True, **_: Any) -> None:
         self.prefetched.append((number, runs.tolist(), wait))
 
@@ -234,6 +238,10 @@ class FakeSession(_session.Session):
         self._shared = {}
         self._client = Client(cluster)  # type: ignore[assignment]
         self._pid = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        return True  # there is no Ray whose cluster could go
 
     @property
     def fake(self) -> Client:

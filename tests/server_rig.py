@@ -112,6 +112,9 @@ class FakeEngine:
     def retire(self, region: int, *, force: bool) -> None:
         self.retired.append((region, force))
 
+    def retain(self, region: int, version: int | None) -> None:
+        self.answers.append(("retain", region, version))
+
     def set_changes(self, region, from_version, to_version, runs, *, error=0) -> None:
         said = error if error else runs.tolist()
         self.answers.append(("changes", region, from_version, to_version, said))
@@ -123,6 +126,14 @@ class FakeEngine:
             raise NoVersionError("A version before it is missing.")
         self.published[region] = max(version, self.published.get(region, 0))
         self.answers.append(("publish", region, version, commit_id))
+
+    def set_homes(self, region: int, homes) -> None:
+        if region in self.unknown:
+            raise FreedError("It is not known here.")
+        self.answers.append(("homes", region, tuple(homes)))
+
+    def home_lost(self, region: int, server_id: int, error: int) -> None:
+        self.answers.append(("home lost", region, server_id, error))
 
     def caught_up(self, region: int, *, error: int = 0) -> None:
         self.answers.append(("caught up", region, error))
@@ -174,6 +185,9 @@ class Known:
 
     async def outcome(self, commit_id: int):
         return await self._about("outcome", commit_id)
+
+    async def rehomed(self, region: int, server_id: int):
+        return await self._about("rehomed", region, server_id)
 
     async def lookup(self, region: int):
         if self.gate is not None:

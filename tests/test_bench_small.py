@@ -26,6 +26,7 @@ FIGURES = {
     },
     "faults": {"node_hit_ratio", "remote_fault_ratio"},
     "fetch": {"wire_ratio", "small_page_rate"},
+    "overhead": {"task_overhead_ratio"},
     "update": {"round_speedup", "bytes_per_update", "lookup_rate_ratio"},
 }
 

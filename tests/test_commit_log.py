@@ -238,6 +238,101 @@ def test_all_commits_together_stay_within_their_budget() -> None:
     assert log.changes(1, 99, 100) == BitMap(blocks)
 
 
+def test_what_a_live_collection_could_need_is_trimmed_last() -> None:
+    log = CommitLog(Limits(max_commits=3, max_retained=10))
+    log.retain({1: 2, 2: 0})  # before they are known
+    for region in (1, 2, 3):
+        log.open(region, ())
+        for base in range(8):
+            plan = b"%d" % (base + 1) if base % 3 == 0 else None  # of versions 1, 4, 7
+            commit(log, 10 * region + base, write(region, base, base, plan=plan))
+    trimmed = log.trim(0.0)
+    log.check()
+    assert sorted(trimmed.commits) == [(1, 1), (1, 2), *((3, v) for v in range(1, 6))]
+    assert trimmed.retained == ()
+    assert log.retained_expired == 0
+    assert log.changes(1, 2, 8) == BitMap(range(2, 8))
+    assert log.changes(1, 1, 8) is None
+    assert log.at(1, 2).plan == log.at(1, 3).plan == b"1"
+    assert log.published(1, 2)[0] == (3, 12)
+    assert log.changes(2, 0, 8) == BitMap(range(8))
+    # What only the old floor held goes at once.
+    log.retain({1: 4, 2: None})
+    trimmed = log.trim(0.0)
+    assert sorted(trimmed.commits) == [(1, 3), (1, 4), *((2, v) for v in range(1, 6))]
+    assert trimmed.plans == ((1, 1), (2, 1)) or trimmed.plans == ((2, 1), (1, 1))
+    assert trimmed.retained == ()
+    assert log.at(1, 4).plan == b"4"
+    # Bounded all the same, and said.
+    for base in range(8, 20):
+        commit(log, 100 + base, write(1, base, base))
+    trimmed = log.trim(0.0)
+    assert trimmed.commits == tuple((1, v) for v in range(5, 11))
+    assert trimmed.retained == ((1, 10),)
+    assert log.retained_expired == 6
+    assert log.changes(1, 10, 20) == BitMap(range(10, 20))
+    with pytest.raises(errors.SnapshotExpired):
+        log.published(1, 9)
+    log.forget(1)
+    log.open(1, ())
+    for base in range(8):
+        commit(log, 200 + base, write(1, base, base))
+    assert len(log.trim(0.0).commits) == 5  # a floor goes with its variable
+    log.check()
+
+
+def test_contents_that_a_live_collection_could_need_are_trimmed_last() -> None:
+    log = CommitLog(Limits(max_payloads=2, max_retained=5))
+    log.retain({INLINE: 3})
+    for base in range(6):
+        commit(log, 10 + base, inline(base, b"%d" % (base + 1)))
+    assert log.trim(0.0).commits == ((INLINE, 1), (INLINE, 2))
+    assert log.at(INLINE, 3).payload == b"3"  # its own content, not only what came after it
+    with pytest.raises(errors.SnapshotExpired):
+        log.at(INLINE, 2)
+    for base in range(6, 9):
+        commit(log, 10 + base, inline(base, b"%d" % (base + 1)))
+    trimmed = log.trim(0.0)
+    assert trimmed.commits == ((INLINE, 3), (INLINE, 4))
+    assert trimmed.retained == ((INLINE, 5),)
+    assert log.retained_expired == 2
+    assert log.at(INLINE, 5).payload == b"5"
+    with pytest.raises(errors.SnapshotExpired):
+        log.at(INLINE, 4)
+    log.check()
+    log.retain({INLINE: None})
+    assert len(log.trim(0.0).commits) == 3
+    with pytest.raises(ValueError):
+        log.retain({INLINE: 8, 1: -1})
+    log.check()
+    assert log._floors == {}
+
+
+def test_the_budget_is_one_for_what_is_retained_too() -> None:
+    log = CommitLog(Limits(budget_bytes=100_000))
+    blocks = list(range(0, 4000, 7))
+    log.retain({1: 5})
+    for region in range(1, 6):
+        log.open(region, ())
+    for base in range(25):
+        commit(log, 1 + base, write(1, base, *blocks))
+    for base in range(200):
+        for region in range(2, 6):
+            commit(log, 1000 * region + base, write(region, base, *blocks))
+        assert log.trim(0.0).retained == ()
+        log.check()
+        assert log._bytes <= 100_000
+    assert log.changes(1, 5, 25) == BitMap(blocks)
+    lost: dict[int, int] = {}
+    for base in range(25, 200):
+        commit(log, 1 + base, write(1, base, *blocks))
+        lost |= log.trim(0.0).retained
+        log.check()
+        assert log._bytes <= 100_000
+    assert lost[1] == log._variables[1].horizon > 5
+    assert log.retained_expired == lost[1] - 5
+
+
 @dataclass
 class Told:
     """All that ever happened to one variable."""
@@ -251,7 +346,11 @@ class Against(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.limits = Limits(max_commits=5, max_outcomes=8, outcome_s=3.0, budget_bytes=6000)
+        self.limits = Limits(
+            max_commits=5, max_outcomes=8, outcome_s=3.0, budget_bytes=6000, max_retained=9
+        )
+        self.floors: dict[int, int] = {}
+        self.promised: dict[int, int] = {}  # region -> a version since when changes are known
         self.log = CommitLog(self.limits)
         self.model: dict[int, Told] = {}
         self.outcomes: dict[int, dict[int, int]] = {}
@@ -305,6 +404,20 @@ class Against(RuleBasedStateMachine):
             self.saved[entry.region, entry.version] = entry
         self.outcomes[commit_id] = answer.versions
 
+    @rule(region=st.sampled_from([1, 2, 3]), n=st.integers(2, 8), part=st.floats(0, 1))
+    def grow(self, region: int, n: int, part: float) -> None:
+        """Commits that meet nobody: with random ones alone a variable hardly gets anywhere."""
+        told = self.model[region]
+        for _ in range(0 if told.freed else n):
+            commit_id, self.next_id = self.next_id, self.next_id + 1
+            base = len(told.commits)
+            request = CommitRequest(commit_id, (write(region, base, base % 13),))
+            (entry,) = self.log.prepare(request)
+            self.outcomes[commit_id] = self.log.apply(commit_id, (entry,), self.now_s).versions
+            told.commits.append((commit_id, frozenset({base % 13}), None))
+            self.saved[region, entry.version] = entry
+        self.acknowledge(region, max(part, 0.5))
+
     @rule(region=st.sampled_from([1, 2, 3]), part=st.floats(0, 1))
     def acknowledge(self, region: int, part: float) -> None:
         version = int(part * len(self.model[region].commits))
@@ -327,13 +440,31 @@ class Against(RuleBasedStateMachine):
     def trim(self, seconds: float) -> None:
         self.now_s += seconds
         before = {r: self.log._variables[r].settled for r in self.model}
+        expired = self.log.retained_expired
+        sizes = {r: len(self.log._variables[r].entries) for r in self.model}
+        is_full = self.log._bytes > self.limits.budget_bytes
         trimmed = self.log.trim(self.now_s)
+        assert (self.log.retained_expired > expired) == bool(trimmed.retained)
+        for region, version in trimmed.retained:
+            assert is_full or sizes[region] > self.limits.max_retained
+            assert version == self.log._variables[region].horizon > self.promised[region]
+            self.promised[region] = version
         for region, version in trimmed.commits:
             assert version <= before[region]
             entry = self.saved[region, version]
             if entry.plan is None or (region, version) in trimmed.plans:
                 del self.saved[region, version]
         self.forgotten.update(trimmed.outcomes)
+
+    @rule(region=st.sampled_from([1, 2, 3]), back=st.none() | st.integers(0, 12))
+    def retain(self, region: int, back: int | None) -> None:
+        floor = None if back is None else max(0, len(self.model[region].commits) - back)
+        self.log.retain({region: floor})
+        self.floors.pop(region, None)
+        self.promised.pop(region, None)
+        if floor is not None:
+            self.floors[region] = floor
+            self.promised[region] = max(floor, self.log._variables[region].horizon)
 
     @rule(region=st.sampled_from([1, 2, 3]))
     def free(self, region: int) -> None:
@@ -361,6 +492,7 @@ class Against(RuleBasedStateMachine):
             list(old._outcomes.items()),
             (),
         )
+        self.log.retain(self.floors)
 
     @invariant()
     def agrees(self) -> None:
@@ -380,6 +512,7 @@ class Against(RuleBasedStateMachine):
                     assert self.log.at(region, low).plan == (plans[-1] if plans else None)
             acknowledged = self.acknowledged.get((region, HOME), 0)
             assert horizon <= acknowledged
+            assert horizon <= self.promised.get(region, newest)
             items = [i for i in self.log.unacknowledged(HOME) if i.region == region]
             assert items == [
                 Publication(region, version, told.commits[version - 1][0])

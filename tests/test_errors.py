@@ -144,7 +144,7 @@ def test_the_constants_are_those_of_the_header() -> None:
     assert value("PC_MAP_PAGE_SHIFT") == _native.MAP_PAGE_SHIFT
     for event in (
         *("NEED_REGION", "NEED_PEER", "REGION_IDLE", "LOG"),
-        *("NEED_CHANGES", "NEED_PUBLISHED", "NEED_OUTCOME", "PULLED", "THRASHING"),
+        *("NEED_CHANGES", "NEED_PUBLISHED", "NEED_OUTCOME", "PULLED", "THRASHING", "NEED_HOME"),
     ):
         assert value(f"PC_EVENT_{event}") == getattr(_native, f"EVENT_{event}")
     for blocks in ("PRESENT", "FETCHED", "TOUCHED"):

@@ -53,7 +53,7 @@ def test_everything_comes_back(directory: Path) -> None:
     journal.abort(6, 12.0)
     journal.acknowledge([(1, BIG, 1)])
     journal.acknowledge([(1, BIG, 2)])
-    journal.free_inline(INLINE_BASE + 1)
+    journal.free_inline([INLINE_BASE + 1])
     journal.close()
     journal.close()
     again = Journal(directory)

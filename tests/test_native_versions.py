@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from clamor_ray import _native, errors
+from tests.conftest import until
 
 BASE = 0x1300_0000_0000
 N_BLOCKS = 2048
@@ -116,6 +117,29 @@ def test_fixed_or_not_at_all(pair: Pair) -> None:
     flags = _native.MAP_PRIVATE | _native.MAP_FIXED
     with pytest.raises(errors.AddressClashError, match="version 0 of it"):
         pair.client.map(REGION, 0, BASE, LENGTH, flags=flags)
+
+
+def test_old_blocks_that_must_stay_are_counted(pair: Pair) -> None:
+    def retained_bytes() -> int:
+        stats = pair.engine.stats()
+        assert stats["history_retained_expired"] == 0
+        return stats["history_retained_bytes"]
+
+    pair.engine.retain(REGION, 0)  # it is not known yet
+    pair.client.unmap(built(pair.client).id)
+    private = pair.client.map(REGION, 0, BASE, LENGTH, flags=_native.MAP_PRIVATE)
+    for block in (3, 4, 900):
+        memory(private)[block * _native.BLOCK_BYTES] = 1
+    pair.client.stage(private.id, 5, pair.client.dirty(private.id))
+    pair.client.resolve(5, REGION, 1, private.id)
+    until(lambda: pair.engine.stats()["commits_applied"] == 1)
+    assert retained_bytes() == 3 * _native.BLOCK_BYTES
+    pair.engine.retain(REGION, 1)
+    assert retained_bytes() == 0
+    pair.engine.retain(REGION, 0)
+    assert retained_bytes() == 3 * _native.BLOCK_BYTES
+    pair.engine.retain(REGION, None)
+    assert retained_bytes() == 0
 
 
 def test_a_layer_is_checked_before_it_is_copied(pair: Pair) -> None:

@@ -140,6 +140,7 @@ def test_setup_cfg_lists_every_package() -> None:
     assert config["options"]["packages"].split() == [
         "clamor_ray",
         "clamor_ray.actors",
+        "clamor_ray.collection",
         "clamor_ray.workloads",
     ]
     assert config["bdist_wheel"]["py_limited_api"] == "cp310"

@@ -266,6 +266,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     first, end = BASE >> BLOCK_SHIFT, (BASE + BIG.nbytes) >> BLOCK_SHIFT
     session = _session.Session.__new__(_session.Session)
     session.scope = "a" * 12
+    session.owner = False  # as in a task
     session.config = Config()
     session.leases = LeaseTable()
     session.leases.add(1, mapping(7, first, end - first))

@@ -39,7 +39,7 @@ def test_the_examples_run(clamor_cluster: ClamorCluster, tmp_path: Path) -> None
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "EngineStats" in done.stdout
+    assert "node         home" in done.stdout
 
 
 def test_the_examples_are_short() -> None:

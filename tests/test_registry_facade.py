@@ -28,6 +28,7 @@ from clamor_ray.actors.messages import (
 )
 from clamor_ray.actors.registry import Registry
 from clamor_ray.actors.registry_core import server_id_of
+from clamor_ray.actors.status_words import Name, StatusWord, digest_of
 
 NODE = "ab" * 28
 HOME = server_id_of(NODE)
@@ -95,6 +96,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 for task in list(registry._tasks):
                     task.cancel()
                 await registry._commits.close()
+                await registry._lineage.stop()
                 registry._journal.close()
 
         for step in steps:
@@ -217,6 +219,27 @@ def test_freed_inline_variables_stay_freed(run: Callable[..., None]) -> None:
             await registry.latest([inline])
 
     run(work, after, freed)
+
+
+def test_dropped_tasks_stay_dropped(run: Callable[..., None]) -> None:
+    quick, late = bytes([1]) * 16, bytes([2]) * 16
+
+    def word(token: bytes, commit_id: int) -> CommitRequest:
+        name = Name(token, digest_of([1]), 0)
+        return CommitRequest(commit_id, (StatusWord(name, commit_id).write(),))
+
+    async def work(registry: Registry) -> None:
+        await registry.commit(word(quick, 1))
+        assert await registry.drop_status([quick, late]) == 1
+        assert await registry.drop_status([quick, late]) == 0
+
+    async def after(registry: Registry) -> None:
+        for token in (quick, late):
+            with pytest.raises(errors.FreedError, match="cancelled"):
+                await registry.commit(word(token, 2))
+        registry._log.check()
+
+    run(work, after)
 
 
 def test_regions_that_were_ending_go_on_ending(run: Callable[..., None]) -> None:

@@ -281,6 +281,7 @@ import ray
 from clamor_ray import _session
 from clamor_ray.actors.registry import journal_directory
 
+ray.init(log_to_driver=False)  # raylets tell of nodes that earlier tests have killed
 attached = clamor.init()
 clamor.put(np.zeros(1 << 16))
 session = _session.current()

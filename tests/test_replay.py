@@ -24,6 +24,12 @@ from clamor_ray.actors.read_sets import SET_COST_BYTES, ReadSets, alike
 from tests.fake_session import Cluster, FakeSession
 
 
+@pytest.fixture(autouse=True)
+def nothing_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By tests before this one, whose variables have the same ids."""
+    monkeypatch.setattr(_replaying, "_done", {})
+
+
 def ref_of(region: int, version: int = 0, scope: str = "s", payload: bytes | None = None) -> Any:
     return GlobalRef(region, version, 0x1100_0000_0000, 8192, Plan(8192, 10), scope, payload)
 
@@ -137,9 +143,9 @@ def test_who_is_replayed() -> None:
     anonymous = hinting_of(lambda: None, None)
     assert anonymous is not None
     assert anonymous.sure is False
-    assert clamor.remote(function)._decorator is not None
-    assert clamor.remote(replay=False)(function)._decorator is None
-    assert clamor.remote(read_set="off")(function)._decorator is None
+    assert clamor.remote(function)._decorator.hinting is not None
+    assert clamor.remote(replay=False)(function)._decorator.hinting is None
+    assert clamor.remote(read_set="off")(function)._decorator.hinting is None
     with pytest.raises(TypeError, match="replay is a name"):
         clamor.remote(replay=3)
     with pytest.raises(TypeError, match="replay= is for functions"):
@@ -313,9 +319,10 @@ def test_no_answer_fails_a_call(monkeypatch: pytest.MonkeyPatch, answer: Any) ->
     session.fake.prefetched.clear()
     replaying.fetch([lease])
     assert not session.fake.prefetched
-    replaying.note([(ref.region, runs_of((3, 4)))])
+    replaying.note([(ref.region, runs_of((3, 4)))], "f", {})
     sets = {ref.region: encode(runs_of((3, 4)))}
-    assert session.registry.asked[1:] == [(hinted.key.digest, sets)]
+    who = ("f", session.node_id, {})
+    assert session.registry.asked[1:] == [(hinted.key.digest, sets, who)]
 
 
 def test_what_is_known_is_fetched_and_not_noted_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,9 +336,9 @@ def test_what_is_known_is_fetched_and_not_noted_again(monkeypatch: pytest.Monkey
     session.fake.prefetched.clear()
     replaying.fetch([lease])
     assert session.fake.prefetched == [(lease.mapping.id, [[2, 3], [9, 1]], False)]
-    replaying.note([(ref.region, runs_of((2, 3), (9, 1)))])
+    replaying.note([(ref.region, runs_of((2, 3), (9, 1)))], "f", {})
     assert len(session.registry.asked) == 1
-    replaying.note([(ref.region, runs_of((2, 3)))])
+    replaying.note([(ref.region, runs_of((2, 3)))], "f", {})
     assert len(session.registry.asked) == 2
 
 
@@ -352,6 +359,26 @@ def test_a_first_call_and_one_whose_home_is_here_ask_nothing(
     assert len(session.registry.asked) == 1
 
 
+def test_what_was_done_at_a_version_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = FakeSession(Cluster())
+    ref = session.put(np.zeros(100_000))
+    session.registry = Registry(pack(0, {}, []))
+    monkeypatch.setattr(_session, "_current", session)
+    key = key_of("f", (ref,), {})
+
+    def call() -> int:
+        before = len(session.registry.asked)
+        replaying = Replaying(Hinted(ref, key, True), [ref])
+        replaying.fetch([])
+        replaying.note([], "f", {})
+        return len(session.registry.asked) - before
+
+    assert [call(), call()] == [1, 0]
+    with clamor.update(ref) as x:
+        x[0] = 1
+    assert [call(), call()] == [1, 0]
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_what_was_said_twice_is_said(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
     session = FakeSession(Cluster())
@@ -362,10 +389,11 @@ def test_what_was_said_twice_is_said(monkeypatch: pytest.MonkeyPatch, again: boo
     key = key_of("f", (ref,), {})
 
     def noted(*runs: tuple[int, int]) -> int:
+        _replaying._done.clear()  # as at another version
         before = len(session.registry.asked)
         replaying = Replaying(Hinted(ref, key, again), [ref])
         replaying.fetch([])
-        replaying.note([(ref.region, runs_of(*runs))])
+        replaying.note([(ref.region, runs_of(*runs))], "f", {})
         return len(session.registry.asked) - before - again
 
     # Who asks, and is not told, says it again: the registry may have forgotten.

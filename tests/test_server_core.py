@@ -24,6 +24,7 @@ from clamor_ray.actors.messages import (
     ServerLost,
     ServerRestarting,
 )
+from clamor_ray.errors import FreedError, HomeLostError
 
 from .server_rig import (
     HASTE,
@@ -202,6 +203,52 @@ def test_a_region_freed_while_it_is_looked_up_is_refused(run_core) -> None:
             await until(lambda: bool(here.engine.answers))
             assert here.engine.answers == [("refuse", 7, Answer.NO_REGION)]
             assert here.engine.retired == [(7, False)]
+
+    run_core(work)
+
+
+LOST = 0x77
+
+
+def test_who_waits_for_a_lost_home_is_told_of_the_new_one(run_core) -> None:
+    async def work() -> None:
+        async with Node(HERE) as here:
+            at = here.known.versions
+            # It takes a while; the registry is away for a moment; then it is there.
+            at["rehomed", 7, LOST] = [None, None, RuntimeError("not now"), RECORD]
+            at["rehomed", 8, LOST] = [HomeLostError("Blocks 3 to 5 are nowhere.")]
+            at["rehomed", 9, LOST] = [FreedError("It was freed.")]
+            mine = dataclasses.replace(RECORD, region=11, homes=(HERE,))
+            at["rehomed", 10, LOST] = [dataclasses.replace(mine, region=10)]
+            at["rehomed", 11, LOST] = [mine]
+            here.engine.adopted = {11}
+            for region in (7, 8, 9, 10, 11):
+                event = FakeEvent(EventKind.NEED_HOME, region=region, server_id=LOST)
+                here.engine.ask(event)
+                here.engine.ask(event)
+            await until(lambda: len(here.engine.answers) == 6)
+            await asyncio.sleep(0)
+            assert set(here.engine.answers) == {
+                ("homes", 7, (THERE,)),
+                ("home lost", 8, LOST, Answer.HOME_LOST),
+                ("home lost", 9, LOST, Answer.HOME_LOST),
+                ("home lost", 10, LOST, Answer.HOME_LOST),  # we should have it, and do not
+                ("define", 11, 1, RECORD.base_address, 5000, (HERE,)),
+                ("homes", 11, (HERE,)),
+            }
+            assert here.known.asked_versions.count(("rehomed", 7, LOST)) == 4
+
+    run_core(work)
+
+
+def test_a_new_home_that_never_comes_is_given_up(run_core) -> None:
+    async def work() -> None:
+        settings = dataclasses.replace(HASTE, rebuild_s=0.05, backoff_most_s=0.01)
+        async with Node(HERE, settings=settings) as here:
+            here.known.versions["rehomed", 7, LOST] = [RuntimeError("not now")]
+            here.engine.ask(FakeEvent(EventKind.NEED_HOME, region=7, server_id=LOST))
+            await until(lambda: bool(here.engine.answers))
+            assert here.engine.answers == [("home lost", 7, LOST, Answer.HOME_LOST)]
 
     run_core(work)
 

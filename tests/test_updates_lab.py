@@ -286,6 +286,24 @@ def test_what_was_freed_cannot_be_updated(clamor_cluster: ClamorCluster) -> None
     until(lambda: clamor_cluster.is_gone(ref))
 
 
+def test_a_failed_commit_lets_go_without_a_garbage_collection(
+    clamor_cluster: ClamorCluster,
+) -> None:
+    ref = clamor.put(np.zeros(N))
+    tx = clamor.update(ref)
+    tx.begin()[0] = 1
+    clamor.free(ref)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(errors.FreedError):
+            tx.commit()
+        del tx
+        until(lambda: clamor_cluster.is_gone(ref), 10.0)
+    finally:
+        gc.enable()
+
+
 def test_hash_maps(clamor_cluster: ClamorCluster) -> None:
     m = clamor.HashMap.build(np.arange(100_000), np.zeros(100_000))
 

@@ -45,7 +45,7 @@ def dumps(obj: Any) -> tuple[bytes, list[Any]]:
 
 def is_by_reference(obj: Any) -> bool:
     stream, buffers = dumps(obj)
-    if b"_array_of" in stream or b"_buffer_of" in stream:
+    if b"array_at" in stream or b"_buffer_of" in stream:
         assert len(stream) + sum(b.raw().nbytes for b in buffers) < SMALL
         return True
     return False

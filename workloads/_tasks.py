@@ -17,6 +17,13 @@ def nothing() -> None:
     """Has a worker process started, with what it imports."""
 
 
+def attach() -> None:
+    """Has a worker process started, with what tasks of collections import, and attached."""
+    import clamor_ray.collection.task  # noqa: F401
+
+    clamor.init()
+
+
 def new_ranks(
     graph: Graph, quotients: Float64, begin: int, end: int, base: float, backward: bool, whole: bool
 ) -> Float64:

@@ -53,10 +53,15 @@ def nodes_with_cpus() -> list[tuple[str, int]]:
     return found
 
 
-def start_workers() -> None:
-    """A worker process for each CPU, if Ray will: it takes seconds that are nobody's work."""
+def start_workers(*, collections: bool = False) -> None:
+    """A worker process for each CPU, if Ray will: it takes seconds that are nobody's work.
+
+    Args:
+        collections: for tasks of collections. Those stay where they ran first; a node whose workers
+            have yet to start would get none of them.
+    """
     tasks = [
-        ray.remote(_tasks.nothing)
+        ray.remote(_tasks.attach if collections else _tasks.nothing)
         .options(num_cpus=1, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=True))
         .remote()
         for node_id, n_cpus in nodes_with_cpus()

@@ -315,8 +315,10 @@ def node_names(nodes: list[dict[str, Any]], own: str) -> list[tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def attached(nodes: int | None, stages: Stages, **settings: Any) -> Iterator[None]:
+def attached(nodes: int | None, stages: Stages, **settings: Any) -> Iterator[Any]:
     """Attaches to the cluster that RAY_ADDRESS names, or starts one on this machine.
+
+    Yields Ray's handle of the cluster that it started; None where it attached to one.
 
     Args:
         nodes: of the local cluster; None for whatever `ray.init()` finds.
@@ -330,7 +332,7 @@ def attached(nodes: int | None, stages: Stages, **settings: Any) -> Iterator[Non
             ray.init(ignore_reinit_error=True, log_to_driver=True, logging_level="warning")
             clamor.init(**settings)
         try:
-            yield
+            yield None
         finally:
             clamor.shutdown()
         return
@@ -350,7 +352,7 @@ def attached(nodes: int | None, stages: Stages, **settings: Any) -> Iterator[Non
             cluster.shutdown()
             raise
     try:
-        yield
+        yield cluster
     finally:
         clamor.shutdown()
         ray.shutdown()

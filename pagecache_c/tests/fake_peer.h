@@ -181,7 +181,8 @@ static inline bool peer_answers(struct fake_peer *peer, int fd, const struct pee
                                      .region = request->header.region,
                                      .version = (uint32_t)peer->version,
                                      .n_blocks = request->header.n_blocks};
-    switch (peer->acts) {
+    int acts = peer->acts;
+    switch (acts) {
     case PEER_HOARDS:
         return true;
     case PEER_SKIPS:

@@ -77,6 +77,8 @@ struct server {
     int stop[2];
     _Atomic int idle_events, log_events, thrashing_events;
     _Atomic int outcomes_asked, changes_asked, published_asked;
+    _Atomic int homes_asked;
+    _Atomic bool hold_home;      /* the test itself answers NEED_HOME */
     _Atomic bool hold_published; /* answers to NEED_PUBLISHED wait while this is set */
     _Atomic bool quiet;          /* nobody tells it of commits but itself and its clients */
     _Atomic bool lost; /* nobody can connect to it any more */
@@ -255,6 +257,31 @@ static inline void note_pulled(struct cluster *cluster, const struct pc_event *e
     pthread_mutex_unlock(&cluster->lock);
 }
 
+/* Whoever is said to be the home by now; nobody else becomes it by himself. */
+static inline void answer_home(struct cluster *cluster, struct server *server,
+                               const struct pc_event *event)
+{
+    struct known_region found = {0};
+    server->homes_asked++;
+    if (server->hold_home)
+        return;
+    pthread_mutex_lock(&cluster->lock);
+    for (int i = 0; i < cluster->n_regions; i++)
+        if (cluster->regions[i].info.region == event->region)
+            found = cluster->regions[i];
+    pthread_mutex_unlock(&cluster->lock);
+    if (!found.home || found.home == event->server_id) {
+        OK(pc_engine_home_lost(server->engine, event->region, event->server_id, PC_ERR_HOME_LOST));
+        return;
+    }
+    size_t n = (found.info.length_bytes + PC_EXTENT_BYTES - 1) / PC_EXTENT_BYTES;
+    uint64_t *homes = malloc(n * sizeof *homes);
+    for (size_t i = 0; i < n; i++)
+        homes[i] = found.home;
+    OK(pc_engine_set_homes(server->engine, event->region, homes, n));
+    free(homes);
+}
+
 static inline void *play_python(void *arg)
 {
     struct cluster *cluster = ((void **)arg)[0];
@@ -311,6 +338,9 @@ static inline void *play_python(void *arg)
                 break;
             case PC_EVENT_NEED_OUTCOME:
                 answer_outcome(cluster, server, &event);
+                break;
+            case PC_EVENT_NEED_HOME:
+                answer_home(cluster, server, &event);
                 break;
             case PC_EVENT_PULLED:
                 note_pulled(cluster, &event);

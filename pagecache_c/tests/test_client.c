@@ -137,6 +137,14 @@ static void test_prefetch(struct world *world)
     OK(pc_client_close(client));
 }
 
+static bool has_block(const struct pc_run *runs, int64_t n, uint64_t block)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (block >= runs[i].first_block && block - runs[i].first_block < runs[i].n_blocks)
+            return true;
+    return false;
+}
+
 static void test_read_sets(struct world *world)
 {
     enum { STEP = 37, MOST = BLOCKS };
@@ -188,17 +196,18 @@ static void test_read_sets(struct world *world)
     CHECK(pc_client_reads_end(client, big.id, runs, MOST) == 1 &&
           runs[0].first_block == BIG_MIDDLE && runs[0].n_blocks == 1, "%lu", runs[0].first_block);
     CHECK(now_ns() - begun < SECOND, "scanning it took %lu ms", (now_ns() - begun) / MS);
+    int64_t n;
     struct pc_mapping private = world_map(world, client, PAGED, PC_MAP_PRIVATE);
-    FAILS(pc_client_reads_begin(client, private.id), PC_ERR_RANGE, "private");
+    /* A private one's entries are its data, and stay: what was touched since it was mapped. */
+    CHECK(block_is_right(&private, PAGED, 100), "block 100");
+    OK(pc_client_reads_begin(client, private.id));
+    CHECK(block_is_right(&private, PAGED, 300), "block 300");
+    store(private.address + 500 * 4096, 7);
+    n = pc_client_reads_end(client, private.id, runs, MOST);
+    CHECK(has_block(runs, n, 100) && has_block(runs, n, 300) && has_block(runs, n, 500),
+          "a block is missing");
+    CHECK(load(private.address + 500 * 4096) == 7, "what was written is gone");
     OK(pc_client_close(client));
-}
-
-static bool has_block(const struct pc_run *runs, int64_t n, uint64_t block)
-{
-    for (int64_t i = 0; i < n; i++)
-        if (block >= runs[i].first_block && block - runs[i].first_block < runs[i].n_blocks)
-            return true;
-    return false;
 }
 
 /* Two calls of one process whose read sets overlap in time: neither misses what it touched. */

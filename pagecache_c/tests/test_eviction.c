@@ -116,6 +116,49 @@ static void test_scan(int trap)
     world_stop(&w);
 }
 
+/* What went while a read set was taken is told, so that with it the set misses nothing. */
+static void test_read_set(int trap)
+{
+    struct world w = world_start("set", trap, BUDGET, PC_POLICY_SIEVE, 8 * BUDGET);
+    struct pc_mapping m = map_at(w.far, &w.info, 0, PC_MAP_EXACT_READS);
+    static struct pc_run runs[8 * BUDGET >> 12];
+    const size_t most = sizeof runs / sizeof runs[0];
+    const uint64_t n_blocks = w.info.length_bytes >> 12, half = n_blocks / 2;
+    static bool is_in[8 * BUDGET >> 12];
+    /* Who began nothing is told the worst. */
+    CHECK(pc_client_evicted(w.far, m.id, runs, most, 5 * SECOND) == 1);
+    CHECK(runs[0].first_block == 0 && runs[0].n_blocks == n_blocks);
+    OK(pc_client_evicted_begin(w.far, m.id, 5 * SECOND));
+    OK(pc_client_reads_begin(w.far, m.id));
+    CHECK(pc_client_evicted(w.far, m.id, runs, most, 5 * SECOND) == 0);
+    check_bytes(&m, 1, 0, half << 12);
+    int64_t n = pc_client_reads_end(w.far, m.id, runs, most), alone = 0;
+    for (int both = 0; both < 2; both++) {
+        CHECK(n > 0 && (size_t)n <= most);
+        for (int64_t i = 0; i < n; i++)
+            for (uint64_t j = 0; j < runs[i].n_blocks; j++)
+                is_in[runs[i].first_block + j] = true;
+        if (!both)
+            for (uint64_t block = 0; block < half; block++)
+                alone += is_in[block];
+        if (!both)
+            n = pc_client_evicted(w.far, m.id, runs, most, 5 * SECOND);
+    }
+    CHECK((uint64_t)alone < half); /* or this test shows nothing */
+    for (uint64_t block = 0; block < half; block++)
+        if (!is_in[block])
+            FAIL("a block was touched and is not told of");
+    uint64_t more = 0;
+    for (uint64_t block = half; block < n_blocks; block++)
+        more += is_in[block];
+    CHECK(more < half / 2); /* what was read ahead, and has gone */
+    OK(pc_client_evicted_end(w.far, m.id));
+    OK(pc_client_evicted_begin(w.far, m.id, 5 * SECOND));
+    CHECK(pc_client_evicted(w.far, m.id, runs, most, 5 * SECOND) == 0);
+    OK(pc_client_unmap(w.far, m.id)); /* ends it, too */
+    world_stop(&w);
+}
+
 /* ------------------------------------------------------- threads and clients */
 
 struct reader {
@@ -562,6 +605,7 @@ int main(int argc, char **argv)
         const char *name;
         void (*run)(int);
     } tests[] = {{"scan", test_scan},
+                 {"read_set", test_read_set},
                  {"windows", test_windows},
                  {"least_budget", test_least_budget},
                  {"prefetch_over_budget", test_prefetch_over_budget},

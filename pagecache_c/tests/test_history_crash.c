@@ -23,6 +23,8 @@
 struct homes {
     _Atomic uint64_t applied[N_REGIONS];
     _Atomic uint64_t n_commits;
+    _Atomic uint64_t promised; /* the oldest version of region 1 that is retained */
+    _Atomic uint64_t n_broken; /* records of it that expired all the same */
     uint8_t base[N_REGIONS][N_BLOCKS][PC_BLOCK_BYTES];
 };
 static struct homes *homes;
@@ -106,6 +108,9 @@ static void serve(struct server *server, uint64_t seed)
     struct pc__history *history = reopen_history(&options, &kept, seed);
     for (;; seed++) {
         const uint64_t region = mix(seed) % N_REGIONS, applied = homes->applied[region];
+        if (homes->applied[1] % 8 == 0) /* what is retained takes less than half of the budgets */
+            homes->promised = homes->applied[1];
+        CHECK(pc__history_retain(history, 1, homes->promised) == PC_OK, "%s", pc_last_message());
         struct pc_run runs[N_BLOCKS];
         struct home_read from = {.server = server, .region = region};
         const uint64_t bits = written_by(region, applied + 1);
@@ -119,6 +124,9 @@ static void serve(struct server *server, uint64_t seed)
             }
         homes->applied[region] = applied + 1;
         homes->n_commits++;
+        struct pc__history_stats stats;
+        pc__history_stats(history, &stats);
+        homes->n_broken += stats.retained_expired;
         if (n_check_failures > 0)
             _exit(1);
     }
@@ -209,6 +217,9 @@ static void check_after_death(uint64_t seed, struct found *found)
         found->unfinished += is_begun;
         found->readable += before - floor;
         CHECK(!pc__history_has(history, region, applied + 1), "from the future");
+        CHECK(region != 1 || homes->n_broken > 0 || floor <= homes->promised,
+              "seed %lu: version %lu was retained, %lu is the oldest", seed, homes->promised,
+              floor);
         for (uint64_t v = floor; v <= applied; v++)
             for (uint64_t b = 0; b < N_BLOCKS; b++) {
                 uint8_t bytes[PC_BLOCK_BYTES];
@@ -245,6 +256,7 @@ static void test_killed(void)
     CHECK(homes->n_commits > n_rounds, "%lu", homes->n_commits);
     CHECK(found.readable > 5 * n_rounds, "old versions outlive the process: %lu", found.readable);
     CHECK(found.unfinished > 0, "no death between record and version");
+    CHECK(homes->n_broken == 0, "the budgets hold what is retained: %lu", homes->n_broken);
     CHECK(kept.n_disk_ever > 0, "nothing was spilled");
     drop_all_kept(&kept);
     munmap(homes, sizeof *homes);

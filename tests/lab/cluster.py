@@ -13,6 +13,8 @@ from typing import Any
 from tests.lab.auth import authenticated
 
 OBJECT_STORE_BYTES = 150 << 20
+HEALTH_CHECK_PERIOD_MS = 500
+RAY_HEALTH_CHECK_PERIOD_MS = 3000  # what Ray does by itself: benches measure that
 
 
 def node_resource(index: int) -> str:
@@ -53,14 +55,20 @@ class LocalCluster:
     _cluster: Any = field(repr=False)
     _nodes: list[Any] = field(repr=False)
 
+    def processes(self, index: int) -> list[int]:
+        """Ids of a node's raylet and of all below it."""
+        node = self._nodes[index]
+        if node is None:
+            raise ValueError(f"node {index} is dead already")
+        raylet = node.all_processes["raylet"][0].process.pid
+        return [raylet, *descendants(raylet)]
+
     def kill_node(self, index: int) -> None:
         """Ends a node as a crash would: the raylet and all below it by SIGKILL, at once."""
         if index == 0:
             raise ValueError("node 0 is the head and the driver's")
+        _, *below = self.processes(index)
         node, self._nodes[index] = self._nodes[index], None
-        if node is None:
-            raise ValueError(f"node {index} is dead already")
-        below = descendants(node.all_processes["raylet"][0].process.pid)
         self._cluster.remove_node(node, allow_graceful=False)
         for pid in below:
             with contextlib.suppress(ProcessLookupError):
@@ -74,16 +82,21 @@ class LocalCluster:
         self.node_ids = (*self.node_ids, node.node_id)
         return index
 
-    def page_server_pid(self, index: int, timeout_s: float = 30.0) -> int:
-        """The process of a node's page server, restarted or not."""
+    def page_server(self, index: int) -> Any:
+        """The handle of a node's page server."""
         import ray
 
         suffix = self.node_ids[index][:16]
         for actor in ray.util.list_named_actors(all_namespaces=True):
             if actor["name"].startswith("page-server-") and actor["name"].endswith(suffix):
-                handle = ray.get_actor(actor["name"], namespace=actor["namespace"])
-                return int(ray.get(handle.ping.remote(), timeout=timeout_s))
+                return ray.get_actor(actor["name"], namespace=actor["namespace"])
         raise LookupError(f"node {index} has no page server")
+
+    def page_server_pid(self, index: int, timeout_s: float = 30.0) -> int:
+        """The process of a node's page server, restarted or not."""
+        import ray
+
+        return int(ray.get(self.page_server(index).ping.remote(), timeout=timeout_s))
 
 
 @contextlib.contextmanager
@@ -92,6 +105,8 @@ def local_cluster(
     num_cpus: int = 1,
     object_store_memory: int = OBJECT_STORE_BYTES,
     connect: bool = True,
+    log_to_driver: bool = True,
+    health_check_period_ms: int = HEALTH_CHECK_PERIOD_MS,
 ) -> Iterator[LocalCluster]:
     """Starts n raylets, connects this process to the first, and ends them all.
 
@@ -100,10 +115,22 @@ def local_cluster(
         num_cpus: Of each node.
         object_store_memory: Of each node, in bytes.
         connect: Whether to call ``ray.init`` here.
+        log_to_driver: Whether what workers and raylets say is printed here, on stdout.
+        health_check_period_ms: How often Ray asks each node whether it lives, and how long it gives
+            a new one before; after five refusals in a row the node is dead. Ray's own: 3000, 5000.
     """
     import ray
     from ray.cluster_utils import Cluster
 
+    import clamor_ray
+
+    head = {
+        "include_dashboard": False,
+        "_system_config": {
+            "health_check_period_ms": health_check_period_ms,
+            "health_check_initial_delay_ms": health_check_period_ms,
+        },
+    }
     with authenticated() as environment:
         cluster = Cluster(shutdown_at_exit=True)
         try:
@@ -112,12 +139,12 @@ def local_cluster(
                     num_cpus=num_cpus,
                     object_store_memory=object_store_memory,
                     resources={node_resource(index): 1},
-                    **({"include_dashboard": False} if index == 0 else {}),
+                    **(head if index == 0 else {}),
                 )
                 for index in range(n_nodes)
             ]
             if connect:
-                ray.init(address=cluster.address, log_to_driver=True)
+                ray.init(address=cluster.address, log_to_driver=log_to_driver)
             yield LocalCluster(
                 address=cluster.address,
                 node_ids=tuple(node.node_id for node in nodes),
@@ -126,5 +153,6 @@ def local_cluster(
                 _nodes=list(nodes),
             )
         finally:
+            clamor_ray.shutdown()  # what a test that failed has left
             ray.shutdown()
             cluster.shutdown()

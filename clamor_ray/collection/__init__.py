@@ -1,0 +1,12 @@
+"""The bulk-synchronous layer: collections, stages, lineage.
+
+collection   what a user holds, and the operators       docs/stages.md says how data flows
+plan         what it stands for: a graph of operators   (pure)
+stages       the graph cut into stages, fused           (pure)
+schedule     which task runs where, and when again      (pure)
+run          a stage on the cluster                     (Ray)
+task         what one task does, on a worker
+blocks       what a partition is made of                (pure)
+shuffle      keys, ranges, joins                        (pure)
+sources      files, arrays and tables as partitions
+"""

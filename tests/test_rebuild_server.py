@@ -1,0 +1,97 @@
+"""A page server that gets ready to be a home: an engine in this process, and no Ray."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyroaring import BitMap
+from ray.exceptions import GetTimeoutError
+
+from clamor_ray import _memory, _native, errors
+from clamor_ray.actors import page_server
+from clamor_ray.actors.messages import RebuildOrder, RegionRecord
+from clamor_ray.actors.page_server import PageServer
+
+BLOCK = 4096
+N_BLOCKS = 1 << 13  # 32 MiB
+RECORD = RegionRecord(7, 1, 0x1300_0000_0000, N_BLOCKS * BLOCK, (1,))
+ZEROS_OF = bytes(BitMap(range(N_BLOCKS)).serialize())
+SPARSE = RebuildOrder(RECORD, (), (), ZEROS_OF, pieces=((64, b"the pickle stream"),))
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
+    server = PageServer.__new__(PageServer)
+    server._engine = _native.Engine(
+        f"clamor-test-{secrets.token_hex(6)}", server_id=1, history_directory="/tmp"
+    )
+    monkeypatch.setattr(_memory, "available_bytes", lambda: 2 << 20)
+    try:
+        yield server
+    finally:
+        server._engine.stop()
+
+
+def prepared() -> int:
+    """Files that are as long as the region and that this process has open."""
+    n_files = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            n_files += os.stat(f"/proc/self/fd/{fd}").st_size == RECORD.length_bytes
+        except FileNotFoundError:
+            continue  # that of the listing itself
+    return n_files
+
+
+def test_zeros_that_are_larger_than_the_memory(server: PageServer) -> None:
+    server.rebuild(SPARSE, [])
+    assert prepared() == 1
+    server._engine.define_region(7, 1, RECORD.base_address, RECORD.length_bytes, [1])
+    (region,) = server.region_stats()
+    assert region["is_home"]
+
+
+def test_what_is_written_must_have_room(server: PageServer) -> None:
+    with pytest.raises(errors.OutOfMemoryError, match="32"):
+        server.rebuild(RebuildOrder(RECORD, ((1, ZEROS_OF),), ()), [])
+    with pytest.raises(errors.OutOfMemoryError, match="32"):
+        server.rebuild(RebuildOrder(RECORD, (), (), ZEROS_OF, digest=b"of a shared object"), [])
+    assert prepared() == 0
+
+
+def test_nothing_stays_of_an_attempt_that_fails(
+    server: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(order: RebuildOrder, made: list[Any]) -> Any:
+        assert prepared() == 2  # the engine's, and the attempt's own descriptor
+        raise errors.SourceError("It raised.")
+
+    monkeypatch.setattr(PageServer, "_pieces", staticmethod(fail))
+    with pytest.raises(errors.SourceError):
+        server.rebuild(SPARSE, [])
+    assert prepared() == 0
+
+
+def test_a_verdict_drops_what_is_ready(server: PageServer) -> None:
+    server.rebuild_drop(7)
+    server.rebuild(SPARSE, [])
+    server.rebuild_drop(7)
+    assert prepared() == 0
+    with pytest.raises(errors.HomeLostError):
+        server._engine.define_region(7, 1, RECORD.base_address, RECORD.length_bytes, [1])
+
+
+def test_a_source_that_takes_long_has_not_failed(
+    server: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get(reference: Any, timeout: float) -> Any:
+        raise GetTimeoutError(f"not within {timeout} s")
+
+    monkeypatch.setattr(page_server.ray, "get", get)
+    with pytest.raises(errors.WaitTimeoutError, match="has not ended"):
+        server.rebuild(SPARSE, [object()])
+    assert prepared() == 0

@@ -1,0 +1,257 @@
+"""From edges to who leads where, and who is led to from where: forward and reverse adjacency.
+
+    python -m clamor_ray.workloads.adjacency_list --demo
+    python -m clamor_ray.workloads.adjacency_list 'edges-*.parquet' --out lists
+
+The edges are sorted over the cluster, once by source and once by target, so that a partition has
+all edges of its vertices; each then makes its lists. Degrees follow a power law: a hub's list is
+in one piece, and the partition that has it is larger than the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from typing import Any
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import clamor_ray as clamor
+
+from . import adjacency
+from ._options import cluster_options
+from ._waiting import nodes_with_cpus, start_workers
+from .adjacency import Edges, WrongLists
+from .knn import Stages, attached
+from .places import InputError
+
+PARTITIONS_PER_CPU = 2
+DIRECTIONS = {"forward": ("source", "target"), "reverse": ("target", "source")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What the command line asked for.
+
+    Args:
+        edges: what to generate; None where edges are read.
+        data: path or glob of Parquet files with integer columns source and target.
+        n_partitions: of edges that are read; None for PARTITIONS_PER_CPU for each CPU.
+        out: folder for the lists, as Parquet; None for nowhere.
+        check: whether to make them in this process as well.
+    """
+
+    edges: Edges | None
+    data: str | None = None
+    n_partitions: int | None = None
+    out: str | None = None
+    check: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Direction:
+    """One line of the result.
+
+    Args:
+        name: "forward" or "reverse".
+        seconds: to sort and to make the lists.
+        n_vertices: that have a list.
+        n_edges: in all of them.
+        longest: how many neighbours the vertex with most of them has.
+        hub: that vertex.
+    """
+
+    name: str
+    seconds: float
+    n_vertices: int
+    n_edges: int
+    longest: int
+    hub: int
+
+
+def load(job: Job) -> Any:
+    """The edges as a collection of rows with source and target; nothing runs yet."""
+    if job.edges is None:
+        n = job.n_partitions or PARTITIONS_PER_CPU * sum(n for _, n in nodes_with_cpus())
+        return clamor.read_parquet(job.data, columns=["source", "target"], partitions=n)
+    n = job.edges.n_partitions
+    return clamor.from_numpy(np.arange(n), partitions=n).map_batches(adjacency.generate, job.edges)
+
+
+def lists(edges: Any, by: str, other: str) -> Any:
+    """Rows of vertex and neighbours, in order; nothing runs yet."""
+    return edges.sort(by).map_batches(adjacency.lists_of, by, other)
+
+
+def run(job: Job, stages: Stages) -> list[Direction]:
+    """Makes both lists and checks them, on the cluster that this process is attached to.
+
+    Raises:
+        InputError: There are no edges.
+        WrongLists: They are not those that one process makes.
+    """
+    with stages.stage("workers", "starting workers"):
+        start_workers(collections=True)
+    with stages.stage("load", "loading edges"):
+        edges = load(job).cache()
+        n_edges = edges.count()
+    if not n_edges:
+        raise InputError(f"{job.data} has no edges")
+    lines, tables = [], {}
+    for name, (by, other) in DIRECTIONS.items():
+        with stages.stage(name, f"{name} lists of {n_edges:,} edges"):
+            start = time.perf_counter()
+            made = lists(edges, by, other).cache()
+            made.execute()
+            seconds = time.perf_counter() - start
+        with stages.stage("collect", f"collecting {name} lists"):
+            if job.out is not None:
+                made.write_parquet(f"{job.out.rstrip('/')}/{name}")
+            tables[name] = made.to_arrow()
+        lines.append(describe(name, seconds, tables[name]))
+        if lines[-1].n_edges != n_edges:
+            raise WrongLists(f"{name}: {lines[-1].n_edges:,} neighbours of {n_edges:,} edges")
+    if job.check:
+        with stages.stage("check", "checking against the same in this process"):
+            batches = parts(job, edges)
+            for name, (by, other) in DIRECTIONS.items():
+                adjacency.check(name, tables[name], adjacency.reference(batches, by, other))
+    return lines
+
+
+def describe(name: str, seconds: float, table: pa.Table) -> Direction:
+    """What there is to say of a table of lists."""
+    lengths = pc.list_value_length(table.column("neighbours"))
+    longest = pc.max(lengths).as_py()
+    hub = table.column("vertex")[pc.index(lengths, longest).as_py()].as_py()
+    return Direction(name, seconds, table.num_rows, pc.sum(lengths).as_py(), longest, hub)
+
+
+def parts(job: Job, edges: Any) -> list[adjacency.Batch]:
+    """The edges in this process, for the check."""
+    if job.edges is not None:
+        return [job.edges.partition(i) for i in range(job.edges.n_partitions)]
+    table = edges.to_arrow()
+    return [{name: table.column(name).to_numpy() for name in ("source", "target")}]
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("data", metavar="[EDGES]", required=False)
+@click.option("--demo", is_flag=True, help="A million edges on a local cluster.")
+@click.option(
+    "--vertices",
+    "n_vertices",
+    default=1 << 17,
+    show_default=True,
+    type=click.IntRange(2, (1 << 31) - 1),
+    help="Of generated edges.",
+)
+@click.option(
+    "--edges",
+    "n_edges",
+    type=click.IntRange(1),
+    help="To generate. Default: 1,000,000.",
+)
+@click.option(
+    "--exponent",
+    default=2.1,
+    show_default=True,
+    type=click.FloatRange(1, min_open=True),
+    help="Of the power law of in- and out-degrees.",
+)
+@click.option("--seed", default=1, show_default=True, help="Of the edges.")
+@click.option(
+    "--partitions", type=click.IntRange(1), help=f"Default: {PARTITIONS_PER_CPU} for each CPU."
+)
+@click.option("--out", help="Folder for forward and reverse lists, Parquet; also s3://.")
+@click.option(
+    "--check/--no-check",
+    default=None,
+    help="Make the lists in this process too, and compare. Default: for the demo.",
+)
+@cluster_options
+def main(
+    data: str | None,
+    demo: bool,
+    n_vertices: int,
+    n_edges: int | None,
+    exponent: float,
+    seed: int,
+    partitions: int | None,
+    out: str | None,
+    check: bool | None,
+    cache_bytes: str | None,
+    cache_policy: str | None,
+    nodes: int | None,
+) -> None:
+    """Makes lists of neighbours of EDGES, Parquet files with integer columns source and target.
+
+    The lists have a row a vertex, in order: vertex, and neighbours, sorted. An edge that repeats is
+    there as often. Vertices without an edge in that direction have no list.
+
+    Exit status: 0; 1 where a list is wrong; 2 where the input cannot be used; 3 where the library
+    cannot work here.
+    """
+    console = Console(highlight=False)
+    stages = Stages(console)
+    if data and (demo or n_edges):
+        raise click.UsageError("--demo and --edges are of generated edges: give no file")
+    if not data and not (demo or n_edges):
+        raise click.UsageError("give EDGES, or --demo")
+    try:
+        with attached(
+            nodes or (3 if demo else None),
+            stages,
+            cache_bytes=cache_bytes,
+            cache_policy=cache_policy,
+        ):
+            edges = None
+            if not data:
+                n_cpus = sum(n for _, n in nodes_with_cpus())
+                n_partitions = partitions or PARTITIONS_PER_CPU * n_cpus
+                edges = Edges(n_vertices, n_edges or 1_000_000, n_partitions, exponent, seed)
+            lines = run(Job(edges, data, partitions, out, demo if check is None else check), stages)
+    except WrongLists as error:
+        console.print(f"[red]WRONG LISTS:[/red] {error}", soft_wrap=True)
+        sys.exit(1)
+    except (InputError, clamor.errors.SourceError, clamor.errors.MissingColumnError) as error:
+        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
+        sys.exit(2)
+    except clamor.errors.ClamorError as error:
+        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
+        sys.exit(3)
+    checked = demo if check is None else check
+    same = " All lists equal those of one process." if checked else ""
+    console.print(f"\n{lines[0].n_edges:,} edges.{same}\n", soft_wrap=True)
+    print_lines(console, lines)
+    if out is not None:
+        console.print(f"\nlists  {out}", soft_wrap=True)
+
+
+def print_lines(console: Console, lines: list[Direction]) -> None:
+    """The table of a run: a line per direction."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("lists", no_wrap=True)
+    for heading in ("s", "edges/s", "vertices", "longest", "of vertex"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for line in lines:
+        table.add_row(
+            line.name,
+            f"{line.seconds:.2f}",
+            f"{line.n_edges / line.seconds:,.0f}",
+            f"{line.n_vertices:,}",
+            f"{line.longest:,}",
+            f"{line.hub:,}",
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

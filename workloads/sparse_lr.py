@@ -1,0 +1,615 @@
+"""Sparse logistic regression on the Criteo schema, by synchronous SGD (Clamor 7.1.2, fig. 7).
+
+    python -m clamor_ray.workloads.sparse_lr --demo
+    python -m clamor_ray.workloads.sparse_lr 'day_*.gz' --parameters 1000000000 --picture loss.png
+
+A row has 39 features of the value one, out of up to 10^9 or so. The weights are global variables of
+zeros, one homed on each node, in which memory is taken only for what has been written. In an
+iteration a task for each partition fetches the weights that its rows touch (`clamor.gather`;
+from the second iteration on they are under way before the function starts, as the blocks that the
+partition touched are known), works out its gradient, and adds it to the weights
+(`clamor.add_at`): combined on its node with what the others there add, applied by the homes, one
+commit for each iteration. Nothing of it goes through the driver.
+
+What makes blocks of 4 KiB fit for this is the order of the weights: see `_logistic.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import clamor_ray as clamor
+
+from . import _criteo, _logistic, _observe
+from ._criteo import Rows
+from ._logistic import Block, Float32, Layout, Synthetic, WrongWeights
+from ._options import cluster_options
+from ._waiting import TASK_TIMEOUT_S, nodes_with_cpus, start_workers
+from .knn import Stages, attached
+from .places import InputError
+from .report import human_bytes
+
+PARTITIONS_PER_CPU = 2
+DEMO_ROWS = 120_000
+DEMO_PARAMETERS = 10_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What the command line asked for.
+
+    Args:
+        synthetic: what to generate; None where rows are read.
+        data: path or pattern of files, or several.
+        n_parameters: in all.
+        hashed: a weight's number is its key's remainder, and no dictionary is made.
+        iterations: steps.
+        rate: of learning.
+        batches: parts of each partition; a step takes one of them, in turn.
+        n_partitions: None for PARTITIONS_PER_CPU for each CPU.
+        check: whether to do it in this process as well.
+    """
+
+    synthetic: Synthetic | None
+    data: str | list[str] | None = None
+    n_parameters: int = DEMO_PARAMETERS
+    hashed: bool = False
+    iterations: int = 10
+    rate: float = 0.2
+    batches: int = 1
+    n_partitions: int | None = None
+    check: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Iteration:
+    """One line of the result.
+
+    Args:
+        number: from 1.
+        seconds: of the stage, with the commit at its end.
+        loss: mean log loss of the step's rows, before it.
+        cost: what the page servers of all nodes did in it.
+    """
+
+    number: int
+    seconds: float
+    loss: float
+    cost: _observe.Cost
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """Of a run.
+
+    Args:
+        n_rows: that there are.
+        n_seen: parameters that rows touch.
+        weights: of these, by id.
+        keys: by their ranks, see `_logistic.folded`; None where ids are hashed.
+        lines: one an iteration.
+        error: largest difference from the check; None where there was none.
+    """
+
+    n_rows: int
+    n_seen: int
+    weights: Float32
+    keys: npt.NDArray[np.uint64] | None
+    lines: list[Iteration]
+    error: float | None
+
+
+# ------------------------------------------------------------------ tasks
+
+
+def load(numbers: npt.NDArray[np.int64], source: Any) -> list[Rows]:
+    """The rows of these partitions: what `map_batches` over their numbers calls.
+
+    Args:
+        source: a `Synthetic`, or the splits of files.
+    """
+    if isinstance(source, Synthetic):
+        return [source.partition(int(number)) for number in numbers]
+    return [_criteo.read(source[int(number)]) for number in numbers]
+
+
+def keys_of(rows: Any) -> list[Any]:
+    """Distinct keys of each partition, and how often each is there."""
+    return [_logistic.distinct(part) for part in rows]
+
+
+def encode(batch: Any, layout: Layout, batches: int) -> list[Block]:
+    """Rows with ids, in row blocks.
+
+    Args:
+        batch: rows; for each the ids of its keys, in ascending order of these, or None: the ids are
+            the keys' remainders.
+    """
+    out = []
+    for rows, ids in zip(*batch, strict=True):
+        if ids is None:
+            numbers = (rows.keys % np.uint64(layout.n_parameters)).astype(np.int32)
+        else:
+            keys = np.unique(rows.keys)
+            numbers = ids[np.searchsorted(keys, rows.keys)]
+        for part in np.array_split(np.arange(len(rows.labels)), batches):
+            out.append(_logistic.block_of(rows.labels[part], numbers[:, part], layout))
+    return out
+
+
+def pull(block: Block, variables: Sequence[Float32]) -> Float32:
+    """The weights of `block.ids`, from the variables that have them.
+
+    Where blocks are used for a good part, all that are not here come in one batch, and are then
+    read as any memory is. Else `clamor.gather` says which rows it wants.
+    """
+    views = [
+        variable[begin:end]
+        for variable, runs in zip(variables, block.runs, strict=True)
+        for begin, end in runs or ()
+    ]
+    if views:
+        clamor.prefetch(views)
+    out = np.empty(len(block.ids), np.float32)
+    for number, variable in enumerate(variables):
+        mine = slice(block.starts[number], block.starts[number + 1])
+        if block.runs[number] is None:
+            clamor.gather(variable, block.places[mine], out=out[mine])
+        else:
+            # "clip": with "raise" NumPy makes a copy of the result first. They are in range.
+            np.take(variable, block.places[mine], out=out[mine], mode="clip")
+    return out
+
+
+def step(
+    blocks: Any, number: int, rate: float, sizes: Sequence[int], *variables: Float32
+) -> npt.NDArray[np.float64]:
+    """A partition's share of one step of SGD.
+
+    Args:
+        blocks: of the partition.
+        number: of the step, from 0.
+        rate: of learning.
+        sizes: rows of the step's blocks in all partitions, for each of the blocks' numbers.
+        variables: the weights, see `Layout`.
+
+    Returns:
+        Shape (1,): the sum of its rows' losses before the step.
+    """
+    if not len(blocks):
+        return np.zeros(1)
+    which = number % len(blocks)
+    block = blocks[which]
+    weights = pull(block, variables)
+    slope, loss = _logistic.gradient(block, weights, sizes[which])
+    slope *= -rate
+    for at, variable in enumerate(variables):
+        mine = slice(block.starts[at], block.starts[at + 1])
+        if len(places := block.places[mine]):
+            clamor.add_at(variable, places, slope[mine])
+    return np.array([loss])
+
+
+def make_variable(length: int) -> list[Any]:
+    """Weights, homed where this runs; in a list, so that nobody opens it on the way."""
+    clamor.init()
+    return [clamor.zeros(length, np.float32)]
+
+
+# ------------------------------------------------------------------ the driver
+
+
+class Model:
+    """Weights in global variables, one homed on each node with CPUs.
+
+    Args:
+        n_parameters: in all.
+        n_variables: None: as many as nodes with CPUs.
+    """
+
+    def __init__(self, n_parameters: int, n_variables: int | None = None) -> None:
+        import ray
+
+        nodes = [node_id for node_id, _ in nodes_with_cpus()]
+        homes = [nodes[i % len(nodes)] for i in range(n_variables or len(nodes))]
+        self.layout = Layout(n_parameters, len(homes))
+        made = [
+            ray.remote(make_variable)
+            .options(
+                num_cpus=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+            )
+            .remote(self.layout.length)
+            for node_id in homes
+        ]
+        self.variables = [ref for (ref,) in ray.get(made, timeout=TASK_TIMEOUT_S)]
+
+    def newest(self) -> list[Any]:
+        """The variables, at their newest versions."""
+        return [variable.refresh() for variable in self.variables]
+
+    def weights(self, n: int) -> Float32:
+        """The first n weights."""
+        out = np.empty(n, np.float32)
+        for first in range(0, n, 1 << 22):
+            ids = np.arange(first, min(n, first + (1 << 22)), dtype=np.int32)
+            order, starts = self.layout.split(ids)
+            places = self.layout.places(ids)[order]
+            for number, variable in enumerate(self.newest()):
+                mine = slice(starts[number], starts[number + 1])
+                out[ids[order[mine]]] = clamor.gather(variable, places[mine])
+        return out
+
+    def free(self) -> None:
+        """All of them, with all their versions."""
+        for variable in self.variables:
+            clamor.free(variable)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Rows with ids, where they will be used.
+
+    Args:
+        blocks: a collection, cached: row blocks, all of a partition side by side.
+        sizes: rows of the first blocks of all partitions together, of the second ones, ...
+        n_seen: parameters that they touch, from the first on; all where ids are hashed.
+        keys: of these, by id; None where ids are hashed.
+    """
+
+    blocks: Any
+    sizes: list[int]
+    n_seen: int
+    keys: npt.NDArray[np.uint64] | None
+
+    @property
+    def n_rows(self) -> int:
+        """In all."""
+        return sum(self.sizes)
+
+
+def prepare(job: Job, layout: Layout, stages: Stages) -> Prepared:
+    """Loads the rows, makes the dictionary, and gives every row its ids.
+
+    Raises:
+        InputError: There are no rows.
+        SourceError: A line is none of the schema.
+    """
+    n_partitions = job.n_partitions or PARTITIONS_PER_CPU * sum(n for _, n in nodes_with_cpus())
+    source: Any = job.synthetic
+    if job.synthetic is not None:
+        n_partitions = job.synthetic.n_partitions
+    else:
+        source = _criteo.splits(job.data, n_partitions)
+        n_partitions = len(source)
+    numbers = clamor.from_numpy(np.arange(n_partitions), partitions=n_partitions)
+    # Where what they add is merged is a matter of their numbers, and so is where they run.
+    numbers = numbers.options(scheduling="deterministic")
+    rows = numbers.map_batches(load, source).cache()
+    ids: list[Any] = [None] * n_partitions
+    n_seen, keys = job.n_parameters, None
+    text = "generating rows where they stay" if job.synthetic else "reading rows"
+    with stages.stage("load", text):
+        rows.execute()
+    if not job.hashed:
+        with stages.stage("dictionary", "counting keys"):
+            found = rows.map_batches(keys_of).collect()
+            ids, keys = _logistic.assign(found, job.n_parameters)
+            n_seen = min(len(keys), job.n_parameters)
+    with stages.stage("encode", "giving rows their ids"):
+        every = clamor.from_items([_Boxed(part) for part in ids], partitions=n_partitions)
+        blocks = rows.zip(every).map_batches(_encode_boxed, layout, job.batches).cache()
+        lengths = blocks.map_batches(_lengths).collect()
+        blocks.execute()
+        rows.unpersist()
+    sizes = np.array(lengths, np.int64).reshape(-1, job.batches).sum(axis=0).tolist()
+    if not sum(sizes):
+        raise InputError(f"{job.data} has no rows")
+    return Prepared(blocks, sizes, n_seen, keys)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Boxed:
+    """Of a partition: one item, whatever its length."""
+
+    ids: Any
+
+
+def _encode_boxed(batch: Any, layout: Layout, batches: int) -> list[Block]:
+    rows, boxes = batch
+    return encode((rows, [box.ids for box in boxes]), layout, batches)
+
+
+def _lengths(blocks: Any) -> npt.NDArray[np.int64]:
+    return np.array([len(block.labels) for block in blocks], np.int64)
+
+
+def labels_and_ids(blocks: Any) -> list[Any]:
+    """Row blocks as the plain reference wants them."""
+    return [[(block.labels, block.ids[block.which]) for block in blocks]]
+
+
+def iterate(model: Model, prepared: Prepared, rate: float, iterations: int) -> Any:
+    """Steps of SGD, one at a time; yields the mean loss before each."""
+    for number in range(iterations):
+        sizes = prepared.sizes
+        stage = prepared.blocks.map_batches(step, number, rate, sizes, *model.newest())
+        yield float(np.asarray(stage.sum())) / max(1, sizes[number % len(sizes)])
+
+
+def run(job: Job, stages: Stages) -> Outcome:
+    """Loads, trains and checks, on the cluster that this process is attached to.
+
+    Raises:
+        InputError: There are no rows.
+        WrongWeights: The weights are not those that one process finds.
+    """
+    with stages.stage("workers", "starting workers"):
+        start_workers(collections=True)
+    model = Model(job.n_parameters)
+    try:
+        return train(model, job, stages)
+    finally:
+        model.free()
+
+
+def train(model: Model, job: Job, stages: Stages) -> Outcome:
+    """As `run`, with a model."""
+    prepared = prepare(job, model.layout, stages)
+    lines: list[Iteration] = []
+    text = f"{job.iterations} iterations over {prepared.n_rows:,} rows"
+    with stages.stage("iterate", text, job.iterations) as done:
+        before, started = _observe.cost(), time.perf_counter()
+        for loss in iterate(model, prepared, job.rate, job.iterations):
+            took = time.perf_counter() - started
+            after = _observe.cost()
+            lines.append(Iteration(len(lines) + 1, took, loss, after - before))
+            done(len(lines))
+            before, started = after, time.perf_counter()
+    weights = model.weights(0 if job.hashed else prepared.n_seen)
+    error = None
+    if job.check:
+        with stages.stage("check", "checking against the same in this process"):
+            error = check(model, prepared, job, lines)
+    return Outcome(prepared.n_rows, prepared.n_seen, weights, prepared.keys, lines, error)
+
+
+def check(model: Model, prepared: Prepared, job: Job, lines: Sequence[Iteration]) -> float:
+    """Weights and losses against the plain reference; the largest difference of a weight.
+
+    Raises:
+        WrongWeights: A weight or a loss is another.
+    """
+    parts = prepared.blocks.map_batches(labels_and_ids).collect()
+    touched = np.unique(np.concatenate([ids.reshape(-1) for part in parts for _, ids in part]))
+    places = [
+        [(labels, np.searchsorted(touched, ids).astype(np.int32)) for labels, ids in part]
+        for part in parts
+    ]
+    expected, losses = _logistic.reference(places, len(touched), job.rate, len(lines))
+    found = np.empty(len(touched), np.float32)
+    order, starts = model.layout.split(touched)
+    for number, variable in enumerate(model.newest()):
+        mine = order[starts[number] : starts[number + 1]]
+        found[mine] = clamor.gather(variable, model.layout.places(touched[mine]))
+    for line, loss in zip(lines, losses, strict=True):
+        if not abs(line.loss - loss) <= 1e-5 * max(1.0, abs(loss)):
+            raise WrongWeights(f"the loss of iteration {line.number} is {line.loss}, not {loss}")
+    return _logistic.check(found, expected)
+
+
+# ------------------------------------------------------------------ for people
+
+
+def print_outcome(console: Console, outcome: Outcome) -> None:
+    """What a run found, and what it took."""
+    checked = ""
+    if outcome.error is not None:
+        checked = (
+            f" All weights equal those of one process (largest difference {outcome.error:.0e})."
+        )
+    console.print(
+        f"\n{outcome.n_rows:,} rows, {outcome.n_seen:,} parameters; log loss "
+        f"{outcome.lines[0].loss:.4f} before the first iteration and "
+        f"{outcome.lines[-1].loss:.4f} before the last.{checked}\n",
+        soft_wrap=True,
+    )
+    table = Table(
+        title="Iterations, and what the page servers of all nodes did in them",
+        title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0),
+    )  # fmt: skip
+    for heading in ("iteration", "log loss", "seconds", "faults", "blocks\nfetched", "received"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for line in outcome.lines:
+        table.add_row(
+            str(line.number),
+            f"{line.loss:.6f}",
+            f"{line.seconds:.3f}",
+            f"{line.cost.faults:,}",
+            f"{line.cost.blocks_fetched:,}",
+            human_bytes(line.cost.bytes_received),
+        )
+    console.print(table)
+
+
+def draw_losses(lines: Sequence[Iteration], picture: Path) -> None:
+    """PNG of the loss by iterations."""
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot([line.number for line in lines], [line.loss for line in lines], marker="o", ms=3)
+    axes.set_title("Sparse logistic regression", loc="left")
+    axes.set_xlabel("iteration")
+    axes.set_ylabel("log loss before it")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(color="#e5e5e5")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(picture, format="png", dpi=150)
+
+
+def write(outcome: Outcome, n_parameters: int, out: Path) -> None:
+    """Parquet: key, weight; the most frequent keys first."""
+    keys = outcome.keys if outcome.keys is not None else np.empty(0, np.uint64)
+    ids = _logistic.folded(np.arange(len(keys)), n_parameters)
+    pq.write_table(pa.table({"key": keys, "weight": outcome.weights[ids]}), out)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("data", metavar="[ROWS]", required=False)
+@click.option("--demo", is_flag=True, help=f"{DEMO_ROWS:,} rows on a local cluster.")
+@click.option(
+    "--rows",
+    "n_rows",
+    type=click.IntRange(1),
+    help=f"To generate. Default: 1,000,000; {DEMO_ROWS:,} for the demo.",
+)
+@click.option(
+    "--parameters",
+    "n_parameters",
+    default=DEMO_PARAMETERS,
+    show_default=True,
+    type=click.IntRange(1000, _logistic.MOST_PARAMETERS),
+    help="In all; memory is taken for those that rows touch.",
+)
+@click.option(
+    "--ids",
+    type=click.Choice(["dictionary", "hash"]),
+    default="dictionary",
+    show_default=True,
+    help="How a value gets its parameter: by frequency, which counts all values first, or by the "
+    "remainder of its hash, which scatters them over all blocks.",
+)
+@click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--rate",
+    default=0.2,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Of learning. Above about 0.2 it may not converge: a row has 39 features.",
+)
+@click.option(
+    "--batches",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Parts of the rows; each iteration takes one of them, in turn.",
+)
+@click.option(
+    "--skew",
+    default=1.1,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Exponent of the Zipf distribution of generated values.",
+)
+@click.option(
+    "--partitions", type=click.IntRange(1), help=f"Default: {PARTITIONS_PER_CPU} for each CPU."
+)
+@click.option("--seed", default=1, show_default=True, help="Of the generated rows.")
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write the generated rows to this folder, as Criteo's files, and read them from there.",
+)
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Loss curve, PNG.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Weights, Parquet.")
+@click.option(
+    "--check/--no-check",
+    default=None,
+    help="Do it in this process too, and compare. Default: for the demo.",
+)
+@cluster_options
+def main(
+    data: str | None,
+    demo: bool,
+    n_rows: int | None,
+    n_parameters: int,
+    ids: str,
+    iterations: int,
+    rate: float,
+    batches: int,
+    skew: float,
+    partitions: int | None,
+    seed: int,
+    save: Path | None,
+    picture: Path | None,
+    out: Path | None,
+    check: bool | None,
+    cache_bytes: str | None,
+    cache_policy: str | None,
+    nodes: int | None,
+) -> None:
+    """Trains on ROWS, files of the Criteo schema by path or pattern, or on rows that it generates.
+
+    Prints for each iteration how long it took, the loss, and what crossed the network.
+
+    Exit status: 0; 1 where the weights are wrong; 2 where the input cannot be used; 3 where the
+    library cannot work here.
+    """
+    console = Console(highlight=False)
+    stages = Stages(console)
+    if data and (demo or save or n_rows):
+        raise click.UsageError("--demo, --rows and --save are of generated rows: give no file")
+    if out is not None and ids == "hash":
+        raise click.UsageError("--out writes a weight for each key: it needs --ids dictionary")
+    try:
+        with attached(
+            nodes or (3 if demo else None),
+            stages,
+            cache_bytes=cache_bytes,
+            cache_policy=cache_policy,
+        ):
+            synthetic, files = None, []
+            if not data:
+                n_cpus = sum(n_cpus for _, n_cpus in nodes_with_cpus())
+                synthetic = Synthetic(
+                    n_rows or (DEMO_ROWS if demo else 1_000_000),
+                    partitions or PARTITIONS_PER_CPU * n_cpus,
+                    *(n_parameters, skew, seed),
+                )
+                if save:
+                    with stages.stage("save", f"writing rows to {save}"):
+                        files = [str(path) for path in synthetic.save(save)]
+                    synthetic = None
+            job = Job(
+                *(synthetic, data or files, n_parameters, ids == "hash", iterations, rate),
+                *(batches, partitions, demo if check is None else check),
+            )
+            outcome = run(job, stages)
+    except WrongWeights as error:
+        console.print(f"[red]WRONG WEIGHTS:[/red] {error}", soft_wrap=True)
+        sys.exit(1)
+    except (InputError, clamor.errors.SourceError) as error:
+        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
+        sys.exit(2)
+    except clamor.errors.ClamorError as error:
+        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
+        sys.exit(3)
+    print_outcome(console, outcome)
+    if picture is not None:
+        draw_losses(outcome.lines, picture)
+        console.print(f"\nloss curve  {picture}", soft_wrap=True)
+    if out is not None:
+        write(outcome, n_parameters, out)
+        console.print(f"\nweights  {out}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

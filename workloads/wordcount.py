@@ -1,0 +1,231 @@
+"""How often each word is in text files: the program that everyone knows.
+
+    python -m clamor_ray.workloads.wordcount --demo
+    python -m clamor_ray.workloads.wordcount 'books/*.txt' --out counts.parquet
+
+Lines are cut into words, and the ones of each word added up: one stage that reads, cuts and adds
+up what it has, and one that adds up what the others found of the same words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+
+import clamor_ray as clamor
+
+from . import words
+from ._options import cluster_options
+from ._waiting import nodes_with_cpus, start_workers
+from .knn import Stages, attached
+from .places import InputError
+from .words import WrongCounts
+
+PARTITIONS_PER_CPU = 2
+TOP = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What the command line asked for.
+
+    Args:
+        files: paths or globs of text.
+        n_partitions: None for PARTITIONS_PER_CPU for each CPU.
+        check: whether to count in this process as well.
+    """
+
+    files: list[str]
+    n_partitions: int | None = None
+    check: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """Of a run.
+
+    Args:
+        counts: of each word.
+        seconds: from the first task to the last count.
+        checked: whether they were compared.
+    """
+
+    counts: Counter[str]
+    seconds: float
+    checked: bool
+
+
+def count(lines: Any) -> Any:
+    """(word, how often) of a collection of lines; nothing runs yet."""
+    return lines.flat_map(words.words_of).map(words.once).reduce_by_key("sum")
+
+
+def run(job: Job, stages: Stages) -> Outcome:
+    """Counts and checks, on the cluster that this process is attached to.
+
+    Raises:
+        InputError: There are no words.
+        WrongCounts: The counts are not those of `collections.Counter`.
+    """
+    n_partitions = job.n_partitions or PARTITIONS_PER_CPU * sum(n for _, n in nodes_with_cpus())
+    with stages.stage("workers", "starting workers"):
+        start_workers(collections=True)
+    with stages.stage("count", f"counting words in {n_partitions:,} partitions"):
+        start = time.perf_counter()
+        lines = clamor.read_text(job.files, partitions=n_partitions)
+        pairs = count(lines).collect()
+        seconds = time.perf_counter() - start
+    counts = Counter(dict(pairs))
+    if len(counts) != len(pairs):
+        raise WrongCounts(f"{len(pairs) - len(counts):,} words were counted in two places")
+    if not counts:
+        raise InputError(f"there are no words in {', '.join(job.files)}")
+    if job.check:
+        with stages.stage("check", "checking against collections.Counter"):
+            words.check(counts, words.reference(paths_of(job.files)))
+    return Outcome(counts, seconds, job.check)
+
+
+def paths_of(files: list[str]) -> list[Path]:
+    """What paths and globs name on this machine, each once."""
+    found = {path: None for each in files for path in sorted(glob.glob(each, recursive=True))}
+    return [Path(path) for path in found]
+
+
+def write(counts: Counter[str], out: Path) -> None:
+    """Parquet: word, count; the most frequent first, equal ones by the alphabet."""
+    ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    columns = zip(*ordered, strict=True)
+    pq.write_table(pa.table(dict(zip(("word", "count"), map(list, columns), strict=True))), out)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("files", metavar="[TEXT]...", nargs=-1)
+@click.option("--demo", is_flag=True, help="A million words on a local cluster.")
+@click.option(
+    "--words",
+    "n_words",
+    type=click.IntRange(1),
+    help="To generate. Default: 1,000,000.",
+)
+@click.option(
+    "--vocabulary",
+    default=50_000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Different words, at the most.",
+)
+@click.option(
+    "--skew",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="The i-th word is as frequent as 1 / i ** skew.",
+)
+@click.option("--files", "n_files", default=8, show_default=True, type=click.IntRange(1))
+@click.option("--seed", default=1, show_default=True, help="Of the text.")
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where generated text goes. Default: a temporary folder, removed at the end.",
+)
+@click.option(
+    "--partitions", type=click.IntRange(1), help=f"Default: {PARTITIONS_PER_CPU} for each CPU."
+)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Counts, Parquet.")
+@click.option(
+    "--check/--no-check",
+    default=None,
+    help="Count in this process too, and compare. Default: for the demo.",
+)
+@cluster_options
+def main(
+    files: tuple[str, ...],
+    demo: bool,
+    n_words: int | None,
+    vocabulary: int,
+    skew: float,
+    n_files: int,
+    seed: int,
+    save: Path | None,
+    partitions: int | None,
+    out: Path | None,
+    check: bool | None,
+    cache_bytes: str | None,
+    cache_policy: str | None,
+    nodes: int | None,
+) -> None:
+    """Counts the words of TEXT: files by path or glob, also s3://; or of text that it generates.
+
+    A word is letters a to z, upper or lower case; everything else ends one.
+
+    Exit status: 0; 1 where counts are wrong; 2 where the input cannot be used; 3 where the library
+    cannot work here.
+    """
+    console = Console(highlight=False)
+    stages = Stages(console)
+    check = demo if check is None else check
+    if files and (demo or save or n_words):
+        raise click.UsageError("--demo, --words and --save are of generated text: give no file")
+    if not files and not (demo or save or n_words):
+        raise click.UsageError("give TEXT, or --demo")
+    if check and any("://" in each for each in files):
+        raise click.UsageError("--check reads the text in this process: give it local files")
+    try:
+        with tempfile.TemporaryDirectory(prefix="clamor-words-") as folder:
+            named = list(files)
+            if not files:
+                n_words = n_words or 1_000_000
+                with stages.stage("generate", f"writing {n_words:,} words", n_words) as done:
+                    paths = words.write_files(
+                        save or Path(folder), n_words, n_files, vocabulary, skew, seed, done
+                    )
+                named = [str(path) for path in paths]
+            with attached(
+                nodes or (3 if demo else None),
+                stages,
+                cache_bytes=cache_bytes,
+                cache_policy=cache_policy,
+            ):
+                outcome = run(Job(named, partitions, check), stages)
+    except WrongCounts as error:
+        console.print(f"[red]WRONG COUNTS:[/red] {error}", soft_wrap=True)
+        sys.exit(1)
+    except (InputError, clamor.errors.SourceError) as error:
+        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
+        sys.exit(2)
+    except clamor.errors.ClamorError as error:
+        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
+        sys.exit(3)
+    print_outcome(console, outcome)
+    if out is not None:
+        write(outcome.counts, out)
+        console.print(f"\ncounts  {out}", soft_wrap=True)
+
+
+def print_outcome(console: Console, outcome: Outcome) -> None:
+    """What a run found, and what it took."""
+    checked = " All counts equal collections.Counter's." if outcome.checked else ""
+    total = outcome.counts.total()
+    console.print(
+        f"\n{total:,} words, {len(outcome.counts):,} different ones, in {outcome.seconds:.2f} s."
+        f"{checked}",
+        soft_wrap=True,
+    )
+    top = ", ".join(f"{word} ({n:,})" for word, n in outcome.counts.most_common(TOP))
+    console.print(f"most frequent: {top}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()
