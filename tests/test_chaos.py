@@ -123,10 +123,11 @@ def regions_open_in(pid: int) -> list[str]:
     return [entry for entry in [*found, *lines] if any(name in f"{entry} " for name in names)]
 
 
-def nothing_is_left(lab: LocalCluster) -> bool:
-    """No leases, generations, layers or cached blocks at any node, nor memory of them."""
+def what_is_left(lab: LocalCluster) -> list[str]:
+    """Leases, generations, layers and cached blocks at any node, and memory of them."""
     gc.collect()
-    for node in clamor.stats().nodes:
+    found = []
+    for index, node in enumerate(clamor.stats().nodes):
         engine = node.engine
         if (
             node.error
@@ -138,9 +139,19 @@ def nothing_is_left(lab: LocalCluster) -> bool:
             or engine.fetches_in_flight
             or engine.faults_waiting
         ):
-            return False
+            found.append(f"node {index}: {node.error or engine}")
     servers = [lab.page_server_pid(i) for i in range(N_NODES)]
-    return not any(regions_open_in(pid) for pid in [os.getpid(), *servers])
+    for pid in [os.getpid(), *servers]:
+        found += [f"process {pid}: {entry}" for entry in regions_open_in(pid)]
+    return found
+
+
+def nothing_is_left(lab: LocalCluster) -> None:
+    """Waits for it; says what there is where that never becomes true."""
+    deadline = time.monotonic() + 60
+    while found := what_is_left(lab):
+        assert time.monotonic() < deadline, "\n".join(found)
+        time.sleep(0.1)
 
 
 def own_threads() -> list[str]:
@@ -196,7 +207,7 @@ def test_chaos(lab: LocalCluster, tmp_path: Path) -> None:
     assert sum(engine.evicted_blocks for engine in engines) > 0
     for ref in refs.values():
         clamor.free(ref)
-    until(lambda: nothing_is_left(lab))
+    nothing_is_left(lab)
     clamor.shutdown()
     until(lambda: not keepers(scope))
     until(lambda: not own_threads())
