@@ -4,8 +4,8 @@
  * Owns the staged layers (engine.lock). A published one at its home belongs to that (region.lock).
  * The keeper holds every layer, with its version once it has one: a server that dies loses none.
  *
- * A layer whose writer is gone, or silent for stage_timeout, is asked about (NEED_OUTCOME) until
- * there is an answer. A layer is a file that cannot change size: mapping it is safe.
+ * A layer whose writer is gone, or silent for stage_timeout (less after a restart), is asked about
+ * (NEED_OUTCOME) until there is an answer. A layer is a file that cannot change size: mapping it is safe.
  */
 #include "directory.h"
 #include "engine.h"
@@ -19,6 +19,10 @@
 #include <unistd.h>
 
 #define ASK_AGAIN_NS 10000000000ull
+/* What a server finds at its keeper after a restart: the writer's last word may have been lost with
+ * the old process, so nobody may ever say it again. A writer that is still at work commits, or
+ * stages the next layer, within this time, or else begins anew under another id. */
+#define ASK_ADOPTED_NS 20000000000ull
 
 struct pc__pull {
     struct pc_engine *engine;
@@ -188,9 +192,9 @@ static bool stays(struct pc_engine *engine, const struct pc__layer *layer)
     return true;
 }
 
-static int add_staged(struct pc_engine *engine, struct pc__layer *layer)
+static int add_staged(struct pc_engine *engine, struct pc__layer *layer, uint64_t silent_ns)
 {
-    layer->ask_at_ns = pc__now_ns() + engine->stage_timeout_ns;
+    layer->ask_at_ns = pc__now_ns() + silent_ns;
     pthread_mutex_lock(&engine->lock);
     bool first = pc__link_empty(&engine->staged);
     bool again = stays(engine, layer);
@@ -226,7 +230,7 @@ int pc__layer_stage(struct pc_engine *engine, uint64_t region, uint64_t commit_i
         return PC_OK;
     }
     keep_layer(engine, layer); /* before anybody can publish it */
-    return add_staged(engine, layer);
+    return add_staged(engine, layer, engine->stage_timeout_ns);
 }
 
 int pc__layer_adopt(struct pc_engine *engine, const struct pc__kept *kept, int fd)
@@ -236,7 +240,9 @@ int pc__layer_adopt(struct pc_engine *engine, const struct pc__kept *kept, int f
     if (rc) /* it was never answered for, so it is nobody's */
         return PC_OK;
     layer->version = kept->version;
-    return add_staged(engine, layer);
+    return add_staged(engine, layer,
+                      engine->stage_timeout_ns < ASK_ADOPTED_NS ? engine->stage_timeout_ns
+                                                                : ASK_ADOPTED_NS);
 }
 
 static struct pc__layer *take_out(struct pc_engine *engine, uint64_t region, uint64_t commit_id)

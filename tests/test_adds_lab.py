@@ -102,7 +102,6 @@ def test_a_node_dies_between_the_tasks_and_the_commit(
     """What the tasks there have added is gone with it; Ray makes it again."""
     w = clamor.zeros(N_ROWS, np.int64)
     other = _put_on(1, np.zeros(10_000, np.int64))
-    (tmp_path / "go").touch()
     land, killed = landing.Landing.land, []
 
     def late(self: Any) -> None:
@@ -114,7 +113,8 @@ def test_a_node_dies_between_the_tasks_and_the_commit(
 
     monkeypatch.setattr(landing, "TOGETHER_BYTES", 0)
     monkeypatch.setattr(landing.Landing, "land", late)
-    _tasks().map_batches(_adding(w, other, tmp_path)).execute()
+    # Five at once, on nodes of two CPUs: all three have some.
+    _run(w, other, tmp_path, lambda: None, began=5)
     assert killed
     assert (w.version, other.version) == (1, 1)
     assert other.get()[0] == N_TASKS

@@ -123,7 +123,7 @@ def regions_open_in(pid: int) -> list[str]:
     return [entry for entry in [*found, *lines] if any(name in f"{entry} " for name in names)]
 
 
-def what_is_left(lab: LocalCluster) -> list[str]:
+def what_is_left(lab: LocalCluster, n_nodes: int) -> list[str]:
     """Leases, generations, layers and cached blocks at any node, and memory of them."""
     gc.collect()
     found = []
@@ -140,16 +140,16 @@ def what_is_left(lab: LocalCluster) -> list[str]:
             or engine.faults_waiting
         ):
             found.append(f"node {index}: {node.error or engine}")
-    servers = [lab.page_server_pid(i) for i in range(N_NODES)]
+    servers = [lab.page_server_pid(i) for i in range(n_nodes)]
     for pid in [os.getpid(), *servers]:
         found += [f"process {pid}: {entry}" for entry in regions_open_in(pid)]
     return found
 
 
-def nothing_is_left(lab: LocalCluster) -> None:
+def nothing_is_left(lab: LocalCluster, n_nodes: int = N_NODES) -> None:
     """Waits for it; says what there is where that never becomes true."""
     deadline = time.monotonic() + 60
-    while found := what_is_left(lab):
+    while found := what_is_left(lab, n_nodes):
         assert time.monotonic() < deadline, "\n".join(found)
         time.sleep(0.1)
 
@@ -207,7 +207,7 @@ def test_chaos(lab: LocalCluster, tmp_path: Path) -> None:
     assert sum(engine.evicted_blocks for engine in engines) > 0
     for ref in refs.values():
         clamor.free(ref)
-    nothing_is_left(lab)
+    nothing_is_left(lab, n_nodes=2)
     clamor.shutdown()
     until(lambda: not keepers(scope))
     until(lambda: not own_threads())
@@ -303,3 +303,24 @@ def test_ids_out_of_range_move_nothing(lab: LocalCluster) -> None:
     assert str(n) in said[0]
     assert moved() == before
     clamor.free(ref)
+
+
+def test_a_last_word_that_is_lost_with_the_page_server(
+    lab: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer tells once what became of its layer. The next page server asks the registry."""
+    import ray
+
+    clamor.init()
+    ref = ray.get(there(make, 1).remote(), timeout=TASK_S)
+    client = _session.current().client
+    monkeypatch.setattr(client, "resolve", lambda *_: None)
+    with clamor.update(ref) as array:
+        array[:PER_BLOCK] = 7
+    here = lab.node_ids[0]
+    (engine,) = (node.engine for node in clamor.stats().nodes if node.node_id == here)
+    assert engine.layers == 1
+    os.kill(lab.page_server_pid(0), signal.SIGKILL)
+    del array
+    clamor.free(ref)
+    nothing_is_left(lab, n_nodes=2)
