@@ -105,11 +105,14 @@ def held_bytes() -> dict[str, dict[str, int]]:
         if node.error:
             raise RuntimeError(f"the page server of node {node.node_id} is silent: {node.error}")
         engine = node.engine
+        both = engine.cached_bytes + engine.home_bytes
+        old = engine.history_bytes + engine.history_retained_bytes + engine.layer_bytes
         found[node.node_id] = {
             "cached": engine.cached_bytes,
             "home": engine.home_bytes,
-            "both": engine.cached_bytes + engine.home_bytes,
-            "history": engine.history_bytes + engine.history_retained_bytes + engine.layer_bytes,
+            "both": both,
+            "history": old,
+            "all": both + old,
         }
     return found
 
@@ -144,13 +147,14 @@ def memory_line(
             {
                 **{f"{name}_bytes": n_bytes for name, n_bytes in grown.items()},
                 "parameters_bytes": 4 * len(ids),
-                "blocks_bytes": BLOCK_BYTES * len(np.unique(ids * 4 // BLOCK_BYTES)),
+                "blocks_bytes": BLOCK_BYTES * len(np.unique(ids // (BLOCK_BYTES // 4))),
             }
         )
     return {
         "nodes": nodes,
         "of_parameters": max(node["both_bytes"] / node["parameters_bytes"] for node in nodes),
         "of_blocks": max(node["both_bytes"] / node["blocks_bytes"] for node in nodes),
+        "all_of_parameters": max(node["all_bytes"] / node["parameters_bytes"] for node in nodes),
     }
 
 

@@ -33,7 +33,8 @@ def line(case: str, side: str, number: int, seconds: list[float], out: int) -> d
 
 
 def memory(case: str, of_parameters: float, of_blocks: float) -> dict[str, Any]:
-    return {"case": case, "memory": {"of_parameters": of_parameters, "of_blocks": of_blocks}}
+    found = {"of_parameters": of_parameters, "of_blocks": of_blocks, "all_of_parameters": 9.0}
+    return {"case": case, "memory": found}
 
 
 def test_figures_are_of_medians_of_the_faster_way_and_the_worst_case() -> None:
@@ -42,6 +43,7 @@ def test_figures_are_of_medians_of_the_faster_way_and_the_worst_case() -> None:
         line("a", "clamor", 0, [1.0, 2.0], 10),
         line("a", "sent", 0, [10.0, 11.0], 70),
         line("a", "kept", 0, [8.0, 8.0], 40),
+        line("a", "node", 0, [9.0, 9.0], 50),
         line("a", "clamor", 1, [9.0, 2.0], 10),
         memory("a", 1.5, 1.25),
         line("b", "clamor", 0, [2.0], 5),
@@ -54,16 +56,18 @@ def test_figures_are_of_medians_of_the_faster_way_and_the_worst_case() -> None:
         "actor_ps_speedup": 4.0,
         "speedup_over_sent": 5.25,
         "speedup_over_kept": 4.0,
+        "speedup_over_node": 4.5,
         "iteration_s": 2.0,
         "link_bytes_ratio": 4.0,
         "memory_ratio": 1.5,
         "block_memory_ratio": 1.25,
+        "memory_ratio_with_history": 9.0,
     }
     assert found["b"]["actor_ps_speedup"] == 1.5
     assert found["b"]["link_bytes_ratio"] == 4.0
     assert sparse_lr.worst(found) == {"actor_ps_speedup": 1.5, "memory_ratio": 1.75}
     found["zipf"] = dict(found["b"], actor_ps_speedup=1.0)
-    assert sparse_lr.worst(found) == {"actor_ps_speedup": 1.5, "memory_ratio": 1.75}
+    assert sparse_lr.worst(found) == {"actor_ps_speedup": 1.0, "memory_ratio": 1.75}
 
 
 def test_cases_have_the_proportions_that_they_say() -> None:
@@ -73,16 +77,17 @@ def test_cases_have_the_proportions_that_they_say() -> None:
     assert even.n_values == 39 * 8000
     assert (even.skew, even.even) == (0.0, True)
     assert (zipf.skew, zipf.even) == (1.1, False)
-    assert even.sides == ("clamor", "sent", "kept")
+    assert even.sides == ("clamor", "sent", "kept", "node")
 
 
 def test_memory_is_what_came_beside_what_was_there_over_what_was_touched() -> None:
-    held = ("cached", "home", "both", "history")
-    idle = {"a": dict(zip(held, (MIB, MIB, 2 * MIB, 0), strict=True))}
+    held = ("cached", "home", "both", "history", "all")
+    idle = {"a": dict(zip(held, (MIB, MIB, 2 * MIB, 0, 2 * MIB), strict=True))}
+    grown = (MIB + 8192, MIB + 4096, 2 * MIB + 12288, 50, 2 * MIB + 12300)
     most = {
-        "a": dict(zip(held, (MIB + 8192, MIB + 4096, 2 * MIB + 12288, 50), strict=True)),
-        "b": dict(zip(held, (4096, 4096, 8192, 0), strict=True)),
-        "c": dict(zip(held, (10**9, 10**9, 10**9, 0), strict=True)),  # has no rows
+        "a": dict(zip(held, grown, strict=True)),
+        "b": dict(zip(held, (4096, 4096, 8192, 0, 8192), strict=True)),
+        "c": dict(zip(held, (10**9, 10**9, 10**9, 0, 10**9), strict=True)),  # has no rows
     }
     parts = [
         Touched("a", np.array([0, 1, 5000], np.int32)),
@@ -96,12 +101,14 @@ def test_memory_is_what_came_beside_what_was_there_over_what_was_touched() -> No
         "home_bytes": 4096,
         "both_bytes": 12288,
         "history_bytes": 50,
+        "all_bytes": 12300,
         "parameters_bytes": 20,
         "blocks_bytes": 12288,
     }
     assert second["parameters_bytes"] == 4
     assert found["of_parameters"] == 8192 / 4
     assert found["of_blocks"] == 2.0
+    assert found["all_of_parameters"] == 8192 / 4
 
 
 # ------------------------------------------------------------------ the peer
@@ -117,6 +124,20 @@ def test_a_shard_applies_a_step_when_it_has_all_of_it() -> None:
     assert shard.pull(1, None).tolist() == [0.5, 1.25]
     assert shard.first(10).tolist() == [0, 0, 0.5, 1.25, 0, 0, 0, 0, 0, 2.0]
     assert shard.pushed == {}
+
+
+def test_a_node_adds_up_what_its_workers_push(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout(5000, 2)
+    ids = [np.array(each, np.int32) for each in ([0, 2048, 1024], [5, 2048, 2047])]
+    node = _actor_ps.Node(0, layout, *ids)
+    assert node.ids.tolist() == [0, 5, 2048, 1024, 2047]
+    assert [node.places(i).tolist() for i in range(2)] == [[0, 2, 3], [1, 2, 4]]
+    pushed: list[Any] = []
+    monkeypatch.setattr(_actor_ps, "_push", lambda *each: pushed.append(each))
+    node.parts = []
+    node.push(np.array([1, 2, 3], np.float32), np.array([10, 20, 30], np.float32))
+    ((number, _, total),) = pushed
+    assert (number, total.tolist()) == (0, [1, 10, 22, 3, 30])
 
 
 def test_a_layout_and_shards_agree() -> None:
@@ -151,6 +172,6 @@ def test_it_ends_with_its_figures() -> None:
     summary = lines[-1]["summary"]
     assert set(summary) == {"actor_ps_speedup", "memory_ratio", "1e7"}
     assert summary["actor_ps_speedup"] == summary["1e7"]["actor_ps_speedup"] > 0
-    assert {each["side"] for each in lines if "side" in each} == {"clamor", "sent", "kept"}
+    assert {each["side"] for each in lines if "side" in each} == {"clamor", "sent", "kept", "node"}
     (checked,) = (each["same_within"] for each in lines if "same_within" in each)
-    assert set(checked) == {"sent", "kept"}
+    assert set(checked) == {"sent", "kept", "node"}

@@ -301,7 +301,7 @@ def test_a_driver_killed_leaves_no_page_server(lab: LocalCluster) -> None:
     )
     try:
         assert driver.stdout is not None
-        # Ray prints there too: of nodes that earlier tests have killed, whatever log_to_driver says.
+        # Ray prints there too: of nodes that earlier tests have killed, whatever it is told.
         said = next(line for line in driver.stdout if line.startswith("session "))
         _, scope, pid = said.split()
         os.kill(int(pid), 0)
