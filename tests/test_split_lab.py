@@ -603,3 +603,26 @@ print("gone")
 def test_actors_end_with_the_session() -> None:
     # In a driver of its own: the others here share a session.
     assert driver_script.run(ENDS).strip().endswith("gone")
+
+
+def test_several_processes_at_once(clamor_cluster: ClamorCluster) -> None:
+    """Each has its own runs at the same actors, and all share their rings' threads."""
+
+    def many(seed: int) -> list[int]:
+        made = []
+        for i in range(5):
+            col = clamor.from_items(range(12), partitions=6).map(lambda item, s=seed + i: item * s)
+            total = col.split_aggregate(
+                np.zeros(20_000, np.int64), add, part, np.add, np.concatenate
+            )
+            assert (total == total[0]).all()
+            made.append(int(total[0]))
+        return made
+
+    task = ray.remote(num_cpus=0)(many)
+    running = [task.remote(100 * process) for process in range(3)]
+    here = many(1000)
+    for base, found in zip(
+        [0, 100, 200, 1000], [*ray.get(running, timeout=300), here], strict=True
+    ):
+        assert found == [66 * (base + i) for i in range(5)]
