@@ -36,7 +36,9 @@ class Log:
         path = Path(self.path)
         if not path.exists():
             return []
-        return [Line(*json.loads(line)) for line in path.read_text().splitlines()]
+        # Of a write that crosses a page of the file, readers may see the first part alone.
+        whole = path.read_text().rpartition("\n")[0]
+        return [Line(*json.loads(line)) for line in whole.splitlines()]
 
 
 @dataclasses.dataclass(frozen=True)

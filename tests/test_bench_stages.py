@@ -149,6 +149,9 @@ def test_what_tasks_say_is_counted(tmp_path: Path) -> None:
     assert _executions.running_on(lines, "b") == {("iteration 1", 0)}
     assert _executions.running_on(lines[:4], "b") == set()
     assert Log(str(tmp_path / "none")).lines() == []
+    half = tmp_path / "half"
+    half.write_text('["began", "load", 1, "a"]\n["began", "lo')
+    assert Log(str(half)).lines() == [Line("began", "load", 1, "a")]
 
 
 # ---------------------------------------------------------------- peers
