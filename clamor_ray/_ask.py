@@ -50,28 +50,43 @@ def ask(reference: Any, timeout_s: float) -> Any:
     try:
         return ray.get(reference, timeout=timeout_s)
     except errors.ClamorError as error:
+        got: BaseException = error
         own = _own(error)
     except ray.exceptions.GetTimeoutError as error:
-        raise errors.WaitTimeoutError(
+        got = error
+        own = errors.WaitTimeoutError(
             f"The registry did not answer within {timeout_s:g} s.",
             hint="See the registry actor's log in Ray's session directory, or raise "
             "CLAMOR_CONTROL_TIMEOUT_S.",
-        ) from error
+        )
     except ray.exceptions.RayTaskError as error:
-        raise _meaning_of(error.cause) from error
+        got = error
+        own = _meaning_of(error.cause)
     except ray.exceptions.RayError as error:
-        raise errors.ServerUnavailableError(
+        got = error
+        own = errors.ServerUnavailableError(
             f"The registry cannot be reached: {type(error).__name__}: {error}",
             hint=_LOST
             if isinstance(error, ray.exceptions.ActorDiedError)
             else "It restarts by itself: try again in a moment.",
-        ) from error
-    # Not while Ray's error is handled: frames in that one's traceback have ours, so that ours, with
-    # it as its context, and with every mapping of its callers, would wait for a garbage collection.
+        )
+    # Not while Ray's error is handled, and without the frames it came through: one of them holds it
+    # (ray.get's `value`), and each its caller, so that every mapping of our callers would wait for
+    # a garbage collection.
+    _without_frames(own)
+    _without_frames(got)
     try:
-        raise own
+        if isinstance(got, errors.ClamorError):
+            raise own
+        raise own from got
     finally:
-        del own
+        del own, got
+
+
+def _without_frames(error: BaseException | None) -> None:
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _own(error: errors.ClamorError) -> errors.ClamorError:
