@@ -30,8 +30,10 @@ class Delta(NamedTuple):
 
     Args:
         op: how values meet what is there.
-        ids: numbers of rows from 0 on, of one dimension, uint32 or uint64; None: all rows.
-        values: of the variable's dtype; one row for each id, or the variable's shape.
+        ids: numbers of rows from 0 on, of one dimension, uint32 or uint64, an array of its own;
+            None: all rows.
+        values: of the variable's dtype; one row for each id, or the variable's shape. May be the
+            caller's array.
     """
 
     op: Op
@@ -100,7 +102,8 @@ def sparse(op: Op, shape: tuple[int, ...], dtype: np.dtype[Any], ids: Any, value
         raise errors.RowIdError("The array is 0-dimensional, and has no rows.")
     _check_not_masked(ids, "ids")
     try:
-        numbers = row_ids(ids, shape[0])
+        narrow = np.uint32 if shape[0] <= 1 << 32 else np.uint64
+        numbers = row_ids(ids, shape[0], narrow, copy=True)
     except IndexError as failure:
         # Ours: out of a stage's task it comes as it is, and is still an IndexError.
         raise errors.RowIdError(f"{failure}.") from None
@@ -114,8 +117,6 @@ def sparse(op: Op, shape: tuple[int, ...], dtype: np.dtype[Any], ids: Any, value
             f"shape {shape[1:]}: a scalar, or shape {wanted}"
         ) from None
     flat: Ids = numbers.reshape(-1)
-    if shape[0] <= 1 << 32:
-        flat = flat.astype(np.uint32)
     return Delta(op, flat, rows.reshape(numbers.size, *shape[1:]))
 
 
@@ -151,6 +152,10 @@ def apply(array: Array, delta: Delta) -> None:
 # ------------------------------------------------------------------ many of them
 
 
+def _one(arrays: Sequence[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
 class Rows(NamedTuple):
     """Values for rows, each at most once.
 
@@ -169,12 +174,15 @@ class Rows(NamedTuple):
 
 
 def combine(op: Op, ids: Ids, values: Array) -> Rows:
-    """Rows with each id once: what came first, then what came after it, in this order.
+    """Rows with each id once: what came first, then what came after it, in this order. The very
+    arrays where they are so already.
 
     Example:
         >>> combine("add", np.array([7, 3, 7], np.uint64), np.array([1.0, 2.0, 4.0]))
         Rows(ids=array([3, 7], dtype=uint64), values=array([2., 5.]))
     """
+    if len(ids) and (ids[1:] > ids[:-1]).all():
+        return Rows(ids, values)
     if _native_scatter.can(values.dtype) and values.flags.c_contiguous and values.flags.aligned:
         return Rows(*_native_scatter.combine(op, ids, values))
     order = np.argsort(ids, kind="stable")
@@ -304,7 +312,7 @@ class Collector:
         self._sums: dict[int, Sum] = {}
 
     def add(self, ref: Any, delta: Delta) -> None:
-        """Keeps a copy of a delta.
+        """Keeps a delta, with a copy of its values.
 
         Args:
             ref: a frozen `GlobalRef` of the variable.
@@ -318,8 +326,6 @@ class Collector:
                 "This process is a fork of a stage's task: what it adds would be lost.",
                 hint="Call it in the task's own process, with what its children have returned.",
             )
-        if delta.ids is not None:
-            delta = delta._replace(ids=delta.ids.copy())
         delta = delta._replace(values=np.array(delta.values, order="C"))
         region = ref.region
         with self._lock:
@@ -343,8 +349,8 @@ class Collector:
         for op in OPS:
             rows = [d for d in new if d.op == op and d.ids is not None]
             if rows:
-                ids = np.concatenate([d.ids for d in rows if d.ids is not None])
-                found[op] = combine(op, ids, np.concatenate([d.values for d in rows]))
+                ids = [d.ids for d in rows if d.ids is not None]
+                found[op] = combine(op, _one(ids), _one([d.values for d in rows]))
         dense = [d.values for d in new if d.ids is None]
         if dense:
             found["dense"] = dense[0] if len(dense) == 1 else _dense_sum(dense)

@@ -85,8 +85,16 @@ def gather(source: Any, ids: Any, *, out: Array | None = None, timeout: float | 
 # ------------------------------------------------------------------ ids
 
 
-def row_ids(ids: Any, n_rows: int) -> npt.NDArray[np.uint64]:
+def row_ids(
+    ids: Any, n_rows: int, dtype: npt.DTypeLike = np.uint64, *, copy: bool = False
+) -> npt.NDArray[Any]:
     """Ids as numbers from 0 on, contiguous, of the same shape.
+
+    Args:
+        ids: integers.
+        n_rows: that there are.
+        dtype: of the result, that holds every row's number.
+        copy: the result is nobody else's.
 
     Raises:
         IndexError: As NumPy's: out of bounds, or no integers.
@@ -99,7 +107,7 @@ def row_ids(ids: Any, n_rows: int) -> npt.NDArray[np.uint64]:
     if given.dtype.kind not in "iu":
         raise IndexError("arrays used as indices must be of integer (or boolean) type")
     if given.size == 0:
-        return np.empty(given.shape, np.uint64)
+        return np.empty(given.shape, dtype)
     low, high = int(given.min()), int(given.max())
     if low < -n_rows or high >= n_rows:
         outside = (given >= n_rows) if low >= -n_rows else (given >= n_rows) | (given < -n_rows)
@@ -108,7 +116,7 @@ def row_ids(ids: Any, n_rows: int) -> npt.NDArray[np.uint64]:
     if low < 0:
         given = given.astype(np.int64)
         given = np.where(given < 0, given + n_rows, given)
-    return np.ascontiguousarray(given.astype(np.uint64, copy=False)).reshape(given.shape)
+    return np.ascontiguousarray(given.astype(dtype, copy=copy)).reshape(given.shape)
 
 
 # ------------------------------------------------------------------ arrays
