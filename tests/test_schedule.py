@@ -74,6 +74,17 @@ def test_a_node_that_lost_to_a_copy_is_avoided_for_a_while() -> None:
     assert {start.node for start in later.start(99.0)} >= {"a"}
 
 
+def test_tasks_that_all_waited_to_be_started_are_not_slow() -> None:
+    """Ray starts their processes, or they share a processor: each ran for a moment only."""
+    stage, _ = schedule(4, TWO_EACH, {"a": 2, "b": 2}, least_s=1.0)
+    stage.start(0.0)
+    for task in (0, 1, 2):
+        stage.finished(task, 0, 0.1, 3.0)
+    assert stage.start(3.1) == []
+    (copy,) = stage.start(4.5)
+    assert (copy.task, copy.attempt) == (3, 1)
+
+
 def test_a_copy_goes_to_a_slow_node_where_there_is_no_other() -> None:
     stage, slots = schedule(2, {0: "a", 1: "b"}, {"a": 1, "b": 1}, least_s=0.0)
     stage.start(0.0)

@@ -317,10 +317,12 @@ class StageSchedule:
         """An attempt has a result. The first one's counts.
 
         Args:
-            took_s: without the time that it waited to be started.
+            took_s: its own time, without what it waited to be started.
+            now_s: the clock.
         """
         self._moved_s = now_s
-        node = self._running[task].pop(attempt).node
+        ended = self._running[task].pop(attempt)
+        node = ended.node
         self._slots.give(node)
         if node is not None:
             self._slots.warm.add(node)
@@ -328,7 +330,9 @@ class StageSchedule:
         losers = list(others)
         if attempt > 0 and 0 in others and (slow := others[0].node) is not None:
             self._slots.slow[slow] = now_s + self._policy.slow_s
-        self._done.setdefault(task, took_s)
+        # As long as a running one is judged by: where all wait for processes to start, or for the
+        # processor, none of them is slow.
+        self._done.setdefault(task, max(took_s, now_s - ended.since_s))
         return [Cancel(task, loser) for loser in losers]
 
     def failed(self, task: int, attempt: int) -> bool:
