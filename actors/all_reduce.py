@@ -211,7 +211,7 @@ class AllReduce:
                 return FailedFunction(failure)
 
         with ring._call() as member:
-            member.ring.agree_on_function((n,), 0, timeout_s)
+            member.ring.agree_on_function("reduce_scatter", (n,), 0, timeout_s)
             began_s = time.monotonic()
             try:
                 return ring._own_part(member, parts, two, COMPUTE_S)

@@ -337,7 +337,7 @@ class RingGroup:
         given, code = _numbers(array, "allreduce", op)
         result = _result(out, given, given.shape)
         if callable(op):
-            self._reduced_in_python(given, op, result)
+            self._reduced_in_python("allreduce", given, op, result)
             return result
         self._check_op(op)
         with self._call() as member:
@@ -353,10 +353,14 @@ class RingGroup:
             )
         return result
 
-    def reduce_scatter(self, array: npt.ArrayLike, op: str = "sum") -> Array:
+    def reduce_scatter(
+        self, array: npt.ArrayLike, op: str | Callable[[Any, Any], Any] = "sum"
+    ) -> Array:
         """As `allreduce`, but each member gets its own segment: of the array flattened, elements
         n * rank // size to n * (rank + 1) // size."""
         given, code = _numbers(array, "reduce_scatter", op)
+        if callable(op):
+            return self._reduced_in_python("reduce_scatter", given, op, None)
         self._check_op(op)
         room = np.empty(given.size, given.dtype)
         with self._call() as member:
@@ -429,9 +433,10 @@ class RingGroup:
     # -- objects
 
     def _reduced_in_python(
-        self, given: Array, op: Callable[[Any, Any], Any], result: Array
-    ) -> None:
-        flat, into = given.reshape(-1), result.reshape(-1)
+        self, kind: str, given: Array, op: Callable[[Any, Any], Any], result: Array | None
+    ) -> Array:
+        """This member's segment, which may be its own array's; all of them to `result`, if any."""
+        flat = given.reshape(-1)
         bounds = [given.size * i // self._size for i in range(self._size + 1)]
         parts = [flat[low:high] for low, high in itertools.pairwise(bounds)]
         code = dtype_code(given.dtype)
@@ -448,14 +453,17 @@ class RingGroup:
 
         with self._call() as member:
             # As all other calls: before anything moves, that all ask for the same.
-            member.ring.agree_on_function(given.shape, code, self._timeout_s)
+            member.ring.agree_on_function(kind, given.shape, code, self._timeout_s)
             try:
-                own = self._own_part(member, parts, checked)
-                for rank, part in self._all_parts(member, own):
-                    into[bounds[rank] : bounds[rank + 1]] = part
+                own: Array = self._own_part(member, parts, checked)
+                if result is not None:
+                    into = result.reshape(-1)
+                    for rank, part in self._all_parts(member, own):
+                        into[bounds[rank] : bounds[rank + 1]] = part
             except BaseException:  # any: also the function's. The others must not wait for it
                 member.ring.shut()
                 raise
+        return own if result is not None else own.copy()
 
     def _own_part(
         self,

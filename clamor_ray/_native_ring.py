@@ -41,7 +41,8 @@ DTYPES: Final = {
 BYTES: Final = 6
 KINDS: Final = ("allreduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
 MOST_DIMS: Final = 8
-FUNCTION: Final = 1  # the root of a barrier before a reduction by functions: it differs from others
+# The root of a barrier before a reduction by functions: it differs from all other calls.
+BY_FUNCTION: Final = {"allreduce": 1, "reduce_scatter": 2}
 MOST_ASKED: Final = 64  # calls that are remembered: loops make the same ones again
 DEFAULT_SMALL_BYTES: Final = 32 << 10  # measured: docs/groups.md
 
@@ -203,13 +204,18 @@ class Ring(_Handle):
         )
         self._check(code, timeout_s)
 
-    def agree_on_function(self, shape: tuple[int, ...], dtype: int, timeout_s: float) -> None:
+    def agree_on_function(
+        self, kind: str, shape: tuple[int, ...], dtype: int, timeout_s: float
+    ) -> None:
         """That all members reduce arrays of this shape and dtype by a function of theirs.
+
+        Args:
+            kind: of `BY_FUNCTION`.
 
         Raises:
             As `run`.
         """
-        self.run("barrier", shape, dtype, "mean", FUNCTION, timeout_s=timeout_s)
+        self.run("barrier", shape, dtype, "mean", BY_FUNCTION[kind], timeout_s=timeout_s)
 
     def swap(self, out: Any, timeout_s: float) -> bytearray:
         """Sends bytes to the next member; what the one before sends.
@@ -312,13 +318,15 @@ def address(array: npt.NDArray[Any]) -> int:
 def _said(call: Any) -> str:
     """What a member asked for, in words."""
     kind = KINDS[call.kind] if call.kind < len(KINDS) else f"operation {call.kind}"
-    if kind == "barrier" and call.root != FUNCTION:
+    functions = {root: name for name, root in BY_FUNCTION.items()}
+    if kind == "barrier" and call.root not in functions:
         return "a barrier"
     names = {code: name for name, code in DTYPES.items()}
     dims = ", ".join(str(int(call.dims[i])) for i in range(min(call.n_dims, MOST_DIMS)))
     shape = f"({dims},)" if call.n_dims == 1 else f"({dims})"
     if kind == "barrier":
-        return f"allreduce of {names.get(call.dtype, 'bytes')} of shape {shape} by a function"
+        name = functions[call.root]
+        return f"{name} of {names.get(call.dtype, 'bytes')} of shape {shape} by a function"
     text = f"{kind} of {names.get(call.dtype, 'bytes')} of shape {shape}"
     if kind in ("allreduce", "reduce_scatter"):
         text += f" by {next((name for name, code in OPS.items() if code == call.op), '?')}"

@@ -74,6 +74,7 @@ def test_all_collectives(workers: list[Any]) -> None:
             "python": group.allreduce(small, lambda a, b: np.maximum(a, b) + 0),
             "scatter": group.reduce_scatter(large)[:2],
             "lengths": len(group.reduce_scatter(large)),
+            "scatter python": group.reduce_scatter(small, lambda a, b: np.maximum(a, b) + 0),
             "gather": group.all_gather(np.array([rank, -rank])),
             "broadcast": group.broadcast(small, root=2),
             "large broadcast": group.broadcast(large, root=1)[[0, -1]],
@@ -91,6 +92,8 @@ def test_all_collectives(workers: list[Any]) -> None:
         np.testing.assert_array_equal(found["mean"], [2.5, 2.5])
         np.testing.assert_array_equal(found["python"], base + 3)
         np.testing.assert_array_equal(found["scatter"], [10.0, 10.0])
+        own = (base + 3).reshape(-1)[6 * rank // 4 : 6 * (rank + 1) // 4]
+        np.testing.assert_array_equal(found["scatter python"], own)
         assert found["lengths"] == n * (rank + 1) // 4 - n * rank // 4
         np.testing.assert_array_equal(found["gather"], [[r, -r] for r in range(4)])
         np.testing.assert_array_equal(found["broadcast"], base + 2)
@@ -145,6 +148,7 @@ def test_functions_are_agreed_on_too(workers: list[Any]) -> None:
             lambda: group.allreduce(np.ones(4, np.float64 if rank else np.int64), np.add),
             lambda: group.allreduce(1.0, np.add) if rank else group.barrier(),
             lambda: group.allreduce(np.ones(3), "sum" if rank else np.add),
+            lambda: (group.allreduce if rank else group.reduce_scatter)(np.ones(3), np.add),
         ):
             try:
                 call()
@@ -153,7 +157,8 @@ def test_functions_are_agreed_on_too(workers: list[Any]) -> None:
         return said, group.allreduce(np.array([rank]), np.add)
 
     for said, after in everywhere(workers, work, clamor.AllReduceGroup(workers)):
-        assert len(said) == 3
+        assert len(said) == 4
+        assert "reduce_scatter of float64 of shape (3,) by a function" in said[3]
         assert "allreduce of int64 of shape (4,) by a function" in said[0]
         assert "a barrier" in said[1]
         assert "by sum" in said[2]
