@@ -5,7 +5,8 @@
  * The keeper holds every layer, with its version once it has one: a server that dies loses none.
  *
  * A layer whose writer is gone, or silent for stage_timeout (less after a restart), is asked about
- * (NEED_OUTCOME) until there is an answer. A layer is a file that cannot change size: mapping it is safe.
+ * (NEED_OUTCOME) until there is an answer. A layer is a file that cannot change size: mapping it is
+ * safe.
  */
 #include "directory.h"
 #include "engine.h"
