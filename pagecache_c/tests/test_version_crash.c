@@ -102,7 +102,7 @@ static void test_too_slow_to_attach(int trap)
         struct pc_mapping m = map_at(client, &info, 0, 0);
         check_version(c, &m, &info, 0);
         raise(SIGSTOP);
-        sleep(2);
+        sleep(30); /* it ends as soon as the server has refused it */
         _exit(0);
     }
     CHECK(waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status));
