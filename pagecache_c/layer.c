@@ -23,7 +23,7 @@
 /* What a server finds at its keeper after a restart: the writer's last word may have been lost with
  * the old process, so nobody may ever say it again. A writer that is still at work commits, or
  * stages the next layer, within this time, or else begins anew under another id. */
-#define ASK_ADOPTED_NS 20000000000ull
+#define ASK_ADOPTED_NS 10000000000ull
 
 struct pc__pull {
     struct pc_engine *engine;
