@@ -71,6 +71,12 @@ def make() -> Any:
     return clamor.put(blank(N_BLOCKS))
 
 
+def make_in_session_of(known: Any) -> Any:
+    """In a worker that an earlier test's session may have used."""
+    assert known.get()[0] == 0
+    return make()
+
+
 # ---------------------------------------------------------------- everything at once
 
 
@@ -313,7 +319,8 @@ def test_a_last_word_that_is_lost_with_the_page_server(
 
     monkeypatch.setenv("CLAMOR_REATTACH_S", "5")  # for so long a freed region is not called idle
     clamor.init()
-    ref = ray.get(there(make, 1).remote(), timeout=TASK_S)
+    known = clamor.put(blank(N_BLOCKS))
+    ref = ray.get(there(make_in_session_of, 1).remote(known), timeout=TASK_S)
     client = _session.current().client
     monkeypatch.setattr(client, "resolve", lambda *_: None)
     with clamor.update(ref) as array:
@@ -324,4 +331,5 @@ def test_a_last_word_that_is_lost_with_the_page_server(
     os.kill(lab.page_server_pid(0), signal.SIGKILL)
     del array
     clamor.free(ref)
+    clamor.free(known)
     nothing_is_left(lab, n_nodes=2)
