@@ -130,9 +130,11 @@ void pc__part_blocks_done(struct pc__part *part, int status)
     const struct pc__mail mail = {.run = end_by_mail, .pointer = part};
     if (!came(part, status))
         return;
-    part->posted = !pc__loop_post(part->loop, &mail);
-    if (!part->posted) /* its job was the client's, so that is open: it ends, and this part with it */
-        shutdown(part->client->fd, SHUT_RDWR);
+    part->posted = true; /* before: whoever reads the mail frees it */
+    if (!pc__loop_post(part->loop, &mail))
+        return;
+    part->posted = false; /* its job was the client's, so that is open: it ends, and this part with it */
+    shutdown(part->client->fd, SHUT_RDWR);
 }
 
 void pc__client_gathers_end(struct pc__client *client)
