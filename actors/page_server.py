@@ -272,7 +272,7 @@ class PageServer:
             try:
                 # No deadline: this is the wait for the end itself.
                 ray.get(self._registry.until_end.remote())
-                return
+                break
             except ActorDiedError:
                 break
             except RayError as failure:

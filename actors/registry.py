@@ -151,6 +151,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
         self._saving = False
         self._watching = False
         self._stopped = False
+        self._ended = asyncio.Event()
         directory = journal_directory(config.job_scope)
         self._journal = Journal(directory)
         self._in_use_fd = keeper_process.hold_and_watch(directory, keeper_process.raylet_pid())
@@ -248,8 +249,9 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
         return os.getpid()
 
     async def until_end(self) -> None:
-        """Never answers: who waits for it learns when this actor is gone for good."""
-        await asyncio.Event().wait()
+        """Answers when the session has been shut down; who waits for it learns from its failure
+        when this actor is gone for good."""
+        await self._ended.wait()
 
     # -- the journal
 
@@ -700,3 +702,5 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
         if self._in_use_fd >= 0:
             os.close(self._in_use_fd)
             self._in_use_fd = -1
+        # Whoever still waits when this actor is killed has Ray tell the driver of it.
+        self._ended.set()

@@ -183,9 +183,10 @@ class HashMap(_Lookups):
         """
         from clamor_ray import _session
 
-        session = _session.current()  # before a long build
+        _session.current()  # without clamor.init() this is said before a long build
         table = Table.build(np.asarray(keys), np.asarray(values), capacity)
-        return cls(session.put({"header": table.header, "slots": table.slots}))
+        parts = {"header": table.header, "slots": table.slots}
+        return cls(_session.with_current(lambda session: session.put(parts)))
 
     @property
     def ref(self) -> GlobalRef[Any]:

@@ -56,13 +56,14 @@ class Region:
 
     # -- the block
 
+    def _create(self, session: _session.Session) -> tuple[_session.Session, Any]:
+        size = self._length_bytes
+        return session, session.call("create_region", size, session.node_id, new_request_id())
+
     def __enter__(self) -> Region:
         if self._state != "not entered":
             raise ValueError("a region is built once: make a new one")
-        session = _session.current()
-        record = session.call(
-            "create_region", self._length_bytes, session.node_id, new_request_id()
-        )
+        session, record = _session.with_current(self._create)
         _attempt.made(record.region)
         timeout_s = session.config.connect_timeout_s
         try:

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import ray
 
@@ -51,6 +51,8 @@ from clamor_ray._source import Source, source_of_call, source_of_zeros
 from clamor_ray._version import __version__
 from clamor_ray.actors.messages import INLINE_BASE
 from clamor_ray.actors.registry_core import server_id_of
+
+_T = TypeVar("_T")
 
 SHUTDOWN_S = 30.0
 FIRST_LOOK_S = 0.2  # for a page server that is there already
@@ -549,6 +551,23 @@ def current(scope: str | None = None) -> Session:
         return session
     with _lock:
         return _attach(scope)
+
+
+def with_current(make: Callable[[Session], _T]) -> _T:
+    """What `make` makes in this process's session.
+
+    A worker may still be attached to a session that its driver has ended meanwhile: nothing tells
+    it, and asking before each call would double what small variables cost. Then the first call
+    fails, and the session that there is now is attached to.
+    """
+    session = current()
+    try:
+        return make(session)
+    except errors.ServerUnavailableError:
+        if not session._has_ended():
+            raise
+    _forget(session)
+    return make(current())
 
 
 def _attach(scope: str | None) -> Session:

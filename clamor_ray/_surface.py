@@ -9,7 +9,7 @@ import numpy as np
 import ray
 
 from clamor_ray._ref import GlobalRef
-from clamor_ray._session import current
+from clamor_ray._session import current, with_current
 
 
 def put(obj: Any, *, source: Callable[[], Any] | None = None) -> GlobalRef[Any]:
@@ -40,7 +40,7 @@ def put(obj: Any, *, source: Callable[[], Any] | None = None) -> GlobalRef[Any]:
     Example:
         >>> ref = clamor.put(scipy.spatial.KDTree(points))   # doctest: +SKIP
     """
-    return current().put(obj, source)
+    return with_current(lambda session: session.put(obj, source))
 
 
 def zeros(
@@ -61,7 +61,7 @@ def zeros(
     Example:
         >>> w = clamor.zeros(10**9, numpy.float32)   # doctest: +SKIP
     """
-    return current().zeros(shape, dtype, capacity)
+    return with_current(lambda session: session.zeros(shape, dtype, capacity))
 
 
 def share(object_ref: Any, *, timeout: float = 300.0) -> GlobalRef[Any]:
@@ -85,7 +85,7 @@ def share(object_ref: Any, *, timeout: float = 300.0) -> GlobalRef[Any]:
     """
     if not isinstance(object_ref, ray.ObjectRef):
         raise TypeError(f"share takes a Ray ObjectRef, not {type(object_ref).__qualname__}")
-    return current().share(object_ref, timeout)
+    return with_current(lambda session: session.share(object_ref, timeout))
 
 
 def free(ref: GlobalRef[Any]) -> None:
