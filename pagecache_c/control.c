@@ -172,8 +172,7 @@ static void drop_mapping(struct pc__client *client, struct pc__mapping *mapping)
     region->mappings--;
     if (mapping->follows && generation->version == mapping->version)
         generation->followers--;
-    /* When the server stops, the next one takes them back from the keeper, and the clients attach. */
-    if (--generation->mappings == generation->followers && !client->loop->stopping) {
+    if (--generation->mappings == generation->followers) {
         pc__generations_trim(engine, region);
         if (generation->complete && region->home && home_waits(region->home))
             pc__worker_queue(engine, region);

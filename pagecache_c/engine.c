@@ -322,6 +322,9 @@ fail:
 
 PC_API int pc_engine_stop(pc_engine *engine)
 {
+    /* Leases that end from here on are the next server's to take over, and one loop ends before
+     * another: as after a restart, nothing that was leased may go or change. */
+    engine->settle_until_ns = UINT64_MAX;
     pc__worker_stop(engine);
     for (int i = 0; i < engine->n_loops; i++) /* all, before any goes: they write to each other */
         pc__loop_join(&engine->loops[i]);

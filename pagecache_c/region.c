@@ -467,9 +467,11 @@ uint64_t pc__regions_deadline(struct pc__loop *loop)
 void pc__regions_check(struct pc__loop *loop, uint64_t now_ns)
 {
     struct pc_engine *engine = loop->engine;
-    if (loop->index != 0 || !engine->settle_until_ns || now_ns < engine->settle_until_ns)
+    uint64_t until_ns = engine->settle_until_ns;
+    if (loop->index != 0 || !until_ns || now_ns < until_ns)
         return;
-    engine->settle_until_ns = 0;
+    if (!atomic_compare_exchange_strong(&engine->settle_until_ns, &until_ns, 0))
+        return; /* the engine stops */
     settle_regions(engine);
     for (size_t b = 0; b < PC__REGION_BUCKETS; b++) {
         struct pc__region *held[64];

@@ -84,6 +84,68 @@ static void test_slow_to_attach_far(int trap)
     slow_to_attach(trap, 1);
 }
 
+/* One loop of a server that stops ends before another: meanwhile the other's clients go on. */
+struct restless {
+    pc_client *client;
+    const struct pc_region_info *info;
+    pthread_t thread;
+    _Atomic bool stop;
+};
+#define RESTLESS 6
+
+static void *open_and_close(void *arg)
+{
+    struct restless *r = arg;
+    for (uint64_t v = 1; !r->stop; v = v % 4 + 1) {
+        struct pc_mapping m = map_at(r->client, r->info, v, PC_MAP_PRIVATE);
+        OK(pc_client_prefetch(r->client, m.id, some, N(some), true, WAIT));
+        OK(pc_client_unmap(r->client, m.id));
+    }
+    return NULL;
+}
+
+/* What a client of the first loop maps outlives a server that is stopped and started. */
+static void test_stopped_loop_by_loop(int trap)
+{
+    struct keeper k = keeper_start("loops");
+    told.settle_ns = 20 * SECOND;
+    struct cluster *c = cluster_new(2);
+    struct server *far = &c->servers[1];
+    int to_keeper = keeper_connect(&k);
+    server_start(c, 0, "loops", -1);
+    server_start(c, 1, "loops", to_keeper);
+    pc_client *home = attach(&c->servers[0], trap);
+    pc_client *first = attach(far, trap);
+    struct pc_region_info info = build(c, &c->servers[0], home, 1, MIB, 0);
+    for (uint64_t v = 0; v < 4; v++)
+        CHECK(commit(c, &c->servers[0], home, &info, v, some, N(some)) == v + 1);
+    struct restless restless[RESTLESS];
+    for (int i = 0; i < RESTLESS; i++) {
+        restless[i] = (struct restless){.client = attach(far, trap), .info = &info};
+        CHECK(!pthread_create(&restless[i].thread, NULL, open_and_close, &restless[i]));
+    }
+    for (int round = 0; round < 120; round++) {
+        struct pc_mapping m = map_at(first, &info, (uint64_t)round % 5, PC_MAP_PRIVATE);
+        (void)at(&m, 0);
+        server_stop(c, 1);
+        close(to_keeper);
+        to_keeper = keeper_connect(&k);
+        server_start(c, 1, "loops", to_keeper);
+        check_version(c, &m, &info, (uint64_t)round % 5);
+        OK(pc_client_unmap(first, m.id));
+    }
+    for (int i = 0; i < RESTLESS; i++) {
+        restless[i].stop = true;
+        pthread_join(restless[i].thread, NULL);
+        pc_client_close(restless[i].client);
+    }
+    pc_client_close(first);
+    pc_client_close(home);
+    cluster_stop(c);
+    close(to_keeper);
+    keeper_stop(&k);
+}
+
 /* The base itself is of that version: nothing lies in an overlay, for those who lease an older one. */
 static bool base_is_at(const struct server *server, uint64_t version)
 {
@@ -561,6 +623,7 @@ int main(int argc, char **argv)
         int trap = traps[i];
         RUN(slow_to_attach_home, 60);
         RUN(slow_to_attach_far, 60);
+        RUN(stopped_loop_by_loop, 60);
         RUN(too_slow_to_attach, 60);
         RUN(follower_attaches, 60);
         RUN(gap_of_a_freed_region, 60);
