@@ -132,7 +132,7 @@ static inline void *break_after(void *arg)
     while (left && poll(polls, 2, 5000) > 0) {
         int from = polls[0].revents ? 0 : 1;
         ssize_t got = read(fds[from], buffer, sizeof buffer < left ? sizeof buffer : left);
-        if (got <= 0 || write(fds[1 - from], buffer, (size_t)got) != got)
+        if (got <= 0 || send(fds[1 - from], buffer, (size_t)got, MSG_NOSIGNAL) != got)
             break;
         left -= (size_t)got;
     }
