@@ -8,9 +8,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -19,6 +21,7 @@
 #define PACKETS_PER_EVENT 32
 #define HELLO_TIMEOUT_NS 5000000000ull
 #define ACCEPT_PAUSE_NS 100000000ull
+#define ADVICE_UNREAD_BYTES (16 << 10) /* some twenty messages; a socket holds about 200 KiB */
 
 /* ---------------------------------------------------------------- sending */
 
@@ -286,6 +289,14 @@ static bool to_ask(struct pc__region *region, const struct pc__ask *ask)
     return put;
 }
 
+/* Whether the client reads what it is told. One that is stopped, or gets no time, would have its
+ * socket filled, and be given up, by advice that it can do without. */
+static bool listens(const struct pc__client *client)
+{
+    int unread_bytes = 0;
+    return !ioctl(client->fd, SIOCOUTQ, &unread_bytes) && unread_bytes < ADVICE_UNREAD_BYTES;
+}
+
 static void let_go(struct pc__loop *loop, struct pc__mail *mail)
 {
     const struct pc__ctl_region body = {.region = mail->a};
@@ -295,7 +306,7 @@ static void let_go(struct pc__loop *loop, struct pc__mail *mail)
         bool maps = false;
         for (size_t i = 0; i < client->n_mappings && !maps; i++)
             maps = client->mappings[i].region->id == mail->a && !client->mappings[i].is_private;
-        if (maps && !client->closed && client->trap != PC_TRAP_SIGSEGV)
+        if (maps && !client->closed && client->trap != PC_TRAP_SIGSEGV && listens(client))
             pc__client_send(client, PC__CTL_LET_GO, 0, PC_OK, &body, sizeof body, -1);
     }
 }

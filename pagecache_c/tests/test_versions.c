@@ -332,6 +332,35 @@ static void test_expired(int trap)
     pair_stop(&p);
 }
 
+/* Others want newer versions again and again while a process that maps an old one is stopped: what
+ * it is told meanwhile it need not know, so that does not cost it its connection. */
+static void test_stopped_reader(int trap)
+{
+    struct pair p = pair_start("stopped", trap, MIB);
+    fflush(NULL);
+    pid_t child = fork();
+    if (!child) {
+        close_range(3, ~0u, 0); /* the servers' own */
+        pc_client *client = attach(p.s1, trap);
+        struct pc_mapping m = map_at(client, &p.info, 0, 0);
+        CHECK(at(&m, 0) == pattern(1, 0)); /* and not all of it: it needs its server */
+        raise(SIGSTOP);
+        check_version(p.c, &m, &p.info, 0);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status));
+    for (uint64_t v = 0; v < 600; v++) {
+        CHECK(commit_home(&p, v, some, 1) == v + 1);
+        struct pc_mapping m = map_at(p.far, &p.info, v + 1, 0);
+        OK(pc_client_unmap(p.far, m.id));
+    }
+    kill(child, SIGCONT);
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    pair_stop(&p);
+}
+
 /* Of a writer that ends after it staged, before and after the registry decided, nothing stays. */
 static void test_writer_dies(int trap)
 {
@@ -703,6 +732,7 @@ int main(int argc, char **argv)
         RUN(out_of_order, 60);
         RUN(home_asks, 60);
         RUN(expired, 60);
+        RUN(stopped_reader, 60);
         RUN(writer_dies, 60);
         RUN(silence, 60);
         RUN(slow_reader_of_a_socket, 60);
