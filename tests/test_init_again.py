@@ -47,3 +47,49 @@ print("twice")
 def test_without_an_end_of_the_first_session() -> None:
     """The first job of every cluster has the same id; the sessions are two all the same."""
     assert "twice" in driver_script.run(SCRIPT)
+
+
+WORKER = """
+import numpy as np
+import ray
+import clamor_ray as clamor
+
+ray.init(address="local", include_dashboard=False, num_cpus=1)
+
+
+def built():
+    with clamor.region(1 << 20) as region:
+        return region.publish(region.zeros(100_000))
+
+
+makers = {
+    "put": lambda: clamor.put(np.ones(100_000)),
+    "zeros": lambda: clamor.zeros(100_000),
+    "share": lambda: clamor.share(ray.put(np.ones(100_000))),
+    "HashMap": lambda: clamor.HashMap.build(np.arange(1000), np.arange(1000)).ref,
+    "region": built,
+}
+
+
+@ray.remote
+class Worker:  # one process throughout
+    def make(self, what):
+        return makers[what]()
+
+
+worker = Worker.remote()
+scopes = set()
+for what in makers:
+    scopes.add(clamor.init().scope)
+    ref = ray.get(worker.make.remote(what), timeout=60)
+    assert len(ref.get()) > 0
+    clamor.shutdown()
+assert len(scopes) == len(makers)
+print("made")
+"""
+
+
+@pytest.mark.lab
+def test_a_worker_that_has_used_the_session_before() -> None:
+    """Its next variable is of the session that there is, though no reference names that."""
+    assert "made" in driver_script.run(WORKER)
