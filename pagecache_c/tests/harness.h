@@ -426,13 +426,15 @@ static inline void cluster_stop(struct cluster *cluster)
     free(cluster);
 }
 
+static uint64_t reattach_ns = 5 * SECOND; /* of clients that attach from now on */
+
 static inline pc_client *attach(struct server *server, int trap)
 {
     const struct pc_client_options options = {.socket_name = server->name,
                                               .library_version = "test",
                                               .trap = trap,
                                               .connect_timeout_ns = 5 * SECOND,
-                                              .reattach_timeout_ns = 5 * SECOND};
+                                              .reattach_timeout_ns = reattach_ns};
     pc_client *client = NULL;
     OK(pc_client_open(&options, &client));
     return client;

@@ -431,6 +431,7 @@ static void chaos_start(struct chaos *s)
     told.fault_timeout_ns = 20 * SECOND;
     told.settle_ns = 3 * SECOND; /* attaching again takes a while where all are busy */
     told.stage_timeout_ns = 5 * SECOND;
+    reattach_ns = 20 * SECOND; /* a home starts again when it gets time */
     s->shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(s->shared != MAP_FAILED);
     s->c = cluster_new(N_SERVERS);
