@@ -554,7 +554,7 @@ def current(scope: str | None = None) -> Session:
 
 
 def with_current(make: Callable[[Session], _T]) -> _T:
-    """What `make` makes in this process's session.
+    """What `make` makes in this process's session. Two frames above `make` is our caller.
 
     A worker may still be attached to a session that its driver has ended meanwhile: nothing tells
     it, and asking before each call would double what small variables cost. Then the first call

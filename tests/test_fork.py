@@ -160,8 +160,13 @@ def read_in_pool(ref: Any, n_workers: int) -> list[int]:
     global _dataset
     _dataset = ref.get().reshape(-1, 1024)
     try:
-        with multiprocessing.get_context("fork").Pool(n_workers) as pool:
-            return pool.map_async(item, range(len(_dataset)), chunksize=16).get(CHILD_S)
+        pool = multiprocessing.get_context("fork").Pool(n_workers)
+        got = pool.map_async(item, range(len(_dataset)), chunksize=16).get(CHILD_S)
+        # Not by terminate(), as `with` does: with or without us, a child of a worker of Ray may
+        # forget the SIGTERM that it gets while it is forked, and the pool waits for it for ever.
+        pool.close()
+        pool.join()
+        return got
     finally:
         _dataset = None
 
