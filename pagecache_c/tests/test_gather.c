@@ -427,52 +427,6 @@ static void test_threads(int trap)
     pair_stop(&p);
 }
 
-/* Clients of two loops want the same blocks at once: what one loop fetches ends the parts of the
- * other's client. The connection to the home is kept back until both have asked. */
-struct asker {
-    pc_client *client;
-    struct pc_mapping m;
-    uint64_t out[MIB / 8];
-};
-
-static void *ask_for_all(void *arg)
-{
-    struct asker *asker = arg;
-    const struct pc_rows rows = {0, 4096, 4096};
-    uint64_t ids[256];
-    for (uint64_t i = 0; i < 256; i++)
-        ids[i] = i;
-    OK(pc_client_gather(asker->client, asker->m.id, &rows, ids, 256, asker->out, WAIT));
-    return NULL;
-}
-
-static void test_two_loops(int trap)
-{
-    static struct asker askers[2];
-    for (int round = 0; round < 5; round++) {
-        struct pair p = pair_start("loops", trap, MIB);
-        askers[0].client = p.far;
-        askers[1].client = attach(p.s1, trap);
-        pthread_t threads[2];
-        /* A version is mapped at one address in a process: the other's own is another mapping of it. */
-        for (int i = 0; i < 2; i++)
-            askers[i].m = map_at(askers[i].client, &p.info, 0, i ? PC_MAP_PRIVATE : 0);
-        pthread_mutex_lock(&p.c->serving);
-        for (int i = 0; i < 2; i++)
-            CHECK(!pthread_create(&threads[i], NULL, ask_for_all, &askers[i]));
-        usleep(50000);
-        pthread_mutex_unlock(&p.c->serving);
-        for (int i = 0; i < 2; i++)
-            pthread_join(threads[i], NULL);
-        for (int i = 0; i < 2; i++)
-            for (uint64_t k = 0; k < MIB / 8; k++)
-                CHECK(askers[i].out[k] == pattern(1, k * 8));
-        CHECK(stats_of(p.s1).blocks_fetched == 256); /* once for both */
-        pc_client_close(askers[1].client);
-        pair_stop(&p);
-    }
-}
-
 /* ------------------------------------------------------------------- liars */
 
 static int raw_control(const struct server *server)
@@ -799,7 +753,6 @@ int main(int argc, char **argv)
         RUN(region_gone, 60);
         RUN(dead_workers, 100);
         RUN(threads, 60);
-        RUN(two_loops, 60);
         RUN(lying_client, 60);
         RUN(lying_home, 60);
         RUN(lying_asker, 60);
