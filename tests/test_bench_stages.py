@@ -281,11 +281,10 @@ def test_kmeans_against_spark_ends_with_its_figures() -> None:
 
 @pytest.mark.lab
 def test_recovery_ends_with_its_figures_and_runs_what_was_lost() -> None:
-    lines = bench("recovery")
-    assert {"failure_slowdown", "rerun_share"} <= set(lines[-1]["summary"])
-    (killed,) = (line for line in lines if line.get("killed"))
-    # On a busy machine one more: it had ended, and the driver had not heard of it yet.
-    assert 0 < killed["lost"] <= killed["rerun"] <= killed["lost"] + 1
+    summary = bench("recovery")[-1]["summary"]
+    assert {"failure_slowdown", "rerun_share"} <= set(summary)
+    # What ran on the node when it died is run again too; of few tasks one is much.
+    assert summary["rerun_share"] == 1.0
 
 
 @pytest.mark.lab
