@@ -18,7 +18,7 @@ import pytest
 from hypothesis import strategies as st
 
 from clamor_ray import errors
-from clamor_ray.collection import blocks, hashes, keys, shuffle
+from clamor_ray.collection import blocks, combine, hashes, keys, shuffle
 from clamor_ray.collection.blocks import Columns, from_items, items
 from tests.collection_items import SMALL_KEYS, for_all, lists_of_one_kind, norm, same
 
@@ -332,6 +332,34 @@ def test_combine_is_a_left_fold(of: list[Any], data: st.DataObject, how: Any) ->
     )
     if all(type(value) is int for value in values):
         assert same(list(found.values()), list(expected.values()))
+
+
+@pytest.mark.parametrize("how", [operator.add, min, max])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.longdouble])
+def test_zeros_keep_the_sign_that_a_left_fold_gives(how: Any, dtype: Any) -> None:
+    for n in (1, 2, 3, 40):  # NumPy takes several at once
+        for signs in ([-0.0], [0.0], [-0.0, 0.0], [0.0, -0.0], [-0.0, -0.0], [-1.0, 1.0, -0.0]):
+            values = np.array((signs * n)[:n], dtype)
+            of = np.array([5, 7]).repeat(n)
+            both = np.concatenate([values, -values])
+            found = combine.combine_by_key(Columns((of, both)), how).fields[1]
+            expected = [functools.reduce(how, part.tolist()) for part in (values, -values)]
+            assert found.dtype == dtype
+            assert found.tolist() == expected
+            assert np.signbit(found).tolist() == np.signbit(expected).tolist(), (n, signs)
+
+
+def test_zeros_keep_their_sign_in_vectors_and_complex_numbers() -> None:
+    of = np.array([1, 1, 2])
+    for width in (2, 100):
+        vectors = np.tile([[0.0, -0.0], [-0.0, -0.0], [-0.0, 0.0]], width)
+        for how in ("min", "max", "sum"):
+            found = combine.combine_by_key(Columns((of, vectors)), how).fields[1]
+            assert np.signbit(found[:, :2]).tolist() == [[False, True], [True, False]], how
+    of_complex = combine.combine_by_key(
+        Columns((np.array([1, 1]), np.full(2, complex(-0.0, -0.0)))), "sum"
+    )
+    assert np.signbit([of_complex.fields[1][0].real, of_complex.fields[1][0].imag]).all()
 
 
 def test_names_of_combining() -> None:

@@ -112,14 +112,30 @@ def _is_vectorised(values: Array, name: str, how: How) -> bool:
 def _reduced(values: Array, groups: Groups, name: str) -> Array:
     if len(groups) == len(values) and values.dtype.kind not in "biu":
         return values
-    if name != "sum":
-        return _scattered(_UFUNCS[name], values[groups.first].copy(), values, groups)
     kind = values.dtype.kind
+    if name != "sum":
+        found = _scattered(_UFUNCS[name], values[groups.first].copy(), values, groups)
+        return _first_zeros(found, values, groups) if kind == "f" else found
     if kind in "biu":
         return _sum_of_ints(values, groups)
     exact = {"f": np.float64, "c": np.complex128}[kind] if values.dtype.itemsize <= 8 else None
-    wide = np.zeros((len(groups), *values.shape[1:]), exact or values.dtype)
+    # -0.0 added to any x is x; 0.0 would make 0.0 of -0.0.
+    nothing = -0.0 if kind == "f" else complex(-0.0, -0.0)
+    wide = np.full((len(groups), *values.shape[1:]), nothing, exact or values.dtype)
     return _scattered(np.add, wide, values, groups).astype(values.dtype, copy=False)
+
+
+def _first_zeros(found: Array, values: Array, groups: Groups) -> Array:
+    """Least or greatest values whose zeros have the sign of their group's first zero: neither is
+    less than the other, so a left fold keeps the one that it has. NumPy keeps any."""
+    at = np.nonzero(values == 0)
+    if not np.signbit(values[at]).any():
+        return found
+    firsts = found.copy()
+    backwards = tuple(axis[::-1] for axis in at)  # of several writes to a place the last stays
+    places = (groups.ids[backwards[0]], *backwards[1:])
+    firsts[places] = values[backwards]
+    return np.where(found == 0, firsts, found)
 
 
 def _sum_of_ints(values: Array, groups: Groups) -> Array:
