@@ -87,13 +87,17 @@ class Memory:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+        self._sample()  # a block that is over within SAMPLE_S has no other
 
     def _run(self) -> None:
         while not self._over.wait(SAMPLE_S):
-            for node_id, held in held_bytes().items():
-                most = self.most.setdefault(node_id, held)
-                for name, n_bytes in held.items():
-                    most[name] = max(most[name], n_bytes)
+            self._sample()
+
+    def _sample(self) -> None:
+        for node_id, held in held_bytes().items():
+            most = self.most.setdefault(node_id, held)
+            for name, n_bytes in held.items():
+                most[name] = max(most[name], n_bytes)
 
 
 def held_bytes() -> dict[str, dict[str, int]]:

@@ -111,6 +111,15 @@ def test_memory_is_what_came_beside_what_was_there_over_what_was_touched() -> No
     assert found["all_of_parameters"] == 8192 / 4
 
 
+def test_a_block_that_ends_at_once_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = {"a": {"cached": 1, "home": 2}}
+    monkeypatch.setattr(_sparse_driver, "held_bytes", lambda: held)
+    monkeypatch.setattr(_sparse_driver, "SAMPLE_S", 60.0)
+    with _sparse_driver.Memory() as memory:
+        pass
+    assert memory.most == held
+
+
 # ------------------------------------------------------------------ the peer
 
 
