@@ -348,9 +348,14 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
         self._save_changed()
         return record
 
-    async def abandon(self, region: int) -> None:
-        """Undoes ``create_region`` before ``seal``."""
-        self._carry_out(self._core.abandon(region))
+    async def abandon(self, region: int, leased: bool = False) -> None:
+        """Undoes ``create_region``, for a maker that has not heard of ``seal``: see
+        ``RegistryCore.abandon``. A call of ``seal`` that comes later is refused."""
+        orders = self._core.abandon(region, leased)
+        self._log.close(region)
+        self._read_sets.forget(region)
+        self._lineage.region_freed(region)
+        self._carry_out(orders)
 
     async def free(self, region: int) -> None:
         """Starts the region's end; returns before its last lease is gone.

@@ -12,6 +12,9 @@ The end of a region, in order:
     dropped  -> one home says that it has
     gone     -> all homes have, or died: the address range is free for others
 
+What its maker abandons ends so too, where it was sealed or is mapped; else the homes are told to
+drop it at once.
+
 An address range is reused only after that, so that no process anywhere can still have the old
 region mapped where a new one must go.
 
@@ -189,6 +192,7 @@ class RegionEvent(enum.Enum):
 
     SEAL = "seal"
     ABANDON = "abandon"
+    ABANDON_LEASED = "abandon, while it is mapped"
     FREE = "free"
     DRAINED = "drained"
     DROPPED = "dropped by all homes"
@@ -199,12 +203,18 @@ _S, _E = RegionState, RegionEvent
 TRANSITIONS: dict[tuple[RegionState, RegionEvent], RegionState] = {
     (_S.CREATING, _E.SEAL): _S.READY,
     (_S.CREATING, _E.ABANDON): _S.DROPPING,  # nobody can have mapped it
+    (_S.CREATING, _E.ABANDON_LEASED): _S.FREED,  # but its maker has, where it was built
+    (_S.READY, _E.ABANDON): _S.FREED,  # the maker does not know that it was sealed
+    (_S.READY, _E.ABANDON_LEASED): _S.FREED,
+    (_S.FREED, _E.ABANDON): _S.FREED,
+    (_S.FREED, _E.ABANDON_LEASED): _S.FREED,
     (_S.READY, _E.SEAL): _S.READY,  # the answer was lost on its way
     (_S.READY, _E.FREE): _S.FREED,
     (_S.FREED, _E.FREE): _S.FREED,  # freeing twice is freeing once
     (_S.FREED, _E.DRAINED): _S.DROPPING,
     (_S.DROPPING, _E.FREE): _S.DROPPING,
     (_S.DROPPING, _E.ABANDON): _S.DROPPING,
+    (_S.DROPPING, _E.ABANDON_LEASED): _S.DROPPING,
     (_S.DROPPING, _E.DROPPED): _S.GONE,
 }
 
@@ -324,17 +334,21 @@ class RegistryCore:
         self._move(entry, RegionEvent.SEAL)
         return entry.record
 
-    def abandon(self, region: int) -> tuple[Retire, ...]:
-        """The maker gave up before ``seal``. Unknown and finished regions are left as they are.
+    def abandon(self, region: int, leased: bool = False) -> tuple[Retire, ...]:
+        """The maker gave up before it heard of ``seal``. Unknown and finished regions are left as
+        they are. One that was sealed ends as by ``free``: the maker may map it.
 
-        Raises:
-            IllegalTransition: It was sealed; free it instead.
+        Args:
+            region: Its id.
+            leased: The maker maps what it has built, and its node's server has that as a lease.
         """
         entry = self._regions.get(region)
         if entry is None:
             return ()
         was = entry.state
-        self._move(entry, RegionEvent.ABANDON)
+        self._move(entry, RegionEvent.ABANDON_LEASED if leased else RegionEvent.ABANDON)
+        if was is RegionState.READY or (was is RegionState.CREATING and leased):
+            return self._retire(entry)
         return self._drop(entry) if was is RegionState.CREATING else ()
 
     def abandon_stale(self, before_s: float) -> tuple[Retire, ...]:
@@ -358,12 +372,7 @@ class RegistryCore:
         entry = self._entry(region)
         was = entry.state
         self._move(entry, RegionEvent.FREE)
-        if was is not RegionState.READY:
-            return ()
-        entry.waits_for = {server for server in entry.known_to if server not in self._lost}
-        return tuple(
-            Retire(server, region, force=False) for server in sorted(entry.waits_for)
-        ) + self._drained(entry)
+        return self._retire(entry) if was is RegionState.READY else ()
 
     def lookup(self, region: int, server_id: int) -> LookupAnswer:
         """The region's record, for a server that will hold leases on it from now on.
@@ -602,6 +611,13 @@ class RegistryCore:
         if entry.state is not new:
             self._changed.add(entry.record.region)
         entry.state = new
+
+    def _retire(self, entry: _Region) -> tuple[Retire, ...]:
+        entry.waits_for = self._alive(entry.known_to)
+        orders = tuple(
+            Retire(server, entry.record.region, force=False) for server in sorted(entry.waits_for)
+        )
+        return orders + self._drained(entry)
 
     def _drained(self, entry: _Region) -> tuple[Retire, ...]:
         if entry.waits_for:

@@ -52,6 +52,7 @@ class Region:
         self._capsule: Any = None
         self._arrays: list[weakref.ref[npt.NDArray[Any]]] = []
         self._ref: GlobalRef[Any] | None = None
+        self._is_leased = False  # its page server has sealed it: what is mapped here is a lease
         self._kept: Any = None  # what was published must stay where it is until the seal
 
     # -- the block
@@ -121,7 +122,8 @@ class Region:
                 array.flags.writeable = False
         try:
             session.client.build_seal(lease.mapping.id, timeout_s=session.config.connect_timeout_s)
-            session.call("seal", region)
+            self._is_leased = True
+            session.seal_at_registry(region)
         except errors.FreedError as error:
             raise errors.ServerUnavailableError(
                 f"Region {region} was given up while it was built: the page server of this node "
@@ -138,12 +140,13 @@ class Region:
         self._state = "abandoned"
         lease = weakref.ref(self._lease) if self._lease is not None else lambda: None
         self._kept = self._capsule = self._arena = self._lease = None
-        if lease() is not None:
+        if lease() is not None and not self._is_leased:
             # Arrays of it are still there, with their memory. When they are gone the page server
             # is told; the registry ends what was not sealed by itself.
             return
+        # What was sealed, as far as the registry knows or not, goes with the last array of it.
         with contextlib.suppress(errors.ClamorError):
-            self._session.call("abandon", self._record.region)
+            self._session.call("abandon", self._record.region, self._is_leased)
 
     def _opened(self) -> Arena:
         if self._state != "open" or self._arena is None:

@@ -377,7 +377,7 @@ class Session:
                 os.close(fd)
             try:
                 client.seal(region, timeout_s=self.config.connect_timeout_s)
-                self.call("seal", region, source)
+                self.seal_at_registry(region, source)
             except errors.FreedError as error:
                 # What was not sealed ends with the page server; the registry gives it 10 minutes.
                 raise errors.ServerUnavailableError(
@@ -393,6 +393,22 @@ class Session:
                 self.call("abandon", region)
             raise
         return self._ref(record, plan)
+
+    def seal_at_registry(self, region: int, *args: object) -> None:
+        """Tells the registry that a region's bytes are in place; again where the answer is lost:
+        sealing twice is sealing once."""
+        deadline: float | None = None
+        while True:
+            try:
+                self.call("seal", region, *args)
+                return
+            except (errors.ServerUnavailableError, errors.WaitTimeoutError) as error:
+                gone = isinstance(error.__cause__, ray.exceptions.ActorDiedError)
+                now = time.monotonic()
+                deadline = now + self.config.reattach_s if deadline is None else deadline
+                if gone or now >= deadline or self._has_ended():
+                    raise
+            time.sleep(0.1)
 
     def _ref(self, record: Any, plan: Plan) -> GlobalRef[Any]:
         return GlobalRef(

@@ -80,7 +80,7 @@ class Cluster:
 
     def why_lost(self, region: int) -> None: ...
 
-    def abandon(self, region: int) -> None: ...
+    def abandon(self, region: int, leased: bool = False) -> None: ...
 
     def free(self, region: int) -> None:
         self.log.close(region)
@@ -143,6 +143,8 @@ class Client:
         n_bytes = os.fstat(fd).st_size
         self.cluster.content[region] = [os.pread(fd, n_bytes, 0)]
         os.close(fd)
+
+    def abandon(self, region: int, **_: Any) -> None: ...
 
     def map(
         self, region: int, version: int, base: int, n_bytes: int, *, flags: int, timeout_s: float

@@ -170,6 +170,49 @@ def test_an_exception_abandons(clamor_cluster: ClamorCluster) -> None:
     until(lambda: clamor_cluster.engine(0).regions <= n_regions)
 
 
+def seal_and_interrupt(session: _session.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry carries out `seal`, and its answer never comes."""
+    call = session.call
+
+    def lost(method: str, *args: object, **options: Any) -> Any:
+        answer = call(method, *args, **options)
+        if method == "seal":
+            raise KeyboardInterrupt
+        return answer
+
+    monkeypatch.setattr(session, "call", lost)
+
+
+@pytest.mark.parametrize("how", ["put", "zeros"])
+def test_a_put_that_was_interrupted_after_its_seal_leaves_nothing(
+    how: str, clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_regions = clamor_cluster.engine(0).regions
+    with monkeypatch.context() as patch:
+        seal_and_interrupt(_session.current(), patch)
+        with pytest.raises(KeyboardInterrupt):
+            clamor.put(np.ones(1 << 16)) if how == "put" else clamor.zeros(1 << 20)
+    until(lambda: clamor_cluster.engine(0).regions <= n_regions)
+
+
+def test_a_region_whose_seal_was_not_answered_goes_with_its_last_array(
+    clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_regions = clamor_cluster.engine(0).regions
+    with monkeypatch.context() as patch:
+        seal_and_interrupt(_session.current(), patch)
+        with pytest.raises(KeyboardInterrupt), clamor.region(MIB) as r:  # noqa: PT012
+            a = r.zeros(1000)
+            a[0] = 1
+            ref = r.publish(a)
+    assert a[0] == 1  # its memory is there as long as it is
+    with pytest.raises(errors.FreedError):
+        ref.get()
+    del a, r
+    gc.collect()
+    until(lambda: clamor_cluster.engine(0).regions <= n_regions)
+
+
 def test_nothing_published(clamor_cluster: ClamorCluster) -> None:
     n_regions = clamor_cluster.engine(0).regions
     with pytest.warns(errors.ClamorWarning, match="nothing was published"):  # noqa: SIM117
