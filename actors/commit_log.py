@@ -38,7 +38,9 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap
 
+from clamor_ray.actors.commit_checks import changed_blocks, check_request
 from clamor_ray.actors.messages import (
+    BLOCK_BYTES,
     INLINE_BASE,
     CommitRequest,
     Committed,
@@ -52,6 +54,7 @@ from clamor_ray.errors import (
     CommitConflict,
     FreedError,
     NoVersionError,
+    ProtocolError,
     SnapshotExpired,
 )
 
@@ -94,6 +97,7 @@ class Entry:
         blocks: Serialized BitMap of the blocks that it changed.
         plan: Valid from this version on, or None.
         payload: An inline variable's content, or None.
+        changed: ``blocks``, where they have been read; None: nobody has.
     """
 
     region: int
@@ -102,6 +106,7 @@ class Entry:
     blocks: bytes = b""
     plan: bytes | None = None
     payload: bytes | None = None
+    changed: BitMap | None = field(default=None, compare=False, repr=False)
 
     @property
     def n_bytes(self) -> int:
@@ -149,6 +154,7 @@ class _Forgotten:
 class _Variable:
     region: int
     homes: tuple[int, ...]
+    n_blocks: int | None = None  # of its region, where that is known
     closed: bool = False
     newest: int = 0
     entries: list[Entry] = field(default_factory=list)  # contiguous, the newest last
@@ -205,12 +211,15 @@ class CommitLog:
 
     # -- variables
 
-    def open(self, region: int, homes: Iterable[int]) -> None:
-        """The region may be written from now on. Again: changes nothing."""
+    def open(self, region: int, homes: Iterable[int], length_bytes: int | None = None) -> None:
+        """The region, of this length, may be written from now on. Again: changes nothing."""
         if region not in self._variables:
             distinct = tuple(home for home in dict.fromkeys(homes) if home not in self._lost)
             self._variables[region] = _Variable(
-                region, distinct, acknowledged=dict.fromkeys(distinct, 0)
+                region,
+                distinct,
+                None if length_bytes is None else -(-length_bytes // BLOCK_BYTES),
+                acknowledged=dict.fromkeys(distinct, 0),
             )
 
     def close(self, region: int) -> None:
@@ -313,27 +322,32 @@ class CommitLog:
             FreedError: A variable was freed, or never existed; or the task was dropped whose
                 status word is among the writes.
             NoVersionError: A base version that does not exist.
-            ValueError: A request that makes no sense.
+            ProtocolError: A request that makes no sense, or that was carried out before.
         """
-        if not request.commit_id or not request.writes:
-            raise ValueError("a commit has an id and at least one write")
+        check_request(request)
+        changed = [changed_blocks(write) for write in request.writes]
         if (outcome := self._outcomes.get(request.commit_id)) is not None:
             if outcome.versions:
-                raise ValueError(f"commit {request.commit_id:#x} was made before")
+                raise ProtocolError(f"Commit {request.commit_id:#x} was made before.")
             raise CommitAbortedError(
                 f"Commit {request.commit_id:#x} came after its page server had given it up."
             )
-        entries = tuple(self._prepare(request.commit_id, write) for write in request.writes)
-        if len({entry.region for entry in entries}) != len(entries):
-            raise ValueError("a commit writes each variable once")
-        return entries
+        return tuple(
+            self._prepare(request.commit_id, write, blocks)
+            for write, blocks in zip(request.writes, changed, strict=True)
+        )
 
-    def _prepare(self, commit_id: int, write: Write) -> Entry:
+    def _prepare(self, commit_id: int, write: Write, changed: BitMap) -> Entry:
         self._check_dropped(write)
         variable = self._writable(write.region)
         inline = write.region >= INLINE_BASE
-        if inline != (write.payload is not None):
-            raise ValueError("inline variables, and only they, are written by payload")
+        if changed and variable is not None and variable.n_blocks is not None:
+            last = changed.max()
+            if last >= variable.n_blocks:
+                raise ProtocolError(
+                    f"A commit changes block {last} of region {write.region}, which has "
+                    f"{variable.n_blocks}."
+                )
         newest = variable.newest if variable else 0
         if not 0 <= write.base_version <= newest:
             raise NoVersionError(
@@ -349,8 +363,16 @@ class CommitLog:
                     write.base_version,
                     newest,
                 )
-            self._check(variable, write)
-        return Entry(write.region, newest + 1, commit_id, write.blocks, write.plan, write.payload)
+            self._check(variable, write, changed)
+        return Entry(
+            write.region,
+            newest + 1,
+            commit_id,
+            write.blocks,
+            write.plan,
+            write.payload,
+            changed,
+        )
 
     def _writable(self, region: int) -> _Variable | None:
         """None for an inline variable of which nobody has told us yet."""
@@ -361,7 +383,7 @@ class CommitLog:
             raise FreedError(f"Variable {region} was freed, or never existed.")
         return variable
 
-    def _check(self, variable: _Variable, write: Write) -> None:
+    def _check(self, variable: _Variable, write: Write, mine: BitMap) -> None:
         base = write.base_version
         if base < variable.horizon:
             raise CommitConflict(
@@ -372,7 +394,6 @@ class CommitLog:
                 variable.newest,
                 hint="It ran beside too many commits. Run it again on the newest version.",
             )
-        mine = BitMap.deserialize(write.blocks) if write.blocks else BitMap()
         for index in range(variable.after(base), len(variable.entries)):
             if mine.intersect(variable.blocks[index]):
                 both = mine & variable.blocks[index]
@@ -404,7 +425,8 @@ class CommitLog:
             )
 
     def apply(self, commit_id: int, entries: Iterable[Entry], now_s: float) -> Committed:
-        """Adds what ``prepare`` returned, nothing having changed since. Cannot fail."""
+        """Adds what ``prepare`` returned, nothing having changed since. Cannot fail: all that is in
+        the entries was read by ``prepare``."""
         entries = tuple(entries)
         for entry in entries:
             self._append(entry)
@@ -418,8 +440,11 @@ class CommitLog:
             variable = self._variables[entry.region] = _Variable(
                 entry.region, (), newest=entry.version - 1
             )
+        changed = entry.changed
+        if changed is None:  # from the journal, where only what could be read was written
+            changed = BitMap.deserialize(entry.blocks) if entry.blocks else BitMap()
         variable.entries.append(entry)
-        variable.blocks.append(BitMap.deserialize(entry.blocks) if entry.blocks else BitMap())
+        variable.blocks.append(changed)
         variable.newest = entry.version
         variable.n_bytes += entry.n_bytes
         self._bytes += entry.n_bytes

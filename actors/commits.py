@@ -26,6 +26,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
 from clamor_ray import errors
+from clamor_ray.actors.commit_checks import check_request
 from clamor_ray.actors.commit_log import CommitLog
 from clamor_ray.actors.journal import Journal
 from clamor_ray.actors.messages import CommitRequest, Committed, Publication, Write
@@ -99,6 +100,7 @@ class Commits:
 
     def may_commit(self, request: CommitRequest) -> None:
         """Raises what ``commit`` would raise now for this request, layers apart."""
+        check_request(request)
         if self._log.answered(request.commit_id) is None:
             self._check_homes(request)
             self._log.prepare(request)
@@ -112,8 +114,10 @@ class Commits:
             OutOfMemoryError: A home has no room. The request may be sent again.
             HomeLostError: A home of one of the variables is gone.
             JournalFullError: The request may be sent again.
+            ProtocolError: A request that makes no sense.
             WaitTimeoutError: A home did not answer in time. The request may be sent again.
         """
+        check_request(request)
         commit_id = request.commit_id
         if (answer := self._log.answered(commit_id)) is not None:
             return answer

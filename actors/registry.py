@@ -183,7 +183,9 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
         for region in saved.regions:
             state = self._core.state(region.record.region)
             if state in (RegionState.READY, RegionState.FREED, RegionState.DROPPING):
-                self._log.open(region.record.region, region.record.homes)
+                self._log.open(
+                    region.record.region, region.record.homes, region.record.length_bytes
+                )
                 if state is not RegionState.READY:
                     self._log.close(region.record.region)
         self._log.restore(
@@ -344,7 +346,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
         record = self._core.seal(region)
         if source is not None:
             self._rebuilds.set_source(region, source)
-        self._log.open(region, record.homes)
+        self._log.open(region, record.homes, record.length_bytes)
         self._save_changed()
         return record
 

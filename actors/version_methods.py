@@ -9,6 +9,7 @@ from typing import Final
 
 from clamor_ray import errors
 from clamor_ray._ask import OFTEN, pack, unpack
+from clamor_ray.actors.commit_checks import check_request
 from clamor_ray.actors.commit_log import CommitLog
 from clamor_ray.actors.commits import Commits
 from clamor_ray.actors.journal import Journal
@@ -64,6 +65,7 @@ class VersionMethods:
 
     async def may_commit(self, request: CommitRequest) -> None:
         """Raises what ``commit`` would raise now; its layers need not be staged yet."""
+        check_request(request)
         await self._rebuilds.settle_all(request, self._control_deadline(request))
         self._commits.may_commit(request)
 
@@ -72,6 +74,7 @@ class VersionMethods:
 
         Where a home is lost it waits for the new one.
         """
+        check_request(request)
         deadline = self._control_deadline(request)
         for left in reversed(range(COMMIT_TRIES)):
             await self._rebuilds.settle_all(request, deadline)

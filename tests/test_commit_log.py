@@ -91,7 +91,7 @@ def test_nonsense_is_refused(log: CommitLog) -> None:
         CommitRequest(1, (Write(1, 0, 0, b"", 0, 0, None, b"payload"),)),
         CommitRequest(1, (write(INLINE, 0, 5),)),
     ):
-        with pytest.raises(ValueError):
+        with pytest.raises(errors.ProtocolError):
             log.prepare(request)
 
 

@@ -247,7 +247,7 @@ def test_the_file_stays_flat_over_100_000_commits(directory: Path) -> None:
     sizes, memory = [], []
     commits = 100_000
     for version in range(1, commits + 1):
-        write = Write(1, version - 1, 1, BLOCKS, 8192, BIG, b"x" * 10)
+        write = Write(1, version - 1, 2, BLOCKS, 8192, BIG, b"x" * 10)
         commit_id = version * 0x9E3779B97F4A7C15 % (1 << 64)
         entries = log.prepare(CommitRequest(commit_id, (write,)))
         now_s = version * 0.5
@@ -273,7 +273,7 @@ def test_one_commit_takes_microseconds(directory: Path) -> None:
     log.open(1, (BIG,))
     spent = []
     for version in range(1, 2001):
-        request = CommitRequest(version, (Write(1, version - 1, 1, BLOCKS, 8192, BIG),))
+        request = CommitRequest(version, (Write(1, version - 1, 2, BLOCKS, 8192, BIG),))
         begin = time.perf_counter()
         entries = log.prepare(request)
         journal.commit(version, entries, 0.0)
