@@ -81,8 +81,8 @@ for _ in range(100):
     time.sleep(0.05)
 """
 
-START_S = 20.0
-LOCK_S = 5.0
+START_S = 60.0
+LOCK_S = 30.0
 JOURNAL_ORPHAN_S = 600.0
 WATCHER_POLL_S = 5.0
 
@@ -125,7 +125,7 @@ def spawn(listen_name: str, watched_pid: int, orphan_timeout_s: float) -> None:
         orphan_timeout_s: It also leaves when no page server was connected for so long.
 
     Raises:
-        KeeperError: It did not start within 20 s, or its interpreter failed.
+        KeeperError: It did not start within 60 s, or its interpreter failed.
     """
     _run(
         _PROGRAM,

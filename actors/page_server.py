@@ -3,6 +3,7 @@
 Its process may be killed at any moment: Ray starts the actor again, ``__init__`` runs again, the
 keeper hands back the memory, and the registry learns the new port. Whatever must survive is in the
 keeper or in the registry; this object keeps nothing else, but for the Ray objects that it pins.
+Where trouble may pass, ``__init__`` ends the process, and Ray starts it again (``starting``).
 
 The registry's process may be killed at any moment, too, and Ray ends the actors that a dead process
 has made. So a page server is detached, and ends itself: one call to the registry lasts for as long
@@ -21,6 +22,7 @@ import logging
 import os
 import resource
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from pathlib import Path
@@ -44,7 +46,7 @@ from clamor_ray._layout import BLOCK_BYTES, Pickled, take_apart
 from clamor_ray._memory import COMMIT_HINT, cache_budget, check_room, memory_bytes
 from clamor_ray._source import NOT_EQUAL_HINT
 from clamor_ray._version import __version__
-from clamor_ray.actors import keeper_process, rebuilding
+from clamor_ray.actors import keeper_process, rebuilding, starting
 from clamor_ray.actors.engine_like import Settings
 from clamor_ray.actors.messages import (
     LocateAnswer,
@@ -64,8 +66,10 @@ from clamor_ray.actors.version_questions import runs_of
 logger = logging.getLogger("clamor_ray.page_server")
 
 CALL_S = 10.0
-KEEPER_S = 10.0
+START_CALL_S = 600.0  # while it starts: the registry may be restarted meanwhile, or slow
+KEEPER_S = 60.0
 LOOP_S = 10.0
+START_LOOP_S = 60.0
 FETCH_OBJECT_S = 120.0
 PULL_S = 600.0
 SOURCE_S = 600.0
@@ -79,6 +83,10 @@ _T = TypeVar("_T")
 def keeper_socket(scope: str, node_id: str) -> str:
     """The abstract Unix socket of a node's keeper."""
     return f"{_names.server_socket(scope, node_id)}-keeper"
+
+
+class _NoHistoryDirectory(errors.ServerUnavailableError):
+    """Old versions have no place to go."""
 
 
 class _RegistryResolver:
@@ -138,6 +146,15 @@ def _find_keeper(listen_name: str, orphan_timeout_s: float) -> _native.Keeper:
     return _native.Keeper(listen_name, timeout_s=KEEPER_S)
 
 
+def _end_keeper(listen_name: str) -> None:
+    with contextlib.suppress(errors.ClamorError):  # there is none
+        _native.Keeper(listen_name, timeout_s=0.0).quit()
+
+
+def _was_restarted() -> bool:
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+
 def session_directory() -> Path:
     """Ray's directory for this cluster's files on this node; it goes with the cluster."""
     return Path(ray._private.worker.global_worker.node.get_session_dir_path())
@@ -147,7 +164,7 @@ def _history_directory(config: ServerConfig) -> str:
     """Files there have no names: nothing is left of them whatever happens."""
     directory = config.history_directory or str(session_directory())
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise errors.ServerUnavailableError(
+        raise _NoHistoryDirectory(
             f"The directory for old versions, {directory}, does not exist or cannot be written.",
             hint="Set CLAMOR_HISTORY_DIR to one that every node has.",
         )
@@ -186,22 +203,56 @@ class PageServer:
         self._lock = threading.Lock()
         self._info: ServerInfo | None = None
         self._stopped = False
-        try:
-            self._start(config, node_id)
-        except Exception as failure:
-            # Ray would start us again and again, and tell nobody why.
-            cause = getattr(failure, "cause", None) or failure
-            if not isinstance(cause, errors.ClamorError):
-                text = f"The page server of node {node_id} cannot start: {cause!r}"
-                cause = errors.ServerUnavailableError(text)
-            told = registry.start_failed.remote(server_id_of(node_id), cause)
-            ray.wait([told], timeout=CALL_S)
-            raise
-
-    def _start(self, config: ServerConfig, node_id: str) -> None:
         here = ray.get_runtime_context().get_node_id()
         if here != node_id:
             raise RuntimeError(f"a page server for node {node_id} was started on node {here}")
+        tries = session_directory() / f"clamor-{config.job_scope}-{node_id[:16]}-tries"
+        try:
+            self._start(config, node_id)
+        except ActorDiedError:  # the session is over, and nobody will come for what is kept
+            starting.succeeded(tries)
+            _end_keeper(keeper_socket(config.job_scope, node_id))
+            raise
+        except Exception as failure:
+            self._cannot_start(config, failure)
+            starting.end_process_to_try_again(f"the page server of node {node_id}", tries, failure)
+        starting.succeeded(tries)
+
+    def _cannot_start(self, config: ServerConfig, failure: Exception) -> None:
+        """Tells the registry why; raises it where the next try would end in the same way."""
+        cause = getattr(failure, "cause", None) or failure
+        if not isinstance(cause, errors.ClamorError):
+            text = f"The page server of node {self._node_id} cannot start: {cause!r}"
+            cause = errors.ServerUnavailableError(text)
+        is_final = isinstance(cause, (*starting.FINAL, _NoHistoryDirectory))
+        with contextlib.suppress(RayError):  # what it says is for a person: the log has it too
+            told = self._registry.start_failed.remote(
+                server_id_of(self._node_id), cause, is_final=is_final
+            )
+            ray.wait([told], timeout=CALL_S)
+        # One that has served before has memory at its keeper: it is not given up.
+        if is_final and not _was_restarted():
+            _end_keeper(keeper_socket(config.job_scope, self._node_id))
+            raise failure
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """What the registry answers, however long it takes to be restarted.
+
+        Raises:
+            ActorDiedError: The session is over.
+            GetTimeoutError: It said nothing for ``START_CALL_S``.
+        """
+        reference = getattr(self._registry, method).remote(*arguments)
+        deadline_s = time.monotonic() + START_CALL_S
+        while True:
+            try:
+                return ray.get(reference, timeout=CALL_S)
+            except GetTimeoutError:
+                if time.monotonic() >= deadline_s:
+                    raise
+                logger.warning("waiting for the registry's answer to %s", method)
+
+    def _start(self, config: ServerConfig, node_id: str) -> None:
         _raise_descriptor_limit()
         self._cache_bytes = cache_budget(config.cache_bytes, memory_bytes(), node_id)
         self._keeper = _find_keeper(
@@ -210,7 +261,7 @@ class PageServer:
         server_id = server_id_of(node_id)
         name = _names.server_socket(config.job_scope, node_id)
         # Before the engine takes back what the keeper has: that may drop history for want of room.
-        floors = ray.get(self._registry.floors_at.remote(server_id), timeout=CALL_S)
+        floors = self._ask("floors_at", server_id)
         self._engine = _native.Engine(
             name,
             server_id=server_id,
@@ -231,7 +282,7 @@ class PageServer:
         )
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="clamor-loop", daemon=True).start()
-        secret: bytes = ray.get(self._registry.secret.remote(), timeout=CALL_S)
+        secret: bytes = self._ask("secret")
         host = ray.util.get_node_ip_address()
         self._core = ServerCore(
             self._engine,
@@ -240,10 +291,9 @@ class PageServer:
             secret=secret,
             settings=Settings(deadline_s=config.reattach_s + CALL_S, pull_s=PULL_S),
         )
-        shared = ray.get(self._registry.shared_at.remote(server_id), timeout=CALL_S)
-        for pinned, object_refs in shared:
+        for pinned, object_refs in self._ask("shared_at", server_id):
             self._pin_again(pinned, object_refs)
-        port = self._on_loop(self._core.start(host))
+        port = self._on_loop(self._core.start(host), START_LOOP_S)
         info = ServerInfo(
             server_id=server_id,
             node_id=node_id,
@@ -253,7 +303,7 @@ class PageServer:
             library_version=__version__,
             pid=os.getpid(),
         )
-        self._info = ray.get(self._registry.register_server.remote(info), timeout=CALL_S)
+        self._info = self._ask("register_server", info)
         logger.info("page server %#x listens at %s:%d", server_id, host, port)
         me = ray.get_runtime_context().current_actor
         threading.Thread(

@@ -44,7 +44,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from clamor_ray import _names, errors
 from clamor_ray._layout import Plan
 from clamor_ray._source import Source
-from clamor_ray.actors import keeper_process
+from clamor_ray.actors import keeper_process, starting
 from clamor_ray.actors.commit_log import CommitLog
 from clamor_ray.actors.commits import Commits
 from clamor_ray.actors.handshake import SECRET_BYTES
@@ -75,7 +75,7 @@ from clamor_ray.actors.version_methods import VersionMethods
 
 logger = logging.getLogger("clamor_ray.registry")
 
-START_SERVER_S = 60.0
+START_SERVER_S = 55.0  # less than a call to the registry has: its caller is told why
 CALL_S = 10.0
 FREE_S = 5.0
 STOP_S = 10.0
@@ -145,6 +145,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
         self._shared: dict[int, tuple[int, Pinned, list[Any]]] = {}
         self._starting: dict[str, asyncio.Lock] = {}
         self._starts: dict[int, asyncio.Future[ServerInfo]] = {}
+        self._start_troubles: dict[int, errors.ClamorError] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unsaved: dict[int, str | None] = {}
         self._unsaved_servers: dict[int, ServerInfo | ServerLost] = {}
@@ -153,6 +154,20 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
         self._stopped = False
         self._ended = asyncio.Event()
         directory = journal_directory(config.job_scope)
+        is_restart = (directory / "journal").exists()
+        tries = directory / "tries"
+        try:
+            self._start(directory)
+        except starting.FINAL:
+            raise
+        except Exception as failure:
+            if not is_restart:  # nothing is lost yet, and the driver is told why
+                raise
+            starting.end_process_to_try_again("the registry", tries, failure)
+        starting.succeeded(tries)
+
+    def _start(self, directory: Path) -> None:
+        config = self._config
         self._journal = Journal(directory)
         self._in_use_fd = keeper_process.hold_and_watch(directory, keeper_process.raylet_pid())
         homes = RayHomes(self._core, self._handles, self._lose, self._examine)
@@ -499,21 +514,35 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
             try:
                 answers.result()
             except (RayError, asyncio.TimeoutError) as failure:
+                why = self._start_troubles.get(server_id, failure)
                 raise errors.ServerUnavailableError(
-                    f"The page server did not start: {str(failure) or type(failure).__name__}"
+                    f"The page server did not start: {str(why) or type(why).__name__}"
                 ) from failure
             raise errors.ServerUnavailableError("The page server answers, but did not register.")
         finally:
             answers.cancel()
             said.cancel()
             del self._starts[server_id]
+            self._start_troubles.pop(server_id, None)
 
-    async def start_failed(self, server_id: int, failure: errors.ClamorError) -> None:
-        """Called by a page server that cannot start."""
+    async def start_failed(
+        self, server_id: int, failure: errors.ClamorError, is_final: bool = True
+    ) -> None:
+        """Called by a page server that cannot start.
+
+        Args:
+            server_id: The server.
+            failure: Why.
+            is_final: Otherwise it tries again.
+        """
         logger.error("page server %#x cannot start: %s", server_id, failure)
         said = self._starts.get(server_id)
-        if said is not None and not said.done():
+        if said is None or said.done():
+            return
+        if is_final:
             said.set_exception(failure)
+        else:
+            self._start_troubles[server_id] = failure
 
     async def register_server(self, info: ServerInfo) -> ServerInfo:
         """Called by a page server when it listens, after every start.

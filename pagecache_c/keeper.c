@@ -306,8 +306,7 @@ static int hear_keeper(int keeper_fd, struct message *message, int *fd, uint64_t
 int pc__keeper_list(int keeper_fd, int (*each)(void *arg, const struct pc__kept *what, int fd),
                     void *arg, uint64_t timeout_ns)
 {
-    const uint64_t deadline = deadline_after(timeout_ns);
-    uint64_t last_sequence = 0;
+    uint64_t last_sequence = 0, stuck_since_ns = 0;
     bool more = true;
     int answer = 0;
 
@@ -315,10 +314,12 @@ int pc__keeper_list(int keeper_fd, int (*each)(void *arg, const struct pc__kept 
         const struct message request = {.magic = MAGIC, .op = OP_LIST, .sequence = last_sequence};
         const uint64_t asked_after = last_sequence;
         struct message message;
-        int rc = tell_keeper(keeper_fd, &request, -1, deadline);
+        int rc = tell_keeper(keeper_fd, &request, -1, deadline_after(timeout_ns));
         int fd;
 
-        while (rc == PC_OK && (rc = hear_keeper(keeper_fd, &message, &fd, deadline)) == PC_OK) {
+        /* Each step has its own deadline: what each() does with a record takes as long as it is large. */
+        while (rc == PC_OK && (rc = hear_keeper(keeper_fd, &message, &fd,
+                                                deadline_after(timeout_ns))) == PC_OK) {
             if (message.op == OP_RECORD && fd >= 0 && message.sequence > last_sequence) {
                 last_sequence = message.sequence;
                 if (answer == 0)
@@ -335,8 +336,15 @@ int pc__keeper_list(int keeper_fd, int (*each)(void *arg, const struct pc__kept 
         if (rc != PC_OK)
             return answer != 0 ? answer : rc;
         more = message.more != 0;
-        if (more && last_sequence == asked_after)
-            pause_ns(IN_FLIGHT_RETRY_NS); /* it could not send even one */
+        if (more && last_sequence == asked_after) { /* it could not send even one */
+            if (stuck_since_ns == 0)
+                stuck_since_ns = now_ns();
+            else if (now_ns() - stuck_since_ns >= timeout_ns)
+                return pc__fail(PC_ERR_TIMEOUT, "the keeper cannot send what it holds");
+            pause_ns(IN_FLIGHT_RETRY_NS);
+        } else {
+            stuck_since_ns = 0;
+        }
     }
     return answer;
 }

@@ -47,8 +47,8 @@ int pc__keeper_drop(int keeper_fd, uint64_t inode, bool on_disk);
 
 /* Calls each() with everything that is kept, oldest first; each() owns fd. A value other than 0
  * from it stops the list and is returned. each() may put and drop on the same connection; what
- * it puts newly may be listed too. One list at a time per connection; timeout_ns is for the whole
- * of it. Whatever other connections had put before they died is in the list. */
+ * it puts newly may be listed too. One list at a time per connection; timeout_ns is for each answer
+ * of the keeper, not for what each() does. Whatever other connections had put before they died is in the list. */
 int pc__keeper_list(int keeper_fd, int (*each)(void *arg, const struct pc__kept *what, int fd),
                     void *arg, uint64_t timeout_ns);
 

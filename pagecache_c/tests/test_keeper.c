@@ -513,6 +513,31 @@ static void test_stalled(pid_t raylet)
     close(fd);
 }
 
+static int note_slowly(void *arg, const struct pc__kept *what, int fd)
+{
+    pause_ns(SECOND / 50);
+    return note(arg, what, fd);
+}
+
+/* A server that has much to look at after a restart: the deadline is for the keeper's answers. */
+static void test_slow_server(pid_t raylet)
+{
+    enum { N = 3 * LIST_BATCH };
+    const pid_t keeper = start_keeper(raylet, NEVER, PLAIN);
+    const int fd = connect_keeper();
+    struct pc__kept what;
+    for (uint64_t region = 1; region <= N; region++) {
+        const int memfd = make_memfd(region, &what);
+        REQUIRE(pc__keeper_put(fd, &what, memfd) == PC_OK);
+        close(memfd);
+    }
+    listed.n = listed.stop_after = 0;
+    listed.drop_on = -1;
+    const int rc = pc__keeper_list(fd, note_slowly, &listed, SECOND);
+    CHECK(rc == PC_OK && listed.n == N, "%d after %zu: %s", rc, listed.n, pc_last_message());
+    quit_keeper(keeper, fd);
+}
+
 int main(void)
 {
     struct rlimit limit;
@@ -534,6 +559,7 @@ int main(void)
     test_full(raylet);
     test_garbage(raylet);
     test_stalled(raylet);
+    test_slow_server(raylet);
     end_process(raylet);
     return test_result();
 }

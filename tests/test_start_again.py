@@ -1,0 +1,232 @@
+"""Trouble that passes while a page server or the registry starts again: nothing is lost by it.
+
+Ray gives up an actor whose constructor raises; so each of these once ended a node, or the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+import clamor_ray as clamor
+from clamor_ray import errors
+from clamor_ray.actors import starting
+from clamor_ray.actors.registry import journal_directory
+from tests.conftest import ANSWER_S, until
+from tests.lab import LocalCluster, local_cluster, require_lab
+from tests.lab.cluster import node_resource
+
+SLOW_S = 13.0  # more than one call to the registry once had
+HELD_S = 8.0  # more than the registry once waited for its predecessor's lock
+SHORT_S = 8.0
+N_VARIABLES = 150
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    require_lab("local")
+    with local_cluster(2) as lab:
+        clamor.init()
+        try:
+            yield lab
+        finally:
+            clamor.shutdown()
+
+
+def on_node_1(function: Callable[..., Any]) -> Any:
+    return clamor.remote(function).options(num_cpus=0, resources={node_resource(1): 0.001})
+
+
+def put_there(n: int, n_bytes: int) -> list[Any]:
+    return [clamor.put(np.full(n_bytes, i % 251, np.uint8)) for i in range(n)]
+
+
+def total_of(array: Any) -> int:
+    return int(array.sum(dtype=np.int64))
+
+
+def until_gone(pid: int) -> None:
+    until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def registry_pid() -> int:
+    from clamor_ray import _session
+
+    session = _session.current()
+    return int(ray.get(session.registry.ping.remote(), timeout=ANSWER_S))
+
+
+@pytest.mark.lab
+def test_the_registry_is_slow_while_a_page_server_starts(cluster: LocalCluster) -> None:
+    (ref,) = ray.get(on_node_1(put_there).remote(1, 1 << 20), timeout=ANSWER_S)
+    home, registry = cluster.page_server_pid(1), registry_pid()
+    os.kill(registry, signal.SIGSTOP)
+    try:
+        os.kill(home, signal.SIGKILL)
+        time.sleep(SLOW_S)  # the trouble itself
+    finally:
+        os.kill(registry, signal.SIGCONT)
+    until(lambda: cluster.page_server_pid(1, ANSWER_S) != home)
+    assert ray.get(on_node_1(total_of).remote(ref), timeout=ANSWER_S) == 0
+    assert total_of(ref.get()) == 0
+    clamor.free(ref)
+
+
+def limit_workers(cluster: LocalCluster, n_descriptors: int, but: set[int]) -> set[int]:
+    """Of node 1, those there are now; which ones."""
+    found = set()
+    for pid in cluster.processes(1)[1:]:
+        with contextlib.suppress(OSError):
+            name = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if pid not in but and (name.startswith(b"ray::") or b"default_worker.py" in name):
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (n_descriptors, n_descriptors))
+                found.add(pid)
+    return found
+
+
+@pytest.mark.lab
+def test_there_are_no_descriptors_while_a_page_server_starts(cluster: LocalCluster) -> None:
+    """Its keeper has more of them than it may open."""
+    refs = ray.get(on_node_1(put_there).remote(N_VARIABLES, 8192), timeout=ANSWER_S)
+    home = cluster.page_server_pid(1)
+    assert len(os.listdir(f"/proc/{home}/fd")) > N_VARIABLES
+    limited = limit_workers(cluster, N_VARIABLES, {home})
+    os.kill(home, signal.SIGKILL)
+    deadline_s = time.monotonic() + SHORT_S
+    while time.monotonic() < deadline_s:  # whoever begins meanwhile has few
+        limited |= limit_workers(cluster, N_VARIABLES, {home} | limited)
+        time.sleep(0.02)
+    until(lambda: cluster.page_server_pid(1, ANSWER_S) not in {home} | limited)
+    for i, ref in enumerate(refs):
+        assert total_of(ref.get()) == 8192 * (i % 251)
+    assert ray.get(on_node_1(total_of).remote(refs[1]), timeout=ANSWER_S) == 8192
+    for ref in refs:
+        clamor.free(ref)
+
+
+@pytest.mark.lab
+def test_the_old_registry_takes_long_to_die(cluster: LocalCluster) -> None:
+    """Its lock on the journal's directory is held meanwhile."""
+    from clamor_ray import _session
+
+    ref = clamor.put(np.full(1 << 20, 3, np.uint8))
+    registry = registry_pid()
+    fd = os.open(journal_directory(_session.current().scope) / "registry.lock", os.O_RDWR)
+    os.kill(registry, signal.SIGKILL)
+
+    def is_held() -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    deadline_s = time.monotonic() + ANSWER_S
+    while not is_held():
+        assert time.monotonic() < deadline_s
+    time.sleep(HELD_S)  # the trouble itself
+    os.close(fd)
+    assert registry_pid() != registry
+    again = clamor.put(np.full(1 << 20, 4, np.uint8))
+    assert total_of(again.get()) == 4 << 20
+    assert total_of(ref.get()) == 3 << 20
+    clamor.free(ref)
+    clamor.free(again)
+
+
+class Ended(BaseException):
+    """Instead of the end of this process."""
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    codes: list[int] = []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        raise Ended
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(starting.logging, "shutdown", lambda: None)
+    return codes
+
+
+def test_each_pause_is_longer_until_it_succeeds(
+    tmp_path: Path, exits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(starting.time, "sleep", pauses.append)
+    tries = tmp_path / "tries"
+    for _ in range(len(starting.PAUSES_S) + 2):
+        with pytest.raises(Ended):
+            starting.end_process_to_try_again("x", tries, OSError(24, "Too many open files"))
+    last = starting.PAUSES_S[-1]
+    assert pauses == [*starting.PAUSES_S, last, last]
+    assert set(exits) == {starting.EXIT_TRY_AGAIN}
+    starting.succeeded(tries)
+    starting.succeeded(tries)
+    with pytest.raises(Ended):
+        starting.end_process_to_try_again("x", tries, OSError(24, "Too many open files"))
+    assert pauses[-1] == starting.PAUSES_S[0]
+
+
+def test_where_the_tries_cannot_be_counted_the_pause_is_the_longest(
+    tmp_path: Path, exits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(starting.time, "sleep", pauses.append)
+    with pytest.raises(Ended):
+        starting.end_process_to_try_again("x", tmp_path / "no" / "tries", OSError(28, "No space"))
+    assert pauses == [starting.PAUSES_S[-1]]
+
+
+@pytest.mark.parametrize("trouble", [OSError(24, "Too many open files"), MemoryError(), KeyError()])
+def test_a_registry_that_cannot_take_back_what_it_knew(
+    trouble: Exception,
+    tmp_path: Path,
+    exits: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from clamor_ray.actors import registry as module
+    from clamor_ray.actors.messages import ServerConfig
+
+    monkeypatch.setattr(module, "session_directory", lambda: tmp_path)
+    monkeypatch.setattr(module.keeper_process, "raylet_pid", lambda: 1)
+    monkeypatch.setattr(module.keeper_process, "hold_and_watch", lambda *_: -1)
+    monkeypatch.setattr(starting.time, "sleep", lambda _: None)
+
+    def raises(registry: Any) -> None:
+        registry._journal.close()  # as its process's end would
+        registry._lineage._journal.close()
+        raise trouble
+
+    async def start() -> Any:
+        return module.Registry(ServerConfig("scope", "0.1.0"), bytes(32))
+
+    with monkeypatch.context() as first:
+        first.setattr(module.Registry, "_take_back", raises)
+        with pytest.raises(type(trouble)):  # there was none before: the driver is told
+            asyncio.run(start())
+    with monkeypatch.context() as second:
+        second.setattr(module.Registry, "_take_back", raises)
+        with pytest.raises(Ended):
+            asyncio.run(start())
+    assert exits == [starting.EXIT_TRY_AGAIN]
+
+
+def test_what_cannot_pass_is_said() -> None:
+    assert issubclass(errors.VersionMismatchError, starting.FINAL)
+    assert not issubclass(errors.JournalFullError, starting.FINAL)
+    assert not issubclass(errors.DescriptorLimitError, starting.FINAL)
