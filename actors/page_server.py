@@ -46,7 +46,7 @@ from clamor_ray._layout import BLOCK_BYTES, Pickled, take_apart
 from clamor_ray._memory import COMMIT_HINT, cache_budget, check_room, memory_bytes
 from clamor_ray._source import NOT_EQUAL_HINT
 from clamor_ray._version import __version__
-from clamor_ray.actors import keeper_process, rebuilding, starting
+from clamor_ray.actors import keeper_process, oom_score, rebuilding, starting
 from clamor_ray.actors.engine_like import Settings
 from clamor_ray.actors.messages import (
     LocateAnswer,
@@ -203,6 +203,7 @@ class PageServer:
         self._lock = threading.Lock()
         self._info: ServerInfo | None = None
         self._stopped = False
+        oom_score.lower()
         here = ray.get_runtime_context().get_node_id()
         if here != node_id:
             raise RuntimeError(f"a page server for node {node_id} was started on node {here}")

@@ -44,7 +44,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from clamor_ray import _names, errors
 from clamor_ray._layout import Plan
 from clamor_ray._source import Source
-from clamor_ray.actors import keeper_process, starting
+from clamor_ray.actors import keeper_process, oom_score, starting
 from clamor_ray.actors.commit_log import CommitLog
 from clamor_ray.actors.commits import Commits
 from clamor_ray.actors.handshake import SECRET_BYTES
@@ -153,6 +153,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
         self._watching = False
         self._stopped = False
         self._ended = asyncio.Event()
+        oom_score.lower()
         directory = journal_directory(config.job_scope)
         is_restart = (directory / "journal").exists()
         tries = directory / "tries"
