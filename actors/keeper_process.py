@@ -25,6 +25,8 @@ import sys
 import time
 from pathlib import Path
 
+from clamor_ray._cause import cause_of
+
 # Run by `python -I -S -c`. Loads first and forks then, so that what goes wrong in loading is told.
 _PROGRAM = """
 import importlib.util, os, sys
@@ -187,6 +189,6 @@ def _run(program: str, *arguments: str) -> None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as failure:
-        raise KeeperError(f"cannot start a keeper: {failure}") from failure
+        raise KeeperError(f"cannot start a keeper: {cause_of(failure)}") from failure
     if done.returncode != 0:
         raise KeeperError(f"cannot start a keeper: {done.stderr.decode(errors='replace')}")

@@ -14,6 +14,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import errors
+from clamor_ray._cause import cause_of
 from clamor_ray._source import Source, make_again
 from clamor_ray.actors.messages import (
     Publication,
@@ -132,5 +133,7 @@ class RayHomes:
         try:
             return await answer_of(getattr(handle, method).remote(*arguments))
         except ActorDiedError as failure:
-            self._lose(home, f"its actor is dead: {failure}")
-            raise errors.HomeLostError(f"The page server {home:#x} is gone: {failure}") from failure
+            self._lose(home, f"its actor is dead: {cause_of(failure)}")
+            raise errors.HomeLostError(
+                f"The page server {home:#x} is gone: {cause_of(failure)}"
+            ) from failure

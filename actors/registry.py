@@ -42,6 +42,7 @@ from ray.exceptions import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import _names, errors
+from clamor_ray._cause import cause_of
 from clamor_ray._layout import Plan
 from clamor_ray._source import Source
 from clamor_ray.actors import keeper_process, oom_score, starting
@@ -244,7 +245,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
             try:
                 info, shared = await within(CALL_S, handle.hello.remote())
             except ActorDiedError as failure:
-                self._lose(server_id, f"its actor is dead: {failure}")
+                self._lose(server_id, f"its actor is dead: {cause_of(failure)}")
             except (RayError, asyncio.TimeoutError) as failure:
                 logger.warning("page server %#x does not answer yet: %r", server_id, failure)
                 await asyncio.sleep(pause_s)
@@ -517,7 +518,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
             except (RayError, asyncio.TimeoutError) as failure:
                 why = self._start_troubles.get(server_id, failure)
                 raise errors.ServerUnavailableError(
-                    f"The page server did not start: {str(why) or type(why).__name__}"
+                    f"The page server did not start: {cause_of(why)}"
                 ) from failure
             raise errors.ServerUnavailableError("The page server answers, but did not register.")
         finally:
@@ -595,7 +596,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
         try:
             await within(PING_S, self._handles[info.server_id].ping.remote())
         except ActorDiedError as failure:
-            return self._lose(info.server_id, f"its actor is dead: {failure}")
+            return self._lose(info.server_id, f"its actor is dead: {cause_of(failure)}")
         except (RayError, asyncio.TimeoutError):
             if await asyncio.to_thread(raylet_is_gone, info.node_id):
                 return self._lose(info.server_id, f"the raylet of its node {info.node_id} is gone")
@@ -639,7 +640,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
                     CALL_S, handle.retire.remote(order.region, order.force, record)
                 )
             except ActorDiedError as failure:
-                self._lose(order.server_id, f"its actor is dead: {failure}")
+                self._lose(order.server_id, f"its actor is dead: {cause_of(failure)}")
                 return
             except (RayError, asyncio.TimeoutError) as failure:
                 # Where the node is gone its page server is called dead soon.

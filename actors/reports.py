@@ -8,6 +8,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
+from clamor_ray._cause import cause_of
 from clamor_ray.actors.messages import ServerInfo, ServerReport
 from clamor_ray.actors.ray_nodes import within
 
@@ -31,7 +32,7 @@ async def reports_of(
             report: ServerReport = await within(timeout_s, handle.stats.remote())
             return report
         except (RayError, asyncio.TimeoutError) as failure:
-            return ServerReport(info, error=str(failure) or type(failure).__name__)
+            return ServerReport(info, error=cause_of(failure))
 
     return tuple(await asyncio.gather(*(ask(info) for info in servers)))
 

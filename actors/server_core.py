@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
+from clamor_ray._cause import cause_of
 from clamor_ray.actors.engine_like import (
     DEFAULTS,
     Answer,
@@ -309,7 +310,7 @@ class ServerCore:
                         return
                     last = "it is restarting"
                 except (OSError, HandshakeError, asyncio.TimeoutError) as failure:
-                    last = f"{type(failure).__name__}: {failure}"
+                    last = f"{cause_of(failure)}"
                 except Exception as failure:  # any: the resolver's promise is to be asked again
                     last = repr(failure)
                 if not await for_this_long.pause():
@@ -435,11 +436,11 @@ class ServerCore:
             _tune(sock)
             peer = await asyncio.wait_for(self._check_hello(sock), self._settings.handshake_s)
         except HandshakeError as failure:
-            self._refuse(failure.refusal, address, str(failure))
+            self._refuse(failure.refusal, address, cause_of(failure))
         except asyncio.TimeoutError:
             self._refuse(Refusal.TIMEOUT, address, "the handshake took too long")
         except OSError as failure:
-            self._refuse(Refusal.CLOSED, address, str(failure))
+            self._refuse(Refusal.CLOSED, address, cause_of(failure))
         else:
             try:
                 self._engine.serve(peer.client_id, sock.detach())

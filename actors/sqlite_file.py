@@ -24,6 +24,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+from clamor_ray._cause import cause_of
 from clamor_ray.errors import ClosedError, InternalError, JournalFullError
 
 LOCK_S = 20.0  # how long an old registry may take to die
@@ -95,7 +96,7 @@ class SqliteFile:
         except (sqlite3.OperationalError, OSError) as failure:
             raise JournalFullError(
                 f"The registry's journal in {self.directory} cannot be written "
-                f"({failure}); nothing was changed.",
+                f"({cause_of(failure)}); nothing was changed.",
                 hint=f"Free disk space in {self.directory} and try again.",
             ) from failure
         except sqlite3.Error as failure:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import ray
 
 from clamor_ray import errors
+from clamor_ray._cause import cause_of
 
 _LOST = "The session is lost with it: call clamor.shutdown(), then clamor.init()."
 
@@ -65,7 +66,7 @@ def ask(reference: Any, timeout_s: float) -> Any:
     except ray.exceptions.RayError as error:
         got = error
         own = errors.ServerUnavailableError(
-            f"The registry cannot be reached: {type(error).__name__}: {error}",
+            f"The registry cannot be reached: {cause_of(error)}",
             hint=_LOST
             if isinstance(error, ray.exceptions.ActorDiedError)
             else "It restarts by itself: try again in a moment.",
@@ -97,7 +98,8 @@ def _own(error: errors.ClamorError) -> errors.ClamorError:
 
 def _meaning_of(cause: BaseException | None) -> errors.ClamorError:
     name = type(cause).__name__
-    message = f"{cause}".rstrip(".") + "."
+    text = "" if cause is None else str(cause).strip().rstrip(".")
+    message = f"{text or 'it says no more'}."
     if name == "NoSuchRegion":
         return errors.FreedError(f"The global variable does not exist: {message}")
     if name == "IllegalTransition":

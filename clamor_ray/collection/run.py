@@ -23,6 +23,7 @@ from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import _session, errors
+from clamor_ray._cause import cause_of
 from clamor_ray._replay import Key, submitted
 from clamor_ray.collection import report
 from clamor_ray.collection.landing import Landing
@@ -271,7 +272,7 @@ class _StageRun:
             if isinstance(failure, (TypeError, pickle.PicklingError, AttributeError)):
                 raise errors.UnpicklableError(
                     f"The input of partition {starts[submitted].task} of stage "
-                    f"{self._stage.name!r} cannot go to a task: {failure}"
+                    f"{self._stage.name!r} cannot go to a task: {cause_of(failure)}"
                 ) from failure
             raise
 
@@ -374,7 +375,8 @@ class _StageRun:
         where = f"Partition {flight.task} of stage {self._stage.name!r}"
         if isinstance(failure, RayTaskError):
             return errors.FunctionFailedError(
-                f"{where} was computed, but what it made could not be returned: {failure}",
+                f"{where} was computed, but what it made could not be returned: "
+                f"{cause_of(failure)}",
                 stage=self._stage.name,
                 partition=flight.task,
                 cause=type(cause).__name__,
@@ -386,7 +388,7 @@ class _StageRun:
                 f"{where} was cancelled from outside.", stage=self._stage.name, hint=""
             )
         return errors.FunctionFailedError(
-            f"{where} could not be computed: {type(failure).__name__}: {failure}",
+            f"{where} could not be computed: {cause_of(failure)}",
             stage=self._stage.name,
             partition=flight.task,
             cause=type(failure).__name__,

@@ -33,6 +33,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from clamor_ray._cause import cause_of
 from clamor_ray.collection import blocks
 from clamor_ray.collection._files import (
     RETRY_S,
@@ -221,7 +222,7 @@ def _write_beside(store: Store, final: str, table: pa.Table, options: dict[str, 
             filesystem.delete_file(beside)
         if isinstance(error, OSError):
             where = f" on {socket.gethostname()}" if store.is_local else ""
-            raise StorageError(f"{store.name(final)}{where}: {error}.") from error
+            raise StorageError(f"{store.name(final)}{where}: {cause_of(error)}.") from error
         raise
 
 

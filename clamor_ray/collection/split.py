@@ -38,6 +38,7 @@ from ray.exceptions import (
 )
 
 from clamor_ray import errors
+from clamor_ray._cause import cause_of
 from clamor_ray._native_ring import DTYPES
 from clamor_ray.actors.all_reduce import FETCH_S, RING_TIMEOUT_S, NotYet, RingPlan
 from clamor_ray.actors.merging import UFUNCS, FailedFunction, How, Layout, differ, raised
@@ -454,9 +455,9 @@ class Merging:
             (lost if isinstance(meant, _Lost) else failures).append(meant)
         except (RayActorError, ObjectLostError, GetTimeoutError) as failure:
             mergers.forget(self._session, what.node, what.handle)
-            lost.append(_Lost(f"{type(failure).__name__}: {failure}"))
+            lost.append(_Lost(f"{cause_of(failure)}"))
         except RayError as failure:
-            lost.append(_Lost(f"{type(failure).__name__}: {failure}"))
+            lost.append(_Lost(f"{cause_of(failure)}"))
         return None
 
     @staticmethod
@@ -476,12 +477,12 @@ class Merging:
         if isinstance(cause, RayError):
             return errors.FunctionFailedError(
                 "A partition's partial result was lost, and could not be computed again: "
-                f"{type(cause).__name__}: {cause}",
+                f"{cause_of(cause)}",
                 cause=type(cause).__name__,
                 hint="Ray says above why. The action can be made again.",
             )
         return errors.FunctionFailedError(
-            f"Partial results could not be reduced: {failure}",
+            f"Partial results could not be reduced: {cause_of(failure)}",
             cause=type(cause).__name__,
             hint="Segments must be something that pickle or cloudpickle can pickle.",
         )
