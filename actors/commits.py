@@ -26,6 +26,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
 from clamor_ray import errors
+from clamor_ray._cause import cause_of
 from clamor_ray.actors.commit_checks import check_request
 from clamor_ray.actors.commit_log import CommitLog
 from clamor_ray.actors.journal import Journal
@@ -37,6 +38,7 @@ TICK_S = 0.1
 TELL_MOST_S = 5.0
 PULL_SHARE = 0.8  # of the caller's time; the rest is for the answer
 LOOK_S = 3.0  # a home that is silent for so long is looked after
+FRESH_S = 1.0  # a home that has said longer ago that it has a layer is asked once more
 PULLS_AT_ONCE = 8  # from one commit's or several commits' point of view, at one home
 
 
@@ -154,14 +156,25 @@ class Commits:
         self, request: CommitRequest, pulls: list[tuple[int, Write]]
     ) -> Committed:
         self._log.prepare(request)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (request.timeout_s or self._timeout_s) * PULL_SHARE
+        answered_s: dict[tuple[int, int], float] = {}  # by home and region
+        stale = pulls
         try:
             while True:
-                await self._pull(request, pulls)
+                await self._pull(request, stale, answered_s, deadline)
                 self._check_homes(request)  # they may have been lost meanwhile,
-                homes = self._pulls_of(request)
-                if homes == pulls:
+                pulls = self._pulls_of(request)  # or the region has got another one
+                # Who answered long ago may have died since, with what only it and the writer's
+                # node have: that drops it once the commit is made.
+                now_s = loop.time()
+                stale = [
+                    (home, write)
+                    for home, write in pulls
+                    if now_s - answered_s.get((home, write.region), -FRESH_S) > FRESH_S
+                ]
+                if not stale:
                     return self._decide(request)
-                pulls = homes  # or the region has got another one
         except (errors.CommitConflict, errors.CommitAbortedError, errors.FreedError):
             self._drop(request.commit_id, pulls)
             raise
@@ -190,22 +203,40 @@ class Commits:
 
     # -- layers
 
-    async def _pull(self, request: CommitRequest, pulls: list[tuple[int, Write]]) -> None:
-        """All of them, or the first failure once none runs any more."""
-        timeout_s = (request.timeout_s or self._timeout_s) * PULL_SHARE
-        deadline = asyncio.get_running_loop().time() + timeout_s
+    async def _pull(
+        self,
+        request: CommitRequest,
+        pulls: list[tuple[int, Write]],
+        answered_s: dict[tuple[int, int], float],
+        deadline: float,
+    ) -> None:
+        """All of them, or the first failure once none runs any more. Notes when each answered."""
+        loop = asyncio.get_running_loop()
+
+        async def one(home: int, write: Write) -> None:
+            again = (home, write.region) in answered_s
+            await self._pull_one(request.commit_id, home, write, deadline, again)
+            answered_s[home, write.region] = loop.time()
+
         outcomes = await asyncio.gather(
-            *(self._pull_one(request.commit_id, home, write, deadline) for home, write in pulls),
-            return_exceptions=True,
+            *(one(home, write) for home, write in pulls), return_exceptions=True
         )
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _pull_one(self, commit_id: int, home: int, write: Write, deadline: float) -> None:
+    async def _pull_one(
+        self, commit_id: int, home: int, write: Write, deadline: float, again: bool
+    ) -> None:
         loop = asyncio.get_running_loop()
-        turn = self._pulling.setdefault(home, asyncio.Semaphore(PULLS_AT_ONCE))
-        last: BaseException | None = None
+        # What is only asked about once more does not wait behind what is fetched.
+        turn = (
+            asyncio.Semaphore()
+            if again
+            else self._pulling.setdefault(home, asyncio.Semaphore(PULLS_AT_ONCE))
+        )
+        asked_s = loop.time()
+        last = ""
         pause_s = TICK_S
         while (left_s := deadline - loop.time()) > 0:
             try:
@@ -216,16 +247,21 @@ class Commits:
             except (errors.OutOfMemoryError, errors.HomeLostError, errors.FreedError):
                 raise
             except Exception as failure:  # any: the home may be restarting
-                last = failure
+                last = cause_of(failure)
                 logger.warning("home %#x cannot fetch a layer yet: %r", home, failure)
                 await self._homes.examine(home)
                 self._check_home(home, write.region)
             await asyncio.sleep(min(pause_s, max(0.0, deadline - loop.time())))
             pause_s = min(2 * pause_s, 1.0)
-        why = f": {last}" if last is not None else ""
+        if not last:  # there was no time to ask it
+            last = (
+                f"what the homes had answered was older than {FRESH_S:g} s again and again"
+                if again
+                else "the time was over before it was asked"
+            )
         raise errors.WaitTimeoutError(
-            f"The home {home:#x} of region {write.region} did not fetch the changed blocks in "
-            f"time{why}.",
+            f"The home {home:#x} of region {write.region} did not fetch the changed blocks within "
+            f"{loop.time() - asked_s:.0f} s: {last}.",
             hint="Nothing was committed and the transaction is still open: commit again, with a "
             "longer timeout (CLAMOR_CONTROL_TIMEOUT_S), or drop it.",
         )
@@ -238,7 +274,7 @@ class Commits:
 
         Raises:
             HomeLostError: It is lost.
-            TimeoutError: It has not answered in time.
+            WaitTimeoutError: It has not answered in time.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         pull = asyncio.ensure_future(work)
@@ -249,7 +285,11 @@ class Commits:
                 if done:
                     return pull.result()
                 if left_s <= LOOK_S:
-                    raise asyncio.TimeoutError
+                    raise errors.WaitTimeoutError(
+                        f"it is alive as far as Ray knows, and has not answered for {timeout_s:.0f}"
+                        " s: its process may be stopped, or its node overloaded or cut off",
+                        hint="",
+                    )
                 await self._homes.examine(home)
                 self._check_home(home, region)
         finally:

@@ -42,6 +42,7 @@ from ray.exceptions import (
 )
 
 from clamor_ray import _names, _native, errors
+from clamor_ray._cause import cause_of
 from clamor_ray._layout import BLOCK_BYTES, Pickled, take_apart
 from clamor_ray._memory import COMMIT_HINT, cache_budget, check_room, memory_bytes
 from clamor_ray._source import NOT_EQUAL_HINT
@@ -429,7 +430,8 @@ class PageServer:
             ClamorError: As the engine says.
         """
         what = f"Taking the changed blocks of region {region} at their home"
-        check_room(layer_bytes, what, COMMIT_HINT)
+        if not self._core.versions.has_brought(region, commit_id):  # else the registry asks again
+            check_room(layer_bytes, what, COMMIT_HINT)
         code = self._on_loop(
             self._core.versions.pull(region, commit_id, from_server, layer_bytes), PULL_S + LOOP_S
         )
@@ -538,7 +540,7 @@ class PageServer:
             ) from failure
         except (ObjectLostError, WorkerCrashedError) as failure:
             raise errors.SourceError(
-                f"Ray cannot bring it: {type(failure).__name__}: {failure}", hint=RAISED_HINT
+                f"Ray cannot bring it: {cause_of(failure)}", hint=RAISED_HINT
             ) from failure
         if not order.digest:
             return list(found)

@@ -127,6 +127,127 @@ def test_a_commit_on_the_writers_node_never_waits(run) -> None:
     run(work)
 
 
+def test_a_home_that_is_silent_is_named_with_the_cause(run) -> None:
+    """As one that is stopped: it does not answer, and is not dead."""
+
+    async def silent(home: int) -> None:
+        await asyncio.sleep(60)
+
+    async def work(world: World) -> None:
+        world.homes.pull_does = silent
+        with pytest.raises(errors.WaitTimeoutError) as caught:
+            await world.commits.commit(request(7, 3))
+        text = caught.value.message
+        assert "region 3" in text
+        assert hex(THERE) in text
+        assert "stopped" in text
+        assert ": ." not in text
+        assert world.written() == 0
+
+    run(work, timeout_s=1.0)
+
+
+@pytest.mark.parametrize("failure", [asyncio.TimeoutError(), ConnectionResetError(), OSError()])
+def test_a_cause_without_a_text_is_named_by_its_type(run, failure: Exception) -> None:
+    async def fail(home: int) -> None:
+        raise failure
+
+    async def work(world: World) -> None:
+        world.homes.pull_does = fail
+        with pytest.raises(errors.WaitTimeoutError, match=type(failure).__name__):
+            await world.commits.commit(request(7, 3))
+
+    run(work, timeout_s=0.5)
+
+
+def two_homes(commit_id: int) -> CommitRequest:
+    """Region 1, homed at HERE, and 3, at THERE; written somewhere else."""
+    blocks = BitMap([3]).serialize()
+    return CommitRequest(
+        commit_id, tuple(Write(region, 0, 1, blocks, 8192, ELSEWHERE) for region in (1, 3))
+    )
+
+
+class SlowBesideQuick:
+    """THERE acknowledges at once; HERE does when it is let. Then THERE is asked once more."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.slow = asyncio.Event()
+        self.asked = 0
+
+    async def __call__(self, home: int) -> None:
+        if home == HERE:
+            await self.slow.wait()
+            return
+        self.asked += 1
+        if self.asked > 1:
+            await self.again()
+
+    async def again(self) -> None:
+        """It has the layer."""
+
+
+def test_a_home_that_died_after_its_answer_is_noticed_before_the_decision(
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits_module, "FRESH_S", 0.05, raising=False)
+
+    class Died(SlowBesideQuick):
+        async def again(self) -> None:
+            self.world.homes.lost[THERE] = "its node is dead"  # only who calls it finds out
+            raise errors.HomeLostError("The page server is gone.")
+
+    async def work(world: World) -> None:
+        world.homes.pull_does = pulls = Died(world)
+        commit = asyncio.ensure_future(world.commits.commit(two_homes(7)))
+        await until(lambda: pulls.asked == 1)
+        await asyncio.sleep(0.1)
+        pulls.slow.set()
+        with pytest.raises(errors.HomeLostError):
+            await commit
+        assert world.written() == 0
+        assert world.versions() == [0, 0, 0]
+
+    run(work)
+
+
+def test_an_old_answer_is_asked_for_again_and_a_young_one_is_not(
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits_module, "FRESH_S", 0.05, raising=False)
+
+    async def work(world: World) -> None:
+        world.homes.pull_does = pulls = SlowBesideQuick(world)
+        commit = asyncio.ensure_future(world.commits.commit(two_homes(7)))
+        await until(lambda: pulls.asked == 1)
+        await asyncio.sleep(0.1)
+        pulls.slow.set()
+        assert (await commit).versions == {1: 1, 3: 1}
+        assert world.homes.pulled.count((THERE, 7, 3)) >= 2
+        monkeypatch.setattr(commits_module, "FRESH_S", 60.0)
+        world.homes.pull_does = None
+        world.homes.pulled.clear()
+        blocks = BitMap([4]).serialize()
+        await world.commits.commit(CommitRequest(8, (Write(3, 1, 1, blocks, 8192, HERE),)))
+        assert world.homes.pulled == [(THERE, 8, 3)]
+
+    run(work)
+
+
+def test_homes_that_answer_slowly_again_and_again_end_at_the_deadline(
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits_module, "FRESH_S", -1.0, raising=False)  # every answer is too old
+
+    async def work(world: World) -> None:
+        with pytest.raises(errors.WaitTimeoutError, match="older than"):
+            await world.commits.commit(two_homes(7))
+        assert world.written() == 0
+
+    run(work, timeout_s=0.5)
+
+
 def test_layers_of_other_homes_are_fetched_first(run) -> None:
     async def work(world: World) -> None:
         gate = asyncio.Event()
@@ -220,7 +341,7 @@ def test_a_home_that_does_not_answer(run, lost: bool) -> None:
         world.homes.pull_does = lambda home: asyncio.Event().wait()
         world.homes.dies_when_examined = lost
         expected = errors.HomeLostError if lost else errors.WaitTimeoutError
-        with pytest.raises(expected, match="dead" if lost else "in time"):
+        with pytest.raises(expected, match="dead" if lost else "has not answered for"):
             await world.commits.commit(request(7, 3, timeout_s=0.2))
         assert world.homes.examined == [THERE]
         assert world.versions() == [0, 0, 0]
