@@ -175,13 +175,18 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
 
 
 def _resolving_class(cls: type[Any], read_set: ReadSets | None) -> type[Any]:
-    """A subclass whose methods, `__init__` among them, resolve their arguments."""
+    """A subclass whose methods resolve their arguments: all that can be called by name, static and
+    class methods, `__init__` and `__call__` among them."""
     body: dict[str, Any] = {"__module__": cls.__module__, "__doc__": cls.__doc__}
-    for name, member in inspect.getmembers(cls, inspect.isfunction):
-        static = inspect.getattr_static(cls, name)
-        if isinstance(static, staticmethod) or (name.startswith("__") and name != "__init__"):
+    for name in dir(cls):
+        if name.startswith("__") and name not in ("__init__", "__call__"):
             continue
-        body[name] = resolving(member, read_set)
+        member = inspect.getattr_static(cls, name)
+        if isinstance(member, (staticmethod, classmethod)):
+            if inspect.isfunction(member.__func__):
+                body[name] = type(member)(resolving(member.__func__, read_set))
+        elif inspect.isfunction(member):
+            body[name] = resolving(member, read_set)
     resolved = type(cls.__name__, (cls,), body)
     resolved.__qualname__ = cls.__qualname__
     return resolved

@@ -161,6 +161,37 @@ def test_only_functions_and_classes() -> None:
 
 
 @clamor.remote
+class Callable:
+    def __call__(self, array: Any) -> str:
+        return type(array).__name__
+
+    @staticmethod
+    def of_nobody(array: Any, *, other: Any = None) -> list[str]:
+        return [type(array).__name__, type(other).__name__]
+
+    @classmethod
+    def of_the_class(cls, array: Any) -> list[str]:
+        return [cls.__name__, type(array).__name__]
+
+    @staticmethod
+    async def later(array: Any) -> str:
+        return type(array).__name__
+
+    async def here(self) -> bool:
+        """What is called inside the actor."""
+        return self.of_nobody(1) == ["int", "NoneType"] and type(self).of_nobody(2)[0] == "int"
+
+
+def test_call_static_and_class_methods(ref: Any) -> None:
+    actor = Callable.options(**OTHER_NODE).remote()
+    assert answer(actor.__call__.remote(ref)) == "ndarray"
+    assert answer(actor.of_nobody.remote(ref, other=ref)) == ["ndarray", "ndarray"]
+    assert answer(actor.of_the_class.remote(ref)) == ["Callable", "ndarray"]
+    assert answer(actor.later.remote(ref)) == "ndarray"
+    assert answer(actor.here.remote())
+
+
+@clamor.remote
 class Reader:
     """Keeps an array."""
 
