@@ -25,6 +25,7 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
+from clamor_ray._arrow_slices import trimmed
 from clamor_ray._pointer import Pointer
 from clamor_ray.errors import ClamorWarning, UnpicklableError
 
@@ -209,6 +210,10 @@ def array_reduction(obj: Any) -> Any:
             mask = masked.mask if masked.mask is not np.ma.nomask else False
             return _masked_array, (masked.data, mask, masked.fill_value, masked.hardmask)
         return NotImplemented
+    arrow = sys.modules.get("pyarrow")
+    if arrow is not None and isinstance(obj, arrow.Array):
+        part = trimmed(obj)
+        return NotImplemented if part is obj else part.__reduce__()
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
         return _reduce_tensor(torch, obj)
