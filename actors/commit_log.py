@@ -559,6 +559,14 @@ class CommitLog:
         entries = variable.entries[variable.after(since) :]
         return [(entry.version, entry.commit_id) for entry in entries]
 
+    def horizon(self, region: int) -> int:
+        """The oldest version after which every commit is remembered.
+
+        Raises:
+            FreedError: It is gone, or never was.
+        """
+        return self._known(region).horizon
+
     def _known(self, region: int) -> _Variable:
         variable = self._variables.get(region)
         if variable is None:

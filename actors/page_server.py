@@ -456,8 +456,19 @@ class PageServer:
 
     # -- regions whose home is lost
 
-    def holdings(self, region: int) -> list[tuple[int, bytes]]:
-        """What is cached here of a region: (version, serialized BitMap of its blocks)."""
+    def holdings(
+        self, region: int, commits: list[tuple[int, int]] | None = None
+    ) -> list[tuple[int, bytes]]:
+        """What is here of a region: (version, serialized BitMap of its blocks).
+
+        Args:
+            region: Its id; its home is lost.
+            commits: (version, commit id) of its last commits. What this node has staged of them
+                counts, also where the writer died before it could say what became of it.
+        """
+        for version, commit_id in commits or ():
+            with contextlib.suppress(errors.FreedError):  # nobody here has used it, or it is gone
+                self._engine.publish(region, version, commit_id)
         return [
             (version, bytes(rebuilding.blocks_of(runs).serialize()))
             for version in self._engine.cached_versions(region)

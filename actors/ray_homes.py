@@ -92,8 +92,10 @@ class RayHomes:
         if isinstance(answer, ServerInfo) and home in self._handles:
             await self._examine(answer)
 
-    async def holdings(self, server_id: int, region: int) -> list[tuple[int, bytes]]:
-        found: list[tuple[int, bytes]] = await self._call(server_id, "holdings", region)
+    async def holdings(
+        self, server_id: int, region: int, commits: list[tuple[int, int]]
+    ) -> list[tuple[int, bytes]]:
+        found: list[tuple[int, bytes]] = await self._call(server_id, "holdings", region, commits)
         return found
 
     async def stage_cached(

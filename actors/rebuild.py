@@ -1,6 +1,7 @@
 """How a region whose home is lost is put together again. Pure: no Ray, no clock, no I/O.
 
-What is left of a lost home's region lies in the caches of other page servers: blocks of versions
+What is left of a lost home's region lies in the caches of other page servers, and in the layers of
+commits that they have staged, or retain: blocks of versions
 that those are labelled with. A block that did not change after the version it is cached at is the
 same in the newest one. What no cache has the variable's source may make again, which makes version
 0: so it is good for blocks that no commit has changed.

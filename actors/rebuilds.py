@@ -63,6 +63,7 @@ TELL_S = 10.0
 REHOME_S = 5.0  # who asks for a new home waits so long for each answer
 LOOK_S = 3.0  # a server that is silent for so long is looked after
 AT_ONCE = 4
+COMMITS_SAID = 1000  # layers of older ones have been resolved for long
 
 NO_SOURCE_HINT = (
     "Put it again. Where its making can be repeated, clamor.put(obj, source=make) lets it be made "
@@ -98,8 +99,14 @@ class Servers(Protocol):
     async def examine(self, server_id: int) -> None:
         """Finds out whether a server that does not answer is lost."""
 
-    async def holdings(self, server_id: int, region: int) -> list[tuple[int, bytes]]:
-        """What it has: (version, serialized BitMap)."""
+    async def holdings(
+        self, server_id: int, region: int, commits: list[tuple[int, int]]
+    ) -> list[tuple[int, bytes]]:
+        """What it has: (version, serialized BitMap).
+
+        Args:
+            commits: (version, commit id) of the last: its layers of these count.
+        """
 
     async def stage_cached(
         self, server_id: int, region: int, version: int, commit_id: int, blocks: bytes
@@ -431,8 +438,11 @@ class Rebuilds:
     async def _ask_all(self, region: int) -> tuple[list[rebuild.Holding], list[int]]:
         servers = [info.server_id for info in self._core.servers()]
 
+        commits = self._last_commits(region)
+
         async def ask(server_id: int) -> list[tuple[int, bytes]]:
-            return await self._watched(server_id, self._servers.holdings(server_id, region), ASK_S)
+            call = self._servers.holdings(server_id, region, commits)
+            return await self._watched(server_id, call, ASK_S)
 
         answers = await asyncio.gather(*map(ask, servers), return_exceptions=True)
         holdings, silent = [], []
@@ -447,6 +457,13 @@ class Rebuilds:
                 for version, blocks in answer
             ]
         return holdings, silent
+
+    def _last_commits(self, region: int) -> list[tuple[int, int]]:
+        """(version, commit id). A writer that died after its commit was made has told its page
+        server nothing, which has the layer all the same."""
+        newest = self._log.newest(region)
+        since = max(newest - COMMITS_SAID, self._log.horizon(region))
+        return self._log.published(region, since)
 
     def _plan(
         self,

@@ -191,10 +191,13 @@ class VersionQuestions:
             try:
                 versions = await self._within(self._resolver.outcome(commit_id))
                 version = versions.get(region, 0)
-                if version and await self._is_home(region):
-                    self._engine.publish(region, version, commit_id)
-                else:  # refused, or where it belongs by now, or of a variable that is gone
+                record = await self._within(self._resolver.lookup(region)) if version else None
+                if not isinstance(record, RegionRecord):  # refused, or of a variable that is gone
                     self._engine.drop_staged(region, commit_id)
+                elif self._server_id in record.homes:
+                    self._engine.publish(region, version, commit_id)
+                else:
+                    self._keep(region, version, commit_id)
                 return
             except FreedError:  # the engine does not know the region (yet), and asks again
                 return
@@ -203,9 +206,12 @@ class VersionQuestions:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._settings.backoff_most_s)
 
-    async def _is_home(self, region: int) -> bool:
-        record = await self._within(self._resolver.lookup(region))
-        return isinstance(record, RegionRecord) and self._server_id in record.homes
+    def _keep(self, region: int, version: int, commit_id: int) -> None:
+        """Its home is another server, which may be lost: the engine retains it for a rebuild."""
+        try:
+            self._engine.publish(region, version, commit_id)
+        except FreedError:  # nobody uses the region here since a restart: nor does the engine
+            self._engine.drop_staged(region, commit_id)
 
     async def _within(self, work: Coroutine[Any, Any, Any]) -> Any:
         return await asyncio.wait_for(work, self._settings.answer_s)

@@ -67,6 +67,8 @@ class EngineStats(_Counters):
     forks: int = 0
     layers: int = 0
     layer_bytes: int = 0
+    retained_layers: int = 0
+    retained_bytes: int = 0
     commits_staged: int = 0
     commits_published: int = 0
     commits_applied: int = 0

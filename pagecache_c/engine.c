@@ -260,6 +260,10 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     pthread_cond_init(&engine->worker.wake, &monotonic);
     pthread_condattr_destroy(&monotonic);
     pc__link_init(&engine->staged);
+    pc__link_init(&engine->retained);
+    engine->retained_most_bytes = PC__RETAINED_BYTES;
+    if (options->cache_bytes && options->cache_bytes / 4 < PC__RETAINED_BYTES)
+        engine->retained_most_bytes = options->cache_bytes / 4;
     engine->stage_timeout_ns = options->stage_timeout_ns ? options->stage_timeout_ns
                                                          : STAGE_TIMEOUT_NS;
     engine->server_id = options->server_id;
@@ -351,6 +355,7 @@ PC_API int pc_engine_stop(pc_engine *engine)
         pc__link_remove(link);
         pc__layer_put(pc__of(link, struct pc__layer, link));
     }
+    pc__retained_close(engine);
     pc__worker_free(engine);
     pc__cache_close(engine);
     if (engine->history)
@@ -507,11 +512,14 @@ PC_API int pc_engine_retire(pc_engine *engine, uint64_t id, int force)
     struct pc__region *region = pc__region_get(engine, id);
     if (force)
         pc__layers_forget(engine, id);
-    if (!region)
+    if (!region) {
+        pc__retained_forget(engine, id);
         return PC_ERR_NO_REGION;
+    }
     pthread_mutex_lock(&region->lock);
     region->state = PC__REGION_RETIRED;
     pthread_mutex_unlock(&region->lock);
+    pc__retained_forget(engine, id);
     pc__clients_let_go(engine, id);
     pc__region_release(engine, region, PC_ERR_NO_REGION, 0, false);
     if (force)

@@ -11,7 +11,7 @@
  *   served      a connection on which another server asks us.
  *
  * Locks, in the order in which they nest:  publish_lock -> engine.lock -> region.lock -> leaves.
- *   engine.lock   the region table, the staged layers, the round-robin counters.
+ *   engine.lock   the region table, the staged and retained layers, the round-robin counters.
  *   region.lock   everything in one region that changes after it was defined: presence, in
  *                 flight, waiters, jobs, leases. Held for arithmetic and for calls that never
  *                 block (UFFDIO_WAKE, a futex wake, a non-blocking send); never over file or
@@ -338,7 +338,7 @@ struct pc__counters {
     _Atomic uint64_t blocks_fetched, bytes_received, bytes_sent, blocks_served;
     _Atomic uint64_t zero_blocks, local_blocks, prefetch_requests, prefetched_blocks;
     _Atomic uint64_t bad_messages, reattached, advances, forks;
-    _Atomic uint64_t layers, layer_bytes;
+    _Atomic uint64_t layers, layer_bytes, retained_layers, retained_bytes;
     _Atomic uint64_t redirected_blocks, redirect_misses, peer_blocks_served, peer_blocks_fetched;
     _Atomic uint64_t evicted_blocks, refetched_blocks, rows_served, rows_fetched;
     _Atomic uint64_t commits_staged, commits_published, commits_applied, commits_dropped;
@@ -402,6 +402,8 @@ struct pc_engine {
     uint64_t next_client_id;
     unsigned next_loop;
     struct pc__link staged;        /* struct pc__layer; engine.lock */
+    struct pc__link retained;      /* the same, the oldest first (retained.c) */
+    uint64_t retained_most_bytes;
     pthread_mutex_t publish_lock;  /* one publish or drop at a time: the keeper hears of a layer's
                                       version before of its end. Outermost */
     uint64_t stage_timeout_ns;
@@ -542,6 +544,18 @@ uint64_t pc__layer_next(const struct pc__layer *layer, uint64_t from, uint64_t l
 void pc__pull_done(struct pc__pull *pull, int error); /* under the lock of its region */
 uint64_t pc__layers_deadline(struct pc__loop *loop);
 void pc__layers_check(struct pc__loop *loop, uint64_t now_ns);
+
+/* retained.c: layers of this node's commits whose homes are elsewhere. */
+#define PC__RETAINED_BYTES (256ull << 20) /* at most; a quarter of the cache's budget, where that is less */
+/* Takes over the caller's reference to what was staged, and the keeper's. publish_lock is held. */
+void pc__retained_add(struct pc_engine *engine, struct pc__layer *layer, uint64_t version);
+void pc__retained_forget(struct pc_engine *engine, uint64_t region);
+/* What the version's commit wrote: +1 ref, or NULL. */
+struct pc__layer *pc__retained_at(struct pc_engine *engine, uint64_t region, uint64_t version);
+/* Returns how many there are, which may exceed capacity. */
+size_t pc__retained_versions(struct pc_engine *engine, uint64_t region, uint64_t *versions,
+                             size_t capacity);
+void pc__retained_close(struct pc_engine *engine);
 
 /* apply.c */
 #define PC__PENDING_MOST_BYTES (256ull << 20) /* published and not applied: writers wait beyond it */

@@ -271,6 +271,7 @@ void pc__layer_drop_staged(struct pc_engine *engine, uint64_t region, uint64_t c
 void pc__layers_forget(struct pc_engine *engine, uint64_t region)
 {
     struct pc__link gone;
+    pc__retained_forget(engine, region);
     pc__link_init(&gone);
     pthread_mutex_lock(&engine->publish_lock);
     pthread_mutex_lock(&engine->lock);
@@ -327,6 +328,12 @@ static struct pc__layer *take_next(struct pc_engine *engine, uint64_t region, ui
     return found;
 }
 
+static bool lies_in(const struct pc__layer *layer, uint64_t n_blocks)
+{
+    const struct pc_run *last = &layer->runs[layer->n_runs - 1];
+    return last->first_block + last->n_blocks <= n_blocks;
+}
+
 /* Moves what is next, and what follows it, to the home. */
 static void take_published(struct pc_engine *engine, struct pc__region *region)
 {
@@ -342,10 +349,7 @@ static void take_published(struct pc_engine *engine, struct pc__region *region)
             return;
         pthread_mutex_lock(&region->lock);
         bool fits = layer->version == home->latest + 1;
-        if (fits) {
-            const struct pc_run *last = &layer->runs[layer->n_runs - 1];
-            fits = last->first_block + last->n_blocks <= region->n_blocks;
-        }
+        fits = fits && lies_in(layer, region->n_blocks);
         if (fits) {
             pc__link_push(&home->pending, &layer->link);
             home->latest = layer->version;
@@ -394,13 +398,14 @@ static int publish(struct pc_engine *engine, struct pc__region *region, uint64_t
                    uint64_t commit_id, uint64_t version, bool *waited_for)
 {
     bool is_home = false, is_new = false, is_undecided = true;
-    uint64_t latest = 0;
+    uint64_t latest = 0, used_blocks = 0;
     if (region) {
         pthread_mutex_lock(&region->lock);
         is_home = region->home && region->state != PC__REGION_CREATING;
         /* After a restart: this may be its home, which is made again in a moment (segments). */
         is_undecided = !is_home && (region->state == PC__REGION_UNKNOWN ||
                                     region->state == PC__REGION_CREATING);
+        used_blocks = region->state == PC__REGION_READY ? region->n_blocks : 0;
         latest = is_home ? region->home->latest : 0;
         is_new = version > latest;
         pthread_mutex_unlock(&region->lock);
@@ -413,7 +418,9 @@ static int publish(struct pc_engine *engine, struct pc__region *region, uint64_t
                  : PC_OK;
     } else if (!is_home || !is_new) { /* its home pulled it, or it is known */
         struct pc__layer *layer = take_out(engine, id, commit_id);
-        if (layer)
+        if (layer && !is_home && lies_in(layer, used_blocks))
+            pc__retained_add(engine, layer, version); /* the home may be lost before anybody reads it */
+        else if (layer)
             pc__layer_end(engine, layer);
     } else {
         pthread_mutex_lock(&engine->lock);

@@ -315,7 +315,8 @@ int pc_engine_seal(pc_engine *engine, uint64_t region);
 int pc_engine_set_changes(pc_engine *engine, uint64_t region, uint64_t from_version,
                           uint64_t to_version, const struct pc_run *runs, size_t n_runs, int error);
 /* At the home: the layer staged under commit_id is this version. A version that is known already
- * changes nothing; one that leaves a gap is refused with PC_ERR_NO_VERSION. */
+ * changes nothing; one that leaves a gap is refused with PC_ERR_NO_VERSION. At another server, which
+ * uses the region: the layer is retained for a rebuild (retained.c). */
 int pc_engine_publish(pc_engine *engine, uint64_t region, uint64_t version, uint64_t commit_id);
 /* Answers NEED_PUBLISHED: every commit there is has been published here; or error. */
 int pc_engine_caught_up(pc_engine *engine, uint64_t region, int error);
@@ -327,8 +328,8 @@ int pc_engine_pull(pc_engine *engine, uint64_t region, uint64_t commit_id, uint6
                    uint64_t layer_bytes);
 
 /* A region whose home is lost gets another one: rebuild.c. What other servers have of it:
- * the versions of which blocks are cached here (returns their number, which may exceed capacity; a
- * region that is not known here has none), */
+ * the versions of which blocks are here, cached or in the layer of a commit of this node (returns their
+ * number, which may exceed capacity; a region that is not known here has none), */
 int64_t pc_engine_cached_versions(pc_engine *engine, uint64_t region, uint64_t *versions,
                                   size_t capacity);
 /* the blocks of one of them (returns the number of runs, which may exceed capacity), */
@@ -345,7 +346,7 @@ int64_t pc_engine_stage_cached(pc_engine *engine, uint64_t region, uint64_t vers
  * and _seal with the descriptor of an attempt before are refused with PC_ERR_NO_REGION. */
 int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_info *info, int *fd);
 int pc_engine_rebuild_take(pc_engine *engine, uint64_t region, int fd, uint64_t commit_id);
-/* Copies blocks that are cached here at a version into it: what it has itself need be no layer. */
+/* Copies blocks that are here at a version into it: what it has itself need be no layer. */
 int pc_engine_rebuild_copy(pc_engine *engine, uint64_t region, int fd, uint64_t version,
                            const struct pc_run *runs, size_t n_runs);
 int pc_engine_rebuild_seal(pc_engine *engine, uint64_t region, int fd);
@@ -388,6 +389,7 @@ struct pc_engine_stats {
     uint64_t bad_messages, reattached;
     uint64_t advances, forks;          /* generations moved to a newer version in place; beside it */
     uint64_t layers, layer_bytes;      /* staged or published, not applied yet */
+    uint64_t retained_layers, retained_bytes; /* of this node's commits, beside the home's copy */
     uint64_t commits_staged, commits_published, commits_applied, commits_dropped;
     uint64_t history_records, history_bytes, history_disk_bytes, history_expired;
     uint64_t history_retained_bytes;   /* old blocks that pc_engine_retain holds */

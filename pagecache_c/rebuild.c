@@ -1,7 +1,7 @@
 /* rebuild.c - a region whose home is lost gets another one.
  *
  * What there is of it: every server's generations hold blocks of versions that they are labelled
- * with. The registry knows which of those are the same in the newest version, and says who is to be
+ * with, and so do the layers of its own commits that it retains. The registry knows which of those are the same in the newest version, and says who is to be
  * the new home. Each other server stages the blocks that it is to give as a layer (_stage_cached);
  * the new home pulls those, writes them, and what it has itself, into a new store (pc_engine_rebuild_begin,
  * _take, _copy, _seal), and becomes
@@ -36,18 +36,53 @@ static struct pc__generation *generation_at(struct pc__region *region, uint64_t 
     return NULL;
 }
 
+/* What is here of one version; with references. */
+struct held {
+    struct pc__generation *generation; /* or NULL */
+    struct pc__layer *layer;           /* what its commit wrote, or NULL */
+};
+
+/* Error, where it is neither. */
+static int hold(struct pc_engine *engine, struct pc__region *region, uint64_t id, uint64_t version,
+                struct held *held)
+{
+    *held = (struct held){0};
+    if (region) {
+        held->layer = pc__retained_at(engine, id, version);
+        pthread_mutex_lock(&region->lock);
+        held->generation = generation_at(region, version);
+        if (held->generation)
+            pc__ref_take(&held->generation->refs);
+        pthread_mutex_unlock(&region->lock);
+    }
+    return held->generation || held->layer
+               ? PC_OK
+               : pc__fail(PC_ERR_NO_GENERATION, "version %llu of region %llu",
+                          (unsigned long long)version, (unsigned long long)id);
+}
+
+static void let_go(struct pc_engine *engine, struct held *held)
+{
+    pc__generation_put(engine, held->generation);
+    pc__layer_put(held->layer);
+}
+
 PC_API int64_t pc_engine_cached_versions(pc_engine *engine, uint64_t id, uint64_t *versions,
                                          size_t capacity)
 {
     struct pc__region *region = pc__region_get(engine, id);
-    size_t n = 0;
     if (!region)
         return 0;
+    size_t n = pc__retained_versions(engine, id, versions, capacity), n_retained = n;
+    n_retained = n_retained < capacity ? n_retained : capacity;
     pthread_mutex_lock(&region->lock);
     pc__each(link, &region->generations)
     {
         const struct pc__generation *g = pc__of(link, struct pc__generation, link);
-        if (g->complete || !g->present.n_set)
+        bool is_new = !g->complete && g->present.n_set;
+        for (size_t i = 0; is_new && i < n_retained; i++)
+            is_new = versions[i] != g->version;
+        if (!is_new)
             continue;
         if (n < capacity)
             versions[n] = g->version;
@@ -58,26 +93,65 @@ PC_API int64_t pc_engine_cached_versions(pc_engine *engine, uint64_t id, uint64_
     return (int64_t)n;
 }
 
-PC_API int64_t pc_engine_cached_blocks(pc_engine *engine, uint64_t id, uint64_t version,
-                                       struct pc_run *runs, size_t capacity)
+static int add_layer(struct pc__blockset *blocks, const struct pc__layer *layer)
 {
-    struct pc__region *region = pc__region_get(engine, id);
+    for (uint32_t i = 0; layer && i < layer->n_runs; i++)
+        if (pc__blockset_add(blocks, layer->runs[i].first_block, layer->runs[i].n_blocks) < 0)
+            return pc__fail(PC_ERR_NO_MEMORY, "a block set");
+    return PC_OK;
+}
+
+static int add_set(struct pc__blockset *blocks, const struct pc__blockset *from)
+{
+    uint64_t at = 0, limit = from->n_blocks;
+    while ((at = pc__blockset_next(from, at, limit)) < limit) {
+        uint64_t end = pc__blockset_next_absent(from, at, limit);
+        if (pc__blockset_add(blocks, at, end - at) < 0)
+            return pc__fail(PC_ERR_NO_MEMORY, "a block set");
+        at = end;
+    }
+    return PC_OK;
+}
+
+static int64_t runs_of(const struct pc__blockset *blocks, struct pc_run *runs, size_t capacity)
+{
+    uint64_t at = 0, limit = blocks->n_blocks;
     size_t n = 0;
-    if (!region)
-        return 0;
-    pthread_mutex_lock(&region->lock);
-    const struct pc__generation *g = generation_at(region, version);
-    uint64_t at = 0, limit = region->n_blocks;
-    while (g && (at = pc__blockset_next(&g->present, at, limit)) < limit) {
-        uint64_t end = pc__blockset_next_absent(&g->present, at, limit);
+    while ((at = pc__blockset_next(blocks, at, limit)) < limit) {
+        uint64_t end = pc__blockset_next_absent(blocks, at, limit);
         if (n < capacity)
             runs[n] = (struct pc_run){.first_block = at, .n_blocks = end - at};
         n++;
         at = end;
     }
-    pthread_mutex_unlock(&region->lock);
-    pc__region_put(engine, region);
     return (int64_t)n;
+}
+
+PC_API int64_t pc_engine_cached_blocks(pc_engine *engine, uint64_t id, uint64_t version,
+                                       struct pc_run *runs, size_t capacity)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    struct pc__blockset blocks = {0};
+    struct held held;
+    int64_t n = 0;
+    if (!hold(engine, region, id, version, &held)) {
+        n = pc__blockset_init(&blocks, region->n_blocks);
+        if (!n)
+            n = add_layer(&blocks, held.layer);
+        if (!n && held.generation) {
+            pthread_mutex_lock(&region->lock);
+            if (held.generation->version == version)
+                n = add_set(&blocks, &held.generation->present);
+            pthread_mutex_unlock(&region->lock);
+        }
+        if (!n)
+            n = runs_of(&blocks, runs, capacity);
+        pc__blockset_free(&blocks);
+    }
+    let_go(engine, &held);
+    if (region)
+        pc__region_put(engine, region);
+    return n;
 }
 
 static int write_all(int fd, const void *bytes, uint64_t n_bytes, uint64_t offset)
@@ -112,17 +186,31 @@ static int read_all(int fd, uint8_t *out, uint64_t n_bytes, uint64_t offset)
     return PC_OK;
 }
 
-/* Read under region.lock: nothing of it is evicted, nor does it move, meanwhile. */
-static int copy_some(struct pc__region *region, const struct pc__generation *generation,
-                     uint64_t version, uint64_t first, uint64_t n, uint8_t *out)
+/* Read under region.lock: nothing of a generation is evicted, nor does it move, meanwhile. */
+static int copy_some(struct pc__region *region, const struct held *held, uint64_t version,
+                     uint64_t first, uint64_t n, uint8_t *out)
 {
+    const struct pc__generation *generation = held->generation;
+    const struct pc__layer *layer = held->layer;
+    int rc = PC_OK;
     pthread_mutex_lock(&region->lock);
-    bool has = generation->version == version &&
-               pc__blockset_next_absent(&generation->present, first, first + n) == first + n;
-    int rc = has ? read_all(generation->memfd, out, n << PC_BLOCK_SHIFT, first << PC_BLOCK_SHIFT)
-                 : pc__fail(PC_ERR_NO_GENERATION,
-                            "blocks of version %llu of region %llu are not here any more",
-                            (unsigned long long)version, (unsigned long long)region->id);
+    for (uint64_t at = first, end = first + n, k = 0; at < end && !rc;
+         at += k, out += k << PC_BLOCK_SHIFT) {
+        uint64_t of_layer = layer ? pc__layer_find(layer, at, &k) : UINT64_MAX;
+        if (of_layer != UINT64_MAX) {
+            k = k < end - at ? k : end - at;
+            memcpy(out, layer->map + layer->data_offset + (of_layer << PC_BLOCK_SHIFT),
+                   k << PC_BLOCK_SHIFT);
+            continue;
+        }
+        k = generation && generation->version == version
+                ? pc__blockset_next_absent(&generation->present, at, end) - at
+                : 0;
+        rc = k ? read_all(generation->memfd, out, k << PC_BLOCK_SHIFT, at << PC_BLOCK_SHIFT)
+               : pc__fail(PC_ERR_NO_GENERATION,
+                          "blocks of version %llu of region %llu are not here any more",
+                          (unsigned long long)version, (unsigned long long)region->id);
+    }
     pthread_mutex_unlock(&region->lock);
     return rc;
 }
@@ -130,9 +218,8 @@ static int copy_some(struct pc__region *region, const struct pc__generation *gen
 #define IN_PLACE UINT64_MAX
 
 /* Into the file, one after the other from offset on; or IN_PLACE, each where it lies in the region. */
-static int copy_runs(struct pc__region *region, const struct pc__generation *generation,
-                     uint64_t version, const struct pc_run *runs, size_t n_runs, int fd,
-                     uint64_t offset)
+static int copy_runs(struct pc__region *region, const struct held *held, uint64_t version,
+                     const struct pc_run *runs, size_t n_runs, int fd, uint64_t offset)
 {
     const bool in_place = offset == IN_PLACE;
     uint8_t *some = malloc(PC__BOUNCE_BLOCKS * PC_BLOCK_BYTES);
@@ -142,7 +229,7 @@ static int copy_runs(struct pc__region *region, const struct pc__generation *gen
         offset = in_place ? at << PC_BLOCK_SHIFT : offset;
         for (; at < end && !rc; at += n, offset += n << PC_BLOCK_SHIFT) {
             n = end - at < PC__BOUNCE_BLOCKS ? end - at : PC__BOUNCE_BLOCKS;
-            rc = copy_some(region, generation, version, at, n, some);
+            rc = copy_some(region, held, version, at, n, some);
             if (!rc)
                 rc = write_all(fd, some, n << PC_BLOCK_SHIFT, offset);
         }
@@ -167,8 +254,8 @@ static int64_t check_runs(const struct pc_run *runs, size_t n_runs, uint64_t n_b
 }
 
 static int64_t stage_from(struct pc_engine *engine, struct pc__region *region,
-                          const struct pc__generation *generation, uint64_t version,
-                          uint64_t commit_id, const struct pc_run *runs, size_t n_runs)
+                          const struct held *held, uint64_t version, uint64_t commit_id,
+                          const struct pc_run *runs, size_t n_runs)
 {
     int64_t n = check_runs(runs, n_runs, region->n_blocks);
     if (n < 0)
@@ -188,7 +275,7 @@ static int64_t stage_from(struct pc_engine *engine, struct pc__region *region,
     if (!rc)
         rc = write_all(fd, runs, n_runs * sizeof *runs, sizeof head);
     if (!rc)
-        rc = copy_runs(region, generation, version, runs, n_runs, fd, head.data_offset);
+        rc = copy_runs(region, held, version, runs, n_runs, fd, head.data_offset);
     if (rc)
         close(fd);
     else
@@ -196,34 +283,16 @@ static int64_t stage_from(struct pc_engine *engine, struct pc__region *region,
     return rc ? rc : (int64_t)bytes;
 }
 
-/* +1 ref, or NULL. */
-static struct pc__generation *take_generation(struct pc__region *region, uint64_t id,
-                                              uint64_t version)
-{
-    struct pc__generation *generation = NULL;
-    if (region) {
-        pthread_mutex_lock(&region->lock);
-        generation = generation_at(region, version);
-        if (generation)
-            pc__ref_take(&generation->refs);
-        pthread_mutex_unlock(&region->lock);
-    }
-    if (!generation)
-        (void)pc__fail(PC_ERR_NO_GENERATION, "version %llu of region %llu",
-                       (unsigned long long)version, (unsigned long long)id);
-    return generation;
-}
-
 PC_API int64_t pc_engine_stage_cached(pc_engine *engine, uint64_t id, uint64_t version,
                                       uint64_t commit_id, const struct pc_run *runs,
                                       size_t n_runs)
 {
     struct pc__region *region = pc__region_get(engine, id);
-    struct pc__generation *generation = take_generation(region, id, version);
-    int64_t rc = generation ? stage_from(engine, region, generation, version, commit_id, runs,
-                                         n_runs)
-                            : PC_ERR_NO_GENERATION;
-    pc__generation_put(engine, generation);
+    struct held held;
+    int64_t rc = hold(engine, region, id, version, &held);
+    if (!rc)
+        rc = stage_from(engine, region, &held, version, commit_id, runs, n_runs);
+    let_go(engine, &held);
     if (region)
         pc__region_put(engine, region);
     return rc;
@@ -361,11 +430,13 @@ PC_API int pc_engine_rebuild_copy(pc_engine *engine, uint64_t id, int fd, uint64
                                   const struct pc_run *runs, size_t n_runs)
 {
     struct pc__region *region = pc__region_get(engine, id);
-    struct pc__generation *generation = take_generation(region, id, version);
-    int64_t rc = generation ? check_runs(runs, n_runs, region->n_blocks) : PC_ERR_NO_GENERATION;
+    struct held held;
+    int64_t rc = hold(engine, region, id, version, &held);
+    if (!rc)
+        rc = check_runs(runs, n_runs, region->n_blocks);
     if (rc > 0)
-        rc = copy_runs(region, generation, version, runs, n_runs, fd, IN_PLACE);
-    pc__generation_put(engine, generation);
+        rc = copy_runs(region, &held, version, runs, n_runs, fd, IN_PLACE);
+    let_go(engine, &held);
     if (region)
         pc__region_put(engine, region);
     return (int)rc;
@@ -591,6 +662,8 @@ PC_API int pc_engine_set_homes(pc_engine *engine, uint64_t id, const uint64_t *h
         __atomic_store_n(&region->homes[i], homes[i], __ATOMIC_RELAXED);
     pthread_mutex_unlock(&region->lock);
     pc__home_free(engine, unwanted, region->length_bytes);
+    if (!rc && here)
+        pc__retained_forget(engine, id); /* the base has it */
     if (!rc)
         rc = tell_loops(engine, id, 0, PC_OK);
     pc__region_put(engine, region);

@@ -67,6 +67,8 @@ PC_API int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out)
     out->forks = pc__count_get(&c->forks);
     out->layers = pc__count_get(&c->layers);
     out->layer_bytes = pc__count_get(&c->layer_bytes);
+    out->retained_layers = pc__count_get(&c->retained_layers);
+    out->retained_bytes = pc__count_get(&c->retained_bytes);
     out->commits_staged = pc__count_get(&c->commits_staged);
     out->commits_published = pc__count_get(&c->commits_published);
     out->commits_applied = pc__count_get(&c->commits_applied);

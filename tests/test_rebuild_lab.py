@@ -159,6 +159,23 @@ def test_what_a_commit_changed_no_source_makes(
     clamor.free(ref)
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_what_was_committed_just_now_is_at_its_writers(
+    lab: LocalCluster, node: int, tmp_path: Path, index: int
+) -> None:
+    """Nobody has read it, and no source makes it."""
+    ref = on(node, put_with_source, 12, str(tmp_path / "ran"))
+    expected = content(12)
+    for version, block in enumerate((20, 21, 20), 1):
+        assert on(index, add_to, ref, block * WORDS, 5) == version
+        expected[block * WORDS] += 5
+    lab.kill_node(node)
+    assert np.array_equal(read_all(ref.refresh()), expected)
+    assert add_to(ref, 0, 1) == 4
+    clamor.free(ref)
+    until(lambda: not any(node.engine.retained_layers for node in clamor.stats().nodes))
+
+
 def put_with_another(seed: int, kind: str) -> Any:
     def again() -> Any:
         if kind == "raises":

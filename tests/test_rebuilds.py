@@ -38,6 +38,7 @@ class Servers:
     def __init__(self, core: RegistryCore) -> None:
         self.core = core
         self.cached: dict[int, list[tuple[int, BitMap]]] = {}
+        self.layers: dict[int, dict[int, BitMap]] = {}  # staged, by commit id
         self.calls: list[tuple[Any, ...]] = []
         self.orders: list[tuple[int, RebuildOrder, list[Any]]] = []
         self.before: dict[str, list[Callable[[], object]]] = {}
@@ -55,11 +56,17 @@ class Servers:
     async def examine(self, server_id: int) -> None:
         self._now("examine", server_id)
 
-    async def holdings(self, server_id: int, region: int) -> list[tuple[int, bytes]]:
+    async def holdings(
+        self, server_id: int, region: int, commits: list[tuple[int, int]]
+    ) -> list[tuple[int, bytes]]:
         self._now("holdings", server_id)
+        layers = self.layers.get(server_id, {})
+        found = [
+            (version, layers[commit_id]) for version, commit_id in commits if commit_id in layers
+        ]
         return [
             (version, bytes(blocks.serialize()))
-            for version, blocks in self.cached.get(server_id, [])
+            for version, blocks in [*self.cached.get(server_id, []), *found]
         ]
 
     async def stage_cached(
@@ -215,6 +222,20 @@ def test_from_a_source(world: World, kind: str) -> None:
         assert BitMap.deserialize(order.compared) == BitMap([3])  # 4 is none that it makes
         assert order.pieces == (((64, b"what"),) if kind == ZEROS else ())
         assert made == ([b"what"] if kind == CALL else [])
+
+    run(work)
+
+
+def test_what_is_staged_counts(world: World) -> None:
+    async def work() -> None:
+        world.servers.cached = {PEER: [(0, ALL)]}
+        world.servers.layers = {OTHER: {9: BitMap([4]), 10: BitMap([5])}}  # 10 is not decided
+        world.lose(HOME)
+        assert await world.settle()
+        ((_, order, _),) = world.servers.orders
+        assert [take[0] for take in order.takes] == [OTHER]
+        ((version, blocks),) = order.own
+        assert (version, BitMap.deserialize(blocks)) == (0, ALL - BitMap([4]))
 
     run(work)
 
@@ -375,10 +396,10 @@ def test_a_holder_that_is_silent_is_waited_for(
 ) -> None:
     silent, answer = True, world.servers.holdings
 
-    async def holdings(server_id: int, region: int) -> list[tuple[int, bytes]]:
+    async def holdings(server_id: int, region: int, commits: Any) -> list[tuple[int, bytes]]:
         if silent and server_id == OTHER:
             raise ConnectionError("It is being restarted.")
-        return await answer(server_id, region)
+        return await answer(server_id, region, commits)
 
     async def work() -> None:
         nonlocal silent

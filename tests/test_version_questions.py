@@ -109,7 +109,7 @@ def test_a_home_catches_up(run_core, answers, said) -> None:
     ("versions", "homes", "said"),
     [
         ({7: 1, 8: 4}, (HERE,), ("publish", 7, 1, 99)),
-        ({7: 1}, (THERE,), ("drop", 7, 99)),  # it was only staged here
+        ({7: 1}, (THERE,), ("publish", 7, 1, 99)),  # the engine retains it
         ({}, (HERE,), ("drop", 7, 99)),
     ],
 )
@@ -131,6 +131,19 @@ def test_a_layer_of_a_variable_that_is_gone_is_dropped(run_core) -> None:
         async with Node(HERE) as here:
             here.known.versions["outcome", 99] = [{7: 1}]
             here.known.regions[7] = RegionFreed(7)
+            here.engine.ask(FakeEvent(EventKind.NEED_OUTCOME, 7, commit_id=99))
+            await until(lambda: bool(here.engine.answers), 15)
+            assert here.engine.answers == [("drop", 7, 99)]
+
+    run_core(work)
+
+
+def test_a_layer_of_a_variable_that_nobody_here_uses_is_dropped(run_core) -> None:
+    async def work() -> None:
+        async with Node(HERE) as here:
+            here.known.versions["outcome", 99] = [{7: 1}]
+            here.known.regions[7] = dataclasses.replace(RECORD, homes=(THERE,))
+            here.engine.unknown = {7}
             here.engine.ask(FakeEvent(EventKind.NEED_OUTCOME, 7, commit_id=99))
             await until(lambda: bool(here.engine.answers), 15)
             assert here.engine.answers == [("drop", 7, 99)]

@@ -403,6 +403,87 @@ static void test_a_registry_that_is_silent_loses_nothing(int trap)
     world_end(&w);
 }
 
+static bool has_version(const struct server *s, uint64_t region, uint64_t version)
+{
+    uint64_t versions[8];
+    int64_t n = pc_engine_cached_versions(s->engine, region, versions, 8);
+    for (int64_t i = 0; i < n && i < 8; i++)
+        if (versions[i] == version)
+            return true;
+    return false;
+}
+
+/* What a commit changed nobody has read when the home is lost: its writer's node has it. */
+static void check_unread(int trap, int new_home)
+{
+    struct world w = world_of(trap);
+    struct server *home = &w.servers[new_home], *writer = &w.servers[READER];
+    static const struct pc_run written[] = {{3, 1}, {120, 60}}, same[] = {{0, 3}, {4, 116}, {180, 332}};
+    struct pc_run runs[4];
+    const uint64_t id = w.info.region;
+    CHECK(commit(w.c, writer, w.clients[READER], &w.info, 1, written, 2) == 2);
+    SOON(has_version(writer, id, 2));
+    CHECK(stats_of(writer).retained_layers == 1 && stats_of(writer).layers == 0);
+    CHECK(pc_engine_cached_blocks(writer->engine, id, 2, runs, 4) == 2);
+    CHECK(!memcmp(runs, written, sizeof written));
+    CHECK(pc_engine_stage_cached(writer->engine, id, 2, 5, &all, 1) == PC_ERR_NO_GENERATION);
+    lose_home(&w);
+    const struct pc_region_info info = at_version(w.info, 2);
+    static const struct { int server; uint64_t version; const struct pc_run *runs; size_t n; } from[] = {
+        {PEER, 1, same, N(same)}, {READER, 2, written, N(written)}};
+    int fd;
+    OK(pc_engine_rebuild_begin(home->engine, &info, &fd));
+    for (uint64_t i = 0; i < N(from); i++) {
+        struct server *giver = &w.servers[from[i].server];
+        if (giver == home) {
+            OK(pc_engine_rebuild_copy(home->engine, id, fd, from[i].version, from[i].runs, from[i].n));
+            continue;
+        }
+        int64_t bytes = pc_engine_stage_cached(giver->engine, id, from[i].version, 0x7000 + i,
+                                               from[i].runs, from[i].n);
+        OK(bytes);
+        OK(pc_engine_pull(home->engine, id, 0x7000 + i, giver->id, (uint64_t)bytes));
+        OK(wait_pulled(w.c, 0x7000 + i));
+        OK(pc_engine_rebuild_take(home->engine, id, fd, 0x7000 + i));
+        OK(pc_engine_drop_staged(giver->engine, id, 0x7000 + i));
+    }
+    OK(pc_engine_rebuild_seal(home->engine, id, fd));
+    close(fd);
+    activate(&w, home);
+    for (int i = PEER; i < N_SERVERS; i++) {
+        OK(pc_engine_set_homes(w.servers[i].engine, id, &home->id, 1));
+        check_at(w.c, w.clients[i], &w.info, 2);
+    }
+    CHECK(stats_of(home).retained_layers == 0);
+    for (int i = PEER; i < N_SERVERS; i++) { /* it is freed: nothing is kept */
+        OK(pc_engine_retire(w.servers[i].engine, id, 0));
+        CHECK(stats_of(&w.servers[i]).retained_layers == 0 && stats_of(&w.servers[i]).retained_bytes == 0);
+    }
+    world_end(&w);
+}
+
+static void test_what_nobody_has_read_is_at_its_writers(int trap)
+{
+    check_unread(trap, PEER);
+    check_unread(trap, READER);
+}
+
+/* A writer that goes on keeps its newest, within a bound of layers. */
+static void test_what_is_retained_is_bounded(int trap)
+{
+    struct world w = world_of(trap);
+    static const struct pc_run one = {7, 1};
+    struct server *writer = &w.servers[READER];
+    struct pc_run run;
+    for (uint64_t version = 1; version < 300; version++)
+        CHECK(commit(w.c, &w.servers[READER], w.clients[READER], &w.info, version, &one, 1) ==
+              version + 1);
+    SOON(pc_engine_cached_blocks(writer->engine, w.info.region, 300, &run, 1) == 1);
+    const struct pc_engine_stats stats = stats_of(writer);
+    CHECK(stats.retained_layers == 256 && stats.retained_bytes == 256 * 2 * PC_BLOCK_BYTES);
+    world_end(&w);
+}
+
 /* The server that is to be the home is started again, before and after it is that. */
 static void test_restarts(int trap)
 {
@@ -507,6 +588,8 @@ int main(int argc, char **argv)
         RUN(freed_meanwhile, 60);
         RUN(what_is_not_wanted_goes, 60);
         RUN(a_registry_that_is_silent_loses_nothing, 60);
+        RUN(what_nobody_has_read_is_at_its_writers, 60);
+        RUN(what_is_retained_is_bounded, 60);
         RUN(restarts, 60);
         RUN(restarts_without_clients, 60);
     }
