@@ -139,7 +139,10 @@ class Settings:
 
     Args:
         handshake_s: From accept, or connect, to the last message.
-        max_unauthenticated: Connections that have not passed; more are closed at once.
+        max_unauthenticated: Connections that have not passed; for one more, an old one goes.
+        max_unauthenticated_of_address: Of these, from one address. No fewer than a peer has lanes:
+            it opens all of them at once.
+        undisturbed_s: So long a connection may stay, however many come after it.
         answer_s: One question to the resolver, or one TCP connect.
         deadline_s: All tries to find a peer or a region, or to learn of commits.
         pull_s: One layer's way here.
@@ -150,7 +153,9 @@ class Settings:
     """
 
     handshake_s: float = 5.0
-    max_unauthenticated: int = 64
+    max_unauthenticated: int = 256
+    max_unauthenticated_of_address: int = 64
+    undisturbed_s: float = 0.02
     answer_s: float = 10.0
     deadline_s: float = 40.0
     pull_s: float = 600.0

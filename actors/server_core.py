@@ -13,7 +13,8 @@ What always holds:
 * a connection is owned by exactly one side: by us until ``serve`` or ``add_peer``, by the engine
   from that call on;
 * every question of the engine gets one answer, at the latest when its deadline is over;
-* at most ``max_unauthenticated`` connections have not passed, each for at most 5 seconds.
+* at most ``max_unauthenticated`` connections have not passed, each for at most 5 seconds, and who
+  comes later is taken all the same: ``admission`` says who goes for it.
 
 Thread safety: all methods belong to the loop's thread, but for ``counters``.
 """
@@ -30,6 +31,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from clamor_ray._cause import cause_of
+from clamor_ray.actors.admission import Stranger, Strangers
 from clamor_ray.actors.engine_like import (
     DEFAULTS,
     Answer,
@@ -62,6 +64,8 @@ from clamor_ray.errors import ClamorError, FreedError, HomeLostError
 logger = logging.getLogger("clamor_ray.page_server")
 
 MAX_TOLD_IDLE = 65536
+BACKLOG = 1024  # through it in less than handshake_s, also when a crowd comes all the time
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class ServerCore:
@@ -100,7 +104,11 @@ class ServerCore:
         self._finding_home: set[int] = set()
         self._retired_meanwhile: set[int] = set()
         self._told_idle: dict[int, None] = {}  # the oldest first
-        self._unauthenticated = 0
+        self._strangers = Strangers(
+            settings.max_unauthenticated,
+            settings.max_unauthenticated_of_address,
+            settings.undisturbed_s,
+        )
         self._accepted = 0
         self._peers_connected = 0
         self._peers_lost = 0
@@ -128,7 +136,7 @@ class ServerCore:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.setblocking(False)
             listener.bind((host, port))
-            listener.listen(256)
+            listener.listen(BACKLOG)
         except BaseException:
             listener.close()
             raise
@@ -148,6 +156,7 @@ class ServerCore:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._strangers.close()  # of tasks that had not begun
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -158,7 +167,7 @@ class ServerCore:
             accepted=self._accepted,
             peers_connected=self._peers_connected,
             peers_lost=self._peers_lost,
-            unauthenticated_now=self._unauthenticated,
+            unauthenticated_now=len(self._strangers),
             refused=tuple(sorted(self._refused.copy().items())),
         )
 
@@ -418,46 +427,61 @@ class ServerCore:
             except OSError as failure:
                 if failure.errno in (errno.EBADF, errno.EINVAL):
                     return
-                # Out of descriptors or memory: the backlog keeps the others waiting meanwhile.
+                if failure.errno not in NO_ROOM:
+                    await asyncio.sleep(0)
+                    continue  # this one connection has failed
+                if self._strangers.make_room():
+                    await asyncio.sleep(self._settings.backoff_first_s)  # its task closes it
+                    continue
+                # The backlog keeps the others waiting meanwhile.
                 logger.error("cannot accept on the data port: %s", failure)
                 await asyncio.sleep(self._settings.backoff_most_s)
                 continue
             self._accepted += 1
-            if self._unauthenticated >= self._settings.max_unauthenticated:
-                sock.close()
-                self._refuse(Refusal.BUSY, address, "too many connections have not passed yet")
-                continue
-            self._unauthenticated += 1
-            self._spawn(self._admit(sock, address))
+            wait_s = self._strangers.wait_s(address[0], loop.time())
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)  # nobody else comes in meanwhile
+            stranger = self._strangers.take(sock, address[0], loop.time())
+            self._spawn(self._admit(stranger, address))
 
-    async def _admit(self, sock: socket.socket, address: Any) -> None:
+    async def _admit(self, stranger: Stranger, address: Any) -> None:
+        sock = stranger.sock
         try:
             sock.setblocking(False)
             _tune(sock)
-            peer = await asyncio.wait_for(self._check_hello(sock), self._settings.handshake_s)
+            peer = await asyncio.wait_for(self._check_hello(stranger), self._settings.handshake_s)
         except HandshakeError as failure:
-            self._refuse(failure.refusal, address, cause_of(failure))
+            self._refuse_stranger(stranger, failure.refusal, address, cause_of(failure))
         except asyncio.TimeoutError:
             self._refuse(Refusal.TIMEOUT, address, "the handshake took too long")
         except OSError as failure:
-            self._refuse(Refusal.CLOSED, address, cause_of(failure))
+            self._refuse_stranger(stranger, Refusal.CLOSED, address, cause_of(failure))
         else:
             try:
                 self._engine.serve(peer.client_id, sock.detach())
             except Exception as failure:  # any: one refused connection must not end the server
                 self._refuse(Refusal.ENGINE, address, repr(failure))
         finally:
-            self._unauthenticated -= 1
+            self._strangers.leave(stranger)
             sock.close()
 
-    async def _check_hello(self, sock: socket.socket) -> Hello:
+    async def _check_hello(self, stranger: Stranger) -> Hello:
         loop = asyncio.get_running_loop()
+        sock = stranger.sock
         handshake = ServerHandshake(self._secret, self._server_id)
         challenge = handshake.challenge(await _receive(sock, HELLO_BYTES))
+        stranger.named_us = True
         await loop.sock_sendall(sock, challenge)
         accept = handshake.accept(await _receive(sock, PROOF_BYTES))
         await loop.sock_sendall(sock, accept)
         return handshake.peer
+
+    def _refuse_stranger(
+        self, stranger: Stranger, refusal: Refusal, address: Any, why: str
+    ) -> None:
+        if stranger.had_to_go:
+            refusal, why = Refusal.BUSY, "it had not passed, and others came after it"
+        self._refuse(refusal, address, why)
 
     def _refuse(self, refusal: Refusal, address: Any, why: str) -> None:
         self._refused[refusal.value] += 1

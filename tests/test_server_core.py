@@ -377,30 +377,6 @@ def test_a_peer_that_hangs_up_is_counted(run_core) -> None:
     run_core(work)
 
 
-def test_a_crowd_of_strangers_is_bounded_and_passes_by(run_core) -> None:
-    # Longer than a busy machine needs to connect them all.
-    patient = dataclasses.replace(HASTE, handshake_s=2.0, deadline_s=12.0)
-
-    async def work() -> None:
-        async with Node(HERE, settings=patient) as here, Node(THERE, settings=patient) as there:
-            there.known.places[HERE] = [here.info()]
-            crowd = [await here.connect() for _ in range(patient.max_unauthenticated + 6)]
-            await until(lambda: here.core.counters().accepted == len(crowd))
-            assert here.core.counters().unauthenticated_now <= patient.max_unauthenticated
-            # A real peer comes through as soon as the strangers' time is over.
-            there.engine.ask(FakeEvent(EventKind.NEED_PEER, server_id=HERE))
-            await until(lambda: len(here.engine.served) >= 3, 12)
-            for sock in crowd:
-                await closed_by_peer(sock)
-            # How many of each depends on the clock: a place that is free is taken by the next.
-            late = here.refused()[Refusal.TIMEOUT.value]
-            assert late >= patient.max_unauthenticated
-            assert late + here.refused()[Refusal.BUSY.value] >= len(crowd)
-            await until(lambda: here.core.counters().unauthenticated_now == 0)
-
-    run_core(work)
-
-
 def test_an_engine_that_refuses_does_not_end_the_server(run_core) -> None:
     async def work() -> None:
         async with Node(HERE) as here, Node(THERE) as there:
