@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 
 #define MIB ((uint64_t)1 << 20)
-#define WAIT (10 * SECOND)
+#define WAIT (30 * SECOND) /* on a busy machine; nothing is waited for that may not come */
 
 static inline struct pc_engine_stats stats_of(struct server *server)
 {
@@ -28,7 +28,7 @@ static inline struct pc_region_stats region_of(struct server *server, uint64_t r
     return none;
 }
 
-#define SOON(condition) SOON_IN(condition, 5)
+#define SOON(condition) SOON_IN(condition, 30)
 #define SOON_IN(condition, seconds)                                                              \
     do {                                                                                         \
         uint64_t until_ = now_ns() + (seconds) * SECOND;                                         \

@@ -126,11 +126,11 @@ static void test_read_set(int trap)
     const uint64_t n_blocks = w.info.length_bytes >> 12, half = n_blocks / 2;
     static bool is_in[8 * BUDGET >> 12];
     /* Who began nothing is told the worst. */
-    CHECK(pc_client_evicted(w.far, m.id, runs, most, 5 * SECOND) == 1);
+    CHECK(pc_client_evicted(w.far, m.id, runs, most, WAIT) == 1);
     CHECK(runs[0].first_block == 0 && runs[0].n_blocks == n_blocks);
-    OK(pc_client_evicted_begin(w.far, m.id, 5 * SECOND));
+    OK(pc_client_evicted_begin(w.far, m.id, WAIT));
     OK(pc_client_reads_begin(w.far, m.id));
-    CHECK(pc_client_evicted(w.far, m.id, runs, most, 5 * SECOND) == 0);
+    CHECK(pc_client_evicted(w.far, m.id, runs, most, WAIT) == 0);
     check_bytes(&m, 1, 0, half << 12);
     int64_t n = pc_client_reads_end(w.far, m.id, runs, most), alone = 0;
     for (int both = 0; both < 2; both++) {
@@ -142,7 +142,7 @@ static void test_read_set(int trap)
             for (uint64_t block = 0; block < half; block++)
                 alone += is_in[block];
         if (!both)
-            n = pc_client_evicted(w.far, m.id, runs, most, 5 * SECOND);
+            n = pc_client_evicted(w.far, m.id, runs, most, WAIT);
     }
     CHECK((uint64_t)alone < half); /* or this test shows nothing */
     for (uint64_t block = 0; block < half; block++)
@@ -153,8 +153,8 @@ static void test_read_set(int trap)
         more += is_in[block];
     CHECK(more < half / 2); /* what was read ahead, and has gone */
     OK(pc_client_evicted_end(w.far, m.id));
-    OK(pc_client_evicted_begin(w.far, m.id, 5 * SECOND));
-    CHECK(pc_client_evicted(w.far, m.id, runs, most, 5 * SECOND) == 0);
+    OK(pc_client_evicted_begin(w.far, m.id, WAIT));
+    CHECK(pc_client_evicted(w.far, m.id, runs, most, WAIT) == 0);
     OK(pc_client_unmap(w.far, m.id)); /* ends it, too */
     world_stop(&w);
 }
@@ -291,7 +291,7 @@ static void test_awaited_stay(int trap)
     struct pc_mapping m = map_at(w.far, &w.info, 0, 0);
     check_word(&m, 1, 5 * MIB);
     struct pc_run much = {0, 5 * MIB >> 12};
-    OK(pc_client_prefetch(w.far, m.id, &much, 1, 1, 5 * SECOND));
+    OK(pc_client_prefetch(w.far, m.id, &much, 1, 1, WAIT));
     uint64_t faults = stats_of(w.s1).faults;
     CHECK(faults > 0);
     check_word(&m, 1, 5 * MIB);
@@ -299,7 +299,7 @@ static void test_awaited_stay(int trap)
     /* Not for ever: there is only so much of them. */
     for (uint64_t i = 0; i < 200; i++)
         check_word(&m, 1, 6 * MIB + i * 977 % 2500 * 4096);
-    OK(pc_client_prefetch(w.far, m.id, &much, 1, 1, 5 * SECOND));
+    OK(pc_client_prefetch(w.far, m.id, &much, 1, 1, WAIT));
     faults = stats_of(w.s1).faults;
     check_word(&m, 1, 5 * MIB);
     CHECK(stats_of(w.s1).faults > faults);
@@ -434,13 +434,13 @@ static void test_fork_of_evicted(int trap)
     struct pc_run all = {0, 208};
     for (uint64_t at_block = all.n_blocks; at_block > 0; at_block -= 16) {
         struct pc_run chunk = {at_block - 16, 16}; /* the last is the oldest */
-        OK(pc_client_prefetch(w.far, old.id, &chunk, 1, 1, 5 * SECOND));
+        OK(pc_client_prefetch(w.far, old.id, &chunk, 1, 1, WAIT));
     }
     CHECK(commit(w.c, w.s0, w.home, &w.info, 0, some, 2) == 1);
     struct pc_mapping fresh = map_at(w.far, &w.info, 1, 0);
     CHECK(stats_of(w.s1).forks == 1);
     uint64_t fetched = stats_of(w.s1).blocks_fetched, here = stats_of(w.s1).local_blocks;
-    OK(pc_client_prefetch(w.far, fresh.id, &all, 1, 1, 5 * SECOND));
+    OK(pc_client_prefetch(w.far, fresh.id, &all, 1, 1, WAIT));
     fetched = stats_of(w.s1).blocks_fetched - fetched;
     here = stats_of(w.s1).local_blocks - here;
     CHECK(here > 0 && fetched >= 40 && here + fetched == all.n_blocks);
@@ -463,7 +463,7 @@ static void test_regions_end(int trap)
         struct pc_region_info info = build(w.c, w.s0, w.home, id, 2 * MIB, 0);
         struct pc_mapping other = map_at(w.far, &info, 0, 0);
         struct pc_run all = {0, info.length_bytes >> 12};
-        OK(pc_client_prefetch(w.far, other.id, &all, 1, 0, 5 * SECOND)); /* still coming, when */
+        OK(pc_client_prefetch(w.far, other.id, &all, 1, 0, WAIT)); /* still coming, when */
         check_bytes(&other, id, 0, MIB / 4);
         OK(pc_engine_retire(w.s1->engine, id, id % 2)); /* it goes */
         OK(pc_client_unmap(w.far, other.id));
@@ -484,14 +484,14 @@ static void test_unleased_go_first(int trap)
     struct pc_region_info info = build(w.c, w.s0, w.home, 2, 8 * MIB, 0);
     struct pc_mapping used = map_at(w.far, &info, 0, 0), left = map_at(w.far, &w.info, 0, 0);
     struct pc_run first = {0, BUDGET / 4 >> 12}, whole = {0, w.info.length_bytes >> 12};
-    OK(pc_client_prefetch(w.far, used.id, &first, 1, 1, 5 * SECOND));
-    OK(pc_client_prefetch(w.far, left.id, &whole, 1, 1, 5 * SECOND));
+    OK(pc_client_prefetch(w.far, used.id, &first, 1, 1, WAIT));
+    OK(pc_client_prefetch(w.far, left.id, &whole, 1, 1, WAIT));
     OK(pc_client_unmap(w.far, left.id));
     usleep(1200000); /* unleased for so long that it is left */
     struct pc_run more = {BUDGET / 2 >> 12, BUDGET / 2 >> 12};
-    OK(pc_client_prefetch(w.far, used.id, &more, 1, 1, 5 * SECOND));
+    OK(pc_client_prefetch(w.far, used.id, &more, 1, 1, WAIT));
     uint64_t fetched = stats_of(w.s1).blocks_fetched;
-    OK(pc_client_prefetch(w.far, used.id, &first, 1, 1, 5 * SECOND)); /* the oldest, and all there */
+    OK(pc_client_prefetch(w.far, used.id, &first, 1, 1, WAIT)); /* the oldest, and all there */
     CHECK(stats_of(w.s1).blocks_fetched == fetched);
     check_bytes(&used, 2, 0, BUDGET / 4);
     CHECK(region_of(w.s1, 1).present_blocks < w.info.length_bytes >> 12);
@@ -505,9 +505,9 @@ static void test_thrash_is_told_once(int trap)
     struct world w = world_start("thrash", trap, MIB, PC_POLICY_FIFO, 3 * MIB / 2);
     struct pc_mapping m = map_at(w.far, &w.info, 0, 0);
     struct pc_run all = {0, w.info.length_bytes >> 12};
-    SOON_IN((pc_client_prefetch(w.far, m.id, &all, 1, 1, 5 * SECOND), w.s1->thrashing_events), 20);
+    SOON_IN((pc_client_prefetch(w.far, m.id, &all, 1, 1, WAIT), w.s1->thrashing_events), 20);
     for (uint64_t until = now_ns() + 4 * SECOND; now_ns() < until;) /* past another period */
-        OK(pc_client_prefetch(w.far, m.id, &all, 1, 1, 5 * SECOND));
+        OK(pc_client_prefetch(w.far, m.id, &all, 1, 1, WAIT));
     CHECK(w.s1->thrashing_events == 1 && w.s0->thrashing_events == 0);
     struct pc_engine_stats stats = stats_of(w.s1);
     CHECK(stats.refetched_blocks > 0 && stats.refetched_blocks <= stats.evicted_blocks);
@@ -521,7 +521,7 @@ static void test_scan_is_no_thrash(int trap)
     struct pc_mapping m = map_at(w.far, &w.info, 0, 0);
     struct pc_run all = {0, w.info.length_bytes >> 12};
     for (uint64_t until = now_ns() + 4 * SECOND; now_ns() < until;)
-        OK(pc_client_prefetch(w.far, m.id, &all, 1, 1, 5 * SECOND));
+        OK(pc_client_prefetch(w.far, m.id, &all, 1, 1, WAIT));
     CHECK(w.s1->thrashing_events == 0);
     CHECK(stats_of(w.s1).refetched_blocks * 10 < stats_of(w.s1).evicted_blocks);
     world_stop(&w);
