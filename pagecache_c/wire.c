@@ -212,7 +212,7 @@ int pc__ctl_parse_runs(const struct pc__ctl_message *message, struct pc__ctl_run
     memcpy(&checked, message->body, sizeof checked);
     if (checked.n_runs == 0 || checked.n_runs > PC__CTL_MAX_RUNS || checked.n_runs > capacity)
         return PC_ERR_PROTOCOL;
-    if (checked.wait > 1)
+    if (checked.wait > PC__RUNS_LAST_WAIT)
         return PC_ERR_PROTOCOL;
     if (message->body_bytes != sizeof checked + checked.n_runs * sizeof *runs)
         return PC_ERR_PROTOCOL;

@@ -101,8 +101,9 @@ struct pc__ctl_opened {
 struct pc__ctl_runs {
     uint64_t mapping_id;
     uint32_t n_runs;     /* struct pc_run follow */
-    uint32_t wait;
+    uint32_t wait;       /* of PREFETCH and READS: PC__RUNS_LAST_WAIT at most */
 };
+#define PC__RUNS_LAST_WAIT 1
 
 struct pc__ctl_stage {
     uint64_t region;

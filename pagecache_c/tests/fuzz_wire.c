@@ -104,7 +104,8 @@ static void try_control(const uint8_t *packet, size_t n_bytes)
     if (n_runs < 0)
         return;
     must(message.header.type == PC__CTL_PREFETCH || message.header.type == PC__CTL_READS);
-    must(n_runs >= 1 && n_runs <= 32 && (uint32_t)n_runs == head.n_runs && head.wait <= 1);
+    must(n_runs >= 1 && n_runs <= 32 && (uint32_t)n_runs == head.n_runs);
+    must(head.wait <= PC__RUNS_LAST_WAIT);
     for (int i = 0; i < n_runs; i++) {
         const uint64_t end = runs[i].first_block + runs[i].n_blocks;
         must(end > runs[i].first_block && end <= UINT64_MAX >> PC_BLOCK_SHIFT);
@@ -279,7 +280,8 @@ static size_t make_seed(uint8_t *to)
     struct pc__ctl_header header = {.type = type};
     uint8_t *body = to + 1 + sizeof header;
     if (type == PC__CTL_PREFETCH || type == PC__CTL_READS) {
-        const struct pc__ctl_runs head = {.n_runs = (uint32_t)(1 + next_random() % 33)};
+        const struct pc__ctl_runs head = {.n_runs = (uint32_t)(1 + next_random() % 33),
+                                          .wait = next_random() % (PC__RUNS_LAST_WAIT + 2)};
         memcpy(body, &head, sizeof head);
         for (uint32_t i = 0; i < head.n_runs; i++) {
             const struct pc_run run = {next_random() >> next_random() % 64,

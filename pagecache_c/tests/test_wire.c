@@ -452,7 +452,7 @@ static const struct breakage {
     {"one run more", PREFETCH, 24, 4, 3, BAD},
     {"4 G runs", PREFETCH, 24, 4, UINT32_MAX, BAD},
     {"runs that wrap to the right size", PREFETCH, 24, 4, 0x10000002u, BAD},
-    {"wait 2", PREFETCH, 28, 4, 2, BAD},
+    {"wait too large", PREFETCH, 28, 4, PC__RUNS_LAST_WAIT + 1, BAD},
     {"empty run", PREFETCH, 40, 8, 0, BAD},
     {"run that wraps", PREFETCH, 32, 8, UINT64_MAX, BAD},
     {"run whose bytes wrap", PREFETCH, 32, 8, (UINT64_MAX >> 12) - 15, BAD},
