@@ -1,29 +1,63 @@
 #!/bin/sh
-# Runs test programs one after the other and counts. A program that is missing did not build: it
-# failed. Output is shown for what did not pass, or with VERBOSE=1.
-# Environment: RUNNER (a prefix), SECONDS_EACH, VERBOSE.
-passed=0 failed=0 skipped=0
-log=$(mktemp) || exit 1
-trap 'rm -f "$log"' EXIT
-for program in "$@"; do
-    name=$(basename "$program")
-    if [ ! -x "$program" ]; then
-        echo "FAIL $name (not built)"
-        failed=$((failed + 1))
-        continue
+# Runs test programs side by side, long ones first, and counts. A program that is missing did not
+# build: it failed. Output is shown for what did not pass, or with VERBOSE=1; what a program says
+# that it skips is always shown.
+# Environment: RUNNER (a prefix), SECONDS_EACH, VERBOSE, JOBS (how many at once; one for each core).
+here=$(dirname "$0")
+
+# One program, in a shell of its own: its verdict goes to a file, its report out in one piece.
+if [ "$1" = --one ]; then
+    name=$(basename "$2")
+    log=$RESULTS/$name.log
+    began=$(date +%s)
+    if [ -x "$2" ]; then
+        # shellcheck disable=SC2086  # RUNNER is a command with arguments
+        timeout -k 5 "${SECONDS_EACH:-120}" $RUNNER "$2" >"$log" 2>&1
+        status=$?
+    else
+        echo "it is not built" >"$log"
+        status=not-built
     fi
-    # shellcheck disable=SC2086  # RUNNER is a command with arguments
-    timeout -k 5 "${SECONDS_EACH:-120}" $RUNNER "$program" >"$log" 2>&1
-    status=$?
+    took="$(($(date +%s) - began)) s"
+    verdict=failed
     case $status in
-    0) passed=$((passed + 1)); echo "ok   $name" ;;
-    77) skipped=$((skipped + 1)); echo "SKIP $name: $(tail -n 1 "$log")" ;;
-    124 | 137) failed=$((failed + 1)); echo "FAIL $name (no end within ${SECONDS_EACH:-120} s)" ;;
-    *) failed=$((failed + 1)); echo "FAIL $name (exit status $status)" ;;
+    0) verdict=passed said="ok   $name ($took)" ;;
+    77) verdict=skipped said="SKIP $name: $(tail -n 1 "$log")" ;;
+    not-built) said="FAIL $name" ;;
+    124 | 137) said="FAIL $name (no end within ${SECONDS_EACH:-120} s)" ;;
+    *) said="FAIL $name (exit status $status, $took)" ;;
     esac
-    if [ -n "$VERBOSE" ] || { [ $status -ne 0 ] && [ $status -ne 77 ]; }; then
-        sed 's/^/    /' "$log" | tail -n 60
-    fi
-done
+    {
+        echo "$said"
+        if [ -n "$VERBOSE" ] || [ $verdict = failed ]; then
+            sed 's/^/    /' "$log" | tail -n 60
+        else
+            grep '^skip ' "$log" | sed 's/^/    /'
+        fi
+    } >"$RESULTS/$name.report"
+    cat "$RESULTS/$name.report"
+    echo $verdict >"$RESULTS/$name.verdict"
+    exit 0
+fi
+
+RESULTS=$(mktemp -d) || exit 1
+export RESULTS RUNNER SECONDS_EACH VERBOSE
+trap 'rm -rf "$RESULTS"' EXIT
+# By measured seconds; who is not in the list may be the longest.
+for program in "$@"; do
+    seconds=$(awk -v name="$(basename "$program")" '$1 == name { print $2 }' "$here/seconds.txt")
+    echo "${seconds:-9999} $program"
+done | sort -rn | cut -d' ' -f2- |
+    xargs -r -d '\n' -n 1 -P "${JOBS:-$(nproc)}" "$0" --one
+
+count() {
+    cat "$RESULTS"/*.verdict 2>/dev/null | grep -cx "$1"
+}
+passed=$(count passed) failed=$(count failed) skipped=$(count skipped)
+lost=$(($# - passed - failed - skipped))
+if [ $lost -ne 0 ]; then
+    echo "FAIL: no verdict of $lost of $# programs"
+    failed=$((failed + lost))
+fi
 echo "$passed passed, $failed failed, $skipped skipped"
-[ $failed -eq 0 ]
+[ "$failed" -eq 0 ]
