@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 
-from clamor_ray import errors
+from clamor_ray import _bad_address, errors
 from clamor_ray._config import ReadSets, check_read_sets, read_sets_of_env
 from clamor_ray._lease import Lease
 from clamor_ray._passing import Passing, is_packed, unpacked
@@ -126,6 +126,9 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
                 async with contextlib.aclosing(function(*args, **kwargs)) as items:
                     async for item in items:
                         yield item
+            except OSError as error:
+                _bad_address.explain(error)
+                raise
             finally:
                 task.finish()
 
@@ -140,6 +143,9 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
                 args, kwargs = await asyncio.to_thread(task.resolve, args, kwargs)
             try:
                 return await function(*args, **kwargs)
+            except OSError as error:
+                _bad_address.explain(error)
+                raise
             finally:
                 task.finish()
 
@@ -157,6 +163,9 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
                 with contextlib.closing(function(*args, **kwargs)) as items:
                     for item in items:  # noqa: UP028
                         yield item
+            except OSError as error:
+                _bad_address.explain(error)
+                raise
             finally:
                 task.finish()
 
@@ -168,6 +177,9 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
         args, kwargs = task.resolve(args, kwargs)
         try:
             return function(*args, **kwargs)
+        except OSError as error:
+            _bad_address.explain(error)
+            raise
         finally:
             task.finish()
 

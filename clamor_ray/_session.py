@@ -182,6 +182,10 @@ class Session:
             if self._client is None:
                 self._client = self._connect()
                 _register_fork_hook()
+                if self._client.trap != "uffd":
+                    from clamor_ray import _bad_address
+
+                    _bad_address.hook()
             return self._client
 
     def _connect(self) -> Client:

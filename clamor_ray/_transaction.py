@@ -28,7 +28,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from clamor_ray import _attempt, _session, errors
+from clamor_ray import _attempt, _bad_address, _session, errors
 from clamor_ray._grow import grown
 from clamor_ray._inplace import check_can_change
 from clamor_ray._layout import put_together
@@ -461,6 +461,8 @@ class Transaction:
         traceback: TracebackType | None,
     ) -> None:
         if kind is not None:
+            if error is not None:
+                _bad_address.explain(error)
             self.abort()
         elif self._status == "open":
             self.commit()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -204,4 +205,69 @@ def test_read_sets(clamor_cluster: ClamorCluster, trap: str) -> None:
         assert len(rows) + 1 <= touched < ref.length_bytes // BLOCK
     else:
         assert touched == len(rows) + 1  # and the pickle stream
+    clamor.free(ref)
+
+
+def fails_on_an_absent_block(call: str, ref: Any, path: str) -> list[str]:
+    """The notes of the OSError that leaves a task's function, or an update block; none: no error.
+
+    As Ray calls the function, so that it is seen where it leaves us."""
+    from clamor_ray._remote import resolving
+
+    def work(array: Any) -> None:
+        if call == "tofile":
+            array.tofile(path)
+        elif call == "save":
+            np.save(path, array)
+        elif call == "unbuffered write":
+            with Path(path).open("wb", buffering=0) as file:
+                file.write(array)
+        else:
+            Path(path).write_bytes(bytes(BLOCK * 8))
+            with Path(path).open("rb", buffering=0) as file:
+                file.readinto(array[: 512 * 8])
+
+    def update(_: Any) -> None:
+        with clamor.update(ref) as mine:
+            work(mine)
+
+    def another(_: Any) -> None:
+        Path(path, "no such file").read_bytes()
+
+    functions = {"readinto": update, "another error": another}
+    try:
+        resolving(functions.get(call, work), "off")(ref)
+    except OSError as error:
+        return list(getattr(error, "__notes__", ["no note"]))
+    return ["no error"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+@pytest.mark.parametrize("call", ["tofile", "save", "unbuffered write", "readinto"])
+def test_the_error_of_a_system_call_names_the_remedy(
+    call: str, clamor_cluster: ClamorCluster, trap: str, tmp_path: Path
+) -> None:
+    ref = clamor.put(content(64 * 512))
+    notes = clamor_cluster.run_in_trap(
+        trap, fails_on_an_absent_block, call, ref, str(tmp_path / "file")
+    )
+    if trap == "uffd":
+        assert notes == ["no error"]
+    else:
+        (note,) = notes
+        assert f"the trap {trap!r}" in note
+        assert "clamor.prefetch(array)" in note
+        assert "readinto" in note
+    clamor.free(ref)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+def test_another_error_of_the_system_gets_no_note(
+    clamor_cluster: ClamorCluster, tmp_path: Path
+) -> None:
+    ref = clamor.put(content(64 * 512))
+    notes = clamor_cluster.run_in_trap(
+        "sigsegv", fails_on_an_absent_block, "another error", ref, str(tmp_path)
+    )
+    assert notes == ["no note"]
     clamor.free(ref)

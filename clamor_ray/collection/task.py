@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clamor_ray import errors
+from clamor_ray import _bad_address, errors
 from clamor_ray._attempt import Read, recording
 from clamor_ray._deltas import Collector
 from clamor_ray._ref import GlobalRef
@@ -368,6 +368,7 @@ def _own_lines(failure: BaseException) -> str:
         if not frame.filename.startswith(here)
     ]
     lines = ["Traceback (most recent call last):\n"] if frames else []
+    _bad_address.explain(failure)
     lines += traceback.format_list(frames)
     lines += traceback.format_exception_only(type(failure), failure)
     return "".join(lines).rstrip()
