@@ -73,7 +73,6 @@ LOOP_S = 10.0
 START_LOOP_S = 60.0
 FETCH_OBJECT_S = 120.0
 PULL_S = 600.0
-SOURCE_S = 600.0
 RAISED_HINT = "Put the variable again."
 PUBLISH_S = 60.0
 WATCH_PAUSE_S = 1.0
@@ -500,12 +499,13 @@ class PageServer:
 
         Args:
             order: What comes from where.
-            made: A list of one ObjectRef of what the source makes, or an empty one.
+            made: A list of one ObjectRef of what the source has made, or an empty one. It is there:
+                this call takes one of the actor's threads.
 
         Raises:
             OutOfMemoryError: There is no room for it.
-            SourceError: The source raises, or makes something else than it did.
-            WaitTimeoutError: The source runs still.
+            SourceError: The source raised, or has made something else than it did.
+            WaitTimeoutError: What it has made cannot be had now.
             What the engine raises.
         """
         record = order.record
@@ -539,7 +539,7 @@ class PageServer:
         if not made:
             return list(order.pieces)
         try:
-            found = ray.get(made[0], timeout=SOURCE_S)
+            found = ray.get(made[0], timeout=FETCH_OBJECT_S)
         except RayTaskError as failure:
             cause = failure.cause
             if isinstance(cause, errors.SourceError):
@@ -547,7 +547,7 @@ class PageServer:
             raise errors.SourceError(f"It raised: {cause!r}.", hint=RAISED_HINT) from failure
         except GetTimeoutError as failure:
             raise errors.WaitTimeoutError(
-                f"The source has not ended within {SOURCE_S:g} s."
+                f"What the source has made was not brought within {FETCH_OBJECT_S:g} s."
             ) from failure
         except (ObjectLostError, WorkerCrashedError) as failure:
             raise errors.SourceError(

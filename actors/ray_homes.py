@@ -6,11 +6,12 @@ of ours where it means something, and stays Ray's where it means "not now".
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import errors
@@ -26,7 +27,19 @@ from clamor_ray.actors.messages import (
 )
 from clamor_ray.actors.registry_core import RegistryCore
 
+logger = logging.getLogger("clamor_ray.registry")
+
 SOURCE_RETRIES = 3
+
+
+def _make(what: bytes, digest: bytes) -> tuple[Any, bool]:
+    """What a source makes, and a word for who only waits for it: the first may be large."""
+    return make_again(what, digest), True
+
+
+def _is_here(found: Any) -> bool:
+    """Ray has brought the argument to this node."""
+    return True
 
 
 async def answer_of(reference: Any) -> Any:
@@ -107,7 +120,7 @@ class RayHomes:
         return layer_bytes
 
     async def rebuild(self, server_id: int, order: RebuildOrder, made: list[Any]) -> None:
-        await self._call(server_id, "rebuild", order, made)
+        await self._call(server_id, "rebuild", order, made[:1])
 
     async def rebuild_drop(self, server_id: int, region: int) -> None:
         await self._call(server_id, "rebuild_drop", region)
@@ -116,17 +129,29 @@ class RayHomes:
         await self._call(server_id, "rehome", record)
 
     def make_again(self, server_id: int, source: Source) -> list[Any]:
+        task = ray.remote(_make).options(name="clamor source", num_returns=2, **self._on(server_id))
+        return list(task.remote(source.what, source.digest))
+
+    def bring(self, server_id: int, object_refs: list[Any]) -> list[Any]:
+        task = ray.remote(_is_here).options(name="clamor source", **self._on(server_id))
+        return [object_refs[0], task.remote(object_refs[0])]
+
+    async def until_made(self, made: list[Any]) -> None:
+        try:
+            await made[1]
+        except RayError as failure:  # who takes it gets the same, and says what it means
+            logger.info("what makes a region again has failed: %r", failure)
+
+    def _on(self, server_id: int) -> dict[str, Any]:
         info = self._core.locate(server_id)
         if not isinstance(info, ServerInfo):
             raise errors.ServerUnavailableError(f"The page server {server_id:#x} is lost.")
         # No CPU: tasks that wait for the variable may hold all there are.
-        task = ray.remote(make_again).options(
-            name="clamor source",
-            num_cpus=0,
-            max_retries=SOURCE_RETRIES,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(info.node_id, soft=False),
-        )
-        return [task.remote(source.what, source.digest)]
+        return {
+            "num_cpus": 0,
+            "max_retries": SOURCE_RETRIES,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(info.node_id, soft=False),
+        }
 
     async def _call(self, home: int, method: str, *arguments: Any) -> Any:
         handle = self._handles.get(home)

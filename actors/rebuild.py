@@ -73,6 +73,7 @@ def plan(
     *,
     has_source: bool,
     servers: Iterable[int],
+    load: Callable[[int], int] = lambda server_id: 0,
 ) -> Plan | None:
     """Decides where each block of the newest version comes from.
 
@@ -82,7 +83,9 @@ def plan(
         changed_since: The blocks that changed after a version, up to the newest; None where that
             is not known any more: nothing of that version is used then.
         has_source: Whether the blocks of version 0 can be made again.
-        servers: Who can be the home. Of those that have equally much the first is.
+        servers: Who can be the home.
+        load: What a server has to do already. Of those that have equally much of the region the one
+            that has the least to do becomes the home; of those the first.
 
     Returns:
         None where nobody can be the home.
@@ -107,7 +110,7 @@ def plan(
     has: dict[int, BitMap] = {}
     for take in good:
         has.setdefault(take.server_id, BitMap()).update(take.blocks)
-    home = max(candidates, key=lambda server_id: len(has.get(server_id, ())))
+    home = max(candidates, key=lambda server_id: (len(has.get(server_id, ())), -load(server_id)))
     # What is at the new home need not travel; of the rest as much as possible from each.
     good.sort(key=lambda take: (take.server_id != home, -len(take.blocks), -take.version))
     missing, takes = everything.copy(), []

@@ -4,7 +4,8 @@ One region:
 
     what is left  -> every living page server says which blocks of which versions it has
     plan          -> ``rebuild.plan``: what comes from whom, and what from the source
-    layers        -> servers stage what they are to give; the source runs, if it is needed
+    layers        -> servers stage what they are to give
+    source        -> runs on the new home's node, if it is needed, and is waited for here
     new home      -> pulls all that, and keeps it; nobody is served from it yet
     journal       -> from here on it is the home
     told          -> the new home; then whoever waits for the region
@@ -16,7 +17,9 @@ put off until somebody asks for the region. Only where blocks are on no node, an
 them, the region is lost for good, and everybody gets the same ``HomeLostError``.
 
 ``AT_ONCE`` of them are under way at a time. One whose source runs, or whose new home is to be told,
-takes the time that it takes: it is not counted, and holds up no other.
+takes the time that it takes: it is not counted, and holds up no other. No page server waits for a
+source: it is called when the object is there. ``SOURCES_AT_ONCE`` run at a time on a node, and homes
+that are equally good are taken in turn, so that sources spread over the nodes.
 
 No commit can be made meanwhile: there is no home to take its blocks. So the newest version is the
 same at the end as at the beginning.
@@ -30,6 +33,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
@@ -63,6 +67,8 @@ TELL_S = 10.0
 REHOME_S = 5.0  # who asks for a new home waits so long for each answer
 LOOK_S = 3.0  # a server that is silent for so long is looked after
 AT_ONCE = 4
+SOURCES_AT_ONCE = 4  # on a node
+SOURCE_S = 600.0
 COMMITS_SAID = 1000  # layers of older ones have been resolved for long
 
 NO_SOURCE_HINT = (
@@ -83,11 +89,13 @@ class _Attempts:
 
     Args:
         refused: Servers that had no room to be the home, since all have last been asked.
-        made: What a source was still making when it was last looked at, and for which new home.
+        made: What a source is making, or has made, and for which new home.
+        heading: The new home that this try has chosen; 0: none yet.
     """
 
     refused: set[int] = field(default_factory=set)
     made: tuple[int, list[Any]] | None = None
+    heading: int = 0
 
 
 class Servers(Protocol):
@@ -116,9 +124,13 @@ class Servers(Protocol):
     async def rebuild(self, server_id: int, order: RebuildOrder, made: list[Any]) -> None:
         """It gets ready to be the home.
 
+        Args:
+            server_id: The server.
+            order: What comes from where.
+            made: Of ``make_again`` or ``bring``, once it is there; or empty.
+
         Raises:
             SourceError: The source cannot make it again. Nobody need try it anew.
-            WaitTimeoutError: The source runs still.
             OutOfMemoryError: It has no room.
         """
 
@@ -132,7 +144,13 @@ class Servers(Protocol):
         """It drops a layer."""
 
     def make_again(self, server_id: int, source: Source) -> list[Any]:
-        """Runs a source on that node: a list of one ObjectRef."""
+        """Begins to run a source on that node."""
+
+    def bring(self, server_id: int, object_refs: list[Any]) -> list[Any]:
+        """Has Ray bring an object to that node, or make it again."""
+
+    async def until_made(self, made: list[Any]) -> None:
+        """Waits until it is there, or has failed: ``rebuild`` says that."""
 
 
 class Rebuilds:
@@ -168,6 +186,8 @@ class Rebuilds:
         self._lost: dict[int, errors.HomeLostError] = {}
         self._put_off: dict[int, str] = {}  # what has failed last
         self._turn = asyncio.Semaphore(AT_ONCE)
+        self._sources_of: dict[int, asyncio.Semaphore] = {}  # by the node's page server
+        self._load: Counter[int] = Counter()  # regions that a server has got, or is to get
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- what is known of regions
@@ -376,10 +396,16 @@ class Rebuilds:
                     return
                 record, plan = found
                 if not (runs := self._runs_source(region, plan)):
-                    await self._prepare(record, plan, tuple(staged), attempts)
+                    await self._prepare(record, plan, tuple(staged), attempts, [])
             if runs:
-                await self._prepare(record, plan, tuple(staged), attempts)
+                made = await self._make(region, plan, attempts)
+                async with self._turn:
+                    await self._prepare(record, plan, tuple(staged), attempts, made)
+        except BaseException:
+            self._load[attempts.heading] -= 1
+            raise
         finally:
+            attempts.heading = 0
             for server_id, commit_id, _ in staged:
                 self._staged.discard(commit_id)
                 self._spawn(self._drop(server_id, commit_id, region))
@@ -412,7 +438,7 @@ class Rebuilds:
         if self._core.state(region) is not RegionState.READY:
             return None
         # No await until the new home is among those that are told when the region is freed.
-        plan = self._plan(record, version, holdings, attempts.refused)
+        plan = self._plan(record, version, holdings, attempts)
         if plan is None:
             attempts.refused.clear()  # they may have room by and by
             raise _Again("no node has room to be its new home")
@@ -425,6 +451,8 @@ class Rebuilds:
             region, why, plan.home, sum(len(take.blocks) for take in plan.takes),
             len(plan.from_source),
         )  # fmt: skip
+        attempts.heading = plan.home
+        self._load[plan.home] += 1
         record = replace(record, version=version, homes=(plan.home,) * len(record.homes))
         self._core.lookup(region, plan.home)
         await self._stage(region, plan, staged)
@@ -470,9 +498,10 @@ class Rebuilds:
         record: RegionRecord,
         version: int,
         holdings: list[rebuild.Holding],
-        refused: set[int],
+        attempts: _Attempts,
     ) -> rebuild.Plan | None:
         region = record.region
+        making_at = attempts.made[0] if attempts.made is not None else 0
 
         def changed_since(older: int) -> BitMap | None:
             return self._log.changes(region, older, version) if older <= version else None
@@ -483,8 +512,12 @@ class Rebuilds:
             changed_since,
             has_source=region in self._sources or region in self._shared,
             servers=[
-                info.server_id for info in self._core.servers() if info.server_id not in refused
+                info.server_id
+                for info in self._core.servers()
+                if info.server_id not in attempts.refused
             ],
+            # Where its source runs already it goes on.
+            load=lambda server_id: -1 if server_id == making_at else self._load[server_id],
         )
 
     def _is_lost(self, record: RegionRecord, why: str, plan: rebuild.Plan) -> errors.HomeLostError:
@@ -514,12 +547,36 @@ class Rebuilds:
             self._staged.add(commit_id)
             staged.append((take.server_id, commit_id, layer_bytes))
 
+    async def _make(self, region: int, plan: rebuild.Plan, attempts: _Attempts) -> list[Any]:
+        """What the source makes, once it is there. Takes the time that it takes.
+
+        Raises:
+            _Again: The new home is lost, or the source runs still: the next try waits for it.
+        """
+        turn = self._sources_of.setdefault(plan.home, asyncio.Semaphore(SOURCES_AT_ONCE))
+        source = self._sources.get(region)
+        self._put_off[region] = f"what makes it again is run on the node of {plan.home:#x}"
+        async with turn:
+            if attempts.made is None or attempts.made[0] != plan.home:
+                if source is not None:
+                    made = self._servers.make_again(plan.home, source)
+                else:
+                    made = self._servers.bring(plan.home, self._shared[region][1])
+                attempts.made = (plan.home, made)
+            made = attempts.made[1]
+            try:
+                await self._watched(plan.home, self._servers.until_made(made), SOURCE_S)
+            except asyncio.TimeoutError:
+                raise _Again(f"what makes it again has not ended within {SOURCE_S:g} s") from None
+        return made
+
     async def _prepare(
         self,
         record: RegionRecord,
         plan: rebuild.Plan,
         takes: tuple[tuple[int, int, int], ...],
         attempts: _Attempts,
+        made: list[Any],
     ) -> None:
         order = RebuildOrder(
             record,
@@ -532,26 +589,14 @@ class Rebuilds:
             bytes(plan.from_source.serialize()) if plan.from_source else b"",
             bytes(plan.compared.serialize()) if plan.compared else b"",
         )
-        made: list[Any] = []
         source = self._sources.get(record.region)
-        if plan.from_source and source is not None and source.kind == CALL:
-            runs, attempts.made = attempts.made, None
-            if runs is not None and runs[0] == plan.home:
-                made = runs[1]
-            else:
-                made = self._servers.make_again(plan.home, source)
-        elif plan.from_source and source is not None:
+        if plan.from_source and source is not None and source.kind != CALL:
             order = replace(order, pieces=((source.offset, source.what),))
-        elif plan.from_source:
-            pinned, made = self._shared[record.region]
-            order = replace(order, digest=pinned.digest)
+        elif plan.from_source and source is None:
+            order = replace(order, digest=self._shared[record.region][0].digest)
         try:
             call = self._servers.rebuild(plan.home, order, made)
             await self._needed(plan.home, call, REBUILD_S, attempts.refused)
-        except _Again as failure:
-            if made and isinstance(failure.__cause__, errors.WaitTimeoutError):
-                attempts.made = (plan.home, made)
-            raise
         except errors.SourceError as failure:
             raise errors.HomeLostError(
                 f"Region {record.region} is lost: {len(plan.from_source)} of its blocks are on no "

@@ -85,13 +85,13 @@ def test_a_verdict_drops_what_is_ready(server: PageServer) -> None:
         server._engine.define_region(7, 1, RECORD.base_address, RECORD.length_bytes, [1])
 
 
-def test_a_source_that_takes_long_has_not_failed(
+def test_what_is_not_brought_has_not_failed(
     server: PageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def get(reference: Any, timeout: float) -> Any:
         raise GetTimeoutError(f"not within {timeout} s")
 
     monkeypatch.setattr(page_server.ray, "get", get)
-    with pytest.raises(errors.WaitTimeoutError, match="has not ended"):
+    with pytest.raises(errors.WaitTimeoutError, match="was not brought within"):
         server.rebuild(SPARSE, [object()])
     assert prepared() == 0

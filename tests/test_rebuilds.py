@@ -39,6 +39,8 @@ class Servers:
         self.core = core
         self.cached: dict[int, list[tuple[int, BitMap]]] = {}
         self.layers: dict[int, dict[int, BitMap]] = {}  # staged, by commit id
+        # As cached, for one region.
+        self.holders: dict[int, dict[int, list[tuple[int, BitMap]]]] = {}
         self.calls: list[tuple[Any, ...]] = []
         self.orders: list[tuple[int, RebuildOrder, list[Any]]] = []
         self.before: dict[str, list[Callable[[], object]]] = {}
@@ -60,13 +62,14 @@ class Servers:
         self, server_id: int, region: int, commits: list[tuple[int, int]]
     ) -> list[tuple[int, bytes]]:
         self._now("holdings", server_id)
+        cached = self.holders.get(region, self.cached)
         layers = self.layers.get(server_id, {})
         found = [
             (version, layers[commit_id]) for version, commit_id in commits if commit_id in layers
         ]
         return [
             (version, bytes(blocks.serialize()))
-            for version, blocks in [*self.cached.get(server_id, []), *found]
+            for version, blocks in [*cached.get(server_id, []), *found]
         ]
 
     async def stage_cached(
@@ -91,6 +94,13 @@ class Servers:
     def make_again(self, server_id: int, source: Source) -> list[Any]:
         self._now("make_again", server_id)
         return [source.what]
+
+    def bring(self, server_id: int, object_refs: list[Any]) -> list[Any]:
+        self._now("bring", server_id)
+        return list(object_refs)
+
+    async def until_made(self, made: list[Any]) -> None:
+        self._now("until_made", made[0])
 
 
 class World:
@@ -117,6 +127,14 @@ class World:
             0.0,
         )
         self.rebuilds = Rebuilds(self.core, self.log, self.journal, self.servers)
+
+    def add_region(self, home: int) -> int:
+        """Another one, at version 0."""
+        record = self.core.create_region(N_BLOCKS * 4096, home)
+        self.journal.create_region(record, 0, record.region + 1)
+        self.core.seal(record.region)
+        self.log.open(record.region, record.homes)
+        return record.region
 
     def lose(self, server_id: int) -> None:
         self.core.server_lost(server_id, "its node is dead")
@@ -608,7 +626,7 @@ def test_the_registry_asks_the_rebuilds_before_it_gives_a_layer_up(world: World)
     run(work)
 
 
-@pytest.mark.parametrize("moment", ["rehome", "rebuild"])
+@pytest.mark.parametrize("moment", ["rehome", "until_made"])
 def test_one_that_takes_long_holds_up_no_other(
     world: World, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -621,7 +639,7 @@ def test_one_that_takes_long_holds_up_no_other(
         world.log.open(other.region, other.homes)
         world.rebuilds.set_source(world.region, Source(CALL, 0, b"digest", b"what"))
         world.servers.cached = {PEER: [(1, BitMap([4])), (0, ALL)]}
-        if moment == "rebuild":  # the source runs
+        if moment == "until_made":  # the source runs
             world.servers.cached = {PEER: [(1, BitMap([4])), (0, ALL - BitMap([9]))]}
         called, go = hold(world, monkeypatch, moment)
         world.lose(HOME)
@@ -638,18 +656,68 @@ def test_one_that_takes_long_holds_up_no_other(
     run(work)
 
 
-def test_a_source_that_takes_long_is_waited_for(world: World) -> None:
-    def slow() -> None:
-        raise errors.WaitTimeoutError("It has not ended yet.")
+@pytest.mark.parametrize("n_tries", [1, 3])
+def test_a_source_that_takes_long_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch, n_tries: int
+) -> None:
+    async def slow(made: list[Any]) -> None:
+        nonlocal n_tries
+        n_tries -= 1
+        if n_tries:
+            await asyncio.sleep(WAIT_S)
 
     async def work() -> None:
+        monkeypatch.setattr(rebuilds, "SOURCE_S", 0.01)
+        monkeypatch.setattr(world.servers, "until_made", slow)
         world.rebuilds.set_source(world.region, Source(CALL, 0, b"digest", b"what"))
         world.servers.cached = {PEER: [(1, BitMap([4]))]}
-        world.servers.before["rebuild"] = [slow, slow]
         world.lose(HOME)
         assert await world.settle()
         assert [call[0] for call in world.servers.calls].count("make_again") == 1
         ((_, _, made),) = world.servers.orders
         assert made == [b"what"]
+
+    run(work)
+
+
+def test_slow_sources_occupy_no_page_server(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        go = asyncio.Event()
+        running: list[int] = []
+        most: dict[int, int] = {}
+        make_again = world.servers.make_again
+
+        def begin(server_id: int, source: Source) -> list[Any]:
+            make_again(server_id, source)
+            running.append(server_id)
+            most[server_id] = max(most.get(server_id, 0), running.count(server_id))
+            return [server_id]
+
+        async def slow(made: list[Any]) -> None:
+            await go.wait()
+            running.remove(made[0])
+
+        monkeypatch.setattr(world.servers, "make_again", begin)
+        monkeypatch.setattr(world.servers, "until_made", slow)
+        regions = [world.add_region(HOME) for _ in range(32)]
+        for region in regions:
+            world.rebuilds.set_source(region, Source(CALL, 0, b"digest", b"what"))
+        world.servers.cached = {}
+        world.servers.holders = {world.region: {PEER: [(1, ALL)]}}
+        world.lose(HOME)
+        assert await world.settle()  # one that needs no source is not held up by them
+        await asyncio.sleep(0.1)
+        called = [call[0] for call in world.servers.calls]
+        assert called.count("rebuild") == 1
+        with pytest.raises(errors.WaitTimeoutError, match="is run on the node"):
+            write = Write(regions[0], 0, 1, b"", 8192, OTHER)
+            await world.rebuilds.settle_all(CommitRequest(12, (write,)), 0.0)
+        assert {PEER, OTHER} == set(most)
+        go.set()
+        for region in regions:
+            assert await world.rebuilds.settle(region, WAIT_S)
+        assert max(most.values()) == rebuilds.SOURCES_AT_ONCE
+        homes = [home for region in regions for home in world.core.homes_of(region)]
+        assert abs(homes.count(PEER) - homes.count(OTHER)) <= 2
 
     run(work)
