@@ -31,7 +31,9 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created $(METADATA)
 	mkdir -p actors workloads
-	$(PYTHON) -m pip install -q --disable-pip-version-check 'setuptools>=70' wheel 'cffi>=1.15'
+	# What is built here without isolation needs these before: this library, and hnswlib.
+	$(PYTHON) -m pip install -q --disable-pip-version-check 'setuptools>=70' wheel 'cffi>=1.15' \
+		'numpy>=1.24' 'pybind11>=2.12'
 	$(PYTHON) -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[test,workloads]'
 	touch $@ $(VENV)/.extension
 

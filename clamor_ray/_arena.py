@@ -77,6 +77,27 @@ def patch(name: str) -> str:
     return found
 
 
+def patch_any(names: list[str]) -> list[str]:
+    """Does so with what belongs to one package, where not every part need allocate. Returns the
+    paths of those that do.
+
+    Raises:
+        MallocShimError: One must not be patched, or none imports malloc.
+    """
+    paths = []
+    without: errors.MallocShimError | None = None
+    for name in names:
+        try:
+            paths.append(patch(name))
+        except errors.MallocShimError as error:
+            if error.code is not None:  # refused
+                raise
+            without = error
+    if not paths and without is not None:
+        raise without
+    return paths
+
+
 class Block:
     """Memory of an arena, given back when the last array over it is gone."""
 

@@ -8,6 +8,7 @@ it never reaches C. Calls release the GIL. Nothing here imports Ray.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -172,6 +173,12 @@ def copy_in(fd: int, offset_bytes: int, source: Any, n_threads: int = 0) -> None
         n_threads = 1 if flat.nbytes < 8 << 20 else 4
     pointer = c.ffi.from_buffer(flat, require_writable=False)
     check(c.lib.pc_copy_in(fd, offset_bytes, pointer, flat.nbytes, n_threads), bytes=flat.nbytes)
+
+
+def unmap_kept(address: int, length_bytes: int) -> None:
+    """Unmaps what a client that was closed has left mapped; nothing where it has not."""
+    with contextlib.suppress(errors.FreedError):
+        check(c.lib.pc_kept_unmap(address, length_bytes), address=hex(address))
 
 
 class Client(_Handle):
@@ -350,6 +357,28 @@ class Client(_Handle):
             ServerUnavailableError, FreedError: the page server was restarted: the region is lost.
         """
         check(self._call(c.lib.pc_client_build_seal, mapping_id, ns(timeout_s)), mapping=mapping_id)
+
+    def build_keep(self, mapping_id: int) -> None:
+        """While it is built: libraries may point into it for good. The seal makes it a private
+        copy-on-write map, which children of fork inherit, and which outlives the client."""
+        check(self._call(c.lib.pc_client_build_keep, mapping_id), mapping=mapping_id)
+
+    def build_drop(self, mapping_id: int) -> None:
+        """Instead of a seal: abandons a region that is kept. Its memory is this process's alone.
+
+        Raises:
+            ExistsError: It is not being built, or not kept.
+        """
+        check(self._call(c.lib.pc_client_build_drop, mapping_id), mapping=mapping_id)
+
+    def build_let_go(self, mapping_id: int) -> None:
+        """Nothing points into it any more: from here on it ends as any other mapping."""
+        check(self._call(c.lib.pc_client_build_let_go, mapping_id), mapping=mapping_id)
+
+    def build_copy(self) -> None:
+        """Makes all that is kept this process's own memory. For `close`, in a process that goes on:
+        afterwards nothing leases what lies below it."""
+        check(self._call(c.lib.pc_client_build_copy))
 
     def dirty(self, mapping_id: int) -> Runs:
         """The blocks of a private mapping that this process has written, as runs."""

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from clamor_ray import _arena, _attempt, _libraries, _numpy_allocator, _session, errors
 from clamor_ray._arena import Arena, Block, MallocFunctions
 from clamor_ray._ask import new_request_id
+from clamor_ray._kept import Kept
 from clamor_ray._layout import (
     BLOCK_BYTES,
     BUFFER_ALIGNMENT,
@@ -53,7 +54,9 @@ class Region:
         self._arrays: list[weakref.ref[npt.NDArray[Any]]] = []
         self._ref: GlobalRef[Any] | None = None
         self._is_leased = False  # its page server has sealed it: what is mapped here is a lease
-        self._kept: Any = None  # what was published must stay where it is until the seal
+        self._published: Any = None  # must stay where it is until the seal
+        self._has_malloc = False  # libraries have allocated in it
+        self._kept: Kept | None = None
 
     # -- the block
 
@@ -109,8 +112,7 @@ class Region:
             self._abandon()
             raise
         finally:
-            # What is still in use keeps the lease; this object does not.
-            self._kept = self._capsule = self._arena = self._lease = None
+            self._forget()
 
     def _seal(self) -> None:
         session, lease, region = self._session, self._lease, self._record.region
@@ -134,13 +136,25 @@ class Region:
         lease.writable = False
         self._state = "sealed"
 
+    def _forget(self) -> None:
+        # What is still in use keeps the lease; this object does not.
+        if self._has_malloc and self._kept is None:
+            assert self._lease is not None
+            assert self._arena is not None
+            self._kept = Kept(self._session.client, self._lease, self._arena)
+        self._published = self._capsule = self._arena = self._lease = None
+
     def _abandon(self) -> None:
         if self._ref is not None:
             self._ref._mark_freed()
         self._state = "abandoned"
-        lease = weakref.ref(self._lease) if self._lease is not None else lambda: None
-        self._kept = self._capsule = self._arena = self._lease = None
-        if lease() is not None and not self._is_leased:
+        assert self._lease is not None
+        lease = weakref.ref(self._lease)
+        if self._has_malloc:
+            with contextlib.suppress(errors.ClamorError):  # sealed, or the session is over
+                self._session.client.build_drop(self._lease.mapping.id)
+        self._forget()
+        if lease() is not None and not self._has_malloc and not self._is_leased:
             # Arrays of it are still there, with their memory. When they are gone the page server
             # is told; the registry ends what was not sealed by itself.
             return
@@ -246,13 +260,16 @@ class Region:
 
         Call nothing in the block but what builds the structure: whatever else allocates through
         these libraries on this thread (the C++ library is everybody's) lands in the region too,
-        and is read-only after the seal. The same goes for what the libraries keep for themselves,
-        such as caches: let them make that before. Freeing it later is harmless, writing is not.
+        and so does what the libraries keep for themselves, such as caches. All that may be read,
+        written and freed here for as long as the process lives: the region stays mapped in it
+        after the block, copy-on-write, until `let_go`. What is written after the block nobody
+        else sees.
         Blocks must be freed by these libraries, or by `malloc_functions().free`.
 
         Args:
-            libraries: paths or sonames of loaded libraries, `ctypes.CDLL`, cffi libraries, or
-                extension modules. None at all: only `malloc_functions` are concerned.
+            libraries: paths or sonames of loaded libraries, `ctypes.CDLL`, cffi libraries,
+                extension modules, or packages (`faiss`): all extension modules of theirs that are
+                loaded. None at all: only `malloc_functions` are concerned.
 
         Raises:
             MallocShimError: A library is not loaded, imports no malloc, has one of its own, or is
@@ -264,10 +281,40 @@ class Region:
             ...     tree = r.pointer(lib.build_tree(points))
         """
         arena = self._opened()
+        assert self._lease is not None
         for library in libraries:
-            _arena.patch(_libraries.name_of(library))
+            _arena.patch_any(_libraries.names_of(library))
+        with self._lock:
+            if not self._has_malloc:
+                self._session.client.build_keep(self._lease.mapping.id)
+            self._has_malloc = True
         with arena.entered():
             yield
+
+    def let_go(self) -> None:
+        """Says that nothing of what libraries made in `malloc` blocks is in use here any more.
+
+        Until then the region stays mapped in this process, privately: what those libraries write
+        to it after the block is seen here only. Afterwards it is unmapped with the last array over
+        it, and using what they made ends the process. So a process that has built by a library
+        whose state lives as long as the process (pybind11 and SWIG modules have such state) does
+        not call this. One that has built by plain C functions, and has only the addresses that
+        were published, should: the node keeps version 0 for as long as it is mapped.
+
+        Calling it again, or where no `malloc` block was entered, changes nothing.
+
+        Raises:
+            ClosedError: The region is still being built.
+
+        Example:
+            >>> r.let_go()   # doctest: +SKIP
+        """
+        if self._state == "open":
+            raise errors.ClosedError(
+                f"{self!r} is being built.", hint="Let go of it after the end of its block."
+            )
+        if self._kept is not None:
+            self._kept.let_go()
 
     def malloc_functions(self) -> MallocFunctions:
         """Addresses of C functions for libraries that take an allocator.
@@ -358,7 +405,7 @@ class Region:
         for array in taken.arrays:
             if self._holds(array):
                 self._remember(array)
-        self._kept = obj, taken.buffers, blocks
+        self._published = obj, taken.buffers, blocks
         self._ref = self._session._ref(self._record, taken.plan)
         return self._ref
 

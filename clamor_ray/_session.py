@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypeVar
 
 import ray
 
-from clamor_ray import _attempt, _names, errors
+from clamor_ray import _attempt, _kept, _names, errors
 from clamor_ray._ask import OFTEN, ask, new_request_id, pack, unpack
 from clamor_ray._config import Config
 from clamor_ray._layout import (
@@ -266,7 +266,7 @@ class Session:
         ended = self._ended.pop(ref.region, None) if ref.plan.fixed else None
         if ended is not None and (copy := ended()) is not None:
             copy.close()  # its block is over; whoever still looks into it was told not to
-        mapping = self._map(client, ref, flags)
+        mapping = self._map_here(client, ref, flags)
         lease = Lease(
             client, self.leases, mapping, ref.region, writable=private, snapshot=ref, later=again
         )
@@ -301,6 +301,19 @@ class Session:
         if why is None:
             raise error
         raise errors.HomeLostError(why.message, code=error.code, hint=why.hint) from error
+
+    def _map_here(self, client: Client, ref: GlobalRef[Any], flags: int) -> Mapping:
+        try:
+            return self._map(client, ref, flags)
+        except errors.AddressClashError as error:
+            if not _kept.is_kept(client, ref.region):
+                raise
+            hint = (
+                "This process built it, and keeps it for the libraries of its malloc() block. Get "
+                "it in another process; or, when nothing of those libraries points into it any "
+                "more, call let_go() on the region that clamor.region() returned."
+            )
+            raise errors.AddressClashError(error.message, code=error.code, hint=hint) from error
 
     def _map(self, client: Client, ref: GlobalRef[Any], flags: int) -> Mapping:
         # In short waits: a restarting server is worth all of fault_timeout_s, an ended session,
@@ -469,12 +482,20 @@ class Session:
             return False
         return _find_registry(self.scope) is None
 
-    def close(self) -> None:
-        """Ends this process's part. Every address that `get` gave out dies."""
+    def close(self, *, exiting: bool = False) -> None:
+        """Ends this process's part. Every address that `get` gave out dies; what libraries built in
+        place stays (`Region.let_go`).
+
+        Args:
+            exiting: the process ends: what stays is not copied before.
+        """
         for ending in at_end:
             ending(self)
         client, self._client = self._client, None
         if client is not None:
+            with contextlib.suppress(errors.ClamorError):
+                if not exiting:
+                    client.build_copy()
             with contextlib.suppress(errors.ClamorError):
                 client.close()
 
@@ -738,12 +759,12 @@ def _make_session(config: Config) -> Session:
             replication=config.replication,
         ),
     )
-    _once("exit", lambda: atexit.register(shutdown))
+    _once("exit", lambda: atexit.register(_shutdown, exiting=True))
     return Session(scope, registry, node_id, config, owner=True)
 
 
-def _end(session: Session) -> None:
-    session.close()
+def _end(session: Session, exiting: bool = False) -> None:
+    session.close(exiting=exiting)
     if not session.owner or not session.is_here:
         return
     with contextlib.suppress(errors.ClamorError):
@@ -762,8 +783,12 @@ def shutdown() -> None:
     Example:
         >>> clamor.shutdown()   # doctest: +SKIP
     """
+    _shutdown()
+
+
+def _shutdown(exiting: bool = False) -> None:
     global _current
     with _lock:
         session, _current = _current, None
         if session is not None and session._pid == os.getpid():
-            _end(session)
+            _end(session, exiting)

@@ -9,10 +9,18 @@
  * writable again after a failure, unless the region is sealed by then, or may be (no answer came):
  * then it stays as it is, and another seal asks the server what it is.
  *
+ * Kept memory: the allocator's nodes of a library that keeps state for the whole process (pybind11,
+ * SWIG, the C++ library) lie among the structure that it built, and are written for as long as the
+ * process lives. Where that may be, the seal lays the same memfd over the range once more, privately,
+ * in one step: what is written from then on is a copy of this process's own, and nobody sees it.
+ *
  * Threads: any. Lock: client.lock around the flags; is_sealing keeps a second sealer out.
  */
 #include "client.h"
 
+#include "read_set.h"
+
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +38,7 @@ static int add(pc_client *client, uint64_t region, uint64_t base_address, uint64
     struct pc__mapping *mapping = calloc(1, sizeof *mapping);
     if (!mapping)
         return pc__fail(PC_ERR_NO_MEMORY, "a mapping of region %" PRIu64, region);
-    *mapping = (struct pc__mapping){.region = region, .users = 1,
+    *mapping = (struct pc__mapping){.region = region, .users = 1, .build_fd = -1,
                                     .trapped = {.length_bytes = length_bytes,
                                                 .flags = PC_MAP_FIXED}};
     rc = pc__mapping_reserve(client, mapping, base_address);
@@ -44,7 +52,7 @@ static int add(pc_client *client, uint64_t region, uint64_t base_address, uint64
     return PC_OK;
 }
 
-/* Owns fd. */
+/* Owns fd, which stays open until the seal. */
 static int lay(pc_client *client, struct pc__mapping *mapping, int fd)
 {
     struct stat st;
@@ -55,7 +63,7 @@ static int lay(pc_client *client, struct pc__mapping *mapping, int fd)
     }
     if (!rc)
         rc = pc__mapping_lay(client, mapping, fd, PROT_READ | PROT_WRITE);
-    close(fd);
+    mapping->build_fd = fd; /* closed with the mapping, or by the seal */
     return rc;
 }
 
@@ -125,8 +133,34 @@ static int seal_begin(pc_client *client, uint64_t id, struct pc__mapping **out)
     return PC_OK;
 }
 
+void pc__build_close_fd(struct pc__mapping *mapping)
+{
+    if ((mapping->is_building || mapping->is_built) && mapping->build_fd >= 0) {
+        close(mapping->build_fd);
+        mapping->build_fd = -1;
+    }
+}
+
+/* From here on what is written is this process's alone. Once: what it has written since stays. */
+static int make_private(pc_client *client, struct pc__mapping *mapping)
+{
+    if (mapping->is_built)
+        return PC_OK;
+    pthread_mutex_lock(&client->lock);
+    mapping->trapped.flags |= PC_MAP_PRIVATE;
+    int rc = pc__mapping_lay(client, mapping, mapping->build_fd, PROT_READ | PROT_WRITE);
+    if (!rc && madvise(pc__pointer(mapping->trapped.address), mapping->trapped.length_bytes,
+                       MADV_DOFORK))
+        rc = pc__fail_errno("MADV_DOFORK of region %" PRIu64, mapping->region);
+    mapping->is_built = !rc;
+    pthread_mutex_unlock(&client->lock);
+    return rc;
+}
+
 static int protect(const struct pc__mapping *mapping, int prot)
 {
+    if (mapping->is_kept)
+        return PC_OK;
     if (mprotect(pc__pointer(mapping->trapped.address), mapping->trapped.length_bytes, prot))
         return pc__fail_errno("mprotect of region %" PRIu64, mapping->region);
     return PC_OK;
@@ -184,7 +218,7 @@ static int open_sealed(pc_client *client, struct pc__mapping *mapping, uint64_t 
 /* Not under lock, and still one of its users. */
 static int seal(pc_client *client, struct pc__mapping *mapping, uint64_t deadline_ns)
 {
-    int rc = protect(mapping, PROT_READ);
+    int rc = mapping->is_kept ? make_private(client, mapping) : protect(mapping, PROT_READ);
     if (!rc)
         rc = send_seal(client, mapping, deadline_ns);
     if (!rc)
@@ -208,10 +242,175 @@ PC_API int pc_client_build_seal(pc_client *client, uint64_t mapping_id, uint64_t
         rc = seal(client, mapping, pc__deadline(timeout_ns));
         pthread_mutex_lock(&client->lock);
         mapping->is_sealing = false;
+        if (!rc && !mapping->is_kept)
+            pc__build_close_fd(mapping);
         mapping->is_building = rc != PC_OK;
         pc__mapping_release(client, mapping);
         pthread_mutex_unlock(&client->lock);
     }
     pc__leave(client);
     return rc;
+}
+
+/* -------------------------------------------------------------------- kept */
+
+/* Under lock: one that was built here, whatever became of it. */
+static int find_built(pc_client *client, uint64_t id, struct pc__mapping **out)
+{
+    if (client->state == PC__CONN_CLOSED)
+        return pc__fail(PC_ERR_CLOSED, "the client was closed");
+    struct pc__mapping *mapping = pc__mapping_find(client, id);
+    if (!mapping || !mapping->users || mapping->state == PC__MAPPING_OPENING)
+        return pc__fail(PC_ERR_NO_REGION, "no mapping %" PRIu64 " in this process", id);
+    *out = mapping;
+    return PC_OK;
+}
+
+PC_API int pc_client_build_keep(pc_client *client, uint64_t mapping_id)
+{
+    struct pc__mapping *mapping = NULL;
+    pc__enter(client);
+    pthread_mutex_lock(&client->lock);
+    int rc = find_built(client, mapping_id, &mapping);
+    if (!rc && mapping->state == PC__MAPPING_GUARD)
+        rc = pc__fail(PC_ERR_FORKED, "region %" PRIu64 " did not survive fork", mapping->region);
+    if (!rc && (!mapping->is_building || mapping->is_sealing))
+        rc = pc__fail(PC_ERR_EXISTS, "region %" PRIu64 " is not being built", mapping->region);
+    if (!rc)
+        mapping->is_kept = true;
+    pthread_mutex_unlock(&client->lock);
+    pc__leave(client);
+    return rc;
+}
+
+static int drop(pc_client *client, uint64_t mapping_id)
+{
+    struct pc__mapping *mapping = NULL;
+    pthread_mutex_lock(&client->lock);
+    int rc = find_built(client, mapping_id, &mapping);
+    if (!rc && (!mapping->is_building || mapping->is_sealing || !mapping->is_kept))
+        rc = pc__fail(PC_ERR_EXISTS, "region %" PRIu64 " is not being built, or not to be kept",
+                      mapping->region);
+    if (!rc)
+        mapping->is_sealing = true;
+    pthread_mutex_unlock(&client->lock);
+    if (rc)
+        return rc;
+    rc = make_private(client, mapping);
+    pthread_mutex_lock(&client->lock);
+    mapping->is_sealing = false;
+    if (!rc) {
+        const struct pc__ctl_region abandon = {.region = mapping->region};
+        if (mapping->is_leased) { /* of a seal that went half the way */
+            const struct pc__ctl_open close = {.mapping_id = mapping->id};
+            (void)pc__outbox_send(client, PC__CTL_CLOSE, &close, sizeof close);
+            mapping->is_leased = false;
+        }
+        (void)pc__outbox_send(client, PC__CTL_ABANDON, &abandon, sizeof abandon);
+        mapping->is_building = false;
+        pc__build_close_fd(mapping);
+    }
+    pthread_mutex_unlock(&client->lock);
+    return rc;
+}
+
+PC_API int pc_client_build_drop(pc_client *client, uint64_t mapping_id)
+{
+    pc__enter(client);
+    int rc = drop(client, mapping_id);
+    pc__leave(client);
+    return rc;
+}
+
+PC_API int pc_client_build_let_go(pc_client *client, uint64_t mapping_id)
+{
+    struct pc__mapping *mapping = NULL;
+    pc__enter(client);
+    pthread_mutex_lock(&client->lock);
+    int rc = find_built(client, mapping_id, &mapping);
+    if (!rc && mapping->is_building)
+        rc = pc__fail(PC_ERR_EXISTS, "region %" PRIu64 " is still being built", mapping->region);
+    if (!rc) {
+        mapping->is_kept = false;
+        pc__build_close_fd(mapping);
+    }
+    pthread_mutex_unlock(&client->lock);
+    pc__leave(client);
+    return rc;
+}
+
+/* A block becomes private by being written: an atomic no-op, for other threads may write there. Holes
+ * are zeros, and stay holes. */
+static int copy_blocks(const struct pc__mapping *mapping)
+{
+    char *base = pc__pointer(mapping->trapped.address);
+    for (off_t end = 0;;) {
+        off_t begin = lseek(mapping->build_fd, end, SEEK_DATA);
+        if (begin < 0 && errno == ENXIO)
+            return PC_OK;
+        end = begin < 0 ? begin : lseek(mapping->build_fd, begin, SEEK_HOLE);
+        if (end < 0)
+            return pc__fail_errno("looking for the blocks of region %" PRIu64, mapping->region);
+        for (off_t at = begin; at < end; at += PC_BLOCK_BYTES)
+            (void)__atomic_fetch_or(base + at, 0, __ATOMIC_RELAXED);
+    }
+}
+
+/* Under lock: the next one to copy, with a user more; NULL: none. */
+static struct pc__mapping *next_to_copy(pc_client *client)
+{
+    for (struct pc__mapping *mapping = client->mappings; mapping; mapping = mapping->next)
+        if (mapping->is_kept && mapping->is_built && mapping->is_leased &&
+            mapping->state == PC__MAPPING_LIVE) {
+            mapping->users++;
+            return mapping;
+        }
+    return NULL;
+}
+
+PC_API int pc_client_build_copy(pc_client *client)
+{
+    int rc = PC_OK;
+    pc__enter(client);
+    pthread_mutex_lock(&client->lock);
+    for (struct pc__mapping *mapping; !rc && (mapping = next_to_copy(client));) {
+        pthread_mutex_unlock(&client->lock);
+        rc = copy_blocks(mapping);
+        pthread_mutex_lock(&client->lock);
+        const struct pc__ctl_open close = {.mapping_id = mapping->id};
+        if (!rc && mapping->is_leased) {
+            (void)pc__outbox_send(client, PC__CTL_CLOSE, &close, sizeof close);
+            mapping->is_leased = false;
+        }
+        pc__mapping_release(client, mapping);
+    }
+    pthread_mutex_unlock(&client->lock);
+    pc__leave(client);
+    return rc;
+}
+
+PC_API int pc_kept_unmap(uint64_t address, uint64_t length_bytes)
+{
+    struct pc__range_view range;
+    if (!pc__range_find(address, &range) || range.kind != PC__RANGE_KEPT || range.begin != address ||
+        range.end - range.begin != length_bytes)
+        return pc__fail(PC_ERR_NO_REGION, "nothing is kept at %#" PRIx64, address);
+    pc__range_set(address, PC__RANGE_GONE, 0);
+    munmap(pc__pointer(address), length_bytes);
+    return PC_OK;
+}
+
+int pc__build_share(pc_client *client, struct pc__mapping *mapping)
+{
+    int64_t n = pc__read_set(PC__SCAN_COPIED, mapping->trapped.address,
+                             mapping->trapped.length_bytes, NULL, 0);
+    if (n == 0)
+        return PC_OK;
+    uint64_t region = mapping->region;
+    pthread_mutex_lock(&client->lock);
+    pc__mapping_release(client, mapping);
+    pthread_mutex_unlock(&client->lock);
+    return n < 0 ? (int)n
+                 : pc__fail(PC_ERR_CLASH, "region %" PRIu64 " was built in this process, and libraries "
+                            "have written to its memory since; their copy is at its address", region);
 }

@@ -77,6 +77,9 @@ struct pc__mapping {
     bool is_building;                /* made here, read-write, not sealed (build.c) */
     bool is_sealing;                 /* one thread is at it */
     bool may_be_sealed;              /* a SEAL went out and was not refused */
+    bool is_built;                   /* made here, private since its seal (pc_client_build_keep) */
+    bool is_kept;                    /* so, and others may point into it: it outlives the client */
+    int build_fd;                    /* while is_building: its memfd; -1: none */
     bool is_dropping;                /* the first reader is at it; others wait */
     bool lost_reads;                 /* what was evicted while read sets are taken nobody knows */
 };
@@ -282,6 +285,11 @@ int pc__mapping_check_memory(const struct pc__mapping *mapping, int fd, uint64_t
 /* Maps the memfd over what is reserved there, arms, opens. Owns fd. */
 int pc__mapping_install(pc_client *client, struct pc__mapping *mapping, int fd,
                         const struct pc__ctl_opened *opened);
+
+/* build.c. close_fd: of one that is or was built. share: of one that is private since its seal, and
+ * that the caller uses; what cannot be shared any more is released: PC_ERR_CLASH. */
+void pc__build_close_fd(struct pc__mapping *mapping);
+int pc__build_share(pc_client *client, struct pc__mapping *mapping);
 
 /* requests.c: CREATE; *fd is the new home. */
 int pc__create(pc_client *client, uint64_t region, uint64_t base_address, uint64_t length_bytes,

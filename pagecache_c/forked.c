@@ -57,14 +57,27 @@ static void guard(struct pc__mapping *mapping, int why, bool is_ours)
     }
 }
 
+/* What was built here came along with the fork, private; but the lease is the parent's. It is nobody's
+ * to use until we have one of our own; `error` says whether it needs one. */
+static void hold(struct pc__mapping *mapping)
+{
+    mapping->error = mapping->is_leased ? PC_ERR_FORKED : PC_OK;
+    mapping->state = mapping->error ? PC__MAPPING_GUARD : PC__MAPPING_LIVE;
+    mapping->is_leased = false;
+}
+
 /* Everything that needs a server becomes a guard; then the descriptors go. in_new_child: nothing
- * of the mappings was inherited. */
+ * of the mappings was inherited, but for what was built here. */
 static void detach(pc_client *client, bool in_new_child)
 {
     struct pc__mapping *next;
     for (struct pc__mapping *mapping = client->mappings; mapping; mapping = next) {
         next = mapping->next;
-        if (mapping->state == PC__MAPPING_LIVE)
+        if (mapping->is_built && in_new_child && mapping->state == PC__MAPPING_LIVE)
+            hold(mapping);
+        else if (mapping->state == PC__MAPPING_LIVE ? !mapping->is_built || mapping->is_leased
+                                                    : mapping->is_built && mapping->error &&
+                                                          !in_new_child)
             guard(mapping, PC_ERR_FORKED, !in_new_child);
     }
     if (client->socket >= 0)
@@ -94,6 +107,8 @@ static void leave_parent(pc_client *client)
     for (struct pc__mapping *mapping = client->mappings; mapping; mapping = next) {
         next = mapping->next;
         mapping->is_dropping = mapping->is_sealing = false;
+        if (mapping->is_building)
+            pc__build_close_fd(mapping);
         /* Its thread is not here, or nobody uses it. */
         if (mapping->state == PC__MAPPING_OPENING || !mapping->users) {
             mapping->is_leased = false;
@@ -161,6 +176,26 @@ static int open_again(const struct pc__patience *patience, int fd, struct pc__ma
                     mapping->region, pc_strerror(call.status));
 }
 
+/* Its memory is here already: only the lease is asked for. */
+static int lease_again(const struct pc__patience *patience, int fd, struct pc__mapping *mapping)
+{
+    struct pc__ctl_open open;
+    struct pc__ctl_opened opened = {0};
+    struct pc__call call;
+    pc__mapping_describe(mapping, &open);
+    int rc = pc__conn_exchange(patience, fd, PC__CTL_OPEN, &open, sizeof open, NULL, 0, &call);
+    if (rc)
+        return rc;
+    mapping->is_leased = call.status == PC_OK;
+    if (call.body_bytes >= sizeof opened)
+        memcpy(&opened, call.body, sizeof opened);
+    pc__fds_close(call.fds, &call.n_fds);
+    if (call.status == PC_OK && opened.inode == mapping->inode && !opened.needs_trap)
+        return PC_OK;
+    return pc__fail(call.status < 0 ? call.status : PC_ERR_NO_GENERATION,
+                    "region %" PRIu64 ", which was built before the fork", mapping->region);
+}
+
 /* Under no lock: nobody else is in this client, it is FORKED. */
 static int attach(pc_client *client, const struct pc__patience *patience)
 {
@@ -172,11 +207,14 @@ static int attach(pc_client *client, const struct pc__patience *patience)
         return rc;
     client->socket = fd;
     for (struct pc__mapping *mapping = client->mappings; mapping && !rc; mapping = mapping->next) {
-        if (pc__is_private(mapping) || mapping->is_building || !mapping->trapped.address)
+        bool came_along = mapping->is_built && mapping->error;
+        if (!came_along &&
+            (pc__is_private(mapping) || mapping->is_building || !mapping->trapped.address))
             continue; /* the parent's alone: its copies, and what it has not sealed */
-        int one = open_again(patience, fd, mapping);
+        int one = came_along ? lease_again(patience, fd, mapping) : open_again(patience, fd, mapping);
         if (one == PC_OK) {
             mapping->state = PC__MAPPING_LIVE;
+            mapping->error = PC_OK;
             continue;
         }
         guard(mapping, one, true);

@@ -227,7 +227,10 @@ int pc__mapping_install(pc_client *client, struct pc__mapping *mapping, int fd,
 void pc__mapping_take_down(pc_client *client, struct pc__mapping *mapping)
 {
     pc__rest_ended(client, mapping);
-    if (mapping->trapped.address) {
+    pc__build_close_fd(mapping);
+    if (mapping->is_kept && client->state == PC__CONN_CLOSED && mapping->state == PC__MAPPING_LIVE) {
+        pc__range_set(mapping->trapped.address, PC__RANGE_KEPT, 0);
+    } else if (mapping->trapped.address) {
         pc__range_set(mapping->trapped.address, PC__RANGE_GONE, 0);
         if (client->trap.ops && mapping->state != PC__MAPPING_GUARD)
             client->trap.ops->forget(&client->trap, &mapping->trapped);
@@ -352,6 +355,21 @@ static struct pc__mapping *find_shared(pc_client *client, const struct pc__mappi
     return found;
 }
 
+/* What was built here, is private since, and lies where it is wanted; with a user more. */
+static struct pc__mapping *find_built(pc_client *client, const struct pc__mapping *wanted,
+                                      uint64_t base)
+{
+    struct pc__mapping *found = next_of(client, wanted->region, NULL);
+    while (found && !(found->is_built && !found->is_building && found->is_leased &&
+                      found->state == PC__MAPPING_LIVE && found->version == wanted->version &&
+                      found->trapped.address == base &&
+                      found->trapped.length_bytes == wanted->trapped.length_bytes))
+        found = next_of(client, wanted->region, found);
+    if (found)
+        found->users++;
+    return found;
+}
+
 /* Under lock. 1: *out is the mapping that is there; 0: none is; negative: it is in the way. */
 static int share(pc_client *client, const struct pc__mapping *wanted, uint64_t base,
                  uint64_t deadline_ns, struct pc__mapping **out)
@@ -418,12 +436,23 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
     mapping->trapped.length_bytes = length_bytes;
     mapping->trapped.flags = flags;
 
-    struct pc__mapping *shared = NULL;
+    struct pc__mapping *shared = NULL, *built = NULL;
     pthread_mutex_lock(&client->lock);
     if (flags & PC_MAP_PRIVATE)
         pc__rest_end_all(client, region);
     int rc = flags & PC_MAP_PRIVATE ? pc__call_refused(client)
                                     : share(client, mapping, base_address, deadline_ns, &shared);
+    if (rc == 0 && (flags & (PC_MAP_FIXED | PC_MAP_PRIVATE)) == PC_MAP_FIXED)
+        built = find_built(client, mapping, base_address);
+    if (built) {
+        pc__mapping_tell(built, out);
+        pthread_mutex_unlock(&client->lock);
+        free(mapping);
+        rc = pc__build_share(client, built);
+        if (rc)
+            memset(out, 0, sizeof *out);
+        return rc;
+    }
     if (rc == 0)
         rc = pc__mapping_reserve(client, mapping, base_address);
     if (rc == 0) {

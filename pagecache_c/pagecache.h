@@ -145,6 +145,20 @@ int pc_client_abandon(pc_client *client, uint64_t region, uint64_t timeout_ns);
 int pc_client_build(pc_client *client, uint64_t region, uint64_t base_address,
                     uint64_t length_bytes, uint64_t timeout_ns, struct pc_mapping *out);
 int pc_client_build_seal(pc_client *client, uint64_t mapping_id, uint64_t timeout_ns);
+/* While it is built: this process's libraries may point into it for good, and write there. So it does
+ * not become read-only with the seal, but a private copy-on-write map of version 0; children of fork
+ * have it too; and closing the client leaves it mapped. pc_client_map with FIXED shares it as long as
+ * nothing was written to it since, and is PC_ERR_CLASH from then on. */
+int pc_client_build_keep(pc_client *client, uint64_t mapping_id);
+/* Instead of a seal: the region is abandoned, and what was built is this process's alone. */
+int pc_client_build_drop(pc_client *client, uint64_t mapping_id);
+/* Nothing points into it any more: from here on it is unmapped as any other mapping. */
+int pc_client_build_let_go(pc_client *client, uint64_t mapping_id);
+/* Before the client is closed in a process that goes on: nobody leases what is kept from then on, so
+ * every block of it becomes a copy of this process's own. */
+int pc_client_build_copy(pc_client *client);
+/* Unmaps what a client that was closed has left mapped. PC_ERR_NO_REGION: it has not. */
+int pc_kept_unmap(uint64_t address, uint64_t length_bytes);
 
 /* The blocks of a PRIVATE mapping that this process has written: sorted, disjoint runs. Returns
  * their number (which may exceed capacity: then call again with room). */

@@ -25,7 +25,8 @@ enum pc__range_kind {
     PC__RANGE_GONE,    /* was unmapped */
     PC__RANGE_PLAIN,   /* no SIGSEGV of ours: userfaultfd, or nothing can be absent */
     PC__RANGE_TRAPPED, /* PROT_NONE until the SIGSEGV trap opens a part */
-    PC__RANGE_GUARD    /* cannot be had in this process; `why` says why */
+    PC__RANGE_GUARD,   /* cannot be had in this process; `why` says why */
+    PC__RANGE_KEPT     /* what was built here; its client was closed */
 };
 
 struct pc__range {

@@ -330,6 +330,22 @@ def test_every_name_of_a_library(tree: Any, tree_path: Path) -> None:
         _libraries.name_of(5)
 
 
+def test_the_extension_modules_of_a_package() -> None:
+    import faiss
+    import hnswlib
+
+    (found,) = _libraries.names_of(faiss)
+    assert Path(found).parent == Path(faiss.__file__).parent
+    assert Path(found).name.startswith("_swigfaiss")
+    assert _libraries.names_of(sys.modules["faiss.swigfaiss"]) == [found]  # SWIG's own module
+    assert _libraries.names_of(hnswlib) == [hnswlib.__file__]
+    assert _arena.patch_any([found, _libraries.name_of(hnswlib)]) == [found, hnswlib.__file__]
+    with pytest.raises(errors.MallocShimError, match=r"No extension module of tests is loaded"):
+        _libraries.names_of(sys.modules["tests"])
+    with pytest.raises(errors.MallocShimError, match="it is NumPy"):
+        _arena.patch_any(_libraries.names_of(np))
+
+
 def test_addresses(tree: Any) -> None:
     ffi = FFI()
     value = ctypes.c_int(5)

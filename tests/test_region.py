@@ -322,7 +322,35 @@ def test_an_unmodified_library(clamor_cluster: ClamorCluster, folder: Path) -> N
     expected = (tree, int((keys < 0.5).sum()), sum(999 * j for j in range(9)), 64)
     assert query(ref.get()) == expected
     assert clamor_cluster.run(query, ref) == expected
+    # As long as the library may write here, it does so to a copy of its own.
+    ctypes.memset(tree, 255, 8)
+    with pytest.raises(errors.AddressClashError, match=r"written to its memory.*let_go"):
+        ref.get()
+    assert clamor_cluster.run(query, ref) == expected
+    gc.collect()
+    assert n_mappings(clamor_cluster, 0) == 1
+    r.let_go()
+    r.let_go()  # once is enough
+    until(lambda: n_mappings(clamor_cluster, 0) == 0)
+    assert query(ref.get()) == expected
     clamor.free(ref)
+
+
+def test_a_library_may_write_to_what_was_abandoned(
+    clamor_cluster: ClamorCluster, folder: Path
+) -> None:
+    n_regions = clamor_cluster.engine(0).regions
+    lib = load_tree(str(compile_library("tree.cpp", folder)))
+    with pytest.warns(errors.ClamorWarning), clamor.region(MIB) as r:  # noqa: PT031
+        with r.malloc(lib):
+            words = lib.build_dictionary(10)
+        with pytest.raises(errors.ClosedError, match="end of its block"):
+            r.let_go()
+    until(lambda: clamor_cluster.engine(0).regions <= n_regions)
+    gc.collect()
+    assert lib.sum_of(ctypes.c_void_p(words), 9) == sum(9 * j for j in range(9))
+    ctypes.memset(words, 255, 8)
+    r.let_go()
 
 
 def test_pointers_only_travel_in_their_region(clamor_cluster: ClamorCluster) -> None:
@@ -427,6 +455,8 @@ def test_nanoflann(clamor_cluster: ClamorCluster, folder: Path) -> None:
     fetched = clamor_cluster.engine(1).bytes_received - before
     assert 0 < fetched < ref.nbytes  # a walk of the tree, not the tree
     clamor.free(ref)
+    del points
+    r.let_go()
 
 
 # ------------------------------------------------------------------ room to grow

@@ -490,6 +490,158 @@ static void test_fork_while_building(struct world *world)
     OK(pc_client_close(parent.client));
 }
 
+/* -------------------------------------------------------------- what is kept */
+
+static struct pc_mapping build_kept(struct world *world, pc_client *client)
+{
+    struct pc_mapping made = build(world, client);
+    fill(&made);
+    OK(pc_client_build_keep(client, made.id));
+    OK(pc_client_build_seal(client, made.id, SECOND));
+    return made;
+}
+
+static void test_kept(struct world *world)
+{
+    pc_client *client = world_client(world);
+    struct pc_mapping made = build_kept(world, client), other;
+    int memfd = world->fake->regions[MADE - 1].memfd;
+    check_filled(&made);
+    FAILS(pc_client_build_keep(client, made.id), PC_ERR_EXISTS, "not being built");
+    FAILS(pc_client_build_drop(client, made.id), PC_ERR_EXISTS, "not being built");
+    /* As long as nobody wrote to it, it is version 0, and whoever must lie there shares it. */
+    OK(pc_client_map(client, MADE, 0, MADE_BASE, LENGTH, PC_MAP_FIXED, SECOND, &other));
+    CHECK(other.id == made.id && other.address == made.address, "the same mapping");
+    OK(pc_client_unmap(client, other.id));
+    store(made.address, 99); /* by a library, late */
+    store(made.address + 4096, 98);
+    uint64_t words[2] = {0};
+    REQUIRE(pread(memfd, &words[0], 8, 0) == 8 && pread(memfd, &words[1], 8, 4096) == 8);
+    CHECK(words[0] == 1 && words[1] == 0, "version 0 has %lu, %lu", words[0], words[1]);
+    FAILS(pc_client_map(client, MADE, 0, MADE_BASE, LENGTH, PC_MAP_FIXED, SECOND, &other),
+          PC_ERR_CLASH, "written to its memory");
+    OK(pc_client_map(client, MADE, 0, MADE_BASE, LENGTH, 0, SECOND, &other));
+    CHECK(other.address != made.address && load(other.address) == 1, "version 0, elsewhere");
+    OK(pc_client_unmap(client, other.id));
+    world_kill_server(world);
+    world_start_spare(world);
+    EVENTUALLY(world->fake->live_mappings == 1);
+    CHECK(load(made.address) == 99 && load(made.address + 8192) == 3, "after a restart");
+    OK(pc_client_build_let_go(client, made.id));
+    OK(pc_client_unmap(client, made.id));
+    EVENTUALLY(world->fake->live_mappings == 0);
+    OK(pc_client_map(client, MADE, 0, MADE_BASE, LENGTH, PC_MAP_FIXED, SECOND, &other));
+    CHECK(other.address == MADE_BASE && load(other.address) == 1, "the address is free again");
+    OK(pc_client_close(client));
+    CHECK(world->fake->abandons == 0, "abandoned");
+}
+
+struct writer {
+    uint64_t address;
+    _Atomic bool stop;
+};
+
+static void *write_on(void *arg)
+{
+    struct writer *writer = arg;
+    for (uint64_t i = 0; !writer->stop; i++)
+        store(writer->address + 8 * (i % 64), i);
+    return NULL;
+}
+
+/* Others write while it is sealed, and no signal ends them. */
+static void test_kept_while_others_write(struct world *world)
+{
+    pc_client *client = world_client(world);
+    struct pc_mapping made = build(world, client);
+    struct writer writer = {.address = made.address};
+    pthread_t thread;
+    OK(pc_client_build_keep(client, made.id));
+    REQUIRE(pthread_create(&thread, NULL, write_on, &writer) == 0);
+    usleep(2000);
+    world->fake->refuse_seal = PC_ERR_NO_MEMORY;
+    FAILS(pc_client_build_seal(client, made.id, SECOND), PC_ERR_NO_MEMORY, "");
+    world->fake->refuse_seal = 0;
+    OK(pc_client_build_seal(client, made.id, SECOND));
+    usleep(2000);
+    writer.stop = true;
+    pthread_join(thread, NULL);
+    OK(pc_client_close(client));
+}
+
+/* After the end of the client its blocks are this process's own, whatever becomes of the home. */
+static void test_kept_outlives_the_client(struct world *world)
+{
+    pc_client *client = world_client(world);
+    struct pc_mapping made = build_kept(world, client);
+    store(made.address, 99);
+    FAILS(pc_kept_unmap(made.address, LENGTH), PC_ERR_NO_REGION, "kept");
+    OK(pc_client_build_copy(client));
+    EVENTUALLY(world->fake->live_mappings == 0);
+    OK(pc_client_close(client));
+    REQUIRE(fallocate(world->fake->regions[MADE - 1].memfd,
+                      FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)LENGTH) == 0);
+    CHECK(load(made.address) == 99, "what was written");
+    for (uint64_t block = 1; block < BLOCKS; block++)
+        CHECK(load(made.address + block * 4096) == (block % 2 ? 0 : block + 1), "block %lu", block);
+    FAILS(pc_kept_unmap(made.address, LENGTH - 4096), PC_ERR_NO_REGION, "kept");
+    OK(pc_kept_unmap(made.address, LENGTH));
+    FAILS(pc_kept_unmap(made.address, LENGTH), PC_ERR_NO_REGION, "kept");
+}
+
+static void test_kept_is_dropped(struct world *world)
+{
+    pc_client *client = world_client(world);
+    struct pc_mapping made = build(world, client);
+    fill(&made);
+    FAILS(pc_client_build_drop(client, made.id), PC_ERR_EXISTS, "not to be kept");
+    OK(pc_client_build_keep(client, made.id));
+    FAILS(pc_client_build_let_go(client, made.id), PC_ERR_EXISTS, "still being built");
+    OK(pc_client_build_drop(client, made.id));
+    EVENTUALLY(world->fake->abandons == 1 && world->fake->made_state == FAKE_ABSENT);
+    check_filled(&made);
+    store(made.address, 1);
+    world_kill_server(world);
+    world_start_spare(world); /* it has no such region, and needs none */
+    OK(pc_client_build_let_go(client, made.id));
+    check_filled(&made);
+    OK(pc_client_unmap(client, made.id));
+    CHECK(world->fake->abandons == 1, "twice");
+    OK(pc_client_close(client));
+}
+
+static void child_of_kept(struct world *world)
+{
+    CHECK(load(parent.made.address) == 99, "before it has attached");
+    OK(pc_client_after_fork(parent.client));
+    CHECK(world->fake->live_mappings == 2, "a lease of its own: %d", world->fake->live_mappings);
+    CHECK(load(parent.made.address) == 99 && load(parent.made.address + 8192) == 3, "its memory");
+    store(parent.made.address, 100);
+    OK(pc_client_build_copy(parent.client));
+    OK(pc_client_close(parent.client));
+    CHECK(load(parent.made.address) == 100, "kept there too");
+}
+
+static void child_without_a_server(struct world *world)
+{
+    world_kill_server(world);
+    CHECK(pc_client_after_fork(parent.client) < 0, "attached to nobody");
+    load(parent.made.address);
+}
+
+static void test_kept_in_a_fork(struct world *world)
+{
+    if (IS_TSAN)
+        return;
+    parent.client = world_client(world);
+    parent.made = build_kept(world, parent.client);
+    store(parent.made.address, 99);
+    expect_end(world, child_of_kept, 0, "");
+    CHECK(load(parent.made.address) == 99, "the parent's");
+    expect_end(world, child_without_a_server, 70, "region 4 version 0 block 0");
+    OK(pc_client_close(parent.client));
+}
+
 int main(int argc, char **argv)
 {
     static const struct test tests[] = {
@@ -497,7 +649,8 @@ int main(int argc, char **argv)
         TEST(versions_from_threads), TEST(versions_reattach), TEST(versions_fork), TEST(build),
         TEST(sealed_is_read_only), TEST(abandon), TEST(refused_seal), TEST(late_seal),
         TEST(death_while_building), TEST(death_in_seal), TEST(death_after_seal),
-        TEST(fork_while_building),
+        TEST(fork_while_building), TEST(kept), TEST(kept_while_others_write),
+        TEST(kept_outlives_the_client), TEST(kept_is_dropped), TEST(kept_in_a_fork),
     };
     return run_tests(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL);
 }
