@@ -18,6 +18,8 @@ METADATA := setup.cfg setup.py pyproject.toml clamor_ray/_version.py
 C_FILES := $(wildcard pagecache_c/*.c pagecache_c/*.h) clamor_ray/_build.py
 FUZZ_SECONDS ?= 20
 PYTEST_ARGS ?=
+# pytest processes at a time: two cores have time for three, which often wait.
+SHARDS ?= 3
 
 .PHONY: help setup ext demo test test-c test-py soak model lint format typecheck bench dist clean
 
@@ -62,7 +64,7 @@ soak:
 	$(MAKE) model
 
 test-py: setup
-	$(PYTHON) -m pytest $(PYTEST_ARGS)
+	$(PYTHON) -m tests.support.shards $(SHARDS) $(PYTEST_ARGS)
 
 model:
 	docs/model/run.sh -DPART_HOME
