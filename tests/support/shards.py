@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -34,9 +35,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_FILE = Path(__file__).with_name("seconds.txt")
 SHARED_FIXTURE = "clamor_cluster"
+STARTS_PROCESSES = re.compile(r"cluster|\blab\b|subprocess|ray\.init|driver_script")
 
 BATCH_S = 150.0  # of measured seconds; a file that takes longer has a batch to itself
-UNKNOWN_S = 60.0  # of a file that was never measured
+UNKNOWN_S = 60.0  # of a file that was never measured, and starts processes
+UNKNOWN_PURE_S = 5.0  # likewise, and starts none
 START_S = 6.0  # of a pytest process, for the estimate
 DEADLINE_S = 2400.0  # of a batch: pytest's own timeout ends a test long before
 LEFT_S = 5.0  # what a test's processes have to end by themselves after it
@@ -265,7 +268,10 @@ def run_all(todo: Sequence[Batch], n_workers: int, arguments: Sequence[str]) -> 
             took = time.monotonic() - began
             with lock:
                 names = " ".join(batch.files)
-                print(f"==== {names} ({took:.0f} s, {batch.estimate_s:.0f} s expected)")
+                each = ", ".join(
+                    f"{name} {outcome.seconds.get(name, 0):.0f} s" for name in batch.files
+                )
+                print(f"==== {each}; all {took:.0f} s, {batch.estimate_s:.0f} s expected")
                 print(said, end="" if said.endswith("\n") else "\n")
                 if outcome.trouble:
                     print(f"FAILED {names}: {outcome.trouble}")
@@ -301,9 +307,12 @@ def main(arguments: Sequence[str]) -> int:
     files = [name for name in others if Path(ROOT, name).is_file()]
     for_pytest = [each for each in others if each not in files]
     files = files or files_of_tests()
-    shared = {name for name in files if SHARED_FIXTURE in (ROOT / name).read_text()}
+    texts = {name: (ROOT / name).read_text() for name in files}
+    shared = {name for name in files if SHARED_FIXTURE in texts[name]}
+    pure = [name for name in files if not STARTS_PROCESSES.search(texts[name])]
+    seconds = {**dict.fromkeys(pure, UNKNOWN_PURE_S), **read_seconds()}
     began = time.monotonic()
-    total = run_all(batches(files, read_seconds(), shared), options.n, for_pytest)
+    total = run_all(batches(files, seconds, shared), options.n, for_pytest)
     if options.write_seconds:
         write_seconds(total.seconds)
     slowest = sorted(total.seconds.items(), key=lambda item: -item[1])[:15]
