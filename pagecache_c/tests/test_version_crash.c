@@ -540,6 +540,7 @@ static void storm(int trap, uint64_t history_bytes, uint64_t seconds, unsigned s
     told.history_bytes = history_bytes;
     told.settle_ns = 3 * SECOND; /* attaching again takes a while where all are busy */
     told.stage_timeout_ns = 3 * SECOND;
+    told.fault_timeout_ns = 30 * SECOND; /* likewise: the home is killed over and over */
     s.shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     s.c = cluster_new(2);
     s.info = (struct pc_region_info){.region = 1, .base_address = PC_WINDOW_BEGIN + (1ull << 28),
