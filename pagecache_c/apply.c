@@ -3,7 +3,8 @@
  * One layer of version v + 1, where v is applied:
  *   1. the blocks that it replaces go to the history, as the record of v; from then on whoever
  *      resolves v finds them there, and v + 1 in the layer: nobody new looks at what will change;
- *   2. the epoch turns, and whoever still looks at the store leaves (replies on their way);
+ *   2. the epoch turns, and whoever may still look at the store leaves (replies on their way). The
+ *      worker does not wait for long, and does other things meanwhile: the epoch's number is noted;
  *   3. the blocks are punched and written: into the base, if no process has that mapped, else into
  *      the overlay. Punched, because a socket may still hold the page itself (sendfile);
  *   4. the keeper hears the new version, then v + 1 is applied and the layer goes.
@@ -12,7 +13,8 @@
  * punch: a new server gives no lease on it until it is whole again.
  *
  * When the base is not leased any more, the overlay is folded into it. While that goes on the
- * overlay still has each of its blocks, so nobody looks at what changes.
+ * overlay still has each of its blocks, so nobody looks at what changes. Not in the middle of 3: with
+ * half of a layer the overlay is of no version, and so would be the base.
  *
  * Locks: the worker takes region.lock for arithmetic, never over copying.
  */
@@ -86,18 +88,14 @@ static bool nap(struct pc__worker *worker, uint64_t n_ns)
     return !stopping;
 }
 
-/* Under region.lock, which it drops and takes: turns the epoch, unless it is turning, and waits a
- * little for those of the old one. 1: they are gone; BUSY: not yet; negative: the engine stops.
+/* Under region.lock, which it drops and takes: waits a little for readers of this epoch and of those
+ * before it. 1: they are gone; BUSY: not yet; negative: the engine stops.
  * Connections that stall are closed after fetch_timeout, and with them their replies. */
-static int readers_leave(struct pc_engine *engine, struct pc__region *region)
+static int readers_leave(struct pc_engine *engine, struct pc__region *region, uint64_t epoch)
 {
     struct pc__home *home = region->home;
     uint64_t until = pc__now_ns() + PATIENCE_NS, now;
-    if (!home->turning)
-        home->epoch ^= 1u;
-    home->turning = true;
-    const uint64_t *old = &home->readers[home->epoch ^ 1u];
-    while (*old) {
+    while (!pc__home_left(home, epoch)) {
         now = pc__now_ns();
         home->held_up |= now >= until;
         if (home->held_up)
@@ -108,7 +106,7 @@ static int readers_leave(struct pc_engine *engine, struct pc__region *region)
         if (!goes_on)
             return PC_ERR_CLOSED;
     }
-    home->turning = home->held_up = false;
+    home->held_up = false;
     return 1;
 }
 
@@ -121,7 +119,7 @@ static int let_go(struct pc_engine *engine, struct pc__region *region)
         pthread_mutex_unlock(&region->lock);
         return 1;
     }
-    int rc = readers_leave(engine, region);
+    int rc = readers_leave(engine, region, home->leaving_in);
     struct pc__layer *layer = home->leaving;
     struct pc__store folded = home->folded;
     if (rc == 1) {
@@ -282,8 +280,12 @@ static int apply_next(struct pc_engine *engine, struct pc__region *region)
     if (rc)
         return rc;
     pthread_mutex_lock(&region->lock);
-    home->history_from = layer->version;
-    rc = readers_leave(engine, region);
+    if (home->history_from != layer->version) { /* else when it was tried before, or by the last server */
+        home->history_from = layer->version;
+        home->replaced_in = home->epoch;
+    }
+    rc = readers_leave(engine, region, home->replaced_in);
+    home->overlay_is_torn |= rc == 1 && !to_base;
     pthread_mutex_unlock(&region->lock);
     if (rc != 1)
         return rc;
@@ -311,10 +313,12 @@ static int apply_next(struct pc_engine *engine, struct pc__region *region)
         return rc;
     }
     home->applied = store->version = layer->version;
+    home->overlay_is_torn = false;
     if (to_base)
         base_is_at(region, layer->version);
     pc__link_remove(&layer->link);
     home->leaving = layer;
+    home->leaving_in = home->epoch;
     pthread_mutex_unlock(&region->lock);
     pc__count_add(&engine->count.commits_applied, 1);
     return let_go(engine, region);
@@ -351,8 +355,8 @@ static int fold(struct pc_engine *engine, struct pc__region *region)
 {
     struct pc__home *home = region->home;
     pthread_mutex_lock(&region->lock);
-    bool can =
-        home->overlay.memfd >= 0 && !pc__home_base_leased(engine, region, home->applied);
+    bool can = home->overlay.memfd >= 0 && !home->overlay_is_torn &&
+               !pc__home_base_leased(engine, region, home->applied);
     if (can)
         home->base_changes = true;
     pthread_mutex_unlock(&region->lock);
@@ -371,6 +375,7 @@ static int fold(struct pc_engine *engine, struct pc__region *region)
     }
     home->folded = home->overlay; /* a server that dies before it goes folds it again */
     home->overlay = (struct pc__store){.memfd = -1};
+    home->leaving_in = home->epoch;
     base_is_at(region, home->applied);
     pthread_mutex_unlock(&region->lock);
     return let_go(engine, region);

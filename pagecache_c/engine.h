@@ -74,14 +74,17 @@ struct pc__home {
     uint64_t history_from;         /* versions below it take what the history has: applied, or one
                                       more from when that record is written until it is applied */
     bool base_changes;             /* the worker is at it, or was when it died: no new leases */
+    bool overlay_is_torn;          /* it has, or may have, a part of the layer after `applied` */
     struct pc_segment *segments;   /* sorted; bytes of the base that lie in somebody else's memory */
     size_t n_segments;
-    unsigned epoch;                /* 0 or 1; who looks at a store or a layer counts itself in */
-    uint64_t readers[2];
-    bool turning;                  /* the worker waits for those of the other epoch, */
-    bool held_up;                  /* and has waited long: nobody is to wait for the worker */
+    uint64_t epoch;                /* who looks at a store or a layer counts itself in. It goes on */
+    uint64_t readers[2];           /* only when the one before has no readers: [epoch % 2], and the last */
+    bool held_up;                  /* the worker has waited long for some: nobody waits for it */
+    uint64_t replaced_in;          /* the epoch in which history_from rose: until then somebody may
+                                      have resolved what the next layer replaces */
     struct pc__layer *leaving;     /* applied, or */
-    struct pc__store folded;       /* brought into the base: to go when they have left */
+    struct pc__store folded;       /* brought into the base: to go when all have left that may have */
+    uint64_t leaving_in;           /* resolved it, up to this epoch */
     struct pc__directory *directory; /* who else has blocks of it (directory.c), or NULL */
 };
 
@@ -485,6 +488,9 @@ struct pc__generation *pc__home_base_generation(const struct pc__region *region)
 bool pc__home_warm(struct pc__home *home);
 /* Who will look at bytes that resolve gave out: from under region.lock until release. */
 unsigned pc__home_hold(struct pc__home *home);
+/* The worker, under region.lock: whether all readers of this epoch and of those before it have left.
+ * No epoch begins before the last but one is empty, so there are never readers of more than two. */
+bool pc__home_left(struct pc__home *home, uint64_t epoch);
 void pc__home_release(struct pc_engine *engine, struct pc__region *region, unsigned held);
 /* It has more to apply than it should have: writers wait. */
 bool pc__home_is_behind(const struct pc__home *home);

@@ -319,8 +319,10 @@ int pc__generation_for(struct pc_engine *engine, struct pc__region *region, uint
         return caught_up ? PC_ERR_NO_VERSION : PC__WAIT;
     }
     /* The worker will have the base there in a moment, unless somebody reads an older one, or a
-     * reply to another server that does not get on looks at it. */
-    if (home && version >= home->applied && !home->held_up &&
+     * reply to another server that does not get on looks at it. Or the overlay has half of a layer
+     * that the keeper did not have: then the old blocks are in the history. */
+    bool is_stuck = home && home->overlay_is_torn && pc__link_empty(&home->pending);
+    if (home && version >= home->applied && !home->held_up && !is_stuck &&
         !pc__home_base_leased(engine, region, base_goes_to(home)) &&
         (home->base_changes || version > home->applied || home->overlay.memfd >= 0)) {
         if (home->base_changes && home->overlay.memfd < 0 && pc__link_empty(&home->pending))

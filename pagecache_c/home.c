@@ -12,8 +12,9 @@
  *
  * Who resolves blocks gets pointers into these, and holds them by an epoch (pc__home_hold) until it
  * is done. The worker (apply.c), which alone changes stores, first makes new resolutions look
- * elsewhere, then turns the epoch and waits until nobody of the old one is left. So a reply that
- * waits in a queue shows the version that it was asked for, and never a block in the middle.
+ * elsewhere, notes the epoch in which it did, and waits until nobody of that one or of one before it
+ * is left. So a reply that waits in a queue shows the version that it was asked for, and never a
+ * block in the middle. A wait that is broken off and the next one do not mix: each has its number.
  */
 #include "directory.h"
 #include "engine.h"
@@ -193,14 +194,22 @@ bool pc__home_base_leased(const struct pc_engine *engine, const struct pc__regio
 
 unsigned pc__home_hold(struct pc__home *home)
 {
-    home->readers[home->epoch]++;
-    return home->epoch;
+    unsigned held = (unsigned)(home->epoch % 2);
+    home->readers[held]++;
+    return held;
+}
+
+bool pc__home_left(struct pc__home *home, uint64_t epoch)
+{
+    if (home->epoch == epoch && !home->readers[(epoch + 1) % 2])
+        home->epoch++;
+    return home->epoch > epoch + 1 || (home->epoch == epoch + 1 && !home->readers[epoch % 2]);
 }
 
 void pc__home_release(struct pc_engine *engine, struct pc__region *region, unsigned held)
 {
     pthread_mutex_lock(&region->lock);
-    bool last = --region->home->readers[held] == 0 && held != region->home->epoch;
+    bool last = --region->home->readers[held] == 0 && held != region->home->epoch % 2;
     if (last && region->home->held_up)
         pc__worker_queue(engine, region);
     pthread_mutex_unlock(&region->lock);

@@ -359,8 +359,10 @@ static void home_adopted(struct pc_engine *engine, struct pc__region *region)
     home->history_from = home->applied;
     /* It died between the record of what a layer replaces, which may be one that keeps nothing, and
      * the end of replacing it: what the store has there may be half of the next version. */
-    if (pc__history_noted(engine->history, region->id, home->applied))
+    if (pc__history_noted(engine->history, region->id, home->applied)) {
         home->history_from++;
+        home->overlay_is_torn = home->overlay.memfd >= 0;
+    }
     region->version = home->applied > region->version ? home->applied : region->version;
 }
 
