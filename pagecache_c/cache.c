@@ -5,8 +5,8 @@
  * which goes first. Its blocks are punched out of the generation's file, under region.lock: every
  * process that maps it loses them at once, and the next touch is a fault like the first.
  *
- * Who evicts: a thread of its own, from the high water mark (90% of the budget) down to the low one
- * (85%); and whoever is about to insert what would exceed the budget, as much as it inserts
+ * Who evicts: a thread of its own, from the high water mark (1/128 below the budget) down to the low
+ * one (1/64 below it); and whoever is about to insert what would exceed the budget, as much as it inserts
  * (pc__cache_room). Neither waits for a fetch. Where nothing can go, an insert goes on all the same: a
  * fetch never waits for an eviction.
  *
@@ -634,8 +634,10 @@ int pc__cache_open(struct pc_engine *engine, uint64_t cache_bytes, int policy)
     uint64_t budget = cache_bytes >> PC_BLOCK_SHIFT, most_awaited = 1024;
     cache->engine = engine;
     cache->budget = budget;
-    cache->high = budget * 90 / 100;
-    cache->low = budget * 85 / 100;
+    /* Close to the budget: what is read again and again, and fits, is to stay. What is kept free
+     * only spares those who insert an eviction of their own. */
+    cache->high = budget - budget / 128;
+    cache->low = budget - budget / 64;
     cache->n_awaited = budget / 8 < most_awaited ? budget / 8 : most_awaited;
     cache->n_buckets = power_of_two(budget / 4);
     pthread_mutex_init(&cache->lock, NULL);
