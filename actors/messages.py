@@ -22,7 +22,7 @@ class RegionRecord:
     """One region, and where its blocks live.
 
     Args:
-        region: Id, never reused within a job, below ``INLINE_BASE``.
+        region: Id, never reused by any session of the cluster, below ``INLINE_BASE``.
         version: The newest one when this was looked up: the number of commits behind it; 0 is
             what ``put`` wrote.
         base_address: Where every process maps it.

@@ -28,7 +28,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ from clamor_ray._cause import cause_of
 from clamor_ray._layout import Plan
 from clamor_ray._source import Source
 from clamor_ray.actors import keeper_process, oom_score, starting
+from clamor_ray.actors.address_claims import REGION_IDS, AddressClaims, Range, RayTable
 from clamor_ray.actors.commit_log import CommitLog
 from clamor_ray.actors.commits import Commits
 from clamor_ray.actors.handshake import SECRET_BYTES
@@ -69,7 +70,14 @@ from clamor_ray.actors.ray_homes import RayHomes
 from clamor_ray.actors.ray_nodes import PING_S, alive_nodes, raylet_is_gone, within
 from clamor_ray.actors.read_sets import ReadSets
 from clamor_ray.actors.rebuilds import REHOME_S, RebuildMethods, Rebuilds
-from clamor_ray.actors.registry_core import RegionState, RegistryCore, Retire, server_id_of
+from clamor_ray.actors.registry_core import (
+    AddressSpace,
+    NoAddresses,
+    RegionState,
+    RegistryCore,
+    Retire,
+    server_id_of,
+)
 from clamor_ray.actors.rendezvous import Rendezvous
 from clamor_ray.actors.reports import histograms_of, reports_of
 from clamor_ray.actors.version_methods import VersionMethods
@@ -92,7 +100,9 @@ def page_server_name(job_scope: str, node_id: str) -> str:
     return f"page-server-{job_scope}-{node_id[:16]}"
 
 
-def create_registry(job_scope: str, node_id: str, config: ServerConfig) -> Any:
+def create_registry(
+    job_scope: str, node_id: str, config: ServerConfig, avoid: Sequence[Range] = ()
+) -> Any:
     """Makes the job's registry on a node, or finds the one that is there.
 
     The caller's process owns a registry that it makes: call it in the driver.
@@ -101,6 +111,7 @@ def create_registry(job_scope: str, node_id: str, config: ServerConfig) -> Any:
         job_scope: 12 hex digits that separate jobs.
         node_id: Ray's hex id of the driver's node.
         config: What page servers are told.
+        avoid: Addresses that this process still uses of sessions of other clusters.
 
     Returns:
         The actor's handle. Calls may be made at once; they wait for its start.
@@ -117,13 +128,22 @@ def create_registry(job_scope: str, node_id: str, config: ServerConfig) -> Any:
             max_concurrency=1000,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         )
-        .remote(config, os.urandom(SECRET_BYTES))
+        .remote(config, os.urandom(SECRET_BYTES), tuple(avoid))
     )
 
 
 def journal_directory(job_scope: str) -> Path:
     """Where the session's registry writes, on the driver's node."""
     return session_directory() / f"clamor-registry-{job_scope}"
+
+
+def _has_ended(job_scope: str) -> bool:
+    """Whether a session of the cluster has: its registry is no actor any more."""
+    try:
+        ray.get_actor(_names.registry_name(job_scope), namespace=_names.NAMESPACE)
+    except ValueError:
+        return True
+    return False
 
 
 class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
@@ -133,11 +153,15 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
         config: What page servers are told.
         secret: What page servers prove to each other that they know: 32 bytes, the same after a
             restart, and never on disk.
+        avoid: See ``AddressClaims``.
     """
 
-    def __init__(self, config: ServerConfig, secret: bytes) -> None:
+    def __init__(self, config: ServerConfig, secret: bytes, avoid: Sequence[Range] = ()) -> None:
         self._config = config
-        self._core = RegistryCore()
+        self._core = RegistryCore(AddressSpace(ours=False))
+        self._claims = AddressClaims(RayTable(), config.job_scope, _has_ended, avoid)
+        self._claiming = asyncio.Lock()
+        self._n_claims = 0  # that the core knows
         self._log = CommitLog()
         self._read_sets = ReadSets()
         self._rendezvous = Rendezvous()
@@ -194,6 +218,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
             saved.servers,
             saved.lost,
             time.monotonic(),
+            (saved.next_region - 1) // REGION_IDS * REGION_IDS + 1,
         )
         for lost in saved.lost:
             self._log.server_lost(lost.server_id)
@@ -328,12 +353,15 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
             request_id: 63 random bits; the same ones get the same region again. 0: none.
 
         Raises:
-            ServerUnavailableError, VersionMismatchError: See ``ensure_server``.
+            ServerUnavailableError, VersionMismatchError: See ``ensure_server``; the former also
+                where the cluster's log of addresses cannot be reached.
             ValueError, NoAddresses: See ``RegistryCore.create_region``.
             JournalFullError: There is no region.
         """
         info = await self.ensure_server(node_id)
-        now_s = time.monotonic()
+        if length_bytes > 0:
+            await self._make_room(length_bytes)
+        now_s = time.monotonic()  # no await from here on: others create regions, too
         self._carry_out(self._core.abandon_stale(now_s - CREATING_S))
         if (again := self._core.requested(request_id)) is not None:
             return again
@@ -344,6 +372,29 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
             self._core.undo_create(record.region)
             raise
         return record
+
+    async def _make_room(self, length_bytes: int) -> None:
+        """Until there are addresses for a region: takes more of the cluster's window."""
+        while not self._core.addresses.has_room(length_bytes):
+            async with self._claiming:
+                if self._core.addresses.has_room(length_bytes):
+                    return
+                try:
+                    claims = await asyncio.wait_for(
+                        asyncio.to_thread(self._claims.claim, length_bytes, self._n_claims), CALL_S
+                    )
+                except NoAddresses:
+                    raise
+                except Exception as failure:  # any of Ray's; what it has written is found again
+                    raise errors.ServerUnavailableError(
+                        "The cluster's log of addresses cannot be read or written: "
+                        f"{type(failure).__name__}: {failure}.".replace(": .", "."),
+                        hint="It is in Ray's GCS: see its log, and try again.",
+                    ) from failure
+                for claim in claims:  # those that are known change nothing
+                    self._core.addresses.own(claim.begin, claim.end)
+                self._n_claims = len(claims)
+                self._core.ids_from(claims[0].region_ids + 1)
 
     async def seal(self, region: int, source: Source | None = None) -> RegionRecord:
         """The region's bytes are in place: it can be looked up from now on.

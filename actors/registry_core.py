@@ -19,7 +19,7 @@ An address range is reused only after that, so that no process anywhere can stil
 region mapped where a new one must go.
 
 Invariants, which ``check`` verifies:
-* used and free ranges together are exactly the window, and no two overlap;
+* used and free ranges together are exactly what is ours of the window, and no two overlap;
 * a region in the table owns exactly one used range; no other used range exists;
 * a region waits only for servers that are not lost.
 """
@@ -86,20 +86,48 @@ def _round_up(value: int, unit: int) -> int:
 
 
 class AddressSpace:
-    """First fit over the window; every range ends in a guard gap that nobody maps.
+    """First fit over what is ours of the window; every range ends in a guard gap that nobody maps.
 
     Args:
         begin: First address, a multiple of 2 MiB.
         end: One past the last, a multiple of 2 MiB.
+        ours: All of it is ours; else what ``own`` and ``reserve`` are given.
     """
 
-    def __init__(self, begin: int = WINDOW_BEGIN, end: int = WINDOW_END) -> None:
+    def __init__(
+        self, begin: int = WINDOW_BEGIN, end: int = WINDOW_END, *, ours: bool = True
+    ) -> None:
         if begin % UNIT_BYTES or end % UNIT_BYTES or begin >= end:
             raise ValueError(f"no window: {begin:#x} to {end:#x}")
         self.begin = begin
         self.end = end
-        self._free: list[tuple[int, int]] = [(begin, end)]
+        self._others: list[tuple[int, int]] = [(begin, end)]  # not ours
+        self._free: list[tuple[int, int]] = []
         self._used: dict[int, int] = {}
+        if ours:
+            self.own(begin, end)
+
+    def own(self, begin: int, end: int) -> None:
+        """These addresses are ours from now on; those that were change nothing."""
+        for low, high in self._take_from_others(begin, end):
+            self._give(low, high)
+
+    def _take_from_others(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """What of the range was not ours, and is now."""
+        rest: list[tuple[int, int]] = []
+        taken: list[tuple[int, int]] = []
+        for low, high in self._others:
+            cuts = [(low, min(high, begin)), (max(low, end), high)]
+            rest += [(b, e) for b, e in cuts if b < e]
+            if max(low, begin) < min(high, end):
+                taken.append((max(low, begin), min(high, end)))
+        self._others = rest
+        return taken
+
+    def has_room(self, length_bytes: int) -> bool:
+        """Whether ``allocate`` would find a gap."""
+        need = _round_up(length_bytes, UNIT_BYTES) + GUARD_BYTES
+        return any(end - begin >= need for begin, end in self._free)
 
     @property
     def bytes_in_use(self) -> int:
@@ -141,6 +169,7 @@ class AddressSpace:
             ValueError: It is not free.
         """
         end = base_address + _round_up(length_bytes, UNIT_BYTES) + GUARD_BYTES
+        self.own(base_address, end)  # it once was: the journal is read before the cluster's log
         index = bisect.bisect_right(self._free, (base_address, self.end)) - 1
         if index < 0 or self._free[index][0] > base_address or self._free[index][1] < end:
             raise ValueError(f"the addresses {base_address:#x} to {end:#x} are not free")
@@ -151,8 +180,9 @@ class AddressSpace:
 
     def release(self, base_address: int) -> None:
         """Gives a range back, joined with its free neighbours."""
-        end = self._used.pop(base_address)
-        begin = base_address
+        self._give(base_address, self._used.pop(base_address))
+
+    def _give(self, begin: int, end: int) -> None:
         index = bisect.bisect_left(self._free, (begin, end))
         if index < len(self._free) and self._free[index][0] == end:
             end = self._free.pop(index)[1]
@@ -162,10 +192,11 @@ class AddressSpace:
         self._free.insert(index, (begin, end))
 
     def check(self) -> None:
-        """Raises AssertionError unless used and free ranges tile the window."""
+        """Raises AssertionError unless used, free and others' ranges tile the window."""
         where = self.begin
         was_free = False
         tiles = [(b, e, False) for b, e in self._used.items()]
+        tiles += [(b, e, False) for b, e in self._others]
         tiles += [(b, e, True) for b, e in self._free]
         for begin, end, is_free in sorted(tiles):
             assert begin == where, f"gap or overlap at {where:#x}"
@@ -269,13 +300,21 @@ class RegistryCore:
     def __init__(self, addresses: AddressSpace | None = None) -> None:
         self.addresses = addresses or AddressSpace()
         self._regions: dict[int, _Region] = {}
-        self._next_region = 1
+        self._first_region = self._next_region = 1
         self._servers: dict[int, ServerInfo] = {}
         self._lost: dict[int, ServerLost] = {}
         self._by_request: dict[int, int] = {}
         self._changed: set[int] = set()
 
     # -- regions
+
+    def ids_from(self, first_region: int) -> None:
+        """Ids of regions begin there. Of no effect where one was given already.
+
+        No other session of the cluster has ids from there on: a process may use both.
+        """
+        if self._next_region == self._first_region:
+            self._first_region = self._next_region = first_region
 
     def create_region(
         self, length_bytes: int, server_id: int, now_s: float = 0.0, request_id: int = 0
@@ -487,6 +526,7 @@ class RegistryCore:
         servers: Iterable[ServerInfo],
         lost: Iterable[ServerLost],
         now_s: float,
+        first_region: int = 1,
     ) -> tuple[Retire, ...]:
         """Takes back what the journal held; the first event of a new core.
 
@@ -499,8 +539,10 @@ class RegistryCore:
             servers: Those that are not lost.
             lost: Those that are.
             now_s: As in ``create_region``: unsealed regions get their time anew.
+            first_region: The first id that this session ever gave.
         """
         self._next_region = next_region
+        self._first_region = first_region
         self._servers = {info.server_id: info for info in servers}
         self._lost = {server.server_id: server for server in lost}
         orders: list[Retire] = []
@@ -593,7 +635,7 @@ class RegistryCore:
     # -- private
 
     def _was_here(self, region: int) -> bool:
-        return 0 < region < self._next_region and region not in self._regions
+        return self._first_region <= region < self._next_region and region not in self._regions
 
     def _entry(self, region: int) -> _Region:
         entry = self._regions.get(region)

@@ -298,10 +298,10 @@ def _begin_on_all(attempt: Attempt) -> None:
     from clamor_ray import _session
     from clamor_ray._lease import inline_images
 
-    session = _session.attached()
-    entries = session.leases.entries() if session is not None else []
-    for token, leased in entries:
-        assert session is not None
+    entries = (
+        (session, *entry) for session in _session.sessions() for entry in session.leases.entries()
+    )
+    for session, token, leased in entries:
         if leased.snapshot is not None and token not in attempt._sets:
             try:
                 attempt._leased(session.client, token, leased.mapping, leased.snapshot)
@@ -480,8 +480,7 @@ def _mapped() -> Iterator[tuple[int, int]]:
     from clamor_ray import _session
     from clamor_ray._lease import inline_images
 
-    session = _session.attached()
-    for table in (inline_images, session.leases if session is not None else None):
-        for _, leased in table.entries() if table is not None else ():
+    for table in (inline_images, *(session.leases for session in _session.sessions())):
+        for _, leased in table.entries():
             if leased.snapshot is not None:
                 yield leased.snapshot.region, leased.snapshot.version

@@ -20,7 +20,7 @@ from clamor_ray._prefetch import split_by_mapping
 from clamor_ray._ranges import Spans, extent, row_spans
 from clamor_ray._ref import GlobalRef
 from clamor_ray._session import Session
-from clamor_ray.errors import HomeLostError
+from clamor_ray.errors import HomeLostError, SessionEndedError
 
 Array = npt.NDArray[Any]
 
@@ -175,6 +175,13 @@ def _relative(spans: Spans, leased: Leased) -> Spans:
     return runs
 
 
+def _session_of(leased: Leased) -> Session:
+    found = _session.at_address(leased.mapping.address)
+    if found is None:
+        raise SessionEndedError("The session of this array has ended.")
+    return found[0]
+
+
 class Fetch:
     """One call's requests, with one deadline for all of them.
 
@@ -183,9 +190,8 @@ class Fetch:
     """
 
     def __init__(self, timeout: float | None) -> None:
-        self._session: Session | None = _session.attached()
         if timeout is None:
-            timeout = 0.0 if self._session is None else self._session.config.fault_timeout_s
+            timeout = max((s.config.fault_timeout_s for s in _session.sessions()), default=0.0)
         self._deadline = time.monotonic() + timeout
 
     def _left_s(self) -> float:
@@ -193,32 +199,34 @@ class Fetch:
 
     def find(self, low: int, high: int) -> Leased | None:
         """What version's memory [low, high) is; None where it is not all of one."""
-        leased = self._session.leases.at(low) if self._session is not None else None
-        if leased is None or leased.snapshot is None:
+        found = _session.at_address(low)
+        if found is None or found[1].snapshot is None:
             return None
+        leased = found[1]
         return leased if high <= leased.mapping.address + leased.mapping.length_bytes else None
 
     def blocks(self, leased: Leased, spans: Spans) -> None:
         """Makes blocks of one mapping resident."""
-        assert self._session is not None
         runs = _relative(spans, leased)
-        self._session.client.prefetch(leased.mapping.id, runs, wait=True, timeout_s=self._left_s())
+        _session_of(leased).client.prefetch(
+            leased.mapping.id, runs, wait=True, timeout_s=self._left_s()
+        )
 
     def any(self, spans: Spans) -> None:
         """Makes blocks resident that may lie in several mappings, or in none."""
-        if self._session is not None:
-            for mapping, runs in split_by_mapping(spans, self._session.leases).items():
-                self._session.client.prefetch(mapping.id, runs, wait=True, timeout_s=self._left_s())
+        for session in _session.sessions():
+            for mapping, runs in split_by_mapping(spans, session.leases).items():
+                session.client.prefetch(mapping.id, runs, wait=True, timeout_s=self._left_s())
 
     def rows(
         self, leased: Leased, array: Array, numbers: npt.NDArray[np.uint64], out: Array
     ) -> None:
         """Copies whole rows."""
-        assert self._session is not None
+        session = _session_of(leased)
         row_bytes = array[:1].nbytes
         _attempt.read_runs(leased.snapshot, lambda: _relative(row_spans(array, numbers), leased))
         try:
-            self._session.client.gather(
+            session.client.gather(
                 leased.mapping.id,
                 numbers,
                 out,
@@ -228,4 +236,4 @@ class Fetch:
                 timeout_s=self._left_s(),
             )
         except HomeLostError as error:
-            self._session.explain(error, leased.snapshot.region if leased.snapshot else 0)
+            session.explain(error, leased.snapshot.region if leased.snapshot else 0)

@@ -41,6 +41,7 @@ Array = npt.NDArray[Any]
 class _Member:
     """This process's part in a group."""
 
+    scope: str
     rank: int
     ring: Ring
     secret: bytes
@@ -104,8 +105,7 @@ def _numbers(array: Any, what: str, op: Any = None) -> tuple[Array, int]:
 
 
 def _is_global(array: Array) -> bool:
-    session = _session.attached()
-    return session is not None and session.leases.find(address(array)) is not None
+    return _session.at_address(address(array)) is not None
 
 
 def _result(out: Any, like: Array, shape: tuple[int, ...]) -> Array:
@@ -216,7 +216,8 @@ class RingGroup:
                 timeout_s=self._timeout_s,
             )
         _calls_lost.pop(self._name, None)
-        return _Member(rank, ring, meeting.secret, tuple(guest.calls for guest in meeting.guests))
+        calls_before = tuple(guest.calls for guest in meeting.guests)
+        return _Member(session.scope, rank, ring, meeting.secret, calls_before)
 
     def _meet(self, session: _session.Session, guest: Guest) -> Meeting:
         """All members, when all are there. In short questions: the registry forgets who does not

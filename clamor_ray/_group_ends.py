@@ -142,8 +142,9 @@ def _session_ends(session: _session.Session) -> None:
             if scope == session.scope:
                 _made.pop(name, None)
                 _tell(actors, _end_now, name)
-    for name in list(_group._members):
-        _group.close_member(name)
+    for name, member in list(_group._members.items()):
+        if member.scope == session.scope:
+            _group.close_member(name)
 
 
 _session.at_end.append(_session_ends)

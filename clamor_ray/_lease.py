@@ -33,7 +33,13 @@ _changes = itertools.count(1)
 
 
 def _release(
-    client: Client, table: LeaseTable, token: int, mapping_id: int, reads: list[int], later: bool
+    client: Client,
+    table: LeaseTable,
+    token: int,
+    mapping_id: int,
+    address: int,
+    reads: list[int],
+    later: bool,
 ) -> None:
     # Runs wherever the last reference dies, also inside the garbage collector: takes no lock.
     table.forget(token)
@@ -41,8 +47,13 @@ def _release(
     with contextlib.suppress(errors.ClamorError):  # the session is gone, and the mapping with it
         while reads:  # a call that failed before it could report
             client.reads_drop(reads.pop())
-    with contextlib.suppress(errors.ClamorError):
+    try:
         (client.unmap_later if later else client.unmap)(mapping_id)
+    except errors.ClosedError:  # it keeps the addresses for us
+        with contextlib.suppress(errors.ClamorError):
+            Client.unmap_ended(address)
+    except errors.ClamorError:
+        pass
 
 
 class Lease:
@@ -78,7 +89,7 @@ class Lease:
         token = next(_tokens)
         self._reads: list[int] = []  # the mapping's id while a read set is being taken
         self._finalizer = weakref.finalize(
-            self, _release, client, table, token, mapping.id, self._reads, later
+            self, _release, client, table, token, mapping.id, mapping.address, self._reads, later
         )
         self._finalizer.atexit = False  # the process ends anyway, and others may still look
         table.add(token, mapping, snapshot, writable=writable)

@@ -43,6 +43,7 @@ from clamor_ray._native_base import (
     PC_ERR_CLOSED,
     PC_ERR_DENIED,
     PC_ERR_DESCRIPTORS,
+    PC_ERR_ENDED,
     PC_ERR_EXISTS,
     PC_ERR_EXPIRED,
     PC_ERR_FORKED,
@@ -112,6 +113,7 @@ __all__ = [
     "PC_ERR_CLOSED",
     "PC_ERR_DENIED",
     "PC_ERR_DESCRIPTORS",
+    "PC_ERR_ENDED",
     "PC_ERR_EXISTS",
     "PC_ERR_EXPIRED",
     "PC_ERR_FORKED",
@@ -301,6 +303,15 @@ class Client(_Handle):
 
     def unmap(self, mapping_id: int) -> None:
         check(self._call(c.lib.pc_client_unmap, mapping_id), mapping=mapping_id)
+
+    @staticmethod
+    def unmap_ended(address: int) -> None:
+        """Instead of `unmap`, where the handle was closed before: lets go of the addresses.
+
+        Raises:
+            FreedError: The handle was closed, and the mapping was none that it still had.
+        """
+        check(c.lib.pc_ended_unmap(address))
 
     def unmap_later(self, mapping_id: int) -> None:
         """As `unmap`, but the next `map` of the version may still have it, for half a second."""

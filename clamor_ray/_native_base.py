@@ -79,6 +79,7 @@ PC_ERR_NO_VERSION: Final = -21
 PC_ERR_NO_SPACE: Final = -22
 PC_ERR_MEMBER: Final = -23
 PC_ERR_MISMATCH: Final = -24
+PC_ERR_ENDED: Final = -25
 
 ERRORS: Final[dict[int, tuple[type[errors.ClamorError], str]]] = {
     PC_ERR_SYSTEM: (errors.SystemCallError, "A system call failed."),
@@ -134,6 +135,10 @@ ERRORS: Final[dict[int, tuple[type[errors.ClamorError], str]]] = {
     PC_ERR_MISMATCH: (
         errors.CollectiveMismatchError,
         "The members of the group do not ask for the same.",
+    ),
+    PC_ERR_ENDED: (
+        errors.SessionEndedError,
+        "The session of this global variable has ended.",
     ),
 }
 

@@ -75,7 +75,7 @@ def prefetch(target: Any, *, wait: bool = True, timeout: float | None = None) ->
         >>> clamor.prefetch(rows)      # doctest: +SKIP
     """
     refs, rest = _flatten(target)
-    session = _session.current(refs[0].scope if refs else None)
+    session = _session.current(refs[0].scope if refs else None)  # without one, this says so
     timeout_s = session.config.fault_timeout_s if timeout is None else timeout
     deadline = time.monotonic() + timeout_s
 
@@ -86,6 +86,7 @@ def prefetch(target: Any, *, wait: bool = True, timeout: float | None = None) ->
         ref._check_not_freed()
         if ref.inline:
             continue
+        session = _session.current(ref.scope)
         lease = session.open(ref)
         everything = np.array([[0, ref.length_bytes >> BLOCK_SHIFT]], np.uint64)
         with session.explaining(ref.region):
@@ -95,13 +96,17 @@ def prefetch(target: Any, *, wait: bool = True, timeout: float | None = None) ->
     if rest is None or (refs and not rest):
         return
     spans = object_spans(rest)
-    parts = split_by_mapping(spans, session.leases)
+    parts = [
+        (session, mapping, runs)
+        for session in _session.sessions()
+        for mapping, runs in split_by_mapping(spans, session.leases).items()
+    ]
     if not parts and (len(spans) or not _is_empty(rest)):
         raise ValueError(
             f"{_describe(rest)} is not part of a global variable: pass what GlobalRef.get() "
             "returned, or a view of it. Fancy indexing and arithmetic make copies."
         )
-    for mapping, runs in parts.items():
+    for session, mapping, runs in parts:
         with session.explaining(session.region_at(mapping.address)):
             session.client.prefetch(mapping.id, runs, wait=wait, timeout_s=left_s())
 

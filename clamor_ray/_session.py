@@ -1,9 +1,12 @@
-"""This process's attachment to the session: the registry, the node, the page server's client.
+"""This process's attachment to sessions: the registry, the node, the page server's client.
 
-A driver makes the session with `init`. A worker finds it when it first needs it: by the scope of
-the reference that arrived, or by its job. Nothing here is on the path of a fault.
+A driver makes a session with `init`. Any process of the cluster finds one when it first needs it:
+by the scope of the reference that arrived, or (a worker) by its job. It may use several at once: no
+two sessions of a cluster have an address or an id in common (`actors/address_claims.py`). What a
+worker makes is of its own job's session, where that has one. Nothing here is on the path of a
+fault.
 
-Locks: `_lock` guards which session is current, `Session._client_lock` the making of the client;
+Locks: `_lock` guards which sessions there are, `Session._client_lock` the making of the client;
 the first is never taken under the second. Neither is held by finalizers.
 """
 
@@ -23,7 +26,7 @@ from typing import Any, NoReturn, TypeVar
 
 import ray
 
-from clamor_ray import _attempt, _kept, _names, errors
+from clamor_ray import _attempt, _kept, _names, _starting, errors
 from clamor_ray._ask import OFTEN, ask, new_request_id, pack, unpack
 from clamor_ray._config import Config
 from clamor_ray._layout import (
@@ -35,7 +38,7 @@ from clamor_ray._layout import (
     take_apart,
     take_apart_zeros,
 )
-from clamor_ray._lease import Lease, LeaseTable
+from clamor_ray._lease import Lease, Leased, LeaseTable
 from clamor_ray._memory import check_room
 from clamor_ray._native import (
     MAP_EXACT_READS,
@@ -79,41 +82,11 @@ class InitResult:
 # ------------------------------------------------------------------ where we are
 
 
-def _in_worker() -> bool:
-    return bool(ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
-
-
 def _check_platform() -> None:
     if not sys.platform.startswith("linux"):
         raise errors.UnsupportedPlatformError(f"This is {sys.platform}, not Linux.")
     if sys.maxsize < 1 << 40:
         raise errors.UnsupportedPlatformError("This is a 32-bit process.")
-
-
-def _check_not_ray_client() -> None:
-    # Importing the client costs a gRPC stack: only ask where it is there already.
-    client = sys.modules.get("ray.util.client")
-    if client is not None and client.ray.is_connected():
-        raise errors.RayClientError("This driver is connected through Ray Client (ray://).")
-
-
-def _find_registry(scope: str) -> Any | None:
-    try:
-        return ray.get_actor(_names.registry_name(scope), namespace=_names.NAMESPACE)
-    except ValueError:
-        return None
-
-
-def _job_scope_part() -> str:
-    context = ray.get_runtime_context()
-    return _names.job_part(context.gcs_address, context.get_job_id())
-
-
-def _find_scope_of_job() -> str | None:
-    named = ray.util.list_named_actors(all_namespaces=True)
-    ours = [entry["name"] for entry in named if entry["namespace"] == _names.NAMESPACE]
-    scopes = _names.scopes_of_job(ours, _job_scope_part())
-    return scopes[-1] if scopes else None
 
 
 def _inline_id() -> int:
@@ -127,7 +100,7 @@ def _inline_id() -> int:
 
 
 class Session:
-    """One process's part in a session. Safe from any thread.
+    """One process's part in one session. Safe from any thread.
 
     Args:
         scope: names the session.
@@ -137,6 +110,9 @@ class Session:
         owner: this process made the session, and ends it.
     """
 
+    of_job = True  # whether it is one of this process's job
+    in_driver = False
+
     def __init__(
         self, scope: str, registry: Any, node_id: str, config: Config, *, owner: bool
     ) -> None:
@@ -144,6 +120,8 @@ class Session:
         self.registry = registry
         self.node_id = node_id
         self.job_id: str = ray.get_runtime_context().get_job_id()
+        self.of_job = owner or scope.startswith(_starting.job_scope_part())
+        self.in_driver = not _starting.in_worker()
         self.config = config
         self.owner = owner
         self.leases = LeaseTable()
@@ -477,20 +455,24 @@ class Session:
         return (context.get_node_id(), context.get_job_id()) == (self.node_id, self.job_id)
 
     def _has_ended(self) -> bool:
-        """Whether the driver shut the session down behind this process's back."""
+        """Whether its driver ended the session behind this process's back."""
         if self.owner or os.getpid() != self._pid:
             return False
-        return _find_registry(self.scope) is None
+        return not self.is_here or _starting.find_registry(self.scope) is None
 
     def close(self, *, exiting: bool = False) -> None:
-        """Ends this process's part. Every address that `get` gave out dies; what libraries built in
-        place stays (`Region.let_go`).
+        """Ends this process's part. Every address that `get` gave out dies: nobody else gets it
+        as long as an object is left that looks into it. What libraries built in place stays
+        (`Region.let_go`).
 
         Args:
             exiting: the process ends: what stays is not copied before.
         """
         for ending in at_end:
             ending(self)
+        if len(self.leases):
+            _left[:] = [table for table in _left if len(table)]
+            _left.append(self.leases)
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(errors.ClamorError):
@@ -512,7 +494,11 @@ class Session:
 # ------------------------------------------------------------------ which one is ours
 
 _lock = threading.RLock()
-_current: Session | None = None
+_current: Session | None = None  # what this process makes is of this one
+_others: dict[str, Session] = {}  # what else it is attached to, by scope; replaced, not changed
+_over: list[Session] = []  # have ended; something still looks into their memory
+_left: list[LeaseTable] = []  # of sessions that were closed: their addresses are taken
+_sought = False  # the job's own session, since it was last attached to another's
 _hooks: set[str] = set()
 at_end: list[Callable[[Session], None]] = []  # called when a session ends in this process
 
@@ -536,41 +522,71 @@ _was_here = True
 def _before_fork() -> None:
     # In the child Ray must not be asked: it has locks that other threads may hold now.
     global _was_here
-    session = _current
-    _was_here = session is None or session.is_here
+    _was_here = all(session.is_here for session in sessions())
 
 
 def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.RLock()
-    session = _current
-    if session is None:
-        return
-    session.owner = False  # the end of a child is not the end of the session
-    try:
-        session.after_fork(_was_here)
-    except errors.ClamorError as error:
-        # The maps it could not have are guards now; whoever touches one learns it from them.
-        os.write(2, f"clamor: {error}\n".encode())
+    for session in sessions():
+        session.owner = False  # the end of a child is not the end of the session
+        try:
+            session.after_fork(_was_here)
+        except errors.ClamorError as error:
+            # The maps it could not have are guards now; whoever touches one learns it from them.
+            os.write(2, f"clamor: {error}\n".encode())
+
+
+def _leave(session: Session) -> None:
+    """Under the lock: it is none of this process's sessions any more."""
+    global _current, _others
+    if _current is session:
+        _current = None
+    _others = {scope: other for scope, other in _others.items() if other is not session}
 
 
 def _forget(session: Session) -> None:
-    global _current
+    """It has ended. It is closed when nothing looks into its memory: what is here of it is right,
+    and other threads may be at it."""
     with _lock:
-        if _current is session:
-            _current = None
-    # Not closed: objects of the ended session may still be looked at in other threads.
+        if session in sessions():
+            _leave(session)
+            _over.append(session)
+        _close_over()
+
+
+def _close_over() -> None:
+    for session in list(_over):
+        if len(session.leases) == 0:
+            _over.remove(session)
+            session.close()
 
 
 def _raise_mismatch(scope: str) -> NoReturn:
     raise errors.SessionMismatchError(
-        f"The reference belongs to session {scope}, which has ended or is not this one."
+        f"The reference belongs to session {scope}, which has ended, or is of another cluster."
     )
 
 
 def attached() -> Session | None:
-    """This process's session, where it has one already."""
+    """The session that this process makes variables in, where it has one already."""
     return _current
+
+
+def sessions() -> tuple[Session, ...]:
+    """All that this process is attached to."""
+    current, others = _current, _others
+    if not others:
+        return () if current is None else (current,)
+    return (*(() if current is None else (current,)), *others.values())
+
+
+def at_address(address: int) -> tuple[Session, Leased] | None:
+    """What lies there, and of which session; None where it is nothing of ours."""
+    for session in sessions():
+        if (leased := session.leases.at(address)) is not None:
+            return session, leased
+    return None
 
 
 def current(scope: str | None = None) -> Session:
@@ -583,8 +599,8 @@ def current(scope: str | None = None) -> Session:
         NotInitializedError: There is none.
         SessionMismatchError: It is another than the reference's.
     """
-    session = _current
-    if session is not None and (scope is None or session.scope == scope):
+    session = _known(scope)
+    if session is not None:
         if session.owner and not session.is_here:
             raise errors.NotInitializedError(
                 "The session has ended: ray.shutdown() took its cluster from under it."
@@ -611,33 +627,60 @@ def with_current(make: Callable[[Session], _T]) -> _T:
     return make(current())
 
 
-def _attach(scope: str | None) -> Session:
-    global _current
+def _known(scope: str | None) -> Session | None:
+    """The session of that scope, or the one to make variables in, if no other must be sought."""
     session = _current
-    if session is not None and (scope is None or session.scope == scope):
-        return session
+    if session is None or (scope is not None and session.scope != scope):
+        return None if scope is None else _others.get(scope)
+    return session if scope is not None or session.of_job or _sought else None
+
+
+def _attach(scope: str | None) -> Session:
+    global _sought
+    known = _known(scope)
+    if known is not None:
+        return known
+    session = _current
     if session is not None and session._pid != os.getpid():
         _raise_mismatch(scope or "?")
-    _check_not_ray_client()
-    if not ray.is_initialized() or not _in_worker():
-        if session is not None and scope is not None:
-            _raise_mismatch(scope)
+    _starting.check_not_ray_client()
+    in_worker = ray.is_initialized() and _starting.in_worker()
+    if not in_worker and (session is None or not session.is_here):
         raise errors.NotInitializedError("There is no clamor session in this process.")
-    wanted = scope if scope is not None else _find_scope_of_job()
-    registry = _find_registry(wanted) if wanted is not None else None
+    wanted = scope if scope is not None else _starting.find_scope_of_job()
+    registry = _starting.find_registry(wanted) if wanted is not None else None
     if wanted is None or registry is None:
         if scope is not None:
             _raise_mismatch(scope)
+        if session is not None:  # another job's: there is none of our own
+            _sought = True
+            return session
         raise errors.NotInitializedError(
             "No driver of this job has a clamor session.",
             hint="Call clamor.init() in the driver before its tasks use global variables.",
         )
-    if session is not None:
-        session.close()
     _check_platform()
     node_id = ray.get_runtime_context().get_node_id()
-    _current = Session(wanted, registry, node_id, Config.from_env(), owner=False)
-    return _current
+    found = Session(wanted, registry, node_id, Config.from_env(), owner=False)
+    _add(found)
+    return found
+
+
+def _add(found: Session) -> None:
+    """Under the lock: one more session. What this process makes is of the one that it made, of the
+    newest of its job, or else of the newest."""
+    global _current, _others, _sought
+    before = _current
+    _sought = False
+    if before is not None and (before.owner or (before.of_job and not found.of_job)):
+        _others = {**_others, found.scope: found}
+        return
+    _current = found
+    if before is not None and before.of_job:
+        _over.append(before)  # a driver has one at a time
+    elif before is not None:
+        _others = {**_others, before.scope: before}
+    _close_over()
 
 
 def init(
@@ -689,7 +732,7 @@ def init(
     _check_platform()
     if address is not None and address.startswith("ray://"):
         raise errors.RayClientError(f"{address} is a Ray Client address.")
-    _check_not_ray_client()
+    _starting.check_not_ray_client()
     settings = {
         "cache_bytes": cache_bytes,
         "cache_policy": cache_policy,
@@ -702,16 +745,16 @@ def init(
             raise errors.RayClientError("RAY_ADDRESS is a Ray Client address.")
         ray.init(address=address, namespace=namespace)
     with _lock:
+        for gone in [session for session in sessions() if not session.is_here]:
+            _leave(gone)  # ray.shutdown() took the cluster from under it
+            gone.close()
         session = _current
-        if session is not None and not session.is_here:
-            session.close()  # ray.shutdown() took the cluster from under it
-            session = _current = None
-        if session is None and _in_worker():
+        if _starting.in_worker():
             session = _attach(None)
         if session is None:
             session = _make_session(config)
         elif session.owner:
-            _check_same_settings(session.config, config, settings)
+            _starting.check_same_settings(session.config, config, settings)
         try:
             info = session.ensure_server()
             trap = session.client.trap
@@ -723,44 +766,19 @@ def init(
     return InitResult(trap, session.node_id, info.library_version, session.scope)
 
 
-def _check_same_settings(now: Config, asked: Config, given: dict[str, Any]) -> None:
-    for name in (name for name, value in given.items() if value is not None):
-        if getattr(asked, name) != getattr(now, name):
-            raise ValueError(
-                f"{name}={given[name]!r}, and this session began with {getattr(now, name)!r}; call "
-                "clamor.shutdown() before clamor.init() with other settings"
-            )
-
-
 def _make_session(config: Config) -> Session:
-    from clamor_ray.actors.messages import ServerConfig
-    from clamor_ray.actors.registry import create_registry
-
-    context = ray.get_runtime_context()
-    node_id = context.get_node_id()
-    scope = _names.new_scope(context.gcs_address, context.get_job_id())
-    registry = create_registry(
-        scope,
-        node_id,
-        ServerConfig(
-            job_scope=scope,
-            library_version=__version__,
-            fetch_timeout_s=config.fetch_timeout_s,
-            fault_timeout_s=config.fault_timeout_s,
-            reattach_s=config.reattach_s,
-            orphan_timeout_s=config.orphan_s,
-            page_bytes=config.page_bytes,
-            control_timeout_s=config.control_timeout_s,
-            history_bytes=config.history_bytes,
-            history_disk_bytes=config.history_disk_bytes,
-            history_directory=config.history_dir,
-            cache_bytes=config.cache_bytes,
-            cache_policy=config.cache_policy,
-            replication=config.replication,
-        ),
-    )
+    node_id = ray.get_runtime_context().get_node_id()
+    scope, registry = _starting.start_registry(config, node_id, _still_used())
     _once("exit", lambda: atexit.register(_shutdown, exiting=True))
     return Session(scope, registry, node_id, config, owner=True)
+
+
+def _still_used() -> list[tuple[int, int]]:
+    """Addresses of sessions that ended here, which objects still look into. One of this cluster has
+    them for itself anyway; one of another cluster may be given them, too."""
+    tables = [*_left, *(session.leases for session in _over)]
+    mappings = [leased.mapping for table in tables for _, leased in table.entries()]
+    return [(mapping.address, mapping.address + mapping.length_bytes) for mapping in mappings]
 
 
 def _end(session: Session, exiting: bool = False) -> None:
@@ -776,9 +794,9 @@ def _end(session: Session, exiting: bool = False) -> None:
 def shutdown() -> None:
     """Ends the session: stops every page server and forgets every global variable.
 
-    Objects that `get` returned must not be used any more: their memory is gone. Runs by itself
-    when the driver ends; calling it again changes nothing. In a task or an actor it only detaches
-    that process.
+    Objects that `get` returned must not be used any more: their memory is gone, and a touch of it
+    ends the process with a message. Runs by itself when the driver ends; calling it again changes
+    nothing. In a task or an actor it only detaches that process. Sessions of other drivers go on.
 
     Example:
         >>> clamor.shutdown()   # doctest: +SKIP
@@ -787,8 +805,9 @@ def shutdown() -> None:
 
 
 def _shutdown(exiting: bool = False) -> None:
-    global _current
     with _lock:
-        session, _current = _current, None
-        if session is not None and session._pid == os.getpid():
-            _end(session, exiting)
+        for session in (*sessions(), *_over):
+            _leave(session)
+            if session._pid == os.getpid():
+                _end(session, exiting)
+        _over.clear()

@@ -105,7 +105,7 @@ def free(ref: GlobalRef[Any]) -> None:
     """
     if not isinstance(ref, GlobalRef):
         raise TypeError(f"free takes a GlobalRef, not {type(ref).__qualname__}")
-    session = current()
+    session = current(ref.scope)
     if not ref.freed:
         session.free(ref)
         ref._mark_freed()

@@ -55,9 +55,8 @@ def target_of(value: Any) -> Target:
 
 
 def _look_up(address: int) -> Leased | None:
-    session = _session.attached()
-    found = session.leases.at(address) if session is not None else None
-    return found or inline_images.at(address)
+    found = _session.at_address(address)
+    return inline_images.at(address) if found is None else found[1]
 
 
 def _target_of_object(obj: Any) -> Target:

@@ -52,14 +52,15 @@ def views_by_value() -> Iterator[None]:
 
 def _leased(address: int, n_bytes: int) -> Leased | None:
     """What a view at this address is a view of, where it is to travel as a reference."""
-    session = _session.attached()
-    if session is None:
+    if not any(0 < s.config.view_ref_bytes <= n_bytes for s in _session.sessions()):
         return None
-    least_bytes = session.config.view_ref_bytes
-    if least_bytes == 0 or n_bytes < least_bytes:
+    found = _session.at_address(address)
+    if found is None:
         return None
-    leased = session.leases.at(address)
-    if leased is None or leased.writable or leased.snapshot is None or _by_value.get(False):
+    session, leased = found
+    if not 0 < session.config.view_ref_bytes <= n_bytes:
+        return None
+    if leased.writable or leased.snapshot is None or _by_value.get(False):
         return None
     if leased.snapshot.region in session._freed:  # nobody could open it; the bytes are here
         return None

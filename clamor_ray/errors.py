@@ -52,6 +52,7 @@ __all__ = [
     "ReadOnlyError",
     "RowIdError",
     "ServerUnavailableError",
+    "SessionEndedError",
     "SessionMismatchError",
     "SnapshotExpired",
     "SourceError",
@@ -120,6 +121,15 @@ class SessionMismatchError(NotInitializedError):
 
     default_hint = (
         "Put the object again: a global variable lives as long as the session it was put in."
+    )
+
+
+class SessionEndedError(SessionMismatchError):
+    """The session of a reference or an array has ended: its driver has, or called shutdown."""
+
+    default_hint = (
+        "A global variable lives as long as the driver's session. Put the object again in the "
+        "session that there is now, and pass new references to actors that outlive their driver."
     )
 
 

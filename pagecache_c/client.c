@@ -250,7 +250,7 @@ PC_API int pc_client_open(const struct pc_client_options *options, pc_client **o
     if (!rc)
         rc = pc__conn_hello(&patience, &client->socket);
     /* In every mode: the handler also names addresses that this process does not have. */
-    if (!rc && pc__sig_install())
+    if (!rc && pc__clients_install())
         rc = pc__fail(PC_ERR_NO_TRAP, "this process's SIGSEGV handler cannot be replaced");
     if (!rc) {
         client->state = PC__CONN_UP;
@@ -312,8 +312,10 @@ PC_API int pc_client_close(pc_client *client)
     pthread_mutex_lock(&client->lock);
     pc__call_drop_all(client);
     pc__outbox_clear(client);
-    while (client->mappings)
+    while (client->mappings) {
+        pc__ended_keep(client, client->mappings);
         pc__mapping_take_down(client, client->mappings);
+    }
     pthread_mutex_unlock(&client->lock);
     free_client(client);
     return PC_OK;

@@ -11,13 +11,15 @@
  *   stage.c      what a private mapping wrote, and handing it to the page server
  *   requests.c   create, seal, abandon, prefetch, the report of a read set
  *   attach.c     after the page server died: attach anew, or end the process
- *   forked.c     in a child of fork
+ *   forked.c     in a child of fork; what all clients of the process share
+ *   ended.c      addresses that outlive their client
  *   trap.h       how threads stop at absent blocks
  *
  * Threads: any thread of the process may call; one watch thread per client receives. It is the
  * only thread that the client adds.
  *
- * Locks, outermost first:  the list of clients -> client.lock -> the range table's.
+ * Locks, outermost first:  the list of clients -> client.lock -> ended.c's -> the range
+ * table's.
  * client.lock is never held while waiting for a reply or for the socket, and fork happens with
  * all of them held, so that the child's tables are consistent.
  *
@@ -307,5 +309,12 @@ void pc__attach_check_stuck(pc_client *client);
 /* forked.c */
 void pc__clients_add(pc_client *client);
 void pc__clients_remove(pc_client *client);
+/* The signal handler; several clients may be opened at once. */
+int pc__clients_install(void);
+
+/* ended.c. keep: under lock, in close: what is still used stays as a guard; take_down follows. */
+void pc__ended_keep(struct pc_client *client, struct pc__mapping *mapping);
+void pc__ended_before_fork(void);
+void pc__ended_after_fork(void);
 
 #endif

@@ -34,6 +34,8 @@ static const char *const texts[] = {
     [-PC_ERR_NO_SPACE] = "a file system or an arena is full",
     [-PC_ERR_MEMBER] = "a member of the ring is gone, or says nothing",
     [-PC_ERR_MISMATCH] = "members of the ring do not ask for the same",
+    [-PC_ERR_ENDED] = ("its session has ended (clamor.shutdown() was called, or the driver that made it "
+                       "ended); put the object again in the session that there is now"),
     [-PC_ERR_DENIED] = "peer credentials or secret are wrong",
 };
 _Static_assert(sizeof texts / sizeof texts[0] == -PC_ERR_LAST, "every code has a text");

@@ -26,12 +26,14 @@ static void before_fork(void)
     pthread_mutex_lock(&clients_lock);
     for (pc_client *client = clients; client; client = client->next)
         pthread_mutex_lock(&client->lock);
+    pc__ended_before_fork();
     pc__range_before_fork();
 }
 
 static void after_fork_in_parent(void)
 {
     pc__range_after_fork(false);
+    pc__ended_after_fork();
     for (pc_client *client = clients; client; client = client->next)
         pthread_mutex_unlock(&client->lock);
     pthread_mutex_unlock(&clients_lock);
@@ -120,6 +122,7 @@ static void leave_parent(pc_client *client)
 static void after_fork_in_child(void)
 {
     pc__range_after_fork(true);
+    pc__ended_after_fork();
     for (pc_client *client = clients; client; client = client->next) {
         leave_parent(client);
         pthread_mutex_unlock(&client->lock);
@@ -150,6 +153,14 @@ void pc__clients_remove(pc_client *client)
             break;
         }
     pthread_mutex_unlock(&clients_lock);
+}
+
+int pc__clients_install(void)
+{
+    pthread_mutex_lock(&clients_lock);
+    int rc = pc__sig_install();
+    pthread_mutex_unlock(&clients_lock);
+    return rc;
 }
 
 /* ------------------------------------------------------------ attach anew */

@@ -425,7 +425,7 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
     if (!pc__map_flags_fit(flags) || !pc__is_in_window(base_address, length_bytes))
         return pc__fail(PC_ERR_RANGE, "a region of %" PRIu64 " bytes at %#" PRIx64 ", flags %u",
                         length_bytes, base_address, flags);
-    if (client->trap.kind == PC_TRAP_SIGSEGV && pc__sig_install())
+    if (client->trap.kind == PC_TRAP_SIGSEGV && pc__clients_install())
         return pc__fail(PC_ERR_NO_TRAP, "this process's SIGSEGV handler cannot be replaced");
     struct pc__mapping *mapping = calloc(1, sizeof *mapping);
     if (!mapping)

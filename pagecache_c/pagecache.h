@@ -55,7 +55,8 @@ enum pc_err {
     PC_ERR_NO_SPACE = -22,     /* a file system, or an arena, is full */
     PC_ERR_MEMBER = -23,       /* a member of a ring is gone, or says nothing */
     PC_ERR_MISMATCH = -24,     /* members of a ring do not ask for the same */
-    PC_ERR_LAST = -25
+    PC_ERR_ENDED = -25,        /* the session has ended */
+    PC_ERR_LAST = -26
 };
 
 /* One line for humans; never NULL, also for codes that do not exist. */
@@ -94,8 +95,12 @@ int pc_client_open(const struct pc_client_options *options, pc_client **out);
 /* Every call from here on, and those that wait, end with PC_ERR_CLOSED. Frees nothing. */
 int pc_client_shut(pc_client *client);
 /* Shuts it, waits until the threads that are in a call have left, unmaps everything and joins the
- * watch thread. Addresses of its mappings die with it. No call may begin after this has. */
+ * watch thread. Addresses of its mappings die with it: those that were not unmapped become guards,
+ * whose touch ends the process with a message. No call may begin after this has. */
 int pc_client_close(pc_client *client);
+/* Instead of pc_client_unmap, for a mapping of a client that was closed: with its last one the guard
+ * at the address goes. PC_ERR_NO_REGION: there is none. */
+int pc_ended_unmap(uint64_t address);
 /* The trap in force: PC_TRAP_UFFD_FULL, PC_TRAP_UFFD_USER or PC_TRAP_SIGSEGV. */
 int pc_client_trap(pc_client *client);
 /* In a child of fork: connects anew, maps and arms every mapping of the parent at its address.

@@ -333,10 +333,13 @@ static _Noreturn void die_unmapped(uint64_t address, const struct pc__range_view
         pc__say_text(&line, " belongs to ");
         pc__say_block(&line, range->region, range->version,
                       (address - range->begin) >> PC_BLOCK_SHIFT);
-        pc__say_text(&line, ", which this process has unmapped (a freed variable)");
+        pc__say_text(&line, ", which this process has unmapped (");
+        pc__say_text(&line, range->why == PC_ERR_ENDED ? "its session has ended)"
+                                                       : "a freed variable)");
     } else {
         pc__say_text(&line, " is in clamor's window but not mapped in this process (a freed "
-                            "variable, or a child made by fork without Python's hooks)");
+                            "variable, one of a session that has ended, or a child made by fork "
+                            "without Python's hooks)");
     }
     pc__say_text(&line, "; this process ends");
     pc__say_and_exit(&line);
@@ -371,7 +374,7 @@ static void on_segv(int signal_number, siginfo_t *info, void *context)
     errno = saved;
 }
 
-/* Called under the client library's own lock. PC_ERR_SYSTEM: errno says why. */
+/* Called under the lock of the list of clients. PC_ERR_SYSTEM: errno says why. */
 int pc__sig_install(void)
 {
     struct sigaction now, ours;

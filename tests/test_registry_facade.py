@@ -29,6 +29,7 @@ from clamor_ray.actors.messages import (
 from clamor_ray.actors.registry import Registry
 from clamor_ray.actors.registry_core import server_id_of
 from clamor_ray.actors.status_words import Name, StatusWord, digest_of
+from tests.claims_table import ListTable
 
 NODE = "ab" * 28
 HOME = server_id_of(NODE)
@@ -84,6 +85,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     with_patches.setattr(registry_module.keeper_process, "hold_and_watch", lambda *_: -1)
     with_patches.setattr(registry_module.ray, "get_actor", lambda *_, **__: FakeHandle())
     with_patches.setattr(registry_module, "SAVE_AGAIN_S", 0.02)
+    table = ListTable()  # the cluster's: it outlives a registry
+    with_patches.setattr(registry_module, "RayTable", lambda: table)
 
     def runner(*steps: Callable[[Registry], Awaitable[None]]) -> None:
         """Each step has a registry of its own, with the journal of the one before."""

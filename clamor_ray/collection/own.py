@@ -20,9 +20,7 @@ from clamor_ray.collection.blocks import Columns
 
 
 def _is_global(address: int) -> bool:
-    session = _session.attached()
-    found = session.leases.at(address) if session is not None else None
-    return found is not None or inline_images.at(address) is not None
+    return _session.at_address(address) is not None or inline_images.at(address) is not None
 
 
 def _of_array(array: np.ndarray[Any, Any]) -> Any:

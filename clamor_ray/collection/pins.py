@@ -29,7 +29,7 @@ def _let_go(session: _session.Session, number: int, words: set[bytes]) -> None:
     # Wherever the last reference dies, maybe while Python or Ray ends: it waits for nothing. After
     # the end of the session there is nobody to tell, and a call would have Ray start a cluster.
     _let_go_of.append(words)
-    if _session.attached() is not session or not ray.is_initialized():
+    if session not in _session.sessions() or not ray.is_initialized():
         return
     with contextlib.suppress(Exception):
         session.registry.lineage_close.remote([number])

@@ -124,7 +124,7 @@ class _Teller:
         while True:
             session, record = records.get()
             # After its end there is nobody to tell, and a call would have Ray start a cluster.
-            if _session.attached() is not session or not ray.is_initialized():
+            if session not in _session.sessions() or not ray.is_initialized():
                 continue
             try:
                 session.registry.note_attempt.remote(record.packed())
