@@ -563,6 +563,10 @@ class PageServer:
             )
         return list(pickled.pieces())
 
+    def is_home(self, region: int) -> bool:
+        """Whether the region's blocks are here, as at its home."""
+        return any(found["region"] == region and found["is_home"] for found in self.region_stats())
+
     def rehome(self, record: RegionRecord) -> None:
         """The region has other homes from now on, maybe this server.
 

@@ -125,6 +125,9 @@ class RayHomes:
     async def rebuild_drop(self, server_id: int, region: int) -> None:
         await self._call(server_id, "rebuild_drop", region)
 
+    async def is_home(self, server_id: int, region: int) -> bool:
+        return bool(await self._call(server_id, "is_home", region))
+
     async def rehome(self, server_id: int, record: RegionRecord) -> None:
         await self._call(server_id, "rehome", record)
 

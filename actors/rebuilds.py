@@ -18,8 +18,8 @@ them, the region is lost for good, and everybody gets the same ``HomeLostError``
 
 ``AT_ONCE`` of them are under way at a time. One whose source runs, or whose new home is to be told,
 takes the time that it takes: it is not counted, and holds up no other. No page server waits for a
-source: it is called when the object is there. ``SOURCES_AT_ONCE`` run at a time on a node, and homes
-that are equally good are taken in turn, so that sources spread over the nodes.
+source: it is called when the object is there. ``SOURCES_AT_ONCE`` run at a time on a node, and
+homes that are equally good are taken in turn, so that sources spread over the nodes.
 
 No commit can be made meanwhile: there is no home to take its blocks. So the newest version is the
 same at the end as at the beginning.
@@ -136,6 +136,9 @@ class Servers(Protocol):
 
     async def rebuild_drop(self, server_id: int, region: int) -> None:
         """It lets go of what it has got ready, if it has."""
+
+    async def is_home(self, server_id: int, region: int) -> bool:
+        """Whether it has the region's blocks, as its home."""
 
     async def rehome(self, server_id: int, record: RegionRecord) -> None:
         """It learns of the new homes."""
@@ -271,11 +274,24 @@ class Rebuilds:
         record = self._core.peek(region)
         if not isinstance(record, RegionRecord):
             raise errors.FreedError(f"Region {region} was freed.")
-        if server_id in record.homes:
-            raise errors.HomeLostError(
-                f"The home {server_id:#x} of region {region} is not lost, and cannot be reached."
-            )
+        if server_id in record.homes and not await self._has(server_id, region):
+            return None
         return replace(record, version=self._log.newest(region))
+
+    async def _has(self, home: int, region: int) -> bool:
+        """A home that lives was taken for lost, or does not serve: it is asked itself. One that
+        says that it has nothing of the region is replaced; one that does not answer is not."""
+        try:
+            if await asyncio.wait_for(self._servers.is_home(home, region), ASK_S):
+                return True
+        except Exception as failure:  # any: silence is no verdict, and who asks comes again
+            logger.info("home %#x does not say whether it has region %d: %r", home, region, failure)
+            return False
+        if home in self._core.homes_of(region) and region not in self._activating:
+            logger.error("home %#x has nothing of region %d", home, region)
+            self._hollow[region] = home
+            self._begin(region, self._rebuild(region))
+        return False
 
     async def activated(self, region: int, timeout_s: float) -> None:
         """Waits until the region's new home has heard that it is that: it refuses who asks before.

@@ -303,8 +303,8 @@ class ServerCore:
     async def _find_peer(self, server_id: int) -> None:
         try:
             for_this_long = Tries(self._settings)
+            began_s = asyncio.get_running_loop().time()
             tried_epoch = 0
-            last = "it was never found"
             while True:
                 try:
                     answer = await asyncio.wait_for(
@@ -317,15 +317,15 @@ class ServerCore:
                         tried_epoch = answer.epoch
                         await self._connect(answer)
                         return
-                    last = "it is restarting"
-                except (OSError, HandshakeError, asyncio.TimeoutError) as failure:
-                    last = f"{cause_of(failure)}"
+                    last = "it is restarting, or is stopped"
+                except asyncio.TimeoutError:
+                    last = "it does not answer (a process that is stopped, or a full queue)"
                 except Exception as failure:  # any: the resolver's promise is to be asked again
-                    last = repr(failure)
+                    last = cause_of(failure)
+                for_s = asyncio.get_running_loop().time() - began_s
+                self._engine.peer_unreached(server_id, for_s, last)
                 if not await for_this_long.pause():
-                    self._lose(
-                        server_id, f"not reached within {self._settings.deadline_s} s; {last}"
-                    )
+                    self._give_up(server_id, for_s, last)
                     return
         finally:
             self._finding_peer.discard(server_id)
@@ -333,6 +333,7 @@ class ServerCore:
     async def _find_home(self, region: int, lost_id: int) -> None:
         """Until the region has another home, or never will."""
         record: RegionRecord | None = None
+        error: int = Answer.TIMEOUT  # without an answer nothing is lost
         now = asyncio.get_running_loop().time
         deadline = now() + self._settings.rebuild_s
         try:
@@ -341,8 +342,12 @@ class ServerCore:
                     record = await asyncio.wait_for(
                         self._resolver.rehomed(region, lost_id), self._settings.answer_s
                     )
-                except (HomeLostError, FreedError) as failure:
+                except HomeLostError as failure:
                     logger.error("region %d has lost its home: %s", region, failure)
+                    error = Answer.HOME_LOST
+                    break
+                except FreedError:
+                    error = Answer.NO_REGION
                     break
                 except Exception as failure:  # any: the resolver's promise is to be asked again
                     logger.warning("cannot learn of region %d's new home: %r", region, failure)
@@ -356,8 +361,9 @@ class ServerCore:
                 return
         except ClamorError as failure:
             logger.error("region %d cannot be used at its new home: %s", region, failure)
+            error = failure.code or Answer.HOME_LOST
         with contextlib.suppress(FreedError):  # it is gone, and so is who waits
-            self._engine.home_lost(region, lost_id, Answer.HOME_LOST)
+            self._engine.home_lost(region, lost_id, error)
 
     def rehome(self, record: RegionRecord) -> None:
         """The region has other homes than this server may have been told; maybe itself.
@@ -369,6 +375,11 @@ class ServerCore:
             self._define(record)
         with contextlib.suppress(FreedError):  # nobody has used it here
             self._engine.set_homes(record.region, record.homes)
+
+    def _give_up(self, server_id: int, for_s: float, cause: str) -> None:
+        """It is not lost: that is for the registry to say. Who waits for it waits on."""
+        logger.warning("page server %#x is not reached for %.0f s: %s", server_id, for_s, cause)
+        self._engine.peer_lost(server_id, Answer.TIMEOUT)
 
     def _lose(self, server_id: int, reason: str) -> None:
         self._peers_lost += 1

@@ -68,6 +68,7 @@ from clamor_ray._native_base import (
     REPLICATIONS,
     TRAPS,
     TRAPS_IN_FORCE,
+    UNREACHED_HINT,
     WINDOW_BEGIN,
     WINDOW_END,
     Runs,
@@ -76,8 +77,10 @@ from clamor_ray._native_base import (
     check,
     collect_runs,
     error_for,
+    last_detail,
     ns,
     runs_pointer,
+    server_cause,
 )
 from clamor_ray._native_engine import Engine, Event, Keeper, Segment, keeper_run
 from clamor_ray._version import __version__
@@ -466,6 +469,10 @@ class Client(_Handle):
         )
         if code == PC_ERR_TIMEOUT:
             n_blocks = int(keep[:, 1].sum())
+            if cause := server_cause(last_detail()):
+                raise errors.PrefetchTimeoutError(
+                    f"{n_blocks} blocks did not arrive: {cause}.", code=code, hint=UNREACHED_HINT
+                )
             raise errors.PrefetchTimeoutError(
                 f"{n_blocks} blocks did not arrive within {timeout_s:g} s.", code=code
             )

@@ -84,7 +84,7 @@ PC_ERR_ENDED: Final = -25
 ERRORS: Final[dict[int, tuple[type[errors.ClamorError], str]]] = {
     PC_ERR_SYSTEM: (errors.SystemCallError, "A system call failed."),
     PC_ERR_NO_MEMORY: (errors.OutOfMemoryError, "There is not enough memory."),
-    PC_ERR_TIMEOUT: (errors.WaitTimeoutError, "The page server did not answer in time."),
+    PC_ERR_TIMEOUT: (errors.WaitTimeoutError, "There was no answer in time."),
     PC_ERR_NO_SERVER: (
         errors.ServerUnavailableError,
         "The page server of this node does not answer.",
@@ -172,7 +172,32 @@ class _Library:
 
 c = _Library()
 
-_SERVER_SAYS: Final = "the page server says: "  # call.c; what follows is the code's text
+_SERVER_SAYS: Final = "the page server says: "  # call.c; the code's text, or unreached.c's
+
+
+UNREACHED_HINT: Final = (
+    "Nothing is lost: it is tried again with the next call. Look at that server's node: a process "
+    "that is stopped, file descriptors (ulimit -n), the network between the nodes."
+)
+
+
+def server_cause(detail: str) -> str:
+    """Which other server does not answer, for how long, and why, where that is it; else "".
+
+    Example:
+        >>> server_cause("the page server says: server 0x2 is not reached for 7 s: refused")
+        'server 0x2 is not reached for 7 s: refused'
+        >>> server_cause("the page server says: it was freed")
+        ''
+    """
+    said = detail.removeprefix(_SERVER_SAYS)
+    return said.rstrip(".") if said != detail and said.startswith("server ") else ""
+
+
+def last_detail() -> str:
+    """What the C library adds to the failure of this thread's last call."""
+    text: str = c.ffi.string(c.lib.pc_last_message()).decode("utf-8", "replace")
+    return text
 
 
 def error_for(code: int, detail: str = "", **context: object) -> errors.ClamorError:
@@ -191,7 +216,9 @@ def error_for(code: int, detail: str = "", **context: object) -> errors.ClamorEr
     )
     if extra:
         message = f"{message[:-1]} ({extra})."
-    if detail.startswith(_SERVER_SAYS):  # the same in other words
+    if cause := server_cause(detail):
+        message = f"{message[:-1]}: {cause}."
+    elif detail.startswith(_SERVER_SAYS):  # the same in other words
         message = f"{message[:-1]}, says the page server."
     elif detail:
         message = f"{message[:-1]}: {detail.rstrip('.')}."
@@ -205,8 +232,7 @@ def check(code: int, **context: object) -> int:
     """
     if code >= 0:
         return code
-    detail = c.ffi.string(c.lib.pc_last_message()).decode("utf-8", "replace")
-    raise error_for(int(code), detail, **context)
+    raise error_for(int(code), last_detail(), **context)
 
 
 def ns(seconds: float) -> int:

@@ -357,6 +357,11 @@ class Engine(_Handle):
     def peer_lost(self, server_id: int, error: int = PC_ERR_NO_PEER) -> None:
         check(self._call(c.lib.pc_engine_peer_lost, server_id, error), server=server_id)
 
+    def peer_unreached(self, server_id: int, for_s: float, cause: str) -> None:
+        """The peer lives and is not reached: what those are told who wait for it in vain."""
+        text = cause.encode("utf-8", "replace")
+        check(self._call(c.lib.pc_engine_peer_unreached, server_id, ns(for_s), text))
+
     def serve(self, server_id: int, fd: int) -> None:
         """Hands over an authenticated connection made to us; the engine owns `fd` from here."""
         check(self._call(c.lib.pc_engine_serve, server_id, fd), server=server_id)

@@ -58,6 +58,7 @@ from clamor_ray.actors.registry_core import server_id_of
 _T = TypeVar("_T")
 
 SHUTDOWN_S = 30.0
+ANSWER_S = 5.0  # that the page server of this node has to say why there is nothing
 FIRST_LOOK_S = 0.2  # for a page server that is there already
 
 
@@ -255,7 +256,9 @@ class Session:
         # Unpickling touches the stream at once: fetched here, a lost home is an exception.
         with self.explaining(ref.region):
             blocks = stream_blocks(ref.plan)
-            lease.prefetch(blocks, wait=True, timeout_s=self.config.fault_timeout_s)
+            # The page server gives up first: it knows why.
+            timeout_s = self.config.fault_timeout_s + ANSWER_S
+            lease.prefetch(blocks, wait=True, timeout_s=timeout_s)
         return lease
 
     def region_at(self, address: int) -> int:

@@ -122,7 +122,9 @@ int pc__call_finish(pc_client *client, struct pc__call *call, uint64_t deadline_
         return pc__fail(PC_ERR_NO_SERVER, "the page server died before it answered");
     if (call->status < 0) {
         pc__fds_close(call->fds, &call->n_fds);
-        return pc__fail(call->status, "the page server says: %s", pc_strerror(call->status));
+        call->body[call->body_bytes < sizeof call->body ? call->body_bytes : sizeof call->body - 1] = 0;
+        return pc__fail(call->status, "the page server says: %s",
+                        call->body[0] ? (const char *)call->body : pc_strerror(call->status));
     }
     return PC_OK;
 }

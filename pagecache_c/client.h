@@ -43,7 +43,7 @@
 #include <time.h>
 
 #define PC__NAME_BYTES 108 /* as sun_path */
-#define PC__REPLY_BYTES 64 /* no reply is longer */
+#define PC__REPLY_BYTES 220 /* no reply is longer; of a refusal: why, NUL-terminated, or nothing */
 #define PC__OUTGOING_BYTES 56 /* nor what waits in the outbox */
 static_assert(sizeof(struct pc__ctl_hello) <= PC__REPLY_BYTES, "replies fit");
 static_assert(sizeof(struct pc__ctl_open) <= PC__OUTGOING_BYTES &&

@@ -377,6 +377,13 @@ struct pc__worker {
 #define PC__MAX_LOOPS 8
 #define PC__LOG_EVENTS 1024
 
+#define PC__UNREACHED 16
+struct pc__unreached {
+    uint64_t server_id;            /* 0: none */
+    uint64_t since_ns;
+    char cause[120];
+};
+
 struct pc_engine {
     pthread_mutex_t lock;
     uint64_t server_id;
@@ -399,7 +406,9 @@ struct pc_engine {
     struct pc__loop loops[PC__MAX_LOOPS];
     struct pc__region *regions[PC__REGION_BUCKETS];
     uint64_t n_regions;
-    pthread_mutex_t event_lock;    /* the ring below; nests inside all */
+    struct pc__unreached unreached[PC__UNREACHED]; /* servers (unreached.c) */
+    unsigned next_unreached;
+    pthread_mutex_t event_lock;    /* unreached, and the ring below; nests inside all */
     struct pc_event *events;       /* ring of events_capacity */
     size_t events_capacity, events_begin, n_events;
     uint64_t next_client_id;
@@ -619,6 +628,15 @@ void pc__peer_is_lost(struct pc__loop *loop, struct pc__mail *mail);
 uint64_t pc__peers_deadline(struct pc__loop *loop); /* earliest, or UINT64_MAX */
 void pc__peers_check(struct pc__loop *loop, uint64_t now_ns);
 void pc__peers_close(struct pc__loop *loop);
+
+/* A peer's lanes that have no connection are asked for again, where something waits for one. */
+void pc__peer_ask_again(struct pc__peer *peer);
+
+/* unreached.c */
+void pc__unreached_forget(struct pc_engine *engine, uint64_t server_id);
+/* Why there is nothing from that server, for people. */
+void pc__unreached_say(struct pc_engine *engine, uint64_t server_id, int error, char *text,
+                       size_t text_bytes);
 
 /* cache.c: the node's budget. A block is accounted from when it becomes present in a generation that
  * is no home until it is punched or its generation ends. All of these do nothing without a budget. */

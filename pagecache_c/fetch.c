@@ -671,6 +671,7 @@ void pc__peer_connected(struct pc__loop *loop, struct pc__mail *mail)
     int one = 1;
     (void)setsockopt(lane->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     pc__count_add(&loop->engine->count.peer_connections, 1);
+    pc__unreached_forget(loop->engine, peer->server_id);
     lane_pump(peer, lane);
 }
 
@@ -711,6 +712,8 @@ void pc__peer_is_lost(struct pc__loop *loop, struct pc__mail *mail)
         if (lane->fd >= 0)
             continue;
         lane->asked = false;
+        if (mail->error == PC_ERR_TIMEOUT) /* it lives: each waits until its own deadline */
+            continue;
         if (mail->error != PC_ERR_HOME_LOST) {
             fail_queued(loop, lane, mail->error, UINT64_MAX);
             continue;
@@ -720,6 +723,17 @@ void pc__peer_is_lost(struct pc__loop *loop, struct pc__mail *mail)
         pc__rebuild_await(loop, peer, lane, &failed);
         fail_all(loop, &failed, mail->error);
     }
+    if (peer && mail->error == PC_ERR_TIMEOUT)
+        pc__peer_ask_again(peer);
+    else
+        pc__unreached_forget(loop->engine, mail->a);
+}
+
+void pc__peer_ask_again(struct pc__peer *peer)
+{
+    for (int i = 0; i < PC__LANES_PER_LOOP; i++)
+        if (peer->lanes[i].fd < 0 && !pc__link_empty(&peer->lanes[i].queued))
+            ask_for_peer(peer, &peer->lanes[i]);
 }
 
 uint64_t pc__peers_deadline(struct pc__loop *loop)

@@ -87,14 +87,16 @@ static uint64_t overlap(const struct pc__job *job, uint64_t first, uint64_t n)
     return blocks;
 }
 
-static void finish_job(struct pc__job *job, int status)
+/* text: for people, where it failed; or NULL. */
+static void finish_job(struct pc__job *job, int status, const char *text)
 {
     if (job->pull)
         pc__pull_done(job->pull, status);
     else if (job->part)
         pc__part_blocks_done(job->part, status);
     else
-        pc__client_send(job->client, PC__CTL_REPLY, job->request_id, status, NULL, 0, -1);
+        pc__client_send(job->client, PC__CTL_REPLY, job->request_id, status, text,
+                        text ? strlen(text) + 1 : 0, -1);
     pc__link_remove(&job->link);
     free(job);
 }
@@ -127,7 +129,7 @@ static void now_present(struct pc_engine *engine, struct pc__region *region,
         uint64_t done = overlap(job, first, n);
         job->remaining_blocks -= done < job->remaining_blocks ? done : job->remaining_blocks;
         if (!job->remaining_blocks)
-            finish_job(job, PC_OK);
+            finish_job(job, PC_OK, NULL);
     }
     pthread_mutex_unlock(&region->lock);
 }
@@ -251,8 +253,12 @@ void pc__fill_failed(struct pc_engine *engine, struct pc__region *region,
                      struct pc__generation *generation, uint64_t first, uint64_t n,
                      uint64_t server_id, int error)
 {
+    struct pc__ctl_fail fail = {
+        .region = region->id, .server_id = server_id, .error = error};
     pc__count_add(&engine->count.fetch_failed, 1);
+    pc__unreached_say(engine, server_id, error, fail.cause, sizeof fail.cause);
     pthread_mutex_lock(&region->lock);
+    fail.version = generation->version;
     pc__blockset_remove(&generation->in_flight, first, n);
     generation->has_strays = true; /* it may have been in the middle of an insert */
     pc__each(link, &generation->waiters)
@@ -261,12 +267,7 @@ void pc__fill_failed(struct pc_engine *engine, struct pc__region *region,
         if (waiter->block < first || waiter->block - first >= n)
             continue;
         pc__count_add(&engine->count.faults_failed, 1);
-        struct pc__ctl_fail fail = {.region = region->id,
-                                    .version = generation->version,
-                                    .block = waiter->block,
-                                    .server_id = server_id,
-                                    .error = error};
-        strncpy(fail.cause, pc_strerror(error), sizeof fail.cause - 1);
+        fail.block = waiter->block;
         /* The process ends on this message; its waiters go when its socket closes. */
         pc__client_send(waiter->client, PC__CTL_FAIL, 0, error, &fail, sizeof fail, -1);
         pc__count_sub(&engine->count.faults_waiting, 1);
@@ -277,7 +278,7 @@ void pc__fill_failed(struct pc_engine *engine, struct pc__region *region,
     {
         struct pc__job *job = pc__of(link, struct pc__job, link);
         if (overlap(job, first, n))
-            finish_job(job, error);
+            finish_job(job, error, fail.cause);
     }
     pthread_mutex_unlock(&region->lock);
 }

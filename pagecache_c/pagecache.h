@@ -382,8 +382,13 @@ int pc_engine_home_lost(pc_engine *engine, uint64_t region, uint64_t server_id, 
  * One peer needs several: pc_engine_peer_lanes of them, lane 0 .. lanes-1. */
 int pc_engine_peer_lanes(pc_engine *engine);
 int pc_engine_add_peer(pc_engine *engine, uint64_t server_id, int lane, int fd);
-/* Nobody can reach the peer: what waits for it fails with error (PC_ERR_HOME_LOST: for good). */
+/* Ends a search for the peer. PC_ERR_HOME_LOST: it is lost for good, as the registry says; what waits
+ * for it goes elsewhere, or fails. PC_ERR_TIMEOUT: it lives, and is not reached; what waits for it goes
+ * on waiting, until its own deadline, and it is searched anew. Another error: what waits fails with it. */
 int pc_engine_peer_lost(pc_engine *engine, uint64_t server_id, int error);
+/* The peer is not reached for so long, and why: for the messages of those who wait for it in vain. */
+int pc_engine_peer_unreached(pc_engine *engine, uint64_t server_id, uint64_t for_ns,
+                             const char *cause);
 /* A connection that somebody else made to us and that passed authentication. */
 int pc_engine_serve(pc_engine *engine, uint64_t server_id, int fd);
 

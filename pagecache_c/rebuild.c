@@ -619,6 +619,7 @@ static void homes_changed(struct pc__loop *loop, struct pc__mail *mail)
             if (mail->error && peer->server_id == mail->b)
                 fail_those(loop, &peer->lanes[i], mail->a, mail->error);
         }
+        pc__peer_ask_again(peer); /* it was taken for lost, and is the home all the same */
     }
     go_home(loop, &moved);
 }

@@ -65,6 +65,7 @@ class FakeEngine:
         self.served: list[tuple[int, int]] = []
         self.peers: list[tuple[int, int, int]] = []
         self.answers: list[tuple[object, ...]] = []
+        self.unreached: list[tuple[int, str]] = []
         self.retired: list[tuple[int, bool]] = []
         self.serve_fails = False
         self.adopted: set[int] = set()  # homes that came back from the keeper
@@ -102,6 +103,9 @@ class FakeEngine:
 
     def peer_lost(self, server_id: int, error: int) -> None:
         self.answers.append(("lost", server_id, error))
+
+    def peer_unreached(self, server_id: int, for_s: float, cause: str) -> None:
+        self.unreached.append((server_id, cause))
 
     def serve(self, server_id: int, fd: int) -> None:
         if self.serve_fails:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -285,6 +287,29 @@ def test_both_homes_are_lost(lab: LocalCluster, node: int) -> None:
     lab.kill_node(second)
     assert np.array_equal(on(1, read_all, ref), content(9))
     assert add_to(ref, 3, 3) == 1
+    clamor.free(ref)
+
+
+def prefetch_fails(ref: Any) -> str:
+    try:
+        clamor.prefetch(ref.get(), timeout=TASK_S)
+    except errors.WaitTimeoutError as failure:
+        return str(failure)
+    return ""
+
+
+def test_a_home_that_is_stopped_is_not_lost(lab: LocalCluster, node: int) -> None:
+    """Nobody on the reader's node was connected to it before."""
+    ref = on(node, put_content, 13)
+    (home,) = (n.info for n in clamor.stats().nodes if n.node_id == lab.node_ids[node])
+    os.kill(home.pid, signal.SIGSTOP)
+    try:
+        said = on(1, prefetch_fails, ref)  # after CLAMOR_FAULT_TIMEOUT_S
+    finally:
+        os.kill(home.pid, signal.SIGCONT)
+    assert re.search(rf"server {home.server_id:#x} is not reached for \d+ s: it ", said)
+    assert np.array_equal(on(1, read_all, ref), content(13))
+    assert home_of(ref) == lab.node_ids[node]
     clamor.free(ref)
 
 

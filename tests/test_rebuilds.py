@@ -46,6 +46,7 @@ class Servers:
         self.before: dict[str, list[Callable[[], object]]] = {}
         self.dropped: list[int] = []
         self.let_go: list[int] = []
+        self.has = True  # a home, when it is asked
 
     def _now(self, method: str, *what: Any) -> None:
         self.calls.append((method, *what))
@@ -84,6 +85,10 @@ class Servers:
 
     async def rebuild_drop(self, server_id: int, region: int) -> None:
         self.let_go.append(server_id)
+
+    async def is_home(self, server_id: int, region: int) -> bool:
+        self._now("is_home", server_id)
+        return self.has
 
     async def rehome(self, server_id: int, record: RegionRecord) -> None:
         self._now("rehome", server_id, record.homes[0])
@@ -709,9 +714,9 @@ def test_slow_sources_occupy_no_page_server(world: World, monkeypatch: pytest.Mo
         await asyncio.sleep(0.1)
         called = [call[0] for call in world.servers.calls]
         assert called.count("rebuild") == 1
+        request = CommitRequest(12, (Write(regions[0], 0, 1, b"", 8192, OTHER),))
         with pytest.raises(errors.WaitTimeoutError, match="is run on the node"):
-            write = Write(regions[0], 0, 1, b"", 8192, OTHER)
-            await world.rebuilds.settle_all(CommitRequest(12, (write,)), 0.0)
+            await world.rebuilds.settle_all(request, 0.0)
         assert {PEER, OTHER} == set(most)
         go.set()
         for region in regions:
@@ -719,5 +724,37 @@ def test_slow_sources_occupy_no_page_server(world: World, monkeypatch: pytest.Mo
         assert max(most.values()) == rebuilds.SOURCES_AT_ONCE
         homes = [home for region in regions for home in world.core.homes_of(region)]
         assert abs(homes.count(PEER) - homes.count(OTHER)) <= 2
+
+    run(work)
+
+
+def test_a_home_that_is_not_lost_stays_it(world: World) -> None:
+    def fail() -> None:
+        raise ConnectionError("It is stopped.")
+
+    async def work() -> None:
+        world.servers.cached = {PEER: [(1, ALL)]}
+        world.servers.before["is_home"] = [fail]
+        assert await world.rebuilds.new_home(world.region, HOME) is None  # silence is no verdict
+        record = await world.rebuilds.new_home(world.region, HOME)
+        assert record is not None
+        assert (record.homes, record.version) == ((HOME,), 1)
+        assert world.rebuilds.verdict(world.region) is None
+        assert not world.servers.orders
+
+    run(work)
+
+
+def test_a_home_that_says_it_has_nothing_is_replaced(world: World) -> None:
+    async def work() -> None:
+        world.servers.cached = {PEER: [(1, ALL)]}
+        world.servers.has = False
+        assert await world.rebuilds.new_home(world.region, HOME) is None
+        assert await world.settle()
+        record = await world.rebuilds.new_home(world.region, HOME)
+        assert record is not None
+        assert record.homes == (PEER,)
+        assert [call for call in world.servers.calls if call[0] == "is_home"] == [("is_home", HOME)]
+        world.check()
 
     run(work)

@@ -102,19 +102,32 @@ def test_a_restarting_peer_is_waited_for(run_core) -> None:
     run_core(work)
 
 
-@pytest.mark.parametrize("answer", [ServerLost(THERE, "node died"), ServerRestarting(THERE)])
-def test_a_lost_peer_is_lost(run_core, answer, caplog) -> None:
+@pytest.mark.parametrize(
+    ("answer", "error", "text"),
+    [
+        (ServerLost(THERE, "node died"), Answer.HOME_LOST, "node died"),
+        # Only the registry says that one is lost.
+        (ServerRestarting(THERE), Answer.TIMEOUT, "it is restarting"),
+        (RuntimeError("deaf"), Answer.TIMEOUT, "RuntimeError: deaf"),
+        (asyncio.TimeoutError(), Answer.TIMEOUT, "it does not answer"),
+        (OSError(24, "Too many open files"), Answer.TIMEOUT, "Too many open files"),
+    ],
+)
+def test_a_lost_peer_is_lost(run_core, answer, error, text, caplog) -> None:
     async def work() -> None:
         async with Node(HERE) as here:
             here.known.places[THERE] = [answer]
             here.engine.ask(FakeEvent(EventKind.NEED_PEER, server_id=THERE))
             await until(lambda: bool(here.engine.answers))
-            assert here.engine.answers == [("lost", THERE, Answer.HOME_LOST)]
-            assert here.core.counters().peers_lost == 1
+            assert here.engine.answers == [("lost", THERE, error)]
+            lost = error == Answer.HOME_LOST
+            assert here.core.counters().peers_lost == lost
+            assert bool(here.engine.unreached) == (not lost)
+            assert all(text in cause for _, cause in here.engine.unreached)
 
-    with caplog.at_level(logging.ERROR):
+    with caplog.at_level(logging.WARNING):
         run_core(work)
-    assert "node died" in caplog.text or "it is restarting" in caplog.text
+    assert text in caplog.text
 
 
 def test_a_peer_with_another_secret_is_not_used(run_core) -> None:
@@ -141,7 +154,7 @@ def test_a_peer_that_accepts_and_stalls_is_given_up(run_core) -> None:
                 ]
                 here.engine.ask(FakeEvent(EventKind.NEED_PEER, server_id=THERE))
                 await until(lambda: bool(here.engine.answers))
-                assert here.engine.answers == [("lost", THERE, Answer.HOME_LOST)]
+                assert here.engine.answers == [("lost", THERE, Answer.TIMEOUT)]
 
     run_core(work)
 
@@ -231,7 +244,7 @@ def test_who_waits_for_a_lost_home_is_told_of_the_new_one(run_core) -> None:
             assert set(here.engine.answers) == {
                 ("homes", 7, (THERE,)),
                 ("home lost", 8, LOST, Answer.HOME_LOST),
-                ("home lost", 9, LOST, Answer.HOME_LOST),
+                ("home lost", 9, LOST, Answer.NO_REGION),
                 ("home lost", 10, LOST, Answer.HOME_LOST),  # we should have it, and do not
                 ("define", 11, 1, RECORD.base_address, 5000, (HERE,)),
                 ("homes", 11, (HERE,)),
@@ -248,7 +261,7 @@ def test_a_new_home_that_never_comes_is_given_up(run_core) -> None:
             here.known.versions["rehomed", 7, LOST] = [RuntimeError("not now")]
             here.engine.ask(FakeEvent(EventKind.NEED_HOME, region=7, server_id=LOST))
             await until(lambda: bool(here.engine.answers))
-            assert here.engine.answers == [("home lost", 7, LOST, Answer.HOME_LOST)]
+            assert here.engine.answers == [("home lost", 7, LOST, Answer.TIMEOUT)]
 
     run_core(work)
 

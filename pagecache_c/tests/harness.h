@@ -82,6 +82,8 @@ struct server {
     _Atomic bool hold_published; /* answers to NEED_PUBLISHED wait while this is set */
     _Atomic bool quiet;          /* nobody tells it of commits but itself and its clients */
     _Atomic bool lost; /* nobody can connect to it any more */
+    _Atomic bool unreached; /* nobody can connect to it now */
+    _Atomic int searched; /* how often somebody has tried that */
     _Atomic bool flaky; /* each connection to it breaks after a while */
 };
 struct pulled {
@@ -182,6 +184,13 @@ static inline void connect_servers(struct cluster *cluster, struct server *from,
             to = &cluster->servers[i];
     if (!to || to->lost) {
         OK(pc_engine_peer_lost(from->engine, to_id, PC_ERR_HOME_LOST));
+        return;
+    }
+    if (to->unreached) {
+        to->searched++;
+        usleep(50000);
+        OK(pc_engine_peer_unreached(from->engine, to_id, 7 * SECOND, "connect: it is stopped"));
+        OK(pc_engine_peer_lost(from->engine, to_id, PC_ERR_TIMEOUT));
         return;
     }
     for (int lane = 0; lane < pc_engine_peer_lanes(from->engine); lane++) {

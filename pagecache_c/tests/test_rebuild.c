@@ -245,6 +245,54 @@ static void test_no_new_home(int trap)
     world_end(&w);
 }
 
+/* A home that lives and cannot be reached is waited for, and is not lost. */
+static void test_not_reached_for_a_while(int trap)
+{
+    struct world w = world_of(trap);
+    pthread_t thread;
+    w.servers[HOME].unreached = true;
+    CHECK(!pthread_create(&thread, NULL, read_it, &w));
+    SOON(w.servers[HOME].searched >= 3);
+    CHECK(stats_of(&w.servers[READER]).faults_waiting == 1);
+    w.servers[HOME].unreached = false;
+    pthread_join(thread, NULL);
+    CHECK(stats_of(&w.servers[READER]).faults_failed == 0 && w.servers[READER].homes_asked == 0);
+    world_end(&w);
+}
+
+/* Who waits until its deadline hears who is not reached, for how long, and why. */
+static void test_never_reached(int trap)
+{
+    struct world w = world_of(trap);
+    char text[64];
+    w.servers[HOME].unreached = true;
+    CHECK(pc_client_prefetch(w.clients[READER], w.m.id, &all, 1, 1, WAIT) == PC_ERR_TIMEOUT);
+    snprintf(text, sizeof text, "server 0x%llx is not reached for ",
+             (unsigned long long)w.servers[HOME].id);
+    CHECK(strstr(pc_last_message(), text) && strstr(pc_last_message(), " s: connect: it is stopped"));
+    CHECK(w.servers[READER].homes_asked == 0);
+    w.servers[HOME].unreached = false;
+    check_version(w.c, &w.m, &w.info, 1); /* nothing of it stays */
+    world_end(&w);
+}
+
+/* It was taken for lost, and the registry says that it is the home all the same. */
+static void test_the_old_home_lives(int trap)
+{
+    struct world w = world_of(trap);
+    struct server *reader = &w.servers[READER];
+    pthread_t thread;
+    w.servers[HOME].lost = reader->hold_home = true;
+    CHECK(!pthread_create(&thread, NULL, read_it, &w));
+    SOON(reader->homes_asked == 1);
+    w.servers[HOME].lost = false;
+    OK(pc_engine_set_homes(reader->engine, w.info.region, &w.servers[HOME].id, 1));
+    reader->hold_home = false;
+    pthread_join(thread, NULL);
+    CHECK(stats_of(reader).faults_failed == 0);
+    world_end(&w);
+}
+
 /* Only blocks that are here, of the version that they are labelled with. */
 static void test_what_is_not_there_is_not_given(int trap)
 {
@@ -583,6 +631,9 @@ int main(int argc, char **argv)
         RUN(rows_turn_to_a_peer, 60);
         RUN(rows_are_at_the_new_home, 60);
         RUN(no_new_home, 60);
+        RUN(not_reached_for_a_while, 60);
+        RUN(never_reached, 60);
+        RUN(the_old_home_lives, 60);
         RUN(what_is_not_there_is_not_given, 60);
         RUN(an_attempt_after_another, 60);
         RUN(freed_meanwhile, 60);
