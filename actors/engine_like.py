@@ -36,6 +36,7 @@ class Answer(enum.IntEnum):
     TIMEOUT = -3
     NO_REGION = -6
     HOME_LOST = -7
+    DESCRIPTORS = -14
     EXPIRED = -20
     NO_VERSION = -21
 

@@ -65,7 +65,7 @@ logger = logging.getLogger("clamor_ray.page_server")
 
 MAX_TOLD_IDLE = 65536
 BACKLOG = 1024  # through it in less than handshake_s, also when a crowd comes all the time
-NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # a shortage of ours
 
 
 class ServerCore:
@@ -306,6 +306,7 @@ class ServerCore:
             began_s = asyncio.get_running_loop().time()
             tried_epoch = 0
             while True:
+                answered = Answer.TIMEOUT  # without an answer nothing is lost
                 try:
                     answer = await asyncio.wait_for(
                         self._resolver.locate(server_id, tried_epoch), self._settings.answer_s
@@ -320,12 +321,16 @@ class ServerCore:
                     last = "it is restarting, or is stopped"
                 except asyncio.TimeoutError:
                     last = "it does not answer (a process that is stopped, or a full queue)"
+                except OSError as failure:
+                    if failure.errno in NO_ROOM:
+                        answered = Answer.DESCRIPTORS  # ours: it says nothing of the peer
+                    last = cause_of(failure)
                 except Exception as failure:  # any: the resolver's promise is to be asked again
                     last = cause_of(failure)
                 for_s = asyncio.get_running_loop().time() - began_s
                 self._engine.peer_unreached(server_id, for_s, last)
                 if not await for_this_long.pause():
-                    self._give_up(server_id, for_s, last)
+                    self._give_up(server_id, for_s, last, answered)
                     return
         finally:
             self._finding_peer.discard(server_id)
@@ -376,10 +381,10 @@ class ServerCore:
         with contextlib.suppress(FreedError):  # nobody has used it here
             self._engine.set_homes(record.region, record.homes)
 
-    def _give_up(self, server_id: int, for_s: float, cause: str) -> None:
+    def _give_up(self, server_id: int, for_s: float, cause: str, answered: Answer) -> None:
         """It is not lost: that is for the registry to say. Who waits for it waits on."""
         logger.warning("page server %#x is not reached for %.0f s: %s", server_id, for_s, cause)
-        self._engine.peer_lost(server_id, Answer.TIMEOUT)
+        self._engine.peer_lost(server_id, answered)
 
     def _lose(self, server_id: int, reason: str) -> None:
         self._peers_lost += 1

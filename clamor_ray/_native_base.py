@@ -173,6 +173,10 @@ class _Library:
 c = _Library()
 
 _SERVER_SAYS: Final = "the page server says: "  # call.c; the code's text, or unreached.c's
+_SERVERS_DESCRIPTORS: Final = (
+    "page server of this node: all that its limit (RLIMIT_NOFILE) allows are in use, but for the "
+    "eighth that is kept for connections"
+)
 
 
 UNREACHED_HINT: Final = (
@@ -218,6 +222,8 @@ def error_for(code: int, detail: str = "", **context: object) -> errors.ClamorEr
         message = f"{message[:-1]} ({extra})."
     if cause := server_cause(detail):
         message = f"{message[:-1]}: {cause}."
+    elif code == PC_ERR_DESCRIPTORS and detail.startswith(_SERVER_SAYS):
+        message = f"{message[:-1]} at the {_SERVERS_DESCRIPTORS}."
     elif detail.startswith(_SERVER_SAYS):  # the same in other words
         message = f"{message[:-1]}, says the page server."
     elif detail:

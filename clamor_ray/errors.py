@@ -224,7 +224,10 @@ class CacheBudgetError(ClamorError, ValueError):
 class DescriptorLimitError(ClamorError):
     """The process or the page server is out of file descriptors."""
 
-    default_hint = "Raise the limit (`ulimit -n 65536`) before Ray starts on the node."
+    default_hint = (
+        "Free variables that are not needed, or raise the limit (`ulimit -n 65536`) before Ray "
+        "starts on the node."
+    )
 
 
 class TrapUnavailableError(ClamorError):

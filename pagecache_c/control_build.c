@@ -129,8 +129,8 @@ void pc__client_stage(struct pc__client *client, const struct pc__ctl_message *m
 {
     struct pc__ctl_stage body;
     memcpy(&body, message->body, sizeof body);
-    int rc = PC_ERR_PROTOCOL;
-    if (n_fds == 1) {
+    int rc = n_fds == 1 ? pc__descriptors_spare() : PC_ERR_PROTOCOL;
+    if (!rc) {
         rc = pc__layer_stage(client->loop->engine, body.region, body.commit_id, body.layer_bytes,
                              fds[0], client->id);
         fds[0] = -1;

@@ -446,6 +446,9 @@ void pc__region_release(struct pc_engine *engine, struct pc__region *region, int
 uint64_t pc__regions_deadline(struct pc__loop *loop);
 void pc__regions_check(struct pc__loop *loop, uint64_t now_ns);
 int pc__memfd_make(uint64_t length_bytes, uint64_t *inode);
+/* PC_ERR_DESCRIPTORS: only those are left that are kept back for connections, and for finishing what
+ * is begun. For what makes a region, a generation or a layer: others must still reach what is here. */
+int pc__descriptors_spare(void);
 /* Blocks of the file that are not holes, added to data. */
 int pc__memfd_blocks(struct pc__blockset *data, int memfd, uint64_t length_bytes);
 void pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd);

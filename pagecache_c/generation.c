@@ -162,7 +162,9 @@ static int make(struct pc_engine *engine, struct pc__region *region, uint64_t ve
     if (!generation)
         return pc__fail(PC_ERR_NO_MEMORY, "a generation");
     generation->version = version;
-    int rc = pc__memfd_make(region->length_bytes, &generation->inode);
+    int rc = pc__descriptors_spare();
+    if (!rc)
+        rc = pc__memfd_make(region->length_bytes, &generation->inode);
     if (rc >= 0) {
         generation->memfd = rc;
         rc = pc__generation_map(engine, generation);

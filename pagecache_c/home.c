@@ -136,7 +136,9 @@ int pc__home_make(struct pc_engine *engine, struct pc__region *region,
     if (!home)
         return pc__fail(PC_ERR_NO_MEMORY, "a home record");
     uint64_t inode;
-    int rc = pc__memfd_make(region->length_bytes, &inode);
+    int rc = pc__descriptors_spare();
+    if (!rc)
+        rc = pc__memfd_make(region->length_bytes, &inode);
     if (rc >= 0)
         rc = pc__store_open(&home->base, rc, inode, region->length_bytes, 0);
     if (!rc && n_segments)

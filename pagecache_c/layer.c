@@ -619,7 +619,9 @@ static int prepare(struct pc__pull *pull, uint64_t server_id)
         homes[i] = server_id;
     pull->region->homes = homes;
     pull->generation->is_layer = true;
-    int fd = pc__memfd_make(pull->bytes, &pull->generation->inode);
+    int fd = pc__descriptors_spare();
+    if (!fd)
+        fd = pc__memfd_make(pull->bytes, &pull->generation->inode);
     if (fd < 0)
         return fd;
     pull->generation->memfd = fd;

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -127,6 +128,28 @@ bool pc__region_info_valid(const struct pc_region_info *info)
 }
 
 /* ------------------------------------------------------------------ memfds */
+
+#define CONNECTIONS_SHARE 8u /* of the limit, one part is kept back */
+
+/* The kernel gives the lowest number that is free: where that is above the rest, so many are open. */
+int pc__descriptors_spare(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur == RLIM_INFINITY)
+        return PC_OK;
+    int next = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0);
+    if (next < 0)
+        next = open("/dev/null", O_RDONLY | O_CLOEXEC); /* nobody's input is open */
+    if (next < 0)
+        return pc__fail_errno("RLIMIT_NOFILE of the page server is %llu",
+                              (unsigned long long)limit.rlim_cur);
+    close(next);
+    return (rlim_t)next < limit.rlim_cur - limit.rlim_cur / CONNECTIONS_SHARE
+               ? PC_OK
+               : pc__fail(PC_ERR_DESCRIPTORS,
+                          "RLIMIT_NOFILE of the page server is %llu, and it keeps the last eighth "
+                          "for connections", (unsigned long long)limit.rlim_cur);
+}
 
 int pc__memfd_make(uint64_t length_bytes, uint64_t *inode)
 {
