@@ -4,7 +4,12 @@
 #include <stdlib.h>
 
 #define WORD_BITS 64u
-#define EXTENT_WORDS (PC_EXTENT_BLOCKS / WORD_BITS)
+
+uint64_t pc__extent_blocks(uint64_t n_blocks, uint64_t extent)
+{
+    uint64_t left = n_blocks - extent * PC_EXTENT_BLOCKS;
+    return left < PC_EXTENT_BLOCKS ? left : PC_EXTENT_BLOCKS;
+}
 
 static uint64_t n_extents(const struct pc__blockset *set)
 {
@@ -64,7 +69,8 @@ int64_t pc__blockset_add(struct pc__blockset *set, uint64_t first, uint64_t n)
     while (n) {
         struct step at = step_at(first, n);
         uint64_t **extent = &set->extents[at.extent];
-        if (!*extent && !(*extent = calloc(EXTENT_WORDS, sizeof **extent))) {
+        uint64_t words = (pc__extent_blocks(set->n_blocks, at.extent) + WORD_BITS - 1) / WORD_BITS;
+        if (!*extent && !(*extent = calloc(words, sizeof **extent))) {
             set->n_set += (uint64_t)added;
             return PC_ERR_NO_MEMORY;
         }

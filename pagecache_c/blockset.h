@@ -1,5 +1,5 @@
-/* blockset.h - a sparse set of block numbers: one bit a block, 2 KiB a touched extent of 64 MiB.
- * Not locked: whoever owns the set owns its lock. Sets of an untouched 1 TiB region cost 128 KiB.
+/* blockset.h - a sparse set of block numbers: one bit a block of each touched extent of 64 MiB (2 KiB
+ * for a whole one). Not locked: whoever owns the set owns its lock. Sets of an untouched 1 TiB region cost 128 KiB.
  */
 #ifndef PC_BLOCKSET_H
 #define PC_BLOCKSET_H
@@ -11,9 +11,11 @@
 struct pc__blockset {
     uint64_t n_blocks;
     uint64_t n_set;
-    uint64_t **extents; /* [ceil(n_blocks / PC_EXTENT_BLOCKS)], each NULL or PC_EXTENT_BLOCKS bits */
+    uint64_t **extents; /* [ceil(n_blocks / PC_EXTENT_BLOCKS)], each NULL, or its bits */
 };
 
+/* How many blocks extent number `extent` of so many has: the last one is shorter. */
+uint64_t pc__extent_blocks(uint64_t n_blocks, uint64_t extent);
 int pc__blockset_init(struct pc__blockset *set, uint64_t n_blocks);
 void pc__blockset_free(struct pc__blockset *set);
 bool pc__blockset_has(const struct pc__blockset *set, uint64_t block);

@@ -17,7 +17,7 @@
  * blocks count as changed at the newest version.
  *
  * The records of a home are under its region.lock. The servers' loads are under holders_lock, a leaf.
- * 256 KiB for each extent of 64 MiB that others have blocks of.
+ * 16 bytes for each block of an extent (of 64 MiB, or what there is of it) that others have blocks of.
  */
 #include "directory.h"
 
@@ -124,8 +124,9 @@ static struct block *block_made(struct pc__region *region, uint64_t block)
         home->directory->n_extents = n;
     }
     if (!home->directory->extents[extent]) {
-        struct block *blocks = calloc(PC_EXTENT_BLOCKS, sizeof *blocks);
-        for (size_t i = 0; blocks && i < PC_EXTENT_BLOCKS; i++)
+        uint64_t n = pc__extent_blocks(region->n_blocks, extent);
+        struct block *blocks = calloc(n, sizeof *blocks);
+        for (size_t i = 0; blocks && i < n; i++)
             blocks[i].since = (uint32_t)home->latest;
         home->directory->extents[extent] = blocks;
     }

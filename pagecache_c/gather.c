@@ -232,8 +232,10 @@ static bool is_bought(struct pc__generation *generation, uint64_t block, uint64_
         rents->n_extents = n;
         generation->rents = rents;
     }
-    uint8_t **extent = &rents->extents[block / PC_EXTENT_BLOCKS];
-    if (!*extent && !(*extent = calloc(PC_EXTENT_BLOCKS, 1)))
+    uint64_t number = block / PC_EXTENT_BLOCKS;
+    uint8_t **extent = &rents->extents[number];
+    if (!*extent &&
+        !(*extent = calloc(pc__extent_blocks(generation->present.n_blocks, number), 1)))
         return false;
     uint8_t *paid = *extent + block % PC_EXTENT_BLOCKS;
     uint64_t sum = *paid + (n_bytes + RENT_UNIT - 1) / RENT_UNIT;

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -78,6 +79,18 @@ struct pc__region *pc__region_get_or_add(struct pc_engine *engine, uint64_t id)
     return region;
 }
 
+/* What small records leave free lies between others, and malloc gives back only what lies at the
+ * heap's end. Not each time: it walks over all that is free. */
+#define TRIM_EVERY 256u
+
+static void trim_sometimes(void)
+{
+    static _Atomic uint64_t freed; /* of all engines: they share the heap */
+    pc__count_add(&freed, 1);
+    if (pc__count_get(&freed) % TRIM_EVERY == 0)
+        (void)malloc_trim(0);
+}
+
 /* When the engine stops, the keeper keeps what it holds: the caller says keeper_fd = -1 first. */
 void pc__region_put(struct pc_engine *engine, struct pc__region *region)
 {
@@ -96,6 +109,7 @@ void pc__region_put(struct pc_engine *engine, struct pc__region *region)
     free(region->pages);
     pthread_mutex_destroy(&region->lock);
     free(region);
+    trim_sometimes();
 }
 
 void pc__region_forget(struct pc_engine *engine, struct pc__region *region)
