@@ -61,6 +61,9 @@ class Homes(Protocol):
     async def publish(self, home: int, items: list[Publication]) -> list[tuple[int, int]]:
         """Tells a home; the (region, version) that it knows now."""
 
+    async def oldest_version(self, home: int, region: int) -> int:
+        """The oldest version whose blocks the home keeps; 0 where it does not know the region."""
+
     async def drop(self, home: int, commit_id: int, regions: list[int]) -> None:
         """A home that fetched layers of a refused commit may drop them."""
 
@@ -313,6 +316,24 @@ class Commits:
             await asyncio.wait_for(self._homes.drop(home, commit_id, regions), self._timeout_s)
         except Exception as failure:  # any: the home asks by itself when nobody tells it
             logger.info("home %#x was not told to drop a layer: %r", home, failure)
+
+    async def check_kept(self, region: int, version: int) -> None:
+        """
+        Raises:
+            SnapshotExpired: A home says that it keeps the version's blocks no longer. One that does
+                not answer soon says nothing: who reads them learns it.
+        """
+        for home in self._homes.of(region):
+            try:
+                oldest = await asyncio.wait_for(self._homes.oldest_version(home, region), LOOK_S)
+            except Exception as failure:  # any: it may be restarting
+                logger.info("home %#x does not say what it keeps: %r", home, failure)
+                continue
+            if version < oldest:
+                raise errors.SnapshotExpired(
+                    f"The blocks of version {version} of region {region} are kept no longer; the "
+                    f"oldest that is kept is version {oldest}."
+                )
 
     # -- outcomes
 

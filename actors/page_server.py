@@ -363,6 +363,13 @@ class PageServer:
         """One entry per region known here, by the names of ``struct pc_region_stats``."""
         return tuple(self._engine.region_stats())
 
+    def oldest_version(self, region: int) -> int:
+        """The oldest version whose blocks this home keeps; 0 where it is not the home."""
+        for stats in self._engine.region_stats():
+            if stats["region"] == region and stats["is_home"]:
+                return stats["oldest_version"]
+        return 0
+
     def histogram(self, region: int, which: int, n_buckets: int) -> list[int]:
         """Blocks of a set in each of n equal parts of the region; empty where it is unknown."""
         try:
@@ -531,8 +538,14 @@ class PageServer:
             os.close(fd)
 
     def rebuild_drop(self, region: int) -> None:
-        """Lets go of what was got ready here: the region is lost for good."""
+        """The region is lost for good: lets go of what was got ready here, and refuses who opens
+        it."""
+
+        async def tell() -> None:
+            self._core.region_lost(region)
+
         self._engine.rebuild_drop(region)
+        self._on_loop(tell())
 
     @staticmethod
     def _pieces(order: RebuildOrder, made: list[Any]) -> list[tuple[int, Any]]:

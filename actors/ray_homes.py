@@ -94,6 +94,10 @@ class RayHomes:
         known: list[tuple[int, int]] = await self._call(home, "publish", items)
         return known
 
+    async def oldest_version(self, home: int, region: int) -> int:
+        oldest: int = await self._call(home, "oldest_version", region)
+        return oldest
+
     async def drop(self, home: int, commit_id: int, regions: list[int]) -> None:
         await self._call(home, "drop_staged", commit_id, regions)
 

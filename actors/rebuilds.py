@@ -135,7 +135,8 @@ class Servers(Protocol):
         """
 
     async def rebuild_drop(self, server_id: int, region: int) -> None:
-        """It lets go of what it has got ready, if it has."""
+        """The region is lost for good: it lets go of what it has got ready, if it has, and refuses
+        who opens the region."""
 
     async def is_home(self, server_id: int, region: int) -> bool:
         """Whether it has the region's blocks, as its home."""
@@ -394,6 +395,7 @@ class Rebuilds:
     def _give_up(self, region: int, verdict: errors.HomeLostError) -> None:
         logger.error("%s", verdict)
         if self._core.state(region) is RegionState.READY:
+            verdict.is_verdict = True
             self._lost[region] = verdict
             for server_id in self._core.known_to(region):
                 self._spawn(self._drop_prepared(server_id, region))
@@ -709,10 +711,19 @@ class Rebuilds:
             logger.info("page server %#x was not told of a new home: %r", server_id, failure)
 
     async def _drop_prepared(self, server_id: int, region: int) -> None:
-        try:
-            await asyncio.wait_for(self._servers.rebuild_drop(server_id, region), TELL_S)
-        except Exception as failure:  # any: what is not dropped goes with the region
-            logger.info("page server %#x was not told of a verdict: %r", server_id, failure)
+        """Tells a server of the verdict. One that does not hear of it learns it from the first who
+        needs a block."""
+        pause_s = PAUSE_S
+        for _ in range(TRIES):
+            if region not in self._lost or self._servers.why_lost(server_id) is not None:
+                return
+            try:
+                await asyncio.wait_for(self._servers.rebuild_drop(server_id, region), TELL_S)
+                return
+            except Exception as failure:  # any: it may be restarting
+                logger.info("page server %#x was not told of a verdict: %r", server_id, failure)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_MOST_S)
 
     async def _drop(self, server_id: int, commit_id: int, region: int) -> None:
         try:

@@ -350,6 +350,8 @@ class ServerCore:
                 except HomeLostError as failure:
                     logger.error("region %d has lost its home: %s", region, failure)
                     error = Answer.HOME_LOST
+                    if failure.is_verdict:
+                        self.region_lost(region)
                     break
                 except FreedError:
                     error = Answer.NO_REGION
@@ -369,6 +371,11 @@ class ServerCore:
             error = failure.code or Answer.HOME_LOST
         with contextlib.suppress(FreedError):  # it is gone, and so is who waits
             self._engine.home_lost(region, lost_id, error)
+
+    def region_lost(self, region: int) -> None:
+        """Blocks of it are nowhere: who opens it here is told, before it touches them."""
+        with contextlib.suppress(FreedError):  # nobody has used it here
+            self._engine.region_lost(region, Answer.HOME_LOST)
 
     def rehome(self, record: RegionRecord) -> None:
         """The region has other homes than this server may have been told; maybe itself.

@@ -59,9 +59,16 @@ class VersionMethods:
         """One version of a variable, with its plan and payload.
 
         Raises:
-            FreedError, NoVersionError, SnapshotExpired: See ``CommitLog.at``.
+            FreedError, NoVersionError, SnapshotExpired: See ``CommitLog.at``; the last also where
+                the home says that it keeps the version's blocks no longer.
+            HomeLostError: Blocks of the variable are nowhere.
         """
-        return self._log.at(region, version)
+        found = self._log.at(region, version)
+        if (lost := self._rebuilds.verdict(region)) is not None:
+            raise lost
+        if version < self._log.newest(region):
+            await self._commits.check_kept(region, version)
+        return found
 
     async def may_commit(self, request: CommitRequest) -> None:
         """Raises what ``commit`` would raise now; its layers need not be staged yet."""

@@ -341,6 +341,11 @@ class Engine(_Handle):
         ids = c.ffi.new("uint64_t[]", list(homes))
         check(self._call(c.lib.pc_engine_set_homes, region, ids, len(homes)), region=region)
 
+    def region_lost(self, region: int, error: int) -> None:
+        """The registry's verdict: who opens the region from now on gets the error, until it has a
+        home again."""
+        check(self._call(c.lib.pc_engine_region_lost, region, error), region=region)
+
     def home_lost(self, region: int, server_id: int, error: int) -> None:
         """Answers NEED_HOME: there will be no other home than this lost one."""
         check(self._call(c.lib.pc_engine_home_lost, region, server_id, error), region=region)

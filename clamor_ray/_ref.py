@@ -277,12 +277,14 @@ class GlobalRef(Generic[T]):
     def at(self, version: int) -> GlobalRef[T]:
         """A reference to an old (or the newest) version, which never moves.
 
-        That it exists says nothing about its blocks: `get` raises `SnapshotExpired` where they
-        are kept no longer.
+        Its home is asked whether it keeps the version's blocks. They may go later: `get` raises
+        `SnapshotExpired` then, or the first touch of one ends the process, and what Ray runs again
+        raises it.
 
         Raises:
             NoVersionError: The variable has no such version (yet).
-            SnapshotExpired: Nothing is known of it any more.
+            SnapshotExpired: Nothing is known of it any more, or its blocks are kept no longer.
+            HomeLostError: Blocks of the variable are lost.
             FreedError: The variable was freed.
 
         Example:

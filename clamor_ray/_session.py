@@ -245,7 +245,8 @@ class Session:
         ended = self._ended.pop(ref.region, None) if ref.plan.fixed else None
         if ended is not None and (copy := ended()) is not None:
             copy.close()  # its block is over; whoever still looks into it was told not to
-        mapping = self._map_here(client, ref, flags)
+        with self.explaining(ref.region):
+            mapping = self._map_here(client, ref, flags)
         lease = Lease(
             client, self.leases, mapping, ref.region, writable=private, snapshot=ref, later=again
         )

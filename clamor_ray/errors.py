@@ -180,6 +180,9 @@ class HomeLostError(ClamorError):
 
     default_hint = "Put the object again from its source; other global variables are not affected."
 
+    is_verdict: bool = False
+    """The registry has declared the blocks lost: asking again is of no use."""
+
 
 class ServerUnavailableError(ClamorError):
     """The page server of this node, or the registry, does not answer."""

@@ -144,6 +144,12 @@ void pc__fetch_fail(struct pc_engine *engine, struct pc__fetch *fetch, int error
         pc__gather_failed(engine, fetch, error);
     if (error == PC_ERR_CLOSED && !fetch->generation->is_layer)
         return; /* this server stops: who waits, on other loops too, asks the next one */
+    if (error == PC_ERR_EXPIRED && fetch->region) {
+        /* What is here of it would be opened, and the first touch of the rest end the process. */
+        pthread_mutex_lock(&fetch->region->lock);
+        fetch->generation->gone = error;
+        pthread_mutex_unlock(&fetch->region->lock);
+    }
     for (uint32_t i = fetch->at_run; i < fetch->n_runs; i++)
         if (fetch->runs[i].n_blocks)
             pc__fill_failed(engine, fetch->region, fetch->generation, fetch->runs[i].first_block,

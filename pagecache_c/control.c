@@ -232,6 +232,8 @@ static int open_ready(struct pc__client *client, struct pc__region *region,
         return PC_ERR_NO_REGION;
     if (open->length_bytes != region->length_bytes)
         return PC_ERR_RANGE;
+    if (region->lost && !attach) /* who has it reads what is here of it */
+        return region->lost;
     int rc = PC_OK;
     if (attach) {
         generation = pc__generation_by_inode(region, open->inode);

@@ -119,6 +119,8 @@ struct pc__generation {
     struct pc__region *cached_for; /* and whose it is, once something is accounted */
     struct pc__link windows;       /* struct pc__window_user (windows.c) */
     struct pc__link recorders;     /* struct pc__recorder (evicted.c) */
+    int gone;                      /* its version's home keeps blocks of it no longer: the error of who
+                                      opens it from now on; else 0 */
     bool adopted;                  /* from the keeper: until all had the time to attach again, somebody
                                       may map it whom we do not know */
 };
@@ -172,6 +174,7 @@ struct pc__region {
     uint64_t mappings;
     struct pc__changes changes;    /* the last answer */
     struct pc__link pending;       /* struct pc__pending: OPENs that wait for Python or the worker */
+    int lost;                      /* the registry's verdict: the error of who opens it; else 0 */
     uint64_t parked;               /* connections of other servers that wait for a version */
     bool asked_region, asked_changes, asked_published, asked_home; /* the question is out */
     uint64_t published_questions;  /* put so far: the answer to one says nothing of versions that

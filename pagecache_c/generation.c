@@ -212,6 +212,7 @@ static int advance(struct pc_engine *engine, struct pc__region *region,
         }
     }
     pc__generation_is_at(generation, version);
+    generation->gone = PC_OK;
     const struct pc__kept kept = pc__kept_of(region, PC__KEPT_CACHE, generation->inode, version);
     pc__keep(engine, &kept, generation->memfd);
     pc__count_add(&engine->count.advances, 1);
@@ -312,6 +313,8 @@ int pc__generation_for(struct pc_engine *engine, struct pc__region *region, uint
         struct pc__generation *g = of_link(link);
         if (g->version != version || (g->complete && home->base_changes))
             continue;
+        if (g->gone)
+            return g->gone;
         *out = g;
         return PC_OK;
     }

@@ -377,6 +377,9 @@ int pc_engine_rebuild_drop(pc_engine *engine, uint64_t region, int fd);
 int pc_engine_set_homes(pc_engine *engine, uint64_t region, const uint64_t *homes, size_t n_homes);
 /* Answers NEED_HOME: server_id was its home, and there will be no other. Who waits fails with error. */
 int pc_engine_home_lost(pc_engine *engine, uint64_t region, uint64_t server_id, int error);
+/* The registry's verdict: blocks of it are nowhere. Who opens it from now on gets error, until it has a
+ * home again (pc_engine_set_homes). */
+int pc_engine_region_lost(pc_engine *engine, uint64_t region, int error);
 
 /* Connections to a peer are made and authenticated by the caller; the engine owns fd from here.
  * One peer needs several: pc_engine_peer_lanes of them, lane 0 .. lanes-1. */

@@ -659,6 +659,8 @@ PC_API int pc_engine_set_homes(pc_engine *engine, uint64_t id, const uint64_t *h
         rc = pc__fail(PC_ERR_RANGE, "region %llu: %zu homes", (unsigned long long)id, n_homes);
     else if (here && !region->home)
         rc = pc__rebuild_become_home(engine, region);
+    if (!rc)
+        region->lost = PC_OK;
     for (size_t i = 0; i < n_homes && !rc; i++)
         __atomic_store_n(&region->homes[i], homes[i], __ATOMIC_RELAXED);
     pthread_mutex_unlock(&region->lock);
@@ -669,6 +671,19 @@ PC_API int pc_engine_set_homes(pc_engine *engine, uint64_t id, const uint64_t *h
         rc = tell_loops(engine, id, 0, PC_OK);
     pc__region_put(engine, region);
     return rc;
+}
+
+PC_API int pc_engine_region_lost(pc_engine *engine, uint64_t id, int error)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    if (!region)
+        return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
+    pthread_mutex_lock(&region->lock);
+    region->lost = error < 0 ? error : PC_ERR_HOME_LOST;
+    pthread_mutex_unlock(&region->lock);
+    pc__clients_let_go(engine, id); /* a mapping that rests is opened without a word to us */
+    pc__region_put(engine, region);
+    return PC_OK;
 }
 
 PC_API int pc_engine_home_lost(pc_engine *engine, uint64_t id, uint64_t server_id, int error)

@@ -139,6 +139,9 @@ class FakeEngine:
     def home_lost(self, region: int, server_id: int, error: int) -> None:
         self.answers.append(("home lost", region, server_id, error))
 
+    def region_lost(self, region: int, error: int) -> None:
+        self.answers.append(("region lost", region, error))
+
     def caught_up(self, region: int, *, error: int = 0) -> None:
         self.answers.append(("caught up", region, error))
 

@@ -33,6 +33,8 @@ class FakeHomes:
         self.publish_fails = 0
         self.examined: list[int] = []
         self.dies_when_examined = False
+        self.oldest: int | Exception = 0
+        self.asked_oldest: list[tuple[int, int]] = []
 
     def of(self, region: int) -> tuple[int, ...]:
         return self.homes.get(region, ())
@@ -51,6 +53,12 @@ class FakeHomes:
             raise RuntimeError("it restarts")
         self.told.append((home, items))
         return [(item.region, item.version) for item in items]
+
+    async def oldest_version(self, home: int, region: int) -> int:
+        self.asked_oldest.append((home, region))
+        if isinstance(self.oldest, Exception):
+            raise self.oldest
+        return self.oldest
 
     async def drop(self, home: int, commit_id: int, regions: list[int]) -> None:
         self.dropped.append((home, commit_id, regions))
@@ -158,6 +166,20 @@ def test_a_cause_without_a_text_is_named_by_its_type(run, failure: Exception) ->
             await world.commits.commit(request(7, 3))
 
     run(work, timeout_s=0.5)
+
+
+def test_a_version_that_its_home_keeps_no_longer(run) -> None:
+    async def work(world: World) -> None:
+        await world.commits.check_kept(1, 0)
+        world.homes.oldest = 5
+        with pytest.raises(errors.SnapshotExpired, match=r"version 4 of region 1 .* version 5"):
+            await world.commits.check_kept(1, 4)
+        await world.commits.check_kept(1, 5)
+        world.homes.oldest = ConnectionResetError()  # that says nothing of the version
+        await world.commits.check_kept(1, 0)
+        assert world.homes.asked_oldest == [(HERE, 1)] * 4
+
+    run(work)
 
 
 def two_homes(commit_id: int) -> CommitRequest:

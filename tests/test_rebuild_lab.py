@@ -134,6 +134,38 @@ def test_what_nobody_has_is_named(lab: LocalCluster, node: int) -> None:
     clamor.free(ref)
 
 
+def first_word(ref: Any) -> int:
+    return int(ref.get()[0])
+
+
+def test_what_is_lost_is_not_opened_though_its_first_blocks_are_here(
+    lab: LocalCluster, node: int
+) -> None:
+    """Else the next touch ends the process, and four workers with Ray's retries."""
+    ref = on(node, put_content)
+    assert on(1, first_word, ref) == first_word(ref)  # here, too, its first blocks are cached now
+    lab.kill_node(node)
+    with pytest.raises(errors.HomeLostError, match="blocks"):
+        clamor.prefetch(ref)
+    for attempt in (first_word, read_all):
+        for index in (0, 1):
+            until(lambda index=index, attempt=attempt: refused(index, attempt, ref))
+    with pytest.raises(errors.HomeLostError, match=rf"\d+ of {N_BLOCKS + 1} blocks"):
+        ref.get()
+    with pytest.raises(errors.HomeLostError, match="blocks"), clamor.update(ref) as array:
+        array[0] = 1
+    clamor.free(ref)
+
+
+def refused(index: int, attempt: Any, ref: Any) -> bool:
+    """Whether a process that opens it is told what is lost. It was told soon, not at once."""
+    try:
+        on(index, attempt, ref)
+    except errors.HomeLostError as error:
+        return f"of {N_BLOCKS + 1} blocks" in str(error)
+    return False
+
+
 def test_a_source_makes_what_nobody_has(lab: LocalCluster, node: int, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     ref = on(node, put_with_source, 3, str(ran))

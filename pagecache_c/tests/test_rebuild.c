@@ -231,6 +231,40 @@ static void test_rows_are_at_the_new_home(int trap)
 }
 
 /* Who waits hears that there will be none; a region of which nothing is left is asked for in vain. */
+/* What another process of the reader's node gets that opens version 1. */
+static int opened_by_another(struct world *w, int trap)
+{
+    int status;
+    fflush(NULL);
+    pid_t child = fork();
+    if (!child) {
+        pc_client *client = attach(&w->servers[READER], trap);
+        struct pc_mapping m;
+        _exit(-try_map(client, &w->info, 1, 0, &m));
+    }
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status));
+    return -WEXITSTATUS(status);
+}
+
+/* The registry has said that nobody has it: who opens it is told, before it can touch it. */
+static void test_nobody_opens_what_is_lost(int trap)
+{
+    struct world w = world_of(trap);
+    const struct pc_run some = {10, 5};
+    prefetch(w.clients[READER], &w.m, some);
+    CHECK(opened_by_another(&w, trap) == PC_OK);
+    lose_home(&w);
+    OK(pc_engine_region_lost(w.servers[READER].engine, w.info.region, PC_ERR_HOME_LOST));
+    CHECK(opened_by_another(&w, trap) == PC_ERR_HOME_LOST);
+    CHECK(pc_engine_region_lost(w.servers[READER].engine, 77, PC_ERR_HOME_LOST) ==
+          PC_ERR_NO_REGION);
+    /* It has another one after all. */
+    OK(pc_engine_set_homes(w.servers[READER].engine, w.info.region, &w.servers[PEER].id, 1));
+    CHECK(opened_by_another(&w, trap) == PC_OK);
+    world_end(&w);
+}
+
 static void test_no_new_home(int trap)
 {
     struct world w = world_of(trap);
@@ -634,6 +668,7 @@ int main(int argc, char **argv)
         RUN(not_reached_for_a_while, 60);
         RUN(never_reached, 60);
         RUN(the_old_home_lives, 60);
+        RUN(nobody_opens_what_is_lost, 60);
         RUN(what_is_not_there_is_not_given, 60);
         RUN(an_attempt_after_another, 60);
         RUN(freed_meanwhile, 60);

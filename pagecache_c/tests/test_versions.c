@@ -311,9 +311,20 @@ static void test_expired(int trap)
     check_at(p.c, p.far, &p.info, 10);
     const struct pc_run touched = {0, 8};
     CHECK(pc_client_prefetch(p.far, f0.id, &touched, 1, 1, WAIT) == PC_ERR_EXPIRED);
-    /* Who touches it ends, with a message. */
+    /* Another process, though some blocks are here: it is told, before it can touch the others. */
+    int status;
     fflush(NULL);
     pid_t child = fork();
+    if (!child) {
+        pc_client *client = attach(p.s1, trap);
+        int rc = try_map(client, &p.info, 0, 0, &m);
+        _exit(rc == PC_ERR_EXPIRED ? 0 : 1);
+    }
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    /* Who touches it ends, with a message. */
+    fflush(NULL);
+    child = fork();
     if (!child) {
         int null = open("/dev/null", O_WRONLY);
         dup2(null, 2);
@@ -322,10 +333,10 @@ static void test_expired(int trap)
         (void)*block_at(&gone, 5);
         _exit(0);
     }
-    int status;
     waitpid(child, &status, 0);
     CHECK(!(WIFEXITED(status) && WEXITSTATUS(status) == 0));
     check_at(p.c, p.home, &p.info, 10);
+    check_at(p.c, p.far, &p.info, 10);
     OK(pc_client_unmap(p.home, h0.id));
     check_at(p.c, p.home, &p.info, 10);
     CHECK(region_of(p.s0, 1).oldest_version > 3);
