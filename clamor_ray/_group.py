@@ -267,7 +267,9 @@ class RingGroup:
         member = self._joined()
         if not member.lock.acquire(timeout=self._timeout_s):
             raise errors.WaitTimeoutError(
-                f"Another thread's call of the group did not end within {self._timeout_s:g} s."
+                f"Another thread's call of the group did not end within {self._timeout_s:g} s.",
+                hint="A group has one call at a time: wait for the other thread's, or make another "
+                "group for this one.",
             )
         try:
             yield member

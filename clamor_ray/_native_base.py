@@ -105,7 +105,7 @@ ERRORS: Final[dict[int, tuple[type[errors.ClamorError], str]]] = {
     PC_ERR_PROTOCOL: (errors.ProtocolError, "The page server sent an answer that makes no sense."),
     PC_ERR_RANGE: (errors.RangeError, "Blocks outside the region were asked for."),
     PC_ERR_NO_TRAP: (errors.TrapUnavailableError, "The kernel refuses the trap."),
-    PC_ERR_EXISTS: (errors.ExistsError, "A region with this id exists already."),
+    PC_ERR_EXISTS: (errors.ExistsError, "What was to be done is done already, or under way."),
     PC_ERR_CLOSED: (errors.ClosedError, "The connection to the page server was shut down."),
     PC_ERR_DESCRIPTORS: (errors.DescriptorLimitError, "There are no file descriptors left."),
     PC_ERR_FORKED: (
@@ -139,6 +139,22 @@ ERRORS: Final[dict[int, tuple[type[errors.ClamorError], str]]] = {
     PC_ERR_ENDED: (
         errors.SessionEndedError,
         "The session of this global variable has ended.",
+    ),
+}
+
+
+# Where what helps is not what helps with the other codes of the class.
+HINTS: Final[dict[int, str]] = {
+    PC_ERR_HUGE_PAGES: (
+        "Allow userfaultfd on the node (a readable /dev/userfaultfd), or write 'never' or 'advise' "
+        "to /sys/kernel/mm/transparent_hugepage/shmem_enabled before Ray starts there."
+    ),
+    PC_ERR_NO_GENERATION: (
+        "Drop what came from it and get it again: it is opened anew at the restarted server."
+    ),
+    PC_ERR_NO_PEER: (
+        "Try again in a moment. If it lasts, see whether the nodes reach each other, and the page "
+        "server's log in Ray's session directory."
     ),
 }
 
@@ -228,7 +244,7 @@ def error_for(code: int, detail: str = "", **context: object) -> errors.ClamorEr
         message = f"{message[:-1]}, says the page server."
     elif detail:
         message = f"{message[:-1]}: {detail.rstrip('.')}."
-    return cls(message, code=code)
+    return cls(message, code=code, hint=HINTS.get(code))
 
 
 def check(code: int, **context: object) -> int:
@@ -333,6 +349,7 @@ class _Handle:
                 raise errors.WaitTimeoutError(
                     f"Calls of other threads did not end within {_DRAIN_S:g} s.",
                     code=PC_ERR_TIMEOUT,
+                    hint="What they use stays mapped until this process ends.",
                 )
             time.sleep(pause_s)
             pause_s = min(0.01, 2 * pause_s + 0.0001)

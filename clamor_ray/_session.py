@@ -100,6 +100,13 @@ def _inline_id() -> int:
 # ------------------------------------------------------------------ the session
 
 
+_KEPT_HINT = (
+    "This process built it, and keeps it for the libraries of its malloc() block. Get it in "
+    "another process; or, when nothing of those libraries points into it any more, call let_go() "
+    "on the region that clamor.region() returned."
+)
+
+
 class Session:
     """One process's part in one session. Safe from any thread.
 
@@ -288,13 +295,14 @@ class Session:
         try:
             return self._map(client, ref, flags)
         except errors.AddressClashError as error:
-            if not _kept.is_kept(client, ref.region):
-                raise
+            if self.leases.find(ref.base_address) is None:
+                raise  # it is not ours
             hint = (
-                "This process built it, and keeps it for the libraries of its malloc() block. Get "
-                "it in another process; or, when nothing of those libraries points into it any "
-                "more, call let_go() on the region that clamor.region() returned."
+                "Another version of it, or a private copy, is mapped at its address in this "
+                "process: let go of what came from that first."
             )
+            if _kept.is_kept(client, ref.region):
+                hint = _KEPT_HINT
             raise errors.AddressClashError(error.message, code=error.code, hint=hint) from error
 
     def _map(self, client: Client, ref: GlobalRef[Any], flags: int) -> Mapping:

@@ -188,7 +188,8 @@ class ServerUnavailableError(ClamorError):
     """The page server of this node, or the registry, does not answer."""
 
     default_hint = (
-        "See the page server's log in Ray's session directory; clamor.init() starts it anew."
+        "Ray restarts it by itself: try again in a moment. If it stays away, the actor's log in "
+        "Ray's session directory says why."
     )
 
 
@@ -276,9 +277,9 @@ class ClosedError(ClamorError):
 
 
 class ExistsError(ClamorError):
-    """A region with this id exists already: two sessions share a page server."""
+    """Something was to be made, sealed or begun a second time."""
 
-    default_hint = "Call clamor.shutdown() and clamor.init() again; if it comes back, report it."
+    default_hint = "The message names it. If your program did not do so twice, please report it."
 
 
 class RangeError(ClamorError):

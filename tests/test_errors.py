@@ -69,6 +69,26 @@ def test_what_the_server_says_is_said_once() -> None:
     assert "no room for 7" in _native.error_for(-2, "no room for 7").message
 
 
+def test_a_code_whose_class_has_another_hint_says_what_is_true_of_it() -> None:
+    """The class's hint is about another cause: doing what it says would change nothing."""
+
+    def said(code: int, detail: str = "") -> str:
+        return str(_native.error_for(code, detail, mapping=5))
+
+    huge = said(_native.PC_ERR_HUGE_PAGES)
+    assert "CLAMOR_TRAP" not in huge  # the fallback is what cannot work there
+    assert "shmem_enabled" in huge
+    assert "CLAMOR_TRAP" in said(_native.PC_ERR_NO_TRAP)
+    for code in (_native.PC_ERR_NO_GENERATION, _native.PC_ERR_NO_PEER):
+        assert "clamor.init()" not in said(code)
+        assert _native.error_for(code).hint != errors.ServerUnavailableError.default_hint
+    sealed = said(_native.PC_ERR_EXISTS, "region 4 is sealed, or another thread is at it")
+    assert "id exists already" not in sealed  # no id is given out twice
+    assert "two sessions" not in sealed
+    assert "region 4 is sealed" in sealed
+    assert "clamor.init()" not in errors.ServerUnavailableError.default_hint
+
+
 def test_success_and_counts_pass() -> None:
     assert _native.check(0) == 0
     assert _native.check(17) == 17

@@ -401,7 +401,7 @@ def test_the_address_is_taken(clamor_cluster: ClamorCluster) -> None:
     assert "must be mapped at" in ray.get(task.remote(ref), timeout=ANSWER_S)
     private = ref.get(mode="c")  # nobody else has it here: it is had at its own address
     assert int(private[1]) == private[0].ctypes.data
-    with pytest.raises(errors.AddressClashError):
+    with pytest.raises(errors.AddressClashError, match="let go of what came from that first"):
         ref.get()
     del private
     clamor.free(ref)
