@@ -56,6 +56,7 @@ class Homes(Protocol):
 
         Raises:
             OutOfMemoryError, HomeLostError: As they say; no use in trying again now.
+            CommitAbortedError: The layer is not where it was staged. Its writer stages another.
         """
 
     async def publish(self, home: int, items: list[Publication]) -> list[tuple[int, int]]:
@@ -247,7 +248,12 @@ class Commits:
                     self._pull_in_turn(turn, home, commit_id, write), home, write.region, left_s
                 )
                 return
-            except (errors.OutOfMemoryError, errors.HomeLostError, errors.FreedError):
+            except (
+                errors.CommitAbortedError,
+                errors.OutOfMemoryError,
+                errors.HomeLostError,
+                errors.FreedError,
+            ):
                 raise
             except Exception as failure:  # any: the home may be restarting
                 last = cause_of(failure)

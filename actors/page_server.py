@@ -85,6 +85,18 @@ def keeper_socket(scope: str, node_id: str) -> str:
     return f"{_names.server_socket(scope, node_id)}-keeper"
 
 
+def layer_error(code: int, commit_id: int, region: int, from_server: int) -> errors.ClamorError:
+    """Why a home could not fetch a layer. One that is gone is no loss of the region: the writer, if
+    it lives, has its blocks and stages them again."""
+    if code != _native.PC_ERR_HOME_LOST:
+        return _native.error_for(code, region=region, server=from_server)
+    return errors.CommitAbortedError(
+        f"The blocks that commit {commit_id:#x} changes of region {region} are gone: page server "
+        f"{from_server:#x}, where they were staged, ended together with its keeper.",
+        code=code,
+    )
+
+
 class _NoHistoryDirectory(errors.ServerUnavailableError):
     """Old versions have no place to go."""
 
@@ -432,7 +444,7 @@ class PageServer:
 
         Raises:
             OutOfMemoryError: There is no room for it.
-            HomeLostError: Nobody can reach that server.
+            CommitAbortedError: It is not there any more.
             ClamorError: As the engine says.
         """
         what = f"Taking the changed blocks of region {region} at their home"
@@ -442,7 +454,7 @@ class PageServer:
             self._core.versions.pull(region, commit_id, from_server, layer_bytes), PULL_S + LOOP_S
         )
         if code:
-            raise _native.error_for(code, region=region, server=from_server)
+            raise layer_error(code, commit_id, region, from_server)
 
     def publish(self, items: list[Publication]) -> list[tuple[int, int]]:
         """The registry tells what became public of the regions that are homed here.

@@ -324,7 +324,8 @@ class CommitConflict(ClamorError):
 
 
 class CommitAbortedError(ClamorError):
-    """The commit was given up before it was made: its writer was taken for dead."""
+    """The commit was given up before it was made: its writer was taken for dead, or what it had
+    staged was lost."""
 
     default_hint = "Nothing of it is visible. Run the transaction again."
 

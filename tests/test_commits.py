@@ -11,11 +11,13 @@ import pytest
 from pyroaring import BitMap
 
 from clamor_ray import errors
+from clamor_ray._native import PC_ERR_HOME_LOST, PC_ERR_NO_MEMORY
 from clamor_ray.actors import commits as commits_module
 from clamor_ray.actors.commit_log import CommitLog, Limits
 from clamor_ray.actors.commits import Commits
 from clamor_ray.actors.journal import Journal
 from clamor_ray.actors.messages import CommitRequest, Publication, Write
+from clamor_ray.actors.page_server import layer_error
 
 HERE, THERE, ELSEWHERE = 0xA, 0xB, 0xC
 
@@ -340,6 +342,30 @@ def test_a_full_home_leaves_the_transaction_open(run) -> None:
         assert world.homes.dropped == []
         world.homes.pull_does = None
         assert (await world.commits.commit(request(7, 1, 3))).versions == {1: 1, 3: 1}
+
+    run(work)
+
+
+def test_a_layer_that_is_gone_is_no_lost_home(run) -> None:
+    """Its writer's node lost it, page server and keeper together; the writer can stage it again."""
+    gone = layer_error(PC_ERR_HOME_LOST, 1, 3, HERE)
+    assert type(gone) is errors.CommitAbortedError
+    assert "region 3" in str(gone)
+    assert "0xa" in str(gone)
+    assert type(layer_error(PC_ERR_NO_MEMORY, 1, 3, HERE)) is errors.OutOfMemoryError
+
+    async def work(world: World) -> None:
+        async def never(home: int) -> None:
+            raise gone
+
+        world.homes.pull_does = never
+        with pytest.raises(errors.CommitAbortedError, match="staged, ended together"):
+            await world.commits.commit(request(1, 3))
+        assert world.homes.pulled == [(THERE, 1, 3)]  # not asked again: it will not come back
+        assert world.versions() == [0, 0, 0]
+        assert world.written() == 0
+        world.homes.pull_does = None
+        assert (await world.commits.commit(request(2, 3))).versions == {3: 1}
 
     run(work)
 
