@@ -24,6 +24,7 @@ from clamor_ray import errors
 from tests.lab.isolation import Event, Recorder, load
 
 PER_BLOCK = 512  # int64
+AT_LAST_S = 60.0
 TORN = -1  # a block that holds several values: nobody wrote that
 Array = npt.NDArray[np.int64]
 
@@ -62,6 +63,23 @@ class Job:
         return Recorder(process, Path(self.folder, f"{process}-{os.getpid()}.history"))
 
 
+def commit_at_last(work: Any) -> Any:
+    """Commits, again and again where that failed for now and the transaction is still open."""
+    deadline = time.monotonic() + AT_LAST_S
+    while True:
+        try:
+            return work.commit()
+        except (
+            errors.DescriptorLimitError,
+            errors.JournalFullError,
+            errors.ServerUnavailableError,
+            errors.WaitTimeoutError,
+        ) as error:
+            if error.transaction is not work or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
 def transact(recorder: Recorder, job: Job, rng: random.Random) -> None:
     """One transaction over one or all variables; CommitConflict where another was faster."""
     names = sorted(job.refs) if rng.random() < 0.5 else [rng.choice(sorted(job.refs))]
@@ -93,7 +111,7 @@ def transact(recorder: Recorder, job: Job, rng: random.Random) -> None:
         recorder.abort(txn)
         return
     try:
-        versions = dict(zip(names, work.commit(), strict=True))
+        versions = dict(zip(names, commit_at_last(work), strict=True))
     except errors.CommitConflict:
         recorder.abort(txn)
         raise

@@ -1,0 +1,136 @@
+"""Kinds of trouble for a storm: generators that make some and say what they did.
+
+`next()` strikes once; what does not kill has passed by then. `close()` undoes what is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+from clamor_ray import _session
+from tests.lab.cluster import LocalCluster
+from tests.session_rig import keepers
+
+MOST_STOPPED_S = 4.0  # far below every patience of ours
+MOST_LIMITED_S = 2.0
+MOST_FULL_S = 3.0
+HEADROOM = 4  # descriptors, at most, that are left to a page server
+
+
+def registry_pid() -> int:
+    return int(_session.current().call("ping"))
+
+
+def keeper_pids(lab: LocalCluster, node: int) -> list[int]:
+    """The keepers of one node: one, or none while nobody has started it again."""
+    found = []
+    for pid in keepers(_session.current().scope):
+        with contextlib.suppress(OSError):
+            if lab.node_ids[node][:16] in Path(f"/proc/{pid}/cmdline").read_text():
+                found.append(pid)
+    return found
+
+
+def kills(lab: LocalCluster, rng: random.Random, n_nodes: int) -> Generator[str, None, None]:
+    """SIGKILL to a page server, or the registry."""
+    while True:
+        victim = rng.randrange(n_nodes + 1)
+        if victim == n_nodes:
+            os.kill(registry_pid(), signal.SIGKILL)
+            yield "registry"
+        else:
+            os.kill(lab.page_server_pid(victim), signal.SIGKILL)
+            yield f"page server {victim}"
+
+
+def both(lab: LocalCluster, rng: random.Random, node: int) -> Generator[str, None, None]:
+    """SIGKILL to a page server and its keeper at once: what only they had is gone."""
+    while True:
+        pids = [*keeper_pids(lab, node), lab.page_server_pid(node, timeout_s=90.0)]
+        rng.shuffle(pids)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # a keeper leaves whose server is gone
+                os.kill(pid, signal.SIGKILL)
+        yield f"{len(pids)} processes of node {node}"
+
+
+def stops(lab: LocalCluster, rng: random.Random, n_nodes: int) -> Generator[str, None, None]:
+    """SIGSTOP to one of ours, for a moment."""
+    victims = {f"page server {n}": lab.page_server_pid(n) for n in range(n_nodes)}
+    victims["registry"] = registry_pid()
+    for node in range(n_nodes):
+        victims |= {f"keeper of {node}": pid for pid in keeper_pids(lab, node)}
+    stopped = 0
+    try:
+        while True:
+            name = rng.choice(sorted(victims))
+            stopped = victims[name]
+            os.kill(stopped, signal.SIGSTOP)
+            time.sleep(rng.uniform(0.1, MOST_STOPPED_S))
+            os.kill(stopped, signal.SIGCONT)
+            yield name
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGCONT)
+
+
+def few_descriptors(
+    lab: LocalCluster, rng: random.Random, n_nodes: int
+) -> Generator[str, None, None]:
+    """A page server that cannot open more than a few files, for a moment."""
+    pids = [lab.page_server_pid(n) for n in range(n_nodes)]
+    were = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids}
+    try:
+        while True:
+            node = rng.randrange(n_nodes)
+            pid = pids[node]
+            highest = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
+            left = rng.randrange(HEADROOM)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + 1 + left, were[pid][1]))
+            time.sleep(rng.uniform(0.1, MOST_LIMITED_S))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, were[pid])
+            yield f"{left} descriptors for page server {node}"
+    finally:
+        for pid, limits in were.items():
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+
+
+def full_disk(
+    directory: Path, rng: random.Random, while_full: Callable[[], None]
+) -> Generator[str, None, None]:
+    """No byte left where the journal is, for a moment, in which `while_full` is called."""
+    filler = directory / "filler"
+    try:
+        while True:
+            with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while file.write(bytes(4096)):
+                    pass
+            while_full()
+            time.sleep(rng.uniform(0.1, MOST_FULL_S))
+            filler.unlink()
+            yield f"full for {directory.name}"
+    finally:
+        filler.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def small_disk(directory: Path, n_bytes: int) -> Iterator[None]:
+    """A file system of its own there. Root only."""
+    directory.mkdir(mode=0o700)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={n_bytes},mode=0700", "none", str(directory)]
+    subprocess.run(mount, check=True, timeout=30)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(directory)], check=True, timeout=30)
+        with contextlib.suppress(FileNotFoundError):  # whose it is may have removed it by now
+            directory.rmdir()
