@@ -28,6 +28,7 @@ class EventKind(enum.IntEnum):
     PULLED = 8
     THRASHING = 9
     NEED_HOME = 10
+    KEEPER_LOST = 11
 
 
 class Answer(enum.IntEnum):

@@ -30,7 +30,7 @@ from clamor_ray._cause import cause_of
 # Run by `python -I -S -c`. Loads first and forks then, so that what goes wrong in loading is told.
 _PROGRAM = """
 import importlib.util, os, sys
-path, cffi_folder, name, watched, orphan_ns = sys.argv[1:]
+path, cffi_folder, name, watched, orphan_ns, is_part = sys.argv[1:]
 sys.path.insert(0, cffi_folder)
 spec = importlib.util.spec_from_file_location("clamor_ray._pagecache", path)
 lib = importlib.util.module_from_spec(spec).lib
@@ -41,7 +41,8 @@ for fd in (0, 1, 2):
     os.dup2(null, fd)
 if null > 2:
     os.close(null)
-os._exit(1 if lib.pc_keeper_run(name.encode(), int(watched), int(orphan_ns)) else 0)
+run = lib.pc_keeper_run_part if is_part == "1" else lib.pc_keeper_run
+os._exit(1 if run(name.encode(), int(watched), int(orphan_ns)) else 0)
 """
 
 # Also run by `python -I -S -c`. The directory goes when the raylet ends, or when its registry has
@@ -118,13 +119,17 @@ def raylet_pid() -> int:
     raise KeeperError(f"no raylet: neither RAY_RAYLET_PID nor process {os.getppid()} is one")
 
 
-def spawn(listen_name: str, watched_pid: int, orphan_timeout_s: float) -> None:
+def spawn(
+    listen_name: str, watched_pid: int, orphan_timeout_s: float, *, is_part: bool = False
+) -> None:
     """Starts a keeper and returns when its process has loaded the library and stands alone.
 
     Args:
         listen_name: Abstract Unix socket, without the leading NUL.
         watched_pid: The keeper leaves when this process ends.
         orphan_timeout_s: It also leaves when no page server was connected for so long.
+        is_part: It takes the place of one that died: a page server that comes before it was given
+            everything is told so.
 
     Raises:
         KeeperError: It did not start within 60 s, or its interpreter failed.
@@ -136,6 +141,7 @@ def spawn(listen_name: str, watched_pid: int, orphan_timeout_s: float) -> None:
         listen_name,
         str(watched_pid),
         str(int(orphan_timeout_s * 1e9)),
+        "1" if is_part else "0",
     )
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import logging
 import os
 import resource
@@ -275,24 +276,7 @@ class PageServer:
         name = _names.server_socket(config.job_scope, node_id)
         # Before the engine takes back what the keeper has: that may drop history for want of room.
         floors = self._ask("floors_at", server_id)
-        self._engine = _native.Engine(
-            name,
-            server_id=server_id,
-            keeper=self._keeper,
-            fetch_timeout_s=config.fetch_timeout_s,
-            fault_timeout_s=config.fault_timeout_s,
-            settle_s=config.reattach_s,
-            page_bytes=config.page_bytes,
-            stage_timeout_s=config.stage_timeout_s,
-            history_bytes=config.history_bytes,
-            history_disk_bytes=config.history_disk_bytes,
-            history_directory=_history_directory(config),
-            cache_bytes=self._cache_bytes,
-            cache_policy=config.cache_policy,
-            replication=config.replication,
-            floors=floors,
-            library_version=__version__,
-        )
+        self._engine = self._take_back(config, name, server_id, floors)
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="clamor-loop", daemon=True).start()
         secret: bytes = self._ask("secret")
@@ -303,6 +287,9 @@ class PageServer:
             server_id=server_id,
             secret=secret,
             settings=Settings(deadline_s=config.reattach_s + CALL_S, pull_s=PULL_S),
+            keeper_lost=lambda: threading.Thread(
+                target=self._renew_keeper, args=(config,), name="clamor-keeper", daemon=True
+            ).start(),
         )
         for pinned, object_refs in self._ask("shared_at", server_id):
             self._pin_again(pinned, object_refs)
@@ -322,6 +309,57 @@ class PageServer:
         threading.Thread(
             target=self._watch_registry, args=(me,), name="clamor-watch", daemon=True
         ).start()
+
+    def _take_back(
+        self, config: ServerConfig, name: str, server_id: int, floors: dict[int, int]
+    ) -> _native.Engine:
+        """The engine, with all that the keeper has.
+
+        Raises:
+            HomeLostError: The keeper had only a part, and was told to leave.
+            What the engine raises.
+        """
+        try:
+            return _native.Engine(
+                name,
+                server_id=server_id,
+                keeper=self._keeper,
+                fetch_timeout_s=config.fetch_timeout_s,
+                fault_timeout_s=config.fault_timeout_s,
+                settle_s=config.reattach_s,
+                page_bytes=config.page_bytes,
+                stage_timeout_s=config.stage_timeout_s,
+                history_bytes=config.history_bytes,
+                history_disk_bytes=config.history_disk_bytes,
+                history_directory=_history_directory(config),
+                cache_bytes=self._cache_bytes,
+                cache_policy=config.cache_policy,
+                replication=config.replication,
+                floors=floors,
+                library_version=__version__,
+            )
+        except errors.HomeLostError:
+            self._keeper.quit()
+            raise
+
+    def _renew_keeper(self, config: ServerConfig) -> None:
+        """Starts a keeper in place of the one that died, until one takes what there is."""
+        name = keeper_socket(config.job_scope, self._node_id)
+        logger.error("the keeper is gone: another one is started, and given everything")
+        for pause_s in itertools.chain(starting.PAUSES_S, itertools.repeat(starting.PAUSES_S[-1])):
+            if self._stopped:
+                return
+            try:
+                _end_keeper(name)  # one that has closed the connection, and is there still
+                keeper_process.spawn(
+                    name, keeper_process.raylet_pid(), config.orphan_timeout_s, is_part=True
+                )
+                self._keeper = _native.Keeper(name, timeout_s=KEEPER_S)
+                self._engine.renew_keeper(self._keeper)
+                return
+            except (errors.ClamorError, keeper_process.KeeperError) as failure:
+                logger.error("a keeper cannot be started; again in %g s: %r", pause_s, failure)
+            time.sleep(pause_s)
 
     def __repr__(self) -> str:
         return f"PageServer({self._node_id[:16]})"

@@ -27,7 +27,7 @@ import errno
 import logging
 import socket
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from clamor_ray._cause import cause_of
@@ -77,6 +77,7 @@ class ServerCore:
         server_id: This server.
         secret: The job's 32 secret bytes.
         settings: Deadlines and bounds.
+        keeper_lost: Called when the keeper has died; it must not wait.
     """
 
     def __init__(
@@ -87,8 +88,10 @@ class ServerCore:
         server_id: int,
         secret: bytes,
         settings: Settings = DEFAULTS,
+        keeper_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
+        self._keeper_lost = keeper_lost
         self._resolver = resolver
         self._server_id = server_id
         self._secret = secret
@@ -237,6 +240,8 @@ class ServerCore:
                 if event.region not in self._finding_home:
                     self._finding_home.add(event.region)
                     self._spawn(self._find_home(event.region, event.server_id))
+            elif kind == EventKind.KEEPER_LOST:
+                self._keeper_lost()
             elif kind == EventKind.LOG:
                 logger.warning("%s", event.text)
             elif kind == EventKind.THRASHING:

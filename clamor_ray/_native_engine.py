@@ -177,6 +177,10 @@ class Engine(_Handle):
         ids = c.ffi.new("uint64_t[]", list(homes))
         check(self._call(c.lib.pc_engine_define_region, info, ids, len(homes)), region=region)
 
+    def renew_keeper(self, keeper: Keeper) -> None:
+        """Answers KEEPER_LOST: this one is given all that the last one had."""
+        check(self._call(c.lib.pc_engine_renew_keeper, keeper.fileno()))
+
     def refuse_region(self, region: int, error: int = PC_ERR_NO_REGION) -> None:
         check(self._call(c.lib.pc_engine_refuse_region, region, error), region=region)
 

@@ -214,14 +214,19 @@ static int make_overlay(struct pc_engine *engine, struct pc__region *region)
     return PC_OK;
 }
 
-static void keep_base(struct pc_engine *engine, struct pc__region *region, uint64_t version,
-                      bool changes)
+/* That it is being changed is heard before it is: else the next server would take it for whole. */
+static int keep_base(struct pc_engine *engine, struct pc__region *region, uint64_t version,
+                     bool changes)
 {
     const struct pc__store *base = &region->home->base;
     struct pc__kept kept = pc__kept_of(region, PC__KEPT_HOME, base->inode, version);
     kept.reserved[0] = changes;
-    if (!region->home->n_segments)
-        pc__keep(engine, &kept, base->memfd);
+    if (region->home->n_segments)
+        return PC_OK;
+    pc__keep(engine, &kept, base->memfd);
+    if (changes && pc__keeper_is_behind(engine))
+        pc__region_release(engine, region, PC_OK, 0, false); /* who waits for us takes a fork */
+    return changes ? pc__keep_wait(engine) : PC_OK;
 }
 
 static int write_layer(const struct pc__layer *layer, int memfd)
@@ -291,7 +296,7 @@ static int apply_next(struct pc_engine *engine, struct pc__region *region)
         return rc;
     rc = PC_OK;
     if (to_base)
-        keep_base(engine, region, home->applied, true);
+        rc = keep_base(engine, region, home->applied, true);
     else if (home->overlay.memfd < 0)
         rc = make_overlay(engine, region);
     struct pc__store *store = to_base ? &home->base : &home->overlay;
@@ -300,7 +305,7 @@ static int apply_next(struct pc_engine *engine, struct pc__region *region)
     if (rc)
         return rc;
     if (to_base) {
-        keep_base(engine, region, layer->version, false);
+        (void)keep_base(engine, region, layer->version, false);
     } else {
         const struct pc__kept kept =
             pc__kept_of(region, PC__KEPT_OVERLAY, store->inode, layer->version);
@@ -362,11 +367,12 @@ static int fold(struct pc_engine *engine, struct pc__region *region)
     pthread_mutex_unlock(&region->lock);
     if (!can)
         return 1;
-    keep_base(engine, region, home->base.version, true);
-    int rc = write_overlay(home);
+    int rc = keep_base(engine, region, home->base.version, true);
+    if (!rc)
+        rc = write_overlay(home);
     if (rc)
         return rc;
-    keep_base(engine, region, home->applied, false);
+    (void)keep_base(engine, region, home->applied, false);
     pthread_mutex_lock(&region->lock);
     rc = note_overlay(home);
     if (rc) {

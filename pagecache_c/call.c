@@ -82,7 +82,8 @@ int pc__call_start(pc_client *client, uint16_t type, const void *body, size_t bo
     return rc;
 }
 
-/* The requester goes. Its reply will find nobody, or, if it grants a lease, a copy that ends it. */
+/* The requester goes. Its reply will find nobody; a lease that it asked for ends right after it began,
+ * before anything else that this client asks for: it may ask for the same addresses. */
 static void give_up(pc_client *client, struct pc__call *call)
 {
     struct pc__call **at = &client->calls;
@@ -91,13 +92,9 @@ static void give_up(pc_client *client, struct pc__call *call)
     if (!*at)
         return;
     *at = call->next;
-    struct pc__call *copy = call->opens ? malloc(sizeof *copy) : NULL;
-    if (copy) {
-        *copy = *call;
-        copy->is_abandoned = true;
-        copy->next = client->calls;
-        client->calls = copy;
-    }
+    const struct pc__ctl_open close = {.mapping_id = call->opens};
+    if (call->opens) /* lost for want of memory: the lease ends with this process */
+        (void)pc__outbox_send(client, PC__CTL_CLOSE, &close, sizeof close);
 }
 
 int pc__call_finish(pc_client *client, struct pc__call *call, uint64_t deadline_ns)
@@ -156,14 +153,6 @@ void pc__call_reply(pc_client *client, struct pc__packet *packet)
         if (call->request_id != packet->message.header.request_id)
             continue;
         *at = call->next;
-        if (call->is_abandoned) {
-            pc__fds_close(packet->fds, &packet->n_fds);
-            const struct pc__ctl_open close = {.mapping_id = call->opens};
-            if (packet->message.header.status == PC_OK)
-                (void)pc__outbox_send(client, PC__CTL_CLOSE, &close, sizeof close);
-            free(call);
-            return;
-        }
         pc__call_take(call, packet);
         call->is_done = true;
         pthread_cond_broadcast(&client->changed);
@@ -177,10 +166,7 @@ void pc__call_drop_all(pc_client *client)
     while (client->calls) {
         struct pc__call *call = client->calls;
         client->calls = call->next;
-        if (call->is_abandoned)
-            free(call);
-        else
-            call->is_done = call->is_dropped = true;
+        call->is_done = call->is_dropped = true;
     }
     pthread_cond_broadcast(&client->changed);
 }

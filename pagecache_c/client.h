@@ -93,7 +93,6 @@ struct pc__call {
     const int *gives;      /* a descriptor that goes along, or NULL; set before it starts */
     uint64_t epoch;        /* the connection that it went out on */
     uint32_t request_id;   /* 0: it never went out */
-    bool is_abandoned;     /* a copy on the heap: its OPEN was given up before the reply came */
     bool is_done, is_dropped; /* dropped: the connection died first */
     int status;
     size_t body_bytes;

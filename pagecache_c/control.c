@@ -260,6 +260,31 @@ static int open_ready(struct pc__client *client, struct pc__region *region,
 }
 
 /* Under region.lock: the open waits. False: for want of memory it cannot. */
+/* Its CLOSE came while it waited. */
+static bool was_given_up(struct pc__client *client, uint64_t mapping_id)
+{
+    for (size_t i = 0; i < client->n_given_up; i++)
+        if (client->given_up[i] == mapping_id) {
+            client->given_up[i] = client->given_up[--client->n_given_up];
+            return true;
+        }
+    return false;
+}
+
+static int note_given_up(struct pc__client *client, uint64_t mapping_id)
+{
+    if (client->n_given_up == client->given_up_capacity) {
+        size_t capacity = client->given_up_capacity ? client->given_up_capacity * 2 : 8;
+        uint64_t *grown = realloc(client->given_up, capacity * sizeof *grown);
+        if (!grown)
+            return pc__fail(PC_ERR_NO_MEMORY, "a mapping that was given up");
+        client->given_up = grown;
+        client->given_up_capacity = capacity;
+    }
+    client->given_up[client->n_given_up++] = mapping_id;
+    return PC_OK;
+}
+
 static bool wait_for(struct pc__client *client, struct pc__region *region, uint32_t request_id,
                      const struct pc__ctl_open *open, bool attach)
 {
@@ -273,6 +298,7 @@ static bool wait_for(struct pc__client *client, struct pc__region *region, uint3
                                     .question = region->published_questions + 1,
                                     .open = *open};
     pc__link_push(&region->pending, &pending->link);
+    client->n_opening++;
     return true;
 }
 
@@ -390,6 +416,12 @@ void pc__client_retry_open(struct pc__loop *loop, struct pc__mail *mail)
             pc__client_staged(client, pending->request_id, pending->open.region);
             break;
         }
+        client->n_opening -= client->n_opening > 0;
+        const bool given_up = was_given_up(client, pending->open.mapping_id);
+        if (!client->n_opening)
+            client->n_given_up = 0;
+        if (given_up)
+            break; /* who asked has said that it does not wait, and may have asked anew since */
         struct pc__region *region = pc__region_get(loop->engine, pending->open.region);
         bool done = region && !mail->error &&
                     finish_open(client, region, pending->request_id, &pending->open,
@@ -421,13 +453,16 @@ static void on_open(struct pc__client *client, const struct pc__ctl_message *mes
     }
 }
 
-static void on_close(struct pc__client *client, const struct pc__ctl_message *message)
+static int on_close(struct pc__client *client, const struct pc__ctl_message *message)
 {
     struct pc__ctl_open open;
     memcpy(&open, message->body, sizeof open);
     struct pc__mapping *mapping = pc__client_mapping(client, open.mapping_id);
     if (mapping)
         drop_mapping(client, mapping);
+    else if (client->n_opening)
+        return note_given_up(client, open.mapping_id); /* else it would be open for ever */
+    return PC_OK;
 }
 
 /* ---------------------------------------------------------- hello and end */
@@ -455,6 +490,7 @@ static void close_client(struct pc__client *client)
     pc__count_sub(&loop->engine->count.clients, 1);
     pc__link_remove(&client->link);
     free(client->mappings);
+    free(client->given_up);
     free(client);
 }
 
@@ -557,8 +593,7 @@ static int handle(struct pc__client *client, const struct pc__ctl_message *messa
         on_open(client, message, true);
         return PC_OK;
     case PC__CTL_CLOSE:
-        on_close(client, message);
-        return PC_OK;
+        return on_close(client, message);
     case PC__CTL_PREFETCH:
         pc__client_prefetch(client, message);
         return PC_OK;

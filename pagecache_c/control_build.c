@@ -66,13 +66,72 @@ static struct pc__region *creating(struct pc__client *client, const struct pc__c
     return NULL;
 }
 
+/* A reply that says that something is safe: it is sent when the keeper has heard of it. */
+struct kept_reply {
+    struct pc__loop *loop;
+    uint64_t client_id, region;
+    uint32_t request_id;
+    bool stages;
+};
+
+static void reply_kept(struct pc__loop *loop, struct pc__mail *mail)
+{
+    struct kept_reply *reply = mail->pointer;
+    pc__each(link, &loop->clients)
+    {
+        struct pc__client *client = pc__of(link, struct pc__client, link);
+        if (client->id != reply->client_id || client->closed)
+            continue;
+        if (mail->error)
+            pc__client_send(client, PC__CTL_REPLY, reply->request_id, mail->error, NULL, 0, -1);
+        else if (reply->stages)
+            pc__client_staged(client, reply->request_id, reply->region);
+        else
+            pc__client_send(client, PC__CTL_REPLY, reply->request_id, PC_OK, NULL, 0, -1);
+        break;
+    }
+    free(reply);
+}
+
+/* In the keeper's thread. One that takes nothing for long is no reason to refuse: as without one. */
+static void heard(void *arg, int rc, bool cancelled)
+{
+    struct kept_reply *reply = arg;
+    const struct pc__mail mail = {.run = reply_kept, .pointer = reply,
+                                  .error = rc == PC_ERR_CLOSED ? rc : PC_OK};
+    if (cancelled || pc__loop_post(reply->loop, &mail))
+        free(reply); /* who waits has a deadline */
+}
+
+static void reply_when_kept(struct pc__client *client, uint32_t request_id, uint64_t region,
+                            bool stages)
+{
+    struct kept_reply *reply = malloc(sizeof *reply);
+    if (!reply) {
+        pc__client_send(client, PC__CTL_REPLY, request_id, PC_ERR_NO_MEMORY, NULL, 0, -1);
+        return;
+    }
+    *reply = (struct kept_reply){.loop = client->loop,
+                                 .client_id = client->id,
+                                 .region = region,
+                                 .request_id = request_id,
+                                 .stages = stages};
+    if (pc__keep_when(client->loop->engine, heard, reply))
+        return;
+    struct pc__mail mail = {.pointer = reply};
+    reply_kept(client->loop, &mail);
+}
+
 void pc__client_seal(struct pc__client *client, const struct pc__ctl_message *message)
 {
     struct pc__region *region = creating(client, message);
     int rc = region ? pc__region_seal(client->loop->engine, region) : PC_ERR_NO_REGION;
-    if (region && !rc)
+    if (region && !rc) {
         client->creating--;
-    pc__client_reply(client, message, rc);
+        reply_when_kept(client, message->header.request_id, region->id, false);
+    } else {
+        pc__client_reply(client, message, rc);
+    }
     if (region)
         pc__region_put(client->loop->engine, region);
 }
@@ -139,7 +198,7 @@ void pc__client_stage(struct pc__client *client, const struct pc__ctl_message *m
     if (rc)
         pc__client_reply(client, message, rc);
     else
-        pc__client_staged(client, message->header.request_id, body.region);
+        reply_when_kept(client, message->header.request_id, body.region, true);
 }
 
 /* The layer is safe in any case: what is bounded is how many more there can be. */

@@ -154,11 +154,25 @@ static void forget_strangers(struct pc_engine *engine)
 }
 
 /* Takes back what the last server of this node held. */
-static int adopt(struct pc_engine *engine, uint64_t settle_ns)
+static void keeper_lost(void *arg)
 {
-    if (engine->keeper_fd < 0)
+    pc__engine_event(arg, PC_EVENT_KEEPER_LOST, PC_ERR_CLOSED, 0, 0, "%s", "");
+}
+
+PC_API int pc_engine_renew_keeper(pc_engine *engine, int keeper_fd)
+{
+    if (!engine->keeping)
+        return pc__fail(PC_ERR_RANGE, "a server that was started without a keeper");
+    return pc__keeping_renew(engine->keeping, keeper_fd);
+}
+
+static int adopt(struct pc_engine *engine, int keeper_fd, uint64_t settle_ns)
+{
+    if (keeper_fd < 0)
         return PC_OK;
-    int rc = pc__keeper_list(engine->keeper_fd, pc__region_adopt, engine, KEEPER_TIMEOUT_NS);
+    int rc = pc__keeping_open(keeper_fd, keeper_lost, engine, &engine->keeping);
+    if (!rc)
+        rc = pc__keeper_list(keeper_fd, pc__region_adopt, engine, KEEPER_TIMEOUT_NS);
     if (!rc)
         rc = pc__history_adopted(engine->history);
     if (rc)
@@ -249,7 +263,6 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     int rc;
     pthread_mutex_init(&engine->publish_lock, NULL);
     pthread_mutex_init(&engine->lock, NULL);
-    pthread_mutex_init(&engine->keeper_lock, NULL);
     pthread_mutex_init(&engine->event_lock, NULL);
     pthread_mutex_init(&engine->worker.lock, NULL);
     pthread_mutex_init(&engine->holders.lock, NULL);
@@ -274,7 +287,6 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     engine->fault_timeout_ns = options->fault_timeout_ns;
     engine->page_shift = page ? (unsigned)__builtin_ctzll(page) : 0;
     engine->replication = options->replication;
-    engine->keeper_fd = options->keeper_fd;
     engine->listen_fd = engine->uffd = -1;
     engine->n_loops = choose_loops(options->n_loops);
     for (int i = 0; i < engine->n_loops; i++)
@@ -295,7 +307,7 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     for (size_t i = 0; !rc && i < options->n_floors; i++)
         rc = pc_engine_retain(engine, options->floors[i].region, options->floors[i].version);
     if (!rc)
-        rc = adopt(engine, options->settle_ns);
+        rc = adopt(engine, options->keeper_fd, options->settle_ns);
     if (rc)
         goto fail;
     rc = listen_on(engine->socket_name);
@@ -329,6 +341,8 @@ PC_API int pc_engine_stop(pc_engine *engine)
     /* Leases that end from here on are the next server's to take over, and one loop ends before
      * another: as after a restart, nothing that was leased may go or change. */
     engine->settle_until_ns = UINT64_MAX;
+    if (engine->keeping)
+        pc__keeping_stop(engine->keeping);
     pc__worker_stop(engine);
     for (int i = 0; i < engine->n_loops; i++) /* all, before any goes: they write to each other */
         pc__loop_join(&engine->loops[i]);
@@ -338,7 +352,9 @@ PC_API int pc_engine_stop(pc_engine *engine)
     pc__cache_stop(engine);
     if (engine->listen_fd >= 0)
         close(engine->listen_fd);
-    engine->keeper_fd = -1; /* the caller's; what the keeper holds is for the next server to adopt */
+    if (engine->keeping) /* before anything goes: what the keeper holds is for the next server */
+        pc__keeping_close(engine->keeping);
+    engine->keeping = NULL;
     for (size_t b = 0; b < PC__REGION_BUCKETS; b++)
         while (engine->regions[b]) {
             struct pc__region *region = engine->regions[b];
@@ -370,7 +386,6 @@ PC_API int pc_engine_stop(pc_engine *engine)
     pthread_cond_destroy(&engine->worker.wake);
     pthread_mutex_destroy(&engine->worker.lock);
     pthread_mutex_destroy(&engine->event_lock);
-    pthread_mutex_destroy(&engine->keeper_lock);
     pthread_mutex_destroy(&engine->lock);
     pthread_mutex_destroy(&engine->publish_lock);
     free(engine);

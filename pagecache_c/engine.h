@@ -17,7 +17,7 @@
  *                 block (UFFDIO_WAKE, a futex wake, a non-blocking send); never over file or
  *                 network I/O (but a lease that needs a new generation makes its memfd under it,
  *                 and one that advances one punches its holes).
- *   leaves        event_lock, keeper_lock, worker.lock, the cache's, the history's and each loop's
+ *   leaves        event_lock, keeping.lock, worker.lock, the cache's, the history's and each loop's
  *                 mail_lock: nothing is taken under them. (The cache's window_lock is between
  *                 region.lock and the leaves.)
  * Who evicts takes a victim under the cache's lock, with references, drops that lock, takes the lock
@@ -34,6 +34,7 @@
 #include "error.h"
 #include "history.h"
 #include "keeper.h"
+#include "keeping.h"
 #include "list.h"
 #include "pages.h"
 #include "pagecache.h"
@@ -399,8 +400,7 @@ struct pc_engine {
     struct pc__holders holders;
     struct pc__cache *cache;       /* what counts and evicts cached blocks (cache.c); NULL: no budget */
     uint32_t window_limit;         /* of SIGSEGV processes, in runs; 0: as many as there are */
-    int keeper_fd;
-    pthread_mutex_t keeper_lock;   /* one message at a time on keeper_fd; nests inside all */
+    struct pc__keeping *keeping;   /* what the keeper has; its lock nests inside all. NULL: none */
     int listen_fd;
     int event_fd;
     int uffd;                      /* inserts go through it; -1: pwrite */
@@ -456,6 +456,13 @@ int pc__descriptors_spare(void);
 int pc__memfd_blocks(struct pc__blockset *data, int memfd, uint64_t length_bytes);
 void pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd);
 void pc__unkeep(struct pc_engine *engine, uint64_t inode, bool on_disk);
+/* Of what is kept: false, and nothing has changed, where the keeper cannot be told at once. */
+bool pc__keep_now(struct pc_engine *engine, const struct pc__kept *what);
+bool pc__keeper_is_behind(struct pc_engine *engine);
+/* Until the keeper has heard all that was said before. Under no lock, and in no loop. */
+int pc__keep_wait(struct pc_engine *engine);
+/* The same for loops: false, heard already; else heard is called (keeping.h). */
+bool pc__keep_when(struct pc_engine *engine, pc__keeper_heard *heard, void *arg);
 struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind kind,
                             uint64_t inode, uint64_t version);
 
@@ -828,6 +835,9 @@ struct pc__client {
     struct pc__window_owner *window_owner; /* of the page */
     struct pc__mapping *mappings;  /* sorted by address */
     size_t n_mappings, mappings_capacity;
+    unsigned n_opening;            /* OPENs that wait for Python or the worker, at most */
+    uint64_t *given_up;            /* mappings among those whose CLOSE has come already */
+    size_t n_given_up, given_up_capacity;
     struct pc__client *grave_next;
 };
 struct pc__mapping *pc__client_mapping_at(struct pc__client *client, uint64_t address);

@@ -190,6 +190,8 @@ int pc__memfd_punch(int memfd, uint64_t first, uint64_t n)
     return PC_OK;
 }
 
+#define PC__BEHIND 2 /* the keeper is: nobody may be told of a new label before it */
+
 static int advance(struct pc_engine *engine, struct pc__region *region,
                    struct pc__generation *generation, uint64_t version)
 {
@@ -211,10 +213,11 @@ static int advance(struct pc_engine *engine, struct pc__region *region,
             at = end;
         }
     }
+    const struct pc__kept kept = pc__kept_of(region, PC__KEPT_CACHE, generation->inode, version);
+    if (!pc__keep_now(engine, &kept)) /* it stays at its old label, with fewer blocks */
+        return PC__BEHIND;
     pc__generation_is_at(generation, version);
     generation->gone = PC_OK;
-    const struct pc__kept kept = pc__kept_of(region, PC__KEPT_CACHE, generation->inode, version);
-    pc__keep(engine, &kept, generation->memfd);
     pc__count_add(&engine->count.advances, 1);
     return PC_OK;
 }
@@ -248,18 +251,18 @@ static int fork_from(struct pc_engine *engine, struct pc__region *region,
 
 /* The generation to begin from: the fullest of those that may move, else the fullest of all. None
  * moves while clients may still map, unattached, what a server before this one gave them. */
-static struct pc__generation *best(const struct pc_engine *engine, struct pc__region *region,
+static struct pc__generation *best(struct pc_engine *engine, struct pc__region *region,
                                    uint64_t version, bool *moves)
 {
     struct pc__generation *found = NULL;
-    bool settled = !engine->settle_until_ns;
+    bool settled = !engine->settle_until_ns, is_behind = pc__keeper_is_behind(engine);
     *moves = false;
     pc__each(link, &region->generations)
     {
         struct pc__generation *g = of_link(link);
         if (g->complete)
             continue;
-        bool can = settled && !pc__generation_leased(g, version) && !g->forks &&
+        bool can = settled && !is_behind && !pc__generation_leased(g, version) && !g->forks &&
                    !g->in_flight.n_set && g->version < version && !pc__windows_orphaned(g);
         if (found && (can < *moves || (can == *moves && g->present.n_set <= found->present.n_set)))
             continue;
@@ -295,7 +298,8 @@ static int from_nothing_or(struct pc_engine *engine, struct pc__region *region, 
     if (!moves)
         return fork_from(engine, region, g, version, out);
     leave_source(engine, g); /* what it did not take yet is its home's to give */
-    return advance(engine, region, g, version);
+    int rc = advance(engine, region, g, version);
+    return rc == PC__BEHIND ? fork_from(engine, region, g, version, out) : rc;
 }
 
 static uint64_t base_goes_to(const struct pc__home *home)
@@ -328,6 +332,7 @@ int pc__generation_for(struct pc_engine *engine, struct pc__region *region, uint
      * that the keeper did not have: then the old blocks are in the history. */
     bool is_stuck = home && home->overlay_is_torn && pc__link_empty(&home->pending);
     if (home && version >= home->applied && !home->held_up && !is_stuck &&
+        !pc__keeper_is_behind(engine) &&
         !pc__home_base_leased(engine, region, base_goes_to(home)) &&
         (home->base_changes || version > home->applied || home->overlay.memfd >= 0)) {
         if (home->base_changes && home->overlay.memfd < 0 && pc__link_empty(&home->pending))

@@ -59,12 +59,15 @@
 #define PID_POLL_NS 1000000000ull
 #define ACCEPT_PAUSE_NS 100000000ull
 
-enum op { OP_PUT = 1, OP_DROP = 2, OP_LIST = 3, OP_QUIT = 4, OP_RECORD = 5, OP_END = 6 };
+enum op {
+    OP_PUT = 1, OP_DROP = 2, OP_LIST = 3, OP_QUIT = 4, OP_RECORD = 5, OP_END = 6, OP_WHOLE = 7
+};
+enum end_flags { END_MORE = 1, END_PART = 2 };
 
 struct message {
     uint32_t magic;
     uint16_t op;
-    uint16_t more;      /* END: 1 if records follow the last one sent */
+    uint16_t more;      /* END: enum end_flags: records follow the last one sent; it is not whole */
     uint64_t sequence;  /* LIST: records after this one; RECORD: of this one */
     struct pc__kept what;
 };
@@ -236,18 +239,28 @@ out:
     return rc;
 }
 
+/* Sends one packet, if there is room. */
+static int try_to_tell(int keeper_fd, const struct message *message, int fd)
+{
+    if (send_packet(keeper_fd, message, fd) == 0)
+        return PC_OK;
+    const int why = errno;
+    if (why == EPIPE || why == ECONNRESET || why == ENOTCONN)
+        return pc__fail(PC_ERR_CLOSED, "the keeper closed the connection");
+    if (why != EAGAIN && why != EWOULDBLOCK && why != ETOOMANYREFS && why != ENOBUFS)
+        return pc__fail_errno("send to the keeper");
+    return pc__fail(PC_ERR_TIMEOUT, "the keeper takes no messages");
+}
+
 /* Sends one packet, waiting for room until the deadline. */
 static int tell_keeper(int keeper_fd, const struct message *message, int fd, uint64_t deadline)
 {
-    while (send_packet(keeper_fd, message, fd) != 0) {
+    int rc;
+    while ((rc = try_to_tell(keeper_fd, message, fd)) != PC_OK) {
         const int why = errno;
-        if (why == EPIPE || why == ECONNRESET || why == ENOTCONN)
-            return pc__fail(PC_ERR_CLOSED, "the keeper closed the connection");
-        if (why != EAGAIN && why != EWOULDBLOCK && why != ETOOMANYREFS && why != ENOBUFS)
-            return pc__fail_errno("send to the keeper");
         const uint64_t now = now_ns();
-        if (now >= deadline)
-            return pc__fail(PC_ERR_TIMEOUT, "the keeper takes no messages");
+        if (rc != PC_ERR_TIMEOUT || now >= deadline)
+            return rc;
         if (why == ETOOMANYREFS || why == ENOBUFS) {
             pause_ns(IN_FLIGHT_RETRY_NS);
         } else {
@@ -276,6 +289,25 @@ int pc__keeper_drop(int keeper_fd, uint64_t inode, bool on_disk)
     const struct message message = {
         .magic = MAGIC, .op = OP_DROP, .what = {.inode = inode, .on_disk = on_disk}};
     return tell_keeper(keeper_fd, &message, -1, deadline_after(SEND_TIMEOUT_NS));
+}
+
+int pc__keeper_try_put(int keeper_fd, const struct pc__kept *what, int memfd)
+{
+    const struct message message = {.magic = MAGIC, .op = OP_PUT, .what = *what};
+    return try_to_tell(keeper_fd, &message, memfd);
+}
+
+int pc__keeper_try_drop(int keeper_fd, uint64_t inode, bool on_disk)
+{
+    const struct message message = {
+        .magic = MAGIC, .op = OP_DROP, .what = {.inode = inode, .on_disk = on_disk}};
+    return try_to_tell(keeper_fd, &message, -1);
+}
+
+int pc__keeper_try_whole(int keeper_fd)
+{
+    const struct message message = {.magic = MAGIC, .op = OP_WHOLE};
+    return try_to_tell(keeper_fd, &message, -1);
 }
 
 /* Receives one packet, waiting until the deadline. */
@@ -335,7 +367,9 @@ int pc__keeper_list(int keeper_fd, int (*each)(void *arg, const struct pc__kept 
         }
         if (rc != PC_OK)
             return answer != 0 ? answer : rc;
-        more = message.more != 0;
+        more = (message.more & END_MORE) != 0;
+        if (!more && answer == 0 && message.more & END_PART)
+            return pc__fail(PC_ERR_HOME_LOST, "the keeper has only a part of what there was");
         if (more && last_sequence == asked_after) { /* it could not send even one */
             if (stuck_since_ns == 0)
                 stuck_since_ns = now_ns();
@@ -368,6 +402,7 @@ struct keeper {
     int pid_fd;                 /* -1: look with kill(2) */
     int watched_pid;
     bool must_quit;
+    bool is_part;               /* of what its page server has, and it was not told the rest yet */
     int max_fd;                 /* the kernel gives the lowest free one: beyond it, few are left */
     size_t n_kept, capacity;
     struct kept *kept;          /* oldest first */
@@ -454,6 +489,9 @@ static bool handle(struct keeper *keeper, struct connection *connection,
         connection->wants_list = true;
         connection->list_after = message->sequence;
         return true;
+    case OP_WHOLE:
+        keeper->is_part = false;
+        return true;
     case OP_QUIT:
         keeper->must_quit = true;
         return true;
@@ -522,8 +560,10 @@ static bool answer_list(struct keeper *keeper, struct connection *connection)
         }
         n_sent++;
     }
+    const bool has_more = first + n_sent < keeper->n_kept;
     const struct message end = {.magic = MAGIC, .op = OP_END,
-                                .more = first + n_sent < keeper->n_kept};
+                                .more = (uint16_t)((has_more ? END_MORE : 0) |
+                                                   (keeper->is_part ? END_PART : 0))};
     return send_packet(connection->fd, &end, -1) == 0;
 }
 
@@ -657,9 +697,10 @@ static void keep_until_the_end(struct keeper *keeper, uint64_t orphan_timeout_ns
     }
 }
 
-PC_API int pc_keeper_run(const char *listen_name, int watched_pid, uint64_t orphan_timeout_ns)
+static int run(const char *listen_name, int watched_pid, uint64_t orphan_timeout_ns, bool is_part)
 {
-    struct keeper keeper = {.listener_fd = -1, .pid_fd = -1, .watched_pid = watched_pid};
+    struct keeper keeper = {
+        .listener_fd = -1, .pid_fd = -1, .watched_pid = watched_pid, .is_part = is_part};
 
     if (watched_pid <= 0)
         return pc__fail(PC_ERR_RANGE, "the keeper cannot watch process %d", watched_pid);
@@ -683,4 +724,14 @@ PC_API int pc_keeper_run(const char *listen_name, int watched_pid, uint64_t orph
     close_quietly(keeper.pid_fd);
     close(keeper.listener_fd);
     return PC_OK;
+}
+
+PC_API int pc_keeper_run(const char *listen_name, int watched_pid, uint64_t orphan_timeout_ns)
+{
+    return run(listen_name, watched_pid, orphan_timeout_ns, false);
+}
+
+PC_API int pc_keeper_run_part(const char *listen_name, int watched_pid, uint64_t orphan_timeout_ns)
+{
+    return run(listen_name, watched_pid, orphan_timeout_ns, true);
 }

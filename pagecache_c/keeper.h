@@ -45,9 +45,16 @@ int pc__keeper_put(int keeper_fd, const struct pc__kept *what, int memfd);
 /* Forgets a memfd; one that is not kept is no error. Otherwise as pc__keeper_put. */
 int pc__keeper_drop(int keeper_fd, uint64_t inode, bool on_disk);
 
+/* As put and drop, and at once: PC_ERR_TIMEOUT where the socket has no room. */
+int pc__keeper_try_put(int keeper_fd, const struct pc__kept *what, int memfd);
+int pc__keeper_try_drop(int keeper_fd, uint64_t inode, bool on_disk);
+/* It has been given all there is. One that began as a part (pc_keeper_run_part) is whole from then on. */
+int pc__keeper_try_whole(int keeper_fd);
+
 /* Calls each() with everything that is kept, oldest first; each() owns fd. A value other than 0
  * from it stops the list and is returned. each() may put and drop on the same connection; what
- * it puts newly may be listed too. One list at a time per connection; timeout_ns is for each answer
+ * it puts newly may be listed too. PC_ERR_HOME_LOST, after all of it: the keeper is a part, the server that
+ * was to give it everything died before. One list at a time per connection; timeout_ns is for each answer
  * of the keeper, not for what each() does. Whatever other connections had put before they died is in the list. */
 int pc__keeper_list(int keeper_fd, int (*each)(void *arg, const struct pc__kept *what, int fd),
                     void *arg, uint64_t timeout_ns);

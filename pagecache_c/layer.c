@@ -238,8 +238,10 @@ int pc__layer_adopt(struct pc_engine *engine, const struct pc__kept *kept, int f
 {
     struct pc__layer *layer;
     int rc = open_layer(fd, kept->length_bytes, kept->region, kept->commit_id, &layer);
-    if (rc) /* it was never answered for, so it is nobody's */
+    if (rc) { /* it was never answered for, so it is nobody's */
+        pc__unkeep(engine, kept->inode, false);
         return PC_OK;
+    }
     layer->version = kept->version;
     return add_staged(engine, layer,
                       engine->stage_timeout_ns < ASK_ADOPTED_NS ? engine->stage_timeout_ns
@@ -548,6 +550,20 @@ static void say_pulled(struct pc_engine *engine, uint64_t region, uint64_t commi
     (void)pc__engine_ask(engine, &event);
 }
 
+/* The commit may be decided once the keeper has heard of the layer. */
+struct kept_pull {
+    struct pc_engine *engine;
+    uint64_t region, commit_id;
+};
+
+static void pull_heard(void *arg, int rc, bool cancelled)
+{
+    struct kept_pull *kept = arg;
+    if (!cancelled)
+        say_pulled(kept->engine, kept->region, kept->commit_id, rc == PC_ERR_CLOSED ? rc : PC_OK);
+    free(kept);
+}
+
 static void end_pull(struct pc__pull *pull, int error)
 {
     struct pc_engine *engine = pull->engine;
@@ -557,7 +573,15 @@ static void end_pull(struct pc__pull *pull, int error)
                        : pc__layer_stage(engine, pull->of_region, pull->commit_id, pull->bytes, fd,
                                          0);
     }
-    say_pulled(engine, pull->of_region, pull->commit_id, error);
+    struct kept_pull *kept = error ? NULL : malloc(sizeof *kept);
+    if (!error && !kept)
+        error = PC_ERR_NO_MEMORY;
+    if (kept)
+        *kept = (struct kept_pull){engine, pull->of_region, pull->commit_id};
+    if (!kept)
+        say_pulled(engine, pull->of_region, pull->commit_id, error);
+    else if (!pc__keep_when(engine, pull_heard, kept))
+        pull_heard(kept, PC_OK, false);
     pc__generation_put(engine, pull->generation);
     pc__region_put(engine, pull->region);
     free(pull);

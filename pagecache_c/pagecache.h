@@ -271,6 +271,8 @@ struct pc_engine_options {
 /* Takes back what the keeper holds, then listens. */
 int pc_engine_start(const struct pc_engine_options *options, pc_engine **out);
 int pc_engine_stop(pc_engine *engine);
+/* Answers KEEPER_LOST: the new keeper is given everything. keeper_fd stays the caller's. */
+int pc_engine_renew_keeper(pc_engine *engine, int keeper_fd);
 
 /* Things that only Python can decide. The descriptor is readable while there are events. */
 enum pc_event_kind {
@@ -288,6 +290,7 @@ enum pc_event_kind {
     PC_EVENT_PULLED = 8,       /* commit_id, region, error: pc_engine_pull ended */
     PC_EVENT_THRASHING = 9,    /* text: blocks are evicted that are fetched again soon; at most one
                                   in ten seconds */
+    PC_EVENT_KEEPER_LOST = 11, /* start another (pc_keeper_run_part); answer with pc_engine_renew_keeper */
     PC_EVENT_NEED_HOME = 10    /* region, server_id: its home is lost; who is it now? answer with
                                   pc_engine_set_homes or pc_engine_home_lost */
 };
@@ -447,6 +450,9 @@ int pc_engine_histogram(pc_engine *engine, uint64_t region, int which, uint32_t 
  * on which page servers find it; returns when watched_pid (the raylet) ends, when told to quit,
  * or when no page server has been connected for orphan_timeout_ns. */
 int pc_keeper_run(const char *listen_name, int watched_pid, uint64_t orphan_timeout_ns);
+/* The same, in place of one that died while its page server lives: until that has given it all there
+ * is, a server that lists it is told that it is only a part (PC_ERR_HOME_LOST). */
+int pc_keeper_run_part(const char *listen_name, int watched_pid, uint64_t orphan_timeout_ns);
 /* Connects to the keeper; *fd for pc_engine_options.keeper_fd. */
 int pc_keeper_connect(const char *listen_name, uint64_t timeout_ns, int *fd);
 int pc_keeper_quit(int fd);

@@ -458,6 +458,8 @@ PC_API int pc_engine_rebuild_seal(pc_engine *engine, uint64_t id, int fd)
         }
     }
     pthread_mutex_unlock(&region->lock);
+    if (!rc)
+        rc = pc__keep_wait(engine); /* the journal says next that it is here */
     pc__region_put(engine, region);
     return rc;
 }

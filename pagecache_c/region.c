@@ -91,7 +91,7 @@ static void trim_sometimes(void)
         (void)malloc_trim(0);
 }
 
-/* When the engine stops, the keeper keeps what it holds: the caller says keeper_fd = -1 first. */
+/* When the engine stops, the keeper keeps what it holds: the caller ends engine->keeping first. */
 void pc__region_put(struct pc_engine *engine, struct pc__region *region)
 {
     if (!pc__ref_drop(&region->refs))
@@ -218,11 +218,7 @@ struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind 
 
 void pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd)
 {
-    if (engine->keeper_fd < 0)
-        return;
-    pthread_mutex_lock(&engine->keeper_lock);
-    int rc = pc__keeper_put(engine->keeper_fd, what, fd);
-    pthread_mutex_unlock(&engine->keeper_lock);
+    int rc = engine->keeping ? pc__keeping_put(engine->keeping, what, fd) : PC_OK;
     if (rc)
         pc__engine_event(engine, PC_EVENT_LOG, rc, what->region, 0,
                          "the keeper did not take region %llu: a crash of this server would lose it",
@@ -231,13 +227,28 @@ void pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd)
 
 void pc__unkeep(struct pc_engine *engine, uint64_t inode, bool on_disk)
 {
-    if (engine->keeper_fd < 0)
-        return;
-    pthread_mutex_lock(&engine->keeper_lock);
-    int rc = pc__keeper_drop(engine->keeper_fd, inode, on_disk);
-    pthread_mutex_unlock(&engine->keeper_lock);
-    if (rc)
-        pc__engine_event(engine, PC_EVENT_LOG, rc, 0, 0, "the keeper did not drop a freed region");
+    if (engine->keeping)
+        pc__keeping_drop(engine->keeping, inode, on_disk);
+}
+
+bool pc__keep_now(struct pc_engine *engine, const struct pc__kept *what)
+{
+    return !engine->keeping || pc__keeping_put_now(engine->keeping, what);
+}
+
+bool pc__keeper_is_behind(struct pc_engine *engine)
+{
+    return engine->keeping && pc__keeping_is_behind(engine->keeping);
+}
+
+int pc__keep_wait(struct pc_engine *engine)
+{
+    return engine->keeping ? pc__keeping_wait(engine->keeping) : PC_OK;
+}
+
+bool pc__keep_when(struct pc_engine *engine, pc__keeper_heard *heard, void *arg)
+{
+    return engine->keeping && pc__keeping_when(engine->keeping, heard, arg);
 }
 
 /* The base of the home is a generation too, unless its bytes lie in somebody else's memory: then
@@ -337,6 +348,11 @@ static int adopt_generation(struct pc_engine *engine, struct pc__region *region,
 int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
 {
     struct pc_engine *engine = arg;
+    int noted = engine->keeping ? pc__keeping_adopt(engine->keeping, kept, fd) : PC_OK;
+    if (noted) {
+        close(fd);
+        return noted;
+    }
     if (kept->kind == PC__KEPT_LAYER)
         return pc__layer_adopt(engine, kept, fd);
     if (kept->kind == PC__KEPT_HISTORY) {

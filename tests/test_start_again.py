@@ -27,10 +27,12 @@ from clamor_ray.actors.registry import journal_directory
 from tests.conftest import ANSWER_S, until
 from tests.lab import LocalCluster, local_cluster, require_lab
 from tests.lab.cluster import node_resource
+from tests.session_rig import keepers
 
 SLOW_S = 13.0  # more than one call to the registry once had
 HELD_S = 8.0  # more than the registry once waited for its predecessor's lock
 SHORT_S = 8.0
+STOPPED_S = 12.0
 N_VARIABLES = 150
 
 
@@ -144,6 +146,73 @@ def test_the_old_registry_takes_long_to_die(cluster: LocalCluster) -> None:
     assert total_of(ref.get()) == 3 << 20
     clamor.free(ref)
     clamor.free(again)
+
+
+def keeper_of_node_1(cluster: LocalCluster) -> int | None:
+    from clamor_ray import _session
+
+    node = cluster.node_ids[1][:16].encode()
+    for pid in keepers(_session.current().scope):
+        if node in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    return None
+
+
+@pytest.mark.lab
+def test_a_keeper_that_dies_is_started_again_and_given_everything(cluster: LocalCluster) -> None:
+    (ref,) = ray.get(on_node_1(put_there).remote(1, 1 << 20), timeout=ANSWER_S)
+    (other,) = ray.get(on_node_1(put_there).remote(1, 1 << 20), timeout=ANSWER_S)
+    with clamor.update(ref) as array:
+        array[::4096] = 1
+    for _ in range(2):
+        home, keeper = cluster.page_server_pid(1, ANSWER_S), keeper_of_node_1(cluster)
+        assert keeper is not None
+        os.kill(keeper, signal.SIGKILL)
+        until(lambda keeper=keeper: keeper_of_node_1(cluster) not in (None, keeper))
+        with clamor.update(ref) as array:  # it is acknowledged by a home that is kept again
+            array[::4096] += 1
+        os.kill(home, signal.SIGKILL)
+        until(lambda home=home: cluster.page_server_pid(1, ANSWER_S) != home)
+    assert total_of(ref.get()) == 256 * 3
+    assert ray.get(on_node_1(total_of).remote(ref), timeout=ANSWER_S) == 256 * 3
+    assert total_of(other.get()) == 0
+    clamor.free(ref)
+    clamor.free(other)
+
+
+def add_one(ref: Any) -> int:
+    with clamor.update(ref) as array:
+        array[::4096] += 1
+    return int(ref.get()[0])
+
+
+@pytest.mark.lab
+def test_commits_go_on_while_a_keeper_is_stopped(cluster: LocalCluster) -> None:
+    (ref,) = ray.get(on_node_1(put_there).remote(1, 1 << 20), timeout=ANSWER_S)
+    task = ray.remote(add_one).options(
+        num_cpus=0, resources={node_resource(1): 0.001}, max_retries=0
+    )
+
+    keeper = keeper_of_node_1(cluster)
+    assert keeper is not None
+    os.kill(keeper, signal.SIGSTOP)
+    begun_s = time.monotonic()
+    n = 0
+    try:
+        while time.monotonic() - begun_s < STOPPED_S:
+            n += 1
+            assert ray.get(task.remote(ref), timeout=ANSWER_S) >= n % 256
+            with clamor.update(ref) as array:
+                array[::4096] += 0
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    assert ray.get(task.remote(ref), timeout=ANSWER_S) == (n + 1) % 256
+    home = cluster.page_server_pid(1, ANSWER_S)
+    os.kill(home, signal.SIGKILL)
+    until(lambda: cluster.page_server_pid(1, ANSWER_S) != home)
+    with clamor.update(ref) as array:  # of the newest version
+        assert total_of(array) == 256 * ((n + 1) % 256)
+    clamor.free(ref)
 
 
 class Ended(BaseException):

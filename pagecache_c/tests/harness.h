@@ -77,7 +77,7 @@ struct server {
     int stop[2];
     _Atomic int idle_events, log_events, thrashing_events;
     _Atomic int outcomes_asked, changes_asked, published_asked;
-    _Atomic int homes_asked;
+    _Atomic int homes_asked, keepers_lost;
     _Atomic bool hold_home;      /* the test itself answers NEED_HOME */
     _Atomic bool hold_published; /* answers to NEED_PUBLISHED wait while this is set */
     _Atomic bool quiet;          /* nobody tells it of commits but itself and its clients */
@@ -350,6 +350,9 @@ static inline void *play_python(void *arg)
                 break;
             case PC_EVENT_NEED_HOME:
                 answer_home(cluster, server, &event);
+                break;
+            case PC_EVENT_KEEPER_LOST: /* the tests that end one look at this */
+                server->keepers_lost++;
                 break;
             case PC_EVENT_PULLED:
                 note_pulled(cluster, &event);

@@ -358,7 +358,7 @@ static void test_orphans(int trap)
     again->page->over = 1;
     CHECK(!pc__windows_orphaned(g) && pc__link_empty(&g->windows));
     pc__windows_owner_put(again);
-    struct pc_engine none = {.uffd = -1, .keeper_fd = -1};
+    struct pc_engine none = {.uffd = -1};
     pc__generation_put(&none, g);
 }
 
