@@ -427,28 +427,37 @@ class PageServer:
         except errors.FreedError:
             return []
 
-    def retire(self, region: int, force: bool, record: RegionRecord | None = None) -> bool:
+    def retire(
+        self, region: int, force: bool, record: RegionRecord | None = None, alone: bool = False
+    ) -> bool:
         """The region is freed; with force it goes now.
 
         Args:
             region: Its id.
             force: No lease on it is left anywhere.
             record: What it is, for a server that was restarted and does not know it yet.
+            alone: No other server knows it: it goes now too, where no lease is left here.
 
         Returns:
-            Whether the engine knew it. If not, no lease can exist or begin here.
+            Whether leases may be left here. If not, none can begin any more; and with alone
+            nothing of the region is here.
         """
 
         async def tell() -> bool:
-            return self._core.retire(region, force, record)
+            leased = self._core.retire(region, force, record)
+            if alone and not leased:
+                self._core.retire(region, True)
+            return leased
 
+        leased = True
         try:
-            return self._on_loop(tell())
+            leased = self._on_loop(tell())
         except errors.FreedError:
-            return False
+            leased = False
         finally:
-            if force:
+            if force or (alone and not leased):
                 self._unpin(region)
+        return leased
 
     def retain(self, floors: dict[int, int | None]) -> None:
         """Says which old versions of regions that are homed here live collections could need.
@@ -646,7 +655,8 @@ class PageServer:
 
     def _unpin(self, region: int) -> None:
         with self._lock:
-            self._pinned.pop(region, None)
+            if self._pinned.pop(region, None) is None:
+                return  # no Ray object: none of the requests made it
             self._shared.pop(region, None)
             for request_id, pinned in list(self._pinning.items()):
                 done = pinned.done() and not pinned.exception()

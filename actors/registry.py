@@ -687,8 +687,8 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
             # A server that was restarted may know the region's memory, and not what it is.
             record = None if order.force else self._core.record_of(order.region)
             try:
-                known = await within(
-                    CALL_S, handle.retire.remote(order.region, order.force, record)
+                leased = await within(
+                    CALL_S, handle.retire.remote(order.region, order.force, record, order.alone)
                 )
             except ActorDiedError as failure:
                 self._lose(order.server_id, f"its actor is dead: {cause_of(failure)}")
@@ -702,12 +702,20 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
                 pause_s = min(pause_s * 2, WATCH_MOST_S)
                 continue
             if order.force:
-                self._core.dropped(order.region, order.server_id)
-                self._save_changed()
-                self._forget_shared()
-            elif not known:
-                self._carry_out(self._core.region_idle(order.region, order.server_id))
+                self._dropped(order)
+            elif not leased:
+                orders = self._core.region_idle(order.region, order.server_id)
+                if order.alone:  # which it has carried out already
+                    self._dropped(order)
+                else:
+                    self._carry_out(orders)
             return
+
+    def _dropped(self, order: Retire) -> None:
+        self._core.dropped(order.region, order.server_id)
+        self._save_changed()
+        if self._core.state(order.region) is RegionState.GONE:
+            self._shared.pop(order.region, None)
 
     async def _watch(self) -> None:
         """While freed regions wait for servers, looks for nodes that died without a word."""

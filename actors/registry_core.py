@@ -29,6 +29,7 @@ from __future__ import annotations
 import bisect
 import enum
 import hashlib
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -256,11 +257,15 @@ class Retire:
 
     Without force it reports the region idle when its node's last lease is gone, and with force it
     drops the region now, which ``RegistryCore.dropped`` must then be told.
+
+    alone: No other server has heard of the region. Where its node has no lease it is idle
+    everywhere, and the server may drop it without another order.
     """
 
     server_id: int
     region: int
     force: bool
+    alone: bool = field(default=False, compare=False)
 
 
 @dataclass
@@ -305,6 +310,9 @@ class RegistryCore:
         self._lost: dict[int, ServerLost] = {}
         self._by_request: dict[int, int] = {}
         self._changed: set[int] = set()
+        # By state, so that no call walks over all regions.
+        self._creating: dict[int, None] = {}  # the oldest first
+        self._ending: set[int] = set()  # FREED or DROPPING
 
     # -- regions
 
@@ -349,6 +357,7 @@ class RegistryCore:
         self._regions[record.region] = _Region(
             record, now_s, request_id, known_to=set(record.homes)
         )
+        self._creating[record.region] = None
         if request_id:
             self._by_request[request_id] = record.region
         return record
@@ -392,11 +401,11 @@ class RegistryCore:
 
     def abandon_stale(self, before_s: float) -> tuple[Retire, ...]:
         """Abandons what was created before then and is still not sealed: its maker is dead."""
-        stale = [
-            number
-            for number, entry in self._regions.items()
-            if entry.state is RegionState.CREATING and entry.created_s < before_s
-        ]
+        stale = list(
+            itertools.takewhile(
+                lambda number: self._regions[number].created_s < before_s, self._creating
+            )
+        )
         return tuple(order for number in stale for order in self.abandon(number))
 
     def free(self, region: int) -> tuple[Retire, ...]:
@@ -478,8 +487,8 @@ class RegistryCore:
         # A restarted server may have forgotten what it was told: tell it again.
         orders = tuple(
             Retire(info.server_id, number, force=entry.state is RegionState.DROPPING)
-            for number, entry in self._regions.items()
-            if info.server_id in entry.waits_for
+            for number in sorted(self._ending)
+            if info.server_id in (entry := self._regions[number]).waits_for
         )
         return known, orders
 
@@ -550,6 +559,7 @@ class RegistryCore:
             self.addresses.reserve(record.base_address, record.length_bytes)
             entry = _Region(record, now_s, request_id, state, known_to=set(self._servers))
             self._regions[record.region] = entry
+            self._note_state(entry)
             if request_id:
                 self._by_request[request_id] = record.region
             if state is RegionState.FREED:
@@ -564,7 +574,7 @@ class RegistryCore:
 
     def waited_for(self) -> set[int]:
         """Servers that some freed region waits for."""
-        return set().union(*(entry.waits_for for entry in self._regions.values()))
+        return set().union(*(self._regions[number].waits_for for number in self._ending))
 
     def count_by_state(self) -> dict[str, int]:
         """How many regions are in each state; those gone are not counted."""
@@ -631,6 +641,10 @@ class RegistryCore:
             assert not entry.waits_for & self._lost.keys()
             waiting = entry.state in (RegionState.FREED, RegionState.DROPPING)
             assert bool(entry.waits_for) == waiting
+            assert (entry.record.region in self._ending) == waiting
+            is_creating = entry.state is RegionState.CREATING
+            assert (entry.record.region in self._creating) == is_creating
+        assert self._regions.keys() >= self._ending | self._creating.keys()
 
     # -- private
 
@@ -653,11 +667,25 @@ class RegistryCore:
         if entry.state is not new:
             self._changed.add(entry.record.region)
         entry.state = new
+        self._note_state(entry)
+
+    def _note_state(self, entry: _Region) -> None:
+        region = entry.record.region
+        if entry.state is RegionState.CREATING:
+            self._creating[region] = None
+        else:
+            self._creating.pop(region, None)
+        if entry.state in (RegionState.FREED, RegionState.DROPPING):
+            self._ending.add(region)
+        else:
+            self._ending.discard(region)
 
     def _retire(self, entry: _Region) -> tuple[Retire, ...]:
         entry.waits_for = self._alive(entry.known_to)
+        region = entry.record.region
+        alone = entry.waits_for == set(entry.homes) and len(entry.waits_for) == 1
         orders = tuple(
-            Retire(server, entry.record.region, force=False) for server in sorted(entry.waits_for)
+            Retire(server, region, force=False, alone=alone) for server in sorted(entry.waits_for)
         )
         return orders + self._drained(entry)
 
@@ -684,6 +712,8 @@ class RegistryCore:
     def _forget(self, entry: _Region) -> None:
         self.addresses.release(entry.record.base_address)
         del self._regions[entry.record.region]
+        self._creating.pop(entry.record.region, None)
+        self._ending.discard(entry.record.region)
         self._by_request.pop(entry.request_id, None)
 
     def _alive(self, servers: Iterable[int]) -> set[int]:

@@ -107,6 +107,7 @@ class ServerCore:
         self._finding_home: set[int] = set()
         self._retired_meanwhile: set[int] = set()
         self._told_idle: dict[int, None] = {}  # the oldest first
+        self._retiring = 0  # whose idleness is told by the answer, and not in a call of its own
         self._strangers = Strangers(
             settings.max_unauthenticated,
             settings.max_unauthenticated_of_address,
@@ -202,7 +203,13 @@ class ServerCore:
             # Refused where it is retired already, or its home is lost: it ends all the same.
             with contextlib.suppress(ClamorError):
                 self._define(record)
-        self._engine.retire(region, force=force)
+        self._retiring = region
+        try:
+            self._engine.retire(region, force=force)
+            if not force:
+                self._drain()  # it may have said already that the region is idle
+        finally:
+            self._retiring = 0
         if force:
             self._told_idle.pop(region, None)
         return region not in self._told_idle
@@ -233,7 +240,8 @@ class ServerCore:
                 self._told_idle[event.region] = None
                 if len(self._told_idle) > MAX_TOLD_IDLE:
                     del self._told_idle[next(iter(self._told_idle))]
-                self._spawn(self._say_idle(event.region))
+                if event.region != self._retiring:
+                    self._spawn(self._say_idle(event.region))
             elif self.versions.take(event):
                 pass
             elif kind == EventKind.NEED_HOME:

@@ -59,6 +59,7 @@ _T = TypeVar("_T")
 
 SHUTDOWN_S = 30.0
 ANSWER_S = 5.0  # that the page server of this node has to say why there is nothing
+SWEEP_LEAST = 64
 FIRST_LOOK_S = 0.2  # for a page server that is there already
 
 
@@ -137,6 +138,7 @@ class Session:
         self._ended: dict[int, weakref.ref[Lease]] = {}
         # Freed here while mapped here: the map would be shared without asking the page server.
         self._freed: dict[int, int] = {}
+        self._freed_after_sweep = 0
         self._shared: dict[int, Any] = {}
         self._client: Client | None = None
         self._client_lock = threading.Lock()
@@ -452,8 +454,18 @@ class Session:
         self.call("free", ref.region)
         self._shared.pop(ref.region, None)
         if not ref.inline:
-            freed = {**self._freed, ref.region: ref.base_address}
-            self._freed = {r: at for r, at in freed.items() if self.leases.find(at) is not None}
+            self._note_freed(ref.region, ref.base_address)
+
+    def _note_freed(self, region: int, base_address: int) -> None:
+        """Remembers it while memory of it is held here. Now and then, those that are not go."""
+        if self.leases.find(base_address) is None:
+            return
+        self._freed[region] = base_address
+        if len(self._freed) > 2 * self._freed_after_sweep + SWEEP_LEAST:
+            for other, at in list(self._freed.items()):  # other threads may add to it meanwhile
+                if self.leases.find(at) is None:
+                    self._freed.pop(other, None)
+            self._freed_after_sweep = len(self._freed)
 
     # -- the end
 

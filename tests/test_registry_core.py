@@ -545,3 +545,52 @@ TestRetire = RetireMachine.TestCase
 TestAddresses.settings = TestRetire.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None
 )
+
+
+# -- what many regions cost
+
+
+class Unwalked(dict):  # type: ignore[type-arg]
+    """A table that nobody may walk over."""
+
+    def _walked(self, *_: object) -> None:
+        raise AssertionError("somebody walks over all regions")
+
+    __iter__ = keys = values = items = _walked  # type: ignore[assignment]
+
+
+def test_no_call_of_a_put_or_a_free_walks_over_all_regions(core) -> None:
+    kept = [ready(core) for _ in range(3)]
+    core._regions = Unwalked(core._regions)
+    for _ in range(3):
+        core.abandon_stale(before_s=0.0)
+        region = core.create_region(100, HOME).region
+        core.seal(region)
+        core.lookup(region, READER)
+        core.free(region)
+        assert core.waited_for() == {HOME, READER}
+        core.region_idle(region, READER)
+        core.region_idle(region, HOME)
+        core.dropped(region, HOME)
+        assert core.waited_for() == set()
+        assert (region, RegionState.GONE) in core.take_changed()
+    core._regions = dict(dict.items(core._regions))
+    assert core.count_by_state()["ready"] == len(kept)
+
+
+def test_only_a_home_that_nobody_else_asked_about_is_alone(core) -> None:
+    unread, read = ready(core).region, ready(core).region
+    core.lookup(read, READER)
+    core.lookup(unread, HOME)
+    assert [order.alone for order in core.free(unread)] == [True]
+    assert [order.alone for order in core.free(read)] == [False, False]
+
+
+def test_stale_regions_are_found_among_sealed_ones(core) -> None:
+    old = core.create_region(100, HOME, now_s=1.0).region
+    sealed = core.create_region(100, HOME, now_s=2.0).region
+    core.seal(sealed)
+    young = core.create_region(100, HOME, now_s=5.0).region
+    assert core.abandon_stale(before_s=3.0) == (Retire(HOME, old, force=True),)
+    assert core.state(young) is RegionState.CREATING
+    assert core.state(sealed) is RegionState.READY

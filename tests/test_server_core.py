@@ -327,6 +327,29 @@ def test_idle_regions_are_reported_until_it_works(run_core) -> None:
     run_core(work)
 
 
+def test_a_region_that_is_idle_at_once_is_reported_by_the_answer_alone(run_core) -> None:
+    """A call of its own for each freed variable would cost as much as the free."""
+
+    async def work() -> None:
+        async with Node(HERE) as here:
+            retired = here.engine.retire
+
+            def retire(region: int, *, force: bool) -> None:
+                retired(region, force=force)
+                if not force and region == 7:
+                    here.engine.ask(FakeEvent(EventKind.REGION_IDLE, region=region))
+
+            here.engine.retire = retire
+            assert not here.core.retire(7, force=False)
+            assert here.core.retire(8, force=False)  # somebody has a lease on it
+            await asyncio.sleep(0.05)  # a call that must not come
+            assert here.known.idle == []
+            here.engine.ask(FakeEvent(EventKind.REGION_IDLE, region=8))  # it is gone
+            await until(lambda: here.known.idle == [8])
+
+    run_core(work)
+
+
 def test_the_engine_may_speak(run_core, caplog) -> None:
     async def work() -> None:
         async with Node(HERE) as here:
