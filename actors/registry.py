@@ -75,6 +75,7 @@ from clamor_ray.actors.registry_core import (
     NoAddresses,
     RegionState,
     RegistryCore,
+    RegistryError,
     Retire,
     server_id_of,
 )
@@ -417,6 +418,29 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
         self._log.open(region, record.homes, record.length_bytes)
         self._save_changed()
         return record
+
+    async def seal_and_create(
+        self, region: int, source: Source | None, length_bytes: int, node_id: str, request_id: int
+    ) -> RegionRecord | None:
+        """``seal``, and ``create_region`` of one for the next ``put``, which then needs no call.
+
+        Args:
+            region, source: As in ``seal``.
+            length_bytes, node_id, request_id: As in ``create_region``.
+
+        Returns:
+            The next region; None where there is none now. That is no error: ``region`` is sealed,
+            and who needs the next one asks for it, and is told why.
+
+        Raises:
+            As ``seal``.
+        """
+        await self.seal(region, source)
+        try:
+            return await self.create_region(length_bytes, node_id, request_id)
+        except (errors.ClamorError, RegistryError) as failure:
+            logger.info("no region in advance: %s", failure)
+            return None
 
     async def abandon(self, region: int, leased: bool = False) -> None:
         """Undoes ``create_region``, for a maker that has not heard of ``seal``: see

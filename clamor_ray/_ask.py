@@ -19,8 +19,8 @@ def new_request_id() -> int:
     return secrets.randbits(63)
 
 
-# Methods of the registry that every update calls: they go through its method `ask`.
-OFTEN: Final = frozenset({"latest", "commit"})
+# Methods of the registry that every update, put or free calls: they go through its method `ask`.
+OFTEN: Final = frozenset({"latest", "commit", "seal_and_create", "free"})
 
 
 def pack(*values: object) -> bytes:

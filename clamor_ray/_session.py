@@ -51,6 +51,7 @@ from clamor_ray._native import (
 )
 from clamor_ray._ref import GlobalRef
 from clamor_ray._source import Source, source_of_call, source_of_zeros
+from clamor_ray._spares import Spares
 from clamor_ray._version import __version__
 from clamor_ray.actors.messages import INLINE_BASE
 from clamor_ray.actors.registry_core import server_id_of
@@ -138,6 +139,7 @@ class Session:
         self._ended: dict[int, weakref.ref[Lease]] = {}
         # Freed here while mapped here: the map would be shared without asking the page server.
         self._freed: dict[int, int] = {}
+        self._spares = Spares()
         self._freed_after_sweep = 0
         self._shared: dict[int, Any] = {}
         self._client: Client | None = None
@@ -369,7 +371,9 @@ class Session:
         self, plan: Plan, pieces: Iterator[tuple[int, memoryview]], source: Source | None
     ) -> GlobalRef[Any]:
         client = self.client
-        record = self.call("create_region", plan.region_bytes, self.node_id, new_request_id())
+        record = self._spares.take(plan.region_bytes)
+        if record is None:
+            record = self.call("create_region", plan.region_bytes, self.node_id, new_request_id())
         region = record.region
         _attempt.made(region)
         try:
@@ -386,7 +390,7 @@ class Session:
                 os.close(fd)
             try:
                 client.seal(region, timeout_s=self.config.connect_timeout_s)
-                self.seal_at_registry(region, source)
+                self._seal(region, source, plan.region_bytes)
             except errors.FreedError as error:
                 # What was not sealed ends with the page server; the registry gives it 10 minutes.
                 raise errors.ServerUnavailableError(
@@ -403,14 +407,27 @@ class Session:
             raise
         return self._ref(record, plan)
 
-    def seal_at_registry(self, region: int, *args: object) -> None:
-        """Tells the registry that a region's bytes are in place; again where the answer is lost:
-        sealing twice is sealing once."""
+    def seal_at_registry(self, region: int, source: Source | None = None) -> None:
+        """Tells the registry that a region's bytes are in place."""
+        self._until_answered("seal", region, source)
+
+    def _seal(self, region: int, source: Source | None, region_bytes: int) -> None:
+        """Makes it public. In a row of puts of one size the answer brings the next region."""
+        if not self._spares.wanted(region_bytes):
+            self.seal_at_registry(region, source)
+            return
+        spare = self._until_answered(
+            "seal_and_create", region, source, region_bytes, self.node_id, new_request_id()
+        )
+        if spare is not None:
+            self._spares.keep(region_bytes, spare)
+
+    def _until_answered(self, method: str, *args: object) -> Any:
+        """A call of the registry that may be made twice; again where the answer is lost."""
         deadline: float | None = None
         while True:
             try:
-                self.call("seal", region, *args)
-                return
+                return self.call(method, *args)
             except (errors.ServerUnavailableError, errors.WaitTimeoutError) as error:
                 gone = isinstance(error.__cause__, ray.exceptions.ActorDiedError)
                 now = time.monotonic()
@@ -507,6 +524,7 @@ class Session:
 
     def after_fork(self, is_here: bool) -> None:
         self._client_lock = threading.Lock()
+        self._spares = Spares()  # the parent's are the parent's
         if self._client is None:
             return
         ended = None
