@@ -384,7 +384,10 @@ class LineageService:
             while not (await asyncio.wait({call}, timeout=LOOK_S))[0]:
                 await self._homes.examine(server_id)
                 if (reason := self._homes.why_lost(server_id)) is not None:
-                    raise errors.HomeLostError(f"The home {server_id:#x} is lost: {reason}")
+                    raise errors.HomeLostError(
+                        f"The home {server_id:#x} of region {', '.join(map(str, floors))} is lost: "
+                        f"{reason}."
+                    )
             call.result()
         finally:
             call.cancel()

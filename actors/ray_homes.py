@@ -7,7 +7,7 @@ of ours where it means something, and stays Ray's where it means "not now".
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import ray
@@ -30,6 +30,7 @@ from clamor_ray.actors.registry_core import RegistryCore
 logger = logging.getLogger("clamor_ray.registry")
 
 SOURCE_RETRIES = 3
+REGIONS_SAID = 6
 
 
 def _make(what: bytes, digest: bytes) -> tuple[Any, bool]:
@@ -56,6 +57,12 @@ async def answer_of(reference: Any) -> Any:
         if isinstance(cause, errors.ClamorError):
             raise cause from None
         raise
+
+
+def _of(regions: Iterable[int]) -> str:
+    some = list(dict.fromkeys(regions))
+    more = ", ..." if len(some) > REGIONS_SAID else ""
+    return f"of region {', '.join(map(str, some[:REGIONS_SAID]))}{more}"
 
 
 class RayHomes:
@@ -88,21 +95,25 @@ class RayHomes:
         return answer.reason if isinstance(answer, ServerLost) else None
 
     async def pull(self, home: int, commit_id: int, write: Write) -> None:
-        await self._call(home, "pull", commit_id, write.region, write.staged_at, write.layer_bytes)
+        about = f"of region {write.region}"
+        arguments = (commit_id, write.region, write.staged_at, write.layer_bytes)
+        await self._call(home, "pull", *arguments, about=about)
 
     async def publish(self, home: int, items: list[Publication]) -> list[tuple[int, int]]:
-        known: list[tuple[int, int]] = await self._call(home, "publish", items)
+        known: list[tuple[int, int]] = await self._call(
+            home, "publish", items, about=_of(item.region for item in items)
+        )
         return known
 
     async def oldest_version(self, home: int, region: int) -> int:
-        oldest: int = await self._call(home, "oldest_version", region)
+        oldest: int = await self._call(home, "oldest_version", region, about=f"of region {region}")
         return oldest
 
     async def drop(self, home: int, commit_id: int, regions: list[int]) -> None:
-        await self._call(home, "drop_staged", commit_id, regions)
+        await self._call(home, "drop_staged", commit_id, regions, about=_of(regions))
 
     async def retain(self, home: int, floors: dict[int, int | None]) -> None:
-        await self._call(home, "retain", floors)
+        await self._call(home, "retain", floors, about=_of(floors))
 
     async def examine(self, home: int) -> None:
         answer = self._core.locate(home)
@@ -112,28 +123,38 @@ class RayHomes:
     async def holdings(
         self, server_id: int, region: int, commits: list[tuple[int, int]]
     ) -> list[tuple[int, bytes]]:
-        found: list[tuple[int, bytes]] = await self._call(server_id, "holdings", region, commits)
+        found: list[tuple[int, bytes]] = await self._call(
+            server_id, "holdings", region, commits, about=f"with blocks of region {region}"
+        )
         return found
 
     async def stage_cached(
         self, server_id: int, region: int, version: int, commit_id: int, blocks: bytes
     ) -> int:
         layer_bytes: int = await self._call(
-            server_id, "stage_cached", region, version, commit_id, blocks
+            server_id,
+            "stage_cached",
+            region,
+            version,
+            commit_id,
+            blocks,
+            about=f"with blocks of region {region}",
         )
         return layer_bytes
 
     async def rebuild(self, server_id: int, order: RebuildOrder, made: list[Any]) -> None:
-        await self._call(server_id, "rebuild", order, made[:1])
+        await self._call(
+            server_id, "rebuild", order, made[:1], about=f"of region {order.record.region}"
+        )
 
     async def rebuild_drop(self, server_id: int, region: int) -> None:
-        await self._call(server_id, "rebuild_drop", region)
+        await self._call(server_id, "rebuild_drop", region, about=f"of region {region}")
 
     async def is_home(self, server_id: int, region: int) -> bool:
-        return bool(await self._call(server_id, "is_home", region))
+        return bool(await self._call(server_id, "is_home", region, about=f"of region {region}"))
 
     async def rehome(self, server_id: int, record: RegionRecord) -> None:
-        await self._call(server_id, "rehome", record)
+        await self._call(server_id, "rehome", record, about=f"of region {record.region}")
 
     def make_again(self, server_id: int, source: Source) -> list[Any]:
         task = ray.remote(_make).options(name="clamor source", num_returns=2, **self._on(server_id))
@@ -160,7 +181,7 @@ class RayHomes:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(info.node_id, soft=False),
         }
 
-    async def _call(self, home: int, method: str, *arguments: Any) -> Any:
+    async def _call(self, home: int, method: str, *arguments: Any, about: str) -> Any:
         handle = self._handles.get(home)
         if handle is None:
             raise errors.ServerUnavailableError(f"The page server {home:#x} is not known yet.")
@@ -169,5 +190,5 @@ class RayHomes:
         except ActorDiedError as failure:
             self._lose(home, f"its actor is dead: {cause_of(failure)}")
             raise errors.HomeLostError(
-                f"The page server {home:#x} is gone: {cause_of(failure)}"
+                f"The page server {home:#x} {about} is gone: {cause_of(failure)}"
             ) from failure

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,7 @@ from clamor_ray._native_base import (
     last_detail,
     ns,
     runs_pointer,
+    runs_said,
     server_cause,
 )
 from clamor_ray._native_engine import Engine, Event, Keeper, Segment, keeper_run
@@ -154,6 +155,9 @@ __all__ = [
 ]
 
 
+MAPPED_MOST: Final = 65536  # mappings whose region is remembered for messages
+
+
 @dataclass(frozen=True, slots=True)
 class Mapping:
     """One map of a region in this process."""
@@ -213,6 +217,7 @@ class Client(_Handle):
         library_version: str = __version__,
     ) -> None:
         super().__init__()
+        self._mapped: dict[int, tuple[int, int]] = {}  # mapping -> (region, version), for messages
         ffi, lib = c.ffi, c.lib
         name = ffi.new("char[]", socket_name.encode())
         version = ffi.new("char[]", library_version.encode())
@@ -304,10 +309,25 @@ class Client(_Handle):
             region=region,
             version=version,
         )
-        return Mapping(int(out.id), int(out.address), int(out.length_bytes))
+        return self._remember(out, region, version)
+
+    def _remember(self, mapped: Any, region: int, version: int) -> Mapping:
+        if len(self._mapped) >= MAPPED_MOST:
+            for old in list(self._mapped)[: MAPPED_MOST // 2]:  # other threads map, too
+                self._mapped.pop(old, None)
+        self._mapped[int(mapped.id)] = (region, version)
+        return Mapping(int(mapped.id), int(mapped.address), int(mapped.length_bytes))
+
+    def _check(self, code: int, mapping_id: int, blocks: str | None = None) -> int:
+        """As `check`, of a call about a mapping: a message names the variable, and the blocks."""
+        if code >= 0:
+            return code
+        region, version = self._mapped.get(mapping_id, (None, None))
+        number = mapping_id if region is None else None
+        return check(code, region=region, version=version, mapping=number, blocks=blocks)
 
     def unmap(self, mapping_id: int) -> None:
-        check(self._call(c.lib.pc_client_unmap, mapping_id), mapping=mapping_id)
+        self._check(self._call(c.lib.pc_client_unmap, mapping_id), mapping_id)
 
     @staticmethod
     def unmap_ended(address: int) -> None:
@@ -320,7 +340,7 @@ class Client(_Handle):
 
     def unmap_later(self, mapping_id: int) -> None:
         """As `unmap`, but the next `map` of the version may still have it, for half a second."""
-        check(self._call(c.lib.pc_client_unmap_later, mapping_id), mapping=mapping_id)
+        self._check(self._call(c.lib.pc_client_unmap_later, mapping_id), mapping_id)
 
     def create(
         self, region: int, base_address: int, length_bytes: int, *, timeout_s: float = 10.0
@@ -360,7 +380,7 @@ class Client(_Handle):
             region=region,
             bytes=length_bytes,
         )
-        return Mapping(int(out.id), int(out.address), int(out.length_bytes))
+        return self._remember(out, region, 0)
 
     def build_seal(self, mapping_id: int, *, timeout_s: float = 10.0) -> None:
         """Makes what was built read-only, and the mapping a lease of version 0.
@@ -372,7 +392,7 @@ class Client(_Handle):
         Raises:
             ServerUnavailableError, FreedError: the page server was restarted: the region is lost.
         """
-        check(self._call(c.lib.pc_client_build_seal, mapping_id, ns(timeout_s)), mapping=mapping_id)
+        self._check(self._call(c.lib.pc_client_build_seal, mapping_id, ns(timeout_s)), mapping_id)
 
     def build_keep(self, mapping_id: int) -> None:
         """While it is built: libraries may point into it for good. The seal makes it a private
@@ -399,9 +419,8 @@ class Client(_Handle):
     def dirty(self, mapping_id: int) -> Runs:
         """The blocks of a private mapping that this process has written, as runs."""
         return collect_runs(
-            lambda pointer, capacity: check(
-                self._call(c.lib.pc_client_dirty, mapping_id, pointer, capacity),
-                mapping=mapping_id,
+            lambda pointer, capacity: self._check(
+                self._call(c.lib.pc_client_dirty, mapping_id, pointer, capacity), mapping_id
             )
         )
 
@@ -428,7 +447,7 @@ class Client(_Handle):
             RangeError, ForkedError, ServerUnavailableError, WaitTimeoutError.
         """
         pointer, n_runs, _keep = runs_pointer(runs)
-        check(
+        self._check(
             self._call(
                 c.lib.pc_client_stage,
                 mapping_id,
@@ -438,7 +457,7 @@ class Client(_Handle):
                 n_threads,
                 ns(timeout_s),
             ),
-            mapping=mapping_id,
+            mapping_id,
         )
 
     def resolve(self, commit_id: int, region: int, version: int, mapping_id: int = 0) -> None:
@@ -478,7 +497,8 @@ class Client(_Handle):
             raise errors.PrefetchTimeoutError(
                 f"{n_blocks} blocks did not arrive within {timeout_s:g} s.", code=code
             )
-        check(code, mapping=mapping_id)
+        if code < 0:
+            self._check(code, mapping_id, runs_said(keep))
 
     def gather(
         self,
@@ -531,55 +551,56 @@ class Client(_Handle):
                 code=code,
                 hint="Ask again with a longer timeout, or for fewer rows.",
             )
-        check(code, mapping=mapping_id)
+        if code < 0:
+            begin = offset_bytes + int(ids.min()) * stride_bytes
+            end = offset_bytes + int(ids.max()) * stride_bytes + row_bytes
+            among = f"{ids.size} rows in {begin // BLOCK_BYTES}-{(end - 1) // BLOCK_BYTES}"
+            self._check(code, mapping_id, among)
 
     def reads_exact(self, mapping_id: int) -> None:
         """From the next `reads_begin` on its sets show what is touched, and not what lies around,
         where the trap can (not SIGSEGV)."""
-        check(self._call(c.lib.pc_client_reads_exact, mapping_id), mapping=mapping_id)
+        self._check(self._call(c.lib.pc_client_reads_exact, mapping_id), mapping_id)
 
     def reads_begin(self, mapping_id: int) -> None:
         """Each one has exactly one `reads_end` or `reads_drop`."""
-        check(self._call(c.lib.pc_client_reads_begin, mapping_id), mapping=mapping_id)
+        self._check(self._call(c.lib.pc_client_reads_begin, mapping_id), mapping_id)
 
     def reads_end(self, mapping_id: int) -> Runs:
         """The blocks that this process touched since `reads_begin`, as runs."""
         return collect_runs(
-            lambda pointer, capacity: check(
-                self._call(c.lib.pc_client_reads_end, mapping_id, pointer, capacity),
-                mapping=mapping_id,
+            lambda pointer, capacity: self._check(
+                self._call(c.lib.pc_client_reads_end, mapping_id, pointer, capacity), mapping_id
             )
         )
 
     def reads_drop(self, mapping_id: int) -> None:
         """Instead of `reads_end`: ends without a look."""
-        check(self._call(c.lib.pc_client_reads_end, mapping_id, c.ffi.NULL, 0), mapping=mapping_id)
+        self._check(self._call(c.lib.pc_client_reads_end, mapping_id, c.ffi.NULL, 0), mapping_id)
 
     def evicted_begin(self, mapping_id: int, *, timeout_s: float = 10.0) -> None:
         """From now on the page server notes what it takes from the mapping's memory. Each one has
         exactly one `evicted_end`, or ends with the mapping."""
-        check(
-            self._call(c.lib.pc_client_evicted_begin, mapping_id, ns(timeout_s)),
-            mapping=mapping_id,
+        self._check(
+            self._call(c.lib.pc_client_evicted_begin, mapping_id, ns(timeout_s)), mapping_id
         )
 
     def evicted(self, mapping_id: int, *, timeout_s: float = 10.0) -> Runs:
         """What went since `evicted_begin`, to be asked after `reads_end`: it may have been touched
         and is not in that any more. All of it where nobody knows."""
         return collect_runs(
-            lambda pointer, capacity: check(
+            lambda pointer, capacity: self._check(
                 self._call(c.lib.pc_client_evicted, mapping_id, pointer, capacity, ns(timeout_s)),
-                mapping=mapping_id,
+                mapping_id,
             )
         )
 
     def evicted_end(self, mapping_id: int) -> None:
-        check(self._call(c.lib.pc_client_evicted_end, mapping_id), mapping=mapping_id)
+        self._check(self._call(c.lib.pc_client_evicted_end, mapping_id), mapping_id)
 
     def report_reads(self, mapping_id: int, runs: Runs) -> None:
         pointer, n_runs, _keep = runs_pointer(runs)
         if n_runs:
-            check(
-                self._call(c.lib.pc_client_report_reads, mapping_id, pointer, n_runs),
-                mapping=mapping_id,
+            self._check(
+                self._call(c.lib.pc_client_report_reads, mapping_id, pointer, n_runs), mapping_id
             )

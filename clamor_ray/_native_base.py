@@ -266,6 +266,24 @@ Runs = npt.NDArray[np.uint64]
 """Runs of blocks, shape (n, 2): first block (relative to the region's start), number of blocks."""
 
 
+RUNS_SAID: Final = 6
+
+
+def runs_said(runs: Runs) -> str:
+    """Blocks for people: the first runs of them.
+
+    Example:
+        >>> runs_said(np.array([[3, 3], [9, 1]], np.uint64))
+        '3-5, 9'
+    """
+    parts = [
+        str(first) if n == 1 else f"{first}-{first + n - 1}"
+        for first, n in runs[:RUNS_SAID].tolist()
+    ]
+    more = f", ... ({int(runs[:, 1].sum())} in all)" if len(runs) > RUNS_SAID else ""
+    return ", ".join(parts) + more
+
+
 def runs_pointer(runs: Runs) -> tuple[Any, int, Runs]:
     packed = np.ascontiguousarray(runs, dtype=np.uint64).reshape(-1, 2)
     if len(packed) == 0:
