@@ -63,6 +63,7 @@ from clamor_ray.actors.messages import (
 )
 from clamor_ray.actors.registry_core import server_id_of
 from clamor_ray.actors.server_core import ServerCore
+from clamor_ray.actors.throttle import throttle
 from clamor_ray.actors.version_questions import runs_of
 
 logger = logging.getLogger("clamor_ray.page_server")
@@ -207,6 +208,7 @@ class PageServer:
     """
 
     def __init__(self, registry: Any, config: ServerConfig, node_id: str) -> None:
+        throttle("clamor_ray.page_server")
         self._registry = registry
         self._node_id = node_id
         # What serves a region; the rest of what the registry must know of it after a restart.

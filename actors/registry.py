@@ -81,6 +81,7 @@ from clamor_ray.actors.registry_core import (
 )
 from clamor_ray.actors.rendezvous import Rendezvous
 from clamor_ray.actors.reports import histograms_of, reports_of
+from clamor_ray.actors.throttle import throttle
 from clamor_ray.actors.version_methods import VersionMethods
 
 logger = logging.getLogger("clamor_ray.registry")
@@ -158,6 +159,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
     """
 
     def __init__(self, config: ServerConfig, secret: bytes, avoid: Sequence[Range] = ()) -> None:
+        throttle("clamor_ray.registry")
         self._config = config
         self._core = RegistryCore(AddressSpace(ours=False))
         self._claims = AddressClaims(RayTable(), config.job_scope, _has_ended, avoid)

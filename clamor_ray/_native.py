@@ -238,6 +238,14 @@ class Client(_Handle):
         code = check(self._call(c.lib.pc_client_trap))
         return TRAPS_IN_FORCE.get(code, f"unknown ({code})")
 
+    @property
+    def trap_reason(self) -> str:
+        """Why no better trap is in force, where none was asked for; else ""."""
+        out = c.ffi.new("char[]", 256)
+        check(self._call(c.lib.pc_client_trap_reason, out, 256))
+        text: str = c.ffi.string(out).decode("utf-8", "replace")
+        return text
+
     def close(self) -> None:
         """Unmaps everything. Addresses of its mappings die with it. Idempotent."""
         pointer = self._take()

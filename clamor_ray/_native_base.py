@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -196,6 +197,13 @@ _SERVERS_DESCRIPTORS: Final = (
 )
 
 
+# No memory is taken by these, so what is short is not memory.
+_OF_ADDRESSES: Final = re.compile(r"\b(mmap|munmap|mremap|mprotect|madvise|UFFDIO_REGISTER)\b")
+ADDRESSES_HINT: Final = (
+    "It is not memory that is short: a process may have only so many maps (sysctl "
+    "vm.max_map_count) and addresses (ulimit -v). Raise the limit on that node, or use fewer "
+    "variables at a time."
+)
 UNREACHED_HINT: Final = (
     "Nothing is lost: it is tried again with the next call. Look at that server's node: a process "
     "that is stopped, file descriptors (ulimit -n), the network between the nodes."
@@ -245,7 +253,8 @@ def error_for(code: int, detail: str = "", **context: object) -> errors.ClamorEr
         message = f"{message[:-1]}, says the page server."
     elif detail:
         message = f"{message[:-1]}: {detail.rstrip('.')}."
-    return cls(message, code=code, hint=HINTS.get(code))
+    limited = code == PC_ERR_NO_MEMORY and _OF_ADDRESSES.search(detail)
+    return cls(message, code=code, hint=ADDRESSES_HINT if limited else HINTS.get(code))
 
 
 def check(code: int, **context: object) -> int:

@@ -74,12 +74,15 @@ class InitResult:
         node_id: Ray's hex id of this node.
         server_version: library version of this node's page server.
         scope: names the session in sockets and actors.
+        trap_reason: why it is not "uffd": what the kernel said, or that CLAMOR_TRAP asks for it;
+            "" for "uffd".
     """
 
     trap: str
     node_id: str
     server_version: str
     scope: str
+    trap_reason: str = ""
 
 
 # ------------------------------------------------------------------ where we are
@@ -800,12 +803,15 @@ def init(
         try:
             info = session.ensure_server()
             trap = session.client.trap
+            reason = session.client.trap_reason
         except BaseException:
             if session is not _current:
                 _end(session)
             raise
         _current = session
-    return InitResult(trap, session.node_id, info.library_version, session.scope)
+    if trap != "uffd" and not reason:
+        reason = f"CLAMOR_TRAP={session.config.trap} asks for it"
+    return InitResult(trap, session.node_id, info.library_version, session.scope, reason)
 
 
 def _make_session(config: Config) -> Session:

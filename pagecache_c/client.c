@@ -13,6 +13,7 @@
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -273,6 +274,14 @@ PC_API int pc_client_trap(pc_client *client)
     int kind = client->trap.kind;
     pc__leave(client);
     return kind;
+}
+
+PC_API int pc_client_trap_reason(pc_client *client, char *text, size_t text_bytes)
+{
+    pc__enter(client);
+    snprintf(text, text_bytes, "%s", client->trap.reason);
+    pc__leave(client);
+    return PC_OK;
 }
 
 /* ------------------------------------------------------------------- close */

@@ -542,7 +542,10 @@ static int on_hello(struct pc__client *client, const struct pc__ctl_message *mes
     int rc = PC_OK;
     if (hello.wire_version != PC__WIRE_VERSION ||
         strncmp(hello.library_version, mine.library_version, sizeof mine.library_version) != 0) {
-        rc = PC_ERR_VERSION_MISMATCH;
+        hello.library_version[sizeof hello.library_version - 1] = '\0';
+        rc = pc__fail(PC_ERR_VERSION_MISMATCH, "it is of version %s (wire %u), this page server of %s "
+                      "(wire %u)", hello.library_version, (unsigned)hello.wire_version,
+                      mine.library_version, (unsigned)mine.wire_version);
     } else if ((hello.trap == PC_TRAP_UFFD_FULL || hello.trap == PC_TRAP_UFFD_USER) && n_fds == 1) {
         client->uffd = fds[0];
         fds[0] = -1;
@@ -653,6 +656,7 @@ static int receive(struct pc__client *client)
     }
     int rc;
     struct pc__ctl_message message;
+    pc__forget_message(); /* what is said of this packet is of this packet */
     if (got <= 0)
         rc = PC_ERR_CLOSED;
     else if (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
@@ -665,6 +669,14 @@ static int receive(struct pc__client *client)
     return rc ? rc : 1;
 }
 
+/* 0: the kernel does not say. */
+static pid_t pid_of(int fd)
+{
+    struct ucred who = {0};
+    socklen_t bytes = sizeof who;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) ? 0 : who.pid;
+}
+
 void pc__client_event(struct pc__loop *loop, struct pc__client *client, uint32_t events)
 {
     (void)events;
@@ -674,9 +686,11 @@ void pc__client_event(struct pc__loop *loop, struct pc__client *client, uint32_t
             return;
         if (rc < 0) {
             if (rc != PC_ERR_CLOSED) {
+                const char *cause = pc_last_message();
                 pc__count_add(&loop->engine->count.bad_messages, 1);
                 pc__engine_event(loop->engine, PC_EVENT_LOG, rc, 0, 0,
-                                 "closed a local connection: %s", pc_last_message());
+                                 "closed a local connection of process %d: %s%s%s",
+                                 (int)pid_of(client->fd), pc_strerror(rc), *cause ? ": " : "", cause);
             }
             close_client(client);
             return;

@@ -52,6 +52,11 @@ PC_API const char *pc_last_message(void)
     return last_message;
 }
 
+void pc__forget_message(void)
+{
+    last_message[0] = '\0';
+}
+
 static void store(const char *fmt, va_list args, int errnum, int with_errno)
 {
     int length = vsnprintf(last_message, sizeof last_message, fmt, args);

@@ -16,6 +16,9 @@
  * current errno is appended; errno itself is left as it was. */
 int pc__fail(int err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+/* The thread's last message is "" from here on. */
+void pc__forget_message(void);
+
 /* The code that an errno of a failed system call stands for: EMFILE and ENFILE are
  * PC_ERR_DESCRIPTORS, ENOMEM, ENOSPC and EDQUOT are PC_ERR_NO_MEMORY, the rest PC_ERR_SYSTEM. */
 int pc__err_of_errno(int errnum);

@@ -103,6 +103,8 @@ int pc_client_close(pc_client *client);
 int pc_ended_unmap(uint64_t address);
 /* The trap in force: PC_TRAP_UFFD_FULL, PC_TRAP_UFFD_USER or PC_TRAP_SIGSEGV. */
 int pc_client_trap(pc_client *client);
+/* Why no better one is in force, where PC_TRAP_AUTO or PC_TRAP_UFFD has chosen it; else "". */
+int pc_client_trap_reason(pc_client *client, char *text, size_t text_bytes);
 /* In a child of fork: connects anew, maps and arms every mapping of the parent at its address.
  * Mappings that cannot be had are left as guards: touching one ends the process with a message. */
 int pc_client_after_fork(pc_client *client);

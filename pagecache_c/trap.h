@@ -53,6 +53,7 @@ struct pc__trap_ops {
 struct pc__trap {
     const struct pc__trap_ops *ops; /* NULL: closed */
     int kind;                       /* enum pc_trap in force */
+    char reason[160];               /* why no better one is, where that was not asked for; or "" */
     int uffd;
     bool has_write_protect;         /* uffd: can register WP on shared memory */
     int control_fd;                 /* SIGSEGV: memfd of the control page */

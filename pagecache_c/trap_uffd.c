@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -184,10 +185,19 @@ int pc__trap_open_uffd(int wanted, struct pc__trap *out)
     int rc = PC_ERR_NO_TRAP;
     if (wanted != PC_TRAP_UFFD_USER)
         rc = try_open(new_full, PC_TRAP_UFFD_FULL, out);
-    if (rc && rc != PC_ERR_DESCRIPTORS && wanted != PC_TRAP_UFFD_FULL)
+    if (rc && rc != PC_ERR_DESCRIPTORS && wanted != PC_TRAP_UFFD_FULL) {
+        char why[sizeof out->reason] = "";
+        if (wanted != PC_TRAP_UFFD_USER)
+            snprintf(why, sizeof why, "faults in system calls cannot be trapped here: %s",
+                     pc_last_message());
         rc = try_open(new_user_mode, PC_TRAP_UFFD_USER, out);
+        if (!rc)
+            memcpy(out->reason, why, sizeof why);
+    }
     /* ENOSYS, EPERM and EACCES (sysctl, seccomp, gVisor, device mode) all mean: not here. */
-    return rc == PC_ERR_SYSTEM ? pc__fail(PC_ERR_NO_TRAP, "userfaultfd is refused here: %s",
-                                          strerror(errno))
-                               : rc;
+    if (rc == PC_ERR_SYSTEM)
+        rc = pc__fail(PC_ERR_NO_TRAP, "userfaultfd is refused here: %s", strerror(errno));
+    if (rc)
+        snprintf(out->reason, sizeof out->reason, "%s", pc_last_message());
+    return rc;
 }

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.lab
 def test_init_says_what_it_found(clamor_cluster: ClamorCluster) -> None:
     attached = clamor_cluster.attached
     assert attached.trap in ("uffd", "uffd-user", "sigsegv")
+    assert bool(attached.trap_reason) == (attached.trap != "uffd")
     assert attached.node_id == clamor_cluster.lab.node_ids[0]
     assert attached.server_version == clamor.__version__
     assert clamor.init() == attached  # again: nothing changes

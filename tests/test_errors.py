@@ -53,6 +53,23 @@ def test_the_table_has_nothing_that_the_header_has_not() -> None:
     assert min(codes().values()) == codes()["PC_ERR_LAST"] == min(_native.ERRORS) - 1
 
 
+def test_a_limit_of_maps_is_not_a_want_of_memory() -> None:
+    code = codes()["PC_ERR_NO_MEMORY"]
+    limit = _native.error_for(code, "mmap of a home of 4096 bytes: Cannot allocate memory")
+    assert type(limit) is errors.OutOfMemoryError
+    assert "vm.max_map_count" in limit.hint
+    assert "larger node" not in limit.hint
+    memory = _native.error_for(code, "writing to a home: No space left on device")
+    assert "larger node" in memory.hint
+
+
+def test_an_unreached_server_is_named() -> None:
+    said = "the page server says: server 0x2 is not reached for 7 s: it is stopped"
+    error = _native.error_for(codes()["PC_ERR_TIMEOUT"], said, mapping=8)
+    assert type(error) is errors.WaitTimeoutError
+    assert "server 0x2 is not reached for 7 s: it is stopped" in error.message
+
+
 def test_an_unknown_code_is_an_internal_error_that_names_it() -> None:
     error = _native.error_for(-4711)
     assert type(error) is errors.InternalError
