@@ -601,12 +601,9 @@ class PageServer:
     def rebuild_drop(self, region: int) -> None:
         """The region is lost for good: lets go of what was got ready here, and refuses who opens
         it."""
-
-        async def tell() -> None:
-            self._core.region_lost(region)
-
         self._engine.rebuild_drop(region)
-        self._on_loop(tell())
+        with contextlib.suppress(errors.FreedError):  # nobody has used it here
+            self._engine.region_lost(region, _native.PC_ERR_HOME_LOST)
 
     @staticmethod
     def _pieces(order: RebuildOrder, made: list[Any]) -> list[tuple[int, Any]]:
