@@ -3,6 +3,7 @@
  * Entered by Python's threads; what belongs to a loop is posted to it. Locks: see engine.h.
  */
 #include "engine.h"
+#include "retained.h"
 
 #include <errno.h>
 #include <fcntl.h>

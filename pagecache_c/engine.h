@@ -382,12 +382,6 @@ struct pc__worker {
 #define PC__LOG_EVENTS 1024
 
 #define PC__UNREACHED 16
-struct pc__unreached {
-    uint64_t server_id;            /* 0: none */
-    uint64_t since_ns;
-    char cause[120];
-};
-
 struct pc_engine {
     pthread_mutex_t lock;
     uint64_t server_id;
@@ -409,7 +403,10 @@ struct pc_engine {
     struct pc__loop loops[PC__MAX_LOOPS];
     struct pc__region *regions[PC__REGION_BUCKETS];
     uint64_t n_regions;
-    struct pc__unreached unreached[PC__UNREACHED]; /* servers (unreached.c) */
+    struct pc__unreached {
+        uint64_t server_id, since_ns; /* 0: none */
+        char cause[120];
+    } unreached[PC__UNREACHED];    /* servers (unreached.c) */
     unsigned next_unreached;
     pthread_mutex_t event_lock;    /* unreached, and the ring below; nests inside all */
     struct pc_event *events;       /* ring of events_capacity */
@@ -573,18 +570,6 @@ void pc__pull_done(struct pc__pull *pull, int error); /* under the lock of its r
 uint64_t pc__layers_deadline(struct pc__loop *loop);
 void pc__layers_check(struct pc__loop *loop, uint64_t now_ns);
 
-/* retained.c: layers of this node's commits whose homes are elsewhere. */
-#define PC__RETAINED_BYTES (256ull << 20) /* at most; a quarter of the cache's budget, where that is less */
-/* Takes over the caller's reference to what was staged, and the keeper's. publish_lock is held. */
-void pc__retained_add(struct pc_engine *engine, struct pc__layer *layer, uint64_t version);
-void pc__retained_forget(struct pc_engine *engine, uint64_t region);
-/* What the version's commit wrote: +1 ref, or NULL. */
-struct pc__layer *pc__retained_at(struct pc_engine *engine, uint64_t region, uint64_t version);
-/* Returns how many there are, which may exceed capacity. */
-size_t pc__retained_versions(struct pc_engine *engine, uint64_t region, uint64_t *versions,
-                             size_t capacity);
-void pc__retained_close(struct pc_engine *engine);
-
 /* apply.c */
 #define PC__PENDING_MOST_BYTES (256ull << 20) /* published and not applied: writers wait beyond it */
 int pc__worker_start(struct pc_engine *engine);
@@ -641,15 +626,6 @@ void pc__peer_is_lost(struct pc__loop *loop, struct pc__mail *mail);
 uint64_t pc__peers_deadline(struct pc__loop *loop); /* earliest, or UINT64_MAX */
 void pc__peers_check(struct pc__loop *loop, uint64_t now_ns);
 void pc__peers_close(struct pc__loop *loop);
-
-/* A peer's lanes that have no connection are asked for again, where something waits for one. */
-void pc__peer_ask_again(struct pc__peer *peer);
-
-/* unreached.c */
-void pc__unreached_forget(struct pc_engine *engine, uint64_t server_id);
-/* Why there is nothing from that server, for people. */
-void pc__unreached_say(struct pc_engine *engine, uint64_t server_id, int error, char *text,
-                       size_t text_bytes);
 
 /* cache.c: the node's budget. A block is accounted from when it becomes present in a generation that
  * is no home until it is punched or its generation ends. All of these do nothing without a budget. */

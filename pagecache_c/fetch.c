@@ -10,6 +10,7 @@
  * never received into mapped memory: a reader would see half a block.
  */
 #include "redirect.h"
+#include "retained.h"
 
 #include <errno.h>
 #include <netinet/in.h>

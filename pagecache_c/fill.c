@@ -15,6 +15,7 @@
  * Relies on: a thread that was woken touches again and takes an ordinary minor fault.
  */
 #include "engine.h"
+#include "retained.h"
 
 #include <errno.h>
 #include <limits.h>

@@ -10,6 +10,7 @@
  */
 #include "directory.h"
 #include "engine.h"
+#include "retained.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -15,6 +15,7 @@
  * Locks: region.lock for what is prepared and for the homes; the queues belong to their loops.
  */
 #include "redirect.h"
+#include "retained.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -11,6 +11,7 @@
  * Owns engine.retained, under engine.lock.
  */
 #include "engine.h"
+#include "retained.h"
 
 #include <unistd.h>
 

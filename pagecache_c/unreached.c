@@ -7,6 +7,7 @@
  * the ones that were noted first are forgotten.
  */
 #include "engine.h"
+#include "retained.h"
 
 #include <stdio.h>
 #include <string.h>
