@@ -276,16 +276,18 @@ void pc__unuse(pc_client *client, struct pc__mapping *mapping);
 /* PC_ERR_RANGE: one is empty, or not inside the region. */
 int pc__runs_check(const struct pc__mapping *mapping, const struct pc_run *runs, size_t n_runs);
 /* OPEN, until the answer and the connection that the lease is on are the same. call: a struct
- * pc__ctl_opened and one descriptor, the caller's. */
+ * pc__ctl_opened and one descriptor, the caller's. The mapping knows what was opened, but for one
+ * that is being built. */
 int pc__mapping_lease(pc_client *client, struct pc__mapping *mapping, uint64_t deadline_ns,
                       struct pc__call *call);
 /* Lays the memfd over what is reserved, and tells the signal table. */
 int pc__mapping_lay(pc_client *client, const struct pc__mapping *mapping, int fd, int prot);
 /* PC_ERR_PROTOCOL: the descriptor is not this memory, or not as long as the mapping. */
 int pc__mapping_check_memory(const struct pc__mapping *mapping, int fd, uint64_t inode);
+/* Takes over what the server said of its memory. Under lock: attaching anew says it to the next one. */
+void pc__mapping_opened(struct pc__mapping *mapping, const void *body);
 /* Maps the memfd over what is reserved there, arms, opens. Owns fd. */
-int pc__mapping_install(pc_client *client, struct pc__mapping *mapping, int fd,
-                        const struct pc__ctl_opened *opened);
+int pc__mapping_install(pc_client *client, struct pc__mapping *mapping, int fd);
 
 /* build.c. close_fd: of one that is or was built. share: of one that is private since its seal, and
  * that the caller uses; what cannot be shared any more is released: PC_ERR_CLASH. */

@@ -168,7 +168,6 @@ int pc__clients_install(void)
 static int open_again(const struct pc__patience *patience, int fd, struct pc__mapping *mapping)
 {
     struct pc__ctl_open open;
-    struct pc__ctl_opened opened;
     struct pc__call call;
     mapping->inode = 0;
     pc__mapping_describe(mapping, &open);
@@ -177,10 +176,10 @@ static int open_again(const struct pc__patience *patience, int fd, struct pc__ma
     if (rc)
         return rc;
     mapping->is_leased = call.status == PC_OK;
-    if (call.status == PC_OK && call.n_fds == 1 && call.body_bytes >= sizeof opened) {
-        memcpy(&opened, call.body, sizeof opened);
+    if (call.status == PC_OK && call.n_fds == 1 && call.body_bytes >= sizeof(struct pc__ctl_opened)) {
+        pc__mapping_opened(mapping, call.body);
         /* What detach laid there is a guard, so this replaces nobody's memory. */
-        return pc__mapping_install(patience->client, mapping, call.fds[0], &opened);
+        return pc__mapping_install(patience->client, mapping, call.fds[0]);
     }
     pc__fds_close(call.fds, &call.n_fds);
     return pc__fail(call.status < 0 ? call.status : PC_ERR_PROTOCOL, "region %" PRIu64 ": %s",

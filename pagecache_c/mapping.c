@@ -209,12 +209,17 @@ int pc__mapping_check_memory(const struct pc__mapping *mapping, int fd, uint64_t
                     mapping->region, (uint64_t)st.st_size, mapping->trapped.length_bytes);
 }
 
-int pc__mapping_install(pc_client *client, struct pc__mapping *mapping, int fd,
-                        const struct pc__ctl_opened *opened)
+void pc__mapping_opened(struct pc__mapping *mapping, const void *body)
 {
-    mapping->inode = opened->inode;
-    mapping->trapped.needs_trap = opened->needs_trap != 0;
-    int rc = pc__mapping_check_memory(mapping, fd, opened->inode);
+    struct pc__ctl_opened opened;
+    memcpy(&opened, body, sizeof opened);
+    mapping->inode = opened.inode;
+    mapping->trapped.needs_trap = opened.needs_trap != 0;
+}
+
+int pc__mapping_install(pc_client *client, struct pc__mapping *mapping, int fd)
+{
+    int rc = pc__mapping_check_memory(mapping, fd, mapping->inode);
     if (!rc)
         rc = pc__mapping_lay(client, mapping, fd, PROT_NONE);
     if (!rc)
@@ -316,10 +321,13 @@ int pc__mapping_lease(pc_client *client, struct pc__mapping *mapping, uint64_t d
             return rc;
         pthread_mutex_lock(&client->lock);
         mapping->is_leased = client->state == PC__CONN_UP && client->epoch == call->epoch;
+        const bool is_whole = mapping->is_leased && call->n_fds == 1 &&
+                              call->body_bytes >= sizeof(struct pc__ctl_opened);
+        if (is_whole && !mapping->is_building) /* in one with is_leased: who attaches reads both */
+            pc__mapping_opened(mapping, call->body);
         rc = pc__call_refused(client);
         pthread_mutex_unlock(&client->lock);
-        if (mapping->is_leased && call->n_fds == 1 &&
-            call->body_bytes >= sizeof(struct pc__ctl_opened))
+        if (is_whole)
             return PC_OK;
         pc__fds_close(call->fds, &call->n_fds);
         if (rc)
@@ -339,9 +347,7 @@ static int open_mapping(pc_client *client, struct pc__mapping *mapping, uint64_t
     int rc = pc__mapping_lease(client, mapping, deadline_ns, &call);
     if (rc)
         return rc;
-    struct pc__ctl_opened opened;
-    memcpy(&opened, call.body, sizeof opened);
-    return pc__mapping_install(client, mapping, call.fds[0], &opened);
+    return pc__mapping_install(client, mapping, call.fds[0]);
 }
 
 /* Exact reads or coarse ones: who asked for exact ones takes the superset. */

@@ -624,7 +624,7 @@ int main(int argc, char **argv)
         int trap = traps[i];
         RUN(slow_to_attach_home, 60);
         RUN(slow_to_attach_far, 60);
-        RUN(stopped_loop_by_loop, 60);
+        RUN(stopped_loop_by_loop, 200);
         RUN(too_slow_to_attach, 60);
         RUN(follower_attaches, 60);
         RUN(gap_of_a_freed_region, 60);
