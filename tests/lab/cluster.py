@@ -12,6 +12,8 @@ from typing import Any
 
 from tests.lab.auth import authenticated
 
+START_TRIES = 3
+LATE = "timed out during startup"  # how Ray says that a node did not start in time
 OBJECT_STORE_BYTES = 150 << 20
 HEALTH_CHECK_PERIOD_MS = 500
 RAY_HEALTH_CHECK_PERIOD_MS = 3000  # what Ray does by itself: benches measure that
@@ -99,6 +101,29 @@ class LocalCluster:
         return int(ray.get(self.page_server(index).ping.remote(), timeout=timeout_s))
 
 
+def started(options: list[dict[str, Any]]) -> tuple[Any, list[Any]]:
+    """Ray's cluster and its nodes, one for each set of options, the head first.
+
+    Ray gives a node 30 s to start, which no setting changes and a busy machine may need. Then the
+    cluster is ended, with what the late node has started, and made anew.
+    """
+    from ray.cluster_utils import Cluster
+
+    for left in reversed(range(START_TRIES)):
+        before = set(descendants(os.getpid()))
+        cluster = Cluster(shutdown_at_exit=True)
+        try:
+            return cluster, [cluster.add_node(**each) for each in options]
+        except Exception as failure:
+            cluster.shutdown()
+            for pid in set(descendants(os.getpid())) - before:  # Ray forgets those of a late node
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if LATE not in str(failure) or not left:
+                raise
+    raise AssertionError("START_TRIES is 0")
+
+
 @contextlib.contextmanager
 def local_cluster(
     n_nodes: int,
@@ -120,7 +145,6 @@ def local_cluster(
             a new one before; after five refusals in a row the node is dead. Ray's own: 3000, 5000.
     """
     import ray
-    from ray.cluster_utils import Cluster
 
     import clamor_ray
 
@@ -132,17 +156,17 @@ def local_cluster(
         },
     }
     with authenticated() as environment:
-        cluster = Cluster(shutdown_at_exit=True)
+        options = [
+            {
+                "num_cpus": num_cpus,
+                "object_store_memory": object_store_memory,
+                "resources": {node_resource(index): 1},
+                **(head if index == 0 else {}),
+            }
+            for index in range(n_nodes)
+        ]
+        cluster, nodes = started(options)
         try:
-            nodes = [
-                cluster.add_node(
-                    num_cpus=num_cpus,
-                    object_store_memory=object_store_memory,
-                    resources={node_resource(index): 1},
-                    **(head if index == 0 else {}),
-                )
-                for index in range(n_nodes)
-            ]
             if connect:
                 ray.init(address=cluster.address, log_to_driver=log_to_driver)
             yield LocalCluster(

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from tests.lab import lab_unavailable, local_cluster, netns_cluster, remove_stale, require_lab
+from tests.lab import (
+    cluster,
+    lab_unavailable,
+    local_cluster,
+    netns_cluster,
+    remove_stale,
+    require_lab,
+)
 from tests.lab.cluster import node_resource
 
 
@@ -39,6 +48,40 @@ def test_local_nodes_are_apart_and_can_die() -> None:
         with pytest.raises(ValueError, match="dead already"):
             lab.kill_node(1)
     assert not ray.is_initialized()
+
+
+class LateCluster:
+    """Ray's, whose second node does not start in time on the first tries."""
+
+    n_late = 0
+    started: ClassVar[list[subprocess.Popen[bytes]]] = []
+
+    def __init__(self, shutdown_at_exit: bool) -> None:
+        self.nodes: list[object] = []
+
+    def add_node(self, **options: object) -> object:
+        if self.nodes and LateCluster.n_late:
+            LateCluster.n_late -= 1
+            self.started.append(subprocess.Popen(["sleep", "300"]))
+            raise Exception("The current node timed out during startup. This could happen because")
+        self.nodes.append(options)
+        return options
+
+    def shutdown(self) -> None:
+        self.nodes.clear()
+
+
+def test_a_cluster_that_starts_late_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.cluster_utils.Cluster", LateCluster)
+    LateCluster.n_late = 2
+    made, nodes = cluster.started([{"number": 1}, {"number": 2}])
+    assert made.nodes == nodes == [{"number": 1}, {"number": 2}]
+    assert len(LateCluster.started) == 2
+    assert [late.wait(30) for late in LateCluster.started] == [-signal.SIGKILL] * 2
+    LateCluster.n_late = 3
+    with pytest.raises(Exception, match="timed out during startup"):
+        cluster.started([{"number": 1}, {"number": 2}])
+    assert [late.wait(30) for late in LateCluster.started] == [-signal.SIGKILL] * 5
 
 
 TRANSFER = """
