@@ -627,8 +627,10 @@ static void child_whose_server_refuses(struct world *world)
 
 static void test_fork(struct world *world)
 {
-    if (IS_TSAN)
+    if (IS_TSAN) {
+        printf("skip fork: not under TSan\n");
         return; /* it does not know children of processes with threads */
+    }
     make_parent(world);
     expect_end(world, child_attaches, 0, "");
     expect_end(world, child_touches_private, 70, "private copy");
@@ -643,8 +645,10 @@ static void test_fork(struct world *world)
 
 static void test_fork_without_server(struct world *world)
 {
-    if (IS_TSAN)
+    if (IS_TSAN) {
+        printf("skip fork_without_server: not under TSan\n");
         return;
+    }
     world->reattach_ns = 200 * MS;
     make_parent(world);
     expect_end(world, child_without_server, 70, "region 1 version 5 block 0");
@@ -667,8 +671,10 @@ static void *map_all_the_time(void *arg)
 /* The child's tables are sound also when other threads were inside the client. */
 static void test_fork_under_load(struct world *world)
 {
-    if (IS_TSAN)
+    if (IS_TSAN) {
+        printf("skip fork_under_load: not under TSan\n");
         return;
+    }
     make_parent(world);
     pthread_t threads[3];
     for (size_t i = 0; i < 3; i++)

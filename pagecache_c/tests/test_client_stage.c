@@ -415,6 +415,7 @@ static void child_commits(struct world *world)
 static void test_fork(struct world *world)
 {
 #if defined(__SANITIZE_THREAD__)
+    printf("skip fork: not under TSan\n");
     return; /* it does not know children of processes with threads */
 #endif
     parent.client = world_client(world);

@@ -218,8 +218,10 @@ static void child_maps_over_private(struct world *world)
 
 static void test_versions_fork(struct world *world)
 {
-    if (IS_TSAN)
+    if (IS_TSAN) {
+        printf("skip versions_fork: not under TSan\n");
         return; /* it does not know children of processes with threads */
+    }
     parent.client = world_client(world);
     parent.private = world_map(world, parent.client, PAGED, PC_MAP_PRIVATE); /* at BASE */
     parent.one = world_map(world, parent.client, PAGED, 0);
@@ -477,8 +479,10 @@ static void child_unmaps_build(struct world *world)
 
 static void test_fork_while_building(struct world *world)
 {
-    if (IS_TSAN)
+    if (IS_TSAN) {
+        printf("skip fork_while_building: not under TSan\n");
         return;
+    }
     parent.client = world_client(world);
     parent.made = build(world, parent.client);
     fill(&parent.made);
