@@ -71,10 +71,12 @@ logger = logging.getLogger("clamor_ray.page_server")
 CALL_S = 10.0
 START_CALL_S = 600.0  # while it starts: the registry may be restarted meanwhile, or slow
 KEEPER_S = 60.0
+MOST_LIVES = 64  # of a node, that are looked for when nobody says which one is the last
 LOOP_S = 10.0
 START_LOOP_S = 60.0
 FETCH_OBJECT_S = 120.0
 PULL_S = 600.0
+NO_KEEPER = "its process and its keeper died together, and with them what only they held"
 RAISED_HINT = "Put the variable again."
 PUBLISH_S = 60.0
 WATCH_PAUSE_S = 1.0
@@ -82,9 +84,9 @@ WATCH_PAUSE_S = 1.0
 _T = TypeVar("_T")
 
 
-def keeper_socket(scope: str, node_id: str) -> str:
-    """The abstract Unix socket of a node's keeper."""
-    return f"{_names.server_socket(scope, node_id)}-keeper"
+def keeper_socket(scope: str, node_id: str, server_id: int) -> str:
+    """The abstract Unix socket of a page server's keeper."""
+    return f"{_names.server_socket(scope, node_id)}-{server_id:x}-keeper"
 
 
 def layer_error(code: int, commit_id: int, region: int, from_server: int) -> errors.ClamorError:
@@ -153,9 +155,14 @@ def _raise_descriptor_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _find_keeper(listen_name: str, orphan_timeout_s: float) -> _native.Keeper:
-    with contextlib.suppress(errors.ClamorError):
+def _find_keeper(listen_name: str) -> _native.Keeper | None:
+    try:
         return _native.Keeper(listen_name, timeout_s=0.0)
+    except errors.ServerUnavailableError:  # nobody listens there
+        return None
+
+
+def _start_keeper(listen_name: str, orphan_timeout_s: float) -> _native.Keeper:
     keeper_process.spawn(listen_name, keeper_process.raylet_pid(), orphan_timeout_s)
     return _native.Keeper(listen_name, timeout_s=KEEPER_S)
 
@@ -227,7 +234,7 @@ class PageServer:
             self._start(config, node_id)
         except ActorDiedError:  # the session is over, and nobody will come for what is kept
             starting.succeeded(tries)
-            _end_keeper(keeper_socket(config.job_scope, node_id))
+            self._end_keepers(config)
             raise
         except Exception as failure:
             self._cannot_start(config, failure)
@@ -242,14 +249,18 @@ class PageServer:
             cause = errors.ServerUnavailableError(text)
         is_final = isinstance(cause, (*starting.FINAL, _NoHistoryDirectory))
         with contextlib.suppress(RayError):  # what it says is for a person: the log has it too
-            told = self._registry.start_failed.remote(
-                server_id_of(self._node_id), cause, is_final=is_final
-            )
+            told = self._registry.start_failed.remote(self._node_id, cause, is_final=is_final)
             ray.wait([told], timeout=CALL_S)
         # One that has served before has memory at its keeper: it is not given up.
         if is_final and not _was_restarted():
-            _end_keeper(keeper_socket(config.job_scope, self._node_id))
+            self._end_keepers(config)
             raise failure
+
+    def _end_keepers(self, config: ServerConfig) -> None:
+        """The registry may not be there any more to say under which id this one has served."""
+        for life in range(MOST_LIVES):
+            server_id = server_id_of(self._node_id, life)
+            _end_keeper(keeper_socket(config.job_scope, self._node_id, server_id))
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """What the registry answers, however long it takes to be restarted.
@@ -271,10 +282,12 @@ class PageServer:
     def _start(self, config: ServerConfig, node_id: str) -> None:
         _raise_descriptor_limit()
         self._cache_bytes = cache_budget(config.cache_bytes, memory_bytes(), node_id)
-        self._keeper = _find_keeper(
-            keeper_socket(config.job_scope, node_id), config.orphan_timeout_s
-        )
-        server_id = server_id_of(node_id)
+        server_id, has_served = self._ask("begin_server", node_id)
+        keeper = _find_keeper(keeper_socket(config.job_scope, node_id, server_id))
+        if keeper is None and has_served:
+            server_id = self._ask("renew_server", node_id, server_id, NO_KEEPER)
+        self._keeper_name = keeper_socket(config.job_scope, node_id, server_id)
+        self._keeper = keeper or _start_keeper(self._keeper_name, config.orphan_timeout_s)
         name = _names.server_socket(config.job_scope, node_id)
         # Before the engine takes back what the keeper has: that may drop history for want of room.
         floors = self._ask("floors_at", server_id)
@@ -346,7 +359,7 @@ class PageServer:
 
     def _renew_keeper(self, config: ServerConfig) -> None:
         """Starts a keeper in place of the one that died, until one takes what there is."""
-        name = keeper_socket(config.job_scope, self._node_id)
+        name = self._keeper_name
         logger.error("the keeper is gone: another one is started, and given everything")
         for pause_s in itertools.chain(starting.PAUSES_S, itertools.repeat(starting.PAUSES_S[-1])):
             if self._stopped:

@@ -77,7 +77,6 @@ from clamor_ray.actors.registry_core import (
     RegistryCore,
     RegistryError,
     Retire,
-    server_id_of,
 )
 from clamor_ray.actors.rendezvous import Rendezvous
 from clamor_ray.actors.reports import histograms_of, reports_of
@@ -94,6 +93,7 @@ PIN_S = 300.0
 WATCH_FIRST_S = 2.0
 WATCH_MOST_S = 30.0
 SAVE_AGAIN_S = 1.0
+RENEWED = "it has joined again as another one, without what it held"
 CREATING_S = 600.0  # a put that takes longer is taken for dead
 
 
@@ -172,8 +172,8 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
         self._handles: dict[int, Any] = {}
         self._shared: dict[int, tuple[int, Pinned, list[Any]]] = {}
         self._starting: dict[str, asyncio.Lock] = {}
-        self._starts: dict[int, asyncio.Future[ServerInfo]] = {}
-        self._start_troubles: dict[int, errors.ClamorError] = {}
+        self._starts: dict[str, asyncio.Future[ServerInfo]] = {}  # by node
+        self._start_troubles: dict[str, errors.ClamorError] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unsaved: dict[int, str | None] = {}
         self._unsaved_servers: dict[int, ServerInfo | ServerLost] = {}
@@ -280,6 +280,9 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
                 pause_s = min(pause_s * 2, WATCH_MOST_S)
             else:
                 known = self._core.locate(server_id)
+                if info.server_id != server_id:
+                    self._lose(server_id, RENEWED, is_there=True)
+                    return
                 if isinstance(known, ServerInfo) and known.epoch <= info.epoch != known:
                     self._core.server_moved(info)
                 for pinned, object_refs in shared:
@@ -545,8 +548,8 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
             ServerUnavailableError: The node is dead, or the server did not start in 60 s.
             VersionMismatchError: The node runs another build of this library.
         """
-        server_id = server_id_of(node_id)
         async with self._starting.setdefault(node_id, asyncio.Lock()):
+            server_id = self._core.server_id_at(node_id)
             answer = self._core.locate(server_id)
             if isinstance(answer, ServerInfo):
                 return answer
@@ -571,20 +574,20 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
             )
             self._handles[server_id] = handle
             try:
-                return await self._started(server_id, handle)
+                return await self._started(node_id, handle)
             except errors.ClamorError:
                 self._handles.pop(server_id, None)
                 with contextlib.suppress(RayError, ValueError):
                     ray.kill(handle)
                 raise
 
-    async def _started(self, server_id: int, handle: Any) -> ServerInfo:
+    async def _started(self, node_id: str, handle: Any) -> ServerInfo:
         """Waits until the server registers, says why it cannot, or dies without a word.
 
         Ray starts an actor whose ``__init__`` fails again and again: its death alone is no news.
         """
         said: asyncio.Future[ServerInfo] = asyncio.get_running_loop().create_future()
-        self._starts[server_id] = said
+        self._starts[node_id] = said
         answers = asyncio.ensure_future(within(START_SERVER_S, handle.ping.remote()))
         try:
             await asyncio.wait({said, answers}, return_when=asyncio.FIRST_COMPLETED)
@@ -593,7 +596,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
             try:
                 answers.result()
             except (RayError, asyncio.TimeoutError) as failure:
-                why = self._start_troubles.get(server_id, failure)
+                why = self._start_troubles.get(node_id, failure)
                 raise errors.ServerUnavailableError(
                     f"The page server did not start: {cause_of(why)}"
                 ) from failure
@@ -601,27 +604,47 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
         finally:
             answers.cancel()
             said.cancel()
-            del self._starts[server_id]
-            self._start_troubles.pop(server_id, None)
+            del self._starts[node_id]
+            self._start_troubles.pop(node_id, None)
 
     async def start_failed(
-        self, server_id: int, failure: errors.ClamorError, is_final: bool = True
+        self, node_id: str, failure: errors.ClamorError, is_final: bool = True
     ) -> None:
         """Called by a page server that cannot start.
 
         Args:
-            server_id: The server.
+            node_id: Its node.
             failure: Why.
             is_final: Otherwise it tries again.
         """
-        logger.error("page server %#x cannot start: %s", server_id, failure)
-        said = self._starts.get(server_id)
+        logger.error("the page server of node %s cannot start: %s", node_id, failure)
+        said = self._starts.get(node_id)
         if said is None or said.done():
             return
         if is_final:
             said.set_exception(failure)
         else:
-            self._start_troubles[server_id] = failure
+            self._start_troubles[node_id] = failure
+
+    async def begin_server(self, node_id: str) -> tuple[int, bool]:
+        """Called by a page server that starts.
+
+        Returns:
+            Its id, and whether it has served under it before: then a keeper has what it held.
+        """
+        server_id = self._core.server_id_at(node_id)
+        return server_id, isinstance(self._core.locate(server_id), ServerInfo)
+
+    async def renew_server(self, node_id: str, server_id: int, reason: str) -> int:
+        """Called by a page server that has lost what it held: it joins again as another one. What
+        it was home of is rebuilt, or said to be lost.
+
+        Returns:
+            Its id from now on.
+        """
+        if isinstance(self._core.locate(server_id), ServerInfo):
+            self._lose(server_id, reason, is_there=True)
+        return self._core.server_id_at(node_id)
 
     async def register_server(self, info: ServerInfo) -> ServerInfo:
         """Called by a page server when it listens, after every start.
@@ -649,7 +672,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
         logger.info("page server %#x registered, epoch %d", info.server_id, known.epoch)
         self._carry_out(orders)
         self._lineage.server_here(info.server_id)
-        said = self._starts.get(info.server_id)
+        said = self._starts.get(info.node_id)
         if said is not None and not said.done():
             said.set_result(known)
         return known
@@ -680,8 +703,18 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
             return ServerRestarting(info.server_id)
         return self._core.locate(info.server_id)
 
-    def _lose(self, server_id: int, reason: str) -> LocateAnswer:
+    def _lose(self, server_id: int, reason: str, is_there: bool = False) -> LocateAnswer:
+        """It is gone for good, with what it held. Its node may join again, under another id.
+
+        Args:
+            server_id: The server.
+            reason: Why.
+            is_there: The node has joined again already, or is about to.
+        """
         logger.error("page server %#x is lost: %s", server_id, reason)
+        info = self._core.locate(server_id)
+        if isinstance(info, ServerInfo) and not is_there and not self._stopped:
+            self._spawn(self._join_again(info.node_id))
         self._handles.pop(server_id, None)
         orders = self._core.server_lost(server_id, reason)
         self._log.server_lost(server_id)
@@ -695,6 +728,14 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, VersionMethods):
         self._carry_out(orders)
         self._forget_shared()
         return lost
+
+    async def _join_again(self, node_id: str) -> None:
+        """A node that lives gets another page server; nobody there asks for one."""
+        try:
+            if not await asyncio.to_thread(raylet_is_gone, node_id):
+                await self.ensure_server(node_id)
+        except (errors.ClamorError, RayError) as failure:  # it is dead, or whoever needs it asks
+            logger.warning("node %s does not join again: %r", node_id, failure)
 
     # -- orders
 

@@ -71,14 +71,19 @@ class NoSuchServer(RegistryError):
     """The server never registered, or is lost."""
 
 
-def server_id_of(node_id: str) -> int:
+def server_id_of(node_id: str, life: int = 0) -> int:
     """The id of a node's page server: 64 bits, never 0, the same after a restart.
+
+    Args:
+        node_id: Ray's hex id.
+        life: How many page servers of the node were lost before, with all that they held.
 
     Example:
         >>> server_id_of("ab" * 28) == server_id_of("ab" * 28) != 0
         True
     """
-    digest = hashlib.sha256(b"clamor page server\0" + node_id.encode()).digest()
+    again = f"\0{life}" if life else ""
+    digest = hashlib.sha256(b"clamor page server\0" + f"{node_id}{again}".encode()).digest()
     return int.from_bytes(digest[:8], "little") or 1
 
 
@@ -313,6 +318,7 @@ class RegistryCore:
         # By state, so that no call walks over all regions.
         self._creating: dict[int, None] = {}  # the oldest first
         self._ending: set[int] = set()  # FREED or DROPPING
+        self._nodes: dict[int, str] = {}  # by the id of their first page server
 
     # -- regions
 
@@ -481,6 +487,7 @@ class RegistryCore:
             raise NoSuchServer(
                 f"server {info.server_id:#x} was declared lost: {self._lost[info.server_id].reason}"
             )
+        self._nodes[server_id_of(info.node_id)] = info.node_id
         before = self._servers.get(info.server_id)
         known = replace(info, epoch=before.epoch + 1 if before else 1)
         self._servers[info.server_id] = known
@@ -491,6 +498,21 @@ class RegistryCore:
             if info.server_id in (entry := self._regions[number]).waits_for
         )
         return known, orders
+
+    def server_id_at(self, node_id: str) -> int:
+        """The id of the node's page server now: one that was lost never comes back under its own,
+        but the node does, under another."""
+        self._nodes[server_id_of(node_id)] = node_id
+        return next(
+            server_id
+            for life in itertools.count()
+            if (server_id := server_id_of(node_id, life)) not in self._lost
+        )
+
+    def server_id_now(self, first_id: int) -> int:
+        """The same, for who knows the id of the node's first page server only."""
+        node_id = self._nodes.get(first_id)
+        return first_id if node_id is None else self.server_id_at(node_id)
 
     def server_moved(self, info: ServerInfo) -> None:
         """Where a server says that it is, when the last time it registered was forgotten."""
@@ -553,6 +575,7 @@ class RegistryCore:
         self._next_region = next_region
         self._first_region = first_region
         self._servers = {info.server_id: info for info in servers}
+        self._nodes = {server_id_of(info.node_id): info.node_id for info in self._servers.values()}
         self._lost = {server.server_id: server for server in lost}
         orders: list[Retire] = []
         for record, state, request_id in regions:

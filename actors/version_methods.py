@@ -76,12 +76,21 @@ class VersionMethods:
         await self._rebuilds.settle_all(request, self._control_deadline(request))
         self._commits.may_commit(request)
 
+    def _as_staged_now(self, request: CommitRequest) -> CommitRequest:
+        """A process knows its node's first page server, and not which one there is now."""
+        writes = tuple(
+            dataclasses.replace(write, staged_at=self._core.server_id_now(write.staged_at))
+            for write in request.writes
+        )
+        return dataclasses.replace(request, writes=writes)
+
     async def commit(self, request: CommitRequest) -> Committed:
         """Makes all writes of a request the newest versions, or none. See ``Commits.commit``.
 
         Where a home is lost it waits for the new one.
         """
         check_request(request)
+        request = self._as_staged_now(request)
         deadline = self._control_deadline(request)
         for left in reversed(range(COMMIT_TRIES)):
             await self._rebuilds.settle_all(request, deadline)

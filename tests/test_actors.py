@@ -292,8 +292,9 @@ def test_after_shutdown_nothing_starts(lab: LocalCluster) -> None:
     until(lambda: not Path(f"/proc/{info.pid}").exists())
     with pytest.raises(errors.ClosedError):
         session("ensure_server", lab.node_ids[0])
+    name = keeper_socket(session.scope, info.node_id, info.server_id)
     with pytest.raises(errors.ClamorError):
-        _native.Keeper(keeper_socket(session.scope, lab.node_ids[0]), timeout_s=0.1)
+        _native.Keeper(name, timeout_s=0.1)
 
 
 def test_a_lost_node_is_lost(session: Session, lab: LocalCluster) -> None:

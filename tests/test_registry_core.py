@@ -331,6 +331,29 @@ def test_a_restarted_server_is_told_again(core: RegistryCore) -> None:
     assert core.locate(HOME) == known
 
 
+def test_a_node_whose_server_is_lost_joins_again_under_another_id(core: RegistryCore) -> None:
+    node = "c" * 56
+    first = core.server_id_at(node)
+    assert first == server_id_of(node) == core.server_id_now(first)
+    info = ServerInfo(first, node, "10.0.0.1", 1, "name", "0.1")
+    core.server_registered(info)
+    core.server_lost(first, "its keeper died with it")
+    second = core.server_id_at(node)
+    assert second not in (first, 0)
+    assert core.server_id_now(first) == second
+    known, _ = core.server_registered(dataclasses.replace(info, server_id=second))
+    assert core.locate(second) == known
+    core.server_lost(second, "again")
+    assert len({first, second, core.server_id_at(node)}) == 3
+    # So it is after a restart of the registry, which knows lost ones by their ids alone.
+    again = RegistryCore()
+    lost = [ServerLost(server_id, "") for server_id in (first, second)]
+    third = dataclasses.replace(info, server_id=core.server_id_at(node))
+    again.restore(1, [], [third], lost, 0.0)
+    assert again.server_id_at(node) == again.server_id_now(first) == third.server_id
+    assert again.server_id_now(12345) == 12345
+
+
 def test_a_lost_server_stays_lost(core: RegistryCore) -> None:
     core.server_lost(HOME, "gone")
     with pytest.raises(NoSuchServer, match="declared lost: gone"):

@@ -180,7 +180,38 @@ def test_a_keeper_that_dies_is_started_again_and_given_everything(cluster: Local
     clamor.free(other)
 
 
+def zeros_there() -> Any:
+    return clamor.zeros(1 << 20, np.uint8)
+
+
+@pytest.mark.lab
+def test_a_page_server_and_its_keeper_die_together(cluster: LocalCluster) -> None:
+    """The node joins again as another server; what is elsewhere, or can be made, is rebuilt."""
+    mine, read, unread = ray.get(on_node_1(put_there).remote(3, 1 << 20), timeout=ANSWER_S)
+    made = ray.get(on_node_1(zeros_there).remote(), timeout=ANSWER_S)
+    assert total_of(read.get()) == 1 << 20  # this node has all of it
+    for _ in range(2):
+        home, keeper = cluster.page_server_pid(1, ANSWER_S), keeper_of_node_1(cluster)
+        assert keeper is not None
+        os.kill(home, signal.SIGSTOP)  # so that it starts no other
+        os.kill(keeper, signal.SIGKILL)
+        os.kill(home, signal.SIGKILL)
+        until(lambda home=home: cluster.page_server_pid(1, ANSWER_S) != home)
+        (new,) = ray.get(on_node_1(put_there).remote(1, 1 << 20), timeout=ANSWER_S)
+        assert ray.get(on_node_1(add_one).remote([new]), timeout=ANSWER_S) == 1
+        with clamor.update(new) as array:
+            assert total_of(array) == 256
+        clamor.free(new)
+    assert ray.get(on_node_1(total_of).remote(read), timeout=ANSWER_S) == 1 << 20
+    assert ray.get(on_node_1(total_of).remote(made), timeout=ANSWER_S) == 0
+    with pytest.raises(errors.HomeLostError, match=f"egion {unread.region} is lost"):
+        unread.get()
+    for ref in (mine, read, unread, made):
+        clamor.free(ref)
+
+
 def add_one(ref: Any) -> int:
+    ref = ref[0] if isinstance(ref, list) else ref
     with clamor.update(ref) as array:
         array[::4096] += 1
     return int(ref.get()[0])
