@@ -397,6 +397,18 @@ static void release_waiting(struct pc_engine *engine, struct pc__region *region)
         pc__region_release(engine, region, PC_OK, 0, false);
 }
 
+/* Nobody maps the base: what was allocated by reading its holes goes. Under the lock to the end: a
+ * process that began to read meanwhile would miss these blocks in its read set. 1, or negative. */
+static int give_back_holes(struct pc_engine *engine, struct pc__region *region)
+{
+    pthread_mutex_lock(&region->lock);
+    const struct pc__generation *g = pc__home_base_generation(region);
+    bool is_read = !g || g->mappings || engine->settle_until_ns;
+    int rc = is_read ? PC_OK : pc__home_punch_holes(region->home);
+    pthread_mutex_unlock(&region->lock);
+    return rc ? rc : 1;
+}
+
 /* 1: there is more to do; negative: to be tried again. */
 static int serve_region(struct pc_engine *engine, struct pc__region *region)
 {
@@ -413,6 +425,8 @@ static int serve_region(struct pc_engine *engine, struct pc__region *region)
     bool more = rc == 1;
     if (!rc)
         rc = fold(engine, region);
+    if (rc == 1 && !more)
+        rc = give_back_holes(engine, region);
     if (rc == 1 && !more && region->n_blocks >= PC__WARM_LEAST_BLOCKS)
         more = pc__home_warm(region->home);
     return rc < 0 ? rc : more;

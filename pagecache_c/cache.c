@@ -538,6 +538,11 @@ static void *run_evictor(void *arg)
     return NULL;
 }
 
+uint64_t pc__cache_most_holes(const struct pc_engine *engine)
+{
+    return engine->cache ? engine->cache->budget / 2 : UINT64_MAX;
+}
+
 uint64_t pc__cache_most_blocks(const struct pc_engine *engine)
 {
     return engine->cache ? engine->cache->budget / 8 : UINT64_MAX;

@@ -134,7 +134,7 @@ static int add_mapping(struct pc__client *client, const struct pc__ctl_open *ope
 /* For nobody to have its base mapped. */
 static bool home_waits(const struct pc__home *home)
 {
-    return home->overlay.memfd >= 0 || !pc__link_empty(&home->pending);
+    return home->overlay.memfd >= 0 || !pc__link_empty(&home->pending) || pc__home_read_holes(home);
 }
 
 static void drop_mapping(struct pc__client *client, struct pc__mapping *mapping)

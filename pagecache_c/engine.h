@@ -433,8 +433,8 @@ void pc__region_put(struct pc_engine *engine, struct pc__region *region);
 void pc__region_forget(struct pc_engine *engine, struct pc__region *region);
 bool pc__region_info_valid(const struct pc_region_info *info);
 int pc__region_seal(struct pc_engine *engine, struct pc__region *region);
-/* Under region.lock: its base is a generation too. */
-int pc__region_home_generation(struct pc__region *region);
+/* Under region.lock: its base is a generation too, if processes may map it as it is. */
+int pc__region_home_generation(struct pc_engine *engine, struct pc__region *region);
 /* Takes back one memfd after a restart, and, when all are there, what they are to each other. */
 int pc__region_adopt(void *engine, const struct pc__kept *kept, int fd);
 void pc__regions_adopted(struct pc_engine *engine);
@@ -505,6 +505,10 @@ struct pc__generation *pc__home_base_generation(const struct pc__region *region)
  * are more. */
 #define PC__WARM_LEAST_BLOCKS 1024u /* a base of less is not worth a turn */
 bool pc__home_warm(struct pc__home *home);
+/* Blocks that were allocated because a process read holes of the base: how many there are; and the
+ * worker gives them back. Both under region.lock. A reader sees zeros before and after. */
+uint64_t pc__home_read_holes(const struct pc__home *home);
+int pc__home_punch_holes(struct pc__home *home);
 /* Who will look at bytes that resolve gave out: from under region.lock until release. */
 unsigned pc__home_hold(struct pc__home *home);
 /* The worker, under region.lock: whether all readers of this epoch and of those before it have left.
@@ -634,6 +638,8 @@ int pc__cache_start(struct pc_engine *engine); /* the thread that evicts; stop: 
 void pc__cache_stop(struct pc_engine *engine);
 void pc__cache_close(struct pc_engine *engine);
 uint64_t pc__cache_bytes(const struct pc_engine *engine); /* that are accounted */
+/* How many holes a base may have that processes map as it is: the kernel allocates those they read. */
+uint64_t pc__cache_most_holes(const struct pc_engine *engine);
 /* How many blocks are inserted, or read ahead, at most at once. */
 uint64_t pc__cache_most_blocks(const struct pc_engine *engine);
 /* Without locks, by a thread that is about to insert n blocks of the region: evicts what is too much.

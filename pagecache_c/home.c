@@ -24,6 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* ------------------------------------------------------------------ stores */
@@ -79,6 +80,31 @@ bool pc__home_warm(struct pc__home *home)
         at = end;
     }
     return limit < data->n_blocks;
+}
+
+uint64_t pc__home_read_holes(const struct pc__home *home)
+{
+    struct stat st;
+    if (home->base.memfd < 0 || fstat(home->base.memfd, &st))
+        return 0;
+    uint64_t allocated = (uint64_t)st.st_blocks / (PC_BLOCK_BYTES / 512);
+    return allocated > home->base.data.n_set ? allocated - home->base.data.n_set : 0;
+}
+
+int pc__home_punch_holes(struct pc__home *home)
+{
+    const struct pc__blockset *data = &home->base.data;
+    uint64_t at = 0;
+    if (!pc__home_read_holes(home))
+        return PC_OK;
+    while ((at = pc__blockset_next_absent(data, at, data->n_blocks)) < data->n_blocks) {
+        uint64_t end = pc__blockset_next(data, at, data->n_blocks);
+        int rc = pc__memfd_punch(home->base.memfd, at, end - at);
+        if (rc)
+            return rc;
+        at = end;
+    }
+    return PC_OK;
 }
 
 struct pc__home *pc__home_new(void)

@@ -511,7 +511,7 @@ int pc__rebuild_become_home(struct pc_engine *engine, struct pc__region *region)
         return pc__fail(PC_ERR_HOME_LOST, "region %llu is homed here, and is not here",
                         (unsigned long long)region->id);
     region->home = region->prepared;
-    int rc = pc__region_home_generation(region);
+    int rc = pc__region_home_generation(engine, region);
     region->home = NULL;
     if (rc)
         return rc;

@@ -251,12 +251,14 @@ bool pc__keep_when(struct pc_engine *engine, pc__keeper_heard *heard, void *arg)
     return engine->keeping && pc__keeping_when(engine->keeping, heard, arg);
 }
 
-/* The base of the home is a generation too, unless its bytes lie in somebody else's memory: then
- * processes of this node fill an ordinary generation from there. Under region.lock. */
-int pc__region_home_generation(struct pc__region *region)
+/* The base of the home is a generation too, unless its bytes lie in somebody else's memory, or it has
+ * so many holes that reading them would fill this node: then processes of this node fill an ordinary
+ * generation from there, within the budget. Under region.lock. */
+int pc__region_home_generation(struct pc_engine *engine, struct pc__region *region)
 {
     const struct pc__store *base = &region->home->base;
-    if (region->home->n_segments)
+    if (region->home->n_segments ||
+        region->n_blocks - base->data.n_set > pc__cache_most_holes(engine))
         return PC_OK;
     struct pc__generation *generation = pc__generation_new(region->n_blocks, true);
     if (!generation)
@@ -283,7 +285,7 @@ int pc__region_seal(struct pc_engine *engine, struct pc__region *region)
         struct pc__store *base = &region->home->base;
         rc = pc__memfd_blocks(&base->data, base->memfd, region->length_bytes);
         if (!rc)
-            rc = pc__region_home_generation(region);
+            rc = pc__region_home_generation(engine, region);
         if (!rc) {
             region->homes = homes;
             homes = NULL;
@@ -398,7 +400,7 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
         rc = adopt_store(&region->home->base, region, kept, fd);
         region->home->base_changes = kept->reserved[0] != 0;
         if (!rc)
-            rc = pc__region_home_generation(region);
+            rc = pc__region_home_generation(engine, region);
     }
     pc__region_put(engine, region);
     return rc;

@@ -26,6 +26,7 @@ static void add_sizes(void *arg, struct pc__region *region)
     if (region->home) {
         out->home_bytes += region->home->base.data.n_set << PC_BLOCK_SHIFT;
         out->home_bytes += region->home->overlay.data.n_set << PC_BLOCK_SHIFT;
+        out->home_bytes += pc__home_read_holes(region->home) << PC_BLOCK_SHIFT;
     }
     pc__each(link, &region->generations)
     {

@@ -100,3 +100,23 @@ def test_by_default_a_quarter(lab: LocalCluster) -> None:
     has = memory_bytes()
     assert has is not None
     assert clamor.stats().cache_bytes == has // 4
+
+
+def shared_memory_bytes() -> int:
+    """What all shared memory of this machine takes."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Shmem:"))
+
+
+def test_reading_what_was_never_written_is_bounded(lab: LocalCluster) -> None:
+    budget_bytes = 32 * MIB
+    clamor.init(cache_bytes=budget_bytes)
+    ref = clamor.zeros(512 * MIB, np.uint8)
+    before_bytes = shared_memory_bytes()
+    assert ref.get().max() == 0
+    # Another program of this machine may take some meanwhile, and the window of SIGSEGV is apart.
+    assert shared_memory_bytes() - before_bytes < 256 * MIB
+    assert clamor.stats().cached_bytes <= budget_bytes * 5 // 4
+    with clamor.update(ref) as array:
+        array[300 * MIB] = 7
+    assert ref.get().max() == 7

@@ -543,6 +543,44 @@ static void test_scan_that_fits(int policy)
     world_stop(&w);
 }
 
+/* Reading what was never written, at the home: through the trap where there is much of it, so that the
+ * budget bounds it; as it is where there is little, and then it is counted and given back. */
+static void test_holes_of_a_home(int trap)
+{
+    struct world w = world_start("holes", trap, BUDGET, PC_POLICY_SIEVE, MIB);
+    const uint64_t data = 2 * MIB, many = 64 * MIB, few = data + BUDGET / 4;
+    struct pc_region_info sparse = build(w.c, w.s0, w.home, 2, many, many - data);
+    struct pc_region_info dense = build(w.c, w.s0, w.home, 3, few, few - data);
+    const uint64_t at_first = MIB + 2 * data;
+    CHECK(stats_of(w.s0).home_bytes == at_first);
+    uint64_t before = memfd_bytes();
+    struct pc_mapping m = map_at(w.home, &sparse, 0, 0);
+    for (int i = 0; i < 2; i++)
+        for (uint64_t o = 0; o < many; o += 512)
+            CHECK(at(&m, o) == (o < many - data ? 0 : pattern(2, o)));
+    SOON(memfd_bytes() <= before + w.most + MIB);
+    CHECK(stats_of(w.s0).home_bytes == at_first && stats_of(w.s0).cached_bytes > 0);
+    CHECK(stats_of(w.s0).evicted_blocks > 0 || trap == PC_TRAP_SIGSEGV);
+    /* It is changed like any other, also in its holes. */
+    const struct pc_run runs[] = {{5, 3}, {(many - data) >> 12, 2}};
+    CHECK(commit(w.c, w.s0, w.home, &sparse, 0, runs, 2) == 1);
+    struct pc_mapping m1 = map_at(w.home, &sparse, 1, 0);
+    CHECK(at(&m, 5 << 12) == 0 && at(&m1, 4 << 12) == 0);
+    CHECK(at(&m1, 5 << 12) == written(2, w.c->registry->log[0].id, 5 << 12));
+    CHECK(at(&m1, many - 4096) == pattern(2, many - 4096));
+    OK(pc_client_unmap(w.home, m1.id));
+    OK(pc_client_unmap(w.home, m.id));
+    uint64_t faults = stats_of(w.s0).faults, home_bytes = stats_of(w.s0).home_bytes;
+    m = map_at(w.home, &dense, 0, 0);
+    for (uint64_t o = 0; o < few; o += 512)
+        CHECK(at(&m, o) == (o < few - data ? 0 : pattern(3, o)));
+    CHECK(stats_of(w.s0).faults == faults);
+    CHECK(stats_of(w.s0).home_bytes == home_bytes + BUDGET / 4);
+    OK(pc_client_unmap(w.home, m.id));
+    SOON(stats_of(w.s0).home_bytes <= home_bytes);
+    world_stop(&w);
+}
+
 static int try_start(uint64_t cache_bytes, int policy)
 {
     struct pc_engine_options options = told;
@@ -628,6 +666,7 @@ int main(int argc, char **argv)
                  {"commits", test_commits},
                  {"fork_of_evicted", test_fork_of_evicted},
                  {"regions_end", test_regions_end},
+                 {"holes_of_a_home", test_holes_of_a_home},
                  {"unleased_go_first", test_unleased_go_first},
                  {"restart", test_restart}};
     static const int traps[] = {PC_TRAP_UFFD, PC_TRAP_SIGSEGV};
