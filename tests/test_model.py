@@ -24,6 +24,8 @@ ANSWER, SEEN_HERE, SEEN_THERE = "fetch_content==truth", r"!\(mapped\)", r"reader
 BROKEN = {
     "APPLY_ORDER": {"home": ANSWER},
     "GRACE": {"home": ANSWER},
+    "TURN": {"home": ANSWER},
+    "TORN": {"home": SEEN_HERE},
     "REAPPLY": {"home": ANSWER},
     "MERGE": {"home": ANSWER},
     "PULL": {"home": ANSWER},
@@ -41,7 +43,7 @@ BROKEN = {
 }
 
 
-def check(*switches: str) -> subprocess.CompletedProcess[str]:
+def check(*switches: str, timeout_s: float = 280) -> subprocess.CompletedProcess[str]:
     missing = [tool for tool in ("spin", "gcc") if shutil.which(tool) is None]
     if missing:
         text = f"{' and '.join(missing)} not installed: the model of versions cannot be checked"
@@ -49,16 +51,21 @@ def check(*switches: str) -> subprocess.CompletedProcess[str]:
             pytest.fail(f"{text} ({REQUIRE_VARIABLE}=1)", pytrace=False)
         pytest.skip(text)
     done = subprocess.run(
-        [str(MODEL / "run.sh"), *switches], capture_output=True, text=True, timeout=280, check=False
+        [str(MODEL / "run.sh"), *switches],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
     )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return done
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)  # 17 million states: two minutes on a machine with nothing else to do
 @pytest.mark.parametrize("part", PARTS)
 def test_the_model_holds(part: str) -> None:
-    done = check(*PARTS[part])
+    done = check(*PARTS[part], timeout_s=1400)
     assert done.returncode == 0, done.stdout
     # A step that is never reached would prove nothing about itself.
     unreached = re.findall(r'versions\.pml:\d+, state \d+, "(.*)"', done.stdout)

@@ -22,6 +22,12 @@
  *   (neither)   both for real: one block, one reader, history without a budget (NO_EXPIRY)
  * In each of them every step is reached.
  *
+ * Grace periods: a queued reply is of the current epoch or of the one before. The epoch turns when
+ * nobody is left of the one before. What was retired in an epoch goes when that one is empty too:
+ * `turned` counts the turns since. In PART_HOME there is, besides the fetch that is followed, a slow
+ * reply: of any block, to anybody, it only stays. (It begins where that can make a difference: the
+ * rest is states without end.)
+ *
  * Which source plays which part:
  *   Writer       clamor_ray/_transaction.py, pagecache_c/stage.c; the registry's commit call:
  *                actors/commits.py, commit_log.py (conflicts, outcomes) and journal.py
@@ -47,6 +53,8 @@
  *   BREAK_SIBLING      a fork is filled from its sibling though the block differs between the two
  *   BREAK_APPLY_ORDER  blocks are punched before the history record of what they were
  *   BREAK_GRACE        blocks are punched while a reply that points at them is queued
+ *   BREAK_TURN         a turn of the epoch that was begun for a layer serves the folded overlay too
+ *   BREAK_TORN         an overlay that has a part of the next layer is folded
  *   BREAK_REAPPLY      a restarted home writes the history record again, from a half-applied base
  *   BREAK_LAYER_DROP   the layer goes before it is applied in full
  *   BREAK_PIN          the base changes under a process that maps it
@@ -87,11 +95,13 @@ byte blocks_of[NC + 1];   /* bits: what it writes */
 
 /* ---- home: kept */
 byte base[NB];
+bit overlay_is_there;
 byte overlay[NB];         /* ABSENT: look in base */
 byte applied;             /* version */
 byte layers;              /* bits: commits whose layer is here */
 byte records;             /* bits: versions with a history record */
 byte history[NC * NB];    /* ABSENT: the record does not have the block */
+bit base_is_half;         /* marked at the keeper before the first punch */
 byte oldest;              /* version that can still be served */
 /* ---- home: dies with it */
 byte known;               /* the newest version that it has heard of */
@@ -99,6 +109,13 @@ mtype = { IDLE, GRACE, PUNCH, INSERT, LABEL, MERGE, UNLINK };
 mtype at = IDLE;          /* the apply worker */
 byte at_block;
 bit to_overlay;
+bit folded;               /* the overlay is in the base, and stays for queued replies */
+bit torn;                 /* the overlay has, or may have, a part of the next layer */
+bit base_taken;           /* the worker is at the base, or will be: nobody may map it */
+byte layer_turned, fold_turned; /* turns since the blocks were replaced, the overlay folded */
+bit slow, slow_is_old;    /* a reply that stays; it is of the epoch before */
+bit fetch_is_old;
+bit fetch_of_overlay;     /* where the queued reply points to; else into the base */
 /* ---- home: the process that maps the base */
 bit mapped, mapped_known; /* known: the server knows it (again) */
 byte mapped_version;
@@ -124,7 +141,19 @@ bit lease_known[NR];
 /* ------------------------------------------------------------------ helpers */
 #define half_applied (records & bit_of(applied))
 
-#define has_overlay (overlay[0] != ABSENT || overlay[NB - 1] != ABSENT)
+#define has_overlay (overlay_is_there && !folded)
+#define old_reader ((fetch == QUEUED && fetch_is_old) || (slow && slow_is_old))
+#ifdef BREAK_GRACE
+#define left(turned) true
+#else
+#define left(turned) ((turned) == 2 || ((turned) == 1 && !old_reader))
+#endif
+#ifdef BREAK_TORN
+#define is_whole true
+#else
+#define is_whole (!torn)
+#endif
+#define may_turn(turned) ((turned) == 0 && !old_reader)
 
 byte i, j, found;         /* scratch: 0 outside d_step */
 
@@ -175,7 +204,8 @@ inline forget_scratch() { i = 0; j = 0; found = 0 }
 
 inline no_fetch()
 {
-    fetch = NOTHING; fetch_generation = 0; fetch_block = 0; fetch_version = 0; fetch_content = 0
+    fetch = NOTHING; fetch_generation = 0; fetch_block = 0; fetch_version = 0; fetch_content = 0;
+    fetch_is_old = 0; fetch_of_overlay = 0
 }
 
 #define CHECK_ANSWER assert(fetch_content == TRUTH(fetch_version, fetch_block))
@@ -336,9 +366,18 @@ died:
 inline current(b)
 {
     if
-    :: overlay[b] != ABSENT -> found = overlay[b]
+    :: overlay[b] != ABSENT && !folded -> found = overlay[b]
     :: else -> found = base[b]
     fi
+}
+
+/* A new epoch: who is queued is of the one before. The rest waits for one turn less. */
+inline turn()
+{
+    fetch_is_old = (fetch == QUEUED);
+    slow_is_old = slow;
+    layer_turned = ((half_applied || at == GRACE) && layer_turned < 2 -> layer_turned + 1 : layer_turned);
+    fold_turned = (folded && fold_turned < 2 -> fold_turned + 1 : fold_turned)
 }
 
 /* Where block b of version v is: its content into `found`, or ABSENT: where current() says. */
@@ -410,7 +449,10 @@ inline home_hears_of_ask()
     :: else ->
         look_up(fetch_block, fetch_version);
         if
-        :: found == ABSENT -> fetch = QUEUED
+        :: found == ABSENT ->
+            fetch = QUEUED;
+            fetch_is_old = 0;
+            fetch_of_overlay = (overlay[fetch_block] != ABSENT && !folded)
         :: else -> fetch_content = found; fetch = ARRIVED
         fi
     fi;
@@ -423,11 +465,6 @@ inline home_hears_of_ask()
 #define home_settled true
 #else
 #define home_settled (!mapped || mapped_known)
-#endif
-#ifdef BREAK_GRACE
-#define reply_queued false
-#else
-#define reply_queued (fetch == QUEUED && (next_blocks & bit_of(fetch_block)))
 #endif
 
 proctype Home()
@@ -445,8 +482,9 @@ end:
 
     /* apply: the history record, the grace period, punch and insert, the label */
     :: d_step {
-        at == IDLE && home_settled && applied < known ->
+        at == IDLE && home_settled && applied < known && !folded ->
         assert(layers & bit_of(next_commit));
+        layer_turned = (half_applied -> layer_turned : 0); /* tried before, or by the last server */
 #ifdef BREAK_REAPPLY
         keep_record(applied, next_blocks);
 #else
@@ -457,18 +495,22 @@ end:
         fi;
 #endif
 #endif
+        base_taken = !(mapped_known || has_overlay);
 #ifdef BREAK_LAYER_DROP
         layers = layers & ~bit_of(next_commit);
 #endif
         at = GRACE;
         forget_scratch()
        }
+    :: d_step { at == GRACE && may_turn(layer_turned) -> turn() }
+    :: d_step { at == GRACE && !left(layer_turned) -> at = IDLE } /* busy: something else first */
     :: d_step {
-        at == GRACE && !reply_queued ->
+        at == GRACE && left(layer_turned) ->
+        layer_turned = 2;
 #ifdef BREAK_PIN
         to_overlay = 0;
 #else
-        to_overlay = (mapped_known || has_overlay);
+        to_overlay = !base_taken;
 #endif
         at_block = 0;
         at = PUNCH
@@ -483,8 +525,8 @@ end:
         :: at_block == NB -> at = LABEL; at_block = 0
         :: else ->
             if
-            :: to_overlay -> overlay[at_block] = ABSENT
-            :: else -> base[at_block] = ZEROS
+            :: to_overlay -> overlay_is_there = 1; overlay[at_block] = ABSENT; torn = 1
+            :: else -> base[at_block] = ZEROS; base_is_half = 1
             fi;
             at = INSERT
         fi
@@ -506,13 +548,15 @@ end:
 #endif
         layers = layers & ~bit_of(next_commit);
         applied++;
-        to_overlay = 0;
+        base_is_half = (to_overlay -> base_is_half : 0);
+        torn = 0; to_overlay = 0; base_taken = 0; layer_turned = 0;
         at = IDLE
        }
 
     /* nobody maps the base any more: the overlay goes into it */
     :: d_step {
-        at == IDLE && home_settled && has_overlay && !mapped_known && !half_applied ->
+        at == IDLE && home_settled && has_overlay && !mapped_known && is_whole ->
+        base_taken = 1; base_is_half = 1;
         at = MERGE
        }
     :: d_step {
@@ -538,14 +582,32 @@ end:
        }
     :: d_step {
         at == UNLINK ->
+        folded = 1;
+#ifdef BREAK_TURN
+        fold_turned = (half_applied -> layer_turned : 0);
+#else
+        fold_turned = 0;
+#endif
+        base_taken = 0; base_is_half = 0;
+        at = IDLE
+       }
+    :: d_step { at == IDLE && folded && may_turn(fold_turned) -> turn() }
+    :: d_step {
+        at == IDLE && folded && left(fold_turned) ->
         i = 0;
         do
         :: i < NB -> overlay[i] = ABSENT; i++
         :: else -> break
         od;
         i = 0;
-        at = IDLE
+        overlay_is_there = 0; folded = 0; fold_turned = 0
        }
+#ifdef PART_HOME
+
+    /* replies to others */
+    :: d_step { !slow && fetch == NOTHING && at == IDLE && !folded -> slow = 1; slow_is_old = 0 }
+    :: d_step { slow -> slow = 0; slow_is_old = 0 }
+#endif
 
     /* the budget of history */
 #ifndef NO_EXPIRY
@@ -569,16 +631,18 @@ end:
        }
     :: d_step {
         fetch == QUEUED ->
-        current(fetch_block);
-        fetch_content = found;
+        fetch_content = (fetch_of_overlay -> overlay[fetch_block] : base[fetch_block]);
         fetch = ARRIVED;
-        forget_scratch()
+        fetch_is_old = 0; fetch_of_overlay = 0
        }
 
     /* killed, and started again */
     :: d_step {
         known = applied;
         at = IDLE; at_block = 0; to_overlay = 0;
+        folded = 0; fold_turned = 0; layer_turned = 0; base_taken = 0;
+        torn = half_applied && has_overlay;
+        slow = 0; slow_is_old = 0; fetch_is_old = 0; fetch_of_overlay = 0;
         mapped_known = 0;
         if
 #ifdef PART_HOME
@@ -601,7 +665,7 @@ proctype HomeReader()
 end:
     do
     :: d_step {
-        !mapped && at == IDLE && !has_overlay && !half_applied ->
+        !mapped && !has_overlay && !base_taken && !base_is_half ->
         mapped = 1; mapped_known = 1; mapped_version = applied
        }
     :: d_step { mapped && !mapped_known -> mapped_known = 1 } /* attaches to the new server */
