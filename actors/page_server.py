@@ -762,10 +762,12 @@ class PageServer:
         self._engine.seal(record.region)
 
     def stop(self) -> None:
-        """Lets go of everything, the keeper included. Idempotent."""
+        """The session has ended: tells its processes, and lets go of everything, the keeper
+        included. Idempotent."""
         if self._stopped:
             return
         self._stopped = True
+        self._engine.end()
         self._on_loop(self._core.close())
         self._engine.stop()
         with contextlib.suppress(errors.ClamorError):

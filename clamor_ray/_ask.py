@@ -42,8 +42,14 @@ def unpack(packed: bytes) -> tuple[Any, ...]:
     return values
 
 
-def ask(reference: Any, timeout_s: float) -> Any:
+def ask(reference: Any, timeout_s: float, *, owner: bool = True) -> Any:
     """The answer of an actor of ours.
+
+    Args:
+        reference: of the answer.
+        timeout_s: for it.
+        owner: this process made the session: that its registry is dead is an accident. To others it
+            is the session's end.
 
     Raises:
         ClamorError: What the actor raised, or, where it is another exception, what it means here.
@@ -63,6 +69,13 @@ def ask(reference: Any, timeout_s: float) -> Any:
     except ray.exceptions.RayTaskError as error:
         got = error
         own = _meaning_of(error.cause)
+    except ray.exceptions.ActorDiedError as error:
+        got = error
+        own = (
+            errors.ServerUnavailableError(f"The registry is dead: {error}", hint=_LOST)
+            if owner
+            else errors.SessionEndedError("The session has ended: its registry is gone.")
+        )
     except ray.exceptions.RayError as error:
         got = error
         own = errors.ServerUnavailableError(

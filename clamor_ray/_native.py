@@ -246,6 +246,15 @@ class Client(_Handle):
         text: str = c.ffi.string(out).decode("utf-8", "replace")
         return text
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the page server has said that the session ended. Then every call but `unmap`
+        raises `SessionEndedError`, and what is here stays readable."""
+        try:
+            return check(self._call(c.lib.pc_client_has_ended)) != 0
+        except (errors.ClosedError, errors.ForkedError):  # a poisoned handle says nothing of it
+            return False
+
     def close(self) -> None:
         """Unmaps everything. Addresses of its mappings die with it. Idempotent."""
         pointer = self._take()

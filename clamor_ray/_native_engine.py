@@ -130,6 +130,10 @@ class Engine(_Handle):
         self._opened(out[0])
         self._keeper = keeper  # its descriptor is the engine's for as long as it runs
 
+    def end(self) -> None:
+        """Tells all clients that the session has ended. `stop` follows."""
+        check(self._call(c.lib.pc_engine_end))
+
     def stop(self) -> None:
         """Stops serving and joins the threads. Idempotent."""
         pointer = self._take()

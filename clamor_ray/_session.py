@@ -61,6 +61,10 @@ _T = TypeVar("_T")
 SHUTDOWN_S = 30.0
 ANSWER_S = 5.0  # that the page server of this node has to say why there is nothing
 SWEEP_LEAST = 64
+_OUTLIVES = (
+    "A detached actor or a Serve app that outlives its driver has no session to make variables in. "
+    "It can read and update those of any driver that runs: pass it their references."
+)
 FIRST_LOOK_S = 0.2  # for a page server that is there already
 
 
@@ -212,9 +216,10 @@ class Session:
             )
         timeout_s = self.config.control_timeout_s if timeout_s is None else timeout_s
         if method in OFTEN:
-            (answer,) = unpack(ask(self.registry.ask.remote(pack(method, *args)), timeout_s))
+            asked = self.registry.ask.remote(pack(method, *args))
+            (answer,) = unpack(ask(asked, timeout_s, owner=self.owner))
             return answer
-        return ask(getattr(self.registry, method).remote(*args), timeout_s)
+        return ask(getattr(self.registry, method).remote(*args), timeout_s, owner=self.owner)
 
     # -- reading
 
@@ -330,7 +335,7 @@ class Session:
             except (errors.ServerUnavailableError, errors.WaitTimeoutError):
                 if self._has_ended():
                     _forget(self)
-                    _raise_mismatch(self.scope)
+                    _raise_ended(self.scope)
                 if left_s <= self.config.connect_timeout_s:
                     raise
             time.sleep(0.05)
@@ -498,11 +503,17 @@ class Session:
         context = ray.get_runtime_context()
         return (context.get_node_id(), context.get_job_id()) == (self.node_id, self.job_id)
 
+    @property
+    def was_told(self) -> bool:
+        """Whether this node's page server has said that the session ended. Asks nobody."""
+        client = self._client
+        return client is not None and client.has_ended
+
     def _has_ended(self) -> bool:
         """Whether its driver ended the session behind this process's back."""
         if self.owner or os.getpid() != self._pid:
             return False
-        return not self.is_here or _starting.find_registry(self.scope) is None
+        return not self.is_here or self.was_told or _starting.find_registry(self.scope) is None
 
     def close(self, *, exiting: bool = False) -> None:
         """Ends this process's part. Every address that `get` gave out dies: nobody else gets it
@@ -543,6 +554,7 @@ _current: Session | None = None  # what this process makes is of this one
 _others: dict[str, Session] = {}  # what else it is attached to, by scope; replaced, not changed
 _over: list[Session] = []  # have ended; something still looks into their memory
 _left: list[LeaseTable] = []  # of sessions that were closed: their addresses are taken
+_ended: set[str] = set()  # scopes of sessions that ended in this process's lifetime
 _sought = False  # the job's own session, since it was last attached to another's
 _hooks: set[str] = set()
 at_end: list[Callable[[Session], None]] = []  # called when a session ends in this process
@@ -594,6 +606,7 @@ def _forget(session: Session) -> None:
     """It has ended. It is closed when nothing looks into its memory: what is here of it is right,
     and other threads may be at it."""
     with _lock:
+        _ended.add(session.scope)
         if session in sessions():
             _leave(session)
             _over.append(session)
@@ -607,7 +620,15 @@ def _close_over() -> None:
             session.close()
 
 
+def _raise_ended(scope: str) -> NoReturn:
+    raise errors.SessionEndedError(
+        f"Session {scope} has ended: its driver has, or called clamor.shutdown()."
+    )
+
+
 def _raise_mismatch(scope: str) -> NoReturn:
+    if scope in _ended:
+        _raise_ended(scope)
     raise errors.SessionMismatchError(
         f"The reference belongs to session {scope}, which has ended, or is of another cluster."
     )
@@ -650,7 +671,9 @@ def current(scope: str | None = None) -> Session:
             raise errors.NotInitializedError(
                 "The session has ended: ray.shutdown() took its cluster from under it."
             )
-        return session
+        if session.owner or not session.was_told:
+            return session
+        _forget(session)
     with _lock:
         return _attach(scope)
 
@@ -658,14 +681,14 @@ def current(scope: str | None = None) -> Session:
 def with_current(make: Callable[[Session], _T]) -> _T:
     """What `make` makes in this process's session. Two frames above `make` is our caller.
 
-    A worker may still be attached to a session that its driver has ended meanwhile: nothing tells
-    it, and asking before each call would double what small variables cost. Then the first call
-    fails, and the session that there is now is attached to.
+    A worker may still be attached to a session that its driver has ended meanwhile: a page server
+    that was killed tells nobody, and asking the registry before each call would double what small
+    variables cost. Then the first call fails, and the session that there is now is attached to.
     """
     session = current()
     try:
         return make(session)
-    except errors.ServerUnavailableError:
+    except (errors.ServerUnavailableError, errors.SessionEndedError):
         if not session._has_ended():
             raise
     _forget(session)
@@ -700,9 +723,16 @@ def _attach(scope: str | None) -> Session:
         if session is not None:  # another job's: there is none of our own
             _sought = True
             return session
+        if any(scope.startswith(_starting.job_scope_part()) for scope in _ended):
+            raise errors.SessionEndedError(
+                "The session of this process's job has ended: its driver has, or called "
+                "clamor.shutdown().",
+                hint=_OUTLIVES,
+            )
         raise errors.NotInitializedError(
             "No driver of this job has a clamor session.",
-            hint="Call clamor.init() in the driver before its tasks use global variables.",
+            hint="Call clamor.init() in the driver before its tasks use global variables. "
+            + _OUTLIVES,
         )
     _check_platform()
     node_id = ray.get_runtime_context().get_node_id()
@@ -722,7 +752,8 @@ def _add(found: Session) -> None:
         return
     _current = found
     if before is not None and before.of_job:
-        _over.append(before)  # a driver has one at a time
+        _ended.add(before.scope)  # a driver has one at a time
+        _over.append(before)
     elif before is not None:
         _others = {**_others, before.scope: before}
     _close_over()
@@ -856,6 +887,7 @@ def _shutdown(exiting: bool = False) -> None:
     with _lock:
         for session in (*sessions(), *_over):
             _leave(session)
+            _ended.add(session.scope)
             if session._pid == os.getpid():
                 _end(session, exiting)
         _over.clear()

@@ -23,6 +23,7 @@
 
 #define EXCHANGE_MIN_NS 1000000000ull /* what one answer may take, however little is left */
 #define HOPELESS_STEP_NS 1000000000ull
+#define ENDED_STEP_NS 200000000ull /* between two looks for threads that are stopped for good */
 
 static void note_outage(pc_client *client)
 {
@@ -58,9 +59,45 @@ void pc__attach_check_stuck(pc_client *client)
         if (address >= mapping->trapped.address &&
             address - mapping->trapped.address < mapping->trapped.length_bytes)
             pc__mapping_describe(mapping, &found);
+    bool is_ended = client->is_ended;
     pthread_mutex_unlock(&client->lock);
+    if (is_ended)
+        die(&found, address, pc_strerror(PC_ERR_ENDED), "");
     die(&found, address, "the page server of this node is gone and did not come back in time: ",
         client->outage);
+}
+
+int pc__attach_ended(pc_client *client)
+{
+    pthread_mutex_lock(&client->lock);
+    client->is_ended = true;
+    if (client->trap.sig)
+        atomic_store(&client->trap.sig->ended, true);
+    pc__outbox_clear(client);
+    pc__call_drop_all(client); /* wakes who waits for a mapping, too */
+    pthread_mutex_unlock(&client->lock);
+    return pc__fail(PC_ERR_ENDED, "the page server has said that the session ended");
+}
+
+static void wake_all(pc_client *client)
+{
+    pthread_mutex_lock(&client->lock);
+    for (struct pc__mapping *mapping = client->mappings; mapping; mapping = mapping->next)
+        if (mapping->trapped.needs_trap)
+            client->trap.ops->wake(&client->trap, &mapping->trapped);
+    pthread_mutex_unlock(&client->lock);
+}
+
+/* What is mapped stays so until its users unmap it; whoever stops at an absent block ends the
+ * process. Threads whose fault the old server still took are woken again and again. */
+static int wait_for_close(pc_client *client)
+{
+    struct pc__patience patience = {.client = client, .is_hopeless = true};
+    do {
+        wake_all(client);
+        patience.deadline_ns = pc__deadline(ENDED_STEP_NS);
+    } while (pc__patient_wait(&patience, -1, 0) != PC_ERR_CLOSED);
+    return PC_ERR_CLOSED;
 }
 
 /* What has to be attached. CLOSEs that were not sent died with the old connection. */
@@ -159,15 +196,6 @@ static int try_attach(const struct pc__patience *patience)
     return rc;
 }
 
-static void wake_all(pc_client *client)
-{
-    pthread_mutex_lock(&client->lock);
-    for (struct pc__mapping *mapping = client->mappings; mapping; mapping = mapping->next)
-        if (mapping->trapped.needs_trap)
-            client->trap.ops->wake(&client->trap, &mapping->trapped);
-    pthread_mutex_unlock(&client->lock);
-}
-
 int pc__reattach(pc_client *client, uint64_t since_ns)
 {
     const uint64_t most = (uint64_t)INT64_MAX - since_ns;
@@ -175,6 +203,8 @@ int pc__reattach(pc_client *client, uint64_t since_ns)
         since_ns + (client->reattach_timeout_ns < most ? client->reattach_timeout_ns : most);
     struct pc__patience patience = {.client = client, .deadline_ns = give_up_ns};
     for (;;) {
+        if (client->is_ended) /* only this thread sets it */
+            return wait_for_close(client);
         int rc = try_attach(&patience);
         if (rc == PC_OK || rc == PC_ERR_CLOSED)
             return rc;

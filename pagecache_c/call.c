@@ -25,6 +25,8 @@ int pc__call_refused(const pc_client *client)
         return pc__fail(PC_ERR_CLOSED, "the client was closed");
     if (client->state == PC__CONN_FORKED)
         return pc__fail(PC_ERR_FORKED, "this process is a child of fork and has not attached");
+    if (client->is_ended)
+        return pc__fail(PC_ERR_ENDED, "the page server of this node has said so");
     return PC_OK;
 }
 
@@ -115,6 +117,8 @@ int pc__call_finish(pc_client *client, struct pc__call *call, uint64_t deadline_
     pthread_mutex_unlock(&client->lock);
     if (rc)
         return rc;
+    if (call->is_dropped && pc_client_has_ended(client))
+        return pc__fail(PC_ERR_ENDED, "the page server of this node ended before it answered");
     if (call->is_dropped)
         return pc__fail(PC_ERR_NO_SERVER, "the page server died before it answered");
     if (call->status < 0) {
@@ -185,7 +189,7 @@ int pc__outbox_send(pc_client *client, uint16_t type, const void *body, size_t b
     if (client->state == PC__CONN_UP && !client->outbox &&
         send_outgoing(client, type, body, body_bytes) != 0)
         return PC_OK; /* sent, or the server is gone and so is what this is about */
-    if (client->state != PC__CONN_UP && client->state != PC__CONN_LOST)
+    if ((client->state != PC__CONN_UP && client->state != PC__CONN_LOST) || client->is_ended)
         return PC_OK;
     struct pc__outgoing *outgoing = malloc(sizeof *outgoing);
     if (!outgoing)

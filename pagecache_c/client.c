@@ -55,6 +55,9 @@ static int receive_all(pc_client *client)
             let_go(client, &packet->message);
             pthread_mutex_unlock(&client->lock);
             break;
+        case PC__CTL_ENDED:
+            pc__fds_close(packet->fds, &packet->n_fds);
+            return pc__attach_ended(client);
         case PC__CTL_FAIL:
             pc__conn_failed(&packet->message);
         default:
@@ -266,6 +269,16 @@ PC_API int pc_client_open(const struct pc_client_options *options, pc_client **o
     else
         *out = client;
     return rc;
+}
+
+PC_API int pc_client_has_ended(pc_client *client)
+{
+    pc__enter(client);
+    pthread_mutex_lock(&client->lock);
+    int ended = client->is_ended;
+    pthread_mutex_unlock(&client->lock);
+    pc__leave(client);
+    return ended;
 }
 
 PC_API int pc_client_trap(pc_client *client)

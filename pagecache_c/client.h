@@ -139,6 +139,7 @@ struct pc_client {
     struct pc__mapping *by_id[PC__MAPPING_BUCKETS];
     struct pc__mapping *by_region[PC__MAPPING_BUCKETS];
     char outage[160];               /* why the last try to re-attach failed */
+    bool is_ended;                  /* so is the session: no server will come again */
 };
 
 /* Around the whole of a public call, so that close frees nothing that the call still looks at:
@@ -304,6 +305,8 @@ int pc__watch_start(pc_client *client);
 /* attach.c; on the watch thread, state LOST since then. 0: attached; PC_ERR_CLOSED: the client
  * closes. */
 int pc__reattach(pc_client *client, uint64_t since_ns);
+/* The server has said that the session ended. Returns PC_ERR_ENDED. */
+int pc__attach_ended(pc_client *client);
 /* A thread is stopped and nobody serves: ends the process if it is so. */
 void pc__attach_check_stuck(pc_client *client);
 

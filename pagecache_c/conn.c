@@ -258,6 +258,8 @@ int pc__conn_exchange(const struct pc__patience *patience, int fd, uint16_t type
         if (got == PC__CTL_REPLY && packet->message.header.request_id == request_id)
             break;
         pc__fds_close(packet->fds, &packet->n_fds);
+        if (got == PC__CTL_ENDED)
+            return pc__attach_ended(patience->client);
         if (got != PC__CTL_REPLY && got != PC__CTL_LET_GO) /* nothing rests here yet */
             return pc__fail(PC_ERR_PROTOCOL, "the page server sent a message of type %u", got);
     }

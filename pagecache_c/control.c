@@ -339,6 +339,26 @@ static void let_go(struct pc__loop *loop, struct pc__mail *mail)
     }
 }
 
+static void ended(struct pc__loop *loop, struct pc__mail *mail)
+{
+    (void)mail;
+    pc__each(link, &loop->clients)
+    {
+        struct pc__client *client = pc__of(link, struct pc__client, link);
+        if (!client->closed)
+            pc__client_send(client, PC__CTL_ENDED, 0, PC_OK, NULL, 0, -1);
+    }
+}
+
+void pc__clients_ended(struct pc_engine *engine)
+{
+    for (int i = 0; i < engine->n_loops; i++) {
+        const struct pc__mail mail = {.run = ended};
+        /* For want of memory: they ask the registry when nobody answers. */
+        (void)pc__loop_post(&engine->loops[i], &mail);
+    }
+}
+
 void pc__clients_let_go(struct pc_engine *engine, uint64_t region)
 {
     for (int i = 0; i < engine->n_loops; i++) {

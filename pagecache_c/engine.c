@@ -337,6 +337,12 @@ fail:
     return rc;
 }
 
+PC_API int pc_engine_end(pc_engine *engine)
+{
+    pc__clients_ended(engine);
+    return PC_OK;
+}
+
 PC_API int pc_engine_stop(pc_engine *engine)
 {
     /* Leases that end from here on are the next server's to take over, and one loop ends before

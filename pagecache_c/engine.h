@@ -710,6 +710,7 @@ void pc__clients_check(struct pc__loop *loop, uint64_t now_ns);
 void pc__clients_close(struct pc__loop *loop);
 /* Tells clients that map the region to close what they keep for the next who asks. Any thread. */
 void pc__clients_let_go(struct pc_engine *engine, uint64_t region);
+void pc__clients_ended(struct pc_engine *engine);
 void pc__client_reply(struct pc__client *client, const struct pc__ctl_message *message, int status);
 
 /* control_build.c: regions that are made here, and layers. */

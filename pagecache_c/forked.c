@@ -238,6 +238,8 @@ static int after_fork(pc_client *client)
 {
     if (client->state != PC__CONN_FORKED)
         return pc__fail(PC_ERR_EXISTS, "this process is not a child of fork, or it has attached");
+    if (client->is_ended)
+        return pc__fail(PC_ERR_ENDED, "the page server of this node has said so");
     const struct pc__patience patience = {
         .client = client, .deadline_ns = pc__deadline(client->reattach_timeout_ns)};
     client->nudge_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

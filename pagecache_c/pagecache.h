@@ -101,6 +101,9 @@ int pc_client_close(pc_client *client);
 /* Instead of pc_client_unmap, for a mapping of a client that was closed: with its last one the guard
  * at the address goes. PC_ERR_NO_REGION: there is none. */
 int pc_ended_unmap(uint64_t address);
+/* 1: its page server has said that the session ended. What is here stays readable; every call but
+ * unmap gives PC_ERR_ENDED, and a touch of an absent block ends the process with that cause. */
+int pc_client_has_ended(pc_client *client);
 /* The trap in force: PC_TRAP_UFFD_FULL, PC_TRAP_UFFD_USER or PC_TRAP_SIGSEGV. */
 int pc_client_trap(pc_client *client);
 /* Why no better one is in force, where PC_TRAP_AUTO or PC_TRAP_UFFD has chosen it; else "". */
@@ -275,6 +278,8 @@ int pc_engine_start(const struct pc_engine_options *options, pc_engine **out);
 int pc_engine_stop(pc_engine *engine);
 /* Answers KEEPER_LOST: the new keeper is given everything. keeper_fd stays the caller's. */
 int pc_engine_renew_keeper(pc_engine *engine, int keeper_fd);
+/* Tells all clients that the session has ended. pc_engine_stop follows. */
+int pc_engine_end(pc_engine *engine);
 
 /* Things that only Python can decide. The descriptor is readable while there are events. */
 enum pc_event_kind {

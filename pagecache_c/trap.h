@@ -77,6 +77,7 @@ struct pc__sig {
     int event_fd;
     uint64_t patience_ns;
     _Atomic uint64_t lost_since_ns; /* 0: the server is there */
+    _Atomic bool ended;             /* no server will be there again */
     _Atomic uint32_t inside;        /* handlers that use this */
     /* A run of the window is replaced, and what it names is opened, by one thread at a time. A
      * busy run is passed over, never waited for. */

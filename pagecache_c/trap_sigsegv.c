@@ -146,6 +146,8 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t value)
 static void check_patience(const struct pc__range_view *range, uint64_t address, uint64_t begun_ns)
 {
     uint64_t now = now_ns(), since = atomic_load(&range->sig->lost_since_ns);
+    if (atomic_load(&range->sig->ended))
+        die(range, address, pc_strerror(PC_ERR_ENDED));
     if (since && now > since && now - since > range->sig->patience_ns)
         die(range, address, "the page server of this node is gone and did not come back in time");
     if (now - begun_ns > SLOT_PATIENCE_NS)

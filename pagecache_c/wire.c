@@ -73,6 +73,7 @@ static const struct body_size {
     [PC__CTL_GATHER] = FIXED(struct pc__ctl_gather),
     [PC__CTL_EVICTED] = FIXED(struct pc__ctl_runs),
     [PC__CTL_LET_GO] = FIXED(struct pc__ctl_region),
+    [PC__CTL_ENDED] = AT_LEAST(0),
 #undef FIXED
 #undef AT_LEAST
 };
@@ -165,6 +166,7 @@ static bool body_is_sound(enum pc__ctl_type type, const void *body)
     case PC__CTL_READS:    /* pc__ctl_parse_runs */
     case PC__CTL_REPLY:
     case PC__CTL_PING:
+    case PC__CTL_ENDED:
     case PC__CTL_LET_GO:   /* only the id counts */
         return true;
     case PC__CTL_LAST:

@@ -43,7 +43,8 @@ enum pc__ctl_type {
     PC__CTL_LET_GO = 16, /* s->c  pc__ctl_region, region only: what rests of it is to be closed */
     PC__CTL_EVICTED = 17,/* c->s  pc__ctl_runs, wait: enum pc__evicted; READ: reply with a file of runs,
                                   if there are any; END: no reply */
-    PC__CTL_LAST = 18
+    PC__CTL_ENDED = 18,  /* s->c  nothing: the session has ended, and nobody will serve it again */
+    PC__CTL_LAST = 19
 };
 
 enum pc__evicted { PC__EVICTED_END = 0, PC__EVICTED_BEGIN = 1, PC__EVICTED_READ = 2 };

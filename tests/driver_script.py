@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 
-def run(script: str) -> str:
+def run(script: str, timeout_s: float = 120) -> str:
     """What a script prints that runs as a driver by itself and has to succeed."""
     environment = dict(os.environ)
     environment.pop("RAY_ADDRESS", None)
@@ -16,7 +16,7 @@ def run(script: str) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

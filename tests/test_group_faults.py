@@ -224,7 +224,7 @@ print("ended")
 def test_they_end_with_the_session() -> None:
     said = driver_script.run(SHUTDOWN)
     assert "ended" in said
-    assert "waiting ended: ServerUnavailableError" in said
+    assert "waiting ended: SessionEndedError" in said
 
 
 # ------------------------------------------------------------------ groups that are odd

@@ -249,6 +249,8 @@ def test_mappings_come_and_go() -> None:
 
 
 class FakeClient:
+    has_ended = False
+
     def __init__(self) -> None:
         self.asked: list[tuple[int, list[list[int]], bool]] = []
 

@@ -50,7 +50,7 @@ struct fake {
     _Atomic int lie_inode, lie_length, lie_no_fd, garbage_reply, refuse_attach, lie_slot;
     _Atomic int other_version, die_at_prefetch, die_at_open, open_delay_ms, late_open_ms;
     _Atomic int refuse_seal, die_at_seal, die_after_seal, seal_delay_ms, refuse_stage, die_at_stage;
-    _Atomic int stall_stage, absent_at_home;
+    _Atomic int stall_stage, absent_at_home, end_session, end_at_fault;
     /* Deeds. */
     _Atomic int hellos, opens, attaches, closes, faults, prefetches, prefetched_runs, reports;
     _Atomic int reported_runs, live_mappings, pings, creates, seals, abandons, stages, resolves;
@@ -157,7 +157,9 @@ static inline bool fake_fault(struct fake *fake, struct fake_client *client, uin
     fake->faults++;
     if (fake->die_at_fault && --fake->die_at_fault == 0)
         _exit(0);
-    if (fake->stall_faults)
+    if (fake->end_at_fault)
+        fake->end_session = 1;
+    if (fake->stall_faults || fake->end_session)
         return false;
     struct fake_region *region = fake_region(fake, open->region, open->version);
     uint64_t block = (address - open->address) >> PC_BLOCK_SHIFT;
@@ -494,7 +496,13 @@ static inline _Noreturn void fake_serve(struct fake *fake, int ready, int go, pi
             fds[1 + 2 * i] = (struct pollfd){.fd = client->fd, .events = POLLIN};
             fds[2 + 2 * i] = (struct pollfd){.fd = trap, .events = POLLIN};
         }
-        if (poll(fds, 1 + 2 * FAKE_CLIENTS, -1) < 0)
+        int n_ready = poll(fds, 1 + 2 * FAKE_CLIENTS, 20);
+        for (size_t i = 0; i < FAKE_CLIENTS && fake->end_session; i++)
+            if (clients[i].fd >= 0)
+                fake_send(&clients[i], PC__CTL_ENDED, 0, 0, NULL, 0, -1);
+        if (fake->end_session)
+            _exit(0);
+        if (n_ready < 0)
             continue;
         for (size_t i = 0; i < FAKE_CLIENTS; i++) {
             struct fake_client *client = &clients[i];

@@ -178,11 +178,105 @@ static void test_threads(struct world *world)
     }
 }
 
+/* ------------------------------------------------- the page server says that it has ended */
+
+static void test_told(struct world *world)
+{
+    pc_client *client = world_client(world);
+    struct pc_mapping mapping = world_map(world, client, PAGED, 0), other;
+    CHECK(block_is_right(&mapping, PAGED, 3) && !pc_client_has_ended(client), "as always");
+    uint64_t begun = now_ns();
+    world->fake->end_session = 1;
+    EVENTUALLY(pc_client_has_ended(client));
+    FAILS(try_map(world, client, WHOLE, 0, 30 * SECOND, &other), PC_ERR_ENDED, "page server");
+    const struct pc_run all = {0, BLOCKS};
+    FAILS(pc_client_prefetch(client, mapping.id, &all, 1, 1, 30 * SECOND), PC_ERR_ENDED, "page server");
+    CHECK(now_ns() - begun < 10 * SECOND, "at once, not after a wait");
+    CHECK(block_is_right(&mapping, PAGED, 3), "what is here stays");
+    OK(pc_client_unmap(client, mapping.id));
+    OK(pc_client_close(client));
+    CHECK(!is_taken(mapping.address), "unmapped");
+}
+
+static void *map_stalled(void *arg)
+{
+    struct world *world = arg;
+    pc_client *client = world_client(world);
+    struct pc_mapping mapping;
+    FAILS(try_map(world, client, PAGED, 0, 50 * SECOND, &mapping), PC_ERR_ENDED, "page server");
+    OK(pc_client_close(client));
+    return NULL;
+}
+
+/* Who waits for an answer has one. */
+static void test_told_while_it_waits(struct world *world)
+{
+    pthread_t thread;
+    world->fake->stall_open = 1;
+    uint64_t begun = now_ns();
+    REQUIRE(pthread_create(&thread, NULL, map_stalled, world) == 0);
+    EVENTUALLY(world->fake->opens > 0);
+    world->fake->end_session = 1;
+    pthread_join(thread, NULL);
+    CHECK(now_ns() - begun < 30 * SECOND, "at once, not after a wait");
+}
+
+static void touch_what_is_absent(struct world *world)
+{
+    pc_client *client = world_client(world);
+    struct pc_mapping mapping = world_map(world, client, PAGED, 0);
+    CHECK(block_is_right(&mapping, PAGED, 3), "it is there");
+    world->fake->end_session = 1;
+    EVENTUALLY(pc_client_has_ended(client));
+    load(mapping.address + 4096 * 777);
+}
+
+/* A thread is stopped there when the session ends; the old server took the fault. */
+static void wait_for_what_is_absent(struct world *world)
+{
+    pc_client *client = world_client(world);
+    struct pc_mapping mapping = world_map(world, client, PAGED, 0);
+    world->fake->end_at_fault = 1;
+    load(mapping.address + 4096 * 777);
+}
+
+static void test_told_and_touched(struct world *world)
+{
+    struct world other;
+    world->reattach_ns = 60 * SECOND; /* nobody waits for that */
+    other_make(&other, world, BASE);
+    other.reattach_ns = 60 * SECOND;
+    expect_end(world, touch_what_is_absent, 70, "block 777 (address 0x");
+    CHECK(world->fake->end_session == 1, "ended");
+    expect_end(&other, wait_for_what_is_absent, 70, "its session has ended (clamor.shutdown()");
+}
+
+static void test_told_and_forked(struct world *world)
+{
+    pc_client *client = world_client(world);
+    struct pc_mapping mapping = world_map(world, client, PAGED, 0);
+    world->fake->end_session = 1;
+    EVENTUALLY(pc_client_has_ended(client));
+    uint64_t begun = now_ns();
+    pid_t pid = fork();
+    REQUIRE(pid >= 0);
+    if (pid == 0)
+        _exit(pc_client_after_fork(client) == PC_ERR_ENDED ? 0 : 1);
+    int how;
+    waitpid(pid, &how, 0);
+    CHECK(WIFEXITED(how) && WEXITSTATUS(how) == 0, "the child: %#x", (unsigned)how);
+    CHECK(now_ns() - begun < 5 * SECOND, "it did not look for a server");
+    OK(pc_client_close(client));
+    OK(pc_ended_unmap(mapping.address));
+}
+
 #include "client_main.h"
 
 int main(int argc, char **argv)
 {
     static const struct test tests[] = {TEST(at_once), TEST(same_addresses), TEST(elsewhere),
-                                        TEST(touches), TEST(threads)};
+                                        TEST(touches), TEST(threads), TEST(told),
+                                        TEST(told_while_it_waits), TEST(told_and_touched),
+                                        TEST(told_and_forked)};
     return run_tests(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL);
 }

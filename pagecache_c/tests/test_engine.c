@@ -569,6 +569,29 @@ static void test_restart(int trap)
     close(to_keeper);
 }
 
+/* The session ends: clients hear it before the server is gone. */
+static void test_end(int trap)
+{
+    struct cluster *c = cluster_start(1, "end");
+    pc_client *clients[8];
+    for (int i = 0; i < 8; i++)
+        clients[i] = attach(&c->servers[0], trap);
+    struct pc_region_info info = build(c, &c->servers[0], clients[0], 1, MIB, 0);
+    struct pc_mapping m = map(clients[1], &info, 0), again;
+    OK(pc_engine_end(c->servers[0].engine));
+    cluster_stop(c);
+    for (int i = 0; i < 8; i++) {
+        for (int k = 0; k < 500 && !pc_client_has_ended(clients[i]); k++)
+            usleep(10000);
+        CHECK(pc_client_map(clients[i], 1, 0, info.base_address, MIB, 0,
+                            10 * SECOND, &again) == PC_ERR_ENDED);
+    }
+    check_all(&m, &info, 0);
+    for (int i = 0; i < 8; i++)
+        pc_client_close(clients[i]);
+    OK(pc_ended_unmap(m.address));
+}
+
 int main(void)
 {
     int failed = 0;
@@ -595,6 +618,7 @@ int main(void)
         failed += run_test("zeros_to_system_calls", test_zeros_to_system_calls, trap, 60);
         failed += run_test("hurry", test_hurry, trap, 60);
         failed += run_test("restart", test_restart, trap, 60);
+        failed += run_test("end", test_end, trap, 60);
     }
     return failed != 0;
 }

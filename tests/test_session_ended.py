@@ -1,0 +1,92 @@
+"""What outlives its driver: a detached actor, as Serve has them, whose session has ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import driver_script
+
+pytestmark = pytest.mark.lab
+
+SCRIPT = """
+import subprocess
+import sys
+import time
+import numpy as np
+import ray
+import clamor_ray as clamor
+
+DRIVER = '''
+import sys
+import numpy as np
+import ray
+import clamor_ray as clamor
+from clamor_ray import errors
+import time
+
+
+@ray.remote(num_cpus=0)
+class App:
+    def keep(self, refs):
+        self.ref = refs[0]
+        self.array = self.ref.get()
+        self.made = clamor.put(np.arange(10**5))
+        return self.made.get()[7]
+
+    def raised(self, what):
+        calls = {
+            "get": lambda: self.ref.get(),
+            "latest": lambda: self.ref.latest(),
+            "update": lambda: clamor.update(self.ref).__enter__(),
+            "put": lambda: clamor.put(np.zeros(10**5)),
+            "small": lambda: clamor.put(1).refresh(),
+            "init": lambda: clamor.init(),
+            "prefetch": lambda: clamor.prefetch(self.ref),
+        }
+        begun = time.monotonic()
+        try:
+            calls[what]()
+        except errors.ClamorError as error:
+            return type(error).__name__, str(error), time.monotonic() - begun
+        return "nothing", "", time.monotonic() - begun
+
+    def held(self):
+        return float(self.array[5])
+
+    def total(self, refs):
+        with clamor.update(refs[0]) as x:
+            x[0] = 100
+        return float(refs[0].latest().get()[:3].sum())
+
+
+ray.init(address=sys.argv[1], namespace="n", log_to_driver=False)
+clamor.init()
+app = App.options(name="app", lifetime="detached").remote()
+print(ray.get(app.keep.remote([clamor.put(np.full(10**6, 7.0))]), timeout=100))
+'''
+
+ray.init(address="local", num_cpus=2, namespace="n", include_dashboard=False)
+driver = [sys.executable, "-c", DRIVER, ray.get_runtime_context().gcs_address]
+done = subprocess.run(driver, capture_output=True, text=True, timeout=200)
+assert done.returncode == 0, done.stdout + done.stderr
+app = ray.get_actor("app")
+for what in ("get", "latest", "update", "put", "small", "init", "prefetch"):
+    name, text, took_s = ray.get(app.raised.remote(what), timeout=200)
+    print(what, name, f"{took_s:.1f} s", text)
+    assert name == "SessionEndedError", (what, name, text)
+    assert "has ended" in text and "clamor.init()" not in text, text
+    assert took_s < 30, (what, took_s)  # not one of the timeouts of 60 s
+# What is here of it stays right, and so does the actor: it uses any driver's session that runs.
+assert ray.get(app.held.remote(), timeout=100) == 7.0
+clamor.init()
+assert ray.get(app.total.remote([clamor.put(np.ones(10**6))]), timeout=100) == 102.0
+assert ray.get(app.held.remote(), timeout=100) == 7.0
+name, text, _ = ray.get(app.raised.remote("get"), timeout=200)
+assert name == "SessionEndedError", (name, text)
+print("outlived")
+"""
+
+
+def test_a_detached_actor_whose_driver_has_ended() -> None:
+    """Its calls fail at once, and say what is so."""
+    assert "outlived" in driver_script.run(SCRIPT, timeout_s=600)
