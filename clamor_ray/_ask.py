@@ -72,7 +72,7 @@ def ask(reference: Any, timeout_s: float, *, owner: bool = True) -> Any:
     except ray.exceptions.ActorDiedError as error:
         got = error
         own = (
-            errors.ServerUnavailableError(f"The registry is dead: {error}", hint=_LOST)
+            errors.ServerUnavailableError(f"The registry is dead: {cause_of(error)}", hint=_LOST)
             if owner
             else errors.SessionEndedError("The session has ended: its registry is gone.")
         )
@@ -80,9 +80,7 @@ def ask(reference: Any, timeout_s: float, *, owner: bool = True) -> Any:
         got = error
         own = errors.ServerUnavailableError(
             f"The registry cannot be reached: {cause_of(error)}",
-            hint=_LOST
-            if isinstance(error, ray.exceptions.ActorDiedError)
-            else "It restarts by itself: try again in a moment.",
+            hint="It restarts by itself: try again in a moment.",
         )
     # Not while Ray's error is handled, and without the frames it came through: one of them holds it
     # (ray.get's `value`), and each its caller, so that every mapping of our callers would wait for

@@ -21,7 +21,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import ray
@@ -52,6 +51,7 @@ from clamor_ray._native import (
 from clamor_ray._ref import GlobalRef
 from clamor_ray._source import Source, source_of_call, source_of_zeros
 from clamor_ray._spares import Spares
+from clamor_ray._starting import InitResult as InitResult
 from clamor_ray._version import __version__
 from clamor_ray.actors.messages import INLINE_BASE
 from clamor_ray.actors.registry_core import server_id_of
@@ -66,27 +66,6 @@ _OUTLIVES = (
     "It can read and update those of any driver that runs: pass it their references."
 )
 FIRST_LOOK_S = 0.2  # for a page server that is there already
-
-
-@dataclass(frozen=True)
-class InitResult:
-    """What `clamor.init()` found.
-
-    Args:
-        trap: in force in this process: "uffd" (system calls on absent blocks work), "uffd-user"
-            or "sigsegv" (they fail with EFAULT; `clamor.prefetch` first).
-        node_id: Ray's hex id of this node.
-        server_version: library version of this node's page server.
-        scope: names the session in sockets and actors.
-        trap_reason: why it is not "uffd": what the kernel said, or that CLAMOR_TRAP asks for it;
-            "" for "uffd".
-    """
-
-    trap: str
-    node_id: str
-    server_version: str
-    scope: str
-    trap_reason: str = ""
 
 
 # ------------------------------------------------------------------ where we are
@@ -705,14 +684,19 @@ def _known(scope: str | None) -> Session | None:
 
 def _attach(scope: str | None) -> Session:
     global _sought
+    from clamor_ray import _spawned
+
     known = _known(scope)
     if known is not None:
         return known
     session = _current
     if session is not None and session._pid != os.getpid():
         _raise_mismatch(scope or "?")
+    if not ray.is_initialized():
+        _add(alone := _spawned.session_of(scope, session))
+        return alone
     _starting.check_not_ray_client()
-    in_worker = ray.is_initialized() and _starting.in_worker()
+    in_worker = _starting.in_worker()
     if not in_worker and (session is None or not session.is_here):
         raise errors.NotInitializedError("There is no clamor session in this process.")
     wanted = scope if scope is not None else _starting.find_scope_of_job()
@@ -738,6 +722,7 @@ def _attach(scope: str | None) -> Session:
     node_id = ray.get_runtime_context().get_node_id()
     found = Session(wanted, registry, node_id, Config.from_env(), owner=False)
     _add(found)
+    _spawned.announce(node_id)
     return found
 
 
@@ -805,6 +790,8 @@ def init(
         'uffd'
     """
     global _current
+    from clamor_ray import _spawned
+
     _check_platform()
     if address is not None and address.startswith("ray://"):
         raise errors.RayClientError(f"{address} is a Ray Client address.")
@@ -842,6 +829,7 @@ def init(
         _current = session
     if trap != "uffd" and not reason:
         reason = f"CLAMOR_TRAP={session.config.trap} asks for it"
+    _spawned.announce(session.node_id)
     return InitResult(trap, session.node_id, info.library_version, session.scope, reason)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -11,6 +12,27 @@ import ray
 from clamor_ray import _names, errors
 from clamor_ray._config import Config
 from clamor_ray._version import __version__
+
+
+@dataclass(frozen=True)
+class InitResult:
+    """What `clamor.init()` found.
+
+    Args:
+        trap: in force in this process: "uffd" (system calls on absent blocks work), "uffd-user"
+            or "sigsegv" (they fail with EFAULT; `clamor.prefetch` first).
+        node_id: Ray's hex id of this node.
+        server_version: library version of this node's page server.
+        scope: names the session in sockets and actors.
+        trap_reason: why it is not "uffd": what the kernel said, or that CLAMOR_TRAP asks for it;
+            "" for "uffd".
+    """
+
+    trap: str
+    node_id: str
+    server_version: str
+    scope: str
+    trap_reason: str = ""
 
 
 def in_worker() -> bool:
