@@ -281,7 +281,7 @@ static size_t make_seed(uint8_t *to)
     uint8_t *body = to + 1 + sizeof header;
     if (type == PC__CTL_PREFETCH || type == PC__CTL_READS) {
         const struct pc__ctl_runs head = {.n_runs = (uint32_t)(1 + next_random() % 33),
-                                          .wait = next_random() % (PC__RUNS_LAST_WAIT + 2)};
+                                          .wait = (uint32_t)(next_random() % (PC__RUNS_LAST_WAIT + 2))};
         memcpy(body, &head, sizeof head);
         for (uint32_t i = 0; i < head.n_runs; i++) {
             const struct pc_run run = {next_random() >> next_random() % 64,
