@@ -414,7 +414,7 @@ class Client(_Handle):
     def build_keep(self, mapping_id: int) -> None:
         """While it is built: libraries may point into it for good. The seal makes it a private
         copy-on-write map, which children of fork inherit, and which outlives the client."""
-        check(self._call(c.lib.pc_client_build_keep, mapping_id), mapping=mapping_id)
+        self._check(self._call(c.lib.pc_client_build_keep, mapping_id), mapping_id)
 
     def build_drop(self, mapping_id: int) -> None:
         """Instead of a seal: abandons a region that is kept. Its memory is this process's alone.
@@ -422,11 +422,11 @@ class Client(_Handle):
         Raises:
             ExistsError: It is not being built, or not kept.
         """
-        check(self._call(c.lib.pc_client_build_drop, mapping_id), mapping=mapping_id)
+        self._check(self._call(c.lib.pc_client_build_drop, mapping_id), mapping_id)
 
     def build_let_go(self, mapping_id: int) -> None:
         """Nothing points into it any more: from here on it ends as any other mapping."""
-        check(self._call(c.lib.pc_client_build_let_go, mapping_id), mapping=mapping_id)
+        self._check(self._call(c.lib.pc_client_build_let_go, mapping_id), mapping_id)
 
     def build_copy(self) -> None:
         """Makes all that is kept this process's own memory. For `close`, in a process that goes on:

@@ -18,6 +18,7 @@ from clamor_ray import _session, errors
 from clamor_ray._config import Config
 from clamor_ray._lease import LeaseTable
 from clamor_ray._native import MAP_PRIVATE, Mapping
+from clamor_ray._spares import Spares
 from clamor_ray.actors.commit_log import CommitLog
 from clamor_ray.actors.messages import RegionRecord
 
@@ -77,6 +78,12 @@ class Cluster:
         return record
 
     def seal(self, region: int, source: Any = None) -> None: ...
+
+    def seal_and_create(
+        self, region: int, source: Any, length_bytes: int, node_id: str, request_id: int
+    ) -> RegionRecord:
+        self.seal(region, source)
+        return self.create_region(length_bytes, node_id, request_id)
 
     def why_lost(self, region: int) -> None: ...
 
@@ -238,6 +245,8 @@ class FakeSession(_session.Session):
         self.leases = LeaseTable()
         self._freed = {}
         self._shared = {}
+        self._spares = Spares()
+        self._freed_after_sweep = 0
         self._client = Client(cluster)  # type: ignore[assignment]
         self._pid = os.getpid()
 
