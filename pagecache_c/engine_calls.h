@@ -285,16 +285,21 @@ void pc__served_close_all(struct pc__loop *loop);
 /* control.c */
 void pc__client_accept(struct pc__loop *loop, int listen_fd);
 void pc__client_event(struct pc__loop *loop, struct pc__client *client, uint32_t events);
-void pc__client_retry_open(struct pc__loop *loop, struct pc__mail *mail);
 uint64_t pc__clients_deadline(struct pc__loop *loop);
 void pc__clients_check(struct pc__loop *loop, uint64_t now_ns);
 void pc__clients_close(struct pc__loop *loop);
+void pc__client_reply(struct pc__client *client, const struct pc__ctl_message *message, int status);
+
+/* control_open.c: leases, which are mappings. */
+void pc__client_open(struct pc__client *client, const struct pc__ctl_message *message, bool attach);
+void pc__client_retry_open(struct pc__loop *loop, struct pc__mail *mail);
+int pc__client_close_mapping(struct pc__client *client, const struct pc__ctl_message *message);
+void pc__client_drop_mapping(struct pc__client *client, struct pc__mapping *mapping);
+struct pc__mapping *pc__client_mapping_at(struct pc__client *client, uint64_t address);
+struct pc__mapping *pc__client_mapping(struct pc__client *client, uint64_t id);
 /* Tells clients that map the region to close what they keep for the next who asks. Any thread. */
 void pc__clients_let_go(struct pc_engine *engine, uint64_t region);
 void pc__clients_ended(struct pc_engine *engine);
-void pc__client_reply(struct pc__client *client, const struct pc__ctl_message *message, int status);
-struct pc__mapping *pc__client_mapping_at(struct pc__client *client, uint64_t address);
-struct pc__mapping *pc__client_mapping(struct pc__client *client, uint64_t id);
 
 /* control_build.c: regions that are made here, and layers. */
 void pc__client_create(struct pc__client *client, const struct pc__ctl_message *message);

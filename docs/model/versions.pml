@@ -34,7 +34,7 @@
  *   Home         pagecache_c/home.c (where a block of a version is), apply.c (the worker), layer.c,
  *                history.c, serve.c; actors/version_questions.py where it asks the registry
  *   Node         pagecache_c/generation.c (advance, fork), fetch.c, fill.c; eviction is to come
- *   NodeReader   a process with a lease and what its OPEN does: pagecache_c/mapping.c, control.c,
+ *   NodeReader   a process with a lease and what its OPEN does: pagecache_c/mapping.c, control_open.c,
  *   HomeReader   and attach.c, which attaches it to a restarted server
  *   Monitor      DESIGN 7, rules 1 and 2
  *
