@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from clamor_ray._adds import add_at as add_at
     from clamor_ray._adds import maximum_at as maximum_at
     from clamor_ray._adds import minimum_at as minimum_at
+    from clamor_ray._driver import init as init
+    from clamor_ray._driver import shutdown as shutdown
     from clamor_ray._gather import gather as gather
     from clamor_ray._group import AllReduceGroup as AllReduceGroup
     from clamor_ray._hashmap import HashMap as HashMap
@@ -43,9 +45,7 @@ if TYPE_CHECKING:
     from clamor_ray._region import region as region
     from clamor_ray._remote import remote as remote
     from clamor_ray._retry import retry as retry
-    from clamor_ray._session import InitResult as InitResult
-    from clamor_ray._session import init as init
-    from clamor_ray._session import shutdown as shutdown
+    from clamor_ray._starting import InitResult as InitResult
     from clamor_ray._stats import block_map as block_map
     from clamor_ray._stats import stats as stats
     from clamor_ray._surface import free as free
@@ -115,7 +115,7 @@ _HOMES = {
     "DataCollection": "collection.collection",
     "GlobalRef": "_ref",
     "HashMap": "_hashmap",
-    "InitResult": "_session",
+    "InitResult": "_starting",
     "Pointer": "_pointer",
     "Region": "_region",
     "Transaction": "_transaction",
@@ -124,7 +124,7 @@ _HOMES = {
     "free": "_surface",
     "block_map": "_stats",
     "gather": "_gather",
-    "init": "_session",
+    "init": "_driver",
     "maximum_at": "_adds",
     "minimum_at": "_adds",
     "prefetch": "_prefetch",
@@ -134,7 +134,7 @@ _HOMES = {
     "remote": "_remote",
     "retry": "_retry",
     "share": "_surface",
-    "shutdown": "_session",
+    "shutdown": "_driver",
     "stats": "_stats",
     "transaction": "_transaction",
     "update": "_transaction",

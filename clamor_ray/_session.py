@@ -12,10 +12,8 @@ the first is never taken under the second. Neither is held by finalizers.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import secrets
 import sys
 import threading
 import time
@@ -26,19 +24,13 @@ from typing import Any, NoReturn, TypeVar
 import ray
 
 from clamor_ray import _attempt, _kept, _names, _starting, errors
-from clamor_ray._ask import OFTEN, ask, new_request_id, pack, unpack
+from clamor_ray._ask import OFTEN, ask, pack, unpack
 from clamor_ray._config import Config
 from clamor_ray._layout import (
-    BLOCK_BYTES,
-    INLINE_BYTES,
-    Plan,
-    round_up,
     stream_blocks,
-    take_apart,
-    take_apart_zeros,
 )
 from clamor_ray._lease import Lease, Leased, LeaseTable
-from clamor_ray._memory import check_room
+from clamor_ray._making import Making
 from clamor_ray._native import (
     MAP_EXACT_READS,
     MAP_FIXED,
@@ -46,19 +38,14 @@ from clamor_ray._native import (
     MAP_PRIVATE,
     Client,
     Mapping,
-    copy_in,
 )
 from clamor_ray._ref import GlobalRef
-from clamor_ray._source import Source, source_of_call, source_of_zeros
 from clamor_ray._spares import Spares
-from clamor_ray._starting import InitResult as InitResult
 from clamor_ray._version import __version__
-from clamor_ray.actors.messages import INLINE_BASE
 from clamor_ray.actors.registry_core import server_id_of
 
 _T = TypeVar("_T")
 
-SHUTDOWN_S = 30.0
 ANSWER_S = 5.0  # that the page server of this node has to say why there is nothing
 SWEEP_LEAST = 64
 _OUTLIVES = (
@@ -78,13 +65,6 @@ def _check_platform() -> None:
         raise errors.UnsupportedPlatformError("This is a 32-bit process.")
 
 
-def _inline_id() -> int:
-    """An id for a variable that travels inside its references; nobody need be asked for it."""
-    region = INLINE_BASE | secrets.randbits(62)
-    _attempt.made(region)
-    return region
-
-
 # ------------------------------------------------------------------ the session
 
 
@@ -95,7 +75,7 @@ _KEPT_HINT = (
 )
 
 
-class Session:
+class Session(Making):
     """One process's part in one session. Safe from any thread.
 
     Args:
@@ -319,138 +299,7 @@ class Session:
                     raise
             time.sleep(0.05)
 
-    # -- making
-
-    def put(self, obj: object, source: Callable[[], Any] | None = None) -> GlobalRef[Any]:
-        pickled = take_apart(obj)
-        plan = pickled.plan
-        if plan.total_bytes < INLINE_BYTES:
-            return GlobalRef(_inline_id(), 0, 0, 0, plan, self.scope, pickled.image())
-        check_room(plan.region_bytes, f"put({type(obj).__qualname__})")
-        again = None if source is None else source_of_call(source, pickled)
-        return self._create(plan, pickled.pieces, again)
-
-    def zeros(self, shape: Any, dtype: Any, capacity: int | None = None) -> GlobalRef[Any]:
-        plan, inband = take_apart_zeros(shape, dtype, capacity)
-        if plan.region_bytes <= INLINE_BYTES and plan.total_bytes < INLINE_BYTES:
-            payload = inband.ljust(plan.total_bytes, b"\0")
-            return GlobalRef(_inline_id(), 0, 0, 0, plan, self.scope, payload)
-        source = source_of_zeros(plan, inband)
-        return self._create(plan, lambda: iter([(0, memoryview(inband))]), source)
-
-    def _create(
-        self,
-        plan: Plan,
-        pieces: Callable[[], Iterator[tuple[int, memoryview]]],
-        source: Source | None,
-    ) -> GlobalRef[Any]:
-        """Puts again where the page server died meanwhile: nothing was there before."""
-        deadline = time.monotonic() + self.config.reattach_s
-        while True:
-            try:
-                return self._try_create(plan, pieces(), source)
-            except errors.ServerUnavailableError:
-                if time.monotonic() >= deadline or self._has_ended():
-                    raise
-            time.sleep(0.1)
-
-    def _try_create(
-        self, plan: Plan, pieces: Iterator[tuple[int, memoryview]], source: Source | None
-    ) -> GlobalRef[Any]:
-        client = self.client
-        record = self._spares.take(plan.region_bytes)
-        if record is None:
-            record = self.call("create_region", plan.region_bytes, self.node_id, new_request_id())
-        region = record.region
-        _attempt.made(region)
-        try:
-            fd = client.create(
-                region,
-                record.base_address,
-                record.length_bytes,
-                timeout_s=self.config.connect_timeout_s,
-            )
-            try:
-                for offset, view in pieces:
-                    copy_in(fd, offset, view)
-            finally:
-                os.close(fd)
-            try:
-                client.seal(region, timeout_s=self.config.connect_timeout_s)
-                self._seal(region, source, plan.region_bytes)
-            except errors.FreedError as error:
-                # What was not sealed ends with the page server; the registry gives it 10 minutes.
-                raise errors.ServerUnavailableError(
-                    f"Region {region} was given up while it was filled: the page server of this "
-                    "node was restarted, or the copy took more than 10 minutes.",
-                    code=error.code,
-                    hint="Nothing is left of it: put the object again.",
-                ) from error
-        except BaseException:
-            with contextlib.suppress(errors.ClamorError):
-                client.abandon(region, timeout_s=self.config.connect_timeout_s)
-            with contextlib.suppress(errors.ClamorError):
-                self.call("abandon", region)
-            raise
-        return self._ref(record, plan)
-
-    def seal_at_registry(self, region: int, source: Source | None = None) -> None:
-        """Tells the registry that a region's bytes are in place."""
-        self._until_answered("seal", region, source)
-
-    def _seal(self, region: int, source: Source | None, region_bytes: int) -> None:
-        """Makes it public. In a row of puts of one size the answer brings the next region."""
-        if not self._spares.wanted(region_bytes):
-            self.seal_at_registry(region, source)
-            return
-        spare = self._until_answered(
-            "seal_and_create", region, source, region_bytes, self.node_id, new_request_id()
-        )
-        if spare is not None:
-            self._spares.keep(region_bytes, spare)
-
-    def _until_answered(self, method: str, *args: object) -> Any:
-        """A call of the registry that may be made twice; again where the answer is lost."""
-        deadline: float | None = None
-        while True:
-            try:
-                return self.call(method, *args)
-            except (errors.ServerUnavailableError, errors.WaitTimeoutError) as error:
-                gone = isinstance(error.__cause__, ray.exceptions.ActorDiedError)
-                now = time.monotonic()
-                deadline = now + self.config.reattach_s if deadline is None else deadline
-                if gone or now >= deadline or self._has_ended():
-                    raise
-            time.sleep(0.1)
-
-    def _ref(self, record: Any, plan: Plan) -> GlobalRef[Any]:
-        return GlobalRef(
-            record.region,
-            record.version,
-            record.base_address,
-            round_up(record.length_bytes, BLOCK_BYTES),
-            plan,
-            self.scope,
-        )
-
-    def share(self, object_ref: Any, timeout_s: float) -> GlobalRef[Any]:
-        ready, _ = ray.wait([object_ref], timeout=timeout_s, fetch_local=False)
-        if not ready:
-            raise errors.WaitTimeoutError(
-                f"{object_ref} was not ready within {timeout_s:g} s.",
-                hint="Wait for the task that makes it, or raise the timeout.",
-            )
-        where = ray.experimental.get_object_locations([object_ref])[object_ref]
-        nodes = list(where.get("node_ids") or ())
-        if not nodes:  # Ray keeps small objects with their owner, and errors too
-            return self.put(ray.get(object_ref, timeout=timeout_s))
-        node_id = self.node_id if self.node_id in nodes else nodes[0]
-        record, plan = self.call(
-            "share", [object_ref], node_id, new_request_id(), timeout_s=timeout_s
-        )
-        # Registry and page server have it from each other: if both die, Ray counts neither.
-        self._shared[record.region] = object_ref
-        return self._ref(record, plan)
+    # -- freeing
 
     def free(self, ref: GlobalRef[Any]) -> None:
         if ref.scope != self.scope:
@@ -742,140 +591,3 @@ def _add(found: Session) -> None:
     elif before is not None:
         _others = {**_others, before.scope: before}
     _close_over()
-
-
-def init(
-    address: str | None = None,
-    *,
-    namespace: str | None = None,
-    cache_bytes: int | str | None = None,
-    cache_policy: str | None = None,
-    replication: str | None = None,
-    page_bytes: int | str | None = None,
-) -> InitResult:
-    """Attaches this program to its Ray cluster and starts a session of global variables.
-
-    Where Ray is not connected yet, connects it: to `address`, else to `RAY_ADDRESS`, else to a
-    cluster that runs on this machine or a new local one. Calling it again changes nothing. In a
-    task or an actor it attaches to the session of the driver.
-
-    Args:
-        address: as `ray.init`'s; ignored where Ray is connected already.
-        namespace: as `ray.init`'s; ours is always "clamor".
-        cache_bytes: budget of each node's cached blocks, as a number or as in "4GiB"; homes do
-            not count. 0: a quarter of what each node has.
-        cache_policy: which cached blocks go first: sieve, s3fifo, fifo, lru, lfu, random, clock.
-        replication: whom a busy home sends askers to: "p2c" (of two nodes that have the block, the
-            one with less to send), "random" or "off".
-        page_bytes: what a fault fetches, a power of two from 4 KiB to 8 MiB; 0: by use.
-            These four are settings of the session, and come before CLAMOR_CACHE_BYTES,
-            CLAMOR_CACHE_POLICY, CLAMOR_REPLICATION and CLAMOR_PAGE_BYTES. In a task or an actor
-            they change nothing.
-
-    Returns:
-        The trap in force, this node's id and the version of its page server.
-
-    Raises:
-        UnsupportedPlatformError: Not 64-bit Linux.
-        RayClientError: Connected through `ray://`; use `ray job submit`.
-        ServerUnavailableError, VersionMismatchError: This node's page server does not start.
-        TrapUnavailableError: The kernel refuses the trap that CLAMOR_TRAP asks for.
-        ValueError: A setting makes no sense, or is not that of the session that this driver has
-            already. Nothing was started.
-        CacheBudgetError: This node has less memory than `cache_bytes`. (A node that has less and
-            joins later raises it in the first task there that uses a global variable.)
-
-    Example:
-        >>> clamor.init().trap   # doctest: +SKIP
-        'uffd'
-    """
-    global _current
-    from clamor_ray import _spawned
-
-    _check_platform()
-    if address is not None and address.startswith("ray://"):
-        raise errors.RayClientError(f"{address} is a Ray Client address.")
-    _starting.check_not_ray_client()
-    settings = {
-        "cache_bytes": cache_bytes,
-        "cache_policy": cache_policy,
-        "replication": replication,
-        "page_bytes": page_bytes,
-    }
-    config = Config.from_env(None, **settings)
-    if not ray.is_initialized():
-        if os.environ.get("RAY_ADDRESS", "").startswith("ray://") and address is None:
-            raise errors.RayClientError("RAY_ADDRESS is a Ray Client address.")
-        ray.init(address=address, namespace=namespace)
-    with _lock:
-        for gone in [session for session in sessions() if not session.is_here]:
-            _leave(gone)  # ray.shutdown() took the cluster from under it
-            gone.close()
-        session = _current
-        if _starting.in_worker():
-            session = _attach(None)
-        if session is None:
-            session = _make_session(config)
-        elif session.owner:
-            _starting.check_same_settings(session.config, config, settings)
-        try:
-            info = session.ensure_server()
-            trap = session.client.trap
-            reason = session.client.trap_reason
-        except BaseException:
-            if session is not _current:
-                _end(session)
-            raise
-        _current = session
-    if trap != "uffd" and not reason:
-        reason = f"CLAMOR_TRAP={session.config.trap} asks for it"
-    _spawned.announce(session.node_id)
-    return InitResult(trap, session.node_id, info.library_version, session.scope, reason)
-
-
-def _make_session(config: Config) -> Session:
-    node_id = ray.get_runtime_context().get_node_id()
-    scope, registry = _starting.start_registry(config, node_id, _still_used())
-    _once("exit", lambda: atexit.register(_shutdown, exiting=True))
-    return Session(scope, registry, node_id, config, owner=True)
-
-
-def _still_used() -> list[tuple[int, int]]:
-    """Addresses of sessions that ended here, which objects still look into. One of this cluster has
-    them for itself anyway; one of another cluster may be given them, too."""
-    tables = [*_left, *(session.leases for session in _over)]
-    mappings = [leased.mapping for table in tables for _, leased in table.entries()]
-    return [(mapping.address, mapping.address + mapping.length_bytes) for mapping in mappings]
-
-
-def _end(session: Session, exiting: bool = False) -> None:
-    session.close(exiting=exiting)
-    if not session.owner or not session.is_here:
-        return
-    with contextlib.suppress(errors.ClamorError):
-        session.call("shutdown", timeout_s=SHUTDOWN_S)
-    with contextlib.suppress(Exception):  # already dead, or the cluster is
-        ray.kill(session.registry)
-
-
-def shutdown() -> None:
-    """Ends the session: stops every page server and forgets every global variable.
-
-    Objects that `get` returned must not be used any more: their memory is gone, and a touch of it
-    ends the process with a message. Runs by itself when the driver ends; calling it again changes
-    nothing. In a task or an actor it only detaches that process. Sessions of other drivers go on.
-
-    Example:
-        >>> clamor.shutdown()   # doctest: +SKIP
-    """
-    _shutdown()
-
-
-def _shutdown(exiting: bool = False) -> None:
-    with _lock:
-        for session in (*sessions(), *_over):
-            _leave(session)
-            _ended.add(session.scope)
-            if session._pid == os.getpid():
-                _end(session, exiting)
-        _over.clear()

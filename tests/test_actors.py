@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clamor_ray import _native, _session, errors
+from clamor_ray import _making, _native, _session, errors
 from clamor_ray._config import Config
 from clamor_ray._layout import put_together
 from clamor_ray._version import __version__
@@ -158,7 +158,7 @@ def test_a_put_survives_the_restart_of_its_server(
 
     try:
         assert process.client.trap  # its server runs
-        monkeypatch.setattr(_session, "copy_in", kill)
+        monkeypatch.setattr(_making, "copy_in", kill)
         ref = process.put(array)  # what was filled died with the server; it is put once more
         until(lambda: session.states() | {"ready": 1} == session.states())
         until(lambda: sum(session.states().values()) == 1)
