@@ -58,6 +58,7 @@ static void world_end(struct world *w)
     for (int i = 0; i < N_SERVERS; i++)
         if (w->clients[i])
             pc_client_close(w->clients[i]);
+    OK(pc_ended_unmap(w->m.address)); /* it was in use until then: a guard stays at its addresses */
     for (int i = 0; i < N_SERVERS; i++) {
         if (!w->servers[i].engine)
             continue;
