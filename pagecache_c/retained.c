@@ -5,17 +5,30 @@
  * copies, and no source makes them. So a layer stays, under the version that it is, for a rebuild to
  * take blocks from (rebuild.c), until newer ones need its room. Nothing is read from it otherwise.
  *
- * The bound is of layers (each is a mapping, and a descriptor of the keeper) and of bytes. Those go first after which the region
- * has a newer one here; then the oldest. A layer that alone is more than the bound is not kept.
+ * The file stays open: a keeper that takes the place of one that died is given it (keeping.c), and only
+ * so it outlives this server.
+ *
+ * The bound is of layers (each is a mapping, and a descriptor here and at the keeper) and of bytes. Those
+ * go first after which the region has a newer one here; then the oldest. A layer that alone is more than
+ * the bound is not kept.
  *
  * Owns engine.retained, under engine.lock.
  */
 #include "engine.h"
 #include "retained.h"
 
-#include <unistd.h>
+#include <sys/resource.h>
 
 #define MOST_LAYERS 256u
+#define DESCRIPTORS_SHARE 4u /* of the limit, where that is less */
+
+static uint64_t most_layers(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur / DESCRIPTORS_SHARE > MOST_LAYERS)
+        return MOST_LAYERS;
+    return limit.rlim_cur / DESCRIPTORS_SHARE;
+}
 
 /* Under engine.lock: the oldest that a newer one of its region follows, else the oldest. Not the last,
  * which has just come. */
@@ -51,23 +64,13 @@ static void end_all(struct pc_engine *engine, struct pc__link *gone)
     }
 }
 
-/* Its map is enough. Nobody can come to use it, for it is in no list; who does already needs the file. */
-static void close_file(struct pc__layer *layer)
-{
-    if (atomic_load(&layer->refs) != 1)
-        return;
-    close(layer->memfd);
-    layer->memfd = -1;
-}
-
 void pc__retained_add(struct pc_engine *engine, struct pc__layer *layer, uint64_t version)
 {
-    const uint64_t most_bytes = engine->retained_most_bytes;
+    const uint64_t most_bytes = engine->retained_most_bytes, most = most_layers();
     struct pc__link gone;
     pc__count_sub(&engine->count.layers, 1);
     pc__count_sub(&engine->count.layer_bytes, layer->bytes);
     pc__link_init(&gone);
-    close_file(layer);
     pthread_mutex_lock(&engine->lock);
     layer->version = version;
     pc__link_push(&engine->retained, &layer->link);
@@ -75,7 +78,7 @@ void pc__retained_add(struct pc_engine *engine, struct pc__layer *layer, uint64_
     pc__count_add(&engine->count.retained_bytes, layer->bytes);
     if (layer->bytes > most_bytes)
         take_out(engine, layer, &gone);
-    while (pc__count_get(&engine->count.retained_layers) > MOST_LAYERS ||
+    while (pc__count_get(&engine->count.retained_layers) > most ||
            pc__count_get(&engine->count.retained_bytes) > most_bytes)
         take_out(engine, next_to_go(engine), &gone);
     pthread_mutex_unlock(&engine->lock);

@@ -164,6 +164,49 @@ static void test_keeper_ends(int trap)
     keeper_stop(&k);
 }
 
+/* What a writer's node retains of its commits goes to another keeper too, and comes back from there. */
+static void test_another_keeper_has_what_is_retained(int trap)
+{
+    struct keeper k = keeper_start("retains");
+    told.settle_ns = SECOND / 10;
+    struct cluster *c = cluster_new(2);
+    struct server *writer = &c->servers[1];
+    int to_keeper = keeper_connect(&k);
+    server_start(c, 0, "retains", -1);
+    server_start(c, 1, "retains", to_keeper);
+    pc_client *home = attach(&c->servers[0], trap), *near = attach(writer, trap);
+    struct pc_region_info info = build(c, &c->servers[0], home, 1, MIB, 0);
+    struct transaction t;
+    OK(try_begin(c, writer, near, &info, 0, &t));
+    write_runs(&t, some, N(some));
+    OK(try_stage(&t));
+    OK(try_pull(&t));
+    CHECK(decide(&t) == 1);
+    tell(&t);
+    OK(pc_client_unmap(near, t.m.id));
+    SOON(stats_of(writer).retained_layers == 1);
+    end_process(k.pid);
+    close(to_keeper);
+    SOON(writer->keepers_lost == 1);
+    k = part_start("retains");
+    to_keeper = keeper_connect(&k);
+    OK(pc_engine_renew_keeper(writer->engine, to_keeper));
+    SOON(!pc__keeper_is_behind(writer->engine));
+    server_stop(c, 1);
+    close(to_keeper);
+    to_keeper = keeper_connect(&k);
+    server_start(c, 1, "retains", to_keeper);
+    CHECK(stats_of(writer).layers == 1);
+    check_at(c, near, &info, 1); /* the region is used here: now it can be told what the layer is */
+    OK(pc_engine_publish(writer->engine, info.region, 1, t.id));
+    CHECK(stats_of(writer).retained_layers == 1 && stats_of(writer).layers == 0);
+    pc_client_close(near);
+    pc_client_close(home);
+    cluster_stop(c);
+    close(to_keeper);
+    keeper_stop(&k);
+}
+
 /* Its server died before it had given it everything. */
 static void test_a_part_is_not_taken_for_all(int trap)
 {
@@ -259,6 +302,7 @@ int main(int argc, char **argv)
         RUN(slow_keeper, 120);
         RUN(commits_with_a_slow_keeper, 60);
         RUN(keeper_ends, 60);
+        RUN(another_keeper_has_what_is_retained, 60);
         RUN(a_part_is_not_taken_for_all, 60);
         RUN(an_open_is_given_up, 60);
         RUN(an_open_that_waits_is_given_up, 60);
