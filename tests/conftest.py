@@ -164,12 +164,12 @@ def run_core(request: pytest.FixtureRequest):
     """Runs a coroutine on a fresh loop of each kind, and looks for leaked descriptors."""
     new = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
 
-    def runner(work: Callable[[], Awaitable[None]]) -> None:
+    def runner(work: Callable[[], Awaitable[None]], seconds: float = 60.0) -> None:
         new().close()  # a first loop of a process opens descriptors that it keeps
         before = descriptors()
         loop = new()
         try:
-            loop.run_until_complete(asyncio.wait_for(work(), 20))
+            loop.run_until_complete(asyncio.wait_for(work(), seconds))
         finally:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
