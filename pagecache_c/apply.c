@@ -152,14 +152,15 @@ static int write_all(int fd, const uint8_t *bytes, uint64_t n_bytes, uint64_t of
     return PC_OK;
 }
 
-static int replace(int memfd, uint64_t first, uint64_t n, const uint8_t *bytes)
+static int replace(int memfd, uint64_t first, uint64_t n, const uint8_t *bytes, bool single)
 {
     uint64_t offset = first << PC_BLOCK_SHIFT, length = n << PC_BLOCK_SHIFT;
     while (fallocate(memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
                      (off_t)length))
         if (errno != EINTR)
             return pc__fail_errno("punching a home");
-    return write_all(memfd, bytes, length, offset);
+    int rc = single ? pc__huge_pages_prevent(memfd, offset, length) : PC_OK;
+    return rc ? rc : write_all(memfd, bytes, length, offset);
 }
 
 struct old_blocks {
@@ -229,12 +230,15 @@ static int keep_base(struct pc_engine *engine, struct pc__region *region, uint64
     return changes ? pc__keep_wait(engine) : PC_OK;
 }
 
-static int write_layer(const struct pc__layer *layer, int memfd)
+static int write_layer(struct pc_engine *engine, const struct pc__layer *layer, int memfd)
 {
     int rc = PC_OK;
+    bool single = pc__engine_makes_huge_pages(engine);
     for (uint32_t i = 0; i < layer->n_runs && !rc; i++)
         rc = replace(memfd, layer->runs[i].first_block, layer->runs[i].n_blocks,
-                     layer->map + layer->data_offset + (layer->positions[i] << PC_BLOCK_SHIFT));
+                     layer->map + layer->data_offset + (layer->positions[i] << PC_BLOCK_SHIFT),
+                     single);
+    (void)pc__engine_makes_huge_pages(engine);
     return rc;
 }
 
@@ -301,7 +305,7 @@ static int apply_next(struct pc_engine *engine, struct pc__region *region)
         rc = make_overlay(engine, region);
     struct pc__store *store = to_base ? &home->base : &home->overlay;
     if (!rc)
-        rc = write_layer(layer, store->memfd);
+        rc = write_layer(engine, layer, store->memfd);
     if (rc)
         return rc;
     if (to_base) {
@@ -329,16 +333,19 @@ static int apply_next(struct pc_engine *engine, struct pc__region *region)
     return let_go(engine, region);
 }
 
-static int write_overlay(const struct pc__home *home)
+static int write_overlay(struct pc_engine *engine, const struct pc__home *home)
 {
+    bool single = pc__engine_makes_huge_pages(engine);
     const struct pc__blockset *data = &home->overlay.data;
     int rc = PC_OK;
     uint64_t at = 0;
     while (!rc && (at = pc__blockset_next(data, at, data->n_blocks)) < data->n_blocks) {
         uint64_t end = pc__blockset_next_absent(data, at, data->n_blocks);
-        rc = replace(home->base.memfd, at, end - at, home->overlay.map + (at << PC_BLOCK_SHIFT));
+        rc = replace(home->base.memfd, at, end - at, home->overlay.map + (at << PC_BLOCK_SHIFT),
+                     single);
         at = end;
     }
+    (void)pc__engine_makes_huge_pages(engine);
     return rc;
 }
 
@@ -369,7 +376,7 @@ static int fold(struct pc_engine *engine, struct pc__region *region)
         return 1;
     int rc = keep_base(engine, region, home->base.version, true);
     if (!rc)
-        rc = write_overlay(home);
+        rc = write_overlay(engine, home);
     if (rc)
         return rc;
     (void)keep_base(engine, region, home->applied, false);

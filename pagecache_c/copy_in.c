@@ -17,6 +17,7 @@
 
 #include "atomics.h"
 #include "error.h"
+#include "huge_pages.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -64,6 +65,7 @@ struct copy {
     const struct place *chunks;
     uint64_t n_bytes, n_chunks;
     bool may_touch;           /* the source is memory that this process may read */
+    bool single;              /* single pages are made before pwrite */
     int uffd;                 /* -1: pwrite only */
     uint64_t map;             /* where the uffd's mapping has offset_bytes; a whole block */
     _Atomic uint64_t next_chunk;
@@ -110,6 +112,8 @@ static void open_map(struct copy *copy)
                            copy->fd, (off_t)copy->offset_bytes);
     struct uffdio_register range = {.range = {.start = (uint64_t)(uintptr_t)map, .len = length},
                                     .mode = UFFDIO_REGISTER_MODE_MISSING};
+    if (map != MAP_FAILED)
+        pc__huge_pages_refuse(map, length);
     if (map != MAP_FAILED && ioctl(uffd, UFFDIO_REGISTER, &range)) {
         munmap(map, length);
         map = MAP_FAILED;
@@ -154,6 +158,12 @@ static struct iovec vector_of(struct part part)
 static bool write_parts(struct copy *copy, struct part *parts, size_t n)
 {
     struct iovec from[VECTOR];
+    if (copy->single && n &&
+        pc__huge_pages_prevent(copy->fd, copy->offset_bytes + parts[0].at,
+                               parts[n - 1].at + parts[n - 1].n_bytes - parts[0].at)) {
+        fail(copy, errno ? errno : ENOMEM);
+        return false;
+    }
     for (size_t first = 0; first < n;) {
         for (size_t i = first; i < n; i++)
             from[i - first] = vector_of(parts[i]);
@@ -314,8 +324,10 @@ PC_API int pc_copy_in(int fd, uint64_t offset_bytes, const void *source, uint64_
     const struct piece piece = {(uint64_t)(uintptr_t)source, n_bytes};
     struct copy copy = {.fd = fd, .offset_bytes = offset_bytes, .pieces = &piece,
                         .n_bytes = n_bytes};
+    char why[PC__HUGE_PAGES_WHY_BYTES];
     if (n_threads < 0 || offset_bytes > INT64_MAX || n_bytes > (uint64_t)INT64_MAX - offset_bytes)
         return pc__fail(PC_ERR_RANGE, "%llu bytes at %llu with %d threads",
                         (unsigned long long)n_bytes, (unsigned long long)offset_bytes, n_threads);
+    copy.single = pc__huge_pages(why);
     return copy_pieces(&copy, n_threads);
 }

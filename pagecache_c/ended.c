@@ -33,6 +33,8 @@ static_assert(BUCKETS == 1u << 8, "bucket() takes 8 bits");
 void pc__ended_keep(struct pc_client *client, struct pc__mapping *mapping)
 {
     struct pc__trapped *trapped = &mapping->trapped;
+    if (mapping->is_kept && mapping->state == PC__MAPPING_LIVE)
+        return; /* libraries look at it: it stays as it is (build.c) */
     struct ended *ended = mapping->users && trapped->address ? malloc(sizeof *ended) : NULL;
     if (!ended)
         return; /* nobody looks at it; or no memory is left, and it is unmapped as if so */

@@ -209,6 +209,19 @@ static int listen_on(const char *name)
     return fd;
 }
 
+bool pc__engine_makes_huge_pages(struct pc_engine *engine)
+{
+    char why[PC__HUGE_PAGES_WHY_BYTES];
+    if (!pc__huge_pages(why))
+        return false;
+    if (!atomic_exchange(&engine->huge_pages, true))
+        pc__engine_event(engine, PC_EVENT_LOG, PC_ERR_HUGE_PAGES, 0, 0,
+                         "%s in /sys/kernel/mm/transparent_hugepage: this server copies what it "
+                         "sends, and makes single pages before it writes, which takes longer. Set "
+                         "it to never or advise", why);
+    return true;
+}
+
 /* Inserts go by UFFDIO_COPY, through maps of our own that nobody reads: it makes single pages,
  * and shows none before it is whole. Where the kernel has no userfaultfd they go by pwrite, which
  * is as good only while shared memory is not made of huge pages: one block would bring 511 of
@@ -222,20 +235,11 @@ static int open_uffd(struct pc_engine *engine, bool refused)
         fd = -1;
     }
     engine->uffd = fd;
-    if (fd >= 0)
+    char why[PC__HUGE_PAGES_WHY_BYTES];
+    if (fd >= 0 || !pc__huge_pages(why))
         return PC_OK;
-    char setting[128] = "";
-    FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "re");
-    if (file) {
-        (void)!fgets(setting, sizeof setting, file);
-        fclose(file);
-    }
-    if (strstr(setting, "[always]") || strstr(setting, "[within_size]") ||
-        strstr(setting, "[force]"))
-        return pc__fail(PC_ERR_HUGE_PAGES,
-                        "set /sys/kernel/mm/transparent_hugepage/shmem_enabled to never or advise, "
-                        "or allow userfaultfd");
-    return PC_OK;
+    return pc__fail(PC_ERR_HUGE_PAGES, "%s in /sys/kernel/mm/transparent_hugepage: set it to never or "
+                                       "advise, or allow userfaultfd", why);
 }
 
 static int choose_loops(int asked)
@@ -300,6 +304,8 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
         goto fail;
     }
     rc = open_uffd(engine, options->no_userfaultfd);
+    if (!rc)
+        (void)pc__engine_makes_huge_pages(engine);
     if (!rc)
         rc = pc__cache_open(engine, options->cache_bytes, options->cache_policy);
     if (rc)

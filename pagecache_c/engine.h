@@ -33,6 +33,7 @@
 #include "blockset.h"
 #include "error.h"
 #include "history.h"
+#include "huge_pages.h"
 #include "keeper.h"
 #include "keeping.h"
 #include "list.h"
@@ -398,6 +399,7 @@ struct pc_engine {
     int listen_fd;
     int event_fd;
     int uffd;                      /* inserts go through it; -1: pwrite */
+    _Atomic bool huge_pages;       /* shared memory was made of them once: replies are copied */
     _Atomic uint64_t settle_until_ns; /* 0: clients have had the time to attach again */
     int n_loops;
     struct pc__loop loops[PC__MAX_LOOPS];

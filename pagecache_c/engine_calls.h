@@ -5,6 +5,10 @@
 #ifndef PC_ENGINE_CALLS_H
 #define PC_ENGINE_CALLS_H
 
+/* engine.c: whether shared memory is made of huge pages now. Notes it for good, and says so the first
+ * time. For whoever writes to shared memory by system call, before (huge_pages.h) and afterwards. */
+bool pc__engine_makes_huge_pages(struct pc_engine *engine);
+
 /* region.c */
 struct pc__region *pc__region_get(struct pc_engine *engine, uint64_t id); /* +1 ref, or NULL */
 struct pc__region *pc__region_get_or_add(struct pc_engine *engine, uint64_t id);

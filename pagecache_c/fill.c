@@ -172,11 +172,14 @@ static int insert(const struct pc_engine *engine, const struct pc__generation *g
     return PC_OK;
 }
 
-/* bytes must be resident: memory that this thread has just written. */
-static int insert_by_pwrite(const struct pc__generation *generation, uint64_t first, uint64_t n,
-                            const uint8_t *bytes)
+/* bytes must be resident: memory that this thread has just written. Where one block brings others
+ * along, as zeros, nothing is written: the setting was another when this server began. */
+static int insert_by_pwrite(struct pc_engine *engine, const struct pc__generation *generation,
+                            uint64_t first, uint64_t n, const uint8_t *bytes)
 {
     uint64_t left = n << PC_BLOCK_SHIFT, offset = first << PC_BLOCK_SHIFT;
+    if (pc__engine_makes_huge_pages(engine))
+        return pc__fail(PC_ERR_HUGE_PAGES, "since this page server started");
     while (left) {
         ssize_t wrote = pwrite(generation->memfd, bytes, left, (off_t)offset);
         if (wrote < 0 && errno == EINTR)
@@ -192,18 +195,18 @@ static int insert_by_pwrite(const struct pc__generation *generation, uint64_t fi
 }
 
 /* bytes NULL: blocks of zeros. */
-static int write_blocks(const struct pc_engine *engine, const struct pc__generation *generation,
+static int write_blocks(struct pc_engine *engine, const struct pc__generation *generation,
                         uint64_t first, uint64_t n, const uint8_t *bytes)
 {
     if (engine->uffd >= 0)
         return insert(engine, generation, first, n, bytes);
     if (bytes)
-        return insert_by_pwrite(generation, first, n, bytes);
+        return insert_by_pwrite(engine, generation, first, n, bytes);
     uint8_t zeros[PC_BLOCK_BYTES];
     memset(zeros, 0, sizeof zeros);
     int rc = PC_OK;
     for (uint64_t i = 0; i < n && !rc; i++)
-        rc = insert_by_pwrite(generation, first + i, 1, zeros);
+        rc = insert_by_pwrite(engine, generation, first + i, 1, zeros);
     return rc;
 }
 

@@ -79,6 +79,7 @@ int pc__generation_map(const struct pc_engine *engine, struct pc__generation *ge
     if (map == MAP_FAILED)
         return pc__fail_errno("mmap of a generation of %llu bytes", (unsigned long long)length);
     generation->map = map;
+    pc__huge_pages_refuse(map, length);
     (void)madvise(map, length, MADV_DONTDUMP);
     (void)madvise(map, length, MADV_DONTFORK);
     struct uffdio_register range = {.range = {.start = (uint64_t)(uintptr_t)map, .len = length},

@@ -12,6 +12,7 @@
 #include "history_log.h"
 #include "atomics.h"
 #include "error.h"
+#include "huge_pages.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -138,6 +139,7 @@ static struct pc__store *new_store(int fd, uint64_t capacity_bytes, uint64_t seq
         return NULL;
     }
     store->map = map;
+    pc__huge_pages_refuse(map, capacity_bytes);
     (void)madvise(map, capacity_bytes, MADV_DONTDUMP);
     (void)madvise(map, capacity_bytes, MADV_DONTFORK);
     return store;

@@ -41,6 +41,7 @@ int pc__store_open(struct pc__store *store, int fd, uint64_t inode, uint64_t len
     void *map = mmap(NULL, length_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (map == MAP_FAILED)
         return pc__fail_errno("mmap of a home of %llu bytes", (unsigned long long)length_bytes);
+    pc__huge_pages_refuse(map, length_bytes);
     (void)madvise(map, length_bytes, MADV_DONTDUMP);
     store->map = map;
     return PC_OK;

@@ -96,10 +96,12 @@ static int open_layer(int fd, uint64_t bytes, uint64_t region, uint64_t commit_i
     int rc = check_file(fd, bytes, &layer->inode);
     if (!rc) {
         void *map = mmap(NULL, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
-        if (map == MAP_FAILED)
+        if (map == MAP_FAILED) {
             rc = pc__fail_errno("mmap of a layer of %llu bytes", (unsigned long long)bytes);
-        else
+        } else {
+            pc__huge_pages_refuse(map, bytes);
             layer->map = map;
+        }
     }
     struct pc__layer_head head;
     if (!rc)

@@ -15,6 +15,8 @@
  */
 #include "client.h"
 
+#include "huge_pages.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -181,6 +183,7 @@ int pc__mapping_lay(pc_client *client, const struct pc__mapping *mapping, int fd
     if (mmap(at, trapped->length_bytes, prot, share | MAP_FIXED | MAP_NORESERVE, fd, 0) ==
         MAP_FAILED)
         return pc__fail_errno("mmap of region %" PRIu64, mapping->region);
+    pc__huge_pages_refuse(at, trapped->length_bytes);
     if (madvise(at, trapped->length_bytes, MADV_DONTFORK))
         return pc__fail_errno("MADV_DONTFORK of region %" PRIu64, mapping->region);
     (void)madvise(at, trapped->length_bytes, MADV_DONTDUMP); /* a dump would fetch all of it */

@@ -155,9 +155,13 @@ PC_API int64_t pc_engine_cached_blocks(pc_engine *engine, uint64_t id, uint64_t 
     return n;
 }
 
-static int write_all(int fd, const void *bytes, uint64_t n_bytes, uint64_t offset)
+/* single: of a home, where the machine makes huge pages (huge_pages.h). */
+static int write_all(int fd, const void *bytes, uint64_t n_bytes, uint64_t offset, bool single)
 {
     const uint8_t *at = bytes;
+    int rc = single ? pc__huge_pages_prevent(fd, offset, n_bytes) : PC_OK;
+    if (rc)
+        return rc;
     while (n_bytes) {
         ssize_t wrote = pwrite(fd, at, n_bytes, (off_t)offset);
         if (wrote < 0 && errno == EINTR)
@@ -222,7 +226,8 @@ static int copy_some(struct pc__region *region, const struct held *held, uint64_
 static int copy_runs(struct pc__region *region, const struct held *held, uint64_t version,
                      const struct pc_run *runs, size_t n_runs, int fd, uint64_t offset)
 {
-    const bool in_place = offset == IN_PLACE;
+    char why[PC__HUGE_PAGES_WHY_BYTES];
+    const bool in_place = offset == IN_PLACE, single = in_place && pc__huge_pages(why);
     uint8_t *some = malloc(PC__BOUNCE_BLOCKS * PC_BLOCK_BYTES);
     int rc = some ? PC_OK : pc__fail(PC_ERR_NO_MEMORY, "a copy of blocks");
     for (size_t i = 0; i < n_runs && !rc; i++) {
@@ -232,7 +237,7 @@ static int copy_runs(struct pc__region *region, const struct held *held, uint64_
             n = end - at < PC__BOUNCE_BLOCKS ? end - at : PC__BOUNCE_BLOCKS;
             rc = copy_some(region, held, version, at, n, some);
             if (!rc)
-                rc = write_all(fd, some, n << PC_BLOCK_SHIFT, offset);
+                rc = write_all(fd, some, n << PC_BLOCK_SHIFT, offset, single);
         }
     }
     free(some);
@@ -272,9 +277,9 @@ static int64_t stage_from(struct pc_engine *engine, struct pc__region *region,
     int fd = pc__memfd_make(bytes, &inode);
     if (fd < 0)
         return fd;
-    int rc = write_all(fd, &head, sizeof head, 0);
+    int rc = write_all(fd, &head, sizeof head, 0, false);
     if (!rc)
-        rc = write_all(fd, runs, n_runs * sizeof *runs, sizeof head);
+        rc = write_all(fd, runs, n_runs * sizeof *runs, sizeof head, false);
     if (!rc)
         rc = copy_runs(region, held, version, runs, n_runs, fd, head.data_offset);
     if (rc)
@@ -393,13 +398,15 @@ static int is_being_filled(const struct pc__region *region, int fd)
 
 static int write_layer(const struct pc__layer *layer, uint64_t n_blocks, int fd)
 {
+    char why[PC__HUGE_PAGES_WHY_BYTES];
+    const bool single = pc__huge_pages(why);
     int rc = PC_OK;
     for (uint32_t i = 0; i < layer->n_runs && !rc; i++) {
         const struct pc_run *run = &layer->runs[i];
         if (run->first_block >= n_blocks || run->n_blocks > n_blocks - run->first_block)
             return pc__fail(PC_ERR_RANGE, "blocks outside of the region");
         rc = write_all(fd, layer->map + layer->data_offset + (layer->positions[i] << PC_BLOCK_SHIFT),
-                       run->n_blocks << PC_BLOCK_SHIFT, run->first_block << PC_BLOCK_SHIFT);
+                       run->n_blocks << PC_BLOCK_SHIFT, run->first_block << PC_BLOCK_SHIFT, single);
     }
     return rc;
 }
@@ -448,6 +455,7 @@ PC_API int pc_engine_rebuild_seal(pc_engine *engine, uint64_t id, int fd)
     struct pc__region *region = pc__region_get(engine, id);
     if (!region)
         return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
+    (void)pc__engine_makes_huge_pages(engine); /* its writer may have met them */
     pthread_mutex_lock(&region->lock);
     int rc = is_being_filled(region, fd);
     if (!rc) {

@@ -279,6 +279,7 @@ int pc__region_seal(struct pc_engine *engine, struct pc__region *region)
         return pc__fail(PC_ERR_NO_MEMORY, "homes of region %llu", (unsigned long long)region->id);
     for (size_t i = 0; i < n_homes; i++)
         homes[i] = engine->server_id;
+    (void)pc__engine_makes_huge_pages(engine); /* its writer may have met them */
     pthread_mutex_lock(&region->lock);
     int rc = PC_ERR_NO_REGION;
     if (region->state == PC__REGION_CREATING && region->home) {

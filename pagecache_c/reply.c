@@ -8,7 +8,9 @@
  * to another version, once that is dropped.
  *
  * Relies on: sendfile queues the memfd's own pages, so a block of a home is never overwritten in
- * place (punch, then insert).
+ * place (punch, then insert). A punch does change what is queued where it zeroes a part of a huge page:
+ * once the machine was seen to make such (huge_pages.c), a home's blocks leave by sendmsg, which copies
+ * them while the reply holds the epoch. Nobody punches a layer.
  */
 #include "reply.h"
 
@@ -161,7 +163,8 @@ static int add_part(struct pc_engine *engine, struct pc__reply *reply,
     pc__directory_add(engine, reply->region, request->number, request->header.version, block, *n,
                       false);
     if (part.kind == PC__HOME_MEMORY)
-        return pc__reply_add(reply, part.bytes, part.memfd, part.offset, *n << PC_BLOCK_SHIFT);
+        return pc__reply_add(reply, part.bytes, engine->huge_pages ? -1 : part.memfd, part.offset,
+                             *n << PC_BLOCK_SHIFT);
     return add_composed(reply, request, parts, part.kind, block);
 }
 

@@ -82,6 +82,33 @@ static inline bool fake_has(const struct fake_region *region, uint64_t block)
     return lseek(region->memfd, at, SEEK_DATA) == at;
 }
 
+/* As servers insert: one page, whole, whatever pages the machine makes of what is written. False: the
+ * kernel has no userfaultfd for us. */
+static inline bool fake_insert(const struct fake_region *region, uint64_t block, const void *words)
+{
+    struct uffdio_api api = {.api = UFFD_API};
+    const int user_mode_only = 1; /* UFFD_USER_MODE_ONLY */
+    int uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | user_mode_only);
+    if (uffd < 0)
+        return false;
+    void *map = ioctl(uffd, UFFDIO_API, &api)
+                    ? MAP_FAILED
+                    : mmap(NULL, PC_BLOCK_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
+                           region->memfd, (off_t)(block << PC_BLOCK_SHIFT));
+    struct uffdio_register range = {
+        .range = {.start = (uint64_t)(uintptr_t)map, .len = PC_BLOCK_BYTES},
+        .mode = UFFDIO_REGISTER_MODE_MISSING};
+    struct uffdio_copy copy = {.dst = (uint64_t)(uintptr_t)map,
+                               .src = (uint64_t)(uintptr_t)words,
+                               .len = PC_BLOCK_BYTES};
+    bool is_in = map != MAP_FAILED && !ioctl(uffd, UFFDIO_REGISTER, &range) &&
+                 (!ioctl(uffd, UFFDIO_COPY, &copy) || errno == EEXIST);
+    if (map != MAP_FAILED)
+        munmap(map, PC_BLOCK_BYTES);
+    close(uffd);
+    return is_in;
+}
+
 static inline void fake_fill(const struct fake_region *region, uint64_t block)
 {
     uint64_t words[512];
@@ -89,6 +116,8 @@ static inline void fake_fill(const struct fake_region *region, uint64_t block)
         return;
     for (uint64_t i = 0; i < 512; i++)
         words[i] = pattern(region->content ? region->content : region->id, block * 512 + i);
+    if (fake_insert(region, block, words))
+        return;
     if (pwrite(region->memfd, words, sizeof words, (off_t)(block << PC_BLOCK_SHIFT)) !=
         (ssize_t)sizeof words)
         _exit(3);
