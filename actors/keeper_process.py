@@ -26,6 +26,7 @@ import time
 from pathlib import Path
 
 from clamor_ray._cause import cause_of
+from clamor_ray.actors import journal_watcher
 
 # Run by `python -I -S -c`. Loads first and forks then, so that what goes wrong in loading is told.
 _PROGRAM = """
@@ -45,49 +46,11 @@ run = lib.pc_keeper_run_part if is_part == "1" else lib.pc_keeper_run
 os._exit(1 if run(name.encode(), int(watched), int(orphan_ns)) else 0)
 """
 
-# Also run by `python -I -S -c`. The directory goes when the raylet ends, or when its registry has
-# been gone for so long that Ray cannot mean to restart it: then the driver died without a word.
-_WATCHER = """
-import fcntl, os, select, shutil, sys, time
-directory, watched, orphan_s, poll_s = sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:])
-raylet = os.pidfd_open(watched)
-mine = os.open(os.path.join(directory, "watcher.lock"), os.O_RDWR | os.O_CREAT, 0o600)
-if os.fork():
-    os._exit(0)
-null = os.open(os.devnull, os.O_RDWR)
-for fd in (0, 1, 2):
-    os.dup2(null, fd)
-try:
-    fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
-except OSError:
-    os._exit(0)  # there is one
-theirs = os.open(os.path.join(directory, "registry.lock"), os.O_RDWR)
-poll = select.poll()
-poll.register(raylet, select.POLLIN)
-seen = time.monotonic()
-while not poll.poll(int(poll_s * 1000)):
-    if os.fstat(theirs).st_nlink == 0:
-        os._exit(0)
-    try:
-        fcntl.flock(theirs, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        seen = time.monotonic()
-    else:
-        if time.monotonic() - seen > orphan_s:
-            break
-        fcntl.flock(theirs, fcntl.LOCK_UN)
-# Somebody may still be writing, for a moment.
-for _ in range(100):
-    shutil.rmtree(directory, ignore_errors=True)
-    if not os.path.exists(directory):
-        break
-    time.sleep(0.05)
-"""
-
 START_S = 60.0
 LOCK_S = 30.0
 JOURNAL_ORPHAN_S = 600.0
 WATCHER_POLL_S = 5.0
+RESERVE_BYTES = 32 << 20  # of the disk that the journal is on: see journal_watcher
 
 
 class KeeperError(RuntimeError):
@@ -135,6 +98,7 @@ def spawn(
         KeeperError: It did not start within 60 s, or its interpreter failed.
     """
     _run(
+        "-c",
         _PROGRAM,
         str(_file_of("clamor_ray._pagecache")),
         str(_file_of("_cffi_backend").parent),
@@ -150,12 +114,15 @@ def hold_and_watch(
     watched_pid: int,
     orphan_s: float = JOURNAL_ORPHAN_S,
     poll_s: float = WATCHER_POLL_S,
+    reserve_bytes: int = RESERVE_BYTES,
 ) -> int:
     """Marks a journal's directory as in use by this process, and sees to its end.
 
     A process is started, unless there is one, that removes the directory when ``watched_pid``
     ends, or when nobody has had it in use for ``orphan_s`` seconds. It leaves then, and within
-    ``poll_s`` seconds when somebody else has removed the directory.
+    ``poll_s`` seconds when somebody else has removed the directory. While there is room it keeps
+    ``reserve_bytes`` of the disk, and gives of them where the disk is full and who has it in use,
+    or the page server beside it, must be started again.
 
     Returns:
         A descriptor; the directory is in use until it is closed, or this process ends.
@@ -164,27 +131,63 @@ def hold_and_watch(
         KeeperError: The watcher did not start.
         OSError: The directory is not there, or cannot be written.
     """
-    fd = os.open(directory / "registry.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = hold(directory / journal_watcher.REGISTRY_LOCK)
     try:
-        deadline = time.monotonic() + LOCK_S
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            if time.monotonic() >= deadline:  # a watcher only looks, an old registry dies soon
-                raise KeeperError(f"{directory} is in use by another process")
-            time.sleep(0.01)
-        _run(_WATCHER, str(directory), str(watched_pid), str(orphan_s), str(poll_s))
+        beside = directory / journal_watcher.server_lock(watched_pid)
+        os.close(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        _run(
+            journal_watcher.__file__,
+            *(str(directory), str(watched_pid), str(orphan_s), str(poll_s), str(reserve_bytes)),
+        )
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def _run(program: str, *arguments: str) -> None:
+def hold_beside(directory: Path) -> int | None:
+    """What a page server holds while it lives, where the registry is on its node.
+
+    Returns:
+        As ``hold``; None where there is no such directory, or another raylet's.
+
+    Raises:
+        KeeperError, OSError: As from ``hold``.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return hold(directory / journal_watcher.server_lock(raylet_pid()), flags=0)
+    return None
+
+
+def hold(path: Path, flags: int = os.O_CREAT) -> int:
+    """Takes a lock that says that this process lives, and makes its file, unless ``flags`` is 0.
+
+    Returns:
+        A descriptor; the lock is held until it is closed, or this process ends.
+
+    Raises:
+        KeeperError: Another process has it for longer than an old one takes to die.
+        OSError: Its directory is not there, or cannot be written.
+    """
+    fd = os.open(path, os.O_RDWR | flags | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + LOCK_S
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return fd
+            if time.monotonic() >= deadline:  # a watcher only looks, an old process dies soon
+                raise KeeperError(f"{path} is in use by another process")
+            time.sleep(0.01)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _run(*arguments: str) -> None:
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", program, *arguments],
+            [sys.executable, "-I", "-S", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -281,6 +281,10 @@ class PageServer:
 
     def _start(self, config: ServerConfig, node_id: str) -> None:
         _raise_descriptor_limit()
+        # Until this process ends: whoever watches the journal sees that it must be started again.
+        self._lock_fd = keeper_process.hold_beside(
+            session_directory() / _names.journal_directory(config.job_scope)
+        )
         self._cache_bytes = cache_budget(config.cache_bytes, memory_bytes(), node_id)
         server_id, has_served = self._ask("begin_server", node_id)
         keeper = _find_keeper(keeper_socket(config.job_scope, node_id, server_id))

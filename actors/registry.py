@@ -51,6 +51,7 @@ from clamor_ray.actors.commit_log import CommitLog
 from clamor_ray.actors.commits import Commits
 from clamor_ray.actors.handshake import SECRET_BYTES
 from clamor_ray.actors.journal import Journal
+from clamor_ray.actors.journal_watcher import Reserve
 from clamor_ray.actors.lineage_service import LineageMethods, LineageService
 from clamor_ray.actors.meeting_methods import MeetingMethods
 from clamor_ray.actors.messages import (
@@ -126,7 +127,7 @@ def create_registry(
 
 def journal_directory(job_scope: str) -> Path:
     """Where the session's registry writes, on the driver's node."""
-    return session_directory() / f"clamor-registry-{job_scope}"
+    return session_directory() / _names.journal_directory(job_scope)
 
 
 def _has_ended(job_scope: str) -> bool:
@@ -188,6 +189,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
     def _start(self, directory: Path) -> None:
         config = self._config
         self._journal = Journal(directory)
+        self._reserve = Reserve(str(directory), keeper_process.RESERVE_BYTES)
         self._in_use_fd = keeper_process.hold_and_watch(directory, keeper_process.raylet_pid())
         homes = RayHomes(self._core, self._handles, self._lose, self._examine)
         self._commits = Commits(self._log, self._journal, homes, config.control_timeout_s)

@@ -16,6 +16,7 @@ from clamor_ray import _names, errors
 from clamor_ray._cause import cause_of
 from clamor_ray.actors.commit_log import CommitLog
 from clamor_ray.actors.journal import Journal
+from clamor_ray.actors.journal_watcher import Reserve
 from clamor_ray.actors.lineage_service import LineageService
 from clamor_ray.actors.messages import (
     LocateAnswer,
@@ -50,6 +51,7 @@ class ServerMethods:
     _core: RegistryCore
     _handles: dict[int, Any]
     _journal: Journal
+    _reserve: Reserve
     _lineage: LineageService
     _log: CommitLog
     _rebuilds: Rebuilds
@@ -232,7 +234,7 @@ class ServerMethods:
                 f"the driver {self._config.library_version}."
             )
         if not isinstance(self._core.locate(info.server_id), ServerInfo):
-            self._journal.save_server(info)
+            self._save_new_server(info)
         known, orders = self._core.server_registered(info)
         if info.server_id not in self._handles:  # the registry died while it started
             name = page_server_name(self._config.job_scope, info.node_id)
@@ -246,6 +248,15 @@ class ServerMethods:
         if said is not None and not said.done():
             said.set_result(known)
         return known
+
+    def _save_new_server(self, info: ServerInfo) -> None:
+        """A node needs its page server also while the disk is full: that is what is kept for it."""
+        try:
+            self._journal.save_server(info)
+        except errors.JournalFullError:
+            if not self._reserve.give():
+                raise
+            self._journal.save_server(info)
 
     async def locate(self, server_id: int, since_epoch: int = 0) -> LocateAnswer:
         """Where a page server is.

@@ -29,6 +29,11 @@ def registry_name(scope: str) -> str:
     return f"{_REGISTRY}{scope}"
 
 
+def journal_directory(scope: str) -> str:
+    """The name of the registry's directory, below Ray's directory of the cluster."""
+    return f"clamor-registry-{scope}"
+
+
 def scopes_of_job(actor_names: list[str], part: str) -> list[str]:
     """The scopes of a job among the names of actors.
 

@@ -5,6 +5,7 @@ No Ray: an engine in this process is a page server.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import secrets
 from collections.abc import Iterator
@@ -38,6 +39,11 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         yield Pair(engine, client)
     finally:
         client.close()
+        with contextlib.suppress(
+            errors.FreedError
+        ):  # what a test still mapped there is a guard now
+            while True:
+                _native.Client.unmap_ended(BASE)
         engine.stop()
 
 

@@ -6,6 +6,8 @@ Its page servers are only known, never called.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from typing import Any
 import pytest
 from pyroaring import BitMap
 
-from clamor_ray import errors
+from clamor_ray import _names, errors
+from clamor_ray.actors import keeper_process
 from clamor_ray.actors import registry as registry_module
 from clamor_ray.actors.commit_log import Limits
 from clamor_ray.actors.messages import (
@@ -30,6 +33,7 @@ from clamor_ray.actors.registry import Registry
 from clamor_ray.actors.registry_core import server_id_of
 from clamor_ray.actors.status_words import Name, StatusWord, digest_of
 from tests.claims_table import ListTable
+from tests.lab import troubles
 
 NODE = "ab" * 28
 HOME = server_id_of(NODE)
@@ -264,3 +268,33 @@ def test_regions_that_were_ending_go_on_ending(run: Callable[..., None]) -> None
         assert (await registry.create_region(1, NODE)).region == 2
 
     run(work, after)
+
+
+def test_a_page_server_that_is_new_is_written_down_on_a_full_disk(
+    run: Callable[..., None], tmp_path: Path
+) -> None:
+    """It uses what is kept back for it; what else must be written is refused."""
+    if os.geteuid() != 0:
+        pytest.skip("a small disk can only be mounted as root")
+    directory = tmp_path / _names.journal_directory(CONFIG.job_scope)
+
+    async def create_all(registry: Registry) -> None:
+        for request in range(1, 100_000):
+            await registry.create_region(8192, NODE, request)
+
+    async def register(registry: Registry) -> None:
+        assert registry._reserve.make()
+        await made(registry)
+        troubles.fill(directory / "filler")
+        other = server_id_of(NODE, 1)
+        with pytest.raises(errors.JournalFullError):
+            await create_all(registry)
+        troubles.fill(directory / "filler")
+        await registry.register_server(dataclasses.replace(INFO, server_id=other))
+        assert isinstance(await registry.locate(other), ServerInfo)
+
+    async def after(registry: Registry) -> None:
+        assert server_id_of(NODE, 1) in [info.server_id for info in await registry.servers()]
+
+    with troubles.small_disk(directory, 3 * keeper_process.RESERVE_BYTES):
+        run(register, after)

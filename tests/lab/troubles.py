@@ -104,6 +104,15 @@ def few_descriptors(
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
 
 
+def fill(filler: Path) -> None:
+    """A file takes all that is free on its disk."""
+    with filler.open("ab", buffering=0) as file:
+        for n_bytes in (1 << 20, 4096, 1):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(n_bytes)):
+                    pass
+
+
 def full_disk(
     directory: Path, rng: random.Random, while_full: Callable[[], None]
 ) -> Generator[str, None, None]:
@@ -111,9 +120,7 @@ def full_disk(
     filler = directory / "filler"
     try:
         while True:
-            with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-                while file.write(bytes(4096)):
-                    pass
+            fill(filler)
             while_full()
             time.sleep(rng.uniform(0.1, MOST_FULL_S))
             filler.unlink()
