@@ -14,6 +14,7 @@ import numpy as np
 
 from bench import _common, _processes
 from bench._common import BLOCK_BYTES, emit, now
+from clamor_ray.actors.journal_watcher import RESERVE
 
 WORDS_PER_BLOCK = BLOCK_BYTES // 8
 CHUNK_WORDS = 1 << 20
@@ -66,7 +67,9 @@ def holdings(pids: dict[str, int], journal: Path) -> dict[str, Any]:
         "rss_bytes": {name: _processes.resident_bytes(pid) for name, pid in pids.items()},
         "descriptors": {name: _processes.open_descriptors(pid) for name, pid in pids.items()},
         "memory_bytes": _processes.memory_bytes(list(pids.values())),
-        "journal_bytes": sum(path.stat().st_size for path in journal.iterdir()),
+        "journal_bytes": sum(
+            path.stat().st_size for path in journal.iterdir() if path.name != RESERVE
+        ),
     }
 
 
