@@ -372,6 +372,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
             JournalFullError: It is not sealed.
         """
         if self._core.state(region) is RegionState.CREATING:
+            self._core.check_seal(region)
             if source is not None:
                 self._journal.save_source(region, source)
             self._journal.set_states([(region, RegionState.READY.value)])

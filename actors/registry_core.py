@@ -289,6 +289,12 @@ class _Region:
         self.homes = tuple(dict.fromkeys(self.record.homes))
 
 
+def _refused(entry: _Region, event: RegionEvent) -> IllegalTransition:
+    return IllegalTransition(
+        f"region {entry.record.region}: no {event.value!r} while {entry.state.value}"
+    )
+
+
 class RegistryCore:
     """Regions, their addresses, and the servers that hold them.
 
@@ -381,12 +387,29 @@ class RegistryCore:
         """From now on the region can be looked up. Sealing it again changes nothing.
 
         Raises:
-            NoSuchRegion: Not in the table.
-            IllegalTransition: Abandoned or freed before.
+            NoSuchRegion, IllegalTransition: See ``check_seal``.
         """
+        self.check_seal(region)
         entry = self._entry(region)
         self._move(entry, RegionEvent.SEAL)
         return entry.record
+
+    def check_seal(self, region: int) -> None:
+        """
+        Raises:
+            NoSuchRegion: Not in the table.
+            IllegalTransition: Abandoned or freed before; or its home was lost before it was sealed:
+                another server of that node may have its bytes, where nobody looks for them.
+        """
+        entry = self._entry(region)
+        if (entry.state, RegionEvent.SEAL) not in TRANSITIONS:
+            raise _refused(entry, RegionEvent.SEAL)
+        lost = [home for home in entry.homes if home in self._lost]
+        if lost and entry.state is RegionState.CREATING:
+            raise IllegalTransition(
+                f"region {region}: its home {lost[0]:#x} is lost ({self._lost[lost[0]].reason}), "
+                "and it was not sealed yet"
+            )
 
     def abandon(self, region: int, leased: bool = False) -> tuple[Retire, ...]:
         """The maker gave up before it heard of ``seal``. Unknown and finished regions are left as
@@ -401,6 +424,8 @@ class RegistryCore:
             return ()
         was = entry.state
         self._move(entry, RegionEvent.ABANDON_LEASED if leased else RegionEvent.ABANDON)
+        if was is RegionState.CREATING:
+            entry.known_to |= self._heirs(entry.homes)
         if was is RegionState.READY or (was is RegionState.CREATING and leased):
             return self._retire(entry)
         return self._drop(entry) if was is RegionState.CREATING else ()
@@ -684,9 +709,7 @@ class RegistryCore:
     def _move(self, entry: _Region, event: RegionEvent) -> None:
         new = TRANSITIONS.get((entry.state, event))
         if new is None:
-            raise IllegalTransition(
-                f"region {entry.record.region}: no {event.value!r} while {entry.state.value}"
-            )
+            raise _refused(entry, event)
         if entry.state is not new:
             self._changed.add(entry.record.region)
         entry.state = new
@@ -719,7 +742,7 @@ class RegistryCore:
         return self._drop(entry)
 
     def _drop(self, entry: _Region) -> tuple[Retire, ...]:
-        entry.waits_for = self._alive(entry.homes)
+        entry.waits_for = self._alive(entry.homes) | self._heirs(entry.homes)
         orders = tuple(
             Retire(server, entry.record.region, force=True) for server in sorted(entry.waits_for)
         )
@@ -741,3 +764,16 @@ class RegistryCore:
 
     def _alive(self, servers: Iterable[int]) -> set[int]:
         return {server for server in servers if server not in self._lost}
+
+    def _heirs(self, homes: Iterable[int]) -> set[int]:
+        """Servers that have joined again in place of lost homes: who had asked for a region before
+        may have gone on there."""
+        heirs = set()
+        for lost in self._lost.keys() & homes:
+            for node_id in self._nodes.values():
+                lives = (server_id_of(node_id, life) for life in itertools.count())
+                until_now = list(itertools.takewhile(self._lost.__contains__, lives))
+                now = server_id_of(node_id, len(until_now))
+                if lost in until_now and now in self._servers:
+                    heirs.add(now)
+        return heirs

@@ -320,6 +320,32 @@ def test_a_lost_home_holds_nothing_back(core: RegistryCore) -> None:
     assert core.state(kept) is RegionState.GONE
 
 
+def test_what_is_filled_at_a_server_that_is_lost_is_no_variable(core: RegistryCore) -> None:
+    """Its node has joined again as another server, which has got the bytes, and is told to drop
+    them: the maker has asked for the region before."""
+    node = "c" * 56
+    first = core.server_id_at(node)
+    known = ServerInfo(first, node, "10.0.0.1", 1, "name", "0.1")
+    core.server_registered(known)
+    dropped, leased, early = (core.create_region(1, first).region for _ in range(3))
+    core.server_lost(first, "its keeper died with it")
+    assert core.abandon(early) == ()
+    second = core.server_id_at(node)
+    core.server_registered(dataclasses.replace(known, server_id=second))
+    for region in (dropped, leased):
+        with pytest.raises(IllegalTransition, match="died with it"):
+            core.check_seal(region)
+        with pytest.raises(IllegalTransition, match="died with it"):
+            core.seal(region)
+    assert core.abandon(dropped) == (Retire(second, dropped, True),)
+    core.dropped(dropped, second)
+    assert core.abandon(leased, leased=True) == (Retire(second, leased, False),)
+    assert core.region_idle(leased, second) == (Retire(second, leased, True),)
+    core.dropped(leased, second)
+    assert {core.state(region) for region in (dropped, leased, early)} == {RegionState.GONE}
+    core.check()
+
+
 def test_a_restarted_server_is_told_again(core: RegistryCore) -> None:
     waiting, dropping = ready(core).region, ready(core).region
     core.free(waiting)

@@ -30,7 +30,7 @@ from clamor_ray.actors.messages import (
     Write,
 )
 from clamor_ray.actors.registry import Registry
-from clamor_ray.actors.registry_core import server_id_of
+from clamor_ray.actors.registry_core import IllegalTransition, server_id_of
 from clamor_ray.actors.status_words import Name, StatusWord, digest_of
 from tests.claims_table import ListTable
 from tests.lab import troubles
@@ -247,6 +247,20 @@ def test_dropped_tasks_stay_dropped(run: Callable[..., None]) -> None:
         registry._log.check()
 
     run(work, after)
+
+
+def test_what_is_filled_at_a_lost_home_is_not_sealed(run: Callable[..., None]) -> None:
+    async def work(registry: Registry) -> None:
+        await registry.register_server(INFO)
+        record = await registry.create_region(8192, NODE)
+        again = await registry.renew_server(NODE, HOME, "its keeper died with it")
+        await registry.register_server(dataclasses.replace(INFO, server_id=again))
+        with pytest.raises(IllegalTransition, match="died with it"):
+            await registry.seal(record.region)
+        assert [region.state for region in registry._journal.load().regions] == ["creating"]
+        assert await registry.lookup(record.region) == RegionUnknown(record.region)
+
+    run(work)
 
 
 def test_regions_that_were_ending_go_on_ending(run: Callable[..., None]) -> None:

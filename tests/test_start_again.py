@@ -210,6 +210,41 @@ def test_a_page_server_and_its_keeper_die_together(cluster: LocalCluster) -> Non
         clamor.free(ref)
 
 
+class Putter:
+    """Puts variables of one size in a row, so that the registry gives it regions in advance."""
+
+    def __init__(self) -> None:
+        from clamor_ray import _spares
+
+        _spares.KEEP_S = 10 * ANSWER_S  # node and server take their time on a busy machine
+
+    def put(self, n: int) -> list[Any]:
+        refs = [clamor.put(np.full(1 << 20, i + 1, np.uint8)) for i in range(n)]
+        from clamor_ray import _session
+
+        assert _session.current()._spares._spare is not None
+        return refs
+
+
+@pytest.mark.lab
+def test_a_region_in_advance_is_not_put_at_a_home_that_is_lost(cluster: LocalCluster) -> None:
+    """The server that has joined again takes it; but it is not its home, as the registry knows."""
+    putter = on_node_1(Putter).remote()
+    for ref in ray.get(putter.put.remote(3), timeout=ANSWER_S):
+        clamor.free(ref)
+    home, keeper = cluster.page_server_pid(1, ANSWER_S), keeper_of_node_1(cluster)
+    assert keeper is not None
+    os.kill(home, signal.SIGSTOP)  # so that it starts no other
+    os.kill(keeper, signal.SIGKILL)
+    os.kill(home, signal.SIGKILL)
+    until(lambda: cluster.page_server_pid(1, ANSWER_S) != home)
+    refs = ray.get(putter.put.remote(2), timeout=ANSWER_S)
+    assert [total_of(ref.get()) for ref in refs] == [1 << 20, 2 << 20]
+    for ref in refs:
+        clamor.free(ref)
+    ray.kill(putter)
+
+
 def add_one(ref: Any) -> int:
     ref = ref[0] if isinstance(ref, list) else ref
     with clamor.update(ref) as array:
