@@ -74,6 +74,7 @@ KEEPER_S = 60.0
 MOST_LIVES = 64  # of a node, that are looked for when nobody says which one is the last
 LOOP_S = 10.0
 START_LOOP_S = 60.0
+RENEWING_S = 8.0  # less than the registry waits for a server to stop
 FETCH_OBJECT_S = 120.0
 PULL_S = 600.0
 NO_KEEPER = "its process and its keeper died together, and with them what only they held"
@@ -223,6 +224,7 @@ class PageServer:
         self._shared: dict[int, tuple[Pinned, list[Any]]] = {}
         self._pinning: dict[int, Future[Pinned]] = {}  # by request
         self._lock = threading.Lock()
+        self._renewing = threading.Lock()  # a keeper is being started in place of another
         self._info: ServerInfo | None = None
         self._stopped = False
         oom_score.lower()
@@ -366,18 +368,19 @@ class PageServer:
         name = self._keeper_name
         logger.error("the keeper is gone: another one is started, and given everything")
         for pause_s in itertools.chain(starting.PAUSES_S, itertools.repeat(starting.PAUSES_S[-1])):
-            if self._stopped:
-                return
-            try:
-                _end_keeper(name)  # one that has closed the connection, and is there still
-                keeper_process.spawn(
-                    name, keeper_process.raylet_pid(), config.orphan_timeout_s, is_part=True
-                )
-                self._keeper = _native.Keeper(name, timeout_s=KEEPER_S)
-                self._engine.renew_keeper(self._keeper)
-                return
-            except (errors.ClamorError, keeper_process.KeeperError) as failure:
-                logger.error("a keeper cannot be started; again in %g s: %r", pause_s, failure)
+            with self._renewing:
+                if self._stopped:
+                    return
+                try:
+                    _end_keeper(name)  # one that has closed the connection, and is there still
+                    keeper_process.spawn(
+                        name, keeper_process.raylet_pid(), config.orphan_timeout_s, is_part=True
+                    )
+                    self._keeper = _native.Keeper(name, timeout_s=KEEPER_S)
+                    self._engine.renew_keeper(self._keeper)
+                    return
+                except (errors.ClamorError, keeper_process.KeeperError) as failure:
+                    logger.error("a keeper cannot be started; again in %g s: %r", pause_s, failure)
             time.sleep(pause_s)
 
     def __repr__(self) -> str:
@@ -774,7 +777,11 @@ class PageServer:
         self._engine.end()
         self._on_loop(self._core.close())
         self._engine.stop()
+        # One that is being started in place of another would stay when this process is gone.
+        has_turn = self._renewing.acquire(timeout=RENEWING_S)
         with contextlib.suppress(errors.ClamorError):
             self._keeper.quit()
+        if has_turn:
+            self._renewing.release()
         self._pinned.clear()
         self._shared.clear()
