@@ -544,18 +544,24 @@ class PageServer:
     # -- regions whose home is lost
 
     def holdings(
-        self, region: int, commits: list[tuple[int, int]] | None = None
+        self, record: RegionRecord, commits: list[tuple[int, int]]
     ) -> list[tuple[int, bytes]]:
         """What is here of a region: (version, serialized BitMap of its blocks).
 
         Args:
-            region: Its id; its home is lost.
+            record: What it is; its home is lost.
             commits: (version, commit id) of its last commits. What this node has staged of them
                 counts, also where the writer died before it could say what became of it.
         """
-        for version, commit_id in commits or ():
-            with contextlib.suppress(errors.FreedError):  # nobody here has used it, or it is gone
-                self._engine.publish(region, version, commit_id)
+        region = record.region
+
+        async def keep() -> None:
+            for version, commit_id in commits:
+                # It is freed meanwhile, or this was its home and has nothing of it.
+                with contextlib.suppress(errors.FreedError, errors.HomeLostError):
+                    self._core.versions.keep(record, version, commit_id)
+
+        self._on_loop(keep())
         return [
             (version, bytes(rebuilding.blocks_of(runs).serialize()))
             for version in self._engine.cached_versions(region)

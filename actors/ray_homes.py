@@ -123,8 +123,11 @@ class RayHomes:
     async def holdings(
         self, server_id: int, region: int, commits: list[tuple[int, int]]
     ) -> list[tuple[int, bytes]]:
+        record = self._core.lookup(region, server_id)  # it is told when the region is freed
+        if not isinstance(record, RegionRecord):
+            return []
         found: list[tuple[int, bytes]] = await self._call(
-            server_id, "holdings", region, commits, about=f"with blocks of region {region}"
+            server_id, "holdings", record, commits, about=f"with blocks of region {region}"
         )
         return found
 

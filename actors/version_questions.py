@@ -197,7 +197,7 @@ class VersionQuestions:
                 elif self._server_id in record.homes:
                     self._engine.publish(region, version, commit_id)
                 else:
-                    self._keep(region, version, commit_id)
+                    self.keep(record, version, commit_id)
                 return
             except FreedError:  # the engine does not know the region (yet), and asks again
                 return
@@ -206,12 +206,17 @@ class VersionQuestions:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._settings.backoff_most_s)
 
-    def _keep(self, region: int, version: int, commit_id: int) -> None:
-        """Its home is another server, which may be lost: the engine retains it for a rebuild."""
+    def keep(self, record: RegionRecord, version: int, commit_id: int) -> None:
+        """Its home is another server, which may be lost: the engine retains it for a rebuild.
+
+        Raises:
+            What the engine raises.
+        """
         try:
-            self._engine.publish(region, version, commit_id)
-        except FreedError:  # nobody uses the region here since a restart: nor does the engine
-            self._engine.drop_staged(region, commit_id)
+            self._engine.publish(record.region, version, commit_id)
+        except FreedError:  # nobody has used the region here since a restart
+            self._define(record)
+            self._engine.publish(record.region, version, commit_id)
 
     async def _within(self, work: Coroutine[Any, Any, Any]) -> Any:
         return await asyncio.wait_for(work, self._settings.answer_s)

@@ -22,6 +22,7 @@ from tests.lab.cluster import node_resource
 pytestmark = pytest.mark.lab
 
 BLOCK = 4096
+RESTED_S = 2.0  # more than a task's mapping rests
 TASK_S = 90.0
 LOST_S = 60.0
 WORDS = BLOCK // 8
@@ -320,6 +321,25 @@ def test_both_homes_are_lost(lab: LocalCluster, node: int) -> None:
     assert np.array_equal(on(1, read_all, ref), content(9))
     assert add_to(ref, 3, 3) == 1
     clamor.free(ref)
+
+
+def test_what_was_committed_just_now_outlives_a_restart_of_its_writers_server(
+    lab: LocalCluster, node: int, tmp_path: Path
+) -> None:
+    """Nobody there uses the variable any more, so nobody has said to the new process what it is."""
+    ref = on(node, put_with_source, 14, str(tmp_path / "ran"))
+    expected = content(14)
+    assert on(1, add_to, ref, 20 * WORDS, 5) == 1
+    expected[20 * WORDS] += 5
+    until(lambda: any(node.engine.retained_layers for node in clamor.stats().nodes))
+    time.sleep(RESTED_S)
+    server = lab.page_server_pid(1)
+    os.kill(server, signal.SIGKILL)
+    until(lambda: lab.page_server_pid(1, TASK_S) != server)
+    lab.kill_node(node)
+    assert np.array_equal(read_all(ref.refresh()), expected)
+    clamor.free(ref)
+    until(lambda: not any(node.engine.retained_layers for node in clamor.stats().nodes))
 
 
 def prefetch_fails(ref: Any) -> str:
