@@ -9,7 +9,8 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,20 @@ import pytest
 import clamor_ray as clamor
 from clamor_ray import _names, _session, errors
 from clamor_ray.actors.registry import journal_directory
-from tests.lab import LocalCluster, local_cluster, require_lab, troubles
+from tests.conftest import until
+from tests.lab import LocalCluster, local_cluster, losses, require_lab, troubles
 from tests.lab.cluster import node_resource
 from tests.lab.histories import Job, blank, histories, look_at_all, read, write
 from tests.lab.isolation import Abort, Begin, Commit, Plain, check
+from tests.lab.second_driver import second_driver
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
 N_NODES = 3
 N_BLOCKS = 512
 TASK_S = 120.0
+LOSS_S = 300.0
+STRIKE_S = 600.0
 DISK_BYTES = 32 << 20
 MOST_MADE = 200
 SEED = int(os.environ.get("CLAMOR_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
@@ -142,22 +147,33 @@ def begin(folder: Path) -> dict[str, Any]:
     return refs
 
 
+def at_once(jobs: list[tuple[Any, Job]]) -> int:
+    """All of them, each in a thread of its own: sessions that one process uses at once."""
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        return sum(each.result() for each in [threads.submit(work, job) for work, job in jobs])
+
+
 def storm(
-    refs: dict[str, Any],
-    folder: Path,
+    sets: Sequence[tuple[dict[str, Any], Path]],
     rng: random.Random,
     trouble: Iterator[str],
     seconds: float,
     most_pause_s: float,
 ) -> tuple[list[str], int, list[BaseException]]:
     """Tasks on all nodes while there is trouble: what it did, how many tasks ended well, and how
-    the others ended."""
+    the others ended. Each task uses all sets of variables, and records each in its folder."""
     import ray
 
     def start(node: int) -> Any:
-        work = read if rng.random() < 0.3 else write
-        job = Job(refs, N_BLOCKS, str(folder), rng.randrange(1 << 32), rng.uniform(1.0, 4.0))
-        return there(work, node, trap_of(node), max_retries=10).remote(job)
+        length_s = rng.uniform(1.0, 4.0)
+        jobs = [
+            (
+                read if rng.random() < 0.3 else write,
+                Job(refs, N_BLOCKS, str(folder), rng.randrange(1 << 32), length_s),
+            )
+            for refs, folder in sets
+        ]
+        return there(at_once, node, trap_of(node), max_retries=10).remote(jobs)
 
     running = {start(n % N_NODES): n % N_NODES for n in range(5)}
     did: list[str] = []
@@ -165,29 +181,35 @@ def storm(
     done = 0
     deadline = time.monotonic() + seconds
     strike_at = time.monotonic() + 1.0
-    while running:
-        ready, _ = ray.wait(list(running), timeout=0.2)
-        for reference in ready:
-            node = running.pop(reference)
-            try:
-                ray.get(reference)
-                done += 1
-            except Exception as error:
-                failed.append(error)
-            if time.monotonic() < deadline:
-                running[start(node)] = node
-        now = time.monotonic()
-        assert now < deadline + TASK_S, f"{len(running)} tasks never end; trouble: {did}"
-        if strike_at < now < deadline:
-            did.append(next(trouble))
-            strike_at = time.monotonic() + rng.uniform(0.1, most_pause_s)
+    strike: Future[str] | None = None
+    with ThreadPoolExecutor(1) as striker:  # tasks begin also while it is at it
+        while running or strike is not None:
+            ready, _ = ray.wait(list(running), timeout=0.2) if running else ([], [])
+            for reference in ready:
+                node = running.pop(reference)
+                try:
+                    ray.get(reference)
+                    done += 1
+                except Exception as error:
+                    failed.append(error)
+                if time.monotonic() < deadline:
+                    running[start(node)] = node
+            now = time.monotonic()
+            if strike is not None and (strike.done() or not running):
+                did.append(strike.result(timeout=STRIKE_S))
+                strike = None
+                strike_at = now + rng.uniform(0.1, most_pause_s)
+            elif strike is None and strike_at < now < deadline:
+                strike = striker.submit(next, trouble)
+            late = f"{len(running)} tasks never end; trouble: {did}"
+            assert strike is not None or now < max(deadline, strike_at) + TASK_S, late
     print(f"seed {SEED}: {done} tasks, {len(failed)} failed, trouble: {did}")
     return did, done, failed
 
 
 def ours(lab: LocalCluster) -> dict[str, list[int]]:
     """The processes that no trouble may cost, where it does not kill."""
-    found = {f"page server {n}": [lab.page_server_pid(n)] for n in range(N_NODES)}
+    found = {f"page server {n}": [troubles.server_pid(lab, n)] for n in range(N_NODES)}
     found |= {f"keeper {n}": troubles.keeper_pids(lab, n) for n in range(N_NODES)}
     return found | {"registry": [troubles.registry_pid()]}
 
@@ -196,7 +218,7 @@ def test_a_storm_of_kills(lab: LocalCluster, tmp_path: Path) -> None:
     rng = random.Random(SEED + 1)
     refs = begin(tmp_path)
     trouble = troubles.kills(lab, rng, N_NODES)
-    did, done, failed = storm(refs, tmp_path, rng, trouble, 45.0, 3.0)
+    did, done, failed = storm([(refs, tmp_path)], rng, trouble, 45.0, 3.0)
     assert failed == []  # no task fails for good
     counts = finish(refs, tmp_path, rng)
     assert len(did) > 5
@@ -211,7 +233,7 @@ def test_a_storm_of_stops(lab: LocalCluster, tmp_path: Path) -> None:
     before = ours(lab)
     trouble = troubles.stops(lab, rng, N_NODES)
     try:
-        did, done, failed = storm(refs, tmp_path, rng, trouble, 25.0, 1.0)
+        did, done, failed = storm([(refs, tmp_path)], rng, trouble, 25.0, 1.0)
     finally:
         trouble.close()
     assert failed == []
@@ -229,7 +251,7 @@ def test_a_storm_of_few_descriptors(lab: LocalCluster, tmp_path: Path) -> None:
     before = ours(lab)
     trouble = troubles.few_descriptors(lab, rng, N_NODES)
     try:
-        did, done, failed = storm(refs, tmp_path, rng, trouble, 25.0, 1.0)
+        did, done, failed = storm([(refs, tmp_path)], rng, trouble, 25.0, 1.0)
     finally:
         trouble.close()
     causes = Counter(type(getattr(error, "cause", error)).__name__ for error in failed)
@@ -262,7 +284,7 @@ def test_a_storm_of_full_disks(lab: LocalCluster, tmp_path: Path) -> None:
 
     trouble = troubles.full_disk(journal_directory(_session.current().scope), rng, while_full)
     try:
-        did, done, failed = storm(refs, tmp_path, rng, trouble, 25.0, 2.0)
+        did, done, failed = storm([(refs, tmp_path)], rng, trouble, 25.0, 2.0)
     finally:
         trouble.close()
     assert failed == []
@@ -282,9 +304,119 @@ def test_a_storm_of_nodes_without_memory(lab: LocalCluster, tmp_path: Path) -> N
     rng = random.Random(SEED + 5)
     refs = begin(tmp_path)
     trouble = troubles.both(lab, rng, N_NODES - 1)
-    did, done, failed = storm(refs, tmp_path, rng, trouble, 40.0, 8.0)
+    did, done, failed = storm([(refs, tmp_path)], rng, trouble, 40.0, 8.0)
     assert failed == []
     counts = finish(refs, tmp_path, rng)
     assert len(did) > 2
     assert done > 10
     assert counts[Begin.__name__] > 100
+
+
+def test_a_storm_of_kills_in_two_sessions(lab: LocalCluster, tmp_path: Path) -> None:
+    """Of two drivers, whose variables each worker uses at once. What is killed of one session
+    touches nothing of the other; the end of the second is none of the first."""
+    import ray
+
+    rng = random.Random(SEED + 6)
+    folders = [tmp_path / "mine", tmp_path / "theirs"]
+    for folder in folders:
+        folder.mkdir()
+    mine = begin(folders[0])
+    with second_driver(lab, tmp_path) as theirs:
+        scope = theirs["x"].scope
+        assert scope != mine["x"].scope
+        trouble = troubles.in_turn(
+            rng,
+            {
+                "mine": troubles.kills(lab, rng, N_NODES),
+                # Its third page server is there when a task has needed it: not at the beginning.
+                "theirs": troubles.kills(lab, rng, N_NODES - 1, scope),
+            },
+        )
+        sets = list(zip((mine, theirs), folders, strict=True))
+        did, done, failed = storm(sets, rng, trouble, 45.0, 3.0)
+        assert failed == []
+        counts = finish(theirs, folders[1], rng)
+        assert counts[Begin.__name__] > 10
+    job = Job(mine, N_BLOCKS, str(folders[0]), 0, 1.0)
+    again = [there(write, n, trap_of(n), max_retries=10).remote(job) for n in range(N_NODES)]
+    assert min(ray.get(again, timeout=TASK_S)) > 0  # the other session has ended, mine goes on
+    counts = finish(mine, folders[0], rng)
+    assert counts[Begin.__name__] > 10
+    assert {what.split(":")[0] for what in did} == {"mine", "theirs"}
+    assert done > 0
+
+
+def doomed(node: int, rng: random.Random) -> list[losses.Fate]:
+    """Variables that are homed on a node which is about to lose its memory."""
+    import ray
+
+    first = rng.randrange(1, 1 << 40)
+    other = rng.choice([n for n in range(N_NODES) if n != node])
+
+    def do(at: int, function: Any, *arguments: Any) -> Any:
+        task = there(function, at, trap_of(at), max_retries=10)
+        return ray.get(task.remote(*arguments), timeout=LOSS_S)
+
+    sources = (True, True, False, False, False)
+    made, remade, read, part, alone = (do(node, losses.put, first, has) for has in sources)
+    zeros = do(node, losses.put_zeros)
+    do(other, losses.change, [remade], first)
+    do(other, losses.touch, [read], losses.N_BLOCKS)
+    do(other, losses.touch, [part], losses.N_READ)
+    return [
+        losses.Fate("zeros", zeros, losses.empty, first),
+        losses.Fate("with a source", made, losses.numbered, first),
+        losses.Fate("with a source, and changed", remade, losses.changed, first),
+        losses.Fate("read elsewhere", read, losses.numbered, first),
+        losses.Fate("read in part", part, losses.numbered, first, losses.N_READ),
+        losses.Fate("nobody else has it", alone, losses.numbered, first, 0),
+    ]
+
+
+def test_a_storm_of_lost_homes(lab: LocalCluster, tmp_path: Path) -> None:
+    """Page server and keeper of a node go together, with homes: what others have, or a source
+    makes, comes back; lost is only what nobody has, and says so; then the node serves on."""
+    import ray
+
+    rng = random.Random(SEED + 7)
+    refs = begin(tmp_path)
+    node = N_NODES - 1
+    both = troubles.both(lab, rng, node)
+
+    def strikes() -> Iterator[str]:
+        while True:
+            fates = doomed(node, rng)
+            until(lambda: troubles.keeper_pids(lab, node) != [], LOSS_S)
+            did = next(both)
+            looks = {
+                (fate.name, n): there(losses.look, n, trap_of(n), max_retries=10).remote(
+                    [fate.ref], fate.expected, fate.first
+                )
+                for fate in fates
+                for n in range(N_NODES)
+            }
+            answers = dict(zip(looks, ray.get(list(looks.values()), timeout=LOSS_S), strict=True))
+            print(f"{did}: {answers}")
+            wrong = {
+                (fate.name, n): answers[fate.name, n]
+                for fate in fates
+                for n in range(N_NODES)
+                if not fate.holds(answers[fate.name, n])
+            }
+            assert wrong == {}, f"seed {SEED}"
+            for fate in fates:
+                clamor.free(fate.ref)
+            yield did
+
+    did, done, failed = storm([(refs, tmp_path)], rng, strikes(), 40.0, 2.0)
+    assert failed == []
+    fates = doomed(node, rng)  # it serves on
+    for fate in fates:
+        seen = there(losses.look, 0).remote([fate.ref], fate.expected, fate.first)
+        assert ray.get(seen, timeout=LOSS_S) == "right"
+        clamor.free(fate.ref)
+    counts = finish(refs, tmp_path, rng)
+    assert len(did) > 0
+    assert done > 0
+    assert counts[Begin.__name__] > 10

@@ -84,21 +84,21 @@ class LocalCluster:
         self.node_ids = (*self.node_ids, node.node_id)
         return index
 
-    def page_server(self, index: int) -> Any:
-        """The handle of a node's page server."""
+    def page_server(self, index: int, scope: str = "") -> Any:
+        """The handle of a node's page server: of that session, where there are several."""
         import ray
 
         suffix = self.node_ids[index][:16]
         for actor in ray.util.list_named_actors(all_namespaces=True):
-            if actor["name"].startswith("page-server-") and actor["name"].endswith(suffix):
+            if actor["name"].startswith(f"page-server-{scope}") and actor["name"].endswith(suffix):
                 return ray.get_actor(actor["name"], namespace=actor["namespace"])
         raise LookupError(f"node {index} has no page server")
 
-    def page_server_pid(self, index: int, timeout_s: float = 30.0) -> int:
+    def page_server_pid(self, index: int, timeout_s: float = 30.0, scope: str = "") -> int:
         """The process of a node's page server, restarted or not."""
         import ray
 
-        return int(ray.get(self.page_server(index).ping.remote(), timeout=timeout_s))
+        return int(ray.get(self.page_server(index, scope).ping.remote(), timeout=timeout_s))
 
 
 def started(options: list[dict[str, Any]]) -> tuple[Any, list[Any]]:

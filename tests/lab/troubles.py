@@ -12,7 +12,7 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 from clamor_ray import _session
@@ -22,11 +22,17 @@ from tests.session_rig import keepers
 MOST_STOPPED_S = 4.0  # far below every patience of ours
 MOST_LIMITED_S = 2.0
 MOST_FULL_S = 3.0
+RESTART_S = 90.0
 HEADROOM = 4  # descriptors, at most, that are left to a page server
 
 
-def registry_pid() -> int:
-    return int(_session.current().call("ping"))
+def registry_pid(scope: str | None = None) -> int:
+    return int(_session.current(scope).call("ping"))
+
+
+def server_pid(lab: LocalCluster, node: int, scope: str | None = None) -> int:
+    """Of that session, or of ours. It may be on its way back, on a machine that has much to do."""
+    return lab.page_server_pid(node, RESTART_S, _session.current(scope).scope)
 
 
 def keeper_pids(lab: LocalCluster, node: int) -> list[int]:
@@ -39,32 +45,48 @@ def keeper_pids(lab: LocalCluster, node: int) -> list[int]:
     return found
 
 
-def kills(lab: LocalCluster, rng: random.Random, n_nodes: int) -> Generator[str, None, None]:
-    """SIGKILL to a page server, or the registry."""
+def in_turn(
+    rng: random.Random, troubles: Mapping[str, Iterator[str]]
+) -> Generator[str, None, None]:
+    """Each of them once, in any order, and again."""
+    names = sorted(troubles)
+    while True:
+        rng.shuffle(names)
+        for name in names:
+            yield f"{name}: {next(troubles[name])}"
+
+
+def kills(
+    lab: LocalCluster, rng: random.Random, n_nodes: int, scope: str | None = None
+) -> Generator[str, None, None]:
+    """SIGKILL to a page server, or the registry, of that session, or of ours."""
     while True:
         victim = rng.randrange(n_nodes + 1)
         if victim == n_nodes:
-            os.kill(registry_pid(), signal.SIGKILL)
+            os.kill(registry_pid(scope), signal.SIGKILL)
             yield "registry"
         else:
-            os.kill(lab.page_server_pid(victim), signal.SIGKILL)
+            os.kill(server_pid(lab, victim, scope), signal.SIGKILL)
             yield f"page server {victim}"
 
 
 def both(lab: LocalCluster, rng: random.Random, node: int) -> Generator[str, None, None]:
     """SIGKILL to a page server and its keeper at once: what only they had is gone."""
     while True:
-        pids = [*keeper_pids(lab, node), lab.page_server_pid(node, timeout_s=90.0)]
-        rng.shuffle(pids)
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):  # a keeper leaves whose server is gone
-                os.kill(pid, signal.SIGKILL)
+        server = server_pid(lab, node)
+        pids = [server, *keeper_pids(lab, node)]
+        # Stopped first: else the server may give everything to a new keeper between two kills.
+        for how in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):  # it leaves by itself
+                    os.kill(pid, how)
+            rng.shuffle(pids)
         yield f"{len(pids)} processes of node {node}"
 
 
 def stops(lab: LocalCluster, rng: random.Random, n_nodes: int) -> Generator[str, None, None]:
     """SIGSTOP to one of ours, for a moment."""
-    victims = {f"page server {n}": lab.page_server_pid(n) for n in range(n_nodes)}
+    victims = {f"page server {n}": server_pid(lab, n) for n in range(n_nodes)}
     victims["registry"] = registry_pid()
     for node in range(n_nodes):
         victims |= {f"keeper of {node}": pid for pid in keeper_pids(lab, node)}
@@ -86,7 +108,7 @@ def few_descriptors(
     lab: LocalCluster, rng: random.Random, n_nodes: int
 ) -> Generator[str, None, None]:
     """A page server that cannot open more than a few files, for a moment."""
-    pids = [lab.page_server_pid(n) for n in range(n_nodes)]
+    pids = [server_pid(lab, n) for n in range(n_nodes)]
     were = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids}
     try:
         while True:
