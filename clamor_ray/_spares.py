@@ -24,12 +24,13 @@ class Spares:
         self._spare: tuple[int, float, Any] | None = None  # bytes, until when, record
 
     def wanted(self, n_bytes: int) -> bool:
-        """Notes a put. Whether it is one of a row, and there is no spare region for the next."""
+        """Notes a put. Whether it is one of a row, and no region of its size is here for the next."""
         now_s = time.monotonic()
         with self._lock:
             in_a_row = n_bytes == self._last_bytes and now_s - self._last_s < KEEP_S
             self._last_bytes, self._last_s = n_bytes, now_s
-            return in_a_row and (self._spare is None or self._spare[1] <= now_s)
+            spare = self._spare
+            return in_a_row and (spare is None or spare[0] != n_bytes or spare[1] <= now_s)
 
     def keep(self, n_bytes: int, record: Any) -> None:
         """A region of that size, which nobody else knows."""

@@ -37,6 +37,8 @@ def test_only_a_row_of_one_size_wants_one(clock: Clock) -> None:
     assert spares.wanted(4096)
     spares.keep(4096, "region")
     assert not spares.wanted(4096)  # one is enough
+    assert not spares.wanted(8192)
+    assert spares.wanted(8192)  # what is here is of another size
 
 
 def test_a_spare_is_given_once_and_not_late(clock: Clock) -> None:
