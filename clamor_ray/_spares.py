@@ -24,7 +24,7 @@ class Spares:
         self._spare: tuple[int, float, Any] | None = None  # bytes, until when, record
 
     def wanted(self, n_bytes: int) -> bool:
-        """Notes a put. Whether it is one of a row, and no region of its size is here for the next."""
+        """Notes a put. Whether it is one of a row, and none of its size is here for the next."""
         now_s = time.monotonic()
         with self._lock:
             in_a_row = n_bytes == self._last_bytes and now_s - self._last_s < KEEP_S
