@@ -170,7 +170,8 @@ static int protect(const struct pc__mapping *mapping, int prot)
  * SEAL may have reached says so of a region that is sealed already, and OPEN tells. */
 static int send_seal(pc_client *client, struct pc__mapping *mapping, uint64_t deadline_ns)
 {
-    const struct pc__ctl_region body = {.region = mapping->region};
+    const struct pc__ctl_region body = {.region = mapping->region,
+                                        .length_bytes = mapping->trapped.length_bytes};
     struct pc__call call = {0};
     int rc = pc__call(client, PC__CTL_SEAL, &body, sizeof body, false, deadline_ns, &call);
     bool was_sent = call.request_id != 0, is_lost = rc == PC_ERR_NO_SERVER && call.is_dropped;

@@ -125,7 +125,10 @@ static void reply_when_kept(struct pc__client *client, uint32_t request_id, uint
 void pc__client_seal(struct pc__client *client, const struct pc__ctl_message *message)
 {
     struct pc__region *region = creating(client, message);
-    int rc = region ? pc__region_seal(client->loop->engine, region) : PC_ERR_NO_REGION;
+    struct pc__ctl_region body;
+    memcpy(&body, message->body, sizeof body);
+    int rc = region ? pc__region_seal(client->loop->engine, region, body.length_bytes != 0)
+                    : PC_ERR_NO_REGION;
     if (region && !rc) {
         client->creating--;
         reply_when_kept(client, message->header.request_id, region->id, false);

