@@ -46,13 +46,13 @@ for ends in ("sealed", "abandoned"):
             with r.malloc(hnswlib):
                 index = hnswlib.Index("l2", 64)
                 index.init_index(4000, M=12, ef_construction=60)
-                index.add_items(vectors[:1000])
+                index.add_items(vectors[:1000], num_threads=1)
             ref = r.publish(index)
             if ends == "abandoned":
                 raise ZeroDivisionError
     except ZeroDivisionError:
         pass
-    index.add_items(vectors[1000:])
+    index.add_items(vectors[1000:], num_threads=1)
     index.set_ef(500)  # else the search misses some
     used(index)
     gone = hnswlib.Index("l2", 4)
