@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,15 @@ def test_chaos(lab: LocalCluster, tmp_path: Path) -> None:
     running = {start(n % N_NODES, 2.0): n % N_NODES for n in range(4)}
     killed: list[int] = []
     kill_at, deadline = time.monotonic() + 1.0, time.monotonic() + STORM_S
+    last = deadline + TASK_S
+
+    def enough() -> bool:
+        events = Counter(type(event) for event in histories(tmp_path))
+        return len(killed) >= 3 and events[Commit] > 10 and events[Plain] > 1000
+
     while running:
+        if deadline < time.monotonic() < last and not enough():
+            deadline = min(last, time.monotonic() + 5.0)  # a slow machine: the storm lasts longer
         ready, _ = ray.wait(list(running), timeout=0.2)
         for reference in ready:
             node = running.pop(reference)
@@ -208,8 +217,8 @@ def test_chaos(lab: LocalCluster, tmp_path: Path) -> None:
     engines = [node.engine for node in clamor.stats().nodes]
     print(f"seed {SEED}: {counts}, killed {killed}, versions {ends}")
     assert len(killed) >= 3
-    assert counts[Commit] > 0  # how many is the machine's speed
-    assert counts[Plain] > 100
+    assert counts[Commit] > 10
+    assert counts[Plain] > 1000
     assert sum(engine.evicted_blocks for engine in engines) > 0
     for ref in refs.values():
         clamor.free(ref)

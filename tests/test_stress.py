@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.slow]
 N_NODES = 3
 N_BLOCKS = 512
 TASK_S = 120.0
+LONGER_S = 120.0
 LOSS_S = 300.0
 STRIKE_S = 600.0
 DISK_BYTES = 32 << 20
@@ -147,6 +148,11 @@ def begin(folder: Path) -> dict[str, Any]:
     return refs
 
 
+def began(folder: Path) -> int:
+    """Transactions that workers have recorded in the folder so far."""
+    return sum(isinstance(event, Begin) for event in histories(folder))
+
+
 def at_once(jobs: list[tuple[Any, Job]]) -> int:
     """All of them, each in a thread of its own: sessions that one process uses at once."""
     with ThreadPoolExecutor(len(jobs)) as threads:
@@ -159,9 +165,14 @@ def storm(
     trouble: Iterator[str],
     seconds: float,
     most_pause_s: float,
+    least: tuple[int, int, int] = (1, 1, 1),
 ) -> tuple[list[str], int, list[BaseException]]:
     """Tasks on all nodes while there is trouble: what it did, how many tasks ended well, and how
-    the others ended. Each task uses all sets of variables, and records each in its folder."""
+    the others ended. Each task uses all sets of variables, and records each in its folder.
+
+    It lasts `seconds`, and on a slow machine until there were `least` troubles, tasks that ended,
+    and transactions of each set, or LONGER_S more.
+    """
     import ray
 
     def start(node: int) -> Any:
@@ -175,15 +186,25 @@ def storm(
         ]
         return there(at_once, node, trap_of(node), max_retries=10).remote(jobs)
 
+    def enough() -> bool:
+        return (
+            len(did) >= least[0]
+            and done >= least[1]
+            and all(began(folder) >= least[2] for _, folder in sets)
+        )
+
     running = {start(n % N_NODES): n % N_NODES for n in range(5)}
     did: list[str] = []
     failed: list[BaseException] = []
     done = 0
     deadline = time.monotonic() + seconds
+    last = deadline + LONGER_S
     strike_at = time.monotonic() + 1.0
     strike: Future[str] | None = None
     with ThreadPoolExecutor(1) as striker:  # tasks begin also while it is at it
         while running or strike is not None:
+            if deadline < time.monotonic() < last and not enough():
+                deadline = min(last, time.monotonic() + 5.0)
             ready, _ = ray.wait(list(running), timeout=0.2) if running else ([], [])
             for reference in ready:
                 node = running.pop(reference)
@@ -218,12 +239,12 @@ def test_a_storm_of_kills(lab: LocalCluster, tmp_path: Path) -> None:
     rng = random.Random(SEED + 1)
     refs = begin(tmp_path)
     trouble = troubles.kills(lab, rng, N_NODES)
-    did, done, failed = storm([(refs, tmp_path)], rng, trouble, 45.0, 3.0)
+    did, done, failed = storm([(refs, tmp_path)], rng, trouble, 45.0, 3.0, least=(6, 11, 101))
     assert failed == []  # no task fails for good
     counts = finish(refs, tmp_path, rng)
-    assert len(did) > 1
-    assert done > 0
-    assert counts[Begin.__name__] > 10
+    assert len(did) > 5
+    assert done > 10
+    assert counts[Begin.__name__] > 100
 
 
 def test_a_storm_of_stops(lab: LocalCluster, tmp_path: Path) -> None:
