@@ -556,10 +556,11 @@ def _attach(scope: str | None) -> Session:
         if session is not None:  # another job's: there is none of our own
             _sought = True
             return session
-        if any(scope.startswith(_starting.job_scope_part()) for scope in _ended):
+        if _ended:  # of its job, or of another: a replica of Serve is of the controller's job
+            of_job = any(scope.startswith(_starting.job_scope_part()) for scope in _ended)
+            which = "of this process's job" if of_job else "that this process used"
             raise errors.SessionEndedError(
-                "The session of this process's job has ended: its driver has, or called "
-                "clamor.shutdown().",
+                f"The session {which} has ended: its driver has, or called clamor.shutdown().",
                 hint=_OUTLIVES,
             )
         raise errors.NotInitializedError(

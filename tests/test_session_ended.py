@@ -87,6 +87,105 @@ print("outlived")
 """
 
 
+SERVE_SCRIPT = """
+import subprocess
+import sys
+import ray
+from ray import serve
+import numpy as np
+import clamor_ray as clamor
+
+DRIVER = '''
+import os
+import signal
+import sys
+import time
+import numpy as np
+import ray
+from ray import serve
+import clamor_ray as clamor
+from clamor_ray import errors
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 0})
+class App:
+    def __init__(self, refs):
+        self.held, self.other = refs
+        self.array = self.held.get()
+
+    def raised(self, what):
+        calls = {
+            "get": lambda: self.held.get(),
+            "first get": lambda: self.other.get(),
+            "latest": lambda: self.held.latest(),
+            "refresh": lambda: self.held.refresh(),
+            "at": lambda: self.held.at(0).get(),
+            "update": lambda: clamor.update(self.held).__enter__(),
+            "prefetch": lambda: clamor.prefetch(self.other),
+            "free": lambda: clamor.free(self.held),
+            "put": lambda: clamor.put(np.zeros(10**5)),
+            "zeros": lambda: clamor.zeros(10**5),
+            "stats": lambda: clamor.stats(),
+            "init": lambda: clamor.init(),
+        }
+        begun = time.monotonic()
+        try:
+            calls[what]()
+        except errors.ClamorError as error:
+            return type(error).__name__, str(error), time.monotonic() - begun
+        return "nothing", "", time.monotonic() - begun
+
+    def answers(self):
+        return float(self.array[:3].sum())
+
+    def total(self, refs):
+        return float(refs[0].get()[:3].sum())
+
+
+address, name, end = sys.argv[1:]
+ray.init(address=address, namespace="n", log_to_driver=False)
+clamor.init()
+serve.start(proxy_location="Disabled")
+refs = [clamor.put(np.full(10**6, float(i))) for i in (7, 8)]
+app = serve.run(App.bind(refs), name=name, route_prefix=None)
+assert app.answers.remote().result(timeout_s=100) == 21.0
+if end == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if end == "shutdown":
+    clamor.shutdown()
+'''
+
+OF_A_VARIABLE = ("first get", "get", "latest", "refresh", "at", "update", "prefetch", "free")
+ray.init(address="local", num_cpus=2, namespace="n", include_dashboard=False, log_to_driver=False)
+address = ray.get_runtime_context().gcs_address
+for end, code in (("ended", 0), ("killed", -9), ("shutdown", 0)):
+    driver = [sys.executable, "-c", DRIVER, address, end, end]
+    done = subprocess.run(driver, capture_output=True, text=True, timeout=200)
+    assert done.returncode == code, (end, done.stdout, done.stderr)
+    app = serve.get_app_handle(end)
+    for what in (*OF_A_VARIABLE, "put", "zeros", "stats", "init"):
+        name, text, took_s = app.raised.remote(what).result(timeout_s=200)
+        print(end, what, name, f"{took_s:.1f} s", text)
+        assert name == "SessionEndedError", (end, what, name, text)
+        assert "has ended" in text and "clamor.init()" not in text, text
+        hint = "pass new references to actors" if what in OF_A_VARIABLE else "pass it their references"
+        assert hint in text, (what, text)
+        assert took_s < 30, (end, what, took_s)  # not one of the timeouts of 60 s
+    # It goes on: with what is here of the old session, and with a driver that runs.
+    assert app.answers.remote().result(timeout_s=100) == 21.0
+clamor.init()
+for end in ("ended", "killed", "shutdown"):
+    app = serve.get_app_handle(end)
+    assert app.total.remote([clamor.put(np.ones(10**6))]).result(timeout_s=100) == 3.0
+print("outlived")
+"""
+
+
+def test_a_serve_app_whose_driver_has_ended() -> None:
+    """So it is where the driver was killed, or has shut its session down."""
+    assert "outlived" in driver_script.run(SERVE_SCRIPT, timeout_s=600)
+
+
 def test_a_detached_actor_whose_driver_has_ended() -> None:
     """Its calls fail at once, and say what is so."""
     assert "outlived" in driver_script.run(SCRIPT, timeout_s=600)
