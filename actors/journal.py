@@ -167,10 +167,11 @@ class Journal(SqliteFile):
             db.executemany("DELETE FROM dropped WHERE token = ?", [(other,) for other in forgotten])
 
     def save_server(self, info: ServerInfo) -> None:
-        """A server registered, or registered again."""
+        """A server registered, or registered again. One that is lost stays lost."""
         with self._transaction() as db:
             db.execute(
-                "REPLACE INTO servers VALUES (?, ?, NULL)",
+                "INSERT INTO servers VALUES (?, ?, NULL) ON CONFLICT DO UPDATE "
+                "SET info = excluded.info WHERE lost IS NULL",
                 (signed(info.server_id), json.dumps(asdict(info))),
             )
 

@@ -502,16 +502,22 @@ class RegistryCore:
 
     # -- servers
 
+    def check_not_lost(self, server_id: int) -> None:
+        """
+        Raises:
+            NoSuchServer: It was declared lost; its regions are gone for good.
+        """
+        if server_id in self._lost:
+            reason = self._lost[server_id].reason
+            raise NoSuchServer(f"server {server_id:#x} was declared lost: {reason}")
+
     def server_registered(self, info: ServerInfo) -> tuple[ServerInfo, tuple[Retire, ...]]:
         """A server started, or started again: its info with the epoch, and what it must catch up.
 
         Raises:
             NoSuchServer: It was declared lost; its regions are gone for good.
         """
-        if info.server_id in self._lost:
-            raise NoSuchServer(
-                f"server {info.server_id:#x} was declared lost: {self._lost[info.server_id].reason}"
-            )
+        self.check_not_lost(info.server_id)
         self._nodes[server_id_of(info.node_id)] = info.node_id
         before = self._servers.get(info.server_id)
         known = replace(info, epoch=before.epoch + 1 if before else 1)

@@ -226,6 +226,7 @@ class ServerMethods:
 
         Raises:
             VersionMismatchError: It is another build than the driver's.
+            NoSuchServer: It was declared lost, and joins again under another id.
             JournalFullError: It is new, and cannot be written down.
         """
         if info.library_version != self._config.library_version:
@@ -233,6 +234,7 @@ class ServerMethods:
                 f"Node {info.node_id} runs clamor-ray {info.library_version}, "
                 f"the driver {self._config.library_version}."
             )
+        self._core.check_not_lost(info.server_id)
         if not isinstance(self._core.locate(info.server_id), ServerInfo):
             self._save_new_server(info)
         known, orders = self._core.server_registered(info)

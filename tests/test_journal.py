@@ -43,6 +43,8 @@ def test_everything_comes_back(directory: Path) -> None:
     journal.save_server(SERVER)
     journal.save_server(ServerInfo(7, "n", "h", 1, "s", "v"))
     journal.lose_server(ServerLost(7, "its node is dead"))
+    journal.save_server(ServerInfo(7, "n", "h", 1, "s", "v"))  # too late
+    journal.save_server(SERVER)  # as after a restart of it
     inline = INLINE_BASE + 9
     entries = [
         Entry(1, 1, BIG, BLOCKS, b"plan"),

@@ -27,10 +27,11 @@ from clamor_ray.actors.messages import (
     RegionUnknown,
     ServerConfig,
     ServerInfo,
+    ServerLost,
     Write,
 )
 from clamor_ray.actors.registry import Registry
-from clamor_ray.actors.registry_core import IllegalTransition, server_id_of
+from clamor_ray.actors.registry_core import IllegalTransition, NoSuchServer, server_id_of
 from clamor_ray.actors.status_words import Name, StatusWord, digest_of
 from tests.claims_table import ListTable
 from tests.lab import troubles
@@ -261,6 +262,26 @@ def test_what_is_filled_at_a_lost_home_is_not_sealed(run: Callable[..., None]) -
         assert await registry.lookup(record.region) == RegionUnknown(record.region)
 
     run(work)
+
+
+def test_a_lost_page_server_that_registers_late_stays_lost(run: Callable[..., None]) -> None:
+    """It was slow to start, and given up meanwhile: what was said of its regions holds."""
+
+    async def work(registry: Registry) -> None:
+        await made(registry)
+        await registry.renew_server(NODE, HOME, "its keeper died with it")
+        await asyncio.sleep(0)  # the verdict is in the journal
+        registry._save_now()
+        with pytest.raises(NoSuchServer, match="declared lost: its keeper died with it"):
+            await registry.register_server(INFO)
+
+    async def after(registry: Registry) -> None:
+        assert registry._journal.load().lost == (ServerLost(HOME, "its keeper died with it"),)
+        assert await registry.locate(HOME) == ServerLost(HOME, "its keeper died with it")
+        with pytest.raises(NoSuchServer, match="declared lost"):
+            await registry.register_server(INFO)
+
+    run(work, after, after)
 
 
 def test_regions_that_were_ending_go_on_ending(run: Callable[..., None]) -> None:
