@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 
-def run(script: str, timeout_s: float = 120) -> str:
+def run(script: str, timeout_s: float = 120, with_stderr: bool = False) -> str:
     """What a script prints that runs as a driver by itself and has to succeed."""
     environment = dict(os.environ)
     environment.pop("RAY_ADDRESS", None)
@@ -20,4 +20,4 @@ def run(script: str, timeout_s: float = 120) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr if with_stderr else done.stdout

@@ -168,7 +168,8 @@ for end, code in (("ended", 0), ("killed", -9), ("shutdown", 0)):
         print(end, what, name, f"{took_s:.1f} s", text)
         assert name == "SessionEndedError", (end, what, name, text)
         assert "has ended" in text and "clamor.init()" not in text, text
-        hint = "pass new references to actors" if what in OF_A_VARIABLE else "pass it their references"
+        of_one = what in OF_A_VARIABLE
+        hint = "pass new references to actors" if of_one else "pass it their references"
         assert hint in text, (what, text)
         assert took_s < 30, (end, what, took_s)  # not one of the timeouts of 60 s
     # It goes on: with what is here of the old session, and with a driver that runs.

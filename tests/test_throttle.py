@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
+import time
+from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +15,18 @@ from clamor_ray.actors.throttle import Throttle
 
 class Clock:
     now_s = 100.0
+
+    def __init__(self) -> None:
+        self.wakes: list[tuple[float, Callable[[], None]]] = []
+
+    def wake(self, pause_s: float, then: Callable[[], None]) -> None:
+        self.wakes.append((self.now_s + pause_s, then))
+
+    def run_until(self, now_s: float) -> None:
+        while self.wakes and self.wakes[0][0] <= now_s:
+            self.now_s, then = self.wakes.pop(0)
+            then()
+        self.now_s = now_s
 
 
 class Lines(logging.Handler):
@@ -25,9 +40,10 @@ class Lines(logging.Handler):
 
 @pytest.fixture
 def log() -> tuple[logging.Logger, list[str], Clock]:
-    logger, handler, clock = logging.Logger("test"), Lines(), Clock()
-    logger.addHandler(handler)
-    logger.addFilter(Throttle(now_s=lambda: clock.now_s))
+    logger, handler, clock = logging.getLogger("clamor_ray.test_throttle.lines"), Lines(), Clock()
+    logger.propagate = False
+    logger.handlers, logger.filters = [handler], []
+    logger.addFilter(Throttle(now_s=lambda: clock.now_s, wake=clock.wake))
     return logger, handler.lines, clock
 
 
@@ -40,6 +56,68 @@ def test_a_storm_is_three_lines_and_a_count(log) -> None:
     assert lines[0] == "the keeper did not take region 0: a crash would lose it"
     assert "more lines like this are counted for 30 s" in lines[2]
     assert "more lines like this in 30 s were left out" in lines[3]
+
+
+def test_a_count_is_written_though_no_line_of_its_kind_comes_any_more(log) -> None:
+    logger, lines, clock = log
+    for i in range(500):
+        clock.now_s += 0.01
+        logger.warning("the keeper did not take region %d", i)
+        if i == 200:
+            logger.error("refused")
+    clock.run_until(129.0)
+    assert len(lines) == 4
+    clock.run_until(135.1)
+    assert lines[4:] == [
+        "the keeper did not take region 499 (497 more lines like this in 30 s were left out)"
+    ]
+    clock.run_until(1000.0)
+    assert len(lines) == 5
+    assert not clock.wakes  # nothing goes on
+    logger.warning("the keeper did not take region %d", 7)
+    assert lines[5:] == ["the keeper did not take region 7"]
+
+
+def test_each_kind_has_its_count_when_its_time_is_over(log) -> None:
+    logger, lines, clock = log
+    for _ in range(10):
+        logger.warning("this")
+    clock.run_until(110.0)
+    for _ in range(20):
+        logger.warning("that")
+    clock.run_until(130.0)
+    assert lines[6:] == ["this (7 more lines like this in 30 s were left out)"]
+    clock.run_until(140.0)
+    assert lines[7:] == ["that (17 more lines like this in 30 s were left out)"]
+
+
+def test_a_count_has_no_traceback(log) -> None:
+    logger, lines, clock = log
+    records: list[logging.LogRecord] = []
+    logger.handlers[0].emit = records.append  # type: ignore[method-assign]
+    for _ in range(5):
+        try:
+            raise ValueError("x")
+        except ValueError:
+            logger.exception("it failed")
+    clock.run_until(131.0)
+    assert [record.exc_info is None for record in records] == [False, False, False, True]
+    assert not lines
+
+
+def test_by_the_clock_of_the_machine() -> None:
+    logger, handler = logging.getLogger("clamor_ray.test_throttle.clock"), Lines()
+    logger.propagate = False
+    logger.handlers, logger.filters = [handler], [Throttle(window_s=0.1)]
+    for i in range(100):
+        logger.warning("line %d", i)
+    deadline_s = time.monotonic() + 30.0
+    while sum("left out)" in line for line in handler.lines) < 2:
+        assert time.monotonic() < deadline_s, handler.lines
+        time.sleep(0.01)
+    written = sum("counted for" in line or "left out" not in line for line in handler.lines)
+    counts = [re.search(r"\((\d+) more lines", line) for line in handler.lines]
+    assert written + sum(int(count[1]) for count in counts if count) == 100
 
 
 def test_nothing_that_is_rare_is_left_out(log) -> None:
