@@ -13,6 +13,7 @@ import pytest
 
 from clamor_ray import _native, errors
 from clamor_ray._version import __version__
+from tests import driver_script
 
 TRAP = """
 import os, sys
@@ -79,3 +80,20 @@ def test_why_this_trap(wanted: str) -> None:
     else:
         assert bool(reason) == (trap != "uffd")
         assert trap == "uffd" or "userfaultfd" in reason
+
+
+INIT = """
+import ray
+import clamor_ray as clamor
+
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+found = clamor.init()
+print(found.trap, found.trap_reason, sep=": ")
+"""
+
+
+@pytest.mark.lab
+def test_init_says_why_this_trap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLAMOR_TRAP", "sigsegv")
+    said = driver_script.run(INIT, timeout_s=250)
+    assert said.splitlines()[-1] == "sigsegv: CLAMOR_TRAP=sigsegv asks for it"
