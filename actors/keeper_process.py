@@ -88,7 +88,7 @@ def spawn(
     """Starts a keeper and returns when its process has loaded the library and stands alone.
 
     Args:
-        listen_name: Abstract Unix socket, without the leading NUL.
+        listen_name: Path of its Unix socket.
         watched_pid: The keeper leaves when this process ends.
         orphan_timeout_s: It also leaves when no page server was connected for so long.
         is_part: It takes the place of one that died: a page server that comes before it was given

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from clamor_ray._names import SOCKETS_BELOW
+
 BLOCK_BYTES = 4096
 EXTENT_BYTES = 64 << 20
 INLINE_BASE = 1 << 62  # ids from here up are variables that travel in their references
@@ -143,7 +145,7 @@ class ServerInfo:
         node_id: Ray's node id, hex.
         host: Address of the data port.
         port: Data port.
-        socket_name: Abstract Unix socket for the processes of that node.
+        socket_name: Path of the Unix socket for the processes of that node.
         library_version: Of the build that runs there.
         pid: The server's process, for people and tests.
         epoch: Counts this server's registrations; the registry sets it.
@@ -193,6 +195,7 @@ class ServerConfig:
         history_bytes: Replaced blocks that a home keeps in memory for old versions, then
         history_disk_bytes: in files without a name in
         history_directory: this directory of its node; "" for Ray's session directory there.
+        sockets_below: Its directory of sockets is below this one (``_names.socket_directory``).
         stage_timeout_s: A staged layer whose writer is silent for so long is asked about.
         cache_bytes: Budget of each node's cached blocks; 0: a quarter of the node's memory.
         cache_policy: Which of them go first (``_native.POLICIES``).
@@ -210,6 +213,7 @@ class ServerConfig:
     history_bytes: int = 256 << 20
     history_disk_bytes: int = 4 << 30
     history_directory: str = ""
+    sockets_below: str = SOCKETS_BELOW
     stage_timeout_s: float = 300.0
     cache_bytes: int = 0
     cache_policy: str = "sieve"

@@ -48,7 +48,7 @@ from clamor_ray._layout import BLOCK_BYTES, Pickled, take_apart
 from clamor_ray._memory import COMMIT_HINT, cache_budget, check_room, memory_bytes
 from clamor_ray._source import NOT_EQUAL_HINT
 from clamor_ray._version import __version__
-from clamor_ray.actors import keeper_process, oom_score, rebuilding, starting
+from clamor_ray.actors import keeper_process, oom_score, rebuilding, socket_directory, starting
 from clamor_ray.actors.engine_like import Settings
 from clamor_ray.actors.messages import (
     LocateAnswer,
@@ -83,11 +83,6 @@ PUBLISH_S = 60.0
 WATCH_PAUSE_S = 1.0
 
 _T = TypeVar("_T")
-
-
-def keeper_socket(scope: str, node_id: str, server_id: int) -> str:
-    """The abstract Unix socket of a page server's keeper."""
-    return f"{_names.server_socket(scope, node_id)}-{server_id:x}-keeper"
 
 
 def layer_error(code: int, commit_id: int, region: int, from_server: int) -> errors.ClamorError:
@@ -262,7 +257,12 @@ class PageServer:
         """The registry may not be there any more to say under which id this one has served."""
         for life in range(MOST_LIVES):
             server_id = server_id_of(self._node_id, life)
-            _end_keeper(keeper_socket(config.job_scope, self._node_id, server_id))
+            _end_keeper(self._keeper_socket(config, server_id))
+
+    def _keeper_socket(self, config: ServerConfig, server_id: int) -> str:
+        return _names.keeper_socket(
+            config.job_scope, self._node_id, server_id, config.sockets_below
+        )
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """What the registry answers, however long it takes to be restarted.
@@ -287,14 +287,15 @@ class PageServer:
         self._lock_fd = keeper_process.hold_beside(
             session_directory() / _names.journal_directory(config.job_scope)
         )
+        socket_directory.prepare(_names.socket_directory(config.sockets_below))
         self._cache_bytes = cache_budget(config.cache_bytes, memory_bytes(), node_id)
         server_id, has_served = self._ask("begin_server", node_id)
-        keeper = _find_keeper(keeper_socket(config.job_scope, node_id, server_id))
+        keeper = _find_keeper(self._keeper_socket(config, server_id))
         if keeper is None and has_served:
             server_id = self._ask("renew_server", node_id, server_id, NO_KEEPER)
-        self._keeper_name = keeper_socket(config.job_scope, node_id, server_id)
+        self._keeper_name = self._keeper_socket(config, server_id)
         self._keeper = keeper or _start_keeper(self._keeper_name, config.orphan_timeout_s)
-        name = _names.server_socket(config.job_scope, node_id)
+        name = _names.server_socket(config.job_scope, node_id, config.sockets_below)
         # Before the engine takes back what the keeper has: that may drop history for want of room.
         floors = self._ask("floors_at", server_id)
         self._engine = self._take_back(config, name, server_id, floors)
@@ -372,6 +373,7 @@ class PageServer:
                 if self._stopped:
                     return
                 try:
+                    socket_directory.prepare(_names.socket_directory(config.sockets_below))
                     _end_keeper(name)  # one that has closed the connection, and is there still
                     keeper_process.spawn(
                         name, keeper_process.raylet_pid(), config.orphan_timeout_s, is_part=True
@@ -379,7 +381,7 @@ class PageServer:
                     self._keeper = _native.Keeper(name, timeout_s=KEEPER_S)
                     self._engine.renew_keeper(self._keeper)
                     return
-                except (errors.ClamorError, keeper_process.KeeperError) as failure:
+                except (errors.ClamorError, keeper_process.KeeperError, OSError) as failure:
                     logger.error("a keeper cannot be started; again in %g s: %r", pause_s, failure)
             time.sleep(pause_s)
 

@@ -27,6 +27,7 @@ PAUSES_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # by the number of tries befor
 # The next try would end the same way.
 FINAL: Final = (
     errors.VersionMismatchError,
+    errors.DeniedError,  # the directory of sockets is somebody else's
     errors.UnsupportedPlatformError,
     errors.CacheBudgetError,
     errors.TrapUnavailableError,

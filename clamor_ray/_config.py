@@ -17,6 +17,7 @@
 | CLAMOR_ORPHAN_S | 600 | how long a keeper holds memory for a page server that does not come back |
 | CLAMOR_HISTORY_BYTES | 268435456 | old blocks that a page server keeps in memory, then |
 | CLAMOR_HISTORY_DISK_BYTES | 4294967296 | on its node's disk; 0: none |
+| CLAMOR_SOCKET_DIR | /tmp | where our directory of Unix sockets is made, on every node |
 | CLAMOR_HISTORY_DIR | | where, on every node; empty: Ray's session directory (/tmp/ray/...) |
 
 Numbers of bytes may have a unit: 512MB (millions), 4GiB (powers of 1024).
@@ -29,6 +30,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final, Literal, cast
+
+from clamor_ray._names import SOCKETS_BELOW, SOCKETS_BELOW_BYTES
 
 ReadSets = Literal["coarse", "exact", "off"]
 
@@ -118,6 +121,15 @@ def _directory(variable: str, text: str) -> str:
     return text
 
 
+def _socket_directory(variable: str, text: str) -> str:
+    if len(os.fsencode(_directory(variable, text))) > SOCKETS_BELOW_BYTES:
+        raise ValueError(
+            f"{variable} has at most {SOCKETS_BELOW_BYTES} bytes, because the kernel takes 107 for "
+            f"the path of a Unix socket; {text!r} is longer"
+        )
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings of this process; `from_env` reads them, the table above says what they mean."""
@@ -137,6 +149,7 @@ class Config:
     history_bytes: int = 256 << 20
     history_disk_bytes: int = 4 << 30
     history_dir: str = ""
+    socket_dir: str = SOCKETS_BELOW
     view_ref_bytes: int = 65536
 
     @classmethod
@@ -174,6 +187,8 @@ def _read(field: str, name: str, text: str) -> object:
         return _cache_bytes(name, text)
     if field in _BYTES:
         return _bytes(name, text)
+    if field == "socket_dir":
+        return _socket_directory(name, text)
     if field == "history_dir":
         return _directory(name, text)
     try:

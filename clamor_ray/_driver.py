@@ -8,7 +8,7 @@ import os
 
 import ray
 
-from clamor_ray import _session, _spawned, _starting, errors
+from clamor_ray import _session, _starting, errors
 from clamor_ray._config import Config
 from clamor_ray._session import Session
 from clamor_ray._starting import InitResult
@@ -98,7 +98,6 @@ def init(
         _session._current = session
     if trap != "uffd" and not reason:
         reason = f"CLAMOR_TRAP={session.config.trap} asks for it"
-    _spawned.announce(session.node_id)
     return InitResult(trap, session.node_id, info.library_version, session.scope, reason)
 
 

@@ -7,10 +7,15 @@ so that a reference from a session that has ended is never taken for one of its 
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 from typing import Final
 
 NAMESPACE: Final = "clamor"
+SOCKETS_BELOW: Final = "/tmp"
+# What the kernel takes, less the rest of the longest path: the directory's name with a user id of
+# 32 bits, and a keeper's file.
+SOCKETS_BELOW_BYTES: Final = 107 - len("/clamor-4294967295/") - (12 + 1 + 16 + 1 + 16 + 7)
 _REGISTRY: Final = "registry-"
 
 
@@ -45,6 +50,25 @@ def scopes_of_job(actor_names: list[str], part: str) -> list[str]:
     return [name.removeprefix(_REGISTRY) for name in actor_names if name.startswith(prefix)]
 
 
-def server_socket(scope: str, node_id: str) -> str:
-    """The abstract Unix socket of a node's page server."""
-    return f"clamor-{scope}-{node_id[:16]}"
+def socket_directory(below: str) -> str:
+    """This user's directory of Unix sockets, which no other user can enter.
+
+    Args:
+        below: A directory that exists: CLAMOR_SOCKET_DIR.
+    """
+    return f"{below.rstrip('/')}/clamor-{os.geteuid()}"
+
+
+def below_which(socket: str) -> str:
+    """The directory below which the one of a socket is."""
+    return os.path.dirname(os.path.dirname(socket))
+
+
+def server_socket(scope: str, node_id: str, below: str) -> str:
+    """The path of the Unix socket of a node's page server; `below` as above."""
+    return f"{socket_directory(below)}/{scope}-{node_id[:16]}"
+
+
+def keeper_socket(scope: str, node_id: str, server_id: int, below: str) -> str:
+    """The path of the Unix socket of a page server's keeper; `below` as above."""
+    return f"{server_socket(scope, node_id, below)}-{server_id:x}-keeper"

@@ -196,7 +196,7 @@ class Client(_Handle):
     """This process's connection to the page server of its node.
 
     Args:
-        socket_name: abstract Unix socket, without the leading NUL.
+        socket_name: path of a Unix socket.
         trap: "auto", "uffd" or "sigsegv".
         connect_timeout_s: for the connection and the first exchange.
         reattach_timeout_s: how long threads in a fault wait for a restarted page server.

@@ -55,7 +55,7 @@ class Engine(_Handle):
     """The page server's engine: serves, fetches, answers faults, in threads of its own.
 
     Args:
-        socket_name: abstract Unix socket to listen on.
+        socket_name: path of the Unix socket to listen on.
         server_id: never 0; the same after a restart.
         keeper: the keeper that outlives this process, or None.
         n_loops: 0 chooses from the number of cores.

@@ -145,14 +145,16 @@ class Session(Making):
             return self._client
 
     def _connect(self) -> Client:
-        name = _names.server_socket(self.scope, self.node_id)
+        from clamor_ray import _spawned
+
+        name = _names.server_socket(self.scope, self.node_id, self.config.socket_dir)
         deadline = time.monotonic() + self.config.reattach_s
         pause_s = 0.05
         # The first task of a node that has joined need not wait for a server that nobody started.
         connect_s = min(FIRST_LOOK_S, self.config.connect_timeout_s)
         while True:
             try:
-                return Client(
+                client = Client(
                     name,
                     trap=self.config.trap,
                     connect_timeout_s=connect_s,
@@ -161,6 +163,9 @@ class Session(Making):
             except (errors.ServerUnavailableError, errors.WaitTimeoutError):
                 if time.monotonic() >= deadline:
                     raise
+            else:
+                _spawned.announce(self.node_id, _names.below_which(name))
+                return client
             # Not there yet, or restarting: the registry starts it, or knows where it listens.
             name = self.ensure_server().socket_name
             connect_s = self.config.connect_timeout_s
@@ -572,7 +577,7 @@ def _attach(scope: str | None) -> Session:
     node_id = ray.get_runtime_context().get_node_id()
     found = Session(wanted, registry, node_id, Config.from_env(), owner=False)
     _add(found)
-    _spawned.announce(node_id)
+    _spawned.announce(node_id, found.config.socket_dir)
     return found
 
 

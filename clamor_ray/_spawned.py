@@ -25,15 +25,16 @@ _HINT = (
 )
 
 
-def announce(node_id: str) -> None:
-    """Tells processes that this one will start where they are."""
-    os.environ[VARIABLE] = f"{node_id}:{os.getpid()}"
+def announce(node_id: str, sockets_below: str) -> None:
+    """Tells processes that this one will start where they are, and where the sockets lie."""
+    os.environ[VARIABLE] = f"{node_id}:{os.getpid()}:{sockets_below}"
 
 
-def announced() -> str | None:
-    """The node that the process which started this one was attached on."""
-    node_id, _, pid = os.environ.get(VARIABLE, "").partition(":")
-    return node_id if node_id and pid != str(os.getpid()) else None
+def announced() -> tuple[str, str] | None:
+    """The node that the process which started this one was attached on, and the directory below
+    which its sockets lie."""
+    node_id, pid, sockets_below = (*os.environ.get(VARIABLE, "").split(":", 2), "", "")[:3]
+    return (node_id, sockets_below) if sockets_below and pid != str(os.getpid()) else None
 
 
 class SpawnedSession(Session):
@@ -42,12 +43,14 @@ class SpawnedSession(Session):
     Args:
         scope: of the reference.
         node_id: Ray's hex id of this node.
+        sockets_below: as `_names.server_socket` takes it.
     """
 
     of_job = False  # nothing is made here
 
-    def __init__(self, scope: str, node_id: str) -> None:
+    def __init__(self, scope: str, node_id: str, sockets_below: str) -> None:
         self.scope = scope
+        self._sockets_below = sockets_below
         self.node_id = node_id
         self.config = Config.from_env()
         self.owner = False
@@ -79,7 +82,7 @@ class SpawnedSession(Session):
     def _connect(self) -> Client:
         try:
             return Client(
-                _names.server_socket(self.scope, self.node_id),
+                _names.server_socket(self.scope, self.node_id, self._sockets_below),
                 trap=self.config.trap,
                 connect_timeout_s=self.config.connect_timeout_s,
                 reattach_timeout_s=self.config.reattach_s,
@@ -105,11 +108,11 @@ def session_of(scope: str | None, current: Session | None) -> SpawnedSession:
     """
     if isinstance(current, SpawnedSession) and scope is None:
         current.refuse()
-    node_id = announced()
-    if scope is None or node_id is None:
+    where = announced()
+    if scope is None or where is None:
         raise errors.NotInitializedError(
             "There is no clamor session in this process.",
             hint="Call clamor.init() first. A process that Ray did not start reads references by "
             "itself where the one that started it had called clamor.init() before.",
         )
-    return SpawnedSession(scope, node_id)
+    return SpawnedSession(scope, *where)

@@ -212,7 +212,7 @@ static int init(pc_client *client, const struct pc_client_options *options)
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&client->changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    int rc = copy_text(client->socket_name, sizeof client->socket_name - 1, options->socket_name,
+    int rc = copy_text(client->socket_name, sizeof client->socket_name, options->socket_name,
                        "socket name");
     if (!rc)
         rc = copy_text(client->library_version, sizeof client->library_version,

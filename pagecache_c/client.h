@@ -34,6 +34,7 @@
 
 #include "atomics.h"
 #include "error.h"
+#include "local_socket.h"
 #include "pagecache.h"
 #include "trap.h"
 #include "wire.h"
@@ -42,7 +43,6 @@
 #include <stdbool.h>
 #include <time.h>
 
-#define PC__NAME_BYTES 108 /* as sun_path */
 #define PC__REPLY_BYTES 220 /* no reply is longer; of a refusal: why, NUL-terminated, or nothing */
 #define PC__OUTGOING_BYTES 56 /* nor what waits in the outbox */
 static_assert(sizeof(struct pc__ctl_hello) <= PC__REPLY_BYTES, "replies fit");
@@ -114,7 +114,7 @@ struct pc__outgoing {
 struct pc_client {
     pc_client *next;                /* list of clients */
     struct pc__packet *packet;      /* used by whoever receives: open, then the watch thread */
-    char socket_name[PC__NAME_BYTES];
+    char socket_name[PC__SOCKET_NAME_BYTES];
     char library_version[48];
     int wanted_trap;
     uint64_t reattach_timeout_ns;

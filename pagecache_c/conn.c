@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #define CONNECT_STEP_MIN_NS 20000000ull
@@ -159,27 +158,20 @@ int pc__patient_wait(const struct pc__patience *patience, int fd, short events)
 
 int pc__conn_connect(const char *name, int *out)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    size_t length = strlen(name);
-    if (length == 0 || length >= sizeof address.sun_path)
-        return pc__fail(PC_ERR_RANGE, "a socket name of %zu bytes", length);
-    memcpy(address.sun_path + 1, name, length); /* abstract: the first byte is 0 */
-    socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
+    struct sockaddr_un address;
+    socklen_t bytes;
+    int rc = pc__local_address(name, &address, &bytes);
+    if (rc)
+        return rc;
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return pc__fail_errno("socket");
-    int rc;
     if (connect(fd, (struct sockaddr *)&address, bytes)) {
-        switch (errno) {
-        case ECONNREFUSED: /* nobody listens, or not yet */
-        case EAGAIN:       /* its backlog is full */
-        case EINTR:
+        if (pc__local_nobody(errno) || errno == EAGAIN /* its backlog is full */ || errno == EINTR)
             rc = pc__fail(PC_ERR_NO_SERVER, "no page server listens at %s: %s", name,
                           strerror(errno));
-            break;
-        default:
+        else
             rc = pc__fail_errno("connect to %s", name);
-        }
         goto out;
     }
     struct ucred peer;

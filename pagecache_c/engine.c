@@ -187,28 +187,6 @@ static int adopt(struct pc_engine *engine, int keeper_fd, uint64_t settle_ns)
 
 /* ------------------------------------------------------------- start, stop */
 
-static int listen_on(const char *name)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    size_t bytes = strlen(name);
-    if (!bytes || bytes > sizeof address.sun_path - 1)
-        return pc__fail(PC_ERR_RANGE, "a socket name of %zu characters", bytes);
-    memcpy(address.sun_path + 1, name, bytes); /* [0] = 0: abstract, gone with its owner */
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return pc__fail_errno("socket");
-    if (bind(fd, (struct sockaddr *)&address,
-             (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + bytes)) ||
-        listen(fd, LISTEN_BACKLOG)) {
-        int rc = errno == EADDRINUSE
-                     ? pc__fail(PC_ERR_EXISTS, "another page server listens on %s", name)
-                     : pc__fail_errno("bind or listen on %s", name);
-        close(fd);
-        return rc;
-    }
-    return fd;
-}
-
 bool pc__engine_makes_huge_pages(struct pc_engine *engine)
 {
     char why[PC__HUGE_PAGES_WHY_BYTES];
@@ -317,10 +295,9 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
         rc = adopt(engine, options->keeper_fd, options->settle_ns);
     if (rc)
         goto fail;
-    rc = listen_on(engine->socket_name);
-    if (rc < 0)
+    rc = pc__local_listen(options->socket_name, LISTEN_BACKLOG, &engine->listen_fd);
+    if (rc)
         goto fail;
-    engine->listen_fd = rc;
     for (int i = 0; i < engine->n_loops; i++)
         if ((rc = pc__loop_start(engine, &engine->loops[i], i)))
             goto fail;
@@ -364,7 +341,7 @@ PC_API int pc_engine_stop(pc_engine *engine)
             pc__loop_stop(&engine->loops[i]);
     pc__cache_stop(engine);
     if (engine->listen_fd >= 0)
-        close(engine->listen_fd);
+        pc__local_close(engine->socket_name, engine->listen_fd);
     if (engine->keeping) /* before anything goes: what the keeper holds is for the next server */
         pc__keeping_close(engine->keeping);
     engine->keeping = NULL;

@@ -37,6 +37,7 @@
 #include "keeper.h"
 #include "keeping.h"
 #include "list.h"
+#include "local_socket.h"
 #include "pages.h"
 #include "pagecache.h"
 #include "wire.h"
@@ -387,7 +388,7 @@ struct pc__worker {
 struct pc_engine {
     pthread_mutex_t lock;
     uint64_t server_id;
-    char socket_name[100];
+    char socket_name[PC__SOCKET_NAME_BYTES];
     char library_version[48];
     uint64_t fetch_timeout_ns, fault_timeout_ns;
     unsigned page_shift;           /* log2 of the bytes that a fault fetches; 0: by use (pages.c) */

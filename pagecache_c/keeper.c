@@ -5,7 +5,7 @@
  * Threads: the keeper has one. pc__keeper_put and _drop may be called by any thread (a packet is
  * one sendmsg); one pc__keeper_list at a time per connection. Locks: none.
  *
- * Protocol: SOCK_SEQPACKET on an abstract Unix socket, struct message a packet, native layout.
+ * Protocol: SOCK_SEQPACKET on a Unix socket (local_socket.h), struct message a packet, native layout.
  * PUT (with one descriptor), DROP and QUIT have no answer. LIST says the sequence number of the
  * last record that the caller has; the answer is up to LIST_BATCH RECORDs (one descriptor each)
  * and an END that says whether there is more. So the keeper has no state per list, never has many
@@ -31,6 +31,7 @@
  */
 #include "keeper.h"
 #include "error.h"
+#include "local_socket.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -43,7 +44,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -58,6 +58,8 @@
 #define IN_FLIGHT_RETRY_NS 1000000ull
 #define PID_POLL_NS 1000000000ull
 #define ACCEPT_PAUSE_NS 100000000ull
+#define LEAVE_NS 3000000000ull
+#define LEAVE_POLL_MS 20
 
 enum op {
     OP_PUT = 1, OP_DROP = 2, OP_LIST = 3, OP_QUIT = 4, OP_RECORD = 5, OP_END = 6, OP_WHOLE = 7
@@ -177,21 +179,6 @@ static enum received receive_packet(int socket_fd, struct message *message, int 
     return RECEIVED;
 }
 
-/* Abstract names begin with a NUL and have no end but their length. */
-static int abstract_address(const char *name, struct sockaddr_un *address, socklen_t *n_bytes)
-{
-    const size_t length = strlen(name);
-
-    if (length == 0 || length >= sizeof address->sun_path)
-        return pc__fail(PC_ERR_RANGE, "keeper socket name has %zu characters, at most %zu fit",
-                        length, sizeof address->sun_path - 1);
-    memset(address, 0, sizeof *address);
-    address->sun_family = AF_UNIX;
-    memcpy(address->sun_path + 1, name, length);
-    *n_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
-    return PC_OK;
-}
-
 static bool is_same_user(int socket_fd)
 {
     struct ucred peer;
@@ -209,7 +196,7 @@ PC_API int pc_keeper_connect(const char *listen_name, uint64_t timeout_ns, int *
     socklen_t n_bytes;
 
     *fd = -1;
-    int rc = abstract_address(listen_name, &address, &n_bytes);
+    int rc = pc__local_address(listen_name, &address, &n_bytes);
     if (rc != PC_OK)
         return rc;
     const int socket_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -218,7 +205,7 @@ PC_API int pc_keeper_connect(const char *listen_name, uint64_t timeout_ns, int *
 
     while (connect(socket_fd, (const struct sockaddr *)&address, n_bytes) != 0) {
         /* Not there yet, or its queue is full. */
-        if (errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR) {
+        if (!pc__local_nobody(errno) && errno != EAGAIN && errno != EINTR) {
             rc = pc__fail_errno("connect to keeper '%s'", listen_name);
             goto out;
         }
@@ -624,32 +611,6 @@ static bool has_ended(int pid)
     return kill(pid, 0) != 0 && errno == ESRCH;
 }
 
-static int listen_on(const char *listen_name, int *fd)
-{
-    struct sockaddr_un address;
-    socklen_t n_bytes;
-    int rc = abstract_address(listen_name, &address, &n_bytes);
-
-    *fd = -1;
-    if (rc != PC_OK)
-        return rc;
-    const int listener_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (listener_fd < 0)
-        return pc__fail_errno("socket for keeper '%s'", listen_name);
-    if (bind(listener_fd, (const struct sockaddr *)&address, n_bytes) != 0)
-        rc = errno == EADDRINUSE
-                 ? pc__fail(PC_ERR_EXISTS, "a keeper listens on '%s' already", listen_name)
-                 : pc__fail_errno("bind keeper '%s'", listen_name);
-    else if (listen(listener_fd, 2 * MAX_CONNECTIONS) != 0)
-        rc = pc__fail_errno("listen on keeper '%s'", listen_name);
-    if (rc != PC_OK) {
-        close_quietly(listener_fd);
-        return rc;
-    }
-    *fd = listener_fd;
-    return PC_OK;
-}
-
 /* Milliseconds until something must be looked at that no descriptor tells. */
 static int poll_timeout_ms(const struct keeper *keeper, uint64_t now, uint64_t orphan_timeout_ns)
 {
@@ -697,6 +658,17 @@ static void keep_until_the_end(struct keeper *keeper, uint64_t orphan_timeout_ns
     }
 }
 
+/* Its raylet has ended, so its page server is about to: who leaves last removes the files of both
+ * their sockets. */
+static void let_servers_leave(struct keeper *keeper)
+{
+    const uint64_t deadline = deadline_after(LEAVE_NS);
+    while (keeper->n_connections > 0 && !keeper->must_quit && now_ns() < deadline) {
+        (void)poll(NULL, 0, LEAVE_POLL_MS);
+        drain_all(keeper);
+    }
+}
+
 static int run(const char *listen_name, int watched_pid, uint64_t orphan_timeout_ns, bool is_part)
 {
     struct keeper keeper = {
@@ -704,7 +676,7 @@ static int run(const char *listen_name, int watched_pid, uint64_t orphan_timeout
 
     if (watched_pid <= 0)
         return pc__fail(PC_ERR_RANGE, "the keeper cannot watch process %d", watched_pid);
-    int rc = listen_on(listen_name, &keeper.listener_fd);
+    int rc = pc__local_listen(listen_name, 2 * MAX_CONNECTIONS, &keeper.listener_fd);
     if (rc != PC_OK)
         return rc;
 
@@ -715,6 +687,7 @@ static int run(const char *listen_name, int watched_pid, uint64_t orphan_timeout
 #endif
     if (keeper.pid_fd >= 0 || !has_ended(watched_pid))
         keep_until_the_end(&keeper, orphan_timeout_ns);
+    let_servers_leave(&keeper);
 
     while (keeper.n_connections > 0)
         close_connection(&keeper, keeper.n_connections - 1);
@@ -722,7 +695,7 @@ static int run(const char *listen_name, int watched_pid, uint64_t orphan_timeout
         close(keeper.kept[i].fd);
     free(keeper.kept);
     close_quietly(keeper.pid_fd);
-    close(keeper.listener_fd);
+    pc__local_close(listen_name, keeper.listener_fd);
     return PC_OK;
 }
 

@@ -83,7 +83,7 @@ enum pc_trap {
 typedef struct pc_client pc_client;
 
 struct pc_client_options {
-    const char *socket_name;   /* abstract Unix socket of the node's page server, no leading NUL */
+    const char *socket_name;   /* of the node's page server: a path, or an abstract name (tests) */
     const char *library_version;
     int trap;                  /* enum pc_trap */
     uint64_t connect_timeout_ns;
@@ -251,7 +251,8 @@ struct pc_floor {
     uint64_t version;          /* as pc_engine_retain takes it */
 };
 struct pc_engine_options {
-    const char *socket_name;   /* abstract Unix socket to listen on */
+    const char *socket_name;   /* to listen on: a path in a directory of this user alone, or an
+                                * abstract name (tests); at most 107 bytes */
     const char *library_version;
     uint64_t server_id;        /* this server; never 0; the same after a restart */
     int keeper_fd;             /* the caller's, from pc_keeper_connect, or -1 for none */
@@ -453,9 +454,10 @@ int pc_engine_histogram(pc_engine *engine, uint64_t region, int which, uint32_t 
 
 /* ------------------------------------------------------------------ keeper */
 
-/* Holds descriptors for the page server, and nothing else. listen_name is the abstract socket
- * on which page servers find it; returns when watched_pid (the raylet) ends, when told to quit,
- * or when no page server has been connected for orphan_timeout_ns. */
+/* Holds descriptors for the page server, and nothing else. listen_name is the socket (as
+ * pc_engine_options.socket_name) on which page servers find it. Returns when watched_pid (the
+ * raylet) ends, after 3 s at most in which connected page servers may end, when told to quit, or
+ * when no page server has been connected for orphan_timeout_ns. */
 int pc_keeper_run(const char *listen_name, int watched_pid, uint64_t orphan_timeout_ns);
 /* The same, in place of one that died while its page server lives: until that has given it all there
  * is, a server that lists it is told that it is only a part (PC_ERR_HOME_LOST). */

@@ -73,10 +73,8 @@ def _processes(whether: Callable[[list[bytes]], bool]) -> list[int]:
 
 def keepers(scope: str) -> list[int]:
     """Processes that were started as a keeper of the session."""
-    begin = f"clamor-{scope}-".encode()
-    return _processes(
-        lambda words: any(w.startswith(begin) and w.endswith(b"-keeper") for w in words)
-    )
+    mark = f"/{scope}-".encode()
+    return _processes(lambda words: any(mark in w and w.endswith(b"-keeper") for w in words))
 
 
 def watchers(directory: Path) -> list[int]:

@@ -29,7 +29,6 @@ from clamor_ray.actors.messages import (
     ServerInfo,
     ServerLost,
 )
-from clamor_ray.actors.page_server import keeper_socket
 from clamor_ray.actors.registry_core import server_id_of
 from tests.conftest import ANSWER_S, until
 from tests.lab import LocalCluster
@@ -292,7 +291,7 @@ def test_after_shutdown_nothing_starts(lab: LocalCluster) -> None:
     until(lambda: not Path(f"/proc/{info.pid}").exists())
     with pytest.raises(errors.ClosedError):
         session("ensure_server", lab.node_ids[0])
-    name = keeper_socket(session.scope, info.node_id, info.server_id)
+    name = f"{info.socket_name}-{info.server_id:x}-keeper"
     with pytest.raises(errors.ClamorError):
         _native.Keeper(name, timeout_s=0.1)
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pytest
 
 import clamor_ray as clamor
-from clamor_ray import errors
+from clamor_ray import _names, errors
 from tests.lab import LocalCluster, local_cluster, require_lab
 from tests.lab.cluster import node_resource
 
@@ -390,9 +390,11 @@ def command_lines() -> Iterator[bytes]:
 def traces(scope: str, pids: list[int]) -> list[str]:
     """What is left of a session: its processes and its sockets."""
     found = [f"process {pid}" for pid in pids if Path(f"/proc/{pid}/stat").exists()]
-    mark = f"clamor-{scope}-"
+    mark = f"/{scope}-"
     found += [line.decode() for line in command_lines() if mark.encode() in line]
     found += [line for line in Path("/proc/net/unix").read_text().splitlines() if mark in line]
+    sockets = Path(_names.socket_directory(_names.SOCKETS_BELOW)).iterdir()
+    found += [str(path) for path in sockets if path.name.startswith(f"{scope}-")]
     return found
 
 
@@ -438,8 +440,8 @@ def test_nothing_stays_of_a_driver_that(end: str, lab: LocalCluster) -> None:
         assert said[-1].startswith("SESSION "), said
         scope, pids = json.loads(said[-1].removeprefix("SESSION "))
         assert len(pids) == 2
-        # Two servers, two keepers, and their listening sockets.
-        assert len(traces(scope, pids)) >= 8
+        # Two servers, two keepers, their listening sockets, and the files of those.
+        assert len(traces(scope, pids)) >= 12
         if end == "killed":
             driver.kill()
         else:

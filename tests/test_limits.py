@@ -414,7 +414,7 @@ def test_strangers_on_the_unix_socket(clamor_cluster: ClamorCluster) -> None:
 
     def connect() -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        sock.connect(f"\0{info.socket_name}")
+        sock.connect(info.socket_name)
         return sock
 
     silent = connect()

@@ -98,10 +98,10 @@ def test_only_processes_that_were_started_take_what_was_announced(
     assert _spawned.announced() is None
     monkeypatch.setenv(_spawned.VARIABLE, "")
     assert _spawned.announced() is None
-    _spawned.announce("ab" * 28)
+    _spawned.announce("ab" * 28, "/var/a:b")
     assert _spawned.announced() is None  # this one has Ray, or had it
     command = "from clamor_ray import _spawned; print(_spawned.announced())"
     done = subprocess.run(
         [sys.executable, "-c", command], capture_output=True, text=True, timeout=100, check=True
     )
-    assert done.stdout.strip() == "ab" * 28
+    assert done.stdout.strip() == repr(("ab" * 28, "/var/a:b"))

@@ -7,8 +7,8 @@
 
 The bridge lives in a namespace too, so that the host's own network is never touched: everything
 vanishes with the namespaces. The names carry the maker's process id, which is how a later run
-knows what a crashed one left behind. Abstract Unix sockets are per network namespace, as they are
-per host on a real cluster.
+knows what a crashed one left behind. The nodes share a file system, and so the directory of our
+Unix sockets: their names carry the node's id.
 
 Needs root. Everything that is ended is found by namespace, never by a process's name.
 """
