@@ -9,6 +9,7 @@ a newcomer is always taken, and somebody else goes:
 Who has sent a hello that names this server goes after those who have not: its id is 64 bits that a
 stranger must have seen. Among equals the oldest goes. Nobody goes within his first moments: a
 peer passes in them, and who comes too fast waits in the kernel's queue, where all get their turn.
+Moments in which this process had no time for anybody do not count (``Attended``).
 
 Pure: no I/O but the end of a victim's socket. Everything belongs to one loop.
 """
@@ -20,6 +21,35 @@ import ipaddress
 import socket
 
 IPV6_SHARE_BITS = 64  # who has one address of such a network has all of them
+
+
+ATTENDED_PARTS = 8  # of the first moments: a handshake takes the loop half as many passes
+
+
+class Attended:
+    """A clock that runs only while the loop attends to its connections.
+
+    A long gap between two looks at it (the machine does much else) counts as a short one.
+
+    Args:
+        most_s: What a gap counts at most.
+    """
+
+    def __init__(self, most_s: float) -> None:
+        self.most_s = most_s
+        self._now_s = 0.0
+        self._seen_s: float | None = None
+
+    def now_s(self, loop_s: float) -> float:
+        """Its time, never less than before.
+
+        Args:
+            loop_s: The loop's time.
+        """
+        if self._seen_s is not None:
+            self._now_s += min(self.most_s, loop_s - self._seen_s)
+        self._seen_s = loop_s
+        return self._now_s
 
 
 class Stranger:
@@ -57,7 +87,7 @@ class Strangers:
 
         Args:
             host: Where it comes from.
-            now_s: The loop's time.
+            now_s: Of one clock for all.
         """
         victim = self._victim(origin_of(host), now_s)
         return victim.since_s + self._undisturbed_s - now_s if victim is not None else 0.0
@@ -68,7 +98,7 @@ class Strangers:
         Args:
             sock: Its connection.
             host: Where it comes from.
-            now_s: The loop's time.
+            now_s: Of that clock.
         """
         stranger = Stranger(sock, origin_of(host), now_s)
         if (victim := self._victim(stranger.origin, now_s)) is not None:

@@ -142,7 +142,8 @@ class Settings:
     """Deadlines and bounds.
 
     Args:
-        handshake_s: From accept, or connect, to the last message.
+        handshake_s: From accept to the last message; for who connects, from the challenge. Until
+            that comes it keeps its place in the queue, and asks so often what became of the peer.
         max_unauthenticated: Connections that have not passed; for one more, an old one goes.
         max_unauthenticated_of_address: Of these, from one address. No fewer than a peer has lanes:
             it opens all of them at once.

@@ -31,7 +31,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from clamor_ray._cause import cause_of
-from clamor_ray.actors.admission import Stranger, Strangers
+from clamor_ray.actors.admission import ATTENDED_PARTS, Attended, Stranger, Strangers
 from clamor_ray.actors.engine_like import (
     DEFAULTS,
     Answer,
@@ -64,7 +64,7 @@ from clamor_ray.errors import ClamorError, FreedError, HomeLostError
 logger = logging.getLogger("clamor_ray.page_server")
 
 MAX_TOLD_IDLE = 65536
-BACKLOG = 1024  # through it in less than handshake_s, also when a crowd comes all the time
+BACKLOG = 1024  # of a crowd, where this process gets its time, handled in less than handshake_s
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # a shortage of ours
 
 
@@ -108,6 +108,7 @@ class ServerCore:
         self._retired_meanwhile: set[int] = set()
         self._told_idle: dict[int, None] = {}  # the oldest first
         self._retiring = 0  # whose idleness is told by the answer, and not in a call of its own
+        self._attended = Attended(settings.undisturbed_s / ATTENDED_PARTS)
         self._strangers = Strangers(
             settings.max_unauthenticated,
             settings.max_unauthenticated_of_address,
@@ -314,6 +315,7 @@ class ServerCore:
                     return
 
     async def _find_peer(self, server_id: int) -> None:
+        connecting: asyncio.Task[None] | None = None
         try:
             for_this_long = Tries(self._settings)
             began_s = asyncio.get_running_loop().time()
@@ -328,10 +330,21 @@ class ServerCore:
                         self._lose(server_id, answer.reason)
                         return
                     if isinstance(answer, ServerInfo):
+                        if connecting is not None and answer.epoch != tried_epoch:
+                            await _end(connecting)
+                            connecting = None
                         tried_epoch = answer.epoch
-                        await self._connect(answer)
-                        return
+                        if connecting is None:
+                            connecting = asyncio.ensure_future(self._connect(answer))
                     last = "it is restarting, or is stopped"
+                    # Who dials anew begins at the end of the queue again: it is only asked about.
+                    if connecting is not None:
+                        await asyncio.wait({connecting}, timeout=self._settings.handshake_s)
+                        if not connecting.done():
+                            raise asyncio.TimeoutError
+                        done, connecting = connecting, None
+                        done.result()
+                        return
                 except asyncio.TimeoutError:
                     last = "it does not answer (a process that is stopped, or a full queue)"
                 except OSError as failure:
@@ -340,13 +353,19 @@ class ServerCore:
                     last = cause_of(failure)
                 except Exception as failure:  # any: the resolver's promise is to be asked again
                     last = cause_of(failure)
+                if connecting is not None and connecting.done() and not connecting.exception():
+                    return  # while the registry was asked about it
                 for_s = asyncio.get_running_loop().time() - began_s
                 self._engine.peer_unreached(server_id, for_s, last)
                 if not await for_this_long.pause():
                     self._give_up(server_id, for_s, last, answered)
                     return
         finally:
-            self._finding_peer.discard(server_id)
+            try:
+                if connecting is not None:
+                    await _end(connecting)
+            finally:
+                self._finding_peer.discard(server_id)
 
     async def _find_home(self, region: int, lost_id: int) -> None:
         """Until the region has another home, or never will."""
@@ -439,7 +458,7 @@ class ServerCore:
             )
             _tune(sock)
             hello = Hello(client_id=self._server_id, server_id=info.server_id, lane=lane)
-            await asyncio.wait_for(self._say_hello(sock, hello), self._settings.handshake_s)
+            await self._say_hello(sock, hello)
             return sock
         except BaseException:
             sock.close()
@@ -449,9 +468,11 @@ class ServerCore:
         loop = asyncio.get_running_loop()
         handshake = ClientHandshake(self._secret, hello)
         await loop.sock_sendall(sock, handshake.hello)
+        # Until it has been taken from the other side's queue: as long as whoever looks for it does.
         proof = handshake.prove(await _receive(sock, CHALLENGE_BYTES))
         await loop.sock_sendall(sock, proof)
-        handshake.finish(await _receive(sock, ACCEPT_BYTES))
+        accept = await asyncio.wait_for(_receive(sock, ACCEPT_BYTES), self._settings.handshake_s)
+        handshake.finish(accept)
 
     # -- the data port
 
@@ -474,10 +495,13 @@ class ServerCore:
                 await asyncio.sleep(self._settings.backoff_most_s)
                 continue
             self._accepted += 1
-            wait_s = self._strangers.wait_s(address[0], loop.time())
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)  # nobody else comes in meanwhile
-            stranger = self._strangers.take(sock, address[0], loop.time())
+            clock, host = self._attended, address[0]
+            while True:
+                wait_s = self._strangers.wait_s(host, clock.now_s(loop.time()))
+                if wait_s <= 0:
+                    break
+                await asyncio.sleep(min(wait_s, clock.most_s))  # nobody else comes in meanwhile
+            stranger = self._strangers.take(sock, host, clock.now_s(loop.time()))
             self._spawn(self._admit(stranger, address))
 
     async def _admit(self, stranger: Stranger, address: Any) -> None:
@@ -543,6 +567,14 @@ class ServerCore:
         self._tasks.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
             logger.error("a task of the page server failed", exc_info=failure)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancels a task, and waits until its sockets are closed."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # it failed just then: nobody asks for it any more
 
 
 async def _receive(sock: socket.socket, n_bytes: int) -> bytes:

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import dataclasses
 import socket
+import time
 
 import pytest
 
-from clamor_ray.actors.admission import Strangers, origin_of
+from clamor_ray.actors.admission import Attended, Strangers, origin_of
 from clamor_ray.actors.engine_like import DEFAULTS, EventKind
 from clamor_ray.actors.handshake import ClientHandshake, Hello, Refusal
 
@@ -93,6 +94,14 @@ def test_nobody_goes_in_his_first_moments() -> None:
     assert here.wait_s("10.0.0.1", 10.6) <= 0
 
 
+def test_moments_without_attention_do_not_count() -> None:
+    clock = Attended(0.01)
+    assert clock.now_s(100.0) == 0.0
+    assert clock.now_s(100.004) == pytest.approx(0.004)
+    assert clock.now_s(160.0) == pytest.approx(0.014)
+    assert clock.now_s(160.0) == pytest.approx(0.014)
+
+
 def test_one_network_of_ipv6_is_one_address() -> None:
     assert origin_of("2001:db8::1") == origin_of("2001:db8::ffff:2")
     assert origin_of("2001:db8::1") != origin_of("2001:db8:0:1::1")
@@ -115,6 +124,60 @@ def test_a_crowd_is_bounded_and_a_peer_passes_it(run_core) -> None:
                     assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""
                 sock.close()
             assert here.core.counters().unauthenticated_now == 0
+
+    run_core(work)
+
+
+async def slow_passes(seconds: float) -> None:
+    """Each pass of the loop takes so long, as where the machine does much else."""
+    while True:
+        time.sleep(seconds)  # noqa: ASYNC251 - the trouble itself
+        await asyncio.sleep(0)
+
+
+def test_a_peer_passes_a_crowd_also_where_a_pass_takes_longer_than_its_first_moments(
+    run_core,
+) -> None:
+    """All have named the server, so the oldest goes. The moments of a newcomer are the server's."""
+
+    async def work() -> None:
+        async with Node(HERE, settings=PATIENT) as here, Node(THERE, settings=PATIENT) as there:
+            there.known.places[HERE] = [here.info()]
+            slow = asyncio.ensure_future(slow_passes(2 * PATIENT.undisturbed_s))
+            with strangers("127.0.0.1", here.port, 300, 400, RECORDED) as crowd:
+                try:
+                    most = PATIENT.max_unauthenticated_of_address
+                    await until(lambda: here.core.counters().accepted >= 4 * most, 60)
+                    there.engine.ask(FakeEvent(EventKind.NEED_PEER, server_id=HERE))
+                    await until(lambda: len(there.engine.peers) >= 3, 100)
+                    assert crowd.poll() is None
+                finally:
+                    slow.cancel()
+
+    run_core(work, 200.0)
+
+
+def test_who_waits_in_the_queue_keeps_its_place(run_core) -> None:
+    """A home that takes nobody for longer than a handshake lasts: it is asked about, not dialled
+    anew, which would begin at the end of the queue again."""
+
+    async def work() -> None:
+        settings = dataclasses.replace(HASTE, deadline_s=30.0)
+        async with Node(THERE, settings=settings) as there:
+            with socket.create_server(("127.0.0.1", 0)) as home:
+                home.setblocking(False)
+                info = there.info(port=home.getsockname()[1])
+                there.known.places[HERE] = [dataclasses.replace(info, server_id=HERE)]
+                there.engine.ask(FakeEvent(EventKind.NEED_PEER, server_id=HERE))
+                await until(lambda: len(there.known.asked) >= 5, 30)
+                assert there.engine.unreached  # who waits is told why, all the same
+                lanes = []
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        lanes.append(home.accept()[0])
+                assert len(lanes) == there.engine.peer_lanes
+                for sock in lanes:
+                    sock.close()
 
     run_core(work)
 
@@ -146,6 +209,7 @@ def test_ten_thousand_strangers_keep_no_peer_out(run_core, n_strangers: int, hel
                 assert await said == "open\n"
                 await until(lambda: here.core.counters().accepted >= n_strangers, 60)
                 assert there.core.counters().peers_lost == 0
-            await until(lambda: here.core.counters().unauthenticated_now == 0)
+            # Those that were in the queue are still taken first.
+            await until(lambda: here.core.counters().unauthenticated_now == 0, 60)
 
     run_core(work, 200.0)
