@@ -189,6 +189,8 @@ static int try_attach(const struct pc__patience *patience)
     int rc = pc__conn_hello(patience, &fd);
     if (!rc)
         rc = attach_all(patience, fd);
+    if (!rc) /* what is unmapped by now was on the old connection only */
+        rc = pc__conn_tell(patience, fd, PC__CTL_ATTACHED);
     if (!rc)
         rc = go_up(patience->client, fd);
     if (rc && fd >= 0)

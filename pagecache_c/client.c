@@ -206,6 +206,7 @@ static int init(pc_client *client, const struct pc_client_options *options)
     client->wanted_trap = options->trap;
     client->reattach_timeout_ns = options->reattach_timeout_ns;
     client->outbox_end = &client->outbox;
+    pc__conn_number(client);
     pthread_mutex_init(&client->lock, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
@@ -320,6 +321,18 @@ PC_API int pc_client_shut(pc_client *client)
     return PC_OK;
 }
 
+#define LEAVE_NS 1000000000ull
+
+/* Nothing is mapped any more. Where the server does not hear it, it sees so by itself, later. */
+static void leave(const pc_client *client)
+{
+    const uint64_t deadline_ns = pc__deadline(LEAVE_NS);
+    struct pollfd room = {.fd = client->socket, .events = POLLOUT};
+    while (client->socket >= 0 && pc__clock_ns() < deadline_ns &&
+           !pc__conn_send(client->socket, PC__CTL_LEFT, 0, NULL, 0, NULL, 0, NULL, 0))
+        (void)poll(&room, 1, (int)(LEAVE_NS / 1000000u));
+}
+
 PC_API int pc_client_close(pc_client *client)
 {
     pc__clients_remove(client);
@@ -334,11 +347,15 @@ PC_API int pc_client_close(pc_client *client)
     pthread_mutex_lock(&client->lock);
     pc__call_drop_all(client);
     pc__outbox_clear(client);
+    bool is_read = false; /* by libraries, of what the page server keeps for them */
     while (client->mappings) {
+        is_read |= client->mappings->is_kept && client->mappings->is_leased;
         pc__ended_keep(client, client->mappings);
         pc__mapping_take_down(client, client->mappings);
     }
     pthread_mutex_unlock(&client->lock);
+    if (!is_read)
+        leave(client);
     free_client(client);
     return PC_OK;
 }

@@ -118,6 +118,7 @@ struct pc_client {
     char library_version[48];
     int wanted_trap;
     uint64_t reattach_timeout_ns;
+    uint64_t number;                /* of all of its connections (wire.h); a child of fork has another */
     int nudge_fd;                   /* eventfd: the watch thread looks up */
     pthread_t watch;
     bool has_watch;
@@ -215,6 +216,10 @@ int pc__conn_connect(const char *name, int *fd);
 int pc__conn_exchange(const struct pc__patience *patience, int fd, uint16_t type,
                       const void *body, size_t body_bytes, const int *fds, int n_fds,
                       struct pc__call *call);
+/* A message that nobody answers: waits for room. */
+int pc__conn_tell(const struct pc__patience *patience, int fd, uint16_t type);
+/* Another number for the client. */
+void pc__conn_number(pc_client *client);
 /* Connects until it works, and says hello with the client's trap. */
 int pc__conn_hello(const struct pc__patience *patience, int *fd);
 /* Takes the reply's body and descriptors out of the packet. */

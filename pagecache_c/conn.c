@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -259,10 +260,33 @@ int pc__conn_exchange(const struct pc__patience *patience, int fd, uint16_t type
     return PC_OK;
 }
 
+int pc__conn_tell(const struct pc__patience *patience, int fd, uint16_t type)
+{
+    for (;;) {
+        int rc = pc__conn_send(fd, type, 0, NULL, 0, NULL, 0, NULL, 0);
+        if (rc)
+            return rc < 0 ? rc : PC_OK;
+        rc = pc__patient_wait(patience, fd, POLLOUT);
+        if (rc != 1)
+            return rc;
+    }
+}
+
+/* No two clients of a node have the same: 63 random bits, and never 0. */
+void pc__conn_number(pc_client *client)
+{
+    uint64_t number = 0;
+    if (getrandom(&number, sizeof number, GRND_NONBLOCK) != (ssize_t)sizeof number)
+        number = (pc__clock_ns() * 0x9e3779b97f4a7c15u) ^ (uint64_t)getpid() << 32 ^
+                 (uint64_t)(uintptr_t)client; /* before the kernel has gathered any */
+    client->number = number | 1ull << 63;
+}
+
 static int say_hello(const struct pc__patience *patience, int fd)
 {
     pc_client *client = patience->client;
     struct pc__ctl_hello mine = {.wire_version = PC__WIRE_VERSION,
+                                 .sender_id = client->number,
                                  .trap = (uint32_t)client->trap.kind}, theirs;
     memcpy(mine.library_version, client->library_version, sizeof mine.library_version);
     int fds[PC__CTL_MAX_FDS];

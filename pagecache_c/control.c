@@ -1,8 +1,8 @@
 /* control.c - the processes of this node: hello, what they say, and their end.
  *
  * Entered by the loop that owns the client. When a client's socket closes, for whatever reason,
- * its leases, waiters, jobs and unsealed regions go, then its descriptors: nothing of a dead
- * process stays. Never blocks: a client that does not read its replies is cut off.
+ * its waiters, jobs and unsealed regions go, then its descriptors. Its leases go when its process has
+ * no memory any more, or says so (leases.c): nothing of a dead process stays. Never blocks: a client that does not read its replies is cut off.
  */
 #include "engine.h"
 
@@ -63,12 +63,19 @@ static void close_client(struct pc__client *client)
     if (client->closed)
         return;
     client->closed = true;
+    struct pc__lessee *lessee = client->lessee;
+    /* Of an engine that stops, nothing that was leased changes any more. */
+    const bool stages = lessee ? lessee->stages : client->stages;
+    const bool goes_on = (client->n_mappings || stages) && lessee && !client->left &&
+                         !loop->stopping && pc__process_has_memory(&lessee->process);
     while (client->n_mappings)
-        pc__client_drop_mapping(client, &client->mappings[client->n_mappings - 1]);
+        pc__client_drop_mapping(client, &client->mappings[client->n_mappings - 1], goes_on);
     pc__client_gathers_end(client);
     pc__client_abandon_all(client);
-    if (client->stages)
-        pc__layers_orphan(loop->engine, client->id);
+    if (stages && !goes_on)
+        pc__layers_orphan(loop->engine, pc__layer_owner(client));
+    if (lessee)
+        pc__lessee_leave(loop->engine, lessee, goes_on);
     pc__watch_remove(loop, client->watch);
     pc__watch_remove(loop, client->trap_watch);
     close(client->fd);
@@ -98,10 +105,7 @@ static int take_control_page(struct pc__client *client, int page_fd, int event_f
     void *page = mmap(NULL, sizeof *client->page, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
     if (page == MAP_FAILED)
         return pc__fail_errno("mmap of a control page");
-    struct ucred who = {0};
-    socklen_t bytes = sizeof who;
-    (void)getsockopt(client->fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes);
-    client->window_owner = pc__windows_owner(page, who.pid);
+    client->window_owner = pc__windows_owner(page, pc__process_of_peer(client->fd));
     if (!client->window_owner) {
         munmap(page, sizeof *client->page);
         return pc__fail(PC_ERR_NO_MEMORY, "a control page");
@@ -126,7 +130,7 @@ static int on_hello(struct pc__client *client, const struct pc__ctl_message *mes
 {
     struct pc_engine *engine = client->loop->engine;
     struct pc__ctl_hello hello, mine = {.wire_version = PC__WIRE_VERSION,
-                                        .server_id = engine->server_id};
+                                        .sender_id = engine->server_id};
     memcpy(&hello, message->body, sizeof hello);
     memcpy(mine.library_version, engine->library_version, sizeof mine.library_version);
     int rc = PC_OK;
@@ -151,6 +155,10 @@ static int on_hello(struct pc__client *client, const struct pc__ctl_message *mes
             fds[1] = -1;
     } else {
         rc = pc__fail(PC_ERR_PROTOCOL, "a hello without its descriptors");
+    }
+    if (!rc && hello.sender_id) {
+        client->lessee = pc__lessee_join(engine, hello.sender_id, client->fd);
+        rc = client->lessee ? PC_OK : pc__fail(PC_ERR_NO_MEMORY, "a client");
     }
     client->trap = (int)hello.trap;
     client->said_hello = !rc;
@@ -207,6 +215,12 @@ static int handle(struct pc__client *client, const struct pc__ctl_message *messa
         return PC_OK;
     case PC__CTL_PING:
         pc__client_reply(client, message, PC_OK);
+        return PC_OK;
+    case PC__CTL_LEFT:
+    case PC__CTL_ATTACHED:
+        client->left = message->header.type == PC__CTL_LEFT;
+        if (client->lessee)
+            pc__lessee_attached(client->loop->engine, client->lessee, client->id);
         return PC_OK;
     default:
         return pc__fail(PC_ERR_PROTOCOL, "a message that only servers send");

@@ -194,10 +194,12 @@ void pc__client_stage(struct pc__client *client, const struct pc__ctl_message *m
     int rc = n_fds == 1 ? pc__descriptors_spare() : PC_ERR_PROTOCOL;
     if (!rc) {
         rc = pc__layer_stage(client->loop->engine, body.region, body.commit_id, body.layer_bytes,
-                             fds[0], client->id);
+                             fds[0], pc__layer_owner(client));
         fds[0] = -1;
     }
     client->stages = true;
+    if (client->lessee)
+        client->lessee->stages = true;
     if (rc)
         pc__client_reply(client, message, rc);
     else

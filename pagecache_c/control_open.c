@@ -60,11 +60,16 @@ static int add_mapping(struct pc__client *client, const struct pc__ctl_open *ope
         client->mappings = grown;
         client->mappings_capacity = capacity;
     }
+    struct pc__lease *lease = calloc(1, sizeof *lease);
+    if (!lease)
+        return pc__fail(PC_ERR_NO_MEMORY, "a mapping record");
     struct pc__window_user *user = NULL;
     if (client->page && !generation->complete &&
         !(user = pc__windows_add(generation, client->window_owner, open->address,
-                                 open->length_bytes)))
+                                 open->length_bytes))) {
+        free(lease);
         return pc__fail(PC_ERR_NO_MEMORY, "a mapping record");
+    }
     memmove(&client->mappings[at + 1], &client->mappings[at],
             (client->n_mappings - at) * sizeof client->mappings[0]);
     client->mappings[at] = (struct pc__mapping){.id = open->mapping_id,
@@ -77,6 +82,7 @@ static int add_mapping(struct pc__client *client, const struct pc__ctl_open *ope
                                                     client->trap != PC_TRAP_SIGSEGV,
                                                 .page_shift = pc__map_page_shift(open->flags),
                                                 .region = region,
+                                                .lease = lease,
                                                 .window_user = user,
                                                 .generation = pc__generation_take(generation)};
     client->n_mappings++;
@@ -90,7 +96,30 @@ static bool home_waits(const struct pc__home *home)
     return home->overlay.memfd >= 0 || !pc__link_empty(&home->pending) || pc__home_read_holes(home);
 }
 
-void pc__client_drop_mapping(struct pc__client *client, struct pc__mapping *mapping)
+void pc__lease_end(struct pc_engine *engine, struct pc__region *region,
+                   struct pc__generation *generation, uint64_t version, bool follows)
+{
+    region->mappings--;
+    if (follows && generation->version == version)
+        generation->followers--;
+    if (--generation->mappings == generation->followers) {
+        pc__generations_trim(engine, region);
+        if (generation->complete && region->home && home_waits(region->home))
+            pc__worker_queue(engine, region);
+    }
+    pc__cache_leased(engine, generation);
+}
+
+void pc__lease_put(struct pc_engine *engine, struct pc__region *region,
+                   struct pc__generation *generation)
+{
+    pc__generation_put(engine, generation);
+    pc__count_sub(&engine->count.mappings, 1);
+    pc__region_lease_dropped(engine, region);
+    pc__region_put(engine, region);
+}
+
+void pc__client_drop_mapping(struct pc__client *client, struct pc__mapping *mapping, bool was_lost)
 {
     struct pc_engine *engine = client->loop->engine;
     struct pc__region *region = mapping->region;
@@ -125,25 +154,18 @@ void pc__client_drop_mapping(struct pc__client *client, struct pc__mapping *mapp
     else
         pc__windows_drop(mapping->window_user);
     pc__recorder_free(mapping->recorder);
-    region->mappings--;
-    if (mapping->follows && generation->version == mapping->version)
-        generation->followers--;
-    if (--generation->mappings == generation->followers) {
-        pc__generations_trim(engine, region);
-        if (generation->complete && region->home && home_waits(region->home))
-            pc__worker_queue(engine, region);
-    }
-    pc__cache_leased(engine, generation);
+    const bool kept = was_lost && pc__lease_keep(engine, client, mapping);
+    if (!kept)
+        pc__lease_end(engine, region, generation, mapping->version, mapping->follows);
     pthread_mutex_unlock(&region->lock);
-    pc__generation_put(engine, generation);
+    free(mapping->lease);
     if (client->stray_address >= mapping->address &&
         client->stray_address - mapping->address < mapping->length_bytes)
         client->stray_by_ns = 0;
     memmove(mapping, mapping + 1, (client->n_mappings - at - 1) * sizeof *mapping);
     client->n_mappings--;
-    pc__count_sub(&engine->count.mappings, 1);
-    pc__region_lease_dropped(engine, region);
-    pc__region_put(engine, region);
+    if (!kept)
+        pc__lease_put(engine, region, generation);
 }
 
 /* ------------------------------------------------------------------ leases */
@@ -432,7 +454,7 @@ int pc__client_close_mapping(struct pc__client *client, const struct pc__ctl_mes
     memcpy(&open, message->body, sizeof open);
     struct pc__mapping *mapping = pc__client_mapping(client, open.mapping_id);
     if (mapping)
-        pc__client_drop_mapping(client, mapping);
+        pc__client_drop_mapping(client, mapping, false);
     else if (client->n_opening)
         return note_given_up(client, open.mapping_id); /* else it would be open for ever */
     return PC_OK;

@@ -255,6 +255,7 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&engine->worker.wake, &monotonic);
     pthread_condattr_destroy(&monotonic);
+    pc__leases_open(engine);
     pc__link_init(&engine->staged);
     pc__link_init(&engine->retained);
     engine->retained_most_bytes = PC__RETAINED_BYTES;
@@ -345,6 +346,7 @@ PC_API int pc_engine_stop(pc_engine *engine)
     if (engine->keeping) /* before anything goes: what the keeper holds is for the next server */
         pc__keeping_close(engine->keeping);
     engine->keeping = NULL;
+    pc__leases_close(engine);
     for (size_t b = 0; b < PC__REGION_BUCKETS; b++)
         while (engine->regions[b]) {
             struct pc__region *region = engine->regions[b];

@@ -3,6 +3,7 @@
  *   loop        one thread, one epoll. Owns the clients, peers and served connections that were
  *               given to it; nobody else touches those. n_loops of them.
  *   client      one process of this node: its control socket, its trap, its mappings.
+ *   lessee      the same, over all connections that it makes (leases.c).
  *   region      what Python told us of a region, its home (if its blocks live here), and its
  *               generations (the memfds that processes of this node map, one a version).
  *   layer       the blocks of one commit on one region: staged, then published, then applied.
@@ -17,8 +18,8 @@
  *                 block (UFFDIO_WAKE, a futex wake, a non-blocking send); never over file or
  *                 network I/O (but a lease that needs a new generation makes its memfd under it,
  *                 and one that advances one punches its holes).
- *   leaves        event_lock, keeping.lock, worker.lock, the cache's, the history's and each loop's
- *                 mail_lock: nothing is taken under them. (The cache's window_lock is between
+ *   leaves        event_lock, keeping.lock, worker.lock, leases.lock, the cache's, the history's and
+ *                 each loop's mail_lock: nothing is taken under them. (The cache's window_lock is between
  *                 region.lock and the leaves.)
  * Who evicts takes a victim under the cache's lock, with references, drops that lock, takes the lock
  * of the victim's region, and looks again.
@@ -40,6 +41,7 @@
 #include "local_socket.h"
 #include "pages.h"
 #include "pagecache.h"
+#include "process.h"
 #include "wire.h"
 
 #include <pthread.h>
@@ -54,6 +56,7 @@ struct pc__pull;
 struct pc__part;
 struct pc__gather;
 struct pc__rents;
+struct pc__lease;
 
 /* ---------------------------------------------------------------- regions */
 
@@ -141,7 +144,7 @@ struct pc__layer {
     uint64_t data_offset, n_blocks;
     uint32_t n_runs;
     _Atomic uint32_t refs;         /* its list, each reply that sends of it */
-    uint64_t owner;                /* staged: the client it came from, or 0 */
+    uint64_t owner;                /* staged: pc__layer_owner of who it came from, or 0 */
     uint64_t ask_at_ns;            /* staged: when to ask what became of it */
 };
 
@@ -380,6 +383,13 @@ struct pc__worker {
     size_t capacity, begin, n;
 };
 
+/* leases.c: what outlives its connection. All of it under lock, which nests inside all. */
+struct pc__leases {
+    pthread_mutex_t lock;
+    struct pc__link lessees;
+    uint64_t next_serial;
+};
+
 #define PC__REGION_BUCKETS 4096
 #define PC__MAX_LOOPS 8
 #define PC__LOG_EVENTS 1024
@@ -425,6 +435,7 @@ struct pc_engine {
     uint64_t stage_timeout_ns;
     struct pc__history *history;
     struct pc__worker worker;
+    struct pc__leases leases;
     struct pc__counters count;
 };
 
@@ -434,6 +445,7 @@ struct pc__mapping {
     uint64_t id, address, length_bytes, version;
     struct pc__region *region;     /* +1 ref */
     struct pc__generation *generation; /* +1 ref */
+    struct pc__lease *lease;       /* room for it as an orphan, should it become one */
     struct pc__window_user *window_user; /* SIGSEGV, where blocks can be evicted; or NULL */
     bool is_private;
     bool follows;                  /* counted among its followers, while that is at version */
@@ -449,6 +461,8 @@ struct pc__client {
     int fd;
     struct pc__watch *watch, *trap_watch;
     bool said_hello, closed;
+    bool left;                     /* it has said that it maps nothing any more */
+    struct pc__lessee *lessee;     /* or NULL: it will not come back */
     uint64_t hello_by_ns;          /* until it has said hello */
     uint64_t stray_address;        /* a fault that came before its mapping was attached again, */
     uint64_t stray_by_ns;          /* and until when that must have happened; 0: none */
@@ -467,6 +481,29 @@ struct pc__client {
     uint64_t *given_up;            /* mappings among those whose CLOSE has come already */
     size_t n_given_up, given_up_capacity;
     struct pc__client *grave_next;
+};
+
+/* A client of a process over all of its connections. leases.lock; number and process never change. */
+struct pc__lessee {
+    struct pc__link link;          /* of the engine */
+    uint64_t number;
+    struct pc__process process;
+    unsigned connections, looks;   /* that are open; threads that are at it */
+    uint64_t attached_id;          /* the newest connection that has all of its leases */
+    _Atomic bool stages;           /* layers, on one of its connections */
+    struct pc__link orphans;       /* struct pc__lease, by serial */
+    uint64_t look_at_ns, maps_at_ns, maps_pause_ns;
+};
+
+/* Of a connection that has ended, while its process may still read the memory. */
+struct pc__lease {
+    struct pc__link link;          /* of the lessee */
+    uint64_t serial, client_id;
+    uint64_t address, length_bytes, version;
+    bool follows;                  /* as of the mapping */
+    bool was_mapped;               /* the process's page tables showed it */
+    struct pc__region *region;     /* +1 ref */
+    struct pc__generation *generation; /* +1 ref */
 };
 
 #include "engine_calls.h"

@@ -138,14 +138,20 @@ void pc__rebuild_await(struct pc__loop *loop, struct pc__peer *peer, struct pc__
                        struct pc__link *failed);
 
 /* layer.c */
-/* Owns fd. owner: the client's id, or 0. */
+/* Owns fd. owner: pc__layer_owner of the client, or 0. */
 int pc__layer_stage(struct pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t bytes,
                     int fd, uint64_t owner);
 int pc__layer_adopt(struct pc_engine *engine, const struct pc__kept *kept, int fd);
 int pc__layer_publish(struct pc_engine *engine, uint64_t region, uint64_t commit_id,
                       uint64_t version);
 void pc__layer_drop_staged(struct pc_engine *engine, uint64_t region, uint64_t commit_id);
-void pc__layers_orphan(struct pc_engine *engine, uint64_t client_id);
+/* Who staged them has ended: their outcome is asked for. */
+void pc__layers_orphan(struct pc_engine *engine, uint64_t owner);
+/* Of what a client stages. */
+static inline uint64_t pc__layer_owner(const struct pc__client *client)
+{
+    return client->lessee ? client->lessee->number : client->id;
+}
 void pc__layers_forget(struct pc_engine *engine, uint64_t region);
 struct pc__layer *pc__layer_get(struct pc_engine *engine, uint64_t layer_id); /* +1 ref, or NULL */
 void pc__layer_put(struct pc__layer *layer);
@@ -251,7 +257,7 @@ void pc__cache_forget(struct pc_engine *engine, struct pc__generation *generatio
 struct pc__window_owner {          /* the control page of one process; unmapped with the last user */
     _Atomic uint32_t refs;
     struct pc__control_page *page;
-    pid_t pid;
+    struct pc__process process;
 };
 struct pc__window_user {
     struct pc__link link;          /* of the generation that it maps */
@@ -259,7 +265,8 @@ struct pc__window_user {
     uint64_t address, length_bytes;
     bool is_orphan;                /* its connection is gone, and it is not */
 };
-struct pc__window_owner *pc__windows_owner(struct pc__control_page *page, pid_t pid);
+struct pc__window_owner *pc__windows_owner(struct pc__control_page *page,
+                                           struct pc__process process);
 void pc__windows_owner_put(struct pc__window_owner *owner); /* or NULL */
 struct pc__window_user *pc__windows_add(struct pc__generation *generation,
                                         struct pc__window_owner *owner, uint64_t address,
@@ -267,6 +274,9 @@ struct pc__window_user *pc__windows_add(struct pc__generation *generation,
 void pc__windows_drop(struct pc__window_user *user); /* or NULL: it has unmapped it */
 /* Its connection ended: dropped, unless it may still read there. */
 void pc__windows_left(struct pc__window_user *user);
+/* Of one whose connection ended: it does not map it any more, or has attached it again. */
+void pc__windows_unmapped(struct pc__generation *generation, const struct pc__process *process,
+                          uint64_t address);
 /* Whether such a one reads there: the generation has to stay as it is. */
 bool pc__windows_orphaned(struct pc__generation *generation);
 void pc__windows_end(struct pc__generation *generation); /* it ends; needs no lock */
@@ -298,12 +308,34 @@ void pc__client_reply(struct pc__client *client, const struct pc__ctl_message *m
 void pc__client_open(struct pc__client *client, const struct pc__ctl_message *message, bool attach);
 void pc__client_retry_open(struct pc__loop *loop, struct pc__mail *mail);
 int pc__client_close_mapping(struct pc__client *client, const struct pc__ctl_message *message);
-void pc__client_drop_mapping(struct pc__client *client, struct pc__mapping *mapping);
+/* was_lost: with the connection, and its process may go on reading: the lease is kept (leases.c). */
+void pc__client_drop_mapping(struct pc__client *client, struct pc__mapping *mapping, bool was_lost);
+/* A lease is over. Under region.lock: it counts no more; put: then, without it, its references go. */
+void pc__lease_end(struct pc_engine *engine, struct pc__region *region,
+                   struct pc__generation *generation, uint64_t version, bool follows);
+void pc__lease_put(struct pc_engine *engine, struct pc__region *region,
+                   struct pc__generation *generation);
 struct pc__mapping *pc__client_mapping_at(struct pc__client *client, uint64_t address);
 struct pc__mapping *pc__client_mapping(struct pc__client *client, uint64_t id);
 /* Tells clients that map the region to close what they keep for the next who asks. Any thread. */
 void pc__clients_let_go(struct pc_engine *engine, uint64_t region);
 void pc__clients_ended(struct pc_engine *engine);
+
+/* leases.c: leases of processes whose connection has ended. */
+void pc__leases_open(struct pc_engine *engine);
+void pc__leases_close(struct pc_engine *engine); /* no loop runs any more */
+/* Who says hello with that number: one connection more; NULL: no memory. leave: one less; goes_on: its
+ * process may come back, and what it leased and staged waits for that, or for its end. */
+struct pc__lessee *pc__lessee_join(struct pc_engine *engine, uint64_t number, int socket_fd);
+void pc__lessee_leave(struct pc_engine *engine, struct pc__lessee *lessee, bool goes_on);
+/* Under region.lock, of a connection that ends: its lease, with its references and its count, goes on
+ * as an orphan. False: a newer connection has it. */
+bool pc__lease_keep(struct pc_engine *engine, const struct pc__client *client,
+                    struct pc__mapping *mapping);
+/* What it has leased on connections before this one is over. */
+void pc__lessee_attached(struct pc_engine *engine, struct pc__lessee *lessee, uint64_t client_id);
+uint64_t pc__leases_deadline(struct pc_engine *engine);
+void pc__leases_check(struct pc_engine *engine, uint64_t now_ns); /* ends what nobody can read any more */
 
 /* control_build.c: regions that are made here, and layers. */
 void pc__client_create(struct pc__client *client, const struct pc__ctl_message *message);

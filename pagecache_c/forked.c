@@ -210,6 +210,7 @@ static int lease_again(const struct pc__patience *patience, int fd, struct pc__m
 static int attach(pc_client *client, const struct pc__patience *patience)
 {
     int fd = -1;
+    pc__conn_number(client); /* the other one is the parent's */
     int rc = pc__trap_open(client->wanted_trap, client->reattach_timeout_ns, &client->trap);
     if (!rc)
         rc = pc__conn_hello(patience, &fd);

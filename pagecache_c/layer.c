@@ -501,13 +501,13 @@ PC_API int pc_engine_caught_up(pc_engine *engine, uint64_t id, int error)
 
 /* ------------------------------------------------- whose writer says nothing */
 
-void pc__layers_orphan(struct pc_engine *engine, uint64_t client_id)
+void pc__layers_orphan(struct pc_engine *engine, uint64_t owner)
 {
     pthread_mutex_lock(&engine->lock);
     pc__each(link, &engine->staged)
     {
         struct pc__layer *layer = pc__of(link, struct pc__layer, link);
-        if (layer->owner == client_id && !layer->version)
+        if (layer->owner == owner && !layer->version)
             ask(engine, layer, pc__now_ns());
     }
     pthread_mutex_unlock(&engine->lock);

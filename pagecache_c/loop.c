@@ -128,6 +128,8 @@ static int sleep_ms(struct pc__loop *loop)
     deadline = other < deadline ? other : deadline;
     other = pc__layers_deadline(loop);
     deadline = other < deadline ? other : deadline;
+    other = pc__leases_deadline(loop->engine);
+    deadline = other < deadline ? other : deadline;
     other = pc__clients_deadline(loop);
     deadline = other < deadline ? other : deadline;
     if (deadline == UINT64_MAX)
@@ -161,6 +163,7 @@ static void *run(void *arg)
         pc__peers_check(loop, now);
         pc__served_check(loop, now);
         pc__clients_check(loop, now);
+        pc__leases_check(loop->engine, now);
         pc__regions_check(loop, now);
         pc__layers_check(loop, now);
         bury(loop);

@@ -17,12 +17,8 @@
  */
 #include "engine.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #define RUN_BYTES (256ull << 10) /* that a run of the window has at most under a limit */
 #define LEAST_RUNS 64u              /* each thread that is stopped holds one */
@@ -37,13 +33,14 @@ uint32_t pc__windows_limit(uint64_t cache_bytes)
     return runs < LEAST_RUNS ? LEAST_RUNS : runs > PC__WINDOW_RUNS ? PC__WINDOW_RUNS : (uint32_t)runs;
 }
 
-struct pc__window_owner *pc__windows_owner(struct pc__control_page *page, pid_t pid)
+struct pc__window_owner *pc__windows_owner(struct pc__control_page *page,
+                                           struct pc__process process)
 {
     struct pc__window_owner *owner = malloc(sizeof *owner);
     if (!owner)
         return NULL;
     owner->page = page;
-    owner->pid = pid;
+    owner->process = process;
     atomic_init(&owner->refs, 1u);
     return owner;
 }
@@ -95,26 +92,13 @@ static bool opens_any(const struct pc__window_user *user)
     return false;
 }
 
-/* A process that ends gives up its memory before its sockets. */
-static bool has_memory(pid_t pid)
-{
-    char path[64], text[2] = {0};
-    snprintf(path, sizeof path, "/proc/%d/statm", (int)pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return errno != ENOENT && errno != ESRCH;
-    ssize_t got = read(fd, text, sizeof text);
-    close(fd);
-    return got == 2 && !(text[0] == '0' && text[1] == ' ');
-}
-
 /* Whether a process that has lost its connection may still open blocks: it does so by itself, at any
  * time. One of a foreign namespace of processes has no number here. */
 static bool may_read(const struct pc__window_user *user)
 {
     if (atomic_load(&user->owner->page->over))
         return false;
-    return user->owner->pid ? has_memory(user->owner->pid) : opens_any(user);
+    return user->owner->process.pid ? pc__process_has_memory(&user->owner->process) : opens_any(user);
 }
 
 void pc__windows_drop(struct pc__window_user *user)
@@ -149,7 +133,7 @@ struct pc__window_user *pc__windows_add(struct pc__generation *generation,
     {
         struct pc__window_user *user = pc__of(link, struct pc__window_user, link);
         /* The same process, attached again: its page is the same. */
-        if (user->is_orphan && user->owner->pid == owner->pid && user->address == address)
+        if (user->is_orphan && user->owner->process.pid == owner->process.pid && user->address == address)
             pc__windows_drop(user);
     }
     struct pc__window_user *user = malloc(sizeof *user);
@@ -168,6 +152,17 @@ void pc__windows_left(struct pc__window_user *user)
         user->is_orphan = true;
     else
         pc__windows_drop(user);
+}
+
+void pc__windows_unmapped(struct pc__generation *generation, const struct pc__process *process,
+                          uint64_t address)
+{
+    pc__each(link, &generation->windows)
+    {
+        struct pc__window_user *user = pc__of(link, struct pc__window_user, link);
+        if (user->is_orphan && user->owner->process.pid == process->pid && user->address == address)
+            pc__windows_drop(user);
+    }
 }
 
 void pc__windows_end(struct pc__generation *generation)

@@ -74,6 +74,8 @@ static const struct body_size {
     [PC__CTL_EVICTED] = FIXED(struct pc__ctl_runs),
     [PC__CTL_LET_GO] = FIXED(struct pc__ctl_region),
     [PC__CTL_ENDED] = AT_LEAST(0),
+    [PC__CTL_ATTACHED] = AT_LEAST(0),
+    [PC__CTL_LEFT] = AT_LEAST(0),
 #undef FIXED
 #undef AT_LEAST
 };
@@ -167,6 +169,8 @@ static bool body_is_sound(enum pc__ctl_type type, const void *body)
     case PC__CTL_REPLY:
     case PC__CTL_PING:
     case PC__CTL_ENDED:
+    case PC__CTL_ATTACHED:
+    case PC__CTL_LEFT:
     case PC__CTL_LET_GO:   /* only the id counts */
         return true;
     case PC__CTL_LAST:

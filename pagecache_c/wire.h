@@ -44,7 +44,10 @@ enum pc__ctl_type {
     PC__CTL_EVICTED = 17,/* c->s  pc__ctl_runs, wait: enum pc__evicted; READ: reply with a file of runs,
                                   if there are any; END: no reply */
     PC__CTL_ENDED = 18,  /* s->c  nothing: the session has ended, and nobody will serve it again */
-    PC__CTL_LAST = 19
+    PC__CTL_ATTACHED = 19,/* c->s nothing: all that this client maps is attached on this connection; no
+                                  reply */
+    PC__CTL_LEFT = 20,   /* c->s  nothing: this client maps nothing any more; no reply */
+    PC__CTL_LAST = 21
 };
 
 enum pc__evicted { PC__EVICTED_END = 0, PC__EVICTED_BEGIN = 1, PC__EVICTED_READ = 2 };
@@ -63,7 +66,8 @@ static_assert(sizeof(struct pc__ctl_header) == 16, "wire");
 struct pc__ctl_hello {
     uint32_t wire_version;
     uint32_t trap;       /* enum pc_trap in force */
-    uint64_t server_id;  /* reply only */
+    uint64_t sender_id;  /* reply: of the server. Else a number of the client, the same on all of its
+                            connections; 0: it will not come back */
     char library_version[48]; /* NUL-terminated */
 };
 static_assert(sizeof(struct pc__ctl_hello) == 64, "wire");

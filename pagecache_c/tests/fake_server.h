@@ -255,7 +255,7 @@ static inline void fake_hello(struct fake *fake, struct fake_client *client,
             _exit(4);
     }
     hello.trap = 0;
-    hello.server_id = 0x77;
+    hello.sender_id = 0x77;
     if (fake->other_version)
         strcpy(hello.library_version, "9.9.9");
     if (!fake->stall_hello)
@@ -472,6 +472,8 @@ static inline bool fake_receive(struct fake *fake, struct fake_client *client)
     case PC__CTL_READS: fake_runs(fake, client, &message); break;
     case PC__CTL_STAGE:
     case PC__CTL_RESOLVE: fake_stage(fake, client, &message, fds, n_fds); break;
+    case PC__CTL_ATTACHED:
+    case PC__CTL_LEFT: break;
     case PC__CTL_PING:
         fake->pings++;
         fake_send(client, PC__CTL_REPLY, message.header.request_id, 0, NULL, 0, -1);

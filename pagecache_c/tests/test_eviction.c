@@ -322,7 +322,7 @@ static void test_orphans(int trap)
         void *page = mmap(NULL, sizeof(struct pc__control_page), PROT_READ | PROT_WRITE,
                           MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         CHECK(page != MAP_FAILED);
-        owners[i] = pc__windows_owner(page, i ? gone : getpid());
+        owners[i] = pc__windows_owner(page, (struct pc__process){.pid = i ? gone : getpid()});
         users[i] = pc__windows_add(g, owners[i], 1ull << 40, 1024 << 12);
         owners[i]->page->window[5].address = (1ull << 40) + (3 + 8 * (uint64_t)i) * 4096;
         owners[i]->page->window[5].n_bytes = 2 * 4096;
@@ -345,7 +345,7 @@ static void test_orphans(int trap)
     pc__windows_release(g);
     struct pc__window_owner *again = pc__windows_owner(
         mmap(NULL, sizeof(struct pc__control_page), PROT_READ | PROT_WRITE,
-             MAP_SHARED | MAP_ANONYMOUS, -1, 0), getpid());
+             MAP_SHARED | MAP_ANONYMOUS, -1, 0), (struct pc__process){.pid = getpid()});
     CHECK(again->page != MAP_FAILED);
     struct pc__window_user *other = pc__windows_add(g, again, 1ull << 41, 1024 << 12);
     CHECK(pc__windows_orphaned(g)); /* elsewhere */

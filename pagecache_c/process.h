@@ -1,0 +1,34 @@
+/* process.h - another process of this node, as the kernel describes it: whether it lives, and what it
+ * maps. See process.c. */
+#ifndef PC_PROCESS_H
+#define PC_PROCESS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* A number is given again, but not with the same start. A process that becomes another program keeps
+ * both, and has its stack elsewhere. */
+struct pc__process {
+    pid_t pid;              /* 0: it is of a foreign namespace, and has no number here */
+    uint64_t start_ticks;   /* since the machine's start; 0: the kernel did not say */
+    uint64_t stack_address; /* where it begins; 0 likewise */
+};
+
+struct pc__process_map {
+    uint64_t begin, end, inode;
+};
+
+/* Who made the connection. */
+struct pc__process pc__process_of_peer(int socket_fd);
+/* Whether it may still read what it mapped: it has not ended, and is the same program. Who ends gives up its memory
+ * before its sockets. True where nobody can know. */
+bool pc__process_has_memory(const struct pc__process *process);
+/* What it maps of files, by address; the caller frees it. False: the kernel does not show it. */
+bool pc__process_maps(const struct pc__process *process, struct pc__process_map **maps, size_t *n);
+/* Whether one of these overlaps the range and is of that file. */
+bool pc__process_maps_file(const struct pc__process_map *maps, size_t n, uint64_t begin,
+                           uint64_t end, uint64_t inode);
+
+#endif
