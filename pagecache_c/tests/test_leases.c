@@ -5,6 +5,7 @@
 
 #include <signal.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/uio.h>
 
@@ -468,6 +469,103 @@ static void test_version_on_its_way(int trap)
     world_stop(&w);
 }
 
+/* A client that says no more than it must. */
+static void say(int fd, uint16_t type, uint32_t request_id, const void *body, size_t body_bytes,
+                const int *gives)
+{
+    struct pc__ctl_header header = {.body_bytes = (uint32_t)body_bytes, .type = type,
+                                    .request_id = request_id};
+    struct iovec from[2] = {{&header, sizeof header}, {(void *)(uintptr_t)body, body_bytes}};
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct msghdr message = {.msg_iov = from, .msg_iovlen = 2};
+    if (gives) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+        rights->cmsg_level = SOL_SOCKET;
+        rights->cmsg_type = SCM_RIGHTS;
+        rights->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(rights), gives, sizeof(int));
+    }
+    CHECK(sendmsg(fd, &message, 0) > 0);
+    struct {
+        struct pc__ctl_header header;
+        char body[256];
+    } reply;
+    if (request_id) {
+        CHECK(recv(fd, &reply, sizeof reply, 0) >= (ssize_t)sizeof reply.header);
+        CHECK(reply.header.type == PC__CTL_REPLY && reply.header.status == 0);
+    }
+}
+
+static int connect_as(struct server *s, uint64_t number)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    memcpy(address.sun_path + 1, s->name, strlen(s->name));
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), trap = eventfd(0, EFD_NONBLOCK);
+    CHECK(!connect(fd, (struct sockaddr *)&address,
+                   (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(s->name))));
+    struct pc__ctl_hello hello = {.wire_version = PC__WIRE_VERSION, .trap = PC_TRAP_UFFD_USER,
+                                  .sender_id = number, .library_version = "test"};
+    say(fd, PC__CTL_HELLO, 1, &hello, sizeof hello, &trap);
+    close(trap);
+    return fd;
+}
+
+static void lease(const struct world *w, int fd, uint64_t id)
+{
+    const struct pc__ctl_open open = {.mapping_id = id, .region = 1, .length_bytes = N_BLOCKS << 12,
+                                      .address = w->info.base_address + (id << 20)};
+    say(fd, PC__CTL_OPEN, 2, &open, sizeof open, NULL);
+}
+
+/* What was leased and is not mapped yet may be mapped in a moment: it stays until the process says what
+ * it has, on whichever connection that comes first. One without a number never says it. */
+static void test_said(int trap)
+{
+    struct world w = world_start("said", trap, 1);
+    const uint64_t number = 1ull << 63 | 5;
+    for (int i = 0; i < 2; i++) {
+        const uint16_t word = i ? PC__CTL_LEFT : PC__CTL_ATTACHED;
+        int first = connect_as(w.node, number);
+        lease(&w, first, 1);
+        close(first);
+        usleep(200000);
+        CHECK(leases(w.node) == 1);
+        int another = connect_as(w.node, number + 1);
+        say(another, word, 0, NULL, 0, NULL); /* of another client */
+        int second = connect_as(w.node, number);
+        lease(&w, second, 2);
+        usleep(50000);
+        CHECK(leases(w.node) == 2);
+        say(second, word, 0, NULL, 0, NULL);
+        SOON_IN(leases(w.node) == 1, 5);
+        /* The newer connection is first. */
+        int third = connect_as(w.node, number);
+        say(third, word, 0, NULL, 0, NULL);
+        say(third, PC__CTL_PING, 3, NULL, 0, NULL);
+        close(second);
+        SOON_IN(leases(w.node) == 0, 5);
+        lease(&w, third, 3);
+        close(third);
+        close(another);
+        usleep(50000);
+        CHECK(leases(w.node) == (word == PC__CTL_ATTACHED ? 1 : 0));
+        second = connect_as(w.node, number);
+        say(second, PC__CTL_LEFT, 0, NULL, 0, NULL);
+        SOON_IN(leases(w.node) == 0, 5);
+        close(second);
+    }
+    int nameless = connect_as(w.node, 0);
+    lease(&w, nameless, 1);
+    close(nameless);
+    SOON_IN(leases(w.node) == 0, 5);
+    world_stop(&w);
+}
+
 /* A region is freed: it is told idle when its last reader goes, lost or not. */
 static void test_freed(int trap)
 {
@@ -602,6 +700,7 @@ int main(int argc, char **argv)
                  {"commit_elsewhere", test_commit_elsewhere},
                  {"during_attach", test_during_attach},
                  {"version_on_its_way", test_version_on_its_way},
+                 {"said", test_said},
                  {"freed", test_freed},
                  {"random", test_random}};
     static const int traps[] = {PC_TRAP_UFFD, PC_TRAP_SIGSEGV};
