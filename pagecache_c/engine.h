@@ -173,6 +173,8 @@ struct pc__region {
     enum pc__region_state state;
     uint64_t creator;              /* client id, while CREATING */
     bool built_in_place;           /* its builder maps the base, as it was when it was sealed */
+    bool is_mapped;                /* the base of its home is a generation, also for the next server */
+    uint64_t open_holes;           /* of it, that count in the engine's */
     struct pc__home *home;
     struct pc__home *prepared;     /* to be the home once the registry has it so (rebuild.c); or NULL */
     bool prepared_sealed;          /* all of it is there */
@@ -411,6 +413,7 @@ struct pc_engine {
     int listen_fd;
     int event_fd;
     int uffd;                      /* inserts go through it; -1: pwrite */
+    _Atomic uint64_t open_holes;   /* of bases that processes map, where reading allocates them: blocks */
     _Atomic bool huge_pages;       /* shared memory was made of them once: replies are copied */
     _Atomic uint64_t settle_until_ns; /* 0: clients have had the time to attach again */
     int n_loops;

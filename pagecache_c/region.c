@@ -82,6 +82,8 @@ struct pc__region *pc__region_get_or_add(struct pc_engine *engine, uint64_t id)
 /* What small records leave free lies between others, and malloc gives back only what lies at the
  * heap's end. Not each time: it walks over all that is free. */
 #define TRIM_EVERY 256u
+#define HOLES_AT 8 /* in what the keeper keeps for us */
+#define FEW_HOLES 16u /* one to so many blocks of data */
 
 static void trim_sometimes(void)
 {
@@ -100,6 +102,7 @@ void pc__region_put(struct pc_engine *engine, struct pc__region *region)
         pc__generation_drop(engine, region, pc__of(link, struct pc__generation, link));
     if (region->home && region->forgotten)
         pc__history_forget(engine->history, region->id);
+    pc__count_sub(&engine->open_holes, region->open_holes);
     pc__home_free(engine, region->home, region->length_bytes);
     pc__home_free(engine, region->prepared, region->length_bytes);
     free(region->changes.runs);
@@ -207,14 +210,16 @@ int pc__memfd_blocks(struct pc__blockset *data, int memfd, uint64_t length_bytes
 struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind kind,
                             uint64_t inode, uint64_t version)
 {
-    return (struct pc__kept){.region = region->id,
-                             .version = version,
-                             .base_address = region->base_address,
-                             .length_bytes = region->length_bytes,
-                             .kind = kind,
-                             .sealed = 1,
-                             .inode = inode,
-                             .reserved = {[2] = region->built_in_place}};
+    struct pc__kept kept = {.region = region->id,
+                            .version = version,
+                            .base_address = region->base_address,
+                            .length_bytes = region->length_bytes,
+                            .kind = kind,
+                            .sealed = 1,
+                            .inode = inode,
+                            .reserved = {[2] = region->built_in_place, [3] = region->is_mapped}};
+    memcpy(kept.reserved + HOLES_AT, &region->open_holes, sizeof region->open_holes);
+    return kept;
 }
 
 void pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd)
@@ -252,16 +257,35 @@ bool pc__keep_when(struct pc_engine *engine, pc__keeper_heard *heard, void *arg)
     return engine->keeping && pc__keeping_when(engine->keeping, heard, arg);
 }
 
-/* The base of the home is a generation too, unless its bytes lie in somebody else's memory, or it has
- * so many holes that reading them would fill this node: then processes of this node fill an ordinary
- * generation from there, within the budget. Who built in it maps it already, with all its holes.
- * Under region.lock. */
+/* Under region.lock: whether the base may be mapped with its holes. They are bounded for all bases
+ * together; but a few of them cost no more than its data does, and do not count. */
+static bool take_holes(struct pc_engine *engine, struct pc__region *region)
+{
+    const struct pc__store *base = &region->home->base;
+    const uint64_t holes = region->n_blocks - base->data.n_set, most = pc__cache_most_holes(engine);
+    if (region->is_mapped) { /* since a server before this one. What was read of them is data now */
+        pc__count_add(&engine->open_holes, region->open_holes);
+        return true;
+    }
+    if (region->built_in_place || most == UINT64_MAX || holes <= base->data.n_set / FEW_HOLES)
+        return true;
+    const uint64_t before = atomic_fetch_add(&engine->open_holes, holes);
+    if (holes > most || before > most - holes) {
+        pc__count_sub(&engine->open_holes, holes);
+        return false;
+    }
+    region->open_holes = holes;
+    return true;
+}
+
+/* The base of the home is a generation too, unless its bytes lie in somebody else's memory, or the
+ * homes here have so many holes that reading them would fill this node: then processes of this node
+ * fill an ordinary generation from there, within the budget. Who built in it maps it already, with all
+ * its holes; so may those who had it from a server before this one. Under region.lock. */
 int pc__region_home_generation(struct pc_engine *engine, struct pc__region *region)
 {
     const struct pc__store *base = &region->home->base;
-    if (region->home->n_segments ||
-        (!region->built_in_place &&
-         region->n_blocks - base->data.n_set > pc__cache_most_holes(engine)))
+    if (region->home->n_segments || !take_holes(engine, region))
         return PC_OK;
     struct pc__generation *generation = pc__generation_new(region->n_blocks, true);
     if (!generation)
@@ -271,6 +295,7 @@ int pc__region_home_generation(struct pc_engine *engine, struct pc__region *regi
     generation->inode = base->inode;
     generation->version = base->version;
     pc__link_push(&region->generations, &generation->link);
+    region->is_mapped = true;
     return PC_OK;
 }
 
@@ -405,7 +430,9 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
         rc = adopt_store(&region->home->base, region, kept, fd);
         region->home->base_changes = kept->reserved[0] != 0;
         region->built_in_place = kept->reserved[2] != 0;
-        if (!rc)
+        region->is_mapped = kept->reserved[3] != 0;
+        memcpy(&region->open_holes, kept->reserved + HOLES_AT, sizeof region->open_holes);
+        if (!rc && region->is_mapped)
             rc = pc__region_home_generation(engine, region);
     }
     pc__region_put(engine, region);
