@@ -214,8 +214,11 @@ static int open_uffd(struct pc_engine *engine, bool refused)
     }
     engine->uffd = fd;
     char why[PC__HUGE_PAGES_WHY_BYTES];
-    if (fd >= 0 || !pc__huge_pages(why))
+    if (fd >= 0)
         return PC_OK;
+    int rc = pc__huge_pages_open(&engine->setting, PC__HUGE_PAGES_DIRECTORY);
+    if (rc || !pc__huge_pages(why))
+        return rc;
     return pc__fail(PC_ERR_HUGE_PAGES, "%s in /sys/kernel/mm/transparent_hugepage: set it to never or "
                                        "advise, or allow userfaultfd", why);
 }
@@ -370,6 +373,7 @@ PC_API int pc_engine_stop(pc_engine *engine)
         pc__history_close(engine->history);
     if (engine->uffd >= 0)
         close(engine->uffd);
+    pc__huge_pages_close(&engine->setting);
     if (engine->event_fd >= 0)
         close(engine->event_fd);
     free(engine->events);

@@ -412,7 +412,8 @@ struct pc_engine {
     struct pc__keeping *keeping;   /* what the keeper has; its lock nests inside all. NULL: none */
     int listen_fd;
     int event_fd;
-    int uffd;                      /* inserts go through it; -1: pwrite */
+    int uffd;                      /* inserts go through it; -1: pwrite, */
+    struct pc__huge_pages_files setting; /* after a look at these */
     _Atomic uint64_t open_holes;   /* of bases that processes map, where reading allocates them: blocks */
     _Atomic bool huge_pages;       /* shared memory was made of them once: replies are copied */
     _Atomic uint64_t settle_until_ns; /* 0: clients have had the time to attach again */

@@ -29,6 +29,7 @@
 
 /* A SIGSEGV client unprotects what the answer names: at most this much around the fault. */
 #define SLOT_ANSWER_BLOCKS 64u
+#define ZEROS_AT_ONCE 16u /* by pwrite, from the stack */
 
 void pc__fill_answer_slot(const struct pc__generation *generation, const struct pc__waiter *waiter,
                           int status)
@@ -178,8 +179,10 @@ static int insert_by_pwrite(struct pc_engine *engine, const struct pc__generatio
                             uint64_t first, uint64_t n, const uint8_t *bytes)
 {
     uint64_t left = n << PC_BLOCK_SHIFT, offset = first << PC_BLOCK_SHIFT;
-    if (pc__engine_makes_huge_pages(engine))
+    if (pc__huge_pages_now(&engine->setting)) {
+        (void)pc__engine_makes_huge_pages(engine); /* which says so */
         return pc__fail(PC_ERR_HUGE_PAGES, "since this page server started");
+    }
     while (left) {
         ssize_t wrote = pwrite(generation->memfd, bytes, left, (off_t)offset);
         if (wrote < 0 && errno == EINTR)
@@ -202,11 +205,13 @@ static int write_blocks(struct pc_engine *engine, const struct pc__generation *g
         return insert(engine, generation, first, n, bytes);
     if (bytes)
         return insert_by_pwrite(engine, generation, first, n, bytes);
-    uint8_t zeros[PC_BLOCK_BYTES];
+    uint8_t zeros[ZEROS_AT_ONCE * PC_BLOCK_BYTES];
     memset(zeros, 0, sizeof zeros);
     int rc = PC_OK;
-    for (uint64_t i = 0; i < n && !rc; i++)
-        rc = insert_by_pwrite(engine, generation, first + i, 1, zeros);
+    for (uint64_t done = 0, now; done < n && !rc; done += now) {
+        now = n - done < ZEROS_AT_ONCE ? n - done : ZEROS_AT_ONCE;
+        rc = insert_by_pwrite(engine, generation, first + done, now, zeros);
+    }
     return rc;
 }
 

@@ -30,15 +30,23 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define DIRECTORY "/sys/kernel/mm/transparent_hugepage"
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #endif
 
-/* "advise" is for maps that ask for huge pages: ours refuse them. "inherit" is the directory's. */
-static bool makes_huge_pages(int directory, const char *name, char why[PC__HUGE_PAGES_WHY_BYTES])
+/* The setting of a file's text that makes huge pages, or NULL. "advise" is for maps that ask for huge
+ * pages: ours refuse them. "inherit" is the directory's. */
+static const char *huge_setting(const char *text)
 {
     static const char *const settings[] = {"[always]", "[within_size]", "[force]"};
+    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++)
+        if (strstr(text, settings[i]))
+            return settings[i];
+    return NULL;
+}
+
+static bool makes_huge_pages(int directory, const char *name, char why[PC__HUGE_PAGES_WHY_BYTES])
+{
     char text[128];
     int fd = openat(directory, name, O_RDONLY | O_CLOEXEC);
     ssize_t got = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
@@ -47,12 +55,10 @@ static bool makes_huge_pages(int directory, const char *name, char why[PC__HUGE_
     if (got <= 0)
         return false; /* a kernel without huge pages in shared memory, or without this size */
     text[got] = '\0';
-    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++)
-        if (strstr(text, settings[i])) {
-            snprintf(why, PC__HUGE_PAGES_WHY_BYTES, "%s is %s", name, settings[i]);
-            return true;
-        }
-    return false;
+    const char *setting = huge_setting(text);
+    if (setting)
+        snprintf(why, PC__HUGE_PAGES_WHY_BYTES, "%s is %s", name, setting);
+    return setting != NULL;
 }
 
 bool pc__huge_pages_in(const char *directory, char why[PC__HUGE_PAGES_WHY_BYTES])
@@ -73,7 +79,58 @@ bool pc__huge_pages_in(const char *directory, char why[PC__HUGE_PAGES_WHY_BYTES]
 
 bool pc__huge_pages(char why[PC__HUGE_PAGES_WHY_BYTES])
 {
-    return pc__huge_pages_in(DIRECTORY, why);
+    return pc__huge_pages_in(PC__HUGE_PAGES_DIRECTORY, why);
+}
+
+static int hold(struct pc__huge_pages_files *files, int directory, const char *name)
+{
+    int fd = openat(directory, name, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return errno == ENOENT ? PC_OK : pc__fail_errno("%s", name); /* a kernel without this size */
+    if (files->n == PC__HUGE_PAGES_FILES) {
+        close(fd);
+        return pc__fail(PC_ERR_SYSTEM, "more than %d sizes of huge pages", PC__HUGE_PAGES_FILES);
+    }
+    files->fds[files->n++] = fd;
+    return PC_OK;
+}
+
+int pc__huge_pages_open(struct pc__huge_pages_files *files, const char *directory)
+{
+    char name[300];
+    files->n = 0;
+    DIR *sizes = opendir(directory);
+    if (!sizes)
+        return errno == ENOENT ? PC_OK : pc__fail_errno("%s", directory);
+    int rc = hold(files, dirfd(sizes), "shmem_enabled");
+    for (struct dirent *entry; !rc && (entry = readdir(sizes));) {
+        if (strncmp(entry->d_name, "hugepages-", 10) != 0)
+            continue;
+        snprintf(name, sizeof name, "%s/shmem_enabled", entry->d_name);
+        rc = hold(files, dirfd(sizes), name);
+    }
+    closedir(sizes);
+    if (rc)
+        pc__huge_pages_close(files);
+    return rc;
+}
+
+void pc__huge_pages_close(struct pc__huge_pages_files *files)
+{
+    while (files->n)
+        close(files->fds[--files->n]);
+}
+
+bool pc__huge_pages_now(const struct pc__huge_pages_files *files)
+{
+    for (int i = 0; i < files->n; i++) {
+        char text[128];
+        ssize_t got = pread(files->fds[i], text, sizeof text - 1, 0);
+        text[got > 0 ? got : 0] = '\0';
+        if (got <= 0 || huge_setting(text))
+            return true;
+    }
+    return false;
 }
 
 void pc__huge_pages_refuse(void *map, uint64_t length_bytes)

@@ -136,7 +136,10 @@ static void test_settings(int unused)
     char directory[] = "build/huge-pages-XXXXXX", sizes[64], why[PC__HUGE_PAGES_WHY_BYTES];
     CHECK(mkdtemp(directory));
     snprintf(sizes, sizeof sizes, "%s/hugepages-64kB", directory);
+    struct pc__huge_pages_files held;
     CHECK(!pc__huge_pages_in(directory, why)); /* a kernel without */
+    CHECK(!pc__huge_pages_open(&held, directory) && held.n == 0 && !pc__huge_pages_now(&held));
+    CHECK(!pc__huge_pages_open(&held, "build/there is none") && held.n == 0);
     CHECK(!mkdir(sizes, 0700));
     write_file(sizes, "shmem_enabled", "always inherit within_size advise [never]\n");
     static const struct {
@@ -150,15 +153,23 @@ static void test_settings(int unused)
         {"always within_size advise never [deny] force\n", false},
         {"always within_size advise never deny [force]\n", true},
     };
+    write_file(directory, "shmem_enabled", all[3].text);
+    write_file(sizes, "shmem_enabled", all[3].text);
+    CHECK(!pc__huge_pages_open(&held, directory) && held.n == 2);
     for (size_t i = 0; i < N(all); i++) {
         write_file(directory, "shmem_enabled", all[i].text);
         CHECK(pc__huge_pages_in(directory, why) == all[i].is_huge);
+        CHECK(pc__huge_pages_now(&held) == all[i].is_huge);
     }
     CHECK(strstr(why, "shmem_enabled is [force]"));
     write_file(directory, "shmem_enabled", all[3].text);
     write_file(sizes, "shmem_enabled", "always [inherit] within_size advise never\n");
-    CHECK(!pc__huge_pages_in(directory, why));
+    CHECK(!pc__huge_pages_in(directory, why) && !pc__huge_pages_now(&held));
+    write_file(sizes, "shmem_enabled", "");
+    CHECK(pc__huge_pages_now(&held)); /* nobody knows */
     write_file(sizes, "shmem_enabled", "[always] inherit within_size advise never\n");
+    CHECK(pc__huge_pages_now(&held));
+    pc__huge_pages_close(&held);
     CHECK(pc__huge_pages_in(directory, why) && strstr(why, "hugepages-64kB/shmem_enabled"));
     char path[128];
     snprintf(path, sizeof path, "%s/shmem_enabled", sizes);
