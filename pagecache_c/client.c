@@ -282,6 +282,14 @@ PC_API int pc_client_has_ended(pc_client *client)
     return ended;
 }
 
+PC_API uint64_t pc_client_server_id(pc_client *client)
+{
+    pc__enter(client);
+    uint64_t server_id = atomic_load(&client->server_id);
+    pc__leave(client);
+    return server_id;
+}
+
 PC_API int pc_client_trap(pc_client *client)
 {
     pc__enter(client);

@@ -9,7 +9,7 @@
  *   evicted_client.c  what was evicted meanwhile
  *   build.c      building a region in place
  *   stage.c      what a private mapping wrote, and handing it to the page server
- *   requests.c   create, seal, abandon, prefetch, the report of a read set
+ *   requests.c   create, seal, abandon, retire, prefetch, the report of a read set
  *   attach.c     after the page server died: attach anew, or end the process
  *   forked.c     in a child of fork; what all clients of the process share
  *   ended.c      addresses that outlive their client
@@ -116,6 +116,7 @@ struct pc_client {
     struct pc__packet *packet;      /* used by whoever receives: open, then the watch thread */
     char socket_name[PC__SOCKET_NAME_BYTES];
     char library_version[48];
+    _Atomic uint64_t server_id;     /* of the page server that hello was said to last */
     int wanted_trap;
     uint64_t reattach_timeout_ns;
     uint64_t number;                /* of all of its connections (wire.h); a child of fork has another */

@@ -213,6 +213,9 @@ static int handle(struct pc__client *client, const struct pc__ctl_message *messa
     case PC__CTL_GATHER:
         pc__client_gather(client, message, n_fds, fds);
         return PC_OK;
+    case PC__CTL_RETIRE:
+        pc__client_retire(client, message);
+        return PC_OK;
     case PC__CTL_PING:
         pc__client_reply(client, message, PC_OK);
         return PC_OK;

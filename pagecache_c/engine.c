@@ -248,6 +248,7 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
         return pc__fail(PC_ERR_NO_MEMORY, "an engine");
     int rc;
     pthread_mutex_init(&engine->publish_lock, NULL);
+    pc__retiring_open(engine);
     pthread_mutex_init(&engine->lock, NULL);
     pthread_mutex_init(&engine->event_lock, NULL);
     pthread_mutex_init(&engine->worker.lock, NULL);
@@ -384,6 +385,7 @@ PC_API int pc_engine_stop(pc_engine *engine)
     pthread_mutex_destroy(&engine->event_lock);
     pthread_mutex_destroy(&engine->lock);
     pthread_mutex_destroy(&engine->publish_lock);
+    pc__retiring_close(engine);
     free(engine);
     return PC_OK;
 }

@@ -274,6 +274,7 @@ struct pc__lane {
     uint64_t progress_ns;          /* when bytes last came, or the first of sent was sent */
     uint8_t *tx;                   /* request bytes that the socket did not take yet */
     size_t tx_bytes, tx_capacity;
+    bool waits_for_room;           /* epoll says when the socket takes more of it */
     uint8_t *rx;                   /* PC__RX_BYTES */
     size_t rx_begin, rx_end;
     bool in_rows;                  /* the head of rows is read: sent's first is of rows, and */
@@ -431,6 +432,12 @@ struct pc_engine {
     size_t events_capacity, events_begin, n_events;
     uint64_t next_client_id;
     unsigned next_loop;
+    struct pc__retiring {
+        pthread_mutex_t lock;      /* a leaf */
+        struct pc__link waiting;   /* frees that wait for other servers, the oldest first (retire.c) */
+        unsigned n;
+        uint32_t last_id;
+    } retiring;
     struct pc__link staged;        /* struct pc__layer; engine.lock */
     struct pc__link retained;      /* the same, the oldest first (retained.c) */
     uint64_t retained_most_bytes;

@@ -1,10 +1,10 @@
 /* fetch.c - asking other servers for blocks, many requests in flight, and taking the answers.
  *
- * Entered only by the loop that owns the peer. Answers come in any order; urgent and bulk fetches have a connection each, so a stopped thread does not wait
- * behind a scan. A block that it needs and that is queued as bulk moves over (pc__fetch_hurry); one
- * whose request is on the wire comes after at most PC__BULK_REQUESTS. A connection that breaks, lies or makes no progress for fetch_timeout is closed;
- * what it still owed goes to the front of the queue and Python is asked for a new one. A fetch is
- * given up at give_up_ns: its blocks leave in_flight and whoever waits is told.
+ * Entered only by the loop that owns the peer. Answers come in any order; urgent and bulk fetches have
+ * a connection each, so a stopped thread does not wait behind a scan. A block that it needs and that is
+ * queued as bulk moves over (pc__fetch_hurry). A connection that breaks, lies or makes no progress for
+ * fetch_timeout is closed; what it still owed goes to the front of the queue and Python is asked for a
+ * new one. A fetch is given up at give_up_ns: its blocks leave in_flight and whoever waits is told.
  *
  * Bytes from the network are copied once into rx and once into the generation (fill.c). They are
  * never received into mapped memory: a reader would see half a block.
@@ -188,7 +188,6 @@ static void lane_pump(struct pc__peer *peer, struct pc__lane *lane)
             ask_for_peer(peer, lane);
         return;
     }
-    bool waiting = lane->tx_bytes > 0;
     uint32_t most = lane == &peer->lanes[0] ? PC__URGENT_REQUESTS : PC__BULK_REQUESTS;
     while (lane->n_sent < most && !pc__link_empty(&lane->queued)) {
         struct pc__fetch *fetch = pc__of(lane->queued.next, struct pc__fetch, link);
@@ -219,9 +218,10 @@ static void lane_pump(struct pc__peer *peer, struct pc__lane *lane)
             memmove(lane->tx, lane->tx + sent, lane->tx_bytes);
         }
     }
-    if (waiting != (lane->tx_bytes > 0))
-        pc__watch_change(peer->loop, lane->watch,
-                         EPOLLIN | (lane->tx_bytes ? (uint32_t)EPOLLOUT : 0u));
+    const bool waits = lane->tx_bytes > 0;
+    if (lane->waits_for_room != waits)
+        pc__watch_change(peer->loop, lane->watch, EPOLLIN | (waits ? (uint32_t)EPOLLOUT : 0u));
+    lane->waits_for_room = waits;
 }
 
 void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch)
@@ -326,33 +326,6 @@ static int take_bitmap(struct pc__lane *lane, size_t *offset, uint32_t n, uint64
     return PC_OK;
 }
 
-static bool version_fits(const struct pc__fetch *fetch, uint32_t version)
-{
-    if (fetch->home_id)
-        return version - fetch->from_version <= fetch->to_version - fetch->from_version;
-    return version == (uint32_t)fetch->generation->version;
-}
-
-/* Is it an answer to this fetch? */
-static int check_header(const struct pc__data_header *header, const struct pc__fetch *fetch)
-{
-    bool cached = header->flags & PC__DATA_CACHED;
-    if (header->type != PC__DATA_BLOCKS || header->request_id != fetch->request_id ||
-        header->region != fetch->region->id || cached != (fetch->home_id != 0))
-        return pc__fail(PC_ERR_PROTOCOL, "an answer to another question");
-    if (header->status < 0)
-        return PC_OK;
-    if (!version_fits(fetch, header->version))
-        return pc__fail(PC_ERR_PROTOCOL, "blocks of version %u", header->version);
-    if (header->n_blocks != fetch->n_blocks)
-        return pc__fail(PC_ERR_PROTOCOL, "%u blocks in answer to %u", header->n_blocks,
-                        fetch->n_blocks);
-    if (header->flags & PC__DATA_ELSEWHERE &&
-        (fetch->missed_id || fetch->generation->is_layer))
-        return pc__fail(PC_ERR_PROTOCOL, "we were sent elsewhere again");
-    return PC_OK;
-}
-
 /* Removes the positions of `elsewhere` from the holes. */
 static void close_up(struct pc__lane *lane, uint32_t n)
 {
@@ -414,7 +387,7 @@ static int take_header(struct pc__peer *peer, struct pc__lane *lane, struct pc__
         return 0;
     int rc = pc__data_parse_header(lane->rx + lane->rx_begin, &header);
     if (!rc)
-        rc = check_header(&header, *fetch);
+        rc = pc__answer_fits(&header, *fetch);
     if (rc)
         return rc;
     if (header.status < 0) {
@@ -497,15 +470,24 @@ static void end_answer(struct pc__peer *peer, struct pc__lane *lane, struct pc__
     pc__fetch_drop(engine, fetch);
 }
 
-/* Answers come in any order: what one is to becomes the first of sent. As take_header. */
-static int find_asked(struct pc__lane *lane)
+/* Answers come in any order: what one is to becomes the first of sent. As take_header. Something else
+ * may come between them: then `sent` is as it was, and *is_notice. */
+static int find_asked(struct pc__peer *peer, struct pc__lane *lane, bool *is_notice)
 {
     struct pc__data_header header;
     if (bytes_in(lane) < sizeof header)
         return 0;
     int rc = pc__data_parse_header(lane->rx + lane->rx_begin, &header);
+    *is_notice = !rc && header.type == PC__DATA_RETIRE;
+    if (*is_notice)
+        rc = tx_room(lane, sizeof header);
     if (rc)
         return rc;
+    if (*is_notice) {
+        lane->rx_begin += sizeof header;
+        lane->tx_bytes += pc__retire_take(peer, &header, lane->tx + lane->tx_bytes);
+        return 1;
+    }
     pc__each(link, &lane->sent)
     {
         if (pc__of(link, struct pc__fetch, link)->request_id != header.request_id)
@@ -542,9 +524,12 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
     struct pc_engine *engine = peer->loop->engine;
     while (bytes_in(lane) || lane->in_reply || lane->in_rows) {
         if (!lane->in_reply && !lane->in_rows) {
-            int rc = find_asked(lane);
+            bool is_notice = false;
+            int rc = find_asked(peer, lane, &is_notice);
             if (rc <= 0)
                 return rc;
+            if (is_notice)
+                continue;
         }
         struct pc__fetch *fetch = pc__of(lane->sent.next, struct pc__fetch, link);
         if (fetch->gather) { /* the whole of it */
@@ -667,7 +652,7 @@ void pc__peer_connected(struct pc__loop *loop, struct pc__mail *mail)
     }
     lane->fd = mail->fd;
     lane->rx_begin = lane->rx_end = 0;
-    lane->in_reply = false;
+    lane->in_reply = lane->waits_for_room = false;
     lane->low_water = 1;
     int one = 1;
     (void)setsockopt(lane->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);

@@ -148,6 +148,15 @@ int pc_client_create(pc_client *client, uint64_t region, uint64_t base_address,
 int pc_client_seal(pc_client *client, uint64_t region, uint64_t timeout_ns);
 /* Drops a region that was created here and not sealed. */
 int pc_client_abandon(pc_client *client, uint64_t region, uint64_t timeout_ns);
+/* The registry has said that the region is freed: when this returns PC_OK, neither this node's page
+ * server nor any of `servers`, which ask it for blocks of the region, gives a lease on it any more. alone
+ * (without servers): no other has heard of it, and without a lease here its memory is given back.
+ * PC_ERR_NO_PEER: one of them has no connection to it; PC_ERR_TIMEOUT, PC_ERR_NO_SERVER, ...: one did
+ * not answer, or cannot promise it. Then the registry must tell them. */
+int pc_client_retire(pc_client *client, uint64_t region, int alone, const uint64_t *servers,
+                     size_t n_servers, uint64_t timeout_ns);
+/* The id of the page server that the client is connected to, or was last. */
+uint64_t pc_client_server_id(pc_client *client);
 /* Makes the home of a new region on this node and maps it read-write at its own address, to build
  * an object in place. Nobody else can map the region before pc_client_build_seal, which makes this
  * mapping read-only, seals the region, and turns the mapping into a lease of version 0. Unmapping

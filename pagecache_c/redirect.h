@@ -22,4 +22,7 @@ size_t pc__redirect_held(const struct pc_engine *engine, const struct pc__fetch 
 /* fetch.c: to the lane of its server. */
 void pc__fetch_queue(struct pc__loop *loop, struct pc__fetch *fetch);
 
+/* answer.c: PC_OK, or why what a peer says is no answer to this fetch. */
+int pc__answer_fits(const struct pc__data_header *header, const struct pc__fetch *fetch);
+
 #endif

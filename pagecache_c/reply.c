@@ -383,6 +383,19 @@ static int write_head(struct pc__reply *reply, const struct pc__request *request
     return PC_OK;
 }
 
+int pc__reply_head(struct pc__reply *reply, const struct pc__data_header *header)
+{
+    free(reply->head);
+    reply->head = malloc(sizeof *header);
+    if (!reply->head)
+        return PC_ERR_NO_MEMORY;
+    memcpy(reply->head, header, sizeof *header);
+    reply->pieces[0].bytes = reply->head;
+    reply->pieces[0].length = sizeof *header;
+    reply->n_pieces = 1;
+    return PC_OK;
+}
+
 int pc__reply_refuse(struct pc__reply *reply, const struct pc__data_header *request, int status)
 {
     const struct pc__data_header header = {
@@ -394,15 +407,7 @@ int pc__reply_refuse(struct pc__reply *reply, const struct pc__data_header *requ
         .region = request->region,
         .version = request->version,
         .n_blocks = request->n_blocks};
-    free(reply->head);
-    reply->head = malloc(sizeof header);
-    if (!reply->head)
-        return PC_ERR_NO_MEMORY;
-    memcpy(reply->head, &header, sizeof header);
-    reply->pieces[0].bytes = reply->head;
-    reply->pieces[0].length = sizeof header;
-    reply->n_pieces = 1;
-    return PC_OK;
+    return pc__reply_head(reply, &header);
 }
 
 int pc__reply_rows(struct pc__reply *reply, const struct pc__data_header *request,

@@ -45,7 +45,8 @@ int pc__reply_add(struct pc__reply *reply, const uint8_t *bytes, int memfd, uint
  * Negative: it is to be refused. */
 int pc__reply_fill(struct pc__loop *loop, struct pc__reply *reply,
                    const struct pc__request *request);
-/* Only a head that says so. */
+/* Only a head: this one; or one that says so. */
+int pc__reply_head(struct pc__reply *reply, const struct pc__data_header *header);
 int pc__reply_refuse(struct pc__reply *reply, const struct pc__data_header *request, int status);
 /* Rows, that are in `composed`; or, where status is negative, a head that says so. */
 int pc__reply_rows(struct pc__reply *reply, const struct pc__data_header *request,

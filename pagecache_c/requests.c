@@ -1,5 +1,5 @@
 /* requests.c - what a client asks for that maps nothing: the making of a home, prefetch, and the
- * report of a read set. See client.h.
+ * report of a read set; and the word that a region is freed. See client.h.
  *
  * A prefetch goes out again after a re-attach, for asking twice does no harm. Making a home does
  * not: what was not sealed died with its server.
@@ -73,6 +73,30 @@ PC_API int pc_client_seal(pc_client *client, uint64_t region, uint64_t timeout_n
 PC_API int pc_client_abandon(pc_client *client, uint64_t region, uint64_t timeout_ns)
 {
     return finish_home(client, PC__CTL_ABANDON, region, timeout_ns);
+}
+
+PC_API int pc_client_retire(pc_client *client, uint64_t region, int alone,
+                            const uint64_t *servers, size_t n_servers, uint64_t timeout_ns)
+{
+    const struct pc__ctl_retire body = {.region = region, .alone = alone != 0,
+                                        .n_servers = (uint32_t)n_servers};
+    const uint64_t deadline_ns = pc__deadline(timeout_ns);
+    struct pc__call call = {0};
+    if (!region || n_servers > PC__RETIRE_MOST || (alone && n_servers))
+        return pc__fail(PC_ERR_RANGE, "region %" PRIu64 " and %zu servers", region, n_servers);
+    pc__enter(client);
+    int rc = pc__call_start(client, PC__CTL_RETIRE, &body, sizeof body, servers,
+                            n_servers * sizeof *servers, deadline_ns, &call);
+    if (!rc)
+        rc = pc__call_finish(client, &call, deadline_ns);
+    if (!rc)
+        pc__fds_close(call.fds, &call.n_fds);
+    /* What rests would be mapped again without a word to the server, whose LET_GO is on its way. */
+    pthread_mutex_lock(&client->lock);
+    pc__rest_end_all(client, region);
+    pthread_mutex_unlock(&client->lock);
+    pc__leave(client);
+    return rc;
 }
 
 /* -------------------------------------------------------------------- runs */

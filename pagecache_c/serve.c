@@ -321,6 +321,10 @@ static int handle(struct served *served, const struct pc__data_header *header)
 {
     if (header->type == PC__DATA_GET_ROWS)
         return answer_rows(served, header);
+    if (header->type == PC__DATA_RETIRED) {
+        pc__retired(served->loop->engine, served->server_id, header->request_id, header->status);
+        return PC_OK;
+    }
     struct pc__request request; /* its runs are filled in when it is known what they lie in */
     request.header = *header;
     request.number = served->number;
@@ -329,6 +333,40 @@ static int handle(struct served *served, const struct pc__data_header *header)
     memcpy(&request.asker, served->rx + sizeof *header, sizeof request.asker);
     pc__holder_reports(served->loop->engine, served->number, request.asker.load_bytes);
     return header->type == PC__DATA_HELD ? take_held(served, &request) : answer(served, &request);
+}
+
+/* False: for want of memory it cannot be said. */
+static bool say_retire(struct served *served, uint64_t region, uint32_t id)
+{
+    const struct pc__data_header header = {.magic = PC__DATA_MAGIC, .type = PC__DATA_RETIRE,
+                                           .request_id = id, .region = region};
+    struct pc__reply *reply = pc__reply_new();
+    if (!reply)
+        return false;
+    if (pc__reply_head(reply, &header)) {
+        pc__reply_free(served->loop->engine, reply);
+        return false;
+    }
+    queue_reply(served, reply);
+    return true;
+}
+
+void pc__served_retire(struct pc__loop *loop, struct pc__mail *mail)
+{
+    struct pc_engine *engine = loop->engine;
+    const uint32_t id = (uint32_t)mail->b;
+    pc__each(link, &loop->served)
+    {
+        struct served *served = pc__of(link, struct served, link);
+        const uint64_t server_id = served->server_id;
+        if (!pc__retire_tells(engine, id, server_id))
+            continue;
+        if (say_retire(served, mail->a, id))
+            pc__served_event(loop, served, 0);
+        else
+            pc__retired(engine, server_id, id, PC_ERR_NO_MEMORY);
+    }
+    pc__retire_looked(engine, id);
 }
 
 void pc__served_unpark(struct pc__loop *loop, struct pc__mail *mail)
@@ -434,6 +472,8 @@ static int64_t request_bytes(const struct served *served, struct pc__data_header
             return 0;
         rc = judged(pc__data_parse_rows(served->rx + sizeof *header, &rows));
         return rc ? rc : (int64_t)(sizeof *header + sizeof rows + rows.n_rows * sizeof(uint64_t));
+    case PC__DATA_RETIRED:
+        return (int64_t)sizeof *header;
     default:
         return pc__fail(PC_ERR_PROTOCOL, "an answer where a request was due");
     }

@@ -76,6 +76,7 @@ static const struct body_size {
     [PC__CTL_ENDED] = AT_LEAST(0),
     [PC__CTL_ATTACHED] = AT_LEAST(0),
     [PC__CTL_LEFT] = AT_LEAST(0),
+    [PC__CTL_RETIRE] = AT_LEAST(sizeof(struct pc__ctl_retire)),
 #undef FIXED
 #undef AT_LEAST
 };
@@ -161,6 +162,12 @@ static bool body_is_sound(enum pc__ctl_type type, const void *body)
         memcpy(&runs, body, sizeof runs);
         return runs.n_runs == 0 && runs.wait <= PC__EVICTED_READ;
     }
+    case PC__CTL_RETIRE: {
+        struct pc__ctl_retire retire;
+        memcpy(&retire, body, sizeof retire);
+        return retire.region != 0 && retire.n_servers <= PC__RETIRE_MOST &&
+               retire.alone <= (retire.n_servers ? 0u : 1u);
+    }
     case PC__CTL_SEAL:
     case PC__CTL_ABANDON:
     case PC__CTL_CLOSE:    /* only the id counts */
@@ -233,6 +240,24 @@ int pc__ctl_parse_runs(const struct pc__ctl_message *message, struct pc__ctl_run
     }
     *head = checked;
     return (int)checked.n_runs;
+}
+
+int pc__ctl_parse_retire(const struct pc__ctl_message *message, struct pc__ctl_retire *head,
+                         uint64_t *servers, size_t capacity)
+{
+    struct pc__ctl_retire checked;
+
+    if (message->header.type != PC__CTL_RETIRE || message->body_bytes < sizeof checked)
+        return PC_ERR_PROTOCOL;
+    memcpy(&checked, message->body, sizeof checked);
+    const size_t ids_bytes = checked.n_servers * sizeof *servers;
+    if (checked.n_servers > PC__RETIRE_MOST || checked.n_servers > capacity ||
+        message->body_bytes != sizeof checked + ids_bytes)
+        return PC_ERR_PROTOCOL;
+    if (ids_bytes)
+        memcpy(servers, (const char *)message->body + sizeof checked, ids_bytes);
+    *head = checked;
+    return (int)checked.n_servers;
 }
 
 int pc__layer_parse(const void *bytes, size_t n_bytes, uint64_t layer_bytes, uint64_t region_blocks,
@@ -312,6 +337,14 @@ int pc__data_parse_header(const void *bytes, struct pc__data_header *out)
         if (header.flags != 0 || header.n_runs != 0 || header.n_blocks != 0)
             return PC_ERR_PROTOCOL;
         if (header.type == PC__DATA_GET_ROWS ? header.status != 0 : header.status > 0)
+            return PC_ERR_PROTOCOL;
+        break;
+    case PC__DATA_RETIRE:
+    case PC__DATA_RETIRED: /* nothing follows */
+        if (header.flags != 0 || header.n_runs != 0 || header.n_blocks != 0 ||
+            header.version != 0 || header.region == 0)
+            return PC_ERR_PROTOCOL;
+        if (header.type == PC__DATA_RETIRE ? header.status != 0 : header.status > 0)
             return PC_ERR_PROTOCOL;
         break;
     default:

@@ -47,7 +47,9 @@ enum pc__ctl_type {
     PC__CTL_ATTACHED = 19,/* c->s nothing: all that this client maps is attached on this connection; no
                                   reply */
     PC__CTL_LEFT = 20,   /* c->s  nothing: this client maps nothing any more; no reply */
-    PC__CTL_LAST = 21
+    PC__CTL_RETIRE = 21, /* c->s  pc__ctl_retire + ids of servers; reply when neither we nor they
+                                  give a lease any more */
+    PC__CTL_LAST = 22
 };
 
 enum pc__evicted { PC__EVICTED_END = 0, PC__EVICTED_BEGIN = 1, PC__EVICTED_READ = 2 };
@@ -140,6 +142,15 @@ struct pc__ctl_gather {
 };
 static_assert(sizeof(struct pc__ctl_gather) == 56, "wire");
 
+/* The region is freed: the registry has told so who sends this. */
+#define PC__RETIRE_MOST 64u /* servers */
+struct pc__ctl_retire {
+    uint64_t region;
+    uint32_t alone;      /* 1: no other server has heard of it: it goes, where nobody has a lease */
+    uint32_t n_servers;  /* their ids follow, of 8 bytes: others that may give leases on it */
+};
+static_assert(sizeof(struct pc__ctl_retire) == 16, "wire");
+
 /* A control packet, checked: header, and a body of at least the type's fixed size. */
 struct pc__ctl_message {
     struct pc__ctl_header header;
@@ -150,6 +161,9 @@ int pc__ctl_parse(const void *packet, size_t packet_bytes, struct pc__ctl_messag
 /* Body of PREFETCH or READS; runs are copied out to runs[capacity]. Returns their number. */
 int pc__ctl_parse_runs(const struct pc__ctl_message *message, struct pc__ctl_runs *head,
                        struct pc_run *runs, size_t capacity);
+/* Body of RETIRE; ids are copied out to servers[capacity]. Returns their number. */
+int pc__ctl_parse_retire(const struct pc__ctl_message *message, struct pc__ctl_retire *head,
+                         uint64_t *servers, size_t capacity);
 
 /* The page that a SIGSEGV client shares with its server (a memfd of exactly this size).
  * A slot: client CASes FREE->CLAIMED, fills address, stores REQUESTED, writes the eventfd, waits
@@ -233,7 +247,9 @@ enum pc__data_type {
     PC__DATA_GET_ROWS = 4, /* header, a pc__data_rows, then n_rows offsets of 8 bytes */
     PC__DATA_ROWS = 5,   /* header, the same pc__data_rows, then the rows in the order they were
                             asked for; a negative status: the header alone */
-    PC__DATA_LAST = 6
+    PC__DATA_RETIRE = 6, /* header, from a home to who asks it, unasked: the region is freed */
+    PC__DATA_RETIRED = 7, /* header, in answer to it: no lease begins here any more; or why not */
+    PC__DATA_LAST = 8
 };
 enum pc__data_flags {
     PC__DATA_HOLES = 1,  /* BLOCKS: bit i of the bitmap: block i is all zeros, not sent */
@@ -250,7 +266,7 @@ struct pc__data_header {
     uint16_t type;
     uint16_t flags;
     uint32_t request_id;
-    int32_t status;      /* BLOCKS, ROWS: enum pc_err; negative: nothing follows */
+    int32_t status;      /* BLOCKS, ROWS, RETIRED: enum pc_err; negative: nothing follows */
     uint64_t region;
     uint32_t version;    /* low half of it: a stamp against mix-ups */
     uint16_t n_runs;     /* GET, HELD */

@@ -98,6 +98,16 @@ static void try_control(const uint8_t *packet, size_t n_bytes)
         memcpy(&fail, message.body, sizeof fail);
         must(fail.error < 0 && strnlen(fail.cause, sizeof fail.cause) < sizeof fail.cause);
     }
+    if (message.header.type == PC__CTL_RETIRE) {
+        struct pc__ctl_retire retire;
+        uint64_t servers[33];
+        servers[32] = untouched.n_blocks;
+        const int n = pc__ctl_parse_retire(&message, &retire, servers, 32);
+        must(servers[32] == untouched.n_blocks && n <= 32);
+        must(n < 0 || (retire.region != 0 && retire.n_servers == (uint32_t)n &&
+                       retire.alone <= (n ? 0u : 1u)));
+        must(n < 0 || message.body_bytes == sizeof retire + (size_t)n * sizeof servers[0]);
+    }
     runs[32] = untouched;
     const int n_runs = pc__ctl_parse_runs(&message, &head, runs, 32);
     must(memcmp(&runs[32], &untouched, sizeof untouched) == 0);
@@ -125,6 +135,12 @@ static void try_data(const uint8_t *bytes, size_t n_bytes, uint64_t region_block
         must(header.flags == 0 && header.n_runs == 0 && header.n_blocks == 0);
         must(header.status <= 0 && (header.type == PC__DATA_ROWS || header.status == 0));
         try_rows(bytes + sizeof header, n_bytes - sizeof header, region_blocks << PC_BLOCK_SHIFT);
+        return;
+    }
+    if (header.type == PC__DATA_RETIRE || header.type == PC__DATA_RETIRED) {
+        must(header.flags == 0 && header.n_runs == 0 && header.n_blocks == 0);
+        must(header.region != 0 && header.version == 0 && header.status <= 0);
+        must(header.type == PC__DATA_RETIRED || header.status == 0);
         return;
     }
     must(header.type == PC__DATA_GET || header.type == PC__DATA_HELD ||
@@ -251,6 +267,25 @@ static size_t make_seed(uint8_t *to)
         memcpy(to + 1, &header, sizeof header);
         memcpy(to + 1 + sizeof header, &rows, sizeof rows);
         return 1 + sizeof header + sizeof rows + rows.n_rows * sizeof(uint64_t);
+    }
+    if (next_random() % 16 == 0) {
+        const struct pc__data_header header = {
+            .magic = PC__DATA_MAGIC, .region = next_random(),
+            .type = next_random() % 2 ? PC__DATA_RETIRE : PC__DATA_RETIRED};
+        to[0] = (uint8_t)(next_random() & 0x7eull);
+        memcpy(to + 1, &header, sizeof header);
+        return 1 + sizeof header;
+    }
+    if (next_random() % 16 == 0) {
+        const struct pc__ctl_retire retire = {.region = next_random(),
+                                              .n_servers = (uint32_t)(next_random() % 35)};
+        const struct pc__ctl_header header = {
+            .type = PC__CTL_RETIRE,
+            .body_bytes = (uint32_t)(sizeof retire + retire.n_servers * sizeof(uint64_t))};
+        to[0] = 1;
+        memcpy(to + 1, &header, sizeof header);
+        memcpy(to + 1 + sizeof header, &retire, sizeof retire);
+        return 1 + sizeof header + header.body_bytes;
     }
     if (next_random() % 8 == 0) {
         const struct pc__ctl_header header = {.type = PC__CTL_GATHER,
