@@ -116,8 +116,8 @@ class Resolver(Protocol):
             HomeLostError, FreedError: There will be none.
         """
 
-    async def region_idle(self, region: int) -> None:
-        """The last lease on a retired region is gone from this node."""
+    async def regions_idle(self, regions: list[int]) -> None:
+        """The last leases on retired regions are gone from this node."""
 
     async def changes(self, region: int, from_version: int, to_version: int) -> bytes | None:
         """A serialized BitMap of the blocks that differ; None: the log does not reach back.

@@ -43,6 +43,20 @@ class RegionRecord:
 
 
 @dataclass(frozen=True)
+class FreeAnswer:
+    """What is left to be done by who freed a region, at its node's page server.
+
+    Attributes:
+        alone: That server is its home, and no other has heard of it.
+        others: Other servers that may still give leases on it, and ask that server for blocks.
+            All the rest have been told, as far as they answer.
+    """
+
+    alone: bool = False
+    others: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class RegionFreed:
     """The region existed and was freed (or abandoned); it never comes back."""
 

@@ -43,6 +43,7 @@ from ray.exceptions import (
 )
 
 from clamor_ray import _names, _native, errors
+from clamor_ray._ask import pack, unpack
 from clamor_ray._cause import cause_of
 from clamor_ray._layout import BLOCK_BYTES, Pickled, take_apart
 from clamor_ray._memory import COMMIT_HINT, cache_budget, check_room, memory_bytes
@@ -51,8 +52,6 @@ from clamor_ray._version import __version__
 from clamor_ray.actors import keeper_process, oom_score, rebuilding, socket_directory, starting
 from clamor_ray.actors.engine_like import Settings
 from clamor_ray.actors.messages import (
-    LocateAnswer,
-    LookupAnswer,
     Pinned,
     Publication,
     RebuildOrder,
@@ -62,6 +61,7 @@ from clamor_ray.actors.messages import (
     ServerReport,
 )
 from clamor_ray.actors.registry_core import server_id_of
+from clamor_ray.actors.registry_resolver import RegistryResolver
 from clamor_ray.actors.server_core import ServerCore
 from clamor_ray.actors.throttle import throttle
 from clamor_ray.actors.version_questions import runs_of
@@ -99,48 +99,6 @@ def layer_error(code: int, commit_id: int, region: int, from_server: int) -> err
 
 class _NoHistoryDirectory(errors.ServerUnavailableError):
     """Old versions have no place to go."""
-
-
-class _RegistryResolver:
-    """The registry, as ``server_core`` wants it. Deadlines are the caller's."""
-
-    def __init__(self, registry: Any, server_id: int) -> None:
-        self._registry = registry
-        self._server_id = server_id
-
-    async def lookup(self, region: int) -> LookupAnswer:
-        reference = self._registry.lookup.remote(region, self._server_id)
-        answer: LookupAnswer = await asyncio.wrap_future(reference.future())
-        return answer
-
-    async def locate(self, server_id: int, since_epoch: int) -> LocateAnswer:
-        reference = self._registry.locate.remote(server_id, since_epoch)
-        answer: LocateAnswer = await asyncio.wrap_future(reference.future())
-        return answer
-
-    async def rehomed(self, region: int, server_id: int) -> RegionRecord | None:
-        reference = self._registry.rehomed.remote(region, server_id)
-        answer: RegionRecord | None = await asyncio.wrap_future(reference.future())
-        return answer
-
-    async def region_idle(self, region: int) -> None:
-        reference = self._registry.region_idle.remote(region, self._server_id)
-        await asyncio.wrap_future(reference.future())
-
-    async def changes(self, region: int, from_version: int, to_version: int) -> bytes | None:
-        reference = self._registry.changes.remote(region, from_version, to_version)
-        answer: bytes | None = await asyncio.wrap_future(reference.future())
-        return answer
-
-    async def published(self, region: int, since: int) -> list[tuple[int, int]]:
-        reference = self._registry.published.remote(region, since)
-        answer: list[tuple[int, int]] = await asyncio.wrap_future(reference.future())
-        return answer
-
-    async def outcome(self, commit_id: int) -> dict[int, int]:
-        reference = self._registry.outcome.remote(commit_id)
-        answer: dict[int, int] = await asyncio.wrap_future(reference.future())
-        return answer
 
 
 def _raise_descriptor_limit() -> None:
@@ -305,7 +263,7 @@ class PageServer:
         host = ray.util.get_node_ip_address()
         self._core = ServerCore(
             self._engine,
-            _RegistryResolver(self._registry, server_id),
+            RegistryResolver(self._registry, server_id),
             server_id=server_id,
             secret=secret,
             settings=Settings(deadline_s=config.reattach_s + CALL_S, pull_s=PULL_S),
@@ -451,36 +409,42 @@ class PageServer:
         except errors.FreedError:
             return []
 
-    def retire(
-        self, region: int, force: bool, record: RegionRecord | None = None, alone: bool = False
-    ) -> bool:
-        """The region is freed; with force it goes now.
+    def retire(self, packed: bytes) -> bytes:
+        """Regions are freed; of those ordered with force, no lease is left anywhere: they go now.
 
         Args:
-            region: Its id.
-            force: No lease on it is left anywhere.
-            record: What it is, for a server that was restarted and does not know it yet.
-            alone: No other server knows it: it goes now too, where no lease is left here.
+            packed: As ``_ask.pack`` makes it, for each order: (region, whether with force, its
+                record or None, alone). The record is for a server that was restarted and does not
+                know the region yet. Alone: no other server knows it: it goes now too, where no
+                lease is left here.
 
         Returns:
-            Whether leases may be left here. If not, none can begin any more; and with alone
-            nothing of the region is here.
+            As packed: for each of them, whether leases may be left here. If not, none can begin any
+            more; and with alone nothing of the region is here. None: it is to be ordered again.
         """
+        orders = unpack(packed)
 
-        async def tell() -> bool:
+        async def tell() -> list[bool | None]:
+            return [self._retire(*order) for order in orders]
+
+        answers = self._on_loop(tell())
+        for (region, force, _, alone), leased in zip(orders, answers, strict=True):
+            if leased is not None and (force or (alone and not leased)):
+                self._unpin(region)
+        return pack(*answers)
+
+    def _retire(
+        self, region: int, force: bool, record: RegionRecord | None, alone: bool
+    ) -> bool | None:
+        try:
             leased = self._core.retire(region, force, record)
             if alone and not leased:
                 self._core.retire(region, True)
-            return leased
-
-        leased = True
-        try:
-            leased = self._on_loop(tell())
-        except errors.FreedError:
-            leased = False
-        finally:
-            if force or (alone and not leased):
-                self._unpin(region)
+        except errors.FreedError:  # nothing of it is here
+            return False
+        except errors.ClamorError as failure:
+            logger.warning("region %d cannot be retired yet: %s", region, failure)
+            return None
         return leased
 
     def retain(self, floors: dict[int, int | None]) -> None:

@@ -35,13 +35,13 @@ from typing import Any
 import ray
 from ray.exceptions import (
     ActorDiedError,
-    ActorUnschedulableError,
     RayActorError,
     RayError,
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import _names, errors
+from clamor_ray._ask import pack, unpack
 from clamor_ray._cause import cause_of
 from clamor_ray._layout import Plan
 from clamor_ray._source import Source
@@ -56,6 +56,7 @@ from clamor_ray.actors.lineage_service import LineageMethods, LineageService
 from clamor_ray.actors.meeting_methods import MeetingMethods
 from clamor_ray.actors.messages import (
     INLINE_BASE,
+    FreeAnswer,
     LookupAnswer,
     Pinned,
     RegionRecord,
@@ -79,6 +80,7 @@ from clamor_ray.actors.registry_core import (
 )
 from clamor_ray.actors.rendezvous import Rendezvous
 from clamor_ray.actors.reports import histograms_of, reports_of
+from clamor_ray.actors.retiring import Retiring
 from clamor_ray.actors.server_methods import CALL_S, WATCH_MOST_S, ServerMethods
 from clamor_ray.actors.throttle import throttle
 from clamor_ray.actors.version_methods import VersionMethods
@@ -86,6 +88,7 @@ from clamor_ray.actors.version_methods import VersionMethods
 logger = logging.getLogger("clamor_ray.registry")
 
 FREE_S = 5.0
+RETIRE_MOST = 64  # other servers that a page server tells of a free (PC__RETIRE_MOST)
 STOP_S = 10.0
 PIN_S = 300.0
 WATCH_FIRST_S = 2.0
@@ -171,6 +174,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
         self._saving = False
         self._watching = False
         self._stopped = False
+        self._retiring = Retiring(self._tell, self._retired, self._is_dead)
         self._ended = asyncio.Event()
         oom_score.lower()
         directory = journal_directory(config.job_scope)
@@ -415,10 +419,17 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
         self._lineage.region_freed(region)
         self._carry_out(orders)
 
-    async def free(self, region: int) -> None:
+    async def free(self, region: int, here: int = 0) -> FreeAnswer:
         """Starts the region's end; returns before its last lease is gone.
 
-        When it returns, no server that answers within ``FREE_S`` seconds gives a new lease.
+        When it returns, and the caller has done what the answer says (``pc_client_retire``), no
+        server that answers within ``FREE_S`` seconds gives a new lease. Calling it again waits for
+        those that have not been told.
+
+        Args:
+            region: Its id.
+            here: The page server that the caller tells itself, and through it who asks that for
+                blocks; 0: none.
 
         Raises:
             NoSuchRegion, IllegalTransition: See ``RegistryCore.free``.
@@ -428,16 +439,22 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
             self._journal.free_inline([region], self._log.freed_too_many())
             self._log.close(region)
             self._lineage.region_freed(region)
-            return
+            return FreeAnswer()
         if self._core.state(region) is RegionState.READY:
             self._journal.set_states([(region, RegionState.FREED.value)])
+        homes = self._core.homes_of(region)
         orders = self._core.free(region)
         self._log.close(region)
         self._read_sets.forget(region)
         self._lineage.region_freed(region)
-        told = self._carry_out(orders)
-        if told:
+        self._carry_out(orders)
+        others = tuple(sorted(self._core.waits_for(region) - {here}))
+        if here in homes and len(others) <= RETIRE_MOST:
+            alone = any(order.alone and order.server_id == here for order in orders)
+            return FreeAnswer(alone, others)
+        if told := self._retiring.hurry(region, but=here):
             await asyncio.wait(told, timeout=FREE_S)
+        return FreeAnswer()
 
     async def lookup(self, region: int, server_id: int = 0) -> LookupAnswer:
         """The region's record with its newest version, or that it is freed or unknown.
@@ -455,9 +472,11 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
             return dataclasses.replace(answer, version=self._log.newest(region))
         return answer
 
-    async def region_idle(self, region: int, server_id: int) -> None:
-        """A page server says that the last lease on its node is gone."""
-        self._carry_out(self._core.region_idle(region, server_id))
+    async def regions_idle(self, regions: list[int], server_id: int) -> None:
+        """A page server says that the last leases on its node are gone."""
+        self._carry_out(
+            order for region in regions for order in self._core.region_idle(region, server_id)
+        )
 
     # -- Ray objects
 
@@ -496,50 +515,51 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
 
     # -- orders
 
-    def _carry_out(self, orders: Iterable[Retire]) -> list[asyncio.Task[None]]:
+    def _carry_out(self, orders: Iterable[Retire]) -> None:
+        orders = list(orders)
         self._save_changed()
-        told = [self._spawn(self._retire(order)) for order in orders]
-        if not self._watching and not self._stopped and self._core.waited_for():
+        self._retiring.order(orders)
+        if orders and not self._watching and not self._stopped:
             self._watching = True
             self._spawn(self._watch())
-        return told
 
-    async def _retire(self, order: Retire) -> None:
-        pause_s = WATCH_FIRST_S
-        # Without a handle the server is lost, and the core has been told.
-        while (handle := self._handles.get(order.server_id)) is not None:
-            # A server that was restarted may know the region's memory, and not what it is.
-            record = None if order.force else self._core.record_of(order.region)
-            try:
-                leased = await within(
-                    CALL_S, handle.retire.remote(order.region, order.force, record, order.alone)
+    async def _tell(self, server_id: int, orders: list[Retire]) -> list[bool | None]:
+        """See ``Retiring``."""
+        handle = self._handles.get(server_id)
+        if handle is None:
+            raise LookupError("it is lost, and the core has been told")
+        # A server that was restarted may know the region's memory, and not what it is.
+        packed = pack(
+            *(
+                (
+                    *(order.region, order.force),
+                    None if order.force else self._core.record_of(order.region),
+                    order.alone,
                 )
-            except ActorDiedError as failure:
-                self._lose(order.server_id, f"its actor is dead: {cause_of(failure)}")
-                return
-            except (RayError, asyncio.TimeoutError) as failure:
-                # Where the node is gone its page server is called dead soon.
-                expected = isinstance(failure, ActorUnschedulableError)
-                level = logging.INFO if expected else logging.WARNING
-                logger.log(level, "cannot retire region %d yet: %r", order.region, failure)
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, WATCH_MOST_S)
-                continue
-            if order.force:
-                self._dropped(order)
-            elif not leased:
-                orders = self._core.region_idle(order.region, order.server_id)
-                if order.alone:  # which it has carried out already
-                    self._dropped(order)
-                else:
-                    self._carry_out(orders)
-            return
+                for order in orders
+            )
+        )
+        answer: bytes = await within(CALL_S, handle.retire.remote(packed))
+        return list(unpack(answer))
 
-    def _dropped(self, order: Retire) -> None:
-        self._core.dropped(order.region, order.server_id)
-        self._save_changed()
-        if self._core.state(order.region) is RegionState.GONE:
-            self._shared.pop(order.region, None)
+    def _retired(self, server_id: int, told: list[tuple[Retire, bool]]) -> None:
+        """They were carried out; of each: whether leases may be left."""
+        orders: list[Retire] = []
+        for order, leased in told:
+            if order.force:
+                self._core.dropped(order.region, server_id)
+            elif not leased and order.alone:  # which it has dropped already
+                self._core.region_idle(order.region, server_id)
+                self._core.dropped(order.region, server_id)
+            elif not leased:
+                orders += self._core.region_idle(order.region, server_id)
+        self._carry_out(orders)
+        for order, _ in told:
+            if self._core.state(order.region) is RegionState.GONE:
+                self._shared.pop(order.region, None)
+
+    def _is_dead(self, server_id: int, failure: ActorDiedError) -> None:
+        self._lose(server_id, f"its actor is dead: {cause_of(failure)}")
 
     async def _watch(self) -> None:
         """While freed regions wait for servers, looks for nodes that died without a word."""
@@ -603,6 +623,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
         self._stopped = True
         for task in list(self._tasks):
             task.cancel()
+        self._retiring.close()
         await self._commits.close()
         await self._rebuilds.close()
         await self._lineage.stop()

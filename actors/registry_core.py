@@ -453,6 +453,13 @@ class RegistryCore:
         self._move(entry, RegionEvent.FREE)
         return self._retire(entry) if was is RegionState.READY else ()
 
+    def waits_for(self, region: int) -> frozenset[int]:
+        """Servers that may have leases on a region that is freed; none where it is not."""
+        entry = self._regions.get(region)
+        if entry is None or entry.state is not RegionState.FREED:
+            return frozenset()
+        return frozenset(entry.waits_for)
+
     def lookup(self, region: int, server_id: int) -> LookupAnswer:
         """The region's record, for a server that will hold leases on it from now on.
 

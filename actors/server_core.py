@@ -64,8 +64,17 @@ from clamor_ray.errors import ClamorError, FreedError, HomeLostError
 logger = logging.getLogger("clamor_ray.page_server")
 
 MAX_TOLD_IDLE = 65536
+IDLE_BATCH_S = 0.1  # longer than the registry takes to order what a process has freed
+IDLE_MOST = 1024  # regions a call
 BACKLOG = 1024  # of a crowd, where this process gets its time, handled in less than handshake_s
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # a shortage of ours
+
+
+def _note(regions: dict[int, None], region: int) -> None:
+    """The newest last, and not more than ``MAX_TOLD_IDLE``."""
+    regions[region] = None
+    if len(regions) > MAX_TOLD_IDLE:
+        del regions[next(iter(regions))]
 
 
 class ServerCore:
@@ -107,6 +116,9 @@ class ServerCore:
         self._finding_home: set[int] = set()
         self._retired_meanwhile: set[int] = set()
         self._told_idle: dict[int, None] = {}  # the oldest first
+        self._dropped: dict[int, None] = {}  # the same, of those that went with force
+        self._idle: dict[int, None] = {}  # to be told
+        self._saying_idle = False
         self._retiring = 0  # whose idleness is told by the answer, and not in a call of its own
         self._attended = Attended(settings.undisturbed_s / ATTENDED_PARTS)
         self._strangers = Strangers(
@@ -213,6 +225,9 @@ class ServerCore:
             self._retiring = 0
         if force:
             self._told_idle.pop(region, None)
+            _note(self._dropped, region)
+        elif region in self._told_idle:  # the answer says so
+            self._idle.pop(region, None)
         return region not in self._told_idle
 
     def _define(self, record: RegionRecord) -> None:
@@ -238,11 +253,12 @@ class ServerCore:
                     self._finding_region.add(event.region)
                     self._spawn(self._find_region(event.region))
             elif kind == EventKind.REGION_IDLE:
-                self._told_idle[event.region] = None
-                if len(self._told_idle) > MAX_TOLD_IDLE:
-                    del self._told_idle[next(iter(self._told_idle))]
+                _note(self._told_idle, event.region)
                 if event.region != self._retiring:
-                    self._spawn(self._say_idle(event.region))
+                    self._idle[event.region] = None
+                    if not self._saying_idle:
+                        self._saying_idle = True
+                        self._spawn(self._say_idle())
             elif self.versions.take(event):
                 pass
             elif kind == EventKind.NEED_HOME:
@@ -282,7 +298,7 @@ class ServerCore:
                     if not await for_this_long.pause():
                         break
                     continue
-                if isinstance(answer, RegionRecord) and region not in self._retired_meanwhile:
+                if isinstance(answer, RegionRecord) and not self._is_over(region, answer):
                     try:
                         self._define(answer)
                         if answer.freed:  # no await between: only old leases come back
@@ -302,17 +318,37 @@ class ServerCore:
             self._finding_region.discard(region)
             self._retired_meanwhile.discard(region)
 
-    async def _say_idle(self, region: int) -> None:
+    def _is_over(self, region: int, answer: RegionRecord) -> bool:
+        """It was freed while the answer was on its way; or before, and the registry, which says so,
+        has not heard yet that nothing of it is left here."""
+        if region in self._retired_meanwhile:
+            return True
+        return answer.freed and (region in self._told_idle or region in self._dropped)
+
+    async def _say_idle(self) -> None:
+        """All of a moment in one call. What a process has freed here is mostly not among them: the
+        registry's order comes first, and its answer says so."""
+        try:
+            while self._idle:
+                await asyncio.sleep(IDLE_BATCH_S)
+                await self._report_idle(list(self._idle)[:IDLE_MOST])
+        finally:
+            self._saying_idle = False
+
+    async def _report_idle(self, regions: list[int]) -> None:
         for_this_long = Tries(self._settings)
-        while True:
+        while regions:
             try:
-                await asyncio.wait_for(self._resolver.region_idle(region), self._settings.answer_s)
-                return
+                call = self._resolver.regions_idle(regions)
+                await asyncio.wait_for(call, self._settings.answer_s)
+                break
             except Exception as failure:  # any: the resolver's promise is to be asked again
                 if not await for_this_long.pause():
-                    # Its addresses stay taken until the job ends; nothing else suffers.
-                    logger.error("cannot report region %d as idle: %r", region, failure)
-                    return
+                    # Their addresses stay taken until the job ends; nothing else suffers.
+                    logger.error("cannot report regions %s as idle: %r", regions, failure)
+                    break
+        for region in regions:
+            self._idle.pop(region, None)
 
     async def _find_peer(self, server_id: int) -> None:
         connecting: asyncio.Task[None] | None = None

@@ -30,6 +30,7 @@ from clamor_ray.actors.page_server import PageServer
 from clamor_ray.actors.ray_nodes import PING_S, alive_nodes, raylet_is_gone, within
 from clamor_ray.actors.rebuilds import Rebuilds
 from clamor_ray.actors.registry_core import RegistryCore, Retire
+from clamor_ray.actors.retiring import Retiring
 
 logger = logging.getLogger("clamor_ray.registry")
 
@@ -55,6 +56,7 @@ class ServerMethods:
     _lineage: LineageService
     _log: CommitLog
     _rebuilds: Rebuilds
+    _retiring: Retiring
     _secret: bytes
     _shared: dict[int, tuple[int, Pinned, list[Any]]]
     _start_troubles: dict[str, errors.ClamorError]
@@ -63,7 +65,7 @@ class ServerMethods:
     _stopped: bool
     _unsaved_servers: dict[int, ServerInfo | ServerLost]
 
-    def _carry_out(self, orders: Iterable[Retire]) -> list[asyncio.Task[None]]:
+    def _carry_out(self, orders: Iterable[Retire]) -> None:
         raise NotImplementedError
 
     def _forget_shared(self) -> None:
@@ -245,6 +247,7 @@ class ServerMethods:
         self._save_changed()
         logger.info("page server %#x registered, epoch %d", info.server_id, known.epoch)
         self._carry_out(orders)
+        self._retiring.server_here(info.server_id)
         self._lineage.server_here(info.server_id)
         said = self._starts.get(info.node_id)
         if said is not None and not said.done():
@@ -299,6 +302,7 @@ class ServerMethods:
         if isinstance(info, ServerInfo) and not is_there and not self._stopped:
             self._spawn(self._join_again(info.node_id))
         self._handles.pop(server_id, None)
+        self._retiring.server_lost(server_id)
         orders = self._core.server_lost(server_id, reason)
         self._log.server_lost(server_id)
         for region, (home, pinned, object_refs) in list(self._shared.items()):

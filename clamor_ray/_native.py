@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -378,6 +379,35 @@ class Client(_Handle):
 
     def abandon(self, region: int, *, timeout_s: float = 10.0) -> None:
         check(self._call(c.lib.pc_client_abandon, region, ns(timeout_s)), region=region)
+
+    def retire(
+        self, region: int, *, alone: bool = False, servers: Sequence[int] = (), timeout_s: float
+    ) -> None:
+        """The region is freed, as the registry has said. When this returns no lease on it begins
+        any more: not at this node's page server, and not at others that ask it for blocks.
+
+        Args:
+            region: its id.
+            alone: no other server has heard of it: its memory goes, where there is no lease.
+            servers: the ids of those others.
+            timeout_s: for all of them.
+
+        Raises:
+            ClamorError: One of them cannot promise it, or does not answer. The registry must see to
+                it.
+        """
+        ids = c.ffi.new("uint64_t[]", list(servers))
+        check(
+            self._call(
+                c.lib.pc_client_retire, region, int(alone), ids, len(servers), ns(timeout_s)
+            ),
+            region=region,
+        )
+
+    @property
+    def server_id(self) -> int:
+        """Of the page server that this is connected to, or was last."""
+        return int(self._call(c.lib.pc_client_server_id))
 
     def build(
         self, region: int, base_address: int, length_bytes: int, *, timeout_s: float = 10.0

@@ -42,6 +42,7 @@ from clamor_ray._native import (
 from clamor_ray._ref import GlobalRef
 from clamor_ray._spares import Spares
 from clamor_ray._version import __version__
+from clamor_ray.actors.messages import FreeAnswer
 from clamor_ray.actors.registry_core import server_id_of
 
 _T = TypeVar("_T")
@@ -52,6 +53,7 @@ _OUTLIVES = (
     "A detached actor or a Serve app that outlives its driver has no session to make variables in. "
     "It can read and update those of any driver that runs: pass it their references."
 )
+RETIRE_S = 1.0  # then the registry is asked to see to it
 FIRST_LOOK_S = 0.2  # for a page server that is there already
 
 
@@ -309,10 +311,24 @@ class Session(Making):
     def free(self, ref: GlobalRef[Any]) -> None:
         if ref.scope != self.scope:
             _raise_mismatch(ref.scope)
-        self.call("free", ref.region)
+        # One that maps nothing here tells nobody itself: that would start a page server.
+        client = None if ref.inline else self._client
+        answer: FreeAnswer = self.call("free", ref.region, client.server_id if client else 0)
+        if client is not None:
+            self._retire(client, ref.region, answer)
         self._shared.pop(ref.region, None)
         if not ref.inline:
             self._note_freed(ref.region, ref.base_address)
+
+    def _retire(self, client: Client, region: int, answer: FreeAnswer) -> None:
+        """Tells this node's page server, and through it those that ask it for blocks: messages on
+        sockets, where calls of actors take milliseconds."""
+        try:
+            client.retire(region, alone=answer.alone, servers=answer.others, timeout_s=RETIRE_S)
+        except errors.ClamorError:
+            # One is being restarted, is silent, or was asked just now: the registry tells it, and
+            # waits as long as `free` promises.
+            self.call("free", region, 0)
 
     def _note_freed(self, region: int, base_address: int) -> None:
         """Remembers it while memory of it is held here. Now and then, those that are not go."""

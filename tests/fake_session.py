@@ -20,7 +20,7 @@ from clamor_ray._lease import LeaseTable
 from clamor_ray._native import MAP_PRIVATE, Mapping
 from clamor_ray._spares import Spares
 from clamor_ray.actors.commit_log import CommitLog
-from clamor_ray.actors.messages import RegionRecord
+from clamor_ray.actors.messages import FreeAnswer, RegionRecord
 
 BLOCK_BYTES = 4096
 SCOPE = "abcdef123456"
@@ -89,8 +89,9 @@ class Cluster:
 
     def abandon(self, region: int, leased: bool = False) -> None: ...
 
-    def free(self, region: int) -> None:
+    def free(self, region: int, here: int = 0) -> FreeAnswer:
         self.log.close(region)
+        return FreeAnswer(alone=here == SERVER_ID)
 
     def latest(self, regions: list[int]) -> list[Any]:
         return [self.log.latest(region) for region in regions]
@@ -152,6 +153,12 @@ class Client:
         os.close(fd)
 
     def abandon(self, region: int, **_: Any) -> None: ...
+
+    server_id = SERVER_ID
+
+    def retire(self, region: int, *, alone: bool, servers: Any, timeout_s: float) -> None:
+        assert alone
+        assert not servers
 
     def map(
         self, region: int, version: int, base: int, n_bytes: int, *, flags: int, timeout_s: float

@@ -170,6 +170,7 @@ class Known:
         self.asked: list[tuple[int, int]] = []
         self.idle: list[int] = []
         self.idle_fails = 0
+        self.idle_calls = 0
         self.gate: asyncio.Event | None = None
         self.versions: dict[tuple[object, ...], list[object]] = {}
         self.asked_versions: list[tuple[object, ...]] = []
@@ -212,11 +213,12 @@ class Known:
             raise answer
         return answer
 
-    async def region_idle(self, region: int) -> None:
+    async def regions_idle(self, regions: list[int]) -> None:
         if self.idle_fails:
             self.idle_fails -= 1
             raise RuntimeError("not now")
-        self.idle.append(region)
+        self.idle += regions
+        self.idle_calls += 1
 
 
 class Node:

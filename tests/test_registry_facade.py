@@ -16,12 +16,14 @@ import pytest
 from pyroaring import BitMap
 
 from clamor_ray import _names, errors
+from clamor_ray._ask import pack, unpack
 from clamor_ray.actors import keeper_process
 from clamor_ray.actors import registry as registry_module
 from clamor_ray.actors.commit_log import Limits
 from clamor_ray.actors.messages import (
     INLINE_BASE,
     CommitRequest,
+    FreeAnswer,
     RegionFreed,
     RegionRecord,
     RegionUnknown,
@@ -31,10 +33,16 @@ from clamor_ray.actors.messages import (
     Write,
 )
 from clamor_ray.actors.registry import Registry
-from clamor_ray.actors.registry_core import IllegalTransition, NoSuchServer, server_id_of
+from clamor_ray.actors.registry_core import (
+    IllegalTransition,
+    NoSuchServer,
+    RegionState,
+    server_id_of,
+)
 from clamor_ray.actors.status_words import Name, StatusWord, digest_of
 from tests.claims_table import ListTable
 from tests.lab import troubles
+from tests.server_rig import until
 
 NODE = "ab" * 28
 HOME = server_id_of(NODE)
@@ -48,9 +56,11 @@ class FakeHandle:
     def __getattr__(self, method: str) -> Any:
         class Method:
             @staticmethod
-            async def remote(*_: object) -> Any:
+            async def remote(*arguments: Any) -> Any:
                 if method == "hello":
                     return INFO, []
+                if method == "retire":
+                    return pack(*(True for _ in unpack(arguments[0])))
                 return True
 
         return Method
@@ -294,7 +304,7 @@ def test_regions_that_were_ending_go_on_ending(run: Callable[..., None]) -> None
         assert await registry.lookup(1) == RegionFreed(1)
         with pytest.raises(errors.FreedError):
             await registry.commit(CommitRequest(5, (write(1, 0),)))
-        await registry.region_idle(1, HOME)
+        await registry.regions_idle([1], HOME)
         deadline = asyncio.get_running_loop().time() + 5
         while registry._journal.load().regions:
             assert asyncio.get_running_loop().time() < deadline
@@ -333,3 +343,40 @@ def test_a_page_server_that_is_new_is_written_down_on_a_full_disk(
 
     with troubles.small_disk(directory, 3 * keeper_process.RESERVE_BYTES):
         run(register, after)
+
+
+def test_a_free_that_its_caller_tells_waits_for_nobody(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order goes out all the same, and is made anew by the next registry."""
+    there = server_id_of("cd" * 28)
+    asked: list[tuple[int, list[int]]] = []
+
+    class Silent(FakeHandle):
+        class retire:
+            @staticmethod
+            async def remote(packed: bytes) -> Any:
+                asked.append((HOME, [order[0] for order in unpack(packed)]))
+                await asyncio.sleep(60)
+
+    monkeypatch.setattr(registry_module.ray, "get_actor", lambda *_, **__: Silent())
+
+    async def work(registry: Registry) -> None:
+        first, second, third = [await made(registry) for _ in range(3)]
+        assert await registry.free(first.region, HOME) == FreeAnswer(alone=True)
+        await registry.lookup(second.region, there)
+        assert await registry.free(second.region, HOME) == FreeAnswer(others=(there,))
+        assert isinstance(await registry.lookup(first.region), RegionFreed)
+        assert await registry.free(first.region, HOME) == FreeAnswer()  # Ray called it twice
+        await until(lambda: bool(asked))
+        assert asked == [(HOME, [first.region, second.region])]
+        # Whose caller tells nobody waits for all, and no longer than is promised.
+        monkeypatch.setattr(registry_module, "FREE_S", 0.05)
+        assert await registry.free(third.region) == FreeAnswer()
+        assert registry._core.state(third.region) is RegionState.FREED
+
+    async def after(registry: Registry) -> None:
+        await until(lambda: len(asked) == 2)
+        assert asked[1] == (HOME, [1, 2, 3])
+
+    run(work, after)

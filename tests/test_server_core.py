@@ -351,6 +351,45 @@ def test_a_region_that_is_idle_at_once_is_reported_by_the_answer_alone(run_core)
     run_core(work)
 
 
+def test_idle_regions_of_a_moment_are_one_call(run_core) -> None:
+    """A process has told the engine of many frees; the registry's orders say the same of some."""
+
+    async def work() -> None:
+        async with Node(HERE) as here:
+            for region in range(100, 150):
+                here.engine.ask(FakeEvent(EventKind.REGION_IDLE, region=region))
+            await asyncio.sleep(0.01)
+            assert not here.core.retire(120, force=False)  # the answer says it
+            await until(lambda: bool(here.known.idle))
+            assert here.known.idle == [r for r in range(100, 150) if r != 120]
+            assert here.known.idle_calls == 1
+
+    run_core(work)
+
+
+@pytest.mark.parametrize("how", ["idle", "dropped"])
+def test_what_has_ended_here_is_not_lost(run_core, how: str) -> None:
+    """The registry still waits to hear that it is idle, and says so to who asks meanwhile."""
+
+    async def work() -> None:
+        async with Node(HERE) as here:
+            if how == "idle":
+                here.engine.ask(FakeEvent(EventKind.REGION_IDLE, region=7))
+                await until(lambda: 7 in here.core._told_idle)
+            else:
+                here.core.retire(7, force=True)
+            freed = dataclasses.replace(RECORD, homes=(HERE,), freed=True)
+            here.known.regions = {7: freed, 8: dataclasses.replace(freed, region=8)}
+            here.engine.ask(FakeEvent(EventKind.NEED_REGION, region=7))
+            await until(lambda: bool(here.engine.answers))
+            assert here.engine.answers == [("refuse", 7, Answer.NO_REGION)]
+            here.engine.ask(FakeEvent(EventKind.NEED_REGION, region=8))
+            await until(lambda: len(here.engine.answers) == 2)
+            assert here.engine.answers[1] == ("refuse", 8, Answer.HOME_LOST)
+
+    run_core(work)
+
+
 def test_the_engine_may_speak(run_core, caplog) -> None:
     async def work() -> None:
         async with Node(HERE) as here:
