@@ -409,6 +409,10 @@ class PageServer:
         except errors.FreedError:
             return []
 
+    def knows(self, regions: list[int]) -> list[bool]:
+        """Which of these regions are here, filled or not."""
+        return [bool(self.histogram(region, _native.BLOCKS_PRESENT, 1)) for region in regions]
+
     def retire(self, packed: bytes) -> bytes:
         """Regions are freed; of those ordered with force, no lease is left anywhere: they go now.
 

@@ -82,6 +82,7 @@ from clamor_ray.actors.rendezvous import Rendezvous
 from clamor_ray.actors.reports import histograms_of, reports_of
 from clamor_ray.actors.retiring import Retiring
 from clamor_ray.actors.server_methods import CALL_S, WATCH_MOST_S, ServerMethods
+from clamor_ray.actors.spare_regions import SpareRegions
 from clamor_ray.actors.throttle import throttle
 from clamor_ray.actors.version_methods import VersionMethods
 
@@ -175,6 +176,9 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
         self._watching = False
         self._stopped = False
         self._retiring = Retiring(self._tell, self._retired, self._is_dead)
+        self._spares = SpareRegions(
+            self._which_are_known, lambda region: self._carry_out(self._core.abandon(region))
+        )
         self._ended = asyncio.Event()
         oom_score.lower()
         directory = journal_directory(config.job_scope)
@@ -383,6 +387,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
         record = self._core.seal(region)
         if source is not None:
             self._rebuilds.set_source(region, source)
+        self._spares.sealed(region)
         self._log.open(region, record.homes, record.length_bytes)
         self._save_changed()
         return record
@@ -405,10 +410,15 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
         """
         await self.seal(region, source)
         try:
-            return await self.create_region(length_bytes, node_id, request_id)
+            record = await self.create_region(length_bytes, node_id, request_id)
         except (errors.ClamorError, RegistryError) as failure:
             logger.info("no region in advance: %s", failure)
             return None
+        if self._core.state(record.region) is RegionState.CREATING:
+            self._spares.made(record.region, record.homes[0])
+            if not self._spares.is_looking:
+                self._spawn(self._spares.look())
+        return record
 
     async def abandon(self, region: int, leased: bool = False) -> None:
         """Undoes ``create_region``, for a maker that has not heard of ``seal``: see
@@ -557,6 +567,14 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
         for order, _ in told:
             if self._core.state(order.region) is RegionState.GONE:
                 self._shared.pop(order.region, None)
+
+    async def _which_are_known(self, server_id: int, regions: list[int]) -> list[bool]:
+        """See ``SpareRegions``."""
+        handle = self._handles.get(server_id)
+        if handle is None:
+            raise LookupError("it is lost")
+        known: list[bool] = await within(CALL_S, handle.knows.remote(regions))
+        return known
 
     def _is_dead(self, server_id: int, failure: ActorDiedError) -> None:
         self._lose(server_id, f"its actor is dead: {cause_of(failure)}")

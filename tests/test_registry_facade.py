@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 from pyroaring import BitMap
+from ray.exceptions import RayError
 
 from clamor_ray import _names, errors
 from clamor_ray._ask import pack, unpack
-from clamor_ray.actors import keeper_process
+from clamor_ray.actors import keeper_process, spare_regions
 from clamor_ray.actors import registry as registry_module
 from clamor_ray.actors.commit_log import Limits
 from clamor_ray.actors.messages import (
@@ -35,6 +36,7 @@ from clamor_ray.actors.messages import (
 from clamor_ray.actors.registry import Registry
 from clamor_ray.actors.registry_core import (
     IllegalTransition,
+    NoSuchRegion,
     NoSuchServer,
     RegionState,
     server_id_of,
@@ -343,6 +345,52 @@ def test_a_page_server_that_is_new_is_written_down_on_a_full_disk(
 
     with troubles.small_disk(directory, 3 * keeper_process.RESERVE_BYTES):
         run(register, after)
+
+
+def test_a_spare_that_nobody_takes_is_given_back(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has it may have ended. What a put has begun to fill is its maker's."""
+    monkeypatch.setattr(spare_regions, "UNUSED_S", 0.1)
+    filling: set[int] = set()
+    not_now: list[Exception] = [RayError("not now")]
+
+    def handle(*_: object, **__: object) -> Any:
+        class Handle(FakeHandle):
+            class knows:
+                @staticmethod
+                async def remote(regions: list[int]) -> list[bool]:
+                    if not_now:
+                        raise not_now.pop()
+                    return [region in filling for region in regions]
+
+        return Handle()
+
+    monkeypatch.setattr(registry_module.ray, "get_actor", handle)
+
+    async def work(registry: Registry) -> None:
+        record = await made(registry)
+        spares = []
+        for request_id in (5, 6, 7):
+            spare = await registry.seal_and_create(record.region, None, 8192, NODE, request_id)
+            assert spare is not None
+            spares.append(spare.region)
+        unused, filled, sealed = spares
+        filling.add(filled)
+        await registry.seal(sealed)
+        await until(lambda: registry._core.state(unused) is RegionState.GONE)
+        assert not not_now  # what was not answered was asked again
+        assert registry._core.state(filled) is RegionState.CREATING
+        assert registry._core.state(sealed) is RegionState.READY
+        await until(lambda: not registry._spares.is_looking)
+        again = await registry.seal_and_create(sealed, None, 8192, NODE, 8)
+        assert again is not None
+        await until(lambda: registry._core.state(again.region) is RegionState.GONE)
+        with pytest.raises(NoSuchRegion):  # of a process that was stopped: it puts again
+            await registry.seal(again.region)
+        await registry.seal(filled)
+
+    run(work)
 
 
 def test_a_free_that_its_caller_tells_waits_for_nobody(
