@@ -89,6 +89,7 @@ from clamor_ray.actors.version_methods import VersionMethods
 logger = logging.getLogger("clamor_ray.registry")
 
 FREE_S = 5.0
+AT_ONCE_BYTES = 16 << 20  # of more, giving back the memory takes milliseconds
 RETIRE_MOST = 64  # other servers that a page server tells of a free (PC__RETIRE_MOST)
 STOP_S = 10.0
 PIN_S = 300.0
@@ -453,6 +454,10 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
         if self._core.state(region) is RegionState.READY:
             self._journal.set_states([(region, RegionState.FREED.value)])
         homes = self._core.homes_of(region)
+        record = self._core.record_of(region)
+        if record is not None and record.length_bytes > AT_ONCE_BYTES:
+            # Given back before this returns, and by no thread that serves pages.
+            here = 0
         orders = self._core.free(region)
         self._log.close(region)
         self._read_sets.forget(region)

@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 
 from clamor_ray import _names, errors
 from clamor_ray._ask import pack, unpack
-from clamor_ray.actors import keeper_process, spare_regions
+from clamor_ray.actors import keeper_process, retiring, spare_regions
 from clamor_ray.actors import registry as registry_module
 from clamor_ray.actors.commit_log import Limits
 from clamor_ray.actors.messages import (
@@ -393,12 +393,8 @@ def test_a_spare_that_nobody_takes_is_given_back(
     run(work)
 
 
-def test_a_free_that_its_caller_tells_waits_for_nobody(
-    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The order goes out all the same, and is made anew by the next registry."""
-    there = server_id_of("cd" * 28)
-    asked: list[tuple[int, list[int]]] = []
+def silent(asked: list[tuple[int, list[int]]]) -> Any:
+    """A page server that does not answer: which regions it is told to retire."""
 
     class Silent(FakeHandle):
         class retire:
@@ -407,7 +403,17 @@ def test_a_free_that_its_caller_tells_waits_for_nobody(
                 asked.append((HOME, [order[0] for order in unpack(packed)]))
                 await asyncio.sleep(60)
 
-    monkeypatch.setattr(registry_module.ray, "get_actor", lambda *_, **__: Silent())
+    return Silent()
+
+
+def test_a_free_that_its_caller_tells_waits_for_nobody(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order goes out all the same, and is made anew by the next registry."""
+    there = server_id_of("cd" * 28)
+    asked: list[tuple[int, list[int]]] = []
+
+    monkeypatch.setattr(registry_module.ray, "get_actor", lambda *_, **__: silent(asked))
 
     async def work(registry: Registry) -> None:
         first, second, third = [await made(registry) for _ in range(3)]
@@ -428,3 +434,22 @@ def test_a_free_that_its_caller_tells_waits_for_nobody(
         assert asked[1] == (HOME, [1, 2, 3])
 
     run(work, after)
+
+
+def test_a_large_variable_is_given_back_by_the_registrys_order(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is back when free returns, and no thread that serves pages gave it back."""
+    asked: list[tuple[int, list[int]]] = []
+    monkeypatch.setattr(registry_module, "FREE_S", 0.5)
+    monkeypatch.setattr(retiring, "BATCH_S", 30.0)
+    monkeypatch.setattr(registry_module.ray, "get_actor", lambda *_, **__: silent(asked))
+
+    async def work(registry: Registry) -> None:
+        await registry.register_server(INFO)
+        record = await registry.create_region(64 << 20, NODE)
+        await registry.seal(record.region)
+        assert await registry.free(record.region, HOME) == FreeAnswer()
+        assert asked == [(HOME, [record.region])]
+
+    run(work)
