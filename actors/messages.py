@@ -262,6 +262,7 @@ class RebuildOrder:
         compared: Of those that the source makes too, and that must then be the same.
         pieces: (offset, bytes) of what the source makes, where it is known.
         digest: Of an object that was shared; b"": the source's answer is a list of pieces.
+        lost: Serialized BitMap of the blocks that nobody has, and no source makes; b"": none.
     """
 
     record: RegionRecord
@@ -271,6 +272,7 @@ class RebuildOrder:
     compared: bytes = b""
     pieces: tuple[tuple[int, bytes], ...] = ()
     digest: bytes = b""
+    lost: bytes = b""
 
 
 @dataclass(frozen=True)

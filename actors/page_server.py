@@ -576,8 +576,9 @@ class PageServer:
         region = record.region
         what = f"Becoming the home of region {region}"
         check_room(rebuilding.written_bytes(order), what, COMMIT_HINT)
+        lost = runs_of(order.lost or BitMap().serialize())
         fd = self._engine.rebuild_begin(
-            region, record.version, record.base_address, record.length_bytes
+            region, record.version, record.base_address, record.length_bytes, lost
         )
         try:
             for version, blocks in order.own:

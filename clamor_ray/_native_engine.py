@@ -307,11 +307,20 @@ class Engine(_Handle):
             version=version,
         )
 
-    def rebuild_begin(self, region: int, version: int, base_address: int, length_bytes: int) -> int:
-        """Makes the memfd of a region whose home this server is to be: the caller's to close."""
+    def rebuild_begin(
+        self, region: int, version: int, base_address: int, length_bytes: int, lost: Runs
+    ) -> int:
+        """Makes the memfd of a region whose home this server is to be: the caller's to close.
+
+        Args:
+            region, version, base_address, length_bytes: Of the region.
+            lost: Blocks that nobody has: who needs one gets HomeLostError, at versions before the
+                first that writes it.
+        """
         info = self._info(region, version, base_address, length_bytes)
         fd = c.ffi.new("int *")
-        check(self._call(c.lib.pc_engine_rebuild_begin, info, fd), region=region)
+        pointer, n_runs, _keep = runs_pointer(lost)
+        check(self._call(c.lib.pc_engine_rebuild_begin, info, pointer, n_runs, fd), region=region)
         return int(fd[0])
 
     def rebuild_take(self, region: int, fd: int, commit_id: int) -> None:

@@ -23,8 +23,7 @@ int pc__answer_fits(const struct pc__data_header *header, const struct pc__fetch
     if (header->n_blocks != fetch->n_blocks)
         return pc__fail(PC_ERR_PROTOCOL, "%u blocks in answer to %u", header->n_blocks,
                         fetch->n_blocks);
-    if (header->flags & PC__DATA_ELSEWHERE &&
-        (fetch->missed_id || fetch->generation->is_layer))
+    if (header->flags & PC__DATA_ELSEWHERE && fetch->generation->is_layer)
         return pc__fail(PC_ERR_PROTOCOL, "we were sent elsewhere again");
     return PC_OK;
 }

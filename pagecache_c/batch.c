@@ -245,6 +245,10 @@ static int fill_from_home(struct pc__loop *loop, struct pc__fetch *fetch)
         rc = pc__fill_zeros(engine, region, fetch->generation, run->first_block, part.n_blocks);
         if (!rc)
             pc__fetch_advance(fetch, part.n_blocks);
+    } else if (!rc && part.kind == PC__HOME_LOST) { /* what is around it comes all the same */
+        pc__fill_failed(engine, region, fetch->generation, run->first_block, part.n_blocks,
+                        engine->server_id, PC_ERR_HOME_LOST);
+        pc__fetch_advance(fetch, part.n_blocks);
     } else if (!rc && part.kind == PC__HOME_MEMORY) {
         uint64_t n = part.n_blocks < PC__BOUNCE_BLOCKS ? part.n_blocks : PC__BOUNCE_BLOCKS;
         memcpy(loop->bounce, part.bytes, n << PC_BLOCK_SHIFT);

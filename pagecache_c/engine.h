@@ -57,6 +57,7 @@ struct pc__part;
 struct pc__gather;
 struct pc__rents;
 struct pc__lease;
+struct pc__lost;
 
 /* ---------------------------------------------------------------- regions */
 
@@ -81,6 +82,7 @@ struct pc__home {
                                       more from when that record is written until it is applied */
     bool base_changes;             /* the worker is at it, or was when it died: no new leases */
     bool overlay_is_torn;          /* it has, or may have, a part of the layer after `applied` */
+    struct pc__lost *lost;         /* blocks of a base that was rebuilt that nobody had, or NULL (lost.h) */
     struct pc_segment *segments;   /* sorted; bytes of the base that lie in somebody else's memory */
     size_t n_segments;
     uint64_t epoch;                /* who looks at a store or a layer counts itself in. It goes on */

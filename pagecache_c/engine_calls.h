@@ -103,7 +103,11 @@ void pc__home_release(struct pc_engine *engine, struct pc__region *region, unsig
 /* It has more to apply than it should have: writers wait. */
 bool pc__home_is_behind(const struct pc__home *home);
 /* Where the blocks of a version are. Describes up to n blocks from block on that are alike. */
-enum pc__home_kind { PC__HOME_ZEROS, PC__HOME_MEMORY, PC__HOME_MIXED, PC__HOME_HISTORY };
+enum pc__home_kind {
+    PC__HOME_ZEROS, PC__HOME_MEMORY, PC__HOME_MIXED, PC__HOME_HISTORY,
+    PC__HOME_LOST                  /* nobody had it when the home was rebuilt, and none of its versions
+                                      up to this one wrote it */
+};
 struct pc__home_part {
     enum pc__home_kind kind;
     uint64_t n_blocks;
@@ -127,6 +131,8 @@ static inline uint64_t pc__home_of(const struct pc__region *region, uint64_t blo
 {
     return __atomic_load_n(&region->homes[block / PC_EXTENT_BLOCKS], __ATOMIC_RELAXED);
 }
+/* region.c: of a base that is adopted, whether blocks of it are lost. */
+int pc__region_adopt_notes(struct pc__home *home, const struct pc__kept *kept);
 /* Takes back what was prepared; owns fd. */
 int pc__rebuild_adopt(struct pc_engine *engine, struct pc__region *region,
                       const struct pc__kept *kept, int fd);

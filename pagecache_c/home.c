@@ -8,7 +8,8 @@
  *
  * A block of version v is in the newest pending layer <= v that has it; else, for a v that is past,
  * in the first record of the history from v on that has it; else in the overlay; else in the base;
- * else it is zeros.
+ * else it is zeros. Of a home that was rebuilt, blocks may be lost up to a version (lost.h): whether they
+ * are is asked after the pending layers.
  *
  * Who resolves blocks gets pointers into these, and holds them by an epoch (pc__home_hold) until it
  * is done. The worker (apply.c), which alone changes stores, first makes new resolutions look
@@ -18,6 +19,7 @@
  */
 #include "directory.h"
 #include "engine.h"
+#include "lost.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -133,6 +135,7 @@ void pc__home_free(struct pc_engine *engine, struct pc__home *home, uint64_t len
         pc__layer_end(engine, layer);
     }
     pc__directory_free(home->directory);
+    pc__lost_close(home->lost);
     free(home->segments);
     free(home);
 }
@@ -369,6 +372,12 @@ struct pc__home_part pc__home_resolve(struct pc_engine *engine, struct pc__regio
     uint64_t limit = block + n;
     if (version > home->applied && of_pending(home, version, block, &limit, &part))
         return part;
+    if (home->lost) { /* before the history: for versions before the first it has nothing that was ours */
+        n = limit - block;
+        if (pc__lost_at(home->lost, version, block, &n))
+            return (struct pc__home_part){.kind = PC__HOME_LOST, .n_blocks = n, .memfd = -1};
+        limit = block + n;
+    }
     if (version < home->history_from) {
         uint64_t next = limit;
         /* One that is expired by now: pc__home_knows says so. */

@@ -179,6 +179,9 @@ int pc_client_build_copy(pc_client *client);
 /* Unmaps what a client that was closed has left mapped. PC_ERR_NO_REGION: it has not. */
 int pc_kept_unmap(uint64_t address, uint64_t length_bytes);
 
+/* Blocks of a PRIVATE mapping begin as zeros that this process has written, whatever the version has
+ * there: for blocks that are lost. What was written there before is gone. */
+int pc_client_blank(pc_client *client, uint64_t mapping_id, const struct pc_run *runs, size_t n_runs);
 /* The blocks of a PRIVATE mapping that this process has written: sorted, disjoint runs. Returns
  * their number (which may exceed capacity: then call again with room). */
 int64_t pc_client_dirty(pc_client *client, uint64_t mapping_id, struct pc_run *runs,
@@ -383,7 +386,10 @@ int64_t pc_engine_stage_cached(pc_engine *engine, uint64_t region, uint64_t vers
  * then on it outlives this process. Nobody is served from it until the region's homes are said to be
  * this server, by a definition or by pc_engine_set_homes. Beginning anew drops what there was: _take
  * and _seal with the descriptor of an attempt before are refused with PC_ERR_NO_REGION. */
-int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_info *info, int *fd);
+/* The blocks of `lost`, sorted and disjoint runs, nobody has: who needs one of them gets PC_ERR_HOME_LOST,
+ * at versions before the first that writes it. */
+int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_info *info,
+                            const struct pc_run *lost, size_t n_lost, int *fd);
 int pc_engine_rebuild_take(pc_engine *engine, uint64_t region, int fd, uint64_t commit_id);
 /* Copies blocks that are here at a version into it: what it has itself need be no layer. */
 int pc_engine_rebuild_copy(pc_engine *engine, uint64_t region, int fd, uint64_t version,

@@ -14,6 +14,7 @@
  *
  * Locks: region.lock for what is prepared and for the homes; the queues belong to their loops.
  */
+#include "lost.h"
 #include "redirect.h"
 #include "retained.h"
 
@@ -316,13 +317,17 @@ static void keep_prepared(struct pc_engine *engine, const struct pc__region *reg
     pc__keep(engine, &kept, base->memfd);
 }
 
-static struct pc__home *new_home(struct pc_engine *engine, const struct pc_region_info *info)
+static struct pc__home *new_home(struct pc_engine *engine, const struct pc_region_info *info,
+                                 const struct pc_run *lost, size_t n_lost)
 {
     struct pc__home *home = pc__home_new();
-    uint64_t inode;
-    int fd = home ? pc__memfd_make(info->length_bytes, &inode) : -1;
-    if (home && fd >= 0 &&
-        !pc__store_open(&home->base, fd, inode, info->length_bytes, info->version)) {
+    uint64_t inode, notes_bytes = n_lost ? pc__lost_notes_bytes(info->length_bytes) : 0;
+    int fd = home ? pc__memfd_make(info->length_bytes + notes_bytes, &inode) : -1;
+    bool made = home && fd >= 0 &&
+                !pc__store_open(&home->base, fd, inode, info->length_bytes, info->version);
+    if (made && n_lost)
+        made = (home->lost = pc__lost_open(fd, info->length_bytes, lost, n_lost)) != NULL;
+    if (made) {
         home->applied = home->latest = home->history_from = info->version;
         return home;
     }
@@ -346,13 +351,16 @@ static int may_prepare(const struct pc__region *region, const struct pc_region_i
     return PC_OK;
 }
 
-PC_API int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_info *info, int *fd)
+PC_API int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_info *info,
+                                   const struct pc_run *lost, size_t n_lost, int *fd)
 {
     *fd = -1;
     if (!pc__region_info_valid(info))
         return pc__fail(PC_ERR_RANGE, "region %llu: base or length",
                         (unsigned long long)info->region);
-    struct pc__home *home = new_home(engine, info), *old = home;
+    if (n_lost && check_runs(lost, n_lost, info->length_bytes >> PC_BLOCK_SHIFT) < 0)
+        return PC_ERR_RANGE;
+    struct pc__home *home = new_home(engine, info, lost, n_lost), *old = home;
     struct pc__region *region = home ? pc__region_get_or_add(engine, info->region) : NULL;
     int rc = region ? PC_OK : pc__fail(PC_ERR_NO_MEMORY, "a home record");
     if (!rc && (*fd = fcntl(home->base.memfd, F_DUPFD_CLOEXEC, 0)) < 0)
@@ -505,6 +513,8 @@ int pc__rebuild_adopt(struct pc_engine *engine, struct pc__region *region,
     int rc = pc__store_open(&home->base, fd, kept->inode, region->length_bytes, kept->version);
     if (!rc)
         rc = pc__memfd_blocks(&home->base.data, fd, region->length_bytes);
+    if (!rc)
+        rc = pc__region_adopt_notes(home, kept);
     home->applied = home->latest = home->history_from = kept->version;
     region->prepared = home;
     region->prepared_sealed = !rc;

@@ -4,7 +4,8 @@
  * its blocks are elsewhere loses those to new fetches, one for each server and range of versions. Such
  * a fetch asks for what the other has in its cache, and takes it only at a version of that range. What
  * does not come from there (it is not there any more, the server is gone, lies or is too slow) is asked
- * of the home again, which must answer then (PC__DATA_HOME). So a detour costs time, never a block: in
+ * of the home again, which must answer then (PC__DATA_HOME). What the home says to be nowhere is lost:
+ * who waits for that hears so. So a detour costs time, never a block: in
  * flight is in flight on both ways.
  */
 #include "redirect.h"
@@ -116,9 +117,12 @@ static int sort_out(struct pc__loop *loop, struct pc__fetch *fetch, const uint64
             if (!fetch->home_id) {
                 memcpy(&to, sources, sizeof to);
                 sources += sizeof to;
-                if (!to.server_id || to.server_id == fetch->server_id ||
-                    to.server_id == loop->engine->server_id)
+                if (to.server_id ? to.server_id == fetch->server_id ||
+                                       to.server_id == loop->engine->server_id
+                                 : to.from_version || to.to_version)
                     return pc__fail(PC_ERR_PROTOCOL, "we were sent to nobody");
+                if (to.server_id && fetch->missed_id)
+                    return pc__fail(PC_ERR_PROTOCOL, "we were sent elsewhere again");
             }
             struct pc__fetch *other = fetch_to(fetches, fetch, &to, now_ns);
             if (!other)
@@ -155,6 +159,12 @@ int pc__redirect(struct pc__loop *loop, struct pc__fetch **fetch, const uint64_t
     {
         struct pc__fetch *other = of_link(link);
         pc__link_remove(link);
+        if (!other->server_id) { /* nobody has them; what is around them comes all the same */
+            other->server_id = (*fetch)->server_id;
+            pc__fetch_fail(loop->engine, other, PC_ERR_HOME_LOST);
+            pc__fetch_drop(loop->engine, other);
+            continue;
+        }
         if ((*fetch)->home_id)
             turn_back(loop->engine, other, (*fetch)->server_id, (*fetch)->home_id);
         else

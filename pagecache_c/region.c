@@ -8,6 +8,7 @@
  * up to date after the copy), so what a restarted server adopts from the keeper is whole.
  */
 #include "engine.h"
+#include "lost.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -196,6 +197,9 @@ int pc__memfd_blocks(struct pc__blockset *data, int memfd, uint64_t length_bytes
         off_t end = lseek(memfd, begin, SEEK_HOLE);
         if (end < 0)
             return pc__fail_errno("SEEK_HOLE on a memfd");
+        if ((uint64_t)begin >= length_bytes) /* notes behind the blocks (lost.h) */
+            return PC_OK;
+        end = (uint64_t)end < length_bytes ? end : (off_t)length_bytes;
         uint64_t first = (uint64_t)begin >> PC_BLOCK_SHIFT;
         uint64_t past = ((uint64_t)end + PC_BLOCK_BYTES - 1) >> PC_BLOCK_SHIFT;
         if (pc__blockset_add(data, first, past - first) < 0)
@@ -278,14 +282,14 @@ static bool take_holes(struct pc_engine *engine, struct pc__region *region)
     return true;
 }
 
-/* The base of the home is a generation too, unless its bytes lie in somebody else's memory, or the
- * homes here have so many holes that reading them would fill this node: then processes of this node
- * fill an ordinary generation from there, within the budget. Who built in it maps it already, with all
- * its holes; so may those who had it from a server before this one. Under region.lock. */
+/* The base of the home is a generation too, unless its bytes lie in somebody else's memory, blocks of
+ * it are lost (a hole of those is not a block of zeros), or the homes here have so many holes that
+ * reading them would fill this node: then processes of this node fill an ordinary generation from
+ * there, within the budget. Who built in it maps it already, with all its holes; so may those who had
+ * it from a server before this one. Under region.lock. */
 int pc__region_home_generation(struct pc_engine *engine, struct pc__region *region)
 {
-    const struct pc__store *base = &region->home->base;
-    if (region->home->n_segments || !take_holes(engine, region))
+    if (region->home->n_segments || region->home->lost || !take_holes(engine, region))
         return PC_OK;
     struct pc__generation *generation = pc__generation_new(region->n_blocks, true);
     if (!generation)
@@ -376,6 +380,24 @@ static int adopt_generation(struct pc_engine *engine, struct pc__region *region,
     return rc;
 }
 
+/* A home's memfd that says which of its blocks are lost. */
+static bool has_notes(const struct pc__kept *kept, const struct stat *st)
+{
+    return kept->kind == PC__KEPT_HOME &&
+           (uint64_t)st->st_size == kept->length_bytes + pc__lost_notes_bytes(kept->length_bytes);
+}
+
+int pc__region_adopt_notes(struct pc__home *home, const struct pc__kept *kept)
+{
+    struct stat st;
+    if (fstat(home->base.memfd, &st))
+        return pc__fail_errno("fstat of a home memfd");
+    if (!has_notes(kept, &st))
+        return PC_OK;
+    home->lost = pc__lost_open(home->base.memfd, kept->length_bytes, NULL, 0);
+    return home->lost ? PC_OK : PC_ERR_NO_MEMORY;
+}
+
 /* Takes back one memfd after a restart; owns fd. What was not sealed had no user yet. */
 int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
 {
@@ -397,7 +419,7 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
                                         .length_bytes = kept->length_bytes};
     struct stat st;
     if (!pc__region_info_valid(&info) || fstat(fd, &st) ||
-        (uint64_t)st.st_size != kept->length_bytes) {
+        ((uint64_t)st.st_size != kept->length_bytes && !has_notes(kept, &st))) {
         close(fd);
         return pc__fail(PC_ERR_PROTOCOL, "the keeper's record of region %llu does not fit its memfd",
                         (unsigned long long)kept->region);
@@ -428,6 +450,8 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
         rc = adopt_store(&region->home->overlay, region, kept, fd);
     } else {
         rc = adopt_store(&region->home->base, region, kept, fd);
+        if (!rc)
+            rc = pc__region_adopt_notes(region->home, kept);
         region->home->base_changes = kept->reserved[0] != 0;
         region->built_in_place = kept->reserved[2] != 0;
         region->is_mapped = kept->reserved[3] != 0;

@@ -25,7 +25,7 @@
 struct pc__parts {
     uint64_t holes[PC__DATA_MAX_BLOCKS / 64];     /* a bit for each block of zeros */
     uint64_t elsewhere[PC__DATA_MAX_BLOCKS / 64]; /* and for each that is not sent */
-    uint64_t n_holes, n_elsewhere, n_sent;
+    uint64_t n_holes, n_elsewhere, n_lost, n_sent; /* n_lost of n_elsewhere */
     size_t n_composed;
     uint32_t version;                             /* of a cache: that it is at */
     struct pc__data_elsewhere sources[PC__DATA_MAX_BLOCKS]; /* n_elsewhere of them, from a home */
@@ -128,7 +128,7 @@ static bool may_send_elsewhere(const struct pc_engine *engine, const struct pc__
            !(request->header.flags & PC__DATA_HOME) && reply->region->home->directory;
 }
 
-/* The blocks of [block, past) that one source has: sent, or said to be elsewhere. Who asks
+/* The blocks of [block, past) that one source has: sent, or said to be elsewhere, or lost. Who asks
  * is a holder from here on: who is sent there before it has come waits there. */
 static int add_part(struct pc_engine *engine, struct pc__reply *reply,
                     const struct pc__request *request, struct pc__parts *parts, uint64_t position,
@@ -137,6 +137,13 @@ static int add_part(struct pc_engine *engine, struct pc__reply *reply,
     struct pc__home_part part = pc__home_resolve(engine, reply->region, request->header.version,
                                                  block, past - block);
     *n = part.n_blocks;
+    if (part.kind == PC__HOME_LOST) {
+        set_bits(parts->elsewhere, position, *n);
+        for (uint64_t i = 0; i < *n; i++)
+            parts->sources[parts->n_elsewhere++] = (struct pc__data_elsewhere){0};
+        parts->n_lost += *n;
+        return PC_OK;
+    }
     if (part.kind == PC__HOME_ZEROS) {
         set_bits(parts->holes, position, *n);
         parts->n_holes += *n;
@@ -449,7 +456,7 @@ int pc__reply_fill(struct pc__loop *loop, struct pc__reply *reply,
     if (!rc) {
         pc__count_add(&engine->count.blocks_served, parts->n_sent);
         if (!(request->header.flags & PC__DATA_CACHED))
-            pc__count_add(&engine->count.redirected_blocks, parts->n_elsewhere);
+            pc__count_add(&engine->count.redirected_blocks, parts->n_elsewhere - parts->n_lost);
     }
     return rc;
 }

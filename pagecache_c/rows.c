@@ -94,6 +94,8 @@ static int copy_all(const struct look_up *at, uint8_t *out)
             memcpy(out, piece->bytes, piece->n_bytes);
             continue;
         }
+        if (piece->kind == PC__HOME_LOST)
+            return PC_ERR_HOME_LOST;
         if (piece->kind == PC__HOME_ZEROS) {
             memset(out, 0, piece->n_bytes);
             continue;

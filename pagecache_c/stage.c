@@ -16,6 +16,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -47,6 +48,37 @@ PC_API int64_t pc_client_dirty(pc_client *client, uint64_t mapping_id, struct pc
                              mapping->trapped.length_bytes, runs, capacity);
     pc__unuse(client, mapping);
     return n;
+}
+
+/* Anonymous memory in place of the file's: nothing there traps any more, and it is private from the
+ * first moment. Written, for a page that nobody wrote is not seen as one of ours. */
+static int blank_run(const struct pc__mapping *mapping, const struct pc_run *run)
+{
+    void *at = pc__pointer(mapping->trapped.address + (run->first_block << PC_BLOCK_SHIFT));
+    const size_t n_bytes = run->n_blocks << PC_BLOCK_SHIFT;
+    if (mmap(at, n_bytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED)
+        return pc__fail_errno("mmap of %" PRIu64 " blocks of region %" PRIu64
+                              " (ENOMEM: see vm.max_map_count)", run->n_blocks, mapping->region);
+    if (madvise(at, n_bytes, MADV_DONTFORK))
+        return pc__fail_errno("MADV_DONTFORK of region %" PRIu64, mapping->region);
+    (void)madvise(at, n_bytes, MADV_DONTDUMP);
+    memset(at, 0, n_bytes);
+    return PC_OK;
+}
+
+PC_API int pc_client_blank(pc_client *client, uint64_t mapping_id, const struct pc_run *runs,
+                           size_t n_runs)
+{
+    struct pc__mapping *mapping;
+    int rc = use_private(client, mapping_id, &mapping);
+    if (rc)
+        return rc;
+    rc = pc__runs_check(mapping, runs, n_runs);
+    for (size_t i = 0; i < n_runs && !rc; i++)
+        rc = blank_run(mapping, &runs[i]);
+    pc__unuse(client, mapping);
+    return rc;
 }
 
 /* ------------------------------------------------------------------- layer */

@@ -256,7 +256,8 @@ enum pc__data_flags {
     PC__DATA_LAYER = 2,  /* GET: region is the id of a layer that is staged there (layer.c) */
     PC__DATA_CACHED = 4, /* GET: of what the receiver holds of another home's blocks, at a version
                             that the asker takes. BLOCKS: in answer to it; version: that it has */
-    PC__DATA_HOME = 8,   /* GET: the home must answer: a peer did not have them */
+    PC__DATA_HOME = 8,   /* GET: the home must answer: a peer did not have them. It sends nobody
+                            elsewhere then, but says what is lost */
     PC__DATA_ELSEWHERE = 16 /* BLOCKS: some are not sent: ask there (from a home), or not here (from
                             a cache) */
 };
@@ -282,7 +283,7 @@ struct pc__data_asker {
 static_assert(sizeof(struct pc__data_asker) == 24, "wire");
 
 struct pc__data_elsewhere {
-    uint64_t server_id;
+    uint64_t server_id;  /* 0: nobody has the block, and the versions are 0 too: it is lost */
     uint32_t from_version, to_version;
 };
 static_assert(sizeof(struct pc__data_elsewhere) == 16, "wire");

@@ -81,7 +81,7 @@ static void prepare(struct world *w, struct server *home)
     int fd;
     const struct pc_region_info info = at_version(w->info, 1);
     struct server *peer = &w->servers[PEER];
-    OK(pc_engine_rebuild_begin(home->engine, &info, &fd));
+    OK(pc_engine_rebuild_begin(home->engine, &info, NULL, 0, &fd));
     for (uint64_t i = 0; i < N(halves); i++) {
         const uint64_t id = 0x7000 + i;
         if (home == peer && i == 0) {
@@ -363,8 +363,8 @@ static void test_an_attempt_after_another(int trap)
     const struct pc_region_info info = at_version(w.info, 1);
     int first, second;
     lose_home(&w);
-    OK(pc_engine_rebuild_begin(peer, &info, &first));
-    OK(pc_engine_rebuild_begin(peer, &info, &second));
+    OK(pc_engine_rebuild_begin(peer, &info, NULL, 0, &first));
+    OK(pc_engine_rebuild_begin(peer, &info, NULL, 0, &second));
     OK(pc_engine_stage_cached(peer, info.region, 1, 9, &all, 1));
     CHECK(pc_engine_rebuild_take(peer, info.region, first, 9) == PC_ERR_NO_REGION);
     CHECK(pc_engine_rebuild_seal(peer, info.region, first) == PC_ERR_NO_REGION);
@@ -388,7 +388,7 @@ static void test_freed_meanwhile(int trap)
     int fd;
     lose_home(&w);
     prepare(&w, peer);
-    OK(pc_engine_rebuild_begin(peer->engine, &info, &fd)); /* anew */
+    OK(pc_engine_rebuild_begin(peer->engine, &info, NULL, 0, &fd)); /* anew */
     OK(pc_engine_retire(peer->engine, info.region, 0));
     SOON(peer->idle_events == 1);
     CHECK(pc_engine_rebuild_seal(peer->engine, info.region, fd) == PC_ERR_NO_REGION);
@@ -431,20 +431,20 @@ static void test_what_is_not_wanted_goes(int trap)
     for (size_t i = 0; i < N(infos); i++) {
         const struct pc_region_info *info = &infos[i];
         int first, second;
-        OK(pc_engine_rebuild_begin(peer, info, &first));
+        OK(pc_engine_rebuild_begin(peer, info, NULL, 0, &first));
         OK(pc_engine_rebuild_seal(peer, info->region, first));
         CHECK(others_of(first) == 1);
         int rc = pc_engine_set_homes(peer, info->region, &w.servers[READER].id, 1);
         CHECK(rc == (i == 0 ? PC_ERR_NO_REGION : PC_OK));
         CHECK(others_of(first) == 0);
-        OK(pc_engine_rebuild_begin(peer, info, &second));
+        OK(pc_engine_rebuild_begin(peer, info, NULL, 0, &second));
         OK(pc_engine_rebuild_drop(peer, info->region, first)); /* of the attempt before */
         CHECK(others_of(second) == 1);
         OK(pc_engine_rebuild_drop(peer, info->region, second));
         CHECK(others_of(second) == 0);
         CHECK(pc_engine_rebuild_seal(peer, info->region, second) == PC_ERR_NO_REGION);
         close(first);
-        OK(pc_engine_rebuild_begin(peer, info, &first));
+        OK(pc_engine_rebuild_begin(peer, info, NULL, 0, &first));
         OK(pc_engine_rebuild_seal(peer, info->region, first));
         OK(pc_engine_rebuild_drop(peer, info->region, -1));
         CHECK(others_of(first) == 0);
@@ -469,7 +469,7 @@ static void test_a_registry_that_is_silent_loses_nothing(int trap)
     const struct pc_region_info info = unused_region(&w);
     static const int silent[] = {PC_ERR_TIMEOUT, PC_ERR_HOME_LOST};
     int fd;
-    OK(pc_engine_rebuild_begin(peer->engine, &info, &fd));
+    OK(pc_engine_rebuild_begin(peer->engine, &info, NULL, 0, &fd));
     OK(pc_engine_rebuild_seal(peer->engine, info.region, fd));
     for (size_t i = 0; i < N(silent); i++)
         OK(pc_engine_refuse_region(peer->engine, info.region, silent[i]));
@@ -479,7 +479,7 @@ static void test_a_registry_that_is_silent_loses_nothing(int trap)
     OK(pc_engine_retire(peer->engine, info.region, 1));
     CHECK(others_of(fd) == 0);
     close(fd);
-    OK(pc_engine_rebuild_begin(peer->engine, &info, &fd));
+    OK(pc_engine_rebuild_begin(peer->engine, &info, NULL, 0, &fd));
     OK(pc_engine_refuse_region(peer->engine, info.region, PC_ERR_NO_REGION)); /* it was freed */
     CHECK(others_of(fd) == 0);
     close(fd);
@@ -515,7 +515,7 @@ static void check_unread(int trap, int new_home)
     static const struct { int server; uint64_t version; const struct pc_run *runs; size_t n; } from[] = {
         {PEER, 1, same, N(same)}, {READER, 2, written, N(written)}};
     int fd;
-    OK(pc_engine_rebuild_begin(home->engine, &info, &fd));
+    OK(pc_engine_rebuild_begin(home->engine, &info, NULL, 0, &fd));
     for (uint64_t i = 0; i < N(from); i++) {
         struct server *giver = &w.servers[from[i].server];
         if (giver == home) {
