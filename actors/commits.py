@@ -30,6 +30,7 @@ from clamor_ray._cause import cause_of
 from clamor_ray.actors.commit_checks import check_request
 from clamor_ray.actors.commit_log import CommitLog
 from clamor_ray.actors.journal import Journal
+from clamor_ray.actors.lost_blocks import Losses
 from clamor_ray.actors.messages import CommitRequest, Committed, Publication, Write
 
 logger = logging.getLogger("clamor_ray.registry")
@@ -81,6 +82,7 @@ class Commits:
         homes: Who holds the blocks.
         timeout_s: How long a caller waits that does not say so.
         now_s: Wall clock: it goes on over a restart.
+        losses: Which blocks are lost: those that a commit writes are whole again.
     """
 
     def __init__(
@@ -90,12 +92,14 @@ class Commits:
         homes: Homes,
         timeout_s: float,
         now_s: Callable[[], float] = time.time,
+        losses: Losses | None = None,
     ) -> None:
         self._log = log
         self._journal = journal
         self._homes = homes
         self._timeout_s = timeout_s
         self._now_s = now_s
+        self._losses = losses if losses is not None else Losses()
         self._running: dict[int, asyncio.Future[Committed]] = {}
         self._pulling: dict[int, asyncio.Semaphore] = {}
         self._telling: set[int] = set()
@@ -187,8 +191,10 @@ class Commits:
         """No await in here: what was checked is what is written."""
         entries = self._log.prepare(request)
         now_s = self._now_s()
-        self._journal.commit(request.commit_id, entries, now_s)
+        lost = self._losses.without(entries)
+        self._journal.commit(request.commit_id, entries, now_s, lost)
         answer = self._log.apply(request.commit_id, entries, now_s)
+        self._losses.update(lost)
         self.tell_homes()
         self.tidy_soon()
         return answer

@@ -14,17 +14,21 @@ Thread safety: one thread at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import sqlite3
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from clamor_ray._source import Source
 from clamor_ray.actors.commit_log import Entry, Outcome, Trimmed
+from clamor_ray.actors.lost_blocks import LostBlocks
 from clamor_ray.actors.messages import RegionRecord, ServerInfo, ServerLost
 from clamor_ray.actors.sqlite_file import SqliteFile, signed, unsigned
 
 FORMAT = 1
+NOTHING: Mapping[int, LostBlocks | None] = MappingProxyType({})
 
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -50,6 +54,9 @@ CREATE TABLE sources (
     region INTEGER PRIMARY KEY, kind TEXT NOT NULL, at INTEGER NOT NULL, digest BLOB NOT NULL,
     what BLOB NOT NULL);
 CREATE TABLE rehomed (region INTEGER PRIMARY KEY);
+CREATE TABLE lacking (
+    region INTEGER PRIMARY KEY, number INTEGER NOT NULL, n_blocks INTEGER NOT NULL,
+    blocks BLOB NOT NULL, why TEXT NOT NULL, hint TEXT NOT NULL);
 """
 
 
@@ -78,6 +85,7 @@ class Saved:
     sources: tuple[tuple[int, Source], ...] = ()
     rehomed: tuple[int, ...] = ()
     dropped: tuple[bytes, ...] = ()
+    lacking: tuple[tuple[int, LostBlocks], ...] = ()
 
 
 def _record_to_json(record: RegionRecord) -> str:
@@ -95,6 +103,17 @@ def _record_from_json(text: str) -> RegionRecord:
     region, base_address, length_bytes, runs = json.loads(text)
     homes = tuple(home for home, count in runs for _ in range(count))
     return RegionRecord(region, 0, base_address, length_bytes, homes)
+
+
+def _set_lacking(db: sqlite3.Connection, lost: Mapping[int, LostBlocks | None]) -> None:
+    for region, found in lost.items():
+        if found is None:
+            db.execute("DELETE FROM lacking WHERE region = ?", (region,))
+        else:
+            db.execute(
+                "REPLACE INTO lacking VALUES (?, ?, ?, ?, ?, ?)",
+                (region, found.number, found.n_blocks, found.blocks, found.why, found.hint),
+            )
 
 
 class Journal(SqliteFile):
@@ -141,6 +160,7 @@ class Journal(SqliteFile):
                     continue
                 for table in (
                     *("regions", "commits", "plans", "acknowledgements", "sources", "rehomed"),
+                    "lacking",
                 ):
                     db.execute(f"DELETE FROM {table} WHERE region = ?", (region,))
 
@@ -187,8 +207,8 @@ class Journal(SqliteFile):
         with self._transaction() as db:
             db.execute("REPLACE INTO sources VALUES (?, ?, ?, ?, ?)", (region, *source))
 
-    def rehome(self, record: RegionRecord, version: int) -> None:
-        """The region has another home, which has it at this version."""
+    def rehome(self, record: RegionRecord, version: int, lost: LostBlocks | None = None) -> None:
+        """The region has another home, which has it at this version, but for what is lost."""
         region = record.region
         with self._transaction() as db:
             db.execute(
@@ -200,11 +220,18 @@ class Journal(SqliteFile):
                 [(region, signed(home), version) for home in dict.fromkeys(record.homes)],
             )
             db.execute("INSERT OR IGNORE INTO rehomed VALUES (?)", (region,))
+            _set_lacking(db, {region: lost})
 
     # -- commits
 
-    def commit(self, commit_id: int, entries: Iterable[Entry], at_s: float) -> None:
-        """All entries of a commit and its outcome."""
+    def commit(
+        self,
+        commit_id: int,
+        entries: Iterable[Entry],
+        at_s: float,
+        lost: Mapping[int, LostBlocks | None] = NOTHING,
+    ) -> None:
+        """All entries of a commit and its outcome, and what is lost of which regions after it."""
         stored = signed(commit_id)
         entries = tuple(entries)
         with self._transaction() as db:
@@ -220,6 +247,7 @@ class Journal(SqliteFile):
                     )
             versions = json.dumps([(entry.region, entry.version) for entry in entries])
             db.execute("INSERT INTO outcomes VALUES (?, ?, ?)", (stored, at_s, versions))
+            _set_lacking(db, lost)
 
     def abort(self, commit_id: int, at_s: float) -> None:
         """The commit can never be made."""
@@ -288,6 +316,9 @@ class Journal(SqliteFile):
             sources = [(row[0], Source(*row[1:])) for row in db.execute("SELECT * FROM sources")]
             dropped = [row[0] for row in db.execute("SELECT token FROM dropped ORDER BY number")]
             rehomed = [region for (region,) in db.execute("SELECT region FROM rehomed")]
+            lacking = [
+                (row[0], LostBlocks(*row[1:])) for row in db.execute("SELECT * FROM lacking")
+            ]
         return Saved(
             next_region=meta.get("next_region", 1),
             regions=tuple(regions),
@@ -301,4 +332,5 @@ class Journal(SqliteFile):
             sources=tuple(sources),
             rehomed=tuple(rehomed),
             dropped=tuple(dropped),
+            lacking=tuple(lacking),
         )

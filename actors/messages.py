@@ -32,6 +32,7 @@ class RegionRecord:
         homes: Server id of each 64 MiB extent.
         freed: No new leases. Only a server that may hold old ones gets such a record: its
             processes go on reading, also after it was restarted.
+        loss: The number of the loss of blocks of it (``LostBlocks.number``); 0: none is lost.
     """
 
     region: int
@@ -40,6 +41,7 @@ class RegionRecord:
     length_bytes: int
     homes: tuple[int, ...]
     freed: bool = False
+    loss: int = 0
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def _of(regions: Iterable[int]) -> str:
 
 
 class RayHomes:
-    """See ``commits.Homes`` and ``rebuilds.Servers``.
+    """See ``commits.Homes`` and ``rebuild_servers.Servers``.
 
     Args:
         core: Knows who is home of what, and who is lost.

@@ -13,8 +13,9 @@ One region:
 It is begun when a home is found to be lost, or when somebody asks for such a region, and runs once
 at a time for each. Where it fails for now (a server that gives is restarted or lost, the new home
 is lost or has no room, blocks were evicted meanwhile) it begins again, ``TRIES`` times; then it is
-put off until somebody asks for the region. Only where blocks are on no node, and no source makes
-them, the region is lost for good, and everybody gets the same ``HomeLostError``.
+put off until somebody asks for the region. Blocks that are on no node, and that no source makes,
+are lost; the rest is rebuilt. Only where nothing at all is left the region is lost for good, and
+everybody gets the same ``HomeLostError``.
 
 ``AT_ONCE`` of them are under way at a time. One whose source runs, or whose new home is to be told,
 takes the time that it takes: it is not counted, and holds up no other. No page server waits for a
@@ -36,7 +37,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pyroaring import BitMap
 
@@ -45,6 +46,7 @@ from clamor_ray._source import CALL, Source
 from clamor_ray.actors import rebuild
 from clamor_ray.actors.commit_log import CommitLog
 from clamor_ray.actors.journal import Journal
+from clamor_ray.actors.lost_blocks import HEAL_HINT, Losses, LostBlocks
 from clamor_ray.actors.messages import (
     BLOCK_BYTES,
     CommitRequest,
@@ -53,6 +55,7 @@ from clamor_ray.actors.messages import (
     RegionRecord,
     ServerLost,
 )
+from clamor_ray.actors.rebuild_servers import Servers
 from clamor_ray.actors.registry_core import RegionState, RegistryCore
 
 logger = logging.getLogger("clamor_ray.registry")
@@ -91,70 +94,13 @@ class _Attempts:
         refused: Servers that had no room to be the home, since all have last been asked.
         made: What a source is making, or has made, and for which new home.
         heading: The new home that this try has chosen; 0: none yet.
+        failed: Why the source does not make it again: it is not asked any more.
     """
 
     refused: set[int] = field(default_factory=set)
     made: tuple[int, list[Any]] | None = None
     heading: int = 0
-
-
-class Servers(Protocol):
-    """The page servers, by id. Exceptions but those named mean: not now, try again."""
-
-    def why_lost(self, server_id: int) -> str | None:
-        """The reason, for one that will not come back."""
-
-    async def examine(self, server_id: int) -> None:
-        """Finds out whether a server that does not answer is lost."""
-
-    async def holdings(
-        self, server_id: int, region: int, commits: list[tuple[int, int]]
-    ) -> list[tuple[int, bytes]]:
-        """What it has: (version, serialized BitMap).
-
-        Args:
-            commits: (version, commit id) of the last: its layers of these count.
-        """
-
-    async def stage_cached(
-        self, server_id: int, region: int, version: int, commit_id: int, blocks: bytes
-    ) -> int:
-        """It makes a layer; the bytes of that."""
-
-    async def rebuild(self, server_id: int, order: RebuildOrder, made: list[Any]) -> None:
-        """It gets ready to be the home.
-
-        Args:
-            server_id: The server.
-            order: What comes from where.
-            made: Of ``make_again`` or ``bring``, once it is there; or empty.
-
-        Raises:
-            SourceError: The source cannot make it again. Nobody need try it anew.
-            OutOfMemoryError: It has no room.
-        """
-
-    async def rebuild_drop(self, server_id: int, region: int) -> None:
-        """The region is lost for good: it lets go of what it has got ready, if it has, and refuses
-        who opens the region."""
-
-    async def is_home(self, server_id: int, region: int) -> bool:
-        """Whether it has the region's blocks, as its home."""
-
-    async def rehome(self, server_id: int, record: RegionRecord) -> None:
-        """It learns of the new homes."""
-
-    async def drop(self, server_id: int, commit_id: int, regions: list[int]) -> None:
-        """It drops a layer."""
-
-    def make_again(self, server_id: int, source: Source) -> list[Any]:
-        """Begins to run a source on that node."""
-
-    def bring(self, server_id: int, object_refs: list[Any]) -> list[Any]:
-        """Has Ray bring an object to that node, or make it again."""
-
-    async def until_made(self, made: list[Any]) -> None:
-        """Waits until it is there, or has failed: ``rebuild`` says that."""
+    failed: errors.SourceError | None = None
 
 
 class Rebuilds:
@@ -166,6 +112,7 @@ class Rebuilds:
         journal: Where a new home is written first.
         servers: The page servers.
         rehomed: Is told the id of a page server that is the home of more than before.
+        losses: What is lost of which regions.
     """
 
     def __init__(
@@ -175,12 +122,15 @@ class Rebuilds:
         journal: Journal,
         servers: Servers,
         rehomed: Callable[[int], object] = lambda server_id: None,
+        losses: Losses | None = None,
     ) -> None:
         self._core = core
         self._log = log
         self._journal = journal
         self._servers = servers
         self._rehomed = rehomed
+        self._losses = losses if losses is not None else Losses()
+        self._losses.healed = self._tell_all
         self._sources: dict[int, Source] = {}
         self._shared: dict[int, tuple[Pinned, list[Any]]] = {}
         self._activating: set[int] = set()  # their new home may not have heard that it is that
@@ -211,6 +161,7 @@ class Rebuilds:
         self._lost.pop(region, None)
         self._hollow.pop(region, None)
         self._put_off.pop(region, None)
+        self._losses.forget(region)
 
     # -- events
 
@@ -227,8 +178,19 @@ class Rebuilds:
                 self._begin(region, self._activate_again(region))
 
     def verdict(self, region: int) -> errors.HomeLostError | None:
-        """Why the region is lost for good, if it is."""
+        """Why all of the region is lost for good, if it is."""
         return self._lost.get(region)
+
+    def why_lost(self, region: int) -> errors.HomeLostError | None:
+        """Why the region, or blocks of it, are lost, if they are."""
+        if (verdict := self.verdict(region)) is not None:
+            return verdict
+        found = self._losses.of(region)
+        return found.error(region) if found is not None else None
+
+    def lost_blocks(self, region: int) -> LostBlocks | None:
+        """Which blocks of its newest version are lost, if any are. All of it: see ``verdict``."""
+        return self._losses.of(region)
 
     async def settle(self, region: int, timeout_s: float) -> bool:
         """Waits until the region has a home that serves, or is not there any more.
@@ -277,7 +239,11 @@ class Rebuilds:
             raise errors.FreedError(f"Region {region} was freed.")
         if server_id in record.homes and not await self._has(server_id, region):
             return None
-        return replace(record, version=self._log.newest(region))
+        return self._newest(record)
+
+    def _newest(self, record: RegionRecord) -> RegionRecord:
+        region = record.region
+        return replace(record, version=self._log.newest(region), loss=self._losses.number(region))
 
     async def _has(self, home: int, region: int) -> bool:
         """A home that lives was taken for lost, or does not serve: it is asked itself. One that
@@ -368,7 +334,7 @@ class Rebuilds:
         while tries < TRIES:
             if self._core.state(region) is not RegionState.READY or not (why := self._why(region)):
                 return
-            n_refused = len(attempts.refused)
+            n_refused, had_source = len(attempts.refused), attempts.failed is None
             try:
                 await self._try(region, why, attempts)
                 self._put_off.pop(region, None)
@@ -382,8 +348,8 @@ class Rebuilds:
                 logger.exception("rebuilding region %d", region)
                 self._put_off[region] = repr(failure)
             logger.warning("region %d cannot be rebuilt yet: %s", region, self._put_off[region])
-            if len(attempts.refused) > n_refused:
-                continue  # there are others
+            if len(attempts.refused) > n_refused or had_source > (attempts.failed is None):
+                continue  # there are others, or there is no source
             tries += 1
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MOST_S)
@@ -434,13 +400,15 @@ class Rebuilds:
         ):
             raise _Again("the new home is lost too")
         # No await in here: from the journal on it is the home.
-        self._journal.rehome(record, record.version)
+        lost = self._lost_of(record, why, plan, attempts)
+        self._journal.rehome(record, record.version, lost)
+        self._losses.update({region: lost})
         self._activating.add(region)
         try:
             self._core.rehome(region, plan.home)
             self._log.rehome(region, plan.home)
             self._hollow.pop(region, None)
-            await self._activate(record)
+            await self._activate(self._newest(record))
         finally:
             self._activating.discard(region)
 
@@ -462,12 +430,13 @@ class Rebuilds:
             raise _Again("no node has room to be its new home")
         if plan.lost and silent:
             raise _Again("a page server that may have blocks of it does not answer")
-        if plan.lost:
-            raise self._is_lost(record, why, plan)
+        n_taken = sum(len(take.blocks) for take in plan.takes)
+        if plan.lost and not n_taken + len(plan.from_source):
+            raise self._is_lost(record, why, plan, attempts)
         logger.info(
-            "region %d: %s; its new home is %#x, %d blocks come from caches and %d from its source",
-            region, why, plan.home, sum(len(take.blocks) for take in plan.takes),
-            len(plan.from_source),
+            "region %d: %s; its new home is %#x, %d blocks come from caches and %d from its "
+            "source, %d are lost",
+            region, why, plan.home, n_taken, len(plan.from_source), len(plan.lost),
         )  # fmt: skip
         attempts.heading = plan.home
         self._load[plan.home] += 1
@@ -528,7 +497,7 @@ class Rebuilds:
             -(-record.length_bytes // BLOCK_BYTES),
             [held for held in holdings if self._servers.why_lost(held.server_id) is None],
             changed_since,
-            has_source=region in self._sources or region in self._shared,
+            has_source=self._has_source(region) and attempts.failed is None,
             servers=[
                 info.server_id
                 for info in self._core.servers()
@@ -538,18 +507,45 @@ class Rebuilds:
             load=lambda server_id: -1 if server_id == making_at else self._load[server_id],
         )
 
-    def _is_lost(self, record: RegionRecord, why: str, plan: rebuild.Plan) -> errors.HomeLostError:
-        n_blocks = -(-record.length_bytes // BLOCK_BYTES)
-        text = (
-            f"Region {record.region} is lost: {why}, and "
-            f"{rebuild.said(plan.lost, n_blocks)} are on no other node"
-        )
-        if record.region in self._sources or record.region in self._shared:
-            return errors.HomeLostError(
-                f"{text}; commits have changed them, so that its source does not make them.",
-                hint="Put it again, and make the changes again.",
+    def _has_source(self, region: int) -> bool:
+        return region in self._sources or region in self._shared
+
+    def _no_source(self, region: int, attempts: _Attempts) -> tuple[str, str]:
+        """Why no source makes what is lost, and what to do."""
+        if attempts.failed is not None:
+            return f"its source cannot make them again. {attempts.failed.message}", (
+                attempts.failed.hint
             )
-        return errors.HomeLostError(f"{text}; it was put without a source.", hint=NO_SOURCE_HINT)
+        if self._has_source(region):
+            return (
+                "commits have changed them, so that its source does not make them",
+                "Put it again, and make the changes again.",
+            )
+        return "it was put without a source", NO_SOURCE_HINT
+
+    def _is_lost(
+        self, record: RegionRecord, why: str, plan: rebuild.Plan, attempts: _Attempts
+    ) -> errors.HomeLostError:
+        said = rebuild.said(plan.lost, -(-record.length_bytes // BLOCK_BYTES))
+        cause, hint = self._no_source(record.region, attempts)
+        return errors.HomeLostError(
+            f"Region {record.region} is lost: {why}, and {said} are on no other node; {cause}.",
+            hint=hint,
+        )
+
+    def _lost_of(
+        self, record: RegionRecord, why: str, plan: rebuild.Plan, attempts: _Attempts
+    ) -> LostBlocks | None:
+        if not plan.lost:
+            return None
+        cause, hint = self._no_source(record.region, attempts)
+        return LostBlocks(
+            secrets.randbits(31) | 1,
+            -(-record.length_bytes // BLOCK_BYTES),
+            bytes(plan.lost.serialize()),
+            f"{why[:1].upper()}{why[1:]}, and {cause}".removesuffix("."),
+            f"{hint} {HEAL_HINT}",
+        )
 
     async def _stage(
         self, region: int, plan: rebuild.Plan, staged: list[tuple[int, int, int]]
@@ -606,6 +602,7 @@ class Rebuilds:
             takes,
             bytes(plan.from_source.serialize()) if plan.from_source else b"",
             bytes(plan.compared.serialize()) if plan.compared else b"",
+            lost=bytes(plan.lost.serialize()) if plan.lost else b"",
         )
         source = self._sources.get(record.region)
         if plan.from_source and source is not None and source.kind != CALL:
@@ -616,11 +613,8 @@ class Rebuilds:
             call = self._servers.rebuild(plan.home, order, made)
             await self._needed(plan.home, call, REBUILD_S, attempts.refused)
         except errors.SourceError as failure:
-            raise errors.HomeLostError(
-                f"Region {record.region} is lost: {len(plan.from_source)} of its blocks are on no "
-                f"other node, and its source cannot make them again. {failure.message}",
-                hint=failure.hint,
-            ) from failure
+            attempts.failed, attempts.made = failure, None
+            raise _Again(failure.message) from failure
 
     async def _activate(self, record: RegionRecord) -> None:
         """The new home serves from here on; the others are told as a favour: they ask."""
@@ -646,11 +640,19 @@ class Rebuilds:
             if server_id != home:
                 self._spawn(self._tell(server_id, record))
 
+    def _tell_all(self, region: int) -> None:
+        """Commits have written all that was lost: nobody need ask for it any more."""
+        record = self._core.record_of(region)
+        if record is None or self._refuses(region) or self._why(region):
+            return  # who looks it up is told then
+        for server_id in self._core.known_to(region):
+            self._spawn(self._tell(server_id, self._newest(record)))
+
     async def _activate_again(self, region: int) -> None:
         record = self._core.record_of(region)
         try:
             if record is not None:
-                await self._activate(replace(record, version=self._log.newest(region)))
+                await self._activate(self._newest(record))
             return
         except _Again as failure:
             logger.warning("region %d: %s", region, failure)
@@ -756,8 +758,12 @@ class RebuildMethods:
         return await self._rebuilds.new_home(region, server_id)
 
     async def why_lost(self, region: int) -> errors.HomeLostError | None:
-        """Why the region is lost for good, if it is."""
-        return self._rebuilds.verdict(region)
+        """Why the region, or blocks of it, are lost, if they are."""
+        return self._rebuilds.why_lost(region)
+
+    async def lost_blocks(self, region: int) -> LostBlocks | None:
+        """Which blocks of its newest version are lost, if some are and others are not."""
+        return self._rebuilds.lost_blocks(region)
 
 
 def _say_failure(task: asyncio.Task[None]) -> None:

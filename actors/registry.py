@@ -53,6 +53,7 @@ from clamor_ray.actors.handshake import SECRET_BYTES
 from clamor_ray.actors.journal import Journal
 from clamor_ray.actors.journal_watcher import Reserve
 from clamor_ray.actors.lineage_service import LineageMethods, LineageService
+from clamor_ray.actors.lost_blocks import Losses
 from clamor_ray.actors.meeting_methods import MeetingMethods
 from clamor_ray.actors.messages import (
     INLINE_BASE,
@@ -201,12 +202,15 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
         self._reserve = Reserve(str(directory), keeper_process.RESERVE_BYTES)
         self._in_use_fd = keeper_process.hold_and_watch(directory, keeper_process.raylet_pid())
         homes = RayHomes(self._core, self._handles, self._lose, self._examine)
-        self._commits = Commits(self._log, self._journal, homes, config.control_timeout_s)
+        self._losses = Losses()
+        self._commits = Commits(
+            self._log, self._journal, homes, config.control_timeout_s, losses=self._losses
+        )
         self._lineage = LineageService(
             directory, self._retain, homes, self._note_reads, config.control_timeout_s
         )
         self._rebuilds = Rebuilds(
-            self._core, self._log, self._journal, homes, self._lineage.server_here
+            self._core, self._log, self._journal, homes, self._lineage.server_here, self._losses
         )
         self._take_back()
 
@@ -246,6 +250,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
             self._rebuilds.set_source(number, source)
         for info in saved.servers:
             self._find_again(info)
+        self._losses.update(dict(saved.lacking))
         self._rebuilds.activate(saved.rehomed)
         self._lineage.take_back()
         self._carry_out(orders)
@@ -484,7 +489,9 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
         await self._rebuilds.activated(region, REHOME_S)
         answer = self._core.lookup(region, server_id) if server_id else self._core.peek(region)
         if isinstance(answer, RegionRecord):
-            return dataclasses.replace(answer, version=self._log.newest(region))
+            return dataclasses.replace(
+                answer, version=self._log.newest(region), loss=self._losses.number(region)
+            )
         return answer
 
     async def regions_idle(self, regions: list[int], server_id: int) -> None:

@@ -463,6 +463,21 @@ class Client(_Handle):
         afterwards nothing leases what lies below it."""
         check(self._call(c.lib.pc_client_build_copy))
 
+    def blank(self, mapping_id: int, runs: Runs) -> None:
+        """Lets blocks of a private mapping begin as zeros that this process has written, whatever
+        the version has there: for blocks that are lost. What was written there before is gone.
+
+        Args:
+            mapping_id: of a private mapping.
+            runs: shape (n, 2), first block and number of blocks.
+
+        Raises:
+            RangeError: They do not lie in the region, or the mapping is not private.
+            SystemCallError: No memory, or no more maps (vm.max_map_count).
+        """
+        pointer, n_runs, _keep = runs_pointer(runs)
+        self._check(self._call(c.lib.pc_client_blank, mapping_id, pointer, n_runs), mapping_id)
+
     def dirty(self, mapping_id: int) -> Runs:
         """The blocks of a private mapping that this process has written, as runs."""
         return collect_runs(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 import os
 import secrets
 import sys
@@ -27,11 +28,12 @@ from types import TracebackType
 from typing import Any, Final, Literal
 
 import numpy as np
+from pyroaring import BitMap
 
 from clamor_ray import _attempt, _bad_address, _session, errors
 from clamor_ray._grow import grown
 from clamor_ray._inplace import check_can_change
-from clamor_ray._layout import put_together
+from clamor_ray._layout import BLOCK_BYTES, put_together
 from clamor_ray._lease import InlineImage, Lease
 from clamor_ray._memory import COMMIT_HINT, check_room
 from clamor_ray._parts import Change, Part
@@ -39,6 +41,7 @@ from clamor_ray._ref import GlobalRef, newest_states
 from clamor_ray._session import Session
 from clamor_ray._targets import Target, target_of
 from clamor_ray.actors.messages import CommitRequest
+from clamor_ray.actors.rebuild import runs
 from clamor_ray.actors.status_words import Name, StatusWord, word_of
 
 ASK_FIRST_BYTES: Final = 8 << 20  # from here on a conflict is asked for before blocks are copied
@@ -112,10 +115,20 @@ class Transaction:
     To be used by one thread at a time.
     """
 
-    def __init__(self, targets: list[Target], *, single: bool, grow_to: int | None = None) -> None:
+    def __init__(
+        self,
+        targets: list[Target],
+        *,
+        single: bool,
+        grow_to: int | None = None,
+        lost: int | None = None,
+    ) -> None:
+        if lost is not None and not 0 <= operator.index(lost) < 256:
+            raise ValueError(f"lost is the value of a byte, not {lost!r}")
         self._targets = targets
         self._single = single
         self._grow_to = grow_to
+        self._lost = lost
         self._keys = {target.key for target in targets}
         self._parts: list[Part] = []
         self._status: _Status = "new"
@@ -189,6 +202,8 @@ class Transaction:
         else:
             lease = session.open(begin, private=True)
             image = lease.bytes()
+            if self._lost is not None:
+                _fill_lost(session, lease, begin, self._lost)
         plan = begin.plan
         if self._grow_to is not None:
             plan = grown(begin, image, self._grow_to)
@@ -482,10 +497,22 @@ def _warn_if_rebound(part: Part) -> None:
         )
 
 
+def _fill_lost(session: Session, lease: Lease, begin: GlobalRef[Any], value: int) -> None:
+    """Blocks that nobody has begin with this value in each byte, and are written by the commit."""
+    found = session.call("lost_blocks", begin.region)
+    if found is None:
+        return
+    lost = runs(BitMap.deserialize(found.blocks))
+    session.client.blank(lease.mapping.id, np.array(lost, np.uint64))
+    image = lease.bytes()
+    for first, n_blocks in lost if value else ():
+        image[first * BLOCK_BYTES : (first + n_blocks) * BLOCK_BYTES] = value
+
+
 # ------------------------------------------------------------------ the surface
 
 
-def update(variable: Any, *, grow_to: int | None = None) -> Transaction:
+def update(variable: Any, *, grow_to: int | None = None, lost: int | None = None) -> Transaction:
     """Changes a global variable in place: a transaction over one variable.
 
         with clamor.update(ref) as x:
@@ -506,6 +533,10 @@ def update(variable: Any, *, grow_to: int | None = None) -> Transaction:
             `clamor.remote` argument gave.
         grow_to: for an array with room to grow (`clamor.zeros(..., capacity=n)`): the new length
             of its first axis; what is added is zeros.
+        lost: where blocks of the variable are lost (`HomeLostError`): they begin with this value
+            in each byte, 0 to 255, and the commit writes them, so that they are whole from then
+            on. Without it a touch of a lost block ends the process. Where nothing is lost it
+            changes nothing.
 
     Raises:
         CommitConflict: Another transaction changed the same blocks first; nothing is visible.
@@ -530,7 +561,7 @@ def update(variable: Any, *, grow_to: int | None = None) -> Transaction:
         >>> ref.version                     # doctest: +SKIP
         1
     """
-    return Transaction([target_of(variable)], single=True, grow_to=grow_to)
+    return Transaction([target_of(variable)], single=True, grow_to=grow_to, lost=lost)
 
 
 def transaction(*variables: Any) -> Transaction:

@@ -310,7 +310,7 @@ static int say_hello(const struct pc__patience *patience, int fd)
     if (call.status < 0)
         return pc__fail(call.status, "the page server refused the connection: %s",
                         pc_strerror(call.status));
-    atomic_store(&client->server_id, theirs.server_id);
+    atomic_store(&client->server_id, theirs.sender_id);
     return PC_OK;
 }
 

@@ -289,6 +289,7 @@ static bool take_holes(struct pc_engine *engine, struct pc__region *region)
  * it from a server before this one. Under region.lock. */
 int pc__region_home_generation(struct pc_engine *engine, struct pc__region *region)
 {
+    const struct pc__store *base = &region->home->base;
     if (region->home->n_segments || region->home->lost || !take_holes(engine, region))
         return PC_OK;
     struct pc__generation *generation = pc__generation_new(region->n_blocks, true);

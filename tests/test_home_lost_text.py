@@ -27,8 +27,10 @@ IN_PYTHON = {
     ("actors/commits.py", "Commits._check_home"): ["Region {region}"],
     ("actors/lineage_service.py", "LineageService._retain_watched"): ["region {"],
     ("actors/ray_homes.py", "RayHomes._call"): ["{about}"],
-    ("actors/rebuilds.py", "Rebuilds._is_lost"): ["{text}", "{text}"],
-    ("actors/rebuilds.py", "Rebuilds._prepare"): ["Region {record.region}"],
+    ("actors/rebuilds.py", "Rebuilds._is_lost"): [
+        "Region {record.region} is lost: {why}, and {said}"
+    ],
+    ("actors/lost_blocks.py", "LostBlocks.error"): ["Blocks of region {region} are lost: {said}"],
 }
 # The same in C, with a text.
 IN_C = {
@@ -43,7 +45,10 @@ IN_C = {
 # A code without a text: who names the region, and where blocks were asked for, these.
 CODES = {
     # The message to a stopped thread, or the mapping's call, below.
+    ("batch.c", "fill_from_home"): 1,
     ("batch.c", "pc__fetch_fill_here"): 1,
+    ("redirect.c", "pc__redirect"): 1,
+    ("rows.c", "copy_all"): 1,
     ("engine.c", "pc_engine_peer_lost"): 1,
     ("fetch.c", "take_answers"): 1,
     ("gather.c", "take_head"): 1,

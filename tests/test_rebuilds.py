@@ -15,6 +15,7 @@ from clamor_ray._source import CALL, ZEROS, Source
 from clamor_ray.actors import rebuilds
 from clamor_ray.actors.commit_log import CommitLog
 from clamor_ray.actors.journal import Journal
+from clamor_ray.actors.lost_blocks import LostBlocks
 from clamor_ray.actors.messages import (
     CommitRequest,
     Publication,
@@ -217,10 +218,10 @@ def test_the_journal_knows_it_before_anybody_is_told(world: World) -> None:
 
 def test_what_is_lost_stays_lost(world: World) -> None:
     async def work() -> None:
-        world.servers.cached = {PEER: [(0, ALL)]}  # not what the commit changed
+        world.servers.cached = {PEER: [(0, BitMap([4]))]}  # which the commit changed
         world.lose(HOME)
         for _ in range(2):
-            with pytest.raises(errors.HomeLostError, match=r"1 of 10 blocks \(4\)") as caught:
+            with pytest.raises(errors.HomeLostError, match=r"10 of 10 blocks \(0-9\)") as caught:
                 await world.settle()
             assert "source=" in caught.value.hint
         assert [call[0] for call in world.servers.calls].count("holdings") == 2  # once each
@@ -229,6 +230,81 @@ def test_what_is_lost_stays_lost(world: World) -> None:
         assert PEER not in world.servers.let_go  # it had not begun
         world.rebuilds.forget(world.region)
         assert world.rebuilds.verdict(world.region) is None
+
+    run(work)
+
+
+def lost_of(order: RebuildOrder) -> BitMap:
+    return BitMap.deserialize(order.lost) if order.lost else BitMap()
+
+
+def test_lost_are_only_the_blocks_that_nobody_has(world: World) -> None:
+    told: list[int] = []
+
+    async def rehome(server_id: int, record: RegionRecord) -> None:
+        told.append(record.loss)
+
+    async def work() -> None:
+        world.servers.cached = {PEER: [(0, ALL)]}  # not what the commit changed
+        world.servers.rehome = rehome  # type: ignore[method-assign]
+        world.lose(HOME)
+        assert await world.settle()
+        ((server, order, _),) = world.servers.orders
+        assert (server, lost_of(order)) == (PEER, BitMap([4]))
+        assert world.rebuilds.verdict(world.region) is None
+        lost = world.rebuilds.lost_blocks(world.region)
+        assert lost is not None
+        assert (BitMap.deserialize(lost.blocks), lost.n_blocks) == (BitMap([4]), N_BLOCKS)
+        assert world.journal.load().lacking == ((world.region, lost),)
+        why = world.rebuilds.why_lost(world.region)
+        assert why is not None
+        assert f"region {world.region}" in why.message
+        assert "1 of 10 blocks (4) are on no node" in why.message
+        assert "its home 0x1 is lost (its node is dead)" in why.message.lower()
+        assert "without a source" in why.message
+        assert "source=" in why.hint
+        assert "update(ref, lost=0)" in why.hint
+        record = await world.rebuilds.new_home(world.region, HOME)
+        assert record is not None
+        assert record.loss == lost.number != 0
+        assert set(told) == {lost.number}
+        world.check()
+        world.rebuilds.forget(world.region)
+        assert world.rebuilds.why_lost(world.region) is None
+
+    run(work)
+
+
+def test_another_loss_has_another_number(world: World) -> None:
+    async def work() -> None:
+        world.servers.cached = {PEER: [(0, ALL)], OTHER: [(0, ALL - BitMap([7]))]}
+        world.lose(HOME)
+        assert await world.settle()
+        first = world.rebuilds.lost_blocks(world.region)
+        world.servers.cached.pop(PEER)
+        world.lose(PEER)
+        assert await world.settle()
+        second = world.rebuilds.lost_blocks(world.region)
+        assert first is not None
+        assert second is not None
+        assert BitMap.deserialize(second.blocks) == BitMap([4, 7])
+        assert first.number != second.number
+        assert world.journal.load().lacking == ((world.region, second),)
+
+    run(work)
+
+
+def test_a_rebuild_that_has_everything_ends_a_loss(world: World) -> None:
+    async def work() -> None:
+        world.servers.cached = {PEER: [(0, ALL)]}
+        world.lose(HOME)
+        assert await world.settle()
+        assert world.rebuilds.why_lost(world.region) is not None
+        world.servers.cached = {OTHER: [(1, ALL)]}  # of one that did not live then
+        world.lose(PEER)
+        assert await world.settle()
+        assert world.rebuilds.why_lost(world.region) is None
+        assert world.journal.load().lacking == ()
 
     run(work)
 
@@ -267,8 +343,35 @@ def test_no_source_makes_what_a_commit_changed(world: World) -> None:
     async def work() -> None:
         world.rebuilds.set_source(world.region, Source(CALL, 0, b"digest", b"what"))
         world.lose(HOME)
-        with pytest.raises(errors.HomeLostError, match="commits have changed"):
-            await world.settle()
+        assert await world.settle()
+        ((_, order, _),) = world.servers.orders
+        assert BitMap.deserialize(order.from_source) == ALL - BitMap([4])
+        assert lost_of(order) == BitMap([4])
+        why = world.rebuilds.why_lost(world.region)
+        assert why is not None
+        assert "commits have changed" in why.message
+
+    run(work)
+
+
+def test_where_a_source_fails_the_rest_is_rebuilt(world: World) -> None:
+    def fail() -> None:
+        raise errors.SourceError("It raised: ValueError.", hint="Mend it.")
+
+    async def work() -> None:
+        world.rebuilds.set_source(world.region, Source(CALL, 0, b"digest", b"what"))
+        world.servers.cached = {PEER: [(1, BitMap([4]))]}
+        world.servers.before["rebuild"] = [fail]
+        world.lose(HOME)
+        assert await world.settle()
+        ((_, order, made),) = world.servers.orders
+        assert lost_of(order) == ALL - BitMap([4])
+        assert (order.from_source, order.compared, made) == (b"", b"", [])
+        assert [call[0] for call in world.servers.calls].count("make_again") == 1
+        why = world.rebuilds.why_lost(world.region)
+        assert why is not None
+        assert "It raised: ValueError" in why.message
+        assert why.hint.startswith("Mend it.")
 
     run(work)
 
@@ -279,7 +382,7 @@ def test_a_source_that_fails_is_not_run_again(world: World) -> None:
 
     async def work() -> None:
         world.rebuilds.set_source(world.region, Source(CALL, 0, b"digest", b"what"))
-        world.servers.cached = {PEER: [(1, BitMap([4]))]}
+        world.servers.cached = {}
         world.servers.before["rebuild"] = [fail]
         world.lose(HOME)
         with pytest.raises(errors.HomeLostError, match="It raised: ValueError") as caught:
@@ -287,6 +390,7 @@ def test_a_source_that_fails_is_not_run_again(world: World) -> None:
         assert caught.value.hint == "Mend it."
         assert not world.servers.orders
         await asyncio.sleep(0)
+        assert [call[0] for call in world.servers.calls].count("make_again") == 1
         assert world.servers.let_go == [PEER]  # an attempt before may have left something there
 
     run(work)
@@ -349,9 +453,9 @@ def test_what_fails_for_long_is_put_off_and_no_verdict(
         if fails:
             raise failure
 
-    def full(record: RegionRecord, version: int) -> None:
+    def full(record: RegionRecord, version: int, lost: LostBlocks | None) -> None:
         fail()
-        rehome(record, version)
+        rehome(record, version, lost)
 
     async def work() -> None:
         nonlocal fails

@@ -1,0 +1,157 @@
+"""A node is lost with blocks that nobody else has: those are lost, and all others are not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clamor_ray as clamor
+from clamor_ray import _session, errors
+from tests.conftest import until
+from tests.lab import LocalCluster, local_cluster, require_lab
+from tests.test_rebuild_lab import (
+    N_BLOCKS,
+    WORDS,
+    add_to,
+    content,
+    on,
+    prefetch_all,
+    put_content,
+    put_with_source,
+    read_all,
+)
+
+pytestmark = pytest.mark.lab
+
+LOST = 20  # the block of the array; one more in the region, behind the pickle stream
+SAID = rf"1 of {N_BLOCKS + 1} blocks \({LOST + 1}\)"
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[LocalCluster]:
+    require_lab("local")
+    with local_cluster(2) as lab:
+        clamor.init()
+        try:
+            yield lab
+        finally:
+            clamor.shutdown()
+
+
+@pytest.fixture
+def node(lab: LocalCluster) -> int:
+    """A node that is there to be killed."""
+    return lab.add_node(num_cpus=1, object_store_memory=150 << 20)
+
+
+def put_and_lose_one(lab: LocalCluster, node: int, seed: int) -> tuple[Any, Any]:
+    """(reference, content but for the lost block, which holds what it was put with)"""
+    ref = on(node, put_content, seed)
+    expected = content(seed)
+    assert np.array_equal(on(1, read_all, ref), expected)
+    assert on(node, add_to, ref, LOST * WORDS, 1) == 1  # which nobody has read yet
+    lab.kill_node(node)
+    return ref.refresh(), expected
+
+
+def around(ref: Any) -> Any:
+    """All of the array but the lost block."""
+    array = ref.get()
+    return np.concatenate([array[: LOST * WORDS], array[(LOST + 1) * WORDS :]])
+
+
+def around_is(ref: Any, expected: Any) -> bool:
+    parts = [expected[: LOST * WORDS], expected[(LOST + 1) * WORDS :]]
+    return all(np.array_equal(on(index, around, ref), np.concatenate(parts)) for index in (0, 1))
+
+
+def test_one_block_of_many(lab: LocalCluster, node: int) -> None:
+    ref, expected = put_and_lose_one(lab, node, 1)
+    for index in (0, 1):
+        with pytest.raises(errors.HomeLostError, match=SAID) as caught:
+            on(index, prefetch_all, ref)
+        assert f"region {ref.region}" in str(caught.value)
+        assert "update(ref, lost=0)" in str(caught.value)
+    assert around_is(ref, expected)
+    # All others are changed as ever, from everywhere.
+    for index, block in ((0, 3), (1, 4)):
+        on(index, add_to, ref, block * WORDS, 5)
+        expected[block * WORDS] += 5
+        assert around_is(ref.refresh(), expected)
+    # A gather says what it asked for.
+    with pytest.raises(errors.HomeLostError, match=SAID):
+        clamor.gather(ref, [LOST * WORDS + 7])
+    assert clamor.gather(ref, [7])[0] == expected[7]
+    # The registry knows it after a restart.
+    os.kill(registry_pid(), 9)
+    for index in (0, 1):
+        with pytest.raises(errors.HomeLostError, match=SAID):
+            on(index, prefetch_all, ref)
+    # And so does the new home after one of its own.
+    os.kill(lab.page_server_pid(1), 9)
+    for index in (0, 1):
+        with pytest.raises(errors.HomeLostError, match=SAID):
+            on(index, prefetch_all, ref)
+    assert around_is(ref, expected)
+    clamor.free(ref)
+    until(lambda: not clamor.stats().region(ref))
+
+
+def registry_pid() -> int:
+    return int(_session.current().call("ping"))
+
+
+def write_lost(ref: Any, value: int) -> int:
+    with clamor.update(ref, lost=value) as array:
+        array[LOST * WORDS + 5] = 17
+    return int(ref.refresh().version)
+
+
+@pytest.mark.parametrize(("index", "value"), [(0, 0), (1, 3)])
+def test_a_commit_makes_a_lost_block_whole(
+    lab: LocalCluster, node: int, index: int, value: int
+) -> None:
+    ref, expected = put_and_lose_one(lab, node, 2)
+    before = ref.snapshot()
+    with pytest.raises(errors.HomeLostError, match=SAID):
+        clamor.prefetch(ref)
+    version = on(index, write_lost, ref, value)
+    expected[LOST * WORDS : (LOST + 1) * WORDS] = int.from_bytes(bytes([value] * 8), "little")
+    expected[LOST * WORDS + 5] = 17
+    for reader in (0, 1):
+        assert np.array_equal(on(reader, read_all, ref.refresh()), expected)
+    assert ref.version == version == 2
+    # From that version on; before it stays lost.
+    with pytest.raises(errors.HomeLostError, match=f"region {ref.region}"):
+        clamor.prefetch(before)
+    assert _session.current().call("lost_blocks", ref.region) is None
+    os.kill(lab.page_server_pid(1), 9)
+    for reader in (0, 1):
+        assert np.array_equal(on(reader, read_all, ref), expected)
+    # Where nothing is lost it changes nothing.
+    assert on(index, write_lost, ref, 9) == version + 1
+    assert np.array_equal(read_all(ref.refresh()), expected)
+    clamor.free(ref)
+
+
+def test_a_source_makes_the_rest(lab: LocalCluster, node: int, tmp_path: Any) -> None:
+    ref = on(node, put_with_source, 4, str(tmp_path / "ran"))
+    assert on(node, add_to, ref, LOST * WORDS, 5) == 1
+    lab.kill_node(node)
+    with pytest.raises(errors.HomeLostError, match=rf"{SAID}.*commits have changed"):
+        clamor.prefetch(ref.refresh())
+    assert around_is(ref, content(4))
+    assert (tmp_path / "ran").read_text() == "x"
+    clamor.free(ref)
+
+
+def test_a_byte_is_a_byte(lab: LocalCluster) -> None:
+    ref = clamor.put(np.arange(5000))
+    for value in (-1, 256):
+        with pytest.raises(ValueError, match="byte"):
+            clamor.update(ref, lost=value)
+    clamor.free(ref)
