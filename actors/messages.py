@@ -135,12 +135,14 @@ class Latest:
             every reference holds.
         payload: Content of an inline variable; None for regions, and for an inline variable's
             version 0, which every reference holds.
+        loss: In answer to ``at``: as in ``RegionRecord``.
     """
 
     region: int
     version: int
     plan: bytes | None = None
     payload: bytes | None = None
+    loss: int = 0
 
 
 @dataclass(frozen=True)

@@ -237,6 +237,7 @@ class ServerCore:
             record.base_address,
             record.length_bytes,
             record.homes,
+            record.loss,
         )
 
     # -- the engine's questions
@@ -454,6 +455,7 @@ class ServerCore:
         if self._server_id in record.homes:
             self._define(record)
         with contextlib.suppress(FreedError):  # nobody has used it here
+            self._engine.region_lacks(record.region, record.loss)
             self._engine.set_homes(record.region, record.homes)
 
     def _give_up(self, server_id: int, for_s: float, cause: str, answered: Answer) -> None:

@@ -68,7 +68,8 @@ class VersionMethods:
             raise lost
         if version < self._log.newest(region):
             await self._commits.check_kept(region, version)
-        return found
+        blocks = self._rebuilds.lost_blocks(region)
+        return found if blocks is None else dataclasses.replace(found, loss=blocks.number)
 
     async def may_commit(self, request: CommitRequest) -> None:
         """Raises what ``commit`` would raise now; its layers need not be staged yet."""

@@ -166,6 +166,8 @@ class Mapping:
     id: int
     address: int
     length_bytes: int
+    loss: int = 0
+    """Number of the loss of blocks of the region; 0: none is lost."""
 
 
 def copy_in(fd: int, offset_bytes: int, source: Any, n_threads: int = 0) -> None:
@@ -334,7 +336,9 @@ class Client(_Handle):
             for old in list(self._mapped)[: MAPPED_MOST // 2]:  # other threads map, too
                 self._mapped.pop(old, None)
         self._mapped[int(mapped.id)] = (region, version)
-        return Mapping(int(mapped.id), int(mapped.address), int(mapped.length_bytes))
+        return Mapping(
+            int(mapped.id), int(mapped.address), int(mapped.length_bytes), int(mapped.loss)
+        )
 
     def _check(self, code: int, mapping_id: int, blocks: str | None = None) -> int:
         """As `check`, of a call about a mapping: a message names the variable, and the blocks."""

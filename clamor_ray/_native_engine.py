@@ -175,9 +175,12 @@ class Engine(_Handle):
         base_address: int,
         length_bytes: int,
         homes: Sequence[int],
+        loss: int = 0,
     ) -> None:
-        """Answers NEED_REGION. `homes[i]` is the server id of 64 MiB extent i."""
+        """Answers NEED_REGION. `homes[i]` is the server id of 64 MiB extent i; `loss` as in
+        `region_lacks`."""
         info = self._info(region, version, base_address, length_bytes)
+        info.loss = loss
         ids = c.ffi.new("uint64_t[]", list(homes))
         check(self._call(c.lib.pc_engine_define_region, info, ids, len(homes)), region=region)
 
@@ -357,6 +360,15 @@ class Engine(_Handle):
         """
         ids = c.ffi.new("uint64_t[]", list(homes))
         check(self._call(c.lib.pc_engine_set_homes, region, ids, len(homes)), region=region)
+
+    def region_lacks(self, region: int, loss: int) -> None:
+        """Blocks of the region are lost: the number of that loss, which comes with each mapping
+        from now on; 0: none are.
+
+        Raises:
+            FreedError: It is not known here.
+        """
+        check(self._call(c.lib.pc_engine_region_lacks, region, loss), region=region)
 
     def region_lost(self, region: int, error: int) -> None:
         """The registry's verdict: who opens the region from now on gets the error, until it has a

@@ -214,8 +214,11 @@ class GlobalRef(Generic[T]):
             FreedError: The variable was freed.
             SnapshotExpired: The version is so old that its blocks are kept no longer.
             SessionMismatchError: The reference is from a session that has ended.
-            HomeLostError: The node that held it is gone.
+            HomeLostError: The node that held it is gone, and the pickle stream is nowhere else.
             NotInitializedError: In a driver before `clamor.init()`.
+
+        Warns:
+            LostBlocksWarning: Blocks of it are lost, which it names; all others are not.
 
         Safe from any thread.
 
@@ -284,8 +287,11 @@ class GlobalRef(Generic[T]):
         Raises:
             NoVersionError: The variable has no such version (yet).
             SnapshotExpired: Nothing is known of it any more, or its blocks are kept no longer.
-            HomeLostError: Blocks of the variable are lost.
+            HomeLostError: All of the variable is lost.
             FreedError: The variable was freed.
+
+        Warns:
+            LostBlocksWarning: Blocks of the variable are lost.
 
         Example:
             >>> ref.at(0).get()   # doctest: +SKIP
@@ -297,9 +303,12 @@ class GlobalRef(Generic[T]):
             return self._with(state, frozen=True)
         if version < 0:
             raise errors.NoVersionError(f"{self!r} has no version {version}.")
-        from clamor_ray import _session
+        from clamor_ray import _losses, _session
 
-        answer = _session.current(self._scope).call("at", self._region, version)
+        session = _session.current(self._scope)
+        answer = session.call("at", self._region, version)
+        if answer.loss:
+            _losses.warn(session, self, answer.loss)
         return self._with(self._state_of(answer), frozen=True)
 
     def latest(self) -> GlobalRef[T]:

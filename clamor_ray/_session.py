@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypeVar
 
 import ray
 
-from clamor_ray import _attempt, _kept, _names, _starting, errors
+from clamor_ray import _attempt, _kept, _losses, _names, _starting, errors
 from clamor_ray._ask import OFTEN, ask, pack, unpack
 from clamor_ray._config import Config
 from clamor_ray._layout import (
@@ -204,6 +204,7 @@ class Session(Making):
         scattered: bool = False,
         page_bytes: int = 0,
         again: bool = False,
+        warns: bool = True,
     ) -> Lease:
         """Maps a snapshot's region; its pickle stream is on this node when this returns.
 
@@ -217,6 +218,10 @@ class Session(Making):
                 lies around it, which halves such touches (and makes scans dearer).
             page_bytes: what a fault fetches; 0: what this process's configuration says.
             again: it is likely to be opened again soon: its mapping is kept for a moment.
+            warns: whether the user is told that blocks are lost.
+
+        Warns:
+            LostBlocksWarning: Blocks of the variable are lost.
         """
         ref = ref.snapshot()
         exact = read_set == "exact" or scattered or _attempt.wants_exact()
@@ -235,6 +240,12 @@ class Session(Making):
         lease = Lease(
             client, self.leases, mapping, ref.region, writable=private, snapshot=ref, later=again
         )
+        if mapping.loss and warns:
+            try:
+                _losses.warn(self, ref, mapping.loss)
+            except errors.LostBlocksWarning:
+                lease.close()
+                raise
         if read_set != "off":
             lease.reads_begin(None if stream or not again else stream_blocks(ref.plan))
         if not stream:

@@ -200,7 +200,7 @@ class Transaction:
         if begin.inline:
             image = InlineImage(begin, writable=True).bytes()
         else:
-            lease = session.open(begin, private=True)
+            lease = session.open(begin, private=True, warns=self._lost is None)
             image = lease.bytes()
             if self._lost is not None:
                 _fill_lost(session, lease, begin, self._lost)
@@ -552,6 +552,7 @@ def update(variable: Any, *, grow_to: int | None = None, lost: int | None = None
 
     Warns:
         ClamorWarning: The block left the array as it was, and put another in its place.
+        LostBlocksWarning: Blocks of the variable are lost, and `lost` was not given.
 
     Works in drivers, tasks, actors and threads; two threads that update one variable are rivals.
 

@@ -7,6 +7,7 @@ exceptions between processes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "JournalFullError",
     "KeyTypeError",
     "LengthMismatchError",
+    "LostBlocksWarning",
     "MallocShimError",
     "MemberLostError",
     "MissingColumnError",
@@ -68,6 +70,24 @@ __all__ = [
 
 class ClamorWarning(UserWarning):
     """Something works, but not the way it was probably meant."""
+
+
+class LostBlocksWarning(ClamorWarning):
+    """Blocks of a variable that is opened are lost; all others are not.
+
+    Once in each process for each loss. A touch of a lost block ends the process; a commit that
+    writes it makes it whole (`clamor.update(ref, lost=0)`).
+
+    Args:
+        message: which variable and blocks, why, and what to do.
+        region: id of the variable.
+        runs: (first block, number of blocks) of what is lost; empty where nobody could say.
+    """
+
+    def __init__(self, message: str, region: int = 0, runs: Sequence[tuple[int, int]] = ()) -> None:
+        super().__init__(message)
+        self.region = region
+        self.runs = tuple(runs)
 
 
 def _rebuild(cls: type[ClamorError], message: str, state: dict[str, Any]) -> ClamorError:

@@ -28,10 +28,14 @@
 
 static void let_go(pc_client *client, const struct pc__ctl_message *message)
 {
-    struct pc__ctl_region region;
-    memcpy(&region, message->body, sizeof region);
-    if (region.region)
-        pc__rest_end_all(client, region.region);
+    struct pc__ctl_let_go body;
+    memcpy(&body, message->body, sizeof body);
+    if (!body.region)
+        return;
+    pc__rest_end_all(client, body.region);
+    for (struct pc__mapping *mapping = client->mappings; mapping; mapping = mapping->next)
+        if (mapping->region == body.region)
+            mapping->loss = (uint32_t)body.loss;
 }
 
 /* 0: nothing more to receive; negative: the connection is of no use. */

@@ -69,6 +69,7 @@ struct pc__mapping {
     struct pc__mapping *next_same_region; /* chain of by_region */
     struct pc__trapped trapped;      /* address, length, flags */
     uint64_t id, region, version, inode;
+    uint32_t loss;                   /* of blocks of the region: its number, as the server said last */
     uint64_t users;                  /* maps and running calls; 0: goes away */
     uint64_t rests_since_ns;         /* nobody uses it (rest.c); 0: somebody does */
     uint64_t readers;                /* read sets being taken: entries are dropped at 0 -> 1 */

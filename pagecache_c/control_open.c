@@ -230,6 +230,7 @@ static int open_ready(struct pc__client *client, struct pc__region *region,
     pc__count_add(&engine->count.mappings, 1);
     opened->inode = generation->inode;
     opened->needs_trap = !generation->complete;
+    opened->loss = region->loss;
     *fd = generation->memfd;
     return PC_OK;
 }
@@ -302,14 +303,16 @@ static bool listens(const struct pc__client *client)
 
 static void let_go(struct pc__loop *loop, struct pc__mail *mail)
 {
-    const struct pc__ctl_region body = {.region = mail->a};
+    const struct pc__ctl_let_go body = {.region = mail->a, .loss = mail->b};
     pc__each(link, &loop->clients)
     {
         struct pc__client *client = pc__of(link, struct pc__client, link);
         bool maps = false;
         for (size_t i = 0; i < client->n_mappings && !maps; i++)
             maps = client->mappings[i].region->id == mail->a && !client->mappings[i].is_private;
-        if (maps && !client->closed && client->trap != PC_TRAP_SIGSEGV && listens(client))
+        /* With SIGSEGV nothing rests. */
+        bool matters = client->trap != PC_TRAP_SIGSEGV || body.loss;
+        if (maps && !client->closed && matters && listens(client))
             pc__client_send(client, PC__CTL_LET_GO, 0, PC_OK, &body, sizeof body, -1);
     }
 }
@@ -334,10 +337,18 @@ void pc__clients_ended(struct pc_engine *engine)
     }
 }
 
-void pc__clients_let_go(struct pc_engine *engine, uint64_t region)
+void pc__clients_let_go(struct pc_engine *engine, uint64_t id)
 {
+    struct pc__region *region = pc__region_get(engine, id);
+    uint32_t loss = 0;
+    if (region) {
+        pthread_mutex_lock(&region->lock);
+        loss = region->loss;
+        pthread_mutex_unlock(&region->lock);
+        pc__region_put(engine, region);
+    }
     for (int i = 0; i < engine->n_loops; i++) {
-        const struct pc__mail mail = {.run = let_go, .a = region};
+        const struct pc__mail mail = {.run = let_go, .a = id, .b = loss};
         /* For want of memory: they close it by themselves in a moment. */
         (void)pc__loop_post(&engine->loops[i], &mail);
     }

@@ -445,6 +445,8 @@ PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_inf
         copy = NULL;
         region->state = PC__REGION_READY;
     }
+    if (!rc)
+        region->loss = info->loss;
     pthread_mutex_unlock(&region->lock);
     free(copy);
     definition_came(engine, region, rc);

@@ -185,6 +185,7 @@ struct pc__region {
     uint64_t mappings;
     struct pc__changes changes;    /* the last answer */
     struct pc__link pending;       /* struct pc__pending: OPENs that wait for Python or the worker */
+    uint32_t loss;                 /* the number of the loss of some of its blocks; 0: none is lost */
     int lost;                      /* the registry's verdict: the error of who opens it; else 0 */
     uint64_t parked;               /* connections of other servers that wait for a version */
     bool asked_region, asked_changes, asked_published, asked_home; /* the question is out */

@@ -326,7 +326,7 @@ void pc__lease_put(struct pc_engine *engine, struct pc__region *region,
 struct pc__mapping *pc__client_mapping_at(struct pc__client *client, uint64_t address);
 struct pc__mapping *pc__client_mapping(struct pc__client *client, uint64_t id);
 /* Tells clients that map the region to close what they keep for the next who asks. Any thread. */
-void pc__clients_let_go(struct pc_engine *engine, uint64_t region);
+void pc__clients_let_go(struct pc_engine *engine, uint64_t id); /* takes engine.lock, region.lock */
 void pc__clients_ended(struct pc_engine *engine);
 
 /* leases.c: leases of processes whose connection has ended. */

@@ -217,6 +217,7 @@ void pc__mapping_opened(struct pc__mapping *mapping, const void *body)
     struct pc__ctl_opened opened;
     memcpy(&opened, body, sizeof opened);
     mapping->inode = opened.inode;
+    mapping->loss = opened.loss;
     mapping->trapped.needs_trap = opened.needs_trap != 0;
 }
 
@@ -423,7 +424,8 @@ void pc__mapping_tell(const struct pc__mapping *mapping, struct pc_mapping *out)
 {
     *out = (struct pc_mapping){.id = mapping->id,
                                .address = mapping->trapped.address,
-                               .length_bytes = mapping->trapped.length_bytes};
+                               .length_bytes = mapping->trapped.length_bytes,
+                               .loss = mapping->loss};
 }
 
 static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t base_address,

@@ -124,6 +124,7 @@ struct pc_mapping {
     uint64_t id;               /* for the calls below */
     uint64_t address;
     uint64_t length_bytes;
+    uint32_t loss;             /* number of the loss of blocks of the region; 0: none is lost */
 };
 
 /* Maps a region at its own address; where another map of this region in this process has that
@@ -333,6 +334,7 @@ struct pc_region_info {
     uint64_t version;
     uint64_t base_address;
     uint64_t length_bytes;
+    uint32_t loss;             /* as in pc_mapping; of a definition only */
 };
 /* homes[i] is the server id of 64 MiB extent i; n_homes = ceil(length / 64 MiB).
  * PC_ERR_HOME_LOST: some are homed here, and a restart could not bring them back. */
@@ -403,6 +405,9 @@ int pc_engine_rebuild_drop(pc_engine *engine, uint64_t region, int fd);
 int pc_engine_set_homes(pc_engine *engine, uint64_t region, const uint64_t *homes, size_t n_homes);
 /* Answers NEED_HOME: server_id was its home, and there will be no other. Who waits fails with error. */
 int pc_engine_home_lost(pc_engine *engine, uint64_t region, uint64_t server_id, int error);
+/* Blocks of the region are lost: the number of that loss, or 0 where none is. Who opens it is told so
+ * with the mapping, and who has it mapped already with the next pc_client_map of it. */
+int pc_engine_region_lacks(pc_engine *engine, uint64_t region, uint32_t loss);
 /* The registry's verdict: blocks of it are nowhere. Who opens it from now on gets error, until it has a
  * home again (pc_engine_set_homes). */
 int pc_engine_region_lost(pc_engine *engine, uint64_t region, int error);

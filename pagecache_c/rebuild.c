@@ -694,6 +694,19 @@ PC_API int pc_engine_set_homes(pc_engine *engine, uint64_t id, const uint64_t *h
     return rc;
 }
 
+PC_API int pc_engine_region_lacks(pc_engine *engine, uint64_t id, uint32_t loss)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    if (!region)
+        return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
+    pthread_mutex_lock(&region->lock);
+    region->loss = loss;
+    pthread_mutex_unlock(&region->lock);
+    pc__clients_let_go(engine, id); /* says so to who has it mapped */
+    pc__region_put(engine, region);
+    return PC_OK;
+}
+
 PC_API int pc_engine_region_lost(pc_engine *engine, uint64_t id, int error)
 {
     struct pc__region *region = pc__region_get(engine, id);

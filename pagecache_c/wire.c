@@ -27,6 +27,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the data protocol is l
 static_assert(sizeof(struct pc__ctl_region) == 24, "wire");
 static_assert(sizeof(struct pc__ctl_open) == 56, "wire");
 static_assert(sizeof(struct pc__ctl_opened) == 16, "wire");
+static_assert(sizeof(struct pc__ctl_let_go) == 16, "wire");
 static_assert(sizeof(struct pc__ctl_runs) == 16, "wire");
 static_assert(sizeof(struct pc__ctl_stage) == 40, "wire");
 static_assert(sizeof(struct pc__ctl_fail) == 256, "wire");
@@ -72,7 +73,7 @@ static const struct body_size {
     [PC__CTL_RESOLVE] = FIXED(struct pc__ctl_stage),
     [PC__CTL_GATHER] = FIXED(struct pc__ctl_gather),
     [PC__CTL_EVICTED] = FIXED(struct pc__ctl_runs),
-    [PC__CTL_LET_GO] = FIXED(struct pc__ctl_region),
+    [PC__CTL_LET_GO] = FIXED(struct pc__ctl_let_go),
     [PC__CTL_ENDED] = AT_LEAST(0),
     [PC__CTL_ATTACHED] = AT_LEAST(0),
     [PC__CTL_LEFT] = AT_LEAST(0),

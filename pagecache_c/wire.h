@@ -40,7 +40,7 @@ enum pc__ctl_type {
     PC__CTL_STAGE = 13,  /* c->s  pc__ctl_stage; fds: [layer memfd]; reply when it is kept */
     PC__CTL_RESOLVE = 14,/* c->s  pc__ctl_stage, with version; no reply */
     PC__CTL_GATHER = 15, /* c->s  pc__ctl_gather; fds: [memfd]; reply when it is filled in */
-    PC__CTL_LET_GO = 16, /* s->c  pc__ctl_region, region only: what rests of it is to be closed */
+    PC__CTL_LET_GO = 16, /* s->c  pc__ctl_let_go: what rests of the region is to be closed */
     PC__CTL_EVICTED = 17,/* c->s  pc__ctl_runs, wait: enum pc__evicted; READ: reply with a file of runs,
                                   if there are any; END: no reply */
     PC__CTL_ENDED = 18,  /* s->c  nothing: the session has ended, and nobody will serve it again */
@@ -80,6 +80,11 @@ struct pc__ctl_region {
     uint64_t length_bytes;
 };
 
+struct pc__ctl_let_go {
+    uint64_t region;
+    uint64_t loss;       /* as in pc__ctl_opened */
+};
+
 struct pc__ctl_open {
     uint64_t mapping_id; /* chosen by the client, unique in the connection */
     uint64_t region;
@@ -102,7 +107,7 @@ bool pc__map_flags_fit(uint32_t flags);
 struct pc__ctl_opened {
     uint64_t inode;
     uint32_t needs_trap; /* 0: every hole is a block of zeros (this node is the whole home) */
-    uint32_t reserved;
+    uint32_t loss;       /* of blocks of the region: its number; 0: none is lost */
 };
 
 struct pc__ctl_runs {

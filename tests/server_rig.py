@@ -71,6 +71,7 @@ class FakeEngine:
         self.adopted: set[int] = set()  # homes that came back from the keeper
         self.unknown: set[int] = set()  # regions that are not defined
         self.published: dict[int, int] = {}
+        self.losses: dict[int, int] = {}
         self.staged: set[int] = set()
 
     def ask(self, event: FakeEvent) -> None:
@@ -87,12 +88,13 @@ class FakeEngine:
             os.eventfd_read(self._fd)
         return None
 
-    def define_region(self, region, version, base_address, length_bytes, homes) -> None:
+    def define_region(self, region, version, base_address, length_bytes, homes, loss=0) -> None:
         if HERE in homes and region not in self.adopted:
             raise HomeLostError("It is not here.")
         if (region, False) in self.retired:
             raise FreedError("It is retired.")
         self.unknown.discard(region)
+        self.losses[region] = loss
         self.answers.append(("define", region, version, base_address, length_bytes, tuple(homes)))
 
     def refuse_region(self, region: int, error: int) -> None:
@@ -138,6 +140,11 @@ class FakeEngine:
 
     def home_lost(self, region: int, server_id: int, error: int) -> None:
         self.answers.append(("home lost", region, server_id, error))
+
+    def region_lacks(self, region: int, loss: int) -> None:
+        if region in self.unknown:
+            raise FreedError("It is not known here.")
+        self.losses[region] = loss
 
     def region_lost(self, region: int, error: int) -> None:
         self.answers.append(("region lost", region, error))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +27,10 @@ from tests.test_rebuild_lab import (
     read_all,
 )
 
-pytestmark = pytest.mark.lab
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.filterwarnings("default::clamor_ray.errors.LostBlocksWarning"),
+]
 
 LOST = 20  # the block of the array; one more in the region, behind the pickle stream
 SAID = rf"1 of {N_BLOCKS + 1} blocks \({LOST + 1}\)"
@@ -154,4 +159,74 @@ def test_a_byte_is_a_byte(lab: LocalCluster) -> None:
     for value in (-1, 256):
         with pytest.raises(ValueError, match="byte"):
             clamor.update(ref, lost=value)
+    clamor.free(ref)
+
+
+def said_by_each_way(ref: Any) -> list[str]:
+    """What each way of opening it says where warnings are errors; and how often it warns else."""
+    import asyncio
+    import warnings
+
+    from clamor_ray import _losses
+
+    _losses._told.clear()  # this worker may have run another task
+    ways = (
+        ref.get,
+        lambda: clamor.update(ref).begin(),
+        lambda: ref.at(1),
+        lambda: asyncio.run(clamor.aio.get(ref)),
+        lambda: ref._open(again=True),  # as an argument of a task is opened
+    )
+    said = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", errors.LostBlocksWarning)
+        for way in ways:
+            try:
+                way()
+                said.append("")
+            except errors.LostBlocksWarning as warning:
+                said.append(str(warning))
+        saying = clamor.update(ref, lost=0)  # what is to become of them
+        saying.begin()
+        saying.abort()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            ref.get()
+    return [*said, str(len(caught))]
+
+
+def loss_of(ref: Any) -> int:
+    """What a new mapping says here."""
+    lease = _session.current().open(ref.refresh(), stream=False, warns=False)
+    return int(lease.mapping.loss)
+
+
+def test_who_opens_it_is_warned(lab: LocalCluster, node: int) -> None:
+    ref, expected = put_and_lose_one(lab, node, 3)
+    with pytest.raises(errors.HomeLostError, match=SAID):
+        clamor.prefetch(ref)
+    assert on(1, add_to, ref, 3 * WORDS, 5) == 2
+    ref.refresh()
+    for index in (0, 1):
+        until(lambda index=index: on(index, loss_of, ref) != 0)
+    with pytest.warns(errors.LostBlocksWarning, match=SAID) as caught:
+        ref.get()
+    (warning,) = (found for found in caught if found.category is errors.LostBlocksWarning)
+    assert warning.filename == __file__
+    assert isinstance(warning.message, errors.LostBlocksWarning)
+    assert (warning.message.region, warning.message.runs) == (ref.region, ((LOST + 1, 1),))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.array_equal(ref.get()[:WORDS], expected[:WORDS])  # once in a process
+    *said, n_warnings = on(1, said_by_each_way, ref)
+    assert len(said) == 5
+    for text in said:
+        assert f"region {ref.region}" in text
+        assert re.search(SAID, text)
+    assert n_warnings == "1"
+    # Commits have written it: nobody is told any more.
+    on(0, write_lost, ref, 0)
+    for index in (0, 1):
+        until(lambda index=index: on(index, loss_of, ref) == 0)
     clamor.free(ref)

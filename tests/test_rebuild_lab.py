@@ -19,7 +19,10 @@ from tests.conftest import until
 from tests.lab import LocalCluster, local_cluster, require_lab
 from tests.lab.cluster import node_resource
 
-pytestmark = pytest.mark.lab
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.filterwarnings("default::clamor_ray.errors.LostBlocksWarning"),
+]
 
 BLOCK = 4096
 RESTED_S = 2.0  # more than a task's mapping rests

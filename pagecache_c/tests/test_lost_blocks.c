@@ -294,6 +294,44 @@ static void test_restarts(int trap)
     world_end(&w);
 }
 
+/* Who opens a region is told the number of its loss, also who has it mapped already: both at once. */
+static void test_who_opens_it_is_told(int trap)
+{
+    struct world w = world_of(trap, false);
+    struct server *home = &w.servers[PEER], *reader = &w.servers[READER];
+    pc_client *client = w.clients[READER];
+    struct pc_mapping before = map_at(client, &w.info, 1, 0), m = {0}, private = {0};
+    CHECK(before.loss == 0);
+    prepare(&w, home);
+    activate(&w, home);
+    OK(pc_engine_region_lacks(reader->engine, w.info.region, 77));
+    for (uint64_t until = now_ns() + WAIT; m.loss != 77 && now_ns() < until; usleep(1000)) {
+        if (m.id)
+            OK(pc_client_unmap(client, m.id));
+        m = map_at(client, &w.info, 1, 0);
+        CHECK(m.id == before.id);
+    }
+    CHECK(m.loss == 77);
+    private = map_at(client, &w.info, 1, PC_MAP_PRIVATE);
+    CHECK(private.loss == 77);
+    OK(pc_client_unmap(client, private.id));
+    OK(pc_client_unmap(client, m.id));
+    OK(pc_client_unmap(client, before.id));
+    OK(pc_engine_region_lacks(reader->engine, w.info.region, 0));
+    m = map_at(client, &w.info, 1, 0);
+    CHECK(m.loss == 0);
+    OK(pc_client_unmap(client, m.id));
+    struct pc_region_info info = w.info; /* a definition says it, too */
+    info.version = 1;
+    info.loss = 78;
+    OK(pc_engine_define_region(home->engine, &info, &home->id, 1));
+    m = map_at(w.clients[PEER], &w.info, 1, 0);
+    CHECK(m.loss == 78);
+    OK(pc_client_unmap(w.clients[PEER], m.id));
+    CHECK(pc_engine_region_lacks(home->engine, 99, 1) == PC_ERR_NO_REGION);
+    world_end(&w);
+}
+
 /* What makes no sense is refused, and nothing of it stays. */
 static void test_runs_that_make_no_sense(int trap)
 {
@@ -331,6 +369,7 @@ int main(int argc, char **argv)
         RUN(only_those_are_lost_at_a_peer, 120);
         RUN(only_those_are_lost_at_a_reader, 120);
         RUN(restarts, 120);
+        RUN(who_opens_it_is_told, 60);
         RUN(runs_that_make_no_sense, 60);
     }
     return failed != 0;

@@ -64,6 +64,7 @@ def look(refs: list[Any], expected: Callable[[int], Array], first: int) -> str:
     while True:
         try:
             array = refs[0].latest().get()
+            clamor.prefetch(array)  # a touch of a lost block would end the process
             wrong = np.flatnonzero(array != expected(first))
             return f"wrong from {wrong[0]} on, {len(wrong)} in all" if len(wrong) else "right"
         except errors.HomeLostError as lost:
