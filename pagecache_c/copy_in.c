@@ -65,7 +65,10 @@ struct copy {
     const struct place *chunks;
     uint64_t n_bytes, n_chunks;
     bool may_touch;           /* the source is memory that this process may read */
-    bool single;              /* single pages are made before pwrite */
+    /* Looked at before each pwrite, for it can change in the middle: single pages are made first, then.
+     * NULL: of what they are made does not matter. */
+    const struct pc__huge_pages_files *setting;
+    bool always_single;       /* or nobody can look */
     int uffd;                 /* -1: pwrite only */
     uint64_t map;             /* where the uffd's mapping has offset_bytes; a whole block */
     _Atomic uint64_t next_chunk;
@@ -158,7 +161,9 @@ static struct iovec vector_of(struct part part)
 static bool write_parts(struct copy *copy, struct part *parts, size_t n)
 {
     struct iovec from[VECTOR];
-    if (copy->single && n &&
+    const bool single =
+        n && (copy->always_single || (copy->setting && pc__huge_pages_now(copy->setting)));
+    if (single &&
         pc__huge_pages_prevent(copy->fd, copy->offset_bytes + parts[0].at,
                                parts[n - 1].at + parts[n - 1].n_bytes - parts[0].at)) {
         fail(copy, errno ? errno : ENOMEM);
@@ -324,10 +329,13 @@ PC_API int pc_copy_in(int fd, uint64_t offset_bytes, const void *source, uint64_
     const struct piece piece = {(uint64_t)(uintptr_t)source, n_bytes};
     struct copy copy = {.fd = fd, .offset_bytes = offset_bytes, .pieces = &piece,
                         .n_bytes = n_bytes};
-    char why[PC__HUGE_PAGES_WHY_BYTES];
+    struct pc__huge_pages_files setting;
     if (n_threads < 0 || offset_bytes > INT64_MAX || n_bytes > (uint64_t)INT64_MAX - offset_bytes)
         return pc__fail(PC_ERR_RANGE, "%llu bytes at %llu with %d threads",
                         (unsigned long long)n_bytes, (unsigned long long)offset_bytes, n_threads);
-    copy.single = pc__huge_pages(why);
-    return copy_pieces(&copy, n_threads);
+    copy.always_single = pc__huge_pages_open(&setting, PC__HUGE_PAGES_DIRECTORY) != PC_OK;
+    copy.setting = &setting;
+    int rc = copy_pieces(&copy, n_threads);
+    pc__huge_pages_close(&setting);
+    return rc;
 }

@@ -7,9 +7,12 @@
 #include "../apply.c"
 #include "commit.h"
 
+#include <linux/userfaultfd.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 
 #define HOME_OF_SETTINGS "/sys/kernel/mm/transparent_hugepage/"
 #define WINDOW_MOST_MS 20000 /* then it closes by itself */
@@ -260,6 +263,56 @@ static void test_single_pages(int i)
     close(home_fd);
 }
 
+struct slow_copy {
+    int fd, rc;
+    const uint8_t *source;
+    uint64_t n_bytes;
+};
+
+static void *copy_slowly(void *arg)
+{
+    struct slow_copy *copy = arg;
+    copy->rc = pc_copy_in(copy->fd, 0, copy->source, copy->n_bytes, 1);
+    return NULL;
+}
+
+/* The setting changes in the middle of a copy, whose source waits for one of its pages. */
+static void test_changes_meanwhile(int i)
+{
+    const uint64_t n_bytes = 2 * MIB + 64 * PC_BLOCK_BYTES, waits_at = MIB + 5 * PC_BLOCK_BYTES;
+    uint64_t inode;
+    static uint8_t page[PC_BLOCK_BYTES];
+    struct uffdio_api api = {.api = UFFD_API};
+    int uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+    if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api))
+        skip("no userfaultfd for system calls here: it takes root");
+    uint8_t *source = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(source != MAP_FAILED && !madvise(source, n_bytes, MADV_NOHUGEPAGE));
+    for (uint64_t at = 0; at < n_bytes; at += PC_BLOCK_BYTES)
+        if (at != waits_at)
+            source[at] = 7;
+    struct uffdio_register range = {
+        .range = {.start = (uint64_t)(uintptr_t)source, .len = n_bytes},
+        .mode = UFFDIO_REGISTER_MODE_MISSING};
+    CHECK(!ioctl(uffd, UFFDIO_REGISTER, &range));
+    struct slow_copy copy = {.fd = pc__memfd_make(8 * MIB, &inode), .source = source, .n_bytes = n_bytes};
+    pthread_t thread;
+    struct uffd_msg event;
+    CHECK(copy.fd >= 0 && !pthread_create(&thread, NULL, copy_slowly, &copy));
+    CHECK(read(uffd, &event, sizeof event) == (ssize_t)sizeof event);
+    struct window window = open_window(settings[i][0], settings[i][1]);
+    struct uffdio_copy fill = {.dst = (uint64_t)(uintptr_t)source + waits_at,
+                               .src = (uint64_t)(uintptr_t)page,
+                               .len = PC_BLOCK_BYTES};
+    CHECK(!ioctl(uffd, UFFDIO_COPY, &fill));
+    pthread_join(thread, NULL);
+    close_window(&window);
+    OK(copy.rc);
+    CHECK(allocated(copy.fd) == n_bytes / PC_BLOCK_BYTES);
+    close(copy.fd);
+    close(uffd);
+}
+
 static void ask_for(int fd, uint64_t first, uint16_t n)
 {
     struct {
@@ -354,6 +407,7 @@ int main(void)
     failed += run_test("all_maps", test_all_maps, PC_TRAP_SIGSEGV, 120);
     for (int i = 0; i < (int)N(settings); i++) {
         failed += run_test("single_pages", test_single_pages, i, 120);
+        failed += run_test("changes_meanwhile", test_changes_meanwhile, i, 120);
         failed += run_test("reply_is_copied", test_reply_is_copied, i, 240);
     }
     failed += run_test("without_userfaultfd", test_without_userfaultfd, 0, 240);
