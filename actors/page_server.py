@@ -211,11 +211,12 @@ class PageServer:
             self._end_keepers(config)
             raise failure
 
-    def _end_keepers(self, config: ServerConfig) -> None:
-        """The registry may not be there any more to say under which id this one has served."""
+    def _end_keepers(self, config: ServerConfig, but: int = 0) -> None:
+        """Under all ids this node may have had: the registry may not be there to say which."""
         for life in range(MOST_LIVES):
             server_id = server_id_of(self._node_id, life)
-            _end_keeper(self._keeper_socket(config, server_id))
+            if server_id != but:
+                _end_keeper(self._keeper_socket(config, server_id))
 
     def _keeper_socket(self, config: ServerConfig, server_id: int) -> str:
         return _names.keeper_socket(
@@ -248,6 +249,8 @@ class PageServer:
         socket_directory.prepare(_names.socket_directory(config.sockets_below))
         self._cache_bytes = cache_budget(config.cache_bytes, memory_bytes(), node_id)
         server_id, has_served = self._ask("begin_server", node_id)
+        if not has_served:  # the ids before this one are lost for good, with what they held
+            self._end_keepers(config, but=server_id)
         keeper = _find_keeper(self._keeper_socket(config, server_id))
         if keeper is None and has_served:
             server_id = self._ask("renew_server", node_id, server_id, NO_KEEPER)

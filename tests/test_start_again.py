@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import re
 import resource
 import signal
 import time
@@ -279,6 +280,79 @@ def test_commits_go_on_while_a_keeper_is_stopped(cluster: LocalCluster) -> None:
     with clamor.update(ref) as array:  # of the newest version
         assert total_of(array) == 256 * ((n + 1) % 256)
     clamor.free(ref)
+
+
+KEEPER_DIES_S = (0.0, 0.01, 0.02, 0.04)  # after a server that starts again has reached it
+
+
+def connections_of(keeper: int) -> int:
+    found = 0
+    for entry in os.listdir(f"/proc/{keeper}/fd"):
+        with contextlib.suppress(OSError):
+            found += os.readlink(f"/proc/{keeper}/fd/{entry}").startswith("socket:")
+    return found
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("after_s", KEEPER_DIES_S)
+def test_the_keeper_dies_right_after_a_server_reached_it(
+    cluster: LocalCluster, after_s: float
+) -> None:
+    """Whether all was given back by then or not, the node serves; what is lost is named."""
+    read, unread = ray.get(on_node_1(put_there).remote(2, 1 << 20), timeout=ANSWER_S)
+    assert total_of(read.get()) == 0  # this node has all of it
+    home, keeper = cluster.page_server_pid(1, ANSWER_S), keeper_of_node_1(cluster)
+    assert keeper is not None
+    os.kill(home, signal.SIGKILL)
+    until(lambda: connections_of(keeper) == 1)  # it listens, and nobody is connected
+    deadline_s = time.monotonic() + ANSWER_S
+    while connections_of(keeper) < 2:  # no pause: it is a matter of milliseconds
+        assert time.monotonic() < deadline_s
+    time.sleep(after_s)  # the trouble itself
+    os.kill(keeper, signal.SIGKILL)
+    assert ray.get(on_node_1(total_of).remote(read), timeout=ANSWER_S) == 0
+    try:
+        assert total_of(unread.get()) == 1 << 20
+    except errors.HomeLostError as lost:
+        named = rf"(?s)egion {unread.region} is lost.* of \d+ blocks \("
+        assert re.search(named, lost.message), lost.message  # noqa: PT017 - either is right
+    (new,) = ray.get(on_node_1(put_there).remote(1, 1 << 20), timeout=ANSWER_S)
+    assert ray.get(on_node_1(add_one).remote([new]), timeout=ANSWER_S) == 1
+    until(lambda: keeper_of_node_1(cluster) not in (None, keeper))
+    for ref in (read, unread, new):
+        clamor.free(ref)
+
+
+def keepers_lines() -> list[bytes]:
+    from clamor_ray import _session
+
+    found = []
+    for pid in keepers(_session.current().scope):
+        with contextlib.suppress(OSError):
+            found.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+    return found
+
+
+@pytest.mark.lab
+def test_the_actor_of_a_node_that_lives_is_dead(cluster: LocalCluster) -> None:
+    """Ray starts it no more: the registry does, under another id, though its keeper lives."""
+    read, unread = ray.get(on_node_1(put_there).remote(2, 1 << 20), timeout=ANSWER_S)
+    made = ray.get(on_node_1(zeros_there).remote(), timeout=ANSWER_S)
+    assert total_of(read.get()) == 0  # this node has all of it
+    home = cluster.page_server_pid(1, ANSWER_S)
+    ray.kill(cluster.page_server(1), no_restart=True)
+    until_gone(home)
+    named = rf"(?s)egion {unread.region} is lost.* of \d+ blocks \("
+    with pytest.raises(errors.HomeLostError, match=named):
+        unread.get()
+    assert ray.get(on_node_1(total_of).remote(read), timeout=ANSWER_S) == 0
+    assert ray.get(on_node_1(total_of).remote(made), timeout=ANSWER_S) == 0
+    (new,) = ray.get(on_node_1(put_there).remote(1, 1 << 20), timeout=ANSWER_S)
+    assert ray.get(on_node_1(add_one).remote([new]), timeout=ANSWER_S) == 1
+    node = cluster.node_ids[1][:16].encode()
+    until(lambda: sum(node in line for line in keepers_lines()) == 1)  # the old one leaves
+    for ref in (read, unread, made, new):
+        clamor.free(ref)
 
 
 class Ended(BaseException):
