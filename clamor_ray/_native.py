@@ -12,7 +12,7 @@ import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -193,6 +193,16 @@ def unmap_kept(address: int, length_bytes: int) -> None:
     """Unmaps what a client that was closed has left mapped; nothing where it has not."""
     with contextlib.suppress(errors.FreedError):
         check(c.lib.pc_kept_unmap(address, length_bytes), address=hex(address))
+
+
+def _raise_late(what: str, timeout_s: float, hint: str | None = None) -> NoReturn:
+    """After a call that made PC_ERR_TIMEOUT, on its thread; with the page server's cause if it has
+    said one."""
+    if cause := server_cause(last_detail()):
+        message, hint = f"{what}: {cause}.", UNREACHED_HINT
+    else:
+        message = f"{what} within {timeout_s:g} s."
+    raise errors.PrefetchTimeoutError(message, code=PC_ERR_TIMEOUT, hint=hint)
 
 
 class Client(_Handle):
@@ -556,13 +566,7 @@ class Client(_Handle):
         )
         if code == PC_ERR_TIMEOUT:
             n_blocks = int(keep[:, 1].sum())
-            if cause := server_cause(last_detail()):
-                raise errors.PrefetchTimeoutError(
-                    f"{n_blocks} blocks did not arrive: {cause}.", code=code, hint=UNREACHED_HINT
-                )
-            raise errors.PrefetchTimeoutError(
-                f"{n_blocks} blocks did not arrive within {timeout_s:g} s.", code=code
-            )
+            _raise_late(f"{n_blocks} blocks did not arrive", timeout_s)
         if code < 0:
             self._check(code, mapping_id, runs_said(keep))
 
@@ -612,11 +616,8 @@ class Client(_Handle):
             ns(timeout_s),
         )
         if code == PC_ERR_TIMEOUT:
-            raise errors.PrefetchTimeoutError(
-                f"Not all of {ids.size} rows came within {timeout_s:g} s.",
-                code=code,
-                hint="Ask again with a longer timeout, or for fewer rows.",
-            )
+            hint = "Ask again with a longer timeout, or for fewer rows."
+            _raise_late(f"Not all of {ids.size} rows came", timeout_s, hint)
         if code < 0:
             begin = offset_bytes + int(ids.min()) * stride_bytes
             end = offset_bytes + int(ids.max()) * stride_bytes + row_bytes

@@ -141,7 +141,7 @@ void pc__client_drop_mapping(struct pc__client *client, struct pc__mapping *mapp
         struct pc__job *job = pc__of(job_link, struct pc__job, link);
         if (job->client == client && job->mapping_id == id) {
             if (job->part)
-                pc__part_blocks_done(job->part, PC_ERR_CLOSED);
+                pc__part_blocks_done(job->part, PC_ERR_CLOSED, 0);
             else if (!client->closed) /* else it asks the next server, if there is one */
                 pc__client_send(client, PC__CTL_REPLY, job->request_id, PC_ERR_CLOSED, NULL, 0,
                                 -1);

@@ -383,8 +383,8 @@ void pc__client_gather(struct pc__client *client, const struct pc__ctl_message *
 void pc__client_gathers_end(struct pc__client *client);
 /* Unmaps what no gather has used for a while. */
 void pc__client_check_areas(struct pc__client *client, uint64_t now_ns);
-/* The job of its blocks is done. Under region.lock. */
-void pc__part_blocks_done(struct pc__part *part, int status);
+/* The job of its blocks is done, or failed for want of that server. Under region.lock. */
+void pc__part_blocks_done(struct pc__part *part, int status, uint64_t server_id);
 void pc__rents_free(struct pc__rents *rents);
 /* A fetch of rows: its request; its answer, as lane->rx has it (1: dealt with, 0: more is to come,
  * negative: nonsense), and where the next of it goes; its end without one. */

@@ -90,12 +90,12 @@ static uint64_t overlap(const struct pc__job *job, uint64_t first, uint64_t n)
 }
 
 /* text: for people, where it failed; or NULL. */
-static void finish_job(struct pc__job *job, int status, const char *text)
+static void finish_job(struct pc__job *job, int status, uint64_t server_id, const char *text)
 {
     if (job->pull)
         pc__pull_done(job->pull, status);
     else if (job->part)
-        pc__part_blocks_done(job->part, status);
+        pc__part_blocks_done(job->part, status, server_id);
     else
         pc__client_send(job->client, PC__CTL_REPLY, job->request_id, status, text,
                         text ? strlen(text) + 1 : 0, -1);
@@ -131,7 +131,7 @@ static void now_present(struct pc_engine *engine, struct pc__region *region,
         uint64_t done = overlap(job, first, n);
         job->remaining_blocks -= done < job->remaining_blocks ? done : job->remaining_blocks;
         if (!job->remaining_blocks)
-            finish_job(job, PC_OK, NULL);
+            finish_job(job, PC_OK, 0, NULL);
     }
     pthread_mutex_unlock(&region->lock);
 }
@@ -287,7 +287,7 @@ void pc__fill_failed(struct pc_engine *engine, struct pc__region *region,
     {
         struct pc__job *job = pc__of(link, struct pc__job, link);
         if (overlap(job, first, n))
-            finish_job(job, error, fail.cause);
+            finish_job(job, error, server_id, fail.cause);
     }
     pthread_mutex_unlock(&region->lock);
 }

@@ -18,6 +18,7 @@
  */
 #include "engine.h"
 #include "gather.h"
+#include "retained.h"
 
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -48,6 +49,7 @@ struct pc__part {
     uint32_t request_id;
     uint32_t waits_for;            /* region.lock: requests for rows, the job of its blocks, its maker */
     int status;                    /* region.lock */
+    uint64_t server_id;            /* region.lock: who has not given it, where one has not; or 0 */
     bool posted;                   /* region.lock: its end is in the mail */
 };
 
@@ -72,8 +74,13 @@ static void drop_area(struct pc__area *area)
 /* On its loop; nothing refers to it any more. */
 static void end(struct pc__part *part)
 {
-    if (part->client)
-        pc__client_send(part->client, PC__CTL_REPLY, part->request_id, part->status, NULL, 0, -1);
+    char why[sizeof((struct pc__ctl_fail *)0)->cause] = "";
+    if (part->client) {
+        if (part->status == PC_ERR_TIMEOUT && part->server_id)
+            pc__unreached_say(part->loop->engine, part->server_id, part->status, why, sizeof why);
+        pc__client_send(part->client, PC__CTL_REPLY, part->request_id, part->status, why,
+                        *why ? strlen(why) + 1 : 0, -1);
+    }
     pc__link_remove(&part->link);
     drop_area(part->area);
     free(part);
@@ -86,18 +93,21 @@ static void end_by_mail(struct pc__loop *loop, struct pc__mail *mail)
 }
 
 /* Under region.lock. True: that was the last. */
-static bool came(struct pc__part *part, int status)
+static bool came(struct pc__part *part, int status, uint64_t server_id)
 {
-    if (status && !part->status)
+    if (status && !part->status) {
         part->status = status;
+        part->server_id = server_id;
+    }
     return --part->waits_for == 0;
 }
 
 /* On the part's loop. */
-static void came_here(struct pc__region *region, struct pc__part *part, int status)
+static void came_here(struct pc__region *region, struct pc__part *part, int status,
+                      uint64_t server_id)
 {
     pthread_mutex_lock(&region->lock);
-    bool last = came(part, status);
+    bool last = came(part, status, server_id);
     pthread_mutex_unlock(&region->lock);
     if (last)
         end(part);
@@ -125,10 +135,10 @@ void pc__client_check_areas(struct pc__client *client, uint64_t now_ns)
     }
 }
 
-void pc__part_blocks_done(struct pc__part *part, int status)
+void pc__part_blocks_done(struct pc__part *part, int status, uint64_t server_id)
 {
     const struct pc__mail mail = {.run = end_by_mail, .pointer = part};
-    if (!came(part, status))
+    if (!came(part, status, server_id))
         return;
     part->posted = true; /* before: whoever reads the mail frees it */
     if (!pc__loop_post(part->loop, &mail))
@@ -467,7 +477,7 @@ static void ask(struct pc__part *part, const struct pc__mapping *mapping, struct
         rc = ask_for_rows(&rows, part, region, generation, plan, area);
     pc__batch_submit(loop, &rows);
     pc__batch_submit(loop, &blocks);
-    came_here(region, part, rc); /* it may be gone now */
+    came_here(region, part, rc, 0); /* it may be gone now */
     pc__region_put(loop->engine, region);
 }
 
@@ -539,7 +549,7 @@ static void finish(struct pc__fetch *fetch, int status)
     struct pc__part *part = fetch->gather->part;
     free(fetch->gather);
     fetch->gather = NULL;
-    came_here(fetch->region, part, status);
+    came_here(fetch->region, part, status, fetch->server_id);
 }
 
 void pc__gather_failed(struct pc_engine *engine, struct pc__fetch *fetch, int error)

@@ -305,6 +305,11 @@ static void test_never_reached(int trap)
     snprintf(text, sizeof text, "server 0x%llx is not reached for ",
              (unsigned long long)w.servers[HOME].id);
     CHECK(strstr(pc_last_message(), text) && strstr(pc_last_message(), " s: connect: it is stopped"));
+    const struct pc_rows rows = {.stride_bytes = PC_BLOCK_BYTES, .row_bytes = 64};
+    const uint64_t ids[] = {1, 5, 9};
+    uint8_t out[3 * 64];
+    CHECK(pc_client_gather(w.clients[READER], w.m.id, &rows, ids, 3, out, WAIT) == PC_ERR_TIMEOUT);
+    CHECK(strstr(pc_last_message(), text) && strstr(pc_last_message(), " s: connect: it is stopped"));
     CHECK(w.servers[READER].homes_asked == 0);
     w.servers[HOME].unreached = false;
     check_version(w.c, &w.m, &w.info, 1); /* nothing of it stays */
