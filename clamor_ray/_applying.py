@@ -36,7 +36,7 @@ def bring(session: Session, lease: Lease | None, array: Array, ids: Iterable[Any
             runs = _native_scatter.blocks(offset_bytes, row_bytes, len(array), each)
         if runs[:, 1].sum() < FEW_BLOCKS:
             continue
-        lease.prefetch(runs, wait=True, timeout_s=session.config.fault_timeout_s)
+        lease.prefetch(runs, wait=True, timeout_s=session.config.patience_s)
         _native_scatter.populate(address, runs)
 
 

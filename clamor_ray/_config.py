@@ -130,6 +130,9 @@ def _socket_directory(variable: str, text: str) -> str:
     return text
 
 
+ANSWER_S: Final = 5.0  # that the page server of this node has to say why there is nothing
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings of this process; `from_env` reads them, the table above says what they mean."""
@@ -151,6 +154,12 @@ class Config:
     history_dir: str = ""
     socket_dir: str = SOCKETS_BELOW
     view_ref_bytes: int = 65536
+
+    @property
+    def patience_s(self) -> float:
+        """How long blocks are waited for where no timeout is given. The page server gives up
+        before: it knows which server is not reached, and why."""
+        return self.fault_timeout_s + ANSWER_S
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **given: object) -> Config:

@@ -191,7 +191,7 @@ class Fetch:
 
     def __init__(self, timeout: float | None) -> None:
         if timeout is None:
-            timeout = max((s.config.fault_timeout_s for s in _session.sessions()), default=0.0)
+            timeout = max((s.config.patience_s for s in _session.sessions()), default=0.0)
         self._deadline = time.monotonic() + timeout
 
     def _left_s(self) -> float:

@@ -233,7 +233,7 @@ class HashMap(_Lookups):
         first = (table.starts(wanted).reshape(-1) + table.slots.ctypes.data).astype(np.int64)
         end = ((first + table.slots.dtype.itemsize - 1) >> BLOCK_SHIFT) + 1
         spans = merge(first >> BLOCK_SHIFT, end)
-        timeout_s = session.config.fault_timeout_s if timeout is None else timeout
+        timeout_s = session.config.patience_s if timeout is None else timeout
         deadline = time.monotonic() + timeout_s
         for mapping, runs in split_by_mapping(spans, session.leases).items():
             left_s = max(0.0, deadline - time.monotonic())

@@ -76,7 +76,7 @@ def prefetch(target: Any, *, wait: bool = True, timeout: float | None = None) ->
     """
     refs, rest = _flatten(target)
     session = _session.current(refs[0].scope if refs else None)  # without one, this says so
-    timeout_s = session.config.fault_timeout_s if timeout is None else timeout
+    timeout_s = session.config.patience_s if timeout is None else timeout
     deadline = time.monotonic() + timeout_s
 
     def left_s() -> float:

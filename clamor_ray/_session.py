@@ -47,7 +47,6 @@ from clamor_ray.actors.registry_core import server_id_of
 
 _T = TypeVar("_T")
 
-ANSWER_S = 5.0  # that the page server of this node has to say why there is nothing
 SWEEP_LEAST = 64
 _OUTLIVES = (
     "A detached actor or a Serve app that outlives its driver has no session to make variables in. "
@@ -253,9 +252,7 @@ class Session(Making):
         # Unpickling touches the stream at once: fetched here, a lost home is an exception.
         with self.explaining(ref.region):
             blocks = stream_blocks(ref.plan)
-            # The page server gives up first: it knows why.
-            timeout_s = self.config.fault_timeout_s + ANSWER_S
-            lease.prefetch(blocks, wait=True, timeout_s=timeout_s)
+            lease.prefetch(blocks, wait=True, timeout_s=self.config.patience_s)
         return lease
 
     def region_at(self, address: int) -> int:
