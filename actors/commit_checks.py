@@ -44,6 +44,9 @@ def check_request(request: CommitRequest) -> None:
     timeout_s = request.timeout_s
     if type(timeout_s) not in (int, float) or not math.isfinite(timeout_s) or timeout_s < 0:
         raise _refused(f"its timeout is {timeout_s!r:.60}, not a number of seconds")
+    staged_ago_s = request.staged_ago_s
+    if type(staged_ago_s) not in (int, float) or not math.isfinite(staged_ago_s):
+        raise _refused(f"its layers were staged {staged_ago_s!r:.60} seconds ago")
     if type(request.writes) is not tuple:
         raise _refused("its writes are no tuple")
     for write in request.writes:

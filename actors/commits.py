@@ -3,12 +3,14 @@
 One commit:
 
     answered before?  -> the same answer
-    layers            -> every home that is not the writer's node fetches its layer, side by side
+    layers            -> every home that is not the writer's node fetches its layer, side by side;
+                         then whose word is older than a second by now is asked once more
     decision          -> conflict check, journal, memory: without an await between them, so that
                          nothing can change in between. From here on the versions are public
     homes             -> are told in the background, in batches, until they acknowledge
 
-A commit whose homes are all on the writer's node never waits: it is decided within its one call.
+A commit whose homes are all on the writer's node, and whose layers have just been staged, never
+waits: it is decided within its one call.
 
 What is unsaid about a failure: nothing. A commit that raised is not in the journal, its layers are
 where they were, and the same request may be sent again (after a conflict in vain).
@@ -39,7 +41,7 @@ TICK_S = 0.1
 TELL_MOST_S = 5.0
 PULL_SHARE = 0.8  # of the caller's time; the rest is for the answer
 LOOK_S = 3.0  # a home that is silent for so long is looked after
-FRESH_S = 1.0  # a home that has said longer ago that it has a layer is asked once more
+FRESH_S = 1.0  # a home that has said so long before the last one that it has a layer is asked again
 PULLS_AT_ONCE = 8  # from one commit's or several commits' point of view, at one home
 
 
@@ -135,7 +137,7 @@ class Commits:
             return await asyncio.shield(running)
         self._check_homes(request)
         pulls = self._pulls_of(request)
-        if not pulls:
+        if all(self._is_own(pull) for pull in pulls) and request.staged_ago_s <= FRESH_S:
             return self._decide(request)
         running = self._running[commit_id] = asyncio.get_running_loop().create_future()
         running.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -153,12 +155,19 @@ class Commits:
             del self._running[commit_id]
 
     def _pulls_of(self, request: CommitRequest) -> list[tuple[int, Write]]:
+        """Who must have which layer."""
         return [
             (home, write)
             for write in request.writes
             for home in self._homes.of(write.region)
-            if home != write.staged_at and write.layer_bytes
+            if write.layer_bytes
         ]
+
+    @staticmethod
+    def _is_own(pull: tuple[int, Write]) -> bool:
+        """Whether the home has it from a process of its node: staged is pulled."""
+        home, write = pull
+        return home == write.staged_at
 
     async def _pull_and_decide(
         self, request: CommitRequest, pulls: list[tuple[int, Write]]
@@ -167,24 +176,33 @@ class Commits:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (request.timeout_s or self._timeout_s) * PULL_SHARE
         answered_s: dict[tuple[int, int], float] = {}  # by home and region
-        stale = pulls
+        staged_s = loop.time() - request.staged_ago_s
         try:
             while True:
-                await self._pull(request, stale, answered_s, deadline)
-                self._check_homes(request)  # they may have been lost meanwhile,
-                pulls = self._pulls_of(request)  # or the region has got another one
+                for home, write in filter(self._is_own, pulls):
+                    answered_s.setdefault((home, write.region), staged_s)
+                new = [
+                    (home, write) for home, write in pulls if (home, write.region) not in answered_s
+                ]
+                await self._pull(request, new, answered_s, deadline)
                 # Who answered long ago may have died since, with what only it and the writer's
-                # node have: that drops it once the commit is made.
+                # node have: that drops it once the commit is made. One round, side by side: what
+                # grows old while that runs is not asked for a third time, else where the answers
+                # take a second there would be no end.
                 now_s = loop.time()
                 stale = [
                     (home, write)
                     for home, write in pulls
-                    if now_s - answered_s.get((home, write.region), -FRESH_S) > FRESH_S
+                    if now_s - answered_s[home, write.region] > FRESH_S
                 ]
-                if not stale:
+                await self._pull(request, stale, answered_s, deadline)
+                self._check_homes(request)  # they may have been lost meanwhile,
+                asked = pulls
+                pulls = self._pulls_of(request)  # or the region has got another one
+                if all(pull in asked for pull in pulls):
                     return self._decide(request)
         except (errors.CommitConflict, errors.CommitAbortedError, errors.FreedError):
-            self._drop(request.commit_id, pulls)
+            self._drop(request.commit_id, [pull for pull in pulls if not self._is_own(pull)])
             raise
 
     def _decide(self, request: CommitRequest) -> Committed:
@@ -251,7 +269,11 @@ class Commits:
         while (left_s := deadline - loop.time()) > 0:
             try:
                 await self._pull_watched(
-                    self._pull_in_turn(turn, home, commit_id, write), home, write.region, left_s
+                    self._pull_in_turn(turn, home, commit_id, write),
+                    home,
+                    write.region,
+                    left_s,
+                    again,
                 )
                 return
             except (
@@ -269,11 +291,7 @@ class Commits:
             await asyncio.sleep(min(pause_s, max(0.0, deadline - loop.time())))
             pause_s = min(2 * pause_s, 1.0)
         if not last:  # there was no time to ask it
-            last = (
-                f"what the homes had answered was older than {FRESH_S:g} s again and again"
-                if again
-                else "the time was over before it was asked"
-            )
+            last = f"the time was over before it was asked{' once more' if again else ''}"
         raise errors.WaitTimeoutError(
             f"The home {home:#x} of region {write.region} did not fetch the changed blocks within "
             f"{loop.time() - asked_s:.0f} s: {last}.",
@@ -282,7 +300,12 @@ class Commits:
         )
 
     async def _pull_watched(
-        self, work: Coroutine[Any, Any, None], home: int, region: int, timeout_s: float
+        self,
+        work: Coroutine[Any, Any, None],
+        home: int,
+        region: int,
+        timeout_s: float,
+        again: bool,
     ) -> None:
         """Waits for a pull, and looks after its home meanwhile: Ray goes on trying to reach one
         whose node is gone for longer than anybody wants to wait.
@@ -300,9 +323,11 @@ class Commits:
                 if done:
                     return pull.result()
                 if left_s <= LOOK_S:
+                    asked = "was asked once more whether it has them, and " if again else ""
                     raise errors.WaitTimeoutError(
-                        f"it is alive as far as Ray knows, and has not answered for {timeout_s:.0f}"
-                        " s: its process may be stopped, or its node overloaded or cut off",
+                        f"it is alive as far as Ray knows, {asked or 'and '}has not answered for "
+                        f"{timeout_s:.1f} s: its process may be stopped, or its node overloaded or "
+                        "cut off",
                         hint="",
                     )
                 await self._homes.examine(home)

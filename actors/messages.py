@@ -86,7 +86,7 @@ class Write:
         blocks: Serialized ``pyroaring.BitMap`` of the dirty 4 KiB blocks, counted from the
             region's start; may be empty (b"") where only the plan changed, and for inline.
         layer_bytes: Size of the staged layer; 0 for inline.
-        staged_at: Id of the page server that holds the layer: that of the writer's node.
+        staged_at: Id of the page server that holds the layer, as that one said; 0 for inline.
         plan: What lies where from this version on (opaque to the registry); None: as before.
         payload: The new content of an inline variable; None for a region.
     """
@@ -110,11 +110,13 @@ class CommitRequest:
         writes: At most one for each variable.
         timeout_s: How long the homes may take to fetch the layers; 0: as the session's settings
             say. The caller should wait a few seconds longer for the answer.
+        staged_ago_s: How long ago the first layer was staged, at most, when this was sent.
     """
 
     commit_id: int
     writes: tuple[Write, ...]
     timeout_s: float = 0.0
+    staged_ago_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -77,27 +77,23 @@ class VersionMethods:
         await self._rebuilds.settle_all(request, self._control_deadline(request))
         self._commits.may_commit(request)
 
-    def _as_staged_now(self, request: CommitRequest) -> CommitRequest:
-        """A process knows its node's first page server, and not which one there is now."""
-        writes = tuple(
-            dataclasses.replace(write, staged_at=self._core.server_id_now(write.staged_at))
-            for write in request.writes
-        )
-        return dataclasses.replace(request, writes=writes)
-
     async def commit(self, request: CommitRequest) -> Committed:
         """Makes all writes of a request the newest versions, or none. See ``Commits.commit``.
 
         Where a home is lost it waits for the new one.
         """
         check_request(request)
-        request = self._as_staged_now(request)
+        came_s = time.monotonic()
         deadline = self._control_deadline(request)
         for left in reversed(range(COMMIT_TRIES)):
             await self._rebuilds.settle_all(request, deadline)
-            left_s = max(0.1, deadline - time.monotonic())
+            now_s = time.monotonic()
+            left_s = max(0.1, deadline - now_s)
+            ago_s = request.staged_ago_s + now_s - came_s
             try:
-                return await self._commits.commit(dataclasses.replace(request, timeout_s=left_s))
+                return await self._commits.commit(
+                    dataclasses.replace(request, timeout_s=left_s, staged_ago_s=ago_s)
+                )
             except errors.HomeLostError:
                 if not left:
                     raise
@@ -178,7 +174,9 @@ class VersionMethods:
             region of which something is known, and of the regions that have no home but the
             asker's node.
         """
-        digest, sure, server_id, regions = unpack(packed)
+        digest, sure, first_id, regions = unpack(packed)
+        # A process knows its node's first page server, and not which one there is now.
+        server_id = self._core.server_id_now(first_id)
         here = [region for region in regions if self._core.homes_of(region) == (server_id,)]
         wanted = [region for region in regions if region not in here]
         found = self._read_sets.find(digest, sure, wanted) if wanted else {}

@@ -508,7 +508,7 @@ class Client(_Handle):
         *,
         n_threads: int = 0,
         timeout_s: float = 60.0,
-    ) -> None:
+    ) -> int:
         """Copies blocks of a private mapping to this node's page server, to be committed.
 
         Args:
@@ -518,11 +518,16 @@ class Client(_Handle):
             n_threads: that copy; 0 chooses by size and cores.
             timeout_s: for all of it, a restart of the page server included.
 
+        Returns:
+            The id of the page server that has them: a node may have joined again since the session
+            began.
+
         Raises:
             OutOfMemoryError: nothing is left behind; try again or drop it.
             RangeError, ForkedError, ServerUnavailableError, WaitTimeoutError.
         """
         pointer, n_runs, _keep = runs_pointer(runs)
+        server_id = c.ffi.new("uint64_t *")
         self._check(
             self._call(
                 c.lib.pc_client_stage,
@@ -532,9 +537,11 @@ class Client(_Handle):
                 n_runs,
                 n_threads,
                 ns(timeout_s),
+                server_id,
             ),
             mapping_id,
         )
+        return int(server_id[0])
 
     def resolve(self, commit_id: int, region: int, version: int, mapping_id: int = 0) -> None:
         """Tells the page server what became of a staged layer: a version, or 0: drop it.

@@ -268,8 +268,13 @@ class Engine(_Handle):
         """The commit was refused. An unknown id is no error."""
         check(self._call(c.lib.pc_engine_drop_staged, region, commit_id), region=region)
 
+    def has_layer(self, region: int, commit_id: int) -> bool:
+        """Whether a layer is staged here, by a process of this node or pulled. Any thread."""
+        return bool(check(self._call(c.lib.pc_engine_has_layer, region, commit_id)))
+
     def pull(self, region: int, commit_id: int, server_id: int, layer_bytes: int) -> None:
-        """At the home: fetches the layer that `server_id` holds. Ends with `EVENT_PULLED`."""
+        """At the home: fetches the layer that `server_id` holds. Ends with `EVENT_PULLED`.
+        With this server's own id it only says whether the layer is here: `HOME_LOST` if not."""
         check(
             self._call(c.lib.pc_engine_pull, region, commit_id, server_id, layer_bytes),
             region=region,

@@ -24,6 +24,7 @@ import threading
 import time
 import warnings
 import weakref
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Literal
 
@@ -329,8 +330,13 @@ class Transaction:
             try:
                 if total_bytes > ASK_FIRST_BYTES:
                     session.call("may_commit", request)
-                self._stage(session, commit_id, changes, total_bytes, timeout_s)
-                versions = self._ask(session, request, changes)
+                began_s = time.monotonic()
+                staged_at = self._stage(session, commit_id, changes, total_bytes, timeout_s)
+                staged = tuple(
+                    replace(write, staged_at=staged_at.get(write.region, 0)) for write in writes
+                )
+                request = replace(request, writes=(*word, *staged))
+                versions = self._ask(session, request, changes, began_s)
             except errors.CommitAbortedError:
                 self._drop(session, commit_id, changes)
                 if attempt == MOST_TRIES - 1:
@@ -371,29 +377,36 @@ class Transaction:
         changes: list[Change],
         total_bytes: int,
         timeout_s: float,
-    ) -> None:
+    ) -> dict[int, int]:
+        """Returns: which page server has each region's layer."""
+        staged_at = {}
         try:
             check_room(total_bytes, "The commit", COMMIT_HINT)
             for change in changes:
                 lease = change.part.lease
                 if lease is not None:
-                    session.client.stage(
+                    staged_at[change.part.begin.region] = session.client.stage(
                         lease.mapping.id, commit_id, change.runs, timeout_s=timeout_s
                     )
+            return staged_at
         except BaseException:
             self._drop(session, commit_id, changes)
             raise
 
     def _ask(
-        self, session: Session, request: CommitRequest, changes: list[Change]
+        self, session: Session, request: CommitRequest, changes: list[Change], began_s: float
     ) -> dict[int, int]:
-        """The registry's word. Where it does not come the transaction is in doubt."""
+        """The registry's word. Where it does not come the transaction is in doubt.
+
+        Args: began_s: when staging began, by the monotonic clock.
+        """
         deadline = time.monotonic() + session.config.reattach_s
         pause_s = 0.05
         timeout_s = request.timeout_s + ANSWER_MARGIN_S
         self._in_doubt = (request.commit_id, changes)
         while True:
             try:
+                request = replace(request, staged_ago_s=time.monotonic() - began_s)
                 answer = session.call("commit", request, timeout_s=timeout_s)
             except errors.ServerUnavailableError:
                 # The registry, or a home, is being restarted. The same id gets the same answer.

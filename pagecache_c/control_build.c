@@ -228,8 +228,9 @@ void pc__client_staged(struct pc__client *client, uint32_t request_id, uint64_t 
         pthread_mutex_unlock(&region->lock);
         pc__region_put(engine, region);
     }
+    const struct pc__ctl_staged staged = {engine->server_id};
     if (!pending)
-        pc__client_send(client, PC__CTL_REPLY, request_id, PC_OK, NULL, 0, -1);
+        pc__client_send(client, PC__CTL_REPLY, request_id, PC_OK, &staged, sizeof staged, -1);
 }
 
 void pc__client_resolve(struct pc__client *client, const struct pc__ctl_message *message)

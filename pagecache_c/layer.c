@@ -655,18 +655,24 @@ static int prepare(struct pc__pull *pull, uint64_t server_id)
     return pc__generation_map(pull->engine, pull->generation);
 }
 
+PC_API int pc_engine_has_layer(pc_engine *engine, uint64_t region, uint64_t commit_id)
+{
+    pthread_mutex_lock(&engine->lock);
+    const bool here = find(engine, region, commit_id) != NULL;
+    pthread_mutex_unlock(&engine->lock);
+    return here;
+}
+
 PC_API int pc_engine_pull(pc_engine *engine, uint64_t region, uint64_t commit_id,
                           uint64_t server_id, uint64_t layer_bytes)
 {
-    if (!region || !commit_id || !server_id || server_id == engine->server_id ||
+    if (!region || !commit_id || !server_id ||
         layer_bytes < 2 * PC_BLOCK_BYTES || layer_bytes % PC_BLOCK_BYTES ||
         layer_bytes > PC_WINDOW_END - PC_WINDOW_BEGIN)
         return pc__fail(PC_ERR_RANGE, "a layer of %llu bytes", (unsigned long long)layer_bytes);
-    pthread_mutex_lock(&engine->lock);
-    bool here = find(engine, region, commit_id) != NULL;
-    pthread_mutex_unlock(&engine->lock);
-    if (here) { /* asked again after a lost answer */
-        say_pulled(engine, region, commit_id, PC_OK);
+    const bool here = pc_engine_has_layer(engine, region, commit_id);
+    if (here || server_id == engine->server_id) { /* asked again, or whether it is here still */
+        say_pulled(engine, region, commit_id, here ? PC_OK : PC_ERR_HOME_LOST);
         return PC_OK;
     }
     struct pc__region *home = pc__region_get(engine, region);

@@ -189,9 +189,12 @@ int64_t pc_client_dirty(pc_client *client, uint64_t mapping_id, struct pc_run *r
                         size_t capacity);
 /* Copies the runs of a PRIVATE mapping, with up to n_threads threads, into a layer, and hands it to
  * this node's page server, where it is kept under commit_id until pc_client_resolve. The runs must be
- * sorted and disjoint. The mapping stays as it is: what fails may be tried again, or dropped. */
+ * sorted and disjoint. The mapping stays as it is: what fails may be tried again, or dropped.
+ * *server_id (or NULL): the page server that has it. A node that has lost what it held joins again
+ * under another id: the one that this process has attached to may be another. */
 int pc_client_stage(pc_client *client, uint64_t mapping_id, uint64_t commit_id,
-                    const struct pc_run *runs, size_t n_runs, int n_threads, uint64_t timeout_ns);
+                    const struct pc_run *runs, size_t n_runs, int n_threads, uint64_t timeout_ns,
+                    uint64_t *server_id);
 /* What became of a layer that this client staged: its version, or 0: it is to be dropped. Sends,
  * does not wait. mapping_id: that it was copied from, or 0. Where the version is the next after the
  * mapping's, the mapping shows that one from now on, for what differs is private to it: it does not
@@ -366,7 +369,10 @@ int pc_engine_publish(pc_engine *engine, uint64_t region, uint64_t version, uint
 int pc_engine_caught_up(pc_engine *engine, uint64_t region, int error);
 /* The commit was refused, or is at another home by now. Unknown ids are no error. */
 int pc_engine_drop_staged(pc_engine *engine, uint64_t region, uint64_t commit_id);
-/* At the home: fetches the layer that server_id holds under commit_id. Ends with PC_EVENT_PULLED.
+/* 1 or 0: whether a layer is staged here, by a process of this node or pulled. */
+int pc_engine_has_layer(pc_engine *engine, uint64_t region, uint64_t commit_id);
+/* At the home: fetches the layer that server_id holds under commit_id. Ends with PC_EVENT_PULLED; with
+ * this server's own id it only says whether the layer is here: PC_ERR_HOME_LOST if not.
  * PC_ERR_TIMEOUT: it has commits to apply first; ask again. */
 int pc_engine_pull(pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t server_id,
                    uint64_t layer_bytes);

@@ -139,17 +139,25 @@ static int fill(int fd, const struct pc__mapping *mapping, const struct pc__laye
 }
 
 static int send_layer(pc_client *client, const struct pc__ctl_stage *stage, const int *fd,
-                      uint64_t deadline_ns)
+                      uint64_t deadline_ns, uint64_t *server_id)
 {
     struct pc__call call = {.gives = fd};
+    struct pc__ctl_staged staged;
     int rc = pc__call(client, PC__CTL_STAGE, stage, sizeof *stage, true, deadline_ns, &call);
-    if (!rc)
-        pc__fds_close(call.fds, &call.n_fds);
-    return rc;
+    if (rc)
+        return rc;
+    pc__fds_close(call.fds, &call.n_fds);
+    if (call.body_bytes != sizeof staged)
+        return pc__fail(PC_ERR_PROTOCOL, "the page server does not say who has the layer");
+    memcpy(&staged, call.body, sizeof staged);
+    if (server_id)
+        *server_id = staged.server_id;
+    return PC_OK;
 }
 
 static int stage(pc_client *client, const struct pc__mapping *mapping, uint64_t commit_id,
-                 const struct pc_run *runs, size_t n_runs, int n_threads, uint64_t deadline_ns)
+                 const struct pc_run *runs, size_t n_runs, int n_threads, uint64_t deadline_ns,
+                 uint64_t *server_id)
 {
     int rc = check_runs(mapping, runs, n_runs);
     if (rc)
@@ -168,14 +176,14 @@ static int stage(pc_client *client, const struct pc__mapping *mapping, uint64_t 
         return pc__fail_errno("memfd of a layer");
     rc = fill(fd, mapping, &head, message.layer_bytes, runs, n_threads);
     if (!rc)
-        rc = send_layer(client, &message, &fd, deadline_ns);
+        rc = send_layer(client, &message, &fd, deadline_ns, server_id);
     close(fd);
     return rc;
 }
 
 PC_API int pc_client_stage(pc_client *client, uint64_t mapping_id, uint64_t commit_id,
                            const struct pc_run *runs, size_t n_runs, int n_threads,
-                           uint64_t timeout_ns)
+                           uint64_t timeout_ns, uint64_t *server_id)
 {
     struct pc__mapping *mapping;
     if (commit_id == 0 || n_threads < 0)
@@ -183,7 +191,8 @@ PC_API int pc_client_stage(pc_client *client, uint64_t mapping_id, uint64_t comm
     int rc = use_private(client, mapping_id, &mapping);
     if (rc)
         return rc;
-    rc = stage(client, mapping, commit_id, runs, n_runs, n_threads, pc__deadline(timeout_ns));
+    rc = stage(client, mapping, commit_id, runs, n_runs, n_threads, pc__deadline(timeout_ns),
+               server_id);
     pc__unuse(client, mapping);
     return rc;
 }

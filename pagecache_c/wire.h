@@ -37,7 +37,8 @@ enum pc__ctl_type {
     PC__CTL_REPLY = 10,  /* s->c  status and body by request; HELLO's body is a pc__ctl_hello */
     PC__CTL_FAIL = 11,   /* s->c  pc__ctl_fail: a fault cannot be resolved; the process must end */
     PC__CTL_PING = 12,   /* c->s  nothing; replied at once by the loop that owns the client */
-    PC__CTL_STAGE = 13,  /* c->s  pc__ctl_stage; fds: [layer memfd]; reply when it is kept */
+    PC__CTL_STAGE = 13,  /* c->s  pc__ctl_stage; fds: [layer memfd]; reply when it is kept:
+                                  pc__ctl_staged */
     PC__CTL_RESOLVE = 14,/* c->s  pc__ctl_stage, with version; no reply */
     PC__CTL_GATHER = 15, /* c->s  pc__ctl_gather; fds: [memfd]; reply when it is filled in */
     PC__CTL_LET_GO = 16, /* s->c  pc__ctl_let_go: what rests of the region is to be closed */
@@ -123,6 +124,12 @@ struct pc__ctl_stage {
     uint64_t version;    /* RESOLVE: what it became; 0: it was refused */
     uint64_t layer_bytes; /* STAGE: of the memfd */
     uint64_t mapping_id; /* RESOLVE: that the layer was copied from; 0: it is gone */
+};
+
+/* Reply to a STAGE. A node that has lost its page server and its keeper joins again under another id:
+ * the client may have been told of the one before. */
+struct pc__ctl_staged {
+    uint64_t server_id;  /* that has the layer */
 };
 
 struct pc__ctl_fail {

@@ -25,6 +25,7 @@ from clamor_ray.actors.messages import FreeAnswer, RegionRecord
 BLOCK_BYTES = 4096
 SCOPE = "abcdef123456"
 SERVER_ID = 77
+STAGED_AT = 78  # the node has joined again since the session began
 
 
 @dataclass
@@ -121,7 +122,7 @@ class Cluster:
                 new = bytearray(versions[-1])
                 layer = self.staged[request.commit_id, write.region]
                 assert write.n_blocks == len(layer)
-                assert write.staged_at == SERVER_ID
+                assert write.staged_at == STAGED_AT
                 for block, data in layer.items():
                     new[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES] = data
                 versions.append(bytes(new))
@@ -224,7 +225,7 @@ class Client:
         blocks = np.flatnonzero((now != was).any(axis=1))
         return np.array([[block, 1] for block in blocks], np.uint64).reshape(-1, 2)
 
-    def stage(self, number: int, commit_id: int, runs: Any, *, timeout_s: float) -> None:
+    def stage(self, number: int, commit_id: int, runs: Any, *, timeout_s: float) -> int:
         self.cluster.fail("stage")
         mapped = self.mapped[number]
         self.cluster.staged[commit_id, mapped.region] = {
@@ -232,6 +233,7 @@ class Client:
             for first, n in runs.tolist()
             for block in range(first, first + n)
         }
+        return STAGED_AT
 
     def resolve(self, commit_id: int, region: int, version: int, mapping_id: int = 0) -> None:
         assert self.mapped[mapping_id].region == region

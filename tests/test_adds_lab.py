@@ -130,12 +130,12 @@ def test_a_commit_that_was_taken_for_dead(
     (tmp_path / "go").touch()
     commit, lost = landing._commit, []
 
-    def late(session: Any, commit_id: int, writes: Any) -> Any:
+    def late(session: Any, commit_id: int, writes: Any, began_s: float) -> Any:
         if not lost:
             lost.append(commit_id)
             assert len({write.staged_at for write in writes}) == 2
             assert session.call("outcome", commit_id) == {}
-        return commit(session, commit_id, writes)
+        return commit(session, commit_id, writes, began_s)
 
     monkeypatch.setattr(landing, "_commit", late)
     _tasks().map_batches(_adding(w, other, tmp_path)).execute()

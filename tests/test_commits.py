@@ -259,17 +259,90 @@ def test_an_old_answer_is_asked_for_again_and_a_young_one_is_not(
     run(work)
 
 
-def test_homes_that_answer_slowly_again_and_again_end_at_the_deadline(
+def test_homes_that_all_answer_slowly_are_asked_once_more_and_no_oftener(
     run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commits_module, "FRESH_S", -1.0, raising=False)  # every answer is too old
+    """While one answers, the others' words grow old: that must not go on for ever."""
+    monkeypatch.setattr(commits_module, "FRESH_S", 0.02)
+    takes_s = {HERE: 0.06, THERE: 0.12}
 
     async def work(world: World) -> None:
-        with pytest.raises(errors.WaitTimeoutError, match="older than"):
-            await world.commits.commit(two_homes(7))
+        world.homes.pull_does = lambda home: asyncio.sleep(takes_s[home])
+        assert (await world.commits.commit(two_homes(7))).versions == {1: 1, 3: 1}
+        assert world.homes.pulled == [(HERE, 7, 1), (THERE, 7, 3), (HERE, 7, 1)]
+
+    run(work, timeout_s=2.0)
+
+
+def test_one_that_does_not_answer_the_second_time_is_named_truly(
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits_module, "FRESH_S", 0.05)
+
+    class Stops(SlowBesideQuick):
+        async def again(self) -> None:
+            await asyncio.sleep(60)
+
+    async def work(world: World) -> None:
+        world.homes.pull_does = pulls = Stops(world)
+        commit = asyncio.ensure_future(world.commits.commit(two_homes(7)))
+        await until(lambda: pulls.asked == 1)
+        await asyncio.sleep(0.1)
+        pulls.slow.set()
+        with pytest.raises(errors.WaitTimeoutError) as caught:
+            await commit
+        text = caught.value.message
+        assert hex(THERE) in text
+        assert "asked once more" in text
+        assert "for 0 s" not in text
         assert world.written() == 0
 
-    run(work, timeout_s=0.5)
+    run(work, timeout_s=1.0)
+
+
+def own_and_other(commit_id: int, **how: Any) -> CommitRequest:
+    """Region 1, homed at the writer's node, and 3, at another."""
+    return request(commit_id, 1, 3, **how)
+
+
+def test_the_home_on_the_writers_node_is_asked_where_the_others_took_long(
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have died since its layer was staged, as any other home that had answered."""
+    monkeypatch.setattr(commits_module, "FRESH_S", 0.05)
+
+    async def work(world: World) -> None:
+        async def pull(home: int) -> None:
+            if home == THERE:
+                await asyncio.sleep(0.1)
+                return
+            world.homes.lost[HERE] = "its node is dead"
+            raise errors.HomeLostError("The page server is gone.")
+
+        world.homes.pull_does = pull
+        with pytest.raises(errors.HomeLostError):
+            await world.commits.commit(own_and_other(7))
+        assert world.homes.pulled == [(THERE, 7, 3), (HERE, 7, 1)]
+        assert world.written() == 0
+
+    run(work)
+
+
+def test_a_layer_that_was_staged_long_ago_is_asked_for_on_the_writers_node(run) -> None:
+    async def work(world: World) -> None:
+        async def gone(home: int) -> None:
+            raise layer_error(PC_ERR_HOME_LOST, 7, 1, HERE)
+
+        world.homes.pull_does = gone
+        with pytest.raises(errors.CommitAbortedError):
+            await world.commits.commit(request(7, 1, staged_ago_s=5.0))
+        assert world.homes.pulled == [(HERE, 7, 1)]
+        assert world.written() == 0
+        world.homes.pull_does = None
+        assert (await world.commits.commit(request(8, 1, staged_ago_s=5.0))).versions == {1: 1}
+        assert world.homes.dropped == []  # its writer says what becomes of it
+
+    run(work)
 
 
 def test_layers_of_other_homes_are_fetched_first(run) -> None:

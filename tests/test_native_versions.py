@@ -136,7 +136,9 @@ def test_old_blocks_that_must_stay_are_counted(pair: Pair) -> None:
     private = pair.client.map(REGION, 0, BASE, LENGTH, flags=_native.MAP_PRIVATE)
     for block in (3, 4, 900):
         memory(private)[block * _native.BLOCK_BYTES] = 1
-    pair.client.stage(private.id, 5, pair.client.dirty(private.id))
+    assert not pair.engine.has_layer(REGION, 5)
+    assert pair.client.stage(private.id, 5, pair.client.dirty(private.id)) == 1
+    assert pair.engine.has_layer(REGION, 5)
     pair.client.resolve(5, REGION, 1, private.id)
     until(lambda: pair.engine.stats()["commits_applied"] == 1)
     assert retained_bytes() == 3 * _native.BLOCK_BYTES

@@ -23,6 +23,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -175,11 +176,12 @@ def _apply_to(
         return None
     change = Change(part, runs)
     write = change.write(session.server_id)
-    if lease is not None:
-        check_room(write.layer_bytes, "The commit", COMMIT_HINT)
-        timeout_s = session.config.control_timeout_s + write.layer_bytes / LEAST_RATE
-        session.client.stage(lease.mapping.id, commit_id, runs, timeout_s=timeout_s)
-    return write
+    if lease is None:
+        return write
+    check_room(write.layer_bytes, "The commit", COMMIT_HINT)
+    timeout_s = session.config.control_timeout_s + write.layer_bytes / LEAST_RATE
+    staged_at = session.client.stage(lease.mapping.id, commit_id, runs, timeout_s=timeout_s)
+    return replace(write, staged_at=staged_at)
 
 
 # ------------------------------------------------------------------ on the driver
@@ -305,6 +307,7 @@ class Landing:
         }
         task = ray.remote(apply_at_home)
         answers = []
+        began_s = time.monotonic()
         for (node, regions), sums in zip(homes, found, strict=True):
             packed = tuple(newest[region].packed() for region in regions)
             order = Order(self._scope, commit_id, dropped, packed, groups)
@@ -323,7 +326,7 @@ class Landing:
                 move_followers(ref._with(state, frozen=True))
 
         try:
-            landed(_commit(session, commit_id, writes))
+            landed(_commit(session, commit_id, writes, began_s))
         except _InDoubt as doubt:
             failure = doubt.__cause__
             assert failure is not None
@@ -392,8 +395,12 @@ class _InDoubt(Exception):
     """Whether a commit was made is not known: its answer did not come. The cause says why."""
 
 
-def _commit(session: _session.Session, commit_id: int, writes: Sequence[Write]) -> dict[int, int]:
+def _commit(
+    session: _session.Session, commit_id: int, writes: Sequence[Write], began_s: float
+) -> dict[int, int]:
     """The registry's word. The same id gets the same answer, however often it is asked.
+
+    Args: began_s: when staging began, by the monotonic clock.
 
     Raises:
         ClamorError: It said no.
@@ -407,6 +414,7 @@ def _commit(session: _session.Session, commit_id: int, writes: Sequence[Write]) 
     try:
         while True:
             try:
+                request = replace(request, staged_ago_s=time.monotonic() - began_s)
                 answer = session.call("commit", request, timeout_s=timeout_s + ANSWER_MARGIN_S)
                 return dict(answer.versions)
             except errors.ServerUnavailableError:

@@ -137,7 +137,7 @@ static inline void write_runs(struct transaction *t, const struct pc_run *runs, 
 
 static inline int try_stage(struct transaction *t)
 {
-    return pc_client_stage(t->client, t->m.id, t->id, t->runs, t->n_runs, 1, WAIT);
+    return pc_client_stage(t->client, t->m.id, t->id, t->runs, t->n_runs, 1, WAIT, NULL);
 }
 
 static inline struct server *home_of(struct cluster *c, uint64_t region)

@@ -50,6 +50,7 @@ struct fake {
     _Atomic int lie_inode, lie_length, lie_no_fd, garbage_reply, refuse_attach, lie_slot;
     _Atomic int other_version, die_at_prefetch, die_at_open, open_delay_ms, late_open_ms;
     _Atomic int refuse_seal, die_at_seal, die_after_seal, seal_delay_ms, refuse_stage, die_at_stage;
+    _Atomic uint64_t staged_at; /* 0: 0x77 */
     _Atomic int stall_stage, absent_at_home, end_session, end_at_fault;
     /* Deeds. */
     _Atomic int hellos, opens, attaches, closes, faults, prefetches, prefetched_runs, reports;
@@ -435,9 +436,10 @@ static inline void fake_stage(struct fake *fake, struct fake_client *client,
     fake->layer_commit = stage.commit_id;
     fake->layer_region = stage.region;
     close(fds[0]);
+    const struct pc__ctl_staged staged = {fake->staged_at ? fake->staged_at : 0x77};
     if (!fake->stall_stage)
-        fake_send(client, PC__CTL_REPLY, message->header.request_id, fake->refuse_stage, NULL, 0,
-                  -1);
+        fake_send(client, PC__CTL_REPLY, message->header.request_id, fake->refuse_stage, &staged,
+                  fake->refuse_stage ? 0 : sizeof staged, -1);
 }
 
 /* False: the client left. */

@@ -147,7 +147,9 @@ static void test_stage(struct world *world)
     struct pc_run runs[8];
     store(mapping.address + 7 * 4096 + 16, 70);
     int64_t n = pc_client_dirty(client, mapping.id, runs, 8);
-    OK(pc_client_stage(client, mapping.id, COMMIT, runs, (size_t)n, 0, SECOND));
+    uint64_t server_id = 0;
+    OK(pc_client_stage(client, mapping.id, COMMIT, runs, (size_t)n, 0, SECOND, &server_id));
+    CHECK(server_id == 0x77, "it is at %#lx", server_id);
     CHECK(world->fake->stages == 1 && world->fake->layer_bytes == 2 * 4096, "%lu bytes",
           world->fake->layer_bytes);
     check_layer(world, &mapping, runs, 1);
@@ -156,14 +158,14 @@ static void test_stage(struct world *world)
     n = pc_client_dirty(client, mapping.id, runs, 8);
     CHECK(n == 6, "%ld", (long)n);
     for (int threads = 0; threads < 3; threads++) { /* the same commit again is no error */
-        OK(pc_client_stage(client, mapping.id, COMMIT, runs, (size_t)n, threads, SECOND));
+        OK(pc_client_stage(client, mapping.id, COMMIT, runs, (size_t)n, threads, SECOND, NULL));
         check_layer(world, &mapping, runs, (size_t)n);
     }
     store(mapping.address + 7 * 4096 + 16, 71); /* it stays as it is, and writable */
     CHECK(n_open_descriptors() == before, "%zu descriptors more", n_open_descriptors() - before);
     /* Blocks that were not written, absent and present ones, may be among them. */
     const struct pc_run more[] = {{0, 2}, {1000, 300}, {BLOCKS - 1, 1}};
-    OK(pc_client_stage(client, mapping.id, COMMIT, more, 3, 2, SECOND));
+    OK(pc_client_stage(client, mapping.id, COMMIT, more, 3, 2, SECOND, NULL));
     check_layer(world, &mapping, more, 3);
     OK(pc_client_close(client));
 }
@@ -186,12 +188,12 @@ static void test_stage_all(struct world *world)
     }
     CHECK(pc_client_dirty(client, mapping.id, runs, MOST) == MOST, "runs");
     for (int threads = 0; threads <= 4; threads += 2) {
-        OK(pc_client_stage(client, mapping.id, COMMIT, runs, MOST, threads, 5 * SECOND));
+        OK(pc_client_stage(client, mapping.id, COMMIT, runs, MOST, threads, 5 * SECOND, NULL));
         check_layer(world, &mapping, runs, MOST);
     }
     for (uint64_t block = 0; block < 9000; block++)
         store(mapping.address + block * 4096, block);
-    OK(pc_client_stage(client, mapping.id, COMMIT, &all, 1, 2, 5 * SECOND));
+    OK(pc_client_stage(client, mapping.id, COMMIT, &all, 1, 2, 5 * SECOND, NULL));
     check_layer(world, &mapping, &all, 1);
     OK(pc_client_close(client));
 }
@@ -236,25 +238,32 @@ static void test_stage_refusals(struct world *world)
                                     {{0, 1}, {BLOCKS, 1}}, {{0, 1}, {5, BLOCKS}},
                                     {{0, 1}, {5, UINT64_MAX}}, {{4, 1}, {4, 1}}};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-        FAILS(pc_client_stage(client, private.id, COMMIT, bad[i], 2, 0, SECOND), PC_ERR_RANGE,
+        FAILS(pc_client_stage(client, private.id, COMMIT, bad[i], 2, 0, SECOND, NULL), PC_ERR_RANGE,
               "run ");
-    FAILS(pc_client_stage(client, private.id, COMMIT, NULL, 0, 0, SECOND), PC_ERR_RANGE, "0 runs");
-    FAILS(pc_client_stage(client, private.id, 0, &sound, 1, 0, SECOND), PC_ERR_RANGE, "commit 0");
-    FAILS(pc_client_stage(client, private.id, COMMIT, &sound, 1, -1, SECOND), PC_ERR_RANGE, "-1");
-    FAILS(pc_client_stage(client, shared.id, COMMIT, &sound, 1, 0, SECOND), PC_ERR_RANGE, "private");
-    FAILS(pc_client_stage(client, 999, COMMIT, &sound, 1, 0, SECOND), PC_ERR_NO_REGION, "999");
+    FAILS(pc_client_stage(client, private.id, COMMIT, NULL, 0, 0, SECOND, NULL), PC_ERR_RANGE,
+          "0 runs");
+    FAILS(pc_client_stage(client, private.id, 0, &sound, 1, 0, SECOND, NULL), PC_ERR_RANGE,
+          "commit 0");
+    FAILS(pc_client_stage(client, private.id, COMMIT, &sound, 1, -1, SECOND, NULL), PC_ERR_RANGE,
+          "-1");
+    FAILS(pc_client_stage(client, shared.id, COMMIT, &sound, 1, 0, SECOND, NULL), PC_ERR_RANGE,
+          "private");
+    FAILS(pc_client_stage(client, 999, COMMIT, &sound, 1, 0, SECOND, NULL), PC_ERR_NO_REGION,
+          "999");
     FAILS(pc_client_resolve(client, 0, 0, PAGED, 1), PC_ERR_RANGE, "commit 0");
     FAILS(pc_client_resolve(client, 0, COMMIT, 0, 1), PC_ERR_RANGE, "region 0");
     CHECK(world->fake->stages == 0, "the server was asked");
     size_t before = n_open_descriptors();
     world->fake->refuse_stage = PC_ERR_NO_MEMORY;
-    FAILS(pc_client_stage(client, private.id, COMMIT, &sound, 1, 0, SECOND), PC_ERR_NO_MEMORY, "");
+    FAILS(pc_client_stage(client, private.id, COMMIT, &sound, 1, 0, SECOND, NULL), PC_ERR_NO_MEMORY,
+          "");
     world->fake->refuse_stage = 0;
     world->fake->stall_stage = 1;
-    FAILS(pc_client_stage(client, private.id, COMMIT, &sound, 1, 0, 50 * MS), PC_ERR_TIMEOUT, "");
+    FAILS(pc_client_stage(client, private.id, COMMIT, &sound, 1, 0, 50 * MS, NULL), PC_ERR_TIMEOUT,
+          "");
     world->fake->stall_stage = 0;
     CHECK(n_open_descriptors() == before, "a failure keeps a layer");
-    OK(pc_client_stage(client, private.id, COMMIT, &sound, 1, 0, SECOND));
+    OK(pc_client_stage(client, private.id, COMMIT, &sound, 1, 0, SECOND, NULL));
     check_layer(world, &private, &sound, 1);
     OK(pc_client_close(client));
 }
@@ -273,16 +282,17 @@ static void test_no_memory(struct world *world)
     close(lowest);
     none = (struct rlimit){(rlim_t)lowest, was.rlim_max};
     REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
-    FAILS(pc_client_stage(client, mapping.id, COMMIT, runs, 1, 0, SECOND), PC_ERR_DESCRIPTORS, "layer");
+    FAILS(pc_client_stage(client, mapping.id, COMMIT, runs, 1, 0, SECOND, NULL), PC_ERR_DESCRIPTORS,
+          "layer");
     REQUIRE(setrlimit(RLIMIT_NOFILE, &was) == 0);
     signal(SIGXFSZ, SIG_IGN);
     REQUIRE(getrlimit(RLIMIT_FSIZE, &was) == 0);
     none = (struct rlimit){2 * 4096, was.rlim_max};
     REQUIRE(setrlimit(RLIMIT_FSIZE, &none) == 0);
-    CHECK(pc_client_stage(client, mapping.id, COMMIT, runs, 2, 0, SECOND) < 0, "it fits");
-    OK(pc_client_stage(client, mapping.id, COMMIT, runs, 1, 0, SECOND));
+    CHECK(pc_client_stage(client, mapping.id, COMMIT, runs, 2, 0, SECOND, NULL) < 0, "it fits");
+    OK(pc_client_stage(client, mapping.id, COMMIT, runs, 1, 0, SECOND, NULL));
     REQUIRE(setrlimit(RLIMIT_FSIZE, &was) == 0);
-    OK(pc_client_stage(client, mapping.id, COMMIT, runs, 2, 0, SECOND));
+    OK(pc_client_stage(client, mapping.id, COMMIT, runs, 2, 0, SECOND, NULL));
     int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
     FAILS(pc__copy_runs(full, 4096, mapping.address, runs, 2, 1), PC_ERR_NO_MEMORY, "No space");
     close(full);
@@ -306,7 +316,11 @@ static void test_death_in_stage(struct world *world)
         world_start_spare(world);
         _exit(0);
     }
-    OK(pc_client_stage(client, mapping.id, COMMIT, &run, 1, 0, 10 * SECOND));
+    /* The node has joined again: who answers has the layer, not who was there before. */
+    uint64_t server_id = 0;
+    world->fake->staged_at = 0x78;
+    OK(pc_client_stage(client, mapping.id, COMMIT, &run, 1, 0, 10 * SECOND, &server_id));
+    CHECK(server_id == 0x78, "it is at %#lx", server_id);
     CHECK(world->fake->stages == 2, "%d", world->fake->stages);
     check_layer(world, &mapping, &run, 1);
     CHECK(load(mapping.address + 5 * 4096) == 55, "the private copy");
@@ -322,11 +336,12 @@ static void test_no_server_to_stage(struct world *world)
     const struct pc_run run = {5, 1};
     world_kill_server(world);
     uint64_t begun = now_ns();
-    FAILS(pc_client_stage(client, mapping.id, COMMIT, &run, 1, 0, 200 * MS), PC_ERR_NO_SERVER, "gone");
+    FAILS(pc_client_stage(client, mapping.id, COMMIT, &run, 1, 0, 200 * MS, NULL), PC_ERR_NO_SERVER,
+          "gone");
     CHECK(now_ns() - begun < 5 * SECOND, "%lu ms", (now_ns() - begun) / MS);
     OK(pc_client_resolve(client, 0, COMMIT, PAGED, 0)); /* does not wait; it may get lost */
     world_start_spare(world);
-    OK(pc_client_stage(client, mapping.id, COMMIT, &run, 1, 0, 10 * SECOND));
+    OK(pc_client_stage(client, mapping.id, COMMIT, &run, 1, 0, 10 * SECOND, NULL));
     check_layer(world, &mapping, &run, 1);
     OK(pc_client_close(client));
 }
@@ -335,7 +350,7 @@ static void *stage_slowly(void *arg)
 {
     pc_client *client = arg;
     static const struct pc_run run = {5, 1};
-    return (void *)(intptr_t)pc_client_stage(client, 1, COMMIT, &run, 1, 0, 30 * SECOND);
+    return (void *)(intptr_t)pc_client_stage(client, 1, COMMIT, &run, 1, 0, 30 * SECOND, NULL);
 }
 
 static void test_close_while_staging(struct world *world)
@@ -395,7 +410,7 @@ static void child_commits(struct world *world)
     struct pc_run runs[4];
     int stages = world->fake->stages;
     for (int attached = 0; attached < 2; attached++) {
-        FAILS(pc_client_stage(parent.client, parent.mapping.id, COMMIT, &run, 1, 0, SECOND),
+        FAILS(pc_client_stage(parent.client, parent.mapping.id, COMMIT, &run, 1, 0, SECOND, NULL),
               PC_ERR_FORKED, "fork");
         FAILS(pc_client_dirty(parent.client, parent.mapping.id, runs, 4), PC_ERR_FORKED, "fork");
         if (!attached) {
@@ -407,7 +422,7 @@ static void child_commits(struct world *world)
     struct pc_mapping own = world_map(world, parent.client, PAGED, PC_MAP_PRIVATE);
     store(own.address + 5 * 4096, 66);
     CHECK(pc_client_dirty(parent.client, own.id, runs, 4) == 1, "its own");
-    OK(pc_client_stage(parent.client, own.id, COMMIT, runs, 1, 0, SECOND));
+    OK(pc_client_stage(parent.client, own.id, COMMIT, runs, 1, 0, SECOND, NULL));
     check_layer(world, &own, runs, 1);
     OK(pc_client_close(parent.client));
 }
@@ -423,7 +438,7 @@ static void test_fork(struct world *world)
     store(parent.mapping.address + 5 * 4096, 55);
     expect_end(world, child_commits, 0, "");
     const struct pc_run run = {5, 1};
-    OK(pc_client_stage(parent.client, parent.mapping.id, COMMIT, &run, 1, 0, SECOND));
+    OK(pc_client_stage(parent.client, parent.mapping.id, COMMIT, &run, 1, 0, SECOND, NULL));
     check_layer(world, &parent.mapping, &run, 1);
     OK(pc_client_close(parent.client));
 }

@@ -184,6 +184,20 @@ static void test_again_and_refused(int trap)
     OK(pc_engine_pull(p.s0->engine, 1, 77, p.s1->id, 3 * 4096));
     CHECK(wait_pulled(p.c, 77) == PC_ERR_HOME_LOST);
     CHECK(stats_of(p.s0).layers == 0);
+    /* A home may be asked about a layer that a process of its own node has staged there. */
+    struct transaction own;
+    OK(try_begin(p.c, p.s0, p.home, &p.info, 1, &own));
+    write_runs(&own, one, 1);
+    OK(try_stage(&own));
+    CHECK(pc_engine_has_layer(p.s0->engine, 1, own.id) == 1 &&
+          pc_engine_has_layer(p.s0->engine, 1, 78) == 0 &&
+          pc_engine_has_layer(p.s0->engine, 2, own.id) == 0);
+    OK(pc_engine_pull(p.s0->engine, 1, own.id, p.s0->id, 2 * 4096));
+    CHECK(wait_pulled(p.c, own.id) == PC_OK);
+    OK(pc_engine_drop_staged(p.s0->engine, 1, own.id));
+    OK(pc_engine_pull(p.s0->engine, 1, own.id, p.s0->id, 2 * 4096));
+    CHECK(wait_pulled(p.c, own.id) == PC_ERR_HOME_LOST);
+    OK(pc_client_unmap(p.home, own.m.id));
     pair_stop(&p);
 }
 
