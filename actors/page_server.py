@@ -481,7 +481,8 @@ class PageServer:
         Args:
             commit_id: The commit.
             region: What it changes; homed here.
-            from_server: Id of the page server that has it.
+            from_server: Id of the page server that has it; this one's own: it is only asked whether
+                it has it still.
             layer_bytes: Its size.
 
         Raises:
@@ -490,7 +491,7 @@ class PageServer:
             ClamorError: As the engine says.
         """
         what = f"Taking the changed blocks of region {region} at their home"
-        if not self._core.versions.has_brought(region, commit_id):  # else the registry asks again
+        if not self._engine.has_layer(region, commit_id):  # else it is only asked about
             check_room(layer_bytes, what, COMMIT_HINT)
         code = self._on_loop(
             self._core.versions.pull(region, commit_id, from_server, layer_bytes), PULL_S + LOOP_S

@@ -44,8 +44,6 @@ from clamor_ray.errors import (
 
 logger = logging.getLogger("clamor_ray.page_server")
 
-BROUGHT_MOST = 1024  # layers of which it is remembered that they were fetched
-
 
 def runs_of(blocks: bytes) -> npt.NDArray[np.uint64]:
     """The runs of a serialized BitMap.
@@ -95,7 +93,6 @@ class VersionQuestions:
         self._define = define
         self._asking: set[tuple[int, ...]] = set()
         self._pulls: dict[tuple[int, int], asyncio.Future[int]] = {}
-        self._brought: dict[tuple[int, int], None] = {}  # the oldest first
 
     def take(self, event: Event) -> bool:
         """Whether the event was one of these."""
@@ -286,17 +283,7 @@ class VersionQuestions:
                 if not pulled.done():
                     pulled.set_result(Answer.TIMEOUT)
                 del self._pulls[key]
-        code = await asyncio.shield(pulled)
-        if not code:
-            self._brought[key] = None
-            while len(self._brought) > BROUGHT_MOST:
-                del self._brought[next(iter(self._brought))]
-        return code
-
-    def has_brought(self, region: int, commit_id: int) -> bool:
-        """Whether this process has fetched the layer: then it needs no more room. From any thread;
-        the engine knows whether it is still there."""
-        return (region, commit_id) in self._brought
+        return await asyncio.shield(pulled)
 
     async def _start_pull(
         self, region: int, commit_id: int, from_server: int, layer_bytes: int
@@ -311,6 +298,5 @@ class VersionQuestions:
     def drop_staged(self, commit_id: int, regions: list[int]) -> None:
         """The commit was refused."""
         for region in regions:
-            self._brought.pop((region, commit_id), None)
             with contextlib.suppress(FreedError):
                 self._engine.drop_staged(region, commit_id)

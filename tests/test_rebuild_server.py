@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,3 +97,21 @@ def test_what_is_not_brought_has_not_failed(
     with pytest.raises(errors.WaitTimeoutError, match="was not brought within"):
         server.rebuild(SPARSE, [object()])
     assert prepared() == 0
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_layer_that_is_there_needs_no_room(is_there: bool) -> None:
+    """As after a restart of a home: its keeper has given back what it had fetched."""
+
+    async def pull(region: int, commit_id: int, from_server: int, layer_bytes: int) -> int:
+        return 0
+
+    server: Any = PageServer.__new__(PageServer)
+    server._engine = SimpleNamespace(has_layer=lambda region, commit_id: is_there)
+    server._core = SimpleNamespace(versions=SimpleNamespace(pull=pull))
+    server._on_loop = lambda work, timeout_s: asyncio.run(work)
+    if is_there:
+        server.pull(9, 7, 2, 1 << 60)
+    else:
+        with pytest.raises(errors.OutOfMemoryError):
+            server.pull(9, 7, 2, 1 << 60)
