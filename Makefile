@@ -1,7 +1,7 @@
 # setup  .venv, the library in it, its C extension       demo   the main job on a local 3-node cluster
 # test   all C and Python tests                          lint   ruff, mypy --strict
 # bench  make bench B=cold_read [ARGS=--small]           dist   sdist and wheel
-# model  the model of versions, exhaustively (spin)
+# model  the model of versions, exhaustively (spin)      house  the numbers of the code's shape
 # soak   all C tests under every sanitizer, long fuzzing, the model: hours
 
 SHELL := /bin/bash
@@ -21,7 +21,7 @@ PYTEST_ARGS ?=
 # pytest processes at a time: two cores have time for three, which often wait.
 SHARDS ?= 3
 
-.PHONY: help setup ext demo test test-c test-py soak model lint format typecheck bench dist clean
+.PHONY: help setup ext demo test test-c test-py soak model house lint format typecheck bench dist clean
 
 help:
 	@sed -n 's/^# //p' Makefile | head -5
@@ -70,6 +70,10 @@ model:
 	docs/model/run.sh -DPART_HOME
 	docs/model/run.sh -DPART_NODE
 	docs/model/run.sh -DNB=1 -DNO_EXPIRY
+
+# HOUSE_ARGS: --detail says what makes a number, --check fails where one is over its target.
+house: setup
+	@$(PYTHON) -m tests.support.house $(HOUSE_ARGS)
 
 lint: setup typecheck
 	$(PYTHON) -m ruff check .
