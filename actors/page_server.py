@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import itertools
 import logging
@@ -36,6 +37,7 @@ from pyroaring import BitMap
 from ray.exceptions import (
     ActorDiedError,
     GetTimeoutError,
+    ObjectFetchTimedOutError,
     ObjectLostError,
     RayError,
     RayTaskError,
@@ -49,7 +51,14 @@ from clamor_ray._layout import BLOCK_BYTES, Pickled, take_apart
 from clamor_ray._memory import COMMIT_HINT, cache_budget, check_room, memory_bytes
 from clamor_ray._source import NOT_EQUAL_HINT
 from clamor_ray._version import __version__
-from clamor_ray.actors import keeper_process, oom_score, rebuilding, socket_directory, starting
+from clamor_ray.actors import (
+    keeper_process,
+    oom_score,
+    rebuilding,
+    shared_objects,
+    socket_directory,
+    starting,
+)
 from clamor_ray.actors.engine_like import Settings
 from clamor_ray.actors.messages import (
     Pinned,
@@ -81,6 +90,15 @@ NO_KEEPER = "its process and its keeper died together, and with them what only t
 RAISED_HINT = "Put the variable again."
 PUBLISH_S = 60.0
 WATCH_PAUSE_S = 1.0
+SHORTAGES = (
+    MemoryError,
+    GetTimeoutError,
+    ObjectFetchTimedOutError,
+    errors.DescriptorLimitError,
+    errors.ServerUnavailableError,
+    errors.WaitTimeoutError,
+)
+SHORTAGE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 _T = TypeVar("_T")
 
@@ -95,6 +113,13 @@ def layer_error(code: int, commit_id: int, region: int, from_server: int) -> err
         f"{from_server:#x}, where they were staged, ended together with its keeper.",
         code=code,
     )
+
+
+def _is_shortage(failure: Exception) -> bool:
+    """Whether what fails may succeed later, for want of memory, descriptors or time."""
+    if isinstance(failure, OSError) and failure.errno in SHORTAGE_ERRNOS:
+        return True
+    return isinstance(failure, SHORTAGES)
 
 
 class _NoHistoryDirectory(errors.ServerUnavailableError):
@@ -172,9 +197,7 @@ class PageServer:
         throttle("clamor_ray.page_server")
         self._registry = registry
         self._node_id = node_id
-        # What serves a region; the rest of what the registry must know of it after a restart.
-        self._pinned: dict[int, Any] = {}
-        self._shared: dict[int, tuple[Pinned, list[Any]]] = {}
+        self._pinned: dict[int, Any] = {}  # what serves a region
         self._pinning: dict[int, Future[Pinned]] = {}  # by request
         self._lock = threading.Lock()
         self._renewing = threading.Lock()  # a keeper is being started in place of another
@@ -376,11 +399,10 @@ class PageServer:
         """The actor's process id; it answers once it has registered."""
         return os.getpid()
 
-    def hello(self) -> tuple[ServerInfo, list[tuple[Pinned, list[Any]]]]:
-        """What a restarted registry asks: who this is, and the Ray objects that it serves."""
+    def hello(self) -> ServerInfo:
+        """What a restarted registry asks: who this is."""
         assert self._info is not None
-        with self._lock:
-            return self._info, list(self._shared.values())
+        return self._info
 
     def stats(self) -> ServerReport:
         """The engine's counters, its regions, and what came to the data port."""
@@ -657,7 +679,6 @@ class PageServer:
         with self._lock:
             if self._pinned.pop(region, None) is None:
                 return  # no Ray object: none of the requests made it
-            self._shared.pop(region, None)
             for request_id, pinned in list(self._pinning.items()):
                 done = pinned.done() and not pinned.exception()
                 if done and pinned.result().record.region == region:
@@ -708,27 +729,32 @@ class PageServer:
         )
         try:
             self._serve_pinned(record, pickled, object_refs)
-            ray.get(self._registry.seal.remote(record.region), timeout=CALL_S)
+            digest = _digest(pickled)
+            source = shared_objects.source_of(pickled.plan, digest, object_refs[0])
+            ray.get(self._registry.seal.remote(record.region, source), timeout=CALL_S)
         except BaseException:
             # Answered by an order to retire it with force, which unpins.
             ray.get(self._registry.abandon.remote(record.region), timeout=CALL_S)
             raise
-        pinned = Pinned(record, pickled.plan, _digest(pickled))
-        with self._lock:
-            self._shared[record.region] = (pinned, object_refs)
-        return pinned
+        return Pinned(record, pickled.plan, digest)
 
     def _pin_again(self, pinned: Pinned, object_refs: list[Any]) -> None:
-        """After a restart, and before anybody's question about the region is answered."""
+        """After a restart, and before anybody's question about the region is answered.
+
+        Raises:
+            What is a shortage, of time too: it is no reason to do without the object.
+        """
+        region = pinned.record.region
         try:
             pickled = take_apart(ray.get(object_refs[0], timeout=FETCH_OBJECT_S))
             if _digest(pickled) != pinned.digest:
                 raise errors.UnpicklableError("The object takes apart differently each time.")
             self._serve_pinned(pinned.record, pickled, object_refs)
-            with self._lock:
-                self._shared[pinned.record.region] = (pinned, object_refs)
-        except Exception as failure:  # any: whoever reads it gets HomeLostError, the others go on
-            logger.error("region %d cannot be shared again: %r", pinned.record.region, failure)
+        except Exception as failure:  # any other: the rest goes on, and who reads it has it rebuilt
+            if _is_shortage(failure):
+                raise
+            self._pinned.pop(region, None)
+            logger.error("region %d cannot be shared again: %r", region, failure)
 
     def _serve_pinned(self, record: RegionRecord, pickled: Pickled, object_refs: list[Any]) -> None:
         segments = [
@@ -765,4 +791,3 @@ class PageServer:
         if has_turn:
             self._renewing.release()
         self._pinned.clear()
-        self._shared.clear()

@@ -141,6 +141,7 @@ class Rebuilds:
         self._put_off: dict[int, str] = {}  # what has failed last
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._sources_of: dict[int, asyncio.Semaphore] = {}  # by the node's page server
+        self._rebuilt: dict[int, int] = {}  # region -> the home that it has got
         self._load: Counter[int] = Counter()  # regions that a server has got, or is to get
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -154,8 +155,27 @@ class Rebuilds:
         """The region is this Ray object's content at version 0."""
         self._shared[region] = (pinned, object_refs)
 
+    def shared_at(self, server_id: int) -> list[tuple[Pinned, list[Any]]]:
+        """What a page server has to pin again when it is restarted. A region that was rebuilt is no
+        Ray object any more, and one that is lost for good is nothing."""
+        return [
+            (pinned, object_refs)
+            for region, (pinned, object_refs) in self._shared.items()
+            if pinned.record.homes[0] == server_id
+            and region not in self._rebuilt
+            and region not in self._lost
+        ]
+
+    def _set_rebuilt(self, region: int, home: int | None) -> None:
+        if (before := self._rebuilt.pop(region, None)) is not None:
+            self._load[before] -= 1
+        if home is not None:
+            self._rebuilt[region] = home
+            self._load[home] += 1
+
     def forget(self, region: int) -> None:
         """It is gone."""
+        self._set_rebuilt(region, None)
         self._sources.pop(region, None)
         self._shared.pop(region, None)
         self._lost.pop(region, None)
@@ -173,6 +193,8 @@ class Rebuilds:
     def activate(self, regions: Iterable[int]) -> None:
         """After a restart of the registry: new homes may not have heard that they are that."""
         for region in regions:
+            if (record := self._core.record_of(region)) is not None:
+                self._set_rebuilt(region, record.homes[0])
             if self._core.state(region) is RegionState.READY and not self._why(region):
                 self._activating.add(region)
                 self._begin(region, self._activate_again(region))
@@ -363,6 +385,7 @@ class Rebuilds:
         if self._core.state(region) is RegionState.READY:
             verdict.is_verdict = True
             self._lost[region] = verdict
+            self._set_rebuilt(region, None)
             for server_id in self._core.known_to(region):
                 self._spawn(self._drop_prepared(server_id, region))
 
@@ -385,10 +408,9 @@ class Rebuilds:
                 made = await self._make(region, plan, attempts)
                 async with self._turn:
                     await self._prepare(record, plan, tuple(staged), attempts, made)
-        except BaseException:
-            self._load[attempts.heading] -= 1
-            raise
         finally:
+            if attempts.heading:
+                self._load[attempts.heading] -= 1
             attempts.heading = 0
             for server_id, commit_id, _ in staged:
                 self._staged.discard(commit_id)
@@ -407,6 +429,7 @@ class Rebuilds:
         try:
             self._core.rehome(region, plan.home)
             self._log.rehome(region, plan.home)
+            self._set_rebuilt(region, plan.home)
             self._hollow.pop(region, None)
             await self._activate(self._newest(record))
         finally:
@@ -426,6 +449,8 @@ class Rebuilds:
         # No await until the new home is among those that are told when the region is freed.
         plan = self._plan(record, version, holdings, attempts)
         if plan is None:
+            if not attempts.refused:
+                raise _Again("no page server has joined that could be its new home")
             attempts.refused.clear()  # they may have room by and by
             raise _Again("no node has room to be its new home")
         if plan.lost and silent:

@@ -44,8 +44,8 @@ from clamor_ray import _names, errors
 from clamor_ray._ask import pack, unpack
 from clamor_ray._cause import cause_of
 from clamor_ray._layout import Plan
-from clamor_ray._source import Source
-from clamor_ray.actors import keeper_process, oom_score, starting
+from clamor_ray._source import SHARED, Source
+from clamor_ray.actors import keeper_process, oom_score, shared_objects, starting
 from clamor_ray.actors.address_claims import REGION_IDS, AddressClaims, Range, RayTable
 from clamor_ray.actors.commit_log import CommitLog
 from clamor_ray.actors.commits import Commits
@@ -167,7 +167,6 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
         self._rendezvous = Rendezvous()
         self._secret = secret
         self._handles: dict[int, Any] = {}
-        self._shared: dict[int, tuple[int, Pinned, list[Any]]] = {}
         self._starting: dict[str, asyncio.Lock] = {}
         self._starts: dict[str, asyncio.Future[ServerInfo]] = {}  # by node
         self._start_troubles: dict[str, errors.ClamorError] = {}
@@ -246,8 +245,10 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
             saved.freed_inline,
             saved.dropped,
         )
+        records = {region.record.region: region.record for region in saved.regions}
         for number, source in saved.sources:
-            self._rebuilds.set_source(number, source)
+            if number in records:
+                self._know_source(records[number], source)
         for info in saved.servers:
             self._find_again(info)
         self._losses.update(dict(saved.lacking))
@@ -392,11 +393,18 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
             self._journal.set_states([(region, RegionState.READY.value)])
         record = self._core.seal(region)
         if source is not None:
-            self._rebuilds.set_source(region, source)
+            self._know_source(record, source)
         self._spares.sealed(region)
         self._log.open(region, record.homes, record.length_bytes)
         self._save_changed()
         return record
+
+    def _know_source(self, record: RegionRecord, source: Source) -> None:
+        if source.kind == SHARED:
+            # This reference outlives the page server's process, which pins the object anew.
+            self._rebuilds.set_shared(record.region, *shared_objects.pinned_of(record, source))
+        else:
+            self._rebuilds.set_source(record.region, source)
 
     async def seal_and_create(
         self, region: int, source: Source | None, length_bytes: int, node_id: str, request_id: int
@@ -519,21 +527,11 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
         pinned: Pinned = await within(
             PIN_S, self._handles[info.server_id].pin.remote(object_refs, request_id)
         )
-        # Our reference outlives the page server's process, which pins the object anew.
-        self._shared[pinned.record.region] = (info.server_id, pinned, object_refs)
         return pinned.record, pinned.plan
 
     async def shared_at(self, server_id: int) -> list[tuple[Pinned, list[Any]]]:
         """What a restarted page server has to pin again."""
-        return [
-            (pinned, object_refs)
-            for home, pinned, object_refs in self._shared.values()
-            if home == server_id
-        ]
-
-    def _forget_shared(self) -> None:
-        for region in [r for r in self._shared if self._core.state(r) is RegionState.GONE]:
-            del self._shared[region]
+        return self._rebuilds.shared_at(server_id)
 
     # -- orders
 
@@ -576,9 +574,6 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
             elif not leased:
                 orders += self._core.region_idle(order.region, server_id)
         self._carry_out(orders)
-        for order, _ in told:
-            if self._core.state(order.region) is RegionState.GONE:
-                self._shared.pop(order.region, None)
 
     async def _which_are_known(self, server_id: int, regions: list[int]) -> list[bool]:
         """See ``SpareRegions``."""

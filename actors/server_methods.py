@@ -20,7 +20,6 @@ from clamor_ray.actors.journal_watcher import Reserve
 from clamor_ray.actors.lineage_service import LineageService
 from clamor_ray.actors.messages import (
     LocateAnswer,
-    Pinned,
     ServerConfig,
     ServerInfo,
     ServerLost,
@@ -58,7 +57,6 @@ class ServerMethods:
     _rebuilds: Rebuilds
     _retiring: Retiring
     _secret: bytes
-    _shared: dict[int, tuple[int, Pinned, list[Any]]]
     _start_troubles: dict[str, errors.ClamorError]
     _starting: dict[str, asyncio.Lock]
     _starts: dict[str, asyncio.Future[ServerInfo]]
@@ -66,9 +64,6 @@ class ServerMethods:
     _unsaved_servers: dict[int, ServerInfo | ServerLost]
 
     def _carry_out(self, orders: Iterable[Retire]) -> None:
-        raise NotImplementedError
-
-    def _forget_shared(self) -> None:
         raise NotImplementedError
 
     def _save_changed(self) -> None:
@@ -87,11 +82,11 @@ class ServerMethods:
         self._spawn(self._greet(info.server_id))
 
     async def _greet(self, server_id: int) -> None:
-        """Asks a page server what only it knows: its port, if it was restarted, and its pins."""
+        """Asks a page server what only it knows: its port, if it was restarted."""
         pause_s = PING_S
         while (handle := self._handles.get(server_id)) is not None:
             try:
-                info, shared = await within(CALL_S, handle.hello.remote())
+                info = await within(CALL_S, handle.hello.remote())
             except ActorDiedError as failure:
                 self._lose(server_id, f"its actor is dead: {cause_of(failure)}")
             except (RayError, asyncio.TimeoutError) as failure:
@@ -105,9 +100,6 @@ class ServerMethods:
                     return
                 if isinstance(known, ServerInfo) and known.epoch <= info.epoch != known:
                     self._core.server_moved(info)
-                for pinned, object_refs in shared:
-                    self._shared.setdefault(pinned.record.region, (server_id, pinned, object_refs))
-                self._forget_shared()
                 self._lineage.server_here(server_id)
                 return
 
@@ -305,15 +297,10 @@ class ServerMethods:
         self._retiring.server_lost(server_id)
         orders = self._core.server_lost(server_id, reason)
         self._log.server_lost(server_id)
-        for region, (home, pinned, object_refs) in list(self._shared.items()):
-            if home == server_id:
-                self._rebuilds.set_shared(region, pinned, object_refs)
-                del self._shared[region]
         self._rebuilds.server_lost(server_id)
         lost = ServerLost(server_id, reason)
         self._unsaved_servers[server_id] = lost
         self._carry_out(orders)
-        self._forget_shared()
         return lost
 
     async def _join_again(self, node_id: str) -> None:

@@ -19,6 +19,7 @@ from clamor_ray.errors import SourceError, UnpicklableError
 
 ZEROS = "zeros"
 CALL = "call"
+SHARED = "shared"
 
 NOT_EQUAL_HINT = (
     "A source must make an equal object each time: read the same file, use the same seed, and "
@@ -30,10 +31,11 @@ class Source(NamedTuple):
     """What makes a variable's version 0 again.
 
     Args:
-        kind: `ZEROS`: all zeros but for the pickle stream; `CALL`: a callable.
+        kind: `ZEROS`: all zeros but for the pickle stream; `CALL`: a callable; `SHARED`: a Ray
+            object (`actors/shared_objects.py`).
         offset: of the pickle stream in the region, of `ZEROS`.
-        digest: of the plan and the pickle stream, of `CALL`.
-        what: the pickle stream, or the callable by cloudpickle.
+        digest: of the plan and the pickle stream, of `CALL`; see `Pinned`, of `SHARED`.
+        what: the pickle stream, the callable by cloudpickle, or where the object is.
     """
 
     kind: str

@@ -61,7 +61,6 @@ def test_one_that_is_being_started_leaves_with_the_session(monkeypatch: pytest.M
         _core=SimpleNamespace(close=lambda: None),
         _on_loop=lambda _: None,
         _pinned={},
-        _shared={},
     )
     renews = threading.Thread(target=server._renew_keeper, args=(ServerConfig("scope", "0.1.0"),))
     renews.start()

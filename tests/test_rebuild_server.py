@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from pyroaring import BitMap
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, ObjectFetchTimedOutError, ObjectLostError
 
 from clamor_ray import _memory, _native, errors
 from clamor_ray.actors import page_server
-from clamor_ray.actors.messages import RebuildOrder, RegionRecord
+from clamor_ray.actors.messages import Pinned, RebuildOrder, RegionRecord
 from clamor_ray.actors.page_server import PageServer
 
 BLOCK = 4096
@@ -115,3 +115,34 @@ def test_a_layer_that_is_there_needs_no_room(is_there: bool) -> None:
     else:
         with pytest.raises(errors.OutOfMemoryError):
             server.pull(9, 7, 2, 1 << 60)
+
+
+@pytest.mark.parametrize(
+    ("failure", "passes"),
+    [
+        (GetTimeoutError("not within 120 s"), True),
+        (ObjectFetchTimedOutError("00", "", ""), True),
+        (MemoryError(), True),
+        (errors.DescriptorLimitError("none left"), True),
+        (OSError(24, "Too many open files"), True),
+        (ObjectLostError("00", "", ""), False),
+        (FileNotFoundError(2, "what the object opens when it is unpickled"), False),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_a_shortage_is_no_reason_to_do_without_a_shared_object(
+    failure: Exception, passes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may pass ends the process, and Ray starts it again; else the others go on."""
+
+    def get(reference: Any, timeout: float) -> Any:
+        raise failure
+
+    monkeypatch.setattr(page_server.ray, "get", get)
+    server: Any = PageServer.__new__(PageServer)
+    server._pinned, server._shared = {}, {}
+    if passes:
+        with pytest.raises(type(failure)):
+            server._pin_again(Pinned(RECORD, None, b"digest"), [object()])
+    else:
+        server._pin_again(Pinned(RECORD, None, b"digest"), [object()])

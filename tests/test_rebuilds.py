@@ -18,6 +18,7 @@ from clamor_ray.actors.journal import Journal
 from clamor_ray.actors.lost_blocks import LostBlocks
 from clamor_ray.actors.messages import (
     CommitRequest,
+    Pinned,
     Publication,
     RebuildOrder,
     RegionRecord,
@@ -862,3 +863,68 @@ def test_a_home_that_says_it_has_nothing_is_replaced(world: World) -> None:
         world.check()
 
     run(work)
+
+
+def test_a_home_that_has_nothing_of_what_it_shared_is_no_verdict(world: World) -> None:
+    """It could not pin the object again; Ray has it, and brings it to the new home."""
+
+    async def work() -> None:
+        region = world.add_region(HOME)
+        record = world.core.record_of(region)
+        assert record is not None
+        world.rebuilds.set_shared(region, Pinned(record, None, b"digest"), ["a reference"])
+        assert [pinned.record.region for pinned, _ in world.rebuilds.shared_at(HOME)] == [region]
+        world.servers.has = False
+        assert await world.rebuilds.new_home(region, HOME) is None
+        assert await world.rebuilds.settle(region, WAIT_S)
+        ((_, order, made),) = world.servers.orders
+        assert order.digest == b"digest"
+        assert made == ["a reference"]
+        assert world.rebuilds.shared_at(HOME) == []  # it is memory of its new home now
+
+    run(work)
+
+
+def test_what_is_no_load_any_more(world: World) -> None:
+    """Regions that are gone, or lost, and tries that failed after their last step."""
+
+    async def work() -> None:
+        regions = [world.add_region(HOME) for _ in range(3)]
+        for region in regions:
+            world.rebuilds.set_source(region, Source(ZEROS, 0, b"", b""))
+        world.servers.holders = {region: {} for region in regions}
+        world.servers.cached = {PEER: [(1, ALL)]}
+        rehome, n_calls = world.journal.rehome, []
+
+        def full_once(record: RegionRecord, version: int) -> None:
+            n_calls.append(record.region)
+            if len(n_calls) == 1:
+                raise errors.JournalFullError("The disk is full.")
+            rehome(record, version)
+
+        world.journal.rehome = full_once  # type: ignore[method-assign]
+        world.lose(HOME)
+        for region in (world.region, *regions):
+            assert await world.rebuilds.settle(region, WAIT_S)
+        assert len(n_calls) == 5
+        assert sum(world.rebuilds._load.values()) == 4
+        for region in (world.region, *regions):
+            world.rebuilds.forget(region)
+        assert not +world.rebuilds._load
+
+    run(work)
+
+
+def test_where_no_page_server_is_there_yet_none_is_said_to_be_full(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rebuilds, "TRIES", 2)
+
+    async def work() -> None:
+        for server_id in (HOME, PEER, OTHER):
+            world.lose(server_id)
+        assert not await world.settle()
+
+    run(work)
+    assert "no page server has joined" in caplog.text
+    assert "has room" not in caplog.text

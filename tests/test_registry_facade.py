@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 
 from clamor_ray import _names, errors
 from clamor_ray._ask import pack, unpack
+from clamor_ray._source import SHARED, Source
 from clamor_ray.actors import keeper_process, retiring, spare_regions
 from clamor_ray.actors import registry as registry_module
 from clamor_ray.actors.commit_log import Limits
@@ -25,6 +26,7 @@ from clamor_ray.actors.messages import (
     INLINE_BASE,
     CommitRequest,
     FreeAnswer,
+    Pinned,
     RegionFreed,
     RegionRecord,
     RegionUnknown,
@@ -453,3 +455,31 @@ def test_a_large_variable_is_given_back_by_the_registrys_order(
         assert asked == [(HOME, [record.region])]
 
     run(work)
+
+
+def test_what_is_shared_is_known_from_its_seal_on(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also to a registry whose page server died with the one before."""
+    shared = Source(SHARED, 0, b"digest", b"where it is")
+    monkeypatch.setattr(
+        registry_module.shared_objects,
+        "pinned_of",
+        lambda record, source: (Pinned(record, source.what, source.digest), ["a reference"]),
+    )
+    regions = []
+
+    async def check(registry: Registry) -> None:
+        ((pinned, object_refs),) = await registry.shared_at(HOME)
+        assert (pinned.record.region, pinned.plan) == (regions[0], b"where it is")
+        assert object_refs == ["a reference"]
+        assert await registry.shared_at(HOME + 1) == []
+
+    async def share(registry: Registry) -> None:
+        await registry.register_server(INFO)
+        record = await registry.create_region(8192, NODE)
+        await registry.seal(record.region, shared)
+        regions.append(record.region)
+        await check(registry)
+
+    run(share, check)

@@ -207,6 +207,25 @@ def test_a_shared_object_survives_both(session: Session, lab: LocalCluster) -> N
     assert session("shared_at", record.homes[0]) == []
 
 
+def test_a_shared_object_survives_both_at_once(session: Session, lab: LocalCluster) -> None:
+    """Neither can ask the other: the journal says what is shared. Ray has it: so does its owner."""
+    import ray
+
+    shared = ray.put(np.arange(1, 1 << 17))
+    record, _ = session("share", [shared], lab.node_ids[1])
+    info = session("ensure_server", lab.node_ids[1])
+    os.kill(session("ping"), signal.SIGKILL)
+    os.kill(info.pid, signal.SIGKILL)
+    session("ping")
+    session.of_server(1, "ping")
+    (region,) = session.of_server(1, "region_stats")
+    assert (region["region"], region["is_home"]) == (record.region, 1)
+    assert session("why_lost", record.region) is None
+    session("free", record.region)
+    until(lambda: sum(session.states().values()) == 0)
+    assert session("shared_at", record.homes[0]) == []
+
+
 def test_a_server_that_restarts_meanwhile_is_found(session: Session, lab: LocalCluster) -> None:
     before = session("ensure_server", lab.node_ids[1])
     os.kill(before.pid, signal.SIGKILL)
