@@ -781,13 +781,15 @@ class PageServer:
         if self._stopped:
             return
         self._stopped = True
-        self._engine.end()
-        self._on_loop(self._core.close())
-        self._engine.stop()
-        # One that is being started in place of another would stay when this process is gone.
-        has_turn = self._renewing.acquire(timeout=RENEWING_S)
-        with contextlib.suppress(errors.ClamorError):
-            self._keeper.quit()
-        if has_turn:
-            self._renewing.release()
-        self._pinned.clear()
+        try:
+            self._engine.end()
+            self._on_loop(self._core.close())
+            self._engine.stop()
+        finally:  # it would stay for CLAMOR_ORPHAN_S, with all memory
+            # One that is being started in place of another would stay when this process is gone.
+            has_turn = self._renewing.acquire(timeout=RENEWING_S)
+            with contextlib.suppress(errors.ClamorError):
+                self._keeper.quit()
+            if has_turn:
+                self._renewing.release()
+            self._pinned.clear()

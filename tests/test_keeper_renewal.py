@@ -74,3 +74,29 @@ def test_one_that_is_being_started_leaves_with_the_session(monkeypatch: pytest.M
     renews.join(WAIT_S)
     assert not renews.is_alive()
     assert not stops.is_alive()
+
+
+@pytest.mark.parametrize("fails_at", ["end", "close", "stop"])
+def test_the_keeper_is_told_to_leave_whatever_else_fails(fails_at: str) -> None:
+    """As where the loop is busy for longer than anybody waits for it: who stops does so once."""
+    keeper, engine = Keeper(), Engine()
+
+    def fail(*_: Any) -> None:
+        raise TimeoutError("The loop has not answered.")
+
+    if fails_at != "close":
+        setattr(engine, fails_at, fail)
+    server = object.__new__(PageServer)
+    server.__dict__.update(
+        _stopped=False,
+        _keeper=keeper,
+        _renewing=threading.Lock(),
+        _engine=engine,
+        _core=SimpleNamespace(close=lambda: None),
+        _on_loop=fail if fails_at == "close" else lambda _: None,
+        _pinned={1: "an object"},
+    )
+    with pytest.raises(TimeoutError):
+        server.stop()
+    assert keeper.was_told_to_leave
+    assert not server._pinned
