@@ -25,7 +25,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from clamor_ray._cause import cause_of
-from clamor_ray.errors import ClosedError, InternalError, JournalFullError
+from clamor_ray.errors import (
+    ClosedError,
+    InternalError,
+    JournalFullError,
+    VersionMismatchError,
+)
 
 LOCK_S = 20.0  # how long an old registry may take to die
 CHECKPOINT_PAGES = 1000
@@ -52,6 +57,7 @@ class SqliteFile:
 
     Raises:
         JournalFullError: It cannot be made or opened; the text says why.
+        VersionMismatchError: Another build has made it.
     """
 
     def __init__(self, directory: Path, name: str, schema: str, format: int) -> None:
@@ -85,7 +91,11 @@ class SqliteFile:
                     self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version={format}")
             elif found != format:
-                raise sqlite3.OperationalError(f"its format is {found}, not {format}")
+                raise VersionMismatchError(
+                    f"The registry's file {self.directory} has format {found}, and this build of "
+                    f"clamor-ray has format {format}.",
+                    hint="Start the session anew, with the same clamor-ray everywhere.",
+                )
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
