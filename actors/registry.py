@@ -35,7 +35,6 @@ from typing import Any
 import ray
 from ray.exceptions import (
     ActorDiedError,
-    RayActorError,
     RayError,
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -93,6 +92,7 @@ FREE_S = 5.0
 AT_ONCE_BYTES = 16 << 20  # of more, giving back the memory takes milliseconds
 RETIRE_MOST = 64  # other servers that a page server tells of a free (PC__RETIRE_MOST)
 STOP_S = 10.0
+STOP_PAUSE_S = 0.2
 PIN_S = 300.0
 WATCH_FIRST_S = 2.0
 SAVE_AGAIN_S = 1.0
@@ -654,8 +654,16 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
         await self._lineage.stop()
 
         async def stop(handle: Any) -> None:
-            with contextlib.suppress(RayActorError, RayError, asyncio.TimeoutError):
-                await within(STOP_S, handle.stop.remote())
+            deadline = time.monotonic() + STOP_S
+            while (left_s := deadline - time.monotonic()) > 0:
+                try:
+                    # Ray's own tries have no end, and it says so on the console when we kill it.
+                    await within(left_s, handle.stop.options(max_task_retries=0).remote())
+                    break
+                except (ActorDiedError, asyncio.TimeoutError):
+                    break
+                except RayError:  # it is being restarted
+                    await asyncio.sleep(STOP_PAUSE_S)
             with contextlib.suppress(RayError, ValueError):
                 ray.kill(handle)
 

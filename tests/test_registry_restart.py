@@ -273,6 +273,35 @@ def test_nothing_is_left_after_shutdown(lab: LocalCluster) -> None:
         session("outcome", 5)
 
 
+SILENT_SERVER = """
+import os, signal, time, ray
+import clamor_ray as clamor
+ray.init(address="local", num_cpus=1, include_dashboard=False)
+scope = clamor.init().scope
+node = ray.get_runtime_context().get_node_id()
+server = ray.get_actor(f"page-server-{scope}-{node[:16]}", namespace="clamor")
+os.kill(ray.get(server.ping.remote()), signal.SIGSTOP)
+clamor.shutdown()
+time.sleep(3.0)  # what is said on the console comes from another process
+print("over", flush=True)
+os._exit(0)
+"""
+
+
+def test_the_last_word_is_not_tried_without_end() -> None:
+    """Ray says so on the console, of a task that it tries again: here, when it kills the actor."""
+    driver = subprocess.run(
+        [sys.executable, "-c", SILENT_SERVER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=ANSWER_S + 60,
+        check=True,
+    )
+    assert "over" in driver.stdout
+    assert "PageServer.stop" not in driver.stdout
+
+
 def test_nothing_is_left_after_the_raylet(lab: LocalCluster) -> None:
     """The registry's node dies by SIGKILL, and all below it."""
     import ray
