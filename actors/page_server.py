@@ -106,6 +106,14 @@ _T = TypeVar("_T")
 def layer_error(code: int, commit_id: int, region: int, from_server: int) -> errors.ClamorError:
     """Why a home could not fetch a layer. One that is gone is no loss of the region: the writer, if
     it lives, has its blocks and stages them again."""
+    if code == _native.PC_ERR_TIMEOUT:
+        return errors.WaitTimeoutError(
+            f"The home of region {region} did not take the blocks of commit {commit_id:#x} in "
+            f"time: page server {from_server:#x}, where they were staged, does not give them, or "
+            "the keeper of the home's node takes nothing. The home's log says which.",
+            code=code,
+            hint="Nothing is lost: commit again.",
+        )
     if code != _native.PC_ERR_HOME_LOST:
         return _native.error_for(code, region=region, server=from_server)
     return errors.CommitAbortedError(
@@ -135,8 +143,14 @@ def _raise_descriptor_limit() -> None:
 
 
 def _find_keeper(listen_name: str) -> _native.Keeper | None:
+    """The keeper that this node's last page server had; None: there is none.
+
+    Raises:
+        WaitTimeoutError: There is one, and it took no connection for ``CALL_S``. It may be stopped,
+            or have no time: what it holds is not lost.
+    """
     try:
-        return _native.Keeper(listen_name, timeout_s=0.0)
+        return _native.Keeper(listen_name, timeout_s=CALL_S, absent_at_once=True)
     except errors.ServerUnavailableError:  # nobody listens there
         return None
 

@@ -191,6 +191,7 @@ class _Library:
 c = _Library()
 
 _SERVER_SAYS: Final = "the page server says: "  # call.c; the code's text, or unreached.c's
+_CAUSES: Final = ("server ", "the keeper ")  # how unreached.c and keeping.c begin
 _SERVERS_DESCRIPTORS: Final = (
     "page server of this node: all that its limit (RLIMIT_NOFILE) allows are in use, but for the "
     "eighth that is kept for connections"
@@ -210,8 +211,15 @@ UNREACHED_HINT: Final = (
 )
 
 
+KEEPER_HINT: Final = (
+    "What the keeper has not heard of would be lost with the page server, so nobody is told that "
+    "it is safe. Try again. Look at that node: is the keeper's process (pc_keeper_run) stopped, or "
+    "does it get no time or memory?"
+)
+
+
 def server_cause(detail: str) -> str:
-    """Which other server does not answer, for how long, and why, where that is it; else "".
+    """Which server or keeper does not answer, for how long, and why, where that is it; else "".
 
     Example:
         >>> server_cause("the page server says: server 0x2 is not reached for 7 s: refused")
@@ -220,7 +228,7 @@ def server_cause(detail: str) -> str:
         ''
     """
     said = detail.removeprefix(_SERVER_SAYS)
-    return said.rstrip(".") if said != detail and said.startswith("server ") else ""
+    return said.rstrip(".") if said != detail and said.startswith(_CAUSES) else ""
 
 
 def last_detail() -> str:
@@ -253,8 +261,12 @@ def error_for(code: int, detail: str = "", **context: object) -> errors.ClamorEr
         message = f"{message[:-1]}, says the page server."
     elif detail:
         message = f"{message[:-1]}: {detail.rstrip('.')}."
-    limited = code == PC_ERR_NO_MEMORY and _OF_ADDRESSES.search(detail)
-    return cls(message, code=code, hint=ADDRESSES_HINT if limited else HINTS.get(code))
+    hint = HINTS.get(code)
+    if cause.startswith("the keeper "):
+        hint = KEEPER_HINT
+    elif code == PC_ERR_NO_MEMORY and _OF_ADDRESSES.search(detail):
+        hint = ADDRESSES_HINT
+    return cls(message, code=code, hint=hint)
 
 
 def check(code: int, **context: object) -> int:

@@ -448,10 +448,23 @@ def _fields(struct: Any) -> dict[str, int]:
 class Keeper:
     """A connection to the keeper, which holds a page server's descriptors across its death."""
 
-    def __init__(self, listen_name: str, *, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, listen_name: str, *, timeout_s: float = 5.0, absent_at_once: bool = False
+    ) -> None:
+        """
+        Args:
+            listen_name: Its socket.
+            timeout_s: For one that listens and takes no connection yet.
+            absent_at_once: Do not wait so long for one that nobody has started.
+
+        Raises:
+            ServerUnavailableError: Nobody listens there.
+            WaitTimeoutError: There is one, and it takes no connection.
+        """
         fd = c.ffi.new("int *")
         name = listen_name.encode()
-        check(c.lib.pc_keeper_connect(name, ns(timeout_s), fd), socket=listen_name)
+        connect = c.lib.pc_keeper_find if absent_at_once else c.lib.pc_keeper_connect
+        check(connect(name, ns(timeout_s), fd), socket=listen_name)
         self._fd = int(fd[0])
 
     def fileno(self) -> int:

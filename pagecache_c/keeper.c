@@ -15,7 +15,9 @@
  *   - n_kept descriptors are open, no two with the same inode, sequence strictly increasing;
  *   - a packet that breaks a rule closes its connection and changes nothing else;
  *   - what cannot be kept (no descriptors, no memory) closes the connection too: the page server
- *     finds out at its next call instead of believing that its blocks are safe.
+ *     finds out at its next call instead of believing that its blocks are safe;
+ *   - a page server's connection that the keeper itself ends makes it a part (END_PART) until it is
+ *     told that it has all: what was put behind the refused record is not heard, labels neither.
  *
  * Kernel facts:
  *   - Packets of a peer that died stay readable. If it left answers unread, the first recvmsg
@@ -189,7 +191,7 @@ static bool is_same_user(int socket_fd)
 
 /* ------------------------------------------------------- the page server's end */
 
-PC_API int pc_keeper_connect(const char *listen_name, uint64_t timeout_ns, int *fd)
+static int connect_to(const char *listen_name, uint64_t timeout_ns, bool absent_at_once, int *fd)
 {
     const uint64_t deadline = deadline_after(timeout_ns);
     struct sockaddr_un address;
@@ -204,13 +206,16 @@ PC_API int pc_keeper_connect(const char *listen_name, uint64_t timeout_ns, int *
         return pc__fail_errno("socket for keeper '%s'", listen_name);
 
     while (connect(socket_fd, (const struct sockaddr *)&address, n_bytes) != 0) {
-        /* Not there yet, or its queue is full. */
-        if (!pc__local_nobody(errno) && errno != EAGAIN && errno != EINTR) {
+        /* Not there (yet); or it is, and its queue is full: it is stopped, or has no time. */
+        const bool is_absent = errno == ECONNREFUSED || errno == ENOENT || errno == ENOTDIR;
+        if (!is_absent && errno != EAGAIN && errno != EINTR) {
             rc = pc__fail_errno("connect to keeper '%s'", listen_name);
             goto out;
         }
-        if (now_ns() >= deadline) {
-            rc = pc__fail(PC_ERR_NO_SERVER, "no keeper answers on '%s'", listen_name);
+        if (now_ns() >= deadline || (is_absent && absent_at_once)) {
+            rc = is_absent ? pc__fail(PC_ERR_NO_SERVER, "no keeper listens on '%s'", listen_name)
+                           : pc__fail(PC_ERR_TIMEOUT, "the keeper on '%s' takes no connection",
+                                      listen_name);
             goto out;
         }
         pause_ns(CONNECT_RETRY_NS);
@@ -226,6 +231,16 @@ out:
     return rc;
 }
 
+PC_API int pc_keeper_connect(const char *listen_name, uint64_t timeout_ns, int *fd)
+{
+    return connect_to(listen_name, timeout_ns, false, fd);
+}
+
+PC_API int pc_keeper_find(const char *listen_name, uint64_t timeout_ns, int *fd)
+{
+    return connect_to(listen_name, timeout_ns, true, fd);
+}
+
 /* Sends one packet, if there is room. */
 static int try_to_tell(int keeper_fd, const struct message *message, int fd)
 {
@@ -234,7 +249,8 @@ static int try_to_tell(int keeper_fd, const struct message *message, int fd)
     const int why = errno;
     if (why == EPIPE || why == ECONNRESET || why == ENOTCONN)
         return pc__fail(PC_ERR_CLOSED, "the keeper closed the connection");
-    if (why != EAGAIN && why != EWOULDBLOCK && why != ETOOMANYREFS && why != ENOBUFS)
+    if (why != EAGAIN && why != EWOULDBLOCK && why != ETOOMANYREFS && why != ENOBUFS &&
+        why != ENOMEM)
         return pc__fail_errno("send to the keeper");
     return pc__fail(PC_ERR_TIMEOUT, "the keeper takes no messages");
 }
@@ -248,7 +264,7 @@ static int tell_keeper(int keeper_fd, const struct message *message, int fd, uin
         const uint64_t now = now_ns();
         if (rc != PC_ERR_TIMEOUT || now >= deadline)
             return rc;
-        if (why == ETOOMANYREFS || why == ENOBUFS) {
+        if (why == ETOOMANYREFS || why == ENOBUFS || why == ENOMEM) {
             pause_ns(IN_FLIGHT_RETRY_NS);
         } else {
             struct pollfd room = {.fd = keeper_fd, .events = POLLOUT};
@@ -381,6 +397,7 @@ struct kept {
 struct connection {
     int fd;
     bool wants_list;
+    bool serves; /* a page server's: it was answered a list, or has put something */
     uint64_t list_after;
 };
 
@@ -460,8 +477,11 @@ static void drop(struct keeper *keeper, uint64_t inode, uint64_t on_disk)
 static bool handle(struct keeper *keeper, struct connection *connection,
                    const struct message *message, int fd)
 {
-    if (message->op == OP_PUT)
-        return keep(keeper, &message->what, fd);
+    if (message->op == OP_PUT) {
+        const bool is_kept = keep(keeper, &message->what, fd);
+        connection->serves |= is_kept;
+        return is_kept;
+    }
     if (fd >= 0) {
         close(fd);
         return false;
@@ -487,7 +507,8 @@ static bool handle(struct keeper *keeper, struct connection *connection,
     }
 }
 
-/* Reads what has arrived. False: the connection is at its end. */
+/* Reads what has arrived. False: the connection is at its end, or is to be ended: then what it says from
+ * here on is not heard, and what is kept, or how it is labelled, may not be what its page server has. */
 static bool drain(struct keeper *keeper, struct connection *connection)
 {
     for (int i = 0; i < MAX_PACKETS_A_PASS; i++) {
@@ -495,13 +516,16 @@ static bool drain(struct keeper *keeper, struct connection *connection)
         int fd;
         switch (receive_packet(connection->fd, &message, &fd)) {
         case RECEIVED:
-            if (!handle(keeper, connection, &message, fd))
-                return false;
-            break;
+            if (handle(keeper, connection, &message, fd))
+                break;
+            keeper->is_part |= connection->serves;
+            return false;
         case RECEIVED_NOTHING:
             return true;
-        case RECEIVED_END:
         case RECEIVED_NONSENSE:
+            keeper->is_part |= connection->serves;
+            return false;
+        case RECEIVED_END:
             return false;
         }
     }
@@ -551,7 +575,10 @@ static bool answer_list(struct keeper *keeper, struct connection *connection)
     const struct message end = {.magic = MAGIC, .op = OP_END,
                                 .more = (uint16_t)((has_more ? END_MORE : 0) |
                                                    (keeper->is_part ? END_PART : 0))};
-    return send_packet(connection->fd, &end, -1) == 0;
+    if (send_packet(connection->fd, &end, -1) != 0)
+        return false;
+    connection->serves = true;
+    return true;
 }
 
 static void answer_lists(struct keeper *keeper)
@@ -564,10 +591,14 @@ static void answer_lists(struct keeper *keeper)
     drain_all(keeper);
     for (size_t i = 0; i < keeper->n_connections;)
         if (!keeper->connections[i].wants_list ||
-            answer_list(keeper, &keeper->connections[i]))
+            answer_list(keeper, &keeper->connections[i])) {
             i++;
-        else
+        } else {
+            /* It has ended, or takes no answers. What it said meanwhile, if anything, was the last. */
+            if (drain(keeper, &keeper->connections[i]))
+                keeper->is_part |= keeper->connections[i].serves;
             close_connection(keeper, i);
+        }
 }
 
 static void accept_all(struct keeper *keeper)
@@ -581,6 +612,8 @@ static void accept_all(struct keeper *keeper)
                 keeper->no_accept_before_ns = now_ns() + ACCEPT_PAUSE_NS;
             return;
         }
+        if (keeper->n_connections == MAX_CONNECTIONS)
+            drain_all(keeper); /* some may have ended already, before they were accepted */
         if (keeper->n_connections == MAX_CONNECTIONS || !is_same_user(fd)) {
             close(fd);
             continue;
@@ -653,8 +686,10 @@ static void keep_until_the_end(struct keeper *keeper, uint64_t orphan_timeout_ns
             return;
         drain_all(keeper);
         answer_lists(keeper);
-        if (watched[1].revents != 0)
+        if (watched[1].revents != 0) {
             accept_all(keeper);
+            answer_lists(keeper); /* where it has read one for want of room */
+        }
     }
 }
 

@@ -488,8 +488,11 @@ int pc_keeper_run(const char *listen_name, int watched_pid, uint64_t orphan_time
 /* The same, in place of one that died while its page server lives: until that has given it all there
  * is, a server that lists it is told that it is only a part (PC_ERR_HOME_LOST). */
 int pc_keeper_run_part(const char *listen_name, int watched_pid, uint64_t orphan_timeout_ns);
-/* Connects to the keeper; *fd for pc_engine_options.keeper_fd. */
+/* Connects to the keeper; *fd for pc_engine_options.keeper_fd. PC_ERR_NO_SERVER: nobody has listened
+ * there within the time. PC_ERR_TIMEOUT: one lives, and took no connection. */
 int pc_keeper_connect(const char *listen_name, uint64_t timeout_ns, int *fd);
+/* The same, and where nobody listens PC_ERR_NO_SERVER at once. */
+int pc_keeper_find(const char *listen_name, uint64_t timeout_ns, int *fd);
 int pc_keeper_quit(int fd);
 
 /* ---------------------------------------------------------------- hash map */

@@ -368,7 +368,7 @@ static void test_many(pid_t raylet)
     CHECK(n_descriptors() == n_before, "%zu, %zu", n_descriptors(), n_before);
 }
 
-/* A full keeper says so by closing, and still gives back what it has. */
+/* A full keeper says so by closing, still gives back what it has, and says that this is not all. */
 static void test_full(pid_t raylet)
 {
     const pid_t keeper = start_keeper(raylet, NEVER, FEW_DESCRIPTORS);
@@ -385,7 +385,10 @@ static void test_full(pid_t raylet)
     CHECK(rc == PC_ERR_CLOSED, "%d after %lu", rc, region);
     close(fd);
     fd = connect_keeper();
-    list(fd);
+    listed.n = listed.stop_after = 0;
+    listed.drop_on = -1;
+    rc = pc__keeper_list(fd, note, &listed, PATIENCE);
+    CHECK(rc == PC_ERR_HOME_LOST, "%d: %s", rc, pc_last_message());
     CHECK(listed.n >= 40 && listed.n <= 96 - SPARE_DESCRIPTORS,
           "the raised limit less the spare ones: %zu", listed.n);
     quit_keeper(keeper, fd);
@@ -538,6 +541,65 @@ static void test_slow_server(pid_t raylet)
     quit_keeper(keeper, fd);
 }
 
+/* One that is stopped, and whose queue is full of connections that have ended, is not called absent; it
+ * is found again when it goes on. */
+static void test_full_queue(pid_t raylet)
+{
+    enum { MOST = 1000 };
+    const pid_t keeper = start_keeper(raylet, NEVER, PLAIN);
+    struct pc__kept what;
+    const int memfd = make_memfd(1, &what);
+    int fd = connect_keeper(), status, n = 0, rc = PC_OK;
+    CHECK(pc__keeper_put(fd, &what, memfd) == PC_OK, "%s", pc_last_message());
+    list(fd);
+    REQUIRE(kill(keeper, SIGSTOP) == 0);
+    REQUIRE(waitpid(keeper, &status, WUNTRACED) == keeper && WIFSTOPPED(status));
+    close(fd);
+    for (; rc == PC_OK && n < MOST; n++) {
+        rc = pc_keeper_connect(name, SECOND / 10, &fd);
+        if (rc == PC_OK)
+            close(fd);
+    }
+    CHECK(n > MAX_CONNECTIONS && n < MOST, "%d", n);
+    CHECK(rc == PC_ERR_TIMEOUT, "it lives: %d: %s", rc, pc_last_message());
+    REQUIRE(kill(keeper, SIGCONT) == 0);
+    fd = connect_keeper();
+    list(fd);
+    CHECK(listed.n == 1, "%zu", listed.n);
+    close(memfd);
+    quit_keeper(keeper, fd);
+    CHECK(pc_keeper_connect(name, 0, &fd) == PC_ERR_NO_SERVER, "%s", pc_last_message());
+    const uint64_t began = now_ns();
+    CHECK(pc_keeper_find(name, PATIENCE, &fd) == PC_ERR_NO_SERVER, "%s", pc_last_message());
+    CHECK(now_ns() - began < PATIENCE / 2, "%lu", now_ns() - began);
+}
+
+/* A record that it refuses, of a server that it keeps for: it has only a part from then on, until it is
+ * told that it has all. What was put after that, in the same breath, is lost too. */
+static void test_refused_is_part(pid_t raylet)
+{
+    const pid_t keeper = start_keeper(raylet, NEVER, PLAIN);
+    struct pc__kept what;
+    const int memfd = make_memfd(1, &what);
+    int fd = connect_keeper();
+    list(fd);
+    CHECK(pc__keeper_put(fd, &what, memfd) == PC_OK, "%s", pc_last_message());
+    struct pc__kept wrong = what;
+    wrong.inode++;
+    CHECK(pc__keeper_put(fd, &wrong, memfd) == PC_OK, "%s", pc_last_message());
+    CHECK(is_closed(fd), "the record was taken");
+    close(fd);
+    fd = connect_keeper();
+    listed.n = listed.stop_after = 0;
+    listed.drop_on = -1;
+    int rc = pc__keeper_list(fd, note, &listed, PATIENCE);
+    CHECK(rc == PC_ERR_HOME_LOST && listed.n == 1, "%d, %zu: %s", rc, listed.n, pc_last_message());
+    CHECK(pc__keeper_try_whole(fd) == PC_OK, "%s", pc_last_message());
+    list(fd);
+    close(memfd);
+    quit_keeper(keeper, fd);
+}
+
 int main(void)
 {
     struct rlimit limit;
@@ -557,6 +619,8 @@ int main(void)
     test_raylet_ends(WITHOUT_PIDFD);
     test_many(raylet);
     test_full(raylet);
+    test_full_queue(raylet);
+    test_refused_is_part(raylet);
     test_garbage(raylet);
     test_stalled(raylet);
     test_slow_server(raylet);
