@@ -13,7 +13,7 @@ import ray
 
 from clamor_ray import _attempt, errors
 from clamor_ray._ask import new_request_id
-from clamor_ray._config import Config
+from clamor_ray._config import SEAL_S, Config
 from clamor_ray._layout import (
     BLOCK_BYTES,
     INLINE_BYTES,
@@ -111,7 +111,7 @@ class Making:
             finally:
                 os.close(fd)
             try:
-                client.seal(region, timeout_s=self.config.connect_timeout_s)
+                client.seal(region, timeout_s=max(SEAL_S, self.config.connect_timeout_s))
                 self._seal(region, source, plan.region_bytes)
             except errors.FreedError as error:
                 # What was not sealed ends with the page server; the registry gives it 10 minutes.

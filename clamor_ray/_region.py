@@ -18,6 +18,7 @@ import numpy.typing as npt
 from clamor_ray import _arena, _attempt, _libraries, _numpy_allocator, _session, errors
 from clamor_ray._arena import Arena, Block, MallocFunctions
 from clamor_ray._ask import new_request_id
+from clamor_ray._config import SEAL_S
 from clamor_ray._kept import Kept
 from clamor_ray._layout import (
     BLOCK_BYTES,
@@ -123,7 +124,9 @@ class Region:
             if array is not None:
                 array.flags.writeable = False
         try:
-            session.client.build_seal(lease.mapping.id, timeout_s=session.config.connect_timeout_s)
+            session.client.build_seal(
+                lease.mapping.id, timeout_s=max(SEAL_S, session.config.connect_timeout_s)
+            )
             self._is_leased = True
             session.seal_at_registry(region)
         except errors.FreedError as error:

@@ -209,7 +209,11 @@ static int make_overlay(struct pc_engine *engine, struct pc__region *region)
         return rc;
     }
     const struct pc__kept kept = pc__kept_of(region, PC__KEPT_OVERLAY, inode, overlay.version);
-    pc__keep(engine, &kept, fd);
+    rc = pc__keep(engine, &kept, fd);
+    if (rc) { /* without it a new server would have none of what is written there */
+        pc__store_close(engine, &overlay, region->length_bytes);
+        return rc;
+    }
     pthread_mutex_lock(&region->lock);
     region->home->overlay = overlay;
     pthread_mutex_unlock(&region->lock);
@@ -225,10 +229,10 @@ static int keep_base(struct pc_engine *engine, struct pc__region *region, uint64
     kept.reserved[0] = changes;
     if (region->home->n_segments)
         return PC_OK;
-    pc__keep(engine, &kept, base->memfd);
-    if (changes && pc__keeper_is_behind(engine))
+    int rc = pc__keep(engine, &kept, base->memfd);
+    if (!rc && changes && pc__keeper_is_behind(engine))
         pc__region_release(engine, region, PC_OK, 0, false); /* who waits for us takes a fork */
-    return changes ? pc__keep_wait(engine) : PC_OK;
+    return !rc && changes ? pc__keep_wait(engine) : rc;
 }
 
 static int write_layer(struct pc_engine *engine, const struct pc__layer *layer, int memfd)
@@ -312,12 +316,14 @@ static int apply_next(struct pc_engine *engine, struct pc__region *region)
     if (rc)
         return rc;
     if (to_base) {
-        (void)keep_base(engine, region, layer->version, false);
+        rc = keep_base(engine, region, layer->version, false);
     } else {
         const struct pc__kept kept =
             pc__kept_of(region, PC__KEPT_OVERLAY, store->inode, layer->version);
-        pc__keep(engine, &kept, store->memfd);
+        rc = pc__keep(engine, &kept, store->memfd);
     }
+    if (rc) /* the keeper has the old label still: the layer must not go */
+        return rc;
     pthread_mutex_lock(&region->lock);
     rc = note_layer(&store->data, layer);
     if (rc) { /* nobody can be told that the blocks are there: as if nothing was written */
@@ -382,7 +388,9 @@ static int fold(struct pc_engine *engine, struct pc__region *region)
         rc = write_overlay(engine, home);
     if (rc)
         return rc;
-    (void)keep_base(engine, region, home->applied, false);
+    rc = keep_base(engine, region, home->applied, false);
+    if (rc) /* as above: nor the overlay */
+        return rc;
     pthread_mutex_lock(&region->lock);
     rc = note_overlay(home);
     if (rc) {

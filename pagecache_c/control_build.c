@@ -82,8 +82,12 @@ static void reply_kept(struct pc__loop *loop, struct pc__mail *mail)
         struct pc__client *client = pc__of(link, struct pc__client, link);
         if (client->id != reply->client_id || client->closed)
             continue;
-        if (mail->error)
-            pc__client_send(client, PC__CTL_REPLY, reply->request_id, mail->error, NULL, 0, -1);
+        if (mail->error) {
+            char why[PC__KEEPING_TEXT_BYTES];
+            pc__keep_say(loop->engine, mail->error, why, sizeof why);
+            pc__client_send(client, PC__CTL_REPLY, reply->request_id, mail->error, why,
+                            strlen(why) + 1, -1);
+        }
         else if (reply->stages)
             pc__client_staged(client, reply->request_id, reply->region);
         else
@@ -93,12 +97,11 @@ static void reply_kept(struct pc__loop *loop, struct pc__mail *mail)
     free(reply);
 }
 
-/* In the keeper's thread. One that takes nothing for long is no reason to refuse: as without one. */
+/* In the keeper's thread. What the keeper has not heard of is not safe, however slow it is. */
 static void heard(void *arg, int rc, bool cancelled)
 {
     struct kept_reply *reply = arg;
-    const struct pc__mail mail = {.run = reply_kept, .pointer = reply,
-                                  .error = rc == PC_ERR_CLOSED ? rc : PC_OK};
+    const struct pc__mail mail = {.run = reply_kept, .pointer = reply, .error = rc};
     if (cancelled || pc__loop_post(reply->loop, &mail))
         free(reply); /* who waits has a deadline */
 }
@@ -116,9 +119,10 @@ static void reply_when_kept(struct pc__client *client, uint32_t request_id, uint
                                  .region = region,
                                  .request_id = request_id,
                                  .stages = stages};
-    if (pc__keep_when(client->loop->engine, heard, reply))
+    const int waits = pc__keep_when(client->loop->engine, heard, reply);
+    if (waits == 1)
         return;
-    struct pc__mail mail = {.pointer = reply};
+    struct pc__mail mail = {.pointer = reply, .error = waits};
     reply_kept(client->loop, &mail);
 }
 

@@ -111,7 +111,7 @@ static void keep_history(void *arg, int fd, uint64_t inode, uint64_t bytes, bool
                                   .sealed = 1,
                                   .inode = inode,
                                   .on_disk = is_disk};
-    pc__keep(arg, &kept, fd);
+    (void)pc__keep(arg, &kept, fd); /* old versions: a restart would not have them */
 }
 
 static void drop_history(void *arg, uint64_t inode, bool is_disk)
@@ -171,7 +171,7 @@ static int adopt(struct pc_engine *engine, int keeper_fd, uint64_t settle_ns)
 {
     if (keeper_fd < 0)
         return PC_OK;
-    int rc = pc__keeping_open(keeper_fd, keeper_lost, engine, &engine->keeping);
+    int rc = pc__keeping_open(keeper_fd, keeper_lost, pc__keep_refused, engine, &engine->keeping);
     if (!rc)
         rc = pc__keeper_list(keeper_fd, pc__region_adopt, engine, KEEPER_TIMEOUT_NS);
     if (!rc)

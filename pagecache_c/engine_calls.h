@@ -36,15 +36,20 @@ int pc__memfd_make(uint64_t length_bytes, uint64_t *inode);
 int pc__descriptors_spare(void);
 /* Blocks of the file that are not holes, added to data. */
 int pc__memfd_blocks(struct pc__blockset *data, int memfd, uint64_t length_bytes);
-void pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd);
+/* Gives it to the keeper, now or later (pc__keep_wait, pc__keep_when). Negative: it never will have it,
+ * and the log says so; nobody may be told that it is safe. */
+int pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd);
+void pc__keep_refused(void *engine, int rc, const struct pc__kept *what);
 void pc__unkeep(struct pc_engine *engine, uint64_t inode, bool on_disk);
 /* Of what is kept: false, and nothing has changed, where the keeper cannot be told at once. */
 bool pc__keep_now(struct pc_engine *engine, const struct pc__kept *what);
 bool pc__keeper_is_behind(struct pc_engine *engine);
 /* Until the keeper has heard all that was said before. Under no lock, and in no loop. */
 int pc__keep_wait(struct pc_engine *engine);
-/* The same for loops: false, heard already; else heard is called (keeping.h). */
-bool pc__keep_when(struct pc_engine *engine, pc__keeper_heard *heard, void *arg);
+/* The same for loops: PC_OK, heard already; 1: heard is called (keeping.h); negative: it cannot be. */
+int pc__keep_when(struct pc_engine *engine, pc__keeper_heard *heard, void *arg);
+/* Why such a wait ended so: keeping.h. */
+void pc__keep_say(struct pc_engine *engine, int rc, char *text, size_t text_bytes);
 struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind kind,
                             uint64_t inode, uint64_t version);
 

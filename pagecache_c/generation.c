@@ -177,7 +177,7 @@ static int make(struct pc_engine *engine, struct pc__region *region, uint64_t ve
     pc__link_push(&region->generations, &generation->link);
     const struct pc__kept kept =
         pc__kept_of(region, PC__KEPT_CACHE, generation->inode, generation->version);
-    pc__keep(engine, &kept, generation->memfd);
+    (void)pc__keep(engine, &kept, generation->memfd); /* a restart would fetch it again */
     *out = generation;
     return PC_OK;
 }

@@ -185,7 +185,7 @@ int pc__home_make(struct pc_engine *engine, struct pc__region *region,
     if (!n_segments) { /* the keeper cannot hold segments: holes in their place would read as zeros */
         struct pc__kept kept = pc__kept_of(region, PC__KEPT_HOME, inode, 0);
         kept.sealed = 0;
-        pc__keep(engine, &kept, home->base.memfd);
+        (void)pc__keep(engine, &kept, home->base.memfd); /* the seal does it again */
     }
     pthread_mutex_lock(&region->lock);
     struct pc__home *adopted = region->home; /* of segments: what changed since is here already */

@@ -19,18 +19,25 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #define BUCKETS 4096u
-#define SLOW_NS 30000000000ull   /* a keeper that takes nothing for so long is not waited for */
+#ifndef SLOW_NS
+#define SLOW_NS 30000000000ull   /* a keeper that takes nothing for so long is ended; so long its successor has */
+#endif
 #define CLOSE_NS 5000000000ull
 #define RETRY_MS 2               /* where the kernel has no room for descriptors in flight */
 #define STEP_MS 200
+#define ENDS_MS 5000             /* for a process that was killed to be gone */
 
 struct entry {
     struct pc__link link, hash;
@@ -47,6 +54,7 @@ struct message {
     int fd;                      /* PUT; -1: it was forgotten meanwhile */
     pc__keeper_heard *heard;     /* NOTHING: only this */
     void *arg;
+    int rc;                      /* NOTHING: something before it can never be sent */
 };
 
 struct pc__keeping {
@@ -57,11 +65,15 @@ struct pc__keeping {
     int fd, next_fd;             /* next: of the keeper that takes its place, or -1 */
     int wake_fd;
     pc__keeper_lost *on_lost;
+    pc__keeper_refused *on_refused;
     void *arg;
+    int refused_rc;              /* what could not be sent last, until it is said */
+    struct pc__kept refused;
     struct pc__link entries;     /* oldest first */
     struct pc__link buckets[BUCKETS];
     struct pc__link queue;
     uint64_t stuck_since_ns;     /* 0: what was sent last was taken */
+    int pid_fd;                  /* of the keeper's process, or -1 */
 };
 
 static uint64_t now_ns(void)
@@ -228,16 +240,32 @@ bool pc__keeping_is_behind(struct pc__keeping *keeping)
     return is;
 }
 
-bool pc__keeping_when(struct pc__keeping *keeping, pc__keeper_heard *heard, void *arg)
+int pc__keeping_when(struct pc__keeping *keeping, pc__keeper_heard *heard, void *arg)
+{
+    const struct message waits = {.said = SAY_NOTHING, .fd = -1, .heard = heard, .arg = arg};
+    int rc = PC_OK;
+    pthread_mutex_lock(&keeping->lock);
+    if (keeping->lost || !pc__link_empty(&keeping->queue)) {
+        rc = enqueue(keeping, &waits);
+        rc = rc ? rc : 1;
+    }
+    pthread_mutex_unlock(&keeping->lock);
+    return rc;
+}
+
+void pc__keeping_say(struct pc__keeping *keeping, int rc, char *text, size_t text_bytes)
 {
     pthread_mutex_lock(&keeping->lock);
-    const bool waits = (keeping->lost || !pc__link_empty(&keeping->queue)) &&
-                       enqueue(keeping, &(struct message){.said = SAY_NOTHING,
-                                                          .fd = -1,
-                                                          .heard = heard,
-                                                          .arg = arg}) == PC_OK;
+    const uint64_t since_ns = keeping->stuck_since_ns;
+    const unsigned long long s = since_ns ? (now_ns() - since_ns) / 1000000000u : 0;
+    if (rc != PC_ERR_TIMEOUT)
+        snprintf(text, text_bytes, "the keeper of this node was not given it: %s", pc_strerror(rc));
+    else if (since_ns)
+        snprintf(text, text_bytes, "the keeper of this node %s for %llu s",
+                 keeping->lost ? "is gone, and no other has come," : "has taken nothing", s);
+    else
+        snprintf(text, text_bytes, "the keeper of this node did not take it in time");
     pthread_mutex_unlock(&keeping->lock);
-    return waits;
 }
 
 struct waiter {
@@ -260,15 +288,18 @@ static void tell_waiter(void *arg, int rc, bool cancelled)
 int pc__keeping_wait(struct pc__keeping *keeping)
 {
     struct waiter waiter = {.keeping = keeping};
-    if (!pc__keeping_when(keeping, tell_waiter, &waiter))
-        return PC_OK;
+    const int waits = pc__keeping_when(keeping, tell_waiter, &waiter);
+    if (waits != 1)
+        return waits;
     pthread_mutex_lock(&keeping->lock);
     while (!waiter.done) /* the thread tells it within SLOW_NS, or when the server stops */
         pthread_cond_wait(&keeping->changed, &keeping->lock);
     pthread_mutex_unlock(&keeping->lock);
-    if (waiter.rc)
-        return pc__fail(waiter.rc, "the keeper does not take what it is told");
-    return PC_OK;
+    if (!waiter.rc)
+        return PC_OK;
+    char text[PC__KEEPING_TEXT_BYTES];
+    pc__keeping_say(keeping, waiter.rc, text, sizeof text);
+    return pc__fail(waiter.rc, "%s", text);
 }
 
 /* ------------------------------------------------------------------- the thread */
@@ -307,7 +338,7 @@ static void tell(struct pc__link *waiting, int rc, bool cancelled)
     {
         struct message *message = pc__of(link, struct message, link);
         pc__link_remove(link);
-        message->heard(message->arg, rc, cancelled);
+        message->heard(message->arg, message->rc ? message->rc : rc, cancelled);
         free(message);
     }
 }
@@ -348,10 +379,23 @@ static void begin_anew(struct pc__keeping *keeping)
     }
 }
 
-/* Sends what the socket takes. */
+/* It can never be sent. Who waits for anything before this moment may wait for it. */
+static void refuse(struct pc__keeping *keeping, const struct message *message, int rc)
+{
+    pc__each(link, &keeping->queue)
+    {
+        struct message *after = pc__of(link, struct message, link);
+        if (after->said == SAY_NOTHING && !after->rc)
+            after->rc = rc;
+    }
+    keeping->refused_rc = rc;
+    keeping->refused = message->what;
+}
+
+/* Sends what the socket takes, up to what can never be sent. */
 static void send_some(struct pc__keeping *keeping)
 {
-    while (!keeping->lost && !pc__link_empty(&keeping->queue)) {
+    while (!keeping->lost && !keeping->refused_rc && !pc__link_empty(&keeping->queue)) {
         struct message *message = pc__of(keeping->queue.next, struct message, link);
         if (message->said == SAY_NOTHING)
             return;
@@ -368,10 +412,42 @@ static void send_some(struct pc__keeping *keeping)
             keeping->lost = true;
             return;
         }
-        /* Else it can never be sent (no such descriptor): the rest still can. */
+        if (rc) /* the rest still can be */
+            refuse(keeping, message, rc);
         pc__link_remove(&message->link);
         free(message);
     }
+}
+
+/* The process that listened where this connection was made. Without it a keeper that is slow for good is
+ * waited for until somebody ends it. */
+static int process_of(int keeper_fd)
+{
+#ifdef SYS_pidfd_open
+    struct ucred peer;
+    socklen_t n_bytes = sizeof peer;
+    if (getsockopt(keeper_fd, SOL_SOCKET, SO_PEERCRED, &peer, &n_bytes) == 0 && peer.pid > 0)
+        return (int)syscall(SYS_pidfd_open, peer.pid, 0);
+#endif
+    return -1;
+}
+
+/* Under lock, which it drops: a keeper that takes nothing for so long (it is stopped, as a rule) is worth
+ * less than another one, which is given everything. It goes first: two would hold the same memory. */
+static void end_slow(struct pc__keeping *keeping)
+{
+    const int pid_fd = keeping->pid_fd;
+    keeping->pid_fd = -1;
+    keeping->lost = true;
+    keeping->stuck_since_ns = now_ns(); /* the next one has as long */
+    pthread_mutex_unlock(&keeping->lock);
+#ifdef SYS_pidfd_send_signal
+    struct pollfd ended = {.fd = pid_fd, .events = POLLIN};
+    if (syscall(SYS_pidfd_send_signal, pid_fd, SIGKILL, NULL, 0) == 0)
+        (void)poll(&ended, 1, ENDS_MS);
+#endif
+    close(pid_fd);
+    pthread_mutex_lock(&keeping->lock);
 }
 
 /* Under lock, which it drops around what it calls. */
@@ -382,6 +458,9 @@ static void look(struct pc__keeping *keeping)
         close(keeping->fd);
         keeping->fd = keeping->next_fd;
         keeping->next_fd = -1;
+        if (keeping->pid_fd >= 0)
+            close(keeping->pid_fd);
+        keeping->pid_fd = process_of(keeping->fd);
         begin_anew(keeping);
     }
     for (;;) {
@@ -395,6 +474,10 @@ static void look(struct pc__keeping *keeping)
         }
         const bool is_slow =
             keeping->stuck_since_ns && now_ns() - keeping->stuck_since_ns >= SLOW_NS;
+        if (is_slow && !keeping->lost && !keeping->stopping && keeping->pid_fd >= 0) {
+            end_slow(keeping);
+            continue;
+        }
         if (keeping->stopping)
             rc = PC_ERR_CLOSED;
         else if (is_slow)
@@ -404,9 +487,14 @@ static void look(struct pc__keeping *keeping)
         const bool say_lost = keeping->lost && !keeping->told_lost && !keeping->closing;
         if (say_lost)
             keeping->told_lost = true;
-        if (!say_lost && pc__link_empty(&waiting))
+        const int refused_rc = keeping->refused_rc;
+        const struct pc__kept refused = keeping->refused;
+        keeping->refused_rc = PC_OK;
+        if (!say_lost && !refused_rc && pc__link_empty(&waiting))
             return;
         pthread_mutex_unlock(&keeping->lock);
+        if (refused_rc)
+            keeping->on_refused(keeping->arg, refused_rc, &refused);
         if (say_lost)
             keeping->on_lost(keeping->arg);
         tell(&waiting, rc, false);
@@ -462,7 +550,8 @@ int pc__keeping_renew(struct pc__keeping *keeping, int keeper_fd)
     return PC_OK;
 }
 
-int pc__keeping_open(int keeper_fd, pc__keeper_lost *lost, void *arg, struct pc__keeping **out)
+int pc__keeping_open(int keeper_fd, pc__keeper_lost *lost, pc__keeper_refused *refused, void *arg,
+                     struct pc__keeping **out)
 {
     struct pc__keeping *keeping = calloc(1, sizeof *keeping);
     if (!keeping)
@@ -473,12 +562,15 @@ int pc__keeping_open(int keeper_fd, pc__keeper_lost *lost, void *arg, struct pc_
     pc__link_init(&keeping->queue);
     for (size_t i = 0; i < BUCKETS; i++)
         pc__link_init(&keeping->buckets[i]);
-    keeping->next_fd = -1;
+    keeping->next_fd = keeping->pid_fd = -1;
     keeping->on_lost = lost;
+    keeping->on_refused = refused;
     keeping->arg = arg;
     keeping->fd = fcntl(keeper_fd, F_DUPFD_CLOEXEC, 0);
     keeping->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = PC_OK;
+    if (keeping->fd >= 0)
+        keeping->pid_fd = process_of(keeping->fd);
     if (keeping->fd < 0 || keeping->wake_fd < 0) {
         rc = pc__fail_errno("the keeper's socket");
     } else {
@@ -528,6 +620,8 @@ void pc__keeping_close(struct pc__keeping *keeping)
         close(keeping->next_fd);
     if (keeping->wake_fd >= 0)
         close(keeping->wake_fd);
+    if (keeping->pid_fd >= 0)
+        close(keeping->pid_fd);
     pthread_cond_destroy(&keeping->changed);
     pthread_mutex_destroy(&keeping->lock);
     free(keeping);

@@ -170,7 +170,7 @@ static struct pc__layer *find(struct pc_engine *engine, uint64_t region, uint64_
     return NULL;
 }
 
-static void keep_layer(struct pc_engine *engine, const struct pc__layer *layer)
+static int keep_layer(struct pc_engine *engine, const struct pc__layer *layer)
 {
     const struct pc__kept kept = {.region = layer->region,
                                   .version = layer->version,
@@ -179,7 +179,7 @@ static void keep_layer(struct pc_engine *engine, const struct pc__layer *layer)
                                   .sealed = 1,
                                   .inode = layer->inode,
                                   .commit_id = layer->commit_id};
-    pc__keep(engine, &kept, layer->memfd);
+    return pc__keep(engine, &kept, layer->memfd);
 }
 
 /* Under engine.lock. Staged again after a lost reply: the first one stays, under the new owner. */
@@ -218,6 +218,19 @@ static int add_staged(struct pc_engine *engine, struct pc__layer *layer, uint64_
     return PC_OK;
 }
 
+/* It is staged already. Should the keeper not have been given it then, it is now. */
+static int keep_again(struct pc_engine *engine, uint64_t region, uint64_t commit_id)
+{
+    pthread_mutex_lock(&engine->lock);
+    struct pc__layer *layer = find(engine, region, commit_id);
+    if (layer)
+        pc__ref_take(&layer->refs);
+    pthread_mutex_unlock(&engine->lock);
+    int rc = layer ? keep_layer(engine, layer) : PC_OK;
+    pc__layer_put(layer);
+    return rc;
+}
+
 int pc__layer_stage(struct pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t bytes,
                     int fd, uint64_t owner)
 {
@@ -231,9 +244,14 @@ int pc__layer_stage(struct pc_engine *engine, uint64_t region, uint64_t commit_i
     pthread_mutex_unlock(&engine->lock);
     if (again) {
         pc__layer_put(layer);
-        return PC_OK;
+        return keep_again(engine, region, commit_id);
     }
-    keep_layer(engine, layer); /* before anybody can publish it */
+    rc = keep_layer(engine, layer); /* before anybody can publish it */
+    if (rc) {
+        pc__unkeep(engine, layer->inode, false);
+        pc__layer_put(layer);
+        return rc;
+    }
     return add_staged(engine, layer, engine->stage_timeout_ns);
 }
 
@@ -437,7 +455,7 @@ static int publish(struct pc_engine *engine, struct pc__region *region, uint64_t
         }
         pthread_mutex_unlock(&engine->lock);
         if (layer) {
-            keep_layer(engine, layer); /* says the version */
+            (void)keep_layer(engine, layer); /* says the version; else the next server asks for it */
             pc__layer_put(layer);
             take_published(engine, region);
             pthread_mutex_lock(&region->lock);
@@ -563,8 +581,22 @@ static void pull_heard(void *arg, int rc, bool cancelled)
 {
     struct kept_pull *kept = arg;
     if (!cancelled)
-        say_pulled(kept->engine, kept->region, kept->commit_id, rc == PC_ERR_CLOSED ? rc : PC_OK);
+        say_pulled(kept->engine, kept->region, kept->commit_id, rc);
     free(kept);
+}
+
+/* The layer is here: it is said when the keeper has heard of it. */
+static void say_pulled_when_kept(struct pc_engine *engine, uint64_t region, uint64_t commit_id)
+{
+    struct kept_pull *kept = malloc(sizeof *kept);
+    if (!kept) {
+        say_pulled(engine, region, commit_id, PC_ERR_NO_MEMORY);
+        return;
+    }
+    *kept = (struct kept_pull){engine, region, commit_id};
+    const int waits = pc__keep_when(engine, pull_heard, kept);
+    if (waits != 1)
+        pull_heard(kept, waits, false);
 }
 
 static void end_pull(struct pc__pull *pull, int error)
@@ -576,15 +608,10 @@ static void end_pull(struct pc__pull *pull, int error)
                        : pc__layer_stage(engine, pull->of_region, pull->commit_id, pull->bytes, fd,
                                          0);
     }
-    struct kept_pull *kept = error ? NULL : malloc(sizeof *kept);
-    if (!error && !kept)
-        error = PC_ERR_NO_MEMORY;
-    if (kept)
-        *kept = (struct kept_pull){engine, pull->of_region, pull->commit_id};
-    if (!kept)
+    if (error)
         say_pulled(engine, pull->of_region, pull->commit_id, error);
-    else if (!pc__keep_when(engine, pull_heard, kept))
-        pull_heard(kept, PC_OK, false);
+    else
+        say_pulled_when_kept(engine, pull->of_region, pull->commit_id);
     pc__generation_put(engine, pull->generation);
     pc__region_put(engine, pull->region);
     free(pull);
@@ -670,9 +697,14 @@ PC_API int pc_engine_pull(pc_engine *engine, uint64_t region, uint64_t commit_id
         layer_bytes < 2 * PC_BLOCK_BYTES || layer_bytes % PC_BLOCK_BYTES ||
         layer_bytes > PC_WINDOW_END - PC_WINDOW_BEGIN)
         return pc__fail(PC_ERR_RANGE, "a layer of %llu bytes", (unsigned long long)layer_bytes);
-    const bool here = pc_engine_has_layer(engine, region, commit_id);
-    if (here || server_id == engine->server_id) { /* asked again, or whether it is here still */
-        say_pulled(engine, region, commit_id, here ? PC_OK : PC_ERR_HOME_LOST);
+    if (pc_engine_has_layer(engine, region, commit_id)) { /* asked again, or whether it is here still */
+        int kept = keep_again(engine, region, commit_id);
+        if (!kept)
+            say_pulled_when_kept(engine, region, commit_id);
+        return kept;
+    }
+    if (server_id == engine->server_id) {
+        say_pulled(engine, region, commit_id, PC_ERR_HOME_LOST);
         return PC_OK;
     }
     struct pc__region *home = pc__region_get(engine, region);

@@ -307,14 +307,14 @@ PC_API int64_t pc_engine_stage_cached(pc_engine *engine, uint64_t id, uint64_t v
 
 /* ------------------------------------------------------------ the new home */
 
-static void keep_prepared(struct pc_engine *engine, const struct pc__region *region, bool sealed,
+static int keep_prepared(struct pc_engine *engine, const struct pc__region *region, bool sealed,
                           bool prepared)
 {
     const struct pc__store *base = &region->prepared->base;
     struct pc__kept kept = pc__kept_of(region, PC__KEPT_HOME, base->inode, base->version);
     kept.sealed = sealed;
     kept.reserved[1] = prepared;
-    pc__keep(engine, &kept, base->memfd);
+    return pc__keep(engine, &kept, base->memfd);
 }
 
 static struct pc__home *new_home(struct pc_engine *engine, const struct pc_region_info *info,
@@ -377,7 +377,7 @@ PC_API int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_inf
             old = region->prepared; /* of an attempt that came to nothing */
             region->prepared = home;
             region->prepared_sealed = false;
-            keep_prepared(engine, region, false, true);
+            (void)keep_prepared(engine, region, false, true); /* the seal does it again */
         }
         pthread_mutex_unlock(&region->lock);
     }
@@ -470,8 +470,8 @@ PC_API int pc_engine_rebuild_seal(pc_engine *engine, uint64_t id, int fd)
         struct pc__store *base = &region->prepared->base;
         rc = pc__memfd_blocks(&base->data, base->memfd, region->length_bytes);
         if (!rc) {
-            region->prepared_sealed = true;
-            keep_prepared(engine, region, true, true);
+            rc = keep_prepared(engine, region, true, true);
+            region->prepared_sealed = !rc;
         }
     }
     pthread_mutex_unlock(&region->lock);
@@ -533,7 +533,7 @@ int pc__rebuild_become_home(struct pc_engine *engine, struct pc__region *region)
     region->home = NULL;
     if (rc)
         return rc;
-    keep_prepared(engine, region, true, false);
+    (void)keep_prepared(engine, region, true, false); /* else the registry tells the next server */
     region->home = region->prepared;
     region->prepared = NULL;
     uint64_t version = region->home->base.version;

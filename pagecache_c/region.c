@@ -226,13 +226,19 @@ struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind 
     return kept;
 }
 
-void pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd)
+void pc__keep_refused(void *engine, int rc, const struct pc__kept *what)
+{
+    pc__engine_event(engine, PC_EVENT_LOG, rc, what->region, 0,
+                     "the keeper was not given a part of region %llu: a crash of this server would lose it: %s",
+                     (unsigned long long)what->region, pc_strerror(rc));
+}
+
+int pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd)
 {
     int rc = engine->keeping ? pc__keeping_put(engine->keeping, what, fd) : PC_OK;
     if (rc)
-        pc__engine_event(engine, PC_EVENT_LOG, rc, what->region, 0,
-                         "the keeper did not take region %llu: a crash of this server would lose it",
-                         (unsigned long long)what->region);
+        pc__keep_refused(engine, rc, what);
+    return rc;
 }
 
 void pc__unkeep(struct pc_engine *engine, uint64_t inode, bool on_disk)
@@ -256,9 +262,14 @@ int pc__keep_wait(struct pc_engine *engine)
     return engine->keeping ? pc__keeping_wait(engine->keeping) : PC_OK;
 }
 
-bool pc__keep_when(struct pc_engine *engine, pc__keeper_heard *heard, void *arg)
+void pc__keep_say(struct pc_engine *engine, int rc, char *text, size_t text_bytes)
 {
-    return engine->keeping && pc__keeping_when(engine->keeping, heard, arg);
+    pc__keeping_say(engine->keeping, rc, text, text_bytes);
+}
+
+int pc__keep_when(struct pc_engine *engine, pc__keeper_heard *heard, void *arg)
+{
+    return engine->keeping ? pc__keeping_when(engine->keeping, heard, arg) : PC_OK;
 }
 
 /* Under region.lock: whether the base may be mapped with its holes. They are bounded for all bases
@@ -336,7 +347,7 @@ int pc__region_seal(struct pc_engine *engine, struct pc__region *region, bool bu
     if (!rc && !region->home->n_segments) {
         const struct pc__kept kept =
             pc__kept_of(region, PC__KEPT_HOME, region->home->base.inode, 0);
-        pc__keep(engine, &kept, region->home->base.memfd);
+        rc = pc__keep(engine, &kept, region->home->base.memfd);
     }
     return rc;
 }

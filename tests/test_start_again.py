@@ -272,7 +272,8 @@ def test_commits_go_on_while_a_keeper_is_stopped(cluster: LocalCluster) -> None:
             with clamor.update(ref) as array:
                 array[::4096] += 0
     finally:
-        os.kill(keeper, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # after 30 s without room it is replaced
+            os.kill(keeper, signal.SIGCONT)
     assert ray.get(task.remote(ref), timeout=ANSWER_S) == (n + 1) % 256
     home = cluster.page_server_pid(1, ANSWER_S)
     os.kill(home, signal.SIGKILL)
