@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import itertools
 import logging
@@ -37,7 +36,6 @@ from pyroaring import BitMap
 from ray.exceptions import (
     ActorDiedError,
     GetTimeoutError,
-    ObjectFetchTimedOutError,
     ObjectLostError,
     RayError,
     RayTaskError,
@@ -90,15 +88,6 @@ NO_KEEPER = "its process and its keeper died together, and with them what only t
 RAISED_HINT = "Put the variable again."
 PUBLISH_S = 60.0
 WATCH_PAUSE_S = 1.0
-SHORTAGES = (
-    MemoryError,
-    GetTimeoutError,
-    ObjectFetchTimedOutError,
-    errors.DescriptorLimitError,
-    errors.ServerUnavailableError,
-    errors.WaitTimeoutError,
-)
-SHORTAGE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 _T = TypeVar("_T")
 
@@ -121,13 +110,6 @@ def layer_error(code: int, commit_id: int, region: int, from_server: int) -> err
         f"{from_server:#x}, where they were staged, ended together with its keeper.",
         code=code,
     )
-
-
-def _is_shortage(failure: Exception) -> bool:
-    """Whether what fails may succeed later, for want of memory, descriptors or time."""
-    if isinstance(failure, OSError) and failure.errno in SHORTAGE_ERRNOS:
-        return True
-    return isinstance(failure, SHORTAGES)
 
 
 class _NoHistoryDirectory(errors.ServerUnavailableError):
@@ -765,7 +747,7 @@ class PageServer:
                 raise errors.UnpicklableError("The object takes apart differently each time.")
             self._serve_pinned(pinned.record, pickled, object_refs)
         except Exception as failure:  # any other: the rest goes on, and who reads it has it rebuilt
-            if _is_shortage(failure):
+            if shared_objects.is_shortage(failure):
                 raise
             self._pinned.pop(region, None)
             logger.error("region %d cannot be shared again: %r", region, failure)

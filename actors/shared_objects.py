@@ -9,14 +9,28 @@ other. The owner keeps the object meanwhile: the session that has shared it hold
 
 from __future__ import annotations
 
+import errno
 import pickle
-from typing import Any
+from typing import Any, Final
 
 import ray
+from ray.exceptions import GetTimeoutError, ObjectFetchTimedOutError
 
+from clamor_ray import errors
 from clamor_ray._layout import Plan
 from clamor_ray._source import SHARED, Source
 from clamor_ray.actors.messages import Pinned, RegionRecord
+
+# Where an object cannot be had for one of these, it may be later.
+SHORTAGES: Final = (
+    MemoryError,
+    GetTimeoutError,
+    ObjectFetchTimedOutError,
+    errors.DescriptorLimitError,
+    errors.ServerUnavailableError,
+    errors.WaitTimeoutError,
+)
+SHORTAGE_ERRNOS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
 def source_of(plan: Plan, digest: bytes, object_ref: Any) -> Source:
@@ -47,3 +61,10 @@ def pinned_of(record: RegionRecord, source: Source) -> tuple[Pinned, list[Any]]:
         binary, ray.ObjectRef.nil(), owner_address, object_status
     )
     return Pinned(record, plan, source.digest), [object_ref]
+
+
+def is_shortage(failure: Exception) -> bool:
+    """Whether what fails may succeed later, for want of memory, descriptors or time."""
+    if isinstance(failure, OSError) and failure.errno in SHORTAGE_ERRNOS:
+        return True
+    return isinstance(failure, SHORTAGES)
