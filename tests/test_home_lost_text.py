@@ -52,6 +52,10 @@ CODES = {
     ("engine.c", "pc_engine_peer_lost"): 1,
     ("fetch.c", "take_answers"): 1,
     ("gather.c", "take_head"): 1,
+    (
+        "layer.c",
+        "pc_engine_pull",
+    ): 1,  # to the registry, which asked: the layer is not here any more
     ("generation.c", "pc__generation_for"): 1,
     ("rebuild.c", "pc_engine_region_lost"): 1,
     ("rebuild.c", "pc_engine_home_lost"): 1,
@@ -159,7 +163,7 @@ class LosingClient(_native.Client):
 
     def __init__(self) -> None:
         self._mapped = {}
-        self._remember(SimpleNamespace(id=8, address=1 << 44, length_bytes=1 << 20), 7, 2)
+        self._remember(SimpleNamespace(id=8, address=1 << 44, length_bytes=1 << 20, loss=0), 7, 2)
 
     def _call(self, function: Any, *args: Any) -> int:
         return PC_ERR_HOME_LOST
@@ -205,6 +209,6 @@ def test_few_mappings_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "MAPPED_MOST", 4)
     client = LosingClient()
     for number in range(100, 120):
-        client._remember(SimpleNamespace(id=number, address=0, length_bytes=0), number, 0)
+        client._remember(SimpleNamespace(id=number, address=0, length_bytes=0, loss=0), number, 0)
         assert len(client._mapped) <= 4
     assert {118, 119} <= client._mapped.keys()

@@ -896,11 +896,11 @@ def test_what_is_no_load_any_more(world: World) -> None:
         world.servers.cached = {PEER: [(1, ALL)]}
         rehome, n_calls = world.journal.rehome, []
 
-        def full_once(record: RegionRecord, version: int) -> None:
+        def full_once(record: RegionRecord, *rest: Any) -> None:
             n_calls.append(record.region)
             if len(n_calls) == 1:
                 raise errors.JournalFullError("The disk is full.")
-            rehome(record, version)
+            rehome(record, *rest)
 
         world.journal.rehome = full_once  # type: ignore[method-assign]
         world.lose(HOME)
