@@ -30,12 +30,15 @@ def note_of(error: BaseException) -> str | None:
         return None
     text = str(error)
     known = error.errno == errno.EFAULT or "Bad address" in text or _COUNTS.fullmatch(text)
-    session = _session.attached()
-    client = session._client if session is not None else None
-    if not known or session is None or client is None or not len(session.leases):
+    if not known:
         return None
-    trap = client.trap
-    if trap == "uffd":
+    in_force = [
+        client.trap
+        for session in _session.sessions()
+        if (client := session._client) is not None and len(session.leases)
+    ]
+    trap = next((trap for trap in in_force if trap != "uffd"), None)
+    if trap is None:
         return None
     return (
         f"clamor: this process reads global variables with the trap {trap!r}, in which a system "

@@ -44,6 +44,21 @@ def test_errors_that_an_absent_block_makes(trap: SimpleNamespace, error: OSError
     assert _bad_address.note_of(error) is None
 
 
+def test_the_variable_may_be_of_another_session_than_the_current_one(
+    trap: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = SimpleNamespace(trap="sigsegv")
+    other = SimpleNamespace(_client=client, leases=[1])
+    monkeypatch.setattr(_session, "_others", {"other": other})
+    for current in (None, SimpleNamespace(_client=None, leases=[]), _session._current):
+        monkeypatch.setattr(_session, "_current", current)
+        note = _bad_address.note_of(OURS[0])
+        assert note is not None
+        assert "'sigsegv'" in note
+    client.trap = trap.trap = "uffd"
+    assert _bad_address.note_of(OURS[0]) is None
+
+
 @pytest.mark.parametrize("error", OTHERS)
 def test_errors_that_it_does_not_make(trap: SimpleNamespace, error: Exception) -> None:
     assert _bad_address.note_of(error) is None
