@@ -11,6 +11,7 @@ import ray
 from clamor_ray import _session, _starting, errors
 from clamor_ray._config import Config
 from clamor_ray._session import Session
+from clamor_ray._spawned import SpawnedSession
 from clamor_ray._starting import InitResult
 
 SHUTDOWN_S = 30.0
@@ -29,7 +30,8 @@ def init(
 
     Where Ray is not connected yet, connects it: to `address`, else to `RAY_ADDRESS`, else to a
     cluster that runs on this machine or a new local one. Calling it again changes nothing. In a
-    task or an actor it attaches to the session of the driver.
+    task or an actor it attaches to the session of the driver. A process that Ray did not start, and
+    that reads what its parent passed, becomes a driver of its own by it, and still reads that.
 
     Args:
         address: as `ray.init`'s; ignored where Ray is connected already.
@@ -81,6 +83,8 @@ def init(
             _session._leave(gone)  # ray.shutdown() took the cluster from under it
             gone.close()
         session = _session._current
+        if isinstance(session, SpawnedSession):
+            session = None  # it only reads; it goes on doing that beside the one made here
         if _starting.in_worker():
             session = _session._attach(None)
         if session is None:
@@ -95,7 +99,8 @@ def init(
             if session is not _session._current:
                 _end(session)
             raise
-        _session._current = session
+        if session is not _session._current:
+            _session._add(session)
     if trap != "uffd" and not reason:
         reason = f"CLAMOR_TRAP={session.config.trap} asks for it"
     return InitResult(trap, session.node_id, info.library_version, session.scope, reason)
@@ -109,9 +114,11 @@ def _make_session(config: Config) -> Session:
 
 
 def _still_used() -> list[tuple[int, int]]:
-    """Addresses of sessions that ended here, which objects still look into. One of this cluster has
-    them for itself anyway; one of another cluster may be given them, too."""
-    tables = [*_session._left, *(session.leases for session in _session._over)]
+    """Addresses of sessions that objects here look into: they ended, or this process only reads
+    them. One of this cluster has them for itself anyway; one of another cluster may be given them,
+    too."""
+    others = (*_session._over, *_session.sessions())
+    tables = [*_session._left, *(session.leases for session in others)]
     mappings = [leased.mapping for table in tables for _, leased in table.entries()]
     return [(mapping.address, mapping.address + mapping.length_bytes) for mapping in mappings]
 

@@ -41,6 +41,16 @@ def raised(ref, what):
     return "nothing"
 
 
+def becomes_driver(ref, again):
+    array = ref.get()
+    clamor.init()
+    mine = clamor.put(np.full(10**6, 2.0))
+    sums = float(ref.get().sum()), float(mine.get().sum()), float(array.sum())
+    clamor.shutdown()
+    ray.shutdown()
+    return sums
+
+
 if __name__ == "__main__":
     ray.init(address="local", num_cpus=1, include_dashboard=False)
     clamor.init()
@@ -61,6 +71,10 @@ if __name__ == "__main__":
         text = call(raised, (ref, what))
         assert text.startswith("NotInitializedError"), (what, text)
         assert "not started by Ray" in text and "or in a Ray task" in text, (what, text)
+    if sys.argv[1] == "multiprocessing":  # what the message says that one can do
+        with multiprocessing.get_context("spawn").Pool(1) as another:
+            sums = another.apply(becomes_driver, (ref, [small]))
+        assert sums == (1e6 + 10, 2e6, 1e6 + 10), sums
     clamor.shutdown()
     text = call(raised, (ref, "get"))
     assert text.startswith(("SessionEndedError", "SessionMismatchError")), text
