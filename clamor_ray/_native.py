@@ -195,6 +195,11 @@ def unmap_kept(address: int, length_bytes: int) -> None:
         check(c.lib.pc_kept_unmap(address, length_bytes), address=hex(address))
 
 
+def _among(code: int, n_blocks: int) -> str | None:
+    """Where blocks are missing, and the call was for no certain ones: those that there are."""
+    return f"among 0-{n_blocks - 1}" if code == PC_ERR_HOME_LOST and n_blocks else None
+
+
 def _raise_late(what: str, timeout_s: float, hint: str | None = None) -> NoReturn:
     """After a call that made PC_ERR_TIMEOUT, on its thread; with the page server's cause if it has
     said one."""
@@ -230,7 +235,8 @@ class Client(_Handle):
         library_version: str = __version__,
     ) -> None:
         super().__init__()
-        self._mapped: dict[int, tuple[int, int]] = {}  # mapping -> (region, version), for messages
+        # mapping -> (region, version, n_blocks), for messages
+        self._mapped: dict[int, tuple[int, int, int]] = {}
         ffi, lib = c.ffi, c.lib
         name = ffi.new("char[]", socket_name.encode())
         version = ffi.new("char[]", library_version.encode())
@@ -325,27 +331,26 @@ class Client(_Handle):
             FreedError, NoVersionError, SnapshotExpired, ServerUnavailableError, WaitTimeoutError.
         """
         out = c.ffi.new("struct pc_mapping *")
-        check(
-            self._call(
-                c.lib.pc_client_map,
-                region,
-                version,
-                base_address,
-                length_bytes,
-                flags,
-                ns(timeout_s),
-                out,
-            ),
-            region=region,
-            version=version,
+        code = self._call(
+            c.lib.pc_client_map,
+            region,
+            version,
+            base_address,
+            length_bytes,
+            flags,
+            ns(timeout_s),
+            out,
         )
+        among = _among(code, length_bytes // BLOCK_BYTES)
+        check(code, region=region, version=version, blocks=among)
         return self._remember(out, region, version)
 
     def _remember(self, mapped: Any, region: int, version: int) -> Mapping:
         if len(self._mapped) >= MAPPED_MOST:
             for old in list(self._mapped)[: MAPPED_MOST // 2]:  # other threads map, too
                 self._mapped.pop(old, None)
-        self._mapped[int(mapped.id)] = (region, version)
+        n_blocks = int(mapped.length_bytes) // BLOCK_BYTES
+        self._mapped[int(mapped.id)] = (region, version, n_blocks)
         return Mapping(
             int(mapped.id), int(mapped.address), int(mapped.length_bytes), int(mapped.loss)
         )
@@ -354,8 +359,9 @@ class Client(_Handle):
         """As `check`, of a call about a mapping: a message names the variable, and the blocks."""
         if code >= 0:
             return code
-        region, version = self._mapped.get(mapping_id, (None, None))
+        region, version, n_blocks = self._mapped.get(mapping_id, (None, None, 0))
         number = mapping_id if region is None else None
+        blocks = blocks or _among(code, n_blocks)
         return check(code, region=region, version=version, mapping=number, blocks=blocks)
 
     def unmap(self, mapping_id: int) -> None:
@@ -526,21 +532,20 @@ class Client(_Handle):
             OutOfMemoryError: nothing is left behind; try again or drop it.
             RangeError, ForkedError, ServerUnavailableError, WaitTimeoutError.
         """
-        pointer, n_runs, _keep = runs_pointer(runs)
+        pointer, n_runs, keep = runs_pointer(runs)
         server_id = c.ffi.new("uint64_t *")
-        self._check(
-            self._call(
-                c.lib.pc_client_stage,
-                mapping_id,
-                commit_id,
-                pointer,
-                n_runs,
-                n_threads,
-                ns(timeout_s),
-                server_id,
-            ),
+        code = self._call(
+            c.lib.pc_client_stage,
             mapping_id,
+            commit_id,
+            pointer,
+            n_runs,
+            n_threads,
+            ns(timeout_s),
+            server_id,
         )
+        if code < 0:
+            self._check(code, mapping_id, runs_said(keep))
         return int(server_id[0])
 
     def resolve(self, commit_id: int, region: int, version: int, mapping_id: int = 0) -> None:

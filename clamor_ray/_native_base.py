@@ -98,7 +98,7 @@ ERRORS: Final[dict[int, tuple[type[errors.ClamorError], str]]] = {
     PC_ERR_NO_REGION: (errors.FreedError, "The global variable was freed, or never existed."),
     PC_ERR_HOME_LOST: (
         errors.HomeLostError,
-        "The node that held the only copy of the blocks is gone.",
+        "Blocks of the global variable are missing.",
     ),
     PC_ERR_CLASH: (
         errors.AddressClashError,
@@ -257,6 +257,8 @@ def error_for(code: int, detail: str = "", **context: object) -> errors.ClamorEr
         message = f"{message[:-1]}: {cause}."
     elif code == PC_ERR_DESCRIPTORS and detail.startswith(_SERVER_SAYS):
         message = f"{message[:-1]} at the {_SERVERS_DESCRIPTORS}."
+    elif code == PC_ERR_HOME_LOST and detail.startswith(_SERVER_SAYS):
+        message = f"{message[:-1]}: this node's page server knows none that has them."
     elif detail.startswith(_SERVER_SAYS):  # the same in other words
         message = f"{message[:-1]}, says the page server."
     elif detail:

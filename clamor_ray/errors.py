@@ -196,7 +196,7 @@ class RowIdError(ClamorError, IndexError):
 
 
 class HomeLostError(ClamorError):
-    """The node that held the only copy of some blocks is gone."""
+    """Blocks of the variable are on no page server that is known, and nothing makes them again."""
 
     default_hint = "Put the object again from its source; other global variables are not affected."
 

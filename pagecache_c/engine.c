@@ -612,6 +612,8 @@ PC_API int pc_engine_peer_lost(pc_engine *engine, uint64_t server_id, int error)
     const struct pc__mail mail = {.run = pc__peer_is_lost,
                                   .a = server_id,
                                   .error = error < 0 ? error : PC_ERR_HOME_LOST};
+    if (mail.error == PC_ERR_HOME_LOST && server_id) /* before anybody is failed by it */
+        pc__unreached_lost(engine, server_id);
     int rc = PC_OK;
     for (int i = 0; i < engine->n_loops && !rc; i++)
         rc = pc__loop_post(&engine->loops[i], &mail);

@@ -427,6 +427,7 @@ struct pc_engine {
     uint64_t n_regions;
     struct pc__unreached {
         uint64_t server_id, since_ns; /* 0: none */
+        bool is_lost;                 /* for good, as the registry says */
         char cause[120];
     } unreached[PC__UNREACHED];    /* servers (unreached.c) */
     unsigned next_unreached;

@@ -711,7 +711,7 @@ void pc__peer_is_lost(struct pc__loop *loop, struct pc__mail *mail)
     }
     if (peer && mail->error == PC_ERR_TIMEOUT)
         pc__peer_ask_again(peer);
-    else
+    else if (mail->error != PC_ERR_HOME_LOST)
         pc__unreached_forget(loop->engine, mail->a);
 }
 

@@ -76,7 +76,7 @@ static void end(struct pc__part *part)
 {
     char why[sizeof((struct pc__ctl_fail *)0)->cause] = "";
     if (part->client) {
-        if (part->status == PC_ERR_TIMEOUT && part->server_id)
+        if ((part->status == PC_ERR_TIMEOUT || part->status == PC_ERR_HOME_LOST))
             pc__unreached_say(part->loop->engine, part->server_id, part->status, why, sizeof why);
         pc__client_send(part->client, PC__CTL_REPLY, part->request_id, part->status, why,
                         *why ? strlen(why) + 1 : 0, -1);

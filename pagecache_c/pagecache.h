@@ -37,7 +37,7 @@ enum pc_err {
     PC_ERR_NO_SERVER = -4,     /* the node's page server does not answer */
     PC_ERR_VERSION_MISMATCH = -5, /* client and server are different builds */
     PC_ERR_NO_REGION = -6,     /* never made, or freed */
-    PC_ERR_HOME_LOST = -7,     /* the home is gone and nobody else has the block */
+    PC_ERR_HOME_LOST = -7,     /* no page server that is known has the blocks */
     PC_ERR_CLASH = -8,         /* something else is mapped where the region must be */
     PC_ERR_PROTOCOL = -9,      /* the other side sent nonsense */
     PC_ERR_RANGE = -10,        /* blocks outside the region */

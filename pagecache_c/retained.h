@@ -23,6 +23,8 @@ void pc__peer_ask_again(struct pc__peer *peer);
 
 /* unreached.c */
 void pc__unreached_forget(struct pc_engine *engine, uint64_t server_id);
+/* It is lost: not reached any more, for good. */
+void pc__unreached_lost(struct pc_engine *engine, uint64_t server_id);
 /* Why there is nothing from that server, for people. */
 void pc__unreached_say(struct pc_engine *engine, uint64_t server_id, int error, char *text,
                        size_t text_bytes);

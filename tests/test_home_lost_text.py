@@ -49,7 +49,7 @@ CODES = {
     ("batch.c", "pc__fetch_fill_here"): 1,
     ("redirect.c", "pc__redirect"): 1,
     ("rows.c", "copy_all"): 1,
-    ("engine.c", "pc_engine_peer_lost"): 1,
+    ("engine.c", "pc_engine_peer_lost"): 2,  # one compares
     ("fetch.c", "take_answers"): 1,
     ("gather.c", "take_head"): 1,
     (
@@ -57,9 +57,13 @@ CODES = {
         "pc_engine_pull",
     ): 1,  # to the registry, which asked: the layer is not here any more
     ("generation.c", "pc__generation_for"): 1,
+    # Of a layer: `layer_error` says it, with the commit, the region and the server.
+    ("layer.c", "pc_engine_pull"): 1,
     ("rebuild.c", "pc_engine_region_lost"): 1,
     ("rebuild.c", "pc_engine_home_lost"): 1,
-    ("fetch.c", "pc__peer_is_lost"): 1,  # compares
+    ("fetch.c", "pc__peer_is_lost"): 2,  # compares
+    ("gather.c", "end"): 1,  # compares, for what `pc__unreached_say` knows of the server
+    ("unreached.c", "pc__unreached_say"): 2,  # compares: which server, and whether it is lost
     ("error.c", ""): 1,  # the code's own text
     # What Python tells the engine; it reaches people as the codes above.
     ("actors/server_core.py", "ServerCore._find_region"): 1,
@@ -194,8 +198,38 @@ def test_what_a_call_on_a_mapping_says(name: str) -> None:
         calls[name]()
     assert "region 7, version 2" in caught.value.message
     assert "mapping" not in caught.value.message
-    blocks = {"prefetch": "blocks 3-5, 9", "gather": "blocks 2 rows in 3-6"}
-    assert blocks.get(name, "") in caught.value.message
+    blocks = {
+        "prefetch": "blocks 3-5, 9)",
+        "stage": "blocks 3-5, 9)",
+        "gather": "blocks 2 rows in 3-6)",
+    }
+    assert blocks.get(name, "blocks among 0-255)") in caught.value.message
+    assert "is gone" not in caught.value.message  # nobody has said that of a node
+
+
+def test_what_opening_one_says() -> None:
+    with pytest.raises(errors.HomeLostError) as caught:
+        LosingClient().map(9, 4, 1 << 44, 3 << 12)
+    assert "(region 9, version 4, blocks among 0-2)" in caught.value.message
+
+
+SAYS = "the page server says: "
+
+
+@pytest.mark.parametrize(
+    ("detail", "known"),
+    [
+        (SAYS + "server 0x2 is lost, and no other has them", "server 0x2 is lost, and no other"),
+        (SAYS + "server 0x2 does not have them", "server 0x2 does not have them"),
+        (SAYS + "no server has it", "this node's page server knows none that has them"),
+        ("version 1 of region 7 was never staged here", "was never staged here"),
+    ],
+)
+def test_it_says_what_is_known_and_no_more(detail: str, known: str) -> None:
+    said = _native.error_for(PC_ERR_HOME_LOST, detail, region=7, version=2, blocks="3").message
+    assert said.startswith("Blocks of the global variable are missing (region 7, version 2, ")
+    assert known in said
+    assert "gone" not in said
 
 
 def test_a_mapping_that_is_forgotten_is_named_by_its_number() -> None:

@@ -323,7 +323,13 @@ static void test_home_lost(int trap)
     static uint8_t out[2000 * 100];
     for (uint64_t i = 0; i < 2000; i++)
         ids[i] = i * 80;
+    char text[64];
+    snprintf(text, sizeof text, "server 0x%llx is lost", (unsigned long long)p.s0->id);
     CHECK(pc_client_gather(p.far, m.id, &rows, ids, 2000, out, WAIT) == PC_ERR_HOME_LOST);
+    CHECK(strstr(pc_last_message(), text));
+    const struct pc_run run = {.first_block = 9, .n_blocks = 3};
+    CHECK(pc_client_prefetch(p.far, m.id, &run, 1, 1, WAIT) == PC_ERR_HOME_LOST);
+    CHECK(strstr(pc_last_message(), text));
     p.s0->lost = false; /* and nothing is lost of the client; another question may still be answered */
     SOON(pc_client_gather(p.far, m.id, &rows, ids, 2000, out, WAIT) == PC_OK);
     uint8_t *all = contents_of(p.c, &p.info, 0);
@@ -343,6 +349,9 @@ static void test_region_gone(int trap)
     OK(pc_engine_retire(p.s0->engine, 1, 1));
     CHECK(pc_client_gather(p.far, m.id, &rows, (const uint64_t[]){5}, 1, out, WAIT) ==
           PC_ERR_HOME_LOST);
+    char text[64]; /* it lives: nobody says that it is gone */
+    snprintf(text, sizeof text, "server 0x%llx does not have them", (unsigned long long)p.s0->id);
+    CHECK(strstr(pc_last_message(), text));
     pair_stop(&p);
 }
 
