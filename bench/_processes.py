@@ -46,7 +46,7 @@ def _keepers(scope: str) -> dict[str, int]:
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
             if any("pc_keeper_run" in word for word in words):
                 for word in words:
-                    if scope in word and "/" not in word:
+                    if f"/{scope}-" in word and word.endswith("-keeper"):
                         found[word] = int(folder.name)
     return found
 
