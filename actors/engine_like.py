@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from clamor_ray.actors.messages import LocateAnswer, LookupAnswer, RegionRecord
+from clamor_ray.actors.task_ends import TaskEnd
 
 
 class EventKind(enum.IntEnum):
@@ -29,6 +30,7 @@ class EventKind(enum.IntEnum):
     THRASHING = 9
     NEED_HOME = 10
     KEEPER_LOST = 11
+    TASK_ENDED = 12
 
 
 class Answer(enum.IntEnum):
@@ -59,6 +61,8 @@ class Event(Protocol):
     def version(self) -> int: ...
     @property
     def commit_id(self) -> int: ...
+    @property
+    def block(self) -> int: ...
     @property
     def text(self) -> str: ...
 
@@ -120,6 +124,9 @@ class Resolver(Protocol):
 
     async def regions_idle(self, regions: list[int]) -> None:
         """The last leases on retired regions are gone from this node."""
+
+    async def task_ended(self, task: str, end: TaskEnd) -> None:
+        """A process that ran the task (Ray's id, as hex) ends so."""
 
     async def changes(self, region: int, from_version: int, to_version: int) -> bytes | None:
         """A serialized BitMap of the blocks that differ; None: the log does not reach back.

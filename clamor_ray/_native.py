@@ -35,6 +35,7 @@ from clamor_ray._native_base import (
     EVENT_NEED_REGION,
     EVENT_PULLED,
     EVENT_REGION_IDLE,
+    EVENT_TASK_ENDED,
     EVENT_THRASHING,
     EXTENT_BYTES,
     MAP_EXACT_READS,
@@ -68,6 +69,7 @@ from clamor_ray._native_base import (
     PC_ERR_VERSION_MISMATCH,
     POLICIES,
     REPLICATIONS,
+    TASK_BYTES,
     TRAPS,
     TRAPS_IN_FORCE,
     UNREACHED_HINT,
@@ -106,6 +108,7 @@ __all__ = [
     "EVENT_NEED_REGION",
     "EVENT_PULLED",
     "EVENT_REGION_IDLE",
+    "EVENT_TASK_ENDED",
     "EVENT_THRASHING",
     "EXTENT_BYTES",
     "Engine",
@@ -123,6 +126,7 @@ __all__ = [
     "PC_ERR_ENDED",
     "PC_ERR_EXISTS",
     "PC_ERR_EXPIRED",
+    "TASK_BYTES",
     "PC_ERR_FORKED",
     "PC_ERR_HOME_LOST",
     "PC_ERR_HUGE_PAGES",
@@ -273,6 +277,20 @@ class Client(_Handle):
             return check(self._call(c.lib.pc_client_has_ended)) != 0
         except (errors.ClosedError, errors.ForkedError):  # a poisoned handle says nothing of it
             return False
+
+    def note_task(self, task: bytes) -> None:
+        """Which task runs here: should a block that cannot be read end the process, its page server
+        is told so (TASK_ENDED). Sends nothing now.
+
+        Args:
+            task: 24 bytes, Ray's id of it; zeros: none.
+
+        Raises:
+            ValueError: It has another length.
+        """
+        if len(task) != TASK_BYTES:
+            raise ValueError(f"a task's id has {TASK_BYTES} bytes, not {len(task)}")
+        check(self._call(c.lib.pc_client_task, task))
 
     def close(self) -> None:
         """Unmaps everything. Addresses of its mappings die with it. Idempotent."""

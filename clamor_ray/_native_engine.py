@@ -39,6 +39,7 @@ class Event:
     from_version: int
     version: int
     commit_id: int
+    block: int
     text: str
 
 
@@ -158,6 +159,7 @@ class Engine(_Handle):
             from_version=int(out.from_version),
             version=int(out.version),
             commit_id=int(out.commit_id),
+            block=int(out.block),
             text=text,
         )
 

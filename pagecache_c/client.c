@@ -63,7 +63,7 @@ static int receive_all(pc_client *client)
             pc__fds_close(packet->fds, &packet->n_fds);
             return pc__attach_ended(client);
         case PC__CTL_FAIL:
-            pc__conn_failed(&packet->message);
+            pc__conn_failed(client, client->socket, &packet->message);
         default:
             pc__fds_close(packet->fds, &packet->n_fds);
             return pc__fail(PC_ERR_PROTOCOL, "the page server sent a message of type %u",
@@ -284,6 +284,16 @@ PC_API int pc_client_has_ended(pc_client *client)
     pthread_mutex_unlock(&client->lock);
     pc__leave(client);
     return ended;
+}
+
+PC_API int pc_client_task(pc_client *client, const uint8_t *task)
+{
+    pc__enter(client);
+    pthread_mutex_lock(&client->lock);
+    memcpy(client->task, task, sizeof client->task);
+    pthread_mutex_unlock(&client->lock);
+    pc__leave(client);
+    return PC_OK;
 }
 
 PC_API uint64_t pc_client_server_id(pc_client *client)

@@ -141,6 +141,7 @@ struct pc_client {
     uint64_t n_resting, looks_at_ns; /* rest.c; 0: there is nothing to look at */
     struct pc__mapping *by_id[PC__MAPPING_BUCKETS];
     struct pc__mapping *by_region[PC__MAPPING_BUCKETS];
+    uint8_t task[PC_TASK_BYTES];    /* that runs; zeros: none */
     char outage[160];               /* why the last try to re-attach failed */
     bool is_ended;                  /* so is the session: no server will come again */
 };
@@ -227,7 +228,7 @@ int pc__conn_hello(const struct pc__patience *patience, int *fd);
 /* Takes the reply's body and descriptors out of the packet. */
 void pc__call_take(struct pc__call *call, struct pc__packet *packet);
 /* A FAIL message: ends the process. */
-_Noreturn void pc__conn_failed(const struct pc__ctl_message *message);
+_Noreturn void pc__conn_failed(pc_client *client, int fd, const struct pc__ctl_message *message);
 
 /* call.c */
 

@@ -17,6 +17,7 @@
 
 #define CONNECT_STEP_MIN_NS 20000000ull
 #define CONNECT_STEP_MAX_NS 500000000ull
+#define LAST_WORDS_NS 500000000ull
 
 void pc__fds_close(int *fds, int *n_fds)
 {
@@ -193,11 +194,45 @@ out:
     return rc;
 }
 
-_Noreturn void pc__conn_failed(const struct pc__ctl_message *message)
+/* Who runs the task again learns from it why this process ends. It ends all the same: without an
+ * answer that the page server has it, LAST_WORDS_NS later. What else comes is of no use any more. */
+static void say_last_words(pc_client *client, int fd, const struct pc__ctl_fail *fail)
+{
+    struct pc__ctl_last_words words = {.region = fail->region, .version = fail->version,
+                                       .block = fail->block, .error = fail->error};
+    pthread_mutex_lock(&client->lock);
+    memcpy(words.task, client->task, sizeof words.task);
+    pthread_mutex_unlock(&client->lock);
+    if (!pc__is_task(words.task))
+        return;
+    const struct pc__patience patience = {.client = client,
+                                          .deadline_ns = pc__deadline(LAST_WORDS_NS)};
+    struct pc__packet *packet = client->packet;
+    const uint32_t request_id = PC__REQUEST_ALONE;
+    int rc;
+    while ((rc = pc__conn_send(fd, PC__CTL_LAST_WORDS, request_id, &words, sizeof words, NULL, 0,
+                               NULL, 0)) == 0)
+        if (pc__patient_wait(&patience, fd, POLLOUT) < 0)
+            return;
+    bool is_answered = rc < 0;
+    while (!is_answered) {
+        while ((rc = pc__conn_receive(fd, packet)) == 0)
+            if (pc__patient_wait(&patience, fd, POLLIN) < 0)
+                return;
+        if (rc < 0)
+            return;
+        is_answered = packet->message.header.type == PC__CTL_REPLY &&
+                      packet->message.header.request_id == request_id;
+        pc__fds_close(packet->fds, &packet->n_fds);
+    }
+}
+
+_Noreturn void pc__conn_failed(pc_client *client, int fd, const struct pc__ctl_message *message)
 {
     struct pc__ctl_fail fail;
     memcpy(&fail, message->body, sizeof fail);
     fail.cause[sizeof fail.cause - 1] = '\0';
+    say_last_words(client, fd, &fail);
     struct pc__line line = {.used = 0};
     pc__say_text(&line, "clamor: ");
     pc__say_block(&line, fail.region, fail.version, fail.block);
@@ -247,7 +282,7 @@ int pc__conn_exchange(const struct pc__patience *patience, int fd, uint16_t type
             return rc;
         uint16_t got = packet->message.header.type;
         if (got == PC__CTL_FAIL)
-            pc__conn_failed(&packet->message);
+            pc__conn_failed(patience->client, fd, &packet->message);
         if (got == PC__CTL_REPLY && packet->message.header.request_id == request_id)
             break;
         pc__fds_close(packet->fds, &packet->n_fds);

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -166,6 +167,22 @@ static int on_hello(struct pc__client *client, const struct pc__ctl_message *mes
     return rc;
 }
 
+/* Python passes it on. Lost where there is no memory for it: the task dies without a cause then. */
+static void take_last_words(struct pc__client *client, const struct pc__ctl_message *message)
+{
+    struct pc__ctl_last_words words;
+    memcpy(&words, message->body, sizeof words);
+    struct pc_event event = {.kind = PC_EVENT_TASK_ENDED,
+                             .error = words.error,
+                             .region = words.region,
+                             .version = words.version,
+                             .block = words.block};
+    for (size_t i = 0; i < sizeof words.task; i++)
+        snprintf(event.text + 2 * i, 3, "%02x", words.task[i]);
+    bool is_taken = pc__engine_ask(client->loop->engine, &event);
+    pc__client_reply(client, message, is_taken ? PC_OK : PC_ERR_NO_MEMORY);
+}
+
 static int handle(struct pc__client *client, const struct pc__ctl_message *message, int *fds,
                   int n_fds)
 {
@@ -215,6 +232,9 @@ static int handle(struct pc__client *client, const struct pc__ctl_message *messa
         return PC_OK;
     case PC__CTL_RETIRE:
         pc__client_retire(client, message);
+        return PC_OK;
+    case PC__CTL_LAST_WORDS:
+        take_last_words(client, message);
         return PC_OK;
     case PC__CTL_PING:
         pc__client_reply(client, message, PC_OK);

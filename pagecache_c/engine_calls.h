@@ -428,7 +428,7 @@ uint64_t pc__now_ns(void);
 bool pc__engine_event(struct pc_engine *engine, int kind, int error, uint64_t region,
                       uint64_t server_id, const char *format, ...)
     __attribute__((format(printf, 6, 7)));
-/* Questions about versions. */
+/* Questions about versions, and last words. */
 bool pc__engine_ask(struct pc_engine *engine, const struct pc_event *event);
 
 #endif

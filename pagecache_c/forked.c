@@ -102,6 +102,7 @@ static void leave_parent(pc_client *client)
     pc__publish(&client->n_inside, 0); /* nobody else is here; carries nothing */
     client->calls = NULL; /* on stacks of threads that are not here */
     pc__outbox_clear(client);
+    memset(client->task, 0, sizeof client->task); /* the parent's: it goes on */
     detach(client, true);
     if (client->state != PC__CONN_CLOSED)
         client->state = PC__CONN_FORKED;

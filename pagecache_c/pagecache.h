@@ -104,6 +104,11 @@ int pc_ended_unmap(uint64_t address);
 /* 1: its page server has said that the session ended. What is here stays readable; every call but
  * unmap gives PC_ERR_ENDED, and a touch of an absent block ends the process with that cause. */
 int pc_client_has_ended(pc_client *client);
+/* Which task runs in this process, PC_TASK_BYTES long; all zeros: none, or several at once. Where the
+ * page server ends the process because a block cannot be read, it is told of it
+ * (PC_EVENT_TASK_ENDED): who runs the task again can say why. Sends nothing now. */
+#define PC_TASK_BYTES 24
+int pc_client_task(pc_client *client, const uint8_t *task);
 /* The trap in force: PC_TRAP_UFFD_FULL, PC_TRAP_UFFD_USER or PC_TRAP_SIGSEGV. */
 int pc_client_trap(pc_client *client);
 /* Why no better one is in force, where PC_TRAP_AUTO or PC_TRAP_UFFD has chosen it; else "". */
@@ -314,6 +319,8 @@ enum pc_event_kind {
     PC_EVENT_PULLED = 8,       /* commit_id, region, error: pc_engine_pull ended */
     PC_EVENT_THRASHING = 9,    /* text: blocks are evicted that are fetched again soon; at most one
                                   in ten seconds */
+    PC_EVENT_TASK_ENDED = 12,  /* region, version, block, error, text (the task, as hex): its process ends,
+                                  for it needs a block that cannot be read */
     PC_EVENT_KEEPER_LOST = 11, /* start another (pc_keeper_run_part); answer with pc_engine_renew_keeper */
     PC_EVENT_NEED_HOME = 10    /* region, server_id: its home is lost; who is it now? answer with
                                   pc_engine_set_homes or pc_engine_home_lost */
@@ -326,6 +333,7 @@ struct pc_event {
     uint64_t from_version;
     uint64_t version;
     uint64_t commit_id;
+    uint64_t block;
     char text[232];
 };
 int pc_engine_event_fd(pc_engine *engine);

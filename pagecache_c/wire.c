@@ -77,10 +77,17 @@ static const struct body_size {
     [PC__CTL_ENDED] = AT_LEAST(0),
     [PC__CTL_ATTACHED] = AT_LEAST(0),
     [PC__CTL_LEFT] = AT_LEAST(0),
+    [PC__CTL_LAST_WORDS] = FIXED(struct pc__ctl_last_words),
     [PC__CTL_RETIRE] = AT_LEAST(sizeof(struct pc__ctl_retire)),
 #undef FIXED
 #undef AT_LEAST
 };
+
+bool pc__is_task(const uint8_t *task)
+{
+    static const uint8_t none[PC_TASK_BYTES];
+    return memcmp(task, none, sizeof none) != 0;
+}
 
 static bool ends_inside(const char *text, size_t capacity)
 {
@@ -145,6 +152,11 @@ static bool body_is_sound(enum pc__ctl_type type, const void *body)
         struct pc__ctl_fail fail;
         memcpy(&fail, body, sizeof fail);
         return fail.error < 0 && ends_inside(fail.cause, sizeof fail.cause);
+    }
+    case PC__CTL_LAST_WORDS: {
+        struct pc__ctl_last_words words;
+        memcpy(&words, body, sizeof words);
+        return words.error < 0 && words.reserved == 0 && pc__is_task(words.task);
     }
     case PC__CTL_STAGE:
     case PC__CTL_RESOLVE: {

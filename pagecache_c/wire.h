@@ -50,7 +50,9 @@ enum pc__ctl_type {
     PC__CTL_LEFT = 20,   /* c->s  nothing: this client maps nothing any more; no reply */
     PC__CTL_RETIRE = 21, /* c->s  pc__ctl_retire + ids of servers; reply when neither we nor they
                                   give a lease any more */
-    PC__CTL_LAST = 22
+    PC__CTL_LAST_WORDS = 22, /* c->s pc__ctl_last_words: this process ends because of a FAIL; reply when
+                                  it is queued for Python */
+    PC__CTL_LAST = 23
 };
 
 enum pc__evicted { PC__EVICTED_END = 0, PC__EVICTED_BEGIN = 1, PC__EVICTED_READ = 2 };
@@ -141,6 +143,16 @@ struct pc__ctl_fail {
     char cause[220];     /* NUL-terminated */
 };
 
+struct pc__ctl_last_words {
+    uint8_t task[PC_TASK_BYTES]; /* that ran; not all zeros */
+    uint64_t region;     /* as in the FAIL */
+    uint64_t version;
+    uint64_t block;
+    int32_t error;
+    uint32_t reserved;   /* 0 */
+};
+static_assert(sizeof(struct pc__ctl_last_words) == 56, "wire");
+
 /* Some of a gather's rows. The memfd cannot change its size (sealed against SHRINK and GROW), and has
  * the ids at at_bytes, ascending; what the page server writes after them: gather.h. */
 #define PC__GATHER_MAX_ROWS PC__DATA_MAX_ROWS
@@ -162,6 +174,9 @@ struct pc__ctl_retire {
     uint32_t n_servers;  /* their ids follow, of 8 bytes: others that may give leases on it */
 };
 static_assert(sizeof(struct pc__ctl_retire) == 16, "wire");
+
+/* Whether these PC_TASK_BYTES name one. */
+bool pc__is_task(const uint8_t *task);
 
 /* A control packet, checked: header, and a body of at least the type's fixed size. */
 struct pc__ctl_message {

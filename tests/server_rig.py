@@ -48,10 +48,12 @@ class FakeEvent:
         from_version: int = 0,
         version: int = 0,
         commit_id: int = 0,
+        block: int = 0,
     ) -> None:
         self.kind, self.error, self.region = kind, error, region
         self.server_id, self.text = server_id, text
         self.from_version, self.version, self.commit_id = from_version, version, commit_id
+        self.block = block
 
 
 class FakeEngine:
@@ -200,6 +202,9 @@ class Known:
 
     async def outcome(self, commit_id: int):
         return await self._about("outcome", commit_id)
+
+    async def task_ended(self, task: str, end):
+        await self._about("task_ended", task, end)
 
     async def rehomed(self, region: int, server_id: int):
         return await self._about("rehomed", region, server_id)

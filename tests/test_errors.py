@@ -179,10 +179,11 @@ def test_the_constants_are_those_of_the_header() -> None:
     assert value("PC_MAP_EXACT_READS") == _native.MAP_EXACT_READS
     assert value("PC_MAP_FIXED") == _native.MAP_FIXED
     assert value("PC_MAP_PAGE_SHIFT") == _native.MAP_PAGE_SHIFT
+    assert value("PC_TASK_BYTES") == _native.TASK_BYTES
     for event in (
         *("NEED_REGION", "NEED_PEER", "REGION_IDLE", "LOG"),
         *("NEED_CHANGES", "NEED_PUBLISHED", "NEED_OUTCOME", "PULLED", "THRASHING", "NEED_HOME"),
-        "KEEPER_LOST",
+        *("KEEPER_LOST", "TASK_ENDED"),
     ):
         assert value(f"PC_EVENT_{event}") == getattr(_native, f"EVENT_{event}")
     for blocks in ("PRESENT", "FETCHED", "TOUCHED"):

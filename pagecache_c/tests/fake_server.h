@@ -51,11 +51,14 @@ struct fake {
     _Atomic int other_version, die_at_prefetch, die_at_open, open_delay_ms, late_open_ms;
     _Atomic int refuse_seal, die_at_seal, die_after_seal, seal_delay_ms, refuse_stage, die_at_stage;
     _Atomic uint64_t staged_at; /* 0: 0x77 */
+    _Atomic int stall_last_words, many_fails;
     _Atomic int stall_stage, absent_at_home, end_session, end_at_fault;
     /* Deeds. */
     _Atomic int hellos, opens, attaches, closes, faults, prefetches, prefetched_runs, reports;
     _Atomic int reported_runs, live_mappings, pings, creates, seals, abandons, stages, resolves;
     _Atomic int made_state; /* of the region that is made: enum fake_made */
+    _Atomic int last_words;
+    struct pc__ctl_last_words words; /* the last of them */
     _Atomic uint64_t resolved_commit, resolved_region, resolved_version;
     /* The last layer: a copy of the file, its seals, and what the parser says. */
     int layer_memfd;
@@ -197,7 +200,8 @@ static inline bool fake_fault(struct fake *fake, struct fake_client *client, uin
         struct pc__ctl_fail fail = {.region = region->id, .version = region->version,
                                     .block = block, .server_id = 0x77,
                                     .error = PC_ERR_HOME_LOST, .cause = "the fake says so"};
-        fake_send(client, PC__CTL_FAIL, 0, 0, &fail, sizeof fail, -1);
+        for (int i = 0; i <= fake->many_fails; i++)
+            fake_send(client, PC__CTL_FAIL, 0, 0, &fail, sizeof fail, -1);
         return false;
     }
     uint64_t begin = block / region->page_blocks * region->page_blocks;
@@ -476,6 +480,12 @@ static inline bool fake_receive(struct fake *fake, struct fake_client *client)
     case PC__CTL_RESOLVE: fake_stage(fake, client, &message, fds, n_fds); break;
     case PC__CTL_ATTACHED:
     case PC__CTL_LEFT: break;
+    case PC__CTL_LAST_WORDS:
+        memcpy(&fake->words, message.body, sizeof fake->words);
+        fake->last_words++;
+        if (!fake->stall_last_words)
+            fake_send(client, PC__CTL_REPLY, message.header.request_id, 0, NULL, 0, -1);
+        break;
     case PC__CTL_PING:
         fake->pings++;
         fake_send(client, PC__CTL_REPLY, message.header.request_id, 0, NULL, 0, -1);

@@ -98,6 +98,12 @@ static void try_control(const uint8_t *packet, size_t n_bytes)
         memcpy(&fail, message.body, sizeof fail);
         must(fail.error < 0 && strnlen(fail.cause, sizeof fail.cause) < sizeof fail.cause);
     }
+    if (message.header.type == PC__CTL_LAST_WORDS) {
+        struct pc__ctl_last_words words;
+        must(message.body_bytes == sizeof words);
+        memcpy(&words, message.body, sizeof words);
+        must(words.error < 0 && words.reserved == 0 && pc__is_task(words.task));
+    }
     if (message.header.type == PC__CTL_RETIRE) {
         struct pc__ctl_retire retire;
         uint64_t servers[33];
@@ -286,6 +292,17 @@ static size_t make_seed(uint8_t *to)
         memcpy(to + 1, &header, sizeof header);
         memcpy(to + 1 + sizeof header, &retire, sizeof retire);
         return 1 + sizeof header + header.body_bytes;
+    }
+    if (next_random() % 16 == 0) {
+        const struct pc__ctl_header header = {.type = PC__CTL_LAST_WORDS,
+                                              .body_bytes = sizeof(struct pc__ctl_last_words)};
+        const struct pc__ctl_last_words words = {.task = {[5] = (uint8_t)(next_random() % 4)},
+                                                 .region = next_random(),
+                                                 .error = (int32_t)(next_random() % 40) - 30};
+        to[0] = 1;
+        memcpy(to + 1, &header, sizeof header);
+        memcpy(to + 1 + sizeof header, &words, sizeof words);
+        return 1 + sizeof header + sizeof words;
     }
     if (next_random() % 8 == 0) {
         const struct pc__ctl_header header = {.type = PC__CTL_GATHER,

@@ -100,6 +100,7 @@ struct cluster {
     pthread_mutex_t serving; /* held while a connection is given to an engine, or one ends */
     struct known_region regions[MAX_REGIONS];
     int n_regions;
+    struct pc_event task_ended; /* the last one; under lock */
 };
 
 static inline uint64_t now_ns(void)
@@ -353,6 +354,11 @@ static inline void *play_python(void *arg)
                 break;
             case PC_EVENT_KEEPER_LOST: /* the tests that end one look at this */
                 server->keepers_lost++;
+                break;
+            case PC_EVENT_TASK_ENDED:
+                pthread_mutex_lock(&cluster->lock);
+                cluster->task_ended = event;
+                pthread_mutex_unlock(&cluster->lock);
                 break;
             case PC_EVENT_PULLED:
                 note_pulled(cluster, &event);

@@ -238,6 +238,69 @@ static void test_failed_fault(struct world *world)
     expect_end(world, touch, 70, "the fake says so");
 }
 
+static void touch_in_task(struct world *world)
+{
+    static const uint8_t other[PC_TASK_BYTES] = {1, 2}, task[PC_TASK_BYTES] = {9, 8, [23] = 7};
+    pc_client *client = world_client(world);
+    struct pc_mapping mapping = world_map(world, client, PAGED, 0);
+    OK(pc_client_task(client, other));
+    OK(pc_client_task(client, task)); /* the newest counts */
+    load(mapping.address + 4096 * 33);
+}
+
+static void touch_after_task(struct world *world)
+{
+    static const uint8_t task[PC_TASK_BYTES] = {9}, none[PC_TASK_BYTES];
+    pc_client *client = world_client(world);
+    struct pc_mapping mapping = world_map(world, client, PAGED, 0);
+    OK(pc_client_task(client, task));
+    OK(pc_client_task(client, none));
+    load(mapping.address + 4096 * 33);
+}
+
+/* Its end is not the task's. */
+static void touch_in_child_of_task(struct world *world)
+{
+    static const uint8_t task[PC_TASK_BYTES] = {9};
+    pc_client *client = world_client(world);
+    struct pc_mapping mapping = world_map(world, client, PAGED, 0);
+    OK(pc_client_task(client, task));
+    pid_t pid = fork();
+    REQUIRE(pid >= 0);
+    if (pid == 0) {
+        OK(pc_client_after_fork(client));
+        load(mapping.address + 4096 * 33);
+        _exit(1);
+    }
+    int how;
+    waitpid(pid, &how, 0);
+    _exit(WIFEXITED(how) ? WEXITSTATUS(how) : 1);
+}
+
+static void test_last_words(struct world *world)
+{
+    static const char said[] = "region 1 version 5 block 33 cannot be read from server 0x77";
+    const struct pc__ctl_last_words *words = &world->fake->words;
+    world->fake->fail_faults = 1;
+    expect_end(world, touch, 70, said);
+    expect_end(world, touch_after_task, 70, said);
+    expect_end(world, touch_in_child_of_task, 70, said);
+    CHECK(world->fake->last_words == 0, "%d of processes without a task", world->fake->last_words);
+    world->fake->many_fails = 20; /* as of so many threads: what is unread must lose nothing */
+    expect_end(world, touch_in_task, 70, said);
+    CHECK(world->fake->last_words == 1, "%d times", world->fake->last_words);
+    CHECK(words->task[0] == 9 && words->task[1] == 8 && words->task[23] == 7, "another task");
+    CHECK(words->region == 1 && words->version == 5 && words->block == 33 &&
+              words->error == PC_ERR_HOME_LOST,
+          "region %lu version %lu block %lu error %d", words->region, words->version,
+          words->block, words->error);
+    world->fake->stall_last_words = 1; /* nobody answers: it ends all the same */
+    uint64_t begun = now_ns();
+    expect_end(world, touch_in_task, 70, said);
+    CHECK(now_ns() - begun < 10 * SECOND, "%lu ms", (now_ns() - begun) / MS);
+    EVENTUALLY(world->fake->last_words == 2);
+}
+
 static void test_lying_slot(struct world *world)
 {
     if (world->trap != PC_TRAP_SIGSEGV)
@@ -710,7 +773,7 @@ int main(int argc, char **argv)
     static const struct test tests[] = {
         TEST(no_server), TEST(late_server), TEST(other_version), TEST(stalled_hello),
         TEST(stalled_open), TEST(close_while_mapping), TEST(close_while_prefetching),
-        TEST(shut), TEST(lies), TEST(failed_fault),
+        TEST(shut), TEST(lies), TEST(failed_fault), TEST(last_words),
         TEST(lying_slot), TEST(reattach), TEST(death_in_requests), TEST(death_in_open),
         TEST(no_reattach), TEST(no_reattach_while_stopped), TEST(late_reattach),
         TEST(hung_server), TEST(hung_server_comes_back), TEST(pings),

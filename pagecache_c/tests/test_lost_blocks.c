@@ -124,7 +124,26 @@ static int gather(pc_client *client, const struct pc_mapping *m, const uint64_t 
     return pc_client_gather(client, m->id, &rows, blocks, n, out, WAIT);
 }
 
-/* A process that touches the block: its exit status; the message names region and block. */
+static struct pc_event last_task_ended(struct world *w)
+{
+    pthread_mutex_lock(&w->c->lock);
+    struct pc_event event = w->c->task_ended;
+    pthread_mutex_unlock(&w->c->lock);
+    return event;
+}
+
+/* The server of the process has said which task needed what. */
+static void check_task_ended(struct world *w, uint64_t version, uint64_t block)
+{
+    char task[2 * PC_TASK_BYTES + 1];
+    snprintf(task, sizeof task, "%02x%02x%044x", (unsigned)version, (unsigned)(block % 256), 0x7fu);
+    SOON(!strcmp(last_task_ended(w).text, task) && last_task_ended(w).block == block);
+    const struct pc_event event = last_task_ended(w);
+    CHECK(event.region == w->info.region && event.version == version);
+    CHECK(event.error == PC_ERR_HOME_LOST);
+}
+
+/* A task that touches the block: its process's exit status; the message names region and block. */
 static int status_of_touch(struct world *w, int node, uint64_t version, uint64_t block)
 {
     char text[1024] = "", named[64];
@@ -134,7 +153,11 @@ static int status_of_touch(struct world *w, int node, uint64_t version, uint64_t
     pid_t child = fork();
     if (!child) {
         dup2(out[1], 2);
-        struct pc_mapping m = map_at(attach(&w->servers[node], w->trap), &w->info, version, 0);
+        const uint8_t task[PC_TASK_BYTES] = {(uint8_t)version, (uint8_t)block,
+                                             [PC_TASK_BYTES - 1] = 0x7f};
+        pc_client *client = attach(&w->servers[node], w->trap);
+        struct pc_mapping m = map_at(client, &w->info, version, 0);
+        OK(pc_client_task(client, task));
         (void)*block_at(&m, block);
         _exit(0);
     }
@@ -152,6 +175,8 @@ static int status_of_touch(struct world *w, int node, uint64_t version, uint64_t
         fprintf(stderr, "%s\n", text);
         FAIL("a message that does not say what is lost");
     }
+    if (WEXITSTATUS(status) == 70)
+        check_task_ended(w, version, block);
     return WEXITSTATUS(status);
 }
 

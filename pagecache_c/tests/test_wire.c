@@ -641,6 +641,31 @@ static void test_rules_alone(void)
     CHECK(pc__data_parse_header(&header, &header) == PC_ERR_PROTOCOL, "fewer blocks than runs");
 }
 
+static void test_last_words(void)
+{
+    unsigned char bytes[MAX_GOLDEN_BYTES];
+    const struct pc__ctl_last_words sound = {.task = {[23] = 1}, .region = REGION, .version = 3,
+                                             .block = 77, .error = PC_ERR_HOME_LOST};
+    size_t n = pack(bytes, PC__CTL_LAST_WORDS, 9, 0, &sound, sizeof sound);
+    CHECK(n == 72 && control(bytes, n) == PC_OK, "%zu bytes", n);
+    struct pc__ctl_last_words bad = sound;
+    bad.task[23] = 0;
+    n = pack(bytes, PC__CTL_LAST_WORDS, 9, 0, &bad, sizeof bad);
+    CHECK(control(bytes, n) == PC_ERR_PROTOCOL, "of no task");
+    bad = sound;
+    bad.error = 0;
+    n = pack(bytes, PC__CTL_LAST_WORDS, 9, 0, &bad, sizeof bad);
+    CHECK(control(bytes, n) == PC_ERR_PROTOCOL, "without a cause");
+    bad = sound;
+    bad.reserved = 1;
+    n = pack(bytes, PC__CTL_LAST_WORDS, 9, 0, &bad, sizeof bad);
+    CHECK(control(bytes, n) == PC_ERR_PROTOCOL, "with what nobody knows");
+    for (size_t cut = 1; cut <= sizeof sound; cut++) {
+        n = pack(bytes, PC__CTL_LAST_WORDS, 9, 0, &sound, sizeof sound - cut);
+        CHECK(control(bytes, n) == PC_ERR_PROTOCOL, "%zu bytes less", cut);
+    }
+}
+
 static void test_texts_end(void)
 {
     unsigned char bytes[MAX_GOLDEN_BYTES];
@@ -793,6 +818,7 @@ int main(void)
     test_breakages();
     test_rows();
     test_rules_alone();
+    test_last_words();
     test_texts_end();
     test_layer();
     test_layer_breakages();
