@@ -83,6 +83,7 @@ from clamor_ray.actors.reports import histograms_of, reports_of
 from clamor_ray.actors.retiring import Retiring
 from clamor_ray.actors.server_methods import CALL_S, WATCH_MOST_S, ServerMethods
 from clamor_ray.actors.spare_regions import SpareRegions
+from clamor_ray.actors.task_ends import TaskEndMethods, TaskEnds
 from clamor_ray.actors.throttle import throttle
 from clamor_ray.actors.version_methods import VersionMethods
 
@@ -145,7 +146,14 @@ def _has_ended(job_scope: str) -> bool:
     return False
 
 
-class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, VersionMethods):
+class Registry(
+    LineageMethods,
+    MeetingMethods,
+    RebuildMethods,
+    ServerMethods,
+    TaskEndMethods,
+    VersionMethods,
+):
     """See the file's head.
 
     Args:
@@ -202,6 +210,7 @@ class Registry(LineageMethods, MeetingMethods, RebuildMethods, ServerMethods, Ve
         self._in_use_fd = keeper_process.hold_and_watch(directory, keeper_process.raylet_pid())
         homes = RayHomes(self._core, self._handles, self._lose, self._examine)
         self._losses = Losses()
+        self._task_ends = TaskEnds()
         self._commits = Commits(
             self._log, self._journal, homes, config.control_timeout_s, losses=self._losses
         )

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from clamor_ray.actors.messages import LocateAnswer, LookupAnswer, RegionRecord
+from clamor_ray.actors.task_ends import TaskEnd
 
 
 class RegistryResolver:
@@ -38,6 +39,9 @@ class RegistryResolver:
     async def regions_idle(self, regions: list[int]) -> None:
         reference = self._registry.regions_idle.remote(regions, self._server_id)
         await asyncio.wrap_future(reference.future())
+
+    async def task_ended(self, task: str, end: TaskEnd) -> None:
+        await asyncio.wrap_future(self._registry.task_ended.remote(task, end).future())
 
     async def changes(self, region: int, from_version: int, to_version: int) -> bytes | None:
         reference = self._registry.changes.remote(region, from_version, to_version)

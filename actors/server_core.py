@@ -58,6 +58,7 @@ from clamor_ray.actors.messages import (
     ServerInfo,
     ServerLost,
 )
+from clamor_ray.actors.task_ends import TaskEnd
 from clamor_ray.actors.version_questions import VersionQuestions
 from clamor_ray.errors import ClamorError, FreedError, HomeLostError
 
@@ -68,6 +69,7 @@ IDLE_BATCH_S = 0.1  # longer than the registry takes to order what a process has
 IDLE_MOST = 1024  # regions a call
 BACKLOG = 1024  # of a crowd, where this process gets its time, handled in less than handshake_s
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # a shortage of ours
+FINAL = (Answer.HOME_LOST, Answer.EXPIRED)  # whoever tries again gets the same
 
 
 def _note(regions: dict[int, None], region: int) -> None:
@@ -268,6 +270,10 @@ class ServerCore:
                     self._spawn(self._find_home(event.region, event.server_id))
             elif kind == EventKind.KEEPER_LOST:
                 self._keeper_lost()
+            elif kind == EventKind.TASK_ENDED:
+                if event.error in FINAL:  # else the next attempt may get it
+                    end = TaskEnd(event.region, event.version, event.block, event.error)
+                    self._spawn(self._say_end(event.text, end))
             elif kind == EventKind.LOG:
                 logger.warning("%s", event.text)
             elif kind == EventKind.THRASHING:
@@ -350,6 +356,19 @@ class ServerCore:
                     break
         for region in regions:
             self._idle.pop(region, None)
+
+    async def _say_end(self, task: str, end: TaskEnd) -> None:
+        for_this_long = Tries(self._settings)
+        while True:
+            try:
+                await asyncio.wait_for(
+                    self._resolver.task_ended(task, end), self._settings.answer_s
+                )
+                return
+            except Exception as failure:  # any: the resolver's promise is to be asked again
+                if not await for_this_long.pause():
+                    logger.warning("nobody hears why task %s ended (%s): %r", task, end, failure)
+                    return
 
     async def _find_peer(self, server_id: int) -> None:
         connecting: asyncio.Task[None] | None = None

@@ -41,6 +41,7 @@ from clamor_ray._native import (
 )
 from clamor_ray._ref import GlobalRef
 from clamor_ray._spares import Spares
+from clamor_ray._task_ends import TaskEnds
 from clamor_ray._version import __version__
 from clamor_ray.actors.messages import FreeAnswer
 from clamor_ray.actors.registry_core import server_id_of
@@ -110,6 +111,7 @@ class Session(Making):
         self._freed_after_sweep = 0
         self._shared: dict[int, Any] = {}
         self._client: Client | None = None
+        self.task_ends = TaskEnds()
         self._client_lock = threading.Lock()
         self._pid = os.getpid()
         self.server_id = server_id_of(node_id)
@@ -219,6 +221,10 @@ class Session(Making):
             again: it is likely to be opened again soon: its mapping is kept for a moment.
             warns: whether the user is told that blocks are lost.
 
+        Raises:
+            HomeLostError, SnapshotExpired: This task is run again, and an attempt before ended
+                because it touched a block of this version that is lost, or kept no longer.
+
         Warns:
             LostBlocksWarning: Blocks of the variable are lost.
         """
@@ -234,15 +240,18 @@ class Session(Making):
         ended = self._ended.pop(ref.region, None) if ref.plan.fixed else None
         if ended is not None and (copy := ended()) is not None:
             copy.close()  # its block is over; whoever still looks into it was told not to
+        run = self.task_ends.note(client)
         with self.explaining(ref.region):
             mapping = self._map_here(client, ref, flags)
         lease = Lease(
             client, self.leases, mapping, ref.region, writable=private, snapshot=ref, later=again
         )
-        if mapping.loss and warns:
+        if warns:
             try:
-                _losses.warn(self, ref, mapping.loss)
-            except errors.LostBlocksWarning:
+                self.task_ends.check(self, ref, run, mapping.loss)
+                if mapping.loss:
+                    _losses.warn(self, ref, mapping.loss)
+            except (errors.ClamorError, errors.LostBlocksWarning):
                 lease.close()
                 raise
         if read_set != "off":

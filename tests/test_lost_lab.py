@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 import clamor_ray as clamor
 from clamor_ray import _session, errors
 from tests.conftest import until
 from tests.lab import LocalCluster, local_cluster, require_lab
+from tests.lab.cluster import node_resource
 from tests.test_rebuild_lab import (
     N_BLOCKS,
+    TASK_S,
     WORDS,
     add_to,
     content,
@@ -229,4 +232,46 @@ def test_who_opens_it_is_warned(lab: LocalCluster, node: int) -> None:
     on(0, write_lost, ref, 0)
     for index in (0, 1):
         until(lambda index=index: on(index, loss_of, ref) == 0)
+    clamor.free(ref)
+
+
+def on_again(index: int, function: Any, *arguments: Any, retries: int = 1) -> Any:
+    """As `on`, of a function that `clamor.remote` made; what dies is run again."""
+    task = function.options(num_cpus=0, resources={node_resource(index): 0.01}, max_retries=retries)
+    return ray.get(task.remote(*arguments), timeout=TASK_S)
+
+
+@clamor.remote
+def touch_lost(array: Any) -> int:
+    return int(array[LOST * WORDS])
+
+
+@ray.remote
+def get_and_touch_lost(ref: Any) -> int:
+    return int(ref.get()[LOST * WORDS])
+
+
+@clamor.remote
+def killed_once(array: Any, mark: str) -> int:
+    if not os.path.exists(mark):
+        with open(mark, "w"):
+            os.kill(os.getpid(), 9)
+    return int(array[5])
+
+
+def test_what_is_run_again_says_why_it_ended(lab: LocalCluster, node: int, tmp_path: Any) -> None:
+    ref, expected = put_and_lose_one(lab, node, 6)
+    with pytest.raises(errors.HomeLostError, match=SAID):
+        clamor.prefetch(ref)
+    for index, function in ((0, touch_lost), (1, touch_lost), (1, get_and_touch_lost)):
+        with pytest.raises(errors.HomeLostError, match=SAID) as caught:
+            on_again(index, function, ref)
+        said = str(caught.value)
+        assert f"region {ref.region} version 1 block {LOST + 1}" in said
+        assert "update(ref, lost=0)" in said
+    # Who died of something else goes on.
+    for index in (0, 1):
+        mark = str(tmp_path / f"{index}")
+        assert on_again(index, killed_once, ref, mark) == expected[5]
+        assert os.path.exists(mark)
     clamor.free(ref)
