@@ -197,6 +197,9 @@ def test_a_childs_end_is_not_its_parents(process: Process) -> None:
     process.session.end = LOST
     child = os.fork()
     if not child:
-        process.open()
-        os._exit(10 + len(process.client.noted) + len(process.session.asked))
+        try:
+            process.open()
+            os._exit(10 + len(process.client.noted) + len(process.session.asked))
+        finally:
+            os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10
