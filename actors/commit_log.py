@@ -156,6 +156,7 @@ class _Variable:
     homes: tuple[int, ...]
     n_blocks: int | None = None  # of its region, where that is known
     closed: bool = False
+    home_lost: bool = False  # one of them, and there is no other yet
     newest: int = 0
     entries: list[Entry] = field(default_factory=list)  # contiguous, the newest last
     blocks: list[BitMap] = field(default_factory=list)  # of each entry
@@ -214,11 +215,13 @@ class CommitLog:
     def open(self, region: int, homes: Iterable[int], length_bytes: int | None = None) -> None:
         """The region, of this length, may be written from now on. Again: changes nothing."""
         if region not in self._variables:
-            distinct = tuple(home for home in dict.fromkeys(homes) if home not in self._lost)
+            named = dict.fromkeys(homes)
+            distinct = tuple(home for home in named if home not in self._lost)
             self._variables[region] = _Variable(
                 region,
                 distinct,
                 None if length_bytes is None else -(-length_bytes // BLOCK_BYTES),
+                home_lost=len(distinct) < len(named),
                 acknowledged=dict.fromkeys(distinct, 0),
             )
 
@@ -299,6 +302,7 @@ class CommitLog:
         for variable in self._variables.values():
             if server_id in variable.homes:
                 variable.homes = tuple(home for home in variable.homes if home != server_id)
+                variable.home_lost = True
                 variable.acknowledged.pop(server_id, None)
                 self._untrimmed.add(variable.region)
 
@@ -308,6 +312,7 @@ class CommitLog:
             for home in variable.homes:
                 self._behind.get(home, set()).discard(region)
             variable.homes = (server_id,)
+            variable.home_lost = False
             variable.acknowledged = {server_id: variable.newest}
             self._untrimmed.add(region)
 
@@ -558,6 +563,18 @@ class CommitLog:
             )
         entries = variable.entries[variable.after(since) :]
         return [(entry.version, entry.commit_id) for entry in entries]
+
+    def settled(self, region: int) -> int:
+        """The newest version that every home of a region has acknowledged.
+
+        Returns:
+            0 while one of its homes is lost: what that had acknowledged is gone with it.
+
+        Raises:
+            FreedError: It is gone, or never was.
+        """
+        variable = self._known(region)
+        return 0 if variable.home_lost else variable.settled
 
     def horizon(self, region: int) -> int:
         """The oldest version after which every commit is remembered.

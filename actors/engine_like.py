@@ -31,6 +31,7 @@ class EventKind(enum.IntEnum):
     NEED_HOME = 10
     KEEPER_LOST = 11
     TASK_ENDED = 12
+    NEED_SETTLED = 13
 
 
 class Answer(enum.IntEnum):
@@ -95,6 +96,7 @@ class EngineLike(Protocol):
     ) -> None: ...
     def publish(self, region: int, version: int, commit_id: int) -> None: ...
     def caught_up(self, region: int, *, error: int = 0) -> None: ...
+    def settled(self, region: int, version: int) -> None: ...
     def drop_staged(self, region: int, commit_id: int) -> None: ...
     def pull(self, region: int, commit_id: int, server_id: int, layer_bytes: int) -> None: ...
     def set_homes(self, region: int, homes: Sequence[int]) -> None: ...
@@ -140,6 +142,13 @@ class Resolver(Protocol):
 
         Raises:
             FreedError, SnapshotExpired: There is no such region; the log does not reach back.
+        """
+
+    async def settled(self, region: int) -> int:
+        """The newest version that every home of the region has acknowledged.
+
+        Raises:
+            FreedError: There is no such region.
         """
 
     async def outcome(self, commit_id: int) -> dict[int, int]:

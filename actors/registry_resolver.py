@@ -53,6 +53,11 @@ class RegistryResolver:
         answer: list[tuple[int, int]] = await asyncio.wrap_future(reference.future())
         return answer
 
+    async def settled(self, region: int) -> int:
+        reference = self._registry.settled.remote(region)
+        version: int = await asyncio.wrap_future(reference.future())
+        return version
+
     async def outcome(self, commit_id: int) -> dict[int, int]:
         reference = self._registry.outcome.remote(commit_id)
         answer: dict[int, int] = await asyncio.wrap_future(reference.future())

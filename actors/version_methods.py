@@ -152,6 +152,14 @@ class VersionMethods:
         """
         return self._log.published(region, since)
 
+    async def settled(self, region: int) -> int:
+        """The newest version that every home of a region has acknowledged; 0 while one is lost.
+
+        Raises:
+            FreedError: See ``CommitLog.settled``.
+        """
+        return self._log.settled(region)
+
     # -- read sets
 
     async def note_reads(self, packed: bytes) -> None:

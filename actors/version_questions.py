@@ -3,11 +3,13 @@
     NEED_CHANGES    which blocks differ between two versions     -> set_changes
     NEED_PUBLISHED  which commits came after a version           -> publish each, then caught_up
     NEED_OUTCOME    what became of a staged layer                -> publish or drop_staged
+    NEED_SETTLED    what a region's homes have acknowledged      -> settled, or nothing
     PULLED          a layer that ``pull`` asked for is here, or not
 
 Each question that is asked again while its answer is on the way is answered once. The first two
 end at the latest with the deadline; the third has no answer "unknown", and is asked until there is
-one: a layer that may be published must not be dropped.
+one: a layer that may be published must not be dropped. The fourth is tried once, for the engine
+asks it again by itself, and keeps its layers meanwhile.
 
 Thread safety: everything belongs to the loop's thread.
 """
@@ -43,6 +45,8 @@ from clamor_ray.errors import (
 )
 
 logger = logging.getLogger("clamor_ray.page_server")
+
+ALL_VERSIONS = 2**64 - 1
 
 
 def runs_of(blocks: bytes) -> npt.NDArray[np.uint64]:
@@ -106,6 +110,8 @@ class VersionQuestions:
         elif kind == EventKind.NEED_OUTCOME:
             key = (kind, region, event.commit_id)
             self._ask(key, self._find_outcome(region, event.commit_id))
+        elif kind == EventKind.NEED_SETTLED:
+            self._ask((kind, region), self._find_settled(region))
         elif kind == EventKind.PULLED:
             pulled = self._pulls.get((region, event.commit_id))
             if pulled is not None and not pulled.done():
@@ -202,6 +208,16 @@ class VersionQuestions:
                 logger.warning("the outcome of commit %#x is not known: %r", commit_id, failure)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._settings.backoff_most_s)
+
+    async def _find_settled(self, region: int) -> None:
+        try:
+            version = await self._within(self._resolver.settled(region))
+        except FreedError:  # nobody will need what its commits wrote
+            version = ALL_VERSIONS
+        except Exception as failure:  # any: the engine asks again
+            logger.info("what the homes of region %d have is not known: %r", region, failure)
+            return
+        self._engine.settled(region, version)
 
     def keep(self, record: RegionRecord, version: int, commit_id: int) -> None:
         """Its home is another server, which may be lost: the engine retains it for a rebuild.

@@ -266,6 +266,10 @@ class Engine(_Handle):
         """Answers NEED_PUBLISHED, after a `publish` for each commit there is."""
         check(self._call(c.lib.pc_engine_caught_up, region, error), region=region)
 
+    def settled(self, region: int, version: int) -> None:
+        """Answers NEED_SETTLED: all homes of the region have acknowledged up to this version."""
+        check(self._call(c.lib.pc_engine_settled, region, version), region=region)
+
     def drop_staged(self, region: int, commit_id: int) -> None:
         """The commit was refused. An unknown id is no error."""
         check(self._call(c.lib.pc_engine_drop_staged, region, commit_id), region=region)

@@ -262,6 +262,7 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     pc__leases_open(engine);
     pc__link_init(&engine->staged);
     pc__link_init(&engine->retained);
+    engine->ask_settled_at_ns = UINT64_MAX;
     engine->retained_most_bytes = PC__RETAINED_BYTES;
     if (options->cache_bytes && options->cache_bytes / 4 < PC__RETAINED_BYTES)
         engine->retained_most_bytes = options->cache_bytes / 4;

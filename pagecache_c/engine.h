@@ -148,6 +148,7 @@ struct pc__layer {
     _Atomic uint32_t refs;         /* its list, each reply that sends of it */
     uint64_t owner;                /* staged: pc__layer_owner of who it came from, or 0 */
     uint64_t ask_at_ns;            /* staged: when to ask what became of it */
+    bool settled;                  /* retained: its homes have acknowledged it */
 };
 
 /* What registry said of the blocks that differ between two versions. */
@@ -444,7 +445,8 @@ struct pc_engine {
     } retiring;
     struct pc__link staged;        /* struct pc__layer; engine.lock */
     struct pc__link retained;      /* the same, the oldest first (retained.c) */
-    uint64_t retained_most_bytes;
+    uint64_t retained_most_bytes, settled_layers, settled_bytes; /* of retained; engine.lock */
+    uint64_t ask_settled_at_ns;    /* or UINT64_MAX; engine.lock */
     pthread_mutex_t publish_lock;  /* one publish or drop at a time: the keeper hears of a layer's
                                       version before of its end. Outermost */
     uint64_t stage_timeout_ns;

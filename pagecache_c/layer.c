@@ -538,6 +538,7 @@ uint64_t pc__layers_deadline(struct pc__loop *loop)
     if (loop->index != 0)
         return earliest;
     pthread_mutex_lock(&engine->lock);
+    earliest = engine->ask_settled_at_ns;
     pc__each(link, &engine->staged)
     {
         const struct pc__layer *layer = pc__of(link, struct pc__layer, link);
@@ -559,6 +560,7 @@ void pc__layers_check(struct pc__loop *loop, uint64_t now_ns)
         if (layer->ask_at_ns <= now_ns)
             ask(engine, layer, now_ns);
     }
+    pc__retained_ask(engine, now_ns);
     pthread_mutex_unlock(&engine->lock);
 }
 

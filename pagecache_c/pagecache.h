@@ -319,9 +319,11 @@ enum pc_event_kind {
     PC_EVENT_PULLED = 8,       /* commit_id, region, error: pc_engine_pull ended */
     PC_EVENT_THRASHING = 9,    /* text: blocks are evicted that are fetched again soon; at most one
                                   in ten seconds */
+    PC_EVENT_KEEPER_LOST = 11, /* start another (pc_keeper_run_part); answer with pc_engine_renew_keeper */
     PC_EVENT_TASK_ENDED = 12,  /* region, version, block, error, text (the task, as hex): its process ends,
                                   for it needs a block that cannot be read */
-    PC_EVENT_KEEPER_LOST = 11, /* start another (pc_keeper_run_part); answer with pc_engine_renew_keeper */
+    PC_EVENT_NEED_SETTLED = 13, /* region: the newest version that all of its homes have acknowledged?
+                                  answer with pc_engine_settled; no answer: it is asked again */
     PC_EVENT_NEED_HOME = 10    /* region, server_id: its home is lost; who is it now? answer with
                                   pc_engine_set_homes or pc_engine_home_lost */
 };
@@ -371,10 +373,13 @@ int pc_engine_set_changes(pc_engine *engine, uint64_t region, uint64_t from_vers
                           uint64_t to_version, const struct pc_run *runs, size_t n_runs, int error);
 /* At the home: the layer staged under commit_id is this version. A version that is known already
  * changes nothing; one that leaves a gap is refused with PC_ERR_NO_VERSION. At another server, which
- * uses the region: the layer is retained for a rebuild (retained.c). */
+ * uses the region: the layer is retained for a rebuild (retained.c), until its homes have it at least. */
 int pc_engine_publish(pc_engine *engine, uint64_t region, uint64_t version, uint64_t commit_id);
 /* Answers NEED_PUBLISHED: every commit there is has been published here; or error. */
 int pc_engine_caught_up(pc_engine *engine, uint64_t region, int error);
+/* Answers NEED_SETTLED: every home of the region has acknowledged the versions up to this one. A layer
+ * that this server retains goes before that for nothing but the end of its region. */
+int pc_engine_settled(pc_engine *engine, uint64_t region, uint64_t version);
 /* The commit was refused, or is at another home by now. Unknown ids are no error. */
 int pc_engine_drop_staged(pc_engine *engine, uint64_t region, uint64_t commit_id);
 /* 1 or 0: whether a layer is staged here, by a process of this node or pulled. */

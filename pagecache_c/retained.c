@@ -8,9 +8,15 @@
  * The file stays open: a keeper that takes the place of one that died is given it (keeping.c), and only
  * so it outlives this server.
  *
- * The bound is of layers (each is a mapping, and a descriptor here and at the keeper) and of bytes. Those
- * go first after which the region has a newer one here; then the oldest. A layer that alone is more than
- * the bound is not kept.
+ * A layer that the homes have not acknowledged as published is kept in any case: a home may be lost
+ * just after it has said that it has the layer, and then an answered commit is here alone. What it is
+ * acknowledged up to is asked (NEED_SETTLED) where all that is here would be beyond the bound, and
+ * again every second. So what is beyond the bound are the commits of the last second or two, or those
+ * of a home that does not answer: and such a home fetches no layer, without which there is no commit.
+ *
+ * The bound is of acknowledged layers (each is a mapping, and a descriptor here and at the keeper) and of
+ * their bytes. Those go first after which the region has a newer one here; then the oldest. A layer that
+ * alone is more than the bound is not kept.
  *
  * Owns engine.retained, under engine.lock.
  */
@@ -18,7 +24,10 @@
 #include "retained.h"
 
 #include <sys/resource.h>
+#include <unistd.h>
 
+#define ASK_FIRST_NS 300000000ull /* the registry tells the homes every 100 ms */
+#define ASK_AGAIN_NS 1000000000ull
 #define MOST_LAYERS 256u
 #define DESCRIPTORS_SHARE 4u /* of the limit, where that is less */
 
@@ -30,18 +39,22 @@ static uint64_t most_layers(void)
     return limit.rlim_cur / DESCRIPTORS_SHARE;
 }
 
-/* Under engine.lock: the oldest that a newer one of its region follows, else the oldest. Not the last,
- * which has just come. */
+/* Under engine.lock: the oldest settled one that a newer one of its region follows, else the oldest
+ * settled one. NULL: none is. */
 static struct pc__layer *next_to_go(struct pc_engine *engine)
 {
+    struct pc__layer *oldest = NULL;
     pc__each(link, &engine->retained)
     {
-        const struct pc__layer *layer = pc__of(link, struct pc__layer, link);
+        struct pc__layer *layer = pc__of(link, struct pc__layer, link);
+        if (!layer->settled)
+            continue;
+        oldest = oldest ? oldest : layer;
         for (struct pc__link *after = link->next; after != &engine->retained; after = after->next)
             if (pc__of(after, struct pc__layer, link)->region == layer->region)
-                return pc__of(link, struct pc__layer, link);
+                return layer;
     }
-    return pc__of(engine->retained.next, struct pc__layer, link);
+    return oldest;
 }
 
 /* Under engine.lock. */
@@ -51,6 +64,33 @@ static void take_out(struct pc_engine *engine, struct pc__layer *layer, struct p
     pc__link_push(gone, &layer->link);
     pc__count_sub(&engine->count.retained_layers, 1);
     pc__count_sub(&engine->count.retained_bytes, layer->bytes);
+    if (layer->settled) {
+        engine->settled_layers--;
+        engine->settled_bytes -= layer->bytes;
+    }
+}
+
+/* Under engine.lock: whether something would have to go if all of it were settled. */
+static bool is_beyond(struct pc_engine *engine)
+{
+    return pc__count_get(&engine->count.retained_layers) > most_layers() ||
+           pc__count_get(&engine->count.retained_bytes) > engine->retained_most_bytes;
+}
+
+/* Under engine.lock. */
+static void make_room(struct pc_engine *engine, struct pc__link *gone)
+{
+    const uint64_t most = most_layers(), most_bytes = engine->retained_most_bytes;
+    struct pc__layer *next;
+    pc__each(link, &engine->retained)
+    {
+        struct pc__layer *layer = pc__of(link, struct pc__layer, link);
+        if (layer->settled && layer->bytes > most_bytes)
+            take_out(engine, layer, gone);
+    }
+    while ((engine->settled_layers > most || engine->settled_bytes > most_bytes) &&
+           (next = next_to_go(engine)))
+        take_out(engine, next, gone);
 }
 
 static void end_all(struct pc_engine *engine, struct pc__link *gone)
@@ -66,23 +106,70 @@ static void end_all(struct pc_engine *engine, struct pc__link *gone)
 
 void pc__retained_add(struct pc_engine *engine, struct pc__layer *layer, uint64_t version)
 {
-    const uint64_t most_bytes = engine->retained_most_bytes, most = most_layers();
-    struct pc__link gone;
+    const uint64_t one = 1;
     pc__count_sub(&engine->count.layers, 1);
     pc__count_sub(&engine->count.layer_bytes, layer->bytes);
-    pc__link_init(&gone);
     pthread_mutex_lock(&engine->lock);
     layer->version = version;
     pc__link_push(&engine->retained, &layer->link);
     pc__count_add(&engine->count.retained_layers, 1);
     pc__count_add(&engine->count.retained_bytes, layer->bytes);
-    if (layer->bytes > most_bytes)
-        take_out(engine, layer, &gone);
-    while (pc__count_get(&engine->count.retained_layers) > most ||
-           pc__count_get(&engine->count.retained_bytes) > most_bytes)
-        take_out(engine, next_to_go(engine), &gone);
+    const bool begins = engine->ask_settled_at_ns == UINT64_MAX && is_beyond(engine);
+    if (begins)
+        engine->ask_settled_at_ns = pc__now_ns() + ASK_FIRST_NS;
+    pthread_mutex_unlock(&engine->lock);
+    if (begins && engine->loops[0].mail_event >= 0) /* loop 0 may sleep without a deadline */
+        (void)!write(engine->loops[0].mail_event, &one, sizeof one);
+}
+
+/* Under engine.lock: whether a question about its region was asked just now. */
+static bool is_asked_about(struct pc_engine *engine, const struct pc__layer *layer)
+{
+    for (const struct pc__link *at = layer->link.prev; at != &engine->retained; at = at->prev) {
+        const struct pc__layer *before = pc__of(at, const struct pc__layer, link);
+        if (!before->settled && before->region == layer->region)
+            return true;
+    }
+    return false;
+}
+
+void pc__retained_ask(struct pc_engine *engine, uint64_t now_ns)
+{
+    if (now_ns < engine->ask_settled_at_ns)
+        return;
+    engine->ask_settled_at_ns = UINT64_MAX;
+    if (!is_beyond(engine))
+        return;
+    pc__each(link, &engine->retained)
+    {
+        const struct pc__layer *layer = pc__of(link, const struct pc__layer, link);
+        if (layer->settled)
+            continue;
+        engine->ask_settled_at_ns = now_ns + ASK_AGAIN_NS;
+        const struct pc_event event = {.kind = PC_EVENT_NEED_SETTLED, .region = layer->region};
+        if (!is_asked_about(engine, layer))
+            (void)pc__engine_ask(engine, &event); /* one that is lost is made good by the next round */
+    }
+}
+
+PC_API int pc_engine_settled(pc_engine *engine, uint64_t region, uint64_t version)
+{
+    struct pc__link gone;
+    pc__link_init(&gone);
+    pthread_mutex_lock(&engine->lock);
+    pc__each(link, &engine->retained)
+    {
+        struct pc__layer *layer = pc__of(link, struct pc__layer, link);
+        if (layer->region != region || layer->version > version || layer->settled)
+            continue;
+        layer->settled = true;
+        engine->settled_layers++;
+        engine->settled_bytes += layer->bytes;
+    }
+    make_room(engine, &gone);
     pthread_mutex_unlock(&engine->lock);
     end_all(engine, &gone);
+    return PC_OK;
 }
 
 void pc__retained_forget(struct pc_engine *engine, uint64_t region)

@@ -154,6 +154,9 @@ class FakeEngine:
     def caught_up(self, region: int, *, error: int = 0) -> None:
         self.answers.append(("caught up", region, error))
 
+    def settled(self, region: int, version: int) -> None:
+        self.answers.append(("settled", region, version))
+
     def drop_staged(self, region: int, commit_id: int) -> None:
         self.answers.append(("drop", region, commit_id))
 
@@ -199,6 +202,9 @@ class Known:
 
     async def published(self, region: int, since: int):
         return await self._about("published", region, since)
+
+    async def settled(self, region: int):
+        return await self._about("settled", region)
 
     async def outcome(self, commit_id: int):
         return await self._about("outcome", commit_id)

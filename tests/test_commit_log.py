@@ -223,6 +223,28 @@ def test_what_a_home_does_not_know_is_kept() -> None:
     log.check()
 
 
+def test_what_all_homes_have_acknowledged() -> None:
+    log = CommitLog()
+    log.open(1, (HOME, WRITER))
+    for base in range(3):
+        commit(log, 10 + base, write(1, base, 0))
+    assert log.settled(1) == 0
+    log.acknowledge(HOME, 1, 3)
+    log.acknowledge(WRITER, 1, 2)
+    assert log.settled(1) == 2
+    log.server_lost(WRITER)  # with all that it had: the other's word is not enough
+    assert log.settled(1) == 0
+    log.open(2, (WRITER,))  # as after a restart of the registry
+    assert log.settled(2) == 0
+    for region, newest in ((1, 3), (2, 0)):
+        log.rehome(region, HOME)
+        assert log.settled(region) == newest
+    commit(log, 20, write(1, 3, 0))
+    assert log.settled(1) == 3
+    with pytest.raises(errors.FreedError):
+        log.settled(99)
+
+
 def test_all_commits_together_stay_within_their_budget() -> None:
     log = CommitLog(Limits(budget_bytes=100_000))
     blocks = list(range(0, 4000, 7))

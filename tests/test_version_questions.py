@@ -126,6 +126,23 @@ def test_what_became_of_a_staged_layer(run_core, versions, homes, said) -> None:
     run_core(work)
 
 
+@pytest.mark.parametrize(("answer", "said"), [(5, 5), (0, 0), (FreedError("No."), 2**64 - 1)])
+def test_what_the_homes_have_acknowledged(run_core, answer, said) -> None:
+    async def work() -> None:
+        async with Node(HERE) as here:
+            # No answer is no acknowledgement; the engine asks again.
+            here.known.versions["settled", 7] = [RuntimeError("deaf"), answer]
+            here.engine.ask(FakeEvent(EventKind.NEED_SETTLED, 7))
+            await until(lambda: len(here.known.asked_versions) == 1)
+            await asyncio.sleep(0.05)
+            assert here.engine.answers == []
+            here.engine.ask(FakeEvent(EventKind.NEED_SETTLED, 7))
+            await until(lambda: bool(here.engine.answers))
+            assert here.engine.answers == [("settled", 7, said)]
+
+    run_core(work)
+
+
 def test_a_layer_of_a_variable_that_is_gone_is_dropped(run_core) -> None:
     async def work() -> None:
         async with Node(HERE) as here:

@@ -77,9 +77,10 @@ struct server {
     int stop[2];
     _Atomic int idle_events, log_events, thrashing_events;
     _Atomic int outcomes_asked, changes_asked, published_asked;
-    _Atomic int homes_asked, keepers_lost;
+    _Atomic int homes_asked, keepers_lost, settled_asked;
     _Atomic bool hold_home;      /* the test itself answers NEED_HOME */
     _Atomic bool hold_published; /* answers to NEED_PUBLISHED wait while this is set */
+    _Atomic bool hold_settled;   /* it is told that the homes have acknowledged nothing */
     _Atomic bool quiet;          /* nobody tells it of commits but itself and its clients */
     _Atomic bool lost; /* nobody can connect to it any more */
     _Atomic bool unreached; /* nobody can connect to it now */
@@ -348,6 +349,13 @@ static inline void *play_python(void *arg)
                 break;
             case PC_EVENT_NEED_OUTCOME:
                 answer_outcome(cluster, server, &event);
+                break;
+            case PC_EVENT_NEED_SETTLED:
+                server->settled_asked++;
+                OK(pc_engine_settled(server->engine, event.region,
+                                     server->hold_settled
+                                         ? 0
+                                         : registry_latest(cluster->registry, event.region)));
                 break;
             case PC_EVENT_NEED_HOME:
                 answer_home(cluster, server, &event);

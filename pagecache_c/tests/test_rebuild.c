@@ -567,8 +567,8 @@ static void test_what_is_retained_is_bounded(int trap)
         CHECK(commit(w.c, &w.servers[READER], w.clients[READER], &w.info, version, &one, 1) ==
               version + 1);
     SOON(pc_engine_cached_blocks(writer->engine, w.info.region, 300, &run, 1) == 1);
-    const struct pc_engine_stats stats = stats_of(writer);
-    CHECK(stats.retained_layers == 256 && stats.retained_bytes == 256 * 2 * PC_BLOCK_BYTES);
+    SOON(stats_of(writer).retained_layers == 256); /* once its home has acknowledged the others */
+    CHECK(stats_of(writer).retained_bytes == 256 * 2 * PC_BLOCK_BYTES);
     world_end(&w);
 }
 
