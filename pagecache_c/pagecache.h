@@ -319,13 +319,13 @@ enum pc_event_kind {
     PC_EVENT_PULLED = 8,       /* commit_id, region, error: pc_engine_pull ended */
     PC_EVENT_THRASHING = 9,    /* text: blocks are evicted that are fetched again soon; at most one
                                   in ten seconds */
+    PC_EVENT_NEED_HOME = 10,   /* region, server_id: its home is lost; who is it now? answer with
+                                  pc_engine_set_homes or pc_engine_home_lost */
     PC_EVENT_KEEPER_LOST = 11, /* start another (pc_keeper_run_part); answer with pc_engine_renew_keeper */
     PC_EVENT_TASK_ENDED = 12,  /* region, version, block, error, text (the task, as hex): its process ends,
                                   for it needs a block that cannot be read */
-    PC_EVENT_NEED_SETTLED = 13, /* region: the newest version that all of its homes have acknowledged?
+    PC_EVENT_NEED_SETTLED = 13 /* region: the newest version that all of its homes have acknowledged?
                                   answer with pc_engine_settled; no answer: it is asked again */
-    PC_EVENT_NEED_HOME = 10    /* region, server_id: its home is lost; who is it now? answer with
-                                  pc_engine_set_homes or pc_engine_home_lost */
 };
 struct pc_event {
     int kind;
