@@ -24,6 +24,11 @@ ROOT = HOME.parent
 # names the region. One that is new or that moves must be entered here, by somebody who looks at it.
 IN_PYTHON = {
     ("clamor_ray/_session.py", "Session.explain"): ["why.message"],  # the registry's, whole
+    # Of the touch, which names region, version and block, and with the registry's reason before it.
+    ("clamor_ray/_task_ends.py", "error_of"): [
+        "{touch} The block is on no node",
+        "{why.message} {touch}",
+    ],
     ("actors/commits.py", "Commits._check_home"): ["Region {region}"],
     ("actors/lineage_service.py", "LineageService._retain_watched"): ["region {"],
     ("actors/ray_homes.py", "RayHomes._call"): ["{about}"],
@@ -52,10 +57,6 @@ CODES = {
     ("engine.c", "pc_engine_peer_lost"): 2,  # one compares
     ("fetch.c", "take_answers"): 1,
     ("gather.c", "take_head"): 1,
-    (
-        "layer.c",
-        "pc_engine_pull",
-    ): 1,  # to the registry, which asked: the layer is not here any more
     ("generation.c", "pc__generation_for"): 1,
     # Of a layer: `layer_error` says it, with the commit, the region and the server.
     ("layer.c", "pc_engine_pull"): 1,
