@@ -180,9 +180,7 @@ static int adopt(struct pc_engine *engine, int keeper_fd, uint64_t settle_ns)
         return rc;
     pc__regions_adopted(engine);
     forget_strangers(engine);
-    if (engine->n_regions)
-        engine->settle_until_ns = pc__now_ns() + settle_ns;
-    return PC_OK;
+    return pc__settle_begin(engine, settle_ns);
 }
 
 /* ------------------------------------------------------------- start, stop */
@@ -337,11 +335,13 @@ PC_API int pc_engine_stop(pc_engine *engine)
     /* Leases that end from here on are the next server's to take over, and one loop ends before
      * another: as after a restart, nothing that was leased may go or change. */
     engine->settle_until_ns = UINT64_MAX;
+    engine->settling.stopping = true;
     if (engine->keeping)
         pc__keeping_stop(engine->keeping);
     pc__worker_stop(engine);
     for (int i = 0; i < engine->n_loops; i++) /* all, before any goes: they write to each other */
         pc__loop_join(&engine->loops[i]);
+    pc__settle_stop(engine);
     for (int i = 0; i < engine->n_loops; i++)
         if (engine->loops[i].epoll >= 0)
             pc__loop_stop(&engine->loops[i]);

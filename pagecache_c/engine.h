@@ -397,6 +397,19 @@ struct pc__leases {
     uint64_t next_serial;
 };
 
+/* settle.c: after a restart. Written before the loops begin; then `started` by loop 0, the rest by the
+ * thread that it starts. */
+struct pc__settling {
+    struct pc__noted *noted;       /* what was adopted and processes may map, by inode */
+    size_t n_noted, capacity;
+    uint64_t settle_ns, began_ns, began_ticks;
+    uint64_t try_again_ns;         /* no thread could be had: loop 0 */
+    pthread_t thread;
+    bool started;
+    bool said_left;                /* that some could not be looked at, or ended */
+    _Atomic bool stopping;
+};
+
 #define PC__REGION_BUCKETS 4096
 #define PC__MAX_LOOPS 8
 #define PC__LOG_EVENTS 1024
@@ -422,6 +435,7 @@ struct pc_engine {
     _Atomic uint64_t open_holes;   /* of bases that processes map, where reading allocates them: blocks */
     _Atomic bool huge_pages;       /* shared memory was made of them once: replies are copied */
     _Atomic uint64_t settle_until_ns; /* 0: clients have had the time to attach again */
+    struct pc__settling settling;
     int n_loops;
     struct pc__loop loops[PC__MAX_LOOPS];
     struct pc__region *regions[PC__REGION_BUCKETS];

@@ -28,8 +28,15 @@ void pc__region_lease_dropped(struct pc_engine *engine, struct pc__region *regio
  * fail. And lets other servers' requests go on. caught_up: every version there is is known now. */
 void pc__region_release(struct pc_engine *engine, struct pc__region *region, int error,
                         uint64_t from, bool caught_up);
-uint64_t pc__regions_deadline(struct pc__loop *loop);
-void pc__regions_check(struct pc__loop *loop, uint64_t now_ns);
+/* Nobody maps, unattached, what was adopted: from here on it may move, and go. */
+void pc__regions_settled(struct pc_engine *engine);
+
+/* After a restart (settle.c): what was adopted stays as it is for settle_ns, and until who still maps it
+ * without a connection has ended. */
+int pc__settle_begin(struct pc_engine *engine, uint64_t settle_ns);
+uint64_t pc__settle_deadline(struct pc__loop *loop);
+void pc__settle_check(struct pc__loop *loop, uint64_t now_ns);
+void pc__settle_stop(struct pc_engine *engine);
 int pc__memfd_make(uint64_t length_bytes, uint64_t *inode);
 /* PC_ERR_DESCRIPTORS: only those are left that are kept back for connections, and for finishing what
  * is begun. For what makes a region, a generation or a layer: others must still reach what is here. */
@@ -340,6 +347,8 @@ void pc__leases_close(struct pc_engine *engine); /* no loop runs any more */
 /* Who says hello with that number: one connection more; NULL: no memory. leave: one less; goes_on: its
  * process may come back, and what it leased and staged waits for that, or for its end. */
 struct pc__lessee *pc__lessee_join(struct pc_engine *engine, uint64_t number, int socket_fd);
+/* Whether a process has a connection, or leases that outlive one. */
+bool pc__leases_know(struct pc_engine *engine, pid_t pid);
 void pc__lessee_leave(struct pc_engine *engine, struct pc__lessee *lessee, bool goes_on);
 /* Under region.lock, of a connection that ends: its lease, with its references and its count, goes on
  * as an orphan. False: a newer connection has it. */

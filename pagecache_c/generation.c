@@ -353,7 +353,7 @@ int pc__generation_for(struct pc_engine *engine, struct pc__region *region, uint
 void pc__generations_trim(struct pc_engine *engine, struct pc__region *region)
 {
     struct pc__generation *kept = NULL;
-    if (engine->settle_until_ns) /* they may be mapped: pc__regions_check comes again */
+    if (engine->settle_until_ns) /* they may be mapped: pc__regions_settled comes again */
         return;
     bool none = region->home && pc__home_base_generation(region) &&
                 !pc__home_base_leased(engine, region, base_goes_to(region->home));

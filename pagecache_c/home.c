@@ -45,6 +45,7 @@ int pc__store_open(struct pc__store *store, int fd, uint64_t inode, uint64_t len
         return pc__fail_errno("mmap of a home of %llu bytes", (unsigned long long)length_bytes);
     pc__huge_pages_refuse(map, length_bytes);
     (void)madvise(map, length_bytes, MADV_DONTDUMP);
+    (void)madvise(map, length_bytes, MADV_DONTFORK); /* a child would look like one who reads it */
     store->map = map;
     return PC_OK;
 }

@@ -62,6 +62,16 @@ struct pc__lessee *pc__lessee_join(struct pc_engine *engine, uint64_t number, in
     return found;
 }
 
+bool pc__leases_know(struct pc_engine *engine, pid_t pid)
+{
+    bool known = false;
+    pthread_mutex_lock(&engine->leases.lock);
+    pc__each(link, &engine->leases.lessees)
+        known |= pc__of(link, struct pc__lessee, link)->process.pid == pid;
+    pthread_mutex_unlock(&engine->leases.lock);
+    return known;
+}
+
 /* Locked. */
 static bool waits(const struct pc__lessee *lessee)
 {

@@ -124,7 +124,7 @@ static int sleep_ms(struct pc__loop *loop)
     uint64_t deadline = pc__peers_deadline(loop);
     uint64_t other = pc__served_deadline(loop);
     deadline = other < deadline ? other : deadline;
-    other = pc__regions_deadline(loop);
+    other = pc__settle_deadline(loop);
     deadline = other < deadline ? other : deadline;
     other = pc__layers_deadline(loop);
     deadline = other < deadline ? other : deadline;
@@ -164,7 +164,7 @@ static void *run(void *arg)
         pc__served_check(loop, now);
         pc__clients_check(loop, now);
         pc__leases_check(loop->engine, now);
-        pc__regions_check(loop, now);
+        pc__settle_check(loop, now);
         pc__layers_check(loop, now);
         bury(loop);
     }

@@ -18,6 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/sysmacros.h>
+#include <time.h>
 #include <unistd.h>
 
 #define START_FIELD 22 /* of /proc/PID/stat, from 1 */
@@ -73,6 +75,50 @@ struct pc__process pc__process_of_peer(int socket_fd)
     if (!getsockopt(socket_fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) && who.pid > 0)
         (void)look_up(who.pid, &process); /* one that has ended is found so, later */
     return process;
+}
+
+bool pc__process_of(pid_t pid, uid_t user, struct pc__process *process)
+{
+    char path[64], text[4096];
+    unsigned real, effective;
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    if (read_file(path, text, sizeof text) <= 0)
+        return false;
+    const char *at = strstr(text, "\nUid:");
+    return at && sscanf(at, "\nUid: %u %u", &real, &effective) == 2 && effective == user &&
+           look_up(pid, process);
+}
+
+/* Of a line of /proc/PID/status; all ones where there is none. */
+static uint64_t status_field(const char *path, const char *format)
+{
+    char text[4096], label[32];
+    uint64_t value;
+    if (read_file(path, text, sizeof text) <= 0)
+        return UINT64_MAX;
+    snprintf(label, sizeof label, "\n%.*s", (int)strcspn(format, ":"), format);
+    const char *at = strstr(text, label);
+    return at && sscanf(at + 1, format, &value) == 1 ? value : UINT64_MAX;
+}
+
+bool pc__process_may_be_client(const struct pc__process *process)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/status", (int)process->pid);
+    const uint64_t theirs = status_field(path, "CapPrm: %" SCNx64);
+    const uint64_t ours = status_field("/proc/self/status", "CapPrm: %" SCNx64);
+    return pc__process_has_memory(process) && !(theirs != UINT64_MAX && theirs & ~ours) &&
+           status_field(path, "RssShmem: %" SCNu64) > 0;
+}
+
+uint64_t pc__process_ticks_now(void)
+{
+    struct timespec now;
+    const long ticks_a_s = sysconf(_SC_CLK_TCK);
+    if (ticks_a_s <= 0 || clock_gettime(CLOCK_BOOTTIME, &now))
+        return 0;
+    return (uint64_t)now.tv_sec * (uint64_t)ticks_a_s +
+           (uint64_t)now.tv_nsec / (1000000000ull / (uint64_t)ticks_a_s);
 }
 
 /* Of one thread. */
@@ -139,12 +185,17 @@ bool pc__process_maps(const struct pc__process *process, struct pc__process_map 
         return false;
     bool whole = true;
     while (whole && (errno = 0, getline(&line, &line_bytes, file)) > 0) {
-        struct pc__process_map map;
-        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %*s %*s %" SCNu64, &map.begin, &map.end,
-                   &map.inode) != 3)
+        struct pc__process_map map = {0};
+        unsigned major_of, minor_of;
+        char rights[5];
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %*s %x:%x %" SCNu64, &map.begin, &map.end,
+                   rights, &major_of, &minor_of, &map.inode) != 6)
             whole = false;
-        else if (map.inode)
+        else if (map.inode) {
+            map.device = makedev(major_of, minor_of);
+            map.is_private = rights[3] == 'p';
             whole = add(maps, n, &capacity, map);
+        }
     }
     whole = whole && !errno && !ferror(file);
     free(line);

@@ -18,10 +18,19 @@ struct pc__process {
 
 struct pc__process_map {
     uint64_t begin, end, inode;
+    uint64_t device; /* as st_dev */
+    bool is_private; /* what is written there is the process's alone */
 };
 
 /* Who made the connection. */
 struct pc__process pc__process_of_peer(int socket_fd);
+/* A process of that user, not of others. False: there is none. */
+bool pc__process_of(pid_t pid, uid_t user, struct pc__process *process);
+/* Of one whose maps the kernel does not show: whether it has shared memory, and no rights that we lack (as
+ * the machine's own first process may have). True where nobody can know. */
+bool pc__process_may_be_client(const struct pc__process *process);
+/* Who has not begun yet will have a start_ticks of this or more. 0: the kernel does not say. */
+uint64_t pc__process_ticks_now(void);
 /* Whether it may still read what it mapped: it has not ended, and is the same program. Who ends gives up its memory
  * before its sockets. True where nobody can know. */
 bool pc__process_has_memory(const struct pc__process *process);

@@ -559,7 +559,7 @@ void pc__region_lease_dropped(struct pc_engine *engine, struct pc__region *regio
 {
     pthread_mutex_lock(&region->lock);
     bool idle = region->state == PC__REGION_RETIRED && region->mappings == 0 &&
-                !region->idle_told && pc__now_ns() >= engine->settle_until_ns;
+                !region->idle_told && !engine->settle_until_ns;
     bool forget = idle && !region->home;
     region->idle_told |= idle;
     pthread_mutex_unlock(&region->lock);
@@ -584,19 +584,10 @@ static void settle_regions(struct pc_engine *engine)
     pthread_mutex_unlock(&engine->lock);
 }
 
-uint64_t pc__regions_deadline(struct pc__loop *loop)
+void pc__regions_settled(struct pc_engine *engine)
 {
-    uint64_t at = loop->index == 0 ? loop->engine->settle_until_ns : 0;
-    return at ? at : UINT64_MAX;
-}
-
-void pc__regions_check(struct pc__loop *loop, uint64_t now_ns)
-{
-    struct pc_engine *engine = loop->engine;
     uint64_t until_ns = engine->settle_until_ns;
-    if (loop->index != 0 || !until_ns || now_ns < until_ns)
-        return;
-    if (!atomic_compare_exchange_strong(&engine->settle_until_ns, &until_ns, 0))
+    if (until_ns == UINT64_MAX || !atomic_compare_exchange_strong(&engine->settle_until_ns, &until_ns, 0))
         return; /* the engine stops */
     settle_regions(engine);
     for (size_t b = 0; b < PC__REGION_BUCKETS; b++) {

@@ -5,11 +5,16 @@
 
 #include "../engine.h"
 
+#include <linux/capability.h>
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 
 static const struct pc_run some[] = {{3, 1}, {10, 20}, {100, 1}, {200, 56}};
 static const struct pc_run one[] = {{15, 1}};
 #define N(runs) (sizeof(runs) / sizeof(runs)[0])
+
+static bool hides; /* a sleeper: from others of its user */
 
 /* A process that maps a version, stops itself, and when it goes on checks what it maps. */
 static pid_t sleeper(struct cluster *c, struct server *server, const struct pc_region_info *info,
@@ -22,6 +27,7 @@ static pid_t sleeper(struct cluster *c, struct server *server, const struct pc_r
         pc_client *client = attach(server, trap);
         struct pc_mapping m = map_at(client, info, version, 0);
         check_version(c, &m, info, version);
+        CHECK(!hides || !prctl(PR_SET_DUMPABLE, 0));
         raise(SIGSTOP);
         check_version(c, &m, info, version);
         usleep(300000);
@@ -158,39 +164,104 @@ static bool base_is_at(const struct server *server, uint64_t version)
     return is;
 }
 
-/* Who attaches only when what it maps was taken for unleased, and changed, ends. */
-static void test_too_slow_to_attach(int trap)
+static bool was_killed(pid_t child)
+{
+    siginfo_t ended = {0};
+    return !waitid(P_PID, (id_t)child, &ended, WEXITED | WNOHANG | WNOWAIT) &&
+           ended.si_code == CLD_KILLED && ended.si_status == SIGKILL;
+}
+
+/* Who is stopped for longer than it has to attach again never reads what was moved: it has ended
+ * before anything moves. Others that map it have attached again, and go on. node 0: at the home; 1: far. */
+static void too_slow_to_attach(int trap, int node)
 {
     struct keeper k = keeper_start("late");
-    told.settle_ns = 200 * 1000000ull;
-    struct cluster *c = cluster_new(1);
+    told.settle_ns = 2 * SECOND;
+    struct cluster *c = cluster_new(2);
+    struct server *server = &c->servers[node];
     int to_keeper = keeper_connect(&k), status;
-    server_start(c, 0, "late", to_keeper);
-    pc_client *home = attach(&c->servers[0], trap);
+    server_start(c, 0, "late", node == 0 ? to_keeper : -1);
+    server_start(c, 1, "late", node == 1 ? to_keeper : -1);
+    pc_client *home = attach(&c->servers[0], trap), *near = attach(server, trap);
     struct pc_region_info info = build(c, &c->servers[0], home, 1, MIB, 0);
-    fflush(NULL);
-    pid_t child = fork();
-    if (!child) {
-        close_range(3, ~0u, 0); /* the servers' own */
-        pc_client *client = attach(&c->servers[0], trap);
-        struct pc_mapping m = map_at(client, &info, 0, 0);
-        check_version(c, &m, &info, 0);
-        raise(SIGSTOP);
-        sleep(30); /* it ends as soon as the server has refused it */
-        _exit(0);
+    pid_t stopped = sleeper(c, server, &info, 0, trap);
+    server_stop(c, node);
+    close(to_keeper);
+    to_keeper = keeper_connect(&k);
+    server_start(c, node, "late", to_keeper);
+    CHECK(commit(c, &c->servers[0], home, &info, 0, some, N(some)) == 1);
+    CHECK(commit(c, &c->servers[0], home, &info, 1, one, 1) == 2);
+    check_at(c, near, &info, 0); /* as long as it may map it */
+    SOON(!server->engine->settle_until_ns);
+    CHECK(was_killed(stopped));
+    if (node == 0)
+        SOON(base_is_at(server, 2));
+    check_at(c, near, &info, 2);
+    kill(stopped, SIGCONT);
+    CHECK(waitpid(stopped, &status, 0) == stopped);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    pc_client_close(near);
+    pc_client_close(home);
+    cluster_stop(c);
+    close(to_keeper);
+    keeper_stop(&k);
+}
+static void test_too_slow_to_attach_home(int trap)
+{
+    too_slow_to_attach(trap, 0);
+}
+static void test_too_slow_to_attach_far(int trap)
+{
+    too_slow_to_attach(trap, 1);
+}
+
+/* Of the calling thread, and those that it starts. */
+static void may_look_at_others(bool may)
+{
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct set[2];
+    CHECK(!syscall(SYS_capget, &header, set));
+    set[0].effective = set[0].permitted;
+    set[1].effective = set[1].permitted;
+    if (!may) {
+        set[0].effective &= ~(1u << CAP_SYS_PTRACE | 1u << CAP_SYS_ADMIN);
+        set[1].effective &= ~CAP_TO_MASK(CAP_PERFMON);
     }
-    CHECK(waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status));
+    CHECK(!syscall(SYS_capset, &header, set));
+}
+
+/* Where the kernel does not show what a process maps, it has as much time again, and the log says so. */
+static void test_hidden_while_stopped(int trap)
+{
+    struct keeper k = keeper_start("hidden");
+    told.settle_ns = SECOND;
+    struct cluster *c = cluster_new(1);
+    struct server *server = &c->servers[0];
+    int to_keeper = keeper_connect(&k), status;
+    server_start(c, 0, "hidden", to_keeper);
+    pc_client *client = attach(server, trap);
+    struct pc_region_info info = build(c, server, client, 1, MIB, 0);
+    hides = true;
+    pid_t stopped = sleeper(c, server, &info, 0, trap);
     server_stop(c, 0);
     close(to_keeper);
     to_keeper = keeper_connect(&k);
-    server_start(c, 0, "late", to_keeper);
-    CHECK(commit(c, &c->servers[0], home, &info, 0, some, N(some)) == 1);
-    CHECK(commit(c, &c->servers[0], home, &info, 1, one, 1) == 2);
-    SOON(base_is_at(&c->servers[0], 2) && region_of(&c->servers[0], 1).generations == 1);
-    kill(child, SIGCONT);
-    CHECK(waitpid(child, &status, 0) == child);
-    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 70);
-    pc_client_close(home);
+    may_look_at_others(false);
+    const uint64_t began_ns = pc__now_ns();
+    server_start(c, 0, "hidden", to_keeper);
+    may_look_at_others(true);
+    CHECK(commit(c, server, client, &info, 0, some, N(some)) == 1);
+    while (server->engine->settle_until_ns) {
+        CHECK(waitpid(stopped, &status, WNOHANG) == 0);
+        usleep(10000);
+    }
+    const uint64_t took_ns = pc__now_ns() - began_ns;
+    CHECK(took_ns >= 2 * SECOND && took_ns < 30 * SECOND);
+    SOON(server->log_events > 0);
+    SOON(base_is_at(server, 1));
+    kill(stopped, SIGKILL);
+    CHECK(waitpid(stopped, &status, 0) == stopped);
+    pc_client_close(client);
     cluster_stop(c);
     close(to_keeper);
     keeper_stop(&k);
@@ -625,7 +696,9 @@ int main(int argc, char **argv)
         RUN(slow_to_attach_home, 60);
         RUN(slow_to_attach_far, 60);
         RUN(stopped_loop_by_loop, 200);
-        RUN(too_slow_to_attach, 60);
+        RUN(too_slow_to_attach_home, 60);
+        RUN(too_slow_to_attach_far, 60);
+        RUN(hidden_while_stopped, 60);
         RUN(follower_attaches, 60);
         RUN(gap_of_a_freed_region, 60);
         RUN(shared, 60);
