@@ -651,7 +651,7 @@ static void test_restart(int trap)
     server_start(c, 1, "evict", to_keeper);
     CHECK(cached > 0 && stats_of(&c->servers[1]).cached_bytes == cached);
     SOON(stats_of(&c->servers[1]).reattached == 1);
-    usleep(600000); /* past settle_ns: the loop sees to it */
+    SOON(!c->servers[1].engine->settle_until_ns); /* until then nothing adopted is evicted */
     check_bytes(&m, 1, 0, info.length_bytes);
     check_bytes(&m, 1, 0, BUDGET / 2);
     CHECK(stats_of(&c->servers[1]).evicted_blocks > (6 * BUDGET) >> 12);
