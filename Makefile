@@ -15,7 +15,8 @@ BASE_PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3
 	&& command -v $$p && break; done)
 
 METADATA := setup.cfg setup.py pyproject.toml clamor_ray/_version.py
-C_FILES := $(wildcard pagecache_c/*.c pagecache_c/*.h) clamor_ray/_build.py
+C_FILES := $(filter-out pagecache_c/tests/%,$(wildcard pagecache_c/*.h pagecache_c/*/*.[ch] \
+	pagecache_c/*/*/*.[ch])) clamor_ray/_native/builder.py
 FUZZ_SECONDS ?= 20
 PYTEST_ARGS ?=
 # pytest processes at a time: two cores have time for three, which often wait.
@@ -88,7 +89,8 @@ typecheck: setup
 	rm -rf .typecheck
 	mkdir -p .typecheck/clamor_ray
 	ln -s $(CURDIR)/clamor_ray/*.py $(CURDIR)/clamor_ray/py.typed .typecheck/clamor_ray/
-	ln -s $(CURDIR)/actors $(CURDIR)/workloads $(CURDIR)/clamor_ray/collection .typecheck/clamor_ray/
+	ln -s $(CURDIR)/actors $(CURDIR)/workloads \
+		$(patsubst %/__init__.py,$(CURDIR)/%,$(wildcard clamor_ray/*/__init__.py)) .typecheck/clamor_ray/
 	$(PYTHON) -m mypy -p clamor_ray
 
 bench: setup

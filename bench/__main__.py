@@ -6,7 +6,7 @@ import importlib
 import signal
 import sys
 
-from bench import _common
+from bench.support import common as _common
 
 NAMES = {
     "adaptive": "the page chosen by use against every fixed page, three kinds of readers",

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench import _common
-from bench._common import emit, grown, note, now
+from bench.support import common as _common
+from bench.support.common import emit, grown, note, now
 
 AUTO = 0
 FIXED = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)

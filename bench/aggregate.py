@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from bench import _common
-from bench._common import emit, note, now
+from bench.support import common as _common
+from bench.support.common import emit, note, now
 
 MIB = 1 << 20
 
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] = ()) -> None:
     rounds = args.rounds or (1 if args.small else 7)
 
     import clamor_ray as clamor
-    from clamor_ray.collection import split
+    from clamor_ray.collection.run import split
 
     store_bytes = int(max(256, 6 * max(sizes) * args.partitions / args.nodes)) * MIB
     with _common.several_nodes(args.nodes, store_bytes, 1):

@@ -36,10 +36,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bench import _allreduce_members as members
-from bench import _common, _peer, _stream
-from bench._allreduce_driver import Options
-from bench._common import emit, note
+from bench.drivers.allreduce_driver import Options
+from bench.peers import allreduce_members as members
+from bench.peers import peer as _peer
+from bench.support import common as _common
+from bench.support import stream as _stream
+from bench.support.common import emit, note
 
 SIZES = (8 << 10, 1 << 20, 64 << 20, 256 << 20)
 MEMBERS = (2, 4, 8)
@@ -190,7 +192,7 @@ def bytes_per_s(rate: str) -> float:
 
 def on_hosts(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Records of runs in namespaces; none where there can be no namespaces."""
-    from tests.lab import lab_unavailable, netns_cluster
+    from tests.support.lab import lab_unavailable, netns_cluster
 
     if reason := lab_unavailable("netns"):
         note(f"no figures of shaped links: {reason}")
@@ -213,7 +215,7 @@ def on_hosts(options: argparse.Namespace) -> list[dict[str, Any]]:
         start = lambda node: lambda arguments: lab.start([sys.executable, *arguments], node=node)  # noqa: E731
         stream = _stream.rate(start(1), start(0), lab.node_address(1), STREAM_MIB)
         emit({"rate": options.rate, "stream_bytes_per_s": stream})
-        command = [sys.executable, "-m", "bench._allreduce_driver", of_driver.to_json()]
+        command = [sys.executable, "-m", "bench.drivers.allreduce_driver", of_driver.to_json()]
         with lab.start(command) as driver:
             for line in driver.stdout:
                 if line.startswith("{"):  # Ray prints there too

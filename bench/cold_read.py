@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench import _common
-from bench._common import BLOCK_BYTES, emit, grown, note, now
+from bench.support import common as _common
+from bench.support.common import BLOCK_BYTES, emit, grown, note, now
 
 DENSITY = 0.01
 

@@ -13,7 +13,7 @@ cow_write_ratio   the first write to each block inside a transaction against the
                   (no trap); beside it one that is cached here, all of it resident (trapped).
 build_in_place_ratio  the most memory that a session and its driver come to hold while an array is
                   built in a region and published, above what they held before, to the array's
-                  size. In a fresh driver. See bench/_processes.py for what is counted.
+                  size. In a fresh driver. See bench/support/processes.py for what is counted.
 
 `--long` instead: many commits of one block, and what they leave behind.
 """
@@ -32,9 +32,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench import _commit_memory, _common
-from bench._commit_small import Peer, small_commits
-from bench._common import BLOCK_BYTES, emit, note, now
+from bench.drivers import commit_memory as _commit_memory
+from bench.drivers.commit_small import Peer, small_commits
+from bench.support import common as _common
+from bench.support.common import BLOCK_BYTES, emit, note, now
 
 WORDS_PER_BLOCK = BLOCK_BYTES // 8
 CHUNK_WORDS = 1 << 20

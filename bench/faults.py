@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench import _common
-from bench._common import BLOCK_BYTES, emit, grown, microseconds, note, percentile
+from bench.support import common as _common
+from bench.support.common import BLOCK_BYTES, emit, grown, microseconds, note, percentile
 
 PAGE_BYTES = 64 << 10
 TRAPS = ("uffd", "sigsegv")

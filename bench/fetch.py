@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench import _common, _stream
-from bench._common import BLOCK_BYTES, emit, grown, note, now
+from bench.support import common as _common
+from bench.support import stream as _stream
+from bench.support.common import BLOCK_BYTES, emit, grown, note, now
 
 TIMEOUT_S = 600
 SPACING = 3  # one of so many blocks is asked for, never two neighbours

@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench import _common, _redis
-from bench._common import emit, grown, note, now
-from clamor_ray.workloads.stream import zipf
+from bench.peers import redis as _redis
+from bench.support import common as _common
+from bench.support.common import emit, grown, note, now
+from clamor_ray.workloads.data.stream import zipf
 
 ROW_WORDS = 32
 ROW_BYTES = ROW_WORDS * 8

@@ -34,9 +34,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from bench import _common, _stream
-from bench._common import emit, note
-from bench._hot_driver import RECORD_BYTES, Options
+from bench.drivers.hot_driver import RECORD_BYTES, Options
+from bench.support import common as _common
+from bench.support import stream as _stream
+from bench.support.common import emit, note
 
 HOSTS = (2, 4, 8)
 MODES = ("p2c", "random", "off")
@@ -81,7 +82,12 @@ def links(lab: Any) -> list[tuple[int, int]]:
 
 def session_runs(lab: Any, options: Options) -> Iterator[dict[str, Any]]:
     """Lines of one replication mode, from a driver of its own: the session, then its runs."""
-    command = [sys.executable, "-m", "bench._hot_driver", json.dumps(dataclasses.asdict(options))]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.drivers.hot_driver",
+        json.dumps(dataclasses.asdict(options)),
+    ]
     crossed = links(lab)
     with lab.start(command, environment={"CLAMOR_REPLICATION": options.replication}) as driver:
         for line in driver.stdout:
@@ -158,7 +164,7 @@ def main(arguments: list[str]) -> int:
     )
 
     import clamor_ray as clamor
-    from tests.lab import lab_unavailable, netns_cluster
+    from tests.support.lab import lab_unavailable, netns_cluster
 
     if reason := lab_unavailable("netns"):
         raise SystemExit(f"bench: hot_pages cannot run here: {reason}")

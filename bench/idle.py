@@ -34,8 +34,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench import _common, _processes
-from bench._common import BLOCK_BYTES, emit, note, now
+from bench.support import common as _common
+from bench.support import processes as _processes
+from bench.support.common import BLOCK_BYTES, emit, note, now
 
 WORDS_PER_BLOCK = BLOCK_BYTES // 8
 ROW_WORDS = 32

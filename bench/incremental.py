@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench import _common
-from bench._common import BLOCK_BYTES, emit, note, now
-from bench._executions import Log
+from bench.support import common as _common
+from bench.support.common import BLOCK_BYTES, emit, note, now
+from bench.support.executions import Log
 
 N_READ = 1000
 OF_EACH = 2

@@ -29,10 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from bench import _common, _kmeans_mpi, _kmeans_spark
-from bench._common import emit, note, now
-from clamor_ray.workloads import clusters
-from clamor_ray.workloads.clusters import Mixture
+from bench.peers import kmeans_mpi as _kmeans_mpi
+from bench.peers import kmeans_spark as _kmeans_spark
+from bench.support import common as _common
+from bench.support.common import emit, note, now
+from clamor_ray.workloads.data import clusters
+from clamor_ray.workloads.data.clusters import Mixture
 
 K = 10
 POINT_BYTES = 80
@@ -48,7 +50,7 @@ class Ours:
     def __init__(self, mixture: Mixture) -> None:
         import clamor_ray as clamor
         from clamor_ray.workloads import kmeans
-        from clamor_ray.workloads._waiting import start_workers
+        from clamor_ray.workloads.cli.waiting import start_workers
 
         self.mixture = mixture
         start_workers(collections=True)

@@ -34,8 +34,8 @@ from typing import Any
 
 import numpy as np
 
-from bench import _common
-from bench._common import emit, note, now
+from bench.support import common as _common
+from bench.support.common import emit, note, now
 
 HOWS = ("tree", "split")
 WORKLOADS = ("lr", "svm", "lda")
@@ -47,7 +47,7 @@ Train = Callable[[str], tuple[float, float, Any]]
 
 def linear_workload(job: Any) -> Train:
     """A linear model over rows that are loaded here."""
-    from clamor_ray.workloads import _linear_job
+    from clamor_ray.workloads.cli import linear_job as _linear_job
 
     rows = _linear_job.load(job).options(speculation=False).cache()
     facts, n_features = _linear_job.look(rows, job)
@@ -70,8 +70,9 @@ def linear_workload(job: Any) -> Train:
 
 def lda_workload(job: Any) -> Train:
     """Topics of documents that are loaded here."""
-    from clamor_ray.workloads import _learning, lda
-    from clamor_ray.workloads._learning_tasks import Look
+    from clamor_ray.workloads import lda
+    from clamor_ray.workloads.cli import learning as _learning
+    from clamor_ray.workloads.cli.learning_tasks import Look
 
     documents = lda.load(job)[0].options(speculation=False).cache()
     counts = lda.look(documents, None, job)
@@ -101,8 +102,8 @@ def lda_workload(job: Any) -> Train:
 def workloads(options: argparse.Namespace) -> dict[str, Callable[[], Train]]:
     """How each is loaded."""
     from clamor_ray.workloads import lda, lr, svm
-    from clamor_ray.workloads.linear import Sample
-    from clamor_ray.workloads.topics import Corpus, Prior
+    from clamor_ray.workloads.models.linear import Sample
+    from clamor_ray.workloads.models.topics import Corpus, Prior
 
     n_partitions = options.partitions
     sample = Sample(options.rows, options.features, n_partitions)
@@ -163,7 +164,7 @@ def figures(
 
 def measure(options: argparse.Namespace) -> None:
     """All rounds of all workloads, on the cluster that this process is attached to."""
-    from clamor_ray.workloads._waiting import start_workers
+    from clamor_ray.workloads.cli.waiting import start_workers
 
     start_workers(collections=True)
     seconds, sums = {}, {}
@@ -199,7 +200,7 @@ def _attached(options: argparse.Namespace, store_bytes: int) -> Iterator[str]:
 
 def _in_namespaces(options: argparse.Namespace, arguments: list[str], store_bytes: int) -> int:
     """The same program, as a driver in the first node's namespace."""
-    from tests.lab import lab_unavailable, netns_cluster
+    from tests.support.lab import lab_unavailable, netns_cluster
 
     if reason := lab_unavailable("netns"):
         raise SystemExit(f"bench learning --rate: {reason}")

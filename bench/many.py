@@ -19,8 +19,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench import _common, _processes
-from bench._common import emit, note, now
+from bench.support import common as _common
+from bench.support import processes as _processes
+from bench.support.common import emit, note, now
 
 N_ITEMS = 1024
 BATCH = 1000
@@ -95,7 +96,7 @@ def allow_descriptors(n: int) -> None:
 
 def holds(node_id: str) -> dict[str, int]:
     """Private memory and descriptors of a node's page server."""
-    from clamor_ray import _session
+    from clamor_ray._session import session as _session
 
     servers = _session.current().call("servers")
     (pid,) = [server.pid for server in servers if server.node_id == node_id]

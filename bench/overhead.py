@@ -21,8 +21,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench import _common
-from bench._common import BLOCK_BYTES, emit, note, now
+from bench.support import common as _common
+from bench.support.common import BLOCK_BYTES, emit, note, now
 
 N_BYTES = 16 << 20
 SALT = 5

@@ -24,9 +24,9 @@ import argparse
 import statistics
 from typing import Any
 
-from bench import _common
-from bench._common import emit, grown, note
-from clamor_ray.workloads import graphs
+from bench.support import common as _common
+from bench.support.common import emit, grown, note
+from clamor_ray.workloads.data import graphs
 
 POLICIES = ("sieve", "s3fifo", "fifo", "lru", "lfu", "random", "clock")
 FRACTIONS = (1.0, 0.5, 0.33)

@@ -31,11 +31,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench import _common, _executions, _logged
-from bench._common import emit, note, now
-from bench._executions import Log
-from clamor_ray.workloads import clusters
-from clamor_ray.workloads.clusters import Mixture
+from bench.support import common as _common
+from bench.support import executions as _executions
+from bench.support import logged as _logged
+from bench.support.common import emit, note, now
+from bench.support.executions import Log
+from clamor_ray.workloads.data import clusters
+from clamor_ray.workloads.data.clusters import Mixture
 
 N_NODES = 4
 ITERATIONS = 10
@@ -113,8 +115,8 @@ def run(mixture: Mixture, want: Any, victim: int | None, folder: str) -> dict[st
         WrongCentroids: A node that died has changed the result.
     """
     import clamor_ray as clamor
-    from tests.lab import local_cluster
-    from tests.lab.cluster import RAY_HEALTH_CHECK_PERIOD_MS
+    from tests.support.lab import local_cluster
+    from tests.support.lab.cluster import RAY_HEALTH_CHECK_PERIOD_MS
 
     log = Log(str(Path(folder) / ("killed" if victim else "alone")))
     store_bytes = 2 * mixture.n_points * 80 // N_NODES + (256 << 20)

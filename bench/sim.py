@@ -4,8 +4,8 @@ One home, links of 1 Gbit/s, and on every other node a reader that looks up, bat
 of 64 KiB out of 8 MiB that everybody wants, by Zipf and uniformly. For each number of nodes and
 each policy: time to the last reader against the ideal (the time for which the busiest link is
 needed at the least), and load skew, the most bytes that one node sent against the mean. What is
-simulated, and what is left out, is in bench/_sim.py. Beyond 2,000 nodes only by Zipf. Then, at one
-size, nodes that die and links that are slow.
+simulated, and what is left out, is in bench/support/sim.py. Beyond 2,000 nodes only by Zipf. Then,
+at one size, nodes that die and links that are slow.
 
 ``off``, ``random`` and ``p2c`` are the engine. ``p2c, late`` is not: there a node counts as a
 holder when it has the block, and not from when it is on its way. ``p2c, rotated``: each reader asks
@@ -27,9 +27,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from bench import _sim
-from bench._common import emit, note, now
-from bench._sim import World
+from bench.support import sim as _sim
+from bench.support.common import emit, note, now
+from bench.support.sim import World
 
 NODES = (10, 20, 50, 100, 200, 500, 1000, 2000, 10_000)
 ALL_UP_TO = 2000  # nodes; beyond it Zipf alone: a run takes half a minute

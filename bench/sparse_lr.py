@@ -3,9 +3,9 @@
 Nodes in network namespaces, each behind a link shaped by `tc tbf`, eight workers on each. Rows of
 the Criteo schema, the same on both sides, with the same ids (by frequency), the same homes and the
 same arithmetic; all sides take turns, and their weights are compared. The peer is
-`_actor_ps.py`: shards on the nodes, each worker pulls and pushes each id once, with ids that travel
-("sent") or that the shards know ("kept"), or all of a node by way of an actor there ("node"). The
-fastest counts: actor_ps_speedup is over that one.
+`peers/actor_ps.py`: shards on the nodes, each worker pulls and pushes each id once, with ids that
+travel ("sent") or that the shards know ("kept"), or all of a node by way of an actor there
+("node"). The fastest counts: actor_ps_speedup is over that one.
 
 Cases: "1e7", "1e8" and "1e9" have so many parameters in all and the proportions of Clamor's figure
 7: every feature has as many values, all as likely, and each worker 1.25 rows for each. "zipf"
@@ -37,10 +37,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bench import _common
-from bench._common import emit, note
-from bench._sparse_driver import Case
+from bench.drivers.sparse_driver import Case
 from bench.hot_pages import link_rates, links
+from bench.support import common as _common
+from bench.support.common import emit, note
 
 EVEN_VALUES_PER_ROW = 1 / 1.25
 
@@ -67,7 +67,7 @@ def driver_lines(lab: Any, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
     """What the driver says, each line with what the links carried since the one before."""
     asked = json.dumps([dataclasses.asdict(case) for case in cases])
     crossed = links(lab)
-    with lab.start([sys.executable, "-m", "bench._sparse_driver", asked]) as driver:
+    with lab.start([sys.executable, "-m", "bench.drivers.sparse_driver", asked]) as driver:
         for line in driver.stdout:
             if line.startswith("{"):  # Ray prints there too
                 before, crossed = crossed, links(lab)
@@ -140,7 +140,7 @@ def main(arguments: list[str]) -> int:
     n_nodes = options.nodes or (2 if small else 4)
 
     import clamor_ray as clamor
-    from tests.lab import lab_unavailable, netns_cluster
+    from tests.support.lab import lab_unavailable, netns_cluster
 
     if reason := lab_unavailable("netns"):
         raise SystemExit(f"bench: sparse_lr cannot run here: {reason}")

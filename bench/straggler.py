@@ -24,11 +24,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import _cgroup, _common, _executions, _logged
-from bench._common import emit, note
-from bench._executions import Log
-from clamor_ray.workloads import clusters
-from clamor_ray.workloads.clusters import Mixture
+from bench.support import (
+    cgroup as _cgroup,
+)
+from bench.support import (
+    common as _common,
+)
+from bench.support import (
+    executions as _executions,
+)
+from bench.support import (
+    logged as _logged,
+)
+from bench.support.common import emit, note
+from bench.support.executions import Log
+from clamor_ray.workloads.data import clusters
+from clamor_ray.workloads.data.clusters import Mixture
 
 N_NODES = 4
 ITERATIONS = 10
@@ -70,8 +81,8 @@ def run(
         WrongCentroids: A copy of a task has changed the result.
     """
     import clamor_ray as clamor
-    from tests.lab import local_cluster
-    from tests.lab.cluster import RAY_HEALTH_CHECK_PERIOD_MS
+    from tests.support.lab import local_cluster
+    from tests.support.lab.cluster import RAY_HEALTH_CHECK_PERIOD_MS
 
     busy, copies = CASES[case]
     log = Log(str(Path(folder) / case))

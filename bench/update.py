@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench import _common
-from bench._common import emit, grown, note, now
-from clamor_ray.workloads.stream import Batch, Model, checksum, first_value, key_of
+from bench.support import common as _common
+from bench.support.common import emit, grown, note, now
+from clamor_ray.workloads.data.stream import Batch, Model, checksum, first_value, key_of
 
 N_NODES = 3
 SKEW = 0.99
@@ -45,7 +45,7 @@ def look_up_ours(m: Any, batch: Batch) -> tuple[int, Any, int]:
 
 def look_up_ray(arrays: dict[str, Any], batch: Batch) -> tuple[int, Any, int]:
     """The same from Ray's object store."""
-    from clamor_ray._hashtable import Table
+    from clamor_ray._objects.hashtable import Table
 
     values = Table(arrays["header"], arrays["slots"]).get(batch.keys(), None)
     return 0, values[: len(batch.also)], checksum(values)
@@ -53,7 +53,7 @@ def look_up_ray(arrays: dict[str, Any], batch: Batch) -> tuple[int, Any, int]:
 
 def rates(m: Any, keys: npt.NDArray[np.int64]) -> dict[str, list[float]]:
     """Seconds of look-ups in the map and in a private copy of its table, in turn."""
-    from clamor_ray._hashtable import Table
+    from clamor_ray._objects.hashtable import Table
 
     shared = m._opened()
     private = Table(shared.header.copy(), shared.slots.copy())  # every block is here now
@@ -163,7 +163,7 @@ def ray_rounds(side: Side, n_rounds: int) -> dict[str, Any]:
     """The peer: the driver keeps the table, and puts its arrays in each round."""
     import ray
 
-    from clamor_ray._hashtable import Table
+    from clamor_ray._objects.hashtable import Table
 
     keys = key_of(np.arange(side.n_keys))
     table = Table.build(keys, first_value(keys), side.n_keys)
@@ -191,7 +191,7 @@ def warm(nodes: _common.Nodes) -> None:
     import ray
 
     import clamor_ray as clamor
-    from clamor_ray._hashtable import Table
+    from clamor_ray._objects.hashtable import Table
 
     keys = key_of(np.arange(100_000))
     m = clamor.HashMap.build(keys, first_value(keys))

@@ -28,43 +28,43 @@ from clamor_ray._version import __version__
 
 if TYPE_CHECKING:
     from clamor_ray import aio as aio
-    from clamor_ray._adds import accumulate as accumulate
-    from clamor_ray._adds import add_at as add_at
-    from clamor_ray._adds import maximum_at as maximum_at
-    from clamor_ray._adds import minimum_at as minimum_at
-    from clamor_ray._driver import init as init
-    from clamor_ray._driver import shutdown as shutdown
-    from clamor_ray._gather import gather as gather
-    from clamor_ray._group import AllReduceGroup as AllReduceGroup
-    from clamor_ray._hashmap import HashMap as HashMap
-    from clamor_ray._pointer import Pointer as Pointer
-    from clamor_ray._prefetch import prefetch as prefetch
-    from clamor_ray._reads import reads as reads
-    from clamor_ray._ref import GlobalRef as GlobalRef
-    from clamor_ray._region import Region as Region
-    from clamor_ray._region import region as region
-    from clamor_ray._remote import remote as remote
-    from clamor_ray._retry import retry as retry
-    from clamor_ray._starting import InitResult as InitResult
-    from clamor_ray._stats import block_map as block_map
-    from clamor_ray._stats import stats as stats
-    from clamor_ray._surface import free as free
-    from clamor_ray._surface import put as put
-    from clamor_ray._surface import share as share
-    from clamor_ray._surface import zeros as zeros
-    from clamor_ray._transaction import Transaction as Transaction
-    from clamor_ray._transaction import transaction as transaction
-    from clamor_ray._transaction import update as update
-    from clamor_ray._views import views_by_value as views_by_value
+    from clamor_ray._build.region import Region as Region
+    from clamor_ray._build.region import region as region
+    from clamor_ray._objects.pointer import Pointer as Pointer
+    from clamor_ray._read.gather import gather as gather
+    from clamor_ray._read.hashmap import HashMap as HashMap
+    from clamor_ray._read.prefetch import prefetch as prefetch
+    from clamor_ray._read.reads import reads as reads
+    from clamor_ray._read.ref import GlobalRef as GlobalRef
+    from clamor_ray._read.views import views_by_value as views_by_value
+    from clamor_ray._ring.group import AllReduceGroup as AllReduceGroup
+    from clamor_ray._session.driver import init as init
+    from clamor_ray._session.driver import shutdown as shutdown
+    from clamor_ray._session.starting import InitResult as InitResult
+    from clamor_ray._session.stats import block_map as block_map
+    from clamor_ray._session.stats import stats as stats
+    from clamor_ray._session.surface import free as free
+    from clamor_ray._session.surface import put as put
+    from clamor_ray._session.surface import share as share
+    from clamor_ray._session.surface import zeros as zeros
+    from clamor_ray._tasks.remote import remote as remote
+    from clamor_ray._write.adds import accumulate as accumulate
+    from clamor_ray._write.adds import add_at as add_at
+    from clamor_ray._write.adds import maximum_at as maximum_at
+    from clamor_ray._write.adds import minimum_at as minimum_at
+    from clamor_ray._write.retry import retry as retry
+    from clamor_ray._write.transaction import Transaction as Transaction
+    from clamor_ray._write.transaction import transaction as transaction
+    from clamor_ray._write.transaction import update as update
     from clamor_ray.collection.collection import DataCollection as DataCollection
-    from clamor_ray.collection.read import from_arrow as from_arrow
-    from clamor_ray.collection.read import from_items as from_items
-    from clamor_ray.collection.read import from_numpy as from_numpy
-    from clamor_ray.collection.read import from_ray_dataset as from_ray_dataset
-    from clamor_ray.collection.read import read_csv as read_csv
-    from clamor_ray.collection.read import read_npy as read_npy
-    from clamor_ray.collection.read import read_parquet as read_parquet
-    from clamor_ray.collection.read import read_text as read_text
+    from clamor_ray.collection.io.read import from_arrow as from_arrow
+    from clamor_ray.collection.io.read import from_items as from_items
+    from clamor_ray.collection.io.read import from_numpy as from_numpy
+    from clamor_ray.collection.io.read import from_ray_dataset as from_ray_dataset
+    from clamor_ray.collection.io.read import read_csv as read_csv
+    from clamor_ray.collection.io.read import read_npy as read_npy
+    from clamor_ray.collection.io.read import read_parquet as read_parquet
+    from clamor_ray.collection.io.read import read_text as read_text
 
 __all__ = [
     "init",
@@ -111,43 +111,43 @@ __all__ = [
 
 # Ray, NumPy and cloudpickle are loaded when something of them is first used.
 _HOMES = {
-    "AllReduceGroup": "_group",
+    "AllReduceGroup": "_ring.group",
     "DataCollection": "collection.collection",
-    "GlobalRef": "_ref",
-    "HashMap": "_hashmap",
-    "InitResult": "_starting",
-    "Pointer": "_pointer",
-    "Region": "_region",
-    "Transaction": "_transaction",
-    "accumulate": "_adds",
-    "add_at": "_adds",
-    "free": "_surface",
-    "block_map": "_stats",
-    "gather": "_gather",
-    "init": "_driver",
-    "maximum_at": "_adds",
-    "minimum_at": "_adds",
-    "prefetch": "_prefetch",
-    "region": "_region",
-    "put": "_surface",
-    "reads": "_reads",
-    "remote": "_remote",
-    "retry": "_retry",
-    "share": "_surface",
-    "shutdown": "_driver",
-    "stats": "_stats",
-    "transaction": "_transaction",
-    "update": "_transaction",
-    "views_by_value": "_views",
-    "zeros": "_surface",
-    "from_arrow": "collection.read",
-    "from_items": "collection.read",
-    "from_numpy": "collection.read",
-    "from_ray_dataset": "collection.read",
-    "read_csv": "collection.read",
-    "read_npy": "collection.read",
-    "read_parquet": "collection.read",
-    "read_text": "collection.read",
+    "GlobalRef": "_read.ref",
+    "HashMap": "_read.hashmap",
+    "InitResult": "_session.starting",
+    "Pointer": "_objects.pointer",
+    "Region": "_build.region",
+    "Transaction": "_write.transaction",
+    "accumulate": "_write.adds",
+    "add_at": "_write.adds",
+    "free": "_session.surface",
+    "block_map": "_session.stats",
+    "gather": "_read.gather",
+    "init": "_session.driver",
+    "maximum_at": "_write.adds",
+    "minimum_at": "_write.adds",
+    "prefetch": "_read.prefetch",
+    "region": "_build.region",
+    "put": "_session.surface",
+    "reads": "_read.reads",
+    "remote": "_tasks.remote",
+    "retry": "_write.retry",
+    "share": "_session.surface",
+    "shutdown": "_session.driver",
+    "stats": "_session.stats",
+    "transaction": "_write.transaction",
+    "update": "_write.transaction",
+    "views_by_value": "_read.views",
+    "zeros": "_session.surface",
+    "from_arrow": "collection.io.read",
+    "from_items": "collection.io.read",
+    "from_numpy": "collection.io.read",
+    "from_ray_dataset": "collection.io.read",
+    "read_csv": "collection.io.read",
+    "read_npy": "collection.io.read",
+    "read_parquet": "collection.io.read",
+    "read_text": "collection.io.read",
 }
 
 

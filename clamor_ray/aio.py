@@ -26,9 +26,9 @@ from typing import Any, Final, TypeVar
 import numpy.typing as npt
 
 from clamor_ray import errors
-from clamor_ray._gather import gather as _gather
-from clamor_ray._prefetch import prefetch as _prefetch
-from clamor_ray._ref import GlobalRef, Mode
+from clamor_ray._read.gather import gather as _gather
+from clamor_ray._read.prefetch import prefetch as _prefetch
+from clamor_ray._read.ref import GlobalRef, Mode
 
 __all__ = ["gather", "get", "prefetch"]
 

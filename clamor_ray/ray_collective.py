@@ -27,7 +27,7 @@ from ray.util.collective.types import (
     ReduceScatterOptions,
 )
 
-from clamor_ray._group import RingGroup, _numbers
+from clamor_ray._ring.group import RingGroup, _numbers
 
 __all__ = ["BACKEND", "ClamorCollectiveGroup"]
 

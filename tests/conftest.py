@@ -14,11 +14,11 @@ import pytest
 import uvloop
 
 import clamor_ray as clamor
-from clamor_ray._stats import EngineStats, RegionStats
-from tests.lab import LocalCluster, local_cluster, require_lab
-from tests.lab.availability import REQUIRE_VARIABLE
-from tests.lab.cluster import node_resource
-from tests.server_rig import descriptors
+from clamor_ray._session.stats import EngineStats, RegionStats
+from tests.support.lab import LocalCluster, local_cluster, require_lab
+from tests.support.lab.availability import REQUIRE_VARIABLE
+from tests.support.lab.cluster import node_resource
+from tests.support.server_rig import descriptors
 
 ANSWER_S = 200.0  # a busy machine starts a worker in a minute
 

@@ -25,12 +25,12 @@ from rich.table import Table
 
 import clamor_ray as clamor
 
-from . import adjacency
-from ._options import cluster_options
-from ._waiting import nodes_with_cpus, start_workers
-from .adjacency import Edges, WrongLists
+from .cli.options import cluster_options
+from .cli.waiting import nodes_with_cpus, start_workers
+from .data import adjacency
+from .data.adjacency import Edges, WrongLists
+from .data.places import InputError
 from .knn import Stages, attached
-from .places import InputError
 
 PARTITIONS_PER_CPU = 2
 DIRECTIONS = {"forward": ("source", "target"), "reverse": ("target", "source")}

@@ -29,13 +29,14 @@ from rich.table import Table
 
 import clamor_ray as clamor
 
-from . import _observe, clusters
-from ._options import cluster_options
-from ._waiting import nodes_with_cpus, start_workers
-from .clusters import Float64, Mixture, WrongCentroids
+from .cli import observe as _observe
+from .cli.options import cluster_options
+from .cli.report import human_bytes
+from .cli.waiting import nodes_with_cpus, start_workers
+from .data import clusters
+from .data.clusters import Float64, Mixture, WrongCentroids
+from .data.places import InputError
 from .knn import Stages, attached
-from .places import InputError
-from .report import human_bytes
 
 PARTITIONS_PER_CPU = 2
 

@@ -41,7 +41,10 @@ from rich.progress import (
 
 import clamor_ray as clamor
 
-from . import _observe, nearest, places, report
+from .cli import observe as _observe
+from .cli import report
+from .data import places
+from .models import nearest
 
 BATCHES_PER_CPU = 4
 HISTOGRAM_BUCKETS = 1 << 16

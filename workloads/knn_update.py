@@ -26,12 +26,14 @@ from rich.console import Console
 
 import clamor_ray as clamor
 
-from . import _killing, kdtree, nearest, places
-from ._options import cluster_options
-from ._waiting import nodes_with_cpus, start_workers
-from .kdtree import Float64, WrongDistances
+from .cli import killing as _killing
+from .cli.options import cluster_options
+from .cli.report import human_bytes
+from .cli.waiting import nodes_with_cpus, start_workers
+from .data import places
 from .knn import Stages, attached
-from .report import human_bytes
+from .models import kdtree, nearest
+from .models.kdtree import Float64, WrongDistances
 
 PARTITIONS_PER_CPU = 2
 # Results of fewer queries travel with Ray's answer to the driver: no node has them to lose.

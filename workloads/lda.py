@@ -26,9 +26,7 @@ from rich.console import Console
 
 import clamor_ray as clamor
 
-from . import topics
-from ._bag_of_words import Header, read_bag_of_words, read_vocabulary
-from ._learning import (
+from .cli.learning import (
     How,
     Iteration,
     Model,
@@ -39,14 +37,16 @@ from ._learning import (
     print_iterations,
     spread,
 )
-from ._learning_tasks import Look
-from ._options import cluster_options
-from ._rows import Documents, Float64
-from ._waiting import start_workers
+from .cli.learning_tasks import Look
+from .cli.options import cluster_options
+from .cli.report import human_bytes
+from .cli.waiting import start_workers
+from .data.bag_of_words import Header, read_bag_of_words, read_vocabulary
+from .data.places import InputError
+from .data.rows import Documents, Float64
 from .knn import Stages, attached
-from .places import InputError
-from .report import human_bytes
-from .topics import Corpus, Counts, Prior, WrongTopics
+from .models import topics
+from .models.topics import Corpus, Counts, Prior, WrongTopics
 
 TOP_WORDS = 8
 

@@ -17,9 +17,9 @@ from typing import Literal
 
 import click
 
-from . import linear
-from ._linear_job import Job, carry_out, linear_options, run
-from .linear import Sample
+from .cli.linear_job import Job, carry_out, linear_options, run
+from .models import linear
+from .models.linear import Sample
 
 __all__ = ["main", "make_job", "run"]
 

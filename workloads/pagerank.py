@@ -38,12 +38,14 @@ from rich.table import Table
 
 import clamor_ray as clamor
 
-from . import _observe, _tasks, graphs
-from ._options import cluster_options
-from ._waiting import finished, nodes_with_cpus, start_workers
-from .graphs import Float64, Graph, WrongRanks
+from .cli import observe as _observe
+from .cli import tasks as _tasks
+from .cli.options import cluster_options
+from .cli.report import human_bytes
+from .cli.waiting import finished, nodes_with_cpus, start_workers
+from .data import graphs
+from .data.graphs import Float64, Graph, WrongRanks
 from .knn import Stages, attached
-from .report import human_bytes
 
 TASKS_PER_CPU = 4
 TOP = 5

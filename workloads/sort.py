@@ -40,12 +40,14 @@ from rich.table import Table
 
 import clamor_ray as clamor
 
-from . import _observe, _tasks, records
-from ._options import cluster_options
-from ._waiting import finished, nodes_with_cpus, start_workers
+from .cli import observe as _observe
+from .cli import tasks as _tasks
+from .cli.options import cluster_options
+from .cli.report import human_bytes
+from .cli.waiting import finished, nodes_with_cpus, start_workers
+from .data import records
+from .data.records import RECORD_BYTES, Keys, Records, WrongOrder
 from .knn import Stages, attached
-from .records import RECORD_BYTES, Keys, Records, WrongOrder
-from .report import human_bytes
 
 WINDOW_BYTES = 16 << 20
 SAMPLES = 256  # a partition: its size is within a fifth of the mean, nearly always

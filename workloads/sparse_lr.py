@@ -11,7 +11,7 @@ partition touched are known), works out its gradient, and adds it to the weights
 (`clamor.add_at`): combined on its node with what the others there add, applied by the homes, one
 commit for each iteration. Nothing of it goes through the driver.
 
-What makes blocks of 4 KiB fit for this is the order of the weights: see `_logistic.py`.
+What makes blocks of 4 KiB fit for this is the order of the weights: see `models/logistic.py`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ from rich.table import Table
 
 import clamor_ray as clamor
 
-from . import _criteo, _logistic, _observe
-from ._criteo import Rows
-from ._logistic import Block, Float32, Layout, Synthetic, WrongWeights
-from ._options import cluster_options
-from ._waiting import TASK_TIMEOUT_S, nodes_with_cpus, start_workers
+from .cli import observe as _observe
+from .cli.options import cluster_options
+from .cli.report import human_bytes
+from .cli.waiting import TASK_TIMEOUT_S, nodes_with_cpus, start_workers
+from .data import criteo as _criteo
+from .data.criteo import Rows
+from .data.places import InputError
 from .knn import Stages, attached
-from .places import InputError
-from .report import human_bytes
+from .models import logistic as _logistic
+from .models.logistic import Block, Float32, Layout, Synthetic, WrongWeights
 
 PARTITIONS_PER_CPU = 2
 DEMO_ROWS = 120_000

@@ -24,10 +24,10 @@ from rich.table import Table
 
 import clamor_ray as clamor
 
-from . import _observe
+from .cli import observe as _observe
+from .cli.report import human_bytes
+from .data.stream import Batch, Int64, Model, WrongValue, checksum, first_value, key_of, zipf
 from .knn import Stages, attached, node_names
-from .report import human_bytes
-from .stream import Batch, Int64, Model, WrongValue, checksum, first_value, key_of, zipf
 
 TASK_TIMEOUT_S = 1800.0
 

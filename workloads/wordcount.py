@@ -25,12 +25,12 @@ from rich.console import Console
 
 import clamor_ray as clamor
 
-from . import words
-from ._options import cluster_options
-from ._waiting import nodes_with_cpus, start_workers
+from .cli.options import cluster_options
+from .cli.waiting import nodes_with_cpus, start_workers
+from .data import words
+from .data.places import InputError
+from .data.words import WrongCounts
 from .knn import Stages, attached
-from .places import InputError
-from .words import WrongCounts
 
 PARTITIONS_PER_CPU = 2
 TOP = 10

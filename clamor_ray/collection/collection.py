@@ -12,24 +12,28 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NoReturn
 
-from clamor_ray import _session, errors
-from clamor_ray._hashmap import HashMap
-from clamor_ray.collection import (
-    aggregates,
-    blocks,
-    combine,
-    folds,
-    show,
-    shown,
-    sinks,
-    split,
-    staleness,
-)
-from clamor_ray.collection.evaluate import Evaluation, cluster_of
-from clamor_ray.collection.functions import capture, name_of
+from clamor_ray import errors
+from clamor_ray._read.hashmap import HashMap
+from clamor_ray._session import session as _session
+from clamor_ray.collection.data import aggregates, blocks, combine, folds
+from clamor_ray.collection.explain import show, shown
+from clamor_ray.collection.io import sinks
 from clamor_ray.collection.options import Options
-from clamor_ray.collection.pins import Pins
-from clamor_ray.collection.plan import Narrow, NarrowKind, Node, Wide, WideKind, Zip, node, upstream
+from clamor_ray.collection.plan import staleness
+from clamor_ray.collection.plan.functions import capture, name_of
+from clamor_ray.collection.plan.pins import Pins
+from clamor_ray.collection.plan.plan import (
+    Narrow,
+    NarrowKind,
+    Node,
+    Wide,
+    WideKind,
+    Zip,
+    node,
+    upstream,
+)
+from clamor_ray.collection.run import split
+from clamor_ray.collection.run.evaluate import Evaluation, cluster_of
 
 logger = logging.getLogger("clamor_ray")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from clamor_ray.collection.schedule import Policy, Scheduling
+from clamor_ray.collection.run.schedule import Policy, Scheduling
 
 TRUE = ("1", "true", "yes", "on")
 FALSE = ("0", "false", "no", "off", "")

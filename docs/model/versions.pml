@@ -1,7 +1,7 @@
 /* versions.pml - versions of one region: commit, apply, advance, fork, evict, fetch, kill.
  *
  *   make model             the three runs below, each exhaustive (docs/model/run.sh)
- *   tests/test_model.py    those, and that spin finds each of the rules broken on purpose
+ *   tests/project/test_model.py    those, and that spin finds each of the rules broken on purpose
  *
  * One region of NB blocks, its home, one other node that caches it, the registry with its journal,
  * and NC transactions: the first writes on the home's node, the others on the caching node. Readers
@@ -29,12 +29,12 @@
  * rest is states without end.)
  *
  * Which source plays which part:
- *   Writer       clamor_ray/_transaction.py, pagecache_c/stage.c; the registry's commit call:
- *                actors/commits.py, commit_log.py (conflicts, outcomes) and journal.py
- *   Home         pagecache_c/home.c (where a block of a version is), apply.c (the worker), layer.c,
- *                history.c, serve.c; actors/version_questions.py where it asks the registry
- *   Node         pagecache_c/generation.c (advance, fork), fetch.c, fill.c; eviction is to come
- *   NodeReader   a process with a lease and what its OPEN does: pagecache_c/mapping.c, control_open.c,
+ *   Writer       clamor_ray/_write/transaction.py, pagecache_c/client/stage.c; the registry's commit call:
+ *                actors/commits/commits.py, commit_log.py (conflicts, outcomes) and journal.py
+ *   Home         pagecache_c/engine/store/home.c (where a block of a version is), apply.c (the worker), layer.c,
+ *                history.c, serve.c; actors/page_server/version_questions.py where it asks the registry
+ *   Node         pagecache_c/engine/store/generation.c (advance, fork), fetch.c, fill.c; eviction is to come
+ *   NodeReader   a process with a lease and what its OPEN does: pagecache_c/client/mapping/mapping.c, control_open.c,
  *   HomeReader   and attach.c, which attaches it to a restarted server
  *   Monitor      DESIGN 7, rules 1 and 2
  *

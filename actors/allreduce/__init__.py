@@ -1,0 +1,1 @@
+"""Partial results of a node's tasks become one value."""

@@ -1,0 +1,1 @@
+"""Commits: checks, decision, journal, and the homes told. In: a request; out: a version."""

@@ -1,0 +1,799 @@
+"""What the registry decides about commits: conflicts, versions, outcomes. Pure: no Ray, clock, I/O.
+
+A commit is decided in two steps, so that the journal can come between them:
+
+    prepare  -> the entries that it would add, or the reason against it; changes nothing
+    apply    -> adds them: from now on they are the newest versions
+
+First committer wins, block by block: a write that read version ``b`` of a variable is refused when
+any version after ``b`` changed one of its blocks. An inline variable (whose payload travels in its
+references) is one block; so is a variable's plan. All writes of a request pass, or none does.
+
+What is kept is bounded:
+
+* per region the blocks of the newest commits, at most ``max_commits``, and of all regions together
+  ``budget_bytes``. Below them ``changes`` answers "anything may have changed", and a transaction
+  that began there is refused. The newest commit always stays, and so does every one that some home
+  has not acknowledged;
+* per inline variable its newest ``max_payloads`` contents;
+* more than that where ``retain`` says that a live collection could need it: commits and contents
+  from its floor on go last, after everything else of the same budget. But at most ``max_retained``
+  of one variable stay so, and ``budget_bytes`` is the bound for all of them too;
+* status words (`status_words.py`) until they are dropped: with the tasks whose words they are. Of
+  these the newest ``max_dropped`` are remembered, and what still runs of them commits nothing;
+* outcomes and tombstones by number, but none that is younger than ``outcome_s`` or whose homes
+  have not acknowledged.
+
+An outcome that was asked for before the commit came is "aborted", for ever: who asked has dropped
+the blocks.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pyroaring import BitMap
+
+from clamor_ray._protocol.messages import (
+    BLOCK_BYTES,
+    INLINE_BASE,
+    CommitRequest,
+    Committed,
+    Latest,
+    Publication,
+    Write,
+)
+from clamor_ray._protocol.status_words import word_of
+from clamor_ray.actors.commits.commit_checks import changed_blocks, check_request
+from clamor_ray.errors import (
+    CommitAbortedError,
+    CommitConflict,
+    FreedError,
+    NoVersionError,
+    ProtocolError,
+    SnapshotExpired,
+)
+
+ENTRY_BYTES = 256  # what an entry costs beside its bitmap, plan and payload
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is kept; see the file's head.
+
+    Args:
+        max_commits: Of one region.
+        max_payloads: Of one inline variable.
+        max_retained: Commits, or contents, of one variable that has a floor; see ``retain``.
+        budget_bytes: Of all commits together.
+        max_outcomes: Commit ids whose outcome is remembered.
+        outcome_s: No outcome younger than this is forgotten.
+        max_freed_inline: Inline variables known to be freed.
+        max_dropped: Tasks known to be dropped, with their status words.
+    """
+
+    max_commits: int = 4096
+    max_payloads: int = 64
+    max_retained: int = 65536
+    budget_bytes: int = 64 << 20
+    max_outcomes: int = 65536
+    outcome_s: float = 120.0
+    max_freed_inline: int = 65536
+    max_dropped: int = 65536
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One commit's part in one variable.
+
+    Args:
+        region: The variable's id.
+        version: The one that it made.
+        commit_id: The commit.
+        blocks: Serialized BitMap of the blocks that it changed.
+        plan: Valid from this version on, or None.
+        payload: An inline variable's content, or None.
+        changed: ``blocks``, where they have been read; None: nobody has.
+    """
+
+    region: int
+    version: int
+    commit_id: int
+    blocks: bytes = b""
+    plan: bytes | None = None
+    payload: bytes | None = None
+    changed: BitMap | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def n_bytes(self) -> int:
+        """About what it costs to keep."""
+        return ENTRY_BYTES + 2 * len(self.blocks) + len(self.plan or b"") + len(self.payload or b"")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a commit: its versions, or none if it was aborted; and when that was."""
+
+    versions: dict[int, int]
+    at_s: float
+
+
+@dataclass(frozen=True)
+class Trimmed:
+    """What was forgotten and may go from the journal too.
+
+    Args:
+        commits: (region, version).
+        plans: (region, version).
+        outcomes: Commit ids.
+        retained: (region, the oldest version that is left) where something went that a live
+            collection could need.
+    """
+
+    commits: tuple[tuple[int, int], ...] = ()
+    plans: tuple[tuple[int, int], ...] = ()
+    outcomes: tuple[int, ...] = ()
+    retained: tuple[tuple[int, int], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.commits or self.plans or self.outcomes)
+
+
+@dataclass
+class _Forgotten:
+    commits: list[tuple[int, int]] = field(default_factory=list)
+    plans: list[tuple[int, int]] = field(default_factory=list)
+    retained: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Variable:
+    region: int
+    homes: tuple[int, ...]
+    n_blocks: int | None = None  # of its region, where that is known
+    closed: bool = False
+    home_lost: bool = False  # one of them, and there is no other yet
+    newest: int = 0
+    entries: list[Entry] = field(default_factory=list)  # contiguous, the newest last
+    blocks: list[BitMap] = field(default_factory=list)  # of each entry
+    n_bytes: int = 0
+    plan_versions: list[int] = field(default_factory=list)
+    plans: dict[int, bytes] = field(default_factory=dict)
+    plans_lost: bool = False  # older ones than these were forgotten
+    acknowledged: dict[int, int] = field(default_factory=dict)  # by home
+
+    @property
+    def horizon(self) -> int:
+        """The oldest version from which on every change is known."""
+        return self.newest - len(self.entries)
+
+    @property
+    def settled(self) -> int:
+        """The newest version that every home knows."""
+        return min((self.acknowledged[home] for home in self.homes), default=self.newest)
+
+    def after(self, version: int) -> int:
+        """Index of the first entry above a version at or above the horizon."""
+        return version - self.horizon
+
+
+class CommitLog:
+    """The commits of all variables. Not thread-safe: one caller at a time.
+
+    Args:
+        limits: How much is kept.
+
+    Example:
+        >>> log = CommitLog()
+        >>> log.open(1, (7,))
+        >>> blocks = BitMap([3, 4]).serialize()
+        >>> request = CommitRequest(99, (Write(1, 0, 2, blocks, 12288, 7),))
+        >>> log.apply(99, log.prepare(request), now_s=0.0).versions
+        {1: 1}
+    """
+
+    def __init__(self, limits: Limits = Limits()) -> None:
+        self._limits = limits
+        self._variables: dict[int, _Variable] = {}
+        self._freed_inline: dict[int, None] = {}
+        self._words: dict[bytes, set[int]] = {}  # token -> ids of its status words
+        self._dropped: dict[bytes, None] = {}  # tokens, the oldest first
+        self._outcomes: dict[int, Outcome] = {}  # oldest first
+        self._behind: dict[int, set[int]] = {}  # home -> regions with versions it does not know
+        self._lost: set[int] = set()
+        self._bytes = 0
+        self._untrimmed: set[int] = set()
+        self._floors: dict[int, int] = {}
+        self._retained_expired = 0
+
+    # -- variables
+
+    def open(self, region: int, homes: Iterable[int], length_bytes: int | None = None) -> None:
+        """The region, of this length, may be written from now on. Again: changes nothing."""
+        if region not in self._variables:
+            named = dict.fromkeys(homes)
+            distinct = tuple(home for home in named if home not in self._lost)
+            self._variables[region] = _Variable(
+                region,
+                distinct,
+                None if length_bytes is None else -(-length_bytes // BLOCK_BYTES),
+                home_lost=len(distinct) < len(named),
+                acknowledged=dict.fromkeys(distinct, 0),
+            )
+
+    def close(self, region: int) -> None:
+        """It is freed: no commit, no new reader. What page servers ask is answered still."""
+        if region >= INLINE_BASE:
+            self.forget(region)
+            self._freed_inline[region] = None
+            while len(self._freed_inline) > self._limits.max_freed_inline:
+                del self._freed_inline[next(iter(self._freed_inline))]
+        elif (variable := self._variables.get(region)) is not None:
+            variable.closed = True
+
+    def freed_too_many(self, n: int = 1) -> tuple[int, ...]:
+        """Freed inline variables of which that is forgotten with the next n that are freed."""
+        excess = len(self._freed_inline) + n - self._limits.max_freed_inline
+        return tuple(itertools.islice(self._freed_inline, max(0, excess)))
+
+    def reopen(self, region: int) -> None:
+        """Undoes ``close`` of a region, where that could not be made durable."""
+        if (variable := self._variables.get(region)) is not None:
+            variable.closed = False
+
+    def forget(self, region: int) -> None:
+        """It is gone, with all that was known of it. Outcomes stay."""
+        self._floors.pop(region, None)
+        variable = self._variables.pop(region, None)
+        if variable is not None:
+            self._note_word(variable.entries[-1] if variable.entries else None, gone=True)
+            self._bytes -= variable.n_bytes
+            self._untrimmed.discard(region)
+            for home in variable.homes:
+                self._behind.get(home, set()).discard(region)
+
+    # -- status words
+
+    def words_of(self, tokens: Iterable[bytes]) -> tuple[int, ...]:
+        """Ids of the status words of these tasks."""
+        return tuple(region for token in tokens for region in sorted(self._words.get(token, ())))
+
+    def drop(self, tokens: Iterable[bytes]) -> None:
+        """No attempt of these tasks commits any more, whether one has before or not."""
+        tokens = tuple(tokens)
+        for region in self.words_of(tokens):
+            self.forget(region)
+        self._dropped.update(dict.fromkeys(tokens))
+        while len(self._dropped) > self._limits.max_dropped:
+            del self._dropped[next(iter(self._dropped))]
+
+    def dropped_too_many(self, tokens: Iterable[bytes]) -> tuple[bytes, ...]:
+        """Dropped tasks of which that is forgotten when these are dropped; of them, too."""
+        both = {**self._dropped, **dict.fromkeys(tokens)}
+        return tuple(itertools.islice(both, max(0, len(both) - self._limits.max_dropped)))
+
+    def _check_dropped(self, write: Write) -> None:
+        word = word_of(write.region, write.payload)
+        if word is not None and word.token in self._dropped:
+            raise FreedError(
+                f"The task {word.token.hex()} was cancelled while this attempt of it ran: it can "
+                "commit nothing any more.",
+                hint="What asked for its result has failed or ended. Nothing of this transaction "
+                "was made.",
+            )
+
+    def _note_word(self, entry: Entry | None, *, gone: bool = False) -> None:
+        word = word_of(entry.region, entry.payload) if entry is not None else None
+        if word is None:
+            return
+        words = self._words.setdefault(word.token, set())
+        (words.discard if gone else words.add)(word.region)
+        if not words:
+            del self._words[word.token]
+
+    def server_lost(self, server_id: int) -> None:
+        """Nobody waits for its acknowledgements any more."""
+        self._lost.add(server_id)
+        self._behind.pop(server_id, None)
+        for variable in self._variables.values():
+            if server_id in variable.homes:
+                variable.homes = tuple(home for home in variable.homes if home != server_id)
+                variable.home_lost = True
+                variable.acknowledged.pop(server_id, None)
+                self._untrimmed.add(variable.region)
+
+    def rehome(self, region: int, server_id: int) -> None:
+        """The region has this home from now on, which has all versions that there are."""
+        if (variable := self._variables.get(region)) is not None:
+            for home in variable.homes:
+                self._behind.get(home, set()).discard(region)
+            variable.homes = (server_id,)
+            variable.home_lost = False
+            variable.acknowledged = {server_id: variable.newest}
+            self._untrimmed.add(region)
+
+    # -- commits
+
+    def prepare(self, request: CommitRequest) -> tuple[Entry, ...]:
+        """What the commit would add; changes nothing.
+
+        Raises:
+            CommitConflict: Somebody else changed the same first, or the base is too old to tell.
+            CommitAbortedError: Its outcome was asked for before.
+            FreedError: A variable was freed, or never existed; or the task was dropped whose
+                status word is among the writes.
+            NoVersionError: A base version that does not exist.
+            ProtocolError: A request that makes no sense, or that was carried out before.
+        """
+        check_request(request)
+        changed = [changed_blocks(write) for write in request.writes]
+        if (outcome := self._outcomes.get(request.commit_id)) is not None:
+            if outcome.versions:
+                raise ProtocolError(f"Commit {request.commit_id:#x} was made before.")
+            raise CommitAbortedError(
+                f"Commit {request.commit_id:#x} came after its page server had given it up."
+            )
+        return tuple(
+            self._prepare(request.commit_id, write, blocks)
+            for write, blocks in zip(request.writes, changed, strict=True)
+        )
+
+    def _prepare(self, commit_id: int, write: Write, changed: BitMap) -> Entry:
+        self._check_dropped(write)
+        variable = self._writable(write.region)
+        inline = write.region >= INLINE_BASE
+        if changed and variable is not None and variable.n_blocks is not None:
+            last = changed.max()
+            if last >= variable.n_blocks:
+                raise ProtocolError(
+                    f"A commit changes block {last} of region {write.region}, which has "
+                    f"{variable.n_blocks}."
+                )
+        newest = variable.newest if variable else 0
+        if not 0 <= write.base_version <= newest:
+            raise NoVersionError(
+                f"The transaction read version {write.base_version} of variable {write.region}, "
+                f"whose newest is {newest}."
+            )
+        if variable is not None and write.base_version < newest:
+            if inline:
+                raise CommitConflict(
+                    f"Variable {write.region} was changed to version {newest} after this "
+                    f"transaction had read version {write.base_version}.",
+                    write.region,
+                    write.base_version,
+                    newest,
+                )
+            self._check(variable, write, changed)
+        return Entry(
+            write.region,
+            newest + 1,
+            commit_id,
+            write.blocks,
+            write.plan,
+            write.payload,
+            changed,
+        )
+
+    def _writable(self, region: int) -> _Variable | None:
+        """None for an inline variable of which nobody has told us yet."""
+        variable = self._variables.get(region)
+        if variable is None and region >= INLINE_BASE and region not in self._freed_inline:
+            return None
+        if variable is None or variable.closed:
+            raise FreedError(f"Variable {region} was freed, or never existed.")
+        return variable
+
+    def _check(self, variable: _Variable, write: Write, mine: BitMap) -> None:
+        base = write.base_version
+        if base < variable.horizon:
+            raise CommitConflict(
+                f"The transaction read version {base} of region {variable.region}; what changed "
+                f"before version {variable.horizon} is known no longer.",
+                variable.region,
+                base,
+                variable.newest,
+                hint="It ran beside too many commits. Run it again on the newest version.",
+            )
+        for index in range(variable.after(base), len(variable.entries)):
+            if mine.intersect(variable.blocks[index]):
+                both = mine & variable.blocks[index]
+                first = both.min()
+                n_blocks = 1
+                while first + n_blocks in both:
+                    n_blocks += 1
+                version = variable.entries[index].version
+                what = f"Blocks {first} to {first + n_blocks - 1} of region {variable.region} were"
+                if n_blocks == 1:
+                    what = f"Block {first} of region {variable.region} was"
+                raise CommitConflict(
+                    f"{what} changed by version {version} after this transaction had read version "
+                    f"{base}.",
+                    variable.region,
+                    base,
+                    version,
+                    first,
+                    n_blocks,
+                )
+        newest_plan = variable.plan_versions[-1] if variable.plan_versions else 0
+        if write.plan is not None and newest_plan > base:
+            raise CommitConflict(
+                f"The layout of region {variable.region} was changed by version {newest_plan} "
+                f"after this transaction had read version {base}.",
+                variable.region,
+                base,
+                newest_plan,
+            )
+
+    def apply(self, commit_id: int, entries: Iterable[Entry], now_s: float) -> Committed:
+        """Adds what ``prepare`` returned, nothing having changed since. Cannot fail: all that is in
+        the entries was read by ``prepare``."""
+        entries = tuple(entries)
+        for entry in entries:
+            self._append(entry)
+        committed = Committed({entry.region: entry.version for entry in entries})
+        self._outcomes[commit_id] = Outcome(committed.versions, now_s)
+        return committed
+
+    def _append(self, entry: Entry) -> None:
+        variable = self._variables.get(entry.region)
+        if variable is None:
+            variable = self._variables[entry.region] = _Variable(
+                entry.region, (), newest=entry.version - 1
+            )
+        changed = entry.changed
+        if changed is None:  # from the journal, where only what could be read was written
+            changed = BitMap.deserialize(entry.blocks) if entry.blocks else BitMap()
+        variable.entries.append(entry)
+        variable.blocks.append(changed)
+        variable.newest = entry.version
+        variable.n_bytes += entry.n_bytes
+        self._bytes += entry.n_bytes
+        self._note_word(entry)
+        if entry.plan is not None:
+            variable.plan_versions.append(entry.version)
+            variable.plans[entry.version] = entry.plan
+        for home in variable.homes:
+            if variable.acknowledged[home] < entry.version:
+                self._behind.setdefault(home, set()).add(entry.region)
+        self._untrimmed.add(entry.region)
+
+    def answered(self, commit_id: int) -> Committed | None:
+        """The answer that this commit got before; None: none, or it was aborted."""
+        outcome = self._outcomes.get(commit_id)
+        return Committed(outcome.versions) if outcome is not None and outcome.versions else None
+
+    # -- outcomes
+
+    def outcome(self, commit_id: int) -> dict[int, int] | None:
+        """The versions of a commit, {} if it was aborted; None: unknown, so ``abort`` it."""
+        outcome = self._outcomes.get(commit_id)
+        return None if outcome is None else outcome.versions
+
+    def abort(self, commit_id: int, now_s: float) -> None:
+        """It can never be made from now on."""
+        self._outcomes.setdefault(commit_id, Outcome({}, now_s))
+
+    # -- questions
+
+    def newest(self, region: int) -> int:
+        """The newest version; 0 for a variable that nobody has written, or that is not known."""
+        variable = self._variables.get(region)
+        return variable.newest if variable else 0
+
+    def latest(self, region: int) -> Latest:
+        """The newest version, its plan and its payload.
+
+        Raises:
+            FreedError: It was freed, or never existed.
+        """
+        variable = self._writable(region)
+        return Latest(region, 0) if variable is None else self._at(variable, variable.newest)
+
+    def at(self, region: int, version: int) -> Latest:
+        """One version, its plan and its payload.
+
+        Raises:
+            FreedError: It was freed, or never existed.
+            NoVersionError: There is no such version yet.
+            SnapshotExpired: Its plan, or payload, is kept no longer.
+        """
+        variable = self._writable(region)
+        newest = variable.newest if variable else 0
+        if not 0 <= version <= newest:
+            raise NoVersionError(
+                f"There is no version {version} of variable {region}; the newest is {newest}."
+            )
+        return Latest(region, version) if variable is None else self._at(variable, version)
+
+    def _at(self, variable: _Variable, version: int) -> Latest:
+        index = bisect.bisect_right(variable.plan_versions, version) - 1
+        plan = variable.plans[variable.plan_versions[index]] if index >= 0 else None
+        payload = None
+        expired = index < 0 and variable.plans_lost
+        if variable.region >= INLINE_BASE and version > 0:
+            expired |= version <= variable.horizon
+            if not expired:
+                payload = variable.entries[variable.after(version) - 1].payload
+        if expired:
+            raise SnapshotExpired(
+                f"Version {version} of variable {variable.region} is kept no longer; the newest "
+                f"is {variable.newest}.",
+                hint="Read a newer version (ref.refresh()).",
+            )
+        return Latest(variable.region, version, plan, payload)
+
+    def changes(self, region: int, from_version: int, to_version: int) -> BitMap | None:
+        """The blocks in which two versions of a region may differ, in either order.
+
+        Returns:
+            None where the log does not reach back: anything may have changed.
+
+        Raises:
+            FreedError: It is gone, or never was.
+            NoVersionError: One of the versions does not exist.
+        """
+        variable = self._known(region)
+        low, high = sorted((from_version, to_version))
+        if low < 0 or high > variable.newest:
+            raise NoVersionError(
+                f"There is no version {high} of region {region}; the newest is {variable.newest}."
+            )
+        if low == high:
+            return BitMap()
+        if low < variable.horizon:
+            return None
+        return BitMap.union(*variable.blocks[variable.after(low) : variable.after(high)])
+
+    def published(self, region: int, since: int) -> list[tuple[int, int]]:
+        """(version, commit id) of each commit after a version, in order.
+
+        Raises:
+            FreedError: It is gone, or never was.
+            SnapshotExpired: The log does not reach back so far.
+        """
+        variable = self._known(region)
+        if since < variable.horizon:
+            raise SnapshotExpired(
+                f"The commits of region {region} before version {variable.horizon} are forgotten."
+            )
+        entries = variable.entries[variable.after(since) :]
+        return [(entry.version, entry.commit_id) for entry in entries]
+
+    def settled(self, region: int) -> int:
+        """The newest version that every home of a region has acknowledged.
+
+        Returns:
+            0 while one of its homes is lost: what that had acknowledged is gone with it.
+
+        Raises:
+            FreedError: It is gone, or never was.
+        """
+        variable = self._known(region)
+        return 0 if variable.home_lost else variable.settled
+
+    def horizon(self, region: int) -> int:
+        """The oldest version after which every commit is remembered.
+
+        Raises:
+            FreedError: It is gone, or never was.
+        """
+        return self._known(region).horizon
+
+    def _known(self, region: int) -> _Variable:
+        variable = self._variables.get(region)
+        if variable is None:
+            raise FreedError(f"Region {region} is gone, or never existed.")
+        return variable
+
+    # -- homes
+
+    def homes_behind(self) -> tuple[int, ...]:
+        """Homes that have not acknowledged all versions."""
+        return tuple(home for home, regions in self._behind.items() if regions)
+
+    def unacknowledged(self, home: int, at_most: int = 1000) -> list[Publication]:
+        """What a home has not acknowledged, each region's versions in order."""
+        found: list[Publication] = []
+        for region in self._behind.get(home, ()):
+            variable = self._variables[region]
+            start = variable.after(variable.acknowledged[home])
+            for entry in variable.entries[start : start + at_most - len(found)]:
+                found.append(Publication(region, entry.version, entry.commit_id))
+            if len(found) >= at_most:
+                break
+        return found
+
+    def acknowledge(self, home: int, region: int, version: int) -> bool:
+        """The home knows all versions up to this one. Whether that is news."""
+        variable = self._variables.get(region)
+        if variable is None or variable.acknowledged.get(home, version) >= version:
+            return False
+        variable.acknowledged[home] = min(version, variable.newest)
+        if variable.acknowledged[home] == variable.newest:
+            self._behind.get(home, set()).discard(region)
+        self._untrimmed.add(region)
+        return True
+
+    # -- bounds
+
+    def retain(self, floors: Mapping[int, int | None]) -> None:
+        """Says what live collections could need: it goes last, see the file's head.
+
+        A floor needs the changes after it, the plan and, of an inline variable, the content at it.
+        A variable that is not known yet may have one. It goes with the variable. After a restart
+        they are to be said again, before ``trim`` is called.
+
+        Args:
+            floors: By variable, the oldest version that must stay; None: none must.
+
+        Raises:
+            ValueError: A version below 0. Nothing has changed.
+        """
+        if any(floor is not None and floor < 0 for floor in floors.values()):
+            raise ValueError("versions count from 0")
+        for region, floor in floors.items():
+            if floor is not None:
+                self._floors[region] = floor
+            else:
+                self._floors.pop(region, None)
+            if region in self._variables:
+                self._untrimmed.add(region)  # what only the old floor held is beyond the limits now
+
+    @property
+    def retained_expired(self) -> int:
+        """Commits that were forgotten though a live collection could need them."""
+        return self._retained_expired
+
+    def _needed_from(self, variable: _Variable) -> int:
+        """The newest horizon at which all that the variable's floor needs is there."""
+        floor = self._floors.get(variable.region)
+        if floor is None:
+            return variable.newest
+        if variable.region >= INLINE_BASE:
+            return max(0, floor - 1)  # the content is in the entry that made the version
+        return floor
+
+    def trim(self, now_s: float) -> Trimmed:
+        """Forgets what is beyond the limits, and says what."""
+        forgotten = _Forgotten()
+        for region in self._untrimmed:
+            variable = self._variables[region]
+            inline = region >= INLINE_BASE
+            most = self._limits.max_payloads if inline else self._limits.max_commits
+            excess = len(variable.entries) - most
+            self._drop(variable, min(excess, self._n_unneeded(variable)), forgotten)
+            self._drop(
+                variable, len(variable.entries) - max(most, self._limits.max_retained), forgotten
+            )
+        self._untrimmed.clear()
+        if self._bytes > self._limits.budget_bytes:
+            self._shrink(forgotten, retained_too=False)
+            if self._bytes > self._limits.budget_bytes:
+                self._shrink(forgotten, retained_too=True)
+        return Trimmed(
+            tuple(forgotten.commits),
+            tuple(forgotten.plans),
+            self._trim_outcomes(now_s),
+            tuple(forgotten.retained.items()),
+        )
+
+    def _n_unneeded(self, variable: _Variable) -> int:
+        return max(0, self._needed_from(variable) - variable.horizon)
+
+    def _shrink(self, forgotten: _Forgotten, *, retained_too: bool) -> None:
+        # A tenth below the budget, so that this is not for every commit.
+        largest = [(-variable.n_bytes, region) for region, variable in self._variables.items()]
+        heapq.heapify(largest)
+        while largest and self._bytes > self._limits.budget_bytes * 9 // 10:
+            _, region = heapq.heappop(largest)
+            variable = self._variables[region]
+            n = max(1, len(variable.entries) // 8)
+            if not retained_too:
+                n = min(n, self._n_unneeded(variable))
+            if self._drop(variable, n, forgotten):
+                heapq.heappush(largest, (-variable.n_bytes, region))
+
+    def _drop(self, variable: _Variable, n: int, forgotten: _Forgotten) -> int:
+        n = min(n, len(variable.entries) - 1, variable.settled - variable.horizon)
+        if n <= 0:
+            return 0
+        region = variable.region
+        n_retained = n - self._n_unneeded(variable)
+        for entry in variable.entries[:n]:
+            variable.n_bytes -= entry.n_bytes
+            self._bytes -= entry.n_bytes
+            forgotten.commits.append((region, entry.version))
+        del variable.entries[:n], variable.blocks[:n]
+        versions = variable.plan_versions
+        while len(versions) > 1 and versions[1] <= variable.horizon:
+            forgotten.plans.append((region, versions[0]))
+            del variable.plans[versions.pop(0)]
+            variable.plans_lost = True
+        if n_retained > 0:
+            self._retained_expired += n_retained
+            inline = region >= INLINE_BASE
+            forgotten.retained[region] = variable.horizon + 1 if inline else variable.horizon
+        return n
+
+    def _trim_outcomes(self, now_s: float) -> tuple[int, ...]:
+        dropped: list[int] = []
+        excess = len(self._outcomes) - self._limits.max_outcomes
+        for commit_id, outcome in self._outcomes.items():
+            if len(dropped) >= excess or now_s - outcome.at_s < self._limits.outcome_s:
+                break
+            if all(self._is_settled(*write) for write in outcome.versions.items()):
+                dropped.append(commit_id)
+        for commit_id in dropped:
+            del self._outcomes[commit_id]
+        return tuple(dropped)
+
+    def _is_settled(self, region: int, version: int) -> bool:
+        variable = self._variables.get(region)
+        return variable is None or version <= variable.settled
+
+    # -- after a restart
+
+    def restore(
+        self,
+        entries: Iterable[Entry],
+        plans: Iterable[tuple[int, int, bytes]],
+        acknowledged: Iterable[tuple[int, int, int]],
+        outcomes: Iterable[tuple[int, Outcome]],
+        freed_inline: Iterable[int],
+        dropped: Iterable[bytes] = (),
+    ) -> None:
+        """Takes back what the journal held, once every region was opened.
+
+        Args:
+            entries: Without their plans; each variable's in order of version.
+            plans: (region, version, plan), in order of version; those of forgotten commits too.
+            acknowledged: (region, server id, version).
+            outcomes: By commit id, the oldest first.
+            freed_inline: Ids, in the order in which they were freed.
+            dropped: Tokens, in the order in which they were dropped.
+        """
+        for region, server_id, version in acknowledged:
+            variable = self._variables.get(region)
+            if variable is not None and server_id in variable.homes:
+                variable.acknowledged[server_id] = version
+        for entry in entries:
+            variable = self._variables.get(entry.region)
+            if variable is not None and not variable.entries:
+                variable.newest = entry.version - 1
+            if variable is not None or entry.region >= INLINE_BASE:
+                self._append(entry)
+        for region, version, plan in plans:
+            if (variable := self._variables.get(region)) is not None:
+                # Plans go when a newer one is valid at the horizon: then there may have been some.
+                variable.plans_lost |= not variable.plan_versions and version <= variable.horizon
+                variable.plan_versions.append(version)
+                variable.plans[version] = plan
+        self._outcomes.update(outcomes)
+        self._freed_inline.update(dict.fromkeys(freed_inline))
+        self._dropped.update(dict.fromkeys(dropped))
+
+    def check(self) -> None:
+        """Raises AssertionError when an invariant of this file does not hold."""
+        assert self._bytes == sum(v.n_bytes for v in self._variables.values())
+        for region, variable in self._variables.items():
+            assert variable.region == region
+            assert len(variable.entries) == len(variable.blocks)
+            versions = [entry.version for entry in variable.entries]
+            assert versions == list(range(variable.horizon + 1, variable.newest + 1))
+            assert bool(versions) == (variable.newest > 0)
+            assert variable.plan_versions == sorted(variable.plans)
+            assert variable.settled >= variable.horizon
+            for home in variable.homes:
+                behind = region in self._behind.get(home, ())
+                assert behind == (variable.acknowledged[home] < variable.newest)
+        for regions in (*self._behind.values(), *self._words.values()):
+            assert regions <= self._variables.keys()
+        assert all(floor >= 0 for floor in self._floors.values())
+        assert self._untrimmed <= self._variables.keys()
+        assert not self._words.keys() & self._dropped.keys()
+        assert len(self._dropped) <= self._limits.max_dropped

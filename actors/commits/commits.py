@@ -1,0 +1,486 @@
+"""Carries out commits: layers to their homes, decision, journal, and the homes told. No Ray.
+
+One commit:
+
+    answered before?  -> the same answer
+    layers            -> every home that is not the writer's node fetches its layer, side by side;
+                         then whose word is older than a second by now is asked once more
+    decision          -> conflict check, journal, memory: without an await between them, so that
+                         nothing can change in between. From here on the versions are public
+    homes             -> are told in the background, in batches, until they acknowledge
+
+A commit whose homes are all on the writer's node, and whose layers have just been staged, never
+waits: it is decided within its one call.
+
+What is unsaid about a failure: nothing. A commit that raised is not in the journal, its layers are
+where they were, and the same request may be sent again (after a conflict in vain).
+
+Thread safety: everything belongs to one asyncio loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Protocol
+
+from clamor_ray import errors
+from clamor_ray._protocol.cause import cause_of
+from clamor_ray._protocol.messages import CommitRequest, Committed, Publication, Write
+from clamor_ray.actors.commits.commit_checks import check_request
+from clamor_ray.actors.commits.commit_log import CommitLog
+from clamor_ray.actors.commits.journal import Journal
+from clamor_ray.actors.recovery.lost_blocks import Losses
+
+logger = logging.getLogger("clamor_ray.registry")
+
+TICK_S = 0.1
+TELL_MOST_S = 5.0
+PULL_SHARE = 0.8  # of the caller's time; the rest is for the answer
+LOOK_S = 3.0  # a home that is silent for so long is looked after
+FRESH_S = 1.0  # a home that has said so long before the last one that it has a layer is asked again
+PULLS_AT_ONCE = 8  # from one commit's or several commits' point of view, at one home
+
+
+class Homes(Protocol):
+    """The page servers, by id. Exceptions but those named mean: not now, try again."""
+
+    def of(self, region: int) -> tuple[int, ...]:
+        """The distinct homes of a region; none for one that is freed or unknown."""
+
+    def why_lost(self, server_id: int) -> str | None:
+        """The reason, for one that will not come back."""
+
+    async def pull(self, home: int, commit_id: int, write: Write) -> None:
+        """The home fetches the layer from where it is staged.
+
+        Raises:
+            OutOfMemoryError, HomeLostError: As they say; no use in trying again now.
+            CommitAbortedError: The layer is not where it was staged. Its writer stages another.
+        """
+
+    async def publish(self, home: int, items: list[Publication]) -> list[tuple[int, int]]:
+        """Tells a home; the (region, version) that it knows now."""
+
+    async def oldest_version(self, home: int, region: int) -> int:
+        """The oldest version whose blocks the home keeps; 0 where it does not know the region."""
+
+    async def drop(self, home: int, commit_id: int, regions: list[int]) -> None:
+        """A home that fetched layers of a refused commit may drop them."""
+
+    async def examine(self, home: int) -> None:
+        """Finds out whether a home that does not answer is lost."""
+
+
+class Commits:
+    """See the file's head.
+
+    Args:
+        log: What is decided.
+        journal: Where it is written first.
+        homes: Who holds the blocks.
+        timeout_s: How long a caller waits that does not say so.
+        now_s: Wall clock: it goes on over a restart.
+        losses: Which blocks are lost: those that a commit writes are whole again.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        journal: Journal,
+        homes: Homes,
+        timeout_s: float,
+        now_s: Callable[[], float] = time.time,
+        losses: Losses | None = None,
+    ) -> None:
+        self._log = log
+        self._journal = journal
+        self._homes = homes
+        self._timeout_s = timeout_s
+        self._now_s = now_s
+        self._losses = losses if losses is not None else Losses()
+        self._running: dict[int, asyncio.Future[Committed]] = {}
+        self._pulling: dict[int, asyncio.Semaphore] = {}
+        self._telling: set[int] = set()
+        self._tidying = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- commits
+
+    def may_commit(self, request: CommitRequest) -> None:
+        """Raises what ``commit`` would raise now for this request, layers apart."""
+        check_request(request)
+        if self._log.answered(request.commit_id) is None:
+            self._check_homes(request)
+            self._log.prepare(request)
+
+    async def commit(self, request: CommitRequest) -> Committed:
+        """Makes all writes of a request the newest versions, or none.
+
+        Raises:
+            CommitConflict: Another commit was first. Sending it again is of no use.
+            CommitAbortedError, FreedError, NoVersionError: See ``CommitLog.prepare``.
+            OutOfMemoryError: A home has no room. The request may be sent again.
+            HomeLostError: A home of one of the variables is gone.
+            JournalFullError: The request may be sent again.
+            ProtocolError: A request that makes no sense.
+            WaitTimeoutError: A home did not answer in time. The request may be sent again.
+        """
+        check_request(request)
+        commit_id = request.commit_id
+        if (answer := self._log.answered(commit_id)) is not None:
+            return answer
+        if (running := self._running.get(commit_id)) is not None:
+            return await asyncio.shield(running)
+        self._check_homes(request)
+        pulls = self._pulls_of(request)
+        if all(self._is_own(pull) for pull in pulls) and request.staged_ago_s <= FRESH_S:
+            return self._decide(request)
+        running = self._running[commit_id] = asyncio.get_running_loop().create_future()
+        running.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            answer = await self._pull_and_decide(request, pulls)
+            running.set_result(answer)
+            return answer
+        except asyncio.CancelledError:
+            running.cancel()
+            raise
+        except Exception as failure:
+            running.set_exception(failure)
+            raise
+        finally:
+            del self._running[commit_id]
+
+    def _pulls_of(self, request: CommitRequest) -> list[tuple[int, Write]]:
+        """Who must have which layer."""
+        return [
+            (home, write)
+            for write in request.writes
+            for home in self._homes.of(write.region)
+            if write.layer_bytes
+        ]
+
+    @staticmethod
+    def _is_own(pull: tuple[int, Write]) -> bool:
+        """Whether the home has it from a process of its node: staged is pulled."""
+        home, write = pull
+        return home == write.staged_at
+
+    async def _pull_and_decide(
+        self, request: CommitRequest, pulls: list[tuple[int, Write]]
+    ) -> Committed:
+        self._log.prepare(request)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (request.timeout_s or self._timeout_s) * PULL_SHARE
+        answered_s: dict[tuple[int, int], float] = {}  # by home and region
+        staged_s = loop.time() - request.staged_ago_s
+        try:
+            while True:
+                for home, write in filter(self._is_own, pulls):
+                    answered_s.setdefault((home, write.region), staged_s)
+                new = [
+                    (home, write) for home, write in pulls if (home, write.region) not in answered_s
+                ]
+                await self._pull(request, new, answered_s, deadline)
+                # Who answered long ago may have died since, with what only it and the writer's
+                # node have: that drops it once the commit is made. One round, side by side: what
+                # grows old while that runs is not asked for a third time, else where the answers
+                # take a second there would be no end.
+                now_s = loop.time()
+                stale = [
+                    (home, write)
+                    for home, write in pulls
+                    if now_s - answered_s[home, write.region] > FRESH_S
+                ]
+                await self._pull(request, stale, answered_s, deadline)
+                self._check_homes(request)  # they may have been lost meanwhile,
+                asked = pulls
+                pulls = self._pulls_of(request)  # or the region has got another one
+                if all(pull in asked for pull in pulls):
+                    return self._decide(request)
+        except (errors.CommitConflict, errors.CommitAbortedError, errors.FreedError):
+            self._drop(request.commit_id, [pull for pull in pulls if not self._is_own(pull)])
+            raise
+
+    def _decide(self, request: CommitRequest) -> Committed:
+        """No await in here: what was checked is what is written."""
+        entries = self._log.prepare(request)
+        now_s = self._now_s()
+        lost = self._losses.without(entries)
+        self._journal.commit(request.commit_id, entries, now_s, lost)
+        answer = self._log.apply(request.commit_id, entries, now_s)
+        self._losses.update(lost)
+        self.tell_homes()
+        self.tidy_soon()
+        return answer
+
+    def _check_homes(self, request: CommitRequest) -> None:
+        for write in request.writes:
+            for home in self._homes.of(write.region):
+                self._check_home(home, write.region)
+
+    def _check_home(self, home: int, region: int) -> None:
+        reason = self._homes.why_lost(home)
+        if reason is not None:
+            raise errors.HomeLostError(
+                f"Region {region} cannot be changed: its home {home:#x} is lost ({reason})."
+            )
+
+    # -- layers
+
+    async def _pull(
+        self,
+        request: CommitRequest,
+        pulls: list[tuple[int, Write]],
+        answered_s: dict[tuple[int, int], float],
+        deadline: float,
+    ) -> None:
+        """All of them, or the first failure once none runs any more. Notes when each answered."""
+        loop = asyncio.get_running_loop()
+
+        async def one(home: int, write: Write) -> None:
+            again = (home, write.region) in answered_s
+            await self._pull_one(request.commit_id, home, write, deadline, again)
+            answered_s[home, write.region] = loop.time()
+
+        outcomes = await asyncio.gather(
+            *(one(home, write) for home, write in pulls), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _pull_one(
+        self, commit_id: int, home: int, write: Write, deadline: float, again: bool
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        # What is only asked about once more does not wait behind what is fetched.
+        turn = (
+            asyncio.Semaphore()
+            if again
+            else self._pulling.setdefault(home, asyncio.Semaphore(PULLS_AT_ONCE))
+        )
+        asked_s = loop.time()
+        last = ""
+        pause_s = TICK_S
+        while (left_s := deadline - loop.time()) > 0:
+            try:
+                await self._pull_watched(
+                    self._pull_in_turn(turn, home, commit_id, write),
+                    home,
+                    write.region,
+                    left_s,
+                    again,
+                )
+                return
+            except (
+                errors.CommitAbortedError,
+                errors.OutOfMemoryError,
+                errors.HomeLostError,
+                errors.FreedError,
+            ):
+                raise
+            except Exception as failure:  # any: the home may be restarting
+                last = cause_of(failure)
+                logger.warning("home %#x cannot fetch a layer yet: %r", home, failure)
+                await self._homes.examine(home)
+                self._check_home(home, write.region)
+            await asyncio.sleep(min(pause_s, max(0.0, deadline - loop.time())))
+            pause_s = min(2 * pause_s, 1.0)
+        if not last:  # there was no time to ask it
+            last = f"the time was over before it was asked{' once more' if again else ''}"
+        raise errors.WaitTimeoutError(
+            f"The home {home:#x} of region {write.region} did not fetch the changed blocks within "
+            f"{loop.time() - asked_s:.0f} s: {last}.",
+            hint="Nothing was committed and the transaction is still open: commit again, with a "
+            "longer timeout (CLAMOR_CONTROL_TIMEOUT_S), or drop it.",
+        )
+
+    async def _pull_watched(
+        self,
+        work: Coroutine[Any, Any, None],
+        home: int,
+        region: int,
+        timeout_s: float,
+        again: bool,
+    ) -> None:
+        """Waits for a pull, and looks after its home meanwhile: Ray goes on trying to reach one
+        whose node is gone for longer than anybody wants to wait.
+
+        Raises:
+            HomeLostError: It is lost.
+            WaitTimeoutError: It has not answered in time.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        pull = asyncio.ensure_future(work)
+        try:
+            while True:
+                left_s = deadline - asyncio.get_running_loop().time()
+                done, _ = await asyncio.wait({pull}, timeout=min(LOOK_S, left_s))
+                if done:
+                    return pull.result()
+                if left_s <= LOOK_S:
+                    asked = "was asked once more whether it has them, and " if again else ""
+                    raise errors.WaitTimeoutError(
+                        f"it is alive as far as Ray knows, {asked or 'and '}has not answered for "
+                        f"{timeout_s:.1f} s: its process may be stopped, or its node overloaded or "
+                        "cut off",
+                        hint="",
+                    )
+                await self._homes.examine(home)
+                self._check_home(home, region)
+        finally:
+            pull.cancel()
+
+    async def _pull_in_turn(
+        self, turn: asyncio.Semaphore, home: int, commit_id: int, write: Write
+    ) -> None:
+        async with turn:
+            await self._homes.pull(home, commit_id, write)
+
+    def _drop(self, commit_id: int, pulls: list[tuple[int, Write]]) -> None:
+        by_home: dict[int, list[int]] = {}
+        for home, write in pulls:
+            by_home.setdefault(home, []).append(write.region)
+        for home, regions in by_home.items():
+            self._spawn(self._drop_at(home, commit_id, regions))
+
+    async def _drop_at(self, home: int, commit_id: int, regions: list[int]) -> None:
+        try:
+            await asyncio.wait_for(self._homes.drop(home, commit_id, regions), self._timeout_s)
+        except Exception as failure:  # any: the home asks by itself when nobody tells it
+            logger.info("home %#x was not told to drop a layer: %r", home, failure)
+
+    async def check_kept(self, region: int, version: int) -> None:
+        """
+        Raises:
+            SnapshotExpired: A home says that it keeps the version's blocks no longer. One that does
+                not answer soon says nothing: who reads them learns it.
+        """
+        for home in self._homes.of(region):
+            try:
+                oldest = await asyncio.wait_for(self._homes.oldest_version(home, region), LOOK_S)
+            except Exception as failure:  # any: it may be restarting
+                logger.info("home %#x does not say what it keeps: %r", home, failure)
+                continue
+            if version < oldest:
+                raise errors.SnapshotExpired(
+                    f"The blocks of version {version} of region {region} are kept no longer; the "
+                    f"oldest that is kept is version {oldest}."
+                )
+
+    # -- outcomes
+
+    async def outcome(self, commit_id: int) -> dict[int, int]:
+        """The versions that a commit made; {}: none, and it never will.
+
+        Raises:
+            JournalFullError: Ask again.
+        """
+        if (running := self._running.get(commit_id)) is not None:
+            with contextlib.suppress(errors.ClamorError, ValueError, asyncio.CancelledError):
+                await asyncio.shield(running)
+        found = self._log.outcome(commit_id)
+        if found is None:
+            now_s = self._now_s()
+            self._journal.abort(commit_id, now_s)
+            self._log.abort(commit_id, now_s)
+            self.tidy_soon()
+            found = {}
+        return found
+
+    # -- in the background
+
+    def tell_homes(self) -> None:
+        """Sees to it that homes with unknown versions are told soon."""
+        for home in self._log.homes_behind():
+            if home not in self._telling:
+                self._telling.add(home)
+                self._spawn(self._tell(home))
+
+    async def _tell(self, home: int) -> None:
+        """Batches, every tick, until the home knows everything or is lost."""
+        pause_s = TICK_S
+        try:
+            while True:
+                await asyncio.sleep(pause_s)
+                items = self._log.unacknowledged(home)
+                if not items or self._homes.why_lost(home) is not None:
+                    return
+                pause_s = min(2 * pause_s, TELL_MOST_S)
+                try:
+                    known = await asyncio.wait_for(
+                        self._homes.publish(home, items), self._timeout_s
+                    )
+                except Exception as failure:  # any: it is told again until it is lost
+                    logger.warning("home %#x cannot be told of commits: %r", home, failure)
+                    await self._homes.examine(home)
+                    continue
+                if self._acknowledge(home, known):
+                    pause_s = TICK_S
+        finally:
+            self._telling.discard(home)
+
+    def _acknowledge(self, home: int, known: Iterable[tuple[int, int]]) -> bool:
+        news = [
+            (region, home, version)
+            for region, version in known
+            if self._log.acknowledge(home, region, version)
+        ]
+        if news:
+            try:
+                self._journal.acknowledge(news)
+            except errors.JournalFullError as failure:
+                # After a restart the home is told once more; nothing else comes of it.
+                logger.warning("%s", failure)
+            self.tidy_soon()
+        return bool(news)
+
+    def tidy_soon(self) -> None:
+        """Lets go of what is beyond the limits, at most once per tick."""
+        if not self._tidying:
+            self._tidying = True
+            self._spawn(self._tidy())
+
+    async def _tidy(self) -> None:
+        try:
+            await asyncio.sleep(TICK_S)
+        finally:
+            self._tidying = False
+        trimmed = self._log.trim(self._now_s())
+        for region, version in trimmed.retained:
+            logger.warning(
+                "region %d: too many commits for what is remembered of them; of the versions that "
+                "live collections could need, those below %d are known no longer",
+                region,
+                version,
+            )
+        pause_s = TICK_S
+        while trimmed:
+            try:
+                self._journal.trim(trimmed)
+                return
+            except errors.JournalFullError as failure:
+                logger.warning("%s", failure)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, 60.0)
+
+    async def close(self) -> None:
+        """Ends what runs in the background."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            logger.error("a task of the commits failed", exc_info=failure)

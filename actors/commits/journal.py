@@ -1,0 +1,336 @@
+"""What the registry must still know after ``kill -9``, in one SQLite file.
+
+Facts, and what follows:
+
+* What ``sqlite_file`` says of its files holds for this one.
+* Each method is one transaction: after a crash all of it is there, or nothing.
+* Each event is written before it is answered, and before memory changes. A write that fails
+  (disk full) changes nothing, and ``JournalFullError`` says so.
+* What is in it is JSON and bytes that go back where they came from; nothing is unpickled.
+
+Thread safety: one thread at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from clamor_ray._protocol.messages import RegionRecord, ServerInfo, ServerLost
+from clamor_ray._protocol.source import Source
+from clamor_ray.actors.commits.commit_log import Entry, Outcome, Trimmed
+from clamor_ray.actors.commits.sqlite_file import SqliteFile, signed, unsigned
+from clamor_ray.actors.recovery.lost_blocks import LostBlocks
+
+FORMAT = 1
+NOTHING: Mapping[int, LostBlocks | None] = MappingProxyType({})
+
+_SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE regions (
+    region INTEGER PRIMARY KEY, state TEXT NOT NULL, request_id INTEGER NOT NULL,
+    record TEXT NOT NULL);
+CREATE TABLE servers (
+    server_id INTEGER PRIMARY KEY, info TEXT NOT NULL, lost TEXT);
+CREATE TABLE commits (
+    region INTEGER NOT NULL, version INTEGER NOT NULL, commit_id INTEGER NOT NULL,
+    blocks BLOB NOT NULL, payload BLOB, PRIMARY KEY (region, version)) WITHOUT ROWID;
+CREATE TABLE plans (
+    region INTEGER NOT NULL, version INTEGER NOT NULL, plan BLOB NOT NULL,
+    PRIMARY KEY (region, version)) WITHOUT ROWID;
+CREATE TABLE outcomes (
+    commit_id INTEGER PRIMARY KEY, at_s REAL NOT NULL, versions TEXT NOT NULL);
+CREATE TABLE acknowledgements (
+    region INTEGER NOT NULL, server_id INTEGER NOT NULL, version INTEGER NOT NULL,
+    PRIMARY KEY (region, server_id)) WITHOUT ROWID;
+CREATE TABLE freed_inline (region INTEGER PRIMARY KEY);
+CREATE TABLE dropped (number INTEGER PRIMARY KEY AUTOINCREMENT, token BLOB NOT NULL UNIQUE);
+CREATE TABLE sources (
+    region INTEGER PRIMARY KEY, kind TEXT NOT NULL, at INTEGER NOT NULL, digest BLOB NOT NULL,
+    what BLOB NOT NULL);
+CREATE TABLE rehomed (region INTEGER PRIMARY KEY);
+CREATE TABLE lacking (
+    region INTEGER PRIMARY KEY, number INTEGER NOT NULL, n_blocks INTEGER NOT NULL,
+    blocks BLOB NOT NULL, why TEXT NOT NULL, hint TEXT NOT NULL);
+"""
+
+
+@dataclass(frozen=True)
+class SavedRegion:
+    """A region's record, the name of its state, and the id of the request that made it."""
+
+    record: RegionRecord
+    state: str
+    request_id: int
+
+
+@dataclass(frozen=True)
+class Saved:
+    """All that a journal holds; see ``CommitLog.restore`` for most of it."""
+
+    next_region: int
+    regions: tuple[SavedRegion, ...]
+    servers: tuple[ServerInfo, ...]
+    lost: tuple[ServerLost, ...]
+    entries: tuple[Entry, ...]
+    plans: tuple[tuple[int, int, bytes], ...]
+    acknowledged: tuple[tuple[int, int, int], ...]
+    outcomes: tuple[tuple[int, Outcome], ...]
+    freed_inline: tuple[int, ...]
+    sources: tuple[tuple[int, Source], ...] = ()
+    rehomed: tuple[int, ...] = ()
+    dropped: tuple[bytes, ...] = ()
+    lacking: tuple[tuple[int, LostBlocks], ...] = ()
+
+
+def _record_to_json(record: RegionRecord) -> str:
+    # Run-length: a large region has one home for each of thousands of extents.
+    homes: list[list[int]] = []
+    for home in record.homes:
+        if homes and homes[-1][0] == home:
+            homes[-1][1] += 1
+        else:
+            homes.append([home, 1])
+    return json.dumps([record.region, record.base_address, record.length_bytes, homes])
+
+
+def _record_from_json(text: str) -> RegionRecord:
+    region, base_address, length_bytes, runs = json.loads(text)
+    homes = tuple(home for home, count in runs for _ in range(count))
+    return RegionRecord(region, 0, base_address, length_bytes, homes)
+
+
+def _set_lacking(db: sqlite3.Connection, lost: Mapping[int, LostBlocks | None]) -> None:
+    for region, found in lost.items():
+        if found is None:
+            db.execute("DELETE FROM lacking WHERE region = ?", (region,))
+        else:
+            db.execute(
+                "REPLACE INTO lacking VALUES (?, ?, ?, ?, ?, ?)",
+                (region, found.number, found.n_blocks, found.blocks, found.why, found.hint),
+            )
+
+
+class Journal(SqliteFile):
+    """Opens a journal, or makes one. Close it before its directory is removed.
+
+    Args:
+        directory: Made with mode 0700 where it does not exist.
+
+    Raises:
+        JournalFullError: It cannot be made or opened; the text says why.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     journal = Journal(Path(directory, "private"))
+        ...     journal.abort(7, at_s=0.0)
+        ...     journal.close()
+        ...     again = Journal(Path(directory, "private"))
+        ...     again.load().outcomes
+        ...     again.close()
+        ((7, Outcome(versions={}, at_s=0.0)),)
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, "journal", _SCHEMA, FORMAT)
+
+    # -- regions and servers
+
+    def create_region(self, record: RegionRecord, request_id: int, next_region: int) -> None:
+        """A region exists, that nobody can look up yet."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO regions VALUES (?, 'creating', ?, ?)",
+                (record.region, signed(request_id), _record_to_json(record)),
+            )
+            db.execute("REPLACE INTO meta VALUES ('next_region', ?)", (next_region,))
+
+    def set_states(self, states: Iterable[tuple[int, str | None]]) -> None:
+        """Regions have a new state; None: they are gone, and so is all that is known of them."""
+        with self._transaction() as db:
+            for region, state in states:
+                if state is not None:
+                    db.execute("UPDATE regions SET state = ? WHERE region = ?", (state, region))
+                    continue
+                for table in (
+                    *("regions", "commits", "plans", "acknowledgements", "sources", "rehomed"),
+                    "lacking",
+                ):
+                    db.execute(f"DELETE FROM {table} WHERE region = ?", (region,))
+
+    def free_inline(self, regions: Iterable[int], forgotten: Iterable[int] = ()) -> None:
+        """Inline variables are freed; of others that is not remembered any more."""
+        freed = [(region,) for region in regions]
+        with self._transaction() as db:
+            for table in ("commits", "plans"):
+                db.executemany(f"DELETE FROM {table} WHERE region = ?", freed)
+            db.executemany(
+                "DELETE FROM freed_inline WHERE region = ?", [(other,) for other in forgotten]
+            )
+            db.executemany("INSERT OR IGNORE INTO freed_inline VALUES (?)", freed)
+
+    def drop(
+        self, words: Iterable[int], tokens: Iterable[bytes], forgotten: Iterable[bytes]
+    ) -> None:
+        """Tasks are dropped, with their status words; of others that is not remembered any more."""
+        with self._transaction() as db:
+            db.executemany("DELETE FROM commits WHERE region = ?", [(word,) for word in words])
+            db.executemany(
+                "INSERT OR IGNORE INTO dropped (token) VALUES (?)", [(token,) for token in tokens]
+            )
+            db.executemany("DELETE FROM dropped WHERE token = ?", [(other,) for other in forgotten])
+
+    def save_server(self, info: ServerInfo) -> None:
+        """A server registered, or registered again. One that is lost stays lost."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO servers VALUES (?, ?, NULL) ON CONFLICT DO UPDATE "
+                "SET info = excluded.info WHERE lost IS NULL",
+                (signed(info.server_id), json.dumps(asdict(info))),
+            )
+
+    def lose_server(self, lost: ServerLost) -> None:
+        """A server is gone for good."""
+        with self._transaction() as db:
+            server_id = signed(lost.server_id)
+            db.execute("REPLACE INTO servers VALUES (?, '', ?)", (server_id, lost.reason))
+            db.execute("DELETE FROM acknowledgements WHERE server_id = ?", (server_id,))
+
+    def save_source(self, region: int, source: Source) -> None:
+        """How the region's version 0 can be made again."""
+        with self._transaction() as db:
+            db.execute("REPLACE INTO sources VALUES (?, ?, ?, ?, ?)", (region, *source))
+
+    def rehome(self, record: RegionRecord, version: int, lost: LostBlocks | None = None) -> None:
+        """The region has another home, which has it at this version, but for what is lost."""
+        region = record.region
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE regions SET record = ? WHERE region = ?", (_record_to_json(record), region)
+            )
+            db.execute("DELETE FROM acknowledgements WHERE region = ?", (region,))
+            db.executemany(
+                "REPLACE INTO acknowledgements VALUES (?, ?, ?)",
+                [(region, signed(home), version) for home in dict.fromkeys(record.homes)],
+            )
+            db.execute("INSERT OR IGNORE INTO rehomed VALUES (?)", (region,))
+            _set_lacking(db, {region: lost})
+
+    # -- commits
+
+    def commit(
+        self,
+        commit_id: int,
+        entries: Iterable[Entry],
+        at_s: float,
+        lost: Mapping[int, LostBlocks | None] = NOTHING,
+    ) -> None:
+        """All entries of a commit and its outcome, and what is lost of which regions after it."""
+        stored = signed(commit_id)
+        entries = tuple(entries)
+        with self._transaction() as db:
+            for entry in entries:
+                db.execute(
+                    "INSERT INTO commits VALUES (?, ?, ?, ?, ?)",
+                    (entry.region, entry.version, stored, entry.blocks, entry.payload),
+                )
+                if entry.plan is not None:
+                    db.execute(
+                        "INSERT INTO plans VALUES (?, ?, ?)",
+                        (entry.region, entry.version, entry.plan),
+                    )
+            versions = json.dumps([(entry.region, entry.version) for entry in entries])
+            db.execute("INSERT INTO outcomes VALUES (?, ?, ?)", (stored, at_s, versions))
+            _set_lacking(db, lost)
+
+    def abort(self, commit_id: int, at_s: float) -> None:
+        """The commit can never be made."""
+        with self._transaction() as db:
+            db.execute("INSERT INTO outcomes VALUES (?, ?, '[]')", (signed(commit_id), at_s))
+
+    def acknowledge(self, acknowledged: Iterable[tuple[int, int, int]]) -> None:
+        """(region, server id, version): the home knows all versions up to this one."""
+        with self._transaction() as db:
+            db.executemany(
+                "REPLACE INTO acknowledgements VALUES (?, ?, ?)",
+                [(region, signed(home), version) for region, home, version in acknowledged],
+            )
+
+    def trim(self, trimmed: Trimmed) -> None:
+        """Deletes what the commit log has forgotten."""
+        with self._transaction() as db:
+            for table, rows in (("commits", trimmed.commits), ("plans", trimmed.plans)):
+                db.executemany(f"DELETE FROM {table} WHERE region = ? AND version = ?", rows)
+            db.executemany(
+                "DELETE FROM outcomes WHERE commit_id = ?",
+                [(signed(commit_id),) for commit_id in trimmed.outcomes],
+            )
+
+    # -- after a restart
+
+    def load(self) -> Saved:
+        """All that was written."""
+        db = self._db
+        with self._refusing():
+            meta = dict(db.execute("SELECT name, value FROM meta"))
+            regions = [
+                SavedRegion(_record_from_json(record), state, unsigned(request_id))
+                for record, state, request_id in db.execute(
+                    "SELECT record, state, request_id FROM regions ORDER BY region"
+                )
+            ]
+            servers: list[ServerInfo] = []
+            lost: list[ServerLost] = []
+            for server_id, info, reason in db.execute("SELECT * FROM servers"):
+                if reason is None:
+                    servers.append(ServerInfo(**json.loads(info)))
+                else:
+                    lost.append(ServerLost(unsigned(server_id), reason))
+            entries = [
+                Entry(region, version, unsigned(commit_id), blocks, None, payload)
+                for region, version, commit_id, blocks, payload in db.execute(
+                    "SELECT region, version, commit_id, blocks, payload FROM commits "
+                    "ORDER BY region, version"
+                )
+            ]
+            acknowledged = [
+                (region, unsigned(home), version)
+                for region, home, version in db.execute("SELECT * FROM acknowledgements")
+            ]
+            outcomes = [
+                (unsigned(commit_id), Outcome(dict(json.loads(versions)), at_s))
+                for commit_id, at_s, versions in db.execute(
+                    "SELECT commit_id, at_s, versions FROM outcomes ORDER BY at_s"
+                )
+            ]
+            plans: list[tuple[Any, ...]] = list(
+                db.execute("SELECT region, version, plan FROM plans ORDER BY region, version")
+            )
+            freed = [region for (region,) in db.execute("SELECT region FROM freed_inline")]
+            sources = [(row[0], Source(*row[1:])) for row in db.execute("SELECT * FROM sources")]
+            dropped = [row[0] for row in db.execute("SELECT token FROM dropped ORDER BY number")]
+            rehomed = [region for (region,) in db.execute("SELECT region FROM rehomed")]
+            lacking = [
+                (row[0], LostBlocks(*row[1:])) for row in db.execute("SELECT * FROM lacking")
+            ]
+        return Saved(
+            next_region=meta.get("next_region", 1),
+            regions=tuple(regions),
+            servers=tuple(servers),
+            lost=tuple(lost),
+            entries=tuple(entries),
+            plans=tuple((region, version, plan) for region, version, plan in plans),
+            acknowledged=tuple(acknowledged),
+            outcomes=tuple(outcomes),
+            freed_inline=tuple(freed),
+            sources=tuple(sources),
+            rehomed=tuple(rehomed),
+            dropped=tuple(dropped),
+            lacking=tuple(lacking),
+        )

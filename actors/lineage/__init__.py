@@ -1,0 +1,1 @@
+"""What tasks touched, and which old versions must stay."""

@@ -1,0 +1,787 @@
+"""The page server actor: one per node and job. A facade over the engine and ``server_core``.
+
+Its process may be killed at any moment: Ray starts the actor again, ``__init__`` runs again, the
+keeper hands back the memory, and the registry learns the new port. Whatever must survive is in the
+keeper or in the registry; this object keeps nothing else, but for the Ray objects that it pins.
+Where trouble may pass, ``__init__`` ends the process, and Ray starts it again (``starting``).
+
+The registry's process may be killed at any moment, too, and Ray ends the actors that a dead process
+has made. So a page server is detached, and ends itself: one call to the registry lasts for as long
+as that lives, however often it is restarted, and fails when it is gone for good.
+
+Threads: Ray calls methods on up to 16 threads. The sockets live on one thread of ours that runs a
+uvloop; methods reach it only through ``_on_loop``. The engine's own threads never enter Python.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import logging
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+import uvloop
+from pyroaring import BitMap
+from ray.exceptions import (
+    ActorDiedError,
+    GetTimeoutError,
+    ObjectLostError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+
+from clamor_ray import errors
+from clamor_ray._native import client as _native
+from clamor_ray._objects.layout import BLOCK_BYTES, Pickled, take_apart
+from clamor_ray._objects.memory import COMMIT_HINT, cache_budget, check_room, memory_bytes
+from clamor_ray._protocol import names as _names
+from clamor_ray._protocol.ask import pack, unpack
+from clamor_ray._protocol.cause import cause_of
+from clamor_ray._protocol.messages import (
+    Pinned,
+    Publication,
+    RebuildOrder,
+    RegionRecord,
+    ServerConfig,
+    ServerInfo,
+    ServerReport,
+)
+from clamor_ray._protocol.source import NOT_EQUAL_HINT
+from clamor_ray._version import __version__
+from clamor_ray.actors.page_server.engine_like import Settings
+from clamor_ray.actors.page_server.registry_resolver import RegistryResolver
+from clamor_ray.actors.page_server.server_core import ServerCore
+from clamor_ray.actors.page_server.version_questions import runs_of
+from clamor_ray.actors.process import keeper_process, oom_score, socket_directory, starting
+from clamor_ray.actors.process.throttle import throttle
+from clamor_ray.actors.recovery import rebuilding, shared_objects
+from clamor_ray.actors.registry.registry_core import server_id_of
+
+logger = logging.getLogger("clamor_ray.page_server")
+
+CALL_S = 10.0
+START_CALL_S = 600.0  # while it starts: the registry may be restarted meanwhile, or slow
+KEEPER_S = 60.0
+MOST_LIVES = 64  # of a node, that are looked for when nobody says which one is the last
+LOOP_S = 10.0
+START_LOOP_S = 60.0
+RENEWING_S = 8.0  # less than the registry waits for a server to stop
+FETCH_OBJECT_S = 120.0
+PULL_S = 600.0
+NO_KEEPER = "its process and its keeper died together, and with them what only they held"
+RAISED_HINT = "Put the variable again."
+PUBLISH_S = 60.0
+WATCH_PAUSE_S = 1.0
+
+_T = TypeVar("_T")
+
+
+def layer_error(code: int, commit_id: int, region: int, from_server: int) -> errors.ClamorError:
+    """Why a home could not fetch a layer. One that is gone is no loss of the region: the writer, if
+    it lives, has its blocks and stages them again."""
+    if code == _native.PC_ERR_TIMEOUT:
+        return errors.WaitTimeoutError(
+            f"The home of region {region} did not take the blocks of commit {commit_id:#x} in "
+            f"time: page server {from_server:#x}, where they were staged, does not give them, or "
+            "the keeper of the home's node takes nothing. The home's log says which.",
+            code=code,
+            hint="Nothing is lost: commit again.",
+        )
+    if code != _native.PC_ERR_HOME_LOST:
+        return _native.error_for(code, region=region, server=from_server)
+    return errors.CommitAbortedError(
+        f"The blocks that commit {commit_id:#x} changes of region {region} are gone: page server "
+        f"{from_server:#x}, where they were staged, ended together with its keeper.",
+        code=code,
+    )
+
+
+class _NoHistoryDirectory(errors.ServerUnavailableError):
+    """Old versions have no place to go."""
+
+
+def _raise_descriptor_limit() -> None:
+    """Every variable in use costs this process a descriptor or two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _find_keeper(listen_name: str) -> _native.Keeper | None:
+    """The keeper that this node's last page server had; None: there is none.
+
+    Raises:
+        WaitTimeoutError: There is one, and it took no connection for ``CALL_S``. It may be stopped,
+            or have no time: what it holds is not lost.
+    """
+    try:
+        return _native.Keeper(listen_name, timeout_s=CALL_S, absent_at_once=True)
+    except errors.ServerUnavailableError:  # nobody listens there
+        return None
+
+
+def _start_keeper(listen_name: str, orphan_timeout_s: float) -> _native.Keeper:
+    keeper_process.spawn(listen_name, keeper_process.raylet_pid(), orphan_timeout_s)
+    return _native.Keeper(listen_name, timeout_s=KEEPER_S)
+
+
+def _end_keeper(listen_name: str) -> None:
+    with contextlib.suppress(errors.ClamorError):  # there is none
+        _native.Keeper(listen_name, timeout_s=0.0).quit()
+
+
+def _was_restarted() -> bool:
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+
+def session_directory() -> Path:
+    """Ray's directory for this cluster's files on this node; it goes with the cluster."""
+    return Path(ray._private.worker.global_worker.node.get_session_dir_path())
+
+
+def _history_directory(config: ServerConfig) -> str:
+    """Files there have no names: nothing is left of them whatever happens."""
+    directory = config.history_directory or str(session_directory())
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise _NoHistoryDirectory(
+            f"The directory for old versions, {directory}, does not exist or cannot be written.",
+            hint="Set CLAMOR_HISTORY_DIR to one that every node has.",
+        )
+    return directory
+
+
+def _in_place(offset: int, view: memoryview) -> bool:
+    """Whether a piece is served from where it lies, and not from a copy."""
+    return offset > 0 and view.nbytes >= BLOCK_BYTES
+
+
+def _digest(pickled: Pickled) -> bytes:
+    digest = hashlib.sha256(repr(pickled.plan).encode())
+    for offset, view in pickled.pieces():
+        if not _in_place(offset, view):
+            digest.update(view)
+    return digest.digest()
+
+
+class PageServer:
+    """See the file's head.
+
+    Args:
+        registry: The registry's actor handle.
+        config: The job's settings.
+        node_id: Ray's hex id of this node.
+    """
+
+    def __init__(self, registry: Any, config: ServerConfig, node_id: str) -> None:
+        throttle("clamor_ray.page_server")
+        self._registry = registry
+        self._node_id = node_id
+        self._pinned: dict[int, Any] = {}  # what serves a region
+        self._pinning: dict[int, Future[Pinned]] = {}  # by request
+        self._lock = threading.Lock()
+        self._renewing = threading.Lock()  # a keeper is being started in place of another
+        self._info: ServerInfo | None = None
+        self._stopped = False
+        oom_score.lower()
+        here = ray.get_runtime_context().get_node_id()
+        if here != node_id:
+            raise RuntimeError(f"a page server for node {node_id} was started on node {here}")
+        tries = session_directory() / f"clamor-{config.job_scope}-{node_id[:16]}-tries"
+        try:
+            self._start(config, node_id)
+        except ActorDiedError:  # the session is over, and nobody will come for what is kept
+            starting.succeeded(tries)
+            self._end_keepers(config)
+            raise
+        except Exception as failure:
+            self._cannot_start(config, failure)
+            starting.end_process_to_try_again(f"the page server of node {node_id}", tries, failure)
+        starting.succeeded(tries)
+
+    def _cannot_start(self, config: ServerConfig, failure: Exception) -> None:
+        """Tells the registry why; raises it where the next try would end in the same way."""
+        cause = getattr(failure, "cause", None) or failure
+        if not isinstance(cause, errors.ClamorError):
+            text = f"The page server of node {self._node_id} cannot start: {cause!r}"
+            cause = errors.ServerUnavailableError(text)
+        is_final = isinstance(cause, (*starting.FINAL, _NoHistoryDirectory))
+        with contextlib.suppress(RayError):  # what it says is for a person: the log has it too
+            told = self._registry.start_failed.remote(self._node_id, cause, is_final=is_final)
+            ray.wait([told], timeout=CALL_S)
+        # One that has served before has memory at its keeper: it is not given up.
+        if is_final and not _was_restarted():
+            self._end_keepers(config)
+            raise failure
+
+    def _end_keepers(self, config: ServerConfig, but: int = 0) -> None:
+        """Under all ids this node may have had: the registry may not be there to say which."""
+        for life in range(MOST_LIVES):
+            server_id = server_id_of(self._node_id, life)
+            if server_id != but:
+                _end_keeper(self._keeper_socket(config, server_id))
+
+    def _keeper_socket(self, config: ServerConfig, server_id: int) -> str:
+        return _names.keeper_socket(
+            config.job_scope, self._node_id, server_id, config.sockets_below
+        )
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """What the registry answers, however long it takes to be restarted.
+
+        Raises:
+            ActorDiedError: The session is over.
+            GetTimeoutError: It said nothing for ``START_CALL_S``.
+        """
+        reference = getattr(self._registry, method).remote(*arguments)
+        deadline_s = time.monotonic() + START_CALL_S
+        while True:
+            try:
+                return ray.get(reference, timeout=CALL_S)
+            except GetTimeoutError:
+                if time.monotonic() >= deadline_s:
+                    raise
+                logger.warning("waiting for the registry's answer to %s", method)
+
+    def _start(self, config: ServerConfig, node_id: str) -> None:
+        _raise_descriptor_limit()
+        # Until this process ends: whoever watches the journal sees that it must be started again.
+        self._lock_fd = keeper_process.hold_beside(
+            session_directory() / _names.journal_directory(config.job_scope)
+        )
+        socket_directory.prepare(_names.socket_directory(config.sockets_below))
+        self._cache_bytes = cache_budget(config.cache_bytes, memory_bytes(), node_id)
+        server_id, has_served = self._ask("begin_server", node_id)
+        if not has_served:  # the ids before this one are lost for good, with what they held
+            self._end_keepers(config, but=server_id)
+        keeper = _find_keeper(self._keeper_socket(config, server_id))
+        if keeper is None and has_served:
+            server_id = self._ask("renew_server", node_id, server_id, NO_KEEPER)
+        self._keeper_name = self._keeper_socket(config, server_id)
+        self._keeper = keeper or _start_keeper(self._keeper_name, config.orphan_timeout_s)
+        name = _names.server_socket(config.job_scope, node_id, config.sockets_below)
+        # Before the engine takes back what the keeper has: that may drop history for want of room.
+        floors = self._ask("floors_at", server_id)
+        self._engine = self._take_back(config, name, server_id, floors)
+        self._loop = uvloop.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="clamor-loop", daemon=True).start()
+        secret: bytes = self._ask("secret")
+        host = ray.util.get_node_ip_address()
+        self._core = ServerCore(
+            self._engine,
+            RegistryResolver(self._registry, server_id),
+            server_id=server_id,
+            secret=secret,
+            settings=Settings(deadline_s=config.reattach_s + CALL_S, pull_s=PULL_S),
+            keeper_lost=lambda: threading.Thread(
+                target=self._renew_keeper, args=(config,), name="clamor-keeper", daemon=True
+            ).start(),
+        )
+        for pinned, object_refs in self._ask("shared_at", server_id):
+            self._pin_again(pinned, object_refs)
+        port = self._on_loop(self._core.start(host), START_LOOP_S)
+        info = ServerInfo(
+            server_id=server_id,
+            node_id=node_id,
+            host=host,
+            port=port,
+            socket_name=name,
+            library_version=__version__,
+            pid=os.getpid(),
+        )
+        self._info = self._ask("register_server", info)
+        logger.info("page server %#x listens at %s:%d", server_id, host, port)
+        me = ray.get_runtime_context().current_actor
+        threading.Thread(
+            target=self._watch_registry, args=(me,), name="clamor-watch", daemon=True
+        ).start()
+
+    def _take_back(
+        self, config: ServerConfig, name: str, server_id: int, floors: dict[int, int]
+    ) -> _native.Engine:
+        """The engine, with all that the keeper has.
+
+        Raises:
+            HomeLostError: The keeper had only a part, and was told to leave.
+            What the engine raises.
+        """
+        try:
+            return _native.Engine(
+                name,
+                server_id=server_id,
+                keeper=self._keeper,
+                fetch_timeout_s=config.fetch_timeout_s,
+                fault_timeout_s=config.fault_timeout_s,
+                settle_s=config.reattach_s,
+                page_bytes=config.page_bytes,
+                stage_timeout_s=config.stage_timeout_s,
+                history_bytes=config.history_bytes,
+                history_disk_bytes=config.history_disk_bytes,
+                history_directory=_history_directory(config),
+                cache_bytes=self._cache_bytes,
+                cache_policy=config.cache_policy,
+                replication=config.replication,
+                floors=floors,
+                library_version=__version__,
+            )
+        except errors.HomeLostError:
+            self._keeper.quit()
+            raise
+
+    def _renew_keeper(self, config: ServerConfig) -> None:
+        """Starts a keeper in place of the one that died, until one takes what there is."""
+        name = self._keeper_name
+        logger.error("the keeper is gone: another one is started, and given everything")
+        for pause_s in itertools.chain(starting.PAUSES_S, itertools.repeat(starting.PAUSES_S[-1])):
+            with self._renewing:
+                if self._stopped:
+                    return
+                try:
+                    socket_directory.prepare(_names.socket_directory(config.sockets_below))
+                    _end_keeper(name)  # one that has closed the connection, and is there still
+                    keeper_process.spawn(
+                        name, keeper_process.raylet_pid(), config.orphan_timeout_s, is_part=True
+                    )
+                    self._keeper = _native.Keeper(name, timeout_s=KEEPER_S)
+                    self._engine.renew_keeper(self._keeper)
+                    return
+                except (errors.ClamorError, keeper_process.KeeperError, OSError) as failure:
+                    logger.error("a keeper cannot be started; again in %g s: %r", pause_s, failure)
+            time.sleep(pause_s)
+
+    def __repr__(self) -> str:
+        return f"PageServer({self._node_id[:16]})"
+
+    def _on_loop(self, work: Coroutine[Any, Any, _T], timeout_s: float = LOOP_S) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def _watch_registry(self, me: Any) -> None:
+        """Waits for the registry's end, which is the session's, and then ends this actor."""
+        while True:
+            try:
+                # No deadline: this is the wait for the end itself.
+                ray.get(self._registry.until_end.remote())
+                break
+            except ActorDiedError:
+                break
+            except RayError as failure:
+                logger.warning("the registry does not answer: %r", failure)
+            threading.Event().wait(WATCH_PAUSE_S)
+        logger.info("the registry is gone: so is the session")
+        try:
+            self.stop()
+        except Exception as failure:  # any: the process ends here
+            logger.error("cannot stop the engine: %r", failure)
+        finally:
+            ray.kill(me)
+
+    def ping(self) -> int:
+        """The actor's process id; it answers once it has registered."""
+        return os.getpid()
+
+    def hello(self) -> ServerInfo:
+        """What a restarted registry asks: who this is."""
+        assert self._info is not None
+        return self._info
+
+    def stats(self) -> ServerReport:
+        """The engine's counters, its regions, and what came to the data port."""
+        assert self._info is not None
+        return ServerReport(
+            info=self._info,
+            engine=self._engine.stats(),
+            regions=tuple(self._engine.region_stats()),
+            connections=self._core.counters(),
+            cache_bytes=self._cache_bytes,
+            thrashing=self._core.thrashing,
+        )
+
+    def region_stats(self) -> tuple[dict[str, int], ...]:
+        """One entry per region known here, by the names of ``struct pc_region_stats``."""
+        return tuple(self._engine.region_stats())
+
+    def oldest_version(self, region: int) -> int:
+        """The oldest version whose blocks this home keeps; 0 where it is not the home."""
+        for stats in self._engine.region_stats():
+            if stats["region"] == region and stats["is_home"]:
+                return stats["oldest_version"]
+        return 0
+
+    def histogram(self, region: int, which: int, n_buckets: int) -> list[int]:
+        """Blocks of a set in each of n equal parts of the region; empty where it is unknown."""
+        try:
+            return self._engine.histogram(region, which, n_buckets)
+        except errors.FreedError:
+            return []
+
+    def knows(self, regions: list[int]) -> list[bool]:
+        """Which of these regions are here, filled or not."""
+        return [bool(self.histogram(region, _native.BLOCKS_PRESENT, 1)) for region in regions]
+
+    def retire(self, packed: bytes) -> bytes:
+        """Regions are freed; of those ordered with force, no lease is left anywhere: they go now.
+
+        Args:
+            packed: As ``_ask.pack`` makes it, for each order: (region, whether with force, its
+                record or None, alone). The record is for a server that was restarted and does not
+                know the region yet. Alone: no other server knows it: it goes now too, where no
+                lease is left here.
+
+        Returns:
+            As packed: for each of them, whether leases may be left here. If not, none can begin any
+            more; and with alone nothing of the region is here. None: it is to be ordered again.
+        """
+        orders = unpack(packed)
+
+        async def tell() -> list[bool | None]:
+            return [self._retire(*order) for order in orders]
+
+        answers = self._on_loop(tell())
+        for (region, force, _, alone), leased in zip(orders, answers, strict=True):
+            if leased is not None and (force or (alone and not leased)):
+                self._unpin(region)
+        return pack(*answers)
+
+    def _retire(
+        self, region: int, force: bool, record: RegionRecord | None, alone: bool
+    ) -> bool | None:
+        try:
+            leased = self._core.retire(region, force, record)
+            if alone and not leased:
+                self._core.retire(region, True)
+        except errors.FreedError:  # nothing of it is here
+            return False
+        except errors.ClamorError as failure:
+            logger.warning("region %d cannot be retired yet: %s", region, failure)
+            return None
+        return leased
+
+    def retain(self, floors: dict[int, int | None]) -> None:
+        """Says which old versions of regions that are homed here live collections could need.
+
+        Their blocks are dropped after all others, and only if the budgets for old versions are
+        full (docs/transactions.md). Who asks twice waits for the first answer: calls that overlap
+        may come in either order.
+
+        Args:
+            floors: By region, the oldest version that must stay readable; None: none must. Regions
+                that are not named keep what was said of them. One that is not known here yet is
+                no error. Nothing of it outlives this process: the next one asks when it starts
+                (`Registry.floors_at`), and is told again.
+
+        Raises:
+            OutOfMemoryError: It could not be noted.
+        """
+        for region, version in floors.items():
+            self._engine.retain(region, version)
+
+    # -- commits
+
+    def pull(self, commit_id: int, region: int, from_server: int, layer_bytes: int) -> None:
+        """This home fetches the layer of a commit from the page server where it is staged.
+
+        Args:
+            commit_id: The commit.
+            region: What it changes; homed here.
+            from_server: Id of the page server that has it; this one's own: it is only asked whether
+                it has it still.
+            layer_bytes: Its size.
+
+        Raises:
+            OutOfMemoryError: There is no room for it.
+            CommitAbortedError: It is not there any more.
+            ClamorError: As the engine says.
+        """
+        what = f"Taking the changed blocks of region {region} at their home"
+        if not self._engine.has_layer(region, commit_id):  # else it is only asked about
+            check_room(layer_bytes, what, COMMIT_HINT)
+        code = self._on_loop(
+            self._core.versions.pull(region, commit_id, from_server, layer_bytes), PULL_S + LOOP_S
+        )
+        if code:
+            raise layer_error(code, commit_id, region, from_server)
+
+    def publish(self, items: list[Publication]) -> list[tuple[int, int]]:
+        """The registry tells what became public of the regions that are homed here.
+
+        Returns:
+            The newest (region, version) of each region that is settled here.
+        """
+        return self._on_loop(self._core.versions.publish(items), PUBLISH_S)
+
+    def drop_staged(self, commit_id: int, regions: list[int]) -> None:
+        """A commit was refused, and its layers were fetched already."""
+
+        async def tell() -> None:
+            self._core.versions.drop_staged(commit_id, regions)
+
+        self._on_loop(tell())
+
+    # -- regions whose home is lost
+
+    def holdings(
+        self, record: RegionRecord, commits: list[tuple[int, int]]
+    ) -> list[tuple[int, bytes]]:
+        """What is here of a region: (version, serialized BitMap of its blocks).
+
+        Args:
+            record: What it is; its home is lost.
+            commits: (version, commit id) of its last commits. What this node has staged of them
+                counts, also where the writer died before it could say what became of it.
+        """
+        region = record.region
+
+        async def keep() -> None:
+            for version, commit_id in commits:
+                # It is freed meanwhile, or this was its home and has nothing of it.
+                with contextlib.suppress(errors.FreedError, errors.HomeLostError):
+                    self._core.versions.keep(record, version, commit_id)
+
+        self._on_loop(keep())
+        return [
+            (version, bytes(rebuilding.blocks_of(runs).serialize()))
+            for version in self._engine.cached_versions(region)
+            if len(runs := self._engine.cached_blocks(region, version))
+        ]
+
+    def stage_cached(self, region: int, version: int, commit_id: int, blocks: bytes) -> int:
+        """Makes a layer of cached blocks, which the new home pulls, and then drops.
+
+        Args:
+            region: Its id.
+            version: That the blocks are cached at.
+            commit_id: What the layer is staged under.
+            blocks: Serialized BitMap.
+
+        Returns:
+            The layer's bytes.
+
+        Raises:
+            OutOfMemoryError: There is no room for it.
+            InternalError: Some of the blocks are not here any more.
+        """
+        n_bytes = len(BitMap.deserialize(blocks)) * BLOCK_BYTES
+        check_room(n_bytes, f"Giving the blocks of region {region} to its new home", COMMIT_HINT)
+        return self._engine.stage_cached(region, version, commit_id, runs_of(blocks))
+
+    def rebuild(self, order: RebuildOrder, made: list[Any]) -> None:
+        """Gets ready to be the home of a region; ``rehome`` makes it that.
+
+        Args:
+            order: What comes from where.
+            made: A list of one ObjectRef of what the source has made, or an empty one. It is there:
+                this call takes one of the actor's threads.
+
+        Raises:
+            OutOfMemoryError: There is no room for it.
+            SourceError: The source raised, or has made something else than it did.
+            WaitTimeoutError: What it has made cannot be had now.
+            What the engine raises.
+        """
+        record = order.record
+        region = record.region
+        what = f"Becoming the home of region {region}"
+        check_room(rebuilding.written_bytes(order), what, COMMIT_HINT)
+        lost = runs_of(order.lost or BitMap().serialize())
+        fd = self._engine.rebuild_begin(
+            region, record.version, record.base_address, record.length_bytes, lost
+        )
+        try:
+            for version, blocks in order.own:
+                self._engine.rebuild_copy(region, fd, version, runs_of(blocks))
+            for server_id, commit_id, layer_bytes in order.takes:
+                self.pull(commit_id, region, server_id, layer_bytes)
+                self._engine.rebuild_take(region, fd, commit_id)
+            if order.from_source:
+                rebuilding.fill_from_source(fd, order, self._pieces(order, made))
+            self._engine.rebuild_seal(region, fd)
+        except BaseException:
+            self._engine.rebuild_drop(region, fd)
+            raise
+        finally:
+            os.close(fd)
+
+    def rebuild_drop(self, region: int) -> None:
+        """The region is lost for good: lets go of what was got ready here, and refuses who opens
+        it."""
+        self._engine.rebuild_drop(region)
+        with contextlib.suppress(errors.FreedError):  # nobody has used it here
+            self._engine.region_lost(region, _native.PC_ERR_HOME_LOST)
+
+    @staticmethod
+    def _pieces(order: RebuildOrder, made: list[Any]) -> list[tuple[int, Any]]:
+        if not made:
+            return list(order.pieces)
+        try:
+            found = ray.get(made[0], timeout=FETCH_OBJECT_S)
+        except RayTaskError as failure:
+            cause = failure.cause
+            if isinstance(cause, errors.SourceError):
+                raise cause from None
+            raise errors.SourceError(f"It raised: {cause!r}.", hint=RAISED_HINT) from failure
+        except GetTimeoutError as failure:
+            raise errors.WaitTimeoutError(
+                f"What the source has made was not brought within {FETCH_OBJECT_S:g} s."
+            ) from failure
+        except (ObjectLostError, WorkerCrashedError) as failure:
+            raise errors.SourceError(
+                f"Ray cannot bring it: {cause_of(failure)}", hint=RAISED_HINT
+            ) from failure
+        if not order.digest:
+            return list(found)
+        pickled = take_apart(found)
+        if _digest(pickled) != order.digest:
+            raise errors.SourceError(
+                "The shared object was made again by Ray, and takes apart differently.",
+                hint=NOT_EQUAL_HINT,
+            )
+        return list(pickled.pieces())
+
+    def is_home(self, region: int) -> bool:
+        """Whether the region's blocks are here, as at its home."""
+        return any(found["region"] == region and found["is_home"] for found in self.region_stats())
+
+    def rehome(self, record: RegionRecord) -> None:
+        """The region has other homes from now on, maybe this server.
+
+        Raises:
+            HomeLostError: This server is one, and has nothing of it.
+        """
+
+        async def tell() -> None:
+            self._core.rehome(record)
+
+        self._on_loop(tell())
+
+    # -- Ray objects
+
+    def _unpin(self, region: int) -> None:
+        with self._lock:
+            if self._pinned.pop(region, None) is None:
+                return  # no Ray object: none of the requests made it
+            for request_id, pinned in list(self._pinning.items()):
+                done = pinned.done() and not pinned.exception()
+                if done and pinned.result().record.region == region:
+                    del self._pinning[request_id]
+
+    def pin(self, object_refs: list[Any], request_id: int = 0) -> Pinned:
+        """Makes a Ray object of this node's store a region; serving it copies no large buffer.
+
+        The object stays pinned until the region is freed and dropped.
+
+        Args:
+            object_refs: A list of one ObjectRef.
+            request_id: The same one gets the same answer again; 0: none.
+
+        Returns:
+            The sealed region, and what lies where in it.
+
+        Raises:
+            UnpicklableError: The object has no protocol-5 form.
+            Whatever the object is, where it is an error.
+        """
+        if not request_id:
+            return self._pin(object_refs, 0)
+        return self._once(request_id, lambda: self._pin(object_refs, request_id))
+
+    def _once(self, request_id: int, work: Callable[[], Pinned]) -> Pinned:
+        with self._lock:
+            told = self._pinning.get(request_id)
+            mine = told is None
+            if told is None:
+                told = self._pinning[request_id] = Future()
+        if mine:
+            try:
+                told.set_result(work())
+            except BaseException as failure:
+                told.set_exception(failure)
+                with self._lock:
+                    del self._pinning[request_id]
+        return told.result(PULL_S)
+
+    def _pin(self, object_refs: list[Any], request_id: int) -> Pinned:
+        pickled = take_apart(ray.get(object_refs[0], timeout=FETCH_OBJECT_S))
+        record: RegionRecord = ray.get(
+            self._registry.create_region.remote(
+                pickled.plan.region_bytes, self._node_id, request_id
+            ),
+            timeout=CALL_S,
+        )
+        try:
+            self._serve_pinned(record, pickled, object_refs)
+            digest = _digest(pickled)
+            source = shared_objects.source_of(pickled.plan, digest, object_refs[0])
+            ray.get(self._registry.seal.remote(record.region, source), timeout=CALL_S)
+        except BaseException:
+            # Answered by an order to retire it with force, which unpins.
+            ray.get(self._registry.abandon.remote(record.region), timeout=CALL_S)
+            raise
+        return Pinned(record, pickled.plan, digest)
+
+    def _pin_again(self, pinned: Pinned, object_refs: list[Any]) -> None:
+        """After a restart, and before anybody's question about the region is answered.
+
+        Raises:
+            What is a shortage, of time too: it is no reason to do without the object.
+        """
+        region = pinned.record.region
+        try:
+            pickled = take_apart(ray.get(object_refs[0], timeout=FETCH_OBJECT_S))
+            if _digest(pickled) != pinned.digest:
+                raise errors.UnpicklableError("The object takes apart differently each time.")
+            self._serve_pinned(pinned.record, pickled, object_refs)
+        except Exception as failure:  # any other: the rest goes on, and who reads it has it rebuilt
+            if shared_objects.is_shortage(failure):
+                raise
+            self._pinned.pop(region, None)
+            logger.error("region %d cannot be shared again: %r", region, failure)
+
+    def _serve_pinned(self, record: RegionRecord, pickled: Pickled, object_refs: list[Any]) -> None:
+        segments = [
+            _native.Segment(offset, view.nbytes, np.frombuffer(view, np.uint8).ctypes.data)
+            for offset, view in pickled.pieces()
+            if _in_place(offset, view)
+        ]
+        # The views hold the store's memory; the reference holds the object in the store.
+        self._pinned[record.region] = (object_refs, pickled)
+        fd = self._engine.create_shared(
+            record.region, record.version, record.base_address, record.length_bytes, segments
+        )
+        try:
+            for offset, view in pickled.pieces():
+                if not _in_place(offset, view):
+                    _native.copy_in(fd, offset, view)
+        finally:
+            os.close(fd)
+        self._engine.seal(record.region)
+
+    def stop(self) -> None:
+        """The session has ended: tells its processes, and lets go of everything, the keeper
+        included. Idempotent."""
+        if self._stopped:
+            return
+        self._stopped = True
+        try:
+            self._engine.end()
+            self._on_loop(self._core.close())
+            self._engine.stop()
+        finally:  # it would stay for CLAMOR_ORPHAN_S, with all memory
+            # One that is being started in place of another would stay when this process is gone.
+            has_turn = self._renewing.acquire(timeout=RENEWING_S)
+            with contextlib.suppress(errors.ClamorError):
+                self._keeper.quit()
+            if has_turn:
+                self._renewing.release()
+            self._pinned.clear()

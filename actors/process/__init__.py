@@ -1,0 +1,1 @@
+"""Processes and their files: start, end, logs, what outlives an actor."""

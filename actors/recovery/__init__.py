@@ -1,0 +1,1 @@
+"""Regions whose home is lost get another one."""

@@ -1,0 +1,157 @@
+"""How a region whose home is lost is put together again. Pure: no Ray, no clock, no I/O.
+
+What is left of a lost home's region lies in the caches of other page servers, and in the layers of
+commits that they have staged, or retain: blocks of versions
+that those are labelled with. A block that did not change after the version it is cached at is the
+same in the newest one. What no cache has the variable's source may make again, which makes version
+0: so it is good for blocks that no commit has changed.
+
+Nothing is assumed of a block that neither has: it is lost, also where it may never have been
+written.
+
+Tests: ``tests/actors/test_rebuild_plan.py`` compares it with a model that holds contents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from pyroaring import BitMap
+
+RUNS_SAID = 6
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one page server has of one version of a region.
+
+    Args:
+        server_id: The server.
+        version: The version that its blocks are labelled with.
+        blocks: Which it has, counted from the region's start.
+    """
+
+    server_id: int
+    version: int
+    blocks: BitMap
+
+
+@dataclass(frozen=True)
+class Take:
+    """Blocks that come from one server's cache of one version."""
+
+    server_id: int
+    version: int
+    blocks: BitMap
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where the blocks of the newest version come from; the sets are disjoint.
+
+    Args:
+        home: The server that is to be the new home: the one that has most of them.
+        takes: From caches, those of the new home first.
+        from_source: What the variable's source must make.
+        compared: Blocks of `takes` that the source makes too: its content must be the same there.
+        lost: What nobody has.
+    """
+
+    home: int
+    takes: tuple[Take, ...]
+    from_source: BitMap
+    compared: BitMap
+    lost: BitMap
+
+
+def plan(
+    n_blocks: int,
+    holdings: Iterable[Holding],
+    changed_since: Callable[[int], BitMap | None],
+    *,
+    has_source: bool,
+    servers: Iterable[int],
+    load: Callable[[int], int] = lambda server_id: 0,
+) -> Plan | None:
+    """Decides where each block of the newest version comes from.
+
+    Args:
+        n_blocks: Of the region.
+        holdings: What the living servers have.
+        changed_since: The blocks that changed after a version, up to the newest; None where that
+            is not known any more: nothing of that version is used then.
+        has_source: Whether the blocks of version 0 can be made again.
+        servers: Who can be the home.
+        load: What a server has to do already. Of those that have equally much of the region the one
+            that has the least to do becomes the home; of those the first.
+
+    Returns:
+        None where nobody can be the home.
+
+    Example:
+        >>> held = [Holding(7, 3, BitMap([0, 1])), Holding(8, 2, BitMap([1, 2]))]
+        >>> found = plan(4, held, lambda version: BitMap([1][: 3 - version]), has_source=False,
+        ...              servers=[7, 8])
+        >>> found.home, [list(take.blocks) for take in found.takes], list(found.lost)
+        (7, [[0, 1], [2]], [3])
+    """
+    candidates = list(dict.fromkeys(servers))
+    everything = BitMap(range(n_blocks))
+    good: list[Take] = []
+    for holding in holdings:
+        changed = changed_since(holding.version)
+        if changed is not None:
+            blocks = (holding.blocks & everything) - changed
+            good.append(Take(holding.server_id, holding.version, blocks))
+    if not candidates:
+        return None
+    has: dict[int, BitMap] = {}
+    for take in good:
+        has.setdefault(take.server_id, BitMap()).update(take.blocks)
+    home = max(candidates, key=lambda server_id: (len(has.get(server_id, ())), -load(server_id)))
+    # What is at the new home need not travel; of the rest as much as possible from each.
+    good.sort(key=lambda take: (take.server_id != home, -len(take.blocks), -take.version))
+    missing, takes = everything.copy(), []
+    for take in good:
+        blocks = take.blocks & missing
+        if blocks:
+            takes.append(Take(take.server_id, take.version, blocks))
+            missing -= blocks
+    changed = changed_since(0) if has_source else None
+    sourced = BitMap() if changed is None else everything - changed
+    from_source = missing & sourced
+    return Plan(
+        home=home,
+        takes=tuple(takes),
+        from_source=from_source,
+        compared=(everything - missing) & sourced if from_source else BitMap(),
+        lost=missing - from_source,
+    )
+
+
+def runs(blocks: BitMap) -> list[tuple[int, int]]:
+    """(first block, number of blocks) of each run, in order.
+
+    Example:
+        >>> runs(BitMap([3, 4, 5, 9]))
+        [(3, 3), (9, 1)]
+    """
+    numbers = np.frombuffer(blocks.to_array(), np.uint32).astype(np.int64)
+    starts = np.flatnonzero(np.diff(numbers, prepend=-2) != 1)
+    counts = np.diff(starts, append=len(numbers))
+    return list(zip(numbers[starts].tolist(), counts.tolist(), strict=True))
+
+
+def said(blocks: BitMap, n_blocks: int) -> str:
+    """For people: how many, and the first of them.
+
+    Example:
+        >>> said(BitMap([3, 4, 5, 9]), 100)
+        '4 of 100 blocks (3-5, 9)'
+    """
+    found = runs(blocks)
+    parts = [str(first) if n == 1 else f"{first}-{first + n - 1}" for first, n in found[:RUNS_SAID]]
+    more = ", ..." if len(found) > RUNS_SAID else ""
+    return f"{len(blocks)} of {n_blocks} blocks ({', '.join(parts)}{more})"

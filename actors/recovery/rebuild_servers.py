@@ -1,0 +1,67 @@
+"""What a rebuild asks of page servers (``rebuilds.py``). ``ray_homes`` calls them by Ray."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from clamor_ray._protocol.messages import RebuildOrder, RegionRecord
+from clamor_ray._protocol.source import Source
+
+
+class Servers(Protocol):
+    """The page servers, by id. Exceptions but those named mean: not now, try again."""
+
+    def why_lost(self, server_id: int) -> str | None:
+        """The reason, for one that will not come back."""
+
+    async def examine(self, server_id: int) -> None:
+        """Finds out whether a server that does not answer is lost."""
+
+    async def holdings(
+        self, server_id: int, region: int, commits: list[tuple[int, int]]
+    ) -> list[tuple[int, bytes]]:
+        """What it has: (version, serialized BitMap).
+
+        Args:
+            commits: (version, commit id) of the last: its layers of these count.
+        """
+
+    async def stage_cached(
+        self, server_id: int, region: int, version: int, commit_id: int, blocks: bytes
+    ) -> int:
+        """It makes a layer; the bytes of that."""
+
+    async def rebuild(self, server_id: int, order: RebuildOrder, made: list[Any]) -> None:
+        """It gets ready to be the home.
+
+        Args:
+            server_id: The server.
+            order: What comes from where.
+            made: Of ``make_again`` or ``bring``, once it is there; or empty.
+
+        Raises:
+            SourceError: The source cannot make it again. Nobody need try it anew.
+            OutOfMemoryError: It has no room.
+        """
+
+    async def rebuild_drop(self, server_id: int, region: int) -> None:
+        """The region is lost for good: it lets go of what it has got ready, if it has, and refuses
+        who opens the region."""
+
+    async def is_home(self, server_id: int, region: int) -> bool:
+        """Whether it has the region's blocks, as its home."""
+
+    async def rehome(self, server_id: int, record: RegionRecord) -> None:
+        """It learns of the new homes."""
+
+    async def drop(self, server_id: int, commit_id: int, regions: list[int]) -> None:
+        """It drops a layer."""
+
+    def make_again(self, server_id: int, source: Source) -> list[Any]:
+        """Begins to run a source on that node."""
+
+    def bring(self, server_id: int, object_refs: list[Any]) -> list[Any]:
+        """Has Ray bring an object to that node, or make it again."""
+
+    async def until_made(self, made: list[Any]) -> None:
+        """Waits until it is there, or has failed: ``rebuild`` says that."""

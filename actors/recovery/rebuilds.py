@@ -1,0 +1,796 @@
+"""Gives regions whose home is lost another one. No Ray.
+
+One region:
+
+    what is left  -> every living page server says which blocks of which versions it has
+    plan          -> ``rebuild.plan``: what comes from whom, and what from the source
+    layers        -> servers stage what they are to give
+    source        -> runs on the new home's node, if it is needed, and is waited for here
+    new home      -> pulls all that, and keeps it; nobody is served from it yet
+    journal       -> from here on it is the home
+    told          -> the new home; then whoever waits for the region
+
+It is begun when a home is found to be lost, or when somebody asks for such a region, and runs once
+at a time for each. Where it fails for now (a server that gives is restarted or lost, the new home
+is lost or has no room, blocks were evicted meanwhile) it begins again, ``TRIES`` times; then it is
+put off until somebody asks for the region. Blocks that are on no node, and that no source makes,
+are lost; the rest is rebuilt. Only where nothing at all is left the region is lost for good, and
+everybody gets the same ``HomeLostError``.
+
+``AT_ONCE`` of them are under way at a time. One whose source runs, or whose new home is to be told,
+takes the time that it takes: it is not counted, and holds up no other. No page server waits for a
+source: it is called when the object is there. ``SOURCES_AT_ONCE`` run at a time on a node, and
+homes that are equally good are taken in turn, so that sources spread over the nodes.
+
+No commit can be made meanwhile: there is no home to take its blocks. So the newest version is the
+same at the end as at the beginning.
+
+Thread safety: everything belongs to one asyncio loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from pyroaring import BitMap
+
+from clamor_ray import errors
+from clamor_ray._protocol.messages import (
+    BLOCK_BYTES,
+    CommitRequest,
+    Pinned,
+    RebuildOrder,
+    RegionRecord,
+    ServerLost,
+)
+from clamor_ray._protocol.source import CALL, Source
+from clamor_ray.actors.commits.commit_log import CommitLog
+from clamor_ray.actors.commits.journal import Journal
+from clamor_ray.actors.recovery import rebuild
+from clamor_ray.actors.recovery.lost_blocks import HEAL_HINT, Losses, LostBlocks
+from clamor_ray.actors.recovery.rebuild_servers import Servers
+from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
+
+logger = logging.getLogger("clamor_ray.registry")
+
+TRIES = 12
+PAUSE_S = 0.1
+PAUSE_MOST_S = 5.0
+ASK_S = 5.0  # what a server has
+STAGE_S = 120.0
+REBUILD_S = 900.0
+TELL_S = 10.0
+REHOME_S = 5.0  # who asks for a new home waits so long for each answer
+LOOK_S = 3.0  # a server that is silent for so long is looked after
+AT_ONCE = 4
+SOURCES_AT_ONCE = 4  # on a node
+SOURCE_S = 600.0
+COMMITS_SAID = 1000  # layers of older ones have been resolved for long
+
+NO_SOURCE_HINT = (
+    "Put it again. Where its making can be repeated, clamor.put(obj, source=make) lets it be made "
+    "again by itself; what other nodes have read of it is kept in any case."
+)
+
+_T = TypeVar("_T")
+
+
+class _Again(Exception):
+    """It failed for now; the text says why."""
+
+
+@dataclass
+class _Attempts:
+    """What the tries of one rebuild know of those before.
+
+    Args:
+        refused: Servers that had no room to be the home, since all have last been asked.
+        made: What a source is making, or has made, and for which new home.
+        heading: The new home that this try has chosen; 0: none yet.
+        failed: Why the source does not make it again: it is not asked any more.
+    """
+
+    refused: set[int] = field(default_factory=set)
+    made: tuple[int, list[Any]] | None = None
+    heading: int = 0
+    failed: errors.SourceError | None = None
+
+
+class Rebuilds:
+    """See the file's head.
+
+    Args:
+        core: Regions and servers.
+        log: Versions and changes.
+        journal: Where a new home is written first.
+        servers: The page servers.
+        rehomed: Is told the id of a page server that is the home of more than before.
+        losses: What is lost of which regions.
+    """
+
+    def __init__(
+        self,
+        core: RegistryCore,
+        log: CommitLog,
+        journal: Journal,
+        servers: Servers,
+        rehomed: Callable[[int], object] = lambda server_id: None,
+        losses: Losses | None = None,
+    ) -> None:
+        self._core = core
+        self._log = log
+        self._journal = journal
+        self._servers = servers
+        self._rehomed = rehomed
+        self._losses = losses if losses is not None else Losses()
+        self._losses.healed = self._tell_all
+        self._sources: dict[int, Source] = {}
+        self._shared: dict[int, tuple[Pinned, list[Any]]] = {}
+        self._activating: set[int] = set()  # their new home may not have heard that it is that
+        self._hollow: dict[int, int] = {}  # region -> its home, which lives and has nothing of it
+        self._staged: set[int] = set()  # commit ids of layers that running rebuilds wait for
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._lost: dict[int, errors.HomeLostError] = {}
+        self._put_off: dict[int, str] = {}  # what has failed last
+        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._sources_of: dict[int, asyncio.Semaphore] = {}  # by the node's page server
+        self._rebuilt: dict[int, int] = {}  # region -> the home that it has got
+        self._load: Counter[int] = Counter()  # regions that a server has got, or is to get
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- what is known of regions
+
+    def set_source(self, region: int, source: Source) -> None:
+        """How the region's version 0 is made again."""
+        self._sources[region] = source
+
+    def set_shared(self, region: int, pinned: Pinned, object_refs: list[Any]) -> None:
+        """The region is this Ray object's content at version 0."""
+        self._shared[region] = (pinned, object_refs)
+
+    def shared_at(self, server_id: int) -> list[tuple[Pinned, list[Any]]]:
+        """What a page server has to pin again when it is restarted. A region that was rebuilt is no
+        Ray object any more, and one that is lost for good is nothing."""
+        return [
+            (pinned, object_refs)
+            for region, (pinned, object_refs) in self._shared.items()
+            if pinned.record.homes[0] == server_id
+            and region not in self._rebuilt
+            and region not in self._lost
+        ]
+
+    def _set_rebuilt(self, region: int, home: int | None) -> None:
+        if (before := self._rebuilt.pop(region, None)) is not None:
+            self._load[before] -= 1
+        if home is not None:
+            self._rebuilt[region] = home
+            self._load[home] += 1
+
+    def forget(self, region: int) -> None:
+        """It is gone."""
+        self._set_rebuilt(region, None)
+        self._sources.pop(region, None)
+        self._shared.pop(region, None)
+        self._lost.pop(region, None)
+        self._hollow.pop(region, None)
+        self._put_off.pop(region, None)
+        self._losses.forget(region)
+
+    # -- events
+
+    def server_lost(self, server_id: int) -> None:
+        """Begins to rebuild what was homed there."""
+        for region in self._core.homed_at(server_id):
+            self._begin(region, self._rebuild(region))
+
+    def activate(self, regions: Iterable[int]) -> None:
+        """After a restart of the registry: new homes may not have heard that they are that."""
+        for region in regions:
+            if (record := self._core.record_of(region)) is not None:
+                self._set_rebuilt(region, record.homes[0])
+            if self._core.state(region) is RegionState.READY and not self._why(region):
+                self._activating.add(region)
+                self._begin(region, self._activate_again(region))
+
+    def verdict(self, region: int) -> errors.HomeLostError | None:
+        """Why all of the region is lost for good, if it is."""
+        return self._lost.get(region)
+
+    def why_lost(self, region: int) -> errors.HomeLostError | None:
+        """Why the region, or blocks of it, are lost, if they are."""
+        if (verdict := self.verdict(region)) is not None:
+            return verdict
+        found = self._losses.of(region)
+        return found.error(region) if found is not None else None
+
+    def lost_blocks(self, region: int) -> LostBlocks | None:
+        """Which blocks of its newest version are lost, if any are. All of it: see ``verdict``."""
+        return self._losses.of(region)
+
+    async def settle(self, region: int, timeout_s: float) -> bool:
+        """Waits until the region has a home that serves, or is not there any more.
+
+        Returns:
+            Whether it is so; False: the time is over, or it is put off: the next call begins it
+            again.
+
+        Raises:
+            HomeLostError: It is lost for good.
+        """
+        if self._core.state(region) is not RegionState.READY:
+            return True
+        if self._why(region) and region not in self._lost:
+            self._begin(region, self._rebuild(region))
+        if (running := self._running.get(region)) is not None:
+            await asyncio.wait({running}, timeout=timeout_s)
+            if not running.done():
+                return False
+        if (lost := self._lost.get(region)) is not None:
+            raise lost
+        return not self._why(region)
+
+    async def settle_all(self, request: CommitRequest, deadline: float) -> None:
+        """``settle`` of all variables of a commit, until then by the monotonic clock.
+
+        Raises:
+            HomeLostError: One of them is lost for good.
+            WaitTimeoutError: One of them has no new home yet.
+        """
+        for write in request.writes:
+            if not await self.settle(write.region, max(0.0, deadline - time.monotonic())):
+                why = self._put_off.get(write.region, "")
+                raise errors.WaitTimeoutError(
+                    f"Region {write.region} has lost its home, and does not have another one yet"
+                    f"{why and f': {why}'}.",
+                    hint="Nothing was committed and the transaction is still open: commit again.",
+                )
+
+    async def new_home(self, region: int, server_id: int) -> RegionRecord | None:
+        """See ``RebuildMethods.rehomed``."""
+        if not await self.settle(region, REHOME_S):
+            return None
+        record = self._core.peek(region)
+        if not isinstance(record, RegionRecord):
+            raise errors.FreedError(f"Region {region} was freed.")
+        if server_id in record.homes and not await self._has(server_id, region):
+            return None
+        return self._newest(record)
+
+    def _newest(self, record: RegionRecord) -> RegionRecord:
+        region = record.region
+        return replace(record, version=self._log.newest(region), loss=self._losses.number(region))
+
+    async def _has(self, home: int, region: int) -> bool:
+        """A home that lives was taken for lost, or does not serve: it is asked itself. One that
+        says that it has nothing of the region is replaced; one that does not answer is not."""
+        try:
+            if await asyncio.wait_for(self._servers.is_home(home, region), ASK_S):
+                return True
+        except Exception as failure:  # any: silence is no verdict, and who asks comes again
+            logger.info("home %#x does not say whether it has region %d: %r", home, region, failure)
+            return False
+        if home in self._core.homes_of(region) and region not in self._activating:
+            logger.error("home %#x has nothing of region %d", home, region)
+            self._hollow[region] = home
+            self._begin(region, self._rebuild(region))
+        return False
+
+    async def activated(self, region: int, timeout_s: float) -> None:
+        """Waits until the region's new home has heard that it is that: it refuses who asks before.
+
+        Raises:
+            ServerUnavailableError: It has not heard it in that time: ask again.
+        """
+        if not self._refuses(region):
+            return
+        if region in self._hollow:
+            self._begin(region, self._rebuild(region))
+        if (running := self._running.get(region)) is not None:
+            await asyncio.wait({running}, timeout=timeout_s)
+        if self._refuses(region):
+            raise errors.ServerUnavailableError(
+                f"The new home of region {region} has not heard yet that it is that.",
+                hint="Ask again.",
+            )
+
+    def _refuses(self, region: int) -> bool:
+        """Whether its home, which lives, does not serve it, and will, or another one."""
+        if self._core.state(region) is not RegionState.READY or region in self._lost:
+            return False
+        return region in self._activating or region in self._hollow
+
+    def check_outcome(self, commit_id: int) -> None:
+        """Is asked before anybody hears that a layer belongs to no commit.
+
+        Raises:
+            ServerUnavailableError: A rebuild that runs waits for the layer: ask again.
+        """
+        if commit_id in self._staged:
+            raise errors.ServerUnavailableError(
+                f"What is staged under {commit_id:#x} is on its way to a region's new home.",
+                hint="Ask again.",
+            )
+
+    async def close(self) -> None:
+        """Ends what runs."""
+        tasks = [*self._running.values(), *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- one region
+
+    def _why(self, region: int) -> str:
+        """Why a home of it is lost; "" where none is."""
+        for home in self._core.homes_of(region):
+            if isinstance(answer := self._core.locate(home), ServerLost):
+                return f"its home {home:#x} is lost ({answer.reason})"
+            if self._hollow.get(region) == home:
+                return f"its home {home:#x} has nothing of it"
+        return ""
+
+    def _begin(self, region: int, work: Coroutine[Any, Any, None]) -> None:
+        if region in self._running or region in self._lost:
+            work.close()
+            return
+
+        async def run() -> None:
+            try:
+                await work
+            finally:
+                work.close()
+                del self._running[region]
+
+        self._running[region] = asyncio.get_running_loop().create_task(run())
+        self._running[region].add_done_callback(_say_failure)
+
+    async def _rebuild(self, region: int) -> None:
+        pause_s, tries, attempts = PAUSE_S, 0, _Attempts()
+        while tries < TRIES:
+            if self._core.state(region) is not RegionState.READY or not (why := self._why(region)):
+                return
+            n_refused, had_source = len(attempts.refused), attempts.failed is None
+            try:
+                await self._try(region, why, attempts)
+                self._put_off.pop(region, None)
+                return
+            except errors.HomeLostError as verdict:
+                self._give_up(region, verdict)
+                return
+            except (_Again, errors.JournalFullError) as failure:
+                self._put_off[region] = str(failure)
+            except Exception as failure:  # any: whoever waits for the region must get an answer
+                logger.exception("rebuilding region %d", region)
+                self._put_off[region] = repr(failure)
+            logger.warning("region %d cannot be rebuilt yet: %s", region, self._put_off[region])
+            if len(attempts.refused) > n_refused or had_source > (attempts.failed is None):
+                continue  # there are others, or there is no source
+            tries += 1
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_MOST_S)
+        logger.error(
+            "region %d is not rebuilt until somebody asks for it: %s; the last of %d tries: %s",
+            region, why, TRIES, self._put_off[region],
+        )  # fmt: skip
+
+    def _give_up(self, region: int, verdict: errors.HomeLostError) -> None:
+        logger.error("%s", verdict)
+        if self._core.state(region) is RegionState.READY:
+            verdict.is_verdict = True
+            self._lost[region] = verdict
+            self._set_rebuilt(region, None)
+            for server_id in self._core.known_to(region):
+                self._spawn(self._drop_prepared(server_id, region))
+
+    async def _try(self, region: int, why: str, attempts: _Attempts) -> None:
+        """
+        Raises:
+            HomeLostError: Its blocks are nowhere, or its source cannot make them.
+            _Again, JournalFullError: It failed for now.
+        """
+        staged: list[tuple[int, int, int]] = []
+        try:
+            async with self._turn:
+                found = await self._stage_all(region, why, attempts, staged)
+                if found is None:
+                    return
+                record, plan = found
+                if not (runs := self._runs_source(region, plan)):
+                    await self._prepare(record, plan, tuple(staged), attempts, [])
+            if runs:
+                made = await self._make(region, plan, attempts)
+                async with self._turn:
+                    await self._prepare(record, plan, tuple(staged), attempts, made)
+        finally:
+            if attempts.heading:
+                self._load[attempts.heading] -= 1
+            attempts.heading = 0
+            for server_id, commit_id, _ in staged:
+                self._staged.discard(commit_id)
+                self._spawn(self._drop(server_id, commit_id, region))
+        if self._core.state(region) is not RegionState.READY:
+            return
+        if self._servers.why_lost(plan.home) is not None or (
+            self._log.newest(region) != record.version
+        ):
+            raise _Again("the new home is lost too")
+        # No await in here: from the journal on it is the home.
+        lost = self._lost_of(record, why, plan, attempts)
+        self._journal.rehome(record, record.version, lost)
+        self._losses.update({region: lost})
+        self._activating.add(region)
+        try:
+            self._core.rehome(region, plan.home)
+            self._log.rehome(region, plan.home)
+            self._set_rebuilt(region, plan.home)
+            self._hollow.pop(region, None)
+            await self._activate(self._newest(record))
+        finally:
+            self._activating.discard(region)
+
+    async def _stage_all(
+        self, region: int, why: str, attempts: _Attempts, staged: list[tuple[int, int, int]]
+    ) -> tuple[RegionRecord, rebuild.Plan] | None:
+        """What is to be done, with what others give for it staged; None: it was freed."""
+        record = self._core.record_of(region)
+        if record is None:
+            return None
+        version = self._log.newest(region)
+        holdings, silent = await self._ask_all(region)
+        if self._core.state(region) is not RegionState.READY:
+            return None
+        # No await until the new home is among those that are told when the region is freed.
+        plan = self._plan(record, version, holdings, attempts)
+        if plan is None:
+            if not attempts.refused:
+                raise _Again("no page server has joined that could be its new home")
+            attempts.refused.clear()  # they may have room by and by
+            raise _Again("no node has room to be its new home")
+        if plan.lost and silent:
+            raise _Again("a page server that may have blocks of it does not answer")
+        n_taken = sum(len(take.blocks) for take in plan.takes)
+        if plan.lost and not n_taken + len(plan.from_source):
+            raise self._is_lost(record, why, plan, attempts)
+        logger.info(
+            "region %d: %s; its new home is %#x, %d blocks come from caches and %d from its "
+            "source, %d are lost",
+            region, why, plan.home, n_taken, len(plan.from_source), len(plan.lost),
+        )  # fmt: skip
+        attempts.heading = plan.home
+        self._load[plan.home] += 1
+        record = replace(record, version=version, homes=(plan.home,) * len(record.homes))
+        self._core.lookup(region, plan.home)
+        await self._stage(region, plan, staged)
+        return record, plan
+
+    def _runs_source(self, region: int, plan: rebuild.Plan) -> bool:
+        """Whether something is run for it, which takes nobody knows how long."""
+        source = self._sources.get(region)
+        return bool(plan.from_source) and (source is None or source.kind == CALL)
+
+    async def _ask_all(self, region: int) -> tuple[list[rebuild.Holding], list[int]]:
+        servers = [info.server_id for info in self._core.servers()]
+
+        commits = self._last_commits(region)
+
+        async def ask(server_id: int) -> list[tuple[int, bytes]]:
+            call = self._servers.holdings(server_id, region, commits)
+            return await self._watched(server_id, call, ASK_S)
+
+        answers = await asyncio.gather(*map(ask, servers), return_exceptions=True)
+        holdings, silent = [], []
+        for server_id, answer in zip(servers, answers, strict=True):
+            if isinstance(answer, BaseException):
+                logger.warning("page server %#x does not say what it has: %r", server_id, answer)
+                if self._servers.why_lost(server_id) is None:
+                    silent.append(server_id)
+                continue
+            holdings += [
+                rebuild.Holding(server_id, version, BitMap.deserialize(blocks))
+                for version, blocks in answer
+            ]
+        return holdings, silent
+
+    def _last_commits(self, region: int) -> list[tuple[int, int]]:
+        """(version, commit id). A writer that died after its commit was made has told its page
+        server nothing, which has the layer all the same."""
+        newest = self._log.newest(region)
+        since = max(newest - COMMITS_SAID, self._log.horizon(region))
+        return self._log.published(region, since)
+
+    def _plan(
+        self,
+        record: RegionRecord,
+        version: int,
+        holdings: list[rebuild.Holding],
+        attempts: _Attempts,
+    ) -> rebuild.Plan | None:
+        region = record.region
+        making_at = attempts.made[0] if attempts.made is not None else 0
+
+        def changed_since(older: int) -> BitMap | None:
+            return self._log.changes(region, older, version) if older <= version else None
+
+        return rebuild.plan(
+            -(-record.length_bytes // BLOCK_BYTES),
+            [held for held in holdings if self._servers.why_lost(held.server_id) is None],
+            changed_since,
+            has_source=self._has_source(region) and attempts.failed is None,
+            servers=[
+                info.server_id
+                for info in self._core.servers()
+                if info.server_id not in attempts.refused
+            ],
+            # Where its source runs already it goes on.
+            load=lambda server_id: -1 if server_id == making_at else self._load[server_id],
+        )
+
+    def _has_source(self, region: int) -> bool:
+        return region in self._sources or region in self._shared
+
+    def _no_source(self, region: int, attempts: _Attempts) -> tuple[str, str]:
+        """Why no source makes what is lost, and what to do."""
+        if attempts.failed is not None:
+            return f"its source cannot make them again. {attempts.failed.message}", (
+                attempts.failed.hint
+            )
+        if self._has_source(region):
+            return (
+                "commits have changed them, so that its source does not make them",
+                "Put it again, and make the changes again.",
+            )
+        return "it was put without a source", NO_SOURCE_HINT
+
+    def _is_lost(
+        self, record: RegionRecord, why: str, plan: rebuild.Plan, attempts: _Attempts
+    ) -> errors.HomeLostError:
+        said = rebuild.said(plan.lost, -(-record.length_bytes // BLOCK_BYTES))
+        cause, hint = self._no_source(record.region, attempts)
+        return errors.HomeLostError(
+            f"Region {record.region} is lost: {why}, and {said} are on no other node; {cause}.",
+            hint=hint,
+        )
+
+    def _lost_of(
+        self, record: RegionRecord, why: str, plan: rebuild.Plan, attempts: _Attempts
+    ) -> LostBlocks | None:
+        if not plan.lost:
+            return None
+        cause, hint = self._no_source(record.region, attempts)
+        return LostBlocks(
+            secrets.randbits(31) | 1,
+            -(-record.length_bytes // BLOCK_BYTES),
+            bytes(plan.lost.serialize()),
+            f"{why[:1].upper()}{why[1:]}, and {cause}".removesuffix("."),
+            f"{hint} {HEAL_HINT}",
+        )
+
+    async def _stage(
+        self, region: int, plan: rebuild.Plan, staged: list[tuple[int, int, int]]
+    ) -> None:
+        for take in plan.takes:
+            if take.server_id == plan.home:
+                continue
+            commit_id = secrets.randbits(64) | 1
+            call = self._servers.stage_cached(
+                take.server_id, region, take.version, commit_id, bytes(take.blocks.serialize())
+            )
+            layer_bytes = await self._needed(take.server_id, call, STAGE_S)
+            self._staged.add(commit_id)
+            staged.append((take.server_id, commit_id, layer_bytes))
+
+    async def _make(self, region: int, plan: rebuild.Plan, attempts: _Attempts) -> list[Any]:
+        """What the source makes, once it is there. Takes the time that it takes.
+
+        Raises:
+            _Again: The new home is lost, or the source runs still: the next try waits for it.
+        """
+        turn = self._sources_of.setdefault(plan.home, asyncio.Semaphore(SOURCES_AT_ONCE))
+        source = self._sources.get(region)
+        self._put_off[region] = f"what makes it again is run on the node of {plan.home:#x}"
+        async with turn:
+            if attempts.made is None or attempts.made[0] != plan.home:
+                if source is not None:
+                    made = self._servers.make_again(plan.home, source)
+                else:
+                    made = self._servers.bring(plan.home, self._shared[region][1])
+                attempts.made = (plan.home, made)
+            made = attempts.made[1]
+            try:
+                await self._watched(plan.home, self._servers.until_made(made), SOURCE_S)
+            except asyncio.TimeoutError:
+                raise _Again(f"what makes it again has not ended within {SOURCE_S:g} s") from None
+        return made
+
+    async def _prepare(
+        self,
+        record: RegionRecord,
+        plan: rebuild.Plan,
+        takes: tuple[tuple[int, int, int], ...],
+        attempts: _Attempts,
+        made: list[Any],
+    ) -> None:
+        order = RebuildOrder(
+            record,
+            tuple(
+                (take.version, bytes(take.blocks.serialize()))
+                for take in plan.takes
+                if take.server_id == plan.home
+            ),
+            takes,
+            bytes(plan.from_source.serialize()) if plan.from_source else b"",
+            bytes(plan.compared.serialize()) if plan.compared else b"",
+            lost=bytes(plan.lost.serialize()) if plan.lost else b"",
+        )
+        source = self._sources.get(record.region)
+        if plan.from_source and source is not None and source.kind != CALL:
+            order = replace(order, pieces=((source.offset, source.what),))
+        elif plan.from_source and source is None:
+            order = replace(order, digest=self._shared[record.region][0].digest)
+        try:
+            call = self._servers.rebuild(plan.home, order, made)
+            await self._needed(plan.home, call, REBUILD_S, attempts.refused)
+        except errors.SourceError as failure:
+            attempts.failed, attempts.made = failure, None
+            raise _Again(failure.message) from failure
+
+    async def _activate(self, record: RegionRecord) -> None:
+        """The new home serves from here on; the others are told as a favour: they ask."""
+        home = record.homes[0]
+        pause_s = PAUSE_S
+        while self._core.state(record.region) is RegionState.READY:
+            try:
+                await self._watched(home, self._servers.rehome(home, record), TELL_S)
+                break
+            except errors.HomeLostError as failure:
+                if self._servers.why_lost(home) is None:
+                    self._hollow[record.region] = home
+                    raise _Again("the new home has nothing of it any more") from failure
+                raise _Again("the new home is lost too") from failure
+            except Exception as failure:  # any: it may be restarting
+                if self._servers.why_lost(home) is not None:
+                    raise _Again("the new home is lost too") from failure
+                logger.warning("the new home %#x cannot be told yet: %r", home, failure)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_MOST_S)
+        self._rehomed(home)
+        for server_id in self._core.known_to(record.region):
+            if server_id != home:
+                self._spawn(self._tell(server_id, record))
+
+    def _tell_all(self, region: int) -> None:
+        """Commits have written all that was lost: nobody need ask for it any more."""
+        record = self._core.record_of(region)
+        if record is None or self._refuses(region) or self._why(region):
+            return  # who looks it up is told then
+        for server_id in self._core.known_to(region):
+            self._spawn(self._tell(server_id, self._newest(record)))
+
+    async def _activate_again(self, region: int) -> None:
+        record = self._core.record_of(region)
+        try:
+            if record is not None:
+                await self._activate(self._newest(record))
+            return
+        except _Again as failure:
+            logger.warning("region %d: %s", region, failure)
+        finally:
+            self._activating.discard(region)
+        await self._rebuild(region)
+
+    # -- calls
+
+    async def _watched(self, server_id: int, call: Coroutine[Any, Any, _T], timeout_s: float) -> _T:
+        """Waits for a server's answer, and looks after it meanwhile.
+
+        Raises:
+            _Again: It is lost.
+            TimeoutError: It has not answered in time.
+            Whatever the call raises.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        task = asyncio.ensure_future(call)
+        try:
+            while True:
+                left_s = deadline - loop.time()
+                done, _ = await asyncio.wait({task}, timeout=max(0.0, min(LOOK_S, left_s)))
+                if done:
+                    return task.result()
+                await self._servers.examine(server_id)
+                if (reason := self._servers.why_lost(server_id)) is not None:
+                    raise _Again(f"the page server {server_id:#x} is lost: {reason}")
+                if left_s <= LOOK_S:
+                    raise asyncio.TimeoutError
+        finally:
+            task.cancel()
+
+    async def _needed(
+        self,
+        server_id: int,
+        call: Coroutine[Any, Any, _T],
+        timeout_s: float,
+        refused: set[int] | None = None,
+    ) -> _T:
+        """As ``_watched``; what fails for now is ``_Again``. refused: who has no room."""
+        try:
+            return await self._watched(server_id, call, timeout_s)
+        except (_Again, errors.SourceError):
+            raise
+        except errors.OutOfMemoryError as failure:
+            if refused is not None:
+                refused.add(server_id)
+            raise _Again(str(failure)) from failure
+        except Exception as failure:  # any: a server that gives may be restarting, or lost
+            raise _Again(f"page server {server_id:#x}: {failure!r}") from failure
+
+    async def _tell(self, server_id: int, record: RegionRecord) -> None:
+        try:
+            await asyncio.wait_for(self._servers.rehome(server_id, record), TELL_S)
+        except Exception as failure:  # any: it asks when it needs to know
+            logger.info("page server %#x was not told of a new home: %r", server_id, failure)
+
+    async def _drop_prepared(self, server_id: int, region: int) -> None:
+        """Tells a server of the verdict. One that does not hear of it learns it from the first who
+        needs a block."""
+        pause_s = PAUSE_S
+        for _ in range(TRIES):
+            if region not in self._lost or self._servers.why_lost(server_id) is not None:
+                return
+            try:
+                await asyncio.wait_for(self._servers.rebuild_drop(server_id, region), TELL_S)
+                return
+            except Exception as failure:  # any: it may be restarting
+                logger.info("page server %#x was not told of a verdict: %r", server_id, failure)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_MOST_S)
+
+    async def _drop(self, server_id: int, commit_id: int, region: int) -> None:
+        try:
+            await asyncio.wait_for(self._servers.drop(server_id, commit_id, [region]), TELL_S)
+        except Exception as failure:  # any: it asks by itself what becomes of a staged layer
+            logger.info("page server %#x was not told to drop a layer: %r", server_id, failure)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_say_failure)
+
+
+class RebuildMethods:
+    """The registry's methods about new homes; it is an actor, so they are called by name."""
+
+    _rebuilds: Rebuilds
+
+    async def rehomed(self, region: int, server_id: int) -> RegionRecord | None:
+        """The region's record once its home is another one than this server, which is lost.
+
+        Returns:
+            None where that takes more than a few seconds: ask again.
+
+        Raises:
+            HomeLostError: There will be no other.
+            FreedError: It is not there any more.
+        """
+        return await self._rebuilds.new_home(region, server_id)
+
+    async def why_lost(self, region: int) -> errors.HomeLostError | None:
+        """Why the region, or blocks of it, are lost, if they are."""
+        return self._rebuilds.why_lost(region)
+
+    async def lost_blocks(self, region: int) -> LostBlocks | None:
+        """Which blocks of its newest version are lost, if some are and others are not."""
+        return self._rebuilds.lost_blocks(region)
+
+
+def _say_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (failure := task.exception()) is not None:
+        logger.error("a rebuild failed", exc_info=failure)

@@ -1,0 +1,792 @@
+"""What the registry decides: addresses, regions, servers. Pure: no Ray, no clock, no I/O.
+
+Methods take one event and return its answer, or the ``Retire`` orders that follow from it; the
+facade carries the orders out and reports back with further events.
+
+The end of a region, in order:
+
+    free     -> lookups answer "freed"; every server that knows the region is told to retire it,
+                and until it says idle it can still look the region up, for the leases it has
+    idle     -> one such server says that its node's last lease is gone
+    drained  -> all of them have said so, or died: the homes are told to drop it, with force
+    dropped  -> one home says that it has
+    gone     -> all homes have, or died: the address range is free for others
+
+What its maker abandons ends so too, where it was sealed or is mapped; else the homes are told to
+drop it at once.
+
+An address range is reused only after that, so that no process anywhere can still have the old
+region mapped where a new one must go.
+
+Invariants, which ``check`` verifies:
+* used and free ranges together are exactly what is ours of the window, and no two overlap;
+* a region in the table owns exactly one used range; no other used range exists;
+* a region waits only for servers that are not lost.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import hashlib
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from clamor_ray._protocol.messages import (
+    EXTENT_BYTES,
+    LocateAnswer,
+    LookupAnswer,
+    RegionFreed,
+    RegionRecord,
+    RegionUnknown,
+    ServerInfo,
+    ServerLost,
+)
+
+WINDOW_BEGIN = 0x1100_0000_0000
+WINDOW_END = 0x2900_0000_0000
+UNIT_BYTES = 2 << 20
+GUARD_BYTES = UNIT_BYTES
+FIRST_VERSION = 0  # the state after no commit; what the engine gives a new home
+
+
+class RegistryError(Exception):
+    """The registry refuses; the text says what and why."""
+
+
+class NoAddresses(RegistryError):
+    """No gap in the window is large enough."""
+
+
+class NoSuchRegion(RegistryError):
+    """An operation on a region that is not in the table."""
+
+
+class IllegalTransition(RegistryError):
+    """The region is not in a state that allows the operation."""
+
+
+class NoSuchServer(RegistryError):
+    """The server never registered, or is lost."""
+
+
+def server_id_of(node_id: str, life: int = 0) -> int:
+    """The id of a node's page server: 64 bits, never 0, the same after a restart.
+
+    Args:
+        node_id: Ray's hex id.
+        life: How many page servers of the node were lost before, with all that they held.
+
+    Example:
+        >>> server_id_of("ab" * 28) == server_id_of("ab" * 28) != 0
+        True
+    """
+    again = f"\0{life}" if life else ""
+    digest = hashlib.sha256(b"clamor page server\0" + f"{node_id}{again}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") or 1
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+class AddressSpace:
+    """First fit over what is ours of the window; every range ends in a guard gap that nobody maps.
+
+    Args:
+        begin: First address, a multiple of 2 MiB.
+        end: One past the last, a multiple of 2 MiB.
+        ours: All of it is ours; else what ``own`` and ``reserve`` are given.
+    """
+
+    def __init__(
+        self, begin: int = WINDOW_BEGIN, end: int = WINDOW_END, *, ours: bool = True
+    ) -> None:
+        if begin % UNIT_BYTES or end % UNIT_BYTES or begin >= end:
+            raise ValueError(f"no window: {begin:#x} to {end:#x}")
+        self.begin = begin
+        self.end = end
+        self._others: list[tuple[int, int]] = [(begin, end)]  # not ours
+        self._free: list[tuple[int, int]] = []
+        self._used: dict[int, int] = {}
+        if ours:
+            self.own(begin, end)
+
+    def own(self, begin: int, end: int) -> None:
+        """These addresses are ours from now on; those that were change nothing."""
+        for low, high in self._take_from_others(begin, end):
+            self._give(low, high)
+
+    def _take_from_others(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """What of the range was not ours, and is now."""
+        rest: list[tuple[int, int]] = []
+        taken: list[tuple[int, int]] = []
+        for low, high in self._others:
+            cuts = [(low, min(high, begin)), (max(low, end), high)]
+            rest += [(b, e) for b, e in cuts if b < e]
+            if max(low, begin) < min(high, end):
+                taken.append((max(low, begin), min(high, end)))
+        self._others = rest
+        return taken
+
+    def has_room(self, length_bytes: int) -> bool:
+        """Whether ``allocate`` would find a gap."""
+        need = _round_up(length_bytes, UNIT_BYTES) + GUARD_BYTES
+        return any(end - begin >= need for begin, end in self._free)
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Of addresses, guard gaps included."""
+        return sum(end - begin for begin, end in self._used.items())
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """The used ranges (begin, end with guard), by address."""
+        return sorted(self._used.items())
+
+    def allocate(self, length_bytes: int) -> int:
+        """The lowest 2 MiB-aligned address with room for the length and the guard.
+
+        Raises:
+            ValueError: A length below 1.
+            NoAddresses: No gap is large enough.
+        """
+        if length_bytes < 1:
+            raise ValueError(f"a region of {length_bytes} bytes")
+        need = _round_up(length_bytes, UNIT_BYTES) + GUARD_BYTES
+        for index, (begin, end) in enumerate(self._free):
+            if end - begin < need:
+                continue
+            if end - begin == need:
+                del self._free[index]
+            else:
+                self._free[index] = (begin + need, end)
+            self._used[begin] = begin + need
+            return begin
+        raise NoAddresses(
+            f"no room for {length_bytes} bytes: {self.bytes_in_use} of "
+            f"{self.end - self.begin} bytes of addresses are in use; free variables first"
+        )
+
+    def reserve(self, base_address: int, length_bytes: int) -> None:
+        """Takes the range that ``allocate`` once gave out, after a restart.
+
+        Raises:
+            ValueError: It is not free.
+        """
+        end = base_address + _round_up(length_bytes, UNIT_BYTES) + GUARD_BYTES
+        self.own(base_address, end)  # it once was: the journal is read before the cluster's log
+        index = bisect.bisect_right(self._free, (base_address, self.end)) - 1
+        if index < 0 or self._free[index][0] > base_address or self._free[index][1] < end:
+            raise ValueError(f"the addresses {base_address:#x} to {end:#x} are not free")
+        free_begin, free_end = self._free[index]
+        rest = [(free_begin, base_address), (end, free_end)]
+        self._free[index : index + 1] = [(b, e) for b, e in rest if b < e]
+        self._used[base_address] = end
+
+    def release(self, base_address: int) -> None:
+        """Gives a range back, joined with its free neighbours."""
+        self._give(base_address, self._used.pop(base_address))
+
+    def _give(self, begin: int, end: int) -> None:
+        index = bisect.bisect_left(self._free, (begin, end))
+        if index < len(self._free) and self._free[index][0] == end:
+            end = self._free.pop(index)[1]
+        if index > 0 and self._free[index - 1][1] == begin:
+            index -= 1
+            begin = self._free.pop(index)[0]
+        self._free.insert(index, (begin, end))
+
+    def check(self) -> None:
+        """Raises AssertionError unless used, free and others' ranges tile the window."""
+        where = self.begin
+        was_free = False
+        tiles = [(b, e, False) for b, e in self._used.items()]
+        tiles += [(b, e, False) for b, e in self._others]
+        tiles += [(b, e, True) for b, e in self._free]
+        for begin, end, is_free in sorted(tiles):
+            assert begin == where, f"gap or overlap at {where:#x}"
+            assert end > begin, f"empty range at {begin:#x}"
+            assert not (is_free and was_free), f"free ranges not joined at {begin:#x}"
+            assert begin % UNIT_BYTES == 0
+            where, was_free = end, is_free
+        assert where == self.end
+
+
+class RegionState(enum.Enum):
+    """CREATING: only its maker knows it. READY: leasable. FREED: waits for the last leases.
+    DROPPING: waits for its homes. GONE: not in the table any more."""
+
+    CREATING = "creating"
+    READY = "ready"
+    FREED = "freed"
+    DROPPING = "dropping"
+    GONE = "gone"
+
+
+class RegionEvent(enum.Enum):
+    """What can happen to a region."""
+
+    SEAL = "seal"
+    ABANDON = "abandon"
+    ABANDON_LEASED = "abandon, while it is mapped"
+    FREE = "free"
+    DRAINED = "drained"
+    DROPPED = "dropped by all homes"
+
+
+_S, _E = RegionState, RegionEvent
+
+TRANSITIONS: dict[tuple[RegionState, RegionEvent], RegionState] = {
+    (_S.CREATING, _E.SEAL): _S.READY,
+    (_S.CREATING, _E.ABANDON): _S.DROPPING,  # nobody can have mapped it
+    (_S.CREATING, _E.ABANDON_LEASED): _S.FREED,  # but its maker has, where it was built
+    (_S.READY, _E.ABANDON): _S.FREED,  # the maker does not know that it was sealed
+    (_S.READY, _E.ABANDON_LEASED): _S.FREED,
+    (_S.FREED, _E.ABANDON): _S.FREED,
+    (_S.FREED, _E.ABANDON_LEASED): _S.FREED,
+    (_S.READY, _E.SEAL): _S.READY,  # the answer was lost on its way
+    (_S.READY, _E.FREE): _S.FREED,
+    (_S.FREED, _E.FREE): _S.FREED,  # freeing twice is freeing once
+    (_S.FREED, _E.DRAINED): _S.DROPPING,
+    (_S.DROPPING, _E.FREE): _S.DROPPING,
+    (_S.DROPPING, _E.ABANDON): _S.DROPPING,
+    (_S.DROPPING, _E.ABANDON_LEASED): _S.DROPPING,
+    (_S.DROPPING, _E.DROPPED): _S.GONE,
+}
+
+
+@dataclass(frozen=True)
+class Retire:
+    """An order: tell ``server_id`` to retire ``region``.
+
+    Without force it reports the region idle when its node's last lease is gone, and with force it
+    drops the region now, which ``RegistryCore.dropped`` must then be told.
+
+    alone: No other server has heard of the region. Where its node has no lease it is idle
+    everywhere, and the server may drop it without another order.
+    """
+
+    server_id: int
+    region: int
+    force: bool
+    alone: bool = field(default=False, compare=False)
+
+
+@dataclass
+class _Region:
+    record: RegionRecord
+    created_s: float
+    request_id: int = 0
+    state: RegionState = RegionState.CREATING
+    # Servers that may hold leases or blocks: the homes, and all that looked it up.
+    known_to: set[int] = field(default_factory=set)
+    # FREED: servers that have not said idle. DROPPING: homes that have not said dropped.
+    waits_for: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        # Of thousands of extents; asked for by every commit.
+        self.homes = tuple(dict.fromkeys(self.record.homes))
+
+
+def _refused(entry: _Region, event: RegionEvent) -> IllegalTransition:
+    return IllegalTransition(
+        f"region {entry.record.region}: no {event.value!r} while {entry.state.value}"
+    )
+
+
+class RegistryCore:
+    """Regions, their addresses, and the servers that hold them.
+
+    Every event may come twice: who asked may have lost the answer, and asks again.
+
+    Not thread-safe: one caller at a time.
+
+    Args:
+        addresses: The window to allocate from.
+
+    Example:
+        >>> core = RegistryCore()
+        >>> _ = core.server_registered(ServerInfo(7, "node", "10.0.0.1", 1, "name", "0.1"))
+        >>> record = core.create_region(5000, 7)
+        >>> hex(record.base_address), record.homes
+        ('0x110000000000', (7,))
+    """
+
+    def __init__(self, addresses: AddressSpace | None = None) -> None:
+        self.addresses = addresses or AddressSpace()
+        self._regions: dict[int, _Region] = {}
+        self._first_region = self._next_region = 1
+        self._servers: dict[int, ServerInfo] = {}
+        self._lost: dict[int, ServerLost] = {}
+        self._by_request: dict[int, int] = {}
+        self._changed: set[int] = set()
+        # By state, so that no call walks over all regions.
+        self._creating: dict[int, None] = {}  # the oldest first
+        self._ending: set[int] = set()  # FREED or DROPPING
+        self._nodes: dict[int, str] = {}  # by the id of their first page server
+
+    # -- regions
+
+    def ids_from(self, first_region: int) -> None:
+        """Ids of regions begin there. Of no effect where one was given already.
+
+        No other session of the cluster has ids from there on: a process may use both.
+        """
+        if self._next_region == self._first_region:
+            self._first_region = self._next_region = first_region
+
+    def create_region(
+        self, length_bytes: int, server_id: int, now_s: float = 0.0, request_id: int = 0
+    ) -> RegionRecord:
+        """A new region, homed at one server, that nobody can look up before ``seal``.
+
+        Args:
+            length_bytes: At least 1.
+            server_id: Its home.
+            now_s: For ``abandon_stale``; any clock that does not go back.
+            request_id: Of the maker's choice; the same one gets the same region again. 0: none.
+
+        Raises:
+            ValueError: A length below 1.
+            NoAddresses: The window is full.
+            NoSuchServer: The home is not registered.
+        """
+        if (again := self.requested(request_id)) is not None:
+            return again
+        if server_id not in self._servers:
+            raise NoSuchServer(f"server {server_id:#x} is not registered")
+        base_address = self.addresses.allocate(length_bytes)
+        n_extents = -(-length_bytes // EXTENT_BYTES)
+        record = RegionRecord(
+            region=self._next_region,
+            version=FIRST_VERSION,
+            base_address=base_address,
+            length_bytes=length_bytes,
+            homes=(server_id,) * n_extents,
+        )
+        self._next_region += 1
+        self._regions[record.region] = _Region(
+            record, now_s, request_id, known_to=set(record.homes)
+        )
+        self._creating[record.region] = None
+        if request_id:
+            self._by_request[request_id] = record.region
+        return record
+
+    def requested(self, request_id: int) -> RegionRecord | None:
+        """The region that this request made before, if it is not gone."""
+        region = self._by_request.get(request_id)
+        return None if region is None else self._regions[region].record
+
+    def undo_create(self, region: int) -> None:
+        """As if ``create_region`` had not been: nobody has heard of the region yet."""
+        self._forget(self._regions[region])
+
+    def seal(self, region: int) -> RegionRecord:
+        """From now on the region can be looked up. Sealing it again changes nothing.
+
+        Raises:
+            NoSuchRegion, IllegalTransition: See ``check_seal``.
+        """
+        self.check_seal(region)
+        entry = self._entry(region)
+        self._move(entry, RegionEvent.SEAL)
+        return entry.record
+
+    def check_seal(self, region: int) -> None:
+        """
+        Raises:
+            NoSuchRegion: Not in the table.
+            IllegalTransition: Abandoned or freed before; or its home was lost before it was sealed:
+                another server of that node may have its bytes, where nobody looks for them.
+        """
+        entry = self._entry(region)
+        if (entry.state, RegionEvent.SEAL) not in TRANSITIONS:
+            raise _refused(entry, RegionEvent.SEAL)
+        lost = [home for home in entry.homes if home in self._lost]
+        if lost and entry.state is RegionState.CREATING:
+            raise IllegalTransition(
+                f"region {region}: its home {lost[0]:#x} is lost ({self._lost[lost[0]].reason}), "
+                "and it was not sealed yet"
+            )
+
+    def abandon(self, region: int, leased: bool = False) -> tuple[Retire, ...]:
+        """The maker gave up before it heard of ``seal``. Unknown and finished regions are left as
+        they are. One that was sealed ends as by ``free``: the maker may map it.
+
+        Args:
+            region: Its id.
+            leased: The maker maps what it has built, and its node's server has that as a lease.
+        """
+        entry = self._regions.get(region)
+        if entry is None:
+            return ()
+        was = entry.state
+        self._move(entry, RegionEvent.ABANDON_LEASED if leased else RegionEvent.ABANDON)
+        if was is RegionState.CREATING:
+            entry.known_to |= self._heirs(entry.homes)
+        if was is RegionState.READY or (was is RegionState.CREATING and leased):
+            return self._retire(entry)
+        return self._drop(entry) if was is RegionState.CREATING else ()
+
+    def abandon_stale(self, before_s: float) -> tuple[Retire, ...]:
+        """Abandons what was created before then and is still not sealed: its maker is dead."""
+        stale = list(
+            itertools.takewhile(
+                lambda number: self._regions[number].created_s < before_s, self._creating
+            )
+        )
+        return tuple(order for number in stale for order in self.abandon(number))
+
+    def free(self, region: int) -> tuple[Retire, ...]:
+        """Starts the end of a region; freeing a freed one again changes nothing.
+
+        Raises:
+            NoSuchRegion: It never existed.
+            IllegalTransition: It is not sealed yet.
+        """
+        if self._was_here(region):
+            return ()
+        entry = self._entry(region)
+        was = entry.state
+        self._move(entry, RegionEvent.FREE)
+        return self._retire(entry) if was is RegionState.READY else ()
+
+    def waits_for(self, region: int) -> frozenset[int]:
+        """Servers that may have leases on a region that is freed; none where it is not."""
+        entry = self._regions.get(region)
+        if entry is None or entry.state is not RegionState.FREED:
+            return frozenset()
+        return frozenset(entry.waits_for)
+
+    def lookup(self, region: int, server_id: int) -> LookupAnswer:
+        """The region's record, for a server that will hold leases on it from now on.
+
+        Of a freed region, one that says so, for a server that has not said idle: after a restart
+        it must take back the leases that its processes still have.
+        """
+        answer = self.peek(region)
+        if isinstance(answer, RegionRecord):
+            self._regions[region].known_to.add(server_id)
+            return answer
+        entry = self._regions.get(region)
+        if entry and entry.state is RegionState.FREED and server_id in entry.waits_for:
+            return replace(entry.record, freed=True)
+        return answer
+
+    def peek(self, region: int) -> LookupAnswer:
+        """As ``lookup``, for somebody who will hold no lease."""
+        if self._was_here(region):
+            return RegionFreed(region)
+        entry = self._regions.get(region)
+        if entry is None or entry.state is RegionState.CREATING:
+            return RegionUnknown(region)
+        if entry.state is not RegionState.READY:
+            return RegionFreed(region)
+        return entry.record
+
+    def record_of(self, region: int) -> RegionRecord | None:
+        """The record of a region in any state; None for one that is gone or never was."""
+        entry = self._regions.get(region)
+        return entry.record if entry else None
+
+    def region_idle(self, region: int, server_id: int) -> tuple[Retire, ...]:
+        """A server says that the last lease on its node is gone."""
+        entry = self._regions.get(region)
+        if entry is None or entry.state is not RegionState.FREED:
+            return ()
+        entry.waits_for.discard(server_id)
+        return self._drained(entry)
+
+    def dropped(self, region: int, server_id: int) -> None:
+        """A home has dropped the region, as ordered with force."""
+        entry = self._regions.get(region)
+        if entry is None or entry.state is not RegionState.DROPPING:
+            return
+        entry.waits_for.discard(server_id)
+        self._gone(entry)
+
+    # -- servers
+
+    def check_not_lost(self, server_id: int) -> None:
+        """
+        Raises:
+            NoSuchServer: It was declared lost; its regions are gone for good.
+        """
+        if server_id in self._lost:
+            reason = self._lost[server_id].reason
+            raise NoSuchServer(f"server {server_id:#x} was declared lost: {reason}")
+
+    def server_registered(self, info: ServerInfo) -> tuple[ServerInfo, tuple[Retire, ...]]:
+        """A server started, or started again: its info with the epoch, and what it must catch up.
+
+        Raises:
+            NoSuchServer: It was declared lost; its regions are gone for good.
+        """
+        self.check_not_lost(info.server_id)
+        self._nodes[server_id_of(info.node_id)] = info.node_id
+        before = self._servers.get(info.server_id)
+        known = replace(info, epoch=before.epoch + 1 if before else 1)
+        self._servers[info.server_id] = known
+        # A restarted server may have forgotten what it was told: tell it again.
+        orders = tuple(
+            Retire(info.server_id, number, force=entry.state is RegionState.DROPPING)
+            for number in sorted(self._ending)
+            if info.server_id in (entry := self._regions[number]).waits_for
+        )
+        return known, orders
+
+    def server_id_at(self, node_id: str) -> int:
+        """The id of the node's page server now: one that was lost never comes back under its own,
+        but the node does, under another."""
+        self._nodes[server_id_of(node_id)] = node_id
+        return next(
+            server_id
+            for life in itertools.count()
+            if (server_id := server_id_of(node_id, life)) not in self._lost
+        )
+
+    def server_id_now(self, first_id: int) -> int:
+        """The same, for who knows the id of the node's first page server only."""
+        node_id = self._nodes.get(first_id)
+        return first_id if node_id is None else self.server_id_at(node_id)
+
+    def server_moved(self, info: ServerInfo) -> None:
+        """Where a server says that it is, when the last time it registered was forgotten."""
+        if info.server_id in self._servers:
+            self._servers[info.server_id] = info
+
+    def server_lost(self, server_id: int, reason: str) -> tuple[Retire, ...]:
+        """A server is gone for good: nothing waits for it any more."""
+        if server_id in self._lost:
+            return ()
+        self._lost[server_id] = ServerLost(server_id, reason)
+        self._servers.pop(server_id, None)
+        orders: list[Retire] = []
+        for entry in list(self._regions.values()):
+            entry.known_to.discard(server_id)
+            if server_id not in entry.waits_for:
+                continue
+            entry.waits_for.discard(server_id)
+            if entry.state is RegionState.FREED:
+                orders += self._drained(entry)
+            elif entry.state is RegionState.DROPPING:
+                self._gone(entry)
+        return tuple(orders)
+
+    def locate(self, server_id: int) -> LocateAnswer:
+        """Where the server was when it last registered, or that it is lost."""
+        if server_id in self._lost:
+            return self._lost[server_id]
+        info = self._servers.get(server_id)
+        return info or ServerLost(server_id, "no such page server ever registered")
+
+    def servers(self) -> tuple[ServerInfo, ...]:
+        """All that are registered and not lost."""
+        return tuple(self._servers.values())
+
+    # -- after a restart
+
+    def restore(
+        self,
+        next_region: int,
+        regions: Iterable[tuple[RegionRecord, RegionState, int]],
+        servers: Iterable[ServerInfo],
+        lost: Iterable[ServerLost],
+        now_s: float,
+        first_region: int = 1,
+    ) -> tuple[Retire, ...]:
+        """Takes back what the journal held; the first event of a new core.
+
+        Who knows a region was not written down: all servers may. So of each freed region all of
+        them are asked once more.
+
+        Args:
+            next_region: The next id.
+            regions: (record, state, request id).
+            servers: Those that are not lost.
+            lost: Those that are.
+            now_s: As in ``create_region``: unsealed regions get their time anew.
+            first_region: The first id that this session ever gave.
+        """
+        self._next_region = next_region
+        self._first_region = first_region
+        self._servers = {info.server_id: info for info in servers}
+        self._nodes = {server_id_of(info.node_id): info.node_id for info in self._servers.values()}
+        self._lost = {server.server_id: server for server in lost}
+        orders: list[Retire] = []
+        for record, state, request_id in regions:
+            self.addresses.reserve(record.base_address, record.length_bytes)
+            entry = _Region(record, now_s, request_id, state, known_to=set(self._servers))
+            self._regions[record.region] = entry
+            self._note_state(entry)
+            if request_id:
+                self._by_request[request_id] = record.region
+            if state is RegionState.FREED:
+                entry.waits_for = set(self._servers)
+                orders += [Retire(server, record.region, False) for server in self._servers]
+                orders += self._drained(entry)
+            elif state is RegionState.DROPPING:
+                orders += self._drop(entry)
+        return tuple(orders)
+
+    # -- reports
+
+    def waited_for(self) -> set[int]:
+        """Servers that some freed region waits for."""
+        return set().union(*(self._regions[number].waits_for for number in self._ending))
+
+    def count_by_state(self) -> dict[str, int]:
+        """How many regions are in each state; those gone are not counted."""
+        counts = {state.value: 0 for state in RegionState if state is not RegionState.GONE}
+        for entry in self._regions.values():
+            counts[entry.state.value] += 1
+        return counts
+
+    def take_changed(self) -> list[tuple[int, RegionState]]:
+        """Regions whose state changed since the last call, and their states now."""
+        changed = [
+            (region, entry.state if (entry := self._regions.get(region)) else RegionState.GONE)
+            for region in sorted(self._changed)
+        ]
+        self._changed.clear()
+        return changed
+
+    def homes_of(self, region: int) -> tuple[int, ...]:
+        """The distinct homes of a region that can be looked up, lost ones too; else none."""
+        entry = self._regions.get(region)
+        if entry is None or entry.state is not RegionState.READY:
+            return ()
+        return entry.homes
+
+    def homed_at(self, server_id: int) -> tuple[int, ...]:
+        """Regions that can be looked up and that have a home there."""
+        return tuple(
+            region
+            for region, entry in self._regions.items()
+            if entry.state is RegionState.READY and server_id in entry.homes
+        )
+
+    def rehome(self, region: int, server_id: int) -> RegionRecord:
+        """All of the region is homed at this server from now on.
+
+        Raises:
+            NoSuchRegion: Not in the table.
+        """
+        entry = self._entry(region)
+        entry.record = replace(entry.record, homes=(server_id,) * len(entry.record.homes))
+        entry.homes = (server_id,)
+        entry.known_to.add(server_id)
+        return entry.record
+
+    def known_to(self, region: int) -> tuple[int, ...]:
+        """Servers that may hold leases or blocks of it; lost ones are not among them."""
+        entry = self._regions.get(region)
+        return tuple(sorted(entry.known_to)) if entry else ()
+
+    def state(self, region: int) -> RegionState | None:
+        """GONE for one that was, None for one that never was."""
+        if self._was_here(region):
+            return RegionState.GONE
+        entry = self._regions.get(region)
+        return entry.state if entry else None
+
+    def check(self) -> None:
+        """Raises AssertionError when an invariant of this file does not hold."""
+        self.addresses.check()
+        bases = [entry.record.base_address for entry in self._regions.values()]
+        assert sorted(bases) == [begin for begin, _ in self.addresses.ranges()]
+        for entry in self._regions.values():
+            assert entry.state is not RegionState.GONE
+            assert not entry.waits_for & self._lost.keys()
+            waiting = entry.state in (RegionState.FREED, RegionState.DROPPING)
+            assert bool(entry.waits_for) == waiting
+            assert (entry.record.region in self._ending) == waiting
+            is_creating = entry.state is RegionState.CREATING
+            assert (entry.record.region in self._creating) == is_creating
+        assert self._regions.keys() >= self._ending | self._creating.keys()
+
+    # -- private
+
+    def _was_here(self, region: int) -> bool:
+        return self._first_region <= region < self._next_region and region not in self._regions
+
+    def _entry(self, region: int) -> _Region:
+        entry = self._regions.get(region)
+        if entry is None:
+            known = "it was freed" if self._was_here(region) else "it never existed"
+            raise NoSuchRegion(f"region {region}: {known}")
+        return entry
+
+    def _move(self, entry: _Region, event: RegionEvent) -> None:
+        new = TRANSITIONS.get((entry.state, event))
+        if new is None:
+            raise _refused(entry, event)
+        if entry.state is not new:
+            self._changed.add(entry.record.region)
+        entry.state = new
+        self._note_state(entry)
+
+    def _note_state(self, entry: _Region) -> None:
+        region = entry.record.region
+        if entry.state is RegionState.CREATING:
+            self._creating[region] = None
+        else:
+            self._creating.pop(region, None)
+        if entry.state in (RegionState.FREED, RegionState.DROPPING):
+            self._ending.add(region)
+        else:
+            self._ending.discard(region)
+
+    def _retire(self, entry: _Region) -> tuple[Retire, ...]:
+        entry.waits_for = self._alive(entry.known_to)
+        region = entry.record.region
+        alone = entry.waits_for == set(entry.homes) and len(entry.waits_for) == 1
+        orders = tuple(
+            Retire(server, region, force=False, alone=alone) for server in sorted(entry.waits_for)
+        )
+        return orders + self._drained(entry)
+
+    def _drained(self, entry: _Region) -> tuple[Retire, ...]:
+        if entry.waits_for:
+            return ()
+        self._move(entry, RegionEvent.DRAINED)
+        return self._drop(entry)
+
+    def _drop(self, entry: _Region) -> tuple[Retire, ...]:
+        entry.waits_for = self._alive(entry.homes) | self._heirs(entry.homes)
+        orders = tuple(
+            Retire(server, entry.record.region, force=True) for server in sorted(entry.waits_for)
+        )
+        self._gone(entry)
+        return orders
+
+    def _gone(self, entry: _Region) -> None:
+        if entry.waits_for:
+            return
+        self._move(entry, RegionEvent.DROPPED)
+        self._forget(entry)
+
+    def _forget(self, entry: _Region) -> None:
+        self.addresses.release(entry.record.base_address)
+        del self._regions[entry.record.region]
+        self._creating.pop(entry.record.region, None)
+        self._ending.discard(entry.record.region)
+        self._by_request.pop(entry.request_id, None)
+
+    def _alive(self, servers: Iterable[int]) -> set[int]:
+        return {server for server in servers if server not in self._lost}
+
+    def _heirs(self, homes: Iterable[int]) -> set[int]:
+        """Servers that have joined again in place of lost homes: who had asked for a region before
+        may have gone on there."""
+        heirs = set()
+        for lost in self._lost.keys() & homes:
+            for node_id in self._nodes.values():
+                lives = (server_id_of(node_id, life) for life in itertools.count())
+                until_now = list(itertools.takewhile(self._lost.__contains__, lives))
+                now = server_id_of(node_id, len(until_now))
+                if lost in until_now and now in self._servers:
+                    heirs.add(now)
+        return heirs

@@ -1,0 +1,195 @@
+"""The registry's methods about versions and read sets, which are called by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from clamor_ray import errors
+from clamor_ray._protocol.ask import OFTEN, pack, unpack
+from clamor_ray._protocol.messages import CommitRequest, Committed, Latest, ServerConfig
+from clamor_ray.actors.commits.commit_checks import check_request
+from clamor_ray.actors.commits.commit_log import CommitLog
+from clamor_ray.actors.commits.commits import Commits
+from clamor_ray.actors.commits.journal import Journal
+from clamor_ray.actors.lineage.lineage_service import LineageService
+from clamor_ray.actors.recovery.rebuilds import Rebuilds
+from clamor_ray.actors.registry.read_sets import ReadSets
+from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
+
+COMMIT_TRIES: Final = 3
+
+
+class VersionMethods:
+    """See the file's head. ``Registry`` makes what they use."""
+
+    _commits: Commits
+    _config: ServerConfig
+    _core: RegistryCore
+    _journal: Journal
+    _lineage: LineageService
+    _log: CommitLog
+    _read_sets: ReadSets
+    _rebuilds: Rebuilds
+
+    # -- commits
+
+    async def ask(self, packed: bytes) -> bytes:
+        """Calls one of the methods ``OFTEN``: ``pack(method, *arguments)`` -> ``pack(answer)``.
+
+        Raises:
+            What the method raises.
+        """
+        method, *arguments = unpack(packed)
+        if method not in OFTEN:
+            raise ValueError(f"{method!r} is called by its own name")
+        return pack(await getattr(self, method)(*arguments))
+
+    async def latest(self, regions: list[int]) -> list[Latest]:
+        """The newest version of each variable, with its plan and payload.
+
+        Raises:
+            FreedError: One of them was freed, or never existed.
+        """
+        return [self._log.latest(region) for region in regions]
+
+    async def at(self, region: int, version: int) -> Latest:
+        """One version of a variable, with its plan and payload.
+
+        Raises:
+            FreedError, NoVersionError, SnapshotExpired: See ``CommitLog.at``; the last also where
+                the home says that it keeps the version's blocks no longer.
+            HomeLostError: Blocks of the variable are nowhere.
+        """
+        found = self._log.at(region, version)
+        if (lost := self._rebuilds.verdict(region)) is not None:
+            raise lost
+        if version < self._log.newest(region):
+            await self._commits.check_kept(region, version)
+        blocks = self._rebuilds.lost_blocks(region)
+        return found if blocks is None else dataclasses.replace(found, loss=blocks.number)
+
+    async def may_commit(self, request: CommitRequest) -> None:
+        """Raises what ``commit`` would raise now; its layers need not be staged yet."""
+        check_request(request)
+        await self._rebuilds.settle_all(request, self._control_deadline(request))
+        self._commits.may_commit(request)
+
+    async def commit(self, request: CommitRequest) -> Committed:
+        """Makes all writes of a request the newest versions, or none. See ``Commits.commit``.
+
+        Where a home is lost it waits for the new one.
+        """
+        check_request(request)
+        came_s = time.monotonic()
+        deadline = self._control_deadline(request)
+        for left in reversed(range(COMMIT_TRIES)):
+            await self._rebuilds.settle_all(request, deadline)
+            now_s = time.monotonic()
+            left_s = max(0.1, deadline - now_s)
+            ago_s = request.staged_ago_s + now_s - came_s
+            try:
+                return await self._commits.commit(
+                    dataclasses.replace(request, timeout_s=left_s, staged_ago_s=ago_s)
+                )
+            except errors.HomeLostError:
+                if not left:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _control_deadline(self, request: CommitRequest) -> float:
+        return time.monotonic() + (request.timeout_s or self._config.control_timeout_s)
+
+    async def outcome(self, commit_id: int) -> dict[int, int]:
+        """The versions that a commit made; {}: it was aborted, at the latest by this question.
+
+        Raises:
+            JournalFullError, ServerUnavailableError: Ask again.
+        """
+        self._rebuilds.check_outcome(commit_id)
+        return await self._commits.outcome(commit_id)
+
+    async def drop_status(self, tokens: list[bytes]) -> int:
+        """Forgets the status words of tasks of which no attempt will begin any more.
+
+        One that runs still is told that its task was cancelled, and commits nothing from now on,
+        whether it has committed before or not.
+
+        Args:
+            tokens: of the tasks, 16 bytes each; those without words may be among them.
+
+        Returns:
+            How many words that were.
+
+        Raises:
+            JournalFullError: They are all still there.
+        """
+        words = self._log.words_of(tokens)
+        if tokens:
+            self._journal.drop(words, tokens, self._log.dropped_too_many(tokens))
+        self._log.drop(tokens)
+        return len(words)
+
+    async def changes(self, region: int, from_version: int, to_version: int) -> bytes | None:
+        """The blocks in which two versions of a region may differ, as a serialized BitMap.
+
+        Returns:
+            None where that is not known any more.
+
+        Raises:
+            FreedError, NoVersionError: See ``CommitLog.changes``.
+        """
+        blocks = self._log.changes(region, from_version, to_version)
+        return None if blocks is None else bytes(blocks.serialize())
+
+    async def published(self, region: int, since: int) -> list[tuple[int, int]]:
+        """(version, commit id) of each commit of a region after a version, in order.
+
+        Raises:
+            FreedError, SnapshotExpired: See ``CommitLog.published``.
+        """
+        return self._log.published(region, since)
+
+    async def settled(self, region: int) -> int:
+        """The newest version that every home of a region has acknowledged; 0 while one is lost.
+
+        Raises:
+            FreedError: See ``CommitLog.settled``.
+        """
+        return self._log.settled(region)
+
+    # -- read sets
+
+    async def note_reads(self, packed: bytes) -> None:
+        """A task says what it touched: ``pack(digest, {region: serialized BitMap})``, and maybe who
+        it was (``LineageService.note_plain``)."""
+        digest, sets, *who = unpack(packed)
+        self._note_reads(digest, sets)
+        if who:
+            self._lineage.note_plain(digest, sets, *who)
+
+    def _note_reads(self, digest: bytes, sets: Mapping[int, bytes]) -> None:
+        if all(self._core.state(region) is RegionState.READY for region in sets):
+            self._read_sets.note(digest, sets)
+
+    async def find_reads(self, packed: bytes) -> bytes:
+        """What a task is likely to touch: ``pack(digest, sure, server id, regions)``.
+
+        Returns:
+            ``pack`` of the job's setting of a node's cache, of a serialized ``BitMap`` for each
+            region of which something is known, and of the regions that have no home but the
+            asker's node.
+        """
+        digest, sure, first_id, regions = unpack(packed)
+        # A process knows its node's first page server, and not which one there is now.
+        server_id = self._core.server_id_now(first_id)
+        here = [region for region in regions if self._core.homes_of(region) == (server_id,)]
+        wanted = [region for region in regions if region not in here]
+        found = self._read_sets.find(digest, sure, wanted) if wanted else {}
+        return pack(self._config.cache_bytes, found, here)
+
+    def _retain(self, floors: dict[int, int | None]) -> None:
+        self._log.retain(floors)
+        self._commits.tidy_soon()

@@ -1,0 +1,1 @@
+"""Which session has which part of the address window."""

@@ -1,0 +1,1 @@
+"""Drivers in a process or a namespace of their own, for benchmarks."""

@@ -1,0 +1,1 @@
+"""Objects that are built where they are read: regions, allocators, libraries."""

@@ -1,0 +1,3 @@
+"""The one door to C: handles over clamor_ray._pagecache. In: Python values; out: calls into the
+library.
+"""

@@ -1,0 +1,489 @@
+"""The page cache as a page server's process sees it: the engine and the keeper.
+
+Import the names from `clamor_ray._native.client`. Nothing here imports Ray.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clamor_ray._native.base import (
+    PC_ERR_NO_PEER,
+    PC_ERR_NO_REGION,
+    POLICIES,
+    REPLICATIONS,
+    Runs,
+    _Handle,
+    c,
+    check,
+    collect_runs,
+    ns,
+    runs_pointer,
+)
+from clamor_ray._version import __version__
+
+RETAIN_NONE = 2**64 - 1  # UINT64_MAX in the header
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that only Python can decide; see `enum pc_event_kind`."""
+
+    kind: int
+    error: int
+    region: int
+    server_id: int
+    from_version: int
+    version: int
+    commit_id: int
+    block: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Home bytes of a shared region that lie in memory the caller keeps alive."""
+
+    offset_bytes: int
+    length_bytes: int
+    address: int
+
+
+class Engine(_Handle):
+    """The page server's engine: serves, fetches, answers faults, in threads of its own.
+
+    Args:
+        socket_name: path of the Unix socket to listen on.
+        server_id: never 0; the same after a restart.
+        keeper: the keeper that outlives this process, or None.
+        n_loops: 0 chooses from the number of cores.
+        fetch_timeout_s: for one request to one peer.
+        fault_timeout_s: for all tries of one block.
+        settle_s: after a restart, how long clients have to attach again before a freed region
+            without leases counts as idle.
+        page_bytes: fixed size of a demand fetch, a power of two from 4 KiB to 8 MiB; 0: by use.
+        stage_timeout_s: how long a staged layer's writer may say nothing before the registry is
+            asked what became of the commit.
+        history_bytes: replaced blocks kept in memory.
+        history_disk_bytes: replaced blocks kept on disk after that.
+        history_directory: where; its files have no names. None: memory only.
+        cache_bytes: cached blocks are kept below it; 0: no budget.
+        cache_policy: which of them go first, one of `POLICIES`.
+        replication: whom askers are sent to, one of `REPLICATIONS`.
+        floors: by region, the oldest version that must stay (`retain`), of what the keeper has.
+    """
+
+    def __init__(
+        self,
+        socket_name: str,
+        *,
+        server_id: int,
+        keeper: Keeper | None = None,
+        n_loops: int = 0,
+        fetch_timeout_s: float = 10.0,
+        fault_timeout_s: float = 60.0,
+        page_bytes: int = 0,
+        settle_s: float = 30.0,
+        stage_timeout_s: float = 300.0,
+        history_bytes: int = 256 << 20,
+        history_disk_bytes: int = 4 << 30,
+        history_directory: str | None = None,
+        cache_bytes: int = 0,
+        cache_policy: str = "sieve",
+        replication: str = "p2c",
+        floors: Mapping[int, int] | None = None,
+        library_version: str = __version__,
+    ) -> None:
+        super().__init__()
+        ffi, lib = c.ffi, c.lib
+        name = ffi.new("char[]", socket_name.encode())
+        version = ffi.new("char[]", library_version.encode())
+        options = ffi.new("struct pc_engine_options *")
+        options.socket_name = name
+        options.library_version = version
+        options.server_id = server_id
+        options.keeper_fd = -1 if keeper is None else keeper.fileno()
+        options.n_loops = n_loops
+        options.fetch_timeout_ns = ns(fetch_timeout_s)
+        options.fault_timeout_ns = ns(fault_timeout_s)
+        options.page_bytes = page_bytes
+        options.settle_ns = ns(settle_s)
+        options.stage_timeout_ns = ns(stage_timeout_s)
+        options.history_bytes = history_bytes
+        options.history_disk_bytes = history_disk_bytes
+        directory = ffi.NULL
+        if history_directory is not None:
+            directory = ffi.new("char[]", os.fsencode(history_directory))
+        options.history_directory = directory
+        options.cache_bytes = cache_bytes
+        options.cache_policy = POLICIES[cache_policy]
+        options.replication = REPLICATIONS[replication]
+        n_floors = len(floors or {})
+        kept = ffi.new("struct pc_floor[]", n_floors)
+        for i, (region, oldest) in enumerate((floors or {}).items()):
+            kept[i].region, kept[i].version = region, oldest
+        options.floors, options.n_floors = kept, n_floors
+        out = ffi.new("pc_engine **")
+        check(lib.pc_engine_start(options, out), socket=socket_name)
+        self._opened(out[0])
+        self._keeper = keeper  # its descriptor is the engine's for as long as it runs
+
+    def end(self) -> None:
+        """Tells all clients that the session has ended. `stop` follows."""
+        check(self._call(c.lib.pc_engine_end))
+
+    def stop(self) -> None:
+        """Stops serving and joins the threads. Idempotent."""
+        pointer = self._take()
+        if pointer is not None:
+            self._drain()
+            check(c.lib.pc_engine_stop(pointer))
+
+    def fileno(self) -> int:
+        """Readable while there are events."""
+        return check(self._call(c.lib.pc_engine_event_fd))
+
+    def next_event(self) -> Event | None:
+        out = c.ffi.new("struct pc_event *")
+        if check(self._call(c.lib.pc_engine_next_event, out)) == 0:
+            return None
+        text = c.ffi.string(out.text).decode("utf-8", "replace")
+        return Event(
+            kind=int(out.kind),
+            error=int(out.error),
+            region=int(out.region),
+            server_id=int(out.server_id),
+            from_version=int(out.from_version),
+            version=int(out.version),
+            commit_id=int(out.commit_id),
+            block=int(out.block),
+            text=text,
+        )
+
+    @staticmethod
+    def _info(region: int, version: int, base_address: int, length_bytes: int) -> Any:
+        info = c.ffi.new("struct pc_region_info *")
+        info.region, info.version = region, version
+        info.base_address, info.length_bytes = base_address, length_bytes
+        return info
+
+    def define_region(
+        self,
+        region: int,
+        version: int,
+        base_address: int,
+        length_bytes: int,
+        homes: Sequence[int],
+        loss: int = 0,
+    ) -> None:
+        """Answers NEED_REGION. `homes[i]` is the server id of 64 MiB extent i; `loss` as in
+        `region_lacks`."""
+        info = self._info(region, version, base_address, length_bytes)
+        info.loss = loss
+        ids = c.ffi.new("uint64_t[]", list(homes))
+        check(self._call(c.lib.pc_engine_define_region, info, ids, len(homes)), region=region)
+
+    def renew_keeper(self, keeper: Keeper) -> None:
+        """Answers KEEPER_LOST: this one is given all that the last one had."""
+        check(self._call(c.lib.pc_engine_renew_keeper, keeper.fileno()))
+
+    def refuse_region(self, region: int, error: int = PC_ERR_NO_REGION) -> None:
+        check(self._call(c.lib.pc_engine_refuse_region, region, error), region=region)
+
+    def create_shared(
+        self,
+        region: int,
+        version: int,
+        base_address: int,
+        length_bytes: int,
+        segments: Sequence[Segment],
+    ) -> int:
+        """Makes a region over memory that the caller keeps alive until it is retired.
+
+        Returns the memfd for everything outside the segments: fill it with `copy_in`, close it,
+        then `seal`.
+        """
+        info = self._info(region, version, base_address, length_bytes)
+        array = c.ffi.new("struct pc_segment[]", max(1, len(segments)))
+        for slot, segment in zip(array, segments, strict=False):
+            slot.offset_bytes = segment.offset_bytes
+            slot.length_bytes = segment.length_bytes
+            slot.address = segment.address
+        fd = c.ffi.new("int *")
+        check(
+            self._call(c.lib.pc_engine_create_shared, info, array, len(segments), fd),
+            region=region,
+        )
+        return int(fd[0])
+
+    def seal(self, region: int) -> None:
+        check(self._call(c.lib.pc_engine_seal, region), region=region)
+
+    def set_changes(
+        self, region: int, from_version: int, to_version: int, runs: Runs, *, error: int = 0
+    ) -> None:
+        """Answers NEED_CHANGES: the blocks that changed in (from, to].
+
+        Args:
+            region: its id.
+            from_version: the older version.
+            to_version: the newer one.
+            runs: sorted and disjoint; may be empty.
+            error: instead of runs: `PC_ERR_EXPIRED` (the log does not reach back so far) or
+                `PC_ERR_NO_VERSION`.
+        """
+        pointer, n_runs, _keep = runs_pointer(runs)
+        check(
+            self._call(
+                c.lib.pc_engine_set_changes,
+                region,
+                from_version,
+                to_version,
+                pointer,
+                n_runs,
+                error,
+            ),
+            region=region,
+            version=to_version,
+        )
+
+    def publish(self, region: int, version: int, commit_id: int) -> None:
+        """At the home: the layer staged under `commit_id` is this version. Idempotent.
+
+        Raises:
+            NoVersionError: a version before it has not been published here.
+        """
+        check(
+            self._call(c.lib.pc_engine_publish, region, version, commit_id),
+            region=region,
+            version=version,
+        )
+
+    def caught_up(self, region: int, *, error: int = 0) -> None:
+        """Answers NEED_PUBLISHED, after a `publish` for each commit there is."""
+        check(self._call(c.lib.pc_engine_caught_up, region, error), region=region)
+
+    def settled(self, region: int, version: int) -> None:
+        """Answers NEED_SETTLED: all homes of the region have acknowledged up to this version."""
+        check(self._call(c.lib.pc_engine_settled, region, version), region=region)
+
+    def drop_staged(self, region: int, commit_id: int) -> None:
+        """The commit was refused. An unknown id is no error."""
+        check(self._call(c.lib.pc_engine_drop_staged, region, commit_id), region=region)
+
+    def has_layer(self, region: int, commit_id: int) -> bool:
+        """Whether a layer is staged here, by a process of this node or pulled. Any thread."""
+        return bool(check(self._call(c.lib.pc_engine_has_layer, region, commit_id)))
+
+    def pull(self, region: int, commit_id: int, server_id: int, layer_bytes: int) -> None:
+        """At the home: fetches the layer that `server_id` holds. Ends with `EVENT_PULLED`.
+        With this server's own id it only says whether the layer is here: `HOME_LOST` if not."""
+        check(
+            self._call(c.lib.pc_engine_pull, region, commit_id, server_id, layer_bytes),
+            region=region,
+            server=server_id,
+        )
+
+    def cached_versions(self, region: int) -> list[int]:
+        """The versions of a region of which this server has blocks that are homed elsewhere."""
+        capacity = 16
+        while True:
+            out = c.ffi.new("uint64_t[]", capacity)
+            n = check(self._call(c.lib.pc_engine_cached_versions, region, out, capacity))
+            if n <= capacity:
+                return [int(out[i]) for i in range(n)]
+            capacity = n + 16
+
+    def cached_blocks(self, region: int, version: int) -> Runs:
+        """The blocks of one of them: shape (n, 2), first block and number of blocks."""
+        return collect_runs(
+            lambda runs, capacity: check(
+                self._call(c.lib.pc_engine_cached_blocks, region, version, runs, capacity)
+            )
+        )
+
+    def stage_cached(self, region: int, version: int, commit_id: int, runs: Runs) -> int:
+        """Makes a layer of cached blocks, for another server to pull under `commit_id`.
+
+        Returns:
+            Its bytes.
+
+        Raises:
+            InternalError: Some of the blocks are not here any more.
+        """
+        pointer, n_runs, _keep = runs_pointer(runs)
+        return check(
+            self._call(c.lib.pc_engine_stage_cached, region, version, commit_id, pointer, n_runs),
+            region=region,
+            version=version,
+        )
+
+    def rebuild_begin(
+        self, region: int, version: int, base_address: int, length_bytes: int, lost: Runs
+    ) -> int:
+        """Makes the memfd of a region whose home this server is to be: the caller's to close.
+
+        Args:
+            region, version, base_address, length_bytes: Of the region.
+            lost: Blocks that nobody has: who needs one gets HomeLostError, at versions before the
+                first that writes it.
+        """
+        info = self._info(region, version, base_address, length_bytes)
+        fd = c.ffi.new("int *")
+        pointer, n_runs, _keep = runs_pointer(lost)
+        check(self._call(c.lib.pc_engine_rebuild_begin, info, pointer, n_runs, fd), region=region)
+        return int(fd[0])
+
+    def rebuild_take(self, region: int, fd: int, commit_id: int) -> None:
+        """Writes a layer that is staged here into it, and drops the layer."""
+        check(self._call(c.lib.pc_engine_rebuild_take, region, fd, commit_id), region=region)
+
+    def rebuild_copy(self, region: int, fd: int, version: int, runs: Runs) -> None:
+        """Copies blocks that are cached here at a version into it.
+
+        Raises:
+            InternalError: Some of them are not here any more.
+        """
+        pointer, n_runs, _keep = runs_pointer(runs)
+        check(
+            self._call(c.lib.pc_engine_rebuild_copy, region, fd, version, pointer, n_runs),
+            region=region,
+            version=version,
+        )
+
+    def rebuild_seal(self, region: int, fd: int) -> None:
+        """All of it is there. It serves once this server is said to be the home."""
+        check(self._call(c.lib.pc_engine_rebuild_seal, region, fd), region=region)
+
+    def rebuild_drop(self, region: int, fd: int = -1) -> None:
+        """Lets go of what the attempt with this memfd has prepared; -1: of what any has."""
+        check(self._call(c.lib.pc_engine_rebuild_drop, region, fd), region=region)
+
+    def set_homes(self, region: int, homes: Sequence[int]) -> None:
+        """The homes of a region that is known here are others now. Answers NEED_HOME.
+
+        Raises:
+            FreedError: It is not known here.
+            HomeLostError: This server is one of them, and has nothing of it.
+        """
+        ids = c.ffi.new("uint64_t[]", list(homes))
+        check(self._call(c.lib.pc_engine_set_homes, region, ids, len(homes)), region=region)
+
+    def region_lacks(self, region: int, loss: int) -> None:
+        """Blocks of the region are lost: the number of that loss, which comes with each mapping
+        from now on; 0: none are.
+
+        Raises:
+            FreedError: It is not known here.
+        """
+        check(self._call(c.lib.pc_engine_region_lacks, region, loss), region=region)
+
+    def region_lost(self, region: int, error: int) -> None:
+        """The registry's verdict: who opens the region from now on gets the error, until it has a
+        home again."""
+        check(self._call(c.lib.pc_engine_region_lost, region, error), region=region)
+
+    def home_lost(self, region: int, server_id: int, error: int) -> None:
+        """Answers NEED_HOME: there will be no other home than this lost one."""
+        check(self._call(c.lib.pc_engine_home_lost, region, server_id, error), region=region)
+
+    @property
+    def peer_lanes(self) -> int:
+        """How many connections each peer needs."""
+        return check(self._call(c.lib.pc_engine_peer_lanes))
+
+    def add_peer(self, server_id: int, lane: int, fd: int) -> None:
+        """Hands over an authenticated connection that we made; the engine owns `fd` from here."""
+        check(self._call(c.lib.pc_engine_add_peer, server_id, lane, fd), server=server_id)
+
+    def peer_lost(self, server_id: int, error: int = PC_ERR_NO_PEER) -> None:
+        check(self._call(c.lib.pc_engine_peer_lost, server_id, error), server=server_id)
+
+    def peer_unreached(self, server_id: int, for_s: float, cause: str) -> None:
+        """The peer lives and is not reached: what those are told who wait for it in vain."""
+        text = cause.encode("utf-8", "replace")
+        check(self._call(c.lib.pc_engine_peer_unreached, server_id, ns(for_s), text))
+
+    def serve(self, server_id: int, fd: int) -> None:
+        """Hands over an authenticated connection made to us; the engine owns `fd` from here."""
+        check(self._call(c.lib.pc_engine_serve, server_id, fd), server=server_id)
+
+    def retire(self, region: int, *, force: bool = False) -> None:
+        check(self._call(c.lib.pc_engine_retire, region, int(force)), region=region)
+
+    def retain(self, region: int, version: int | None) -> None:
+        """Old blocks that this version, or a newer one, of a region needs are dropped last.
+
+        Args:
+            region: its id; it need not be known here yet.
+            version: the oldest that must stay; None: none must.
+        """
+        floor = RETAIN_NONE if version is None else version
+        check(self._call(c.lib.pc_engine_retain, region, floor), region=region)
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by the names of `struct pc_engine_stats`."""
+        out = c.ffi.new("struct pc_engine_stats *")
+        check(self._call(c.lib.pc_engine_get_stats, out))
+        return _fields(out[0])
+
+    def region_stats(self) -> list[dict[str, int]]:
+        """One dict per region known here, by the names of `struct pc_region_stats`."""
+        capacity = 64
+        while True:
+            out = c.ffi.new("struct pc_region_stats[]", capacity)
+            n_regions = check(self._call(c.lib.pc_engine_region_stats, out, capacity))
+            if n_regions <= capacity:
+                return [_fields(out[i]) for i in range(n_regions)]
+            capacity = n_regions + n_regions // 4
+
+    def histogram(self, region: int, which: int, n_buckets: int) -> list[int]:
+        """How many blocks of a set (`BLOCKS_*`) fall in each of `n_buckets` equal parts."""
+        out = c.ffi.new("uint32_t[]", n_buckets)
+        check(self._call(c.lib.pc_engine_histogram, region, which, out, n_buckets), region=region)
+        return list(out)
+
+
+def _fields(struct: Any) -> dict[str, int]:
+    return {name: int(getattr(struct, name)) for name, _ in c.ffi.typeof(struct).fields}
+
+
+class Keeper:
+    """A connection to the keeper, which holds a page server's descriptors across its death."""
+
+    def __init__(
+        self, listen_name: str, *, timeout_s: float = 5.0, absent_at_once: bool = False
+    ) -> None:
+        """
+        Args:
+            listen_name: Its socket.
+            timeout_s: For one that listens and takes no connection yet.
+            absent_at_once: Do not wait so long for one that nobody has started.
+
+        Raises:
+            ServerUnavailableError: Nobody listens there.
+            WaitTimeoutError: There is one, and it takes no connection.
+        """
+        fd = c.ffi.new("int *")
+        name = listen_name.encode()
+        connect = c.lib.pc_keeper_find if absent_at_once else c.lib.pc_keeper_connect
+        check(connect(name, ns(timeout_s), fd), socket=listen_name)
+        self._fd = int(fd[0])
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def quit(self) -> None:
+        """Tells the keeper to let go of everything and leave."""
+        check(c.lib.pc_keeper_quit(self._fd))
+
+
+def keeper_run(listen_name: str, watched_pid: int, *, orphan_timeout_s: float = 60.0) -> None:
+    """Is the keeper: returns when the watched process (the raylet) ends, or when told to quit."""
+    check(
+        c.lib.pc_keeper_run(listen_name.encode(), watched_pid, ns(orphan_timeout_s)),
+        socket=listen_name,
+    )

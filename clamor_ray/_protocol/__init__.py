@@ -1,0 +1,3 @@
+"""What processes say to each other: messages, proofs, names, causes. In: values; out: values. No
+I/O.
+"""

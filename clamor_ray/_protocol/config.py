@@ -1,0 +1,212 @@
+"""What the environment sets, in one table.
+
+| variable | default | meaning |
+|---|---|---|
+| CLAMOR_TRAP | auto | auto, uffd or sigsegv: how an absent block is noticed |
+| CLAMOR_READ_SETS | coarse | coarse, exact or off: what tasks record of what they touched |
+| CLAMOR_REATTACH_S | 30 | how long a blocked thread waits for a restarted page server |
+| CLAMOR_FETCH_TIMEOUT_S | 10 | one request from one page server to another |
+| CLAMOR_FAULT_TIMEOUT_S | 60 | all tries of one block; also the default of prefetch |
+| CLAMOR_CONNECT_TIMEOUT_S | 5 | connecting to the page server of this node |
+| CLAMOR_PAGE_BYTES | 0 | size of a demand fetch, a power of two, 4096 to 8388608; 0: by use |
+| CLAMOR_CACHE_BYTES | 0 | cached blocks that a node keeps; 0: a quarter of the node's memory |
+| CLAMOR_CACHE_POLICY | sieve | what goes first: sieve, s3fifo, fifo, lru, lfu, random, clock |
+| CLAMOR_REPLICATION | p2c | whom a busy home sends askers to: p2c, random or off |
+| CLAMOR_CONTROL_TIMEOUT_S | 60 | one call to the registry, page-server start included |
+| CLAMOR_VIEW_REF_BYTES | 65536 | a view from this size on travels as a reference; 0: none does |
+| CLAMOR_ORPHAN_S | 600 | how long a keeper holds memory for a page server that does not come back |
+| CLAMOR_HISTORY_BYTES | 268435456 | old blocks that a page server keeps in memory, then |
+| CLAMOR_HISTORY_DISK_BYTES | 4294967296 | on its node's disk; 0: none |
+| CLAMOR_SOCKET_DIR | /tmp | where our directory of Unix sockets is made, on every node |
+| CLAMOR_HISTORY_DIR | | where, on every node; empty: Ray's session directory (/tmp/ray/...) |
+
+Numbers of bytes may have a unit: 512MB (millions), 4GiB (powers of 1024).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Final, Literal, cast
+
+from clamor_ray._protocol.names import SOCKETS_BELOW, SOCKETS_BELOW_BYTES
+
+ReadSets = Literal["coarse", "exact", "off"]
+
+LEAST_CACHE_BYTES: Final = 1 << 20
+
+_BYTES = ("history_bytes", "history_disk_bytes", "view_ref_bytes")
+_CHOICES = {
+    "trap": ("auto", "uffd", "sigsegv"),
+    "read_sets": ("coarse", "exact", "off"),
+    "cache_policy": ("sieve", "s3fifo", "fifo", "lru", "lfu", "random", "clock"),
+    "replication": ("p2c", "random", "off"),
+}
+_UNITS: Final = dict.fromkeys(("", "b"), 1) | {
+    f"{letter}{unit}": base**power
+    for power, letter in enumerate("kmgt", 1)
+    for unit, base in (("b", 1000), ("ib", 1024))
+}
+
+
+def parse_bytes(text: str) -> int | None:
+    """A number of bytes, with or without a unit; None where it is none.
+
+    Example:
+        >>> parse_bytes("4GiB"), parse_bytes("1.5 MB"), parse_bytes("1e9")
+        (4294967296, 1500000, None)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text, re.ASCII)
+    unit = _UNITS.get(found[2].lower()) if found is not None else None
+    if found is None or unit is None or (unit == 1 and "." in found[1]):
+        return None
+    return int(found[1]) * unit if "." not in found[1] else int(float(found[1]) * unit)
+
+
+def check_read_sets(value: str) -> ReadSets:
+    """`value` as a read-set choice.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if value not in _CHOICES["read_sets"]:
+        raise ValueError(f"read_set is one of coarse, exact and off, not {value!r}")
+    return cast(ReadSets, value)
+
+
+def read_sets_of_env() -> ReadSets:
+    """What CLAMOR_READ_SETS says now, as `Config.from_env` has it: for every call, so that alone.
+
+    Raises:
+        ValueError: It makes no sense.
+    """
+    text = os.environ.get("CLAMOR_READ_SETS", "").strip()
+    return cast(ReadSets, _read("read_sets", "CLAMOR_READ_SETS", text)) if text else "coarse"
+
+
+def check_page_bytes(variable: str, text: str) -> int:
+    """A page size, 0 included.
+
+    Raises:
+        ValueError: It is none; the message begins with the variable's name.
+    """
+    n = parse_bytes(text)
+    if n is None or (n != 0 and not (4096 <= n <= 8 << 20 and n & (n - 1) == 0)):
+        raise ValueError(f"{variable} is 0 or a power of two from 4096 to 8388608, not {text!r}")
+    return n
+
+
+def _bytes(variable: str, text: str) -> int:
+    n = parse_bytes(text)
+    if n is None or n >= 1 << 62:
+        raise ValueError(f"{variable} is a number of bytes, 0 or more, not {text!r}")
+    return n
+
+
+def _cache_bytes(variable: str, text: str) -> int:
+    n = _bytes(variable, text)
+    if 0 < n < LEAST_CACHE_BYTES:
+        raise ValueError(
+            f"{variable} is at least {LEAST_CACHE_BYTES} bytes (1 MiB), or 0 for a quarter of each "
+            f"node's memory, not {text!r}"
+        )
+    return n
+
+
+def _directory(variable: str, text: str) -> str:
+    if not os.path.isabs(text):
+        raise ValueError(f"{variable} is the full path of a directory, not {text!r}")
+    return text
+
+
+def _socket_directory(variable: str, text: str) -> str:
+    if len(os.fsencode(_directory(variable, text))) > SOCKETS_BELOW_BYTES:
+        raise ValueError(
+            f"{variable} has at most {SOCKETS_BELOW_BYTES} bytes, because the kernel takes 107 for "
+            f"the path of a Unix socket; {text!r} is longer"
+        )
+    return text
+
+
+ANSWER_S: Final = 5.0  # that the page server of this node has to say why there is nothing
+# A seal is answered when the keeper has heard of it. The page server gives that up after 30 s
+# (SLOW_NS of keeping.c), and says why: whoever asks waits longer than that.
+SEAL_S: Final = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings of this process; `from_env` reads them, the table above says what they mean."""
+
+    trap: str = "auto"
+    read_sets: ReadSets = "coarse"
+    reattach_s: float = 30.0
+    fetch_timeout_s: float = 10.0
+    fault_timeout_s: float = 60.0
+    connect_timeout_s: float = 5.0
+    control_timeout_s: float = 60.0
+    orphan_s: float = 600.0
+    page_bytes: int = 0
+    cache_bytes: int = 0
+    cache_policy: str = "sieve"
+    replication: str = "p2c"
+    history_bytes: int = 256 << 20
+    history_disk_bytes: int = 4 << 30
+    history_dir: str = ""
+    socket_dir: str = SOCKETS_BELOW
+    view_ref_bytes: int = 65536
+
+    @property
+    def patience_s(self) -> float:
+        """How long blocks are waited for where no timeout is given. The page server gives up
+        before: it knows which server is not reached, and why."""
+        return self.fault_timeout_s + ANSWER_S
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **given: object) -> Config:
+        """Reads `CLAMOR_*`; what is not set keeps its default.
+
+        Args:
+            environ: instead of this process's.
+            given: by the names of the fields; what is not None comes before the environment.
+
+        Raises:
+            ValueError: A value makes no sense; the message names the variable, or the argument.
+        """
+        environ = os.environ if environ is None else environ
+        values: dict[str, object] = {}
+        for field in fields(cls):
+            name = f"CLAMOR_{field.name.upper()}"
+            text = environ.get(name, "").strip()
+            if (value := given.get(field.name)) is not None:
+                name, text = field.name, str(value)
+            if text or value is not None:
+                values[field.name] = _read(field.name, name, text)
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def _read(field: str, name: str, text: str) -> object:
+    choices = _CHOICES.get(field)
+    if choices is not None:
+        if text not in choices:
+            raise ValueError(f"{name} is one of {', '.join(choices)}, not {text!r}")
+        return text
+    if field == "page_bytes":
+        return check_page_bytes(name, text)
+    if field == "cache_bytes":
+        return _cache_bytes(name, text)
+    if field in _BYTES:
+        return _bytes(name, text)
+    if field == "socket_dir":
+        return _socket_directory(name, text)
+    if field == "history_dir":
+        return _directory(name, text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"{name} is a number of seconds above 0, not {text!r}")
+    return seconds

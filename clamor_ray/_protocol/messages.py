@@ -1,0 +1,347 @@
+"""What the registry, the page servers and the sessions say to each other.
+
+Every message is a frozen dataclass of plain values, so that a pickled one means the same in every
+process and an old one never changes under its reader.
+
+An answer that is not the thing asked for is a value of its own type, not an exception: callers
+must say what they do about a freed region or a lost server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from clamor_ray._protocol.names import SOCKETS_BELOW
+
+BLOCK_BYTES = 4096
+EXTENT_BYTES = 64 << 20
+INLINE_BASE = 1 << 62  # ids from here up are variables that travel in their references
+
+
+@dataclass(frozen=True)
+class RegionRecord:
+    """One region, and where its blocks live.
+
+    Args:
+        region: Id, never reused by any session of the cluster, below ``INLINE_BASE``.
+        version: The newest one when this was looked up: the number of commits behind it; 0 is
+            what ``put`` wrote.
+        base_address: Where every process maps it.
+        length_bytes: What was asked for; the mapping is rounded up to whole blocks.
+        homes: Server id of each 64 MiB extent.
+        freed: No new leases. Only a server that may hold old ones gets such a record: its
+            processes go on reading, also after it was restarted.
+        loss: The number of the loss of blocks of it (``LostBlocks.number``); 0: none is lost.
+    """
+
+    region: int
+    version: int
+    base_address: int
+    length_bytes: int
+    homes: tuple[int, ...]
+    freed: bool = False
+    loss: int = 0
+
+
+@dataclass(frozen=True)
+class FreeAnswer:
+    """What is left to be done by who freed a region, at its node's page server.
+
+    Attributes:
+        alone: That server is its home, and no other has heard of it.
+        others: Other servers that may still give leases on it, and ask that server for blocks.
+            All the rest have been told, as far as they answer.
+    """
+
+    alone: bool = False
+    others: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class RegionFreed:
+    """The region existed and was freed (or abandoned); it never comes back."""
+
+    region: int
+
+
+@dataclass(frozen=True)
+class RegionUnknown:
+    """No such region, or one that nobody has sealed yet."""
+
+    region: int
+
+
+LookupAnswer = RegionRecord | RegionFreed | RegionUnknown
+
+
+@dataclass(frozen=True)
+class Write:
+    """What one transaction changed in one variable.
+
+    Args:
+        region: The region's id, or that of an inline variable (``INLINE_BASE`` and above).
+        base_version: The version that the transaction read.
+        n_blocks: How many blocks are dirty: ``len(BitMap.deserialize(blocks))``; 0 for inline.
+        blocks: Serialized ``pyroaring.BitMap`` of the dirty 4 KiB blocks, counted from the
+            region's start; may be empty (b"") where only the plan changed, and for inline.
+        layer_bytes: Size of the staged layer; 0 for inline.
+        staged_at: Id of the page server that holds the layer, as that one said; 0 for inline.
+        plan: What lies where from this version on (opaque to the registry); None: as before.
+        payload: The new content of an inline variable; None for a region.
+    """
+
+    region: int
+    base_version: int
+    n_blocks: int
+    blocks: bytes
+    layer_bytes: int
+    staged_at: int
+    plan: bytes | None = None
+    payload: bytes | None = None
+
+
+@dataclass(frozen=True)
+class CommitRequest:
+    """One transaction: all of its writes become visible at once, or none does.
+
+    Args:
+        commit_id: 64 random bits, not 0; the same for every try of the same transaction.
+        writes: At most one for each variable.
+        timeout_s: How long the homes may take to fetch the layers; 0: as the session's settings
+            say. The caller should wait a few seconds longer for the answer.
+        staged_ago_s: How long ago the first layer was staged, at most, when this was sent.
+    """
+
+    commit_id: int
+    writes: tuple[Write, ...]
+    timeout_s: float = 0.0
+    staged_ago_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The transaction is visible: the new version of each variable that it wrote."""
+
+    versions: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Latest:
+    """A version of a variable, the newest one or one that was asked for.
+
+    Args:
+        region: The region's or inline variable's id.
+        version: Its version.
+        plan: The newest plan that a commit up to this version brought; None: version 0's, which
+            every reference holds.
+        payload: Content of an inline variable; None for regions, and for an inline variable's
+            version 0, which every reference holds.
+        loss: In answer to ``at``: as in ``RegionRecord``.
+    """
+
+    region: int
+    version: int
+    plan: bytes | None = None
+    payload: bytes | None = None
+    loss: int = 0
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A home is told that the layer staged under ``commit_id`` is this version."""
+
+    region: int
+    version: int
+    commit_id: int
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """A page server as others reach it.
+
+    Args:
+        server_id: Non-zero, the same after a restart.
+        node_id: Ray's node id, hex.
+        host: Address of the data port.
+        port: Data port.
+        socket_name: Path of the Unix socket for the processes of that node.
+        library_version: Of the build that runs there.
+        pid: The server's process, for people and tests.
+        epoch: Counts this server's registrations; the registry sets it.
+    """
+
+    server_id: int
+    node_id: str
+    host: str
+    port: int
+    socket_name: str
+    library_version: str
+    pid: int = 0
+    epoch: int = 0
+
+
+@dataclass(frozen=True)
+class ServerLost:
+    """The server will not come back, and why."""
+
+    server_id: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class ServerRestarting:
+    """The server is down for now; ask again."""
+
+    server_id: int
+
+
+LocateAnswer = ServerInfo | ServerLost | ServerRestarting
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What a page server is told when it starts.
+
+    Args:
+        job_scope: Part of every socket and actor name; separates jobs on one node.
+        library_version: Version that every page server of the job must be.
+        fetch_timeout_s: One request to one peer.
+        fault_timeout_s: All tries of one block.
+        reattach_s: How long peers look for a server that restarts.
+        orphan_timeout_s: How long a keeper waits for a page server.
+        page_bytes: Fixed size of a demand fetch; 0: by use.
+        control_timeout_s: One call to the registry; a commit gives its homes 0.8 of it.
+        history_bytes: Replaced blocks that a home keeps in memory for old versions, then
+        history_disk_bytes: in files without a name in
+        history_directory: this directory of its node; "" for Ray's session directory there.
+        sockets_below: Its directory of sockets is below this one (``_names.socket_directory``).
+        stage_timeout_s: A staged layer whose writer is silent for so long is asked about.
+        cache_bytes: Budget of each node's cached blocks; 0: a quarter of the node's memory.
+        cache_policy: Which of them go first (``_native.POLICIES``).
+        replication: Whom a busy home sends askers to (``_native.REPLICATIONS``).
+    """
+
+    job_scope: str
+    library_version: str
+    fetch_timeout_s: float = 10.0
+    fault_timeout_s: float = 60.0
+    reattach_s: float = 30.0
+    orphan_timeout_s: float = 600.0
+    page_bytes: int = 0
+    control_timeout_s: float = 60.0
+    history_bytes: int = 256 << 20
+    history_disk_bytes: int = 4 << 30
+    history_directory: str = ""
+    sockets_below: str = SOCKETS_BELOW
+    stage_timeout_s: float = 300.0
+    cache_bytes: int = 0
+    cache_policy: str = "sieve"
+    replication: str = "p2c"
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """A Ray object that a page server serves as a region.
+
+    Args:
+        record: The region's.
+        plan: What lies where in it (``clamor_ray._objects.layout.Plan``).
+        digest: Of the plan and of all bytes that are not in the object's own large buffers. A
+            restarted server that takes the object apart again must come to the same.
+    """
+
+    record: RegionRecord
+    plan: Any
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class RebuildOrder:
+    """How a page server makes itself the home of a region whose home is lost.
+
+    Args:
+        record: The region's, with its newest version, and this server as its home.
+        own: (version, serialized BitMap) of blocks that it has in its own cache.
+        takes: (server id, commit id, bytes) of each layer that others have staged for it.
+        from_source: Serialized BitMap of the blocks that the source must make; b"": none.
+        compared: Of those that the source makes too, and that must then be the same.
+        pieces: (offset, bytes) of what the source makes, where it is known.
+        digest: Of an object that was shared; b"": the source's answer is a list of pieces.
+        lost: Serialized BitMap of the blocks that nobody has, and no source makes; b"": none.
+    """
+
+    record: RegionRecord
+    own: tuple[tuple[int, bytes], ...]
+    takes: tuple[tuple[int, int, int], ...]
+    from_source: bytes = b""
+    compared: bytes = b""
+    pieces: tuple[tuple[int, bytes], ...] = ()
+    digest: bytes = b""
+    lost: bytes = b""
+
+
+@dataclass(frozen=True)
+class ConnectionCounters:
+    """What came to a data port, since the server started.
+
+    ``refused`` counts connections that did not pass, by reason (see ``handshake.Refusal``).
+    """
+
+    accepted: int = 0
+    peers_connected: int = 0
+    peers_lost: int = 0
+    unauthenticated_now: int = 0
+    refused: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class ServerReport:
+    """One page server's part of ``stats()``; ``error`` says why the rest is empty.
+
+    Args:
+        info: Which one.
+        engine: Its counters, by the names of ``struct pc_engine_stats``.
+        regions: One entry per region, by the names of ``struct pc_region_stats``.
+        connections: What came to its data port.
+        error: Why it did not answer.
+        cache_bytes: The budget that is in force there.
+        thrashing: How often its engine said that the budget is too small.
+    """
+
+    info: ServerInfo
+    engine: dict[str, int] = field(default_factory=dict)
+    regions: tuple[dict[str, int], ...] = ()
+    connections: ConnectionCounters = ConnectionCounters()
+    error: str = ""
+    cache_bytes: int = 0
+    thrashing: int = 0
+
+
+@dataclass(frozen=True)
+class ReplayCounters:
+    """What tasks said of what they touched, since the registry started.
+
+    Args:
+        noted: Read sets that came.
+        asked: Tasks that asked for what their like touched.
+        found: Tasks that were told.
+        names: Tasks of which something is kept.
+        bytes: What that takes.
+    """
+
+    noted: int = 0
+    asked: int = 0
+    found: int = 0
+    names: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class RegistryReport:
+    """The registry's own part of ``stats()``, and that of every page server."""
+
+    regions_by_state: dict[str, int]
+    address_bytes_in_use: int
+    servers: tuple[ServerReport, ...]
+    replay: ReplayCounters = ReplayCounters()

@@ -1,0 +1,105 @@
+"""Status words: by which the n-th transaction of a task is committed once. Pure: no Ray, no I/O.
+
+A task may be run several times, at once or one after the other: a copy of one that is slow, what
+Ray runs again. Each of its transactions then carries a write of one more variable, of which all
+attempts begin at version 0; so the second to commit finds a conflict on that, whatever else it read
+and wrote, and knows that its work is done. (VOLUME, section II-C: the status code *s* that backup
+executions share.)
+
+A transaction is named by the task, the variables that it is over, and its number among those of the
+attempt over just these variables. So threads that commit different variables do not take each
+other's names, and a conflict that the task caught moves no name but those of the same variables.
+
+The word is a variable inside its references, which nobody has a reference of. Its id is a function
+of the name; its content says which commit was made. A transaction that wrote nothing writes its
+word too: for another attempt it may not be empty.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from clamor_ray._protocol.messages import INLINE_BASE, Write
+
+TOKEN_BYTES: Final = 16
+VARIABLES_BYTES: Final = 16
+_CONTENT: Final = struct.Struct("<8s16s16sQQ")
+_MAGIC: Final = b"clamor:1"
+
+
+def digest_of(variables: Iterable[int]) -> bytes:
+    """16 bytes that name a set of variables, given by their ids in any order.
+
+    Example:
+        >>> digest_of([3, 5]) == digest_of([5, 3]) != digest_of([3])
+        True
+    """
+    ids = sorted(set(variables))
+    packed = struct.pack(f"<{len(ids)}Q", *ids)
+    return hashlib.blake2b(packed, digest_size=VARIABLES_BYTES, person=b"clamor set").digest()
+
+
+class Name(NamedTuple):
+    """Names one transaction of a task, the same in each of its attempts.
+
+    Args:
+        token: names the task, 16 bytes.
+        variables: `digest_of` those that the transaction is over.
+        n: how many transactions over just these the attempt committed before.
+    """
+
+    token: bytes
+    variables: bytes
+    n: int
+
+    @property
+    def word_id(self) -> int:
+        """Id of the status word.
+
+        Example:
+            >>> first, second = (Name(bytes(16), digest_of([3]), n) for n in (0, 1))
+            >>> first.word_id != second.word_id
+            True
+        """
+        packed = self.token + self.variables + struct.pack("<Q", self.n)
+        digest = hashlib.blake2b(packed, digest_size=8, person=b"clamor once")
+        return INLINE_BASE | (int.from_bytes(digest.digest(), "little") & (INLINE_BASE - 1))
+
+
+class StatusWord(NamedTuple):
+    """What is written to the word.
+
+    Args:
+        name: of the transaction.
+        commit_id: the commit that was made.
+    """
+
+    name: Name
+    commit_id: int
+
+    @property
+    def region(self) -> int:
+        """Id of the word."""
+        return self.name.word_id
+
+    @property
+    def token(self) -> bytes:
+        """Names the task, 16 bytes."""
+        return self.name.token
+
+    def write(self) -> Write:
+        """Part of the commit. To be its first write, so that no other is compared before it."""
+        payload = _CONTENT.pack(_MAGIC, *self.name, self.commit_id)
+        return Write(self.region, 0, 0, b"", 0, 0, None, payload)
+
+
+def word_of(region: int, payload: bytes | None) -> StatusWord | None:
+    """The word that this variable's content says, or None where it is any other variable."""
+    if region < INLINE_BASE or payload is None or len(payload) != _CONTENT.size:
+        return None
+    magic, token, variables, n, commit_id = _CONTENT.unpack(payload)
+    word = StatusWord(Name(token, variables, n), commit_id)
+    return word if magic == _MAGIC and word.region == region else None

@@ -1,0 +1,3 @@
+"""References to objects: mappings, views, prefetch, gather. In: a reference; out: memory that is
+read.
+"""

@@ -1,0 +1,240 @@
+"""`clamor.gather`: rows of a global array by their numbers, in few round trips.
+
+Of a plain array with whole rows the page cache is asked for the rows themselves: it decides, from
+what is here and from the sizes, whether blocks or single rows come. Of everything else (rows with
+gaps, Arrow, pandas) the blocks that the rows lie on are prefetched, and the rows
+are then taken as anybody would take them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clamor_ray._objects.ranges import Spans, extent, row_spans
+from clamor_ray._read.lease import Leased
+from clamor_ray._read.prefetch import split_by_mapping
+from clamor_ray._read.ref import GlobalRef
+from clamor_ray._session import session as _session
+from clamor_ray._session.session import Session
+from clamor_ray._tasks import attempt as _attempt
+from clamor_ray.errors import HomeLostError, SessionEndedError
+
+Array = npt.NDArray[Any]
+
+
+def gather(source: Any, ids: Any, *, out: Array | None = None, timeout: float | None = None) -> Any:
+    """`source[ids]`, with what this node does not hold fetched in few round trips.
+
+    From all nodes that have some of it, at once; where rows are few, cold and small, the rows
+    themselves travel and not their blocks, and this node keeps no copy of them. Plain `view[ids]`
+    gives the same, fault by fault.
+
+    Args:
+        source: a `GlobalRef` of an array, or an array that came from one, or a view of it with any
+            strides; also Arrow arrays, chunked arrays and tables, and pandas frames, series and
+            indexes (they take 1-D ids). What is no part of a global variable is indexed as it is.
+            A reference is opened for the call: for many small calls pass what `ref.get()` gives.
+        ids: numbers of rows (along axis 0), integers of any dtype and shape; negative ones count
+            from the end.
+        out: an array of the result's shape and dtype to be filled, for arrays only.
+        timeout: seconds for all of it; CLAMOR_FAULT_TIMEOUT_S where it is None.
+
+    Returns:
+        As NumPy's `array[ids]`: shape `ids.shape + array.shape[1:]`, a copy; `out` where it was
+        given. For Arrow and pandas what their `take` returns.
+
+    Raises:
+        IndexError: An id is out of bounds, or no integer; no row has moved.
+        TypeError: `source` has no rows, e.g. it is a dict or a `HashMap` (use its `get`); or `out`
+            was given with Arrow or pandas data.
+        ValueError: `out` does not fit; or ids for Arrow or pandas data have several dimensions.
+        PrefetchTimeoutError: Not all rows came in time; what `out` holds then is undefined.
+        HomeLostError: The node that held them is gone.
+        FreedError, SnapshotExpired, NotInitializedError, ...: As `GlobalRef.get`.
+
+    Safe from any thread; the GIL is released while it waits. `clamor.aio.gather` is the same for
+    coroutines. (REAP, Ustiugov et al., ASPLOS 2021, on batches in place of faults.)
+
+    Example:
+        >>> clamor.gather(ref, [3, 1, 4]).shape   # doctest: +SKIP
+        (3, 64)
+    """
+    obj = source.get() if isinstance(source, GlobalRef) else source
+    if isinstance(obj, np.ndarray):
+        return _gather_array(obj, ids, out, timeout)
+    from clamor_ray._read import gather_tables as _gather_tables
+
+    take = _gather_tables.taker_of(obj)
+    if take is None:
+        kind = type(obj)
+        hint = "; a HashMap has get()" if hasattr(kind, "__clamor_ref__") else ""
+        raise TypeError(
+            f"gather takes arrays, Arrow data and pandas data, not {kind.__qualname__}{hint}"
+        )
+    if out is not None:
+        raise TypeError(f"out= is for arrays, not for {type(obj).__qualname__}")
+    numbers = row_ids(ids, len(obj))
+    if numbers.ndim > 1:
+        raise ValueError(f"ids of {type(obj).__qualname__} have one dimension, not {numbers.ndim}")
+    return take(obj, numbers.reshape(-1).astype(np.int64), Fetch(timeout))
+
+
+# ------------------------------------------------------------------ ids
+
+
+def row_ids(
+    ids: Any, n_rows: int, dtype: npt.DTypeLike = np.uint64, *, copy: bool = False
+) -> npt.NDArray[Any]:
+    """Ids as numbers from 0 on, contiguous, of the same shape.
+
+    Args:
+        ids: integers.
+        n_rows: that there are.
+        dtype: of the result, that holds every row's number.
+        copy: the result is nobody else's.
+
+    Raises:
+        IndexError: As NumPy's: out of bounds, or no integers.
+    """
+    given = np.asarray(ids)
+    if given.size == 0 and not isinstance(ids, np.ndarray):
+        given = given.astype(np.intp)  # NumPy takes [] for a list of integers, too
+    if given.dtype.kind == "b":
+        raise IndexError("ids are integers: of a mask of rows pass numpy.flatnonzero(mask)")
+    if given.dtype.kind not in "iu":
+        raise IndexError("arrays used as indices must be of integer (or boolean) type")
+    if given.size == 0:
+        return np.empty(given.shape, dtype)
+    low, high = int(given.min()), int(given.max())
+    if low < -n_rows or high >= n_rows:
+        outside = (given >= n_rows) if low >= -n_rows else (given >= n_rows) | (given < -n_rows)
+        first = int(given.reshape(-1)[np.flatnonzero(outside)[0]])
+        raise IndexError(f"index {first} is out of bounds for axis 0 with size {n_rows}")
+    if low < 0:
+        given = given.astype(np.int64)
+        given = np.where(given < 0, given + n_rows, given)
+    return np.ascontiguousarray(given.astype(dtype, copy=copy)).reshape(given.shape)
+
+
+# ------------------------------------------------------------------ arrays
+
+
+def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out is an array, not {type(out).__qualname__}")
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(
+            f"out has shape {out.shape} and dtype {out.dtype}; the rows have {shape} and {dtype}"
+        )
+    if not out.flags.writeable:
+        raise ValueError("out is read-only")
+
+
+def _gather_array(array: Array, ids: Any, out: Array | None, timeout: float | None) -> Any:
+    if array.ndim == 0:
+        raise IndexError("too many indices for array: array is 0-dimensional, but 1 were indexed")
+    numbers = row_ids(ids, len(array))
+    shape = numbers.shape + array.shape[1:]
+    if out is not None:
+        _check_out(out, shape, array.dtype)
+    fetch = Fetch(timeout)
+    leased = None
+    if array.nbytes and numbers.size and not array.dtype.hasobject:
+        leased = fetch.find(*extent(array))
+    if leased is None or type(array) is not np.ndarray or not _has_whole_rows(array):
+        if leased is not None:
+            fetch.blocks(leased, row_spans(array, numbers))
+        rows = array[numbers.astype(np.intp)]
+        if out is None:
+            return rows
+        out[...] = rows
+        return out
+    direct = out is not None and out.flags.c_contiguous
+    result: Array = out if out is not None and direct else np.empty(shape, array.dtype)
+    fetch.rows(leased, array, numbers, result)
+    if out is None:
+        return result[()]  # of one id of a 1-D array NumPy gives a scalar
+    if not direct:
+        out[...] = result
+    return out
+
+
+def _has_whole_rows(array: Array) -> bool:
+    """Whether the page cache can copy the rows: each in one piece, apart, in this order."""
+    row_bytes = array[:1].nbytes
+    return array[:1].flags.c_contiguous and (len(array) == 1 or array.strides[0] >= row_bytes)
+
+
+def _relative(spans: Spans, leased: Leased) -> Spans:
+    """Blocks of the address space as blocks of the mapping."""
+    runs: Spans = spans.copy()
+    runs[:, 0] -= np.uint64(leased.mapping.address >> 12)
+    return runs
+
+
+def _session_of(leased: Leased) -> Session:
+    found = _session.at_address(leased.mapping.address)
+    if found is None:
+        raise SessionEndedError("The session of this array has ended.")
+    return found[0]
+
+
+class Fetch:
+    """One call's requests, with one deadline for all of them.
+
+    Args:
+        timeout: seconds; None for CLAMOR_FAULT_TIMEOUT_S.
+    """
+
+    def __init__(self, timeout: float | None) -> None:
+        if timeout is None:
+            timeout = max((s.config.patience_s for s in _session.sessions()), default=0.0)
+        self._deadline = time.monotonic() + timeout
+
+    def _left_s(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def find(self, low: int, high: int) -> Leased | None:
+        """What version's memory [low, high) is; None where it is not all of one."""
+        found = _session.at_address(low)
+        if found is None or found[1].snapshot is None:
+            return None
+        leased = found[1]
+        return leased if high <= leased.mapping.address + leased.mapping.length_bytes else None
+
+    def blocks(self, leased: Leased, spans: Spans) -> None:
+        """Makes blocks of one mapping resident."""
+        runs = _relative(spans, leased)
+        _session_of(leased).client.prefetch(
+            leased.mapping.id, runs, wait=True, timeout_s=self._left_s()
+        )
+
+    def any(self, spans: Spans) -> None:
+        """Makes blocks resident that may lie in several mappings, or in none."""
+        for session in _session.sessions():
+            for mapping, runs in split_by_mapping(spans, session.leases).items():
+                session.client.prefetch(mapping.id, runs, wait=True, timeout_s=self._left_s())
+
+    def rows(
+        self, leased: Leased, array: Array, numbers: npt.NDArray[np.uint64], out: Array
+    ) -> None:
+        """Copies whole rows."""
+        session = _session_of(leased)
+        row_bytes = array[:1].nbytes
+        _attempt.read_runs(leased.snapshot, lambda: _relative(row_spans(array, numbers), leased))
+        try:
+            session.client.gather(
+                leased.mapping.id,
+                numbers,
+                out,
+                offset_bytes=array.__array_interface__["data"][0] - leased.mapping.address,
+                stride_bytes=array.strides[0] if len(array) > 1 else row_bytes,
+                row_bytes=row_bytes,
+                timeout_s=self._left_s(),
+            )
+        except HomeLostError as error:
+            session.explain(error, leased.snapshot.region if leased.snapshot else 0)

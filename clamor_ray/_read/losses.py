@@ -1,0 +1,64 @@
+"""Warns of lost blocks: once in each process for each loss of blocks of a variable.
+
+Each mapping comes with the number of its variable's loss (`Mapping.loss`), which is 0 where nothing
+is lost: then nobody asks anybody. Else the registry is asked once which blocks these are, and why.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from pyroaring import BitMap
+
+from clamor_ray import errors
+from clamor_ray.actors.recovery.rebuild import runs
+
+if TYPE_CHECKING:
+    from clamor_ray._read.ref import GlobalRef
+    from clamor_ray._session.session import Session
+
+# (process, scope, region, loss) that was warned of; a child of fork is warned too.
+_told: set[tuple[int, str, int, int]] = set()
+
+
+def _level_of_caller() -> int:
+    """For `warnings.warn` in the function that calls this: the first frame that is not ours."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == (
+        "clamor_ray"
+    ):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def warn(session: Session, ref: GlobalRef[Any], loss: int) -> None:
+    """Says which blocks of the variable are lost, where this process has not said so.
+
+    Args:
+        session: of the variable.
+        ref: the variable.
+        loss: number of its loss, not 0.
+
+    Raises:
+        LostBlocksWarning: Where a filter of `warnings` makes errors of these; the next call
+            raises it again.
+    """
+    key = (os.getpid(), ref.scope, ref.region, loss)
+    if key in _told:
+        return
+    try:
+        found = session.call("lost_blocks", ref.region)
+    except errors.ClamorError as failure:  # it is asked again with the next mapping
+        text = f"Blocks of {ref!r} are lost. The registry does not say now which: {failure.message}"
+        warnings.warn(errors.LostBlocksWarning(text, ref.region), stacklevel=_level_of_caller())
+        return
+    if found is not None:  # else commits have written them meanwhile
+        error = found.error(ref.region)
+        warning = errors.LostBlocksWarning(
+            f"{error.message} {error.hint}", ref.region, runs(BitMap.deserialize(found.blocks))
+        )
+        warnings.warn(warning, stacklevel=_level_of_caller())
+    _told.add(key)

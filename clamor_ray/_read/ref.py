@@ -1,0 +1,478 @@
+"""`GlobalRef`: a global variable at a version, as a value of a few hundred bytes."""
+
+from __future__ import annotations
+
+import operator
+import os
+import pickle
+import threading
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+
+from clamor_ray import errors
+from clamor_ray._objects.layout import Plan, format_bytes, put_together
+from clamor_ray._protocol.config import check_page_bytes
+from clamor_ray._read.lease import InlineImage
+
+T = TypeVar("T")
+Mode = Literal["r", "c"]
+
+
+class State(NamedTuple):
+    """What a commit may change of a variable: all of it moves at once.
+
+    Args:
+        version: number of commits behind it.
+        plan: what lies where.
+        payload: the content, where it travels inside the reference.
+    """
+
+    version: int
+    plan: Plan
+    payload: bytes | None
+
+
+_move_lock = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    global _move_lock
+    _move_lock = threading.Lock()  # the thread that held it may not be here
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _packed_state(state: State) -> tuple[Any, ...]:
+    plan = state.plan
+    lies = (plan.total_bytes, plan.inband_bytes, plan.buffers, plan.inband_offset)
+    return (state.version, (*lies, plan.capacity_bytes, plan.fixed), state.payload)
+
+
+def _restore(packed: bytes) -> GlobalRef[Any]:
+    return GlobalRef.unpacked(packed)
+
+
+# Pickle streams of versions that were opened lately: a version's never changes. So a task that
+# opens what the one before it had open touches nothing of it for that.
+_streams: dict[tuple[str, int, int], bytes] = {}
+MOST_STREAMS: Final = 64
+MOST_STREAM_BYTES: Final = 16 << 10
+
+
+def _keep_stream(at: GlobalRef[Any], image: Any) -> bytes | None:
+    plan = at.plan
+    if plan.inband_bytes > MOST_STREAM_BYTES:
+        return None
+    stream: bytes = image[plan.inband_offset : plan.inband_offset + plan.inband_bytes].tobytes()
+    if len(_streams) >= MOST_STREAMS:
+        _streams.clear()
+    _streams[at.scope, at.region, at.version] = stream
+    return stream
+
+
+class GlobalRef(Generic[T]):
+    """A global variable at one of its versions: which region, which version, what lies where.
+
+    Made by `clamor.put`, `zeros` and `share`, and by `Region.publish`. Pickling it ships metadata
+    only, or, for an object below 4 KiB, the object. It may be passed to tasks and actors, kept,
+    and compared; it stays valid until `clamor.free` or the end of the session.
+
+    A reference reads one version, however many commits pass, and takes it along when it is
+    pickled: a task that is run again sees what it first saw. It moves on only where it is told to,
+    by `refresh` or by an update through this very reference. What `snapshot` and `at` return is
+    frozen: it never moves.
+
+    Two references are equal where they name the same variable, whatever their versions; frozen
+    ones are equal only to frozen ones of the same version. So neither equality nor the hash of a
+    reference changes when it moves.
+
+    Args:
+        region: id of the region, or of the variable where the object travels inside.
+        version: number of commits behind the content.
+        base_address: where every process maps it.
+        length_bytes: of the region, whole blocks.
+        plan: what lies where.
+        scope: the session it belongs to.
+        payload: the content, where it travels inside.
+        first: state of version 0; None where this is it.
+        frozen: it never moves.
+
+    Example:
+        >>> ref = clamor.put(numpy.arange(10**6))   # doctest: +SKIP
+        >>> ref.get()[500_000]                      # doctest: +SKIP
+        500000
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_base_address",
+        "_first",
+        "_freed",
+        "_frozen",
+        "_length_bytes",
+        "_packed",
+        "_region",
+        "_scope",
+        "_state",
+    )
+
+    def __init__(
+        self,
+        region: int,
+        version: int,
+        base_address: int,
+        length_bytes: int,
+        plan: Plan,
+        scope: str,
+        payload: bytes | None = None,
+        *,
+        first: State | None = None,
+        frozen: bool = False,
+    ) -> None:
+        self._region = region
+        self._base_address = base_address
+        self._length_bytes = length_bytes
+        self._scope = scope
+        self._frozen = frozen
+        self._freed = False
+        self._packed: tuple[State, bytes] | None = None
+        self._state = State(version, plan, payload)
+        # What no commit has changed the registry does not know: it is asked of the reference.
+        self._first = self._state if first is None else first
+
+    # -- what it is
+
+    @property
+    def region(self) -> int:
+        """Id of the variable."""
+        return self._region
+
+    @property
+    def version(self) -> int:
+        """Number of commits behind what `get` returns."""
+        return self._state.version
+
+    @property
+    def base_address(self) -> int:
+        """Where every process maps it; 0 where the object travels inside."""
+        return self._base_address
+
+    @property
+    def length_bytes(self) -> int:
+        """Of the region, whole blocks; 0 where the object travels inside."""
+        return self._length_bytes
+
+    @property
+    def plan(self) -> Plan:
+        """What lies where at this version."""
+        return self._state.plan
+
+    @property
+    def scope(self) -> str:
+        """The session it belongs to."""
+        return self._scope
+
+    @property
+    def payload(self) -> bytes | None:
+        """The content at this version, where it travels inside."""
+        return self._state.payload
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it is a snapshot, which never moves to another version."""
+        return self._frozen
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the object: its pickle stream and its buffers."""
+        return self.plan.total_bytes
+
+    @property
+    def inline(self) -> bool:
+        """Whether the object travels inside the reference."""
+        return self.payload is not None
+
+    # -- reading
+
+    def get(self, mode: Mode = "r", *, page_bytes: int | str = 0) -> T:
+        """The object at this version, over memory that all processes of this node share.
+
+        Only its pickle stream is read now; buffers are fetched block by block when they are
+        touched. The object's arrays keep the lease: it lasts as long as they do, and they show
+        the same version for as long.
+
+        Args:
+            mode: "r" gives read-only arrays. "c" gives private copy-on-write ones, for libraries
+                that insist on writable buffers: what is written stays in this process and is
+                lost with the object. To change the variable use `clamor.update`.
+            page_bytes: what a touch of an absent block fetches here, a power of two from 4 KiB to
+                8 MiB ("64KiB"); 0: by use, or what the session's `page_bytes` says. Where this
+                process has the version open already, the first one's choice stands for all.
+
+        Raises:
+            ValueError: No such mode or page size.
+            FreedError: The variable was freed.
+            SnapshotExpired: The version is so old that its blocks are kept no longer.
+            SessionMismatchError: The reference is from a session that has ended.
+            HomeLostError: The node that held it is gone, and the pickle stream is nowhere else.
+            NotInitializedError: In a driver before `clamor.init()`.
+
+        Warns:
+            LostBlocksWarning: Blocks of it are lost, which it names; all others are not.
+
+        Safe from any thread.
+
+        Example:
+            >>> clamor.put({"weights": w}).get()["weights"][0]   # doctest: +SKIP
+        """
+        return self._open(mode, page_bytes=check_page_bytes("page_bytes", str(page_bytes)))[0]
+
+    def _open(
+        self,
+        mode: Mode = "r",
+        read_set: str = "off",
+        scattered: bool = False,
+        page_bytes: int = 0,
+        again: bool = False,
+    ) -> tuple[T, Any]:
+        """The object and its lease; the lease is None where the object travels inside."""
+        if mode not in ("r", "c"):
+            raise ValueError(f"mode is 'r' or 'c', not {mode!r}")
+        self._check_not_freed()
+        at = self.snapshot()
+        if at.payload is not None:
+            return put_together(InlineImage(at, writable=mode == "c").bytes(), at.plan), None
+        from clamor_ray._read import views as _views
+        from clamor_ray._session import session as _session
+
+        session = _session.current(at.scope)
+        stream = _streams.get((at.scope, at.region, at.version)) if again else None
+        lease = session.open(
+            at,
+            private=mode == "c",
+            read_set=read_set,
+            scattered=scattered,
+            page_bytes=page_bytes,
+            again=again,
+            stream=stream is None,
+        )
+        image = lease.bytes()
+        if again and stream is None:
+            stream = _keep_stream(at, image)
+        obj = put_together(image, at.plan, stream)
+        _views.install_for_arrow()  # unpickling may have been the first to import it
+        return obj, lease
+
+    # -- versions
+
+    def snapshot(self) -> GlobalRef[T]:
+        """A reference to the version that this one reads now, which never moves. Asks nobody.
+
+        Example:
+            >>> before = ref.snapshot()                 # doctest: +SKIP
+            >>> with clamor.update(ref) as x: x[0] = 1  # doctest: +SKIP
+            >>> before.get()[0]                         # doctest: +SKIP
+            0
+        """
+        if self._frozen:
+            return self
+        return self._with(self._state, frozen=True)
+
+    def at(self, version: int) -> GlobalRef[T]:
+        """A reference to an old (or the newest) version, which never moves.
+
+        Its home is asked whether it keeps the version's blocks. They may go later: `get` raises
+        `SnapshotExpired` then, or the first touch of one ends the process, and what Ray runs again
+        raises it.
+
+        Raises:
+            NoVersionError: The variable has no such version (yet).
+            SnapshotExpired: Nothing is known of it any more, or its blocks are kept no longer.
+            HomeLostError: All of the variable is lost.
+            FreedError: The variable was freed.
+
+        Warns:
+            LostBlocksWarning: Blocks of the variable are lost.
+
+        Example:
+            >>> ref.at(0).get()   # doctest: +SKIP
+        """
+        version = operator.index(version)
+        self._check_not_freed()
+        state = self._state
+        if version == state.version:
+            return self._with(state, frozen=True)
+        if version < 0:
+            raise errors.NoVersionError(f"{self!r} has no version {version}.")
+        from clamor_ray._read import losses as _losses
+        from clamor_ray._session import session as _session
+
+        session = _session.current(self._scope)
+        answer = session.call("at", self._region, version)
+        if answer.loss:
+            _losses.warn(session, self, answer.loss)
+        return self._with(self._state_of(answer), frozen=True)
+
+    def latest(self) -> GlobalRef[T]:
+        """A new reference at the newest version; this one stays where it is.
+
+        Raises:
+            FreedError, NotInitializedError, SessionMismatchError, ServerUnavailableError.
+        """
+        self._check_not_freed()
+        from clamor_ray._session import session as _session
+
+        (state,) = newest_states(_session.current(self._scope), [self])
+        return self._with(state, frozen=False)
+
+    def refresh(self) -> GlobalRef[T]:
+        """Moves this reference to the newest version and returns it.
+
+        Raises:
+            ValueError: It is a snapshot, which never moves; `latest` gives a new reference.
+            FreedError, NotInitializedError, SessionMismatchError, ServerUnavailableError.
+
+        Safe from any thread.
+
+        Example:
+            >>> ref.refresh().version   # doctest: +SKIP
+            3
+        """
+        if self._frozen:
+            raise ValueError(f"{self!r} is a snapshot and never moves; use ref.latest()")
+        self._move(self.latest()._state)
+        return self
+
+    def thawed(self) -> GlobalRef[T]:
+        """A new reference at this version that is not frozen. Asks nobody."""
+        return self._with(self._state, frozen=False)
+
+    def _move(self, state: State) -> None:
+        """To a newer version; an older one, from a slower thread, changes nothing."""
+        with _move_lock:
+            if not self._frozen and state.version > self._state.version:
+                self._state = state
+
+    def _state_of(self, latest: Any) -> State:
+        """What the registry says of a version (`messages.Latest`), completed from here."""
+        plan = self._first.plan if latest.plan is None else pickle.loads(latest.plan)
+        payload = latest.payload
+        if payload is None and self.inline:
+            known = next(
+                (state for state in (self._first, self._state) if state.version == latest.version),
+                None,
+            )
+            if known is None:
+                raise errors.SnapshotExpired(
+                    f"The content of {self!r} at version {latest.version} is kept no longer."
+                )
+            payload = known.payload
+        return State(latest.version, plan, payload)
+
+    def _with(self, state: State, *, frozen: bool) -> GlobalRef[T]:
+        ref: GlobalRef[T] = GlobalRef(
+            self._region,
+            state.version,
+            self._base_address,
+            self._length_bytes,
+            state.plan,
+            self._scope,
+            state.payload,
+            first=self._first,
+            frozen=frozen,
+        )
+        ref._freed = self._freed
+        return ref
+
+    # -- its end
+
+    @property
+    def freed(self) -> bool:
+        """Whether this very reference was given to `clamor.free`."""
+        return self._freed
+
+    def _mark_freed(self) -> None:
+        self._freed = True
+        self._packed = None
+
+    def _check_not_freed(self) -> None:
+        if self._freed:
+            raise errors.FreedError(f"{self!r} was freed.")
+
+    # -- as a value
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        return (self._scope, self._region, self._state.version if self._frozen else None)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GlobalRef):
+            return NotImplemented
+        return self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def packed(self) -> bytes:
+        """All of it as bytes, for `unpacked`. Made once for each version that it is at."""
+        state, known = self._state, self._packed
+        if known is not None and known[0] is state:
+            return known[1]
+        first = None if self._first is state else _packed_state(self._first)
+        where = (self._region, self._base_address, self._length_bytes, self._scope)
+        content = (where, _packed_state(state), first, self._frozen, self._freed)
+        packed = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
+        self._packed = (state, packed)
+        return packed
+
+    @staticmethod
+    def unpacked(packed: bytes) -> GlobalRef[Any]:
+        """A reference like the one that gave these bytes."""
+        (region, base_address, length_bytes, scope), now, first, frozen, freed = pickle.loads(
+            packed
+        )
+
+        def state_of(version: int, lies: tuple[Any, ...], payload: bytes | None) -> State:
+            return State(version, Plan(*lies), payload)
+
+        state = state_of(*now)
+        ref: GlobalRef[Any] = GlobalRef(
+            region,
+            state.version,
+            base_address,
+            length_bytes,
+            state.plan,
+            scope,
+            state.payload,
+            first=None if first is None else state_of(*first),
+            frozen=frozen,
+        )
+        if freed:
+            ref._mark_freed()
+        return ref
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Ray's pickler is written in Python: the fewer objects it sees the better.
+        return _restore, (self.packed(),)
+
+    def __repr__(self) -> str:
+        state = self._state
+        size = format_bytes(state.plan.total_bytes)
+        frozen = ", frozen" if self._frozen else ""
+        if state.payload is not None:
+            version = f"version={state.version}, " if state.version else ""
+            return f"GlobalRef(inline, {version}{size}{frozen})"
+        return f"GlobalRef(region={self._region}, version={state.version}, {size}{frozen})"
+
+
+def newest_states(session: Any, refs: list[GlobalRef[Any]]) -> list[State]:
+    """Where these variables are now; one call to the registry for all of them.
+
+    Raises:
+        FreedError: One of them was freed.
+    """
+    if not refs:
+        return []
+    answers = session.call("latest", [ref.region for ref in refs])
+    by_region = {answer.region: answer for answer in answers}
+    return [ref._state_of(by_region[ref.region]) for ref in refs]

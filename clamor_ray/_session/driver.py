@@ -1,0 +1,160 @@
+"""The driver's part: a session's beginning and its end. What lies between:
+`_session/session.py`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+
+import ray
+
+from clamor_ray import errors
+from clamor_ray._protocol.config import Config
+from clamor_ray._session import session as _session
+from clamor_ray._session import starting as _starting
+from clamor_ray._session.session import Session
+from clamor_ray._session.spawned import SpawnedSession
+from clamor_ray._session.starting import InitResult
+
+SHUTDOWN_S = 30.0
+
+
+def init(
+    address: str | None = None,
+    *,
+    namespace: str | None = None,
+    cache_bytes: int | str | None = None,
+    cache_policy: str | None = None,
+    replication: str | None = None,
+    page_bytes: int | str | None = None,
+) -> InitResult:
+    """Attaches this program to its Ray cluster and starts a session of global variables.
+
+    Where Ray is not connected yet, connects it: to `address`, else to `RAY_ADDRESS`, else to a
+    cluster that runs on this machine or a new local one. Calling it again changes nothing. In a
+    task or an actor it attaches to the session of the driver. A process that Ray did not start, and
+    that reads what its parent passed, becomes a driver of its own by it, and still reads that.
+
+    Args:
+        address: as `ray.init`'s; ignored where Ray is connected already.
+        namespace: as `ray.init`'s; ours is always "clamor".
+        cache_bytes: budget of each node's cached blocks, as a number or as in "4GiB"; homes do
+            not count. 0: a quarter of what each node has.
+        cache_policy: which cached blocks go first: sieve, s3fifo, fifo, lru, lfu, random, clock.
+        replication: whom a busy home sends askers to: "p2c" (of two nodes that have the block, the
+            one with less to send), "random" or "off".
+        page_bytes: what a fault fetches, a power of two from 4 KiB to 8 MiB; 0: by use.
+            These four are settings of the session, and come before CLAMOR_CACHE_BYTES,
+            CLAMOR_CACHE_POLICY, CLAMOR_REPLICATION and CLAMOR_PAGE_BYTES. In a task or an actor
+            they change nothing.
+
+    Returns:
+        The trap in force, this node's id and the version of its page server.
+
+    Raises:
+        UnsupportedPlatformError: Not 64-bit Linux.
+        RayClientError: Connected through `ray://`; use `ray job submit`.
+        ServerUnavailableError, VersionMismatchError: This node's page server does not start.
+        TrapUnavailableError: The kernel refuses the trap that CLAMOR_TRAP asks for.
+        ValueError: A setting makes no sense, or is not that of the session that this driver has
+            already. Nothing was started.
+        CacheBudgetError: This node has less memory than `cache_bytes`. (A node that has less and
+            joins later raises it in the first task there that uses a global variable.)
+
+    Example:
+        >>> clamor.init().trap   # doctest: +SKIP
+        'uffd'
+    """
+    _session._check_platform()
+    if address is not None and address.startswith("ray://"):
+        raise errors.RayClientError(f"{address} is a Ray Client address.")
+    _starting.check_not_ray_client()
+    settings = {
+        "cache_bytes": cache_bytes,
+        "cache_policy": cache_policy,
+        "replication": replication,
+        "page_bytes": page_bytes,
+    }
+    config = Config.from_env(None, **settings)
+    if not ray.is_initialized():
+        if os.environ.get("RAY_ADDRESS", "").startswith("ray://") and address is None:
+            raise errors.RayClientError("RAY_ADDRESS is a Ray Client address.")
+        ray.init(address=address, namespace=namespace)
+    with _session._lock:
+        for gone in [session for session in _session.sessions() if not session.is_here]:
+            _session._leave(gone)  # ray.shutdown() took the cluster from under it
+            gone.close()
+        session = _session._current
+        if isinstance(session, SpawnedSession):
+            session = None  # it only reads; it goes on doing that beside the one made here
+        if _starting.in_worker():
+            session = _session._attach(None)
+        if session is None:
+            session = _make_session(config)
+        elif session.owner:
+            _starting.check_same_settings(session.config, config, settings)
+        try:
+            info = session.ensure_server()
+            trap = session.client.trap
+            reason = session.client.trap_reason
+        except BaseException:
+            if session is not _session._current:
+                _end(session)
+            raise
+        if session is not _session._current:
+            _session._add(session)
+    if trap != "uffd" and not reason:
+        reason = f"CLAMOR_TRAP={session.config.trap} asks for it"
+    return InitResult(trap, session.node_id, info.library_version, session.scope, reason)
+
+
+def _make_session(config: Config) -> Session:
+    node_id = ray.get_runtime_context().get_node_id()
+    scope, registry = _starting.start_registry(config, node_id, _still_used())
+    _session._once("exit", lambda: atexit.register(_shutdown, exiting=True))
+    return Session(scope, registry, node_id, config, owner=True)
+
+
+def _still_used() -> list[tuple[int, int]]:
+    """Addresses of sessions that objects here look into: they ended, or this process only reads
+    them. One of this cluster has them for itself anyway; one of another cluster may be given them,
+    too."""
+    others = (*_session._over, *_session.sessions())
+    tables = [*_session._left, *(session.leases for session in others)]
+    mappings = [leased.mapping for table in tables for _, leased in table.entries()]
+    return [(mapping.address, mapping.address + mapping.length_bytes) for mapping in mappings]
+
+
+def _end(session: Session, exiting: bool = False) -> None:
+    session.close(exiting=exiting)
+    if not session.owner or not session.is_here:
+        return
+    with contextlib.suppress(errors.ClamorError):
+        session.call("shutdown", timeout_s=SHUTDOWN_S)
+    with contextlib.suppress(Exception):  # already dead, or the cluster is
+        ray.kill(session.registry)
+
+
+def shutdown() -> None:
+    """Ends the session: stops every page server and forgets every global variable.
+
+    Objects that `get` returned must not be used any more: their memory is gone, and a touch of it
+    ends the process with a message. Runs by itself when the driver ends; calling it again changes
+    nothing. In a task or an actor it only detaches that process. Sessions of other drivers go on.
+
+    Example:
+        >>> clamor.shutdown()   # doctest: +SKIP
+    """
+    _shutdown()
+
+
+def _shutdown(exiting: bool = False) -> None:
+    with _session._lock:
+        for session in (*_session.sessions(), *_session._over):
+            _session._leave(session)
+            _session._ended.add(session.scope)
+            if session._pid == os.getpid():
+                _end(session, exiting)
+        _session._over.clear()

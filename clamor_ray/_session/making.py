@@ -1,0 +1,189 @@
+"""A session's part that makes variables: from an object to a sealed region and its reference."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+
+from clamor_ray import errors
+from clamor_ray._native.client import Client, copy_in
+from clamor_ray._objects.layout import (
+    BLOCK_BYTES,
+    INLINE_BYTES,
+    Plan,
+    round_up,
+    take_apart,
+    take_apart_zeros,
+)
+from clamor_ray._objects.memory import check_room
+from clamor_ray._protocol.ask import new_request_id
+from clamor_ray._protocol.config import SEAL_S, Config
+from clamor_ray._protocol.messages import INLINE_BASE
+from clamor_ray._protocol.source import Source, source_of_call, source_of_zeros
+from clamor_ray._read.ref import GlobalRef
+from clamor_ray._session.spares import Spares
+from clamor_ray._tasks import attempt as _attempt
+
+
+def _inline_id() -> int:
+    """An id for a variable that travels inside its references; nobody need be asked for it."""
+    region = INLINE_BASE | secrets.randbits(62)
+    _attempt.made(region)
+    return region
+
+
+class Making:
+    """See the file's head. `Session` is what it is a part of."""
+
+    scope: str
+    node_id: str
+    config: Config
+    _shared: dict[int, Any]
+    _spares: Spares
+
+    @property
+    def client(self) -> Client:
+        raise NotImplementedError
+
+    def call(self, method: str, *args: object, timeout_s: float | None = None) -> Any:
+        raise NotImplementedError
+
+    def _has_ended(self) -> bool:
+        raise NotImplementedError
+
+    def put(self, obj: object, source: Callable[[], Any] | None = None) -> GlobalRef[Any]:
+        pickled = take_apart(obj)
+        plan = pickled.plan
+        if plan.total_bytes < INLINE_BYTES:
+            return GlobalRef(_inline_id(), 0, 0, 0, plan, self.scope, pickled.image())
+        check_room(plan.region_bytes, f"put({type(obj).__qualname__})")
+        again = None if source is None else source_of_call(source, pickled)
+        return self._create(plan, pickled.pieces, again)
+
+    def zeros(self, shape: Any, dtype: Any, capacity: int | None = None) -> GlobalRef[Any]:
+        plan, inband = take_apart_zeros(shape, dtype, capacity)
+        if plan.region_bytes <= INLINE_BYTES and plan.total_bytes < INLINE_BYTES:
+            payload = inband.ljust(plan.total_bytes, b"\0")
+            return GlobalRef(_inline_id(), 0, 0, 0, plan, self.scope, payload)
+        source = source_of_zeros(plan, inband)
+        return self._create(plan, lambda: iter([(0, memoryview(inband))]), source)
+
+    def _create(
+        self,
+        plan: Plan,
+        pieces: Callable[[], Iterator[tuple[int, memoryview]]],
+        source: Source | None,
+    ) -> GlobalRef[Any]:
+        """Puts again where the page server died meanwhile: nothing was there before."""
+        deadline = time.monotonic() + self.config.reattach_s
+        while True:
+            try:
+                return self._try_create(plan, pieces(), source)
+            except errors.ServerUnavailableError:
+                if time.monotonic() >= deadline or self._has_ended():
+                    raise
+            time.sleep(0.1)
+
+    def _try_create(
+        self, plan: Plan, pieces: Iterator[tuple[int, memoryview]], source: Source | None
+    ) -> GlobalRef[Any]:
+        client = self.client
+        record = self._spares.take(plan.region_bytes)
+        if record is None:
+            record = self.call("create_region", plan.region_bytes, self.node_id, new_request_id())
+        region = record.region
+        _attempt.made(region)
+        try:
+            fd = client.create(
+                region,
+                record.base_address,
+                record.length_bytes,
+                timeout_s=self.config.connect_timeout_s,
+            )
+            try:
+                for offset, view in pieces:
+                    copy_in(fd, offset, view)
+            finally:
+                os.close(fd)
+            try:
+                client.seal(region, timeout_s=max(SEAL_S, self.config.connect_timeout_s))
+                self._seal(region, source, plan.region_bytes)
+            except errors.FreedError as error:
+                # What was not sealed ends with the page server; the registry gives it 10 minutes.
+                raise errors.ServerUnavailableError(
+                    f"Region {region} was given up while it was filled: the page server of this "
+                    "node was restarted, or the copy took more than 10 minutes.",
+                    code=error.code,
+                    hint="Nothing is left of it: put the object again.",
+                ) from error
+        except BaseException:
+            with contextlib.suppress(errors.ClamorError):
+                client.abandon(region, timeout_s=self.config.connect_timeout_s)
+            with contextlib.suppress(errors.ClamorError):
+                self.call("abandon", region)
+            raise
+        return self._ref(record, plan)
+
+    def seal_at_registry(self, region: int, source: Source | None = None) -> None:
+        """Tells the registry that a region's bytes are in place."""
+        self._until_answered("seal", region, source)
+
+    def _seal(self, region: int, source: Source | None, region_bytes: int) -> None:
+        """Makes it public. In a row of puts of one size the answer brings the next region."""
+        if not self._spares.wanted(region_bytes):
+            self.seal_at_registry(region, source)
+            return
+        spare = self._until_answered(
+            "seal_and_create", region, source, region_bytes, self.node_id, new_request_id()
+        )
+        if spare is not None:
+            self._spares.keep(region_bytes, spare)
+
+    def _until_answered(self, method: str, *args: object) -> Any:
+        """A call of the registry that may be made twice; again where the answer is lost."""
+        deadline: float | None = None
+        while True:
+            try:
+                return self.call(method, *args)
+            except (errors.ServerUnavailableError, errors.WaitTimeoutError) as error:
+                gone = isinstance(error.__cause__, ray.exceptions.ActorDiedError)
+                now = time.monotonic()
+                deadline = now + self.config.reattach_s if deadline is None else deadline
+                if gone or now >= deadline or self._has_ended():
+                    raise
+            time.sleep(0.1)
+
+    def _ref(self, record: Any, plan: Plan) -> GlobalRef[Any]:
+        return GlobalRef(
+            record.region,
+            record.version,
+            record.base_address,
+            round_up(record.length_bytes, BLOCK_BYTES),
+            plan,
+            self.scope,
+        )
+
+    def share(self, object_ref: Any, timeout_s: float) -> GlobalRef[Any]:
+        ready, _ = ray.wait([object_ref], timeout=timeout_s, fetch_local=False)
+        if not ready:
+            raise errors.WaitTimeoutError(
+                f"{object_ref} was not ready within {timeout_s:g} s.",
+                hint="Wait for the task that makes it, or raise the timeout.",
+            )
+        where = ray.experimental.get_object_locations([object_ref])[object_ref]
+        nodes = list(where.get("node_ids") or ())
+        if not nodes:  # Ray keeps small objects with their owner, and errors too
+            return self.put(ray.get(object_ref, timeout=timeout_s))
+        node_id = self.node_id if self.node_id in nodes else nodes[0]
+        record, plan = self.call(
+            "share", [object_ref], node_id, new_request_id(), timeout_s=timeout_s
+        )
+        # Registry and page server have it from each other: if both die, Ray counts neither.
+        self._shared[record.region] = object_ref
+        return self._ref(record, plan)

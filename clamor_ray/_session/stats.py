@@ -1,0 +1,295 @@
+"""`clamor.stats()` and `clamor.block_map()`: what the page servers did.
+
+Plain numbers, counted since each page server started; the difference of two is a run's share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from clamor_ray._protocol.messages import RegistryReport, ReplayCounters, ServerInfo
+    from clamor_ray._read.ref import GlobalRef
+
+_SETS = {"present": 0, "fetched": 1, "touched": 2}  # enum pc_block_set
+
+
+class _Counters(Mapping[str, int]):
+    """Counters by attribute, or by name as in a mapping."""
+
+    def __getitem__(self, name: str) -> int:
+        if name not in self.__dict__:
+            raise KeyError(name)
+        return int(self.__dict__[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dict__)
+
+    def __len__(self) -> int:
+        return len(self.__dict__)
+
+
+@dataclass(frozen=True, eq=False)
+class EngineStats(_Counters):
+    """Counters of one page server; the names are those of `struct pc_engine_stats`."""
+
+    regions: int = 0
+    generations: int = 0
+    mappings: int = 0
+    clients: int = 0
+    served_connections: int = 0
+    peer_connections: int = 0
+    faults: int = 0
+    faults_failed: int = 0
+    faults_waiting: int = 0
+    fetch_requests: int = 0
+    fetch_retries: int = 0
+    fetch_failed: int = 0
+    fetches_in_flight: int = 0
+    blocks_fetched: int = 0
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    blocks_served: int = 0
+    zero_blocks: int = 0
+    local_blocks: int = 0
+    prefetch_requests: int = 0
+    prefetched_blocks: int = 0
+    home_bytes: int = 0
+    cached_bytes: int = 0
+    bad_messages: int = 0
+    reattached: int = 0
+    advances: int = 0
+    forks: int = 0
+    layers: int = 0
+    layer_bytes: int = 0
+    retained_layers: int = 0
+    retained_bytes: int = 0
+    commits_staged: int = 0
+    commits_published: int = 0
+    commits_applied: int = 0
+    commits_dropped: int = 0
+    history_records: int = 0
+    history_bytes: int = 0
+    history_disk_bytes: int = 0
+    history_expired: int = 0
+    history_retained_bytes: int = 0
+    history_retained_expired: int = 0
+    redirected_blocks: int = 0
+    redirect_misses: int = 0
+    peer_blocks_served: int = 0
+    peer_blocks_fetched: int = 0
+    evicted_blocks: int = 0
+    refetched_blocks: int = 0
+    rows_served: int = 0
+    rows_fetched: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class RegionStats(_Counters):
+    """One global variable on one node; the names are those of `struct pc_region_stats`."""
+
+    region: int = 0
+    version: int = 0
+    length_bytes: int = 0
+    is_home: int = 0
+    mappings: int = 0
+    generations: int = 0
+    oldest_version: int = 0
+    present_blocks: int = 0
+    fetched_blocks: int = 0
+    touched_blocks: int = 0
+
+
+@dataclass(frozen=True)
+class NodeStats:
+    """One node's page server. Where `error` is not empty it did not answer: the rest is zeros.
+
+    Args:
+        info: which one.
+        engine: its counters.
+        regions: its part of each global variable.
+        refused_connections: to its data port, by reason.
+        error: why it did not answer.
+        cache_bytes: the budget of its cached blocks; `engine.cached_bytes` is what they take.
+        thrashing: how often, at most every ten seconds, it found that it fetches again what it
+            has just evicted: the budget is too small for what tasks use at once.
+    """
+
+    info: ServerInfo
+    engine: EngineStats = field(default_factory=EngineStats)
+    regions: tuple[RegionStats, ...] = ()
+    refused_connections: tuple[tuple[str, int], ...] = ()
+    error: str = ""
+    cache_bytes: int = 0
+    thrashing: int = 0
+
+    @property
+    def node_id(self) -> str:
+        """Ray's hex id of the node."""
+        return self.info.node_id
+
+    def region(self, region: int) -> RegionStats | None:
+        """The node's part of one global variable, or None where it has none."""
+        return next((found for found in self.regions if found.region == region), None)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The whole session: one entry per page server.
+
+    Args:
+        nodes: the page servers.
+        regions_by_state: how many global variables are in which state.
+        address_bytes_in_use: of the global address space.
+        replay: how many read sets were noted, asked for and found (`clamor.remote(replay=...)`).
+    """
+
+    nodes: tuple[NodeStats, ...] = ()
+    regions_by_state: tuple[tuple[str, int], ...] = ()
+    address_bytes_in_use: int = 0
+    replay: ReplayCounters | None = None
+
+    @property
+    def bytes_received(self) -> int:
+        """What crossed the network to any node, headers included."""
+        return sum(node.engine.bytes_received for node in self.nodes)
+
+    @property
+    def cache_bytes(self) -> int:
+        """The cache budgets of all nodes."""
+        return sum(node.cache_bytes for node in self.nodes)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Blocks that nodes hold of extents homed elsewhere."""
+        return sum(node.engine.cached_bytes for node in self.nodes)
+
+    @property
+    def thrashing(self) -> tuple[NodeStats, ...]:
+        """The nodes whose cache was too small for what their tasks used at once."""
+        return tuple(node for node in self.nodes if node.thrashing)
+
+    def __str__(self) -> str:
+        """A line for each node; all counters are attributes."""
+        from clamor_ray._objects.layout import format_bytes
+
+        lines = [("node", "home", "cached", "fetched", "received", "sent", "faults", "variables")]
+        for node in self.nodes:
+            engine = node.engine
+            cells = (
+                format_bytes(engine.home_bytes),
+                format_bytes(engine.cached_bytes),
+                f"{engine.blocks_fetched:,} blocks",
+                format_bytes(engine.bytes_received),
+                format_bytes(engine.bytes_sent),
+                f"{engine.faults:,}",
+                f"{len(node.regions):,}",
+            )
+            lines.append((node.node_id[:8], *(cells if not node.error else (node.error,))))
+        full = [line for line in lines if len(line) == len(lines[0])]
+        widths = [max(map(len, column)) for column in zip(*full, strict=True)]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if not index else cell.rjust(width)
+                for index, (cell, width) in enumerate(zip(line, widths, strict=False))
+            ).rstrip()
+            for line in lines
+        )
+
+    def region(self, ref: GlobalRef[Any]) -> dict[str, RegionStats]:
+        """One global variable on every node that has it, by node id."""
+        found = ((node.node_id, node.region(ref.region)) for node in self.nodes)
+        return {node_id: stats for node_id, stats in found if stats is not None}
+
+
+_C = TypeVar("_C", EngineStats, RegionStats)
+
+
+def _known(cls: type[_C], values: Mapping[str, int]) -> _C:
+    names = {f.name for f in fields(cls)}
+    return cls(**{name: value for name, value in values.items() if name in names})
+
+
+def from_report(report: RegistryReport) -> Stats:
+    """Stats from what the registry says."""
+    nodes = tuple(
+        NodeStats(
+            info=server.info,
+            engine=_known(EngineStats, server.engine),
+            regions=tuple(_known(RegionStats, values) for values in server.regions),
+            refused_connections=tuple(server.connections.refused),
+            error=server.error,
+            cache_bytes=server.cache_bytes,
+            thrashing=server.thrashing,
+        )
+        for server in report.servers
+    )
+    return Stats(
+        nodes=nodes,
+        regions_by_state=tuple(sorted(report.regions_by_state.items())),
+        address_bytes_in_use=report.address_bytes_in_use,
+        replay=report.replay,
+    )
+
+
+def stats() -> Stats:
+    """What every page server of the session has done so far.
+
+    Returns:
+        Frozen dataclasses: `nodes`, each with `engine` counters and `regions`.
+
+    Raises:
+        NotInitializedError: Before `clamor.init()`.
+
+    Safe from any thread.
+
+    Example:
+        >>> clamor.stats().bytes_received   # doctest: +SKIP
+        1048576
+    """
+    from clamor_ray._session import session as _session
+
+    return from_report(_session.current().call("stats"))
+
+
+def block_map(
+    ref: GlobalRef[Any],
+    which: Literal["present", "fetched", "touched"] = "touched",
+    buckets: int = 512,
+) -> dict[str, npt.NDArray[np.uint32]]:
+    """How many blocks of a global variable each node holds, fetched or touched, part by part.
+
+    Args:
+        ref: the variable.
+        which: the set of blocks that is counted.
+        buckets: number of equal parts.
+
+    Returns:
+        Node id -> one count per part; nodes that never saw the variable are left out.
+
+    Raises:
+        NotInitializedError: Before `clamor.init()`.
+        ValueError: No such set, or no parts.
+
+    Safe from any thread.
+
+    Example:
+        >>> clamor.block_map(ref, "fetched", buckets=4)   # doctest: +SKIP
+        {'c0ffee...': array([16, 0, 0, 2], dtype=uint32)}
+    """
+    from clamor_ray._session import session as _session
+
+    if which not in _SETS:
+        raise ValueError(f"which is one of {', '.join(_SETS)}, not {which!r}")
+    if buckets < 1:
+        raise ValueError(f"buckets is at least 1, not {buckets}")
+    session = _session.current(ref.scope)
+    if ref.inline:
+        return {}
+    answer = session.call("histogram", ref.region, _SETS[which], buckets)
+    return {node_id: np.asarray(counts, np.uint32) for node_id, counts in answer.items()}

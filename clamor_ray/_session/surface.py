@@ -1,0 +1,111 @@
+"""What a program calls to make global variables and to let go of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import ray
+
+from clamor_ray._read.ref import GlobalRef
+from clamor_ray._session.session import current, with_current
+
+
+def put(obj: Any, *, source: Callable[[], Any] | None = None) -> GlobalRef[Any]:
+    """Places an object in the global address space and returns a reference to it.
+
+    Its buffers (NumPy arrays, Arrow and pandas data, what SciPy and scikit-learn hold in them,
+    PyTorch CPU tensors) are copied once, into memory homed on this node; tasks anywhere read
+    them there, block by block. An object below 4 KiB travels inside its reference.
+
+    Args:
+        obj: anything that pickle or cloudpickle can pickle.
+        source: a callable without arguments that makes an equal object again: the same pickle
+            stream, the same buffers. It is run, in a task of its own, where the node that holds
+            the object is lost and blocks are wanted that no other node has read. Those that a
+            commit has changed it cannot make. A small object needs none.
+
+    Raises:
+        NotInitializedError: Before `clamor.init()`.
+        UnpicklableError: Something in the object, or in the source, cannot be pickled.
+        TypeError: The source cannot be called.
+        OutOfMemoryError: This node has less memory than the object needs.
+
+    Warns:
+        ClamorWarning: Most of the object is not in buffers, so that it travels whole.
+
+    Safe from any thread.
+
+    Example:
+        >>> ref = clamor.put(scipy.spatial.KDTree(points))   # doctest: +SKIP
+    """
+    return with_current(lambda session: session.put(obj, source))
+
+
+def zeros(
+    shape: int | tuple[int, ...], dtype: Any = np.float64, *, capacity: int | None = None
+) -> GlobalRef[Any]:
+    """A global array of zeros. Nothing is allocated, whatever its size.
+
+    Args:
+        shape, dtype: as `numpy.zeros`'s; dtype must hold plain data.
+        capacity: length of the first axis that `clamor.update(ref, grow_to=n)` may reach; room
+            for it is reserved, not allocated.
+
+    Raises:
+        NotInitializedError: Before `clamor.init()`.
+        ValueError: A dtype that holds Python objects, a negative dimension, or a capacity below
+            the first one.
+
+    Example:
+        >>> w = clamor.zeros(10**9, numpy.float32)   # doctest: +SKIP
+    """
+    return with_current(lambda session: session.zeros(shape, dtype, capacity))
+
+
+def share(object_ref: Any, *, timeout: float = 300.0) -> GlobalRef[Any]:
+    """Makes an existing Ray object page-accessible; serving it needs no copy of its buffers.
+
+    The page server of a node that holds the object pins it and serves its blocks to other nodes
+    from Ray's own store. Processes on that node read through a generation of their own, into which
+    the blocks that they touch are copied. It stays pinned until `clamor.free`, whatever becomes of
+    `object_ref`.
+
+    Args:
+        object_ref: of any object; one that Ray keeps with its owner (small ones) is put.
+        timeout: seconds for the object to be ready and pinned.
+
+    Raises:
+        NotInitializedError: Before `clamor.init()`.
+        WaitTimeoutError: The object was not ready in time.
+
+    Example:
+        >>> ref = clamor.share(ray.put(array))   # doctest: +SKIP
+    """
+    if not isinstance(object_ref, ray.ObjectRef):
+        raise TypeError(f"share takes a Ray ObjectRef, not {type(object_ref).__qualname__}")
+    return with_current(lambda session: session.share(object_ref, timeout))
+
+
+def free(ref: GlobalRef[Any]) -> None:
+    """Lets go of a global variable. Processes that read it keep it until they are done.
+
+    From now on `get` raises `FreedError`. Freeing it again changes nothing.
+
+    Args:
+        ref: any reference to it; all others go with it.
+
+    Raises:
+        NotInitializedError: Before `clamor.init()`.
+        SessionMismatchError: It belongs to another session.
+
+    Example:
+        >>> clamor.free(ref)   # doctest: +SKIP
+    """
+    if not isinstance(ref, GlobalRef):
+        raise TypeError(f"free takes a GlobalRef, not {type(ref).__qualname__}")
+    session = current(ref.scope)
+    if not ref.freed:
+        session.free(ref)
+        ref._mark_freed()

@@ -1,0 +1,1 @@
+"""Changes: private memory over a snapshot, and one commit. In: writes; out: a version."""

@@ -1,0 +1,125 @@
+"""What a transaction holds of each variable: its private memory, and what was written to it."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from pyroaring import BitMap
+
+from clamor_ray._native.client import Runs
+from clamor_ray._objects.inplace import Fingerprint, check_in_place, fingerprint, is_worth_a_look
+from clamor_ray._objects.layout import BLOCK_BYTES, Plan
+from clamor_ray._protocol.messages import Write
+from clamor_ray._read.lease import Lease
+from clamor_ray._read.ref import GlobalRef, State
+from clamor_ray._session.session import Session
+from clamor_ray._write.targets import Target
+
+
+@dataclass
+class Part:
+    """One variable while its transaction is open.
+
+    Args:
+        target: what the user passed.
+        begin: the version that is worked on, frozen.
+        plan: what lies where now; not `begin.plan` where the variable has grown.
+        lease: of the private mapping; None where the object travels inside its reference.
+        image: all bytes of it.
+        raw: the object over `image`.
+        value: what the block gets.
+        before: what `raw` looked like, or None where nobody looks again.
+    """
+
+    target: Target
+    begin: GlobalRef[Any]
+    plan: Plan
+    lease: Lease | None
+    image: Any
+    raw: Any
+    value: Any
+    before: Fingerprint | None
+
+    @property
+    def name(self) -> str:
+        return repr(self.target.ref)
+
+    def _span(self) -> tuple[int, int]:
+        start = int(self.image.__array_interface__["data"][0])
+        return start, start + self.image.nbytes
+
+    def look(self) -> None:
+        if is_worth_a_look(self.raw, self.plan):
+            self.before = fingerprint(self.raw, *self._span())
+
+    def check_in_place(self) -> None:
+        if self.before is not None:
+            check_in_place(self.before, self.raw, *self._span(), self.name)
+
+    def dirty(self, session: Session) -> Runs | None:
+        """The blocks that were written; None where nothing was."""
+        if self.lease is None:
+            same = self.begin.payload == self.image.tobytes()
+            return None if same else np.empty((0, 2), np.uint64)
+        runs = session.client.dirty(self.lease.mapping.id)
+        return runs if len(runs) else None
+
+    def state_at(self, version: int) -> State:
+        """Of the version that this part has become, or, where nothing was written, has stayed."""
+        if version == self.begin.version:
+            return State(version, self.begin.plan, self.begin.payload)
+        return State(version, self.plan, None if self.lease is not None else self.image.tobytes())
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one part brings to a commit."""
+
+    part: Part
+    runs: Runs
+
+    @property
+    def n_blocks(self) -> int:
+        return int(self.runs[:, 1].sum())
+
+    @property
+    def n_bytes(self) -> int:
+        return self.n_blocks * BLOCK_BYTES
+
+    def write(self, server_id: int) -> Write:
+        part, begin = self.part, self.part.begin
+        plan = None if part.plan == begin.plan else pickle.dumps(part.plan)
+        if part.lease is None:
+            payload = part.image.tobytes()
+            return Write(begin.region, begin.version, 0, b"", 0, 0, plan, payload)
+        blocks = BitMap()
+        for first, n_blocks in self.runs.tolist():
+            blocks.add_range(first, first + n_blocks)
+        layer_bytes = layer_bytes_of(len(self.runs), self.n_blocks)
+        return Write(
+            begin.region,
+            begin.version,
+            self.n_blocks,
+            blocks.serialize(),
+            layer_bytes,
+            server_id,
+            plan,
+        )
+
+
+_LAYER_HEAD_BYTES: Final = 56  # struct pc__layer_head
+_RUN_BYTES: Final = 16
+
+
+def layer_bytes_of(n_runs: int, n_blocks: int) -> int:
+    """Size of the file that the blocks of a commit travel in (`pc__layer_data_offset`).
+
+    Example:
+        >>> layer_bytes_of(1, 1), layer_bytes_of(253, 1000)
+        (8192, 4104192)
+    """
+    head = _LAYER_HEAD_BYTES + n_runs * _RUN_BYTES
+    return (-(-head // BLOCK_BYTES) + n_blocks) * BLOCK_BYTES

@@ -1,0 +1,604 @@
+"""`clamor.update` and `clamor.transaction`: private work over snapshots, then one commit.
+
+A variable is mapped copy-on-write. What the block wrote the kernel knows (the private blocks of
+the mapping); only those blocks are staged at this node's page server. The registry then decides
+about all variables at once: the first who commits a block wins.
+
+A commit whose answer was lost is asked about before anything else is tried: until then it may
+have happened, and its blocks must stay where they are.
+
+In an attempt of a task that has a token (`_tasks/attempt.py`) each commit carries a write of a
+status word (`clamor_ray/_protocol/status_words.py`), so that the n-th transaction over the same
+variables of all attempts is made once. One that wrote nothing commits its word alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import operator
+import os
+import secrets
+import sys
+import threading
+import time
+import warnings
+import weakref
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Final, Literal
+
+import numpy as np
+from pyroaring import BitMap
+
+from clamor_ray import errors
+from clamor_ray._objects.inplace import check_can_change
+from clamor_ray._objects.layout import BLOCK_BYTES, put_together
+from clamor_ray._objects.memory import COMMIT_HINT, check_room
+from clamor_ray._protocol.messages import CommitRequest
+from clamor_ray._protocol.status_words import Name, StatusWord, word_of
+from clamor_ray._read import bad_address as _bad_address
+from clamor_ray._read.lease import InlineImage, Lease
+from clamor_ray._read.ref import GlobalRef, newest_states
+from clamor_ray._session import session as _session
+from clamor_ray._session.session import Session
+from clamor_ray._tasks import attempt as _attempt
+from clamor_ray._write.grow import grown
+from clamor_ray._write.parts import Change, Part
+from clamor_ray._write.targets import Target, target_of
+from clamor_ray.actors.recovery.rebuild import runs
+
+ASK_FIRST_BYTES: Final = 8 << 20  # from here on a conflict is asked for before blocks are copied
+LEAST_COPY_RATE: Final = 50e6  # bytes per second, for deadlines of large commits
+ANSWER_MARGIN_S: Final = 5.0
+MOST_TRIES: Final = 3  # of a commit that the registry took for dead
+
+_Status = Literal["new", "open", "committed", "aborted"]
+
+# After these the same transaction can never succeed.
+_FINAL = (
+    errors.CommitConflict,
+    errors.FreedError,
+    errors.HomeLostError,
+    errors.NoVersionError,
+    errors.SnapshotExpired,
+    errors.NotInitializedError,
+    errors.ClosedError,
+)
+
+# ------------------------------------------------------------------ who updates what
+
+
+class _Here(threading.local):
+    """Open transactions of this thread, and of each coroutine that runs on it."""
+
+    def __init__(self) -> None:
+        self.of_thread: weakref.WeakSet[Transaction] = weakref.WeakSet()
+        self.of_tasks: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Transaction]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def open(self) -> weakref.WeakSet[Transaction]:
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no loop runs here
+            task = None
+        if task is None:
+            return self.of_thread
+        return self.of_tasks.setdefault(task, weakref.WeakSet())
+
+
+_here = _Here()
+
+
+def refuse_nested(targets: list[Target]) -> None:
+    seen: set[tuple[str, int]] = set()
+    for target in targets:
+        if target.key in seen:
+            raise errors.NestedUpdateError(f"{target.ref!r} is in this transaction twice.")
+        seen.add(target.key)
+    for other in _here.open():
+        clash = seen & other._keys if other._is_open_here() else None
+        if clash:
+            ref = next(target.ref for target in targets if target.key in clash)
+            raise errors.NestedUpdateError(f"{ref!r} is being updated by this thread already.")
+
+
+# ------------------------------------------------------------------ the transaction
+
+
+class Transaction:
+    """Private work over snapshots of variables, made visible by one commit or not at all.
+
+    Made by `clamor.update` and `clamor.transaction`; a context manager. By hand: `begin` gives the
+    objects, `commit` publishes what was written to them, `abort` drops it. A commit that fails for
+    now (`OutOfMemoryError`, `ServerUnavailableError`, `WaitTimeoutError`, `JournalFullError`, ...)
+    leaves the transaction open; the exception carries it as `error.transaction`, also where it
+    comes out of a `with` block. Write nothing between such a failure and the next try.
+
+    To be used by one thread at a time.
+    """
+
+    def __init__(
+        self,
+        targets: list[Target],
+        *,
+        single: bool,
+        grow_to: int | None = None,
+        lost: int | None = None,
+    ) -> None:
+        if lost is not None and not 0 <= operator.index(lost) < 256:
+            raise ValueError(f"lost is the value of a byte, not {lost!r}")
+        self._targets = targets
+        self._single = single
+        self._grow_to = grow_to
+        self._lost = lost
+        self._keys = {target.key for target in targets}
+        self._parts: list[Part] = []
+        self._status: _Status = "new"
+        self._versions: tuple[int, ...] = ()
+        self._session: Session | None = None
+        self._pid = 0
+        self._in_doubt: tuple[int, list[Change]] | None = None
+
+    @property
+    def status(self) -> str:
+        """ "new", "open", "committed" or "aborted"."""
+        return self._status
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The version of each variable: that it began at, and after the commit that it ended at."""
+        return self._versions
+
+    @property
+    def lease(self) -> Lease | None:
+        """Of the private mapping of its only variable, while it is open; None: it has none."""
+        (part,) = self._parts
+        return part.lease
+
+    def __repr__(self) -> str:
+        names = ", ".join(repr(target.ref) for target in self._targets)
+        return f"Transaction({self._status}: {names})"
+
+    # -- its beginning
+
+    def begin(self) -> Any:
+        """Opens the variables; returns the object, or for `transaction` the tuple of objects.
+
+        Raises:
+            NestedUpdateError, NotInPlaceError, FreedError, SnapshotExpired, NoSpaceError, ...: See
+                `clamor.update`.
+        """
+        if self._status != "new":
+            raise errors.ClosedError(
+                f"{self!r} has begun before.", hint="Make a new one for each attempt."
+            )
+        for target in self._targets:
+            target.ref._check_not_freed()
+            check_can_change(target.ref.plan, repr(target.ref))
+        refuse_nested(self._targets)
+        for target in self._targets:
+            if target.private:
+                raise ValueError(f"{target.private}, which is no version of it: pass the reference")
+        scopes = {target.ref.scope for target in self._targets}
+        if len(scopes) > 1:
+            raise errors.SessionMismatchError("The variables belong to several sessions.")
+        session = _session.current(scopes.pop())
+        live = [target.ref for target in self._targets if not target.ref.frozen]
+        newest = iter(newest_states(session, live))
+        parts = []
+        for target in self._targets:
+            ref = target.ref
+            begin = ref if ref.frozen else ref._with(next(newest), frozen=True)
+            parts.append(self._open(session, target, begin))
+        self._session, self._pid, self._parts = session, os.getpid(), parts
+        self._versions = tuple(part.begin.version for part in parts)
+        self._status = "open"
+        _here.open().add(self)
+        values = tuple(part.value for part in parts)
+        return values[0] if self._single else values
+
+    def _open(self, session: Session, target: Target, begin: GlobalRef[Any]) -> Part:
+        lease: Lease | None = None
+        if begin.inline:
+            image = InlineImage(begin, writable=True).bytes()
+        else:
+            lease = session.open(begin, private=True, warns=self._lost is None)
+            image = lease.bytes()
+            if self._lost is not None:
+                _fill_lost(session, lease, begin, self._lost)
+        plan = begin.plan
+        if self._grow_to is not None:
+            plan = grown(begin, image, self._grow_to)
+        raw = put_together(image, plan)
+        value = raw if target.open_as is None else target.open_as(raw)
+        part = Part(target, begin, plan, lease, image, raw, value, None)
+        part.look()
+        return part
+
+    # -- its end
+
+    def _is_open_here(self) -> bool:
+        return self._status == "open" and self._pid == os.getpid()
+
+    def _check_open(self) -> Session:
+        session = self._session
+        if session is not None and os.getpid() != self._pid:
+            raise errors.ForkedError(
+                "This process is a fork of the one that began the transaction; only that one can "
+                "end it.",
+                hint="Begin the transaction in the process that commits it.",
+            )
+        if self._status != "open" or session is None:
+            begin = "Call its begin() first" if self._status == "new" else "Begin a new one"
+            raise errors.ClosedError(f"{self!r} is not open.", hint=f"{begin}, or use `with`.")
+        return session
+
+    def commit(self) -> tuple[int, ...]:
+        """Publishes what was written: all of it becomes one version of each variable, or nothing.
+
+        Returns:
+            The version of each variable; one that was not written keeps that it began at.
+
+        Raises:
+            CommitConflict: Another transaction changed the same blocks first. This one is over.
+            NotInPlaceError: An object was changed outside of its arrays. This one is over.
+            FreedError: A variable was freed meanwhile. This one is over.
+            HomeLostError: The node that held one of them is gone. This one is over.
+            ForkedError: This process is a fork of the one that began it.
+            ClosedError: It is not open.
+            OutOfMemoryError, ServerUnavailableError, WaitTimeoutError, JournalFullError, ...: For
+                now; it stays open for another try, or `abort`.
+        """
+        session = self._check_open()
+        try:
+            if not self._settle(session):
+                self._check_in_place()
+                self._publish(session)
+        except errors.ForkedError:
+            raise
+        except (*_FINAL, errors.NotInPlaceError):
+            self._finish("aborted")
+            raise
+        except errors.ClamorError as error:
+            # Its block is over: who goes on to begin another one nests nothing.
+            _here.open().discard(self)
+            error.transaction = self
+            raise
+        return self._versions
+
+    def abort(self) -> None:
+        """Drops what was written. Nothing of it was ever visible. Idempotent.
+
+        Warns:
+            ClamorWarning: The answer of an earlier `commit` was lost, and it had been made.
+        """
+        if self._status != "open":
+            if self._status == "new":
+                self._status = "aborted"
+            return
+        session = self._session
+        if session is not None and os.getpid() == self._pid and self._in_doubt is not None:
+            # Only with the registry's word: the blocks may be those of a version by now. Where it
+            # cannot be had, the page server asks for it in its own time.
+            with contextlib.suppress(errors.ClamorError):
+                if self._settle(session):
+                    warnings.warn(
+                        f"{self!r} could not be aborted: its commit had been made before.",
+                        errors.ClamorWarning,
+                        stacklevel=2,
+                    )
+                    return
+        self._finish("aborted")
+
+    def _check_in_place(self) -> None:
+        for part in self._parts:
+            part.check_in_place()
+
+    def _publish(self, session: Session) -> None:
+        changes = []
+        for part in self._parts:
+            runs = part.dirty(session)
+            if runs is not None:
+                changes.append(Change(part, runs))
+            else:
+                _warn_if_rebound(part)
+        attempt = _attempt.current()
+        if attempt is None:
+            self._publish_as(session, changes, None)
+            return
+        variables = [target.ref.region for target in self._targets]
+        with attempt.one_commit(session.call, variables) as name:
+            try:
+                self._publish_as(session, changes, name)
+            except BaseException:
+                if self._in_doubt is not None:
+                    attempt.doubts(self._in_doubt[0], variables)
+                raise
+
+    def _publish_as(self, session: Session, changes: list[Change], name: Name | None) -> None:
+        """Args: name: of the transaction, where it is to be made once."""
+        if not changes and name is None:
+            self._committed(session, 0, {}, changes)
+            return
+        writes = tuple(change.write(session.server_id) for change in changes)
+        total_bytes = sum(write.layer_bytes for write in writes)
+        timeout_s = session.config.control_timeout_s + total_bytes / LEAST_COPY_RATE
+        for attempt in range(MOST_TRIES):
+            # Each with an id of its own: an id that was taken for dead can never commit.
+            commit_id = secrets.randbits(64) or 1
+            word = () if name is None else (StatusWord(name, commit_id).write(),)
+            request = CommitRequest(commit_id, (*word, *writes), timeout_s)
+            try:
+                if total_bytes > ASK_FIRST_BYTES:
+                    session.call("may_commit", request)
+                began_s = time.monotonic()
+                staged_at = self._stage(session, commit_id, changes, total_bytes, timeout_s)
+                staged = tuple(
+                    replace(write, staged_at=staged_at.get(write.region, 0)) for write in writes
+                )
+                request = replace(request, writes=(*word, *staged))
+                versions = self._ask(session, request, changes, began_s)
+            except errors.CommitAbortedError:
+                self._drop(session, commit_id, changes)
+                if attempt == MOST_TRIES - 1:
+                    raise
+            except errors.CommitConflict as conflict:
+                if name is None or conflict.region != name.word_id:
+                    raise
+                self._was_made(session, conflict.region)
+                return
+            else:
+                self._committed(session, commit_id, versions, changes)
+                return
+
+    def _was_made(self, session: Session, status_word: int) -> None:
+        """Another attempt of this task has committed it: nothing of this one counts, and the
+        references move to where that one's moved, as far as the registry still knows."""
+        versions: dict[int, int] = {}
+        with contextlib.suppress(errors.ClamorError):
+            (answer,) = session.call("latest", [status_word])
+            word = word_of(status_word, answer.payload)
+            if word is not None:
+                versions = dict(session.call("outcome", word.commit_id))
+        ended = []
+        for part in self._parts:
+            begin, state = part.begin, part.begin._state
+            if (version := versions.get(begin.region, 0)) > begin.version:
+                with contextlib.suppress(errors.ClamorError):
+                    state = begin._state_of(session.call("at", begin.region, version))
+            part.target.ref._move(state)
+            ended.append(state.version)
+        self._versions = tuple(ended)
+        self._finish("committed")
+
+    def _stage(
+        self,
+        session: Session,
+        commit_id: int,
+        changes: list[Change],
+        total_bytes: int,
+        timeout_s: float,
+    ) -> dict[int, int]:
+        """Returns: which page server has each region's layer."""
+        staged_at = {}
+        try:
+            check_room(total_bytes, "The commit", COMMIT_HINT)
+            for change in changes:
+                lease = change.part.lease
+                if lease is not None:
+                    staged_at[change.part.begin.region] = session.client.stage(
+                        lease.mapping.id, commit_id, change.runs, timeout_s=timeout_s
+                    )
+            return staged_at
+        except BaseException:
+            self._drop(session, commit_id, changes)
+            raise
+
+    def _ask(
+        self, session: Session, request: CommitRequest, changes: list[Change], began_s: float
+    ) -> dict[int, int]:
+        """The registry's word. Where it does not come the transaction is in doubt.
+
+        Args: began_s: when staging began, by the monotonic clock.
+        """
+        deadline = time.monotonic() + session.config.reattach_s
+        pause_s = 0.05
+        timeout_s = request.timeout_s + ANSWER_MARGIN_S
+        self._in_doubt = (request.commit_id, changes)
+        while True:
+            try:
+                request = replace(request, staged_ago_s=time.monotonic() - began_s)
+                answer = session.call("commit", request, timeout_s=timeout_s)
+            except errors.ServerUnavailableError:
+                # The registry, or a home, is being restarted. The same id gets the same answer.
+                if time.monotonic() > deadline:
+                    raise
+            except (errors.WaitTimeoutError, errors.InternalError):
+                raise  # whatever happened there may have happened after the journal was written
+            except errors.ClamorError:
+                self._in_doubt = None  # it said no
+                self._drop(session, request.commit_id, changes)
+                raise
+            else:
+                self._in_doubt = None
+                return dict(answer.versions)
+            time.sleep(pause_s)
+            pause_s = min(1.0, 2 * pause_s)
+
+    def _settle(self, session: Session) -> bool:
+        """Finds out what became of a commit whose answer was lost: whether it was made."""
+        if self._in_doubt is None:
+            return False
+        commit_id, changes = self._in_doubt
+        versions = session.call("outcome", commit_id)
+        self._in_doubt = None
+        if versions:
+            self._committed(session, commit_id, dict(versions), changes)
+            return True
+        self._drop(session, commit_id, changes)  # marked by the question: it never commits
+        return False
+
+    @staticmethod
+    def _resolve(
+        session: Session, commit_id: int, changes: list[Change], versions: dict[int, int]
+    ) -> None:
+        for change in changes:
+            if change.part.lease is not None:
+                region = change.part.begin.region
+                # The registry tells the page servers as well: this only makes it sooner.
+                with contextlib.suppress(errors.ClamorError):
+                    session.client.resolve(
+                        commit_id, region, versions.get(region, 0), change.part.lease.mapping.id
+                    )
+
+    def _drop(self, session: Session, commit_id: int, changes: list[Change]) -> None:
+        self._resolve(session, commit_id, changes, {})
+
+    def _committed(
+        self, session: Session, commit_id: int, versions: dict[int, int], changes: list[Change]
+    ) -> None:
+        self._resolve(session, commit_id, changes, versions)
+        ended = []
+        for part in self._parts:
+            version = versions.get(part.begin.region, part.begin.version)
+            part.target.ref._move(part.state_at(version))
+            ended.append(version)
+        self._versions = tuple(ended)
+        self._finish("committed")
+
+    def _finish(self, status: _Status) -> None:
+        self._status = status
+        self._in_doubt = None
+        parts, self._parts = self._parts, []
+        for part in parts:
+            if type(part.value) is np.ndarray:
+                # Writes from here on would go nowhere; this catches the plainest of them.
+                part.value.flags.writeable = False
+            if part.plan.fixed and part.lease is not None and self._session is not None:
+                self._session.gives_way(part.lease)
+        _here.open().discard(self)
+
+    # -- as a context manager
+
+    def __enter__(self) -> Any:
+        return self.begin()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            if error is not None:
+                _bad_address.explain(error)
+            self.abort()
+        elif self._status == "open":
+            self.commit()
+
+
+def _warn_if_rebound(part: Part) -> None:
+    """`x = x + 1` leaves `x` as it was, and nobody holds it any more."""
+    if part.target.open_as is not None:
+        return
+    # Ours: part.raw, part.value, and the argument of getrefcount.
+    if type(part.raw) is np.ndarray and sys.getrefcount(part.raw) <= 3:
+        warnings.warn(
+            f"Nothing of {part.name} was changed: `x = x + 1` makes a new array, `x += 1` and "
+            "`x[...] = x + 1` change the one of the block.",
+            errors.ClamorWarning,
+            stacklevel=5,
+        )
+
+
+def _fill_lost(session: Session, lease: Lease, begin: GlobalRef[Any], value: int) -> None:
+    """Blocks that nobody has begin with this value in each byte, and are written by the commit."""
+    found = session.call("lost_blocks", begin.region)
+    if found is None:
+        return
+    lost = runs(BitMap.deserialize(found.blocks))
+    session.client.blank(lease.mapping.id, np.array(lost, np.uint64))
+    image = lease.bytes()
+    for first, n_blocks in lost if value else ():
+        image[first * BLOCK_BYTES : (first + n_blocks) * BLOCK_BYTES] = value
+
+
+# ------------------------------------------------------------------ the surface
+
+
+def update(variable: Any, *, grow_to: int | None = None, lost: int | None = None) -> Transaction:
+    """Changes a global variable in place: a transaction over one variable.
+
+        with clamor.update(ref) as x:
+            x[ids] += delta
+
+    The block gets the object over a private copy-on-write mapping, with writable arrays. It
+    begins at the newest version, or, for a snapshot, at that version. At the end of the block the
+    4 KiB blocks that were written become the next version, at once and everywhere, and `ref` moves
+    to it; a snapshot does not move. Where the block raises, nothing is published. Where it wrote
+    nothing there is no new version.
+
+    Only the contents of arrays can change. After the block its objects are for looking at best:
+    they stay as they were at its end, what is written to them goes nowhere, and those that hold
+    pointers are unmapped when the variable is opened next. `ref.get()` gives the new version.
+
+    Args:
+        variable: a `GlobalRef`, a `clamor.HashMap`, or an object that `GlobalRef.get` or a
+            `clamor.remote` argument gave.
+        grow_to: for an array with room to grow (`clamor.zeros(..., capacity=n)`): the new length
+            of its first axis; what is added is zeros.
+        lost: where blocks of the variable are lost (`HomeLostError`): they begin with this value
+            in each byte, 0 to 255, and the commit writes them, so that they are whole from then
+            on. Without it a touch of a lost block ends the process. Where nothing is lost it
+            changes nothing.
+
+    Raises:
+        CommitConflict: Another transaction changed the same blocks first; nothing is visible.
+        NotInPlaceError: The object has no arrays, or it was changed outside of them: a list grew,
+            an array was replaced.
+        NestedUpdateError: This thread is updating the variable already.
+        FreedError: The variable was freed.
+        SnapshotExpired: The version of a snapshot is kept no longer.
+        NoSpaceError: `grow_to` is beyond the array's capacity.
+        TypeError, ValueError: It is no (whole) global variable.
+        OutOfMemoryError, ServerUnavailableError, JournalFullError, WaitTimeoutError: For now:
+            `error.transaction.commit()` tries again.
+
+    Warns:
+        ClamorWarning: The block left the array as it was, and put another in its place.
+        LostBlocksWarning: Blocks of the variable are lost, and `lost` was not given.
+
+    Works in drivers, tasks, actors and threads; two threads that update one variable are rivals.
+
+    Example:
+        >>> with clamor.update(ref) as x:   # doctest: +SKIP
+        ...     x[17] = 4
+        >>> ref.version                     # doctest: +SKIP
+        1
+    """
+    return Transaction([target_of(variable)], single=True, grow_to=grow_to, lost=lost)
+
+
+def transaction(*variables: Any) -> Transaction:
+    """Changes several global variables by one commit: everyone sees all of it, or nothing.
+
+    As `clamor.update`, with a tuple of objects.
+
+    Args:
+        variables: as `update`'s; each variable once.
+
+    Raises:
+        ValueError: No variables.
+        NestedUpdateError: One of them twice.
+        CommitConflict, NotInPlaceError, FreedError, ...: As `clamor.update`.
+
+    Example:
+        >>> with clamor.transaction(a, b) as (x, y):   # doctest: +SKIP
+        ...     x[0] -= 1
+        ...     y[0] += 1
+    """
+    if not variables:
+        raise ValueError("a transaction is over at least one variable")
+    return Transaction([target_of(variable) for variable in variables], single=False)

@@ -1,0 +1,1 @@
+"""What a partition holds: blocks of items, keys, joins, order, sums. Pure."""

@@ -1,0 +1,1 @@
+"""Collections from files and to files."""

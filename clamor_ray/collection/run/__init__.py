@@ -1,0 +1,1 @@
+"""Stages on the cluster. In: stages; out: results by partition."""

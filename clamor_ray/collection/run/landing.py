@@ -1,0 +1,448 @@
+"""What a stage's tasks have added to variables lands in them: one commit when the stage is over.
+
+    task         its own sums, by variable: one Ray object (`Collector`, in `_write/deltas.py`)
+    merge        a Ray task for each group of partitions: their sums made one, in the order of
+                 partitions; one result for each home
+    apply        a Ray task on each home's node: the groups' sums in the order of groups, into a
+                 private mapping of the newest version; staged there under the commit's id
+    commit       by the driver, over all variables and homes: the registry's word
+
+The driver has references only. Which partitions are a group depends on their numbers and on how
+many nodes could run its tasks when it began, never on where its tasks ran: floats are added in the
+same order on every run. What is lost with a node Ray makes again from the same arguments, and what
+was staged is nothing until the commit: so everything counts once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import random
+import secrets
+import time
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from clamor_ray import errors
+from clamor_ray._objects.layout import put_together
+from clamor_ray._objects.memory import COMMIT_HINT, check_room
+from clamor_ray._protocol.messages import CommitRequest, RegionRecord, Write
+from clamor_ray._read.followers import move_followers
+from clamor_ray._read.lease import Lease
+from clamor_ray._read.ref import GlobalRef, newest_states
+from clamor_ray._session import session as _session
+from clamor_ray._write.adds import AGAIN
+from clamor_ray._write.applying import bring
+from clamor_ray._write.deltas import Sum, apply_sums, merged
+from clamor_ray._write.packed_sums import pack_sum, unpack_sum
+from clamor_ray._write.parts import Change, Part
+from clamor_ray._write.retry import pause_s
+from clamor_ray._write.targets import Target
+from clamor_ray.actors.registry.registry_core import server_id_of
+from clamor_ray.collection.run.schedule import group_of
+from clamor_ray.collection.run.task import Failure, Meta
+
+FIRST_PAUSE_S: Final = 0.002
+MOST_PAUSE_S: Final = 0.5
+LEAST_RATE: Final = 50e6  # bytes per second, for deadlines of large commits
+ANSWER_MARGIN_S: Final = 5.0
+RETRIES: Final = 4  # of the tasks here, by Ray
+MOST_KNOWN: Final = 1000
+TOGETHER_BYTES: Final = 1 << 20  # below, what is added is not merged before it goes to its home
+
+
+class Added(NamedTuple):
+    """What one partition has added.
+
+    Args:
+        sums: reference to its `Sum`s, by region.
+        node_id: where it ran.
+        n_bytes: of the sums.
+    """
+
+    sums: Any
+    node_id: str
+    n_bytes: int
+
+
+# ------------------------------------------------------------------ on the nodes
+
+
+def _raise_failures(found: Sequence[Any]) -> None:
+    for one in found:
+        if isinstance(one, Failure):
+            raise one.error
+
+
+def merge(homes: Sequence[Sequence[int]], *found: Any) -> Any:
+    """What the partitions of one group have added, made one.
+
+    Args:
+        homes: the regions of each home.
+        found: of each partition, in their order.
+
+    Returns:
+        For each home the packed sums of its regions; without a list where there is one home.
+    """
+    _raise_failures(found)
+    made = [
+        {
+            region: pack_sum(merged([sums[region] for sums in found if region in sums]))
+            for region in regions
+            if any(region in sums for sums in found)
+        }
+        for regions in homes
+    ]
+    return made[0] if len(made) == 1 else made
+
+
+class Order(NamedTuple):
+    """What is to be applied at one home.
+
+    Args:
+        scope: of the session.
+        commit_id: to stage under.
+        dropped: what was staged before under another id, and is not wanted any more; 0: nothing.
+        refs: packed references to the variables, at the version that is changed.
+        groups: how many of the sums are of each group; they are merged first.
+    """
+
+    scope: str
+    commit_id: int
+    dropped: int
+    refs: tuple[bytes, ...]
+    groups: tuple[int, ...]
+
+
+def apply_at_home(packed: bytes, *found: Any) -> bytes:
+    """Applies sums to variables and stages what that has changed.
+
+    Returns:
+        The pickled writes of the commit.
+    """
+    _raise_failures(found)
+    order: Order = pickle.loads(packed)
+    refs = [GlobalRef.unpacked(each) for each in order.refs]
+    session = _session.current(order.scope)
+    regions = [ref.region for ref in refs]
+    _drop(session, order.dropped, regions)
+    groups = []
+    at = 0
+    for n in order.groups:
+        groups.append(merge([regions], *found[at : at + n]) if n > 1 else found[at])
+        at += n
+    writes = []
+    try:
+        for ref in refs:
+            sums = [unpack_sum(group[ref.region]) for group in groups if ref.region in group]
+            write = _apply_to(session, order.commit_id, ref, sums)
+            if write is not None:
+                writes.append(write)
+    except BaseException:
+        _drop(session, order.commit_id, regions)
+        raise
+    return pickle.dumps(writes, 5)
+
+
+def _drop(session: _session.Session, commit_id: int, regions: Sequence[int]) -> None:
+    for region in regions if commit_id else ():
+        with contextlib.suppress(errors.ClamorError):  # the page server asks in its own time
+            session.client.resolve(commit_id, region, 0)
+
+
+def _apply_to(
+    session: _session.Session, commit_id: int, ref: GlobalRef[Any], sums: Sequence[Sum]
+) -> Write | None:
+    lease: Lease | None = None
+    if ref.payload is not None:
+        image: Any = np.frombuffer(ref.payload, np.uint8).copy()
+    else:
+        lease = session.open(ref, private=True)
+        image = lease.bytes()
+    array = put_together(image, ref.plan)
+    for one in sums:
+        bring(session, lease, array, one.touched)
+    apply_sums(array, sums)
+    part = Part(Target(ref), ref, ref.plan, lease, image, array, array, None)
+    runs = part.dirty(session)
+    if runs is None:
+        return None
+    change = Change(part, runs)
+    write = change.write(session.server_id)
+    if lease is None:
+        return write
+    check_room(write.layer_bytes, "The commit", COMMIT_HINT)
+    timeout_s = session.config.control_timeout_s + write.layer_bytes / LEAST_RATE
+    staged_at = session.client.stage(lease.mapping.id, commit_id, runs, timeout_s=timeout_s)
+    return replace(write, staged_at=staged_at)
+
+
+# ------------------------------------------------------------------ on the driver
+
+
+class Landing:
+    """What the tasks of one stage have added, until it has landed.
+
+    Args:
+        scope: of the session.
+        nodes: that were alive when the stage began.
+        n_groups: how many of them had places for its tasks.
+    """
+
+    def __init__(self, scope: str, nodes: Sequence[str], n_groups: int) -> None:
+        self._scope = scope
+        self._nodes = list(nodes)
+        self._n_groups = max(1, n_groups)
+        self._added: dict[int, Added] = {}
+        self._refs: dict[int, GlobalRef[Any]] = {}
+
+    def add(self, partition: int, meta: Meta, sums: Any) -> None:
+        """The report of the attempt that counts."""
+        for packed in meta.adds:
+            ref = GlobalRef.unpacked(packed)
+            self._refs[ref.region] = ref
+        self._added[partition] = Added(sums, meta.node_id, meta.adds_bytes)
+
+    def land(self) -> None:
+        """Applies all of it by one commit; nothing where nothing was added.
+
+        Raises:
+            CommitConflict: Others were first, again and again, for CLAMOR_CONTROL_TIMEOUT_S.
+            FreedError, HomeLostError, OutOfMemoryError, ...: Nothing was applied.
+        """
+        if not self._added:
+            return
+        session = _session.current(self._scope)
+        refs = [self._refs[region] for region in sorted(self._refs)]
+        homes = self._homes(session, refs)
+        found, groups = self._merged(homes)
+        deadline = time.monotonic() + session.config.control_timeout_s
+        n_tries, dropped = 0, 0
+        while True:
+            commit_id = secrets.randbits(64) or 1
+            try:
+                self._land_once(session, refs, homes, found, groups, commit_id, dropped)
+                return
+            except (*AGAIN, errors.CommitAbortedError):
+                wait_s = pause_s(n_tries, FIRST_PAUSE_S, MOST_PAUSE_S, random.uniform)
+                if time.monotonic() + wait_s > deadline:
+                    raise
+            dropped = commit_id
+            n_tries += 1
+            time.sleep(wait_s)
+
+    # -- where
+
+    def _homes(
+        self, session: _session.Session, refs: Sequence[GlobalRef[Any]]
+    ) -> list[tuple[str | None, list[int]]]:
+        """The regions of each home, and its node. Variables inside references have none: they go
+        with the first."""
+        node_of = {server_id_of(node): node for node in self._nodes}
+        by_home: dict[str | None, list[int]] = {}
+        inline = [ref.region for ref in refs if ref.inline]
+        for ref in refs:
+            if not ref.inline:
+                by_home.setdefault(_node_of(session, ref, node_of), []).append(ref.region)
+        homes = sorted(by_home.items(), key=lambda home: home[1])
+        if not homes:
+            return [(None, inline)]
+        homes[0][1].extend(inline)
+        return homes
+
+    def _groups(self) -> list[list[Added]]:
+        """Partitions by group, each in their order; none is empty."""
+        groups: dict[int, list[Added]] = {}
+        for partition in sorted(self._added):
+            number = group_of(partition, self._n_groups)
+            groups.setdefault(number, []).append(self._added[partition])
+        return [groups[number] for number in sorted(groups)]
+
+    def _merged(
+        self, homes: Sequence[tuple[str | None, list[int]]]
+    ) -> tuple[list[list[Any]], tuple[int, ...]]:
+        """What goes to each home, and how it is grouped there. Little goes as it is."""
+        groups = self._groups()
+        total_bytes = sum(added.n_bytes for group in groups for added in group)
+        if len(self._nodes) <= 1 or (len(homes) == 1 and total_bytes < TOGETHER_BYTES):
+            flat = [added.sums for group in groups for added in group]
+            return [flat for _ in homes], tuple(len(group) for group in groups)
+        task = ray.remote(merge)
+        regions = [home[1] for home in homes]
+        rows = []
+        for group in groups:
+            by_node: dict[str, int] = {}
+            for added in group:
+                by_node[added.node_id] = by_node.get(added.node_id, 0) + added.n_bytes
+            most = max(sorted(by_node), key=lambda node: by_node[node])
+            made = task.options(num_returns=len(homes), **_at(most)).remote(
+                regions, *(added.sums for added in group)
+            )
+            rows.append(made if isinstance(made, list) else [made])
+        return [[row[home] for row in rows] for home in range(len(homes))], (1,) * len(rows)
+
+    # -- the commit
+
+    def _land_once(
+        self,
+        session: _session.Session,
+        refs: Sequence[GlobalRef[Any]],
+        homes: Sequence[tuple[str | None, list[int]]],
+        found: Sequence[Sequence[Any]],
+        groups: tuple[int, ...],
+        commit_id: int,
+        dropped: int,
+    ) -> None:
+        states = newest_states(session, list(refs))
+        newest = {
+            ref.region: ref._with(state, frozen=True)
+            for ref, state in zip(refs, states, strict=True)
+        }
+        task = ray.remote(apply_at_home)
+        answers = []
+        began_s = time.monotonic()
+        for (node, regions), sums in zip(homes, found, strict=True):
+            packed = tuple(newest[region].packed() for region in regions)
+            order = Order(self._scope, commit_id, dropped, packed, groups)
+            answers.append(task.options(**_at(node)).remote(pickle.dumps(order, 5), *sums))
+        writes: list[Write] = []
+        for answer in _results(answers):
+            writes.extend(pickle.loads(answer))
+        if not writes:
+            return
+        payloads = {write.region: write.payload for write in writes}
+
+        def landed(versions: Mapping[int, int]) -> None:
+            for region, version in versions.items():
+                ref = newest[region]
+                state = ref._state._replace(version=version, payload=payloads[region])
+                move_followers(ref._with(state, frozen=True))
+
+        try:
+            landed(_commit(session, commit_id, writes, began_s))
+        except _InDoubt as doubt:
+            failure = doubt.__cause__
+            assert failure is not None
+            try:
+                versions = _settled(session, commit_id)
+            except errors.ServerUnavailableError as unknown:
+                if isinstance(failure, errors.ClamorError):
+                    raise
+                warnings.warn(str(unknown), errors.ClamorWarning, stacklevel=2)
+                raise failure from None  # an interrupt stays one
+            landed(versions)
+            if versions and isinstance(failure, errors.ClamorError):
+                return
+            if versions:
+                warnings.warn(
+                    "What a stage's tasks have added had been applied when it was interrupted; "
+                    "its references have moved. The action run again adds once more.",
+                    errors.ClamorWarning,
+                    stacklevel=2,
+                )
+            raise failure from None
+
+
+def _at(node: str | None) -> dict[str, Any]:
+    how: dict[str, Any] = {"num_cpus": 0, "max_retries": RETRIES}
+    if node is not None:
+        how["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
+    return how
+
+
+_homes: Final[weakref.WeakKeyDictionary[Any, dict[int, int]]] = weakref.WeakKeyDictionary()
+
+
+def _node_of(
+    session: _session.Session, ref: GlobalRef[Any], nodes: Mapping[int, str]
+) -> str | None:
+    """The node of a variable's home, among those that are alive. It is where its blocks are, and
+    nothing else depends on it: what was heard once will do until that node is gone."""
+    known = _homes.setdefault(session, {})
+    if known.get(ref.region) not in nodes:
+        answer = session.call("lookup", ref.region)
+        if not isinstance(answer, RegionRecord) or not answer.homes:
+            return None  # freed: the next question says so
+        while len(known) >= MOST_KNOWN:
+            del known[next(iter(known))]
+        known[ref.region] = answer.homes[0]
+    return nodes.get(known[ref.region])
+
+
+def _results(references: Sequence[Any]) -> list[Any]:
+    try:
+        return list(ray.get(list(references)))
+    except RayError as failure:
+        cause = getattr(failure, "cause", None)
+        if isinstance(cause, errors.ClamorError):
+            raise cause from None
+        raise errors.FunctionFailedError(
+            f"What a stage's tasks have added could not be applied: "
+            f"{type(failure).__name__}: {failure}",
+            cause=type(failure).__name__,
+            hint="Nothing was applied. Ray says above why; the action can be run again.",
+        ) from failure
+
+
+class _InDoubt(Exception):
+    """Whether a commit was made is not known: its answer did not come. The cause says why."""
+
+
+def _commit(
+    session: _session.Session, commit_id: int, writes: Sequence[Write], began_s: float
+) -> dict[int, int]:
+    """The registry's word. The same id gets the same answer, however often it is asked.
+
+    Args: began_s: when staging began, by the monotonic clock.
+
+    Raises:
+        ClamorError: It said no.
+        _InDoubt: It said nothing, or this thread was interrupted before it could.
+    """
+    total_bytes = sum(write.layer_bytes for write in writes)
+    timeout_s = session.config.control_timeout_s + total_bytes / LEAST_RATE
+    request = CommitRequest(commit_id, tuple(writes), timeout_s)
+    deadline = time.monotonic() + session.config.reattach_s
+    wait_s = 0.05
+    try:
+        while True:
+            try:
+                request = replace(request, staged_ago_s=time.monotonic() - began_s)
+                answer = session.call("commit", request, timeout_s=timeout_s + ANSWER_MARGIN_S)
+                return dict(answer.versions)
+            except errors.ServerUnavailableError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(wait_s)
+            wait_s = min(1.0, 2 * wait_s)
+    except (errors.ServerUnavailableError, errors.WaitTimeoutError, errors.InternalError) as lost:
+        raise _InDoubt from lost
+    except errors.ClamorError:
+        raise
+    except BaseException as interrupted:  # any: it may be between the question and its answer
+        raise _InDoubt from interrupted
+
+
+def _settled(session: _session.Session, commit_id: int) -> dict[int, int]:
+    """What became of a commit in doubt: its versions; none: it was not made, and never will be.
+
+    Raises:
+        ServerUnavailableError: Nobody can tell.
+    """
+    try:
+        return dict(session.call("outcome", commit_id))
+    except errors.ClamorError as failure:
+        raise errors.ServerUnavailableError(
+            "What a stage's tasks have added may have been applied, or not: the registry, which "
+            f"would know, does not answer ({failure.message})",
+            hint="Look at the variables (ref.refresh()) before the action is run again: it would "
+            "add once more.",
+        ) from failure

@@ -1,0 +1,524 @@
+/* mapping.c - map and unmap. See client.h.
+ *
+ * Addresses: a region has one of its own, the same in every process. Of the maps of a region in
+ * this process (versions of it, private copies) the first one gets it, and others go where there
+ * is room; with PC_MAP_FIXED there is no elsewhere. Addresses are reserved under the lock, so that
+ * who finds them taken also finds by whom.
+ *
+ * Order of a map: reserve the addresses with no access; OPEN; lay the memfd over them, still with
+ * no access; tell the signal table; arm; let the process in. No thread can read a hole at any
+ * point, also one that guesses the address.
+ * Order of an unmap: munmap, then CLOSE, so that no fault can come after CLOSE.
+ *
+ * Relies on: MAP_FIXED over one's own reservation replaces it in one step.
+ * Does not keep the memfd: a client holds no descriptor per region.
+ */
+#include "client/client.h"
+
+#include "common/huge_pages.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ------------------------------------------------------------------ tables */
+
+static size_t bucket(uint64_t key)
+{
+    return (size_t)((key * 0x9e3779b97f4a7c15u) >> 54);
+}
+static_assert(PC__MAPPING_BUCKETS == 1u << 10, "bucket() takes 10 bits");
+
+struct pc__mapping *pc__mapping_find(pc_client *client, uint64_t id)
+{
+    struct pc__mapping *mapping = client->by_id[bucket(id)];
+    while (mapping && mapping->id != id)
+        mapping = mapping->next_same_id;
+    return mapping;
+}
+
+/* All maps of the region, one after the other: after NULL the first. */
+static struct pc__mapping *next_of(pc_client *client, uint64_t region, struct pc__mapping *after)
+{
+    struct pc__mapping *mapping =
+        after ? after->next_same_region : client->by_region[bucket(region)];
+    while (mapping && mapping->region != region)
+        mapping = mapping->next_same_region;
+    return mapping;
+}
+
+void pc__mapping_add(pc_client *client, struct pc__mapping *mapping)
+{
+    struct pc__mapping **id = &client->by_id[bucket(mapping->id)];
+    mapping->next_same_id = *id;
+    *id = mapping;
+    struct pc__mapping **region = &client->by_region[bucket(mapping->region)];
+    mapping->next_same_region = *region;
+    *region = mapping;
+    mapping->previous = NULL;
+    mapping->next = client->mappings;
+    if (mapping->next)
+        mapping->next->previous = mapping;
+    client->mappings = mapping;
+}
+
+void pc__mapping_remove(pc_client *client, struct pc__mapping *mapping)
+{
+    struct pc__mapping **at = &client->by_id[bucket(mapping->id)];
+    while (*at != mapping)
+        at = &(*at)->next_same_id;
+    *at = mapping->next_same_id;
+    at = &client->by_region[bucket(mapping->region)];
+    while (*at != mapping)
+        at = &(*at)->next_same_region;
+    *at = mapping->next_same_region;
+    if (mapping->next)
+        mapping->next->previous = mapping->previous;
+    *(mapping->previous ? &mapping->previous->next : &client->mappings) = mapping->next;
+    free(mapping);
+}
+
+void pc__mapping_describe(const struct pc__mapping *mapping, struct pc__ctl_open *out)
+{
+    *out = (struct pc__ctl_open){.mapping_id = mapping->id,
+                                 .region = mapping->region,
+                                 .version = mapping->version,
+                                 .address = mapping->trapped.address,
+                                 .length_bytes = mapping->trapped.length_bytes,
+                                 .inode = mapping->inode,
+                                 .flags = mapping->trapped.flags,
+                                 .follows = mapping->follows};
+}
+
+/* --------------------------------------------------------------- addresses */
+
+/* The line of /proc/self/maps that overlaps the range, or "". */
+static void what_is_there(uint64_t begin, uint64_t end, char *out, size_t capacity)
+{
+    out[0] = '\0';
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[384];
+    while (maps && fgets(line, sizeof line, maps)) {
+        uint64_t from, to;
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64, &from, &to) == 2 && from < end && begin < to) {
+            line[strcspn(line, "\n")] = '\0';
+            (void)snprintf(out, capacity, "%s", line);
+            break;
+        }
+    }
+    if (maps)
+        (void)fclose(maps);
+}
+
+/* True: the region's own address is taken by a map of it, or by one of another client. */
+static bool is_taken_by_us(pc_client *client, const struct pc__mapping *mapping, uint64_t base)
+{
+    uint64_t end = base + mapping->trapped.length_bytes;
+    for (struct pc__mapping *other = next_of(client, mapping->region, NULL); other;
+         other = next_of(client, mapping->region, other))
+        if (other != mapping && other->trapped.address && other->trapped.address < end &&
+            base < other->trapped.address + other->trapped.length_bytes)
+            return true;
+    struct pc__range_view range;
+    return pc__range_find(base, &range) && range.kind != PC__RANGE_GONE &&
+           range.region == mapping->region;
+}
+
+static int clash(pc_client *client, const struct pc__mapping *mapping, uint64_t base)
+{
+    char there[400];
+    struct pc__range_view range = {.kind = PC__RANGE_GONE};
+    uint64_t end = base + mapping->trapped.length_bytes;
+    what_is_there(base, end, there, sizeof there);
+    if (!is_taken_by_us(client, mapping, base) || !pc__range_find(base, &range))
+        return pc__fail(PC_ERR_CLASH,
+                        "region %" PRIu64 " must be mapped at %#" PRIx64 "-%#" PRIx64
+                        ", where this process has: %s", mapping->region, base, end, there);
+    return pc__fail(PC_ERR_CLASH,
+                    "region %" PRIu64 " version %" PRIu64 " must be mapped at %#" PRIx64 "-%#" PRIx64
+                    ", where this process has %sversion %" PRIu64 " of it: %s",
+                    mapping->region, mapping->version, base, end,
+                    range.flags & PC_MAP_PRIVATE ? "a private copy of " : "", range.version, there);
+}
+
+/* MAP_FAILED and EEXIST: something is there. */
+static void *reserve_at(uint64_t base, uint64_t length_bytes)
+{
+    void *at = mmap(pc__pointer(base), length_bytes, PROT_NONE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (at == MAP_FAILED || at == pc__pointer(base))
+        return at;
+    munmap(at, length_bytes); /* kernels before 4.17 take the address for a hint */
+    errno = EEXIST;
+    return MAP_FAILED;
+}
+
+/* Under lock. Addresses without access, so that nobody else takes them while the server is asked. */
+int pc__mapping_reserve(pc_client *client, struct pc__mapping *mapping, uint64_t base_address)
+{
+    uint64_t length = mapping->trapped.length_bytes;
+    void *at = reserve_at(base_address, length);
+    if (at == MAP_FAILED && errno == EEXIST) {
+        if (mapping->trapped.flags & PC_MAP_FIXED ||
+            !(pc__is_private(mapping) || is_taken_by_us(client, mapping, base_address)))
+            return clash(client, mapping, base_address);
+        at = mmap(NULL, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    }
+    if (at == MAP_FAILED)
+        return pc__fail_errno("mmap of %" PRIu64 " bytes of addresses", length);
+    mapping->trapped.address = (uint64_t)(uintptr_t)at;
+    return PC_OK;
+}
+
+int pc__mapping_lay(pc_client *client, const struct pc__mapping *mapping, int fd, int prot)
+{
+    const struct pc__trapped *trapped = &mapping->trapped;
+    void *at = pc__pointer(trapped->address);
+    int share = pc__is_private(mapping) ? MAP_PRIVATE : MAP_SHARED;
+    if (mmap(at, trapped->length_bytes, prot, share | MAP_FIXED | MAP_NORESERVE, fd, 0) ==
+        MAP_FAILED)
+        return pc__fail_errno("mmap of region %" PRIu64, mapping->region);
+    pc__huge_pages_refuse(at, trapped->length_bytes);
+    if (madvise(at, trapped->length_bytes, MADV_DONTFORK))
+        return pc__fail_errno("MADV_DONTFORK of region %" PRIu64, mapping->region);
+    (void)madvise(at, trapped->length_bytes, MADV_DONTDUMP); /* a dump would fetch all of it */
+    const struct pc__range_view range = {
+        .begin = trapped->address,
+        .end = trapped->address + trapped->length_bytes,
+        .region = mapping->region,
+        .version = mapping->version,
+        .sig = client->trap.sig,
+        .flags = trapped->flags,
+        .kind = client->trap.kind == PC_TRAP_SIGSEGV && trapped->needs_trap ? PC__RANGE_TRAPPED
+                                                                            : PC__RANGE_PLAIN};
+    return pc__range_add(&range);
+}
+
+int pc__mapping_check_memory(const struct pc__mapping *mapping, int fd, uint64_t inode)
+{
+    struct stat st;
+    if (fstat(fd, &st))
+        return pc__fail_errno("fstat of region %" PRIu64, mapping->region);
+    if ((uint64_t)st.st_ino == inode && (uint64_t)st.st_size == mapping->trapped.length_bytes)
+        return PC_OK;
+    return pc__fail(PC_ERR_PROTOCOL,
+                    "the page server's memory of region %" PRIu64 " is %" PRIu64
+                    " bytes long and should be %" PRIu64,
+                    mapping->region, (uint64_t)st.st_size, mapping->trapped.length_bytes);
+}
+
+void pc__mapping_opened(struct pc__mapping *mapping, const void *body)
+{
+    struct pc__ctl_opened opened;
+    memcpy(&opened, body, sizeof opened);
+    mapping->inode = opened.inode;
+    mapping->loss = opened.loss;
+    mapping->trapped.needs_trap = opened.needs_trap != 0;
+}
+
+int pc__mapping_install(pc_client *client, struct pc__mapping *mapping, int fd)
+{
+    int rc = pc__mapping_check_memory(mapping, fd, mapping->inode);
+    if (!rc)
+        rc = pc__mapping_lay(client, mapping, fd, PROT_NONE);
+    if (!rc)
+        rc = client->trap.ops->arm(&client->trap, &mapping->trapped);
+    close(fd);
+    return rc;
+}
+
+/* Under lock. */
+void pc__mapping_take_down(pc_client *client, struct pc__mapping *mapping)
+{
+    pc__rest_ended(client, mapping);
+    pc__build_close_fd(mapping);
+    if (mapping->is_kept && client->state == PC__CONN_CLOSED && mapping->state == PC__MAPPING_LIVE) {
+        pc__range_set(mapping->trapped.address, PC__RANGE_KEPT, 0);
+    } else if (mapping->trapped.address) {
+        pc__range_set(mapping->trapped.address, PC__RANGE_GONE, 0);
+        if (client->trap.ops && mapping->state != PC__MAPPING_GUARD)
+            client->trap.ops->forget(&client->trap, &mapping->trapped);
+        munmap(pc__pointer(mapping->trapped.address), mapping->trapped.length_bytes);
+    }
+    const struct pc__ctl_open close = {.mapping_id = mapping->id};
+    const struct pc__ctl_region abandon = {.region = mapping->region};
+    if (mapping->is_leased)
+        (void)pc__outbox_send(client, PC__CTL_CLOSE, &close, sizeof close);
+    else if (mapping->is_building && mapping->state == PC__MAPPING_LIVE)
+        (void)pc__outbox_send(client, PC__CTL_ABANDON, &abandon, sizeof abandon);
+    pc__mapping_remove(client, mapping);
+    pthread_cond_broadcast(&client->changed);
+}
+
+void pc__mapping_release(pc_client *client, struct pc__mapping *mapping)
+{
+    if (--mapping->users == 0)
+        pc__mapping_take_down(client, mapping);
+}
+
+int pc__mapping_use(pc_client *client, uint64_t id, struct pc__mapping **out)
+{
+    int rc = pc__call_refused(client);
+    if (rc)
+        return rc;
+    struct pc__mapping *mapping = pc__mapping_find(client, id);
+    if (!mapping || mapping->state == PC__MAPPING_OPENING || !mapping->users)
+        return pc__fail(PC_ERR_NO_REGION, "no mapping %" PRIu64 " in this process", id);
+    if (mapping->state == PC__MAPPING_GUARD)
+        return pc__fail(PC_ERR_FORKED, "region %" PRIu64 " did not survive fork", mapping->region);
+    if (mapping->is_building)
+        return pc__fail(PC_ERR_NO_REGION, "region %" PRIu64 " is being built and is not sealed yet",
+                        mapping->region);
+    mapping->users++;
+    *out = mapping;
+    return PC_OK;
+}
+
+int pc__use(pc_client *client, uint64_t id, struct pc__mapping **out)
+{
+    pc__enter(client);
+    pthread_mutex_lock(&client->lock);
+    int rc = pc__mapping_use(client, id, out);
+    pthread_mutex_unlock(&client->lock);
+    if (rc)
+        pc__leave(client);
+    return rc;
+}
+
+void pc__unuse(pc_client *client, struct pc__mapping *mapping)
+{
+    pthread_mutex_lock(&client->lock);
+    pc__mapping_release(client, mapping);
+    pthread_mutex_unlock(&client->lock);
+    pc__leave(client);
+}
+
+int pc__runs_check(const struct pc__mapping *mapping, const struct pc_run *runs, size_t n_runs)
+{
+    uint64_t n_blocks = mapping->trapped.length_bytes >> PC_BLOCK_SHIFT;
+    for (size_t i = 0; i < n_runs; i++)
+        if (runs[i].n_blocks == 0 || runs[i].first_block >= n_blocks ||
+            runs[i].n_blocks > n_blocks - runs[i].first_block)
+            return pc__fail(PC_ERR_RANGE, "run %zu, %" PRIu64 " blocks at %" PRIu64
+                            ", is not inside the region's %" PRIu64 " blocks",
+                            i, runs[i].n_blocks, runs[i].first_block, n_blocks);
+    return PC_OK;
+}
+
+/* --------------------------------------------------------------------- map */
+
+int pc__mapping_lease(pc_client *client, struct pc__mapping *mapping, uint64_t deadline_ns,
+                      struct pc__call *call)
+{
+    for (;;) {
+        struct pc__ctl_open open;
+        *call = (struct pc__call){0};
+        pc__mapping_describe(mapping, &open);
+        call->opens = mapping->id;
+        int rc = pc__call(client, PC__CTL_OPEN, &open, sizeof open, true, deadline_ns, call);
+        if (rc)
+            return rc;
+        pthread_mutex_lock(&client->lock);
+        mapping->is_leased = client->state == PC__CONN_UP && client->epoch == call->epoch;
+        const bool is_whole = mapping->is_leased && call->n_fds == 1 &&
+                              call->body_bytes >= sizeof(struct pc__ctl_opened);
+        if (is_whole && !mapping->is_building) /* in one with is_leased: who attaches reads both */
+            pc__mapping_opened(mapping, call->body);
+        rc = pc__call_refused(client);
+        pthread_mutex_unlock(&client->lock);
+        if (is_whole)
+            return PC_OK;
+        pc__fds_close(call->fds, &call->n_fds);
+        if (rc)
+            return rc;
+        if (mapping->is_leased && call->fds_lost)
+            return pc__fail(PC_ERR_DESCRIPTORS, "no descriptor for region %" PRIu64,
+                            mapping->region);
+        if (mapping->is_leased)
+            return pc__fail(PC_ERR_PROTOCOL, "the page server opened region %" PRIu64
+                            " and sent no memory", mapping->region);
+    }
+}
+
+static int open_mapping(pc_client *client, struct pc__mapping *mapping, uint64_t deadline_ns)
+{
+    struct pc__call call;
+    int rc = pc__mapping_lease(client, mapping, deadline_ns, &call);
+    if (rc)
+        return rc;
+    return pc__mapping_install(client, mapping, call.fds[0]);
+}
+
+/* Exact reads or coarse ones: who asked for exact ones takes the superset. */
+static struct pc__mapping *find_shared(pc_client *client, const struct pc__mapping *wanted,
+                                       uint64_t base)
+{
+    struct pc__mapping *found = next_of(client, wanted->region, NULL);
+    while (found && (pc__is_private(found) || found->version != wanted->version ||
+                     (wanted->trapped.flags & PC_MAP_FIXED && found->trapped.address != base)))
+        found = next_of(client, wanted->region, found);
+    return found;
+}
+
+/* What was built here, is private since, and lies where it is wanted; with a user more. */
+static struct pc__mapping *find_built(pc_client *client, const struct pc__mapping *wanted,
+                                      uint64_t base)
+{
+    struct pc__mapping *found = next_of(client, wanted->region, NULL);
+    while (found && !(found->is_built && !found->is_building && found->is_leased &&
+                      found->state == PC__MAPPING_LIVE && found->version == wanted->version &&
+                      found->trapped.address == base &&
+                      found->trapped.length_bytes == wanted->trapped.length_bytes))
+        found = next_of(client, wanted->region, found);
+    if (found)
+        found->users++;
+    return found;
+}
+
+/* Under lock. 1: *out is the mapping that is there; 0: none is; negative: it is in the way. */
+static int share(pc_client *client, const struct pc__mapping *wanted, uint64_t base,
+                 uint64_t deadline_ns, struct pc__mapping **out)
+{
+    for (;;) {
+        int rc = pc__call_refused(client);
+        if (rc)
+            return rc;
+        struct pc__mapping *found = find_shared(client, wanted, base);
+        if (found && !found->users && found->trapped.flags == wanted->trapped.flags &&
+            found->trapped.length_bytes == wanted->trapped.length_bytes)
+            pc__rest_ended(client, found);
+        pc__rest_end_all(client, wanted->region);
+        found = find_shared(client, wanted, base);
+        if (!found)
+            return 0;
+        if (found->state == PC__MAPPING_GUARD)
+            return pc__fail(PC_ERR_FORKED, "region %" PRIu64 " did not survive fork",
+                            found->region);
+        if (found->is_building)
+            return pc__fail(PC_ERR_NO_REGION, "region %" PRIu64
+                            " is being built here and is not sealed yet", found->region);
+        if (found->trapped.length_bytes != wanted->trapped.length_bytes)
+            return pc__fail(PC_ERR_EXISTS,
+                            "region %" PRIu64 " is mapped here with %" PRIu64
+                            " bytes, and %" PRIu64 " bytes were asked for",
+                            found->region, found->trapped.length_bytes,
+                            wanted->trapped.length_bytes);
+        if (found->state == PC__MAPPING_LIVE) {
+            found->users++;
+            *out = found;
+            return 1;
+        }
+        if (pc__clock_ns() >= deadline_ns)
+            return pc__fail(PC_ERR_TIMEOUT, "another thread is mapping region %" PRIu64,
+                            found->region);
+        pc__changed_wait(client, deadline_ns);
+    }
+}
+
+void pc__mapping_tell(const struct pc__mapping *mapping, struct pc_mapping *out)
+{
+    *out = (struct pc_mapping){.id = mapping->id,
+                               .address = mapping->trapped.address,
+                               .length_bytes = mapping->trapped.length_bytes,
+                               .loss = mapping->loss};
+}
+
+static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t base_address,
+               uint64_t length_bytes, uint32_t flags, uint64_t timeout_ns, struct pc_mapping *out)
+{
+    uint64_t deadline_ns = pc__deadline(timeout_ns);
+    memset(out, 0, sizeof *out);
+    if (!pc__map_flags_fit(flags) || !pc__is_in_window(base_address, length_bytes))
+        return pc__fail(PC_ERR_RANGE, "a region of %" PRIu64 " bytes at %#" PRIx64 ", flags %u",
+                        length_bytes, base_address, flags);
+    if (client->trap.kind == PC_TRAP_SIGSEGV && pc__clients_install())
+        return pc__fail(PC_ERR_NO_TRAP, "this process's SIGSEGV handler cannot be replaced");
+    struct pc__mapping *mapping = calloc(1, sizeof *mapping);
+    if (!mapping)
+        return pc__fail(PC_ERR_NO_MEMORY, "a mapping of region %" PRIu64, region);
+    mapping->region = region;
+    mapping->version = version;
+    mapping->users = 1;
+    mapping->trapped.length_bytes = length_bytes;
+    mapping->trapped.flags = flags;
+
+    struct pc__mapping *shared = NULL, *built = NULL;
+    pthread_mutex_lock(&client->lock);
+    if (flags & PC_MAP_PRIVATE)
+        pc__rest_end_all(client, region);
+    int rc = flags & PC_MAP_PRIVATE ? pc__call_refused(client)
+                                    : share(client, mapping, base_address, deadline_ns, &shared);
+    if (rc == 0 && (flags & (PC_MAP_FIXED | PC_MAP_PRIVATE)) == PC_MAP_FIXED)
+        built = find_built(client, mapping, base_address);
+    if (built) {
+        pc__mapping_tell(built, out);
+        pthread_mutex_unlock(&client->lock);
+        free(mapping);
+        rc = pc__build_share(client, built);
+        if (rc)
+            memset(out, 0, sizeof *out);
+        return rc;
+    }
+    if (rc == 0)
+        rc = pc__mapping_reserve(client, mapping, base_address);
+    if (rc == 0) {
+        mapping->id = ++client->next_mapping_id;
+        pc__mapping_add(client, mapping);
+    }
+    if (rc == 1)
+        pc__mapping_tell(shared, out);
+    pthread_mutex_unlock(&client->lock);
+    if (rc) {
+        free(mapping);
+        return rc < 0 ? rc : PC_OK;
+    }
+
+    rc = open_mapping(client, mapping, deadline_ns);
+
+    pthread_mutex_lock(&client->lock);
+    if (!rc)
+        rc = pc__call_refused(client);
+    if (!rc && mapping->error)
+        rc = pc__fail(mapping->error, "the page server restarted without region %" PRIu64, region);
+    if (rc) {
+        pc__mapping_take_down(client, mapping);
+    } else {
+        mapping->state = PC__MAPPING_LIVE;
+        pc__mapping_tell(mapping, out);
+    }
+    pthread_cond_broadcast(&client->changed);
+    pthread_mutex_unlock(&client->lock);
+    return rc;
+}
+
+PC_API int pc_client_map(pc_client *client, uint64_t region, uint64_t version,
+                         uint64_t base_address, uint64_t length_bytes, uint32_t flags,
+                         uint64_t timeout_ns, struct pc_mapping *out)
+{
+    pc__enter(client);
+    int rc = map(client, region, version, base_address, length_bytes, flags, timeout_ns, out);
+    pc__leave(client);
+    return rc;
+}
+
+PC_API int pc_client_unmap(pc_client *client, uint64_t mapping_id)
+{
+    pc__enter(client);
+    pthread_mutex_lock(&client->lock);
+    struct pc__mapping *mapping = pc__mapping_find(client, mapping_id);
+    int rc = PC_OK;
+    if (client->state == PC__CONN_CLOSED)
+        rc = pc__fail(PC_ERR_CLOSED, "the client was closed");
+    else if (!mapping || mapping->state == PC__MAPPING_OPENING || !mapping->users)
+        rc = pc__fail(PC_ERR_NO_REGION, "no mapping %" PRIu64 " in this process", mapping_id);
+    else
+        pc__mapping_release(client, mapping);
+    pthread_mutex_unlock(&client->lock);
+    pc__leave(client);
+    return rc;
+}

@@ -1,0 +1,218 @@
+/* stage.c - a commit, as far as it is this process's: what a private mapping wrote, the copy of it
+ * that the page server keeps (a layer), and what became of that. See client.h; wire.h has a layer's
+ * form.
+ *
+ * The layer is a memfd of its own. It is sealed before it is sent, so that its bytes and its size
+ * are fixed: the server maps it without fear. It goes out again after a re-attach, for the commit id
+ * tells the server what it has. We close ours whatever happens: a stage that failed leaves nothing.
+ *
+ * Threads: any. Lock: client.lock around the tables; never while copying or waiting.
+ */
+#include "client/client.h"
+
+#include "client/copy_in.h"
+#include "trap/read_set.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+/* On success pc__unuse ends it. */
+static int use_private(pc_client *client, uint64_t id, struct pc__mapping **out)
+{
+    int rc = pc__use(client, id, out);
+    if (!rc && !pc__is_private(*out)) {
+        rc = pc__fail(PC_ERR_RANGE, "region %" PRIu64 " is mapped to be read: only a private "
+                      "mapping has blocks of its own", (*out)->region);
+        pc__unuse(client, *out);
+    }
+    return rc;
+}
+
+PC_API int64_t pc_client_dirty(pc_client *client, uint64_t mapping_id, struct pc_run *runs,
+                               size_t capacity)
+{
+    struct pc__mapping *mapping;
+    int rc = use_private(client, mapping_id, &mapping);
+    if (rc)
+        return rc;
+    int64_t n = pc__read_set(PC__SCAN_COPIED, mapping->trapped.address,
+                             mapping->trapped.length_bytes, runs, capacity);
+    pc__unuse(client, mapping);
+    return n;
+}
+
+/* Anonymous memory in place of the file's: nothing there traps any more, and it is private from the
+ * first moment. Written, for a page that nobody wrote is not seen as one of ours. */
+static int blank_run(const struct pc__mapping *mapping, const struct pc_run *run)
+{
+    void *at = pc__pointer(mapping->trapped.address + (run->first_block << PC_BLOCK_SHIFT));
+    const size_t n_bytes = run->n_blocks << PC_BLOCK_SHIFT;
+    if (mmap(at, n_bytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED)
+        return pc__fail_errno("mmap of %" PRIu64 " blocks of region %" PRIu64
+                              " (ENOMEM: see vm.max_map_count)", run->n_blocks, mapping->region);
+    if (madvise(at, n_bytes, MADV_DONTFORK))
+        return pc__fail_errno("MADV_DONTFORK of region %" PRIu64, mapping->region);
+    (void)madvise(at, n_bytes, MADV_DONTDUMP);
+    memset(at, 0, n_bytes);
+    return PC_OK;
+}
+
+PC_API int pc_client_blank(pc_client *client, uint64_t mapping_id, const struct pc_run *runs,
+                           size_t n_runs)
+{
+    struct pc__mapping *mapping;
+    int rc = use_private(client, mapping_id, &mapping);
+    if (rc)
+        return rc;
+    rc = pc__runs_check(mapping, runs, n_runs);
+    for (size_t i = 0; i < n_runs && !rc; i++)
+        rc = blank_run(mapping, &runs[i]);
+    pc__unuse(client, mapping);
+    return rc;
+}
+
+/* ------------------------------------------------------------------- layer */
+
+static int check_runs(const struct pc__mapping *mapping, const struct pc_run *runs, size_t n_runs)
+{
+    if (n_runs == 0 || n_runs > UINT32_MAX)
+        return pc__fail(PC_ERR_RANGE, "a layer of %zu runs", n_runs);
+    int rc = pc__runs_check(mapping, runs, n_runs);
+    for (size_t i = 1; i < n_runs && !rc; i++)
+        if (runs[i].first_block < runs[i - 1].first_block + runs[i - 1].n_blocks)
+            rc = pc__fail(PC_ERR_RANGE, "run %zu begins at block %" PRIu64
+                          ", before the end of the one before it", i, runs[i].first_block);
+    return rc;
+}
+
+static int write_head(int fd, const struct pc__layer_head *head, const struct pc_run *runs)
+{
+    const size_t runs_bytes = head->n_runs * sizeof *runs, all = sizeof *head + runs_bytes;
+    for (size_t done = 0; done < all;) {
+        const size_t in_head = done < sizeof *head ? sizeof *head - done : 0;
+        const size_t in_runs = done < sizeof *head ? 0 : done - sizeof *head;
+        const struct iovec from[2] = {
+            {(char *)(uintptr_t)head + (sizeof *head - in_head), in_head},
+            {(char *)(uintptr_t)runs + in_runs, runs_bytes - in_runs}};
+        ssize_t n = pwritev(fd, from, 2, (off_t)done);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return pc__fail_errno("pwrite of a layer's %zu bytes of runs", all);
+        done += (size_t)n;
+    }
+    return PC_OK;
+}
+
+/* Nobody can write to it or change its size any more. FUTURE_WRITE does that without the wait for
+ * other users of the pages that WRITE may need; nobody maps it yet. Kernels before 5.1 have WRITE
+ * only. */
+static int fix(int fd)
+{
+    const int seals = F_SEAL_SHRINK | F_SEAL_GROW;
+    if (!fcntl(fd, F_ADD_SEALS, seals | F_SEAL_WRITE) ||
+        !fcntl(fd, F_ADD_SEALS, seals | F_SEAL_FUTURE_WRITE) || !fcntl(fd, F_ADD_SEALS, seals))
+        return PC_OK;
+    return pc__fail_errno("sealing a layer");
+}
+
+static int fill(int fd, const struct pc__mapping *mapping, const struct pc__layer_head *head,
+                uint64_t layer_bytes, const struct pc_run *runs, int n_threads)
+{
+    if (ftruncate(fd, (off_t)layer_bytes))
+        return pc__fail_errno("a layer of %" PRIu64 " bytes", layer_bytes);
+    int rc = write_head(fd, head, runs);
+    if (!rc)
+        rc = pc__copy_runs(fd, head->data_offset, mapping->trapped.address, runs, head->n_runs,
+                           n_threads);
+    return rc ? rc : fix(fd);
+}
+
+static int send_layer(pc_client *client, const struct pc__ctl_stage *stage, const int *fd,
+                      uint64_t deadline_ns, uint64_t *server_id)
+{
+    struct pc__call call = {.gives = fd};
+    struct pc__ctl_staged staged;
+    int rc = pc__call(client, PC__CTL_STAGE, stage, sizeof *stage, true, deadline_ns, &call);
+    if (rc)
+        return rc;
+    pc__fds_close(call.fds, &call.n_fds);
+    if (call.body_bytes != sizeof staged)
+        return pc__fail(PC_ERR_PROTOCOL, "the page server does not say who has the layer");
+    memcpy(&staged, call.body, sizeof staged);
+    if (server_id)
+        *server_id = staged.server_id;
+    return PC_OK;
+}
+
+static int stage(pc_client *client, const struct pc__mapping *mapping, uint64_t commit_id,
+                 const struct pc_run *runs, size_t n_runs, int n_threads, uint64_t deadline_ns,
+                 uint64_t *server_id)
+{
+    int rc = check_runs(mapping, runs, n_runs);
+    if (rc)
+        return rc;
+    struct pc__layer_head head = {.magic = PC__LAYER_MAGIC, .region = mapping->region,
+                                  .commit_id = commit_id, .base_version = mapping->version,
+                                  .data_offset = pc__layer_data_offset(n_runs),
+                                  .n_runs = (uint32_t)n_runs};
+    for (size_t i = 0; i < n_runs; i++)
+        head.n_blocks += runs[i].n_blocks;
+    const struct pc__ctl_stage message = {
+        .region = mapping->region, .commit_id = commit_id,
+        .layer_bytes = head.data_offset + (head.n_blocks << PC_BLOCK_SHIFT)};
+    int fd = memfd_create("clamor-layer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return pc__fail_errno("memfd of a layer");
+    rc = fill(fd, mapping, &head, message.layer_bytes, runs, n_threads);
+    if (!rc)
+        rc = send_layer(client, &message, &fd, deadline_ns, server_id);
+    close(fd);
+    return rc;
+}
+
+PC_API int pc_client_stage(pc_client *client, uint64_t mapping_id, uint64_t commit_id,
+                           const struct pc_run *runs, size_t n_runs, int n_threads,
+                           uint64_t timeout_ns, uint64_t *server_id)
+{
+    struct pc__mapping *mapping;
+    if (commit_id == 0 || n_threads < 0)
+        return pc__fail(PC_ERR_RANGE, "commit %" PRIu64 " with %d threads", commit_id, n_threads);
+    int rc = use_private(client, mapping_id, &mapping);
+    if (rc)
+        return rc;
+    rc = stage(client, mapping, commit_id, runs, n_runs, n_threads, pc__deadline(timeout_ns),
+               server_id);
+    pc__unuse(client, mapping);
+    return rc;
+}
+
+PC_API int pc_client_resolve(pc_client *client, uint64_t mapping_id, uint64_t commit_id,
+                             uint64_t region, uint64_t version)
+{
+    const struct pc__ctl_stage message = {.region = region, .commit_id = commit_id,
+                                          .version = version, .mapping_id = mapping_id};
+    if (commit_id == 0 || region == 0)
+        return pc__fail(PC_ERR_RANGE, "commit %" PRIu64 " of region %" PRIu64, commit_id, region);
+    pc__enter(client);
+    pthread_mutex_lock(&client->lock);
+    int rc = pc__call_refused(client);
+    struct pc__mapping *mapping = rc ? NULL : pc__mapping_find(client, mapping_id);
+    if (mapping && mapping->region == region && version == mapping->version + 1)
+        mapping->follows = true;
+    if (!rc)
+        rc = pc__outbox_send(client, PC__CTL_RESOLVE, &message, sizeof message);
+    pthread_mutex_unlock(&client->lock);
+    pc__leave(client);
+    return rc;
+}

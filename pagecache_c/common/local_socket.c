@@ -1,0 +1,203 @@
+/* local_socket.c - the Unix sockets of a node: their addresses, and who may listen on one.
+ *
+ * Owns: the files of sockets in a directory that is this user's alone. All of them are made and
+ * removed under a lock on that directory (flock), which is held for a moment and never for a wait.
+ * Threads: any. Locks: that one.
+ *
+ * Invariant: a file is removed only where no process has its socket, and nobody can bind between
+ * that look and the removal. So a new server never removes the socket of a living one.
+ *
+ * Kernel facts:
+ *   - connect() of another type of socket says EPROTOTYPE where a process has the socket, listening
+ *     or not, and ECONNREFUSED where none has: a look that the other side never sees.
+ *   - gVisor says ECONNREFUSED there in both cases. So a second look, of the same type, must say it
+ *     too; a process that listens sees a connection that ends.
+ *   - A socket's file outlives its process, and bind() never replaces one.
+ *
+ * Does not: make or check the directory.
+ */
+#include "common/local_socket.h"
+#include "common/error.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LOCK_MS 10000
+#define LOCK_RETRY_MS 2
+
+int pc__local_address(const char *name, struct sockaddr_un *address, socklen_t *n_bytes)
+{
+    const size_t length = strlen(name);
+
+    if (length == 0 || length >= PC__SOCKET_NAME_BYTES)
+        return pc__fail(PC_ERR_RANGE, "a socket name of %zu bytes; 1 to %d fit: %s", length,
+                        PC__SOCKET_NAME_BYTES - 1, name);
+    memset(address, 0, sizeof *address);
+    address->sun_family = AF_UNIX;
+    /* An abstract name begins with a NUL, a path ends with one: a byte more than the name. */
+    memcpy(address->sun_path + (name[0] == '/' ? 0 : 1), name, length);
+    *n_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
+    return PC_OK;
+}
+
+int pc__local_nobody(int errnum)
+{
+    return errnum == ECONNREFUSED || errnum == ENOENT || errnum == ENOTDIR || errnum == EACCES;
+}
+
+/* ------------------------------------------------------- the directory's lock */
+
+static int try_lock(const char *directory)
+{
+    const int fd = open(directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return pc__fail_errno("open the sockets' directory %s", directory);
+    for (int waited_ms = 0; flock(fd, LOCK_EX | LOCK_NB) != 0; waited_ms += LOCK_RETRY_MS) {
+        int rc = PC_OK;
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            rc = pc__fail_errno("lock the sockets' directory %s", directory);
+        else if (waited_ms >= LOCK_MS)
+            rc = pc__fail(PC_ERR_TIMEOUT, "another process has kept the sockets' directory %s "
+                          "locked for %d ms", directory, waited_ms);
+        if (rc != PC_OK) {
+            close(fd);
+            return rc;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = LOCK_RETRY_MS * 1000000L}, NULL);
+    }
+    return fd;
+}
+
+/* A descriptor whose closing unlocks it. One that was removed meanwhile guards nothing. */
+static int lock_directory(const char *directory)
+{
+    for (;;) {
+        const int fd = try_lock(directory);
+        struct stat found;
+        if (fd < 0 || (fstat(fd, &found) == 0 && found.st_nlink != 0))
+            return fd;
+        close(fd);
+    }
+}
+
+/* The directory of a path, without the slash; "/" has none of ours. */
+static void directory_of(const char *path, char *directory)
+{
+    const size_t length = (size_t)(strrchr(path, '/') - path);
+    memcpy(directory, path, length);
+    directory[length] = '\0';
+}
+
+/* ------------------------------------------------------------ what was left */
+
+/* Whether connect() by a socket of this type says that no process has the socket at the path. */
+static bool is_refused(int type, const char *path)
+{
+    struct sockaddr_un address;
+    socklen_t n_bytes;
+    if (pc__local_address(path, &address, &n_bytes) != PC_OK)
+        return false;
+    const int fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return false; /* short of descriptors: the next one sees to it */
+    const bool refused = connect(fd, (const struct sockaddr *)&address, n_bytes) != 0 &&
+                         errno == ECONNREFUSED;
+    close(fd);
+    return refused;
+}
+
+/* Removes the files of sockets that no process has. Under the lock. */
+static void remove_left(int directory_fd, const char *directory)
+{
+    const int copy = openat(directory_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *list = copy < 0 ? NULL : fdopendir(copy);
+    if (!list) {
+        if (copy >= 0)
+            close(copy);
+        return;
+    }
+    const struct dirent *entry;
+    while ((entry = readdir(list)) != NULL) {
+        char path[PC__SOCKET_NAME_BYTES];
+        struct stat found;
+        const int length = snprintf(path, sizeof path, "%s/%s", directory, entry->d_name);
+        if (length < 0 || (size_t)length >= sizeof path ||
+            fstatat(directory_fd, entry->d_name, &found, AT_SYMLINK_NOFOLLOW) != 0 ||
+            !S_ISSOCK(found.st_mode))
+            continue;
+        if (is_refused(SOCK_DGRAM, path) && is_refused(SOCK_SEQPACKET, path))
+            (void)unlinkat(directory_fd, entry->d_name, 0);
+    }
+    closedir(list);
+}
+
+/* ----------------------------------------------------------- listen, and end */
+
+int pc__local_listen(const char *name, int backlog, int *fd)
+{
+    struct sockaddr_un address;
+    socklen_t n_bytes;
+    int directory_fd = -1;
+
+    *fd = -1;
+    int rc = pc__local_address(name, &address, &n_bytes);
+    if (rc != PC_OK)
+        return rc;
+    const int socket_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (socket_fd < 0)
+        return pc__fail_errno("socket %s", name);
+    if (name[0] == '/') {
+        char directory[PC__SOCKET_NAME_BYTES];
+        directory_of(name, directory);
+        directory_fd = lock_directory(directory);
+        if (directory_fd < 0) {
+            rc = directory_fd;
+            goto fail;
+        }
+        remove_left(directory_fd, directory);
+    }
+    if (bind(socket_fd, (const struct sockaddr *)&address, n_bytes) != 0) {
+        rc = errno == EADDRINUSE ? pc__fail(PC_ERR_EXISTS, "another process listens on %s", name)
+                                 : pc__fail_errno("bind %s", name);
+        goto fail;
+    }
+    if (listen(socket_fd, backlog) != 0) {
+        rc = pc__fail_errno("listen on %s", name);
+        goto fail;
+    }
+    if (directory_fd >= 0)
+        close(directory_fd);
+    *fd = socket_fd;
+    return PC_OK;
+fail:
+    if (directory_fd >= 0)
+        close(directory_fd);
+    close(socket_fd);
+    return rc;
+}
+
+void pc__local_close(const char *name, int fd)
+{
+    const int saved = errno;
+    close(fd); /* first: a file that no process has goes, whoever had it */
+    if (name[0] == '/') {
+        char directory[PC__SOCKET_NAME_BYTES];
+        directory_of(name, directory);
+        const int directory_fd = lock_directory(directory);
+        if (directory_fd >= 0) { /* else the next one that begins or ends removes it */
+            remove_left(directory_fd, directory);
+            close(directory_fd);
+        }
+    }
+    errno = saved;
+}

@@ -1,0 +1,472 @@
+/* control_open.c - the leases of this node's processes: open, attach, close.
+ *
+ * Entered by the loop that owns the client; advice to clients (let go, ended), by any thread.
+ */
+#include "engine/engine.h"
+
+#include <linux/sockios.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+
+#define ADVICE_UNREAD_BYTES (16 << 10) /* some twenty messages; a socket holds about 200 KiB */
+
+/* --------------------------------------------------------------- mappings */
+
+/* Index of the first mapping that ends after address. */
+static size_t mapping_after(const struct pc__client *client, uint64_t address)
+{
+    size_t low = 0, high = client->n_mappings;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        const struct pc__mapping *m = &client->mappings[mid];
+        if (m->address + m->length_bytes > address)
+            high = mid;
+        else
+            low = mid + 1;
+    }
+    return low;
+}
+
+struct pc__mapping *pc__client_mapping_at(struct pc__client *client, uint64_t address)
+{
+    size_t i = mapping_after(client, address);
+    return i < client->n_mappings && client->mappings[i].address <= address ? &client->mappings[i]
+                                                                            : NULL;
+}
+
+struct pc__mapping *pc__client_mapping(struct pc__client *client, uint64_t id)
+{
+    for (size_t i = 0; i < client->n_mappings; i++)
+        if (client->mappings[i].id == id)
+            return &client->mappings[i];
+    return NULL;
+}
+
+static int add_mapping(struct pc__client *client, const struct pc__ctl_open *open,
+                       struct pc__region *region, struct pc__generation *generation)
+{
+    size_t at = mapping_after(client, open->address);
+    if (open->address % PC_BLOCK_BYTES || open->length_bytes > UINT64_MAX - open->address ||
+        (at < client->n_mappings &&
+         client->mappings[at].address < open->address + open->length_bytes) ||
+        pc__client_mapping(client, open->mapping_id))
+        return pc__fail(PC_ERR_EXISTS, "a mapping overlaps another of the same process");
+    if (client->n_mappings == client->mappings_capacity) {
+        size_t capacity = client->mappings_capacity ? client->mappings_capacity * 2 : 8;
+        struct pc__mapping *grown = realloc(client->mappings, capacity * sizeof *grown);
+        if (!grown)
+            return pc__fail(PC_ERR_NO_MEMORY, "a mapping record");
+        client->mappings = grown;
+        client->mappings_capacity = capacity;
+    }
+    struct pc__lease *lease = calloc(1, sizeof *lease);
+    if (!lease)
+        return pc__fail(PC_ERR_NO_MEMORY, "a mapping record");
+    struct pc__window_user *user = NULL;
+    if (client->page && !generation->complete &&
+        !(user = pc__windows_add(generation, client->window_owner, open->address,
+                                 open->length_bytes))) {
+        free(lease);
+        return pc__fail(PC_ERR_NO_MEMORY, "a mapping record");
+    }
+    memmove(&client->mappings[at + 1], &client->mappings[at],
+            (client->n_mappings - at) * sizeof client->mappings[0]);
+    client->mappings[at] = (struct pc__mapping){.id = open->mapping_id,
+                                                .address = open->address,
+                                                .length_bytes = open->length_bytes,
+                                                .version = open->version,
+                                                .is_private = open->flags & PC_MAP_PRIVATE,
+                                                .exact_reads =
+                                                    open->flags & PC_MAP_EXACT_READS &&
+                                                    client->trap != PC_TRAP_SIGSEGV,
+                                                .page_shift = pc__map_page_shift(open->flags),
+                                                .region = region,
+                                                .lease = lease,
+                                                .window_user = user,
+                                                .generation = pc__generation_take(generation)};
+    client->n_mappings++;
+    pc__ref_take(&region->refs);
+    return PC_OK;
+}
+
+/* For nobody to have its base mapped. */
+static bool home_waits(const struct pc__home *home)
+{
+    return home->overlay.memfd >= 0 || !pc__link_empty(&home->pending) || pc__home_read_holes(home);
+}
+
+void pc__lease_end(struct pc_engine *engine, struct pc__region *region,
+                   struct pc__generation *generation, uint64_t version, bool follows)
+{
+    region->mappings--;
+    if (follows && generation->version == version)
+        generation->followers--;
+    if (--generation->mappings == generation->followers) {
+        pc__generations_trim(engine, region);
+        if (generation->complete && region->home && home_waits(region->home))
+            pc__worker_queue(engine, region);
+    }
+    pc__cache_leased(engine, generation);
+}
+
+void pc__lease_put(struct pc_engine *engine, struct pc__region *region,
+                   struct pc__generation *generation)
+{
+    pc__generation_put(engine, generation);
+    pc__count_sub(&engine->count.mappings, 1);
+    pc__region_lease_dropped(engine, region);
+    pc__region_put(engine, region);
+}
+
+void pc__client_drop_mapping(struct pc__client *client, struct pc__mapping *mapping, bool was_lost)
+{
+    struct pc_engine *engine = client->loop->engine;
+    struct pc__region *region = mapping->region;
+    struct pc__generation *generation = mapping->generation;
+    uint64_t id = mapping->id;
+    size_t at = (size_t)(mapping - client->mappings);
+    pthread_mutex_lock(&region->lock);
+    pc__each(link, &generation->waiters)
+    {
+        struct pc__waiter *waiter = pc__of(link, struct pc__waiter, link);
+        if (waiter->client == client && waiter->mapping_id == id) {
+            pc__count_sub(&engine->count.faults_waiting, 1);
+            pc__link_remove(&waiter->link);
+            free(waiter);
+        }
+    }
+    pc__each(job_link, &generation->jobs)
+    {
+        struct pc__job *job = pc__of(job_link, struct pc__job, link);
+        if (job->client == client && job->mapping_id == id) {
+            if (job->part)
+                pc__part_blocks_done(job->part, PC_ERR_CLOSED, 0);
+            else if (!client->closed) /* else it asks the next server, if there is one */
+                pc__client_send(client, PC__CTL_REPLY, job->request_id, PC_ERR_CLOSED, NULL, 0,
+                                -1);
+            pc__link_remove(&job->link);
+            free(job);
+        }
+    }
+    if (client->closed)
+        pc__windows_left(mapping->window_user);
+    else
+        pc__windows_drop(mapping->window_user);
+    pc__recorder_free(mapping->recorder);
+    const bool kept = was_lost && pc__lease_keep(engine, client, mapping);
+    if (!kept)
+        pc__lease_end(engine, region, generation, mapping->version, mapping->follows);
+    pthread_mutex_unlock(&region->lock);
+    free(mapping->lease);
+    if (client->stray_address >= mapping->address &&
+        client->stray_address - mapping->address < mapping->length_bytes)
+        client->stray_by_ns = 0;
+    memmove(mapping, mapping + 1, (client->n_mappings - at - 1) * sizeof *mapping);
+    client->n_mappings--;
+    if (!kept)
+        pc__lease_put(engine, region, generation);
+}
+
+/* ------------------------------------------------------------------ leases */
+
+/* Under region.lock. Whether the memory is what the client has mapped. A base that is being changed
+ * is still that to those who follow it, and the worker has it there in a moment; from others, who
+ * come too late, it was taken. */
+static int attach_ready(struct pc_engine *engine, struct pc__region *region,
+                        const struct pc__generation *generation, const struct pc__ctl_open *open)
+{
+    const struct pc__home *home = generation->complete ? region->home : NULL;
+    bool fits = generation->version == open->version ||
+                generation->version == open->version + open->follows;
+    if (!fits || !home || !home->base_changes)
+        return fits ? PC_OK : PC_ERR_EXPIRED;
+    bool comes = open->follows && generation->version == open->version &&
+                 (home->overlay.memfd < 0 ? !pc__link_empty(&home->pending)
+                                          : home->applied == open->version + 1);
+    if (!comes)
+        return PC_ERR_EXPIRED;
+    if (!home->held_up) /* else the last reader queues it */
+        pc__worker_queue(engine, region);
+    return PC__WAIT;
+}
+
+/* Under region.lock. PC__WAIT: *ask says for what. */
+static int open_ready(struct pc__client *client, struct pc__region *region,
+                      const struct pc__ctl_open *open, bool attach, bool caught_up,
+                      struct pc__ctl_opened *opened, int *fd, struct pc__ask *ask)
+{
+    struct pc_engine *engine = client->loop->engine;
+    struct pc__generation *generation = NULL;
+    *ask = (struct pc__ask){.kind = PC_EVENT_NEED_REGION};
+    if (region->state == PC__REGION_UNKNOWN)
+        return PC__WAIT;
+    if (region->state != PC__REGION_READY && !(attach && region->state == PC__REGION_RETIRED))
+        return PC_ERR_NO_REGION;
+    if (!region->homes) /* retired before it was defined */
+        return PC_ERR_NO_REGION;
+    if (open->length_bytes != region->length_bytes)
+        return PC_ERR_RANGE;
+    if (region->lost && !attach) /* who has it reads what is here of it */
+        return region->lost;
+    int rc = PC_OK;
+    if (attach) {
+        generation = pc__generation_by_inode(region, open->inode);
+        rc = generation ? attach_ready(engine, region, generation, open) : PC_ERR_NO_GENERATION;
+        ask->kind = PC_EVENT_NONE;
+    } else {
+        rc = pc__generation_for(engine, region, open->version, caught_up, &generation, ask);
+    }
+    if (!rc)
+        rc = add_mapping(client, open, region, generation);
+    if (rc)
+        return rc;
+    region->version = open->version > region->version ? open->version : region->version;
+    region->mappings++;
+    generation->mappings++;
+    pc__cache_leased(engine, generation);
+    if (open->follows)
+        (void)pc__mapping_follows(pc__client_mapping(client, open->mapping_id));
+    pc__count_add(&engine->count.mappings, 1);
+    opened->inode = generation->inode;
+    opened->needs_trap = !generation->complete;
+    opened->loss = region->loss;
+    *fd = generation->memfd;
+    return PC_OK;
+}
+
+/* Its CLOSE came while it waited. */
+static bool was_given_up(struct pc__client *client, uint64_t mapping_id)
+{
+    for (size_t i = 0; i < client->n_given_up; i++)
+        if (client->given_up[i] == mapping_id) {
+            client->given_up[i] = client->given_up[--client->n_given_up];
+            return true;
+        }
+    return false;
+}
+
+static int note_given_up(struct pc__client *client, uint64_t mapping_id)
+{
+    if (client->n_given_up == client->given_up_capacity) {
+        size_t capacity = client->given_up_capacity ? client->given_up_capacity * 2 : 8;
+        uint64_t *grown = realloc(client->given_up, capacity * sizeof *grown);
+        if (!grown)
+            return pc__fail(PC_ERR_NO_MEMORY, "a mapping that was given up");
+        client->given_up = grown;
+        client->given_up_capacity = capacity;
+    }
+    client->given_up[client->n_given_up++] = mapping_id;
+    return PC_OK;
+}
+
+/* Under region.lock: the open waits. False: for want of memory it cannot. */
+static bool wait_for(struct pc__client *client, struct pc__region *region, uint32_t request_id,
+                     const struct pc__ctl_open *open, bool attach)
+{
+    struct pc__pending *pending = calloc(1, sizeof *pending);
+    if (!pending)
+        return false;
+    *pending = (struct pc__pending){.loop = client->loop,
+                                    .client_id = client->id,
+                                    .request_id = request_id,
+                                    .attach = attach,
+                                    .question = region->published_questions + 1,
+                                    .open = *open};
+    pc__link_push(&region->pending, &pending->link);
+    client->n_opening++;
+    return true;
+}
+
+/* Under region.lock: whether the question is to be put; it is not if it is out. */
+static bool to_ask(struct pc__region *region, const struct pc__ask *ask)
+{
+    bool *out = ask->kind == PC_EVENT_NEED_REGION      ? &region->asked_region
+                : ask->kind == PC_EVENT_NEED_CHANGES   ? &region->asked_changes
+                : ask->kind == PC_EVENT_NEED_PUBLISHED ? &region->asked_published
+                                                       : NULL;
+    bool put = out && !*out;
+    if (put)
+        *out = true;
+    if (put && ask->kind == PC_EVENT_NEED_PUBLISHED)
+        region->published_questions++;
+    return put;
+}
+
+/* Whether the client reads what it is told. One that is stopped, or gets no time, would have its
+ * socket filled, and be given up, by advice that it can do without. */
+static bool listens(const struct pc__client *client)
+{
+    int unread_bytes = 0;
+    return !ioctl(client->fd, SIOCOUTQ, &unread_bytes) && unread_bytes < ADVICE_UNREAD_BYTES;
+}
+
+static void let_go(struct pc__loop *loop, struct pc__mail *mail)
+{
+    const struct pc__ctl_let_go body = {.region = mail->a, .loss = mail->b};
+    pc__each(link, &loop->clients)
+    {
+        struct pc__client *client = pc__of(link, struct pc__client, link);
+        bool maps = false;
+        for (size_t i = 0; i < client->n_mappings && !maps; i++)
+            maps = client->mappings[i].region->id == mail->a && !client->mappings[i].is_private;
+        /* With SIGSEGV nothing rests. */
+        bool matters = client->trap != PC_TRAP_SIGSEGV || body.loss;
+        if (maps && !client->closed && matters && listens(client))
+            pc__client_send(client, PC__CTL_LET_GO, 0, PC_OK, &body, sizeof body, -1);
+    }
+}
+
+static void ended(struct pc__loop *loop, struct pc__mail *mail)
+{
+    (void)mail;
+    pc__each(link, &loop->clients)
+    {
+        struct pc__client *client = pc__of(link, struct pc__client, link);
+        if (!client->closed)
+            pc__client_send(client, PC__CTL_ENDED, 0, PC_OK, NULL, 0, -1);
+    }
+}
+
+void pc__clients_ended(struct pc_engine *engine)
+{
+    for (int i = 0; i < engine->n_loops; i++) {
+        const struct pc__mail mail = {.run = ended};
+        /* For want of memory: they ask the registry when nobody answers. */
+        (void)pc__loop_post(&engine->loops[i], &mail);
+    }
+}
+
+void pc__clients_let_go(struct pc_engine *engine, uint64_t id)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    uint32_t loss = 0;
+    if (region) {
+        pthread_mutex_lock(&region->lock);
+        loss = region->loss;
+        pthread_mutex_unlock(&region->lock);
+        pc__region_put(engine, region);
+    }
+    for (int i = 0; i < engine->n_loops; i++) {
+        const struct pc__mail mail = {.run = let_go, .a = id, .b = loss};
+        /* For want of memory: they close it by themselves in a moment. */
+        (void)pc__loop_post(&engine->loops[i], &mail);
+    }
+}
+
+static void put_question(struct pc_engine *engine, uint64_t region, const struct pc__ask *ask)
+{
+    /* Somebody wants a newer version: by the time of the answer they have closed the older ones. */
+    if (ask->kind != PC_EVENT_NEED_REGION)
+        pc__clients_let_go(engine, region);
+    const struct pc_event event = {.kind = (int)ask->kind,
+                                   .region = region,
+                                   .from_version = ask->from_version,
+                                   .version = ask->version};
+    if (pc__engine_ask(engine, &event))
+        return;
+    if (ask->kind == PC_EVENT_NEED_REGION)
+        (void)pc_engine_refuse_region(engine, region, PC_ERR_NO_MEMORY);
+    else if (ask->kind == PC_EVENT_NEED_PUBLISHED)
+        (void)pc_engine_caught_up(engine, region, PC_ERR_NO_MEMORY);
+    else
+        (void)pc_engine_set_changes(engine, region, ask->from_version, ask->version, NULL, 0,
+                                    PC_ERR_NO_MEMORY);
+}
+
+/* False: the region left the table between the look-up and the lock: it is a new one now. */
+static bool finish_open(struct pc__client *client, struct pc__region *region, uint32_t request_id,
+                        const struct pc__ctl_open *open, bool attach, bool caught_up)
+{
+    struct pc_engine *engine = client->loop->engine;
+    struct pc__ctl_opened opened = {0};
+    struct pc__ask ask;
+    int fd = -1;
+    bool put = false;
+    pthread_mutex_lock(&region->lock);
+    if (region->forgotten) {
+        pthread_mutex_unlock(&region->lock);
+        return false;
+    }
+    int rc = open_ready(client, region, open, attach, caught_up, &opened, &fd, &ask);
+    if (rc == PC__WAIT) {
+        if (!wait_for(client, region, request_id, open, attach))
+            rc = PC_ERR_NO_MEMORY;
+        else
+            put = to_ask(region, &ask);
+    }
+    pthread_mutex_unlock(&region->lock);
+    if (put)
+        put_question(engine, open->region, &ask);
+    if (rc == PC__WAIT)
+        return true;
+    if (attach && !rc) {
+        pc__count_add(&engine->count.reattached, 1);
+        /* Threads that the last server left waiting ask us. */
+        pc__fault_attached(client, open->address, open->length_bytes);
+    }
+    pc__client_send(client, PC__CTL_REPLY, request_id, rc, rc ? NULL : &opened,
+                    rc ? 0 : sizeof opened, attach ? -1 : fd);
+    return true;
+}
+
+void pc__client_retry_open(struct pc__loop *loop, struct pc__mail *mail)
+{
+    struct pc__pending *pending = mail->pointer;
+    pc__each(link, &loop->clients)
+    {
+        struct pc__client *client = pc__of(link, struct pc__client, link);
+        if (client->id != pending->client_id || client->closed)
+            continue;
+        if (pending->stages) {
+            pc__client_staged(client, pending->request_id, pending->open.region);
+            break;
+        }
+        client->n_opening -= client->n_opening > 0;
+        const bool given_up = was_given_up(client, pending->open.mapping_id);
+        if (!client->n_opening)
+            client->n_given_up = 0;
+        if (given_up)
+            break; /* who asked has said that it does not wait, and may have asked anew since */
+        struct pc__region *region = pc__region_get(loop->engine, pending->open.region);
+        bool done = region && !mail->error &&
+                    finish_open(client, region, pending->request_id, &pending->open,
+                                pending->attach, pending->asked_published);
+        if (!done)
+            pc__client_send(client, PC__CTL_REPLY, pending->request_id,
+                            mail->error ? mail->error : PC_ERR_NO_REGION, NULL, 0, -1);
+        if (region)
+            pc__region_put(loop->engine, region);
+        break;
+    }
+    free(pending);
+}
+
+void pc__client_open(struct pc__client *client, const struct pc__ctl_message *message, bool attach)
+{
+    struct pc_engine *engine = client->loop->engine;
+    struct pc__ctl_open open;
+    memcpy(&open, message->body, sizeof open);
+    bool done = false;
+    while (!done) {
+        struct pc__region *region = pc__region_get_or_add(engine, open.region);
+        if (!region) {
+            pc__client_reply(client, message, PC_ERR_NO_MEMORY);
+            return;
+        }
+        done = finish_open(client, region, message->header.request_id, &open, attach, false);
+        pc__region_put(engine, region);
+    }
+}
+
+int pc__client_close_mapping(struct pc__client *client, const struct pc__ctl_message *message)
+{
+    struct pc__ctl_open open;
+    memcpy(&open, message->body, sizeof open);
+    struct pc__mapping *mapping = pc__client_mapping(client, open.mapping_id);
+    if (mapping)
+        pc__client_drop_mapping(client, mapping, false);
+    else if (client->n_opening)
+        return note_given_up(client, open.mapping_id); /* else it would be open for ever */
+    return PC_OK;
+}

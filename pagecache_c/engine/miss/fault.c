@@ -1,0 +1,221 @@
+/* fault.c - a thread touched an absent block: decide how much to fetch, and remember who waits.
+ *
+ * Entered by the loop that owns the client. Takes region.lock. Everything here is arithmetic; the
+ * fetch itself goes out after the lock is dropped.
+ *
+ * How much is fetched (the papers' page) is learned from use: pages.c. Where a size was asked for, of
+ * this mapping or of the whole engine, it is that. Where a commit has changed what was here, what
+ * changed around it is fetched, and no page.
+ */
+#include "engine/engine.h"
+
+#include <errno.h>
+#include <linux/userfaultfd.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#define FIRST_PAGE_SHIFT 16u /* 64 KiB */
+#define FIRST_PAGE_BLOCKS (1u << (FIRST_PAGE_SHIFT - PC_BLOCK_SHIFT))
+
+static_assert(1u << (PC__PAGE_LEVELS - 1) == PC__DATA_MAX_BLOCKS, "a request holds a page");
+
+/* After a commit: what was here before it, and nothing that was never asked for. */
+static struct pc_run changed_around(const struct pc__blockset *changed, uint64_t block)
+{
+    uint64_t first = block, low = block - block % FIRST_PAGE_BLOCKS;
+    uint64_t limit = low + FIRST_PAGE_BLOCKS < changed->n_blocks ? low + FIRST_PAGE_BLOCKS
+                                                                 : changed->n_blocks;
+    while (first > low && pc__blockset_has(changed, first - 1))
+        first--;
+    return (struct pc_run){.first_block = first,
+                           .n_blocks = pc__blockset_next_absent(changed, block, limit) - first};
+}
+
+static struct pc__pages *pages_of(struct pc__region *region)
+{
+    if (!region->pages) {
+        struct pc__pages *pages = malloc(sizeof *pages);
+        if (pages && pc__pages_init(pages, region->n_blocks)) {
+            free(pages);
+            pages = NULL;
+        }
+        region->pages = pages;
+    }
+    return region->pages;
+}
+
+/* What to ask for when `block` is touched; n_blocks = 0: what is on its way will do. */
+static struct pc_run choose(const struct pc_engine *engine, struct pc__mapping *mapping,
+                            uint64_t block, bool in_flight)
+{
+    const uint64_t n_blocks = mapping->region->n_blocks;
+    const struct pc__blockset *changed = &mapping->generation->changed_away;
+    struct pc_run run;
+    if (mapping->page_shift)
+        return pc__pages_fixed(n_blocks, mapping->page_shift, block, in_flight);
+    if (engine->page_shift)
+        return pc__pages_fixed(n_blocks, engine->page_shift, block, in_flight);
+    struct pc__pages *pages = pages_of(mapping->region);
+    if (!pages) /* no memory to learn anything */
+        return pc__pages_fixed(n_blocks, FIRST_PAGE_SHIFT, block, in_flight);
+    if (pc__pages_sequential(pages, &mapping->streams, block, in_flight, &run))
+        return run;
+    if (!pc__blockset_has(changed, block))
+        return pc__pages_scattered(pages, &mapping->streams, block);
+    run = changed_around(changed, block);
+    pc__pages_begin(pages, &mapping->streams, block, run);
+    return run;
+}
+
+static void wake_now(struct pc__client *client, const struct pc__generation *generation,
+                     const struct pc__waiter *waiter)
+{
+    if (waiter->slot >= 0) {
+        pc__fill_answer_slot(generation, waiter, PC_OK);
+        return;
+    }
+    struct uffdio_range range = {.start = waiter->mapping_address +
+                                          (waiter->block << PC_BLOCK_SHIFT),
+                                 .len = PC_BLOCK_BYTES};
+    (void)ioctl(client->uffd, UFFDIO_WAKE, &range);
+}
+
+void pc__fault(struct pc__loop *loop, struct pc__client *client, uint64_t address, int slot)
+{
+    struct pc_engine *engine = loop->engine;
+    struct pc__mapping *mapping = pc__client_mapping_at(client, address);
+    if (!mapping) {
+        /* The faults that the last server left unread come with the hello, before the ATTACH of
+         * their mapping: that wakes the thread, or takes its slot up. pc__fault_check_stray ends
+         * a client that never does it. */
+        if (!client->stray_by_ns || pc__client_mapping_at(client, client->stray_address)) {
+            client->stray_address = address;
+            client->stray_by_ns = pc__now_ns() + engine->fault_timeout_ns;
+        }
+        return;
+    }
+    struct pc__region *region = mapping->region;
+    uint64_t block = (address - mapping->address) >> PC_BLOCK_SHIFT;
+    struct pc__waiter *waiter = malloc(sizeof *waiter);
+    if (!waiter) {
+        struct pc__ctl_fail fail = {.region = region->id, .block = block,
+                                    .error = PC_ERR_NO_MEMORY,
+                                    .cause = "the page server is out of memory"};
+        pc__client_send(client, PC__CTL_FAIL, 0, PC_ERR_NO_MEMORY, &fail, sizeof fail, -1);
+        return;
+    }
+    *waiter = (struct pc__waiter){.client = client,
+                                  .mapping_id = mapping->id,
+                                  .mapping_address = mapping->address,
+                                  .block = block,
+                                  .slot = slot};
+    pc__count_add(&engine->count.faults, 1);
+    struct pc__batch urgent, ahead;
+    pc__batch_init(&urgent, true, false);
+    pc__batch_init(&ahead, false, false);
+    pthread_mutex_lock(&region->lock);
+    struct pc__generation *generation = mapping->generation;
+    if (generation->complete || pc__blockset_has(&generation->present, block)) {
+        wake_now(client, generation, waiter); /* became present between the touch and now */
+        pthread_mutex_unlock(&region->lock);
+        free(waiter);
+        return;
+    }
+    bool in_flight = pc__blockset_has(&generation->in_flight, block);
+    pc__link_push(&generation->waiters, &waiter->link);
+    pc__count_add(&engine->count.faults_waiting, 1);
+    const struct pc_run one = {.first_block = block, .n_blocks = 1};
+    pc__cache_touched(engine, generation, &one, 1); /* what is around it is in use */
+    struct pc_run run = choose(engine, mapping, block, in_flight);
+    if (run.n_blocks > pc__cache_most_blocks(engine)) /* it would push itself out */
+        run.n_blocks = pc__cache_most_blocks(engine);
+    int rc = PC_OK;
+    if (run.n_blocks && !in_flight && run.n_blocks > FIRST_PAGE_BLOCKS) {
+        /* The touched page goes first, on the lane that never queues behind bulk. */
+        rc = pc__batch_add(&urgent, region, generation, block, 1);
+        if (!rc)
+            rc = pc__batch_add(&ahead, region, generation, run.first_block,
+                               run.n_blocks);
+    } else if (run.n_blocks) {
+        rc = pc__batch_add(in_flight ? &ahead : &urgent, region, generation,
+                           run.first_block, run.n_blocks);
+    }
+    pthread_mutex_unlock(&region->lock);
+    if (in_flight)
+        pc__fetch_hurry(loop, region, generation, block);
+    pc__batch_submit(loop, &urgent);
+    pc__batch_submit(loop, &ahead);
+    if (rc)
+        pc__fill_failed(engine, region, generation, block, 1, engine->server_id, rc);
+}
+
+void pc__fault_check_stray(struct pc__client *client, uint64_t now_ns)
+{
+    if (!client->stray_by_ns || client->stray_by_ns > now_ns)
+        return;
+    client->stray_by_ns = 0;
+    if (pc__client_mapping_at(client, client->stray_address))
+        return;
+    struct pc__ctl_fail fail = {.error = PC_ERR_NO_REGION,
+                                .cause = "the address belongs to no open mapping"};
+    pc__client_send(client, PC__CTL_FAIL, 0, PC_ERR_NO_REGION, &fail, sizeof fail, -1);
+}
+
+void pc__fault_attached(struct pc__client *client, uint64_t address, uint64_t length_bytes)
+{
+    if (client->stray_address >= address && client->stray_address - address < length_bytes)
+        client->stray_by_ns = 0;
+    if (client->uffd >= 0) {
+        struct uffdio_range range = {.start = address, .len = length_bytes};
+        (void)ioctl(client->uffd, UFFDIO_WAKE, &range);
+    }
+    for (int i = 0; client->page && i < PC__SLOTS && !client->closed; i++) {
+        struct pc__slot *slot = &client->page->slots[i];
+        uint32_t requested = PC__SLOT_REQUESTED;
+        bool waits = atomic_load(&slot->state) == PC__SLOT_SERVING;
+        if (waits || atomic_load(&slot->state) == PC__SLOT_REQUESTED) {
+            if (slot->address < address || slot->address - address >= length_bytes)
+                continue;
+            /* Acquire: pairs with the handler's release of REQUESTED, and brings the address. */
+            if (waits ||
+                atomic_compare_exchange_strong(&slot->state, &requested, PC__SLOT_SERVING))
+                pc__fault(client->loop, client, slot->address, i);
+        }
+    }
+}
+
+void pc__fault_read_uffd(struct pc__loop *loop, struct pc__client *client)
+{
+    struct uffd_msg messages[16];
+    while (!client->closed) {
+        ssize_t got = read(client->uffd, messages, sizeof messages);
+        if (got <= 0) {
+            if (got < 0 && (errno == EAGAIN || errno == EINTR))
+                return; /* EAGAIN also where another thread's wake took the event back */
+            /* EOF or an error: the address space is gone; the socket will say so too. */
+            pc__watch_remove(loop, client->trap_watch);
+            client->trap_watch = NULL;
+            return;
+        }
+        size_t n = (size_t)got / sizeof messages[0];
+        for (size_t i = 0; i < n; i++)
+            if (messages[i].event == UFFD_EVENT_PAGEFAULT)
+                pc__fault(loop, client, messages[i].arg.pagefault.address, -1);
+        if (n < sizeof messages / sizeof messages[0])
+            return; /* level-triggered: what came meanwhile wakes us again */
+    }
+}
+
+void pc__fault_read_slots(struct pc__loop *loop, struct pc__client *client)
+{
+    uint64_t count;
+    (void)!read(client->slots_event, &count, sizeof count);
+    for (int i = 0; i < PC__SLOTS && !client->closed; i++) {
+        uint32_t requested = PC__SLOT_REQUESTED;
+        /* Acquire: pairs with the handler's release of REQUESTED, and brings the address. */
+        if (atomic_compare_exchange_strong(&client->page->slots[i].state, &requested,
+                                           PC__SLOT_SERVING))
+            pc__fault(loop, client, client->page->slots[i].address, i);
+    }
+}

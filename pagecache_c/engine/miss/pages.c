@@ -1,0 +1,374 @@
+/* pages.c - how much a fault fetches. Pure: no lock, no clock, no kernel; the caller has the lock.
+ *
+ * What can be known. A touch of a present block never leaves the kernel, so all that is seen of a
+ * reader while it runs are its faults: at pages of 2^l blocks they say exactly which aligned pages
+ * of level l and of every higher level it touches (every first touch of a higher page is a fault),
+ * and nothing of what it leaves unread inside a page. Two things say that:
+ *
+ *   probes     one page in eight is not fetched whole but by pages two levels smaller, where they
+ *              are touched. What is touched of it in the end is what is touched of the others.
+ *   read sets  an exact one shows each touched block. A coarse one (kernel fault-around maps up to
+ *              15 present neighbours around a touch, inside the same aligned 64 KiB) shows all of a
+ *              64 KiB page that was touched once: it says nothing below level 4, and is exact
+ *              from there on. So coarse sets are counted by 64 KiB groups, and can bring pages
+ *              down to 64 KiB; below it only exact sets, or probes, do.
+ *
+ * What is best. Let n[l] be the number of different aligned pages of level l that are touched.
+ * With pages of level l a reader makes n[l] round trips and moves n[l] * 2^l blocks. A round trip
+ * costs as much as moving ROUND_TRIP_BLOCKS; so the level to take is that with the least
+ *
+ *     cost(l) = n[l] * (ROUND_TRIP_BLOCKS + 2^l)
+ *
+ * In words of use: doubling the page pays while the share of pages whose other half is touched too
+ * exceeds 2^l / (ROUND_TRIP_BLOCKS + 2^l): 8% for single blocks, 57% for 64 KiB, 96% for 1 MiB.
+ * The counts are of all that happened so far, not of the last moments: a tree whose neighbouring
+ * leaves are asked for minutes apart still shows that they are asked for. It is the rule of the
+ * skier who rents until the rent adds up to the price of skis: whatever comes, smaller pages have
+ * not cost more than twice what the right ones would have.
+ *
+ *   larger     is decided by faults alone, which are exact upwards. (Read sets of a kernel without
+ *              write protection look exact and are not: they could only ever ask for too much.)
+ *   smaller    by probes, exact sets and coarse sets, each for the levels it is right for. What
+ *              faults have counted below is not known then: it is scaled from what showed it.
+ *
+ * A new region begins with a page of 64 KiB (Clamor's figure 5 puts the least slowdown there) and
+ * halves it for each of the first scattered faults: single blocks show everything, soonest.
+ *
+ * Streams. A fault at the end of what a stream has fetched, or in what is on its way, is
+ * sequential: its window doubles, then grows by four, up to 8 MiB; the next window is asked for when
+ * the reader is within half a window of the end. Faults of streams do not count for the page, but
+ * for the first after a scattered one: until then it may just be a neighbour. How far streams got
+ * before is kept too: the next one jumps there with its second fault. Streams that end with it
+ * make that jump smaller.
+ *
+ * demanded, probed and used belong to the region and not to a version: a commit changes a few blocks,
+ * not who wants them. A block that is demanded again (evicted, or changed) begins the record of its
+ * 8 MiB anew. Where memory is short for a set, something is not learned; no fetch is ever wrong.
+ */
+#include "engine/miss/pages.h"
+
+#include "common/error.h"
+
+#include <assert.h>
+
+#define FIRST_LEVEL 4u             /* 64 KiB */
+#define COARSE_LEVEL 4u            /* what fault-around shows around a touch */
+#define TOP_LEVEL (PC__PAGE_LEVELS - 1)
+#define TOP_BLOCKS (1ull << TOP_LEVEL)
+#define ROUND_TRIP_BLOCKS 12u      /* measured: 30 us and 2.7 us a block between servers of one host;
+                                      60 us and 5 us are a 10 Gbit/s network */
+#define PROBE_EVERY 8u
+#define PROBE_LEVELS 2u            /* below the page */
+#define LEAST_FAULTS 16u           /* before pages grow */
+#define LEAST_GAIN 10u             /* a tenth of the cost: for less, pages stay as they are */
+#define LEAST_SHOWN 8u             /* pages, before they shrink */
+#define MOST_PATIENCE 128u
+#define MOST_COUNTED 65536u        /* faults; then what was counted counts half */
+#define MOST_SHOWN 1024u           /* pages; likewise */
+#define PROBE_ROUNDS 4u            /* times the patience: then probes begin anew */
+
+static_assert(TOP_BLOCKS << PC_BLOCK_SHIFT == 8u << 20, "the largest page is what a request holds");
+
+int pc__pages_init(struct pc__pages *pages, uint64_t n_blocks)
+{
+    *pages = (struct pc__pages){.level = FIRST_LEVEL,
+                                .until_probe = PROBE_EVERY,
+                                .patience = LEAST_SHOWN,
+                                .window_blocks = 1u << FIRST_LEVEL};
+    int rc = pc__blockset_init(&pages->demanded, n_blocks);
+    if (!rc)
+        rc = pc__blockset_init(&pages->probed, n_blocks);
+    if (!rc)
+        rc = pc__blockset_init(&pages->used, n_blocks);
+    if (rc)
+        pc__pages_free(pages);
+    return rc;
+}
+
+void pc__pages_free(struct pc__pages *pages)
+{
+    pc__blockset_free(&pages->demanded);
+    pc__blockset_free(&pages->probed);
+    pc__blockset_free(&pages->used);
+}
+
+static uint64_t n_blocks_of(const struct pc__pages *pages)
+{
+    return pages->demanded.n_blocks;
+}
+
+static struct pc_run inside(uint64_t n_blocks, struct pc_run run)
+{
+    if (run.first_block >= n_blocks)
+        return (struct pc_run){0};
+    if (run.n_blocks > n_blocks - run.first_block)
+        run.n_blocks = n_blocks - run.first_block;
+    return run;
+}
+
+/* The aligned page of that level, cut at the region's end. */
+static struct pc_run page_of(uint64_t n_blocks, unsigned level, uint64_t block)
+{
+    const uint64_t page_blocks = 1ull << level;
+    return inside(n_blocks, (struct pc_run){block - block % page_blocks, page_blocks});
+}
+
+static bool page_has(const struct pc__blockset *set, unsigned level, uint64_t block)
+{
+    const struct pc_run page = page_of(set->n_blocks, level, block);
+    const uint64_t end = page.first_block + page.n_blocks;
+    return pc__blockset_next(set, page.first_block, end) < end;
+}
+
+/* ------------------------------------------------------------- which level */
+
+static uint64_t cost(const struct pc__page_counts *counts, unsigned level)
+{
+    return counts->n[level] * (ROUND_TRIP_BLOCKS + (1ull << level));
+}
+
+/* The cheapest of [from, to], or `level` where none is cheaper by LEAST_GAIN. */
+static unsigned cheapest(const struct pc__page_counts *counts, unsigned level, unsigned from,
+                         unsigned to)
+{
+    unsigned best = level;
+    for (unsigned l = from; l <= to; l++)
+        if (cost(counts, l) < cost(counts, best))
+            best = l;
+    return cost(counts, best) + cost(counts, level) / LEAST_GAIN < cost(counts, level) ? best : level;
+}
+
+static void halve(struct pc__page_counts *counts)
+{
+    for (unsigned l = 0; l < PC__PAGE_LEVELS; l++)
+        counts->n[l] -= counts->n[l] / 2; /* what was seen stays seen */
+}
+
+static unsigned probe_level(unsigned level)
+{
+    return level > PROBE_LEVELS ? level - PROBE_LEVELS : 0;
+}
+
+static void forget(struct pc__blockset *set)
+{
+    (void)pc__blockset_remove(set, 0, set->n_blocks);
+}
+
+static void probes_begin(struct pc__pages *pages)
+{
+    pages->until_probe = PROBE_EVERY;
+    pages->probes = (struct pc__page_counts){0};
+    forget(&pages->probed);
+}
+
+static void go_to(struct pc__pages *pages, unsigned level)
+{
+    pages->level = level;
+    probes_begin(pages);
+}
+
+static void grow(struct pc__pages *pages)
+{
+    if (pages->faults.n[pages->level] > MOST_COUNTED)
+        halve(&pages->faults);
+    if (pages->first_faults <= FIRST_LEVEL || pages->faults.n[pages->level] < LEAST_FAULTS)
+        return;
+    unsigned level = cheapest(&pages->faults, pages->level, pages->level, TOP_LEVEL);
+    if (level == pages->level)
+        return;
+    if (pages->has_shrunk && pages->patience < MOST_PATIENCE)
+        pages->patience *= 2; /* it was too early */
+    pages->has_shrunk = false;
+    pages->exact = pages->coarse = (struct pc__page_counts){0};
+    go_to(pages, level);
+}
+
+/* Smaller pages where what was shown, which is right for levels >= lowest, says so. */
+static void shrink(struct pc__pages *pages, struct pc__page_counts *shown, unsigned lowest)
+{
+    const unsigned level = pages->level;
+    if (shown->n[level] > MOST_SHOWN)
+        halve(shown);
+    if (lowest >= level || shown->n[level] < pages->patience)
+        return;
+    const unsigned smaller = cheapest(shown, level, lowest, level);
+    if (smaller == level)
+        return;
+    for (unsigned l = 0; l < level; l++) { /* what faults would have shown */
+        uint64_t n = shown->n[l < lowest ? lowest : l] * pages->faults.n[level] / shown->n[level];
+        pages->faults.n[l] = n > pages->faults.n[level] ? n : pages->faults.n[level];
+    }
+    pages->has_shrunk = true;
+    go_to(pages, smaller);
+}
+
+/* ------------------------------------------------------------------ faults */
+
+/* The block begins a new page on each level whose page nobody has asked for so far. */
+static void count_fresh(struct pc__page_counts *counts, const struct pc__blockset *seen,
+                        uint64_t block)
+{
+    for (unsigned l = 0; l < PC__PAGE_LEVELS && !page_has(seen, l, block); l++)
+        counts->n[l]++;
+}
+
+static void note_demand(struct pc__pages *pages, uint64_t block, struct pc_run run, bool probes)
+{
+    if (probes)
+        count_fresh(&pages->probes, &pages->demanded, block);
+    count_fresh(&pages->faults, &pages->demanded, block);
+    (void)pc__blockset_add(&pages->demanded, run.first_block, run.n_blocks);
+}
+
+/* It was here and is not: what is known around it is of a time that is over. */
+static void begin_anew(struct pc__pages *pages, uint64_t block)
+{
+    const struct pc_run page = page_of(n_blocks_of(pages), TOP_LEVEL, block);
+    (void)pc__blockset_remove(&pages->demanded, page.first_block, page.n_blocks);
+    (void)pc__blockset_remove(&pages->probed, page.first_block, page.n_blocks);
+    (void)pc__blockset_remove(&pages->used, page.first_block, page.n_blocks);
+}
+
+/* Whether the page that has the block is fetched by smaller ones; the first touch decides. */
+static bool is_probe(struct pc__pages *pages, uint64_t block)
+{
+    const uint64_t first = page_of(n_blocks_of(pages), pages->level, block).first_block;
+    if (pages->level == 0)
+        return false;
+    if (page_has(&pages->demanded, pages->level, block))
+        return pc__blockset_has(&pages->probed, first);
+    if (--pages->until_probe)
+        return false;
+    pages->until_probe = PROBE_EVERY;
+    return pc__blockset_add(&pages->probed, first, 1) >= 0;
+}
+
+struct pc_run pc__pages_scattered(struct pc__pages *pages, struct pc__streams *streams,
+                                  uint64_t block)
+{
+    if (pc__blockset_has(&pages->demanded, block))
+        begin_anew(pages, block);
+    const bool finds_level = pages->first_faults <= FIRST_LEVEL;
+    if (finds_level)
+        pages->level = FIRST_LEVEL - pages->first_faults++;
+    const bool probes = !finds_level && is_probe(pages, block);
+    const unsigned level = probes ? probe_level(pages->level) : pages->level;
+    const struct pc_run run = page_of(n_blocks_of(pages), level, block);
+    note_demand(pages, block, run, probes);
+    pc__pages_begin(pages, streams, block, run);
+    grow(pages);
+    shrink(pages, &pages->probes, probe_level(pages->level));
+    if (pages->probes.n[pages->level] >= PROBE_ROUNDS * pages->patience)
+        probes_begin(pages); /* a change of habits is not to be outvoted by what was before */
+    return run;
+}
+
+struct pc_run pc__pages_fixed(uint64_t n_blocks, unsigned shift, uint64_t block, bool in_flight)
+{
+    return in_flight ? (struct pc_run){0} : page_of(n_blocks, shift - PC_BLOCK_SHIFT, block);
+}
+
+/* ----------------------------------------------------------------- streams */
+
+static struct pc__stream *stream_of(struct pc__streams *streams, uint64_t block, bool in_flight)
+{
+    for (int i = 0; i < PC__STREAMS; i++) {
+        struct pc__stream *s = &streams->of[i];
+        /* Absent and not on its way, before the end: it was here, and went. */
+        if (s->used && (block == s->end || (in_flight && block >= s->begin && block < s->end)))
+            return s;
+    }
+    return NULL;
+}
+
+static void ended(struct pc__pages *pages, const struct pc__stream *stream)
+{
+    if (stream->extensions == 1 && pages->window_blocks > 1)
+        pages->window_blocks /= 2;
+}
+
+void pc__pages_begin(struct pc__pages *pages, struct pc__streams *streams, uint64_t block,
+                     struct pc_run run)
+{
+    struct pc__stream *oldest = &streams->of[0];
+    for (int i = 1; i < PC__STREAMS; i++)
+        if (streams->of[i].used < oldest->used)
+            oldest = &streams->of[i];
+    ended(pages, oldest);
+    *oldest = (struct pc__stream){.begin = block,
+                                  .end = run.first_block + run.n_blocks,
+                                  .window = run.n_blocks,
+                                  .used = ++streams->clock};
+}
+
+static void widen(struct pc__pages *pages, struct pc__stream *stream)
+{
+    stream->extensions++;
+    stream->window *= stream->extensions == 1 ? 2 : 4;
+    if (stream->window < pages->window_blocks)
+        stream->window = pages->window_blocks;
+    if (stream->window > TOP_BLOCKS)
+        stream->window = TOP_BLOCKS;
+    if (stream->extensions > 2 && pages->window_blocks < stream->window / 4)
+        pages->window_blocks = stream->window / 4;
+}
+
+bool pc__pages_sequential(struct pc__pages *pages, struct pc__streams *streams, uint64_t block,
+                          bool in_flight, struct pc_run *run)
+{
+    struct pc__stream *stream = stream_of(streams, block, in_flight);
+    *run = (struct pc_run){0};
+    if (!stream)
+        return in_flight; /* somebody else's fetch: it will do */
+    stream->used = ++streams->clock;
+    stream->begin = block;
+    if (in_flight && stream->end - block > stream->window / 2)
+        return true;
+    widen(pages, stream);
+    *run = inside(n_blocks_of(pages), (struct pc_run){stream->end, stream->window});
+    stream->end += stream->window;
+    if (!in_flight && stream->extensions == 1) {
+        note_demand(pages, block, page_of(n_blocks_of(pages), pages->level, block), false);
+        grow(pages);
+    }
+    return true;
+}
+
+/* --------------------------------------------------------------- read sets */
+
+/* Pages that [first, end) is the first to use. */
+static void count_used(struct pc__page_counts *counts, const struct pc__blockset *used,
+                       uint64_t first, uint64_t end)
+{
+    const uint64_t fresh = end - first - pc__blockset_count(used, first, end - first);
+    for (unsigned l = 0; fresh && l < PC__PAGE_LEVELS; l++) {
+        const uint64_t page_blocks = 1ull << l;
+        const uint64_t n_pages = (end - 1) / page_blocks - first / page_blocks + 1;
+        uint64_t n = 0;
+        if (n_pages > 64) /* a long run: near enough */
+            n = (fresh + page_blocks - 1) / page_blocks;
+        else
+            for (uint64_t page = first / page_blocks; page <= (end - 1) / page_blocks; page++)
+                n += !page_has(used, l, page * page_blocks);
+        if (!n)
+            return; /* nor larger ones */
+        counts->n[l] += n;
+    }
+}
+
+void pc__pages_read(struct pc__pages *pages, struct pc_run run, bool exact)
+{
+    struct pc__page_counts *counts = exact ? &pages->exact : &pages->coarse;
+    const uint64_t limit = run.first_block + run.n_blocks;
+    uint64_t at = run.first_block;
+    while ((at = pc__blockset_next(&pages->demanded, at, limit)) < limit) {
+        const uint64_t end = pc__blockset_next_absent(&pages->demanded, at, limit);
+        count_used(counts, &pages->used, at, end);
+        (void)pc__blockset_add(&pages->used, at, end - at);
+        at = end;
+    }
+    if (exact)
+        shrink(pages, &pages->exact, 0);
+    else
+        shrink(pages, &pages->coarse, COARSE_LEVEL);
+}

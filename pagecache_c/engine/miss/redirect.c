@@ -1,0 +1,213 @@
+/* redirect.c - blocks that a home has sent us to others for, and the way back.
+ *
+ * Entered by the loop that owns the connections. A fetch from a home whose answer says that some of
+ * its blocks are elsewhere loses those to new fetches, one for each server and range of versions. Such
+ * a fetch asks for what the other has in its cache, and takes it only at a version of that range. What
+ * does not come from there (it is not there any more, the server is gone, lies or is too slow) is asked
+ * of the home again, which must answer then (PC__DATA_HOME). What the home says to be nowhere is lost:
+ * who waits for that hears so. So a detour costs time, never a block: in
+ * flight is in flight on both ways.
+ */
+#include "engine/miss/redirect.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static bool has_bit(const uint64_t *bits, uint64_t k)
+{
+    return bits[k / 64] >> (k % 64) & 1u;
+}
+
+/* The same blocks' worth of runs twice: those still to come, and, behind them, all (for HELD). */
+static struct pc__fetch *fetch_from(const struct pc__fetch *first, uint32_t most_runs)
+{
+    struct pc__fetch *fetch = calloc(1, sizeof *fetch + 2u * most_runs * sizeof fetch->runs[0]);
+    if (!fetch)
+        return NULL;
+    fetch->region = first->region;
+    fetch->generation = pc__generation_take(first->generation);
+    pc__ref_take(&first->region->refs);
+    fetch->urgent = first->urgent;
+    fetch->prefetch = first->prefetch;
+    fetch->final_ns = first->home_id ? first->final_ns : first->give_up_ns;
+    fetch->capacity_runs = most_runs;
+    return fetch;
+}
+
+static void add_block(struct pc__fetch *fetch, uint64_t block)
+{
+    struct pc_run *last = fetch->n_runs ? &fetch->runs[fetch->n_runs - 1] : NULL;
+    if (last && last->first_block + last->n_blocks == block)
+        last->n_blocks++;
+    else
+        fetch->runs[fetch->n_runs++] = (struct pc_run){.first_block = block, .n_blocks = 1};
+    fetch->n_blocks++;
+}
+
+static struct pc__fetch *of_link(struct pc__link *link)
+{
+    return pc__of(link, struct pc__fetch, link);
+}
+
+static struct pc__fetch *fetch_to(struct pc__link *fetches, const struct pc__fetch *first,
+                                  const struct pc__data_elsewhere *to, uint64_t now_ns)
+{
+    pc__each(link, fetches)
+    {
+        struct pc__fetch *fetch = of_link(link);
+        if (fetch->server_id == to->server_id && fetch->from_version == to->from_version &&
+            fetch->to_version == to->to_version)
+            return fetch;
+    }
+    struct pc__fetch *fetch = fetch_from(first, first->n_blocks);
+    if (!fetch)
+        return NULL;
+    fetch->server_id = to->server_id;
+    fetch->home_id = first->server_id;
+    fetch->from_version = to->from_version;
+    fetch->to_version = to->to_version;
+    fetch->give_up_ns = now_ns + PC__REDIRECT_PATIENCE_NS < fetch->final_ns ? now_ns + PC__REDIRECT_PATIENCE_NS
+                                                               : fetch->final_ns;
+    pc__link_push(fetches, &fetch->link);
+    return fetch;
+}
+
+/* Takes the blocks of the bitmap out of the fetch; n_left are left. */
+static struct pc__fetch *take_out(struct pc__fetch *fetch, const uint64_t *bits, uint32_t n_left)
+{
+    uint32_t position = 0, n_runs = 0;
+    struct pc__fetch *left = fetch_from(fetch, n_left ? n_left : 1);
+    if (!left)
+        return NULL;
+    left->server_id = fetch->server_id;
+    left->home_id = fetch->home_id;
+    left->missed_id = fetch->missed_id;
+    left->from_version = fetch->from_version;
+    left->to_version = fetch->to_version;
+    left->give_up_ns = fetch->give_up_ns;
+    left->request_id = fetch->request_id;
+    for (uint32_t i = fetch->at_run; i < fetch->n_runs; i++)
+        for (uint64_t b = 0; b < fetch->runs[i].n_blocks; b++, position++)
+            if (!has_bit(bits, position))
+                add_block(left, fetch->runs[i].first_block + b);
+    n_runs = left->n_runs;
+    memcpy(left->runs + left->capacity_runs, left->runs, n_runs * sizeof left->runs[0]);
+    return left;
+}
+
+static void drop_all(struct pc_engine *engine, struct pc__link *fetches)
+{
+    while (!pc__link_empty(fetches)) {
+        struct pc__fetch *fetch = of_link(fetches->next);
+        pc__link_remove(&fetch->link);
+        pc__fetch_drop(engine, fetch);
+    }
+}
+
+static int sort_out(struct pc__loop *loop, struct pc__fetch *fetch, const uint64_t *bits,
+                    const uint8_t *sources, struct pc__link *fetches)
+{
+    uint32_t position = 0;
+    uint64_t now_ns = pc__now_ns();
+    for (uint32_t i = fetch->at_run; i < fetch->n_runs; i++)
+        for (uint64_t b = 0; b < fetch->runs[i].n_blocks; b++, position++) {
+            struct pc__data_elsewhere to = {.server_id = fetch->home_id};
+            if (!has_bit(bits, position))
+                continue;
+            if (!fetch->home_id) {
+                memcpy(&to, sources, sizeof to);
+                sources += sizeof to;
+                if (to.server_id ? to.server_id == fetch->server_id ||
+                                       to.server_id == loop->engine->server_id
+                                 : to.from_version || to.to_version)
+                    return pc__fail(PC_ERR_PROTOCOL, "we were sent to nobody");
+                if (to.server_id && fetch->missed_id)
+                    return pc__fail(PC_ERR_PROTOCOL, "we were sent elsewhere again");
+            }
+            struct pc__fetch *other = fetch_to(fetches, fetch, &to, now_ns);
+            if (!other)
+                return pc__fail(PC_ERR_NO_MEMORY, "a fetch");
+            add_block(other, fetch->runs[i].first_block + b);
+        }
+    return PC_OK;
+}
+
+/* To the home again: what one of its holders did not give us. */
+static void turn_back(struct pc_engine *engine, struct pc__fetch *fetch, uint64_t missed_id,
+                      uint64_t home_id)
+{
+    pc__count_add(&engine->count.redirect_misses, fetch->n_blocks);
+    fetch->missed_id = missed_id;
+    fetch->server_id = home_id;
+    fetch->home_id = 0;
+    fetch->from_version = fetch->to_version = 0;
+    fetch->give_up_ns = fetch->final_ns;
+}
+
+int pc__redirect(struct pc__loop *loop, struct pc__fetch **fetch, const uint64_t *bits,
+                 const uint8_t *sources, uint32_t n_left)
+{
+    struct pc__link fetches;
+    pc__link_init(&fetches);
+    int rc = sort_out(loop, *fetch, bits, sources, &fetches);
+    struct pc__fetch *left = rc ? NULL : take_out(*fetch, bits, n_left);
+    if (!left) {
+        drop_all(loop->engine, &fetches);
+        return rc ? rc : PC_ERR_NO_MEMORY;
+    }
+    pc__each(link, &fetches)
+    {
+        struct pc__fetch *other = of_link(link);
+        pc__link_remove(link);
+        if (!other->server_id) { /* nobody has them; what is around them comes all the same */
+            other->server_id = (*fetch)->server_id;
+            pc__fetch_fail(loop->engine, other, PC_ERR_HOME_LOST);
+            pc__fetch_drop(loop->engine, other);
+            continue;
+        }
+        if ((*fetch)->home_id)
+            turn_back(loop->engine, other, (*fetch)->server_id, (*fetch)->home_id);
+        else
+            memcpy(other->runs + other->capacity_runs, other->runs,
+                   other->n_runs * sizeof other->runs[0]);
+        pc__fetch_queue(loop, other);
+    }
+    left->link = (*fetch)->link; /* in its place in the list */
+    left->link.next->prev = left->link.prev->next = &left->link;
+    pc__link_init(&(*fetch)->link);
+    pc__fetch_drop(loop->engine, *fetch);
+    *fetch = left;
+    return PC_OK;
+}
+
+void pc__redirect_failed(struct pc__loop *loop, struct pc__fetch *fetch)
+{
+    turn_back(loop->engine, fetch, fetch->server_id, fetch->home_id);
+    pc__fetch_queue(loop, fetch);
+}
+
+size_t pc__redirect_held(const struct pc_engine *engine, const struct pc__fetch *fetch, uint8_t *out)
+{
+    const struct pc_run *runs = fetch->runs + fetch->capacity_runs;
+    uint64_t n_blocks = 0;
+    for (uint32_t i = 0; i < fetch->n_runs; i++)
+        n_blocks += runs[i].n_blocks;
+    const struct pc__data_header header = {.magic = PC__DATA_MAGIC,
+                                           .type = PC__DATA_HELD,
+                                           .region = fetch->region->id,
+                                           .version = fetch->from_version,
+                                           .n_runs = (uint16_t)fetch->n_runs,
+                                           .n_blocks = (uint16_t)n_blocks};
+    const struct pc__data_asker asker = {.server_id = fetch->server_id,
+                                         .load_bytes = atomic_load(&engine->serving_bytes)};
+    uint8_t *at = out;
+    memcpy(at, &header, sizeof header);
+    at += sizeof header;
+    memcpy(at, &asker, sizeof asker);
+    at += sizeof asker;
+    for (uint32_t i = 0; i < fetch->n_runs; i++, at += sizeof(uint64_t)) {
+        uint64_t packed = pc__run_pack(runs[i].first_block, runs[i].n_blocks);
+        memcpy(at, &packed, sizeof packed);
+    }
+    return (size_t)(at - out);
+}

@@ -1,0 +1,87 @@
+/* unreached.c - servers that live, as far as anybody knows, and cannot be reached: since when, and why.
+ *
+ * Only the registry knows that a server is lost. Until it says so, whoever waits for a block of it
+ * waits until its own deadline, and is then told this. Of one that is lost it is told that; blocks may
+ * be lost while the server lives that was asked for them, and then nobody says that it is gone.
+ *
+ * Owns engine.unreached, under engine.event_lock. It is small: of more servers than it has room for
+ * the ones that were noted first are forgotten.
+ */
+#include "engine/engine.h"
+#include "engine/store/retained.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Under event_lock. */
+static struct pc__unreached *find(struct pc_engine *engine, uint64_t server_id)
+{
+    for (int i = 0; i < PC__UNREACHED; i++)
+        if (engine->unreached[i].server_id == server_id)
+            return &engine->unreached[i];
+    return NULL;
+}
+
+/* Under event_lock. */
+static struct pc__unreached *find_or_add(struct pc_engine *engine, uint64_t server_id)
+{
+    struct pc__unreached *at = find(engine, server_id);
+    if (!at) {
+        at = &engine->unreached[engine->next_unreached++ % PC__UNREACHED];
+        *at = (struct pc__unreached){.server_id = server_id, .since_ns = pc__now_ns()};
+    }
+    return at;
+}
+
+PC_API int pc_engine_peer_unreached(pc_engine *engine, uint64_t server_id, uint64_t for_ns,
+                                    const char *cause)
+{
+    if (!server_id)
+        return pc__fail(PC_ERR_RANGE, "server 0");
+    pthread_mutex_lock(&engine->event_lock);
+    const bool is_new = !find(engine, server_id);
+    struct pc__unreached *at = find_or_add(engine, server_id);
+    if (is_new)
+        at->since_ns -= for_ns < at->since_ns ? for_ns : 0;
+    snprintf(at->cause, sizeof at->cause, "%s", cause);
+    pthread_mutex_unlock(&engine->event_lock);
+    return PC_OK;
+}
+
+void pc__unreached_lost(struct pc_engine *engine, uint64_t server_id)
+{
+    pthread_mutex_lock(&engine->event_lock);
+    find_or_add(engine, server_id)->is_lost = true;
+    pthread_mutex_unlock(&engine->event_lock);
+}
+
+void pc__unreached_forget(struct pc_engine *engine, uint64_t server_id)
+{
+    pthread_mutex_lock(&engine->event_lock);
+    struct pc__unreached *at = find(engine, server_id);
+    if (at)
+        *at = (struct pc__unreached){0};
+    pthread_mutex_unlock(&engine->event_lock);
+}
+
+void pc__unreached_say(struct pc_engine *engine, uint64_t server_id, int error, char *text,
+                       size_t text_bytes)
+{
+    snprintf(text, text_bytes, "%s", pc_strerror(error));
+    if ((error != PC_ERR_TIMEOUT && error != PC_ERR_HOME_LOST) || !server_id)
+        return;
+    pthread_mutex_lock(&engine->event_lock);
+    const struct pc__unreached *at = find(engine, server_id);
+    if (error == PC_ERR_HOME_LOST)
+        snprintf(text, text_bytes, "server 0x%llx %s, and no other is known to have them",
+                 (unsigned long long)server_id,
+                 at && at->is_lost ? "is lost" : "does not have them");
+    else if (at)
+        snprintf(text, text_bytes, "server 0x%llx is not reached for %llu s: %s",
+                 (unsigned long long)server_id,
+                 (unsigned long long)((pc__now_ns() - at->since_ns) / 1000000000u), at->cause);
+    else
+        snprintf(text, text_bytes, "server 0x%llx did not answer in time",
+                 (unsigned long long)server_id);
+    pthread_mutex_unlock(&engine->event_lock);
+}

@@ -1,0 +1,531 @@
+/* apply.c - the worker: a thread that brings published layers into their homes.
+ *
+ * One layer of version v + 1, where v is applied:
+ *   1. the blocks that it replaces go to the history, as the record of v; from then on whoever
+ *      resolves v finds them there, and v + 1 in the layer: nobody new looks at what will change;
+ *   2. the epoch turns, and whoever may still look at the store leaves (replies on their way). The
+ *      worker does not wait for long, and does other things meanwhile: the epoch's number is noted;
+ *   3. the blocks are punched and written: into the base, if no process has that mapped, else into
+ *      the overlay. Punched, because a socket may still hold the page itself (sendfile);
+ *   4. the keeper hears the new version, then v + 1 is applied and the layer goes.
+ * A server that dies after 1 does 3 again from the layer, which the keeper has: the record of v
+ * says that 1 is done. A base that is being changed is marked so at the keeper before the first
+ * punch: a new server gives no lease on it until it is whole again.
+ *
+ * When the base is not leased any more, the overlay is folded into it. While that goes on the
+ * overlay still has each of its blocks, so nobody looks at what changes. Not in the middle of 3: with
+ * half of a layer the overlay is of no version, and so would be the base.
+ *
+ * Locks: the worker takes region.lock for arithmetic, never over copying.
+ */
+#include "engine/engine.h"
+#include "engine/store/lost.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define RETRY_NS 1000000000ull
+#define LAYERS_A_TURN 16 /* then other regions, and who waits for this one, get theirs */
+#define PATIENCE_NS 20000000ull /* with readers; then other regions get their turn */
+
+/* 1 and less are a step's results; BUSY: readers hold it up, and the last of them queues the region
+ * again. */
+#define BUSY 2
+
+/* ------------------------------------------------------------------- queue */
+
+void pc__worker_queue(struct pc_engine *engine, struct pc__region *region)
+{
+    struct pc__worker *worker = &engine->worker;
+    if (region->queued)
+        return;
+    pthread_mutex_lock(&worker->lock);
+    if (worker->n == worker->capacity) {
+        size_t capacity = worker->capacity ? worker->capacity * 2 : 64;
+        struct pc__region **grown = calloc(capacity, sizeof(struct pc__region *));
+        if (grown) {
+            for (size_t i = 0; i < worker->n; i++)
+                grown[i] = worker->queue[(worker->begin + i) % worker->capacity];
+            free(worker->queue);
+            worker->queue = grown;
+            worker->begin = 0;
+            worker->capacity = capacity;
+        }
+    }
+    if (worker->n < worker->capacity) { /* else the next commit or lease queues it */
+        worker->queue[(worker->begin + worker->n++) % worker->capacity] = region;
+        pc__ref_take(&region->refs);
+        region->queued = true;
+    }
+    pthread_cond_signal(&worker->wake);
+    pthread_mutex_unlock(&worker->lock);
+}
+
+static struct timespec after(uint64_t n_ns)
+{
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    uint64_t ns = (uint64_t)at.tv_nsec + n_ns;
+    at.tv_sec += (time_t)(ns / 1000000000u);
+    at.tv_nsec = (long)(ns % 1000000000u);
+    return at;
+}
+
+/* Until a reader left, or for so long: their number is looked at again after either. */
+static bool nap(struct pc__worker *worker, uint64_t n_ns)
+{
+    struct timespec until = after(n_ns);
+    pthread_mutex_lock(&worker->lock);
+    if (!worker->stopping && !worker->kicked)
+        pthread_cond_timedwait(&worker->wake, &worker->lock, &until);
+    worker->kicked = false;
+    bool stopping = worker->stopping;
+    pthread_mutex_unlock(&worker->lock);
+    return !stopping;
+}
+
+/* Under region.lock, which it drops and takes: waits a little for readers of this epoch and of those
+ * before it. 1: they are gone; BUSY: not yet; negative: the engine stops.
+ * Connections that stall are closed after fetch_timeout, and with them their replies. */
+static int readers_leave(struct pc_engine *engine, struct pc__region *region, uint64_t epoch)
+{
+    struct pc__home *home = region->home;
+    uint64_t until = pc__now_ns() + PATIENCE_NS, now;
+    while (!pc__home_left(home, epoch)) {
+        now = pc__now_ns();
+        home->held_up |= now >= until;
+        if (home->held_up)
+            return BUSY;
+        pthread_mutex_unlock(&region->lock);
+        bool goes_on = nap(&engine->worker, until - now);
+        pthread_mutex_lock(&region->lock);
+        if (!goes_on)
+            return PC_ERR_CLOSED;
+    }
+    home->held_up = false;
+    return 1;
+}
+
+/* What was replaced goes once nobody looks at it any more. 1, BUSY or negative, as above. */
+static int let_go(struct pc_engine *engine, struct pc__region *region)
+{
+    struct pc__home *home = region->home;
+    pthread_mutex_lock(&region->lock);
+    if (!home->leaving && home->folded.memfd < 0) {
+        pthread_mutex_unlock(&region->lock);
+        return 1;
+    }
+    int rc = readers_leave(engine, region, home->leaving_in);
+    struct pc__layer *layer = home->leaving;
+    struct pc__store folded = home->folded;
+    if (rc == 1) {
+        home->leaving = NULL;
+        home->folded = (struct pc__store){.memfd = -1};
+    }
+    pthread_mutex_unlock(&region->lock);
+    if (rc != 1)
+        return rc;
+    if (layer)
+        pc__layer_end(engine, layer);
+    pc__store_close(engine, &folded, region->length_bytes);
+    return 1;
+}
+
+/* ------------------------------------------------------------------- steps */
+
+static int write_all(int fd, const uint8_t *bytes, uint64_t n_bytes, uint64_t offset)
+{
+    while (n_bytes) {
+        ssize_t wrote = pwrite(fd, bytes, n_bytes, (off_t)offset);
+        if (wrote < 0 && errno == EINTR)
+            continue;
+        if (wrote <= 0)
+            return pc__fail_errno("writing to a home");
+        bytes += wrote;
+        offset += (uint64_t)wrote;
+        n_bytes -= (uint64_t)wrote;
+    }
+    return PC_OK;
+}
+
+static int replace(int memfd, uint64_t first, uint64_t n, const uint8_t *bytes, bool single)
+{
+    uint64_t offset = first << PC_BLOCK_SHIFT, length = n << PC_BLOCK_SHIFT;
+    while (fallocate(memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
+                     (off_t)length))
+        if (errno != EINTR)
+            return pc__fail_errno("punching a home");
+    int rc = single ? pc__huge_pages_prevent(memfd, offset, length) : PC_OK;
+    return rc ? rc : write_all(memfd, bytes, length, offset);
+}
+
+struct old_blocks {
+    struct pc_engine *engine;
+    struct pc__region *region;
+};
+
+/* For the history: what the applied version has there. Only this thread changes it. */
+static int read_old(void *arg, uint64_t block, uint64_t n, uint8_t *out)
+{
+    struct old_blocks *old = arg;
+    struct pc__region *region = old->region;
+    while (n) {
+        pthread_mutex_lock(&region->lock);
+        struct pc__home_part part =
+            pc__home_resolve(old->engine, region, region->home->applied, block, n);
+        pthread_mutex_unlock(&region->lock);
+        int rc = PC_OK;
+        if (part.kind == PC__HOME_ZEROS || part.kind == PC__HOME_LOST) /* which nobody is given */
+            memset(out, 0, part.n_blocks << PC_BLOCK_SHIFT);
+        else if (part.kind == PC__HOME_MEMORY)
+            memcpy(out, part.bytes, part.n_blocks << PC_BLOCK_SHIFT);
+        else
+            rc = pc__home_compose(old->engine, region, region->home->applied, part.kind, block,
+                                  out);
+        if (rc)
+            return rc;
+        out += part.n_blocks << PC_BLOCK_SHIFT;
+        block += part.n_blocks;
+        n -= part.n_blocks;
+    }
+    return PC_OK;
+}
+
+static int make_overlay(struct pc_engine *engine, struct pc__region *region)
+{
+    struct pc__store overlay = {.memfd = -1};
+    uint64_t inode;
+    int fd = pc__memfd_make(region->length_bytes, &inode);
+    if (fd < 0)
+        return fd;
+    int rc = pc__store_open(&overlay, fd, inode, region->length_bytes, region->home->applied);
+    if (rc) {
+        pc__store_close(engine, &overlay, region->length_bytes);
+        return rc;
+    }
+    const struct pc__kept kept = pc__kept_of(region, PC__KEPT_OVERLAY, inode, overlay.version);
+    rc = pc__keep(engine, &kept, fd);
+    if (rc) { /* without it a new server would have none of what is written there */
+        pc__store_close(engine, &overlay, region->length_bytes);
+        return rc;
+    }
+    pthread_mutex_lock(&region->lock);
+    region->home->overlay = overlay;
+    pthread_mutex_unlock(&region->lock);
+    return PC_OK;
+}
+
+/* That it is being changed is heard before it is: else the next server would take it for whole. */
+static int keep_base(struct pc_engine *engine, struct pc__region *region, uint64_t version,
+                     bool changes)
+{
+    const struct pc__store *base = &region->home->base;
+    struct pc__kept kept = pc__kept_of(region, PC__KEPT_HOME, base->inode, version);
+    kept.reserved[0] = changes;
+    if (region->home->n_segments)
+        return PC_OK;
+    int rc = pc__keep(engine, &kept, base->memfd);
+    if (!rc && changes && pc__keeper_is_behind(engine))
+        pc__region_release(engine, region, PC_OK, 0, false); /* who waits for us takes a fork */
+    return !rc && changes ? pc__keep_wait(engine) : rc;
+}
+
+static int write_layer(struct pc_engine *engine, const struct pc__layer *layer, int memfd)
+{
+    int rc = PC_OK;
+    bool single = pc__engine_makes_huge_pages(engine);
+    for (uint32_t i = 0; i < layer->n_runs && !rc; i++)
+        rc = replace(memfd, layer->runs[i].first_block, layer->runs[i].n_blocks,
+                     layer->map + layer->data_offset + (layer->positions[i] << PC_BLOCK_SHIFT),
+                     single);
+    (void)pc__engine_makes_huge_pages(engine);
+    return rc;
+}
+
+static int note_layer(struct pc__blockset *data, const struct pc__layer *layer)
+{
+    for (uint32_t i = 0; i < layer->n_runs; i++)
+        if (pc__blockset_add(data, layer->runs[i].first_block, layer->runs[i].n_blocks) < 0)
+            return pc__fail(PC_ERR_NO_MEMORY, "a block set");
+    return PC_OK;
+}
+
+/* The version that the base is at from now on. Under region.lock. */
+static void base_is_at(struct pc__region *region, uint64_t version)
+{
+    struct pc__generation *g = pc__home_base_generation(region);
+    region->home->base.version = version;
+    region->home->base_changes = false;
+    if (g)
+        pc__generation_is_at(g, version);
+}
+
+static int keep_old(struct pc_engine *engine, struct pc__region *region,
+                    const struct pc__layer *layer)
+{
+    struct old_blocks old = {engine, region};
+    uint64_t version = layer->version - 1;
+    if (region->home->history_from > version)
+        return PC_OK; /* done, maybe before this server died: the base may be half changed since */
+    return pc__history_append(engine->history, region->id, version, layer->runs, layer->n_runs,
+                              read_old, &old);
+}
+
+/* Applies the next layer. 1: done; 0: there is none; BUSY; negative: to be tried again. */
+static int apply_next(struct pc_engine *engine, struct pc__region *region)
+{
+    struct pc__home *home = region->home;
+    pthread_mutex_lock(&region->lock);
+    struct pc__layer *layer = pc__link_empty(&home->pending)
+                                  ? NULL
+                                  : pc__of(home->pending.next, struct pc__layer, link);
+    bool to_base = layer && home->overlay.memfd < 0 && !pc__home_base_leased(engine, region, layer->version);
+    if (to_base)
+        home->base_changes = true; /* no lease on it from here on */
+    if (layer && home->lost) /* before the history has what it replaces, and knows no better */
+        pc__lost_written(home->lost, layer);
+    pthread_mutex_unlock(&region->lock);
+    if (!layer)
+        return 0;
+    int rc = keep_old(engine, region, layer);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&region->lock);
+    if (home->history_from != layer->version) { /* else when it was tried before, or by the last server */
+        home->history_from = layer->version;
+        home->replaced_in = home->epoch;
+    }
+    rc = readers_leave(engine, region, home->replaced_in);
+    home->overlay_is_torn |= rc == 1 && !to_base;
+    pthread_mutex_unlock(&region->lock);
+    if (rc != 1)
+        return rc;
+    rc = PC_OK;
+    if (to_base)
+        rc = keep_base(engine, region, home->applied, true);
+    else if (home->overlay.memfd < 0)
+        rc = make_overlay(engine, region);
+    struct pc__store *store = to_base ? &home->base : &home->overlay;
+    if (!rc)
+        rc = write_layer(engine, layer, store->memfd);
+    if (rc)
+        return rc;
+    if (to_base) {
+        rc = keep_base(engine, region, layer->version, false);
+    } else {
+        const struct pc__kept kept =
+            pc__kept_of(region, PC__KEPT_OVERLAY, store->inode, layer->version);
+        rc = pc__keep(engine, &kept, store->memfd);
+    }
+    if (rc) /* the keeper has the old label still: the layer must not go */
+        return rc;
+    pthread_mutex_lock(&region->lock);
+    rc = note_layer(&store->data, layer);
+    if (rc) { /* nobody can be told that the blocks are there: as if nothing was written */
+        pthread_mutex_unlock(&region->lock);
+        return rc;
+    }
+    home->applied = store->version = layer->version;
+    home->overlay_is_torn = false;
+    if (to_base)
+        base_is_at(region, layer->version);
+    pc__link_remove(&layer->link);
+    home->leaving = layer;
+    home->leaving_in = home->epoch;
+    pthread_mutex_unlock(&region->lock);
+    pc__count_add(&engine->count.commits_applied, 1);
+    return let_go(engine, region);
+}
+
+static int write_overlay(struct pc_engine *engine, const struct pc__home *home)
+{
+    bool single = pc__engine_makes_huge_pages(engine);
+    const struct pc__blockset *data = &home->overlay.data;
+    int rc = PC_OK;
+    uint64_t at = 0;
+    while (!rc && (at = pc__blockset_next(data, at, data->n_blocks)) < data->n_blocks) {
+        uint64_t end = pc__blockset_next_absent(data, at, data->n_blocks);
+        rc = replace(home->base.memfd, at, end - at, home->overlay.map + (at << PC_BLOCK_SHIFT),
+                     single);
+        at = end;
+    }
+    (void)pc__engine_makes_huge_pages(engine);
+    return rc;
+}
+
+static int note_overlay(struct pc__home *home)
+{
+    const struct pc__blockset *from = &home->overlay.data;
+    uint64_t at = 0;
+    while ((at = pc__blockset_next(from, at, from->n_blocks)) < from->n_blocks) {
+        uint64_t end = pc__blockset_next_absent(from, at, from->n_blocks);
+        if (pc__blockset_add(&home->base.data, at, end - at) < 0)
+            return pc__fail(PC_ERR_NO_MEMORY, "a block set");
+        at = end;
+    }
+    return PC_OK;
+}
+
+/* 1: done, or nothing to do; BUSY; negative: to be tried again. */
+static int fold(struct pc_engine *engine, struct pc__region *region)
+{
+    struct pc__home *home = region->home;
+    pthread_mutex_lock(&region->lock);
+    bool can = home->overlay.memfd >= 0 && !home->overlay_is_torn &&
+               !pc__home_base_leased(engine, region, home->applied);
+    if (can)
+        home->base_changes = true;
+    pthread_mutex_unlock(&region->lock);
+    if (!can)
+        return 1;
+    int rc = keep_base(engine, region, home->base.version, true);
+    if (!rc)
+        rc = write_overlay(engine, home);
+    if (rc)
+        return rc;
+    rc = keep_base(engine, region, home->applied, false);
+    if (rc) /* as above: nor the overlay */
+        return rc;
+    pthread_mutex_lock(&region->lock);
+    rc = note_overlay(home);
+    if (rc) {
+        pthread_mutex_unlock(&region->lock);
+        return rc;
+    }
+    home->folded = home->overlay; /* a server that dies before it goes folds it again */
+    home->overlay = (struct pc__store){.memfd = -1};
+    home->leaving_in = home->epoch;
+    base_is_at(region, home->applied);
+    pthread_mutex_unlock(&region->lock);
+    return let_go(engine, region);
+}
+
+/* Who waits for this version, or for room, need not wait for the next. */
+static void release_waiting(struct pc_engine *engine, struct pc__region *region)
+{
+    pthread_mutex_lock(&region->lock);
+    bool waited_for = !pc__link_empty(&region->pending);
+    pthread_mutex_unlock(&region->lock);
+    if (waited_for)
+        pc__region_release(engine, region, PC_OK, 0, false);
+}
+
+/* Nobody maps the base: what was allocated by reading its holes goes. Under the lock to the end: a
+ * process that began to read meanwhile would miss these blocks in its read set. 1, or negative. */
+static int give_back_holes(struct pc_engine *engine, struct pc__region *region)
+{
+    pthread_mutex_lock(&region->lock);
+    const struct pc__generation *g = pc__home_base_generation(region);
+    bool is_read = !g || g->mappings || engine->settle_until_ns;
+    int rc = is_read ? PC_OK : pc__home_punch_holes(region->home);
+    pthread_mutex_unlock(&region->lock);
+    return rc ? rc : 1;
+}
+
+/* 1: there is more to do; negative: to be tried again. */
+static int serve_region(struct pc_engine *engine, struct pc__region *region)
+{
+    if (!region->home || region->home->base.memfd < 0)
+        return PC_OK;
+    int rc = let_go(engine, region);
+    if (rc == 1)
+        rc = fold(engine, region); /* before anything goes under it, also one that was broken off */
+    for (int n = 0; rc == 1 && n < LAYERS_A_TURN; n++) {
+        rc = apply_next(engine, region);
+        if (rc == 1)
+            release_waiting(engine, region);
+    }
+    bool more = rc == 1;
+    if (!rc)
+        rc = fold(engine, region);
+    if (rc == 1 && !more)
+        rc = give_back_holes(engine, region);
+    if (rc == 1 && !more && region->n_blocks >= PC__WARM_LEAST_BLOCKS)
+        more = pc__home_warm(region->home);
+    return rc < 0 ? rc : more;
+}
+
+/* ------------------------------------------------------------------ thread */
+
+static struct pc__region *next_region(struct pc__worker *worker)
+{
+    struct pc__region *region = NULL;
+    pthread_mutex_lock(&worker->lock);
+    while (!worker->n && !worker->stopping)
+        pthread_cond_wait(&worker->wake, &worker->lock);
+    if (!worker->stopping) {
+        region = worker->queue[worker->begin];
+        worker->begin = (worker->begin + 1) % worker->capacity;
+        worker->n--;
+    }
+    pthread_mutex_unlock(&worker->lock);
+    return region;
+}
+
+static void *run(void *arg)
+{
+    struct pc_engine *engine = arg;
+    struct pc__worker *worker = &engine->worker;
+    struct pc__region *region;
+    while ((region = next_region(worker))) {
+        pthread_mutex_lock(&region->lock);
+        region->queued = false;
+        pthread_mutex_unlock(&region->lock);
+        int rc = serve_region(engine, region);
+        pthread_mutex_lock(&region->lock);
+        if ((rc < 0 && rc != PC_ERR_CLOSED) || rc == 1)
+            pc__worker_queue(engine, region);
+        pthread_mutex_unlock(&region->lock);
+        if (rc < 0 && rc != PC_ERR_CLOSED) {
+            pc__engine_event(engine, PC_EVENT_LOG, rc, region->id, 0,
+                             "region %llu: a commit cannot be applied yet: %s",
+                             (unsigned long long)region->id, pc_last_message());
+            (void)nap(worker, RETRY_NS);
+        }
+        if (rc < 0)
+            pc__region_release(engine, region, rc, 0, false);
+        else
+            release_waiting(engine, region);
+        pc__region_put(engine, region);
+    }
+    return NULL;
+}
+
+int pc__worker_start(struct pc_engine *engine)
+{
+    int error = pthread_create(&engine->worker.thread, NULL, run, engine);
+    if (error)
+        return pc__fail(PC_ERR_SYSTEM, "pthread_create: %s", strerror(error));
+    engine->worker.started = true;
+    return PC_OK;
+}
+
+void pc__worker_stop(struct pc_engine *engine)
+{
+    struct pc__worker *worker = &engine->worker;
+    pthread_mutex_lock(&worker->lock);
+    worker->stopping = true;
+    pthread_cond_broadcast(&worker->wake);
+    pthread_mutex_unlock(&worker->lock);
+    if (worker->started)
+        pthread_join(worker->thread, NULL);
+    worker->started = false;
+}
+
+/* What was still to be done: the keeper has it for the next server. */
+void pc__worker_free(struct pc_engine *engine)
+{
+    struct pc__worker *worker = &engine->worker;
+    for (; worker->n; worker->n--) {
+        pc__region_put(engine, worker->queue[worker->begin]);
+        worker->begin = (worker->begin + 1) % worker->capacity;
+    }
+    free(worker->queue);
+    worker->queue = NULL;
+    worker->capacity = worker->begin = 0;
+}

@@ -1,0 +1,425 @@
+/* home.c - the authoritative blocks of a region, and where those of any of its versions are.
+ *
+ *   base      a memfd at version B. Processes of this node map it as it is, without a trap.
+ *   overlay   the blocks that changed in (B, applied], while somebody leases B, or while the base
+ *             lies in somebody else's memory. Nobody maps it.
+ *   pending   layers of (applied, latest]: published, not applied yet.
+ *   history   what versions below `applied` had in the blocks that later ones replaced.
+ *
+ * A block of version v is in the newest pending layer <= v that has it; else, for a v that is past,
+ * in the first record of the history from v on that has it; else in the overlay; else in the base;
+ * else it is zeros. Of a home that was rebuilt, blocks may be lost up to a version (lost.h): whether they
+ * are is asked after the pending layers.
+ *
+ * Who resolves blocks gets pointers into these, and holds them by an epoch (pc__home_hold) until it
+ * is done. The worker (apply.c), which alone changes stores, first makes new resolutions look
+ * elsewhere, notes the epoch in which it did, and waits until nobody of that one or of one before it
+ * is left. So a reply that waits in a queue shows the version that it was asked for, and never a
+ * block in the middle. A wait that is broken off and the next one do not mix: each has its number.
+ */
+#include "engine/serve/directory.h"
+#include "engine/engine.h"
+#include "engine/store/lost.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ------------------------------------------------------------------ stores */
+
+int pc__store_open(struct pc__store *store, int fd, uint64_t inode, uint64_t length_bytes,
+                   uint64_t version)
+{
+    store->memfd = fd;
+    store->inode = inode;
+    store->version = version;
+    int rc = pc__blockset_init(&store->data, length_bytes >> PC_BLOCK_SHIFT);
+    if (rc)
+        return rc;
+    void *map = mmap(NULL, length_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (map == MAP_FAILED)
+        return pc__fail_errno("mmap of a home of %llu bytes", (unsigned long long)length_bytes);
+    pc__huge_pages_refuse(map, length_bytes);
+    (void)madvise(map, length_bytes, MADV_DONTDUMP);
+    (void)madvise(map, length_bytes, MADV_DONTFORK); /* a child would look like one who reads it */
+    store->map = map;
+    return PC_OK;
+}
+
+void pc__store_close(struct pc_engine *engine, struct pc__store *store, uint64_t length_bytes)
+{
+    if (store->memfd < 0)
+        return;
+    pc__unkeep(engine, store->inode, false);
+    if (store->map)
+        munmap((void *)(uintptr_t)store->map, length_bytes);
+    close(store->memfd);
+    pc__blockset_free(&store->data);
+    *store = (struct pc__store){.memfd = -1};
+}
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+#define WARM_AT_ONCE_BLOCKS 4096u /* some 0.7 ms */
+
+/* Holes stay what they are: reading one would allocate its block. */
+bool pc__home_warm(struct pc__home *home)
+{
+    const struct pc__blockset *data = &home->base.data;
+    uint64_t at = home->warm_blocks, limit = at + WARM_AT_ONCE_BLOCKS;
+    limit = limit < data->n_blocks ? limit : data->n_blocks;
+    home->warm_blocks = limit;
+    while ((at = pc__blockset_next(data, at, limit)) < limit) {
+        uint64_t end = pc__blockset_next_absent(data, at, limit);
+        void *begin = (void *)(uintptr_t)(home->base.map + (at << PC_BLOCK_SHIFT));
+        if (madvise(begin, (end - at) << PC_BLOCK_SHIFT, MADV_POPULATE_READ)) {
+            home->warm_blocks = data->n_blocks; /* a kernel that does not know how: it is a favour */
+            return false;
+        }
+        at = end;
+    }
+    return limit < data->n_blocks;
+}
+
+uint64_t pc__home_read_holes(const struct pc__home *home)
+{
+    struct stat st;
+    if (home->base.memfd < 0 || fstat(home->base.memfd, &st))
+        return 0;
+    uint64_t allocated = (uint64_t)st.st_blocks / (PC_BLOCK_BYTES / 512);
+    return allocated > home->base.data.n_set ? allocated - home->base.data.n_set : 0;
+}
+
+int pc__home_punch_holes(struct pc__home *home)
+{
+    const struct pc__blockset *data = &home->base.data;
+    uint64_t at = 0;
+    if (!pc__home_read_holes(home))
+        return PC_OK;
+    while ((at = pc__blockset_next_absent(data, at, data->n_blocks)) < data->n_blocks) {
+        uint64_t end = pc__blockset_next(data, at, data->n_blocks);
+        int rc = pc__memfd_punch(home->base.memfd, at, end - at);
+        if (rc)
+            return rc;
+        at = end;
+    }
+    return PC_OK;
+}
+
+struct pc__home *pc__home_new(void)
+{
+    struct pc__home *home = calloc(1, sizeof *home);
+    if (home) {
+        home->base.memfd = home->overlay.memfd = home->folded.memfd = -1;
+        pc__link_init(&home->pending);
+    }
+    return home;
+}
+
+void pc__home_free(struct pc_engine *engine, struct pc__home *home, uint64_t length_bytes)
+{
+    if (!home)
+        return;
+    pc__store_close(engine, &home->base, length_bytes);
+    pc__store_close(engine, &home->overlay, length_bytes);
+    pc__store_close(engine, &home->folded, length_bytes);
+    if (home->leaving)
+        pc__layer_end(engine, home->leaving);
+    while (!pc__link_empty(&home->pending)) {
+        struct pc__layer *layer = pc__of(home->pending.next, struct pc__layer, link);
+        pc__link_remove(&layer->link);
+        pc__layer_end(engine, layer);
+    }
+    pc__directory_free(home->directory);
+    pc__lost_close(home->lost);
+    free(home->segments);
+    free(home);
+}
+
+static int take_segments(struct pc__home *home, const struct pc__region *region,
+                         const struct pc_segment *segments, size_t n_segments)
+{
+    home->segments = calloc(n_segments, sizeof *segments);
+    if (!home->segments)
+        return pc__fail(PC_ERR_NO_MEMORY, "segments");
+    uint64_t end = 0;
+    for (size_t i = 0; i < n_segments; i++) {
+        const struct pc_segment *s = &segments[i];
+        if (s->offset_bytes < end || s->offset_bytes > region->length_bytes ||
+            s->length_bytes > region->length_bytes - s->offset_bytes)
+            return pc__fail(PC_ERR_RANGE, "segment %zu does not lie in the region, or not after "
+                                          "the one before it", i);
+        end = s->offset_bytes + s->length_bytes;
+        home->segments[home->n_segments++] = *s;
+    }
+    return PC_OK;
+}
+
+int pc__home_make(struct pc_engine *engine, struct pc__region *region,
+                  const struct pc_segment *segments, size_t n_segments, int *fd)
+{
+    struct pc__home *home = pc__home_new();
+    if (!home)
+        return pc__fail(PC_ERR_NO_MEMORY, "a home record");
+    uint64_t inode;
+    int rc = pc__descriptors_spare();
+    if (!rc)
+        rc = pc__memfd_make(region->length_bytes, &inode);
+    if (rc >= 0)
+        rc = pc__store_open(&home->base, rc, inode, region->length_bytes, 0);
+    if (!rc && n_segments)
+        rc = take_segments(home, region, segments, n_segments);
+    if (!rc) {
+        *fd = fcntl(home->base.memfd, F_DUPFD_CLOEXEC, 0);
+        if (*fd < 0)
+            rc = pc__fail_errno("dup of a home memfd");
+    }
+    if (rc) {
+        pc__home_free(engine, home, region->length_bytes);
+        return rc;
+    }
+    if (!n_segments) { /* the keeper cannot hold segments: holes in their place would read as zeros */
+        struct pc__kept kept = pc__kept_of(region, PC__KEPT_HOME, inode, 0);
+        kept.sealed = 0;
+        (void)pc__keep(engine, &kept, home->base.memfd); /* the seal does it again */
+    }
+    pthread_mutex_lock(&region->lock);
+    struct pc__home *adopted = region->home; /* of segments: what changed since is here already */
+    if (adopted) {
+        adopted->base = home->base;
+        adopted->segments = home->segments;
+        adopted->n_segments = home->n_segments;
+    } else {
+        region->home = home;
+    }
+    pthread_mutex_unlock(&region->lock);
+    if (adopted)
+        free(home);
+    return PC_OK;
+}
+
+/* ------------------------------------------------------------------ leases */
+
+struct pc__generation *pc__home_base_generation(const struct pc__region *region)
+{
+    pc__each(link, (struct pc__link *)(uintptr_t)&region->generations)
+    {
+        struct pc__generation *g = pc__of(link, struct pc__generation, link);
+        if (g->complete)
+            return g;
+    }
+    return NULL;
+}
+
+/* After a restart, bases whose leases have not been attached again yet count as leased; but not
+ * one that was being changed, which nobody can have leased. */
+bool pc__home_base_leased(const struct pc_engine *engine, const struct pc__region *region,
+                          uint64_t to_version)
+{
+    const struct pc__generation *g = pc__home_base_generation(region);
+    return !g || pc__generation_leased(g, to_version) || (engine->settle_until_ns && !region->home->base_changes);
+}
+
+unsigned pc__home_hold(struct pc__home *home)
+{
+    unsigned held = (unsigned)(home->epoch % 2);
+    home->readers[held]++;
+    return held;
+}
+
+bool pc__home_left(struct pc__home *home, uint64_t epoch)
+{
+    if (home->epoch == epoch && !home->readers[(epoch + 1) % 2])
+        home->epoch++;
+    return home->epoch > epoch + 1 || (home->epoch == epoch + 1 && !home->readers[epoch % 2]);
+}
+
+void pc__home_release(struct pc_engine *engine, struct pc__region *region, unsigned held)
+{
+    pthread_mutex_lock(&region->lock);
+    bool last = --region->home->readers[held] == 0 && held != region->home->epoch % 2;
+    if (last && region->home->held_up)
+        pc__worker_queue(engine, region);
+    pthread_mutex_unlock(&region->lock);
+    if (!last)
+        return;
+    pthread_mutex_lock(&engine->worker.lock);
+    engine->worker.kicked = true;
+    pthread_cond_signal(&engine->worker.wake);
+    pthread_mutex_unlock(&engine->worker.lock);
+}
+
+bool pc__home_is_behind(const struct pc__home *home)
+{
+    uint64_t bytes = 0;
+    pc__each(link, (struct pc__link *)(uintptr_t)&home->pending)
+        bytes += pc__of(link, struct pc__layer, link)->bytes;
+    return bytes > PC__PENDING_MOST_BYTES;
+}
+
+/* --------------------------------------------------------------- resolving */
+
+/* The first segment that ends after offset, or n_segments. */
+static size_t segment_after(const struct pc__home *home, uint64_t offset)
+{
+    size_t low = 0, high = home->n_segments;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        if (home->segments[mid].offset_bytes + home->segments[mid].length_bytes > offset)
+            high = mid;
+        else
+            low = mid + 1;
+    }
+    return low;
+}
+
+/* Of the base alone. */
+static struct pc__home_part of_base(const struct pc__home *home, uint64_t block, uint64_t n)
+{
+    uint64_t offset = block << PC_BLOCK_SHIFT;
+    size_t i = segment_after(home, offset);
+    if (i < home->n_segments) {
+        const struct pc_segment *s = &home->segments[i];
+        uint64_t end = s->offset_bytes + s->length_bytes;
+        if (s->offset_bytes < offset + PC_BLOCK_BYTES) { /* this segment is in this block */
+            if (s->offset_bytes <= offset && end >= offset + PC_BLOCK_BYTES) {
+                uint64_t whole = (end - offset) >> PC_BLOCK_SHIFT;
+                return (struct pc__home_part){
+                    .kind = PC__HOME_MEMORY,
+                    .n_blocks = whole < n ? whole : n,
+                    .bytes = (const uint8_t *)(uintptr_t)s->address + (offset - s->offset_bytes),
+                    .memfd = -1};
+            }
+            return (struct pc__home_part){.kind = PC__HOME_MIXED, .n_blocks = 1};
+        }
+        uint64_t until = (s->offset_bytes >> PC_BLOCK_SHIFT) - block;
+        n = until < n ? until : n;
+    }
+    uint64_t limit = block + n;
+    if (pc__blockset_has(&home->base.data, block))
+        return (struct pc__home_part){
+            .kind = PC__HOME_MEMORY,
+            .n_blocks = pc__blockset_next_absent(&home->base.data, block, limit) - block,
+            .bytes = home->base.map + offset,
+            .memfd = home->base.memfd,
+            .offset = offset};
+    return (struct pc__home_part){.kind = PC__HOME_ZEROS,
+                                  .n_blocks = pc__blockset_next(&home->base.data, block, limit) - block};
+}
+
+static void compose_base(const struct pc__home *home, uint64_t block, uint8_t *out)
+{
+    uint64_t begin = block << PC_BLOCK_SHIFT, end = begin + PC_BLOCK_BYTES;
+    if (pc__blockset_has(&home->base.data, block))
+        memcpy(out, home->base.map + begin, PC_BLOCK_BYTES);
+    else
+        memset(out, 0, PC_BLOCK_BYTES);
+    for (size_t i = segment_after(home, begin);
+         i < home->n_segments && home->segments[i].offset_bytes < end; i++) {
+        const struct pc_segment *s = &home->segments[i];
+        uint64_t from = s->offset_bytes > begin ? s->offset_bytes : begin;
+        uint64_t to = s->offset_bytes + s->length_bytes < end ? s->offset_bytes + s->length_bytes
+                                                              : end;
+        memcpy(out + (from - begin),
+               (const uint8_t *)(uintptr_t)s->address + (from - s->offset_bytes), to - from);
+    }
+}
+
+static struct pc__home_part of_overlay(const struct pc__home *home, uint64_t block, uint64_t limit)
+{
+    uint64_t offset = block << PC_BLOCK_SHIFT;
+    return (struct pc__home_part){
+        .kind = PC__HOME_MEMORY,
+        .n_blocks = pc__blockset_next_absent(&home->overlay.data, block, limit) - block,
+        .bytes = home->overlay.map + offset,
+        .memfd = home->overlay.memfd,
+        .offset = offset};
+}
+
+/* True: a layer of (applied, version] has the block. Else *limit becomes the first block of one. */
+static bool of_pending(const struct pc__home *home, uint64_t version, uint64_t block,
+                       uint64_t *limit, struct pc__home_part *out)
+{
+    for (struct pc__link *link = home->pending.prev; link != &home->pending; link = link->prev) {
+        const struct pc__layer *layer = pc__of(link, struct pc__layer, link);
+        uint64_t n, at;
+        if (layer->version > version)
+            continue;
+        at = pc__layer_find(layer, block, &n);
+        if (at != UINT64_MAX) {
+            uint64_t offset = layer->data_offset + (at << PC_BLOCK_SHIFT);
+            *out = (struct pc__home_part){.kind = PC__HOME_MEMORY,
+                                          .n_blocks = n < *limit - block ? n : *limit - block,
+                                          .bytes = layer->map + offset,
+                                          .memfd = layer->memfd,
+                                          .offset = offset};
+            return true;
+        }
+        *limit = pc__layer_next(layer, block, *limit);
+    }
+    return false;
+}
+
+struct pc__home_part pc__home_resolve(struct pc_engine *engine, struct pc__region *region,
+                                      uint64_t version, uint64_t block, uint64_t n)
+{
+    const struct pc__home *home = region->home;
+    struct pc__home_part part;
+    uint64_t limit = block + n;
+    if (version > home->applied && of_pending(home, version, block, &limit, &part))
+        return part;
+    if (home->lost) { /* before the history: for versions before the first it has nothing that was ours */
+        n = limit - block;
+        if (pc__lost_at(home->lost, version, block, &n))
+            return (struct pc__home_part){.kind = PC__HOME_LOST, .n_blocks = n, .memfd = -1};
+        limit = block + n;
+    }
+    if (version < home->history_from) {
+        uint64_t next = limit;
+        /* One that is expired by now: pc__home_knows says so. */
+        (void)pc__history_next(engine->history, region->id, version, home->history_from, block,
+                               limit, &next);
+        if (next == block)
+            return (struct pc__home_part){.kind = PC__HOME_HISTORY, .n_blocks = 1, .memfd = -1};
+        limit = next;
+    }
+    if (home->overlay.memfd >= 0) {
+        if (pc__blockset_has(&home->overlay.data, block))
+            return of_overlay(home, block, limit);
+        limit = pc__blockset_next(&home->overlay.data, block, limit);
+    }
+    return of_base(home, block, limit - block);
+}
+
+/* A record that is dropped raises the floor in the same moment: whoever missed it sees that here. */
+int pc__home_knows(const struct pc_engine *engine, const struct pc__region *region,
+                   uint64_t version)
+{
+    if (version > region->home->latest)
+        return PC_ERR_NO_VERSION;
+    if (version < region->home->history_from &&
+        version < pc__history_floor(engine->history, region->id, region->home->history_from))
+        return PC_ERR_EXPIRED;
+    return PC_OK;
+}
+
+int pc__home_compose(struct pc_engine *engine, struct pc__region *region, uint64_t version,
+                     enum pc__home_kind kind, uint64_t block, uint8_t *out)
+{
+    if (kind == PC__HOME_MIXED) {
+        compose_base(region->home, block, out);
+        return PC_OK;
+    }
+    pthread_mutex_lock(&region->lock);
+    uint64_t before = region->home->history_from;
+    pthread_mutex_unlock(&region->lock);
+    int rc = pc__history_read(engine->history, region->id, version, before, block, out);
+    if (rc == 0) /* it was there when it was resolved: it was dropped meanwhile */
+        rc = PC_ERR_EXPIRED;
+    return rc < 0 ? rc : PC_OK;
+}

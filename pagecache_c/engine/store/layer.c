@@ -1,0 +1,739 @@
+/* layer.c - commits on their way: staged by a process of this node or pulled from another server,
+ * published once the registry gave them a version, dropped where it refused.
+ *
+ * Owns the staged layers (engine.lock). A published one at its home belongs to that (region.lock).
+ * The keeper holds every layer, with its version once it has one: a server that dies loses none.
+ *
+ * A layer whose writer is gone, or silent for stage_timeout (less after a restart), is asked about
+ * (NEED_OUTCOME) until there is an answer. A layer is a file that cannot change size: mapping it is
+ * safe.
+ */
+#include "engine/serve/directory.h"
+#include "engine/engine.h"
+#include "engine/store/retained.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define ASK_AGAIN_NS 10000000000ull
+/* What a server finds at its keeper after a restart: the writer's last word may have been lost with
+ * the old process, so nobody may ever say it again. A writer that is still at work commits, or
+ * stages the next layer, within this time, or else begins anew under another id. */
+#define ASK_ADOPTED_NS 10000000000ull
+
+struct pc__pull {
+    struct pc_engine *engine;
+    struct pc__region *region;         /* a region of its own: the file's blocks */
+    struct pc__generation *generation;
+    uint64_t of_region, commit_id, bytes;
+};
+
+uint64_t pc__layer_id(uint64_t region, uint64_t commit_id)
+{
+    uint64_t id = (commit_id ^ (region * 0x9e3779b97f4a7c15ull)) * 0xff51afd7ed558ccdull;
+    return id ? id : 1;
+}
+
+/* ------------------------------------------------------------------ one layer */
+
+static void unmap(struct pc__layer *layer)
+{
+    if (layer->map)
+        munmap((void *)(uintptr_t)layer->map, layer->bytes);
+    if (layer->memfd >= 0)
+        close(layer->memfd);
+    free(layer->positions);
+    free(layer);
+}
+
+void pc__layer_put(struct pc__layer *layer)
+{
+    if (layer && pc__ref_drop(&layer->refs))
+        unmap(layer);
+}
+
+void pc__layer_end(struct pc_engine *engine, struct pc__layer *layer)
+{
+    pc__unkeep(engine, layer->inode, false);
+    pc__count_sub(&engine->count.layers, 1);
+    pc__count_sub(&engine->count.layer_bytes, layer->bytes);
+    pc__layer_put(layer);
+}
+
+static int check_file(int fd, uint64_t bytes, uint64_t *inode)
+{
+    struct stat st;
+    const int seals = F_SEAL_SHRINK | F_SEAL_GROW;
+    int has = fcntl(fd, F_GET_SEALS);
+    if (fstat(fd, &st) || has < 0)
+        return pc__fail_errno("a layer's file");
+    /* One that could shrink could kill us with SIGBUS. */
+    if ((has & seals) != seals || bytes < PC_BLOCK_BYTES || (uint64_t)st.st_size != bytes)
+        return pc__fail(PC_ERR_PROTOCOL, "a layer that is not sealed, or not as long as it says");
+    *inode = st.st_ino;
+    return PC_OK;
+}
+
+/* Owns fd. */
+static int open_layer(int fd, uint64_t bytes, uint64_t region, uint64_t commit_id,
+                      struct pc__layer **out)
+{
+    struct pc__layer *layer = calloc(1, sizeof *layer);
+    if (!layer) {
+        close(fd);
+        return pc__fail(PC_ERR_NO_MEMORY, "a layer");
+    }
+    layer->memfd = fd;
+    layer->bytes = bytes;
+    layer->region = region;
+    layer->commit_id = commit_id;
+    atomic_init(&layer->refs, 1u);
+    int rc = check_file(fd, bytes, &layer->inode);
+    if (!rc) {
+        void *map = mmap(NULL, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
+        if (map == MAP_FAILED) {
+            rc = pc__fail_errno("mmap of a layer of %llu bytes", (unsigned long long)bytes);
+        } else {
+            pc__huge_pages_refuse(map, bytes);
+            layer->map = map;
+        }
+    }
+    struct pc__layer_head head;
+    if (!rc)
+        rc = pc__layer_parse(layer->map, bytes, bytes, 0, &head, &layer->runs);
+    if (!rc && (head.region != region || head.commit_id != commit_id))
+        rc = pc__fail(PC_ERR_PROTOCOL, "a layer of another commit");
+    if (!rc && !(layer->positions = calloc(head.n_runs, sizeof *layer->positions)))
+        rc = pc__fail(PC_ERR_NO_MEMORY, "a layer's index");
+    if (rc) {
+        unmap(layer);
+        return rc;
+    }
+    layer->data_offset = head.data_offset;
+    layer->n_blocks = head.n_blocks;
+    layer->n_runs = head.n_runs;
+    for (uint32_t i = 1; i < head.n_runs; i++)
+        layer->positions[i] = layer->positions[i - 1] + layer->runs[i - 1].n_blocks;
+    *out = layer;
+    return PC_OK;
+}
+
+/* The first run that ends after block, or n_runs. */
+static uint32_t run_after(const struct pc__layer *layer, uint64_t block)
+{
+    uint32_t low = 0, high = layer->n_runs;
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+        if (layer->runs[mid].first_block + layer->runs[mid].n_blocks > block)
+            high = mid;
+        else
+            low = mid + 1;
+    }
+    return low;
+}
+
+uint64_t pc__layer_find(const struct pc__layer *layer, uint64_t block, uint64_t *n)
+{
+    uint32_t i = run_after(layer, block);
+    if (i == layer->n_runs || layer->runs[i].first_block > block)
+        return UINT64_MAX;
+    uint64_t into = block - layer->runs[i].first_block;
+    *n = layer->runs[i].n_blocks - into;
+    return layer->positions[i] + into;
+}
+
+uint64_t pc__layer_next(const struct pc__layer *layer, uint64_t from, uint64_t limit)
+{
+    uint32_t i = run_after(layer, from);
+    if (i == layer->n_runs)
+        return limit;
+    uint64_t first = layer->runs[i].first_block;
+    return first < from ? from : first < limit ? first : limit;
+}
+
+/* ----------------------------------------------------------------- staging */
+
+/* Under engine.lock. */
+static struct pc__layer *find(struct pc_engine *engine, uint64_t region, uint64_t commit_id)
+{
+    pc__each(link, &engine->staged)
+    {
+        struct pc__layer *layer = pc__of(link, struct pc__layer, link);
+        if (layer->commit_id == commit_id && layer->region == region)
+            return layer;
+    }
+    return NULL;
+}
+
+static int keep_layer(struct pc_engine *engine, const struct pc__layer *layer)
+{
+    const struct pc__kept kept = {.region = layer->region,
+                                  .version = layer->version,
+                                  .length_bytes = layer->bytes,
+                                  .kind = PC__KEPT_LAYER,
+                                  .sealed = 1,
+                                  .inode = layer->inode,
+                                  .commit_id = layer->commit_id};
+    return pc__keep(engine, &kept, layer->memfd);
+}
+
+/* Under engine.lock. Staged again after a lost reply: the first one stays, under the new owner. */
+static bool stays(struct pc_engine *engine, const struct pc__layer *layer)
+{
+    struct pc__layer *old = find(engine, layer->region, layer->commit_id);
+    if (!old)
+        return false;
+    old->owner = layer->owner ? layer->owner : old->owner;
+    if (!old->version)
+        old->ask_at_ns = pc__now_ns() + engine->stage_timeout_ns;
+    if (old->inode != layer->inode)
+        pc__unkeep(engine, layer->inode, false);
+    return true;
+}
+
+static int add_staged(struct pc_engine *engine, struct pc__layer *layer, uint64_t silent_ns)
+{
+    layer->ask_at_ns = pc__now_ns() + silent_ns;
+    pthread_mutex_lock(&engine->lock);
+    bool first = pc__link_empty(&engine->staged);
+    bool again = stays(engine, layer);
+    if (!again)
+        pc__link_push(&engine->staged, &layer->link);
+    pthread_mutex_unlock(&engine->lock);
+    if (again) {
+        pc__layer_put(layer);
+        return PC_OK;
+    }
+    uint64_t one = 1; /* loop 0 may sleep without a deadline */
+    if (first && engine->loops[0].mail_event >= 0)
+        (void)!write(engine->loops[0].mail_event, &one, sizeof one);
+    pc__count_add(&engine->count.layers, 1);
+    pc__count_add(&engine->count.layer_bytes, layer->bytes);
+    pc__count_add(&engine->count.commits_staged, 1);
+    return PC_OK;
+}
+
+/* It is staged already. Should the keeper not have been given it then, it is now. */
+static int keep_again(struct pc_engine *engine, uint64_t region, uint64_t commit_id)
+{
+    pthread_mutex_lock(&engine->lock);
+    struct pc__layer *layer = find(engine, region, commit_id);
+    if (layer)
+        pc__ref_take(&layer->refs);
+    pthread_mutex_unlock(&engine->lock);
+    int rc = layer ? keep_layer(engine, layer) : PC_OK;
+    pc__layer_put(layer);
+    return rc;
+}
+
+int pc__layer_stage(struct pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t bytes,
+                    int fd, uint64_t owner)
+{
+    struct pc__layer *layer;
+    int rc = open_layer(fd, bytes, region, commit_id, &layer);
+    if (rc)
+        return rc;
+    layer->owner = owner;
+    pthread_mutex_lock(&engine->lock);
+    bool again = stays(engine, layer);
+    pthread_mutex_unlock(&engine->lock);
+    if (again) {
+        pc__layer_put(layer);
+        return keep_again(engine, region, commit_id);
+    }
+    rc = keep_layer(engine, layer); /* before anybody can publish it */
+    if (rc) {
+        pc__unkeep(engine, layer->inode, false);
+        pc__layer_put(layer);
+        return rc;
+    }
+    return add_staged(engine, layer, engine->stage_timeout_ns);
+}
+
+int pc__layer_adopt(struct pc_engine *engine, const struct pc__kept *kept, int fd)
+{
+    struct pc__layer *layer;
+    int rc = open_layer(fd, kept->length_bytes, kept->region, kept->commit_id, &layer);
+    if (rc) { /* it was never answered for, so it is nobody's */
+        pc__unkeep(engine, kept->inode, false);
+        return PC_OK;
+    }
+    layer->version = kept->version;
+    return add_staged(engine, layer,
+                      engine->stage_timeout_ns < ASK_ADOPTED_NS ? engine->stage_timeout_ns
+                                                                : ASK_ADOPTED_NS);
+}
+
+static struct pc__layer *take_out(struct pc_engine *engine, uint64_t region, uint64_t commit_id)
+{
+    pthread_mutex_lock(&engine->lock);
+    struct pc__layer *layer = find(engine, region, commit_id);
+    if (layer)
+        pc__link_remove(&layer->link);
+    pthread_mutex_unlock(&engine->lock);
+    return layer;
+}
+
+void pc__layer_drop_staged(struct pc_engine *engine, uint64_t region, uint64_t commit_id)
+{
+    pthread_mutex_lock(&engine->publish_lock);
+    struct pc__layer *layer = take_out(engine, region, commit_id);
+    if (layer) {
+        pc__count_add(&engine->count.commits_dropped, 1);
+        pc__layer_end(engine, layer);
+    }
+    pthread_mutex_unlock(&engine->publish_lock);
+}
+
+/* The region is gone: nobody will ask for them, nor say what becomes of them. */
+void pc__layers_forget(struct pc_engine *engine, uint64_t region)
+{
+    struct pc__link gone;
+    pc__retained_forget(engine, region);
+    pc__link_init(&gone);
+    pthread_mutex_lock(&engine->publish_lock);
+    pthread_mutex_lock(&engine->lock);
+    pc__each(link, &engine->staged)
+    {
+        if (pc__of(link, struct pc__layer, link)->region != region)
+            continue;
+        pc__link_remove(link);
+        pc__link_push(&gone, link);
+    }
+    pthread_mutex_unlock(&engine->lock);
+    pc__each(at, &gone)
+    {
+        pc__count_add(&engine->count.commits_dropped, 1);
+        pc__layer_end(engine, pc__of(at, struct pc__layer, link));
+    }
+    pthread_mutex_unlock(&engine->publish_lock);
+}
+
+struct pc__layer *pc__layer_get(struct pc_engine *engine, uint64_t layer_id)
+{
+    struct pc__layer *found = NULL;
+    pthread_mutex_lock(&engine->lock);
+    pc__each(link, &engine->staged)
+    {
+        struct pc__layer *layer = pc__of(link, struct pc__layer, link);
+        if (pc__layer_id(layer->region, layer->commit_id) != layer_id)
+            continue;
+        found = layer;
+        pc__ref_take(&layer->refs);
+        break;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return found;
+}
+
+/* -------------------------------------------------------------- publishing */
+
+/* The staged layer of the region that is its next version, taken out. */
+static struct pc__layer *take_next(struct pc_engine *engine, uint64_t region, uint64_t version)
+{
+    struct pc__layer *found = NULL;
+    pthread_mutex_lock(&engine->lock);
+    pc__each(link, &engine->staged)
+    {
+        struct pc__layer *layer = pc__of(link, struct pc__layer, link);
+        if (layer->region != region || layer->version == 0 || layer->version > version)
+            continue;
+        found = layer;
+        pc__link_remove(&layer->link);
+        break;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return found;
+}
+
+static bool lies_in(const struct pc__layer *layer, uint64_t n_blocks)
+{
+    const struct pc_run *last = &layer->runs[layer->n_runs - 1];
+    return last->first_block + last->n_blocks <= n_blocks;
+}
+
+/* Moves what is next, and what follows it, to the home. */
+static void take_published(struct pc_engine *engine, struct pc__region *region)
+{
+    struct pc__home *home = region->home;
+    struct pc__layer *layer;
+    uint64_t next;
+    for (;;) {
+        pthread_mutex_lock(&region->lock);
+        next = home->latest + 1;
+        pthread_mutex_unlock(&region->lock);
+        layer = take_next(engine, region->id, next);
+        if (!layer)
+            return;
+        pthread_mutex_lock(&region->lock);
+        bool fits = layer->version == home->latest + 1;
+        fits = fits && lies_in(layer, region->n_blocks);
+        if (fits) {
+            pc__link_push(&home->pending, &layer->link);
+            home->latest = layer->version;
+            for (uint32_t i = 0; i < layer->n_runs; i++)
+                pc__directory_changed(region, (uint32_t)layer->version, layer->runs[i].first_block,
+                                      layer->runs[i].n_blocks);
+            region->version = layer->version > region->version ? layer->version : region->version;
+            pc__worker_queue(engine, region);
+        }
+        pthread_mutex_unlock(&region->lock);
+        if (fits) {
+            pc__count_add(&engine->count.commits_published, 1);
+            continue;
+        }
+        if (layer->version == next)
+            pc__engine_event(engine, PC_EVENT_LOG, PC_ERR_RANGE, region->id, 0,
+                             "version %llu of region %llu has blocks outside of it",
+                             (unsigned long long)next, (unsigned long long)region->id);
+        pc__layer_end(engine, layer); /* else it was applied already, before a restart */
+    }
+}
+
+/* Under engine.lock; the loss of a question is made good by the next round. */
+static void ask(struct pc_engine *engine, struct pc__layer *layer, uint64_t now_ns)
+{
+    const struct pc_event event = {.kind = PC_EVENT_NEED_OUTCOME,
+                                   .region = layer->region,
+                                   .commit_id = layer->commit_id};
+    layer->ask_at_ns = now_ns + ASK_AGAIN_NS;
+    (void)pc__engine_ask(engine, &event);
+}
+
+/* Python finds out whether this is the layer's home. False: there is no such layer. */
+static bool ask_about(struct pc_engine *engine, uint64_t region, uint64_t commit_id)
+{
+    pthread_mutex_lock(&engine->lock);
+    struct pc__layer *layer = find(engine, region, commit_id);
+    if (layer && !layer->version)
+        ask(engine, layer, pc__now_ns());
+    pthread_mutex_unlock(&engine->lock);
+    return layer != NULL;
+}
+
+/* publish_lock is held. *waited_for: somebody may wait for the version. */
+static int publish(struct pc_engine *engine, struct pc__region *region, uint64_t id,
+                   uint64_t commit_id, uint64_t version, bool *waited_for)
+{
+    bool is_home = false, is_new = false, is_undecided = true;
+    uint64_t latest = 0, used_blocks = 0;
+    if (region) {
+        pthread_mutex_lock(&region->lock);
+        is_home = region->home && region->state != PC__REGION_CREATING;
+        /* After a restart: this may be its home, which is made again in a moment (segments). */
+        is_undecided = !is_home && (region->state == PC__REGION_UNKNOWN ||
+                                    region->state == PC__REGION_CREATING);
+        used_blocks = region->state == PC__REGION_READY ? region->n_blocks : 0;
+        latest = is_home ? region->home->latest : 0;
+        is_new = version > latest;
+        pthread_mutex_unlock(&region->lock);
+    }
+    int rc = PC_OK;
+    if (is_undecided) {
+        rc = ask_about(engine, id, commit_id)
+                 ? pc__fail(PC_ERR_NO_REGION, "region %llu is not known here (yet)",
+                            (unsigned long long)id)
+                 : PC_OK;
+    } else if (!is_home || !is_new) { /* its home pulled it, or it is known */
+        struct pc__layer *layer = take_out(engine, id, commit_id);
+        if (layer && !is_home && lies_in(layer, used_blocks))
+            pc__retained_add(engine, layer, version); /* the home may be lost before anybody reads it */
+        else if (layer)
+            pc__layer_end(engine, layer);
+    } else {
+        pthread_mutex_lock(&engine->lock);
+        struct pc__layer *layer = find(engine, id, commit_id);
+        if (layer) {
+            layer->version = version;
+            layer->ask_at_ns = UINT64_MAX;
+            pc__ref_take(&layer->refs);
+        }
+        pthread_mutex_unlock(&engine->lock);
+        if (layer) {
+            (void)keep_layer(engine, layer); /* says the version; else the next server asks for it */
+            pc__layer_put(layer);
+            take_published(engine, region);
+            pthread_mutex_lock(&region->lock);
+            rc = region->home->latest < version ? PC_ERR_NO_VERSION : PC_OK;
+            *waited_for = region->parked || !pc__link_empty(&region->pending);
+            pthread_mutex_unlock(&region->lock);
+        } else {
+            rc = pc__fail(PC_ERR_HOME_LOST, "version %llu of region %llu was never staged here",
+                          (unsigned long long)version, (unsigned long long)id);
+        }
+    }
+    return rc;
+}
+
+int pc__layer_publish(struct pc_engine *engine, uint64_t id, uint64_t commit_id, uint64_t version)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    bool waited_for = false, is_mapped = false;
+    pthread_mutex_lock(&engine->publish_lock);
+    int rc = publish(engine, region, id, commit_id, version, &waited_for);
+    pthread_mutex_unlock(&engine->publish_lock);
+    if (region && !rc) {
+        pthread_mutex_lock(&region->lock);
+        is_mapped = region->mappings != 0;
+        pthread_mutex_unlock(&region->lock);
+    }
+    if (is_mapped) /* else what rests keeps the version from becoming the base */
+        pc__clients_let_go(engine, id);
+    if (waited_for)
+        pc__region_release(engine, region, PC_OK, 0, false);
+    if (region)
+        pc__region_put(engine, region);
+    return rc;
+}
+
+PC_API int pc_engine_publish(pc_engine *engine, uint64_t region, uint64_t version,
+                             uint64_t commit_id)
+{
+    return pc__layer_publish(engine, region, commit_id, version);
+}
+
+PC_API int pc_engine_drop_staged(pc_engine *engine, uint64_t region, uint64_t commit_id)
+{
+    pc__layer_drop_staged(engine, region, commit_id);
+    return PC_OK;
+}
+
+PC_API int pc_engine_caught_up(pc_engine *engine, uint64_t id, int error)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    if (!region)
+        return PC_ERR_NO_REGION;
+    pthread_mutex_lock(&region->lock);
+    region->asked_published = false;
+    uint64_t from = region->home ? region->home->latest + 1 : 0;
+    pthread_mutex_unlock(&region->lock);
+    pc__region_release(engine, region, error, from, true);
+    pc__region_put(engine, region);
+    return PC_OK;
+}
+
+/* ------------------------------------------------- whose writer says nothing */
+
+void pc__layers_orphan(struct pc_engine *engine, uint64_t owner)
+{
+    pthread_mutex_lock(&engine->lock);
+    pc__each(link, &engine->staged)
+    {
+        struct pc__layer *layer = pc__of(link, struct pc__layer, link);
+        if (layer->owner == owner && !layer->version)
+            ask(engine, layer, pc__now_ns());
+    }
+    pthread_mutex_unlock(&engine->lock);
+}
+
+uint64_t pc__layers_deadline(struct pc__loop *loop)
+{
+    struct pc_engine *engine = loop->engine;
+    uint64_t earliest = UINT64_MAX;
+    if (loop->index != 0)
+        return earliest;
+    pthread_mutex_lock(&engine->lock);
+    earliest = engine->ask_settled_at_ns;
+    pc__each(link, &engine->staged)
+    {
+        const struct pc__layer *layer = pc__of(link, struct pc__layer, link);
+        earliest = layer->ask_at_ns < earliest ? layer->ask_at_ns : earliest;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return earliest;
+}
+
+void pc__layers_check(struct pc__loop *loop, uint64_t now_ns)
+{
+    struct pc_engine *engine = loop->engine;
+    if (loop->index != 0)
+        return;
+    pthread_mutex_lock(&engine->lock);
+    pc__each(link, &engine->staged)
+    {
+        struct pc__layer *layer = pc__of(link, struct pc__layer, link);
+        if (layer->ask_at_ns <= now_ns)
+            ask(engine, layer, now_ns);
+    }
+    pc__retained_ask(engine, now_ns);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+/* ----------------------------------------------------------------- pulling */
+
+static void say_pulled(struct pc_engine *engine, uint64_t region, uint64_t commit_id, int error)
+{
+    const struct pc_event event = {
+        .kind = PC_EVENT_PULLED, .error = error, .region = region, .commit_id = commit_id};
+    (void)pc__engine_ask(engine, &event);
+}
+
+/* The commit may be decided once the keeper has heard of the layer. */
+struct kept_pull {
+    struct pc_engine *engine;
+    uint64_t region, commit_id;
+};
+
+static void pull_heard(void *arg, int rc, bool cancelled)
+{
+    struct kept_pull *kept = arg;
+    if (!cancelled)
+        say_pulled(kept->engine, kept->region, kept->commit_id, rc);
+    free(kept);
+}
+
+/* The layer is here: it is said when the keeper has heard of it. */
+static void say_pulled_when_kept(struct pc_engine *engine, uint64_t region, uint64_t commit_id)
+{
+    struct kept_pull *kept = malloc(sizeof *kept);
+    if (!kept) {
+        say_pulled(engine, region, commit_id, PC_ERR_NO_MEMORY);
+        return;
+    }
+    *kept = (struct kept_pull){engine, region, commit_id};
+    const int waits = pc__keep_when(engine, pull_heard, kept);
+    if (waits != 1)
+        pull_heard(kept, waits, false);
+}
+
+static void end_pull(struct pc__pull *pull, int error)
+{
+    struct pc_engine *engine = pull->engine;
+    if (!error) {
+        int fd = fcntl(pull->generation->memfd, F_DUPFD_CLOEXEC, 0);
+        error = fd < 0 ? pc__fail_errno("dup of a layer")
+                       : pc__layer_stage(engine, pull->of_region, pull->commit_id, pull->bytes, fd,
+                                         0);
+    }
+    if (error)
+        say_pulled(engine, pull->of_region, pull->commit_id, error);
+    else
+        say_pulled_when_kept(engine, pull->of_region, pull->commit_id);
+    pc__generation_put(engine, pull->generation);
+    pc__region_put(engine, pull->region);
+    free(pull);
+}
+
+static void pull_ended(struct pc__loop *loop, struct pc__mail *mail)
+{
+    (void)loop;
+    end_pull(mail->pointer, mail->error);
+}
+
+/* Its job is done or has failed. Locks are held, so the rest is left to a loop. */
+void pc__pull_done(struct pc__pull *pull, int error)
+{
+    const struct pc__mail mail = {.run = pull_ended, .pointer = pull, .error = error};
+    if (pc__loop_post(&pull->engine->loops[0], &mail)) /* no memory: whoever asked gives up */
+        pc__engine_event(pull->engine, PC_EVENT_LOG, PC_ERR_NO_MEMORY, pull->of_region, 0,
+                         "a layer that arrived is lost for want of memory");
+}
+
+static void begin_pull(struct pc__loop *loop, struct pc__mail *mail)
+{
+    struct pc__pull *pull = mail->pointer;
+    struct pc__region *region = pull->region;
+    struct pc__generation *generation = pull->generation;
+    struct pc__job *job = loop->stopping ? NULL : malloc(sizeof *job + sizeof job->runs[0]);
+    if (!job) {
+        end_pull(pull, loop->stopping ? PC_ERR_CLOSED : PC_ERR_NO_MEMORY);
+        return;
+    }
+    *job = (struct pc__job){.pull = pull, .remaining_blocks = region->n_blocks, .n_runs = 1};
+    job->runs[0] = (struct pc_run){.n_blocks = region->n_blocks};
+    struct pc__batch batch;
+    pc__batch_init(&batch, false, true);
+    pthread_mutex_lock(&region->lock);
+    int rc = pc__batch_add(&batch, region, generation, 0, region->n_blocks);
+    if (!rc)
+        pc__link_push(&generation->jobs, &job->link);
+    pthread_mutex_unlock(&region->lock);
+    pc__batch_submit(loop, &batch);
+    if (rc) {
+        free(job);
+        end_pull(pull, rc);
+    }
+}
+
+static int prepare(struct pc__pull *pull, uint64_t server_id)
+{
+    uint64_t n_blocks = pull->bytes >> PC_BLOCK_SHIFT;
+    size_t n_homes = (pull->bytes + PC_EXTENT_BYTES - 1) / PC_EXTENT_BYTES;
+    pull->region = pc__region_alone(pc__layer_id(pull->of_region, pull->commit_id), n_blocks);
+    pull->generation = pc__generation_new(n_blocks, false);
+    uint64_t *homes = calloc(n_homes, sizeof *homes);
+    if (!pull->region || !pull->generation || !homes) {
+        free(homes);
+        return pc__fail(PC_ERR_NO_MEMORY, "a layer");
+    }
+    for (size_t i = 0; i < n_homes; i++)
+        homes[i] = server_id;
+    pull->region->homes = homes;
+    pull->generation->is_layer = true;
+    int fd = pc__descriptors_spare();
+    if (!fd)
+        fd = pc__memfd_make(pull->bytes, &pull->generation->inode);
+    if (fd < 0)
+        return fd;
+    pull->generation->memfd = fd;
+    return pc__generation_map(pull->engine, pull->generation);
+}
+
+PC_API int pc_engine_has_layer(pc_engine *engine, uint64_t region, uint64_t commit_id)
+{
+    pthread_mutex_lock(&engine->lock);
+    const bool here = find(engine, region, commit_id) != NULL;
+    pthread_mutex_unlock(&engine->lock);
+    return here;
+}
+
+PC_API int pc_engine_pull(pc_engine *engine, uint64_t region, uint64_t commit_id,
+                          uint64_t server_id, uint64_t layer_bytes)
+{
+    if (!region || !commit_id || !server_id ||
+        layer_bytes < 2 * PC_BLOCK_BYTES || layer_bytes % PC_BLOCK_BYTES ||
+        layer_bytes > PC_WINDOW_END - PC_WINDOW_BEGIN)
+        return pc__fail(PC_ERR_RANGE, "a layer of %llu bytes", (unsigned long long)layer_bytes);
+    if (pc_engine_has_layer(engine, region, commit_id)) { /* asked again, or whether it is here still */
+        int kept = keep_again(engine, region, commit_id);
+        if (!kept)
+            say_pulled_when_kept(engine, region, commit_id);
+        return kept;
+    }
+    if (server_id == engine->server_id) {
+        say_pulled(engine, region, commit_id, PC_ERR_HOME_LOST);
+        return PC_OK;
+    }
+    struct pc__region *home = pc__region_get(engine, region);
+    bool behind = false;
+    if (home) {
+        pthread_mutex_lock(&home->lock);
+        behind = home->home && pc__home_is_behind(home->home);
+        pthread_mutex_unlock(&home->lock);
+        pc__region_put(engine, home);
+    }
+    if (behind)
+        return pc__fail(PC_ERR_TIMEOUT, "the home of region %llu has commits to apply first",
+                        (unsigned long long)region);
+    struct pc__pull *pull = calloc(1, sizeof *pull);
+    if (!pull)
+        return pc__fail(PC_ERR_NO_MEMORY, "a layer");
+    *pull = (struct pc__pull){
+        .engine = engine, .of_region = region, .commit_id = commit_id, .bytes = layer_bytes};
+    int rc = prepare(pull, server_id);
+    const struct pc__mail mail = {.run = begin_pull, .pointer = pull};
+    if (!rc)
+        rc = pc__loop_post(&engine->loops[0], &mail);
+    if (rc) {
+        pc__generation_put(engine, pull->generation);
+        if (pull->region)
+            pc__region_put(engine, pull->region);
+        free(pull);
+    }
+    return rc;
+}

@@ -1,0 +1,114 @@
+/* lost.c - see lost.h. */
+#include "engine/store/lost.h"
+
+#include "engine/engine.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+uint64_t pc__lost_notes_bytes(uint64_t length_bytes)
+{
+    uint64_t bytes = (length_bytes >> PC_BLOCK_SHIFT) * sizeof(uint64_t);
+    return (bytes + PC_BLOCK_BYTES - 1) / PC_BLOCK_BYTES * PC_BLOCK_BYTES;
+}
+
+void pc__lost_close(struct pc__lost *lost)
+{
+    if (!lost)
+        return;
+    if (lost->first_versions)
+        munmap(lost->first_versions, lost->notes_bytes);
+    pc__blockset_free(&lost->blocks);
+    free(lost);
+}
+
+static int note(struct pc__lost *lost, const struct pc_run *runs, size_t n_runs)
+{
+    for (size_t i = 0; i < n_runs; i++) {
+        if (pc__blockset_add(&lost->blocks, runs[i].first_block, runs[i].n_blocks) < 0)
+            return pc__fail(PC_ERR_NO_MEMORY, "a block set");
+        for (uint64_t b = 0; b < runs[i].n_blocks; b++)
+            lost->first_versions[runs[i].first_block + b] = PC__LOST_YET;
+    }
+    return PC_OK;
+}
+
+/* Only what is allocated is looked at: a read of a hole would allocate it. */
+static int read_notes(struct pc__lost *lost, int memfd, uint64_t length_bytes)
+{
+    const uint64_t end = length_bytes + lost->notes_bytes;
+    uint64_t at = length_bytes;
+    while (at < end) {
+        off_t begin = lseek(memfd, (off_t)at, SEEK_DATA);
+        if (begin < 0)
+            return errno == ENXIO ? PC_OK : pc__fail_errno("SEEK_DATA on a home");
+        off_t past = lseek(memfd, begin, SEEK_HOLE);
+        if (past < 0)
+            return pc__fail_errno("SEEK_HOLE on a home");
+        uint64_t block = ((uint64_t)begin - length_bytes) / sizeof(uint64_t);
+        uint64_t limit = ((uint64_t)past - length_bytes) / sizeof(uint64_t);
+        limit = limit < lost->blocks.n_blocks ? limit : lost->blocks.n_blocks;
+        for (; block < limit; block++)
+            if (lost->first_versions[block] && pc__blockset_add(&lost->blocks, block, 1) < 0)
+                return pc__fail(PC_ERR_NO_MEMORY, "a block set");
+        at = (uint64_t)past;
+    }
+    return PC_OK;
+}
+
+struct pc__lost *pc__lost_open(int memfd, uint64_t length_bytes, const struct pc_run *runs,
+                               size_t n_runs)
+{
+    struct pc__lost *lost = calloc(1, sizeof *lost);
+    int rc = lost ? pc__blockset_init(&lost->blocks, length_bytes >> PC_BLOCK_SHIFT)
+                  : pc__fail(PC_ERR_NO_MEMORY, "notes of lost blocks");
+    if (!rc) {
+        lost->notes_bytes = pc__lost_notes_bytes(length_bytes);
+        void *map = mmap(NULL, lost->notes_bytes, PROT_READ | PROT_WRITE,
+                         MAP_SHARED | MAP_NORESERVE, memfd, (off_t)length_bytes);
+        if (map == MAP_FAILED) {
+            rc = pc__fail_errno("mmap of the notes of lost blocks, %llu bytes",
+                                (unsigned long long)lost->notes_bytes);
+        } else {
+            lost->first_versions = map;
+            pc__huge_pages_refuse(map, lost->notes_bytes);
+            (void)madvise(map, lost->notes_bytes, MADV_DONTDUMP);
+        }
+    }
+    if (!rc)
+        rc = n_runs ? note(lost, runs, n_runs) : read_notes(lost, memfd, length_bytes);
+    if (rc) {
+        pc__lost_close(lost);
+        return NULL;
+    }
+    return lost;
+}
+
+bool pc__lost_at(const struct pc__lost *lost, uint64_t version, uint64_t block, uint64_t *n)
+{
+    const uint64_t limit = block + *n;
+    uint64_t at = block;
+    while ((at = pc__blockset_next(&lost->blocks, at, limit)) < limit &&
+           lost->first_versions[at] <= version)
+        at++;
+    if (at > block) { /* those before it are there */
+        *n = at - block;
+        return false;
+    }
+    while (at < limit && pc__blockset_has(&lost->blocks, at) && lost->first_versions[at] > version)
+        at++;
+    *n = at - block;
+    return true;
+}
+
+void pc__lost_written(struct pc__lost *lost, const struct pc__layer *layer)
+{
+    for (uint32_t i = 0; i < layer->n_runs; i++) {
+        uint64_t at = layer->runs[i].first_block, limit = at + layer->runs[i].n_blocks;
+        for (; (at = pc__blockset_next(&lost->blocks, at, limit)) < limit; at++)
+            if (lost->first_versions[at] == PC__LOST_YET)
+                lost->first_versions[at] = layer->version;
+    }
+}

@@ -1,0 +1,733 @@
+/* rebuild.c - a region whose home is lost gets another one.
+ *
+ * What there is of it: every server's generations hold blocks of versions that they are labelled
+ * with, and so do the layers of its own commits that it retains. The registry knows which of those are the same in the newest version, and says who is to be
+ * the new home. Each other server stages the blocks that it is to give as a layer (_stage_cached);
+ * the new home pulls those, writes them, and what it has itself, into a new store (pc_engine_rebuild_begin,
+ * _take, _copy, _seal), and becomes
+ * the home when it hears that the registry has written it down (a definition, or _set_homes). Until
+ * then the store is `prepared`: nobody is served from it, and after a crash of this server it is
+ * again just that.
+ *
+ * Who waits: a fetch from a server that is lost stays in its queue while NEED_HOME is asked. It goes
+ * to the new home, or fails, with the answer; or with its own deadline.
+ *
+ * Locks: region.lock for what is prepared and for the homes; the queues belong to their loops.
+ */
+#include "engine/store/lost.h"
+#include "engine/miss/redirect.h"
+#include "engine/store/retained.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ------------------------------------------------------------ what is here */
+
+static struct pc__generation *generation_at(struct pc__region *region, uint64_t version)
+{
+    pc__each(link, &region->generations)
+    {
+        struct pc__generation *g = pc__of(link, struct pc__generation, link);
+        if (!g->complete && g->version == version)
+            return g;
+    }
+    return NULL;
+}
+
+/* What is here of one version; with references. */
+struct held {
+    struct pc__generation *generation; /* or NULL */
+    struct pc__layer *layer;           /* what its commit wrote, or NULL */
+};
+
+/* Error, where it is neither. */
+static int hold(struct pc_engine *engine, struct pc__region *region, uint64_t id, uint64_t version,
+                struct held *held)
+{
+    *held = (struct held){0};
+    if (region) {
+        held->layer = pc__retained_at(engine, id, version);
+        pthread_mutex_lock(&region->lock);
+        held->generation = generation_at(region, version);
+        if (held->generation)
+            pc__ref_take(&held->generation->refs);
+        pthread_mutex_unlock(&region->lock);
+    }
+    return held->generation || held->layer
+               ? PC_OK
+               : pc__fail(PC_ERR_NO_GENERATION, "version %llu of region %llu",
+                          (unsigned long long)version, (unsigned long long)id);
+}
+
+static void let_go(struct pc_engine *engine, struct held *held)
+{
+    pc__generation_put(engine, held->generation);
+    pc__layer_put(held->layer);
+}
+
+PC_API int64_t pc_engine_cached_versions(pc_engine *engine, uint64_t id, uint64_t *versions,
+                                         size_t capacity)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    if (!region)
+        return 0;
+    size_t n = pc__retained_versions(engine, id, versions, capacity), n_retained = n;
+    n_retained = n_retained < capacity ? n_retained : capacity;
+    pthread_mutex_lock(&region->lock);
+    pc__each(link, &region->generations)
+    {
+        const struct pc__generation *g = pc__of(link, struct pc__generation, link);
+        bool is_new = !g->complete && g->present.n_set;
+        for (size_t i = 0; is_new && i < n_retained; i++)
+            is_new = versions[i] != g->version;
+        if (!is_new)
+            continue;
+        if (n < capacity)
+            versions[n] = g->version;
+        n++;
+    }
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(engine, region);
+    return (int64_t)n;
+}
+
+static int add_layer(struct pc__blockset *blocks, const struct pc__layer *layer)
+{
+    for (uint32_t i = 0; layer && i < layer->n_runs; i++)
+        if (pc__blockset_add(blocks, layer->runs[i].first_block, layer->runs[i].n_blocks) < 0)
+            return pc__fail(PC_ERR_NO_MEMORY, "a block set");
+    return PC_OK;
+}
+
+static int add_set(struct pc__blockset *blocks, const struct pc__blockset *from)
+{
+    uint64_t at = 0, limit = from->n_blocks;
+    while ((at = pc__blockset_next(from, at, limit)) < limit) {
+        uint64_t end = pc__blockset_next_absent(from, at, limit);
+        if (pc__blockset_add(blocks, at, end - at) < 0)
+            return pc__fail(PC_ERR_NO_MEMORY, "a block set");
+        at = end;
+    }
+    return PC_OK;
+}
+
+static int64_t runs_of(const struct pc__blockset *blocks, struct pc_run *runs, size_t capacity)
+{
+    uint64_t at = 0, limit = blocks->n_blocks;
+    size_t n = 0;
+    while ((at = pc__blockset_next(blocks, at, limit)) < limit) {
+        uint64_t end = pc__blockset_next_absent(blocks, at, limit);
+        if (n < capacity)
+            runs[n] = (struct pc_run){.first_block = at, .n_blocks = end - at};
+        n++;
+        at = end;
+    }
+    return (int64_t)n;
+}
+
+PC_API int64_t pc_engine_cached_blocks(pc_engine *engine, uint64_t id, uint64_t version,
+                                       struct pc_run *runs, size_t capacity)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    struct pc__blockset blocks = {0};
+    struct held held;
+    int64_t n = 0;
+    if (!hold(engine, region, id, version, &held)) {
+        n = pc__blockset_init(&blocks, region->n_blocks);
+        if (!n)
+            n = add_layer(&blocks, held.layer);
+        if (!n && held.generation) {
+            pthread_mutex_lock(&region->lock);
+            if (held.generation->version == version)
+                n = add_set(&blocks, &held.generation->present);
+            pthread_mutex_unlock(&region->lock);
+        }
+        if (!n)
+            n = runs_of(&blocks, runs, capacity);
+        pc__blockset_free(&blocks);
+    }
+    let_go(engine, &held);
+    if (region)
+        pc__region_put(engine, region);
+    return n;
+}
+
+/* single: of a home, where the machine makes huge pages (huge_pages.h). */
+static int write_all(int fd, const void *bytes, uint64_t n_bytes, uint64_t offset, bool single)
+{
+    const uint8_t *at = bytes;
+    int rc = single ? pc__huge_pages_prevent(fd, offset, n_bytes) : PC_OK;
+    if (rc)
+        return rc;
+    while (n_bytes) {
+        ssize_t wrote = pwrite(fd, at, n_bytes, (off_t)offset);
+        if (wrote < 0 && errno == EINTR)
+            continue;
+        if (wrote <= 0)
+            return pc__fail_errno("writing %llu bytes of a region that is rebuilt",
+                                  (unsigned long long)n_bytes);
+        at += wrote;
+        offset += (uint64_t)wrote;
+        n_bytes -= (uint64_t)wrote;
+    }
+    return PC_OK;
+}
+
+static int read_all(int fd, uint8_t *out, uint64_t n_bytes, uint64_t offset)
+{
+    while (n_bytes) {
+        ssize_t got = pread(fd, out, n_bytes, (off_t)offset);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return pc__fail_errno("reading a generation");
+        out += got;
+        offset += (uint64_t)got;
+        n_bytes -= (uint64_t)got;
+    }
+    return PC_OK;
+}
+
+/* Read under region.lock: nothing of a generation is evicted, nor does it move, meanwhile. */
+static int copy_some(struct pc__region *region, const struct held *held, uint64_t version,
+                     uint64_t first, uint64_t n, uint8_t *out)
+{
+    const struct pc__generation *generation = held->generation;
+    const struct pc__layer *layer = held->layer;
+    int rc = PC_OK;
+    pthread_mutex_lock(&region->lock);
+    for (uint64_t at = first, end = first + n, k = 0; at < end && !rc;
+         at += k, out += k << PC_BLOCK_SHIFT) {
+        uint64_t of_layer = layer ? pc__layer_find(layer, at, &k) : UINT64_MAX;
+        if (of_layer != UINT64_MAX) {
+            k = k < end - at ? k : end - at;
+            memcpy(out, layer->map + layer->data_offset + (of_layer << PC_BLOCK_SHIFT),
+                   k << PC_BLOCK_SHIFT);
+            continue;
+        }
+        k = generation && generation->version == version
+                ? pc__blockset_next_absent(&generation->present, at, end) - at
+                : 0;
+        rc = k ? read_all(generation->memfd, out, k << PC_BLOCK_SHIFT, at << PC_BLOCK_SHIFT)
+               : pc__fail(PC_ERR_NO_GENERATION,
+                          "blocks of version %llu of region %llu are not here any more",
+                          (unsigned long long)version, (unsigned long long)region->id);
+    }
+    pthread_mutex_unlock(&region->lock);
+    return rc;
+}
+
+#define IN_PLACE UINT64_MAX
+
+/* Into the file, one after the other from offset on; or IN_PLACE, each where it lies in the region. */
+static int copy_runs(struct pc__region *region, const struct held *held, uint64_t version,
+                     const struct pc_run *runs, size_t n_runs, int fd, uint64_t offset)
+{
+    char why[PC__HUGE_PAGES_WHY_BYTES];
+    const bool in_place = offset == IN_PLACE, single = in_place && pc__huge_pages(why);
+    uint8_t *some = malloc(PC__BOUNCE_BLOCKS * PC_BLOCK_BYTES);
+    int rc = some ? PC_OK : pc__fail(PC_ERR_NO_MEMORY, "a copy of blocks");
+    for (size_t i = 0; i < n_runs && !rc; i++) {
+        uint64_t at = runs[i].first_block, end = at + runs[i].n_blocks, n;
+        offset = in_place ? at << PC_BLOCK_SHIFT : offset;
+        for (; at < end && !rc; at += n, offset += n << PC_BLOCK_SHIFT) {
+            n = end - at < PC__BOUNCE_BLOCKS ? end - at : PC__BOUNCE_BLOCKS;
+            rc = copy_some(region, held, version, at, n, some);
+            if (!rc)
+                rc = write_all(fd, some, n << PC_BLOCK_SHIFT, offset, single);
+        }
+    }
+    free(some);
+    return rc;
+}
+
+/* How many blocks, or negative. */
+static int64_t check_runs(const struct pc_run *runs, size_t n_runs, uint64_t n_blocks)
+{
+    uint64_t end = 0, n = 0;
+    for (size_t i = 0; i < n_runs; i++) {
+        if (!runs[i].n_blocks || runs[i].first_block < end || runs[i].first_block >= n_blocks ||
+            runs[i].n_blocks > n_blocks - runs[i].first_block)
+            return pc__fail(PC_ERR_RANGE, "run %zu does not lie in the region, or not after the "
+                                          "one before it", i);
+        end = runs[i].first_block + runs[i].n_blocks;
+        n += runs[i].n_blocks;
+    }
+    return n ? (int64_t)n : pc__fail(PC_ERR_RANGE, "a layer of no blocks");
+}
+
+static int64_t stage_from(struct pc_engine *engine, struct pc__region *region,
+                          const struct held *held, uint64_t version, uint64_t commit_id,
+                          const struct pc_run *runs, size_t n_runs)
+{
+    int64_t n = check_runs(runs, n_runs, region->n_blocks);
+    if (n < 0)
+        return n;
+    const struct pc__layer_head head = {.magic = PC__LAYER_MAGIC,
+                                        .region = region->id,
+                                        .commit_id = commit_id,
+                                        .base_version = version,
+                                        .n_blocks = (uint64_t)n,
+                                        .data_offset = pc__layer_data_offset(n_runs),
+                                        .n_runs = (uint32_t)n_runs};
+    uint64_t bytes = head.data_offset + (head.n_blocks << PC_BLOCK_SHIFT), inode;
+    int fd = pc__memfd_make(bytes, &inode);
+    if (fd < 0)
+        return fd;
+    int rc = write_all(fd, &head, sizeof head, 0, false);
+    if (!rc)
+        rc = write_all(fd, runs, n_runs * sizeof *runs, sizeof head, false);
+    if (!rc)
+        rc = copy_runs(region, held, version, runs, n_runs, fd, head.data_offset);
+    if (rc)
+        close(fd);
+    else
+        rc = pc__layer_stage(engine, region->id, commit_id, bytes, fd, 0);
+    return rc ? rc : (int64_t)bytes;
+}
+
+PC_API int64_t pc_engine_stage_cached(pc_engine *engine, uint64_t id, uint64_t version,
+                                      uint64_t commit_id, const struct pc_run *runs,
+                                      size_t n_runs)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    struct held held;
+    int64_t rc = hold(engine, region, id, version, &held);
+    if (!rc)
+        rc = stage_from(engine, region, &held, version, commit_id, runs, n_runs);
+    let_go(engine, &held);
+    if (region)
+        pc__region_put(engine, region);
+    return rc;
+}
+
+/* ------------------------------------------------------------ the new home */
+
+static int keep_prepared(struct pc_engine *engine, const struct pc__region *region, bool sealed,
+                          bool prepared)
+{
+    const struct pc__store *base = &region->prepared->base;
+    struct pc__kept kept = pc__kept_of(region, PC__KEPT_HOME, base->inode, base->version);
+    kept.sealed = sealed;
+    kept.reserved[1] = prepared;
+    return pc__keep(engine, &kept, base->memfd);
+}
+
+static struct pc__home *new_home(struct pc_engine *engine, const struct pc_region_info *info,
+                                 const struct pc_run *lost, size_t n_lost)
+{
+    struct pc__home *home = pc__home_new();
+    uint64_t inode, notes_bytes = n_lost ? pc__lost_notes_bytes(info->length_bytes) : 0;
+    int fd = home ? pc__memfd_make(info->length_bytes + notes_bytes, &inode) : -1;
+    bool made = home && fd >= 0 &&
+                !pc__store_open(&home->base, fd, inode, info->length_bytes, info->version);
+    if (made && n_lost)
+        made = (home->lost = pc__lost_open(fd, info->length_bytes, lost, n_lost)) != NULL;
+    if (made) {
+        home->applied = home->latest = home->history_from = info->version;
+        return home;
+    }
+    pc__home_free(engine, home, info->length_bytes);
+    return NULL;
+}
+
+/* Under region.lock. */
+static int may_prepare(const struct pc__region *region, const struct pc_region_info *info)
+{
+    if (region->forgotten || region->state == PC__REGION_RETIRED)
+        return pc__fail(PC_ERR_NO_REGION, "region %llu was freed",
+                        (unsigned long long)info->region);
+    if (region->home || region->state == PC__REGION_CREATING)
+        return pc__fail(PC_ERR_EXISTS, "region %llu is homed here",
+                        (unsigned long long)info->region);
+    if (region->n_blocks && (region->length_bytes != info->length_bytes ||
+                             region->base_address != info->base_address))
+        return pc__fail(PC_ERR_PROTOCOL, "region %llu differs from what is known here",
+                        (unsigned long long)info->region);
+    return PC_OK;
+}
+
+PC_API int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_info *info,
+                                   const struct pc_run *lost, size_t n_lost, int *fd)
+{
+    *fd = -1;
+    if (!pc__region_info_valid(info))
+        return pc__fail(PC_ERR_RANGE, "region %llu: base or length",
+                        (unsigned long long)info->region);
+    if (n_lost && check_runs(lost, n_lost, info->length_bytes >> PC_BLOCK_SHIFT) < 0)
+        return PC_ERR_RANGE;
+    struct pc__home *home = new_home(engine, info, lost, n_lost), *old = home;
+    struct pc__region *region = home ? pc__region_get_or_add(engine, info->region) : NULL;
+    int rc = region ? PC_OK : pc__fail(PC_ERR_NO_MEMORY, "a home record");
+    if (!rc && (*fd = fcntl(home->base.memfd, F_DUPFD_CLOEXEC, 0)) < 0)
+        rc = pc__fail_errno("dup of a home memfd");
+    if (!rc) {
+        pthread_mutex_lock(&region->lock);
+        rc = may_prepare(region, info);
+        if (!rc) {
+            if (!region->n_blocks) {
+                region->base_address = info->base_address;
+                region->length_bytes = info->length_bytes;
+                region->n_blocks = info->length_bytes >> PC_BLOCK_SHIFT;
+            }
+            old = region->prepared; /* of an attempt that came to nothing */
+            region->prepared = home;
+            region->prepared_sealed = false;
+            (void)keep_prepared(engine, region, false, true); /* the seal does it again */
+        }
+        pthread_mutex_unlock(&region->lock);
+    }
+    pc__home_free(engine, old, info->length_bytes);
+    if (rc && *fd >= 0) {
+        close(*fd);
+        *fd = -1;
+    }
+    if (region)
+        pc__region_put(engine, region);
+    return rc;
+}
+
+/* Under region.lock: fd is of what is being prepared, and not of an attempt before this one, whose
+ * caller does not know yet that nobody waits for it. */
+static int is_being_filled(const struct pc__region *region, int fd)
+{
+    struct stat st;
+    if (fstat(fd, &st))
+        return pc__fail_errno("fstat of a home memfd");
+    if (!region->prepared || region->prepared_sealed || region->prepared->base.inode != st.st_ino)
+        return pc__fail(PC_ERR_NO_REGION, "region %llu is not being rebuilt by this attempt",
+                        (unsigned long long)region->id);
+    return PC_OK;
+}
+
+static int write_layer(const struct pc__layer *layer, uint64_t n_blocks, int fd)
+{
+    char why[PC__HUGE_PAGES_WHY_BYTES];
+    const bool single = pc__huge_pages(why);
+    int rc = PC_OK;
+    for (uint32_t i = 0; i < layer->n_runs && !rc; i++) {
+        const struct pc_run *run = &layer->runs[i];
+        if (run->first_block >= n_blocks || run->n_blocks > n_blocks - run->first_block)
+            return pc__fail(PC_ERR_RANGE, "blocks outside of the region");
+        rc = write_all(fd, layer->map + layer->data_offset + (layer->positions[i] << PC_BLOCK_SHIFT),
+                       run->n_blocks << PC_BLOCK_SHIFT, run->first_block << PC_BLOCK_SHIFT, single);
+    }
+    return rc;
+}
+
+PC_API int pc_engine_rebuild_take(pc_engine *engine, uint64_t id, int fd, uint64_t commit_id)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    struct pc__layer *layer = pc__layer_get(engine, pc__layer_id(id, commit_id));
+    int rc = PC_ERR_NO_REGION;
+    if (region) {
+        pthread_mutex_lock(&region->lock);
+        rc = is_being_filled(region, fd);
+        pthread_mutex_unlock(&region->lock);
+    }
+    if (!rc && !layer)
+        rc = pc__fail(PC_ERR_NO_VERSION, "nothing is staged for region %llu",
+                      (unsigned long long)id);
+    if (!rc) /* should another attempt begin meanwhile, fd is not of that, and the seal is refused */
+        rc = write_layer(layer, region->n_blocks, fd);
+    pc__layer_put(layer);
+    if (!rc)
+        pc__layer_drop_staged(engine, id, commit_id);
+    if (region)
+        pc__region_put(engine, region);
+    return rc;
+}
+
+PC_API int pc_engine_rebuild_copy(pc_engine *engine, uint64_t id, int fd, uint64_t version,
+                                  const struct pc_run *runs, size_t n_runs)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    struct held held;
+    int64_t rc = hold(engine, region, id, version, &held);
+    if (!rc)
+        rc = check_runs(runs, n_runs, region->n_blocks);
+    if (rc > 0)
+        rc = copy_runs(region, &held, version, runs, n_runs, fd, IN_PLACE);
+    let_go(engine, &held);
+    if (region)
+        pc__region_put(engine, region);
+    return (int)rc;
+}
+
+PC_API int pc_engine_rebuild_seal(pc_engine *engine, uint64_t id, int fd)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    if (!region)
+        return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
+    (void)pc__engine_makes_huge_pages(engine); /* its writer may have met them */
+    pthread_mutex_lock(&region->lock);
+    int rc = is_being_filled(region, fd);
+    if (!rc) {
+        struct pc__store *base = &region->prepared->base;
+        rc = pc__memfd_blocks(&base->data, base->memfd, region->length_bytes);
+        if (!rc) {
+            rc = keep_prepared(engine, region, true, true);
+            region->prepared_sealed = !rc;
+        }
+    }
+    pthread_mutex_unlock(&region->lock);
+    if (!rc)
+        rc = pc__keep_wait(engine); /* the journal says next that it is here */
+    pc__region_put(engine, region);
+    return rc;
+}
+
+PC_API int pc_engine_rebuild_drop(pc_engine *engine, uint64_t id, int fd)
+{
+    struct stat st = {0};
+    if (fd >= 0 && fstat(fd, &st))
+        return pc__fail_errno("fstat of a home memfd");
+    struct pc__region *region = pc__region_get(engine, id);
+    if (!region)
+        return PC_OK;
+    struct pc__home *dropped = NULL;
+    pthread_mutex_lock(&region->lock);
+    if (region->prepared && (fd < 0 || region->prepared->base.inode == st.st_ino)) {
+        dropped = region->prepared;
+        region->prepared = NULL;
+    }
+    pthread_mutex_unlock(&region->lock);
+    pc__home_free(engine, dropped, region->length_bytes);
+    pc__region_put(engine, region);
+    return PC_OK;
+}
+
+int pc__rebuild_adopt(struct pc_engine *engine, struct pc__region *region,
+                      const struct pc__kept *kept, int fd)
+{
+    struct pc__home *home = region->prepared ? NULL : pc__home_new();
+    if (!home) {
+        pc__unkeep(engine, kept->inode, false);
+        close(fd);
+        return PC_OK; /* it is made again where it is wanted */
+    }
+    int rc = pc__store_open(&home->base, fd, kept->inode, region->length_bytes, kept->version);
+    if (!rc)
+        rc = pc__memfd_blocks(&home->base.data, fd, region->length_bytes);
+    if (!rc)
+        rc = pc__region_adopt_notes(home, kept);
+    home->applied = home->latest = home->history_from = kept->version;
+    region->prepared = home;
+    region->prepared_sealed = !rc;
+    return rc;
+}
+
+/* The keeper first: a server that dies in between is the home when it comes back, as the registry has
+ * it in its journal. */
+int pc__rebuild_become_home(struct pc_engine *engine, struct pc__region *region)
+{
+    if (!region->prepared || !region->prepared_sealed)
+        return pc__fail(PC_ERR_HOME_LOST, "region %llu is homed here, and is not here",
+                        (unsigned long long)region->id);
+    region->home = region->prepared;
+    int rc = pc__region_home_generation(engine, region);
+    region->home = NULL;
+    if (rc)
+        return rc;
+    (void)keep_prepared(engine, region, true, false); /* else the registry tells the next server */
+    region->home = region->prepared;
+    region->prepared = NULL;
+    uint64_t version = region->home->base.version;
+    region->version = version > region->version ? version : region->version;
+    if (region->n_blocks >= PC__WARM_LEAST_BLOCKS)
+        pc__worker_queue(engine, region);
+    return PC_OK;
+}
+
+/* -------------------------------------------------------------- who waits */
+
+static uint64_t home_of(const struct pc__fetch *fetch)
+{
+    uint64_t block = fetch->gather ? pc__gather_first_block(fetch)
+                                   : fetch->runs[fetch->at_run].first_block;
+    return pc__home_of(fetch->region, block);
+}
+
+/* Out of the queue of a server that is not their home any more. */
+static void take_moved(struct pc__lane *lane, uint64_t server_id, uint64_t id,
+                       struct pc__link *moved)
+{
+    pc__each(link, &lane->queued)
+    {
+        struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
+        if (fetch->home_id || fetch->generation->is_layer || (id && fetch->region->id != id) ||
+            home_of(fetch) == server_id)
+            continue;
+        pc__link_remove(link);
+        pc__link_push(moved, link);
+    }
+}
+
+static void go_home(struct pc__loop *loop, struct pc__link *moved)
+{
+    while (!pc__link_empty(moved)) {
+        struct pc__fetch *fetch = pc__of(moved->next, struct pc__fetch, link);
+        pc__link_remove(&fetch->link);
+        fetch->server_id = home_of(fetch);
+        fetch->missed_id = 0;
+        pc__count_add(&loop->engine->count.fetch_retries, 1);
+        if (fetch->server_id == loop->engine->server_id)
+            pc__fetch_fill_here(loop, fetch);
+        else
+            pc__fetch_queue(loop, fetch);
+    }
+}
+
+static bool ask_for_home(struct pc_engine *engine, struct pc__region *region, uint64_t server_id)
+{
+    pthread_mutex_lock(&region->lock);
+    bool ask = !region->asked_home;
+    region->asked_home = true;
+    pthread_mutex_unlock(&region->lock);
+    if (!ask || pc__engine_event(engine, PC_EVENT_NEED_HOME, 0, region->id, server_id, "%s", ""))
+        return true;
+    pthread_mutex_lock(&region->lock);
+    region->asked_home = false;
+    pthread_mutex_unlock(&region->lock);
+    return false;
+}
+
+void pc__rebuild_await(struct pc__loop *loop, struct pc__peer *peer, struct pc__lane *lane,
+                       struct pc__link *failed)
+{
+    struct pc__link moved;
+    pc__link_init(&moved);
+    take_moved(lane, peer->server_id, 0, &moved);
+    pc__each(link, &lane->queued)
+    {
+        struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
+        if (!fetch->home_id && !fetch->generation->is_layer &&
+            ask_for_home(loop->engine, fetch->region, peer->server_id))
+            continue;
+        pc__link_remove(link);
+        pc__link_push(failed, link);
+    }
+    go_home(loop, &moved);
+}
+
+static void fail_those(struct pc__loop *loop, struct pc__lane *lane, uint64_t id, int error)
+{
+    pc__each(link, &lane->queued)
+    {
+        struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
+        if (fetch->home_id || fetch->generation->is_layer || fetch->region->id != id)
+            continue;
+        pc__link_remove(link);
+        pc__fetch_fail(loop->engine, fetch, error);
+        pc__fetch_drop(loop->engine, fetch);
+    }
+}
+
+/* a: the region; b: where error is meant, the server that was its home. */
+static void homes_changed(struct pc__loop *loop, struct pc__mail *mail)
+{
+    struct pc__link moved;
+    pc__link_init(&moved);
+    pc__each(link, &loop->peers)
+    {
+        struct pc__peer *peer = pc__of(link, struct pc__peer, link);
+        for (int i = 0; i < PC__LANES_PER_LOOP; i++) {
+            take_moved(&peer->lanes[i], peer->server_id, mail->a, &moved);
+            if (mail->error && peer->server_id == mail->b)
+                fail_those(loop, &peer->lanes[i], mail->a, mail->error);
+        }
+        pc__peer_ask_again(peer); /* it was taken for lost, and is the home all the same */
+    }
+    go_home(loop, &moved);
+}
+
+static int tell_loops(struct pc_engine *engine, uint64_t region, uint64_t server_id, int error)
+{
+    const struct pc__mail mail = {
+        .run = homes_changed, .a = region, .b = server_id, .error = error};
+    int rc = PC_OK;
+    for (int i = 0; i < engine->n_loops; i++) {
+        int posted = pc__loop_post(&engine->loops[i], &mail);
+        rc = rc ? rc : posted;
+    }
+    return rc;
+}
+
+PC_API int pc_engine_set_homes(pc_engine *engine, uint64_t id, const uint64_t *homes,
+                               size_t n_homes)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    if (!region)
+        return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
+    struct pc__home *unwanted = NULL;
+    bool here = false;
+    for (size_t i = 0; i < n_homes; i++)
+        here |= homes[i] == engine->server_id;
+    pthread_mutex_lock(&region->lock);
+    region->asked_home = false;
+    int rc = PC_OK;
+    if (!here) { /* also where nobody has used the region: it is told so just once */
+        unwanted = region->prepared;
+        region->prepared = NULL;
+    }
+    if (region->state != PC__REGION_READY)
+        rc = pc__fail(PC_ERR_NO_REGION, "region %llu is not used here", (unsigned long long)id);
+    else if (n_homes != (region->length_bytes + PC_EXTENT_BYTES - 1) / PC_EXTENT_BYTES)
+        rc = pc__fail(PC_ERR_RANGE, "region %llu: %zu homes", (unsigned long long)id, n_homes);
+    else if (here && !region->home)
+        rc = pc__rebuild_become_home(engine, region);
+    if (!rc)
+        region->lost = PC_OK;
+    for (size_t i = 0; i < n_homes && !rc; i++)
+        __atomic_store_n(&region->homes[i], homes[i], __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&region->lock);
+    pc__home_free(engine, unwanted, region->length_bytes);
+    if (!rc && here)
+        pc__retained_forget(engine, id); /* the base has it */
+    if (!rc)
+        rc = tell_loops(engine, id, 0, PC_OK);
+    pc__region_put(engine, region);
+    return rc;
+}
+
+PC_API int pc_engine_region_lacks(pc_engine *engine, uint64_t id, uint32_t loss)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    if (!region)
+        return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
+    pthread_mutex_lock(&region->lock);
+    region->loss = loss;
+    pthread_mutex_unlock(&region->lock);
+    pc__clients_let_go(engine, id); /* says so to who has it mapped */
+    pc__region_put(engine, region);
+    return PC_OK;
+}
+
+PC_API int pc_engine_region_lost(pc_engine *engine, uint64_t id, int error)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    if (!region)
+        return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
+    pthread_mutex_lock(&region->lock);
+    region->lost = error < 0 ? error : PC_ERR_HOME_LOST;
+    pthread_mutex_unlock(&region->lock);
+    pc__clients_let_go(engine, id); /* a mapping that rests is opened without a word to us */
+    pc__region_put(engine, region);
+    return PC_OK;
+}
+
+PC_API int pc_engine_home_lost(pc_engine *engine, uint64_t id, uint64_t server_id, int error)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    if (!region)
+        return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
+    pthread_mutex_lock(&region->lock);
+    region->asked_home = false;
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(engine, region);
+    return tell_loops(engine, id, server_id, error < 0 ? error : PC_ERR_HOME_LOST);
+}

@@ -1,0 +1,170 @@
+/* test_rest.c - mappings that nobody uses, kept for the next: they are had again without a word, and are
+ * in nobody's way. Server 0 is the home. */
+#include "engine/engine.h"
+#include "tests/support/commit.h"
+
+#define N_BLOCKS 64u
+#define FOR_EVER (100 * SECOND) /* of a test; what ends before was ended by a message */
+
+extern uint64_t pc__rest_ns; /* client.h, which has another struct pc__mapping than engine.h */
+
+struct world {
+    struct cluster *c;
+    struct server *s0, *s1;
+    pc_client *home, *far, *other; /* far and other: of server 1 */
+    struct pc_region_info info;
+};
+
+static struct world world_start(const char *tag, int trap)
+{
+    struct world w = {.c = cluster_start(2, tag)};
+    w.s0 = &w.c->servers[0];
+    w.s1 = &w.c->servers[1];
+    w.home = attach(w.s0, trap);
+    w.far = attach(w.s1, trap);
+    w.other = attach(w.s1, trap);
+    w.info = build(w.c, w.s0, w.home, 1, N_BLOCKS << 12, 0);
+    return w;
+}
+
+static void world_stop(struct world *w)
+{
+    pc_client_close(w->other);
+    pc_client_close(w->far);
+    pc_client_close(w->home);
+    SOON(stats_of(w->s0).mappings == 0 && stats_of(w->s1).mappings == 0);
+    cluster_stop(w->c);
+}
+
+static struct pc_mapping rested(struct world *w, pc_client *client, uint64_t version)
+{
+    struct pc_mapping m = map_at(client, &w->info, version, 0);
+    check_version(w->c, &m, &w->info, version);
+    OK(pc_client_unmap_later(client, m.id));
+    CHECK(pc_client_unmap(client, m.id) == PC_ERR_NO_REGION);
+    CHECK(pc_client_unmap_later(client, m.id) == PC_ERR_NO_REGION);
+    CHECK(pc_client_reads_begin(client, m.id) == PC_ERR_NO_REGION);
+    return m;
+}
+
+static uint64_t leases(struct world *w)
+{
+    return stats_of(w->s1).mappings;
+}
+
+static void test_again(int trap)
+{
+    struct world w = world_start("again", trap);
+    struct pc_mapping first = rested(&w, w.far, 0), again = map_at(w.far, &w.info, 0, 0);
+    CHECK((again.id == first.id) == (trap != PC_TRAP_SIGSEGV));
+    check_version(w.c, &again, &w.info, 0);
+    OK(pc_client_unmap(w.far, again.id)); /* at once */
+    SOON(leases(&w) == 0);
+    /* Who wants another one ends it first. */
+    first = rested(&w, w.far, 0);
+    again = map_at(w.far, &w.info, 0, PC_MAP_EXACT_READS);
+    CHECK(again.id != first.id && again.address == first.address);
+    SOON(leases(&w) == 1);
+    OK(pc_client_unmap_later(w.far, again.id));
+    again = map_at(w.far, &w.info, 0, PC_MAP_PRIVATE);
+    CHECK(again.address == first.address);
+    SOON(leases(&w) == 1);
+    OK(pc_client_unmap_later(w.far, again.id)); /* a private one never rests */
+    SOON(leases(&w) == 0);
+    world_stop(&w);
+}
+
+static void test_ends_by_itself(int trap)
+{
+    pc__rest_ns = SECOND / 5;
+    struct world w = world_start("ends", trap);
+    uint64_t begun = now_ns();
+    (void)rested(&w, w.far, 0);
+    SOON(leases(&w) == 0);
+    CHECK(trap == PC_TRAP_SIGSEGV || now_ns() - begun >= pc__rest_ns);
+    world_stop(&w);
+}
+
+/* Who asks for the next version has what rests at the old one ended: at once, not when it has rested.
+ * (Whether it had it in time to move in there is a matter of how long the registry takes to answer.) */
+static void test_next_version(int trap)
+{
+    pc__rest_ns = FOR_EVER;
+    struct world w = world_start("next", trap);
+    const struct pc_run changed = {5, 2};
+    for (uint64_t v = 0; v < 5; v++) {
+        (void)rested(&w, w.far, v);
+        CHECK(commit(w.c, w.s0, w.home, &w.info, v, &changed, 1) == v + 1);
+        struct pc_mapping m = map_at(w.other, &w.info, v + 1, 0);
+        check_version(w.c, &m, &w.info, v + 1);
+        SOON(leases(&w) == 1);
+        OK(pc_client_unmap(w.other, m.id));
+    }
+    world_stop(&w);
+}
+
+/* At the home: what rests does not keep the new version from becoming its memory. */
+static void test_at_home(int trap)
+{
+    pc__rest_ns = FOR_EVER;
+    struct world w = world_start("home", trap);
+    const struct pc_run changed = {5, 2};
+    pc_client *reader = attach(w.s0, trap);
+    for (uint64_t v = 0; v < 5; v++) {
+        (void)rested(&w, reader, v);
+        CHECK(commit(w.c, w.s0, w.home, &w.info, v, &changed, 1) == v + 1);
+        SOON(stats_of(w.s0).mappings == 0);
+    }
+    struct pc_mapping m = map_at(w.home, &w.info, 5, 0);
+    check_version(w.c, &m, &w.info, 5);
+    CHECK(stats_of(w.s0).forks == 0);
+    pc_client_close(reader);
+    world_stop(&w);
+}
+
+static void test_retired(int trap)
+{
+    pc__rest_ns = FOR_EVER;
+    struct world w = world_start("retired", trap);
+    (void)rested(&w, w.far, 0);
+    OK(pc_engine_retire(w.s1->engine, 1, 0));
+    SOON(leases(&w) == 0);
+    world_stop(&w);
+}
+
+static void test_many(int trap)
+{
+    struct world w = world_start("many", trap);
+    struct pc_region_info infos[100];
+    for (uint64_t i = 0; i < 100; i++)
+        infos[i] = build(w.c, w.s0, w.home, 100 + i, 4096, 0);
+    for (int round = 0; round < 2; round++)
+        for (uint64_t i = 0; i < 100; i++) {
+            struct pc_mapping m = map_at(w.far, &infos[i], 0, 0);
+            OK(pc_client_unmap_later(w.far, m.id));
+            CHECK(leases(&w) <= 64); /* not as many as it has ever opened */
+        }
+    SOON(leases(&w) == 0);
+    world_stop(&w);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        void (*run)(int);
+    } tests[] = {{"again", test_again},
+                 {"ends_by_itself", test_ends_by_itself},
+                 {"next_version", test_next_version},
+                 {"at_home", test_at_home},
+                 {"retired", test_retired},
+                 {"many", test_many}};
+    static const int traps[] = {PC_TRAP_UFFD, PC_TRAP_SIGSEGV};
+    const char *only = argc > 1 ? argv[1] : "";
+    int failed = 0;
+    for (size_t t = 0; t < 2; t++)
+        for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++)
+            if (strstr(tests[i].name, only))
+                failed += run_test(tests[i].name, tests[i].run, traps[t], 60);
+    return failed != 0;
+}

@@ -1,0 +1,150 @@
+"""A page server that gets ready to be a home: an engine in this process, and no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyroaring import BitMap
+from ray.exceptions import GetTimeoutError, ObjectFetchTimedOutError, ObjectLostError
+
+from clamor_ray import errors
+from clamor_ray._native import client as _native
+from clamor_ray._objects import memory as _memory
+from clamor_ray._protocol.messages import Pinned, RebuildOrder, RegionRecord
+from clamor_ray.actors.page_server import page_server
+from clamor_ray.actors.page_server.page_server import PageServer
+
+BLOCK = 4096
+N_BLOCKS = 1 << 13  # 32 MiB
+RECORD = RegionRecord(7, 1, 0x1300_0000_0000, N_BLOCKS * BLOCK, (1,))
+ZEROS_OF = bytes(BitMap(range(N_BLOCKS)).serialize())
+SPARSE = RebuildOrder(RECORD, (), (), ZEROS_OF, pieces=((64, b"the pickle stream"),))
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
+    server = PageServer.__new__(PageServer)
+    server._engine = _native.Engine(
+        f"clamor-test-{secrets.token_hex(6)}", server_id=1, history_directory="/tmp"
+    )
+    monkeypatch.setattr(_memory, "available_bytes", lambda: 2 << 20)
+    try:
+        yield server
+    finally:
+        server._engine.stop()
+
+
+def prepared() -> int:
+    """Files that are as long as the region and that this process has open."""
+    n_files = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            n_files += os.stat(f"/proc/self/fd/{fd}").st_size == RECORD.length_bytes
+        except FileNotFoundError:
+            continue  # that of the listing itself
+    return n_files
+
+
+def test_zeros_that_are_larger_than_the_memory(server: PageServer) -> None:
+    server.rebuild(SPARSE, [])
+    assert prepared() == 1
+    server._engine.define_region(7, 1, RECORD.base_address, RECORD.length_bytes, [1])
+    (region,) = server.region_stats()
+    assert region["is_home"]
+
+
+def test_what_is_written_must_have_room(server: PageServer) -> None:
+    with pytest.raises(errors.OutOfMemoryError, match="32"):
+        server.rebuild(RebuildOrder(RECORD, ((1, ZEROS_OF),), ()), [])
+    with pytest.raises(errors.OutOfMemoryError, match="32"):
+        server.rebuild(RebuildOrder(RECORD, (), (), ZEROS_OF, digest=b"of a shared object"), [])
+    assert prepared() == 0
+
+
+def test_nothing_stays_of_an_attempt_that_fails(
+    server: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(order: RebuildOrder, made: list[Any]) -> Any:
+        assert prepared() == 2  # the engine's, and the attempt's own descriptor
+        raise errors.SourceError("It raised.")
+
+    monkeypatch.setattr(PageServer, "_pieces", staticmethod(fail))
+    with pytest.raises(errors.SourceError):
+        server.rebuild(SPARSE, [])
+    assert prepared() == 0
+
+
+def test_a_verdict_drops_what_is_ready(server: PageServer) -> None:
+    server.rebuild_drop(7)
+    server.rebuild(SPARSE, [])
+    server.rebuild_drop(7)
+    assert prepared() == 0
+    with pytest.raises(errors.HomeLostError):
+        server._engine.define_region(7, 1, RECORD.base_address, RECORD.length_bytes, [1])
+
+
+def test_what_is_not_brought_has_not_failed(
+    server: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get(reference: Any, timeout: float) -> Any:
+        raise GetTimeoutError(f"not within {timeout} s")
+
+    monkeypatch.setattr(page_server.ray, "get", get)
+    with pytest.raises(errors.WaitTimeoutError, match="was not brought within"):
+        server.rebuild(SPARSE, [object()])
+    assert prepared() == 0
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_layer_that_is_there_needs_no_room(is_there: bool) -> None:
+    """As after a restart of a home: its keeper has given back what it had fetched."""
+
+    async def pull(region: int, commit_id: int, from_server: int, layer_bytes: int) -> int:
+        return 0
+
+    server: Any = PageServer.__new__(PageServer)
+    server._engine = SimpleNamespace(has_layer=lambda region, commit_id: is_there)
+    server._core = SimpleNamespace(versions=SimpleNamespace(pull=pull))
+    server._on_loop = lambda work, timeout_s: asyncio.run(work)
+    if is_there:
+        server.pull(9, 7, 2, 1 << 60)
+    else:
+        with pytest.raises(errors.OutOfMemoryError):
+            server.pull(9, 7, 2, 1 << 60)
+
+
+@pytest.mark.parametrize(
+    ("failure", "passes"),
+    [
+        (GetTimeoutError("not within 120 s"), True),
+        (ObjectFetchTimedOutError("00", "", ""), True),
+        (MemoryError(), True),
+        (errors.DescriptorLimitError("none left"), True),
+        (OSError(24, "Too many open files"), True),
+        (ObjectLostError("00", "", ""), False),
+        (FileNotFoundError(2, "what the object opens when it is unpickled"), False),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_a_shortage_is_no_reason_to_do_without_a_shared_object(
+    failure: Exception, passes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may pass ends the process, and Ray starts it again; else the others go on."""
+
+    def get(reference: Any, timeout: float) -> Any:
+        raise failure
+
+    monkeypatch.setattr(page_server.ray, "get", get)
+    server: Any = PageServer.__new__(PageServer)
+    server._pinned, server._shared = {}, {}
+    if passes:
+        with pytest.raises(type(failure)):
+            server._pin_again(Pinned(RECORD, None, b"digest"), [object()])
+    else:
+        server._pin_again(Pinned(RECORD, None, b"digest"), [object()])

@@ -1,0 +1,487 @@
+"""The registry without Ray: what a journal that cannot be written leaves as it was.
+
+Its page servers are only known, never called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyroaring import BitMap
+from ray.exceptions import RayError
+
+from clamor_ray import errors
+from clamor_ray._protocol import names as _names
+from clamor_ray._protocol.ask import pack, unpack
+from clamor_ray._protocol.messages import (
+    INLINE_BASE,
+    CommitRequest,
+    FreeAnswer,
+    Pinned,
+    RegionFreed,
+    RegionRecord,
+    RegionUnknown,
+    ServerConfig,
+    ServerInfo,
+    ServerLost,
+    Write,
+)
+from clamor_ray._protocol.source import SHARED, Source
+from clamor_ray._protocol.status_words import Name, StatusWord, digest_of
+from clamor_ray.actors.commits.commit_log import Limits
+from clamor_ray.actors.process import keeper_process
+from clamor_ray.actors.registry import registry as registry_module
+from clamor_ray.actors.registry import retiring, spare_regions
+from clamor_ray.actors.registry.registry import Registry
+from clamor_ray.actors.registry.registry_core import (
+    IllegalTransition,
+    NoSuchRegion,
+    NoSuchServer,
+    RegionState,
+    server_id_of,
+)
+from tests.support.claims_table import ListTable
+from tests.support.lab import troubles
+from tests.support.server_rig import until
+
+NODE = "ab" * 28
+HOME = server_id_of(NODE)
+INFO = ServerInfo(HOME, NODE, "10.0.0.1", 1, "name", "0.1.0")
+CONFIG = ServerConfig("scope", "0.1.0")
+
+
+class FakeHandle:
+    """An actor whose every call is answered with None."""
+
+    def __getattr__(self, method: str) -> Any:
+        class Method:
+            @staticmethod
+            async def remote(*arguments: Any) -> Any:
+                if method == "hello":
+                    return INFO, []
+                if method == "retire":
+                    return pack(*(True for _ in unpack(arguments[0])))
+                return True
+
+        return Method
+
+
+class FakeJournalIsFull:
+    def __init__(self, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._db = registry._journal
+        self._patch = monkeypatch
+
+    def __enter__(self) -> None:
+        def full(*_: object) -> None:
+            raise errors.JournalFullError("The disk is full.")
+
+        for method in (
+            "create_region",
+            "set_states",
+            "free_inline",
+            "save_server",
+            "lose_server",
+            "commit",
+            "abort",
+            "acknowledge",
+            "trim",
+        ):
+            self._patch.setattr(self._db, method, full)
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    with_patches = pytest.MonkeyPatch()
+    with_patches.setattr(registry_module, "session_directory", lambda: tmp_path)
+    with_patches.setattr(registry_module.keeper_process, "raylet_pid", lambda: 1)
+    with_patches.setattr(registry_module.keeper_process, "hold_and_watch", lambda *_: -1)
+    with_patches.setattr(registry_module.ray, "get_actor", lambda *_, **__: FakeHandle())
+    with_patches.setattr(registry_module, "SAVE_AGAIN_S", 0.02)
+    table = ListTable()  # the cluster's: it outlives a registry
+    with_patches.setattr(registry_module, "RayTable", lambda: table)
+
+    def runner(*steps: Callable[[Registry], Awaitable[None]]) -> None:
+        """Each step has a registry of its own, with the journal of the one before."""
+
+        async def one(step: Callable[[Registry], Awaitable[None]]) -> None:
+            registry = Registry(CONFIG, bytes(32))
+            try:
+                await asyncio.wait_for(step(registry), 20)
+            finally:  # as by SIGKILL: nothing is told
+                for task in list(registry._tasks):
+                    task.cancel()
+                await registry._commits.close()
+                await registry._lineage.stop()
+                registry._journal.close()
+
+        for step in steps:
+            asyncio.run(one(step))
+
+    yield runner
+    with_patches.undo()
+
+
+async def made(registry: Registry) -> RegionRecord:
+    await registry.register_server(INFO)
+    record = await registry.create_region(8192, NODE)
+    return await registry.seal(record.region)
+
+
+def write(region: int, base: int) -> Write:
+    return Write(region, base, 1, BitMap([1]).serialize(), 8192, HOME)
+
+
+def test_a_full_journal_refuses_what_must_be_written(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(registry: Registry) -> None:
+        full = FakeJournalIsFull(registry, monkeypatch)
+        with full, pytest.raises(errors.JournalFullError):
+            await registry.register_server(INFO)
+        assert await registry.servers() == ()
+        record = await made(registry)
+        with full, pytest.raises(errors.JournalFullError):
+            await registry.create_region(8192, NODE, 5)
+        registry._core.check()
+        assert registry._core.count_by_state() == {
+            "creating": 0,
+            "ready": 1,
+            "freed": 0,
+            "dropping": 0,
+        }
+        second = await registry.create_region(8192, NODE, 5)
+        assert second.base_address > record.base_address
+        with full, pytest.raises(errors.JournalFullError):
+            await registry.seal(second.region)
+        assert await registry.lookup(second.region) == RegionUnknown(second.region)
+        await registry.seal(second.region)
+        with full, pytest.raises(errors.JournalFullError):
+            await registry.free(second.region)
+        assert await registry.lookup(second.region) == second
+        request = CommitRequest(9, (write(second.region, 0),))
+        with full, pytest.raises(errors.JournalFullError):
+            await registry.commit(request)
+        with full, pytest.raises(errors.JournalFullError):
+            await registry.outcome(10)
+        with full, pytest.raises(errors.JournalFullError):
+            await registry.free(INLINE_BASE + 1)
+        assert (await registry.commit(request)).versions == {second.region: 1}
+        assert (await registry.lookup(second.region)).version == 1
+
+    async def after(registry: Registry) -> None:
+        assert registry._core.count_by_state()["ready"] == 2
+        assert await registry.lookup(2) == RegionFreed(2)  # the id of the one that was refused
+        assert [entry.version for entry in await registry.latest([1, 3])] == [0, 1]
+
+    run(work, after)
+
+
+def test_what_need_not_be_written_at_once_is_written_later(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(registry: Registry) -> None:
+        record = await made(registry)
+        again = await registry.create_region(8192, NODE)
+        with FakeJournalIsFull(registry, monkeypatch):
+            assert (await registry.register_server(INFO)).epoch == 2
+            await registry.abandon(again.region)
+            await asyncio.sleep(0.1)
+            assert registry._core.record_of(again.region) is None
+        deadline = asyncio.get_running_loop().time() + 5
+        while registry._unsaved or registry._unsaved_servers:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.01)
+        assert [saved.record.region for saved in registry._journal.load().regions] == [
+            record.region
+        ]
+
+    async def after(registry: Registry) -> None:
+        assert (await registry.servers())[0].epoch == 2
+        assert registry._core.count_by_state()["ready"] == 1
+        registry._core.check()
+
+    run(work, after)
+
+
+def test_the_journal_forgets_old_frees(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(registry: Registry) -> None:
+        monkeypatch.setattr(registry._log, "_limits", Limits(max_freed_inline=3))
+        for n in range(10):
+            await registry.free(INLINE_BASE + n)
+        kept = tuple(INLINE_BASE + n for n in (7, 8, 9))
+        assert tuple(registry._log._freed_inline) == kept
+        assert registry._journal.load().freed_inline == kept
+
+    run(work)
+
+
+def test_freed_inline_variables_stay_freed(run: Callable[..., None]) -> None:
+    inline = INLINE_BASE + 1
+
+    async def work(registry: Registry) -> None:
+        request = CommitRequest(5, (Write(inline, 0, 0, b"", 0, 0, None, b"one"),))
+        assert (await registry.commit(request)).versions == {inline: 1}
+        assert (await registry.at(inline, 1)).payload == b"one"
+
+    async def after(registry: Registry) -> None:
+        assert (await registry.latest([inline]))[0].payload == b"one"
+        await registry.free(inline)
+
+    async def freed(registry: Registry) -> None:
+        with pytest.raises(errors.FreedError):
+            await registry.latest([inline])
+
+    run(work, after, freed)
+
+
+def test_dropped_tasks_stay_dropped(run: Callable[..., None]) -> None:
+    quick, late = bytes([1]) * 16, bytes([2]) * 16
+
+    def word(token: bytes, commit_id: int) -> CommitRequest:
+        name = Name(token, digest_of([1]), 0)
+        return CommitRequest(commit_id, (StatusWord(name, commit_id).write(),))
+
+    async def work(registry: Registry) -> None:
+        await registry.commit(word(quick, 1))
+        assert await registry.drop_status([quick, late]) == 1
+        assert await registry.drop_status([quick, late]) == 0
+
+    async def after(registry: Registry) -> None:
+        for token in (quick, late):
+            with pytest.raises(errors.FreedError, match="cancelled"):
+                await registry.commit(word(token, 2))
+        registry._log.check()
+
+    run(work, after)
+
+
+def test_what_is_filled_at_a_lost_home_is_not_sealed(run: Callable[..., None]) -> None:
+    async def work(registry: Registry) -> None:
+        await registry.register_server(INFO)
+        record = await registry.create_region(8192, NODE)
+        again = await registry.renew_server(NODE, HOME, "its keeper died with it")
+        await registry.register_server(dataclasses.replace(INFO, server_id=again))
+        with pytest.raises(IllegalTransition, match="died with it"):
+            await registry.seal(record.region)
+        assert [region.state for region in registry._journal.load().regions] == ["creating"]
+        assert await registry.lookup(record.region) == RegionUnknown(record.region)
+
+    run(work)
+
+
+def test_a_lost_page_server_that_registers_late_stays_lost(run: Callable[..., None]) -> None:
+    """It was slow to start, and given up meanwhile: what was said of its regions holds."""
+
+    async def work(registry: Registry) -> None:
+        await made(registry)
+        await registry.renew_server(NODE, HOME, "its keeper died with it")
+        await asyncio.sleep(0)  # the verdict is in the journal
+        registry._save_now()
+        with pytest.raises(NoSuchServer, match="declared lost: its keeper died with it"):
+            await registry.register_server(INFO)
+
+    async def after(registry: Registry) -> None:
+        assert registry._journal.load().lost == (ServerLost(HOME, "its keeper died with it"),)
+        assert await registry.locate(HOME) == ServerLost(HOME, "its keeper died with it")
+        with pytest.raises(NoSuchServer, match="declared lost"):
+            await registry.register_server(INFO)
+
+    run(work, after, after)
+
+
+def test_regions_that_were_ending_go_on_ending(run: Callable[..., None]) -> None:
+    async def work(registry: Registry) -> None:
+        record = await made(registry)
+        assert record.region == 1
+        registry._journal.set_states([(1, "freed")])  # and died before it did anything
+
+    async def after(registry: Registry) -> None:
+        assert await registry.lookup(1) == RegionFreed(1)
+        with pytest.raises(errors.FreedError):
+            await registry.commit(CommitRequest(5, (write(1, 0),)))
+        await registry.regions_idle([1], HOME)
+        deadline = asyncio.get_running_loop().time() + 5
+        while registry._journal.load().regions:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.01)
+        assert registry._core.addresses.bytes_in_use == 0
+        assert (await registry.create_region(1, NODE)).region == 2
+
+    run(work, after)
+
+
+def test_a_page_server_that_is_new_is_written_down_on_a_full_disk(
+    run: Callable[..., None], tmp_path: Path
+) -> None:
+    """It uses what is kept back for it; what else must be written is refused."""
+    if os.geteuid() != 0:
+        pytest.skip("a small disk can only be mounted as root")
+    directory = tmp_path / _names.journal_directory(CONFIG.job_scope)
+
+    async def create_all(registry: Registry) -> None:
+        for request in range(1, 100_000):
+            await registry.create_region(8192, NODE, request)
+
+    async def register(registry: Registry) -> None:
+        assert registry._reserve.make()
+        await made(registry)
+        troubles.fill(directory / "filler")
+        other = server_id_of(NODE, 1)
+        with pytest.raises(errors.JournalFullError):
+            await create_all(registry)
+        troubles.fill(directory / "filler")
+        await registry.register_server(dataclasses.replace(INFO, server_id=other))
+        assert isinstance(await registry.locate(other), ServerInfo)
+
+    async def after(registry: Registry) -> None:
+        assert server_id_of(NODE, 1) in [info.server_id for info in await registry.servers()]
+
+    with troubles.small_disk(directory, 3 * keeper_process.RESERVE_BYTES):
+        run(register, after)
+
+
+def test_a_spare_that_nobody_takes_is_given_back(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has it may have ended. What a put has begun to fill is its maker's."""
+    monkeypatch.setattr(spare_regions, "UNUSED_S", 0.1)
+    filling: set[int] = set()
+    not_now: list[Exception] = [RayError("not now")]
+
+    def handle(*_: object, **__: object) -> Any:
+        class Handle(FakeHandle):
+            class knows:
+                @staticmethod
+                async def remote(regions: list[int]) -> list[bool]:
+                    if not_now:
+                        raise not_now.pop()
+                    return [region in filling for region in regions]
+
+        return Handle()
+
+    monkeypatch.setattr(registry_module.ray, "get_actor", handle)
+
+    async def work(registry: Registry) -> None:
+        record = await made(registry)
+        spares = []
+        for request_id in (5, 6, 7):
+            spare = await registry.seal_and_create(record.region, None, 8192, NODE, request_id)
+            assert spare is not None
+            spares.append(spare.region)
+        unused, filled, sealed = spares
+        filling.add(filled)
+        await registry.seal(sealed)
+        await until(lambda: registry._core.state(unused) is RegionState.GONE)
+        assert not not_now  # what was not answered was asked again
+        assert registry._core.state(filled) is RegionState.CREATING
+        assert registry._core.state(sealed) is RegionState.READY
+        await until(lambda: not registry._spares.is_looking)
+        again = await registry.seal_and_create(sealed, None, 8192, NODE, 8)
+        assert again is not None
+        await until(lambda: registry._core.state(again.region) is RegionState.GONE)
+        with pytest.raises(NoSuchRegion):  # of a process that was stopped: it puts again
+            await registry.seal(again.region)
+        await registry.seal(filled)
+
+    run(work)
+
+
+def silent(asked: list[tuple[int, list[int]]]) -> Any:
+    """A page server that does not answer: which regions it is told to retire."""
+
+    class Silent(FakeHandle):
+        class retire:
+            @staticmethod
+            async def remote(packed: bytes) -> Any:
+                asked.append((HOME, [order[0] for order in unpack(packed)]))
+                await asyncio.sleep(60)
+
+    return Silent()
+
+
+def test_a_free_that_its_caller_tells_waits_for_nobody(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order goes out all the same, and is made anew by the next registry."""
+    there = server_id_of("cd" * 28)
+    asked: list[tuple[int, list[int]]] = []
+
+    monkeypatch.setattr(registry_module.ray, "get_actor", lambda *_, **__: silent(asked))
+
+    async def work(registry: Registry) -> None:
+        first, second, third = [await made(registry) for _ in range(3)]
+        assert await registry.free(first.region, HOME) == FreeAnswer(alone=True)
+        await registry.lookup(second.region, there)
+        assert await registry.free(second.region, HOME) == FreeAnswer(others=(there,))
+        assert isinstance(await registry.lookup(first.region), RegionFreed)
+        assert await registry.free(first.region, HOME) == FreeAnswer()  # Ray called it twice
+        await until(lambda: bool(asked))
+        assert asked == [(HOME, [first.region, second.region])]
+        # Whose caller tells nobody waits for all, and no longer than is promised.
+        monkeypatch.setattr(registry_module, "FREE_S", 0.05)
+        assert await registry.free(third.region) == FreeAnswer()
+        assert registry._core.state(third.region) is RegionState.FREED
+
+    async def after(registry: Registry) -> None:
+        await until(lambda: len(asked) == 2)
+        assert asked[1] == (HOME, [1, 2, 3])
+
+    run(work, after)
+
+
+def test_a_large_variable_is_given_back_by_the_registrys_order(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is back when free returns, and no thread that serves pages gave it back."""
+    asked: list[tuple[int, list[int]]] = []
+    monkeypatch.setattr(registry_module, "FREE_S", 0.5)
+    monkeypatch.setattr(retiring, "BATCH_S", 30.0)
+    monkeypatch.setattr(registry_module.ray, "get_actor", lambda *_, **__: silent(asked))
+
+    async def work(registry: Registry) -> None:
+        await registry.register_server(INFO)
+        record = await registry.create_region(64 << 20, NODE)
+        await registry.seal(record.region)
+        assert await registry.free(record.region, HOME) == FreeAnswer()
+        assert asked == [(HOME, [record.region])]
+
+    run(work)
+
+
+def test_what_is_shared_is_known_from_its_seal_on(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also to a registry whose page server died with the one before."""
+    shared = Source(SHARED, 0, b"digest", b"where it is")
+    monkeypatch.setattr(
+        registry_module.shared_objects,
+        "pinned_of",
+        lambda record, source: (Pinned(record, source.what, source.digest), ["a reference"]),
+    )
+    regions = []
+
+    async def check(registry: Registry) -> None:
+        ((pinned, object_refs),) = await registry.shared_at(HOME)
+        assert (pinned.record.region, pinned.plan) == (regions[0], b"where it is")
+        assert object_refs == ["a reference"]
+        assert await registry.shared_at(HOME + 1) == []
+
+    async def share(registry: Registry) -> None:
+        await registry.register_server(INFO)
+        record = await registry.create_region(8192, NODE)
+        await registry.seal(record.region, shared)
+        regions.append(record.region)
+        await check(registry)
+
+    run(share, check)

@@ -1,0 +1,258 @@
+"""Orders to page servers that regions are freed, without Ray: batches, pauses, servers that go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, RayError
+
+from clamor_ray.actors.registry import retiring
+from clamor_ray.actors.registry.registry_core import Retire
+from clamor_ray.actors.registry.retiring import BATCH_MOST, Retiring
+from tests.support.server_rig import until
+
+HERE, THERE = 7, 8
+
+
+class World:
+    """Page servers that answer what a test has them answer.
+
+    Args:
+        calls: (server, regions) of each call, in order.
+        troubles: What the next calls of a server raise, or a future that they wait for.
+        leased: Regions of which leases are left.
+        refused: Regions that a server cannot retire now.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, list[int]]] = []
+        self.troubles: dict[int, list[Any]] = {}
+        self.leased: set[int] = set()
+        self.refused: set[int] = set()
+        self.done: list[tuple[int, int, bool]] = []
+        self.lost: list[int] = []
+        self.retiring = Retiring(self.tell, self.note, self.lose)
+
+    async def tell(self, server_id: int, orders: list[Retire]) -> list[bool | None]:
+        self.calls.append((server_id, [order.region for order in orders]))
+        assert all(order.server_id == server_id for order in orders)
+        for trouble in [waiting.pop(0) for waiting in (self.troubles.get(server_id),) if waiting]:
+            if isinstance(trouble, asyncio.Future):
+                await trouble
+            else:
+                raise trouble
+        return [
+            None if order.region in self.refused else order.region in self.leased
+            for order in orders
+        ]
+
+    def note(self, server_id: int, told: list[tuple[Retire, bool]]) -> None:
+        self.done += [(server_id, order.region, leased) for order, leased in told]
+
+    def lose(self, server_id: int, failure: ActorDiedError) -> None:
+        self.lost.append(server_id)
+        self.retiring.server_lost(server_id)
+
+    def order(self, server_id: int, *regions: int, force: bool = False) -> None:
+        self.retiring.order(Retire(server_id, region, force) for region in regions)
+
+    def regions_of(self, server_id: int) -> list[list[int]]:
+        return [regions for server, regions in self.calls if server == server_id]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[World], Any]], None]:
+    monkeypatch.setattr(retiring, "BATCH_S", 0.02)
+    monkeypatch.setattr(retiring, "AGAIN_FIRST_S", 30.0)  # who comes sooner was not waited for
+    monkeypatch.setattr(retiring, "AGAIN_MOST_S", 30.0)
+
+    def runner(work: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+        async def all_of_it() -> None:
+            world = World()
+            try:
+                await asyncio.wait_for(work(world), 20)
+            finally:
+                world.retiring.close()
+
+        asyncio.run(all_of_it())
+
+    return runner
+
+
+def test_orders_of_a_moment_are_one_call(run: Callable[..., None]) -> None:
+    async def work(world: World) -> None:
+        world.leased = {2}
+        for region in (1, 2, 3):
+            world.order(HERE, region)
+            await asyncio.sleep(0)
+        world.order(THERE, 9)
+        await until(lambda: len(world.done) == 4)
+        assert sorted(world.calls) == [(HERE, [1, 2, 3]), (THERE, [9])]
+        assert sorted(world.done) == [
+            *((HERE, 1, False), (HERE, 2, True), (HERE, 3, False)),
+            (THERE, 9, False),
+        ]
+        world.order(HERE, 4)  # the queue had ended
+        await until(lambda: len(world.done) == 5)
+
+    run(work)
+
+
+def test_a_row_goes_out_as_soon_as_it_is_long(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retiring, "BATCH_S", 30.0)
+
+    async def work(world: World) -> None:
+        world.order(HERE, *range(1, BATCH_MOST))
+        await asyncio.sleep(0.05)  # a call that must not come
+        assert world.calls == []
+        world.order(HERE, BATCH_MOST)
+        await until(lambda: len(world.done) == BATCH_MOST)
+        assert world.regions_of(HERE) == [list(range(1, BATCH_MOST + 1))]
+        world.order(HERE, *range(1000, 1000 + 3 * BATCH_MOST))
+        await until(lambda: len(world.done) == 4 * BATCH_MOST)
+        assert [len(regions) for regions in world.regions_of(HERE)] == 4 * [BATCH_MOST]
+
+    run(work)
+
+
+def test_who_must_know_does_not_wait_for_a_batch(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retiring, "BATCH_S", 30.0)
+
+    async def work(world: World) -> None:
+        world.order(HERE, 1)
+        world.order(THERE, 1, 2)
+        (there,) = world.retiring.hurry(1, but=HERE)
+        await asyncio.wait_for(there, 10)
+        assert world.calls == [(THERE, [1, 2])]
+        assert world.retiring.hurry(2) == []  # that was carried out with it
+        (here,) = world.retiring.hurry(1)
+        await asyncio.wait_for(here, 10)
+        assert world.regions_of(HERE) == [[1]]
+
+    run(work)
+
+
+@pytest.mark.parametrize("trouble", [RayError("not now"), asyncio.TimeoutError(), OSError("?")])
+def test_what_is_not_answered_is_said_again(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
+    monkeypatch.setattr(retiring, "AGAIN_FIRST_S", 0.02)
+
+    async def work(world: World) -> None:
+        world.troubles[HERE] = [trouble, trouble]
+        world.order(HERE, 1)
+        await until(lambda: bool(world.done))
+        assert world.regions_of(HERE) == [[1]] * 3
+        assert world.done == [(HERE, 1, False)]
+
+    run(work)
+
+
+def test_what_a_server_cannot_do_now_is_said_again_and_the_rest_is_not(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retiring, "AGAIN_FIRST_S", 0.02)
+
+    async def work(world: World) -> None:
+        world.refused = {2}
+        world.order(HERE, 1, 2, 3)
+        await until(lambda: len(world.calls) >= 3)
+        world.refused = set()
+        await until(lambda: len(world.done) == 3)
+        assert world.regions_of(HERE)[0] == [1, 2, 3]
+        assert all(regions == [2] for regions in world.regions_of(HERE)[1:])
+
+    run(work)
+
+
+def test_a_server_that_answers_again_is_not_waited_for(run: Callable[..., None]) -> None:
+    """Pauses here are of 30 s: who comes sooner has broken them off."""
+
+    async def work(world: World) -> None:
+        world.troubles[HERE] = [RayError("not now")]
+        world.order(HERE, 1)
+        await until(lambda: len(world.calls) == 1)
+        await asyncio.sleep(0.05)
+        world.order(HERE, 2)  # nobody waits for it
+        await asyncio.sleep(0.05)
+        assert len(world.calls) == 1
+        (waiting,) = world.retiring.hurry(2)
+        await asyncio.wait_for(waiting, 5)
+        assert sorted(world.done) == [(HERE, 1, False), (HERE, 2, False)]
+        # The same where it registers; and where it is silent in a call when it does.
+        world.troubles[HERE] = [RayError("not now")]
+        world.order(HERE, 3)
+        await until(lambda: len(world.calls) == 3)
+        await asyncio.sleep(0.05)
+        world.retiring.server_here(HERE)
+        await until(lambda: len(world.done) == 3)
+        world.troubles[HERE] = [asyncio.get_running_loop().create_future()]
+        world.order(HERE, 4)
+        await until(lambda: len(world.calls) == 5)
+        world.retiring.server_here(HERE)
+        await until(lambda: len(world.done) == 4)
+        world.retiring.server_here(THERE)  # to whom there is nothing to say
+
+    run(work)
+
+
+@pytest.mark.parametrize("how", ["lookup", "died", "told"])
+def test_nothing_waits_for_a_server_that_is_lost(run: Callable[..., None], how: str) -> None:
+    async def work(world: World) -> None:
+        silent = asyncio.get_running_loop().create_future()
+        trouble = {"lookup": LookupError("lost"), "died": ActorDiedError(), "told": silent}[how]
+        world.troubles[HERE] = [trouble]
+        world.order(HERE, 1, 2)
+        world.order(THERE, 1)
+        waiting = world.retiring.hurry(1)
+        await until(lambda: len(world.calls) == 2)
+        if how == "told":
+            world.retiring.server_lost(HERE)
+        await asyncio.wait_for(asyncio.gather(*waiting), 5)
+        assert world.done == [(THERE, 1, False)]
+        assert world.lost == ([HERE] if how == "died" else [])
+        assert world.retiring.hurry(2) == []
+        await asyncio.sleep(0.05)
+        assert len(world.calls) == 2
+
+    run(work)
+
+
+def test_an_order_that_comes_during_a_call_is_carried_out_too(run: Callable[..., None]) -> None:
+    """The end of a region follows its first order: both are of one region."""
+
+    async def work(world: World) -> None:
+        answers = asyncio.get_running_loop().create_future()
+        world.troubles[HERE] = [answers]
+        world.order(HERE, 1)
+        await until(lambda: len(world.calls) == 1)
+        world.order(HERE, 1, force=True)
+        answers.set_result(None)
+        await until(lambda: len(world.done) == 2)
+        assert world.regions_of(HERE) == [[1], [1]]
+
+    run(work)
+
+
+def test_a_failure_of_ours_is_said_and_stops_no_later_order(
+    run: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(world: World) -> None:
+        def broken(*_: object) -> None:
+            raise ValueError("a mistake of ours")
+
+        world.retiring._done = broken
+        world.order(HERE, 1)
+        await until(lambda: "a mistake of ours" in caplog.text)
+        world.retiring._done = world.note
+        world.order(HERE, 2)
+        await until(lambda: world.done == [(HERE, 2, False)])
+
+    run(work)

@@ -1,0 +1,122 @@
+"""From what benchmarks measured to their figures: pure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bench import hot_pages, idle
+from bench.drivers import hot_driver as _hot_driver
+from bench.peers import redis as _redis
+from bench.support import common as _common
+from clamor_ray._objects.hashtable import Table
+from clamor_ray.workloads.data.stream import first_value, key_of
+
+
+def hot_run(hosts: int, seconds: float, replication: str = "p2c") -> dict[str, object]:
+    return {
+        "side": "clamor",
+        "replication": replication,
+        "hosts": hosts,
+        "seconds": seconds,
+        "touched_bytes": [100] * (hosts - 2) + [120],
+        "distinct_bytes": 130,
+    }
+
+
+def test_the_ideal_is_the_busiest_link() -> None:
+    two, eight = hot_run(2, 1.0), hot_run(8, 1.0)
+    assert hot_pages.ideal_s(two, 10.0) == {
+        "into_a_host": 12.0,
+        "out_of_home": 13.0,
+        "all_links": 6.0,
+    }
+    assert hot_pages.ideal_s(eight, 10.0)["into_a_host"] == 12.0
+    assert hot_pages.ideal_s(eight, 10.0)["all_links"] == pytest.approx((6 * 100 + 120) / 80)
+
+
+def test_hot_page_figures_compare_medians_at_the_most_hosts() -> None:
+    runs = [hot_run(2, 20.0), *(hot_run(8, seconds) for seconds in (26.0, 13.0, 39.0))]
+    runs += [hot_run(8, 130.0, "off"), hot_run(8, 52.0, "random")]
+    runs.append({"side": "ray", "hosts": 8, "seconds": 2600.0})
+    assert hot_pages.figures(runs, 10.0) == {
+        "ideal_ratio": 2.0,
+        "growth": 1.3,
+        "off_speedup": 5.0,
+        "random_speedup": 2.0,
+        "ray_speedup": 100.0,
+    }
+
+
+def test_popular_keys_lie_on_the_share_of_blocks_that_was_asked_for() -> None:
+    keys = key_of(np.arange(200_000))
+    table = Table.build(keys, first_value(keys), len(keys))
+    popular = _hot_driver.popular_keys(table, 0.05, np.random.default_rng(1))
+    n_blocks = table.slots.nbytes // 4096
+    blocks = np.unique(table.starts(popular) >> np.uint64(12))
+    assert len(blocks) == pytest.approx(0.05 * n_blocks, rel=0.03)
+    assert len(np.unique(popular)) == len(popular) > 50 * len(blocks)
+    # In scattered places: hardly one has its neighbour beside it.
+    assert np.count_nonzero(np.diff(blocks) == 1) < len(blocks) / 5
+
+
+def test_a_slope_has_an_error() -> None:
+    assert idle.slope([0, 10, 20], [5, 25, 45]) == (2.0, 0.0)
+    rise, error = idle.slope([0, 1, 2, 3], [0, 1, 0, 1])
+    assert (rise, error) == pytest.approx((0.2, np.sqrt(0.8 / 2 / 5)))
+    with pytest.raises(ValueError, match="three samples"):
+        idle.slope([0, 1], [0, 1])
+
+
+@pytest.mark.parametrize(("per_sample_kib", "says"), [(0, "none"), (-5, "none"), (5, "growth")])
+def test_growth_is_what_stands_out_of_the_noise(per_sample_kib: int, says: str) -> None:
+    noise = np.random.default_rng(1).normal(0, 4, 60)
+    samples = [
+        {
+            "seconds": 10.0 * at,
+            "memory_bytes": 1e9 + (per_sample_kib * at + noise[at]) * 1024,
+            "private_bytes": {"driver": 1e8, "keeper": 1e6},
+            "peer_bytes": 1e7,
+            "descriptors": {"driver": 10 + (at > 50), "keeper": 1},
+            "threads": {"driver": 7, "keeper": 1},
+        }
+        for at in range(60)
+    ]
+    detail, summary = idle.figures(samples)
+    assert detail["memory"]["says"] == says
+    assert summary["growth_kib_per_minute"] == pytest.approx(6 * per_sample_kib, abs=1.5)
+    assert (summary["descriptors"], summary["threads"]) == (0, 0)
+
+
+def test_what_ray_grows_by_is_taken_off_each_process_with_ray_in_it() -> None:
+    samples = [
+        {
+            "seconds": 60.0 * at,
+            "memory_bytes": 1e9 + 2 * 1024 * at + 3 * 1024 * at,
+            "private_bytes": {"driver": 1e8, "registry": 1e8, "keeper_0": 1e6},
+            "peer_bytes": 1e7 + 1024 * at,
+            "descriptors": {"driver": 1, "registry": 1, "keeper_0": 1},
+            "threads": {"driver": 1, "registry": 1, "keeper_0": 1},
+        }
+        for at in range(10)
+    ]
+    detail, summary = idle.figures(samples)
+    assert summary["growth_kib_per_minute"] == pytest.approx(3)
+    assert detail["with_ray"]["kib_per_minute"] == pytest.approx(5)
+    assert detail["peer"]["kib_per_minute"] == pytest.approx(1)
+
+
+def test_what_grows_late_is_seen() -> None:
+    assert idle.growth([4] * 40 + [5] * 20) == 1
+    assert idle.growth([4, 9, 4, 4, 4, 4, 4, 4, 4]) == 0
+
+
+def test_words_by_index_are_the_words_in_order() -> None:
+    want = _common.expected_words(0, 4096, 9)
+    indices = np.random.default_rng(1).integers(0, 4096, (50, 3))
+    np.testing.assert_array_equal(_common.expected_at(indices, 9), want[indices])
+
+
+def test_redis_keys_have_eight_bytes_each() -> None:
+    ids = np.array([0, 255, 1 << 40])
+    assert _redis.keys_of(ids) == [int(i).to_bytes(8, "little") for i in ids]

@@ -1,0 +1,99 @@
+"""Each benchmark runs on little data and ends with its figures; nothing judges them here."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.peers import redis as _redis
+from tests.support.lab import remove_stale, require_lab
+from tests.support.lab.availability import missing
+
+ROOT = Path(__file__).resolve().parents[2]
+
+FIGURES = {
+    "cold_read": {
+        "sparse_fault_speedup",
+        "sparse_prefetch_speedup",
+        "sparse_bytes_ratio",
+        "dense_speedup",
+        "put_speedup",
+    },
+    "faults": {"node_hit_ratio", "remote_fault_ratio"},
+    "fetch": {"wire_ratio", "small_page_rate"},
+    "overhead": {"task_overhead_ratio"},
+    "update": {"round_speedup", "bytes_per_update", "lookup_rate_ratio"},
+}
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("name", sorted(FIGURES))
+def test_small_run_ends_with_its_figures(name: str) -> None:
+    done = bench(name, "--small")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {"kernel", "cores", "page_size", "ray", "trap"} <= set(lines[0]["environment"])
+    figures = lines[-1]["summary"]
+    assert set(figures) == FIGURES[name]
+    assert all(math.isfinite(value) and value > 0 for value in figures.values())
+
+
+@pytest.mark.lab
+def test_gather_ends_with_the_figures_of_both_cases() -> None:
+    if reason := _redis.unavailable():
+        missing(f"the peer of gather: {reason}")
+    done = bench("gather", "--small")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])["summary"]
+    assert set(figures) == {"zipf", "uniform"}
+    for case in figures.values():
+        assert set(case) == {"redis_speedup", "actor_speedup"}
+        assert all(math.isfinite(value) and value > 0 for value in case.values())
+
+
+@pytest.mark.lab
+def test_idle_ends_with_its_figures() -> None:
+    done = bench("idle", "--small")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])["summary"]
+    assert set(figures) == {"growth_kib_per_minute", "descriptors", "threads"}
+    assert all(math.isfinite(value) for value in figures.values())
+
+
+@pytest.mark.lab
+@pytest.mark.root
+@pytest.mark.slow
+def test_hot_pages_ends_with_its_figures_and_leaves_no_namespace() -> None:
+    require_lab("netns")
+    done = bench("hot_pages", "--small")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {"kernel", "cores", "page_size", "ray", "trap", "rate"} <= set(lines[0]["environment"])
+    names = {"ideal_ratio", "growth", "off_speedup", "random_speedup", "ray_speedup"}
+    assert set(lines[-1]["summary"]) == names
+    assert all(math.isfinite(value) and value > 0 for value in lines[-1]["summary"].values())
+    runs = [line for line in lines if line.get("side") == "clamor"]
+    assert {run["replication"] for run in runs} == {"p2c", "random", "off"}
+    for run in runs:
+        assert run["distinct_bytes"] <= sum(run["bytes_received"][1:])
+        assert not any(run.get("redirected_blocks", [])) or run["replication"] != "off"
+    assert remove_stale() == []
+
+
+def test_unknown_name_lists_those_there_are() -> None:
+    done = bench("nothing")
+    assert done.returncode == 2
+    for name in FIGURES:
+        assert name in done.stderr

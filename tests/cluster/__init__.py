@@ -1,0 +1,1 @@
+"""Tests on clusters of several nodes."""

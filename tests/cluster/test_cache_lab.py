@@ -1,0 +1,122 @@
+"""The cache's settings on a cluster of their own: what init takes, refuses, and hands to nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clamor_ray as clamor
+from clamor_ray import errors
+from clamor_ray._objects.memory import memory_bytes
+from tests.support.lab import LocalCluster, local_cluster, require_lab
+from tests.support.lab.cluster import node_resource
+
+pytestmark = pytest.mark.lab
+
+ANSWER_S = 90.0
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[LocalCluster]:
+    require_lab("local")
+    with local_cluster(2) as lab:
+        yield lab
+
+
+@pytest.fixture(autouse=True)
+def no_session() -> Iterator[None]:
+    yield
+    clamor.shutdown()
+
+
+def test_more_than_the_node_has_is_refused(lab: LocalCluster) -> None:
+    has = memory_bytes()
+    assert has is not None
+    with pytest.raises(errors.CacheBudgetError) as caught:
+        clamor.init(cache_bytes=has + 4096)
+    for part in (lab.node_ids[0], str(has), str(has + 4096)):
+        assert part in str(caught.value)
+    with pytest.raises(errors.NotInitializedError):
+        clamor.stats()
+    clamor.init(cache_bytes=has)  # and the next attempt is one of its own
+    assert clamor.stats().cache_bytes == has
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cache_bytes": 4096},
+        {"cache_policy": "oldest"},
+        {"replication": "yes"},
+        {"page_bytes": 4097},
+    ],
+    ids=str,
+)
+def test_nonsense_starts_nothing(lab: LocalCluster, settings: dict[str, Any]) -> None:
+    (name,) = settings
+    with pytest.raises(ValueError, match=f"^{name} is "):
+        clamor.init(**settings)
+    with pytest.raises(errors.NotInitializedError):
+        clamor.stats()
+
+
+def test_settings_are_the_sessions(lab: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLAMOR_CACHE_BYTES", "1GiB")
+    attached = clamor.init(cache_bytes="64MiB", cache_policy="lru", page_bytes=8192)
+    assert clamor.init() == attached
+    assert clamor.init(cache_bytes=64 * MIB, page_bytes="8KiB") == attached
+    with pytest.raises(ValueError, match=re.escape("cache_policy='fifo', and this session began")):
+        clamor.init(cache_policy="fifo")
+    assert [node.cache_bytes for node in clamor.stats().nodes] == [64 * MIB]
+
+
+@clamor.remote(num_cpus=0, resources={node_resource(1): 0.001})
+def touch(array: Any, places: Any) -> int:
+    return int(array[places].sum())
+
+
+def test_every_node_gets_them(lab: LocalCluster) -> None:
+    import ray
+
+    clamor.init(cache_bytes="32MiB", cache_policy="fifo", replication="off", page_bytes="8KiB")
+    ref = clamor.put(np.arange(4 * MIB))
+    places = np.arange(0, 4 * MIB, MIB) + 5
+    assert ray.get(touch.remote(ref, places), timeout=ANSWER_S) == places.sum()
+    stats = clamor.stats()
+    assert [node.cache_bytes for node in stats.nodes] == [32 * MIB] * 2
+    there = stats.region(ref)[lab.node_ids[1]]
+    # Two blocks for each touch, and whatever the stream took: pages of 8 KiB, and no larger ones.
+    assert 8 <= there.fetched_blocks <= 8 + 2
+    assert not stats.thrashing
+
+
+def test_by_default_a_quarter(lab: LocalCluster) -> None:
+    clamor.init()
+    has = memory_bytes()
+    assert has is not None
+    assert clamor.stats().cache_bytes == has // 4
+
+
+def shared_memory_bytes() -> int:
+    """What all shared memory of this machine takes."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Shmem:"))
+
+
+def test_reading_what_was_never_written_is_bounded(lab: LocalCluster) -> None:
+    budget_bytes = 32 * MIB
+    clamor.init(cache_bytes=budget_bytes)
+    ref = clamor.zeros(512 * MIB, np.uint8)
+    before_bytes = shared_memory_bytes()
+    assert ref.get().max() == 0
+    # Another program of this machine may take some meanwhile, and the window of SIGSEGV is apart.
+    assert shared_memory_bytes() - before_bytes < 256 * MIB
+    assert clamor.stats().cached_bytes <= budget_bytes * 5 // 4
+    with clamor.update(ref) as array:
+        array[300 * MIB] = 7
+    assert ref.get().max() == 7

@@ -1,0 +1,153 @@
+"""Both forms of the lab, with plain Ray: what the other tests stand on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from tests.support.lab import (
+    cluster,
+    lab_unavailable,
+    local_cluster,
+    netns_cluster,
+    remove_stale,
+    require_lab,
+)
+from tests.support.lab.cluster import node_resource
+
+
+class Echo:
+    def where(self) -> str:
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+
+@pytest.mark.lab
+def test_local_nodes_are_apart_and_can_die() -> None:
+    require_lab("local")
+    import ray
+
+    with local_cluster(2) as lab:
+        actors = [
+            ray.remote(Echo).options(num_cpus=0, resources={node_resource(i): 0.01}).remote()
+            for i in range(2)
+        ]
+        found = ray.get([actor.where.remote() for actor in actors], timeout=60)
+        assert tuple(found) == lab.node_ids
+        with pytest.raises(LookupError, match="node 1 has no page server"):
+            lab.page_server_pid(1)
+        lab.kill_node(1)
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(actors[1].where.remote(), timeout=60)
+        assert ray.get(actors[0].where.remote(), timeout=60) == lab.node_ids[0]
+        with pytest.raises(ValueError, match="dead already"):
+            lab.kill_node(1)
+    assert not ray.is_initialized()
+
+
+class LateCluster:
+    """Ray's, whose second node does not start in time on the first tries."""
+
+    n_late = 0
+    started: ClassVar[list[subprocess.Popen[bytes]]] = []
+
+    def __init__(self, shutdown_at_exit: bool) -> None:
+        self.nodes: list[object] = []
+
+    def add_node(self, **options: object) -> object:
+        if self.nodes and LateCluster.n_late:
+            LateCluster.n_late -= 1
+            self.started.append(subprocess.Popen(["sleep", "300"]))
+            raise Exception("The current node timed out during startup. This could happen because")
+        self.nodes.append(options)
+        return options
+
+    def shutdown(self) -> None:
+        self.nodes.clear()
+
+
+def test_a_cluster_that_starts_late_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.cluster_utils.Cluster", LateCluster)
+    LateCluster.n_late = 2
+    made, nodes = cluster.started([{"number": 1}, {"number": 2}])
+    assert made.nodes == nodes == [{"number": 1}, {"number": 2}]
+    assert len(LateCluster.started) == 2
+    assert [late.wait(30) for late in LateCluster.started] == [-signal.SIGKILL] * 2
+    LateCluster.n_late = 3
+    with pytest.raises(Exception, match="timed out during startup"):
+        cluster.started([{"number": 1}, {"number": 2}])
+    assert [late.wait(30) for late in LateCluster.started] == [-signal.SIGKILL] * 5
+
+
+TRANSFER = """
+import hashlib, sys
+import numpy as np, ray
+ray.init(address="auto", log_to_driver=False)
+
+@ray.remote(num_cpus=0)
+def digest(array):
+    return ray.get_runtime_context().get_node_id(), hashlib.sha256(array).hexdigest()
+
+array = np.random.default_rng(7).integers(0, 256, int(sys.argv[1]), dtype=np.uint8)
+where, found = ray.get(
+    digest.options(resources={"node1": 0.01}).remote(ray.put(array)), timeout=120
+)
+assert found == hashlib.sha256(array).hexdigest()
+print("NODE", where)
+"""
+
+
+@pytest.mark.lab
+@pytest.mark.root
+def test_namespaces_have_links_of_their_own() -> None:
+    require_lab("netns")
+    n_bytes = 32 << 20
+    with netns_cluster(2, rate="1gbit") as lab:
+        before = lab.received_bytes(1), lab.shaped_bytes(0)
+        printed = lab.run_python(TRANSFER, str(n_bytes))
+        assert f"NODE {lab.node_ids[1]}" in printed
+        # It crossed the link once, and the token bucket saw it: nothing went round by loopback.
+        assert n_bytes <= lab.received_bytes(1) - before[0] < 2 * n_bytes
+        assert n_bytes <= lab.shaped_bytes(0) - before[1] < 2 * n_bytes
+        names = lab.namespaces
+        lab.kill_node(1)
+        assert lab.run(["true"], node=1).returncode == 0  # the namespace outlives its node
+    left = subprocess.run(
+        ["ip", "netns", "list"], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert not any(name in left.stdout for name in names)
+
+
+@pytest.mark.lab
+@pytest.mark.root
+def test_what_a_crashed_lab_left_is_removed() -> None:
+    require_lab("netns")
+    highest = int(Path("/proc/sys/kernel/pid_max").read_text())
+    name = f"clamorlab-{highest + 1}-0"  # no process can have this id
+    subprocess.run(["ip", "netns", "add", name], check=True, timeout=30)
+    left = subprocess.Popen(["ip", "netns", "exec", name, "sleep", "1000"])
+    assert name in remove_stale()
+    assert left.wait(30) != 0
+    assert remove_stale() == []
+
+
+def test_a_lab_that_must_run_does_not_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "tests.support.lab.availability.lab_unavailable", lambda form: "no such luck"
+    )
+    monkeypatch.setenv("CLAMOR_REQUIRE_LAB", "1")
+    with pytest.raises(pytest.fail.Exception, match="no such luck"):
+        require_lab("netns")
+    monkeypatch.setenv("CLAMOR_REQUIRE_LAB", "0")
+    with pytest.raises(pytest.skip.Exception, match="no such luck"):
+        require_lab("netns")
+
+
+def test_root_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert lab_unavailable("netns") == "network namespaces need root"

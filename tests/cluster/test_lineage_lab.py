@@ -1,0 +1,206 @@
+"""The lineage on a cluster: what is pinned stays readable, whoever is killed, and no longer."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from pyroaring import BitMap
+
+from clamor_ray import errors
+from clamor_ray._protocol.ask import pack
+from clamor_ray._protocol.config import Config
+from clamor_ray._read.ref import GlobalRef
+from clamor_ray._session import session as _session
+from clamor_ray._write.transaction import update
+from clamor_ray.actors.lineage.lineage import AttemptRecord
+from clamor_ray.actors.registry.registry import journal_directory
+from tests.conftest import until
+from tests.support.lab import LocalCluster
+from tests.support.session_rig import Session, keepers
+
+pytestmark = pytest.mark.lab
+
+N_BLOCKS = 64
+HISTORY_BYTES = 4 << 20  # of memory and disk together: some fifteen versions of one variable
+
+
+@pytest.fixture
+def session(lab: LocalCluster) -> Iterator[Session]:
+    """One whose homes keep old versions of a few commits only."""
+    session = Session(lab, history_bytes=HISTORY_BYTES // 2, history_disk_bytes=HISTORY_BYTES // 2)
+    yield session
+    session("shutdown")
+    until(lambda: not keepers(session.scope))
+
+
+@pytest.fixture
+def process(
+    session: Session, lab: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[_session.Session]:
+    """This process as one of the session's."""
+    process = _session.Session(
+        session.scope, session.registry, lab.node_ids[0], Config(), owner=False
+    )
+    monkeypatch.setattr(_session, "_current", process)
+    yield process
+    process.close()
+
+
+def change_all(ref: GlobalRef[Any], times: int) -> None:
+    for _ in range(times):
+        with update(ref) as array:
+            array += 1
+
+
+def kill_registry(session: Session) -> None:
+    before = session("ping")
+    os.kill(before, signal.SIGKILL)
+    assert session("ping") != before
+
+
+def kill_server(session: Session, index: int) -> None:
+    before = session.of_server(index, "ping")
+    os.kill(before, signal.SIGKILL)
+    until(lambda: session.of_server(index, "ping") != before)
+
+
+def retained(session: Session, index: int = 0) -> int:
+    return int(session.of_server(index, "stats").engine["history_retained_bytes"])
+
+
+def opened(session: Session, *pins: tuple[int, int]) -> int:
+    collection = secrets.randbits(63)
+    session("lineage_open", pack(collection, "near", list(pins)))
+    return collection
+
+
+def record(run: int, partition: int = 0, **how: Any) -> AttemptRecord:
+    token = bytes([partition]) * 16
+    return AttemptRecord(token, run, "0 map", partition, 0, "f", node_id="ab" * 28, **how)
+
+
+def array_of(process: _session.Session) -> GlobalRef[Any]:
+    return process.put(np.zeros(N_BLOCKS * 512))
+
+
+def is_expired(ref: GlobalRef[Any], version: int) -> bool:
+    try:
+        got = ref.at(version).get()
+    except errors.SnapshotExpired:
+        return True
+    assert (np.asarray(got) == version).all()
+    return False
+
+
+def test_what_a_collection_needs_stays_and_no_longer(
+    session: Session, process: _session.Session
+) -> None:
+    ref, other = array_of(process), array_of(process)
+    change_all(ref, 2)
+    collection = opened(session, (ref.region, 2))
+    change_all(ref, 2)
+    change_all(other, 24)  # more than all that is kept, of what nobody needs
+    assert not is_expired(ref, 2)
+    assert is_expired(other, 1)
+    assert retained(session) > 0
+    session("lineage_close", [collection])
+    session("lineage_close", [collection])
+    until(lambda: retained(session) == 0)
+    change_all(other, 24)
+    assert is_expired(ref, 2)
+    assert session("lineage_counters").collections == 0
+
+
+def test_whoever_is_killed_it_stays(session: Session, process: _session.Session) -> None:
+    ref, other = array_of(process), array_of(process)
+    collection = opened(session, (ref.region, 0))
+    change_all(ref, 2)
+    kill_registry(session)
+    change_all(other, 24)
+    assert not is_expired(ref, 0)
+    kill_server(session, 0)
+    assert retained(session) > 0  # from its first moment on
+    change_all(other, 24)
+    assert not is_expired(ref, 0)
+    kill_registry(session)
+    session("lineage_close", [collection])
+    until(lambda: retained(session) == 0)
+    change_all(other, 24)
+    assert is_expired(ref, 1)  # nobody has opened it: it is nowhere but in the history
+
+
+def test_attempts_survive_the_registry(session: Session) -> None:
+    collection = opened(session)
+    blocks = bytes(BitMap([1, 5]).serialize())
+    said = [
+        record(collection, n, reads=((9, 1, blocks),), outcome="done", rows=n) for n in range(20)
+    ]
+    for one in said:
+        session("note_attempt", one.packed())
+    assert session("check_output", pack(b"t" * 16, b"first")) is None
+    kill_registry(session)
+    assert [AttemptRecord.of(p) for p in session("attempts_of", collection)] == said
+    assert [AttemptRecord.of(p) for p in session("reads_of", 9)] == said
+    assert session("check_output", pack(b"t" * 16, b"second")) == b"first"
+    session("lineage_close", [collection])
+    assert len(session("attempts_of", collection)) == 20  # among the ended ones
+
+
+def test_notes_under_way_when_it_is_killed_are_not_lost(session: Session) -> None:
+    """Nobody waits for the answers; Ray sends again what was not answered."""
+    import ray
+
+    collection = opened(session)
+    pid = session("ping")
+    told = [
+        session.registry.note_attempt.remote(record(collection, n % 250, start_ns=n).packed())
+        for n in range(1000)
+    ]
+    os.kill(pid, signal.SIGKILL)
+    ray.get(told, timeout=60)
+    assert len(session("attempts_of", collection)) == 1000
+
+
+def test_nothing_is_left_of_it(session: Session) -> None:
+    opened(session)
+    directory = journal_directory(session.scope)
+    assert (directory / "lineage").exists()
+    session("shutdown")
+    assert not directory.exists()
+    with pytest.raises(errors.ClosedError):
+        session("check_output", pack(bytes(16), bytes(16)))
+    session("note_attempt", record(1).packed())  # else Ray would print it, or send it again
+
+
+def test_a_plain_task_that_says_who_it_is_shows(
+    session: Session, process: _session.Session
+) -> None:
+    import clamor_ray as clamor
+
+    ref = array_of(process)
+    sets = {ref.region: bytes(BitMap([1, 2, 60]).serialize())}
+    who = ("mod.nearest", process.node_id, {ref.region: 0})
+    session("note_reads", pack(b"d" * 16, sets, who))
+    session("note_reads", pack(b"e" * 16, sets))  # one that does not say
+    (found,) = clamor.reads(ref).by
+    assert (found.function, found.node, found.version) == ("mod.nearest", process.node_id, 0)
+    assert list(found.blocks) == [1, 2, 60]
+    assert session("stats").replay.noted == 2
+
+
+def test_an_attempt_with_a_name_is_replayed(session: Session, process: _session.Session) -> None:
+    ref = array_of(process)
+    blocks = bytes(BitMap([7]).serialize())
+    one = record(5, reads=((ref.region, 0, blocks),), replay_digest=b"n" * 16)
+    session("note_attempt", one.packed())
+    other = session("ensure_server", session.lab.node_ids[1]).server_id
+    packed = session("find_reads", pack(b"n" * 16, True, other, [ref.region]))
+    from clamor_ray._protocol.ask import unpack
+
+    assert unpack(packed)[1] == {ref.region: blocks}

@@ -1,0 +1,417 @@
+"""A node is lost with the home of variables: what comes back, from where, and what is said else."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clamor_ray as clamor
+from clamor_ray import errors
+from tests.conftest import until
+from tests.support.lab import LocalCluster, local_cluster, require_lab
+from tests.support.lab.cluster import node_resource
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.filterwarnings("default::clamor_ray.errors.LostBlocksWarning"),
+]
+
+BLOCK = 4096
+RESTED_S = 2.0  # more than a task's mapping rests
+TASK_S = 90.0
+LOST_S = 60.0
+WORDS = BLOCK // 8
+N_BLOCKS = 300
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[LocalCluster]:
+    require_lab("local")
+    with local_cluster(2) as lab:
+        clamor.init()
+        try:
+            yield lab
+        finally:
+            clamor.shutdown()
+
+
+@pytest.fixture
+def node(lab: LocalCluster) -> int:
+    """A node that is there to be killed."""
+    return lab.add_node(num_cpus=1, object_store_memory=150 << 20)
+
+
+def on(index: int, function: Any, *arguments: Any) -> Any:
+    import ray
+
+    task = ray.remote(function).options(num_cpus=0, resources={node_resource(index): 0.01})
+    return ray.get(task.remote(*arguments), timeout=TASK_S)
+
+
+def content(seed: int = 1) -> Any:
+    return np.random.default_rng(seed).integers(1, 1 << 62, N_BLOCKS * WORDS)
+
+
+def put_content(seed: int = 1) -> Any:
+    return clamor.put(content(seed))
+
+
+def put_with_source(seed: int, ran: str) -> Any:
+    def again() -> Any:
+        with Path(ran).open("a") as file:
+            file.write("x")
+        return content(seed)
+
+    return clamor.put(content(seed), source=again)
+
+
+def read_all(ref: Any) -> Any:
+    return np.array(ref.get())
+
+
+def read_half(ref: Any) -> int:
+    array = ref.get()
+    clamor.prefetch(array[: len(array) // 2])
+    return int(array[0])
+
+
+def add_to(ref: Any, index: int, value: int) -> int:
+    with clamor.update(ref) as array:
+        array[index] += value
+    return int(ref.refresh().version)
+
+
+def home_of(ref: Any) -> str:
+    (home,) = (node_id for node_id, entry in clamor.stats().region(ref).items() if entry.is_home)
+    return str(home)
+
+
+def test_what_others_have_read_comes_back_from_them(lab: LocalCluster, node: int) -> None:
+    ref = on(node, put_content)
+    expected = content()
+    assert np.array_equal(on(1, read_all, ref), expected)
+    assert add_to(ref, 5, 7) == 1  # by the driver's node
+    expected[5] += 7
+    assert np.array_equal(on(1, read_all, ref.refresh()), expected)
+    lab.kill_node(node)
+    assert np.array_equal(read_all(ref), expected)  # here, where little of it was
+    assert home_of(ref) == lab.node_ids[1]
+    # It goes on as any variable: on its home, and elsewhere.
+    assert on(1, add_to, ref, 4 * WORDS, 3) == 2
+    assert add_to(ref, 9 * WORDS, 1) == 3
+    expected[4 * WORDS] += 3
+    expected[9 * WORDS] += 1
+    for index in (0, 1):
+        assert np.array_equal(on(index, read_all, ref.refresh()), expected)
+    # What was before the loss is gone with the home; what came after it is kept.
+    with pytest.raises(errors.SnapshotExpired):
+        clamor.prefetch(ref.at(0))
+    assert int(on(0, read_all, ref.at(1))[9 * WORDS]) == expected[9 * WORDS] - 1
+    # The new home's process may die as any.
+    os.kill(lab.page_server_pid(1), 9)
+    assert np.array_equal(on(1, read_all, ref), expected)
+    assert add_to(ref, 0, 1) == 4
+    clamor.free(ref)
+    until(lambda: not clamor.stats().region(ref))
+
+
+def test_what_nobody_has_is_named(lab: LocalCluster, node: int) -> None:
+    ref = on(node, put_content)
+    on(1, read_half, ref)
+    lab.kill_node(node)
+    begin = time.monotonic()
+    with pytest.raises(errors.HomeLostError, match=rf"\d+ of {N_BLOCKS + 1} blocks") as caught:
+        clamor.prefetch(ref)
+    assert "source=" in caught.value.hint
+    assert f"-{N_BLOCKS}" in caught.value.message  # up to the last
+    assert "without a source" in caught.value.message
+    assert time.monotonic() - begin < LOST_S
+    assert add_to(ref, 0, 1) == 1  # what others have is changed as ever
+    clamor.free(ref)
+
+
+def first_word(ref: Any) -> int:
+    return int(ref.get()[0])
+
+
+def prefetch_all(ref: Any) -> None:
+    clamor.prefetch(ref)
+
+
+def test_what_others_have_is_read_though_blocks_are_lost(lab: LocalCluster, node: int) -> None:
+    ref = on(node, put_content)
+    word = first_word(ref)
+    assert on(1, first_word, ref) == word  # here, too, its first blocks are cached now
+    lab.kill_node(node)
+    for index in (0, 1):
+        with pytest.raises(errors.HomeLostError, match=rf"\d+ of {N_BLOCKS + 1} blocks"):
+            on(index, prefetch_all, ref)
+        assert on(index, first_word, ref) == word
+    assert add_to(ref, 0, 3) == 1
+    for index in (0, 1):
+        assert on(index, first_word, ref.refresh()) == word + 3
+    clamor.free(ref)
+
+
+def test_what_is_wholly_lost_is_not_opened(lab: LocalCluster, node: int) -> None:
+    """Else the next touch ends the process, and four workers with Ray's retries."""
+    ref = on(node, put_content)
+    lab.kill_node(node)
+    with pytest.raises(errors.HomeLostError, match="blocks"):
+        clamor.prefetch(ref)
+    for attempt in (first_word, read_all):
+        for index in (0, 1):
+            until(lambda index=index, attempt=attempt: refused(index, attempt, ref))
+    with pytest.raises(errors.HomeLostError, match=rf"{N_BLOCKS + 1} of {N_BLOCKS + 1} blocks"):
+        ref.get()
+    with pytest.raises(errors.HomeLostError, match="blocks"), clamor.update(ref) as array:
+        array[0] = 1
+    clamor.free(ref)
+
+
+def refused(index: int, attempt: Any, ref: Any) -> bool:
+    """Whether a process that opens it is told what is lost. It was told soon, not at once."""
+    try:
+        on(index, attempt, ref)
+    except errors.HomeLostError as error:
+        return f"of {N_BLOCKS + 1} blocks" in str(error)
+    return False
+
+
+def test_a_source_makes_what_nobody_has(lab: LocalCluster, node: int, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    ref = on(node, put_with_source, 3, str(ran))
+    expected = content(3)
+    # Block 20 is changed, and read: no source makes it, but somebody has it.
+    assert add_to(ref, 20 * WORDS, 5) == 1
+    expected[20 * WORDS] += 5
+    assert on(1, lambda ref: int(ref.refresh().get()[20 * WORDS]), ref) == expected[20 * WORDS]
+    assert not ran.exists()
+    lab.kill_node(node)
+    assert np.array_equal(read_all(ref.refresh()), expected)
+    assert ran.read_text() == "x"
+    assert add_to(ref, 21 * WORDS, 5) == 2
+    clamor.free(ref)
+
+
+def test_what_a_commit_changed_no_source_makes(
+    lab: LocalCluster, node: int, tmp_path: Path
+) -> None:
+    ref = on(node, put_with_source, 4, str(tmp_path / "ran"))
+    assert on(node, add_to, ref, 20 * WORDS, 5) == 1
+    lab.kill_node(node)
+    with pytest.raises(errors.HomeLostError, match=r"1 of .* blocks \(21\).*commits have changed"):
+        clamor.prefetch(ref.refresh())
+    clamor.free(ref)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_what_was_committed_just_now_is_at_its_writers(
+    lab: LocalCluster, node: int, tmp_path: Path, index: int
+) -> None:
+    """Nobody has read it, and no source makes it."""
+    ref = on(node, put_with_source, 12, str(tmp_path / "ran"))
+    expected = content(12)
+    for version, block in enumerate((20, 21, 20), 1):
+        assert on(index, add_to, ref, block * WORDS, 5) == version
+        expected[block * WORDS] += 5
+    lab.kill_node(node)
+    assert np.array_equal(read_all(ref.refresh()), expected)
+    assert add_to(ref, 0, 1) == 4
+    clamor.free(ref)
+    until(lambda: not any(node.engine.retained_layers for node in clamor.stats().nodes))
+
+
+def put_with_another(seed: int, kind: str) -> Any:
+    def again() -> Any:
+        if kind == "raises":
+            raise KeyError("the file is gone")
+        return content(seed + 1) if kind == "content" else content(seed)[:-1]
+
+    return clamor.put(content(seed), source=again)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("content", "differs from what another node has"),
+        ("shape", "differs from what was put"),
+        ("raises", "the file is gone"),
+    ],
+)
+def test_a_source_that_does_not_make_it_again(
+    lab: LocalCluster, node: int, kind: str, text: str
+) -> None:
+    ref = on(node, put_with_another, 5, kind)
+    on(1, read_half, ref)
+    lab.kill_node(node)
+    with pytest.raises(errors.HomeLostError, match=text):
+        clamor.prefetch(ref)
+    clamor.free(ref)
+
+
+def make_zeros() -> Any:
+    return clamor.zeros(N_BLOCKS * WORDS, np.int64)
+
+
+def test_zeros_are_made_again(lab: LocalCluster, node: int) -> None:
+    ref = on(node, make_zeros)
+    assert add_to(ref, 7 * WORDS, 9) == 1
+    assert int(ref.refresh().get()[7 * WORDS]) == 9
+    lab.kill_node(node)
+    expected = np.zeros(N_BLOCKS * WORDS, np.int64)
+    expected[7 * WORDS] = 9
+    for index in (0, 1):
+        assert np.array_equal(on(index, read_all, ref.refresh()), expected)
+    clamor.free(ref)
+
+
+def test_a_shared_object_is_brought_again(lab: LocalCluster, node: int) -> None:
+    import ray
+
+    # Ray can make it again where the node is gone, so its task must be able to run elsewhere.
+    make = ray.remote(content).options(
+        num_cpus=0,
+        max_retries=3,
+        scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            lab.node_ids[node], soft=True
+        ),
+    )
+    assert len(on(node, content)) == N_BLOCKS * WORDS  # until Ray knows the node it goes elsewhere
+    ref = clamor.share(make.remote(6))
+    assert home_of(ref) == lab.node_ids[node]
+    assert int(ref.get()[0]) == int(content(6)[0])
+    lab.kill_node(node)
+    assert np.array_equal(on(1, read_all, ref), content(6))
+    assert add_to(ref, 1, 1) == 1
+    clamor.free(ref)
+
+
+def stopped_reader(ref: Any, mapped: str, go: str) -> Any:
+    array = ref.get()
+    Path(mapped).touch()
+    deadline = time.monotonic() + TASK_S
+    while not Path(go).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return np.array(array)
+
+
+@pytest.mark.parametrize("trap", ["uffd", "sigsegv"])
+def test_a_thread_that_waits_for_a_block_goes_on(
+    lab: LocalCluster, node: int, tmp_path: Path, trap: str
+) -> None:
+    import ray
+
+    ref = on(node, put_content, 8)
+    assert np.array_equal(on(1, read_all, ref), content(8))
+    mapped, go = tmp_path / "mapped", tmp_path / "go"
+    task = ray.remote(stopped_reader).options(
+        num_cpus=0,
+        max_retries=0,
+        resources={node_resource(0): 0.01},
+        runtime_env={"env_vars": {"CLAMOR_TRAP": trap}},
+    )
+    answer = task.remote(ref, str(mapped), str(go))
+    until(mapped.exists, TASK_S)
+    lab.kill_node(node)
+    go.touch()
+    assert np.array_equal(ray.get(answer, timeout=TASK_S), content(8))
+    clamor.free(ref)
+
+
+def test_both_homes_are_lost(lab: LocalCluster, node: int) -> None:
+    second = lab.add_node(num_cpus=1, object_store_memory=150 << 20)
+    ref = on(node, put_content, 9)
+    assert np.array_equal(on(second, read_all, ref), content(9))
+    on(1, read_half, ref)
+    lab.kill_node(node)
+    assert np.array_equal(read_all(ref), content(9))
+    assert home_of(ref) == lab.node_ids[second]
+    lab.kill_node(second)
+    assert np.array_equal(on(1, read_all, ref), content(9))
+    assert add_to(ref, 3, 3) == 1
+    clamor.free(ref)
+
+
+def test_what_was_committed_just_now_outlives_a_restart_of_its_writers_server(
+    lab: LocalCluster, node: int, tmp_path: Path
+) -> None:
+    """Nobody there uses the variable any more, so nobody has said to the new process what it is."""
+    ref = on(node, put_with_source, 14, str(tmp_path / "ran"))
+    expected = content(14)
+    assert on(1, add_to, ref, 20 * WORDS, 5) == 1
+    expected[20 * WORDS] += 5
+    until(lambda: any(node.engine.retained_layers for node in clamor.stats().nodes))
+    time.sleep(RESTED_S)
+    server = lab.page_server_pid(1)
+    os.kill(server, signal.SIGKILL)
+    until(lambda: lab.page_server_pid(1, TASK_S) != server)
+    lab.kill_node(node)
+    assert np.array_equal(read_all(ref.refresh()), expected)
+    clamor.free(ref)
+    until(lambda: not any(node.engine.retained_layers for node in clamor.stats().nodes))
+
+
+def prefetch_fails(ref: Any) -> str:
+    try:
+        clamor.prefetch(ref.get(), timeout=TASK_S)
+    except errors.WaitTimeoutError as failure:
+        return str(failure)
+    return ""
+
+
+def test_a_home_that_is_stopped_is_not_lost(lab: LocalCluster, node: int) -> None:
+    """Nobody on the reader's node was connected to it before."""
+    ref = on(node, put_content, 13)
+    (home,) = (n.info for n in clamor.stats().nodes if n.node_id == lab.node_ids[node])
+    os.kill(home.pid, signal.SIGSTOP)
+    try:
+        said = on(1, prefetch_fails, ref)  # after CLAMOR_FAULT_TIMEOUT_S
+    finally:
+        os.kill(home.pid, signal.SIGCONT)
+    assert re.search(rf"server {home.server_id:#x} is not reached for \d+ s: it ", said)
+    assert np.array_equal(on(1, read_all, ref), content(13))
+    assert home_of(ref) == lab.node_ids[node]
+    clamor.free(ref)
+
+
+def registry_pid() -> int:
+    import ray
+
+    from clamor_ray._session import session as _session
+
+    return int(ray.get(_session.current().registry.ping.remote(), timeout=TASK_S))
+
+
+def test_the_registry_dies_after_a_rebuild_and_before_one(
+    lab: LocalCluster, node: int, tmp_path: Path
+) -> None:
+    second = lab.add_node(num_cpus=1, object_store_memory=150 << 20)
+    ran = tmp_path / "ran"
+    ref = on(node, put_with_source, 10, str(ran))
+    assert np.array_equal(on(second, read_all, ref), content(10))
+    lab.kill_node(node)
+    assert np.array_equal(read_all(ref), content(10))
+    os.kill(registry_pid(), 9)
+    # The journal has the new home,
+    assert np.array_equal(on(1, read_all, ref), content(10))
+    assert add_to(ref, 3, 3) == 1
+    assert int(ref.refresh().get()[3]) == content(10)[3] + 3
+    assert not ran.exists()
+    clamor.free(ref)
+    # and the sources.
+    ref = on(second, put_with_source, 11, str(ran))
+    os.kill(registry_pid(), 9)
+    lab.kill_node(second)
+    assert np.array_equal(read_all(ref), content(11))
+    assert ran.read_text() == "x"
+    clamor.free(ref)

@@ -1,0 +1,75 @@
+"""A home's node dies just after it has pulled a commit's blocks: its writer's node has them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clamor_ray as clamor
+from tests.conftest import until
+from tests.support.lab import LocalCluster, local_cluster, require_lab
+from tests.support.lab.cluster import node_resource
+
+pytestmark = pytest.mark.lab
+
+CACHE_BYTES = 1 << 20  # a node retains a quarter of it, of what homes have acknowledged
+N_WORDS = 1 << 18  # 2 MiB: more than that
+TASK_S = 90.0
+
+
+@pytest.fixture
+def lab() -> Iterator[LocalCluster]:
+    require_lab("local")
+    with local_cluster(2) as lab:
+        clamor.init(cache_bytes=CACHE_BYTES)
+        try:
+            yield lab
+        finally:
+            clamor.shutdown()
+
+
+def make_zeros() -> Any:
+    return clamor.zeros(N_WORDS, np.int64)
+
+
+def put_on(index: int) -> Any:
+    import ray
+
+    options = {"num_cpus": 0, "resources": {node_resource(index): 0.01}}
+    return ray.get(ray.remote(make_zeros).options(**options).remote(), timeout=TASK_S)
+
+
+def retained_here() -> int:
+    return sum(node.engine.retained_layers for node in clamor.stats().nodes)
+
+
+def test_an_answered_commit_outlives_its_home(lab: LocalCluster) -> None:
+    expected = np.random.default_rng(7).integers(1, 1 << 62, N_WORDS)
+    ref = put_on(1)
+    home_pid = lab.page_server_pid(1)
+    with clamor.update(ref) as array:
+        array[...] = expected
+    os.kill(home_pid, signal.SIGSTOP)  # before the registry tells it what the commit became
+    lab.kill_node(1)
+    clamor.prefetch(ref.refresh())  # which raises where blocks are lost; a touch ends the process
+    got = ref.get()
+    assert np.array_equal(got, expected)
+    del got
+    # What goes on is on a home of this node: nothing is retained beside it.
+    with clamor.update(ref) as array:
+        array[0] = 5
+    assert int(ref.refresh().get()[0]) == 5
+    until(lambda: retained_here() == 0)
+
+
+def test_what_its_home_has_goes_beyond_the_bound(lab: LocalCluster) -> None:
+    ref = put_on(1)
+    with clamor.update(ref) as array:
+        array[...] = 3
+    until(lambda: retained_here() == 0)
+    assert int(ref.refresh().get()[-1]) == 3

@@ -1,0 +1,77 @@
+"""What asking an actor raises, and that it keeps nothing of its callers."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayTaskError
+
+from clamor_ray import errors
+from clamor_ray._protocol import ask as _ask
+
+
+class Mapping:
+    """Stands for what a caller holds."""
+
+
+def _task_error(cause: Exception) -> Exception:
+    made: Exception = RayTaskError("f", "its traceback", cause).as_instanceof_cause()
+    return made
+
+
+# Made in the test: what keeps an error keeps the frames that it was raised through.
+FAILURES: list[tuple[Callable[[], Exception], type[Exception]]] = [
+    (lambda: GetTimeoutError("late"), errors.WaitTimeoutError),
+    (lambda: ActorDiedError(), errors.ServerUnavailableError),
+    (lambda: ActorUnavailableError("away", None), errors.ServerUnavailableError),
+    (lambda: _task_error(KeyError("x")), errors.InternalError),
+    (lambda: _task_error(errors.FreedError("gone")), errors.FreedError),
+    (lambda: errors.FreedError("gone"), errors.FreedError),
+]
+
+
+@pytest.mark.parametrize(("make", "expected"), FAILURES)
+def test_what_callers_hold_goes_with_them(
+    make: Callable[[], Exception], expected: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a garbage collection, as in a worker that waits for its next task."""
+
+    def get(reference: Any, timeout: float) -> Any:
+        value = make()  # Ray's own function has it in such a variable
+        try:
+            raise ValueError("within Ray")
+        except ValueError:
+            raise value  # noqa: B904
+
+    def caller() -> tuple[weakref.ref[Mapping], type[Exception]]:
+        held = Mapping()
+        try:
+            _ask.ask(None, 1.0)
+        except errors.ClamorError as error:  # a name that would outlive it would be a cycle itself
+            return weakref.ref(held), type(error)
+        raise AssertionError("nothing was raised")
+
+    monkeypatch.setattr(ray, "get", get)
+    gc.collect()
+    gc.disable()
+    try:
+        held, raised = caller()
+        assert held() is None
+        assert raised is expected
+    finally:
+        gc.enable()
+
+
+def test_the_cause_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(reference: Any, timeout: float) -> Any:
+        raise GetTimeoutError("late")
+
+    monkeypatch.setattr(ray, "get", get)
+    with pytest.raises(errors.WaitTimeoutError) as caught:
+        _ask.ask(None, 1.0)
+    assert isinstance(caught.value.__cause__, GetTimeoutError)

@@ -1,0 +1,252 @@
+"""Every message of loss names the variable; where blocks were asked for, it names them too.
+
+The tables below have every place that can raise it, in Python and in C, by name."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clamor_ray
+from clamor_ray import errors
+from clamor_ray._native import client as _native
+from clamor_ray._native.base import PC_ERR_HOME_LOST
+
+HOME = Path(clamor_ray.__file__).parent
+ROOT = HOME.parent
+
+# Each place in Python that makes the error, by file and function: how many, and how its message
+# names the region. One that is new or that moves must be entered here, by somebody who looks at it.
+IN_PYTHON = {
+    ("clamor_ray/_session/session.py", "Session.explain"): ["why.message"],  # the registry's, whole
+    # Of the touch, which names region, version and block, and with the registry's reason before it.
+    ("clamor_ray/_tasks/task_ends.py", "error_of"): [
+        "{touch} The block is on no node",
+        "{why.message} {touch}",
+    ],
+    ("actors/commits/commits.py", "Commits._check_home"): ["Region {region}"],
+    ("actors/lineage/lineage_service.py", "LineageService._retain_watched"): ["region {"],
+    ("actors/registry/ray_homes.py", "RayHomes._call"): ["{about}"],
+    ("actors/recovery/rebuilds.py", "Rebuilds._is_lost"): [
+        "Region {record.region} is lost: {why}, and {said}"
+    ],
+    ("actors/recovery/lost_blocks.py", "LostBlocks.error"): [
+        "Blocks of region {region} are lost: {said}"
+    ],
+}
+# The same in C, with a text.
+IN_C = {
+    ("engine.c", "pc_engine_define_region"): "region %llu",
+    ("layer.c", "publish"): "region %llu",
+    ("rebuild.c", "pc__rebuild_become_home"): "region %llu",
+    # Of a whole keeper, and so of no region: what it was not given yet it does not know, so nobody
+    # can name blocks here. Only its page server hears it, says so in its log, and joins again as
+    # another one; the registry then names the regions and blocks that are lost by that.
+    ("keeper.c", "pc__keeper_list"): "the keeper has only a part of what there was",
+}
+# A code without a text: who names the region, and where blocks were asked for, these.
+CODES = {
+    # The message to a stopped thread, or the mapping's call, below.
+    ("batch.c", "fill_from_home"): 1,
+    ("batch.c", "pc__fetch_fill_here"): 1,
+    ("redirect.c", "pc__redirect"): 1,
+    ("rows.c", "copy_all"): 1,
+    ("engine.c", "pc_engine_peer_lost"): 2,  # one compares
+    ("fetch.c", "take_answers"): 1,
+    ("gather.c", "take_head"): 1,
+    ("generation.c", "pc__generation_for"): 1,
+    # Of a layer: `layer_error` says it, with the commit, the region and the server.
+    ("layer.c", "pc_engine_pull"): 1,
+    ("rebuild.c", "pc_engine_region_lost"): 1,
+    ("rebuild.c", "pc_engine_home_lost"): 1,
+    ("fetch.c", "pc__peer_is_lost"): 2,  # compares
+    ("gather.c", "end"): 1,  # compares, for what `pc__unreached_say` knows of the server
+    ("unreached.c", "pc__unreached_say"): 2,  # compares: which server, and whether it is lost
+    ("error.c", ""): 1,  # the code's own text
+    # What Python tells the engine; it reaches people as the codes above.
+    ("actors/page_server/server_core.py", "ServerCore._find_region"): 1,
+    ("actors/page_server/server_core.py", "ServerCore._find_home"): 2,
+    ("actors/page_server/server_core.py", "ServerCore.region_lost"): 1,
+    ("actors/page_server/server_core.py", "ServerCore._lose"): 1,
+    ("actors/page_server/version_questions.py", "VersionQuestions._publish_all"): 1,
+    ("actors/page_server/page_server.py", "layer_error"): 1,  # compares
+    ("actors/page_server/page_server.py", "PageServer.rebuild_drop"): 1,
+}
+
+
+class Places(ast.NodeVisitor):
+    """What a file makes of the error: by function, messages; and where its code is named."""
+
+    def __init__(self, path: Path) -> None:
+        self.messages: dict[str, list[str]] = {}
+        self.codes: dict[str, int] = {}
+        self._inside: list[str] = []
+        self.visit(ast.parse(path.read_text()))
+
+    def _enter(self, node: Any) -> None:
+        self._inside.append(node.name)
+        self.generic_visit(node)
+        self._inside.pop()
+
+    visit_ClassDef = visit_FunctionDef = visit_AsyncFunctionDef = _enter
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name == "HomeLostError":
+            message = ast.unparse(node.args[0]) if node.args else ""
+            self.messages.setdefault(".".join(self._inside), []).append(message)
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if node.attr in ("HOME_LOST", "PC_ERR_HOME_LOST"):
+            where = ".".join(self._inside)
+            self.codes[where] = self.codes.get(where, 0) + 1
+        self.generic_visit(node)
+
+
+def places_in_python() -> dict[str, Places]:
+    files = [p for folder in (HOME, ROOT / "actors") for p in folder.rglob("*.py")]
+    return {str(path.relative_to(ROOT)): Places(path) for path in files}
+
+
+def places_in_c() -> tuple[dict[tuple[str, str], list[str]], dict[tuple[str, str], int]]:
+    """By file and function: the texts, and how often the code stands without one."""
+    texts: dict[tuple[str, str], list[str]] = {}
+    codes: dict[tuple[str, str], int] = {}
+    for path in (ROOT / "pagecache_c").rglob("*.c"):
+        code = re.sub(r"/\*.*?\*/", " ", path.read_text(), flags=re.S)
+        for found in re.finditer(r"PC_ERR_HOME_LOST", code):
+            begins = re.findall(r"^[A-Za-z_].*?\b(\w+)\(", code[: found.start()], re.M)
+            where = (path.name, begins[-1] if begins else "")
+            if re.search(r"pc__fail\(\s*$", code[: found.start()]):
+                text = re.match(r",(.*?)\);", code[found.end() :], re.S)
+                assert text is not None, where
+                texts.setdefault(where, []).append(text[1])
+            else:
+                codes[where] = codes.get(where, 0) + 1
+    return texts, codes
+
+
+def test_every_place_in_python_names_the_region() -> None:
+    found = {
+        (file, where): messages
+        for file, places in places_in_python().items()
+        for where, messages in places.messages.items()
+    }
+    assert found.keys() == IN_PYTHON.keys()
+    for place, marks in IN_PYTHON.items():
+        assert len(found[place]) == len(marks), place
+        for message, mark in zip(found[place], marks, strict=True):
+            assert mark in message, (place, message)
+
+
+def test_every_place_in_c_names_the_region() -> None:
+    texts, _ = places_in_c()
+    assert texts.keys() == IN_C.keys()
+    for place, mark in IN_C.items():
+        (text,) = texts[place]
+        assert mark in text, (place, text)
+
+
+def test_every_code_without_a_text_is_known() -> None:
+    """Who knows the mapping names it: the next tests."""
+    found = dict(places_in_c()[1])
+    for file, places in places_in_python().items():
+        found |= {(file, where): n for where, n in places.codes.items() if where}
+    assert found == CODES
+
+
+def test_no_call_about_a_mapping_is_checked_without_its_variable() -> None:
+    assert "mapping=mapping_id" not in (HOME / "_native/client.py").read_text()
+
+
+class LosingClient(_native.Client):
+    """Whose page server has lost everything."""
+
+    def __init__(self) -> None:
+        self._mapped = {}
+        self._remember(SimpleNamespace(id=8, address=1 << 44, length_bytes=1 << 20, loss=0), 7, 2)
+
+    def _call(self, function: Any, *args: Any) -> int:
+        return PC_ERR_HOME_LOST
+
+
+RUNS = np.array([[3, 3], [9, 1]], np.uint64)
+
+
+@pytest.mark.parametrize("name", ["prefetch", "gather", "dirty", "stage", "evicted", "build_seal"])
+def test_what_a_call_on_a_mapping_says(name: str) -> None:
+    client = LosingClient()
+    calls = {
+        "prefetch": lambda: client.prefetch(8, RUNS),
+        "gather": lambda: client.gather(
+            8,
+            np.array([2, 5], np.uint64),
+            np.empty(200, np.uint8),
+            offset_bytes=4096,
+            stride_bytes=4096,
+            row_bytes=100,
+        ),
+        "dirty": lambda: client.dirty(8),
+        "stage": lambda: client.stage(8, 1, RUNS),
+        "evicted": lambda: client.evicted(8),
+        "build_seal": lambda: client.build_seal(8),
+    }
+    with pytest.raises(errors.HomeLostError) as caught:
+        calls[name]()
+    assert "region 7, version 2" in caught.value.message
+    assert "mapping" not in caught.value.message
+    blocks = {
+        "prefetch": "blocks 3-5, 9)",
+        "stage": "blocks 3-5, 9)",
+        "gather": "blocks 2 rows in 3-6)",
+    }
+    assert blocks.get(name, "blocks among 0-255)") in caught.value.message
+    assert "is gone" not in caught.value.message  # nobody has said that of a node
+
+
+def test_what_opening_one_says() -> None:
+    with pytest.raises(errors.HomeLostError) as caught:
+        LosingClient().map(9, 4, 1 << 44, 3 << 12)
+    assert "(region 9, version 4, blocks among 0-2)" in caught.value.message
+
+
+SAYS = "the page server says: "
+
+
+@pytest.mark.parametrize(
+    ("detail", "known"),
+    [
+        (SAYS + "server 0x2 is lost, and no other has them", "server 0x2 is lost, and no other"),
+        (SAYS + "server 0x2 does not have them", "server 0x2 does not have them"),
+        (SAYS + "no server has it", "this node's page server knows none that has them"),
+        ("version 1 of region 7 was never staged here", "was never staged here"),
+    ],
+)
+def test_it_says_what_is_known_and_no_more(detail: str, known: str) -> None:
+    said = _native.error_for(PC_ERR_HOME_LOST, detail, region=7, version=2, blocks="3").message
+    assert said.startswith("Blocks of the global variable are missing (region 7, version 2, ")
+    assert known in said
+    assert "gone" not in said
+
+
+def test_a_mapping_that_is_forgotten_is_named_by_its_number() -> None:
+    client = LosingClient()
+    client._mapped.clear()
+    with pytest.raises(errors.HomeLostError, match="mapping 8"):
+        client.prefetch(8, RUNS)
+
+
+def test_few_mappings_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "MAPPED_MOST", 4)
+    client = LosingClient()
+    for number in range(100, 120):
+        client._remember(SimpleNamespace(id=number, address=0, length_bytes=0, loss=0), number, 0)
+        assert len(client._mapped) <= 4
+    assert {118, 119} <= client._mapped.keys()

@@ -1,0 +1,110 @@
+"""Who opens a variable of which blocks are lost is warned, once for each loss. No Ray."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyroaring import BitMap
+
+from clamor_ray import errors
+from clamor_ray._read import losses as _losses
+from clamor_ray.actors.recovery.lost_blocks import LostBlocks
+
+
+class FakeSession:
+    """A registry that knows one loss, or fails."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.found: LostBlocks | None = LostBlocks(
+            5, 100, bytes(BitMap([3, 4, 9]).serialize()), "Its home is lost", "Put it again."
+        )
+        self.fails = False
+
+    def call(self, method: str, region: int) -> Any:
+        assert (method, region) == ("lost_blocks", 7)
+        self.asked += 1
+        if self.fails:
+            raise errors.ServerUnavailableError("The registry does not answer.")
+        return self.found
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(_losses, "_told", set())
+    return FakeSession()
+
+
+REF: Any = SimpleNamespace(scope="scope", region=7)
+
+
+def warned(session: Any, loss: int, action: Any = "always") -> list[Any]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter(action)
+        _losses.warn(session, REF, loss)
+    return [found.message for found in caught]
+
+
+def test_once_for_each_loss(session: Any) -> None:
+    (warning,) = warned(session, 5)
+    assert isinstance(warning, errors.LostBlocksWarning)
+    assert isinstance(warning, errors.ClamorWarning)
+    assert "region 7" in str(warning)
+    assert "3 of 100 blocks (3-4, 9)" in str(warning)
+    assert "Its home is lost" in str(warning)
+    assert "Put it again." in str(warning)
+    assert (warning.region, warning.runs) == (7, ((3, 2), (9, 1)))
+    assert not warned(session, 5)
+    assert session.asked == 1
+    assert len(warned(session, 6)) == 1  # lost again
+    assert session.asked == 2
+
+
+def test_it_names_the_line_of_the_caller(session: Any) -> None:
+    with pytest.warns(errors.LostBlocksWarning) as caught:
+        _losses.warn(session, REF, 5)
+    assert caught[0].filename == __file__
+
+
+def test_where_a_filter_makes_errors_it_raises_each_time(session: Any) -> None:
+    for _ in range(2):
+        with pytest.raises(errors.LostBlocksWarning, match="3 of 100 blocks"):
+            warned(session, 5, "error")
+    assert len(warned(session, 5)) == 1
+
+
+def test_what_is_whole_again_is_not_warned_of(session: Any) -> None:
+    session.found = None
+    assert not warned(session, 5)
+    assert not warned(session, 5)
+    assert session.asked == 1
+
+
+def test_a_registry_that_does_not_answer_is_asked_again(session: Any) -> None:
+    session.fails = True
+    (warning,) = warned(session, 5)
+    assert "does not answer" in str(warning)
+    assert warning.runs == ()
+    session.fails = False
+    (warning,) = warned(session, 5)
+    assert "3 of 100 blocks" in str(warning)
+
+
+def test_a_child_of_fork_is_warned_too(session: Any) -> None:
+    assert len(warned(session, 5)) == 1
+    child = os.fork()
+    if not child:
+        os._exit(10 + len(warned(session, 5)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 11
+    assert not warned(session, 5)
+
+
+def test_it_travels_as_an_error_of_a_task(session: Any) -> None:
+    (warning,) = warned(session, 5)
+    again = pickle.loads(pickle.dumps(warning))
+    assert (str(again), again.region, again.runs) == (str(warning), 7, warning.runs)

@@ -1,0 +1,77 @@
+"""Regions in advance: who gets one, and how many calls a row of puts makes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clamor_ray as clamor
+from clamor_ray._session import session as _session
+from clamor_ray._session import spares as _spares
+from clamor_ray._session.spares import Spares
+from tests.conftest import ClamorCluster
+
+
+class Clock:
+    now_s = 100.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(_spares, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    return clock
+
+
+def test_only_a_row_of_one_size_wants_one(clock: Clock) -> None:
+    spares = Spares()
+    assert not spares.wanted(4096)
+    assert spares.wanted(4096)
+    assert not spares.wanted(8192)
+    assert not spares.wanted(4096)
+    clock.now_s += _spares.KEEP_S
+    assert not spares.wanted(4096)  # that was long ago
+    assert spares.wanted(4096)
+    spares.keep(4096, "region")
+    assert not spares.wanted(4096)  # one is enough
+    assert not spares.wanted(8192)
+    assert spares.wanted(8192)  # what is here is of another size
+
+
+def test_a_spare_is_given_once_and_not_late(clock: Clock) -> None:
+    spares = Spares()
+    assert spares.take(4096) is None
+    spares.keep(4096, "first")
+    assert spares.take(8192) is None
+    assert spares.take(4096) == "first"
+    assert spares.take(4096) is None
+    spares.keep(4096, "second")
+    clock.now_s += _spares.KEEP_S
+    assert spares.take(4096) is None
+
+
+def test_a_row_of_puts_makes_one_call_each(
+    clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+    call = _session.Session.call
+
+    def counted(self: Any, method: str, *arguments: Any, **how: Any) -> Any:
+        calls[method] += 1
+        return call(self, method, *arguments, **how)
+
+    monkeypatch.setattr(_session.Session, "call", counted)
+    n = 20
+    refs = [clamor.put(np.full(1024, i)) for i in range(n)]
+    # The first asks for its region, and the second still; the second's answer brings a third.
+    assert calls == {"create_region": 2, "seal": 1, "seal_and_create": n - 1}
+    assert [int(ref.get()[-1]) for ref in refs] == list(range(n))
+    assert len({ref.region for ref in refs}) == n
+    calls.clear()
+    for ref in refs:
+        clamor.free(ref)
+    assert calls == {"free": n}

@@ -1,0 +1,216 @@
+"""Several sessions in one process: at once, one after the other, of two clusters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import driver_script
+
+pytestmark = pytest.mark.lab
+
+COMMON = """
+import subprocess
+import sys
+import numpy as np
+import ray
+import clamor_ray as clamor
+from clamor_ray._session import session as _session
+
+
+def span(array):
+    start = array.__array_interface__["data"][0]
+    return range(start, start + array.nbytes)
+
+
+def apart(*arrays):
+    spans = sorted((s.start, s.stop) for s in map(span, arrays))
+    return all(a[1] <= b[0] for a, b in zip(spans, spans[1:]))
+"""
+
+ACTOR = (
+    COMMON
+    + """
+OTHER = '''
+import sys
+import numpy as np
+import ray
+import clamor_ray as clamor
+ray.init(address=sys.argv[1], namespace="n", log_to_driver=False)
+clamor.init()
+keeper = ray.get_actor("keeper")
+mine = clamor.put(np.full(10**6, float(sys.argv[2])))
+small = clamor.put([1, 2])
+print(ray.get(keeper.use.remote([mine, small]), timeout=60))
+theirs = ray.get(keeper.make.remote(), timeout=60)[0]   # of the actor's own session
+print(theirs.get()[0], theirs.scope != mine.scope, clamor.put(1).scope == mine.scope)
+print(mine.get()[0] == float(sys.argv[2]))
+'''
+
+
+@ray.remote
+class Keeper:
+    def __init__(self):
+        self.kept = []
+
+    def use(self, refs):
+        ref = refs[0]
+        array = ref.get()
+        assert refs[1].get() == [1, 2]
+        with clamor.update(ref) as x:
+            x[1] = -1
+        newest = ref.latest().get()
+        assert newest[1] == -1 and array[1] != -1
+        assert clamor.gather(newest, [0, 1, 2]).tolist() == newest[:3].tolist()
+        clamor.prefetch(newest)
+        self.kept += [array, newest]
+        assert apart(*self.kept), [span(a) for a in self.kept]
+        return ref.region, float(array[0])
+
+    def make(self):
+        return [clamor.put(np.full(10**6, 5.0))]
+
+    def held(self):
+        # The first and the last elements of all arrays.
+        values = [float(a[0]) for a in self.kept] + [float(a[-1]) for a in self.kept]
+        return values
+
+    def look(self, view):
+        return float(view.sum())
+
+
+ray.init(address="local", num_cpus=4, namespace="n", include_dashboard=False)
+clamor.init()
+keeper = Keeper.options(name="keeper").remote()
+ref = clamor.put(np.full(10**6, 7.0))
+ids = [ray.get(keeper.use.remote([ref, clamor.put([1, 2])]), timeout=60)[0]]
+for number in (8, 9):  # each a session of its own, which ends
+    other = [sys.executable, "-c", OTHER, ray.get_runtime_context().gcs_address, str(number)]
+    done = subprocess.run(other, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    used, made, own = done.stdout.splitlines()[-3:]
+    region, first = eval(used)
+    assert first == number and made == "5.0 True True" and own == "True", done.stdout
+    ids.append(region)
+values = ray.get(keeper.held.remote(), timeout=60)
+assert values == [7, 7, 8, 8, 9, 9] * 2, values
+assert len(set(ids)) == 3, ids
+# The first session goes on, in the actor too.
+assert ray.get(keeper.look.remote(ref.get()[:1000]), timeout=60) == 7000
+clamor.free(ref)
+print("kept")
+"""
+)
+
+
+def test_an_actor_that_uses_sessions_of_several_drivers() -> None:
+    """Each array shows its own session's bytes, while there are others and after their ends."""
+    assert "kept" in driver_script.run(ACTOR)
+
+
+AGAIN = (
+    COMMON
+    + """
+ray.init(address="local", num_cpus=2, object_store_memory=1 << 28, include_dashboard=False)
+
+
+@ray.remote
+class Worker:
+    kept = []
+
+    def use(self, refs):
+        self.kept.append(refs[0].get())
+        assert apart(*self.kept)
+        return [float(a[0]) for a in self.kept], clamor.put(np.zeros(9999)).scope
+
+
+worker = Worker.remote()
+kept, ids = [], []
+for number in range(4):
+    scope = clamor.init().scope
+    ref = clamor.put(np.full(10**6, float(number)))
+    values, made = ray.get(worker.use.remote([ref]), timeout=60)
+    assert values == list(range(number + 1)), values
+    assert made == scope  # and not an ended session's
+    kept.append(ref.get())
+    with clamor.update(ref) as x:
+        x[1] = -1
+    kept.append(ref.get())  # a second version, at an address of the kernel's choice
+    kept.append(ref.get(mode="c"))
+    kept[-1][0] = -2
+    ids.append(ref.region)
+    assert apart(*kept), [span(a) for a in kept]
+    clamor.shutdown()
+assert len(set(ids)) == 4
+# What nobody looks into any more is given back.
+n_left = len([table for table in _session._left if len(table)])
+assert n_left == 4, n_left
+starts = [span(a).start for a in kept]
+del kept
+lines = [line.split("-")[0] for line in open("/proc/self/maps")]
+assert not {f"{start & ~4095:x}" for start in starts} & set(lines)
+print("again")
+"""
+)
+
+
+def test_one_driver_one_session_after_the_other() -> None:
+    assert "again" in driver_script.run(AGAIN)
+
+
+CLUSTERS = (
+    COMMON
+    + """
+kept = []
+for number in range(2):
+    ray.init(address="local", num_cpus=1, object_store_memory=1 << 28, include_dashboard=False)
+    clamor.init()
+    ref = clamor.put(np.full(10**6, float(number)))
+    kept.append(ref.get())
+    assert kept[-1][0] == number and apart(*kept)
+    ray.shutdown()
+print("clusters")
+"""
+)
+
+
+def test_sessions_of_two_clusters() -> None:
+    """They know nothing of each other, and the driver's arrays of both stay apart."""
+    assert "clusters" in driver_script.run(CLUSTERS)
+
+
+TOUCH = (
+    COMMON
+    + """
+ray.init(address="local", num_cpus=1, object_store_memory=1 << 28, include_dashboard=False)
+clamor.init()
+array = clamor.put(np.full(10**6, 7.0)).get({mode!r})
+clamor.shutdown()
+clamor.init()
+other = clamor.put(np.full(10**6, 9.0)).get()
+assert other[0] == 9
+sys.stdout.write(f"it reads {{array[5]}}")
+sys.stdout.flush()
+"""
+)
+
+
+@pytest.mark.parametrize("mode", ["r", "c"])
+@pytest.mark.parametrize("trap", ["uffd", "sigsegv"])
+def test_an_array_that_outlives_its_session_names_the_cause(mode: str, trap: str) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    done = subprocess.run(
+        [sys.executable, "-c", TOUCH.format(mode=mode)],
+        env={**environment, "CLAMOR_TRAP": trap},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "it reads" not in done.stdout
+    assert done.returncode == 70, done.stdout + done.stderr
+    assert "its session has ended (clamor.shutdown() was called" in done.stderr
+    assert "put the object again" in done.stderr

@@ -1,0 +1,1 @@
+"""Tests of the project itself: what it packs, says and runs."""

@@ -1,0 +1,165 @@
+"""Kinds of trouble for a storm: generators that make some and say what they did.
+
+`next()` strikes once; what does not kill has passed by then. `close()` undoes what is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+
+from clamor_ray._session import session as _session
+from tests.support.lab.cluster import LocalCluster
+from tests.support.session_rig import keepers
+
+MOST_STOPPED_S = 4.0  # far below every patience of ours
+MOST_LIMITED_S = 2.0
+MOST_FULL_S = 3.0
+RESTART_S = 90.0
+HEADROOM = 4  # descriptors, at most, that are left to a page server
+
+
+def registry_pid(scope: str | None = None) -> int:
+    return int(_session.current(scope).call("ping"))
+
+
+def server_pid(lab: LocalCluster, node: int, scope: str | None = None) -> int:
+    """Of that session, or of ours. It may be on its way back, on a machine that has much to do."""
+    return lab.page_server_pid(node, RESTART_S, _session.current(scope).scope)
+
+
+def keeper_pids(lab: LocalCluster, node: int) -> list[int]:
+    """The keepers of one node: one, or none while nobody has started it again."""
+    found = []
+    for pid in keepers(_session.current().scope):
+        with contextlib.suppress(OSError):
+            if lab.node_ids[node][:16] in Path(f"/proc/{pid}/cmdline").read_text():
+                found.append(pid)
+    return found
+
+
+def in_turn(
+    rng: random.Random, troubles: Mapping[str, Iterator[str]]
+) -> Generator[str, None, None]:
+    """Each of them once, in any order, and again."""
+    names = sorted(troubles)
+    while True:
+        rng.shuffle(names)
+        for name in names:
+            yield f"{name}: {next(troubles[name])}"
+
+
+def kills(
+    lab: LocalCluster, rng: random.Random, n_nodes: int, scope: str | None = None
+) -> Generator[str, None, None]:
+    """SIGKILL to a page server, or the registry, of that session, or of ours."""
+    while True:
+        victim = rng.randrange(n_nodes + 1)
+        if victim == n_nodes:
+            os.kill(registry_pid(scope), signal.SIGKILL)
+            yield "registry"
+        else:
+            os.kill(server_pid(lab, victim, scope), signal.SIGKILL)
+            yield f"page server {victim}"
+
+
+def both(lab: LocalCluster, rng: random.Random, node: int) -> Generator[str, None, None]:
+    """SIGKILL to a page server and its keeper at once: what only they had is gone."""
+    while True:
+        server = server_pid(lab, node)
+        pids = [server, *keeper_pids(lab, node)]
+        # Stopped first: else the server may give everything to a new keeper between two kills.
+        for how in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):  # it leaves by itself
+                    os.kill(pid, how)
+            rng.shuffle(pids)
+        yield f"{len(pids)} processes of node {node}"
+
+
+def stops(lab: LocalCluster, rng: random.Random, n_nodes: int) -> Generator[str, None, None]:
+    """SIGSTOP to one of ours, for a moment."""
+    victims = {f"page server {n}": server_pid(lab, n) for n in range(n_nodes)}
+    victims["registry"] = registry_pid()
+    for node in range(n_nodes):
+        victims |= {f"keeper of {node}": pid for pid in keeper_pids(lab, node)}
+    stopped = 0
+    try:
+        while True:
+            name = rng.choice(sorted(victims))
+            stopped = victims[name]
+            os.kill(stopped, signal.SIGSTOP)
+            time.sleep(rng.uniform(0.1, MOST_STOPPED_S))
+            os.kill(stopped, signal.SIGCONT)
+            yield name
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGCONT)
+
+
+def few_descriptors(
+    lab: LocalCluster, rng: random.Random, n_nodes: int
+) -> Generator[str, None, None]:
+    """A page server that cannot open more than a few files, for a moment."""
+    pids = [server_pid(lab, n) for n in range(n_nodes)]
+    were = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids}
+    try:
+        while True:
+            node = rng.randrange(n_nodes)
+            pid = pids[node]
+            highest = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
+            left = rng.randrange(HEADROOM)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + 1 + left, were[pid][1]))
+            time.sleep(rng.uniform(0.1, MOST_LIMITED_S))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, were[pid])
+            yield f"{left} descriptors for page server {node}"
+    finally:
+        for pid, limits in were.items():
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+
+
+def fill(filler: Path) -> None:
+    """A file takes all that is free on its disk."""
+    with filler.open("ab", buffering=0) as file:
+        for n_bytes in (1 << 20, 4096, 1):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(n_bytes)):
+                    pass
+
+
+def full_disk(
+    directory: Path, rng: random.Random, while_full: Callable[[], None]
+) -> Generator[str, None, None]:
+    """No byte left where the journal is, for a moment, in which `while_full` is called."""
+    filler = directory / "filler"
+    try:
+        while True:
+            fill(filler)
+            while_full()
+            time.sleep(rng.uniform(0.1, MOST_FULL_S))
+            filler.unlink()
+            yield f"full for {directory.name}"
+    finally:
+        filler.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def small_disk(directory: Path, n_bytes: int) -> Iterator[None]:
+    """A file system of its own there. Root only."""
+    directory.mkdir(mode=0o700)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={n_bytes},mode=0700", "none", str(directory)]
+    subprocess.run(mount, check=True, timeout=30)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(directory)], check=True, timeout=30)
+        with contextlib.suppress(FileNotFoundError):  # whose it is may have removed it by now
+            directory.rmdir()

@@ -1,0 +1,322 @@
+"""A linear model over rows of a collection: what `lr` and `svm` do alike."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+
+import clamor_ray as clamor
+
+from ..data.libsvm import read_libsvm
+from ..data.places import InputError
+from ..data.rows import Float64
+from ..knn import Stages, attached
+from ..models import linear
+from ..models.linear import Evaluate, Facts, Sample, Step, WrongWeights
+from .learning import (
+    How,
+    Iteration,
+    Model,
+    Received,
+    default_partitions,
+    draw_curve,
+    learning_options,
+    print_iterations,
+    spread,
+)
+from .learning_tasks import Gradient
+from .options import cluster_options
+from .report import human_bytes
+from .waiting import start_workers
+
+# (what gives losses and gradients, first weights) -> iterations
+Walk = Callable[[Evaluate, Float64], Iterator[Step]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What the command line asked for.
+
+    Args:
+        walk: how weights get better.
+        loss: of linear.LOSSES.
+        iterations: at the most.
+        sample: what to draw; None where rows are read.
+        data: libsvm files.
+        n_features: None: as many as there are.
+        zero_based: indices of the files begin at 0.
+        penalty: see `linear.penalized`.
+        intercept: whether there is one.
+        n_partitions: of files.
+        how: sums are made.
+        check: whether to do it in this process as well.
+    """
+
+    walk: Walk
+    loss: str
+    iterations: int
+    sample: Sample | None = None
+    data: str | Sequence[str] | None = None
+    n_features: int | None = None
+    zero_based: bool = False
+    penalty: float = 0.0
+    intercept: bool = True
+    n_partitions: int | None = None
+    how: How = "split"
+    check: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Outcome:
+    """Of a run.
+
+    Args:
+        weights: of the iteration with the least loss; the intercept last.
+        facts: of the rows.
+        accuracy: share of the rows that have the right sign there.
+        lines: one an iteration.
+        received: bytes between page servers, in all iterations, of nodes that are there after them.
+        error: largest relative difference from the check; None where there was none.
+    """
+
+    weights: Float64
+    facts: Facts
+    accuracy: float
+    lines: list[Iteration]
+    received: int
+    error: float | None
+
+
+class Evaluator:
+    """The mean loss and its gradient at some weights, by tasks over all rows.
+
+    Args:
+        rows: items are `Rows`.
+        facts: of them.
+        job: loss, penalty, intercept, how.
+        n_features: the model has one weight more.
+    """
+
+    def __init__(self, rows: Any, facts: Facts, job: Job, n_features: int) -> None:
+        self.rows, self.job = rows, job
+        self.model = Model(n_features + 1)
+        self.positive = facts.labels[-1]
+        self.accuracy: dict[float, float] = {}  # by loss
+
+    def __call__(self, weights: Float64) -> tuple[float, Float64]:
+        self.model.set(weights)
+        seq_op = Gradient(self.model.variable, self.job.loss, self.positive)
+        total = self.model.add_up(self.rows, seq_op, self.job.how)
+        right = float(total[-2] / total[-1])
+        value, gradient = linear.penalized(total, weights, self.job.penalty, self.job.intercept)
+        self.accuracy[value] = right
+        return value, gradient
+
+
+def load(job: Job) -> Any:
+    """The rows as a collection; nothing runs yet, but where a file is compressed."""
+    if job.sample is not None:
+        n = job.sample.n_partitions
+        numbers = clamor.from_numpy(np.arange(n), partitions=n)
+        return numbers.map_batches(linear.generate, job.sample)
+    wanted = job.n_partitions or default_partitions()
+    rows = read_libsvm(
+        job.data, zero_based=job.zero_based, n_features=job.n_features, partitions=wanted
+    )
+    return spread(rows, wanted)
+
+
+def look(rows: Any, job: Job) -> tuple[Facts, int]:
+    """What the rows are, and how many features the model has.
+
+    Raises:
+        InputError: They cannot be learned from.
+    """
+    facts = rows.aggregate(Facts(), Facts.and_of, Facts.and_these)
+    if not facts.n_rows:
+        raise InputError(f"{job.data} has no rows")
+    if len(facts.labels) != 2:
+        labels = ", ".join(f"{label:g}" for label in facts.labels)
+        more = " and more" if len(facts.labels) > 2 else ""
+        raise InputError(f"two labels are needed; there are {labels}{more}")
+    n_features = job.n_features or (job.sample.n_features if job.sample else facts.width)
+    if facts.width > n_features:
+        raise InputError(f"there are {facts.width:,} features, not {n_features:,}")
+    return facts, n_features
+
+
+def run(job: Job, stages: Stages, after: Callable[[int], None] = lambda number: None) -> Outcome:
+    """Loads, learns and checks, on the cluster that this process is attached to.
+
+    Args:
+        after: is told of each iteration.
+
+    Raises:
+        InputError: There are no rows, or not two labels.
+        WrongWeights: The weights are not those that one process finds.
+    """
+    with stages.stage("workers", "starting workers"):
+        start_workers(collections=True)
+    text = "reading rows" if job.sample is None else "generating rows where they stay"
+    with stages.stage("load", text):
+        rows = load(job).cache()
+        facts, n_features = look(rows, job)
+    evaluator = Evaluator(rows, facts, job, n_features)
+    lines: list[Iteration] = []
+    best: Step | None = None
+    try:
+        arrived = Received()
+        text = f"up to {job.iterations} iterations over {facts.n_rows:,} rows"
+        with stages.stage("iterate", text, job.iterations) as done:
+            for step in job.walk(evaluator, np.zeros(n_features + 1)):
+                lines.append(evaluator.model.line(step.number, step.value, step.moved))
+                if best is None or step.value < best.value:
+                    best = step
+                done(step.number)
+                after(step.number)
+        received = arrived.bytes()
+    finally:
+        evaluator.model.free()
+    if best is None:
+        raise InputError(
+            "the first weights, all zero, have the least loss: no feature says anything"
+        )
+    error = None
+    if job.check:
+        with stages.stage("check", "checking against the same in this process"):
+            plain = linear.plain_evaluate(
+                rows.collect(), n_features, job.loss, facts.labels[-1], job.penalty, job.intercept
+            )
+            expected = list(job.walk(plain, np.zeros(n_features + 1)))
+            error = linear.check(best.weights, min(expected, key=lambda step: step.value).weights)
+    return Outcome(best.weights, facts, evaluator.accuracy[best.value], lines, received, error)
+
+
+# ---------------------------------------------------------------- for people
+
+
+def print_outcome(console: Console, job: Job, outcome: Outcome) -> None:
+    """What a run found, and what it took."""
+    last = outcome.lines[-1]
+    ended = "ended" if last.number < job.iterations else "stopped"
+    checked = ""
+    if outcome.error is not None:
+        checked = (
+            f" All weights equal those of one process (largest difference {outcome.error:.0e})."
+        )
+    console.print(
+        f"\n{ended} after {last.number} iterations over {outcome.facts.n_rows:,} rows with "
+        f"{len(outcome.weights) - 1:,} features; least loss "
+        f"{min(line.loss for line in outcome.lines):.6f}, {outcome.accuracy:.2%} of the rows on "
+        f"the right side; page servers received {human_bytes(outcome.received)}.{checked}\n",
+        soft_wrap=True,
+    )
+    print_iterations(console, outcome.lines, job.loss + "\nloss")
+
+
+def write(weights: Float64, out: Path) -> None:
+    """Parquet: feature (from 0; -1 is the intercept), weight; without those that are 0."""
+    features = np.flatnonzero(weights)
+    values = weights[features]
+    features[features == len(weights) - 1] = -1
+    pq.write_table(pa.table({"feature": features, "weight": values}), out)
+
+
+def linear_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What both programs can be asked for."""
+    command = cluster_options(learning_options(command))
+    for option in (
+        click.option(
+            "--out", type=click.Path(path_type=Path, dir_okay=False), help="Weights, Parquet."
+        ),
+        click.option(
+            "--intercept/--no-intercept", default=True, show_default=True, help="Without a penalty."
+        ),
+        click.option("--zero-based", is_flag=True, help="Indices of the files begin at 0."),
+        click.option(
+            "--features",
+            "n_features",
+            type=click.IntRange(1, (1 << 31) - 1),
+            help="Default: as many as the files have; 1,000,000 to generate, 20,000 for the demo.",
+        ),
+        click.option(
+            "--rows",
+            "n_rows",
+            type=click.IntRange(2),
+            help="To generate. Default: 1,000,000; 50,000 for the demo.",
+        ),
+        click.option("--demo", is_flag=True, help="50,000 rows on a local cluster."),
+        click.argument("data", metavar="[ROWS]", required=False),
+    ):
+        command = option(command)
+    return command
+
+
+def carry_out(
+    make: Callable[[Sample | None, bool], Job],
+    *,
+    data: str | None,
+    demo: bool,
+    n_rows: int | None,
+    n_features: int | None,
+    seed: int,
+    partitions: int | None,
+    picture: Path | None,
+    out: Path | None,
+    check: bool | None,
+    nodes: int | None,
+    cache_bytes: str | None,
+    cache_policy: str | None,
+) -> None:
+    """What a command does with its options; `make` makes the job of a sample and of --check."""
+    console = Console(highlight=False)
+    stages = Stages(console)
+    if data and (demo or n_rows):
+        raise click.UsageError("--demo and --rows are of generated rows: give no file")
+    check = demo if check is None else check
+    settings = {"cache_bytes": cache_bytes, "cache_policy": cache_policy}
+    with _exit_status(console):
+        with attached(nodes or (3 if demo else None), stages, **settings):
+            sample = None
+            if not data:
+                sample = Sample(
+                    n_rows or (50_000 if demo else 1_000_000),
+                    n_features or (20_000 if demo else 1_000_000),
+                    partitions or default_partitions(),
+                    seed=seed,
+                )
+            job = make(sample, check)
+            outcome = run(job, stages)
+        print_outcome(console, job, outcome)
+        if picture is not None:
+            title = f"{outcome.facts.n_rows:,} rows, {len(outcome.weights) - 1:,} features"
+            draw_curve(outcome.lines, title, f"{job.loss} loss", picture)
+            console.print(f"\npicture  {picture}", soft_wrap=True)
+        if out is not None:
+            write(outcome.weights, out)
+            console.print(f"\nweights  {out}", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _exit_status(console: Console) -> Iterator[None]:
+    try:
+        yield
+    except WrongWeights as error:
+        console.print(f"[red]WRONG WEIGHTS:[/red] {error}", soft_wrap=True)
+        sys.exit(1)
+    except (InputError, clamor.errors.SourceError) as error:
+        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
+        sys.exit(2)
+    except clamor.errors.ClamorError as error:
+        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
+        sys.exit(3)

@@ -1,0 +1,1 @@
+"""What programs read and make: generators and formats."""
