@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from clamor_ray._build.region import Region as Region
     from clamor_ray._build.region import region as region
     from clamor_ray._objects.pointer import Pointer as Pointer
+    from clamor_ray._read.access_report import reads as reads
     from clamor_ray._read.gather import gather as gather
     from clamor_ray._read.hashmap import HashMap as HashMap
     from clamor_ray._read.prefetch import prefetch as prefetch
-    from clamor_ray._read.reads import reads as reads
     from clamor_ray._read.ref import GlobalRef as GlobalRef
     from clamor_ray._read.views import views_by_value as views_by_value
     from clamor_ray._ring.group import AllReduceGroup as AllReduceGroup
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from clamor_ray._session.surface import share as share
     from clamor_ray._session.surface import zeros as zeros
     from clamor_ray._tasks.remote import remote as remote
-    from clamor_ray._write.adds import accumulate as accumulate
-    from clamor_ray._write.adds import add_at as add_at
-    from clamor_ray._write.adds import maximum_at as maximum_at
-    from clamor_ray._write.adds import minimum_at as minimum_at
     from clamor_ray._write.retry import retry as retry
+    from clamor_ray._write.scatter_add import accumulate as accumulate
+    from clamor_ray._write.scatter_add import add_at as add_at
+    from clamor_ray._write.scatter_add import maximum_at as maximum_at
+    from clamor_ray._write.scatter_add import minimum_at as minimum_at
     from clamor_ray._write.transaction import Transaction as Transaction
     from clamor_ray._write.transaction import transaction as transaction
     from clamor_ray._write.transaction import update as update
@@ -119,18 +119,18 @@ _HOMES = {
     "Pointer": "_objects.pointer",
     "Region": "_build.region",
     "Transaction": "_write.transaction",
-    "accumulate": "_write.adds",
-    "add_at": "_write.adds",
+    "accumulate": "_write.scatter_add",
+    "add_at": "_write.scatter_add",
     "free": "_session.surface",
     "block_map": "_session.stats",
     "gather": "_read.gather",
     "init": "_session.driver",
-    "maximum_at": "_write.adds",
-    "minimum_at": "_write.adds",
+    "maximum_at": "_write.scatter_add",
+    "minimum_at": "_write.scatter_add",
     "prefetch": "_read.prefetch",
     "region": "_build.region",
     "put": "_session.surface",
-    "reads": "_read.reads",
+    "reads": "_read.access_report",
     "remote": "_tasks.remote",
     "retry": "_write.retry",
     "share": "_session.surface",

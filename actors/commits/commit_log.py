@@ -19,7 +19,8 @@ What is kept is bounded:
 * more than that where ``retain`` says that a live collection could need it: commits and contents
   from its floor on go last, after everything else of the same budget. But at most ``max_retained``
   of one variable stay so, and ``budget_bytes`` is the bound for all of them too;
-* status words (`status_words.py`) until they are dropped: with the tasks whose words they are. Of
+* status words (`_protocol/idempotency.py`) until they are dropped: with the tasks whose words they
+are. Of
   these the newest ``max_dropped`` are remembered, and what still runs of them commits nothing;
 * outcomes and tombstones by number, but none that is younger than ``outcome_s`` or whose homes
   have not acknowledged.
@@ -38,6 +39,7 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap
 
+from clamor_ray._protocol.idempotency import word_of
 from clamor_ray._protocol.messages import (
     BLOCK_BYTES,
     INLINE_BASE,
@@ -47,7 +49,6 @@ from clamor_ray._protocol.messages import (
     Publication,
     Write,
 )
-from clamor_ray._protocol.status_words import word_of
 from clamor_ray.actors.commits.commit_checks import changed_blocks, check_request
 from clamor_ray.errors import (
     CommitAbortedError,

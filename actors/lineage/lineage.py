@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 
 from pyroaring import BitMap
 
-from clamor_ray._protocol.ask import pack, unpack
+from clamor_ray._protocol.rpc import pack, unpack
 
 RECORD_COST_BYTES: Final = 700  # of a record beside its texts and read sets
 READ_COST_BYTES: Final = 150

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clamor_ray import errors
-from clamor_ray._protocol.ask import unpack
 from clamor_ray._protocol.messages import INLINE_BASE
+from clamor_ray._protocol.rpc import unpack
 from clamor_ray.actors.lineage.lineage import PLAIN_RUN, AttemptRecord, Lineage, LineageCounters
 from clamor_ray.actors.lineage.lineage_journal import LineageJournal
 

@@ -47,7 +47,6 @@ from clamor_ray._native import client as _native
 from clamor_ray._objects.layout import BLOCK_BYTES, Pickled, take_apart
 from clamor_ray._objects.memory import COMMIT_HINT, cache_budget, check_room, memory_bytes
 from clamor_ray._protocol import names as _names
-from clamor_ray._protocol.ask import pack, unpack
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import (
     Pinned,
@@ -58,6 +57,7 @@ from clamor_ray._protocol.messages import (
     ServerInfo,
     ServerReport,
 )
+from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import NOT_EQUAL_HINT
 from clamor_ray._version import __version__
 from clamor_ray.actors.page_server.engine_like import Settings

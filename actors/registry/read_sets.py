@@ -1,9 +1,10 @@
 """What tasks touched, kept for those like them: the registry's part of replayed read sets. No Ray.
 
-A name (`clamor_ray/_tasks/replay.py`) is the best guess at "the same task". Whether it is one shows
-when the next set under it arrives: where at least half of what the last call touched was touched
-again, calls of this name repeat; otherwise they vary, and their sets are not handed out until two
-in a row are alike. A name that is unsure from the start has to show that it repeats first.
+A name (`clamor_ray/_tasks/read_predictor.py`) is the best guess at "the same task". Whether it is
+one shows when the next set under it arrives: where at least half of what the last call touched was
+touched again, calls of this name repeat; otherwise they vary, and their sets are not handed out
+until two in a row are alike. A name that is unsure from the start has to show that it repeats
+first.
 
 Bounded: the sets that were noted or asked for longest ago go first. Those of a variable that is
 freed go at once: nobody asks for them again. Nothing of it is journaled: a restarted registry has

@@ -42,7 +42,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from clamor_ray import errors
 from clamor_ray._objects.layout import Plan
 from clamor_ray._protocol import names as _names
-from clamor_ray._protocol.ask import pack, unpack
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.handshake import SECRET_BYTES
 from clamor_ray._protocol.messages import (
@@ -57,6 +56,7 @@ from clamor_ray._protocol.messages import (
     ServerLost,
 )
 from clamor_ray._protocol.rendezvous import Rendezvous
+from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import SHARED, Source
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits

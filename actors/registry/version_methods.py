@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from clamor_ray import errors
-from clamor_ray._protocol.ask import OFTEN, pack, unpack
 from clamor_ray._protocol.messages import CommitRequest, Committed, Latest, ServerConfig
+from clamor_ray._protocol.rpc import OFTEN, pack, unpack
 from clamor_ray.actors.commits.commit_checks import check_request
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits

@@ -36,12 +36,12 @@ from clamor_ray._objects.layout import (
     take_apart_in_place,
 )
 from clamor_ray._objects.pointer import Pointer
-from clamor_ray._protocol.ask import new_request_id
 from clamor_ray._protocol.config import SEAL_S
+from clamor_ray._protocol.rpc import new_request_id
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import session as _session
-from clamor_ray._tasks import attempt as _attempt
+from clamor_ray._tasks import task_context as _attempt
 
 
 class Region:

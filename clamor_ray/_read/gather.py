@@ -20,7 +20,7 @@ from clamor_ray._read.prefetch import split_by_mapping
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import session as _session
 from clamor_ray._session.session import Session
-from clamor_ray._tasks import attempt as _attempt
+from clamor_ray._tasks import task_context as _attempt
 from clamor_ray.errors import HomeLostError, SessionEndedError
 
 Array = npt.NDArray[Any]

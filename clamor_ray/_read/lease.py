@@ -20,7 +20,7 @@ import numpy.typing as npt
 from clamor_ray import errors
 from clamor_ray._native.client import Client, Mapping, Runs
 from clamor_ray._objects.ranges import union
-from clamor_ray._tasks import attempt as _attempt
+from clamor_ray._tasks import task_context as _attempt
 
 if TYPE_CHECKING:
     from clamor_ray._read.ref import GlobalRef

@@ -22,13 +22,13 @@ from clamor_ray._objects.layout import (
     take_apart_zeros,
 )
 from clamor_ray._objects.memory import check_room
-from clamor_ray._protocol.ask import new_request_id
 from clamor_ray._protocol.config import SEAL_S, Config
 from clamor_ray._protocol.messages import INLINE_BASE
+from clamor_ray._protocol.rpc import new_request_id
 from clamor_ray._protocol.source import Source, source_of_call, source_of_zeros
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session.spares import Spares
-from clamor_ray._tasks import attempt as _attempt
+from clamor_ray._tasks import task_context as _attempt
 
 
 def _inline_id() -> int:

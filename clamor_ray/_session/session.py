@@ -35,16 +35,16 @@ from clamor_ray._native.client import (
 )
 from clamor_ray._objects.layout import stream_blocks
 from clamor_ray._protocol import names as _names
-from clamor_ray._protocol.ask import OFTEN, ask, pack, unpack
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import FreeAnswer
+from clamor_ray._protocol.rpc import OFTEN, ask, pack, unpack
 from clamor_ray._read import losses as _losses
 from clamor_ray._read.lease import Lease, Leased, LeaseTable
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import starting as _starting
 from clamor_ray._session.making import Making
 from clamor_ray._session.spares import Spares
-from clamor_ray._tasks import attempt as _attempt
+from clamor_ray._tasks import task_context as _attempt
 from clamor_ray._tasks.task_ends import TaskEnds
 from clamor_ray._version import __version__
 from clamor_ray.actors.registry.registry_core import server_id_of

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._tasks.replay import Hinted, Hinting, Key
+from clamor_ray._tasks.read_predictor import Hinted, Hinting, Key
 
 # No argument begins so by accident; one that does is marked as a user's.
 _MAGIC: Final = b"\x93clamor\x00\x17\xe5\xa1\x5d"

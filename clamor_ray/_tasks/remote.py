@@ -22,8 +22,8 @@ from clamor_ray._read import bad_address as _bad_address
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._tasks.passing import Passing, is_packed, unpacked
-from clamor_ray._tasks.replay import Hinted, hinting_of
-from clamor_ray._tasks.replaying import Replaying
+from clamor_ray._tasks.predicted_reads import Replaying
+from clamor_ray._tasks.read_predictor import Hinted, hinting_of
 
 
 class _Task:

@@ -8,7 +8,7 @@ A commit whose answer was lost is asked about before anything else is tried: unt
 have happened, and its blocks must stay where they are.
 
 In an attempt of a task that has a token (`_tasks/attempt.py`) each commit carries a write of a
-status word (`clamor_ray/_protocol/status_words.py`), so that the n-th transaction over the same
+status word (`clamor_ray/_protocol/idempotency.py`), so that the n-th transaction over the same
 variables of all attempts is made once. One that wrote nothing commits its word alone.
 """
 
@@ -35,17 +35,17 @@ from clamor_ray import errors
 from clamor_ray._objects.inplace import check_can_change
 from clamor_ray._objects.layout import BLOCK_BYTES, put_together
 from clamor_ray._objects.memory import COMMIT_HINT, check_room
+from clamor_ray._protocol.idempotency import Name, StatusWord, word_of
 from clamor_ray._protocol.messages import CommitRequest
-from clamor_ray._protocol.status_words import Name, StatusWord, word_of
 from clamor_ray._read import bad_address as _bad_address
 from clamor_ray._read.lease import InlineImage, Lease
 from clamor_ray._read.ref import GlobalRef, newest_states
 from clamor_ray._session import session as _session
 from clamor_ray._session.session import Session
-from clamor_ray._tasks import attempt as _attempt
+from clamor_ray._tasks import task_context as _attempt
 from clamor_ray._write.grow import grown
-from clamor_ray._write.parts import Change, Part
-from clamor_ray._write.targets import Target, target_of
+from clamor_ray._write.write_set import Change, Part
+from clamor_ray._write.write_targets import Target, target_of
 from clamor_ray.actors.recovery.rebuild import runs
 
 ASK_FIRST_BYTES: Final = 8 << 20  # from here on a conflict is asked for before blocks are copied

@@ -14,7 +14,7 @@
  */
 #include "client/client.h"
 
-#include "common/say.h"
+#include "common/signal_log.h"
 
 #include <poll.h>
 #include <stdlib.h>

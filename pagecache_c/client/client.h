@@ -4,7 +4,7 @@
  *   call.c       requests and their replies
  *   conn.c       one connection: connect, hello, packets; used before the watch thread runs
  *   mapping.c    map, unmap
- *   rest.c       mappings that nobody uses, for the next who wants the same
+ *   idle_mappings.c       mappings that nobody uses, for the next who wants the same
  *   reads.c      read sets
  *   evicted_client.c  what was evicted meanwhile
  *   build.c      building a region in place
@@ -71,7 +71,7 @@ struct pc__mapping {
     uint64_t id, region, version, inode;
     uint32_t loss;                   /* of blocks of the region: its number, as the server said last */
     uint64_t users;                  /* maps and running calls; 0: goes away */
-    uint64_t rests_since_ns;         /* nobody uses it (rest.c); 0: somebody does */
+    uint64_t rests_since_ns;         /* nobody uses it (idle_mappings.c); 0: somebody does */
     uint64_t readers;                /* read sets being taken: entries are dropped at 0 -> 1 */
     enum pc__mapping_state state;
     int error;                       /* OPENING: why re-attaching it failed */
@@ -138,7 +138,7 @@ struct pc_client {
     struct pc__call *calls;
     struct pc__outgoing *outbox, **outbox_end; /* what the socket had no room for */
     struct pc__mapping *mappings;
-    uint64_t n_resting, looks_at_ns; /* rest.c; 0: there is nothing to look at */
+    uint64_t n_resting, looks_at_ns; /* idle_mappings.c; 0: there is nothing to look at */
     struct pc__mapping *by_id[PC__MAPPING_BUCKETS];
     struct pc__mapping *by_region[PC__MAPPING_BUCKETS];
     uint8_t task[PC_TASK_BYTES];    /* that runs; zeros: none */
@@ -265,8 +265,9 @@ void pc__mapping_remove(pc_client *client, struct pc__mapping *mapping); /* and 
 void pc__mapping_release(pc_client *client, struct pc__mapping *mapping);
 /* Finds a live one and counts the caller in: 0 or the error. */
 int pc__mapping_use(pc_client *client, uint64_t id, struct pc__mapping **out);
-/* rest.c, all under lock. ended: of one that is used again, or taken down. end_all: of a region, or of
- * all (0). look: ends those that have rested; returns how long poll() may wait, -1 for ever. */
+/* idle_mappings.c, all under lock. ended: of one that is used again, or taken down. end_all: of a
+ * region, or of all (0). look: ends those that have rested; returns how long poll() may wait, -1
+ * for ever. */
 void pc__rest_ended(pc_client *client, struct pc__mapping *mapping);
 void pc__rest_end_all(pc_client *client, uint64_t region);
 int pc__rest_look(pc_client *client);

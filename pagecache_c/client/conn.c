@@ -4,7 +4,7 @@
  */
 #include "client/client.h"
 
-#include "common/say.h"
+#include "common/signal_log.h"
 
 #include <errno.h>
 #include <poll.h>

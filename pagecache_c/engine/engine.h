@@ -39,7 +39,7 @@
 #include "engine/store/keeping.h"
 #include "common/list.h"
 #include "common/local_socket.h"
-#include "engine/miss/pages.h"
+#include "engine/miss/readahead.h"
 #include "pagecache.h"
 #include "engine/local/process.h"
 #include "common/wire.h"
@@ -421,7 +421,7 @@ struct pc_engine {
     char socket_name[PC__SOCKET_NAME_BYTES];
     char library_version[48];
     uint64_t fetch_timeout_ns, fault_timeout_ns;
-    unsigned page_shift;           /* log2 of the bytes that a fault fetches; 0: by use (pages.c) */
+    unsigned page_shift;           /* log2 of the bytes that a fault fetches; 0: by use (readahead.c) */
     int replication;               /* enum pc_replication */
     _Atomic uint64_t serving_bytes; /* of replies that are queued for other servers */
     struct pc__holders holders;

@@ -20,7 +20,7 @@
  * Relies on: mincore() of a mapping without access shows the page cache of its file.
  */
 #include "common/error.h"
-#include "common/say.h"
+#include "common/signal_log.h"
 #include "trap/trap.h"
 
 #include <errno.h>

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from clamor_ray import errors
-from clamor_ray._protocol.ask import pack
 from clamor_ray._protocol.messages import INLINE_BASE
+from clamor_ray._protocol.rpc import pack
 from clamor_ray.actors.lineage import lineage_service
 from clamor_ray.actors.lineage.lineage import AttemptRecord, Changes, Collection, Limits, Lineage
 from clamor_ray.actors.lineage.lineage_journal import LineageJournal

@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 
 from clamor_ray import errors
 from clamor_ray._protocol import names as _names
-from clamor_ray._protocol.ask import pack, unpack
+from clamor_ray._protocol.idempotency import Name, StatusWord, digest_of
 from clamor_ray._protocol.messages import (
     INLINE_BASE,
     CommitRequest,
@@ -32,8 +32,8 @@ from clamor_ray._protocol.messages import (
     ServerLost,
     Write,
 )
+from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import SHARED, Source
-from clamor_ray._protocol.status_words import Name, StatusWord, digest_of
 from clamor_ray.actors.commits.commit_log import Limits
 from clamor_ray.actors.process import keeper_process
 from clamor_ray.actors.registry import registry as registry_module

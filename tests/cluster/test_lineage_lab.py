@@ -13,8 +13,8 @@ import pytest
 from pyroaring import BitMap
 
 from clamor_ray import errors
-from clamor_ray._protocol.ask import pack
 from clamor_ray._protocol.config import Config
+from clamor_ray._protocol.rpc import pack
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import session as _session
 from clamor_ray._write.transaction import update
@@ -201,6 +201,6 @@ def test_an_attempt_with_a_name_is_replayed(session: Session, process: _session.
     session("note_attempt", one.packed())
     other = session("ensure_server", session.lab.node_ids[1]).server_id
     packed = session("find_reads", pack(b"n" * 16, True, other, [ref.region]))
-    from clamor_ray._protocol.ask import unpack
+    from clamor_ray._protocol.rpc import unpack
 
     assert unpack(packed)[1] == {ref.region: blocks}

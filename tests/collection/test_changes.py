@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from clamor_ray._tasks.attempt import Read
+from clamor_ray._tasks.task_context import Read
 from clamor_ray.collection.plan.changes import Targets, is_touched
 
 

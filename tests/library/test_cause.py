@@ -11,8 +11,8 @@ import pytest
 
 import clamor_ray
 from clamor_ray import errors
-from clamor_ray._protocol.ask import _meaning_of
 from clamor_ray._protocol.cause import cause_of
+from clamor_ray._protocol.rpc import _meaning_of
 
 HOME = Path(clamor_ray.__file__).parent
 # Exceptions that are often raised without a text, and those that may be one of them.

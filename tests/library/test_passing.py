@@ -11,7 +11,7 @@ from clamor_ray._objects.layout import Plan
 from clamor_ray._read.ref import GlobalRef, State
 from clamor_ray._tasks import passing as _passing
 from clamor_ray._tasks.passing import Passing, is_packed, packed, unpacked
-from clamor_ray._tasks.replay import Hinted, hinting_of, key_of
+from clamor_ray._tasks.read_predictor import Hinted, hinting_of, key_of
 
 PLAN = Plan(8192, 10, ((4096, 4096),), 0, 16384, fixed=True)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap
 
-from clamor_ray._tasks.attempt import Read
+from clamor_ray._tasks.task_context import Read
 
 Changed = Callable[[int, int, int], BitMap | None]
 """(region, from version, to version) -> blocks that may differ; None: any."""

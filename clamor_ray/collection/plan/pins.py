@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from clamor_ray import errors
-from clamor_ray._protocol.ask import ask, pack
+from clamor_ray._protocol.rpc import ask, pack
 from clamor_ray._session import session as _session
 from clamor_ray.collection.plan.plan import Node
 from clamor_ray.collection.plan.results import Pin, StageResult

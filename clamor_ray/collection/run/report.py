@@ -17,10 +17,10 @@ import pyarrow as pa
 import ray
 
 from clamor_ray import errors
-from clamor_ray._protocol.ask import pack
+from clamor_ray._protocol.rpc import pack
 from clamor_ray._session import session as _session
-from clamor_ray._tasks.replay import Hinted, Key
-from clamor_ray._tasks.replaying import Replaying
+from clamor_ray._tasks.predicted_reads import Replaying
+from clamor_ray._tasks.read_predictor import Hinted, Key
 from clamor_ray.actors.lineage.lineage import AttemptRecord
 from clamor_ray.collection.data import blocks
 from clamor_ray.collection.plan.stages import Program

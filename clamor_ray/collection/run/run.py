@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from clamor_ray import errors
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._session import session as _session
-from clamor_ray._tasks.replay import Key, submitted
+from clamor_ray._tasks.read_predictor import Key, submitted
 from clamor_ray.collection.options import Options
 from clamor_ray.collection.plan.pins import Pins, drop_words
 from clamor_ray.collection.plan.results import (
@@ -39,8 +39,8 @@ from clamor_ray.collection.plan.results import (
 )
 from clamor_ray.collection.plan.stages import FromSource, FromStage, Hashed, Ranged, Stage
 from clamor_ray.collection.run import report
-from clamor_ray.collection.run.landing import Landing
 from clamor_ray.collection.run.progress import Progress
+from clamor_ray.collection.run.scatter_add_commit import Landing
 from clamor_ray.collection.run.schedule import Cancel, Slots, StageSchedule, Start
 from clamor_ray.collection.run.task import Meta, TaskSpec, packed, run_packed
 

@@ -40,7 +40,7 @@ from ray.exceptions import (
 from clamor_ray import errors
 from clamor_ray._native.ring import DTYPES
 from clamor_ray._protocol.cause import cause_of
-from clamor_ray._protocol.status_words import TOKEN_BYTES
+from clamor_ray._protocol.idempotency import TOKEN_BYTES
 from clamor_ray.actors.allreduce.all_reduce import FETCH_S, RING_TIMEOUT_S, NotYet, RingPlan
 from clamor_ray.actors.allreduce.merging import UFUNCS, FailedFunction, How, Layout, differ, raised
 from clamor_ray.actors.registry.ray_nodes import alive_nodes, raylet_is_gone

@@ -22,7 +22,7 @@ import numpy as np
 from clamor_ray import errors
 from clamor_ray._read import bad_address as _bad_address
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._tasks.attempt import Read, recording
+from clamor_ray._tasks.task_context import Read, recording
 from clamor_ray._write.deltas import Collector
 from clamor_ray.collection.data import blocks, combine, joins, shuffle
 from clamor_ray.collection.data.blocks import Columns, Items
@@ -40,7 +40,7 @@ from clamor_ray.collection.plan.stages import (
     Sampled,
     ZipSteps,
 )
-from clamor_ray.collection.run import own
+from clamor_ray.collection.run import detach as own
 
 # What NumPy and others say of a write to memory that is not to be written to.
 _READ_ONLY = re.compile(

@@ -3,9 +3,9 @@
  * Entered by the loop that owns the client. Takes region.lock. Everything here is arithmetic; the
  * fetch itself goes out after the lock is dropped.
  *
- * How much is fetched (the papers' page) is learned from use: pages.c. Where a size was asked for, of
- * this mapping or of the whole engine, it is that. Where a commit has changed what was here, what
- * changed around it is fetched, and no page.
+ * How much is fetched (the papers' page) is learned from use: readahead.c. Where a size was asked
+ * for, of this mapping or of the whole engine, it is that. Where a commit has changed what was
+ * here, what changed around it is fetched, and no page.
  */
 #include "engine/engine.h"
 

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from clamor_ray._native.base import Runs
 from clamor_ray._objects.memory import cache_budget, memory_bytes
-from clamor_ray._protocol.ask import pack, unpack
+from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import session as _session
-from clamor_ray._tasks.replay import Hinted, encode, runs_to_fetch
+from clamor_ray._tasks.read_predictor import Hinted, encode, runs_to_fetch
 
 logger = logging.getLogger("clamor_ray")
 

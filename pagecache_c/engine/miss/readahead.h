@@ -1,4 +1,4 @@
-/* pages.h - how much a fault fetches: learned from faults and read sets. See pages.c. */
+/* readahead.h - how much a fault fetches: learned from faults and read sets. See readahead.c. */
 #ifndef PC_PAGES_H
 #define PC_PAGES_H
 

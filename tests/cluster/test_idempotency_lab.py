@@ -12,7 +12,7 @@ import pytest
 
 import clamor_ray as clamor
 from clamor_ray._session import session as _session
-from clamor_ray._tasks.attempt import recording
+from clamor_ray._tasks.task_context import recording
 from tests.conftest import ANSWER_S, ClamorCluster
 from tests.support.lab.cluster import node_resource
 

@@ -16,7 +16,7 @@ from clamor_ray._protocol.messages import Write
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef, State
 from clamor_ray._session.session import Session
-from clamor_ray._write.targets import Target
+from clamor_ray._write.write_targets import Target
 
 
 @dataclass

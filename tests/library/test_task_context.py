@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import clamor_ray as clamor
-from clamor_ray._tasks import attempt as _attempt
-from clamor_ray._tasks.attempt import Attempt, recording
+from clamor_ray._tasks import task_context as _attempt
+from clamor_ray._tasks.task_context import Attempt, recording
 from tests.conftest import ANSWER_S, ClamorCluster
 
 pytestmark = pytest.mark.lab

@@ -1,5 +1,5 @@
-/* rest.c - mappings that nobody uses any more, and that stay for a moment: the next call of this
- * process often wants the same. See client.h.
+/* idle_mappings.c - mappings that nobody uses any more, and that stay for a moment: the next call
+ * of this process often wants the same. See client.h.
  *
  * One that rests is a lease like any other to the page server, and nothing to this process: its id
  * is gone, nobody looks into it, and whoever maps the same version again has it without a word to

@@ -1,4 +1,4 @@
-/* say.h - last words: one line on stderr from any context, also from a signal handler.
+/* signal_log.h - last words: one line on stderr from any context, also from a signal handler.
  *
  * Async-signal-safe: no allocation, no stdio, no lock. A line that is too long is cut.
  */

@@ -15,7 +15,8 @@ import ray
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._session import session as _session
-from clamor_ray.collection.run import landing, run
+from clamor_ray.collection.run import run
+from clamor_ray.collection.run import scatter_add_commit as landing
 from tests.conftest import ClamorCluster
 
 N_ROWS = 20_000

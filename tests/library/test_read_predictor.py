@@ -15,12 +15,13 @@ from pyroaring import BitMap
 
 import clamor_ray as clamor
 from clamor_ray._objects.layout import Plan
-from clamor_ray._protocol.ask import pack, unpack
+from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import session as _session
-from clamor_ray._tasks import replay as _replay
-from clamor_ray._tasks import replaying as _replaying
-from clamor_ray._tasks.replay import (
+from clamor_ray._tasks import predicted_reads as _replaying
+from clamor_ray._tasks import read_predictor as _replay
+from clamor_ray._tasks.predicted_reads import Replaying
+from clamor_ray._tasks.read_predictor import (
     Hinted,
     Submitted,
     encode,
@@ -29,7 +30,6 @@ from clamor_ray._tasks.replay import (
     key_of,
     runs_to_fetch,
 )
-from clamor_ray._tasks.replaying import Replaying
 from clamor_ray.actors.registry.read_sets import SET_COST_BYTES, ReadSets, alike
 from tests.support.fake_session import Cluster, FakeSession
 

@@ -40,7 +40,7 @@ from pyroaring import BitMap
 
 from clamor_ray import errors
 from clamor_ray._objects.layout import stream_blocks
-from clamor_ray._protocol.status_words import TOKEN_BYTES, Name, digest_of
+from clamor_ray._protocol.idempotency import TOKEN_BYTES, Name, digest_of
 
 if TYPE_CHECKING:
     from clamor_ray._native.client import Client, Mapping, Runs

@@ -18,13 +18,13 @@ from clamor_ray._objects.layout import put_together
 from clamor_ray._read.hashmap import HashMap
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import session as _session
-from clamor_ray._tasks import attempt as _attempt
+from clamor_ray._tasks import task_context as _attempt
 from clamor_ray._write.applying import bring
 from clamor_ray._write.deltas import Array, Collector, Delta, Layout, apply, sparse
 from clamor_ray._write.deltas import dense as whole
 from clamor_ray._write.retry import pause_s
-from clamor_ray._write.targets import Target, target_of
 from clamor_ray._write.transaction import Transaction, refuse_nested
+from clamor_ray._write.write_targets import Target, target_of
 
 FIRST_PAUSE_S: Final = 0.002
 MOST_PAUSE_S: Final = 0.5

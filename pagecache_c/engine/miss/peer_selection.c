@@ -1,4 +1,4 @@
-/* choice.c - which of those that have a block is asked for it: a pure function.
+/* peer_selection.c - which of those that have a block is asked for it: a pure function.
  *
  * Power of two choices (Mitzenmacher; Clamor, section 4.2): of two candidates taken at random, the
  * one with less to send. Against the least loaded of all, which everybody would pick at once from

@@ -15,7 +15,7 @@ from clamor_ray import errors
 from clamor_ray._protocol.config import Config
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import session as _session
-from clamor_ray._write import adds as _adds
+from clamor_ray._write import scatter_add as _adds
 from tests.support.fake_session import BLOCK_BYTES, Cluster, FakeSession
 
 PER_BLOCK = BLOCK_BYTES // 8

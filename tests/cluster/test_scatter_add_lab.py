@@ -14,7 +14,7 @@ import pytest
 import ray
 
 import clamor_ray as clamor
-from clamor_ray.collection.run import landing
+from clamor_ray.collection.run import scatter_add_commit as landing
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource

@@ -39,13 +39,13 @@ from clamor_ray._read.followers import move_followers
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef, newest_states
 from clamor_ray._session import session as _session
-from clamor_ray._write.adds import AGAIN
 from clamor_ray._write.applying import bring
 from clamor_ray._write.deltas import Sum, apply_sums, merged
 from clamor_ray._write.packed_sums import pack_sum, unpack_sum
-from clamor_ray._write.parts import Change, Part
 from clamor_ray._write.retry import pause_s
-from clamor_ray._write.targets import Target
+from clamor_ray._write.scatter_add import AGAIN
+from clamor_ray._write.write_set import Change, Part
+from clamor_ray._write.write_targets import Target
 from clamor_ray.actors.registry.registry_core import server_id_of
 from clamor_ray.collection.run.schedule import group_of
 from clamor_ray.collection.run.task import Failure, Meta

@@ -13,9 +13,9 @@ from pyroaring import BitMap
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._protocol.ask import pack
-from clamor_ray._read import reads as _reads
-from clamor_ray._read.reads import Reads, from_records
+from clamor_ray._protocol.rpc import pack
+from clamor_ray._read import access_report as _reads
+from clamor_ray._read.access_report import Reads, from_records
 from clamor_ray.actors.lineage.lineage import AttemptRecord
 from tests.conftest import ClamorCluster
 

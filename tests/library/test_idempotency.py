@@ -15,12 +15,12 @@ import pytest
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._protocol.config import Config
+from clamor_ray._protocol.idempotency import Name, StatusWord, digest_of, word_of
 from clamor_ray._protocol.messages import INLINE_BASE, CommitRequest, Write
-from clamor_ray._protocol.status_words import Name, StatusWord, digest_of, word_of
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import session as _session
-from clamor_ray._tasks import attempt as _attempt
-from clamor_ray._tasks.attempt import recording
+from clamor_ray._tasks import task_context as _attempt
+from clamor_ray._tasks.task_context import recording
 from clamor_ray.actors.commits.commit_log import CommitLog, Limits
 from clamor_ray.actors.commits.journal import Journal
 from tests.support.fake_session import BLOCK_BYTES, Cluster, FakeSession

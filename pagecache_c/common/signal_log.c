@@ -1,5 +1,5 @@
-/* say.c - see say.h. The nm check of the signal path covers this object too. */
-#include "common/say.h"
+/* signal_log.c - see signal_log.h. The nm check of the signal path covers this object too. */
+#include "common/signal_log.h"
 
 #include <unistd.h>
 

@@ -1,14 +1,14 @@
-/* test_pages.c - how much a fault fetches: always a sound run, and near the best fixed page for
+/* test_readahead.c - how much a fault fetches: always a sound run, and near the best fixed page for
  * readers of several kinds. No engine: a reader here is a list of touches, a node a set of blocks.
  */
 #include "tests/support/check.h"
 
-#include "engine/miss/pages.h"
+#include "engine/miss/readahead.h"
 
 #include <string.h>
 
 #define REGION_BLOCKS 65536u /* 256 MiB */
-#define ROUND_TRIP 12u       /* in blocks moved, as pages.c has it */
+#define ROUND_TRIP 12u       /* in blocks moved, as readahead.c has it */
 
 struct node {
     struct pc__pages pages;

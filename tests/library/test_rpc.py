@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayTaskError
 
 from clamor_ray import errors
-from clamor_ray._protocol import ask as _ask
+from clamor_ray._protocol import rpc as _ask
 
 
 class Mapping:

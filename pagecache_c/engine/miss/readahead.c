@@ -1,4 +1,5 @@
-/* pages.c - how much a fault fetches. Pure: no lock, no clock, no kernel; the caller has the lock.
+/* readahead.c - how much a fault fetches. Pure: no lock, no clock, no kernel; the caller has the
+ * lock.
  *
  * What can be known. A touch of a present block never leaves the kernel, so all that is seen of a
  * reader while it runs are its faults: at pages of 2^l blocks they say exactly which aligned pages
@@ -45,7 +46,7 @@
  * not who wants them. A block that is demanded again (evicted, or changed) begins the record of its
  * 8 MiB anew. Where memory is short for a set, something is not learned; no fetch is ever wrong.
  */
-#include "engine/miss/pages.h"
+#include "engine/miss/readahead.h"
 
 #include "common/error.h"
 
