@@ -6,7 +6,7 @@ import importlib
 import signal
 import sys
 
-from bench.support import common as _common
+from bench.support import common
 
 NAMES = {
     "adaptive": "the page chosen by use against every fixed page, three kinds of readers",
@@ -43,7 +43,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     name = sys.argv[1]
     if "--help" not in sys.argv and "-h" not in sys.argv:
-        _common.keep_stdout()
+        common.keep_stdout()
     result = importlib.import_module(f"bench.{name}").main(sys.argv[2:])
     return int(result or 0)
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.support import common as _common
+from bench.support import common
 from bench.support.common import emit, grown, note, now
 
 AUTO = 0
@@ -79,7 +79,7 @@ def _index(n_places: int) -> Any:
     lat, lon = places.generate_coordinates(n_places, 1)
     index = nearest.build(lat, lon, places.generate_ratings(n_places, 1), METADATA_BYTES)
     index.metadata[:] = (
-        _common.make_array(n_places * METADATA_BYTES, 1)
+        common.make_array(n_places * METADATA_BYTES, 1)
         .view(np.uint8)
         .reshape(n_places, METADATA_BYTES)
     )
@@ -115,24 +115,24 @@ class Patterns:
         else:
             self._salt += 1
             n_bytes = self._sizes.scan_bytes if pattern == "sequential" else self._sizes.table_bytes
-            words = _common.make_array(n_bytes, self._salt)
+            words = common.make_array(n_bytes, self._salt)
             if pattern == "sequential":
                 ref, call = clamor.put(words), (reader.scan,)
             else:
                 table = words.reshape(-1, ROW_BYTES // 8)
                 ids = self._rng.integers(0, len(table), self._sizes.rows)
                 ref, call = clamor.put(table), (reader.rows, ids)
-        _common.warm_memory(ref.nbytes)
-        before = _common.node_counters(node_id)
+        common.warm_memory(ref.nbytes)
+        before = common.node_counters(node_id)
         seconds, got = ray.get(call[0].remote([ref], *call[1:]), timeout=600)
-        after = _common.node_counters(node_id)
+        after = common.node_counters(node_id)
         if pattern == "tree":
             if not got.equals(self._answers):
-                raise _common.WrongData("queries through the variable differ from local ones")
+                raise common.WrongData("queries through the variable differ from local ones")
         elif pattern == "sequential":
-            _common.verify(pattern, got, int(words.sum()))
+            common.verify(pattern, got, int(words.sum()))
         else:
-            _common.verify(pattern, got, table[ids])
+            common.verify(pattern, got, table[ids])
         clamor.free(ref)
         return {
             "seconds": seconds,
@@ -154,11 +154,11 @@ def repetition(number: int, sizes: Sizes) -> list[dict[str, Any]]:
     out = []
     patterns = Patterns(sizes, number + 1)
     rng = np.random.default_rng(number)
-    with _common.two_nodes(store_bytes=256 << 20) as nodes:
+    with common.two_nodes(store_bytes=256 << 20) as nodes:
         warm = clamor.put(np.zeros(1 << 20))
         readers = {}
         for size in (AUTO, *FIXED):
-            readers[size] = _common.pinned(
+            readers[size] = common.pinned(
                 Reader, nodes.b, runtime_env={"env_vars": {"CLAMOR_PAGE_BYTES": str(size)}}
             ).remote()
             ray.get(readers[size].ready.remote([warm]), timeout=120)
@@ -211,7 +211,7 @@ def main(arguments: list[str]) -> int:
         if options.small
         else Sizes(1 << 17, 3000, 512 << 20, 512 << 20, 4000)
     )
-    emit(_common.environment(benchmark="adaptive", **dataclasses.asdict(sizes)))
+    emit(common.environment(benchmark="adaptive", **dataclasses.asdict(sizes)))
     records = []
     for number in range(options.repetitions or (1 if options.small else 5)):
         note(f"repetition {number + 1}")

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.support import common as _common
+from bench.support import common
 from bench.support.common import emit, note, now
 
 MIB = 1 << 20
@@ -61,14 +61,14 @@ def measure(col: Any, n_partitions: int, n_bytes: int, rounds: int) -> dict[str,
             start = now()
             made = way()
             seconds = now() - start
-            _common.verify(name, made[:: max(1, n // 997)], np.full(n, want)[:: max(1, n // 997)])
+            common.verify(name, made[:: max(1, n // 997)], np.full(n, want)[:: max(1, n // 997)])
             if i:  # the first one warms up
                 took.setdefault(name, []).append(seconds)
     emit(
         {
             "bytes": n_bytes,
             "partitions": n_partitions,
-            "seconds": {name: _common.spread(times) for name, times in took.items()},
+            "seconds": {name: common.spread(times) for name, times in took.items()},
         }
     )
     return {name: statistics.median(times) for name, times in took.items()}
@@ -89,12 +89,12 @@ def main(argv: Sequence[str] = ()) -> None:
     from clamor_ray.collection.run import split
 
     store_bytes = int(max(256, 6 * max(sizes) * args.partitions / args.nodes)) * MIB
-    with _common.several_nodes(args.nodes, store_bytes, 1):
-        emit(_common.environment())
+    with common.several_nodes(args.nodes, store_bytes, 1):
+        emit(common.environment())
         split.LEAST_BYTES = 0  # type: ignore[misc]  # whatever its size: that is what is measured
         items = np.arange(float(args.partitions))
         col = clamor.from_numpy(items, partitions=args.partitions)
         for size in sizes:
             note(f"{size:g} MiB")
             medians = measure(col, args.partitions, int(size * MIB), rounds)
-        _common.summary({"split_speedup": medians["tree"] / medians["split"]})
+        common.summary({"split_speedup": medians["tree"] / medians["split"]})

@@ -39,7 +39,7 @@ from typing import Any
 from bench.drivers.allreduce_driver import Options
 from bench.peers import allreduce_members as members
 from bench.peers import peer as _peer
-from bench.support import common as _common
+from bench.support import common
 from bench.support import stream as _stream
 from bench.support.common import emit, note
 
@@ -103,7 +103,7 @@ def compare(options: argparse.Namespace, installed: Any, with_gloo: bool) -> lis
                 record = {
                     "members": n,
                     "bytes": n_bytes,
-                    "seconds": {name: _common.spread(each) for name, each in taken.items()},
+                    "seconds": {name: common.spread(each) for name, each in taken.items()},
                 }
                 emit(record)
                 records.append(record)
@@ -324,7 +324,7 @@ def main(arguments: list[str]) -> int:
     import clamor_ray as clamor
 
     emit(
-        _common.environment(
+        common.environment(
             library=clamor.__version__,
             bench="allreduce",
             members=options.members,
@@ -333,14 +333,14 @@ def main(arguments: list[str]) -> int:
         )
     )
     if options.switch:
-        _common.summary(switch(options))
+        common.summary(switch(options))
         return 0
     figures: dict[str, float] = {}
     if "loopback" not in options.without:
         note("touching memory")
-        _common.warm_memory(2 * max(options.sizes) * max(options.members))
+        common.warm_memory(2 * max(options.sizes) * max(options.members))
         figures |= loopback_figures(compare(options, *_peers(options)))
     if "lab" not in options.without:
         figures |= lab_figures(on_hosts(options), link)
-    _common.summary(figures)
+    common.summary(figures)
     return 0

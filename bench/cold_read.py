@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.support import common as _common
+from bench.support import common
 from bench.support.common import BLOCK_BYTES, emit, grown, note, now
 
 DENSITY = 0.01
@@ -47,7 +47,7 @@ class Reader:
         touched = now()
         total = int(words.sum())
         summed = now()
-        _common.verify("ray.get", first_bytes, _common.expected_first_bytes(blocks, salt))
+        common.verify("ray.get", first_bytes, common.expected_first_bytes(blocks, salt))
         return {
             "get_s": got - start,
             "sparse_s": touched - start,
@@ -61,7 +61,7 @@ class Reader:
         words = box[0].get()
         first_bytes = words.view(np.uint8)[blocks * BLOCK_BYTES]
         seconds = now() - start
-        _common.verify("faults", first_bytes, _common.expected_first_bytes(blocks, salt))
+        common.verify("faults", first_bytes, common.expected_first_bytes(blocks, salt))
         return {"seconds": seconds}
 
     def prefetch(
@@ -78,9 +78,9 @@ class Reader:
         fetched = now()
         first_bytes = words.view(np.uint8)[blocks * BLOCK_BYTES]
         end = now()
-        _common.verify("prefetch", first_bytes, _common.expected_first_bytes(blocks, salt))
+        common.verify("prefetch", first_bytes, common.expected_first_bytes(blocks, salt))
         for block, view in zip(blocks.tolist(), views, strict=True):
-            _common.verify("prefetch", view, _common.expected_words(block * n, n, salt))
+            common.verify("prefetch", view, common.expected_words(block * n, n, salt))
         return {"seconds": end - start, "touch_s": end - fetched}
 
     def dense(self, box: list[Any]) -> dict[str, float]:
@@ -95,7 +95,7 @@ class Reader:
         step = 1 << 20
         for first in range(0, len(words), step):
             part = words[first : first + step]
-            _common.verify("dense", part, _common.expected_words(first, len(part), salt))
+            common.verify("dense", part, common.expected_words(first, len(part), salt))
         return True
 
 
@@ -112,7 +112,7 @@ def repetition(number: int, n_bytes: int) -> dict[str, Any]:
     touched_bytes = len(blocks) * BLOCK_BYTES
     salts = iter(range(number * 16 + 1, number * 16 + 17))
     # Two objects of Ray's at a time, and room for its own.
-    with _common.two_nodes(store_bytes=2 * n_bytes + n_bytes // 2 + (256 << 20)) as nodes:
+    with common.two_nodes(store_bytes=2 * n_bytes + n_bytes // 2 + (256 << 20)) as nodes:
         reader = nodes.on_b(Reader)
         small = clamor.put(np.zeros(1 << 16, np.uint64))
         ray.get(reader.ready.remote([small]), timeout=120)
@@ -128,16 +128,16 @@ def repetition(number: int, n_bytes: int) -> dict[str, Any]:
         def ray_side() -> None:
             for name in ("ray", "ray_later"):
                 salt = next(salts)
-                words = _common.make_array(n_bytes, salt)
-                _common.warm_memory(2 * n_bytes)
+                words = common.make_array(n_bytes, salt)
+                common.warm_memory(2 * n_bytes)
                 start = now()
                 ref = ray.put(words)
                 put_s = now() - start
                 total = int(words.sum())
                 del words
-                _common.warm_memory(3 * n_bytes)
+                common.warm_memory(3 * n_bytes)
                 read = ray.get(reader.ray_read.remote([ref], blocks, salt), timeout=900)
-                _common.verify("ray.get", read.pop("total"), total)
+                common.verify("ray.get", read.pop("total"), total)
                 out[name] = {"put_s": put_s, **read}
                 del ref
 
@@ -145,22 +145,22 @@ def repetition(number: int, n_bytes: int) -> dict[str, Any]:
             puts = []
             for name in ("fault", "prefetch", "dense"):
                 salt = next(salts)
-                words = _common.make_array(n_bytes, salt)
-                _common.warm_memory(2 * n_bytes)
+                words = common.make_array(n_bytes, salt)
+                common.warm_memory(2 * n_bytes)
                 start = now()
                 ref = clamor.put(words)
                 puts.append(now() - start)
                 total = int(words.sum())
                 del words
-                before = _common.node_counters(nodes.b)
-                _common.warm_memory(3 * n_bytes)
+                before = common.node_counters(nodes.b)
+                common.warm_memory(3 * n_bytes)
                 if name == "dense":
                     read = ray.get(reader.dense.remote([ref]), timeout=900)
-                    _common.verify("dense", read.pop("total"), total)
+                    common.verify("dense", read.pop("total"), total)
                 else:
                     method = getattr(reader, name)
                     read = ray.get(method.remote([ref], blocks, salt), timeout=900)
-                after = _common.node_counters(nodes.b)
+                after = common.node_counters(nodes.b)
                 useful = n_bytes if name == "dense" else touched_bytes
                 read["bytes_received"] = grown(before, after, "bytes_received")
                 read["bytes_ratio"] = read["bytes_received"] / useful
@@ -204,8 +204,8 @@ def main(arguments: list[str]) -> int:
     import clamor_ray as clamor
 
     note("touching memory")
-    _common.warm_memory(min(6 * n_bytes, 8 << 30))
-    environment = _common.environment(library=clamor.__version__, bench="cold_read")
+    common.warm_memory(min(6 * n_bytes, 8 << 30))
+    environment = common.environment(library=clamor.__version__, bench="cold_read")
     runs: list[dict[str, Any]] = []
     for number in range(repetitions):
         note(f"repetition {number + 1} of {repetitions}")
@@ -218,11 +218,11 @@ def main(arguments: list[str]) -> int:
         {
             "coldness": "first object of a fresh cluster on both sides; the median of repetitions",
             "spread": {
-                name: _common.spread([run[name] for run in runs])
+                name: common.spread([run[name] for run in runs])
                 for name in runs[0]
                 if "speedup" in name or name == "sparse_bytes_ratio"
             },
         }
     )
-    _common.summary({name: statistics.median(run[name] for run in runs) for name in FIGURES})
+    common.summary({name: statistics.median(run[name] for run in runs) for name in FIGURES})
     return 0

@@ -32,9 +32,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.drivers import commit_memory as _commit_memory
+from bench.drivers import commit_memory
 from bench.drivers.commit_small import Peer, small_commits
-from bench.support import common as _common
+from bench.support import common
 from bench.support.common import BLOCK_BYTES, emit, note, now
 
 WORDS_PER_BLOCK = BLOCK_BYTES // 8
@@ -62,23 +62,23 @@ def bulk_commit(n_bytes: int, number: int) -> dict[str, Any]:
     import clamor_ray as clamor
 
     old, new = 3000 + 2 * number, 3001 + 2 * number
-    ref = clamor.put(_common.make_array(n_bytes, old))
+    ref = clamor.put(common.make_array(n_bytes, old))
     n_words = n_bytes // 8
-    source = _common.make_array(n_bytes, new)
+    source = common.make_array(n_bytes, new)
     target = np.ones(n_words, np.uint64)
     warm_s = min(memcpy_s(source, target) for _ in range(3))
     del target
-    _common.warm_memory(n_bytes)
+    common.warm_memory(n_bytes)
     memory, target = fresh_memory(n_bytes)
     fresh_s = memcpy_s(source, target)
-    _common.verify("memcpy", target[:: 1 << 12], source[:: 1 << 12])
+    common.verify("memcpy", target[:: 1 << 12], source[:: 1 << 12])
     del target
     memory.close()
     transaction = clamor.update(ref)
     words = transaction.begin()
     np.copyto(words, source)
     del source
-    _common.warm_memory(2 * n_bytes)
+    common.warm_memory(2 * n_bytes)
     start = now()
     transaction.commit()
     commit_s = now() - start
@@ -86,7 +86,7 @@ def bulk_commit(n_bytes: int, number: int) -> dict[str, Any]:
     got = ref.get()
     for first in range(0, n_words, CHUNK_WORDS):
         part = got[first : first + CHUNK_WORDS]
-        _common.verify("bulk commit", part, _common.expected_words(first, len(part), new))
+        common.verify("bulk commit", part, common.expected_words(first, len(part), new))
     del got
     clamor.free(ref)
     return {
@@ -121,10 +121,10 @@ def plain_writes_s(content: npt.NDArray[np.uint64], value: int) -> float:
         for at in range(0, n_bytes, 1 << 20):
             os.pwrite(fd, whole[at : at + (1 << 20)].data, at)
         with mmap.mmap(fd, n_bytes, mmap.MAP_PRIVATE) as mapped:
-            _common.warm_memory(2 * n_bytes)
+            common.warm_memory(2 * n_bytes)
             words = np.frombuffer(mapped, np.uint64)
             seconds = first_writes_s(words, value)
-            _common.verify("plain", words[1::WORDS_PER_BLOCK], content[1::WORDS_PER_BLOCK])
+            common.verify("plain", words[1::WORDS_PER_BLOCK], content[1::WORDS_PER_BLOCK])
             del words
     finally:
         os.close(fd)
@@ -136,18 +136,18 @@ def cow_repetition(ref: Any, salt: int, number: int) -> dict[str, Any]:
     import clamor_ray as clamor
 
     words = ref.get()
-    content = _common.make_array(words.nbytes, salt)
-    _common.verify("resident", words, content)  # has the node fetch what it has not
+    content = common.make_array(words.nbytes, salt)
+    common.verify("resident", words, content)  # has the node fetch what it has not
     del words
 
     def ours() -> float:
         transaction = clamor.update(ref)
         words = transaction.begin()
-        _common.warm_memory(2 * content.nbytes)
+        common.warm_memory(2 * content.nbytes)
         seconds = first_writes_s(words, number)
         written = np.full(len(content) // WORDS_PER_BLOCK, number, np.uint64)
-        _common.verify("writes", words[::WORDS_PER_BLOCK], written)
-        _common.verify("copies", words[1::WORDS_PER_BLOCK], content[1::WORDS_PER_BLOCK])
+        common.verify("writes", words[::WORDS_PER_BLOCK], written)
+        common.verify("copies", words[1::WORDS_PER_BLOCK], content[1::WORDS_PER_BLOCK])
         transaction.abort()
         return seconds
 
@@ -194,14 +194,14 @@ def in_fresh_process(case: str, n_bytes: int) -> dict[str, Any]:
         stdout=subprocess.PIPE,
         text=True,
         timeout=TIMEOUT_S,
-        cwd=_common.ROOT,
+        cwd=common.ROOT,
     )
     record: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return record
 
 
 def run_on_two_nodes(
-    nodes: _common.TwoNodes, options: argparse.Namespace, figures: dict[str, Any]
+    nodes: common.TwoNodes, options: argparse.Namespace, figures: dict[str, Any]
 ) -> None:
     """All cases that want a page server or two."""
     import ray
@@ -213,7 +213,7 @@ def run_on_two_nodes(
     wanted = options.only or ("small", "bulk", "cow")
     if "small" in wanted:
         n_bytes = (1 << 20) if small else (16 << 20)
-        here = clamor.put(_common.make_array(n_bytes, 1))
+        here = clamor.put(common.make_array(n_bytes, 1))
         keeper = nodes.on_b(Peer)
         (there,) = ray.get(keeper.put.remote(n_bytes, 2), timeout=TIMEOUT_S)
         for suffix, ref, salt in (("", here, 1), ("_other_home", there, 2)):
@@ -234,7 +234,7 @@ def run_on_two_nodes(
         ray.kill(keeper)
     if "cow" in wanted:
         n_bytes = (8 << 20) if small else (256 << 20)
-        ref = clamor.put(_common.make_array(n_bytes, 11))
+        ref = clamor.put(common.make_array(n_bytes, 11))
         note("first writes")
         records = [cow_repetition(ref, 11, number) for number in range(repetitions)]
         emit({"home": "same node", "records": records})
@@ -267,26 +267,26 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--bytes", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.in_process:
-        emit(_commit_memory.build_in_place(options.bytes))
+        emit(commit_memory.build_in_place(options.bytes))
         return 0
     if options.long:
-        _common.summary(_commit_memory.long_run(options.commits))
+        common.summary(commit_memory.long_run(options.commits))
         return 0
     import clamor_ray as clamor
 
-    environment = _common.environment(library=clamor.__version__, bench="commit")
+    environment = common.environment(library=clamor.__version__, bench="commit")
     figures: dict[str, Any] = {}
     note("touching memory")
-    _common.warm_memory((64 << 20) if options.small else (4 << 30))
+    common.warm_memory((64 << 20) if options.small else (4 << 30))
     if options.only != "build":
-        with _common.two_nodes(store_bytes=256 << 20) as nodes:
+        with common.two_nodes(store_bytes=256 << 20) as nodes:
             environment["environment"]["trap"] = nodes.trap
             emit(environment)
             run_on_two_nodes(nodes, options, figures)
     if options.only in (None, "build"):
         note("building in place")
         n_bytes = (64 << 20) if options.small else (2 << 30)
-        _common.warm_memory(n_bytes)
+        common.warm_memory(n_bytes)
         record = in_fresh_process("build", n_bytes)
         emit(record)
         figures["build_in_place_ratio"] = record["ratio"]

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.support import common as _common
+from bench.support import common
 from bench.support.common import BLOCK_BYTES, emit, grown, microseconds, note, percentile
 
 PAGE_BYTES = 64 << 10
@@ -78,7 +78,7 @@ class Toucher:
         words = box[0].get()
         got, ns, total = self._run(words.ctypes.data, offsets, each)
         blocks = (offsets // BLOCK_BYTES).astype(np.int64)
-        _common.verify("touch", got, _common.expected_first_bytes(blocks, salt))
+        common.verify("touch", got, common.expected_first_bytes(blocks, salt))
         return ns, total
 
     def touch_plain(
@@ -88,7 +88,7 @@ class Toucher:
         fd = os.memfd_create("plain")
         try:
             os.ftruncate(fd, n_bytes)
-            content = _common.make_array(n_bytes, salt).view(np.uint8)
+            content = common.make_array(n_bytes, salt).view(np.uint8)
             for at in range(0, n_bytes, PAGE_BYTES):
                 os.pwrite(fd, content[at : at + PAGE_BYTES].data, at)
             del content
@@ -99,7 +99,7 @@ class Toucher:
         finally:
             os.close(fd)
         blocks = (offsets // BLOCK_BYTES).astype(np.int64)
-        _common.verify("plain", got, _common.expected_first_bytes(blocks, salt))
+        common.verify("plain", got, common.expected_first_bytes(blocks, salt))
         return ns, total
 
 
@@ -111,13 +111,13 @@ def one_trap(trap: str, small: bool, folder: Path) -> dict[str, float]:
 
     os.environ["CLAMOR_TRAP"] = trap
     os.environ["CLAMOR_PAGE_BYTES"] = str(PAGE_BYTES)
-    touch = str(_common.compile_c("touch.c", folder, shared=True))
-    exchange = str(_common.compile_c("exchange.c", folder, shared=False))
+    touch = str(common.compile_c("touch.c", folder, shared=True))
+    exchange = str(common.compile_c("exchange.c", folder, shared=False))
     hit_bytes = (32 << 20) if small else (256 << 20)
     pages = 256 if small else 2048
     repetitions = 2 if small else 5
     hits, remotes = [], []
-    with _common.two_nodes(store_bytes=256 << 20) as nodes:
+    with common.two_nodes(store_bytes=256 << 20) as nodes:
         emit({"trap": trap, "in_force": nodes.trap})
         for number in range(repetitions):
             note(f"{trap}: node hits, repetition {number + 1} of {repetitions}")
@@ -126,17 +126,17 @@ def one_trap(trap: str, small: bool, folder: Path) -> dict[str, float]:
         for number in range(repetitions):
             note(f"{trap}: remote faults, repetition {number + 1} of {repetitions}")
             salt = 100 + number
-            ref = clamor.put(_common.make_array(pages * PAGE_BYTES, salt))
+            ref = clamor.put(common.make_array(pages * PAGE_BYTES, salt))
             order = np.random.default_rng(number).permutation(pages).astype(np.uint64)
             toucher = nodes.on_b(Toucher, touch)
             ray.get(toucher.where.remote(), timeout=120)
-            before = _common.node_counters(nodes.b)
+            before = common.node_counters(nodes.b)
             raw_before = _raw(exchange, pages)
             ns, _ = ray.get(
                 toucher.touch.remote([ref], order * np.uint64(PAGE_BYTES), salt, True), timeout=600
             )
             raw_after = _raw(exchange, pages)
-            after = _common.node_counters(nodes.b)
+            after = common.node_counters(nodes.b)
             raw = np.concatenate([raw_before, raw_after])
             faults = max(1, grown(before, after, "faults"))
             bytes_per_fault = grown(before, after, "bytes_received") / faults
@@ -169,27 +169,27 @@ def one_trap(trap: str, small: bool, folder: Path) -> dict[str, float]:
 
 
 def _node_hit(
-    trap: str, nodes: _common.TwoNodes, touch: str, number: int, n_bytes: int
+    trap: str, nodes: common.TwoNodes, touch: str, number: int, n_bytes: int
 ) -> dict[str, Any]:
     import ray
 
     import clamor_ray as clamor
 
     salt = number + 1
-    words = _common.make_array(n_bytes, salt)
+    words = common.make_array(n_bytes, salt)
     total = int(words.sum())
     ref = clamor.put(words)
     del words
     offsets = np.arange(0, n_bytes, BLOCK_BYTES, dtype=np.uint64)
     # One process has the node fetch; its mapping stays, as another reader's would.
     fetcher = nodes.on_b(Toucher, touch)
-    _common.verify("fetch", ray.get(fetcher.read_all.remote([ref]), timeout=600), total)
+    common.verify("fetch", ray.get(fetcher.read_all.remote([ref]), timeout=600), total)
     record: dict[str, Any] = {"case": "node_hit", "trap": trap, "repetition": number}
     # Totals and single touches need a first touch each, so a process each.
     for each in (False, True):
         toucher = nodes.on_b(Toucher, touch)
         ray.get(toucher.where.remote(), timeout=120)
-        before = _common.node_counters(nodes.b)
+        before = common.node_counters(nodes.b)
         calls = {
             "hit": lambda who=toucher, e=each: who.touch.remote([ref], offsets, salt, e),
             "plain": lambda who=toucher, e=each: who.touch_plain.remote(n_bytes, offsets, salt, e),
@@ -200,7 +200,7 @@ def _node_hit(
                 record[name] = microseconds(ns)
             else:
                 record[f"{name}_ns_per_block"] = all_ns / len(offsets)
-        grew = grown(before, _common.node_counters(nodes.b), "blocks_fetched")
+        grew = grown(before, common.node_counters(nodes.b), "blocks_fetched")
         if grew:
             raise RuntimeError(f"node hits fetched {grew} blocks: they were not hits")
         ray.kill(toucher)
@@ -236,12 +236,12 @@ def main(arguments: list[str]) -> int:
     import clamor_ray as clamor
 
     traps = [options.trap] if options.trap else list(TRAPS)
-    emit(_common.environment(library=clamor.__version__, bench="faults", trap=traps))
+    emit(common.environment(library=clamor.__version__, bench="faults", trap=traps))
     figures_by_trap: dict[str, dict[str, float]] = {}
     for trap in traps:
         command = [sys.executable, "-m", "bench", "faults", "--in-process", "--trap", trap]
         command += ["--small"] if options.small else []
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_common.ROOT) as run:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=common.ROOT) as run:
             assert run.stdout is not None
             for line in run.stdout:
                 record = json.loads(line) if line.startswith("{") else None
@@ -256,5 +256,5 @@ def main(arguments: list[str]) -> int:
             if trap == options.trap or trap == "sigsegv":
                 return 1
     emit({"figures_by_trap": figures_by_trap})
-    _common.summary(next(figures_by_trap[trap] for trap in TRAPS if trap in figures_by_trap))
+    common.summary(next(figures_by_trap[trap] for trap in TRAPS if trap in figures_by_trap))
     return 0

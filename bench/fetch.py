@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.support import common as _common
-from bench.support import stream as _stream
+from bench.support import common, stream
 from bench.support.common import BLOCK_BYTES, emit, grown, note, now
 
 TIMEOUT_S = 600
@@ -38,7 +37,7 @@ class Home:
         """In a list, so that nobody opens it on the way."""
         import clamor_ray as clamor
 
-        return [clamor.put(_common.make_array(n_bytes, salt))]
+        return [clamor.put(common.make_array(n_bytes, salt))]
 
 
 def put_on_b(home: Any, n_bytes: int, salt: int) -> Any:
@@ -67,10 +66,10 @@ def check_whole(words: npt.NDArray[np.uint64], salt: int) -> None:
     step = 1 << 20
     for first in range(0, len(words), step):
         part = words[first : first + step]
-        _common.verify("prefetch", part, _common.expected_words(first, len(part), salt))
+        common.verify("prefetch", part, common.expected_words(first, len(part), salt))
 
 
-def wire(nodes: _common.TwoNodes, home: Any, n_bytes: int, number: int) -> dict[str, Any]:
+def wire(nodes: common.TwoNodes, home: Any, n_bytes: int, number: int) -> dict[str, Any]:
     """The library and the raw stream, one after the other."""
     import clamor_ray as clamor
 
@@ -79,13 +78,13 @@ def wire(nodes: _common.TwoNodes, home: Any, n_bytes: int, number: int) -> dict[
     def ours() -> None:
         ref = put_on_b(home, n_bytes, 20 + number)
         pids = server_pids()
-        _common.warm_memory(n_bytes)
-        before = _common.node_counters(nodes.a)
+        common.warm_memory(n_bytes)
+        before = common.node_counters(nodes.a)
         cpu = {name: cpu_s(pids[node]) for name, node in (("server", nodes.b), ("asker", nodes.a))}
         start = now()
         clamor.prefetch(ref)
         seconds = now() - start
-        after = _common.node_counters(nodes.a)
+        after = common.node_counters(nodes.a)
         out["bytes_per_s"] = n_bytes / seconds
         out["server_cpu_s"] = cpu_s(pids[nodes.b]) - cpu["server"]
         out["asker_cpu_s"] = cpu_s(pids[nodes.a]) - cpu["asker"]
@@ -95,8 +94,8 @@ def wire(nodes: _common.TwoNodes, home: Any, n_bytes: int, number: int) -> dict[
         clamor.free(ref)
 
     def raw() -> None:
-        start = _stream.start_here
-        out["raw_bytes_per_s"] = _stream.rate(start, start, "127.0.0.1", n_bytes >> 20)
+        start = stream.start_here
+        out["raw_bytes_per_s"] = stream.rate(start, start, "127.0.0.1", n_bytes >> 20)
 
     for side in (ours, raw) if number % 2 == 0 else (raw, ours):
         side()
@@ -104,7 +103,7 @@ def wire(nodes: _common.TwoNodes, home: Any, n_bytes: int, number: int) -> dict[
     return out
 
 
-def small_pages(nodes: _common.TwoNodes, home: Any, n_blocks: int, number: int) -> dict[str, Any]:
+def small_pages(nodes: common.TwoNodes, home: Any, n_blocks: int, number: int) -> dict[str, Any]:
     """Blocks by ones."""
     import clamor_ray as clamor
 
@@ -115,19 +114,19 @@ def small_pages(nodes: _common.TwoNodes, home: Any, n_blocks: int, number: int) 
     chosen = SPACING * np.arange(n_blocks) + rng.integers(0, SPACING - 1, n_blocks)
     views = [words[block, :1] for block in chosen.tolist()]
     pids = server_pids()
-    _common.warm_memory(n_blocks * BLOCK_BYTES)
-    before = _common.node_counters(nodes.a)
+    common.warm_memory(n_blocks * BLOCK_BYTES)
+    before = common.node_counters(nodes.a)
     server, asker = cpu_s(pids[nodes.b]), cpu_s(pids[nodes.a])
     start = now()
     clamor.prefetch(views)
     seconds = now() - start
     server_s, asker_s = cpu_s(pids[nodes.b]) - server, cpu_s(pids[nodes.a]) - asker
-    after = _common.node_counters(nodes.a)
+    after = common.node_counters(nodes.a)
     del views
     for first in range(0, n_blocks, 1 << 14):
         blocks = chosen[first : first + (1 << 14)]
         indices = blocks[:, None] * (BLOCK_BYTES // 8) + np.arange(BLOCK_BYTES // 8)
-        _common.verify("small pages", words[blocks], _common.expected_at(indices, salt))
+        common.verify("small pages", words[blocks], common.expected_at(indices, salt))
     del words
     clamor.free(ref)
     fetched = grown(before, after, "blocks_fetched")
@@ -161,10 +160,10 @@ def main(arguments: list[str]) -> int:
     import clamor_ray as clamor
 
     note("touching memory")
-    _common.warm_memory(min(max(4 * n_bytes, 8 * n_blocks * BLOCK_BYTES), 8 << 30))
-    environment = _common.environment(library=clamor.__version__, bench="fetch")
+    common.warm_memory(min(max(4 * n_bytes, 8 * n_blocks * BLOCK_BYTES), 8 << 30))
+    environment = common.environment(library=clamor.__version__, bench="fetch")
     wires, smalls = [], []
-    with _common.two_nodes(store_bytes=128 << 20) as nodes:
+    with common.two_nodes(store_bytes=128 << 20) as nodes:
         environment["environment"]["trap"] = nodes.trap
         emit(environment)
         home = nodes.on_b(Home)
@@ -180,12 +179,12 @@ def main(arguments: list[str]) -> int:
     emit(
         {
             "spread": {
-                "wire_ratio": _common.spread([run["ratio"] for run in wires]),
-                "small_page_rate": _common.spread([run["per_server_core"] for run in smalls]),
+                "wire_ratio": common.spread([run["ratio"] for run in wires]),
+                "small_page_rate": common.spread([run["per_server_core"] for run in smalls]),
             }
         }
     )
-    _common.summary(
+    common.summary(
         {
             "wire_ratio": statistics.median(run["ratio"] for run in wires),
             "small_page_rate": statistics.median(run["per_server_core"] for run in smalls),

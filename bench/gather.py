@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.peers import redis as _redis
-from bench.support import common as _common
+from bench.support import common
 from bench.support.common import emit, grown, note, now
 from clamor_ray.workloads.data.stream import zipf
 
@@ -46,7 +46,7 @@ class Holder:
     """On node b: has the table, puts it, and is the peer."""
 
     def build(self, n_rows: int) -> int:
-        self.table = _common.make_array(n_rows * ROW_BYTES, SALT).reshape(n_rows, ROW_WORDS)
+        self.table = common.make_array(n_rows * ROW_BYTES, SALT).reshape(n_rows, ROW_WORDS)
         return len(self.table)
 
     def put(self) -> list[Any]:
@@ -62,16 +62,16 @@ class Holder:
 
 def expected_rows(ids: Int64) -> Rows:
     """What the rows with these ids hold."""
-    return _common.expected_at(ids[:, None] * ROW_WORDS + np.arange(ROW_WORDS), SALT)
+    return common.expected_at(ids[:, None] * ROW_WORDS + np.arange(ROW_WORDS), SALT)
 
 
 def check(what: str, rows: Rows, ids: Int64) -> None:
     """Every byte, in pieces."""
     if rows.shape != (len(ids), ROW_WORDS):
-        raise _common.WrongData(f"{what}: {rows.shape} instead of {len(ids)} rows")
+        raise common.WrongData(f"{what}: {rows.shape} instead of {len(ids)} rows")
     for first in range(0, len(ids), 1 << 16):
         part = slice(first, first + (1 << 16))
-        _common.verify(what, rows[part], expected_rows(ids[part]))
+        common.verify(what, rows[part], expected_rows(ids[part]))
 
 
 def draw(n_rows: int, n_ids: int) -> dict[str, Int64]:
@@ -86,7 +86,7 @@ def draw(n_rows: int, n_ids: int) -> dict[str, Int64]:
 
 def timed(what: str, ids: Int64, ask: Callable[[], Rows]) -> float:
     """Seconds of one way to get the rows, checked."""
-    _common.warm_memory(4 * len(ids) * ROW_BYTES)
+    common.warm_memory(4 * len(ids) * ROW_BYTES)
     start = now()
     rows = ask()
     seconds = now() - start
@@ -94,16 +94,16 @@ def timed(what: str, ids: Int64, ask: Callable[[], Rows]) -> float:
     return seconds
 
 
-def ours(nodes: _common.TwoNodes, holder: Any, ids: Int64) -> dict[str, Any]:
+def ours(nodes: common.TwoNodes, holder: Any, ids: Int64) -> dict[str, Any]:
     """A cold variable, gathered twice."""
     import ray
 
     import clamor_ray as clamor
 
     (ref,) = ray.get(holder.put.remote(), timeout=TIMEOUT_S)
-    before = _common.node_counters(nodes.a)
+    before = common.node_counters(nodes.a)
     cold_s = timed("clamor.gather", ids, lambda: clamor.gather(ref, ids))
-    after = _common.node_counters(nodes.a)
+    after = common.node_counters(nodes.a)
     again_s = timed("clamor.gather, again", ids, lambda: clamor.gather(ref, ids))
     clamor.free(ref)
     counters = {name: grown(before, after, name) for name in COUNTERS if name in after}
@@ -139,7 +139,7 @@ def best(runs: list[dict[str, float]]) -> float:
 
 
 def case(
-    name: str, ids: Int64, repetitions: int, nodes: _common.TwoNodes, holder: Any, client: Any
+    name: str, ids: Int64, repetitions: int, nodes: common.TwoNodes, holder: Any, client: Any
 ) -> dict[str, float]:
     """All sides in turn, then the figures of one distribution of ids."""
     distinct = np.unique(ids)
@@ -187,12 +187,12 @@ def main(arguments: list[str]) -> int:
     if reason := _redis.unavailable():
         raise SystemExit(f"bench: gather needs its peer: {reason}")
     note("touching memory")
-    _common.warm_memory(min(3 * n_rows * ROW_BYTES, 8 << 30))
-    environment = _common.environment(library=clamor.__version__, bench="gather")
+    common.warm_memory(min(3 * n_rows * ROW_BYTES, 8 << 30))
+    environment = common.environment(library=clamor.__version__, bench="gather")
     drawn = draw(n_rows, n_ids)
     store_bytes = 4 * n_ids * ROW_BYTES + (256 << 20)
     figures: dict[str, dict[str, float]] = {}
-    with _redis.server() as client, _common.two_nodes(store_bytes) as nodes:
+    with _redis.server() as client, common.two_nodes(store_bytes) as nodes:
         environment["environment"].update(
             trap=nodes.trap, rows=n_rows, redis=client.info("server")["redis_version"]
         )
@@ -206,5 +206,5 @@ def main(arguments: list[str]) -> int:
         actor(holder, few)
         for name, ids in drawn.items():
             figures[name] = case(name, ids, repetitions, nodes, holder, client)
-    _common.summary(figures)
+    common.summary(figures)
     return 0

@@ -35,7 +35,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.drivers.hot_driver import RECORD_BYTES, Options
-from bench.support import common as _common
+from bench.support import common
 from bench.support import stream as _stream
 from bench.support.common import emit, note
 
@@ -168,7 +168,7 @@ def main(arguments: list[str]) -> int:
 
     if reason := lab_unavailable("netns"):
         raise SystemExit(f"bench: hot_pages cannot run here: {reason}")
-    environment = _common.environment(library=clamor.__version__, bench="hot_pages")
+    environment = common.environment(library=clamor.__version__, bench="hot_pages")
     note(f"starting {max(hosts)} hosts")
     store_bytes = n_slots * RECORD_BYTES + (160 << 20)
     with netns_cluster(
@@ -199,5 +199,5 @@ def main(arguments: list[str]) -> int:
             ratio = run["seconds"] / max(ideal.values())
             emit({**{key: run[key] for key in keys}, "ideal_s": ideal, "ratio": ratio})
     if set(modes) == set(MODES) and base.ray and len(hosts) > 1:
-        _common.summary(figures(runs, rates["one_stream"]))
+        common.summary(figures(runs, rates["one_stream"]))
     return 0

@@ -34,8 +34,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.support import common as _common
-from bench.support import processes as _processes
+from bench.support import common, processes
 from bench.support.common import BLOCK_BYTES, emit, note, now
 
 WORDS_PER_BLOCK = BLOCK_BYTES // 8
@@ -72,7 +71,7 @@ class Other:
     def put(self, n_bytes: int, salt: int) -> list[Any]:
         import clamor_ray as clamor
 
-        return [clamor.put(_common.make_array(n_bytes, salt))]
+        return [clamor.put(common.make_array(n_bytes, salt))]
 
     def scan(self, box: list[Any], salt: int) -> bool:
         """All of it, in order; it does not fit this node's cache."""
@@ -80,7 +79,7 @@ class Other:
         step = 1 << 17
         for first in range(0, len(words), step):
             part = words[first : first + step]
-            _common.verify("scan", part, _common.expected_words(first, len(part), salt))
+            common.verify("scan", part, common.expected_words(first, len(part), salt))
         return True
 
 
@@ -94,22 +93,22 @@ class Plain:
         return os.getpid()
 
     def work(self, n_bytes: int) -> bool:
-        return bool(_common.make_array(n_bytes, 1).any())
+        return bool(common.make_array(n_bytes, 1).any())
 
 
 def read(words: npt.NDArray[np.uint64], salt: int, changed: int, value: int) -> bool:
     """A task: every word, of which one was changed."""
-    want = _common.expected_words(0, len(words), salt)
+    want = common.expected_words(0, len(words), salt)
     if changed >= 0:
         want[changed] = value
-    _common.verify("task", words, want)
+    common.verify("task", words, want)
     return True
 
 
 class Churn:
     """The rounds."""
 
-    def __init__(self, nodes: _common.TwoNodes) -> None:
+    def __init__(self, nodes: common.TwoNodes) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         import clamor_ray as clamor
@@ -133,7 +132,7 @@ class Churn:
         self.rounds += 1
         salt = self.rounds % 1000 + 1
         n_bytes = self.size()
-        ref = clamor.put(_common.make_array(n_bytes, salt))
+        ref = clamor.put(common.make_array(n_bytes, salt))
         ray.get(self.read.remote(ref, salt, -1, 0), timeout=TIMEOUT_S)
         changed = int(self.rng.integers(0, n_bytes // 8))
         with clamor.update(ref) as words:
@@ -147,11 +146,11 @@ class Churn:
         ids = self.rng.integers(0, len(rows), 200)
         got = clamor.gather(rows, ids)
         indices = ids[:, None] * ROW_WORDS + np.arange(ROW_WORDS)
-        _common.verify("gather", got, _common.expected_at(indices, salt))
+        common.verify("gather", got, common.expected_at(indices, salt))
         del rows, got
         clamor.free(theirs)
 
-        large = clamor.put(_common.make_array(LARGE_BYTES, salt))
+        large = clamor.put(common.make_array(LARGE_BYTES, salt))
         ray.get(self.other.scan.remote([large], salt), timeout=TIMEOUT_S)
         clamor.free(large)
 
@@ -166,7 +165,7 @@ def settle(pids: dict[str, int]) -> None:
     deadline = time.monotonic() + SETTLE_S
     while True:
         regions = [region for node in clamor.stats().nodes for region in node.regions]
-        memfds = _processes.memfd_bytes(list(pids.values()))
+        memfds = processes.memfd_bytes(list(pids.values()))
         if not regions and not any(name in memfds for name in OF_VARIABLES):
             return
         if time.monotonic() > deadline:
@@ -177,17 +176,17 @@ def settle(pids: dict[str, int]) -> None:
 
 
 def sample(pids: dict[str, int], peer_pid: int, begin: float) -> dict[str, Any]:
-    private = {name: _processes.private_bytes(pid) for name, pid in pids.items()}
-    memfds = _processes.memfd_bytes(list(pids.values()))
+    private = {name: processes.private_bytes(pid) for name, pid in pids.items()}
+    memfds = processes.memfd_bytes(list(pids.values()))
     history = memfds.pop(HISTORY, 0)
     return {
         "seconds": now() - begin,
         "memory_bytes": sum(private.values()) + sum(memfds.values()),
         "private_bytes": private,
-        "peer_bytes": _processes.private_bytes(peer_pid),
+        "peer_bytes": processes.private_bytes(peer_pid),
         "memfds": memfds,
         "history_bytes": history,
-        "descriptors": {name: _processes.open_descriptors(pid) for name, pid in pids.items()},
+        "descriptors": {name: processes.open_descriptors(pid) for name, pid in pids.items()},
         "threads": {name: len(os.listdir(f"/proc/{pid}/task")) for name, pid in pids.items()},
     }
 
@@ -290,14 +289,14 @@ def main(arguments: list[str]) -> int:
     import clamor_ray as clamor
 
     return_memory()
-    environment = _common.environment(library=clamor.__version__, bench="idle")
+    environment = common.environment(library=clamor.__version__, bench="idle")
     os.environ["CLAMOR_CACHE_BYTES"] = str(CACHE_BYTES)
-    with _common.two_nodes(store_bytes=256 << 20) as nodes:
+    with common.two_nodes(store_bytes=256 << 20) as nodes:
         environment["environment"].update(trap=nodes.trap, cache_bytes=CACHE_BYTES)
         emit(environment)
         work = Churn(nodes)
         work.round()
-        pids = _processes.session_pids()
+        pids = processes.session_pids()
         pids["actor"] = ray.get(work.other.pid.remote(), timeout=TIMEOUT_S)
         peer_pid = ray.get(work.plain.pid.remote(), timeout=TIMEOUT_S)
         note(f"{seconds:.0f} s of churn")
@@ -308,5 +307,5 @@ def main(arguments: list[str]) -> int:
         emit({"engines": engines})
         if not sum(engine["evicted_blocks"] for engine in engines):
             raise SystemExit("bench: nothing was evicted: the churn left evictions out")
-    _common.summary(summary)
+    common.summary(summary)
     return 0

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.support import common as _common
+from bench.support import common
 from bench.support.common import BLOCK_BYTES, emit, note, now
 from bench.support.executions import Log
 
@@ -95,7 +95,7 @@ def rounds(program: Program, n_rounds: int) -> list[dict[str, Any]]:
     """
     kept = program.written_down("kept")
     kept.execute()
-    _common.verify("first", kept.to_numpy(), program.expected())
+    common.verify("first", kept.to_numpy(), program.expected())
     rng = np.random.default_rng(2)
     out = []
     for number in range(-1, n_rounds):
@@ -120,12 +120,12 @@ def rounds(program: Program, n_rounds: int) -> list[dict[str, Any]]:
                 seconds[name] = now() - start
                 ran = program.ran(stage)
                 if sorted(ran) != sorted(program.read[::OF_EACH].tolist()):
-                    raise _common.WrongData(f"{len(ran)} tasks ran of {N_READ // OF_EACH}")
+                    raise common.WrongData(f"{len(ran)} tasks ran of {N_READ // OF_EACH}")
                 found = fresh.to_numpy()
                 fresh.unpersist()
-            _common.verify(name, found, program.expected())
+            common.verify(name, found, program.expected())
         if not set(needed) <= set(again):
-            raise _common.WrongData("the partition that read the changed block did not run again")
+            raise common.WrongData("the partition that read the changed block did not run again")
         record = {
             "round": number,
             "read_by_nobody": unread,
@@ -168,11 +168,11 @@ def main(arguments: list[str]) -> int:
     start = now()
     iterated(one, times)
     task_s = now() - start
-    environment = _common.environment(
+    environment = common.environment(
         library=clamor.__version__, bench="incremental", times=times, task_s=round(task_s, 6)
     )
     with (
-        _common.several_nodes(2, store_bytes=256 << 20, num_cpus=1) as nodes,
+        common.several_nodes(2, store_bytes=256 << 20, num_cpus=1) as nodes,
         tempfile.TemporaryDirectory(prefix="bench-incremental-") as folder,
     ):
         environment["environment"].update(trap=nodes.trap)
@@ -181,5 +181,5 @@ def main(arguments: list[str]) -> int:
         program = Program(times, Log(str(Path(folder) / "log")))
         records = rounds(program, options.rounds or (2 if options.small else 9))
         clamor.free(program.ref)
-    _common.summary(figures(records))
+    common.summary(figures(records))
     return 0

@@ -29,9 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers import kmeans_mpi as _kmeans_mpi
-from bench.peers import kmeans_spark as _kmeans_spark
-from bench.support import common as _common
+from bench.peers import kmeans_mpi, kmeans_spark
+from bench.support import common
 from bench.support.common import emit, note, now
 from clamor_ray.workloads.data import clusters
 from clamor_ray.workloads.data.clusters import Mixture
@@ -58,7 +57,7 @@ class Ours:
         self.points = kmeans.load(kmeans.Job(mixture)).options(speculation=False).cache()
         n_points = self.points.count()
         if n_points != mixture.n_points:
-            raise _common.WrongData(f"{n_points:,} points of {mixture.n_points:,}")
+            raise common.WrongData(f"{n_points:,} points of {mixture.n_points:,}")
         self.variable = clamor.put(mixture.first_centroids(K))
 
     def iterate(self, n: int) -> tuple[list[float], Any]:
@@ -100,7 +99,7 @@ def rounds(sides: dict[str, Iterate], n_rounds: int, n_iterations: int) -> dict[
         first, *others = order
         for name in others:
             if not np.allclose(found[name], found[first], rtol=0, atol=1e-7):
-                raise _common.WrongData(f"centroids of {name} are not those of {first}")
+                raise common.WrongData(f"centroids of {name} are not those of {first}")
     return seconds
 
 
@@ -125,7 +124,7 @@ def mllib(peer: Any, mixture: Mixture, n_iterations: int, ours: Iterate) -> dict
         # MLlib says how many points it has of each cluster: that depends on every one of them.
         centroids = np.array(answer["centroids"])
         sizes = sum(clusters.partial_sums(part, centroids)[0, :, -1] for part in parts)
-        _common.verify(f"sizes of the clusters of MLlib's {solver} solver", answer["sizes"], sizes)
+        common.verify(f"sizes of the clusters of MLlib's {solver} solver", answer["sizes"], sizes)
         out[f"mllib_{solver}"] = jobs[1:]
         out[f"{BESIDE}mllib_{solver}"] = beside + ours(n_iterations // 2)[0]
         emit({"side": f"mllib_{solver}", "fit_s": took, "jobs": answer["jobs"]})
@@ -140,11 +139,11 @@ def _peers(
     with contextlib.ExitStack() as stack:
         found = []
         for name, module, start in (
-            ("mpi", _kmeans_mpi, lambda: _kmeans_mpi.ranks(options.workers, mixture, K)),
+            ("mpi", kmeans_mpi, lambda: kmeans_mpi.ranks(options.workers, mixture, K)),
             (
                 "spark",
-                _kmeans_spark,
-                lambda: _kmeans_spark.application(options.workers, mixture, K, options.executor_mb),
+                kmeans_spark,
+                lambda: kmeans_spark.application(options.workers, mixture, K, options.executor_mb),
             ),
         ):
             reason = "not asked for" if name in options.without else module.unavailable()
@@ -158,7 +157,7 @@ def _peers(
             answers = peer.ask(about=0)
             n_points = sum(answer["points"] for answer in answers)
             if n_points != mixture.n_points:
-                raise _common.WrongData(f"{name} has {n_points:,} points of {mixture.n_points:,}")
+                raise common.WrongData(f"{name} has {n_points:,} points of {mixture.n_points:,}")
             emit({"peer": {"name": name, "library": answers[0]["library"], "n": len(answers)}})
             found.append(peer)
         yield found[0], found[1]
@@ -195,7 +194,7 @@ def main(arguments: list[str]) -> int:
         "--without", action="append", default=[], choices=["mpi", "spark"], help="leave a peer out"
     )
     options = parser.parse_args(arguments)
-    cores = _common.environment()["environment"]["cores"]
+    cores = common.environment()["environment"]["cores"]
     options.workers = options.workers or max(2, cores)
     n_points = options.points or (100_000 if options.small else 12_500_000)
     n_rounds = options.rounds or (1 if options.small else 4)
@@ -208,11 +207,11 @@ def main(arguments: list[str]) -> int:
     import clamor_ray as clamor
 
     note("touching memory")
-    _common.warm_memory(min(4 * n_bytes, 8 << 30))
-    environment = _common.environment(library=clamor.__version__, bench="kmeans")
+    common.warm_memory(min(4 * n_bytes, 8 << 30))
+    environment = common.environment(library=clamor.__version__, bench="kmeans")
     store_bytes = 2 * n_bytes // options.workers + (256 << 20)
     with contextlib.ExitStack() as stack:
-        nodes = stack.enter_context(_common.several_nodes(options.workers, store_bytes, num_cpus=1))
+        nodes = stack.enter_context(common.several_nodes(options.workers, store_bytes, num_cpus=1))
         environment["environment"].update(
             trap=nodes.trap,
             points=n_points,
@@ -236,6 +235,6 @@ def main(arguments: list[str]) -> int:
         if spark is not None:
             note("MLlib")
             seconds |= mllib(spark, mixture, n_rounds * n_iterations, ours.iterate)
-    emit({"spread": {name: _common.spread(values) for name, values in seconds.items()}})
-    _common.summary(figures(seconds))
+    emit({"spread": {name: common.spread(values) for name, values in seconds.items()}})
+    common.summary(figures(seconds))
     return 0

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.support import common as _common
+from bench.support import common
 from bench.support.common import emit, note, now
 
 HOWS = ("tree", "split")
@@ -47,17 +47,17 @@ Train = Callable[[str], tuple[float, float, Any]]
 
 def linear_workload(job: Any) -> Train:
     """A linear model over rows that are loaded here."""
-    from clamor_ray.workloads.cli import linear_job as _linear_job
+    from clamor_ray.workloads.cli import linear_job
 
-    rows = _linear_job.load(job).options(speculation=False).cache()
-    facts, n_features = _linear_job.look(rows, job)
+    rows = linear_job.load(job).options(speculation=False).cache()
+    facts, n_features = linear_job.look(rows, job)
     if facts.n_rows != job.sample.n_rows:
-        raise _common.WrongData(f"{facts.n_rows:,} rows of {job.sample.n_rows:,}")
+        raise common.WrongData(f"{facts.n_rows:,} rows of {job.sample.n_rows:,}")
 
     def train(how: str) -> tuple[float, float, Any]:
         asked = dataclasses.replace(job, how=how)
         start = now()
-        evaluator = _linear_job.Evaluator(rows, facts, asked, n_features)
+        evaluator = linear_job.Evaluator(rows, facts, asked, n_features)
         weights = None
         for step in asked.walk(evaluator, np.zeros(n_features + 1)):
             weights = step.weights
@@ -71,17 +71,17 @@ def linear_workload(job: Any) -> Train:
 def lda_workload(job: Any) -> Train:
     """Topics of documents that are loaded here."""
     from clamor_ray.workloads import lda
-    from clamor_ray.workloads.cli import learning as _learning
+    from clamor_ray.workloads.cli import learning
     from clamor_ray.workloads.cli.learning_tasks import Look
 
     documents = lda.load(job)[0].options(speculation=False).cache()
     counts = lda.look(documents, None, job)
     if counts.n_documents != job.corpus.n_documents:
-        raise _common.WrongData(f"{counts.n_documents:,} of {job.corpus.n_documents:,} documents")
+        raise common.WrongData(f"{counts.n_documents:,} of {job.corpus.n_documents:,} documents")
     n_words = job.corpus.n_words
 
     def train(how: str) -> tuple[float, float, Any]:
-        model = _learning.Model((n_words, job.prior.n_topics))
+        model = learning.Model((n_words, job.prior.n_topics))
 
         def add_up(weights: Any, number: int) -> Any:
             model.set(weights)
@@ -120,7 +120,7 @@ def compare(name: str, one: Any, other: Any) -> None:
     """Raises WrongData where two models differ by more than rounding."""
     scale = float(np.abs(other).max(initial=0.0))
     if one.shape != other.shape or not float(np.abs(one - other).max(initial=0.0)) <= 1e-6 * scale:
-        raise _common.WrongData(f"{name}: the model by split aggregation is not that by the tree")
+        raise common.WrongData(f"{name}: the model by split aggregation is not that by the tree")
 
 
 def rounds(
@@ -176,14 +176,14 @@ def measure(options: argparse.Namespace) -> None:
         note(f"{name}: {options.rounds + 1} rounds of {options.iterations} iterations")
         seconds[name], sums[name] = rounds(name, train, options.rounds)
         del train  # and with it what was loaded
-    _common.summary(figures(seconds, sums))
+    common.summary(figures(seconds, sums))
 
 
 @contextlib.contextmanager
 def _attached(options: argparse.Namespace, store_bytes: int) -> Iterator[str]:
     """A cluster of this machine; or the one of the namespaces that this process is in."""
     if not options.inside:
-        with _common.several_nodes(options.nodes, store_bytes, num_cpus=1) as nodes:
+        with common.several_nodes(options.nodes, store_bytes, num_cpus=1) as nodes:
             yield nodes.trap
         return
     import ray
@@ -211,7 +211,7 @@ def _in_namespaces(options: argparse.Namespace, arguments: list[str], store_byte
         with lab.start(command) as driver:
             assert driver.stdout is not None
             for line in driver.stdout:
-                print(line, end="", file=_common.stdout(), flush=True)
+                print(line, end="", file=common.stdout(), flush=True)
             try:
                 return driver.wait(60)
             except subprocess.TimeoutExpired:
@@ -254,10 +254,10 @@ def main(arguments: list[str]) -> int:
 
     import clamor_ray as clamor
 
-    environment = _common.environment(library=clamor.__version__, bench="learning")
+    environment = common.environment(library=clamor.__version__, bench="learning")
     if not options.inside:
         note("touching memory")
-        _common.warm_memory(min(6 << 30, 2 * options.nodes * store_bytes))
+        common.warm_memory(min(6 << 30, 2 * options.nodes * store_bytes))
     with _attached(options, store_bytes) as trap:
         environment["environment"].update(
             trap=trap,

@@ -19,8 +19,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.support import common as _common
-from bench.support import processes as _processes
+from bench.support import common, processes
 from bench.support.common import emit, note, now
 
 N_ITEMS = 1024
@@ -43,7 +42,7 @@ class Reader:
 
     def read(self, refs: list[Any], expected: Any) -> int:
         for ref in refs:
-            _common.verify("what was put, elsewhere", ref.get(), expected)
+            common.verify("what was put, elsewhere", ref.get(), expected)
         return len(refs)
 
 
@@ -96,13 +95,13 @@ def allow_descriptors(n: int) -> None:
 
 def holds(node_id: str) -> dict[str, int]:
     """Private memory and descriptors of a node's page server."""
-    from clamor_ray._session import session as _session
+    from clamor_ray._session import session
 
-    servers = _session.current().call("servers")
+    servers = session.current().call("servers")
     (pid,) = [server.pid for server in servers if server.node_id == node_id]
     return {
-        "private_bytes": _processes.private_bytes(pid),
-        "descriptors": _processes.open_descriptors(pid),
+        "private_bytes": processes.private_bytes(pid),
+        "descriptors": processes.open_descriptors(pid),
     }
 
 
@@ -125,8 +124,8 @@ def main(argv: Sequence[str] = ()) -> None:
 
     import clamor_ray as clamor
 
-    with _common.several_nodes(2, STORE_BYTES) as nodes:
-        emit(_common.environment(trap=nodes.trap))
+    with common.several_nodes(2, STORE_BYTES) as nodes:
+        emit(common.environment(trap=nodes.trap))
         here, there = nodes.ids
         actor = ray.remote(Nobody).options(num_cpus=0).remote()
         on_there = NodeAffinitySchedulingStrategy(there, soft=False)
@@ -148,7 +147,7 @@ def main(argv: Sequence[str] = ()) -> None:
         puts = row("put", lambda: refs.append(clamor.put(array)), n)
         at_home = each(before, holds(here), n)
         for ref in (refs[0], refs[-1]):
-            _common.verify("what was put", ref.get(), array)
+            common.verify("what was put", ref.get(), array)
         read(refs[-n_read:])
         at_reader = each(before_there, holds(there), n_read)
         emit({"each_at_home": at_home, "each_at_reader": at_reader})
@@ -165,4 +164,4 @@ def main(argv: Sequence[str] = ()) -> None:
             "home_bytes_each": at_home["private_bytes"],
             "reader_bytes_each": at_reader["private_bytes"],
         }
-        _common.summary({**figures, **among})
+        common.summary({**figures, **among})

@@ -21,7 +21,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.support import common as _common
+from bench.support import common
 from bench.support.common import BLOCK_BYTES, emit, note, now
 
 N_BYTES = 16 << 20
@@ -79,9 +79,9 @@ def measure(
             "mode": mode,
             "tasks": n_tasks,
             "blocks": n_blocks,
-            "ours_us": {k: v * 1e6 for k, v in _common.spread(took["ours"]).items()},
-            "ray_us": {k: v * 1e6 for k, v in _common.spread(took["ray"]).items()},
-            "ratio": _common.spread(ratios),
+            "ours_us": {k: v * 1e6 for k, v in common.spread(took["ours"]).items()},
+            "ray_us": {k: v * 1e6 for k, v in common.spread(took["ray"]).items()},
+            "ratio": common.spread(ratios),
         }
     )
     return statistics.median(ratios)
@@ -103,10 +103,10 @@ def main(argv: Sequence[str] = ()) -> None:
 
     import clamor_ray as clamor
 
-    with _common.two_nodes(256 << 20) as nodes:
-        emit(_common.environment(trap=nodes.trap))
-        ref = clamor.put(_common.make_array(N_BYTES, SALT))
-        want = _common.expected_words(0, N_BYTES // 8, SALT)[:: BLOCK_BYTES // 8]
+    with common.two_nodes(256 << 20) as nodes:
+        emit(common.environment(trap=nodes.trap))
+        ref = clamor.put(common.make_array(N_BYTES, SALT))
+        want = common.expected_words(0, N_BYTES // 8, SALT)[:: BLOCK_BYTES // 8]
         worst = 0.0
         for name, node_id in (("home", nodes.a), ("away", nodes.b)):
             if name not in args.cases.split(","):
@@ -128,10 +128,10 @@ def main(argv: Sequence[str] = ()) -> None:
             for mode in MODES:
                 worst = max(worst, measure(name, mode, sides, n_tasks, n_blocks))
             check(name, look, ref, want)
-        _common.summary({"task_overhead_ratio": worst})
+        common.summary({"task_overhead_ratio": worst})
 
 
 def check(name: str, look: Any, ref: Any, want: Any) -> None:
     import ray
 
-    _common.verify(name, ray.get(look.remote(ref), timeout=TIMEOUT_S), want)
+    common.verify(name, ray.get(look.remote(ref), timeout=TIMEOUT_S), want)

@@ -24,7 +24,7 @@ import argparse
 import statistics
 from typing import Any
 
-from bench.support import common as _common
+from bench.support import common
 from bench.support.common import emit, grown, note
 from clamor_ray.workloads.data import graphs
 
@@ -43,7 +43,7 @@ COUNTERS = (
 
 
 def run_case(
-    nodes: _common.TwoNodes,
+    nodes: common.TwoNodes,
     graph: graphs.Graph,
     expected: Any,
     policy: str,
@@ -74,7 +74,7 @@ def run_case(
         steps = graphs.iterate(graph, tasks.step, DAMPING, options.iterations + 1, 0.0)
         for new in steps:
             ranks = new[0]
-            after = _common.node_counters(nodes.b)
+            after = common.node_counters(nodes.b)
             if after["cached_bytes"] > SLACK * budget_bytes:
                 raise AssertionError(
                     f"{policy}: {after['cached_bytes']:,} bytes are cached, {budget_bytes:,} may be"
@@ -89,7 +89,7 @@ def run_case(
         clamor.shutdown()
     timed = lines[1:]
     return {
-        "iteration_s": _common.spread([line["seconds"] for line in timed]),
+        "iteration_s": common.spread([line["seconds"] for line in timed]),
         "first_s": lines[0]["seconds"],
         "most_cached_bytes": max(line["cached_bytes"] for line in lines),
         **{name: sum(line[name] for line in timed) for name in COUNTERS},
@@ -147,10 +147,10 @@ def main(arguments: list[str]) -> int:
     expected = graphs.reference(graph, DAMPING, options.iterations + 1)
     graph_bytes = sum(array.nbytes for array in vars(graph).values()) + 8 * n_vertices
     note("touching memory")
-    _common.warm_memory(min(4 * graph_bytes, 8 << 30))
-    environment = _common.environment(library=clamor.__version__, bench="pressure")
+    common.warm_memory(min(4 * graph_bytes, 8 << 30))
+    environment = common.environment(library=clamor.__version__, bench="pressure")
     seconds: dict[tuple[str, float], list[float]] = {}
-    with _common.two_nodes(store_bytes=256 << 20) as nodes:
+    with common.two_nodes(store_bytes=256 << 20) as nodes:
         clamor.shutdown()  # every case has its own
         environment["environment"].update(
             trap=nodes.trap,

@@ -31,9 +31,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.support import common as _common
-from bench.support import executions as _executions
-from bench.support import logged as _logged
+from bench.support import common, executions, logged
 from bench.support.common import emit, note, now
 from bench.support.executions import Log
 from clamor_ray.workloads.data import clusters
@@ -68,7 +66,7 @@ class Killer(threading.Thread):
         """Whether the node has ended a task of the stage, of which the driver has heard then, for
         the node has one place, and is in another, which will be lost."""
         mine = [line for line in self.log.lines() if line.stage == stage and line.node == node]
-        running = _executions.running_on(mine, node)
+        running = executions.running_on(mine, node)
         return bool(running) and any(line.event == "ended" for line in mine)
 
     def _stopped_within(self, node: str, stage: str) -> bool:
@@ -86,7 +84,7 @@ class Killer(threading.Thread):
     def run(self) -> None:
         import ray
 
-        node, stage = self.lab.node_ids[self.victim], _logged.stage_of(FAILS_IN)
+        node, stage = self.lab.node_ids[self.victim], logged.stage_of(FAILS_IN)
         deadline = time.monotonic() + WAIT_S
         while not self._stopped_within(node, stage):
             if time.monotonic() > deadline:
@@ -96,7 +94,7 @@ class Killer(threading.Thread):
         where = ray.experimental.get_object_locations(self.parts)
         self.lab.kill_node(self.victim)
         killed = now()
-        self.lost = _executions.running_on(self.log.lines(), node)
+        self.lost = executions.running_on(self.log.lines(), node)
         for number, part in enumerate(self.parts):
             if where[part]["node_ids"] == [node]:
                 self.lost.add(("load", number))
@@ -127,12 +125,12 @@ def run(mixture: Mixture, want: Any, victim: int | None, folder: str) -> dict[st
         health_check_period_ms=RAY_HEALTH_CHECK_PERIOD_MS,
     ) as lab:
         trap = clamor.init().trap
-        points = _logged.load(mixture, log, speculation=False)
+        points = logged.load(mixture, log, speculation=False)
         killer = None
         if victim is not None:
             killer = Killer(lab, victim, points, log)
             killer.start()
-        iterations = list(_logged.iterate(points, mixture, K, ITERATIONS, log))
+        iterations = list(logged.iterate(points, mixture, K, ITERATIONS, log))
         clusters.check(iterations[-1][1], want)
         lost, detection_s = set(), 0.0
         if killer is not None:
@@ -149,8 +147,8 @@ def run(mixture: Mixture, want: Any, victim: int | None, folder: str) -> dict[st
         "tasks": len({(line.stage, line.partition) for line in lines}),
         "lost": len(lost),
         "lost_points": len([task for task in lost if task[0] == "load"]),
-        "rerun": _executions.rerun(lines),
-        "partitions_by_node": _logged.loaded(log),
+        "rerun": executions.rerun(lines),
+        "partitions_by_node": logged.loaded(log),
         "detection_s": detection_s,
     }
 
@@ -192,14 +190,14 @@ def main(arguments: list[str]) -> int:
 
     import clamor_ray as clamor
 
-    environment = _common.environment(
+    environment = common.environment(
         library=clamor.__version__,
         bench="recovery",
         points=mixture.n_points,
         partitions=mixture.n_partitions,
     )
     note("the answer by one process")
-    want = _logged.expected(mixture, K, ITERATIONS)
+    want = logged.expected(mixture, K, ITERATIONS)
     alone, killed = [], []
     for number in range(options.repetitions or (1 if options.small else 3)):
         with tempfile.TemporaryDirectory(prefix="bench-recovery-") as folder:
@@ -211,5 +209,5 @@ def main(arguments: list[str]) -> int:
                     emit(environment)
                 emit({"repetition": number, **record})
                 runs.append(record)
-    _common.summary(figures(alone, killed))
+    common.summary(figures(alone, killed))
     return 0

@@ -27,7 +27,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from bench.support import sim as _sim
+from bench.support import sim
 from bench.support.common import emit, note, now
 from bench.support.sim import World
 
@@ -65,8 +65,8 @@ def measure(world: World, variant: str, seed: int, **more: Any) -> dict[str, Any
     policy, change = VARIANTS[variant]
     world = dataclasses.replace(world, **change)
     begin = now()
-    outcome = _sim.simulate(world, policy, seed)
-    ideal = _sim.ideal_s(world, outcome)
+    outcome = sim.simulate(world, policy, seed)
+    ideal = sim.ideal_s(world, outcome)
     record = {
         **more,
         "variant": variant,
@@ -75,7 +75,7 @@ def measure(world: World, variant: str, seed: int, **more: Any) -> dict[str, Any
         "seconds": outcome.seconds,
         "ideal_s": ideal,
         "ideal_ratio": outcome.seconds / ideal,
-        "load_skew": _sim.skew(outcome),
+        "load_skew": sim.skew(outcome),
         "home_share": float(outcome.sent_bytes[: world.homes].sum() / outcome.sent_bytes.sum()),
         "redirected": outcome.redirected,
         "missed": outcome.missed,
@@ -163,8 +163,8 @@ def compare(lines: list[dict[str, Any]], options: argparse.Namespace) -> dict[st
         popular = same[0]["popular_bytes"]
         world = World(
             nodes=hosts,
-            pieces=max(1, popular // _sim.BLOCK_BYTES),
-            piece_bytes=_sim.BLOCK_BYTES,
+            pieces=max(1, popular // sim.BLOCK_BYTES),
+            piece_bytes=sim.BLOCK_BYTES,
             rate=rates[0],
             latency_s=options.latency_us / 1e6,
             readers=options.readers,
@@ -173,10 +173,10 @@ def compare(lines: list[dict[str, Any]], options: argparse.Namespace) -> dict[st
             keys=max(1, int(popular / RECORD_BYTES * KEYS_SHARE)),
             skew=options.skew,
         )
-        outcomes = [_sim.simulate(world, policy, seed) for seed in range(1, 4)]
+        outcomes = [sim.simulate(world, policy, seed) for seed in range(1, 4)]
         simulated = statistics.median(outcome.seconds for outcome in outcomes)
         measured = statistics.median(run["seconds"] for run in same)
-        wanted = [int(n) * _sim.BLOCK_BYTES for n in outcomes[0].wanted[1:].sum(1)]
+        wanted = [int(n) * sim.BLOCK_BYTES for n in outcomes[0].wanted[1:].sum(1)]
         record = {
             "replication": policy,
             "hosts": hosts,

@@ -39,7 +39,7 @@ from typing import Any
 
 from bench.drivers.sparse_driver import Case
 from bench.hot_pages import link_rates, links
-from bench.support import common as _common
+from bench.support import common
 from bench.support.common import emit, note
 
 EVEN_VALUES_PER_ROW = 1 / 1.25
@@ -144,7 +144,7 @@ def main(arguments: list[str]) -> int:
 
     if reason := lab_unavailable("netns"):
         raise SystemExit(f"bench: sparse_lr cannot run here: {reason}")
-    environment = _common.environment(library=clamor.__version__, bench="sparse_lr")
+    environment = common.environment(library=clamor.__version__, bench="sparse_lr")
     note(f"starting {n_nodes} nodes")
     with netns_cluster(
         n_nodes,
@@ -163,5 +163,5 @@ def main(arguments: list[str]) -> int:
                 emit(line)
                 lines.append(line)
     of_cases = figures(lines)
-    _common.summary({**worst(of_cases), **of_cases})
+    common.summary({**worst(of_cases), **of_cases})
     return 0

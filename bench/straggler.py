@@ -25,16 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.support import (
-    cgroup as _cgroup,
-)
-from bench.support import (
-    common as _common,
-)
-from bench.support import (
-    executions as _executions,
-)
-from bench.support import (
-    logged as _logged,
+    cgroup,
+    common,
+    executions,
+    logged,
 )
 from bench.support.common import emit, note
 from bench.support.executions import Log
@@ -55,7 +49,7 @@ def _compute() -> None:
 
 
 @contextlib.contextmanager
-def neighbours(group: _cgroup.Group, n: int) -> Iterator[None]:
+def neighbours(group: cgroup.Group, n: int) -> Iterator[None]:
     """Processes that compute in a group."""
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_compute, daemon=True) for _ in range(n)]
@@ -89,7 +83,7 @@ def run(
     store_bytes = 2 * mixture.n_points * 80 // N_NODES + (256 << 20)
     with contextlib.ExitStack() as stack:
         # Nothing of the cluster is left when the groups are removed.
-        groups = stack.enter_context(_cgroup.groups(N_NODES, options.cores))
+        groups = stack.enter_context(cgroup.groups(N_NODES, options.cores))
         lab = stack.enter_context(
             local_cluster(
                 N_NODES,
@@ -103,12 +97,12 @@ def run(
                 group.add(pid)
         trap = clamor.init().trap
         stack.callback(clamor.shutdown)
-        points = _logged.load(mixture, log, speculation=False)
+        points = logged.load(mixture, log, speculation=False)
         points = points.options(speculation=copies)
         warm = Log(str(Path(folder) / "warm"))
-        list(_logged.iterate(points.options(speculation=False), mixture, K, 1, warm))
+        list(logged.iterate(points.options(speculation=False), mixture, K, 1, warm))
         with neighbours(groups[SLOW], options.neighbours if busy else 0):
-            iterations = list(_logged.iterate(points, mixture, K, options.iterations, log))
+            iterations = list(logged.iterate(points, mixture, K, options.iterations, log))
         clusters.check(iterations[-1][1], want)
         slow = lab.node_ids[SLOW]
     lines = [line for line in log.lines() if line.stage != "load" and line.event == "began"]
@@ -117,8 +111,8 @@ def run(
         "trap": trap,
         "seconds": [took for took, _ in iterations],
         "tasks_on_slow_node": len([line for line in lines if line.node == slow]),
-        "copies": _executions.rerun(lines),
-        "partitions_by_node": _logged.loaded(log),
+        "copies": executions.rerun(lines),
+        "partitions_by_node": logged.loaded(log),
     }
 
 
@@ -146,7 +140,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--repetitions", type=int, help="3")
     options = parser.parse_args(arguments)
     options.iterations = options.iterations or (3 if options.small else ITERATIONS)
-    reason = _cgroup.unavailable()
+    reason = cgroup.unavailable()
     if reason is not None:
         raise SystemExit(f"bench straggler: {reason}")
     mixture = Mixture(
@@ -156,7 +150,7 @@ def main(arguments: list[str]) -> int:
 
     import clamor_ray as clamor
 
-    environment = _common.environment(library=clamor.__version__, bench="straggler")
+    environment = common.environment(library=clamor.__version__, bench="straggler")
     # The driver and the registry want some as well.
     options.cores = options.cores or 0.8 * environment["environment"]["cores"] / N_NODES
     environment["environment"].update(
@@ -166,7 +160,7 @@ def main(arguments: list[str]) -> int:
         neighbours=options.neighbours,
     )
     note("the answer by one process")
-    want = _logged.expected(mixture, K, options.iterations)
+    want = logged.expected(mixture, K, options.iterations)
     records = []
     for number in range(options.repetitions or (1 if options.small else 3)):
         with tempfile.TemporaryDirectory(prefix="bench-straggler-") as folder:
@@ -179,5 +173,5 @@ def main(arguments: list[str]) -> int:
                     emit(environment)
                 emit({"repetition": number, **record})
                 records.append(record)
-    _common.summary(figures(records))
+    common.summary(figures(records))
     return 0

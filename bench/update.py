@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.support import common as _common
+from bench.support import common
 from bench.support.common import emit, grown, note, now
 from clamor_ray.workloads.data.stream import Batch, Model, checksum, first_value, key_of
 
@@ -64,7 +64,7 @@ def rates(m: Any, keys: npt.NDArray[np.int64]) -> dict[str, list[float]]:
             start = now()
             values = table.get(keys, None)
             took = now() - start
-            _common.verify(name, values, first_value(keys))
+            common.verify(name, values, first_value(keys))
             if probe:  # the first maps what it touches
                 seconds[name].append(took)
     return seconds
@@ -73,7 +73,7 @@ def rates(m: Any, keys: npt.NDArray[np.int64]) -> dict[str, list[float]]:
 class Side:
     """One side's rounds; the other side's model is its own."""
 
-    def __init__(self, name: str, nodes: _common.Nodes, n_keys: int, n_lookups: int) -> None:
+    def __init__(self, name: str, nodes: common.Nodes, n_keys: int, n_lookups: int) -> None:
         self.name, self.nodes = name, nodes
         self.n_keys, self.n_lookups = n_keys, n_lookups
         self.model = Model(n_keys)
@@ -96,7 +96,7 @@ class Side:
         batches = self.batches(also)
         tasks = self.tasks.get(function)
         if tasks is None:  # made once, as a program would
-            tasks = [_common.pinned(function, node_id) for node_id in self.nodes.ids]
+            tasks = [common.pinned(function, node_id) for node_id in self.nodes.ids]
             self.tasks[function] = tasks
         pending = [t.remote(argument, b) for t, b in zip(tasks, batches, strict=True)]
         answers: list[Any] = ray.get(pending, timeout=TIMEOUT_S)
@@ -127,7 +127,7 @@ def our_rounds(side: Side, n_rounds: int) -> dict[str, Any]:
     rounds = []
     try:
         for number in range(n_rounds + 1):
-            before = [_common.node_counters(node_id) for node_id in side.nodes.ids]
+            before = [common.node_counters(node_id) for node_id in side.nodes.ids]
             also: tuple[int, ...] = ()
             start = updated = now()
             if number:
@@ -139,10 +139,10 @@ def our_rounds(side: Side, n_rounds: int) -> dict[str, Any]:
                 also = (key,)
             answers = side.ask(look_up_ours, m, also)
             end = now()
-            after = [_common.node_counters(node_id) for node_id in side.nodes.ids]
+            after = [common.node_counters(node_id) for node_id in side.nodes.ids]
             side.check(answers, also)
             if any(answer[0] != number for answer in answers):
-                raise _common.WrongData(f"round {number} read versions of other rounds")
+                raise common.WrongData(f"round {number} read versions of other rounds")
             received = [
                 grown(one, two, "bytes_received") for one, two in zip(before, after, strict=True)
             ]
@@ -152,7 +152,7 @@ def our_rounds(side: Side, n_rounds: int) -> dict[str, Any]:
         rng = np.random.default_rng(4)
         probes = key_of(rng.integers(0, side.n_keys, 1_000_000))
         probes = probes[~np.isin(probes, list(side.model.changed))]
-        task = _common.pinned(rates, side.nodes.ids[1])
+        task = common.pinned(rates, side.nodes.ids[1])
         out["lookups"] = ray.get(task.remote(m, probes), timeout=TIMEOUT_S)
     finally:
         clamor.free(m.ref)
@@ -186,7 +186,7 @@ def ray_rounds(side: Side, n_rounds: int) -> dict[str, Any]:
     return {"first": rounds[0], "rounds": rounds[1:]}
 
 
-def warm(nodes: _common.Nodes) -> None:
+def warm(nodes: common.Nodes) -> None:
     """Has the workers and what they import started."""
     import ray
 
@@ -218,10 +218,10 @@ def main(arguments: list[str]) -> int:
     import clamor_ray as clamor
 
     note("touching memory")
-    _common.warm_memory(min(6 * n_bytes, 8 << 30))
-    environment = _common.environment(library=clamor.__version__, bench="update")
+    common.warm_memory(min(6 * n_bytes, 8 << 30))
+    environment = common.environment(library=clamor.__version__, bench="update")
     # Two of Ray's at a time: what was let go of may go later.
-    with _common.several_nodes(N_NODES, store_bytes=2 * n_bytes + (256 << 20)) as nodes:
+    with common.several_nodes(N_NODES, store_bytes=2 * n_bytes + (256 << 20)) as nodes:
         environment["environment"].update(trap=nodes.trap, keys=n_keys, lookups=n_lookups)
         emit(environment)
         warm(nodes)
@@ -240,15 +240,15 @@ def main(arguments: list[str]) -> int:
     emit(
         {
             "spread": {
-                "ours_s": _common.spread([line["seconds"] for line in ours["rounds"]]),
-                "ray_s": _common.spread([line["seconds"] for line in peer["rounds"]]),
-                "update_s": _common.spread([line["update_s"] for line in ours["rounds"]]),
+                "ours_s": common.spread([line["seconds"] for line in ours["rounds"]]),
+                "ray_s": common.spread([line["seconds"] for line in peer["rounds"]]),
+                "update_s": common.spread([line["update_s"] for line in ours["rounds"]]),
             },
             "with_first_round": (total_s(peer) + peer["first"]["seconds"])
             / (total_s(ours) + ours["first"]["seconds"]),
         }
     )
-    _common.summary(
+    common.summary(
         {
             "round_speedup": total_s(peer) / total_s(ours),
             # Not the first node: it is the home.

@@ -256,7 +256,7 @@ int pc_client_report_reads(pc_client *client, uint64_t mapping_id, const struct 
 enum pc_replication { PC_REPLICATION_P2C = 0, PC_REPLICATION_RANDOM = 1, PC_REPLICATION_OFF = 2 };
 /* The choice itself, as the home makes it: -1: the home answers; else an index of holder_bytes.
  * home_bytes, holder_bytes: what each has to send; random: 64 random bits. No state, no clock. */
-int pc_choose_source(int replication, uint64_t home_bytes, const uint64_t *holder_bytes,
+int pc_select_peer(int replication, uint64_t home_bytes, const uint64_t *holder_bytes,
                      size_t n_holders, uint64_t random);
 
 /* Which cached blocks go first when the node's budget is full. */

@@ -29,7 +29,7 @@ from rich.table import Table
 
 import clamor_ray as clamor
 
-from .cli import observe as _observe
+from .cli import observe
 from .cli.options import cluster_options
 from .cli.report import human_bytes
 from .cli.waiting import nodes_with_cpus, start_workers
@@ -160,13 +160,13 @@ def run(job: Job, stages: Stages) -> Outcome:
     variable = clamor.put(first)
     lines: list[Iteration] = []
     try:
-        before = _observe.cost()
+        before = observe.cost()
         text = f"up to {job.iterations} iterations over {n_points:,} points"
         with stages.stage("iterate", text, job.iterations) as done:
             for line in iterate(points, variable, job.iterations, job.tolerance):
                 lines.append(line)
                 done(line.number)
-        received = (_observe.cost() - before).bytes_received
+        received = (observe.cost() - before).bytes_received
     finally:
         clamor.free(variable)
     error = None

@@ -41,8 +41,7 @@ from rich.progress import (
 
 import clamor_ray as clamor
 
-from .cli import observe as _observe
-from .cli import report
+from .cli import observe, report
 from .data import places
 from .models import nearest
 
@@ -172,13 +171,13 @@ def run(job: Job, data: Prepared, stages: Stages) -> report.RunReport:
     with stages.stage("put", "putting the variable"):
         ref = clamor.put(index)
     try:
-        sections = _observe.sections(index, ref.plan)
+        sections = observe.sections(index, ref.plan)
         del index  # the variable has it now; what is left of the table checks the answers
-        before = _observe.node_counters(ref)
+        before = observe.node_counters(ref)
         result, tasks_by_node = _query(ref, data.queries, job, stages)
-        after = _observe.node_counters(ref)
-        touched = _observe.block_map(ref, "touched", HISTOGRAM_BUCKETS)
-        fetched = _observe.block_map(ref, "fetched", HISTOGRAM_BUCKETS)
+        after = observe.node_counters(ref)
+        touched = observe.block_map(ref, "touched", HISTOGRAM_BUCKETS)
+        fetched = observe.block_map(ref, "fetched", HISTOGRAM_BUCKETS)
         variable_bytes = ref.nbytes
     finally:
         clamor.free(ref)
@@ -206,7 +205,7 @@ def run(job: Job, data: Prepared, stages: Stages) -> report.RunReport:
         f"[bold]{float(best.mean()):,.1f} m[/bold]\n"
     )
     empty = np.zeros(HISTOGRAM_BUCKETS, np.uint32)
-    none = _observe.NodeCounters(0, 0, False)
+    none = observe.NodeCounters(0, 0, False)
     own = ray.get_runtime_context().get_node_id()
     if not any(counters.is_home for counters in after.values()):
         # It was so small that it travelled inside its reference.

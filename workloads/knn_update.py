@@ -26,7 +26,7 @@ from rich.console import Console
 
 import clamor_ray as clamor
 
-from .cli import killing as _killing
+from .cli import killing
 from .cli.options import cluster_options
 from .cli.report import human_bytes
 from .cli.waiting import nodes_with_cpus, start_workers
@@ -133,7 +133,7 @@ def move(ref: clamor.GlobalRef[kdtree.Tree], world: World) -> None:
             kdtree.insert(tree, after, number)
 
 
-def lookup(queries: Float64, tree: kdtree.Tree, name: str, tally: _killing.Tally | None) -> Float64:
+def lookup(queries: Float64, tree: kdtree.Tree, name: str, tally: killing.Tally | None) -> Float64:
     """The task: metres to the nearest place of each query."""
     if tally is not None:
         tally.note(name)
@@ -152,10 +152,10 @@ def run(job: Job, cluster: Any, stages: Stages) -> Outcome:
     if cluster is None:
         return _run(job, None, None, stages)
     with tempfile.TemporaryDirectory(prefix="clamor-knn-update-") as folder:
-        return _run(job, cluster, _killing.Tally(folder), stages)
+        return _run(job, cluster, killing.Tally(folder), stages)
 
 
-def _run(job: Job, cluster: Any, tally: _killing.Tally | None, stages: Stages) -> Outcome:
+def _run(job: Job, cluster: Any, tally: killing.Tally | None, stages: Stages) -> Outcome:
     with stages.stage("build", f"building a k-d tree over {job.n_places:,} places"):
         world = generate(job)
         tree = kdtree.build(nearest.unit_vectors(*world.old))
@@ -185,7 +185,7 @@ def _run(job: Job, cluster: Any, tally: _killing.Tally | None, stages: Stages) -
         if tally is not None:
             killed = victim(tally)
             with stages.stage("kill", f"killing node {killed[:8]}"):
-                _killing.kill_node(cluster, killed)
+                killing.kill_node(cluster, killed)
         with stages.stage("prefer", "comparing the two answers to each query"):
             start = time.perf_counter()
             both = distances.zip(new_distances)
@@ -203,7 +203,7 @@ def _run(job: Job, cluster: Any, tally: _killing.Tally | None, stages: Stages) -
         clamor.free(ref)
 
 
-def victim(tally: _killing.Tally) -> str:
+def victim(tally: killing.Tally) -> str:
     """The node that made most of what is there, but for the driver's."""
     by_node = tally.count("old") + tally.count("new")
     own = ray.get_runtime_context().get_node_id()

@@ -38,7 +38,7 @@ from rich.table import Table
 
 import clamor_ray as clamor
 
-from .cli import observe as _observe
+from .cli import observe
 from .cli import tasks as _tasks
 from .cli.options import cluster_options
 from .cli.report import human_bytes
@@ -101,7 +101,7 @@ class Iteration:
     update_s: float
     tasks_s: float
     residual: float
-    cost: _observe.Cost
+    cost: observe.Cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,15 +238,15 @@ def rank(graph: clamor.GlobalRef[Graph], job: Job, stages: Stages) -> Outcome:
     vector = clamor.zeros(here.n_vertices, np.float64)
     lines: list[Iteration] = []
     try:
-        whole = whole_vector(vector.nbytes, here.n_edges // len(ranges), _observe.cache_bytes())
+        whole = whole_vector(vector.nbytes, here.n_edges // len(ranges), observe.cache_bytes())
         tasks = Tasks(graph, vector, place(ranges, nodes), zigzag=job.zigzag, whole=whole)
         text = f"up to {job.iterations} iterations of {len(ranges)} tasks"
         with stages.stage("iterate", text, job.iterations) as done:
-            before = _observe.cost()
+            before = observe.cost()
             ranks = np.empty(0)
             for new in graphs.iterate(here, tasks.step, job.damping, job.iterations, job.tolerance):
                 ranks, residual = new
-                after = _observe.cost()
+                after = observe.cost()
                 number = len(lines) + 1
                 lines.append(
                     Iteration(number, tasks.update_s, tasks.tasks_s, residual, after - before)

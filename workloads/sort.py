@@ -40,7 +40,7 @@ from rich.table import Table
 
 import clamor_ray as clamor
 
-from .cli import observe as _observe
+from .cli import observe
 from .cli import tasks as _tasks
 from .cli.options import cluster_options
 from .cli.report import human_bytes
@@ -87,7 +87,7 @@ class Step:
     name: str
     seconds: float
     tasks: int
-    cost: _observe.Cost
+    cost: observe.Cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,13 +125,13 @@ class Steps:
         remote = clamor.remote(num_cpus=1, scheduling_strategy="SPREAD")(task)
         out: list[Any] = [None] * len(arguments)
         with self.stages.stage(name, f"{text} in {len(out):,} tasks", len(out)) as done:
-            before, start = _observe.cost(), time.perf_counter()
+            before, start = observe.cost(), time.perf_counter()
             pending = {remote.remote(*these): number for number, these in enumerate(arguments)}
             for count, (number, value) in enumerate(finished(pending), 1):
                 out[number] = value
                 done(count)
             seconds = time.perf_counter() - start
-            self.lines.append(Step(name, seconds, len(out), _observe.cost() - before))
+            self.lines.append(Step(name, seconds, len(out), observe.cost() - before))
         return out
 
 
@@ -153,7 +153,7 @@ def sort(
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.integers(0, n, min(n, SAMPLES * n_partitions)))
     splitters = records.splitters(_keys_at(rows, chosen), n_partitions)
-    window = window_records(_observe.cache_bytes(), max(n for _, n in nodes_with_cpus()))
+    window = window_records(observe.cache_bytes(), max(n for _, n in nodes_with_cpus()))
     edges = np.linspace(0, n, n_partitions + 1).astype(int).tolist()
     runs: list[tuple[clamor.GlobalRef[Records], list[int]]] = []
     try:

@@ -38,15 +38,15 @@ from rich.table import Table
 
 import clamor_ray as clamor
 
-from .cli import observe as _observe
+from .cli import observe
 from .cli.options import cluster_options
 from .cli.report import human_bytes
 from .cli.waiting import TASK_TIMEOUT_S, nodes_with_cpus, start_workers
-from .data import criteo as _criteo
+from .data import criteo
 from .data.criteo import Rows
 from .data.places import InputError
 from .knn import Stages, attached
-from .models import logistic as _logistic
+from .models import logistic
 from .models.logistic import Block, Float32, Layout, Synthetic, WrongWeights
 
 PARTITIONS_PER_CPU = 2
@@ -95,7 +95,7 @@ class Iteration:
     number: int
     seconds: float
     loss: float
-    cost: _observe.Cost
+    cost: observe.Cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Outcome:
         n_rows: that there are.
         n_seen: parameters that rows touch.
         weights: of these, by id.
-        keys: by their ranks, see `_logistic.folded`; None where ids are hashed.
+        keys: by their ranks, see `logistic.folded`; None where ids are hashed.
         lines: one an iteration.
         error: largest difference from the check; None where there was none.
     """
@@ -130,12 +130,12 @@ def load(numbers: npt.NDArray[np.int64], source: Any) -> list[Rows]:
     """
     if isinstance(source, Synthetic):
         return [source.partition(int(number)) for number in numbers]
-    return [_criteo.read(source[int(number)]) for number in numbers]
+    return [criteo.read(source[int(number)]) for number in numbers]
 
 
 def keys_of(rows: Any) -> list[Any]:
     """Distinct keys of each partition, and how often each is there."""
-    return [_logistic.distinct(part) for part in rows]
+    return [logistic.distinct(part) for part in rows]
 
 
 def encode(batch: Any, layout: Layout, batches: int) -> list[Block]:
@@ -153,7 +153,7 @@ def encode(batch: Any, layout: Layout, batches: int) -> list[Block]:
             keys = np.unique(rows.keys)
             numbers = ids[np.searchsorted(keys, rows.keys)]
         for part in np.array_split(np.arange(len(rows.labels)), batches):
-            out.append(_logistic.block_of(rows.labels[part], numbers[:, part], layout))
+            out.append(logistic.block_of(rows.labels[part], numbers[:, part], layout))
     return out
 
 
@@ -201,7 +201,7 @@ def step(
     which = number % len(blocks)
     block = blocks[which]
     weights = pull(block, variables)
-    slope, loss = _logistic.gradient(block, weights, sizes[which])
+    slope, loss = logistic.gradient(block, weights, sizes[which])
     slope *= -rate
     for at, variable in enumerate(variables):
         mine = slice(block.starts[at], block.starts[at + 1])
@@ -300,7 +300,7 @@ def prepare(job: Job, layout: Layout, stages: Stages) -> Prepared:
     if job.synthetic is not None:
         n_partitions = job.synthetic.n_partitions
     else:
-        source = _criteo.splits(job.data, n_partitions)
+        source = criteo.splits(job.data, n_partitions)
         n_partitions = len(source)
     numbers = clamor.from_numpy(np.arange(n_partitions), partitions=n_partitions)
     # Where what they add is merged is a matter of their numbers, and so is where they run.
@@ -314,7 +314,7 @@ def prepare(job: Job, layout: Layout, stages: Stages) -> Prepared:
     if not job.hashed:
         with stages.stage("dictionary", "counting keys"):
             found = rows.map_batches(keys_of).collect()
-            ids, keys = _logistic.assign(found, job.n_parameters)
+            ids, keys = logistic.assign(found, job.n_parameters)
             n_seen = min(len(keys), job.n_parameters)
     with stages.stage("encode", "giving rows their ids"):
         every = clamor.from_items([_Boxed(part) for part in ids], partitions=n_partitions)
@@ -379,10 +379,10 @@ def train(model: Model, job: Job, stages: Stages) -> Outcome:
     lines: list[Iteration] = []
     text = f"{job.iterations} iterations over {prepared.n_rows:,} rows"
     with stages.stage("iterate", text, job.iterations) as done:
-        before, started = _observe.cost(), time.perf_counter()
+        before, started = observe.cost(), time.perf_counter()
         for loss in iterate(model, prepared, job.rate, job.iterations):
             took = time.perf_counter() - started
-            after = _observe.cost()
+            after = observe.cost()
             lines.append(Iteration(len(lines) + 1, took, loss, after - before))
             done(len(lines))
             before, started = after, time.perf_counter()
@@ -406,7 +406,7 @@ def check(model: Model, prepared: Prepared, job: Job, lines: Sequence[Iteration]
         [(labels, np.searchsorted(touched, ids).astype(np.int32)) for labels, ids in part]
         for part in parts
     ]
-    expected, losses = _logistic.reference(places, len(touched), job.rate, len(lines))
+    expected, losses = logistic.reference(places, len(touched), job.rate, len(lines))
     found = np.empty(len(touched), np.float32)
     order, starts = model.layout.split(touched)
     for number, variable in enumerate(model.newest()):
@@ -415,7 +415,7 @@ def check(model: Model, prepared: Prepared, job: Job, lines: Sequence[Iteration]
     for line, loss in zip(lines, losses, strict=True):
         if not abs(line.loss - loss) <= 1e-5 * max(1.0, abs(loss)):
             raise WrongWeights(f"the loss of iteration {line.number} is {line.loss}, not {loss}")
-    return _logistic.check(found, expected)
+    return logistic.check(found, expected)
 
 
 # ------------------------------------------------------------------ for people
@@ -470,7 +470,7 @@ def draw_losses(lines: Sequence[Iteration], picture: Path) -> None:
 def write(outcome: Outcome, n_parameters: int, out: Path) -> None:
     """Parquet: key, weight; the most frequent keys first."""
     keys = outcome.keys if outcome.keys is not None else np.empty(0, np.uint64)
-    ids = _logistic.folded(np.arange(len(keys)), n_parameters)
+    ids = logistic.folded(np.arange(len(keys)), n_parameters)
     pq.write_table(pa.table({"key": keys, "weight": outcome.weights[ids]}), out)
 
 
@@ -488,7 +488,7 @@ def write(outcome: Outcome, n_parameters: int, out: Path) -> None:
     "n_parameters",
     default=DEMO_PARAMETERS,
     show_default=True,
-    type=click.IntRange(1000, _logistic.MOST_PARAMETERS),
+    type=click.IntRange(1000, logistic.MOST_PARAMETERS),
     help="In all; memory is taken for those that rows touch.",
 )
 @click.option(

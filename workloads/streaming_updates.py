@@ -24,7 +24,7 @@ from rich.table import Table
 
 import clamor_ray as clamor
 
-from .cli import observe as _observe
+from .cli import observe
 from .cli.report import human_bytes
 from .data.stream import Batch, Int64, Model, WrongValue, checksum, first_value, key_of, zipf
 from .knn import Stages, attached, node_names
@@ -141,7 +141,7 @@ def run(job: Job, stages: Stages) -> list[Round]:
 def _round(
     m: clamor.HashMap, model: Model, job: Job, number: int, rng: np.random.Generator
 ) -> Round:
-    before = _observe.node_counters(m.ref)
+    before = observe.node_counters(m.ref)
     old_version = m.version
     changed: Int64 = np.empty(0, np.int64)
     start = time.perf_counter()
@@ -168,20 +168,20 @@ def _round(
         [task.remote(m, batch) for batch in batches], timeout=TASK_TIMEOUT_S
     )
     end = time.perf_counter()
-    after = _observe.node_counters(m.ref)
+    after = observe.node_counters(m.ref)
     by_node: dict[str, int] = {}
     for batch, answer in zip(batches, found, strict=True):
         by_node[answer.node_id] = by_node.get(answer.node_id, 0) + 1
         if answer.version != m.version:
             raise WrongValue(f"round {number}: a task read version {answer.version}")
         model.check(f"round {number}", batch, answer.also, answer.checksum)
-    none = _observe.NodeCounters(0, 0, False)
+    none = observe.NodeCounters(0, 0, False)
     return Round(
         number,
         m.version,
         updated - start if number else 0.0,
         end - updated,
-        _observe.dirty_blocks(m.ref, old_version, m.version),
+        observe.dirty_blocks(m.ref, old_version, m.version),
         {
             node: counters.bytes_received - before.get(node, none).bytes_received
             for node, counters in after.items()

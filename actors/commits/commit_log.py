@@ -19,8 +19,8 @@ What is kept is bounded:
 * more than that where ``retain`` says that a live collection could need it: commits and contents
   from its floor on go last, after everything else of the same budget. But at most ``max_retained``
   of one variable stay so, and ``budget_bytes`` is the bound for all of them too;
-* status words (`_protocol/idempotency.py`) until they are dropped: with the tasks whose words they
-are. Of
+* idempotency keys (`_protocol/idempotency.py`) until they are dropped: with the tasks whose words
+they are. Of
   these the newest ``max_dropped`` are remembered, and what still runs of them commits nothing;
 * outcomes and tombstones by number, but none that is younger than ``outcome_s`` or whose homes
   have not acknowledged.
@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap
 
-from clamor_ray._protocol.idempotency import word_of
+from clamor_ray._protocol.idempotency import key_kept_in
 from clamor_ray._protocol.messages import (
     BLOCK_BYTES,
     INLINE_BASE,
@@ -74,7 +74,7 @@ class Limits:
         max_outcomes: Commit ids whose outcome is remembered.
         outcome_s: No outcome younger than this is forgotten.
         max_freed_inline: Inline variables known to be freed.
-        max_dropped: Tasks known to be dropped, with their status words.
+        max_dropped: Tasks known to be dropped, with their idempotency keys.
     """
 
     max_commits: int = 4096
@@ -201,7 +201,7 @@ class CommitLog:
         self._limits = limits
         self._variables: dict[int, _Variable] = {}
         self._freed_inline: dict[int, None] = {}
-        self._words: dict[bytes, set[int]] = {}  # token -> ids of its status words
+        self._words: dict[bytes, set[int]] = {}  # token -> ids of its idempotency keys
         self._dropped: dict[bytes, None] = {}  # tokens, the oldest first
         self._outcomes: dict[int, Outcome] = {}  # oldest first
         self._behind: dict[int, set[int]] = {}  # home -> regions with versions it does not know
@@ -257,10 +257,10 @@ class CommitLog:
             for home in variable.homes:
                 self._behind.get(home, set()).discard(region)
 
-    # -- status words
+    # -- idempotency keys
 
     def words_of(self, tokens: Iterable[bytes]) -> tuple[int, ...]:
-        """Ids of the status words of these tasks."""
+        """Ids of the idempotency keys of these tasks."""
         return tuple(region for token in tokens for region in sorted(self._words.get(token, ())))
 
     def drop(self, tokens: Iterable[bytes]) -> None:
@@ -278,7 +278,7 @@ class CommitLog:
         return tuple(itertools.islice(both, max(0, len(both) - self._limits.max_dropped)))
 
     def _check_dropped(self, write: Write) -> None:
-        word = word_of(write.region, write.payload)
+        word = key_kept_in(write.region, write.payload)
         if word is not None and word.token in self._dropped:
             raise FreedError(
                 f"The task {word.token.hex()} was cancelled while this attempt of it ran: it can "
@@ -288,7 +288,7 @@ class CommitLog:
             )
 
     def _note_word(self, entry: Entry | None, *, gone: bool = False) -> None:
-        word = word_of(entry.region, entry.payload) if entry is not None else None
+        word = key_kept_in(entry.region, entry.payload) if entry is not None else None
         if word is None:
             return
         words = self._words.setdefault(word.token, set())
@@ -326,7 +326,7 @@ class CommitLog:
             CommitConflict: Somebody else changed the same first, or the base is too old to tell.
             CommitAbortedError: Its outcome was asked for before.
             FreedError: A variable was freed, or never existed; or the task was dropped whose
-                status word is among the writes.
+                idempotency key is among the writes.
             NoVersionError: A base version that does not exist.
             ProtocolError: A request that makes no sense, or that was carried out before.
         """

@@ -178,7 +178,9 @@ class Journal(SqliteFile):
     def drop(
         self, words: Iterable[int], tokens: Iterable[bytes], forgotten: Iterable[bytes]
     ) -> None:
-        """Tasks are dropped, with their status words; of others that is not remembered any more."""
+        """Tasks are dropped, with their idempotency keys; of others that is not remembered any
+        more.
+        """
         with self._transaction() as db:
             db.executemany("DELETE FROM commits WHERE region = ?", [(word,) for word in words])
             db.executemany(

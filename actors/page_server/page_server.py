@@ -46,7 +46,7 @@ from clamor_ray import errors
 from clamor_ray._native import client as _native
 from clamor_ray._objects.layout import BLOCK_BYTES, Pickled, take_apart
 from clamor_ray._objects.memory import COMMIT_HINT, cache_budget, check_room, memory_bytes
-from clamor_ray._protocol import names as _names
+from clamor_ray._protocol import names
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import (
     Pinned,
@@ -234,9 +234,7 @@ class PageServer:
                 _end_keeper(self._keeper_socket(config, server_id))
 
     def _keeper_socket(self, config: ServerConfig, server_id: int) -> str:
-        return _names.keeper_socket(
-            config.job_scope, self._node_id, server_id, config.sockets_below
-        )
+        return names.keeper_socket(config.job_scope, self._node_id, server_id, config.sockets_below)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """What the registry answers, however long it takes to be restarted.
@@ -259,9 +257,9 @@ class PageServer:
         _raise_descriptor_limit()
         # Until this process ends: whoever watches the journal sees that it must be started again.
         self._lock_fd = keeper_process.hold_beside(
-            session_directory() / _names.journal_directory(config.job_scope)
+            session_directory() / names.journal_directory(config.job_scope)
         )
-        socket_directory.prepare(_names.socket_directory(config.sockets_below))
+        socket_directory.prepare(names.socket_directory(config.sockets_below))
         self._cache_bytes = cache_budget(config.cache_bytes, memory_bytes(), node_id)
         server_id, has_served = self._ask("begin_server", node_id)
         if not has_served:  # the ids before this one are lost for good, with what they held
@@ -271,7 +269,7 @@ class PageServer:
             server_id = self._ask("renew_server", node_id, server_id, NO_KEEPER)
         self._keeper_name = self._keeper_socket(config, server_id)
         self._keeper = keeper or _start_keeper(self._keeper_name, config.orphan_timeout_s)
-        name = _names.server_socket(config.job_scope, node_id, config.sockets_below)
+        name = names.server_socket(config.job_scope, node_id, config.sockets_below)
         # Before the engine takes back what the keeper has: that may drop history for want of room.
         floors = self._ask("floors_at", server_id)
         self._engine = self._take_back(config, name, server_id, floors)
@@ -349,7 +347,7 @@ class PageServer:
                 if self._stopped:
                     return
                 try:
-                    socket_directory.prepare(_names.socket_directory(config.sockets_below))
+                    socket_directory.prepare(names.socket_directory(config.sockets_below))
                     _end_keeper(name)  # one that has closed the connection, and is there still
                     keeper_process.spawn(
                         name, keeper_process.raylet_pid(), config.orphan_timeout_s, is_part=True

@@ -41,7 +41,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import errors
 from clamor_ray._objects.layout import Plan
-from clamor_ray._protocol import names as _names
+from clamor_ray._protocol import names
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.handshake import SECRET_BYTES
 from clamor_ray._protocol.messages import (
@@ -121,8 +121,8 @@ def create_registry(
     return (
         ray.remote(Registry)
         .options(
-            name=_names.registry_name(job_scope),
-            namespace=_names.NAMESPACE,
+            name=names.registry_name(job_scope),
+            namespace=names.NAMESPACE,
             get_if_exists=True,
             num_cpus=0,
             max_restarts=-1,
@@ -136,13 +136,13 @@ def create_registry(
 
 def journal_directory(job_scope: str) -> Path:
     """Where the session's registry writes, on the driver's node."""
-    return session_directory() / _names.journal_directory(job_scope)
+    return session_directory() / names.journal_directory(job_scope)
 
 
 def _has_ended(job_scope: str) -> bool:
     """Whether a session of the cluster has: its registry is no actor any more."""
     try:
-        ray.get_actor(_names.registry_name(job_scope), namespace=_names.NAMESPACE)
+        ray.get_actor(names.registry_name(job_scope), namespace=names.NAMESPACE)
     except ValueError:
         return True
     return False

@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import errors
-from clamor_ray._protocol import names as _names
+from clamor_ray._protocol import names
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import (
     LocateAnswer,
@@ -76,7 +76,7 @@ class ServerMethods:
     def _find_again(self, info: ServerInfo) -> None:
         name = page_server_name(self._config.job_scope, info.node_id)
         try:
-            self._handles[info.server_id] = ray.get_actor(name, namespace=_names.NAMESPACE)
+            self._handles[info.server_id] = ray.get_actor(name, namespace=names.NAMESPACE)
         except ValueError:
             self._lose(info.server_id, "its actor ended while the registry was down")
             return
@@ -128,7 +128,7 @@ class ServerMethods:
                 ray.remote(PageServer)
                 .options(
                     name=page_server_name(self._config.job_scope, node_id),
-                    namespace=_names.NAMESPACE,
+                    namespace=names.NAMESPACE,
                     get_if_exists=True,
                     lifetime="detached",
                     num_cpus=0,
@@ -235,7 +235,7 @@ class ServerMethods:
         known, orders = self._core.server_registered(info)
         if info.server_id not in self._handles:  # the registry died while it started
             name = page_server_name(self._config.job_scope, info.node_id)
-            self._handles[info.server_id] = ray.get_actor(name, namespace=_names.NAMESPACE)
+            self._handles[info.server_id] = ray.get_actor(name, namespace=names.NAMESPACE)
         self._unsaved_servers[info.server_id] = known
         self._save_changed()
         logger.info("page server %#x registered, epoch %d", info.server_id, known.epoch)

@@ -112,7 +112,7 @@ class VersionMethods:
         return await self._commits.outcome(commit_id)
 
     async def drop_status(self, tokens: list[bytes]) -> int:
-        """Forgets the status words of tasks of which no attempt will begin any more.
+        """Forgets the idempotency keys of tasks of which no attempt will begin any more.
 
         One that runs still is told that its task was cancelled, and commits nothing from now on,
         whether it has committed before or not.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bench.peers.allreduce_members import Float64, own_array, verify_sum
-from bench.support import common as _common
+from bench.support import common
 from bench.support.common import emit, note
 
 TIMEOUT_S = 1800
@@ -104,7 +104,7 @@ class Session:
             key=lambda node: [int(part) for part in node["NodeManagerAddress"].split(".")],
         )
         self.nodes = [node["NodeID"] for node in nodes][: options.members[-1]]
-        self.members = [_common.pinned(Member, node).remote() for node in self.nodes]
+        self.members = [common.pinned(Member, node).remote() for node in self.nodes]
         self.each("make", [(options.n_bytes, rank) for rank in range(len(self.members))])
 
     def each(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
@@ -151,7 +151,7 @@ class Session:
         while len(found) > 1:
             pairs = [found[at : at + 2] for at in range(0, len(found), 2)]
             found = [
-                (node, _common.pinned(add, node).remote(left, rest[0][1]) if rest else left)
+                (node, common.pinned(add, node).remote(left, rest[0][1]) if rest else left)
                 for (node, left), *rest in pairs
             ]
         box = [found[0][1]]

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.support import common as _common
-from bench.support import processes as _processes
+from bench.support import common, processes
 from bench.support.common import BLOCK_BYTES, emit, now
 from clamor_ray.actors.process.journal_watcher import RESERVE
 
@@ -31,22 +30,22 @@ def build_in_place(n_bytes: int) -> dict[str, Any]:
     try:
         clamor.init()
         clamor.free(clamor.put(np.zeros(1 << 20)))  # has everything started that starts once
-        _common.expected_words(0, CHUNK_WORDS, 0)
-        pids = _processes.session_pids()
+        common.expected_words(0, CHUNK_WORDS, 0)
+        pids = processes.session_pids()
         n_words = n_bytes // 8
-        with _processes.peak_memory(list(pids.values())) as peak:
+        with processes.peak_memory(list(pids.values())) as peak:
             with clamor.region(n_bytes + (1 << 20)) as region:
                 words = region.empty(n_words, np.uint64)
                 for first in range(0, n_words, CHUNK_WORDS):
                     n = min(CHUNK_WORDS, n_words - first)
-                    words[first : first + n] = _common.expected_words(first, n, 7)
+                    words[first : first + n] = common.expected_words(first, n, 7)
                 ref = region.publish(words)
             del words
-            held = _processes.memory_bytes(list(pids.values()))
+            held = processes.memory_bytes(list(pids.values()))
         got = ref.get()
         for first in range(0, n_words, CHUNK_WORDS):
             part = got[first : first + CHUNK_WORDS]
-            _common.verify("built", part, _common.expected_words(first, len(part), 7))
+            common.verify("built", part, common.expected_words(first, len(part), 7))
         del got
         return {
             "case": "build_in_place",
@@ -65,9 +64,9 @@ def build_in_place(n_bytes: int) -> dict[str, Any]:
 
 def holdings(pids: dict[str, int], journal: Path) -> dict[str, Any]:
     return {
-        "rss_bytes": {name: _processes.resident_bytes(pid) for name, pid in pids.items()},
-        "descriptors": {name: _processes.open_descriptors(pid) for name, pid in pids.items()},
-        "memory_bytes": _processes.memory_bytes(list(pids.values())),
+        "rss_bytes": {name: processes.resident_bytes(pid) for name, pid in pids.items()},
+        "descriptors": {name: processes.open_descriptors(pid) for name, pid in pids.items()},
+        "memory_bytes": processes.memory_bytes(list(pids.values())),
         "journal_bytes": sum(
             path.stat().st_size for path in journal.iterdir() if path.name != RESERVE
         ),
@@ -85,10 +84,10 @@ def long_run(n_commits: int) -> dict[str, float]:
     ray.init(address="local", num_cpus=2, object_store_memory=128 << 20, logging_level="error")
     try:
         session = clamor.init()
-        emit(_common.environment(library=clamor.__version__, bench="commit", trap=session.trap))
+        emit(common.environment(library=clamor.__version__, bench="commit", trap=session.trap))
         journal = journal_directory(session.scope)
-        pids = _processes.session_pids()
-        ref = clamor.put(_common.make_array(16 << 20, 5))
+        pids = processes.session_pids()
+        ref = clamor.put(common.make_array(16 << 20, 5))
         n_blocks = len(ref.get()) // WORDS_PER_BLOCK
         before: dict[str, Any] = {}
         start = now()
@@ -102,7 +101,7 @@ def long_run(n_commits: int) -> dict[str, float]:
                 emit({"commits": number, "seconds": now() - start, **state})
                 before = before or state
         if ref.version != n_commits:
-            raise _common.WrongData(f"version {ref.version} after {n_commits} commits")
+            raise common.WrongData(f"version {ref.version} after {n_commits} commits")
         growth = {
             f"{name}_{what}_growth": float(state[kind][name] - before[kind][name])
             for what, kind in (("rss_bytes", "rss_bytes"), ("descriptors", "descriptors"))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.support import common as _common
+from bench.support import common
 from bench.support.common import BLOCK_BYTES, now, percentile
 
 WORDS_PER_BLOCK = BLOCK_BYTES // 8
@@ -29,7 +29,7 @@ class Peer:
         """A variable of this node; in a list, so that nobody resolves it."""
         import clamor_ray as clamor
 
-        self._kept.append(clamor.put(_common.make_array(n_bytes, salt)))
+        self._kept.append(clamor.put(common.make_array(n_bytes, salt)))
         return self._kept[-1:]
 
     def words(self, box: list[Any], indices: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
@@ -50,14 +50,14 @@ def milliseconds(seconds: list[float]) -> dict[str, float]:
 
 
 def small_commits(
-    case: str, nodes: _common.TwoNodes, ref: Any, salt: int, samples: int, warm_up: int
+    case: str, nodes: common.TwoNodes, ref: Any, salt: int, samples: int, warm_up: int
 ) -> dict[str, Any]:
     """Commits of one block and calls of nothing, in turn."""
     import ray
 
     import clamor_ray as clamor
 
-    peer = _common.pinned(Peer, nodes.a).remote()
+    peer = common.pinned(Peer, nodes.a).remote()
     n_blocks = len(ref.get()) // WORDS_PER_BLOCK
     changed: dict[int, int] = {}
     rng = np.random.default_rng(salt)
@@ -94,7 +94,7 @@ def small_commits(
                 step()
     n_commits = -(-(warm_up + samples) // BATCH) * BATCH
     if ref.version != first_version + n_commits:
-        raise _common.WrongData(f"version {ref.version} after {n_commits} commits")
+        raise common.WrongData(f"version {ref.version} after {n_commits} commits")
     check_words(case, nodes, ref, salt, changed)
     ray.kill(peer)
     ratio = {
@@ -114,7 +114,7 @@ def small_commits(
 
 
 def check_words(
-    case: str, nodes: _common.TwoNodes, ref: Any, salt: int, changed: dict[int, int]
+    case: str, nodes: common.TwoNodes, ref: Any, salt: int, changed: dict[int, int]
 ) -> None:
     """What this node and the other one read now, changed or not."""
     import ray
@@ -124,12 +124,12 @@ def check_words(
     others = rng.integers(0, len(here) // WORDS_PER_BLOCK, 100) * WORDS_PER_BLOCK + 1
     indices = np.concatenate([np.array(sorted(changed), np.int64), others])
     want = np.array(
-        [changed.get(i, int(_common.expected_words(i, 1, salt)[0])) for i in indices.tolist()],
+        [changed.get(i, int(common.expected_words(i, 1, salt)[0])) for i in indices.tolist()],
         np.uint64,
     )
-    _common.verify(f"{case}, read here", here[indices], want)
+    common.verify(f"{case}, read here", here[indices], want)
     reader = nodes.on_b(Peer)
-    _common.verify(
+    common.verify(
         f"{case}, read on the other node",
         ray.get(reader.words.remote([ref], indices), timeout=TIMEOUT_S),
         want,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.support import common as _common
+from bench.support import common
 from bench.support.common import BLOCK_BYTES, emit, grown, note
 from clamor_ray.workloads.data.stream import first_value, key_of, zipf
 
@@ -77,7 +77,7 @@ class Reader:
             self.map.prefetch(keys)
             values.append(self.map.get(keys))
         end = time.monotonic()
-        _common.verify("look-ups", np.concatenate(values), first_value(self.keys))
+        common.verify("look-ups", np.concatenate(values), first_value(self.keys))
         table = self.map._opened()
         blocks = np.unique(table.starts(self.keys) >> np.uint64(12))
         self.map = None
@@ -95,7 +95,7 @@ class Reader:
         table = Table(arrays["header"], arrays["slots"])
         values = [table.get(keys, None) for keys in self.batches]
         end = time.monotonic()
-        _common.verify("ray.get", np.concatenate(values), first_value(self.keys))
+        common.verify("ray.get", np.concatenate(values), first_value(self.keys))
         return {"begin": begin, "end": end, "got": got}
 
 
@@ -156,7 +156,7 @@ class Session:
         popular = ray.put(self.popular)
         self.readers: dict[int, list[Any]] = {
             host: [
-                _common.pinned(Reader, self.nodes[host]).remote(popular)
+                common.pinned(Reader, self.nodes[host]).remote(popular)
                 for _ in range(options.readers)
             ]
             for host in range(1, len(self.nodes))
@@ -221,9 +221,9 @@ class Session:
         m = self.put()
         try:
             readers = self.ready(n_hosts, m, self.options, number)
-            before = [_common.node_counters(node) for node in self.nodes]
+            before = [common.node_counters(node) for node in self.nodes]
             result = self.together(readers, "look_up")
-            after = [_common.node_counters(node) for node in self.nodes]
+            after = [common.node_counters(node) for node in self.nodes]
         finally:
             clamor.free(m.ref)
         touched: dict[int, set[int]] = {}
@@ -260,7 +260,7 @@ class Session:
             "hosts": len(self.nodes),
             "bytes": self.table.slots.nbytes,
             **result,
-            "get_s": _common.spread([answer["got"] - answer["begin"] for answer in answers]),
+            "get_s": common.spread([answer["got"] - answer["begin"] for answer in answers]),
         }
 
 

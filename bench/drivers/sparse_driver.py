@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from bench.peers import actor_ps as _actor_ps
-from bench.support import common as _common
+from bench.peers import actor_ps
+from bench.support import common
 from bench.support.common import BLOCK_BYTES, emit, note, now
 from clamor_ray.workloads import sparse_lr
 from clamor_ray.workloads.knn import Stages
@@ -55,7 +55,7 @@ class Case:
     even: bool
     iterations: int
     rounds: int
-    sides: tuple[str, ...] = ("clamor", *_actor_ps.WAYS)
+    sides: tuple[str, ...] = ("clamor", *actor_ps.WAYS)
 
 
 class Touched(NamedTuple):
@@ -181,7 +181,7 @@ class Training:
         self.prepared = sparse_lr.prepare(job, self.model.layout, stages)
         note(f"{case.name}: {self.prepared.n_rows} rows, {self.prepared.n_seen} parameters seen")
         ids = [node_id for node_id, _ in nodes]
-        self.server = _actor_ps.Server(ids, synthetic, self.model.layout)
+        self.server = actor_ps.Server(ids, synthetic, self.model.layout)
         self.n_done = dict.fromkeys(case.sides, 0)
         self.losses: dict[str, list[float]] = {side: [] for side in case.sides}
 
@@ -222,9 +222,9 @@ class Training:
             differences[side] = float(np.abs(ours - theirs).max())
             same = np.allclose(self.losses["clamor"], self.losses[side], rtol=1e-5)
             if self.n_done[side] != self.n_done["clamor"] or not same:
-                raise _common.WrongData(f"{side}: other losses than ours")
+                raise common.WrongData(f"{side}: other losses than ours")
             if not differences[side] <= most:
-                raise _common.WrongData(f"{side}: a weight differs by {differences[side]}")
+                raise common.WrongData(f"{side}: a weight differs by {differences[side]}")
         return differences
 
     def close(self) -> None:

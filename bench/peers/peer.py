@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.support import common as _common
+from bench.support import common
 
 START_S = 300.0
 ANSWER_S = 1800.0
@@ -87,7 +87,7 @@ def started(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": str(_common.ROOT), **environment},
+                env={**os.environ, "PYTHONPATH": str(common.ROOT), **environment},
                 start_new_session=True,
             )
             connections: dict[int, Any] = {}

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.support import common as _common
+from bench.support import common
 
 SAMPLE_S = 0.002
 
@@ -113,7 +113,7 @@ def peak_memory(pids: list[int]) -> Iterator[Peak]:
     peak = Peak()
     command = [sys.executable, "-m", "bench.support.processes", *map(str, pids)]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_common.ROOT
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=common.ROOT
     ) as watcher:
         assert watcher.stdin is not None
         assert watcher.stdout is not None

@@ -1,6 +1,6 @@
 """A discrete-event simulation of pages that every node wants. No Ray, no clock, no sockets.
 
-Who answers a miss is decided by the engine's own function, ``pc_choose_source``, called through
+Who answers a miss is decided by the engine's own function, ``pc_select_peer``, called through
 cffi; around it stands the protocol of the engine as messages and queues:
 
 * A reader looks up batches. What of a batch its node lacks, and nobody on the node has asked for,
@@ -50,7 +50,7 @@ def chooser(policy: str) -> Callable[[int, list[int], int], int]:
     64 random bits) to -1, the home, or an index of the holders."""
     module: Any = importlib.import_module("clamor_ray._pagecache")
     code = getattr(module.lib, f"PC_REPLICATION_{policy.upper()}")
-    choose, loads = module.lib.pc_choose_source, module.ffi.new("uint64_t[]", HOLDERS)
+    choose, loads = module.lib.pc_select_peer, module.ffi.new("uint64_t[]", HOLDERS)
 
     def choice(home_bytes: int, holder_bytes: list[int], bits: int) -> int:
         n = len(holder_bytes)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.support import common as _common
+from bench.support import common
 
 PIECE_BYTES = 1 << 20
 WAIT_S = 600.0
@@ -34,7 +34,7 @@ def start_here(arguments: list[str]) -> subprocess.Popen[str]:
     """As a child of this process."""
     command = [sys.executable, *arguments]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=_common.ROOT)
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=common.ROOT)
 
 
 class Stream:
@@ -100,7 +100,7 @@ def rate(receive: Start, send: Start, host: str, n_mib: int) -> float:
 
 def _receive(host: str, n_mib: int) -> None:
     n_bytes = n_mib << 20
-    _common.warm_memory(n_bytes)
+    common.warm_memory(n_bytes)
     buffer = memoryview(bytearray(PIECE_BYTES))
     fd = os.memfd_create("stream")
     os.ftruncate(fd, n_bytes)
@@ -108,7 +108,7 @@ def _receive(host: str, n_mib: int) -> None:
         listener.settimeout(WAIT_S)
         print(listener.getsockname()[1], flush=True)
         connection, _ = listener.accept()
-        start = _common.now()
+        start = common.now()
         with connection:
             connection.setblocking(True)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _DEADLINE)
@@ -118,11 +118,11 @@ def _receive(host: str, n_mib: int) -> None:
                 if got == 0:
                     raise SystemExit(f"bench: the stream ended at {at} of {n_bytes} bytes")
                 at += os.pwrite(fd, buffer[:got], at)
-        seconds = _common.now() - start
+        seconds = common.now() - start
     for first in range(0, n_bytes, PIECE_BYTES):
         words = np.frombuffer(os.pread(fd, PIECE_BYTES, first), np.uint64)
-        want = _common.expected_words(first // 8, len(words), SALT)
-        _common.verify("the raw stream", words, want)
+        want = common.expected_words(first // 8, len(words), SALT)
+        common.verify("the raw stream", words, want)
     print(seconds, flush=True)
 
 
@@ -130,7 +130,7 @@ def _send(host: str, port: int, n_mib: int) -> None:
     n_bytes = n_mib << 20
     fd = os.memfd_create("source")
     for at in range(0, n_bytes, PIECE_BYTES):
-        os.pwrite(fd, _common.expected_words(at // 8, PIECE_BYTES // 8, SALT).data, at)
+        os.pwrite(fd, common.expected_words(at // 8, PIECE_BYTES // 8, SALT).data, at)
     print("ready", flush=True)
     sys.stdin.readline()
     with socket.create_connection((host, port), WAIT_S) as connection:

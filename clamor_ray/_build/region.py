@@ -41,7 +41,7 @@ from clamor_ray._protocol.rpc import new_request_id
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import session as _session
-from clamor_ray._tasks import task_context as _attempt
+from clamor_ray._tasks import task_context
 
 
 class Region:
@@ -80,7 +80,7 @@ class Region:
         if self._state != "not entered":
             raise ValueError("a region is built once: make a new one")
         session, record = _session.with_current(self._create)
-        _attempt.made(record.region)
+        task_context.made(record.region)
         timeout_s = session.config.connect_timeout_s
         try:
             mapping = session.client.build(

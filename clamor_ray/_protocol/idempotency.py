@@ -1,4 +1,5 @@
-"""Status words: by which the n-th transaction of a task is committed once. Pure: no Ray, no I/O.
+"""Idempotency keys: by which the n-th transaction of a task is committed once. Pure: no Ray, no
+I/O.
 
 A task may be run several times, at once or one after the other: a copy of one that is slow, what
 Ray runs again. Each of its transactions then carries a write of one more variable, of which all
@@ -57,7 +58,7 @@ class Name(NamedTuple):
 
     @property
     def word_id(self) -> int:
-        """Id of the status word.
+        """Id of the idempotency key.
 
         Example:
             >>> first, second = (Name(bytes(16), digest_of([3]), n) for n in (0, 1))
@@ -69,7 +70,7 @@ class Name(NamedTuple):
         return INLINE_BASE | (int.from_bytes(digest.digest(), "little") & (INLINE_BASE - 1))
 
 
-class StatusWord(NamedTuple):
+class IdempotencyKey(NamedTuple):
     """What is written to the word.
 
     Args:
@@ -96,10 +97,10 @@ class StatusWord(NamedTuple):
         return Write(self.region, 0, 0, b"", 0, 0, None, payload)
 
 
-def word_of(region: int, payload: bytes | None) -> StatusWord | None:
+def key_kept_in(region: int, payload: bytes | None) -> IdempotencyKey | None:
     """The word that this variable's content says, or None where it is any other variable."""
     if region < INLINE_BASE or payload is None or len(payload) != _CONTENT.size:
         return None
     magic, token, variables, n, commit_id = _CONTENT.unpack(payload)
-    word = StatusWord(Name(token, variables, n), commit_id)
+    word = IdempotencyKey(Name(token, variables, n), commit_id)
     return word if magic == _MAGIC and word.region == region else None

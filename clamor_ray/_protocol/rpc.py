@@ -19,7 +19,8 @@ def new_request_id() -> int:
     return secrets.randbits(63)
 
 
-# Methods of the registry that every update, put or free calls: they go through its method `ask`.
+# Methods of the registry that every update, put or free calls: they go through its method
+# `await_rpc`.
 OFTEN: Final = frozenset({"latest", "commit", "seal_and_create", "free"})
 
 
@@ -42,7 +43,7 @@ def unpack(packed: bytes) -> tuple[Any, ...]:
     return values
 
 
-def ask(reference: Any, timeout_s: float, *, owner: bool = True) -> Any:
+def await_rpc(reference: Any, timeout_s: float, *, owner: bool = True) -> Any:
     """The answer of an actor of ours.
 
     Args:

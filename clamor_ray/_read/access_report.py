@@ -74,7 +74,7 @@ def _bucketed(blocks: BitMap, n_blocks: int, n_buckets: int) -> npt.NDArray[np.i
     return np.bincount(places * n_buckets // n_blocks, minlength=n_buckets)
 
 
-class Reads:
+class AccessReport:
     """Who read which blocks of a variable. See `clamor.reads`.
 
     Args:
@@ -327,11 +327,13 @@ def _spark(counts: npt.NDArray[np.int64]) -> str:
     )
 
 
-def from_records(name: str, version: int, n_blocks: int, records: Iterable[AttemptRecord]) -> Reads:
+def from_records(
+    name: str, version: int, n_blocks: int, records: Iterable[AttemptRecord]
+) -> AccessReport:
     """What is known of a variable.
 
     Args:
-        name, version, n_blocks: as `Reads`'s.
+        name, version, n_blocks: as `AccessReport`'s.
         records: whose reads are all of this variable.
     """
     by = []
@@ -354,10 +356,10 @@ def from_records(name: str, version: int, n_blocks: int, records: Iterable[Attem
                     end_ns=record.end_ns,
                 )
             )
-    return Reads(name, version, n_blocks, by)
+    return AccessReport(name, version, n_blocks, by)
 
 
-def reads(ref: Any, *, picture: str | os.PathLike[str] | None = None) -> Reads:
+def reads(ref: Any, *, picture: str | os.PathLike[str] | None = None) -> AccessReport:
     """Who read which blocks of a global variable: partitions of collections, and plain tasks.
 
     What tasks read is known when they are over, from their read sets; of attempts whose collections
@@ -383,14 +385,14 @@ def reads(ref: Any, *, picture: str | os.PathLike[str] | None = None) -> Reads:
         >>> print(clamor.reads(ref, picture="reads.png"))   # doctest: +SKIP
     """
     from clamor_ray._read.ref import GlobalRef
-    from clamor_ray._session import session as _session
+    from clamor_ray._session import session
 
     if (ref_of := getattr(type(ref), "__clamor_ref__", None)) is not None:
         ref = ref_of(ref)
     if not isinstance(ref, GlobalRef):
         raise TypeError(f"reads takes a GlobalRef or a HashMap, not {type(ref).__qualname__}")
     ref._check_not_freed()
-    packed = _session.current(ref.scope).call("reads_of", ref.region)
+    packed = session.current(ref.scope).call("reads_of", ref.region)
     name = "an inline variable" if ref.inline else f"region {ref.region}"
     n_blocks = max(1, ref.length_bytes // BLOCK_BYTES)
     found = from_records(name, ref.version, n_blocks, map(AttemptRecord.of, packed))

@@ -20,7 +20,7 @@ from clamor_ray._read.prefetch import split_by_mapping
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import session as _session
 from clamor_ray._session.session import Session
-from clamor_ray._tasks import task_context as _attempt
+from clamor_ray._tasks import task_context
 from clamor_ray.errors import HomeLostError, SessionEndedError
 
 Array = npt.NDArray[Any]
@@ -66,9 +66,9 @@ def gather(source: Any, ids: Any, *, out: Array | None = None, timeout: float | 
     obj = source.get() if isinstance(source, GlobalRef) else source
     if isinstance(obj, np.ndarray):
         return _gather_array(obj, ids, out, timeout)
-    from clamor_ray._read import gather_tables as _gather_tables
+    from clamor_ray._read import gather_tables
 
-    take = _gather_tables.taker_of(obj)
+    take = gather_tables.taker_of(obj)
     if take is None:
         kind = type(obj)
         hint = "; a HashMap has get()" if hasattr(kind, "__clamor_ref__") else ""
@@ -225,7 +225,9 @@ class Fetch:
         """Copies whole rows."""
         session = _session_of(leased)
         row_bytes = array[:1].nbytes
-        _attempt.read_runs(leased.snapshot, lambda: _relative(row_spans(array, numbers), leased))
+        task_context.read_runs(
+            leased.snapshot, lambda: _relative(row_spans(array, numbers), leased)
+        )
         try:
             session.client.gather(
                 leased.mapping.id,

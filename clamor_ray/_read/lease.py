@@ -20,7 +20,7 @@ import numpy.typing as npt
 from clamor_ray import errors
 from clamor_ray._native.client import Client, Mapping, Runs
 from clamor_ray._objects.ranges import union
-from clamor_ray._tasks import task_context as _attempt
+from clamor_ray._tasks import task_context
 
 if TYPE_CHECKING:
     from clamor_ray._read.ref import GlobalRef
@@ -44,7 +44,7 @@ def _release(
 ) -> None:
     # Runs wherever the last reference dies, also inside the garbage collector: takes no lock.
     table.forget(token)
-    _attempt.released(token)
+    task_context.released(token)
     with contextlib.suppress(errors.ClamorError):  # the session is gone, and the mapping with it
         while reads:  # a call that failed before it could report
             client.reads_drop(reads.pop())
@@ -94,7 +94,7 @@ class Lease:
         )
         self._finalizer.atexit = False  # the process ends anyway, and others may still look
         table.add(token, mapping, snapshot, writable=writable)
-        _attempt.leased(client, token, mapping, snapshot)
+        task_context.leased(client, token, mapping, snapshot)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -256,7 +256,7 @@ class InlineImage:
         payload = snapshot.payload
         if payload is None:
             raise ValueError(f"{snapshot!r} does not carry its object")
-        _attempt.read_whole(snapshot)
+        task_context.read_whole(snapshot)
         image = np.frombuffer(payload, np.uint8)
         self._image = image.copy() if writable else image
         if not len(snapshot.plan.buffers):

@@ -242,7 +242,7 @@ class GlobalRef(Generic[T]):
         at = self.snapshot()
         if at.payload is not None:
             return put_together(InlineImage(at, writable=mode == "c").bytes(), at.plan), None
-        from clamor_ray._read import views as _views
+        from clamor_ray._read import views
         from clamor_ray._session import session as _session
 
         session = _session.current(at.scope)
@@ -260,7 +260,7 @@ class GlobalRef(Generic[T]):
         if again and stream is None:
             stream = _keep_stream(at, image)
         obj = put_together(image, at.plan, stream)
-        _views.install_for_arrow()  # unpickling may have been the first to import it
+        views.install_for_arrow()  # unpickling may have been the first to import it
         return obj, lease
 
     # -- versions
@@ -304,13 +304,13 @@ class GlobalRef(Generic[T]):
             return self._with(state, frozen=True)
         if version < 0:
             raise errors.NoVersionError(f"{self!r} has no version {version}.")
-        from clamor_ray._read import losses as _losses
+        from clamor_ray._read import losses
         from clamor_ray._session import session as _session
 
         session = _session.current(self._scope)
         answer = session.call("at", self._region, version)
         if answer.loss:
-            _losses.warn(session, self, answer.loss)
+            losses.warn(session, self, answer.loss)
         return self._with(self._state_of(answer), frozen=True)
 
     def latest(self) -> GlobalRef[T]:

@@ -27,7 +27,7 @@ import ray
 from clamor_ray import errors
 from clamor_ray._native.ring import BYTES, OPS, Ring, address, dtype_code
 from clamor_ray._protocol.rendezvous import Guest, Meeting
-from clamor_ray._ring import group_ends as _group_ends
+from clamor_ray._ring import group_ends
 from clamor_ray._ring.joining import Place, in_ring, join, listen
 from clamor_ray._session import session as _session
 
@@ -158,11 +158,11 @@ class RingGroup:
         self._scope = scope
         self._timeout_s = timeout_s
         self._lanes = lanes
-        _group_ends.here(self)
+        group_ends.here(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        _group_ends.here(self)
+        group_ends.here(self)
 
     @property
     def name(self) -> str:
@@ -558,7 +558,7 @@ class AllReduceGroup(RingGroup):
             timeout_s,
             lanes,
         )
-        _group_ends.made(self, actors)
+        group_ends.made(self, actors)
 
     def _own_rank(self) -> int:
         own = ray.get_runtime_context().get_actor_id()

@@ -13,7 +13,7 @@ import ray
 from clamor_ray import errors
 from clamor_ray._protocol.config import Config
 from clamor_ray._session import session as _session
-from clamor_ray._session import starting as _starting
+from clamor_ray._session import starting
 from clamor_ray._session.session import Session
 from clamor_ray._session.spawned import SpawnedSession
 from clamor_ray._session.starting import InitResult
@@ -70,7 +70,7 @@ def init(
     _session._check_platform()
     if address is not None and address.startswith("ray://"):
         raise errors.RayClientError(f"{address} is a Ray Client address.")
-    _starting.check_not_ray_client()
+    starting.check_not_ray_client()
     settings = {
         "cache_bytes": cache_bytes,
         "cache_policy": cache_policy,
@@ -89,12 +89,12 @@ def init(
         session = _session._current
         if isinstance(session, SpawnedSession):
             session = None  # it only reads; it goes on doing that beside the one made here
-        if _starting.in_worker():
+        if starting.in_worker():
             session = _session._attach(None)
         if session is None:
             session = _make_session(config)
         elif session.owner:
-            _starting.check_same_settings(session.config, config, settings)
+            starting.check_same_settings(session.config, config, settings)
         try:
             info = session.ensure_server()
             trap = session.client.trap
@@ -112,7 +112,7 @@ def init(
 
 def _make_session(config: Config) -> Session:
     node_id = ray.get_runtime_context().get_node_id()
-    scope, registry = _starting.start_registry(config, node_id, _still_used())
+    scope, registry = starting.start_registry(config, node_id, _still_used())
     _session._once("exit", lambda: atexit.register(_shutdown, exiting=True))
     return Session(scope, registry, node_id, config, owner=True)
 

@@ -28,13 +28,13 @@ from clamor_ray._protocol.rpc import new_request_id
 from clamor_ray._protocol.source import Source, source_of_call, source_of_zeros
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session.spares import Spares
-from clamor_ray._tasks import task_context as _attempt
+from clamor_ray._tasks import task_context
 
 
 def _inline_id() -> int:
     """An id for a variable that travels inside its references; nobody need be asked for it."""
     region = INLINE_BASE | secrets.randbits(62)
-    _attempt.made(region)
+    task_context.made(region)
     return region
 
 
@@ -98,7 +98,7 @@ class Making:
         if record is None:
             record = self.call("create_region", plan.region_bytes, self.node_id, new_request_id())
         region = record.region
-        _attempt.made(region)
+        task_context.made(region)
         try:
             fd = client.create(
                 region,

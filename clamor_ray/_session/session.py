@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar
 import ray
 
 from clamor_ray import errors
-from clamor_ray._build import kept as _kept
+from clamor_ray._build import kept
 from clamor_ray._native.client import (
     MAP_EXACT_READS,
     MAP_FIXED,
@@ -34,17 +34,17 @@ from clamor_ray._native.client import (
     Mapping,
 )
 from clamor_ray._objects.layout import stream_blocks
-from clamor_ray._protocol import names as _names
+from clamor_ray._protocol import names
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import FreeAnswer
-from clamor_ray._protocol.rpc import OFTEN, ask, pack, unpack
-from clamor_ray._read import losses as _losses
+from clamor_ray._protocol.rpc import OFTEN, await_rpc, pack, unpack
+from clamor_ray._read import losses
 from clamor_ray._read.lease import Lease, Leased, LeaseTable
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import starting as _starting
+from clamor_ray._session import starting
 from clamor_ray._session.making import Making
 from clamor_ray._session.spares import Spares
-from clamor_ray._tasks import task_context as _attempt
+from clamor_ray._tasks import task_context
 from clamor_ray._tasks.task_ends import TaskEnds
 from clamor_ray._version import __version__
 from clamor_ray.actors.registry.registry_core import server_id_of
@@ -101,8 +101,8 @@ class Session(Making):
         self.registry = registry
         self.node_id = node_id
         self.job_id: str = ray.get_runtime_context().get_job_id()
-        self.of_job = owner or scope.startswith(_starting.job_scope_part())
-        self.in_driver = not _starting.in_worker()
+        self.of_job = owner or scope.startswith(starting.job_scope_part())
+        self.in_driver = not starting.in_worker()
         self.config = config
         self.owner = owner
         self.leases = LeaseTable()
@@ -118,9 +118,9 @@ class Session(Making):
         self._client_lock = threading.Lock()
         self._pid = os.getpid()
         self.server_id = server_id_of(node_id)
-        from clamor_ray._read import views as _views
+        from clamor_ray._read import views
 
-        _views.install()
+        views.install()
 
     # -- the page server of this node
 
@@ -145,15 +145,15 @@ class Session(Making):
                 self._client = self._connect()
                 _register_fork_hook()
                 if self._client.trap != "uffd":
-                    from clamor_ray._read import bad_address as _bad_address
+                    from clamor_ray._read import bad_address
 
-                    _bad_address.hook()
+                    bad_address.hook()
             return self._client
 
     def _connect(self) -> Client:
-        from clamor_ray._session import spawned as _spawned
+        from clamor_ray._session import spawned
 
-        name = _names.server_socket(self.scope, self.node_id, self.config.socket_dir)
+        name = names.server_socket(self.scope, self.node_id, self.config.socket_dir)
         deadline = time.monotonic() + self.config.reattach_s
         pause_s = 0.05
         # The first task of a node that has joined need not wait for a server that nobody started.
@@ -170,7 +170,7 @@ class Session(Making):
                 if time.monotonic() >= deadline:
                     raise
             else:
-                _spawned.announce(self.node_id, _names.below_which(name))
+                spawned.announce(self.node_id, names.below_which(name))
                 return client
             # Not there yet, or restarting: the registry starts it, or knows where it listens.
             name = self.ensure_server().socket_name
@@ -187,9 +187,9 @@ class Session(Making):
         timeout_s = self.config.control_timeout_s if timeout_s is None else timeout_s
         if method in OFTEN:
             asked = self.registry.ask.remote(pack(method, *args))
-            (answer,) = unpack(ask(asked, timeout_s, owner=self.owner))
+            (answer,) = unpack(await_rpc(asked, timeout_s, owner=self.owner))
             return answer
-        return ask(getattr(self.registry, method).remote(*args), timeout_s, owner=self.owner)
+        return await_rpc(getattr(self.registry, method).remote(*args), timeout_s, owner=self.owner)
 
     # -- reading
 
@@ -232,7 +232,7 @@ class Session(Making):
             LostBlocksWarning: Blocks of the variable are lost.
         """
         ref = ref.snapshot()
-        exact = read_set == "exact" or scattered or _attempt.wants_exact()
+        exact = read_set == "exact" or scattered or task_context.wants_exact()
         flags = (MAP_PRIVATE if private else 0) | (MAP_EXACT_READS if exact else 0)
         flags |= MAP_FIXED if ref.plan.fixed else 0
         if page_bytes := page_bytes or self.config.page_bytes:
@@ -253,7 +253,7 @@ class Session(Making):
             try:
                 self.task_ends.check(self, ref, run, mapping.loss)
                 if mapping.loss:
-                    _losses.warn(self, ref, mapping.loss)
+                    losses.warn(self, ref, mapping.loss)
             except (errors.ClamorError, errors.LostBlocksWarning):
                 lease.close()
                 raise
@@ -299,7 +299,7 @@ class Session(Making):
                 "Another version of it, or a private copy, is mapped at its address in this "
                 "process: let go of what came from that first."
             )
-            if _kept.is_kept(client, ref.region):
+            if kept.is_kept(client, ref.region):
                 hint = _KEPT_HINT
             raise errors.AddressClashError(error.message, code=error.code, hint=hint) from error
 
@@ -382,7 +382,7 @@ class Session(Making):
         """Whether its driver ended the session behind this process's back."""
         if self.owner or os.getpid() != self._pid:
             return False
-        return not self.is_here or self.was_told or _starting.find_registry(self.scope) is None
+        return not self.is_here or self.was_told or starting.find_registry(self.scope) is None
 
     def close(self, *, exiting: bool = False) -> None:
         """Ends this process's part. Every address that `get` gave out dies: nobody else gets it
@@ -574,7 +574,7 @@ def _known(scope: str | None) -> Session | None:
 
 def _attach(scope: str | None) -> Session:
     global _sought
-    from clamor_ray._session import spawned as _spawned
+    from clamor_ray._session import spawned
 
     known = _known(scope)
     if known is not None:
@@ -583,14 +583,14 @@ def _attach(scope: str | None) -> Session:
     if session is not None and session._pid != os.getpid():
         _raise_mismatch(scope or "?")
     if not ray.is_initialized():
-        _add(alone := _spawned.session_of(scope, session))
+        _add(alone := spawned.session_of(scope, session))
         return alone
-    _starting.check_not_ray_client()
-    in_worker = _starting.in_worker()
+    starting.check_not_ray_client()
+    in_worker = starting.in_worker()
     if not in_worker and (session is None or not session.is_here):
         raise errors.NotInitializedError("There is no clamor session in this process.")
-    wanted = scope if scope is not None else _starting.find_scope_of_job()
-    registry = _starting.find_registry(wanted) if wanted is not None else None
+    wanted = scope if scope is not None else starting.find_scope_of_job()
+    registry = starting.find_registry(wanted) if wanted is not None else None
     if wanted is None or registry is None:
         if scope is not None:
             _raise_mismatch(scope)
@@ -598,7 +598,7 @@ def _attach(scope: str | None) -> Session:
             _sought = True
             return session
         if _ended:  # of its job, or of another: a replica of Serve is of the controller's job
-            of_job = any(scope.startswith(_starting.job_scope_part()) for scope in _ended)
+            of_job = any(scope.startswith(starting.job_scope_part()) for scope in _ended)
             which = "of this process's job" if of_job else "that this process used"
             raise errors.SessionEndedError(
                 f"The session {which} has ended: its driver has, or called clamor.shutdown().",
@@ -613,7 +613,7 @@ def _attach(scope: str | None) -> Session:
     node_id = ray.get_runtime_context().get_node_id()
     found = Session(wanted, registry, node_id, Config.from_env(), owner=False)
     _add(found)
-    _spawned.announce(node_id, found.config.socket_dir)
+    spawned.announce(node_id, found.config.socket_dir)
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 from clamor_ray import errors
 from clamor_ray._native.client import Client
-from clamor_ray._protocol import names as _names
+from clamor_ray._protocol import names
 from clamor_ray._protocol.config import Config
 from clamor_ray._read.lease import Lease, LeaseTable
 from clamor_ray._session.session import Session
@@ -44,7 +44,7 @@ class SpawnedSession(Session):
     Args:
         scope: of the reference.
         node_id: Ray's hex id of this node.
-        sockets_below: as `_names.server_socket` takes it.
+        sockets_below: as `names.server_socket` takes it.
     """
 
     of_job = False  # nothing is made here
@@ -83,7 +83,7 @@ class SpawnedSession(Session):
     def _connect(self) -> Client:
         try:
             return Client(
-                _names.server_socket(self.scope, self.node_id, self._sockets_below),
+                names.server_socket(self.scope, self.node_id, self._sockets_below),
                 trap=self.config.trap,
                 connect_timeout_s=self.config.connect_timeout_s,
                 reattach_timeout_s=self.config.reattach_s,

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from clamor_ray import errors
-from clamor_ray._protocol import names as _names
+from clamor_ray._protocol import names
 from clamor_ray._protocol.config import Config
 from clamor_ray._version import __version__
 
@@ -51,20 +51,20 @@ def check_not_ray_client() -> None:
 
 def find_registry(scope: str) -> Any | None:
     try:
-        return ray.get_actor(_names.registry_name(scope), namespace=_names.NAMESPACE)
+        return ray.get_actor(names.registry_name(scope), namespace=names.NAMESPACE)
     except ValueError:
         return None
 
 
 def job_scope_part() -> str:
     context = ray.get_runtime_context()
-    return _names.job_part(context.gcs_address, context.get_job_id())
+    return names.job_part(context.gcs_address, context.get_job_id())
 
 
 def find_scope_of_job() -> str | None:
     named = ray.util.list_named_actors(all_namespaces=True)
-    ours = [entry["name"] for entry in named if entry["namespace"] == _names.NAMESPACE]
-    scopes = _names.scopes_of_job(ours, job_scope_part())
+    ours = [entry["name"] for entry in named if entry["namespace"] == names.NAMESPACE]
+    scopes = names.scopes_of_job(ours, job_scope_part())
     return scopes[-1] if scopes else None
 
 
@@ -85,7 +85,7 @@ def start_registry(
     from clamor_ray.actors.registry.registry import create_registry
 
     context = ray.get_runtime_context()
-    scope = _names.new_scope(context.gcs_address, context.get_job_id())
+    scope = names.new_scope(context.gcs_address, context.get_job_id())
     registry = create_registry(
         scope,
         node_id,

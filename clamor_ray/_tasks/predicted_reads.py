@@ -43,7 +43,7 @@ def _harmless(what: str) -> Iterator[None]:
         logger.debug("%s: %r", what, failure)
 
 
-class Replaying:
+class PredictedReads:
     """See the file's head.
 
     Args:

@@ -18,11 +18,11 @@ import ray
 
 from clamor_ray import errors
 from clamor_ray._protocol.config import ReadSets, check_read_sets, read_sets_of_env
-from clamor_ray._read import bad_address as _bad_address
+from clamor_ray._read import bad_address
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._tasks.passing import Passing, is_packed, unpacked
-from clamor_ray._tasks.predicted_reads import Replaying
+from clamor_ray._tasks.predicted_reads import PredictedReads
 from clamor_ray._tasks.read_predictor import Hinted, hinting_of
 
 
@@ -39,7 +39,7 @@ class _Task:
         self._name = name
         self._leases: list[Lease] = []
         self._versions: dict[int, int] = {}
-        self._replaying: Replaying | None = None
+        self._replaying: PredictedReads | None = None
 
     def resolve(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -88,7 +88,7 @@ class _Task:
         kwargs = {name: plain(value) for name, value in kwargs.items()}
         if read_set != "off":
             refs = [value for value in (*args, *kwargs.values()) if isinstance(value, GlobalRef)]
-            self._replaying = Replaying(hints[0], refs)
+            self._replaying = PredictedReads(hints[0], refs)
         return args, kwargs
 
     def finish(self) -> None:
@@ -128,7 +128,7 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
                     async for item in items:
                         yield item
             except OSError as error:
-                _bad_address.explain(error)
+                bad_address.explain(error)
                 raise
             finally:
                 task.finish()
@@ -145,7 +145,7 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
             try:
                 return await function(*args, **kwargs)
             except OSError as error:
-                _bad_address.explain(error)
+                bad_address.explain(error)
                 raise
             finally:
                 task.finish()
@@ -165,7 +165,7 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
                     for item in items:  # noqa: UP028
                         yield item
             except OSError as error:
-                _bad_address.explain(error)
+                bad_address.explain(error)
                 raise
             finally:
                 task.finish()
@@ -179,7 +179,7 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
         try:
             return function(*args, **kwargs)
         except OSError as error:
-            _bad_address.explain(error)
+            bad_address.explain(error)
             raise
         finally:
             task.finish()

@@ -103,7 +103,7 @@ def _blocks_of(runs: Runs) -> BitMap:
     return blocks
 
 
-class Attempt:
+class TaskContext:
     """One attempt's reads and commits. Made by `recording`.
 
     Args:
@@ -252,16 +252,16 @@ class Attempt:
         return set(variables) - self._made
 
 
-_current: Attempt | None = None
+_current: TaskContext | None = None
 
 
-def current() -> Attempt | None:
+def current() -> TaskContext | None:
     """The attempt that runs in this process."""
     return _current
 
 
 @contextlib.contextmanager
-def recording(token: bytes | None, *, read_set: ReadSet = "exact") -> Iterator[Attempt]:
+def recording(token: bytes | None, *, read_set: ReadSet = "exact") -> Iterator[TaskContext]:
     """Records what this process reads and commits in the block. (Clamor section 3.3; issue 5.)
 
     Args:
@@ -282,7 +282,7 @@ def recording(token: bytes | None, *, read_set: ReadSet = "exact") -> Iterator[A
     global _current
     if _current is not None:
         raise ValueError("an attempt is being recorded in this process already")
-    attempt = Attempt(token, read_set)
+    attempt = TaskContext(token, read_set)
     _children.watch()
     _current = attempt  # before the look at what is there: see `_released`
     try:
@@ -295,7 +295,7 @@ def recording(token: bytes | None, *, read_set: ReadSet = "exact") -> Iterator[A
             _current = None
 
 
-def _begin_on_all(attempt: Attempt) -> None:
+def _begin_on_all(attempt: TaskContext) -> None:
     from clamor_ray._read.lease import inline_images
     from clamor_ray._session import session as _session
 

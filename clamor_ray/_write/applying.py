@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from clamor_ray._native import scatter as _native_scatter
+from clamor_ray._native import scatter
 from clamor_ray._native.client import Runs
 from clamor_ray._read.lease import Lease
 from clamor_ray._session.session import Session
@@ -33,11 +33,11 @@ def bring(session: Session, lease: Lease | None, array: Array, ids: Iterable[Any
             runs: Runs = np.array([_blocks(offset_bytes, array.nbytes)], np.uint64)
         else:
             row_bytes = array.nbytes // len(array)
-            runs = _native_scatter.blocks(offset_bytes, row_bytes, len(array), each)
+            runs = scatter.blocks(offset_bytes, row_bytes, len(array), each)
         if runs[:, 1].sum() < FEW_BLOCKS:
             continue
         lease.prefetch(runs, wait=True, timeout_s=session.config.patience_s)
-        _native_scatter.populate(address, runs)
+        scatter.populate(address, runs)
 
 
 def _blocks(offset_bytes: int, n_bytes: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clamor_ray import errors
-from clamor_ray._native import scatter as _native_scatter
+from clamor_ray._native import scatter
 from clamor_ray._read.gather import row_ids
 
 Array = npt.NDArray[Any]
@@ -139,9 +139,9 @@ def apply(array: Array, delta: Delta) -> None:
     """Changes an array by a delta that was checked against its shape and dtype."""
     ufunc, flags = UFUNCS[delta.op], array.flags
     plain = flags.c_contiguous and flags.aligned and flags.writeable
-    if delta.ids is not None and plain and _native_scatter.can(array.dtype):
+    if delta.ids is not None and plain and scatter.can(array.dtype):
         values = np.ascontiguousarray(delta.values)
-        _native_scatter.apply(delta.op, array, delta.ids, values)
+        scatter.apply(delta.op, array, delta.ids, values)
         return
     with np.errstate(all="ignore"):  # overflow wraps, or is infinite; NaN stays
         if delta.ids is None:
@@ -184,8 +184,8 @@ def combine(op: Op, ids: Ids, values: Array) -> Rows:
     """
     if len(ids) and (ids[1:] > ids[:-1]).all():
         return Rows(ids, values)
-    if _native_scatter.can(values.dtype) and values.flags.c_contiguous and values.flags.aligned:
-        return Rows(*_native_scatter.combine(op, ids, values))
+    if scatter.can(values.dtype) and values.flags.c_contiguous and values.flags.aligned:
+        return Rows(*scatter.combine(op, ids, values))
     order = np.argsort(ids, kind="stable")
     ids, values = ids[order], values[order]
     first = np.ones(len(ids), bool)
@@ -245,10 +245,10 @@ def merged(sums: Sequence[Sum]) -> Sum:
 
 def _merged_rows(op: Op, lists: Sequence[Rows]) -> Rows:
     plain = all(each.values.flags.c_contiguous and each.values.flags.aligned for each in lists)
-    if plain and _native_scatter.can(lists[0].values.dtype):
+    if plain and scatter.can(lists[0].values.dtype):
         wide = np.result_type(*(each.ids.dtype for each in lists))  # it may have grown
         ids = [each.ids.astype(wide, copy=False) for each in lists]
-        return Rows(*_native_scatter.merge(op, ids, [each.values for each in lists]))
+        return Rows(*scatter.merge(op, ids, [each.values for each in lists]))
     numbers = np.concatenate([each.ids for each in lists])
     return combine(op, numbers, np.concatenate([each.values for each in lists]))
 

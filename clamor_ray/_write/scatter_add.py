@@ -17,14 +17,14 @@ from clamor_ray import errors
 from clamor_ray._objects.layout import put_together
 from clamor_ray._read.hashmap import HashMap
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import session as _session
-from clamor_ray._tasks import task_context as _attempt
+from clamor_ray._session import session
+from clamor_ray._tasks import task_context
 from clamor_ray._write.applying import bring
 from clamor_ray._write.deltas import Array, Collector, Delta, Layout, apply, sparse
 from clamor_ray._write.deltas import dense as whole
 from clamor_ray._write.retry import pause_s
 from clamor_ray._write.transaction import Transaction, refuse_nested
-from clamor_ray._write.write_targets import Target, target_of
+from clamor_ray._write.write_targets import WriteTarget, write_target_of
 
 FIRST_PAUSE_S: Final = 0.002
 MOST_PAUSE_S: Final = 0.5
@@ -91,10 +91,10 @@ def accumulate(w: Any, dense: Any) -> None:
     _change(w, lambda shape, dtype: whole(shape, dtype, dense))
 
 
-def _target(w: Any) -> Target:
+def _target(w: Any) -> WriteTarget:
     if isinstance(w, HashMap):
         raise TypeError("this is a HashMap, which has no rows: use its own update")
-    target = target_of(w)
+    target = write_target_of(w)
     if target.open_as is not None:
         raise TypeError(f"{type(w).__qualname__} is no array")
     return target
@@ -128,9 +128,9 @@ def _check_whole(w: Any, ref: GlobalRef[Any], layout: Layout) -> None:
 
 def _change(w: Any, make: Make) -> None:
     target = _target(w)
-    attempt = _attempt.current()
+    attempt = task_context.current()
     if attempt is not None and id(target.ref) in attempt.moving:
-        target = Target(target.ref.thawed())
+        target = WriteTarget(target.ref.thawed())
     into = attempt.adds if attempt is not None else None
     if attempt is not None and into is not None and not attempt.has_made(target.ref.region):
         _collect(into, target, w, make)
@@ -138,7 +138,7 @@ def _change(w: Any, make: Make) -> None:
     _check_not_frozen(target.ref)
     if isinstance(w, np.ndarray):
         _check_whole(w, target.ref, _layout_of(target.ref.snapshot()))
-    deadline = time.monotonic() + _session.current(target.ref.scope).config.control_timeout_s
+    deadline = time.monotonic() + session.current(target.ref.scope).config.control_timeout_s
     n_tries = 0
     while True:
         try:
@@ -153,7 +153,7 @@ def _change(w: Any, make: Make) -> None:
         n_tries += 1
 
 
-def _change_once(target: Target, make: Make) -> None:
+def _change_once(target: WriteTarget, make: Make) -> None:
     if not any(n_bytes for _, n_bytes in target.ref.plan.buffers):
         array = _checked_array(target.ref.get(), target.ref)
         make(array.shape, array.dtype)  # an array without elements: only what is wrong can be said
@@ -163,14 +163,14 @@ def _change_once(target: Target, make: Make) -> None:
         array = _checked_array(value, target.ref)
         delta = make(array.shape, array.dtype)
         if delta.values.size:
-            bring(_session.current(target.ref.scope), transaction.lease, array, [delta.ids])
+            bring(session.current(target.ref.scope), transaction.lease, array, [delta.ids])
             apply(array, delta)
 
 
 # ------------------------------------------------------------------ in a stage's tasks
 
 
-def _collect(into: Collector, target: Target, w: Any, make: Make) -> None:
+def _collect(into: Collector, target: WriteTarget, w: Any, make: Make) -> None:
     """Keeps it until the stage ends: see docs/adds.md."""
     ref = target.ref
     ref._check_not_freed()
@@ -191,7 +191,7 @@ def _collect(into: Collector, target: Target, w: Any, make: Make) -> None:
 
 def _layout_at_or_after(at: GlobalRef[Any]) -> Layout:
     """Of its version, or of the newest where that is kept no longer: only what grew differs."""
-    deadline = time.monotonic() + _session.current(at.scope).config.control_timeout_s
+    deadline = time.monotonic() + session.current(at.scope).config.control_timeout_s
     while True:
         try:
             return _layout_of(at)

@@ -8,7 +8,7 @@ A commit whose answer was lost is asked about before anything else is tried: unt
 have happened, and its blocks must stay where they are.
 
 In an attempt of a task that has a token (`_tasks/attempt.py`) each commit carries a write of a
-status word (`clamor_ray/_protocol/idempotency.py`), so that the n-th transaction over the same
+idempotency key (`clamor_ray/_protocol/idempotency.py`), so that the n-th transaction over the same
 variables of all attempts is made once. One that wrote nothing commits its word alone.
 """
 
@@ -35,17 +35,17 @@ from clamor_ray import errors
 from clamor_ray._objects.inplace import check_can_change
 from clamor_ray._objects.layout import BLOCK_BYTES, put_together
 from clamor_ray._objects.memory import COMMIT_HINT, check_room
-from clamor_ray._protocol.idempotency import Name, StatusWord, word_of
+from clamor_ray._protocol.idempotency import IdempotencyKey, Name, key_kept_in
 from clamor_ray._protocol.messages import CommitRequest
-from clamor_ray._read import bad_address as _bad_address
+from clamor_ray._read import bad_address
 from clamor_ray._read.lease import InlineImage, Lease
 from clamor_ray._read.ref import GlobalRef, newest_states
 from clamor_ray._session import session as _session
 from clamor_ray._session.session import Session
-from clamor_ray._tasks import task_context as _attempt
+from clamor_ray._tasks import task_context
 from clamor_ray._write.grow import grown
-from clamor_ray._write.write_set import Change, Part
-from clamor_ray._write.write_targets import Target, target_of
+from clamor_ray._write.write_set import Change, WriteSetEntry
+from clamor_ray._write.write_targets import WriteTarget, write_target_of
 from clamor_ray.actors.recovery.rebuild import runs
 
 ASK_FIRST_BYTES: Final = 8 << 20  # from here on a conflict is asked for before blocks are copied
@@ -91,7 +91,7 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def refuse_nested(targets: list[Target]) -> None:
+def refuse_nested(targets: list[WriteTarget]) -> None:
     seen: set[tuple[str, int]] = set()
     for target in targets:
         if target.key in seen:
@@ -121,7 +121,7 @@ class Transaction:
 
     def __init__(
         self,
-        targets: list[Target],
+        targets: list[WriteTarget],
         *,
         single: bool,
         grow_to: int | None = None,
@@ -134,7 +134,7 @@ class Transaction:
         self._grow_to = grow_to
         self._lost = lost
         self._keys = {target.key for target in targets}
-        self._parts: list[Part] = []
+        self._parts: list[WriteSetEntry] = []
         self._status: _Status = "new"
         self._versions: tuple[int, ...] = ()
         self._session: Session | None = None
@@ -199,7 +199,7 @@ class Transaction:
         values = tuple(part.value for part in parts)
         return values[0] if self._single else values
 
-    def _open(self, session: Session, target: Target, begin: GlobalRef[Any]) -> Part:
+    def _open(self, session: Session, target: WriteTarget, begin: GlobalRef[Any]) -> WriteSetEntry:
         lease: Lease | None = None
         if begin.inline:
             image = InlineImage(begin, writable=True).bytes()
@@ -213,7 +213,7 @@ class Transaction:
             plan = grown(begin, image, self._grow_to)
         raw = put_together(image, plan)
         value = raw if target.open_as is None else target.open_as(raw)
-        part = Part(target, begin, plan, lease, image, raw, value, None)
+        part = WriteSetEntry(target, begin, plan, lease, image, raw, value, None)
         part.look()
         return part
 
@@ -304,7 +304,7 @@ class Transaction:
                 changes.append(Change(part, runs))
             else:
                 _warn_if_rebound(part)
-        attempt = _attempt.current()
+        attempt = task_context.current()
         if attempt is None:
             self._publish_as(session, changes, None)
             return
@@ -328,7 +328,7 @@ class Transaction:
         for attempt in range(MOST_TRIES):
             # Each with an id of its own: an id that was taken for dead can never commit.
             commit_id = secrets.randbits(64) or 1
-            word = () if name is None else (StatusWord(name, commit_id).write(),)
+            word = () if name is None else (IdempotencyKey(name, commit_id).write(),)
             request = CommitRequest(commit_id, (*word, *writes), timeout_s)
             try:
                 if total_bytes > ASK_FIRST_BYTES:
@@ -359,7 +359,7 @@ class Transaction:
         versions: dict[int, int] = {}
         with contextlib.suppress(errors.ClamorError):
             (answer,) = session.call("latest", [status_word])
-            word = word_of(status_word, answer.payload)
+            word = key_kept_in(status_word, answer.payload)
             if word is not None:
                 versions = dict(session.call("outcome", word.commit_id))
         ended = []
@@ -493,13 +493,13 @@ class Transaction:
     ) -> None:
         if kind is not None:
             if error is not None:
-                _bad_address.explain(error)
+                bad_address.explain(error)
             self.abort()
         elif self._status == "open":
             self.commit()
 
 
-def _warn_if_rebound(part: Part) -> None:
+def _warn_if_rebound(part: WriteSetEntry) -> None:
     """`x = x + 1` leaves `x` as it was, and nobody holds it any more."""
     if part.target.open_as is not None:
         return
@@ -578,7 +578,7 @@ def update(variable: Any, *, grow_to: int | None = None, lost: int | None = None
         >>> ref.version                     # doctest: +SKIP
         1
     """
-    return Transaction([target_of(variable)], single=True, grow_to=grow_to, lost=lost)
+    return Transaction([write_target_of(variable)], single=True, grow_to=grow_to, lost=lost)
 
 
 def transaction(*variables: Any) -> Transaction:
@@ -601,4 +601,4 @@ def transaction(*variables: Any) -> Transaction:
     """
     if not variables:
         raise ValueError("a transaction is over at least one variable")
-    return Transaction([target_of(variable) for variable in variables], single=False)
+    return Transaction([write_target_of(variable) for variable in variables], single=False)

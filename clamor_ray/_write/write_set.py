@@ -16,11 +16,11 @@ from clamor_ray._protocol.messages import Write
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef, State
 from clamor_ray._session.session import Session
-from clamor_ray._write.write_targets import Target
+from clamor_ray._write.write_targets import WriteTarget
 
 
 @dataclass
-class Part:
+class WriteSetEntry:
     """One variable while its transaction is open.
 
     Args:
@@ -34,7 +34,7 @@ class Part:
         before: what `raw` looked like, or None where nobody looks again.
     """
 
-    target: Target
+    target: WriteTarget
     begin: GlobalRef[Any]
     plan: Plan
     lease: Lease | None
@@ -78,7 +78,7 @@ class Part:
 class Change:
     """What one part brings to a commit."""
 
-    part: Part
+    part: WriteSetEntry
     runs: Runs
 
     @property

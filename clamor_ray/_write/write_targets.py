@@ -13,14 +13,14 @@ from clamor_ray._objects.inplace import address_of
 from clamor_ray._objects.layout import dump
 from clamor_ray._read.lease import Leased, inline_images
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import session as _session
+from clamor_ray._session import session
 
 # Never taken apart to find out whether their parts are global: it may take minutes.
 _PLAIN = (int, float, complex, bool, str, bytes, bytearray, type(None))
 
 
 @dataclass(frozen=True)
-class Target:
+class WriteTarget:
     """One variable of a transaction.
 
     Args:
@@ -39,7 +39,7 @@ class Target:
         return self.ref.scope, self.ref.region
 
 
-def target_of(value: Any) -> Target:
+def write_target_of(value: Any) -> WriteTarget:
     """Finds the variable behind what a user passed.
 
     Raises:
@@ -47,19 +47,19 @@ def target_of(value: Any) -> Target:
         ValueError: It is a part of one.
     """
     if isinstance(value, GlobalRef):
-        return Target(value)
+        return WriteTarget(value)
     ref_of = getattr(type(value), "__clamor_ref__", None)
     if ref_of is not None:
-        return Target(ref_of(value), value.__clamor_open__)
+        return WriteTarget(ref_of(value), value.__clamor_open__)
     return _target_of_object(value)
 
 
 def _look_up(address: int) -> Leased | None:
-    found = _session.at_address(address)
+    found = session.at_address(address)
     return inline_images.at(address) if found is None else found[1]
 
 
-def _target_of_object(obj: Any) -> Target:
+def _target_of_object(obj: Any) -> WriteTarget:
     name = f"{type(obj).__module__}.{type(obj).__qualname__}".removeprefix("builtins.")
     unknown = TypeError(
         f"this {name} is no global variable: pass a GlobalRef, or the object that "
@@ -88,4 +88,4 @@ def _target_of_object(obj: Any) -> Target:
             "object that the part was taken from, or the reference"
         )
     private = f"this {name} is a private copy of {snapshot!r}" if leased.writable else ""
-    return Target(snapshot.thawed(), private=private)
+    return WriteTarget(snapshot.thawed(), private=private)

@@ -35,17 +35,17 @@ static void note_outage(pc_client *client)
 static _Noreturn void die(const struct pc__ctl_open *mapping, uint64_t address, const char *cause,
                           const char *detail)
 {
-    struct pc__line line = {.used = 0};
-    pc__say_text(&line, "clamor: ");
-    pc__say_block(&line, mapping->region, mapping->version,
+    struct pc__siglog line = {.used = 0};
+    pc__siglog_text(&line, "clamor: ");
+    pc__siglog_block(&line, mapping->region, mapping->version,
                   (address - mapping->address) >> PC_BLOCK_SHIFT);
-    pc__say_text(&line, " (address ");
-    pc__say_hex(&line, address);
-    pc__say_text(&line, ") cannot be read: ");
-    pc__say_text(&line, cause);
-    pc__say_text(&line, detail);
-    pc__say_text(&line, "; this process ends");
-    pc__say_and_exit(&line);
+    pc__siglog_text(&line, " (address ");
+    pc__siglog_hex(&line, address);
+    pc__siglog_text(&line, ") cannot be read: ");
+    pc__siglog_text(&line, cause);
+    pc__siglog_text(&line, detail);
+    pc__siglog_text(&line, "; this process ends");
+    pc__siglog_and_exit(&line);
 }
 
 void pc__attach_check_stuck(pc_client *client)
@@ -105,7 +105,7 @@ static int snapshot(pc_client *client, struct pc__ctl_open **out, size_t *n_out)
 {
     size_t n = 0;
     pthread_mutex_lock(&client->lock);
-    pc__rest_end_all(client, 0); /* else one that is refused would end the process */
+    pc__idle_end_all(client, 0); /* else one that is refused would end the process */
     pc__outbox_clear(client);
     for (struct pc__mapping *mapping = client->mappings; mapping; mapping = mapping->next) {
         n += mapping->is_leased;

@@ -32,7 +32,7 @@ static void let_go(pc_client *client, const struct pc__ctl_message *message)
     memcpy(&body, message->body, sizeof body);
     if (!body.region)
         return;
-    pc__rest_end_all(client, body.region);
+    pc__idle_end_all(client, body.region);
     for (struct pc__mapping *mapping = client->mappings; mapping; mapping = mapping->next)
         if (mapping->region == body.region)
             mapping->loss = (uint32_t)body.loss;
@@ -130,7 +130,7 @@ static bool lose(pc_client *client, uint64_t since_ns)
         client->socket = -1;
         client->trap.ops->lost(&client->trap, since_ns);
         pc__call_drop_all(client);
-        pc__rest_end_all(client, 0); /* what is mapped next is asked for: the session may be over */
+        pc__idle_end_all(client, 0); /* what is mapped next is asked for: the session may be over */
     }
     pthread_mutex_unlock(&client->lock);
     return !is_closing;
@@ -148,7 +148,7 @@ static void *watch(void *arg)
         struct pollfd fds[2] = {
             {.fd = client->socket, .events = client->outbox ? POLLIN | POLLOUT : POLLIN},
             {.fd = client->nudge_fd, .events = POLLIN}};
-        int wait_ms = is_closing ? 0 : attend(client), look_ms = pc__rest_look(client);
+        int wait_ms = is_closing ? 0 : attend(client), look_ms = pc__idle_look(client);
         if (look_ms >= 0 && (wait_ms < 0 || look_ms < wait_ms))
             wait_ms = look_ms;
         pthread_mutex_unlock(&client->lock);
@@ -259,15 +259,15 @@ PC_API int pc_client_open(const struct pc_client_options *options, pc_client **o
     if (!rc)
         rc = pc__conn_hello(&patience, &client->socket);
     /* In every mode: the handler also names addresses that this process does not have. */
-    if (!rc && pc__clients_install())
+    if (!rc && pc__sessions_install())
         rc = pc__fail(PC_ERR_NO_TRAP, "this process's SIGSEGV handler cannot be replaced");
     if (!rc) {
         client->state = PC__CONN_UP;
         client->epoch = 1;
-        pc__clients_add(client);
+        pc__sessions_add(client);
         rc = pc__watch_start(client);
         if (rc)
-            pc__clients_remove(client);
+            pc__sessions_remove(client);
     }
     if (rc)
         free_client(client);
@@ -357,7 +357,7 @@ static void leave(const pc_client *client)
 
 PC_API int pc_client_close(pc_client *client)
 {
-    pc__clients_remove(client);
+    pc__sessions_remove(client);
     (void)pc_client_shut(client);
     /* Whoever waits in a call sees the state and leaves. */
     pthread_mutex_lock(&client->lock);

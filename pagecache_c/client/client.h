@@ -71,7 +71,7 @@ struct pc__mapping {
     uint64_t id, region, version, inode;
     uint32_t loss;                   /* of blocks of the region: its number, as the server said last */
     uint64_t users;                  /* maps and running calls; 0: goes away */
-    uint64_t rests_since_ns;         /* nobody uses it (idle_mappings.c); 0: somebody does */
+    uint64_t unused_since_ns;         /* nobody uses it (idle_mappings.c); 0: somebody does */
     uint64_t readers;                /* read sets being taken: entries are dropped at 0 -> 1 */
     enum pc__mapping_state state;
     int error;                       /* OPENING: why re-attaching it failed */
@@ -138,7 +138,7 @@ struct pc_client {
     struct pc__call *calls;
     struct pc__outgoing *outbox, **outbox_end; /* what the socket had no room for */
     struct pc__mapping *mappings;
-    uint64_t n_resting, looks_at_ns; /* idle_mappings.c; 0: there is nothing to look at */
+    uint64_t n_idle, looks_at_ns; /* idle_mappings.c; 0: there is nothing to look at */
     struct pc__mapping *by_id[PC__MAPPING_BUCKETS];
     struct pc__mapping *by_region[PC__MAPPING_BUCKETS];
     uint8_t task[PC_TASK_BYTES];    /* that runs; zeros: none */
@@ -268,10 +268,10 @@ int pc__mapping_use(pc_client *client, uint64_t id, struct pc__mapping **out);
 /* idle_mappings.c, all under lock. ended: of one that is used again, or taken down. end_all: of a
  * region, or of all (0). look: ends those that have rested; returns how long poll() may wait, -1
  * for ever. */
-void pc__rest_ended(pc_client *client, struct pc__mapping *mapping);
-void pc__rest_end_all(pc_client *client, uint64_t region);
-int pc__rest_look(pc_client *client);
-extern uint64_t pc__rest_ns;
+void pc__idle_ended(pc_client *client, struct pc__mapping *mapping);
+void pc__idle_end_all(pc_client *client, uint64_t region);
+int pc__idle_look(pc_client *client);
+extern uint64_t pc__idle_ns;
 void pc__mapping_take_down(pc_client *client, struct pc__mapping *mapping);
 void pc__mapping_describe(const struct pc__mapping *mapping, struct pc__ctl_open *out);
 /* Addresses without access: the region's own, or others where mapping.c says so. */
@@ -320,10 +320,10 @@ int pc__attach_ended(pc_client *client);
 void pc__attach_check_stuck(pc_client *client);
 
 /* forked.c */
-void pc__clients_add(pc_client *client);
-void pc__clients_remove(pc_client *client);
+void pc__sessions_add(pc_client *client);
+void pc__sessions_remove(pc_client *client);
 /* The signal handler; several clients may be opened at once. */
-int pc__clients_install(void);
+int pc__sessions_install(void);
 
 /* ended.c. keep: under lock, in close: what is still used stays as a guard; take_down follows. */
 void pc__ended_keep(struct pc_client *client, struct pc__mapping *mapping);

@@ -233,19 +233,19 @@ _Noreturn void pc__conn_failed(pc_client *client, int fd, const struct pc__ctl_m
     memcpy(&fail, message->body, sizeof fail);
     fail.cause[sizeof fail.cause - 1] = '\0';
     say_last_words(client, fd, &fail);
-    struct pc__line line = {.used = 0};
-    pc__say_text(&line, "clamor: ");
-    pc__say_block(&line, fail.region, fail.version, fail.block);
-    pc__say_text(&line, " cannot be read from server ");
-    pc__say_hex(&line, fail.server_id);
-    pc__say_text(&line, ": ");
-    pc__say_text(&line, pc_strerror(fail.error));
+    struct pc__siglog line = {.used = 0};
+    pc__siglog_text(&line, "clamor: ");
+    pc__siglog_block(&line, fail.region, fail.version, fail.block);
+    pc__siglog_text(&line, " cannot be read from server ");
+    pc__siglog_hex(&line, fail.server_id);
+    pc__siglog_text(&line, ": ");
+    pc__siglog_text(&line, pc_strerror(fail.error));
     if (fail.cause[0] && strcmp(fail.cause, pc_strerror(fail.error))) {
-        pc__say_text(&line, ": ");
-        pc__say_text(&line, fail.cause);
+        pc__siglog_text(&line, ": ");
+        pc__siglog_text(&line, fail.cause);
     }
-    pc__say_text(&line, "; this process ends");
-    pc__say_and_exit(&line);
+    pc__siglog_text(&line, "; this process ends");
+    pc__siglog_and_exit(&line);
 }
 
 void pc__call_take(struct pc__call *call, struct pc__packet *packet)

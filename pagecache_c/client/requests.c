@@ -93,7 +93,7 @@ PC_API int pc_client_retire(pc_client *client, uint64_t region, int alone,
         pc__fds_close(call.fds, &call.n_fds);
     /* What rests would be mapped again without a word to the server, whose LET_GO is on its way. */
     pthread_mutex_lock(&client->lock);
-    pc__rest_end_all(client, region);
+    pc__idle_end_all(client, region);
     pthread_mutex_unlock(&client->lock);
     pc__leave(client);
     return rc;

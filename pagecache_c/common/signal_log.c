@@ -3,13 +3,13 @@
 
 #include <unistd.h>
 
-void pc__say_text(struct pc__line *line, const char *text)
+void pc__siglog_text(struct pc__siglog *line, const char *text)
 {
     while (*text && line->used < sizeof line->text - 1)
         line->text[line->used++] = *text++;
 }
 
-static void say_in_base(struct pc__line *line, uint64_t number, unsigned base)
+static void say_in_base(struct pc__siglog *line, uint64_t number, unsigned base)
 {
     char digits[24];
     size_t at = sizeof digits;
@@ -18,31 +18,31 @@ static void say_in_base(struct pc__line *line, uint64_t number, unsigned base)
         digits[--at] = "0123456789abcdef"[number % base];
         number /= base;
     } while (number);
-    pc__say_text(line, &digits[at]);
+    pc__siglog_text(line, &digits[at]);
 }
 
-void pc__say_number(struct pc__line *line, uint64_t number)
+void pc__siglog_number(struct pc__siglog *line, uint64_t number)
 {
     say_in_base(line, number, 10);
 }
 
-void pc__say_hex(struct pc__line *line, uint64_t number)
+void pc__siglog_hex(struct pc__siglog *line, uint64_t number)
 {
-    pc__say_text(line, "0x");
+    pc__siglog_text(line, "0x");
     say_in_base(line, number, 16);
 }
 
-void pc__say_block(struct pc__line *line, uint64_t region, uint64_t version, uint64_t block)
+void pc__siglog_block(struct pc__siglog *line, uint64_t region, uint64_t version, uint64_t block)
 {
-    pc__say_text(line, "region ");
-    pc__say_number(line, region);
-    pc__say_text(line, " version ");
-    pc__say_number(line, version);
-    pc__say_text(line, " block ");
-    pc__say_number(line, block);
+    pc__siglog_text(line, "region ");
+    pc__siglog_number(line, region);
+    pc__siglog_text(line, " version ");
+    pc__siglog_number(line, version);
+    pc__siglog_text(line, " block ");
+    pc__siglog_number(line, block);
 }
 
-void pc__say_out(struct pc__line *line)
+void pc__siglog_write(struct pc__siglog *line)
 {
     line->text[line->used++] = '\n';
     size_t done = 0;
@@ -54,8 +54,8 @@ void pc__say_out(struct pc__line *line)
     }
 }
 
-_Noreturn void pc__say_and_exit(struct pc__line *line)
+_Noreturn void pc__siglog_and_exit(struct pc__siglog *line)
 {
-    pc__say_out(line);
+    pc__siglog_write(line);
     _exit(PC__EXIT_NO_DATA);
 }

@@ -2,8 +2,8 @@
  *
  * Async-signal-safe: no allocation, no stdio, no lock. A line that is too long is cut.
  */
-#ifndef PC_SAY_H
-#define PC_SAY_H
+#ifndef PC_SIGNAL_LOG_H
+#define PC_SIGNAL_LOG_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -12,18 +12,18 @@
  * and runs the work again elsewhere. */
 #define PC__EXIT_NO_DATA 70
 
-struct pc__line {
+struct pc__siglog {
     size_t used;
     char text[640];
 };
 
-void pc__say_text(struct pc__line *line, const char *text);
-void pc__say_number(struct pc__line *line, uint64_t number);
-void pc__say_hex(struct pc__line *line, uint64_t number);
+void pc__siglog_text(struct pc__siglog *line, const char *text);
+void pc__siglog_number(struct pc__siglog *line, uint64_t number);
+void pc__siglog_hex(struct pc__siglog *line, uint64_t number);
 /* "region R version V block B" */
-void pc__say_block(struct pc__line *line, uint64_t region, uint64_t version, uint64_t block);
+void pc__siglog_block(struct pc__siglog *line, uint64_t region, uint64_t version, uint64_t block);
 /* Writes the line to stderr with one write(2). */
-void pc__say_out(struct pc__line *line);
-_Noreturn void pc__say_and_exit(struct pc__line *line);
+void pc__siglog_write(struct pc__siglog *line);
+_Noreturn void pc__siglog_and_exit(struct pc__siglog *line);
 
 #endif

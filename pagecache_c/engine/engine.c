@@ -326,7 +326,7 @@ fail:
 
 PC_API int pc_engine_end(pc_engine *engine)
 {
-    pc__clients_ended(engine);
+    pc__sessions_ended(engine);
     return PC_OK;
 }
 
@@ -536,7 +536,7 @@ PC_API int pc_engine_retire(pc_engine *engine, uint64_t id, int force)
     region->state = PC__REGION_RETIRED;
     pthread_mutex_unlock(&region->lock);
     pc__retained_forget(engine, id);
-    pc__clients_let_go(engine, id);
+    pc__sessions_let_go(engine, id);
     pc__region_release(engine, region, PC_ERR_NO_REGION, 0, false);
     if (force)
         pc__region_forget(engine, region);

@@ -49,9 +49,9 @@
 #include <stddef.h>
 
 struct pc__loop;
-struct pc__client;
+struct pc__session;
 struct pc__region;
-struct pc__mapping;
+struct pc__session_map;
 struct pc__pull;
 struct pc__part;
 struct pc__gather;
@@ -181,7 +181,7 @@ struct pc__region {
     struct pc__home *home;
     struct pc__home *prepared;     /* to be the home once the registry has it so (rebuild.c); or NULL */
     bool prepared_sealed;          /* all of it is there */
-    struct pc__pages *pages;       /* how much a fault fetches, once there was one; or NULL */
+    struct pc__readahead *pages;       /* how much a fault fetches, once there was one; or NULL */
     struct pc__link generations;
     uint64_t mappings;
     struct pc__changes changes;    /* the last answer */
@@ -200,7 +200,7 @@ struct pc__region {
 /* A thread that is stopped at an absent block. */
 struct pc__waiter {
     struct pc__link link;
-    struct pc__client *client;
+    struct pc__session *client;
     uint64_t mapping_id;
     uint64_t mapping_address;
     uint64_t block;
@@ -210,7 +210,7 @@ struct pc__waiter {
 /* A prefetch that somebody waits for: done when none of its blocks is absent. */
 struct pc__job {
     struct pc__link link;
-    struct pc__client *client;     /* NULL: a layer is pulled */
+    struct pc__session *client;     /* NULL: a layer is pulled */
     struct pc__pull *pull;         /* then */
     struct pc__part *part;         /* of a gather, that waits for it; or NULL */
     uint64_t mapping_id;
@@ -472,7 +472,7 @@ struct pc_engine {
 
 /* --------------------------------------------------------------- clients */
 
-struct pc__mapping {
+struct pc__session_map {
     uint64_t id, address, length_bytes, version;
     struct pc__region *region;     /* +1 ref */
     struct pc__generation *generation; /* +1 ref */
@@ -485,7 +485,7 @@ struct pc__mapping {
     struct pc__recorder *recorder; /* of what is evicted while it takes a read set, or NULL */
     struct pc__streams streams;
 };
-struct pc__client {
+struct pc__session {
     struct pc__link link;
     struct pc__loop *loop;
     uint64_t id;
@@ -506,12 +506,12 @@ struct pc__client {
     struct pc__link gathers, areas; /* struct pc__part, pc__area (gather.c) */
     uint64_t areas_by_ns;          /* when to look for areas that are not used; 0: there are none */
     struct pc__window_owner *window_owner; /* of the page */
-    struct pc__mapping *mappings;  /* sorted by address */
+    struct pc__session_map *mappings;  /* sorted by address */
     size_t n_mappings, mappings_capacity;
     unsigned n_opening;            /* OPENs that wait for Python or the worker, at most */
     uint64_t *given_up;            /* mappings among those whose CLOSE has come already */
     size_t n_given_up, given_up_capacity;
-    struct pc__client *grave_next;
+    struct pc__session *grave_next;
 };
 
 /* A client of a process over all of its connections. leases.lock; number and process never change. */

@@ -166,7 +166,7 @@ void pc__layer_drop_staged(struct pc_engine *engine, uint64_t region, uint64_t c
 /* Who staged them has ended: their outcome is asked for. */
 void pc__layers_orphan(struct pc_engine *engine, uint64_t owner);
 /* Of what a client stages. */
-static inline uint64_t pc__layer_owner(const struct pc__client *client)
+static inline uint64_t pc__layer_owner(const struct pc__session *client)
 {
     return client->lessee ? client->lessee->number : client->id;
 }
@@ -203,12 +203,12 @@ void pc__fill_answer_slot(const struct pc__generation *generation, const struct 
                           int status);
 
 /* fault.c */
-void pc__fault(struct pc__loop *loop, struct pc__client *client, uint64_t address, int slot);
-void pc__fault_read_uffd(struct pc__loop *loop, struct pc__client *client);
-void pc__fault_read_slots(struct pc__loop *loop, struct pc__client *client);
+void pc__fault(struct pc__loop *loop, struct pc__session *client, uint64_t address, int slot);
+void pc__fault_read_uffd(struct pc__loop *loop, struct pc__session *client);
+void pc__fault_read_slots(struct pc__loop *loop, struct pc__session *client);
 /* A mapping was attached again: who was stopped in it under the last server is taken up. */
-void pc__fault_attached(struct pc__client *client, uint64_t address, uint64_t length_bytes);
-void pc__fault_check_stray(struct pc__client *client, uint64_t now_ns);
+void pc__fault_attached(struct pc__session *client, uint64_t address, uint64_t length_bytes);
+void pc__fault_check_stray(struct pc__session *client, uint64_t now_ns);
 
 /* batch.c */
 /* Takes absent blocks of [first, first + n) that nobody is fetching yet, marks them in flight,
@@ -317,29 +317,29 @@ void pc__served_check(struct pc__loop *loop, uint64_t now_ns);
 void pc__served_close_all(struct pc__loop *loop);
 
 /* control.c */
-void pc__client_accept(struct pc__loop *loop, int listen_fd);
-void pc__client_event(struct pc__loop *loop, struct pc__client *client, uint32_t events);
-uint64_t pc__clients_deadline(struct pc__loop *loop);
-void pc__clients_check(struct pc__loop *loop, uint64_t now_ns);
-void pc__clients_close(struct pc__loop *loop);
-void pc__client_reply(struct pc__client *client, const struct pc__ctl_message *message, int status);
+void pc__session_accept(struct pc__loop *loop, int listen_fd);
+void pc__session_event(struct pc__loop *loop, struct pc__session *client, uint32_t events);
+uint64_t pc__sessions_deadline(struct pc__loop *loop);
+void pc__sessions_check(struct pc__loop *loop, uint64_t now_ns);
+void pc__sessions_close(struct pc__loop *loop);
+void pc__session_reply(struct pc__session *client, const struct pc__ctl_message *message, int status);
 
 /* control_open.c: leases, which are mappings. */
-void pc__client_open(struct pc__client *client, const struct pc__ctl_message *message, bool attach);
-void pc__client_retry_open(struct pc__loop *loop, struct pc__mail *mail);
-int pc__client_close_mapping(struct pc__client *client, const struct pc__ctl_message *message);
+void pc__session_open(struct pc__session *client, const struct pc__ctl_message *message, bool attach);
+void pc__session_retry_open(struct pc__loop *loop, struct pc__mail *mail);
+int pc__session_close_mapping(struct pc__session *client, const struct pc__ctl_message *message);
 /* was_lost: with the connection, and its process may go on reading: the lease is kept (leases.c). */
-void pc__client_drop_mapping(struct pc__client *client, struct pc__mapping *mapping, bool was_lost);
+void pc__session_drop_mapping(struct pc__session *client, struct pc__session_map *mapping, bool was_lost);
 /* A lease is over. Under region.lock: it counts no more; put: then, without it, its references go. */
 void pc__lease_end(struct pc_engine *engine, struct pc__region *region,
                    struct pc__generation *generation, uint64_t version, bool follows);
 void pc__lease_put(struct pc_engine *engine, struct pc__region *region,
                    struct pc__generation *generation);
-struct pc__mapping *pc__client_mapping_at(struct pc__client *client, uint64_t address);
-struct pc__mapping *pc__client_mapping(struct pc__client *client, uint64_t id);
+struct pc__session_map *pc__session_mapping_at(struct pc__session *client, uint64_t address);
+struct pc__session_map *pc__session_mapping(struct pc__session *client, uint64_t id);
 /* Tells clients that map the region to close what they keep for the next who asks. Any thread. */
-void pc__clients_let_go(struct pc_engine *engine, uint64_t id); /* takes engine.lock, region.lock */
-void pc__clients_ended(struct pc_engine *engine);
+void pc__sessions_let_go(struct pc_engine *engine, uint64_t id); /* takes engine.lock, region.lock */
+void pc__sessions_ended(struct pc_engine *engine);
 
 /* leases.c: leases of processes whose connection has ended. */
 void pc__leases_open(struct pc_engine *engine);
@@ -352,30 +352,30 @@ bool pc__leases_know(struct pc_engine *engine, pid_t pid);
 void pc__lessee_leave(struct pc_engine *engine, struct pc__lessee *lessee, bool goes_on);
 /* Under region.lock, of a connection that ends: its lease, with its references and its count, goes on
  * as an orphan. False: a newer connection has it. */
-bool pc__lease_keep(struct pc_engine *engine, const struct pc__client *client,
-                    struct pc__mapping *mapping);
+bool pc__lease_keep(struct pc_engine *engine, const struct pc__session *client,
+                    struct pc__session_map *mapping);
 /* What it has leased on connections before this one is over. */
 void pc__lessee_attached(struct pc_engine *engine, struct pc__lessee *lessee, uint64_t client_id);
 uint64_t pc__leases_deadline(struct pc_engine *engine);
 void pc__leases_check(struct pc_engine *engine, uint64_t now_ns); /* ends what nobody can read any more */
 
 /* control_build.c: regions that are made here, and layers. */
-void pc__client_create(struct pc__client *client, const struct pc__ctl_message *message);
-void pc__client_seal(struct pc__client *client, const struct pc__ctl_message *message);
-void pc__client_abandon(struct pc__client *client, const struct pc__ctl_message *message);
-void pc__client_abandon_all(struct pc__client *client);
+void pc__session_create(struct pc__session *client, const struct pc__ctl_message *message);
+void pc__session_seal(struct pc__session *client, const struct pc__ctl_message *message);
+void pc__session_abandon(struct pc__session *client, const struct pc__ctl_message *message);
+void pc__session_abandon_all(struct pc__session *client);
 /* Takes fds[0] (sets it to -1). */
-void pc__client_stage(struct pc__client *client, const struct pc__ctl_message *message, int *fds,
+void pc__session_stage(struct pc__session *client, const struct pc__ctl_message *message, int *fds,
                       int n_fds);
-void pc__client_resolve(struct pc__client *client, const struct pc__ctl_message *message);
+void pc__session_resolve(struct pc__session *client, const struct pc__ctl_message *message);
 /* Replies to a STAGE, or waits until the region's home, if it is here, has applied enough. */
-void pc__client_staged(struct pc__client *client, uint32_t request_id, uint64_t region);
+void pc__session_staged(struct pc__session *client, uint32_t request_id, uint64_t region);
 /* What the mapping wrote is the next version. Under region.lock. */
-bool pc__mapping_follows(struct pc__mapping *mapping);
+bool pc__mapping_follows(struct pc__session_map *mapping);
 /* retire.c: a region is freed. tells: whether the server is one that is to be told, and was not yet.
  * looked: one loop more has looked for connections to those. take: what a home says to us; the answer
  * is a header, and its bytes are returned. */
-void pc__client_retire(struct pc__client *client, const struct pc__ctl_message *message);
+void pc__session_retire(struct pc__session *client, const struct pc__ctl_message *message);
 bool pc__retire_tells(struct pc_engine *engine, uint32_t id, uint64_t server_id);
 void pc__retire_looked(struct pc_engine *engine, uint32_t id);
 void pc__retired(struct pc_engine *engine, uint64_t server_id, uint32_t id, int status);
@@ -383,20 +383,20 @@ size_t pc__retire_take(struct pc__peer *peer, const struct pc__data_header *head
 void pc__retiring_open(struct pc_engine *engine);
 void pc__retiring_close(struct pc_engine *engine);
 /* control_runs.c: prefetches and read sets. */
-void pc__client_prefetch(struct pc__client *client, const struct pc__ctl_message *message);
-void pc__client_reads(struct pc__client *client, const struct pc__ctl_message *message);
+void pc__session_prefetch(struct pc__session *client, const struct pc__ctl_message *message);
+void pc__session_reads(struct pc__session *client, const struct pc__ctl_message *message);
 /* evicted.c: what goes while processes take read sets. note, free: under region.lock. */
 struct pc__recorder;
 void pc__recorders_note(struct pc__generation *generation, uint64_t chunk, uint32_t mask);
 void pc__recorder_free(struct pc__recorder *recorder); /* or NULL */
-void pc__client_evicted(struct pc__client *client, const struct pc__ctl_message *message);
+void pc__session_evicted(struct pc__session *client, const struct pc__ctl_message *message);
 /* gather.c */
-void pc__client_gather(struct pc__client *client, const struct pc__ctl_message *message, int n_fds,
+void pc__session_gather(struct pc__session *client, const struct pc__ctl_message *message, int n_fds,
                        const int *fds);
 /* The client is being closed, and its mappings are gone. */
-void pc__client_gathers_end(struct pc__client *client);
+void pc__session_gathers_end(struct pc__session *client);
 /* Unmaps what no gather has used for a while. */
-void pc__client_check_areas(struct pc__client *client, uint64_t now_ns);
+void pc__session_check_areas(struct pc__session *client, uint64_t now_ns);
 /* The job of its blocks is done, or failed for want of that server. Under region.lock. */
 void pc__part_blocks_done(struct pc__part *part, int status, uint64_t server_id);
 void pc__rents_free(struct pc__rents *rents);
@@ -418,7 +418,7 @@ uint8_t *pc__rows_take_buffer(struct pc__loop *loop);
 void pc__rows_give_buffer(struct pc__loop *loop, uint8_t *buffer);
 void pc__rows_free_buffers(struct pc__loop *loop);
 /* One packet to the client; never blocks. Any thread that knows the client to be open may send. */
-void pc__client_send(struct pc__client *client, enum pc__ctl_type type, uint32_t request_id,
+void pc__session_send(struct pc__session *client, enum pc__ctl_type type, uint32_t request_id,
                      int status, const void *body, size_t body_bytes, int fd);
 
 /* loop.c */

@@ -99,10 +99,10 @@ static void dispatch(struct pc__loop *loop, struct pc__watch *watch, uint32_t ev
         read_mail(loop);
         break;
     case PC__WATCH_LISTEN:
-        pc__client_accept(loop, watch->fd);
+        pc__session_accept(loop, watch->fd);
         break;
     case PC__WATCH_CLIENT:
-        pc__client_event(loop, watch->owner, events);
+        pc__session_event(loop, watch->owner, events);
         break;
     case PC__WATCH_UFFD:
         pc__fault_read_uffd(loop, watch->owner);
@@ -130,7 +130,7 @@ static int sleep_ms(struct pc__loop *loop)
     deadline = other < deadline ? other : deadline;
     other = pc__leases_deadline(loop->engine);
     deadline = other < deadline ? other : deadline;
-    other = pc__clients_deadline(loop);
+    other = pc__sessions_deadline(loop);
     deadline = other < deadline ? other : deadline;
     if (deadline == UINT64_MAX)
         return -1;
@@ -162,13 +162,13 @@ static void *run(void *arg)
         uint64_t now = pc__now_ns();
         pc__peers_check(loop, now);
         pc__served_check(loop, now);
-        pc__clients_check(loop, now);
+        pc__sessions_check(loop, now);
         pc__leases_check(loop->engine, now);
         pc__settle_check(loop, now);
         pc__layers_check(loop, now);
         bury(loop);
     }
-    pc__clients_close(loop);
+    pc__sessions_close(loop);
     pc__peers_close(loop);
     pc__served_close_all(loop);
     return NULL;

@@ -85,7 +85,7 @@ void pc__history_close(struct pc__history *history)
 
 /* --------------------------------------------------------------- segments */
 
-void pc__history_keep(const struct pc__history *history, const struct pc__store *store)
+void pc__history_keep(const struct pc__history *history, const struct pc__segment_store *store)
 {
     if (history->options.keep)
         history->options.keep(history->options.arg, store->fd, store->inode,
@@ -98,7 +98,7 @@ void pc__history_unkeep(const struct pc__history *history, uint64_t inode, bool 
         history->options.drop(history->options.arg, inode, is_disk);
 }
 
-struct pc__history_segment *pc__segment_new(struct pc__store *store)
+struct pc__history_segment *pc__segment_new(struct pc__segment_store *store)
 {
     struct pc__history_segment *segment = calloc(1, sizeof *segment);
     if (!segment) {
@@ -248,7 +248,7 @@ int pc__history_read(struct pc__history *history, uint64_t region, uint64_t vers
                      uint64_t before, uint64_t block, uint8_t *out)
 {
     struct pc__record *const *records = NULL;
-    struct pc__store *store = NULL;
+    struct pc__segment_store *store = NULL;
     uint64_t n, offset = 0;
 
     pthread_mutex_lock(&history->lock);
@@ -271,7 +271,7 @@ int64_t pc__history_read_many(struct pc__history *history, uint64_t region, uint
                               uint64_t *found)
 {
     struct place {
-        struct pc__store *store;
+        struct pc__segment_store *store;
         uint64_t offset;
     } *places = calloc(n, sizeof *places);
     struct pc__record *const *records = NULL;

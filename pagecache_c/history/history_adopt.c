@@ -15,7 +15,7 @@ int pc__history_adopt(struct pc__history *history, int fd)
 {
     uint64_t inode;
     int rc;
-    struct pc__store *store = pc__store_adopt(fd, &inode, &rc);
+    struct pc__segment_store *store = pc__store_adopt(fd, &inode, &rc);
     if (!store) {
         if (rc == PC_ERR_PROTOCOL)
             pc__history_unkeep(history, inode, false);
@@ -42,8 +42,8 @@ int pc__history_adopt(struct pc__history *history, int fd)
 /* Older first; of two with one number the one on disk. */
 static int compare(const void *left, const void *right)
 {
-    const struct pc__store *a = (*(struct pc__history_segment *const *)left)->store;
-    const struct pc__store *b = (*(struct pc__history_segment *const *)right)->store;
+    const struct pc__segment_store *a = (*(struct pc__history_segment *const *)left)->store;
+    const struct pc__segment_store *b = (*(struct pc__history_segment *const *)right)->store;
     if (a->sequence != b->sequence)
         return a->sequence < b->sequence ? -1 : 1;
     return (int)b->is_disk - (int)a->is_disk;
@@ -150,7 +150,7 @@ int pc__history_adopted(struct pc__history *history)
     pthread_mutex_lock(&history->lock);
     for (size_t i = 0; i < history->n_adopted; i++) {
         struct pc__history_segment *segment = history->adopted[i];
-        const struct pc__store *store = segment->store;
+        const struct pc__segment_store *store = segment->store;
         history->next_sequence = store->sequence + 1;
         if (rc == PC_OK)
             rc = load(segment, &found);

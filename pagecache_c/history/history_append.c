@@ -48,7 +48,7 @@ static int begin_segment(struct pc__history *history, const struct pc__record *r
     if (!has_room)
         return pc__fail(PC_ERR_NO_SPACE, "%llu bytes are more than there is beside what live "
                         "collections may need", (unsigned long long)alone);
-    struct pc__store *store = pc__store_memory(capacity, history->next_sequence);
+    struct pc__segment_store *store = pc__store_memory(capacity, history->next_sequence);
     struct pc__history_segment *segment = store ? pc__segment_new(store) : NULL;
     if (!segment)
         return PC_ERR_NO_MEMORY;
@@ -123,7 +123,7 @@ static int append_to_disk(struct pc__history *history, struct pc__record *record
         return pc__fail(PC_ERR_NO_SPACE, "%llu bytes are more than the budgets for them",
                         (unsigned long long)n_bytes);
     }
-    struct pc__store *store;
+    struct pc__segment_store *store;
     do {
         pthread_mutex_unlock(&history->lock);
         store = pc__store_disk(history->options.directory, n_bytes, history->next_sequence,

@@ -19,7 +19,7 @@
 /* A part of the log. */
 struct pc__history_segment {
     struct pc__history_segment *next, *prev; /* older to newer */
-    struct pc__store *store;
+    struct pc__segment_store *store;
     uint64_t charged_bytes;       /* of the budget of its kind */
     uint64_t head_end;            /* the heads of records end here */
     uint64_t data_begin;          /* their blocks begin here */

@@ -99,12 +99,12 @@ uint64_t pc__record_next(const struct pc__record *record, uint64_t from)
 
 /* ----------------------------------------------------------------- stores */
 
-void pc__store_take(struct pc__store *store)
+void pc__store_take(struct pc__segment_store *store)
 {
     pc__ref_take(&store->refs);
 }
 
-void pc__store_put(struct pc__store *store)
+void pc__store_put(struct pc__segment_store *store)
 {
     if (!pc__ref_drop(&store->refs))
         return;
@@ -115,9 +115,9 @@ void pc__store_put(struct pc__store *store)
 }
 
 /* Takes fd, also on failure. */
-static struct pc__store *new_store(int fd, uint64_t capacity_bytes, uint64_t sequence, bool is_disk)
+static struct pc__segment_store *new_store(int fd, uint64_t capacity_bytes, uint64_t sequence, bool is_disk)
 {
-    struct pc__store *store = calloc(1, sizeof *store);
+    struct pc__segment_store *store = calloc(1, sizeof *store);
     struct stat st;
 
     if (!store || fstat(fd, &st) != 0) {
@@ -126,7 +126,7 @@ static struct pc__store *new_store(int fd, uint64_t capacity_bytes, uint64_t seq
         free(store);
         return NULL;
     }
-    *store = (struct pc__store){.refs = 1, .fd = fd, .inode = st.st_ino, .sequence = sequence,
+    *store = (struct pc__segment_store){.refs = 1, .fd = fd, .inode = st.st_ino, .sequence = sequence,
                                 .capacity_bytes = capacity_bytes, .is_disk = is_disk};
     if (is_disk)
         return store;
@@ -156,7 +156,7 @@ static int allocate(int fd, uint64_t begin, uint64_t end)
     return 0;
 }
 
-struct pc__store *pc__store_memory(uint64_t capacity_bytes, uint64_t sequence)
+struct pc__segment_store *pc__store_memory(uint64_t capacity_bytes, uint64_t sequence)
 {
     const struct pc__segment_head head = {.magic = PC__SEGMENT_MAGIC,
                                           .capacity_bytes = capacity_bytes, .sequence = sequence};
@@ -170,7 +170,7 @@ struct pc__store *pc__store_memory(uint64_t capacity_bytes, uint64_t sequence)
         close(fd);
         return NULL;
     }
-    struct pc__store *store = new_store(fd, capacity_bytes, sequence, false);
+    struct pc__segment_store *store = new_store(fd, capacity_bytes, sequence, false);
     if (store)
         memcpy(store->map, &head, sizeof head);
     return store;
@@ -193,7 +193,7 @@ static int open_unnamed(const char *directory)
     return fd;
 }
 
-struct pc__store *pc__store_disk(const char *directory, uint64_t capacity_bytes,
+struct pc__segment_store *pc__store_disk(const char *directory, uint64_t capacity_bytes,
                                  uint64_t sequence, uint64_t begin, uint64_t end, int *error)
 {
     const struct pc__segment_head head = {.magic = PC__SEGMENT_MAGIC, .is_disk = 1,
@@ -211,7 +211,7 @@ struct pc__store *pc__store_disk(const char *directory, uint64_t capacity_bytes,
         close(fd);
         return NULL;
     }
-    struct pc__store *store = new_store(fd, capacity_bytes, sequence, true);
+    struct pc__segment_store *store = new_store(fd, capacity_bytes, sequence, true);
     *error = store ? pc__store_write(store, 0, &head, sizeof head) : PC_ERR_SYSTEM;
     if (store && *error != PC_OK) {
         pc__store_put(store);
@@ -220,7 +220,7 @@ struct pc__store *pc__store_disk(const char *directory, uint64_t capacity_bytes,
     return store;
 }
 
-struct pc__store *pc__store_adopt(int fd, uint64_t *inode, int *error)
+struct pc__segment_store *pc__store_adopt(int fd, uint64_t *inode, int *error)
 {
     struct pc__segment_head head;
     struct stat st = {0};
@@ -235,12 +235,12 @@ struct pc__store *pc__store_adopt(int fd, uint64_t *inode, int *error)
         close(fd);
         return NULL;
     }
-    struct pc__store *store = new_store(fd, head.capacity_bytes, head.sequence, head.is_disk == 1);
+    struct pc__segment_store *store = new_store(fd, head.capacity_bytes, head.sequence, head.is_disk == 1);
     *error = store ? PC_OK : PC_ERR_NO_MEMORY;
     return store;
 }
 
-int pc__store_read(const struct pc__store *store, uint64_t offset, void *out, uint64_t n_bytes)
+int pc__store_read(const struct pc__segment_store *store, uint64_t offset, void *out, uint64_t n_bytes)
 {
     if (offset > store->capacity_bytes || n_bytes > store->capacity_bytes - offset)
         return pc__fail(PC_ERR_PROTOCOL, "a read behind the end of a history segment");
@@ -263,7 +263,7 @@ int pc__store_read(const struct pc__store *store, uint64_t offset, void *out, ui
     return PC_OK;
 }
 
-int pc__store_write(const struct pc__store *store, uint64_t offset, const void *bytes,
+int pc__store_write(const struct pc__segment_store *store, uint64_t offset, const void *bytes,
                     uint64_t n_bytes)
 {
     for (uint64_t done = 0; done < n_bytes;) {
@@ -281,10 +281,10 @@ int pc__store_write(const struct pc__store *store, uint64_t offset, const void *
     return PC_OK;
 }
 
-struct pc__store *pc__store_spill(const struct pc__store *from, const char *directory,
+struct pc__segment_store *pc__store_spill(const struct pc__segment_store *from, const char *directory,
                                   uint64_t begin, uint64_t end, int *error)
 {
-    struct pc__store *to = pc__store_disk(directory, from->capacity_bytes, from->sequence, begin,
+    struct pc__segment_store *to = pc__store_disk(directory, from->capacity_bytes, from->sequence, begin,
                                           end, error);
     const uint64_t after_head = sizeof(struct pc__segment_head);
     if (!to)
@@ -320,7 +320,7 @@ static void copy_runs(const struct pc__record *record, struct pc_run *out)
                                  .n_blocks = record->runs[i].n_blocks};
 }
 
-int pc__record_write(const struct pc__store *store, uint64_t head_offset,
+int pc__record_write(const struct pc__segment_store *store, uint64_t head_offset,
                      const struct pc__record *record, struct pc__old_blocks *old)
 {
     const uint64_t head_bytes = pc__record_head_bytes(record->n_runs);
@@ -348,7 +348,7 @@ int pc__record_write(const struct pc__store *store, uint64_t head_offset,
     return rc;
 }
 
-int pc__record_write_disk(const struct pc__store *store, uint64_t head_offset,
+int pc__record_write_disk(const struct pc__segment_store *store, uint64_t head_offset,
                           const struct pc__record *record, struct pc__old_blocks *old)
 {
     const uint64_t head_bytes = pc__record_head_bytes(record->n_runs);
@@ -385,7 +385,7 @@ int pc__record_write_disk(const struct pc__store *store, uint64_t head_offset,
     return rc;
 }
 
-struct pc__record *pc__record_load(const struct pc__store *store, uint64_t head_offset,
+struct pc__record *pc__record_load(const struct pc__segment_store *store, uint64_t head_offset,
                                    uint64_t data_end, int *error)
 {
     struct pc__record_head head;

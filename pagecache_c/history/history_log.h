@@ -41,7 +41,7 @@ static_assert(sizeof(struct pc__segment_head) == 32 && sizeof(struct pc__record_
               "no padding: they are read from files");
 
 /* A descriptor and its map, shared by a segment and the readers that copy from it. */
-struct pc__store {
+struct pc__segment_store {
     _Atomic uint32_t refs;
     int fd;
     uint64_t inode;
@@ -97,30 +97,30 @@ uint64_t pc__record_next(const struct pc__record *record, uint64_t from);
 /* An empty segment with one reference: a mapped memfd, or a file in directory without a name. NULL
  * on failure: pc_last_message() says why. Of a file, bytes [0, begin) and [end, capacity) are
  * allocated, so that a full disk shows at once: *error is then PC_ERR_NO_MEMORY. */
-struct pc__store *pc__store_memory(uint64_t capacity_bytes, uint64_t sequence);
-struct pc__store *pc__store_disk(const char *directory, uint64_t capacity_bytes,
+struct pc__segment_store *pc__store_memory(uint64_t capacity_bytes, uint64_t sequence);
+struct pc__segment_store *pc__store_disk(const char *directory, uint64_t capacity_bytes,
                                  uint64_t sequence, uint64_t begin, uint64_t end, int *error);
 /* Takes fd, also on failure. *error is PC_ERR_PROTOCOL if it is no segment. */
-struct pc__store *pc__store_adopt(int fd, uint64_t *inode, int *error);
-void pc__store_take(struct pc__store *store);
-void pc__store_put(struct pc__store *store);
-int pc__store_read(const struct pc__store *store, uint64_t offset, void *out, uint64_t n_bytes);
-int pc__store_write(const struct pc__store *store, uint64_t offset, const void *bytes,
+struct pc__segment_store *pc__store_adopt(int fd, uint64_t *inode, int *error);
+void pc__store_take(struct pc__segment_store *store);
+void pc__store_put(struct pc__segment_store *store);
+int pc__store_read(const struct pc__segment_store *store, uint64_t offset, void *out, uint64_t n_bytes);
+int pc__store_write(const struct pc__segment_store *store, uint64_t offset, const void *bytes,
                     uint64_t n_bytes);
 
 /* Writes the record into a memory segment: head at head_offset, blocks at record->data_offset.
  * PC_ERR_NO_MEMORY, or what read said (is_failed is then set): nothing of it is left. */
-int pc__record_write(const struct pc__store *store, uint64_t head_offset,
+int pc__record_write(const struct pc__segment_store *store, uint64_t head_offset,
                      const struct pc__record *record, struct pc__old_blocks *old);
 /* The same into a file. */
-int pc__record_write_disk(const struct pc__store *store, uint64_t head_offset,
+int pc__record_write_disk(const struct pc__segment_store *store, uint64_t head_offset,
                           const struct pc__record *record, struct pc__old_blocks *old);
 /* Copies [0, begin) and [end, capacity) of a memory segment to a new file. NULL on failure. */
-struct pc__store *pc__store_spill(const struct pc__store *from, const char *directory,
+struct pc__segment_store *pc__store_spill(const struct pc__segment_store *from, const char *directory,
                                   uint64_t begin, uint64_t end, int *error);
 /* The record whose head is at head_offset and whose blocks end at data_end. NULL: none, or not
  * whole (*error = 0), or *error. */
-struct pc__record *pc__record_load(const struct pc__store *store, uint64_t head_offset,
+struct pc__record *pc__record_load(const struct pc__segment_store *store, uint64_t head_offset,
                                    uint64_t data_end, int *error);
 
 #endif

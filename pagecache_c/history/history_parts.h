@@ -57,7 +57,7 @@ static inline uint64_t pc__record_bytes_alone(const struct pc__record *record)
 }
 
 /* An empty segment around store, which it takes; NULL without memory (the store is put). */
-struct pc__history_segment *pc__segment_new(struct pc__store *store);
+struct pc__history_segment *pc__segment_new(struct pc__segment_store *store);
 /* The lock is held. The segment becomes the newest, charged with so many bytes. */
 void pc__segment_add(struct pc__history *history, struct pc__history_segment *segment,
                      uint64_t charged_bytes);
@@ -70,7 +70,7 @@ void pc__segment_charge(struct pc__history *history, struct pc__history_segment 
 /* The lock is held, and is let go on the way: segments without records leave, but for the current
  * one, the survivors and those that are busy. */
 void pc__history_release_dead(struct pc__history *history);
-void pc__history_keep(const struct pc__history *history, const struct pc__store *store);
+void pc__history_keep(const struct pc__history *history, const struct pc__segment_store *store);
 void pc__history_unkeep(const struct pc__history *history, uint64_t inode, bool is_disk);
 
 /* history_room.c. The lock is held in all of these, and is let go on the way but in seal_current.

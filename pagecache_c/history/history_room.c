@@ -157,7 +157,7 @@ static void drop_unneeded(struct pc__history *history, struct pc__history_segmen
 
 /* Where the blocks of a record that moves come from; they are asked for in order. */
 struct mover {
-    const struct pc__store *store;
+    const struct pc__segment_store *store;
     uint64_t next_offset;
 };
 
@@ -186,7 +186,7 @@ static struct pc__history_segment *open_survivors(struct pc__history *history,
         return segment;
     history->survivors[is_disk] = NULL;
     pthread_mutex_unlock(&history->lock);
-    struct pc__store *store =
+    struct pc__segment_store *store =
         is_disk ? pc__store_disk(history->options.directory, capacity, source->store->sequence,
                                  sizeof(struct pc__segment_head), capacity, &rc)
                 : pc__store_memory(capacity, source->store->sequence);
@@ -308,9 +308,9 @@ bool pc__history_give_back_disk(struct pc__history *history, uint64_t n_bytes, b
 
 /* The segment's store is on disk from now on. Lets go of the lock. */
 static void exchange_store(struct pc__history *history, struct pc__history_segment *segment,
-                           struct pc__store *file)
+                           struct pc__segment_store *file)
 {
-    struct pc__store *old = segment->store;
+    struct pc__segment_store *old = segment->store;
     const uint64_t n_bytes = segment->charged_bytes;
 
     pc__segment_charge(history, segment, 0);
@@ -326,7 +326,7 @@ static void exchange_store(struct pc__history *history, struct pc__history_segme
 static bool spill(struct pc__history *history, struct pc__history_segment *segment,
                   bool retained_too, const char **why)
 {
-    struct pc__store *file = NULL;
+    struct pc__segment_store *file = NULL;
     int rc = PC_OK;
 
     seal(history, segment);

@@ -62,30 +62,30 @@ static void *pointer(uint64_t address)
 
 static _Noreturn void die(const struct pc__range_view *range, uint64_t address, const char *cause)
 {
-    struct pc__line line = {.used = 0};
-    pc__say_text(&line, "clamor: ");
-    pc__say_block(&line, range->region, range->version,
+    struct pc__siglog line = {.used = 0};
+    pc__siglog_text(&line, "clamor: ");
+    pc__siglog_block(&line, range->region, range->version,
                   (address - range->begin) >> PC_BLOCK_SHIFT);
-    pc__say_text(&line, " (address ");
-    pc__say_hex(&line, address);
-    pc__say_text(&line, ") cannot be read: ");
-    pc__say_text(&line, cause);
-    pc__say_text(&line, "; this process ends");
-    pc__say_and_exit(&line);
+    pc__siglog_text(&line, " (address ");
+    pc__siglog_hex(&line, address);
+    pc__siglog_text(&line, ") cannot be read: ");
+    pc__siglog_text(&line, cause);
+    pc__siglog_text(&line, "; this process ends");
+    pc__siglog_and_exit(&line);
 }
 
 /* ------------------------------------------------------------------ window */
 
 static _Noreturn void die_protecting(uint64_t address)
 {
-    struct pc__line line = {.used = 0};
-    pc__say_text(&line, "clamor: mprotect at ");
-    pc__say_hex(&line, address);
-    pc__say_text(&line, " failed, errno ");
-    pc__say_number(&line, (uint64_t)errno);
-    pc__say_text(&line, " (12: this process has too many mappings, see vm.max_map_count); "
+    struct pc__siglog line = {.used = 0};
+    pc__siglog_text(&line, "clamor: mprotect at ");
+    pc__siglog_hex(&line, address);
+    pc__siglog_text(&line, " failed, errno ");
+    pc__siglog_number(&line, (uint64_t)errno);
+    pc__siglog_text(&line, " (12: this process has too many mappings, see vm.max_map_count); "
                         "this process ends");
-    pc__say_and_exit(&line);
+    pc__siglog_and_exit(&line);
 }
 
 uint32_t pc__window_take(struct pc__sig *sig, uint64_t address, uint64_t n_bytes)
@@ -328,23 +328,23 @@ static void chain(int signal_number, siginfo_t *info, void *context)
 
 static _Noreturn void die_unmapped(uint64_t address, const struct pc__range_view *range)
 {
-    struct pc__line line = {.used = 0};
-    pc__say_text(&line, "clamor: address ");
-    pc__say_hex(&line, address);
+    struct pc__siglog line = {.used = 0};
+    pc__siglog_text(&line, "clamor: address ");
+    pc__siglog_hex(&line, address);
     if (range) {
-        pc__say_text(&line, " belongs to ");
-        pc__say_block(&line, range->region, range->version,
+        pc__siglog_text(&line, " belongs to ");
+        pc__siglog_block(&line, range->region, range->version,
                       (address - range->begin) >> PC_BLOCK_SHIFT);
-        pc__say_text(&line, ", which this process has unmapped (");
-        pc__say_text(&line, range->why == PC_ERR_ENDED ? "its session has ended)"
+        pc__siglog_text(&line, ", which this process has unmapped (");
+        pc__siglog_text(&line, range->why == PC_ERR_ENDED ? "its session has ended)"
                                                        : "a freed variable)");
     } else {
-        pc__say_text(&line, " is in clamor's window but not mapped in this process (a freed "
+        pc__siglog_text(&line, " is in clamor's window but not mapped in this process (a freed "
                             "variable, one of a session that has ended, or a child made by fork "
                             "without Python's hooks)");
     }
-    pc__say_text(&line, "; this process ends");
-    pc__say_and_exit(&line);
+    pc__siglog_text(&line, "; this process ends");
+    pc__siglog_and_exit(&line);
 }
 
 static void on_segv(int signal_number, siginfo_t *info, void *context)

@@ -24,7 +24,7 @@ from clamor_ray._native import client as _native
 from clamor_ray._objects.layout import put_together
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import RegionFreed, RegionUnknown, ServerInfo, ServerLost
-from clamor_ray._session import making as _making
+from clamor_ray._session import making
 from clamor_ray._session import session as _session
 from clamor_ray._version import __version__
 from clamor_ray.actors.registry.registry_core import server_id_of
@@ -155,7 +155,7 @@ def test_a_put_survives_the_restart_of_its_server(
 
     try:
         assert process.client.trap  # its server runs
-        monkeypatch.setattr(_making, "copy_in", kill)
+        monkeypatch.setattr(making, "copy_in", kill)
         ref = process.put(array)  # what was filled died with the server; it is put once more
         until(lambda: session.states() | {"ready": 1} == session.states())
         until(lambda: sum(session.states().values()) == 1)

@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, ObjectFetchTimedOutError, ObjectLost
 
 from clamor_ray import errors
 from clamor_ray._native import client as _native
-from clamor_ray._objects import memory as _memory
+from clamor_ray._objects import memory
 from clamor_ray._protocol.messages import Pinned, RebuildOrder, RegionRecord
 from clamor_ray.actors.page_server import page_server
 from clamor_ray.actors.page_server.page_server import PageServer
@@ -33,7 +33,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
     server._engine = _native.Engine(
         f"clamor-test-{secrets.token_hex(6)}", server_id=1, history_directory="/tmp"
     )
-    monkeypatch.setattr(_memory, "available_bytes", lambda: 2 << 20)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2 << 20)
     try:
         yield server
     finally:

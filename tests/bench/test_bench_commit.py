@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench.support import processes as _processes
+from bench.support import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -74,16 +74,16 @@ def test_long_run_says_what_is_left() -> None:
 
 
 def test_memory_counts_a_memfd_once_and_mapped_or_not() -> None:
-    before = _processes.memory_bytes([os.getpid()])
+    before = processes.memory_bytes([os.getpid()])
     fd = os.memfd_create("clamor-test")
     try:
         os.posix_fallocate(fd, 0, 8 * MIB)  # without a copy of it in this process
         copy = os.dup(fd)
         try:
-            grown = _processes.memory_bytes([os.getpid(), os.getpid()]) - 2 * before
+            grown = processes.memory_bytes([os.getpid(), os.getpid()]) - 2 * before
         finally:
             os.close(copy)
-        once = _processes.memory_bytes([os.getpid()]) - before
+        once = processes.memory_bytes([os.getpid()]) - before
     finally:
         os.close(fd)
     assert 8 * MIB <= once < 9 * MIB
@@ -91,7 +91,7 @@ def test_memory_counts_a_memfd_once_and_mapped_or_not() -> None:
 
 
 def test_peak_is_seen_though_it_is_over_at_the_end() -> None:
-    with _processes.peak_memory([os.getpid()]) as peak:
+    with processes.peak_memory([os.getpid()]) as peak:
         fd = os.memfd_create("clamor-test")
         os.write(fd, b"x" * (64 * MIB))
         time.sleep(0.5)  # for as many as 250 samples

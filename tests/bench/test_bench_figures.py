@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from bench import hot_pages, idle
-from bench.drivers import hot_driver as _hot_driver
-from bench.peers import redis as _redis
-from bench.support import common as _common
+from bench.drivers import hot_driver
+from bench.peers import redis
+from bench.support import common
 from clamor_ray._objects.hashtable import Table
 from clamor_ray.workloads.data.stream import first_value, key_of
 
@@ -51,7 +51,7 @@ def test_hot_page_figures_compare_medians_at_the_most_hosts() -> None:
 def test_popular_keys_lie_on_the_share_of_blocks_that_was_asked_for() -> None:
     keys = key_of(np.arange(200_000))
     table = Table.build(keys, first_value(keys), len(keys))
-    popular = _hot_driver.popular_keys(table, 0.05, np.random.default_rng(1))
+    popular = hot_driver.popular_keys(table, 0.05, np.random.default_rng(1))
     n_blocks = table.slots.nbytes // 4096
     blocks = np.unique(table.starts(popular) >> np.uint64(12))
     assert len(blocks) == pytest.approx(0.05 * n_blocks, rel=0.03)
@@ -112,11 +112,11 @@ def test_what_grows_late_is_seen() -> None:
 
 
 def test_words_by_index_are_the_words_in_order() -> None:
-    want = _common.expected_words(0, 4096, 9)
+    want = common.expected_words(0, 4096, 9)
     indices = np.random.default_rng(1).integers(0, 4096, (50, 3))
-    np.testing.assert_array_equal(_common.expected_at(indices, 9), want[indices])
+    np.testing.assert_array_equal(common.expected_at(indices, 9), want[indices])
 
 
 def test_redis_keys_have_eight_bytes_each() -> None:
     ids = np.array([0, 255, 1 << 40])
-    assert _redis.keys_of(ids) == [int(i).to_bytes(8, "little") for i in ids]
+    assert redis.keys_of(ids) == [int(i).to_bytes(8, "little") for i in ids]

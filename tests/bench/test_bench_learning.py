@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench import learning
-from bench.support import common as _common
+from bench.support import common
 from tests.bench.test_bench_stages import bench
 
 
@@ -53,7 +53,7 @@ def test_models_that_differ_have_no_figure(wrong: float) -> None:
         model[1] = wrong if how == "split" else 1.0
         return 1.0, 1.0, model
 
-    with pytest.raises(_common.WrongData, match="x: the model by split aggregation"):
+    with pytest.raises(common.WrongData, match="x: the model by split aggregation"):
         learning.rounds("x", train, 1)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.peers import redis as _redis
+from bench.peers import redis
 from tests.support.lab import remove_stale, require_lab
 from tests.support.lab.availability import missing
 
@@ -52,7 +52,7 @@ def test_small_run_ends_with_its_figures(name: str) -> None:
 
 @pytest.mark.lab
 def test_gather_ends_with_the_figures_of_both_cases() -> None:
-    if reason := _redis.unavailable():
+    if reason := redis.unavailable():
         missing(f"the peer of gather: {reason}")
     done = bench("gather", "--small")
     assert done.returncode == 0, done.stderr

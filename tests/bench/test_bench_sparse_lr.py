@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from bench import sparse_lr
-from bench.drivers import sparse_driver as _sparse_driver
+from bench.drivers import sparse_driver
 from bench.drivers.sparse_driver import Touched
-from bench.peers import actor_ps as _actor_ps
+from bench.peers import actor_ps
 from clamor_ray.workloads.models.logistic import Layout
 from tests.support.lab import lab_unavailable
 from tests.support.lab.availability import missing
@@ -96,7 +96,7 @@ def test_memory_is_what_came_beside_what_was_there_over_what_was_touched() -> No
         Touched("a", np.array([1, 1023, 1024], np.int32)),
         Touched("b", np.array([7], np.int32)),
     ]
-    found = _sparse_driver.memory_line(idle, most, parts)
+    found = sparse_driver.memory_line(idle, most, parts)
     first, second = found["nodes"]
     assert first == {
         "cached_bytes": 8192,
@@ -115,9 +115,9 @@ def test_memory_is_what_came_beside_what_was_there_over_what_was_touched() -> No
 
 def test_a_block_that_ends_at_once_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     held = {"a": {"cached": 1, "home": 2}}
-    monkeypatch.setattr(_sparse_driver, "held_bytes", lambda: held)
-    monkeypatch.setattr(_sparse_driver, "SAMPLE_S", 60.0)
-    with _sparse_driver.Memory() as memory:
+    monkeypatch.setattr(sparse_driver, "held_bytes", lambda: held)
+    monkeypatch.setattr(sparse_driver, "SAMPLE_S", 60.0)
+    with sparse_driver.Memory() as memory:
         pass
     assert memory.most == held
 
@@ -126,7 +126,7 @@ def test_a_block_that_ends_at_once_is_sampled(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_shard_applies_a_step_when_it_has_all_of_it() -> None:
-    shard = _actor_ps.Shard(10, 2)
+    shard = actor_ps.Shard(10, 2)
     shard.keep(1, np.array([2, 3], np.int32))
     ids = np.array([3, 9], np.int32)
     shard.push(0, ids, np.array([1.0, 2.0], np.float32))
@@ -140,11 +140,11 @@ def test_a_shard_applies_a_step_when_it_has_all_of_it() -> None:
 def test_a_node_adds_up_what_its_workers_push(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout(5000, 2)
     ids = [np.array(each, np.int32) for each in ([0, 2048, 1024], [5, 2048, 2047])]
-    node = _actor_ps.Node(0, layout, *ids)
+    node = actor_ps.Node(0, layout, *ids)
     assert node.ids.tolist() == [0, 5, 2048, 1024, 2047]
     assert [node.places(i).tolist() for i in range(2)] == [[0, 2, 3], [1, 2, 4]]
     pushed: list[Any] = []
-    monkeypatch.setattr(_actor_ps, "_push", lambda *each: pushed.append(each))
+    monkeypatch.setattr(actor_ps, "_push", lambda *each: pushed.append(each))
     node.parts = []
     node.push(np.array([1, 2, 3], np.float32), np.array([10, 20, 30], np.float32))
     ((number, _, total),) = pushed
@@ -155,7 +155,7 @@ def test_a_layout_and_shards_agree() -> None:
     layout = Layout(5000, 2)
     ids = np.array([0, 1024, 2047, 2048, 4999], np.int32)
     order, starts = layout.split(ids)
-    shards = [_actor_ps.Shard(layout.length, 1) for _ in range(2)]
+    shards = [actor_ps.Shard(layout.length, 1) for _ in range(2)]
     for number, shard in enumerate(shards):
         mine = order[starts[number] : starts[number + 1]]
         shard.push(0, layout.places(ids[mine]), ids[mine].astype(np.float32))

@@ -12,12 +12,9 @@ import numpy as np
 import pytest
 
 from bench import incremental, kmeans, recovery, straggler
-from bench.peers import kmeans_mpi as _kmeans_mpi
-from bench.peers import kmeans_spark as _kmeans_spark
+from bench.peers import kmeans_mpi, kmeans_spark
 from bench.peers import peer as _peer
-from bench.support import cgroup as _cgroup
-from bench.support import common as _common
-from bench.support import executions as _executions
+from bench.support import cgroup, common, executions
 from bench.support.executions import Line, Log
 from tests.support.lab.availability import missing
 
@@ -62,7 +59,7 @@ def test_sides_take_turns_and_the_first_round_does_not_count() -> None:
     seconds = kmeans.rounds({"a": side("a"), "b": side("b")}, 2, 2)
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert seconds == {"a": [4.0, 4.0, 5.0, 5.0], "b": [3.0, 3.0, 6.0, 6.0]}
-    with pytest.raises(_common.WrongData, match="centroids of b are not those of a"):
+    with pytest.raises(common.WrongData, match="centroids of b are not those of a"):
         kmeans.rounds({"a": side("a"), "b": side("b", 1.001)}, 1, 1)
 
 
@@ -139,10 +136,10 @@ def test_what_tasks_say_is_counted(tmp_path: Path) -> None:
         Line("began", "iteration 1", 0, "a"),
         Line("began", "iteration 1", 0, "c"),
     ]
-    assert _executions.rerun(lines) == 3
-    assert _executions.rerun(lines[:5]) == 0
-    assert _executions.running_on(lines, "b") == {("iteration 1", 0)}
-    assert _executions.running_on(lines[:4], "b") == set()
+    assert executions.rerun(lines) == 3
+    assert executions.rerun(lines[:5]) == 0
+    assert executions.running_on(lines, "b") == {("iteration 1", 0)}
+    assert executions.running_on(lines[:4], "b") == set()
     assert Log(str(tmp_path / "none")).lines() == []
     half = tmp_path / "half"
     half.write_text('["began", "load", 1, "a"]\n["began", "lo')
@@ -189,11 +186,11 @@ def test_a_peer_that_does_not_start_or_ends_says_why() -> None:
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install mpi4py mpich" in str(_kmeans_mpi.unavailable())
-    assert "no mpi4py" in str(_kmeans_mpi.unavailable())
-    assert "pip install pyspark" in str(_kmeans_spark.unavailable())
+    assert "pip install mpi4py mpich" in str(kmeans_mpi.unavailable())
+    assert "no mpi4py" in str(kmeans_mpi.unavailable())
+    assert "pip install pyspark" in str(kmeans_spark.unavailable())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    assert "no java" in str(_kmeans_spark.unavailable())
+    assert "no java" in str(kmeans_spark.unavailable())
 
 
 # ---------------------------------------------------------------- control groups
@@ -201,7 +198,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.root
 def test_who_is_in_a_group_gets_its_quota() -> None:
-    if reason := _cgroup.unavailable():
+    if reason := cgroup.unavailable():
         missing(reason)
     script = (
         "import os, sys, time\n"
@@ -210,7 +207,7 @@ def test_who_is_in_a_group_gets_its_quota() -> None:
         "while time.monotonic() < end: pass\n"
         "print(time.process_time())\n"
     )
-    with _cgroup.groups(2, 0.25) as groups:
+    with cgroup.groups(2, 0.25) as groups:
         paths = [group.path for group in groups]
         process = subprocess.Popen(
             [sys.executable, "-c", script],
@@ -258,7 +255,7 @@ def test_incremental_ends_with_its_figures() -> None:
 
 @pytest.mark.lab
 def test_kmeans_ends_with_its_figures_and_says_what_is_missing() -> None:
-    if reason := _kmeans_mpi.unavailable():
+    if reason := kmeans_mpi.unavailable():
         missing(reason)
     lines = bench("kmeans", "--without", "spark")
     assert set(lines[-1]["summary"]) == {"mpi_ratio", "iteration_s"}
@@ -267,7 +264,7 @@ def test_kmeans_ends_with_its_figures_and_says_what_is_missing() -> None:
 
 @pytest.mark.slow
 def test_kmeans_against_spark_ends_with_its_figures() -> None:
-    if reason := _kmeans_spark.unavailable():
+    if reason := kmeans_spark.unavailable():
         pytest.skip(reason)  # 400 MB and a Java: a peer for who wants the figure
     summary = bench("kmeans", "--without", "mpi")[-1]["summary"]
     spark = [summary[f"speedup_over_{name}"] for name in ("blocks", "mllib_row", "mllib_block")]
@@ -286,7 +283,7 @@ def test_recovery_ends_with_its_figures_and_runs_what_was_lost() -> None:
 @pytest.mark.root
 @pytest.mark.slow
 def test_straggler_ends_with_its_figures() -> None:
-    if reason := _cgroup.unavailable():
+    if reason := cgroup.unavailable():
         missing(reason)
     lines = bench("straggler")
     assert set(lines[-1]["summary"]) == {"slowdown_with", "slowdown_without", "alone_s"}

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bench.support import sim as _sim
+from bench.support import sim
 from bench.support.sim import POLICIES, World
 
 WORLD = World(
@@ -42,7 +42,7 @@ WORLD = World(
 )
 def test_every_living_node_gets_what_it_wanted(policy: str, change: dict[str, float]) -> None:
     world = dataclasses.replace(WORLD, **change)
-    outcome = _sim.simulate(world, policy)
+    outcome = sim.simulate(world, policy)
     alive = outcome.alive
     assert alive[: world.homes].all()
     assert not (outcome.wanted & ~outcome.had)[alive].any()
@@ -57,13 +57,13 @@ def test_every_living_node_gets_what_it_wanted(policy: str, change: dict[str, fl
     assert np.isfinite(outcome.node_seconds[readers]).all()
     # No link carried more than it can.
     assert outcome.sent_bytes.max() <= outcome.seconds * world.rate or world.dying
-    assert outcome.seconds >= _sim.ideal_s(world, outcome)
+    assert outcome.seconds >= sim.ideal_s(world, outcome)
 
 
 def test_two_nodes_take_the_time_of_their_link() -> None:
     world = dataclasses.replace(WORLD, nodes=2, lookups=4096, batch=4096, skew=0.0)
     for policy in POLICIES:
-        outcome = _sim.simulate(world, policy)
+        outcome = sim.simulate(world, policy)
         pieces = int(outcome.wanted.sum())
         assert pieces == world.pieces
         # And one message there and one back, and no piece of it twice.
@@ -74,29 +74,29 @@ def test_two_nodes_take_the_time_of_their_link() -> None:
 
 def test_two_choices_are_no_worse_than_one_and_one_than_none() -> None:
     seconds = {
-        policy: np.median([_sim.simulate(WORLD, policy, seed).seconds for seed in range(5)])
+        policy: np.median([sim.simulate(WORLD, policy, seed).seconds for seed in range(5)])
         for policy in POLICIES
     }
     assert seconds["p2c"] <= seconds["random"] * 1.02
     assert seconds["random"] < seconds["off"]
     assert seconds["p2c"] < 0.7 * seconds["off"]
-    assert _sim.simulate(WORLD, "p2c").redirected > 0
-    off = _sim.simulate(WORLD, "off")
+    assert sim.simulate(WORLD, "p2c").redirected > 0
+    off = sim.simulate(WORLD, "off")
     assert off.redirected == 0
-    assert _sim.skew(off) == pytest.approx(WORLD.nodes)  # the home sends everything
+    assert sim.skew(off) == pytest.approx(WORLD.nodes)  # the home sends everything
 
 
 def test_same_seed_same_run() -> None:
-    one, two = (_sim.simulate(WORLD, "p2c", 7) for _ in range(2))
+    one, two = (sim.simulate(WORLD, "p2c", 7) for _ in range(2))
     assert one.seconds == two.seconds
     assert one.events == two.events
     assert (one.sent_bytes == two.sent_bytes).all()
-    assert _sim.simulate(WORLD, "p2c", 8).seconds != one.seconds
+    assert sim.simulate(WORLD, "p2c", 8).seconds != one.seconds
 
 
 def test_the_choice_is_the_engines() -> None:
     """An idle home answers; a busy one is left for the holder of two with less to send."""
-    choose = _sim.chooser("p2c")
+    choose = sim.chooser("p2c")
     assert choose(0, [0, 0], 1 << 63) == -1
     chosen = [
         choose(10 << 20, [9 << 20, 1 << 20, 5 << 20], bits * 0x9E3779B97F4A7C15 % 2**64)
@@ -104,11 +104,11 @@ def test_the_choice_is_the_engines() -> None:
     ]
     assert set(chosen) == {1, 2}
     assert chosen.count(1) > chosen.count(2)
-    assert _sim.chooser("off")(10 << 20, [0], 1) == -1
+    assert sim.chooser("off")(10 << 20, [0], 1) == -1
 
 
 def test_worlds_without_readers_are_refused() -> None:
     with pytest.raises(ValueError, match="nobody to read"):
-        _sim.simulate(dataclasses.replace(WORLD, nodes=1), "off")
+        sim.simulate(dataclasses.replace(WORLD, nodes=1), "off")
     with pytest.raises(ValueError, match="policy"):
-        _sim.simulate(WORLD, "least")
+        sim.simulate(WORLD, "least")

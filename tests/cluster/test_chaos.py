@@ -22,7 +22,7 @@ import pytest
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._objects.memory import memory_bytes
-from clamor_ray._session import session as _session
+from clamor_ray._session import session
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
@@ -182,7 +182,7 @@ def test_chaos(lab: LocalCluster, tmp_path: Path) -> None:
     print(f"seed {SEED}")
     rng = random.Random(SEED)
     clamor.init(cache_bytes=BUDGET_BYTES, cache_policy="sieve", replication="random")
-    scope = _session.current().scope
+    scope = session.current().scope
     refs = {"x": make(), "y": ray.get(there(make, 1).remote(), timeout=TASK_S)}
 
     def start(node: int, seconds: float) -> Any:
@@ -339,7 +339,7 @@ def test_a_last_word_that_is_lost_with_the_page_server(
     clamor.init()
     known = clamor.put(blank(N_BLOCKS))
     ref = ray.get(there(make_in_session_of, 1).remote(known), timeout=TASK_S)
-    client = _session.current().client
+    client = session.current().client
     monkeypatch.setattr(client, "resolve", lambda *_: None)
     with clamor.update(ref) as array:
         array[:PER_BLOCK] = 7

@@ -26,7 +26,7 @@ import pytest
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._protocol import names as _names
+from clamor_ray._protocol import names
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
 
@@ -396,7 +396,7 @@ def traces(scope: str, pids: list[int]) -> list[str]:
     mark = f"/{scope}-"
     found += [line.decode() for line in command_lines() if mark.encode() in line]
     found += [line for line in Path("/proc/net/unix").read_text().splitlines() if mark in line]
-    sockets = Path(_names.socket_directory(_names.SOCKETS_BELOW)).iterdir()
+    sockets = Path(names.socket_directory(names.SOCKETS_BELOW)).iterdir()
     found += [str(path) for path in sockets if path.name.startswith(f"{scope}-")]
     return found
 

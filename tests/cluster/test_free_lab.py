@@ -15,7 +15,7 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._session import session as _session
+from clamor_ray._session import session
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab, troubles
 from tests.support.lab.cluster import node_resource
@@ -41,13 +41,13 @@ def nodes() -> Iterator[LocalCluster]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often this process has called each method of the registry."""
     counted: Counter[str] = Counter()
-    call = _session.Session.call
+    call = session.Session.call
 
     def counting(self: Any, method: str, *arguments: Any, **how: Any) -> Any:
         counted[method] += 1
         return call(self, method, *arguments, **how)
 
-    monkeypatch.setattr(_session.Session, "call", counting)
+    monkeypatch.setattr(session.Session, "call", counting)
     return counted
 
 
@@ -88,7 +88,7 @@ def ask(reference: Any) -> Any:
 
 def regions() -> dict[str, int]:
     """How many are in each state, at the registry."""
-    found: dict[str, int] = _session.current().call("stats").regions_by_state
+    found: dict[str, int] = session.current().call("stats").regions_by_state
     return found
 
 

@@ -21,7 +21,7 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._protocol import names as _names
+from clamor_ray._protocol import names
 from tests.conftest import ANSWER_S, until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
@@ -131,8 +131,8 @@ def test_a_stranger_does_not_hold_up_a_page_server_that_is_started_again(
     clamor.free(ref)
 
 
-def files_of(scope: str, below: str = _names.SOCKETS_BELOW) -> list[str]:
-    return [name for name in os.listdir(_names.socket_directory(below)) if name.startswith(scope)]
+def files_of(scope: str, below: str = names.SOCKETS_BELOW) -> list[str]:
+    return [name for name in os.listdir(names.socket_directory(below)) if name.startswith(scope)]
 
 
 def test_what_killed_processes_leave_goes_with_the_session(
@@ -141,7 +141,7 @@ def test_what_killed_processes_leave_goes_with_the_session(
     """Page servers that were killed, with and without their keepers."""
     (ref,) = ray.get(on_node_1(put_there).remote(5), timeout=ANSWER_S)
     home = info_of(cluster, 1)
-    directory = os.lstat(_names.socket_directory(_names.SOCKETS_BELOW))
+    directory = os.lstat(names.socket_directory(names.SOCKETS_BELOW))
     assert stat.S_IMODE(directory.st_mode) == 0o700
     assert len(files_of(session.scope)) == 4  # two nodes, each with a page server and a keeper
     (keeper,) = [
@@ -164,7 +164,7 @@ def test_the_directory_is_somebody_elses(
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a directory away")
-    theirs = Path(_names.socket_directory(below))
+    theirs = Path(names.socket_directory(below))
     theirs.mkdir(0o700)
     os.chown(theirs, NOBODY, NOBODY)
     monkeypatch.setenv("CLAMOR_SOCKET_DIR", below)

@@ -14,7 +14,7 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._session import session as _session
+from clamor_ray._session import session
 from tests.cluster.test_rebuild_lab import (
     N_BLOCKS,
     TASK_S,
@@ -111,7 +111,7 @@ def test_one_block_of_many(lab: LocalCluster, node: int) -> None:
 
 
 def registry_pid() -> int:
-    return int(_session.current().call("ping"))
+    return int(session.current().call("ping"))
 
 
 def write_lost(ref: Any, value: int) -> int:
@@ -137,7 +137,7 @@ def test_a_commit_makes_a_lost_block_whole(
     # From that version on; before it stays lost.
     with pytest.raises(errors.HomeLostError, match=f"region {ref.region}"):
         clamor.prefetch(before)
-    assert _session.current().call("lost_blocks", ref.region) is None
+    assert session.current().call("lost_blocks", ref.region) is None
     os.kill(lab.page_server_pid(1), 9)
     for reader in (0, 1):
         assert np.array_equal(on(reader, read_all, ref), expected)
@@ -171,9 +171,9 @@ def said_by_each_way(ref: Any) -> list[str]:
     import asyncio
     import warnings
 
-    from clamor_ray._read import losses as _losses
+    from clamor_ray._read import losses
 
-    _losses._told.clear()  # this worker may have run another task
+    losses._told.clear()  # this worker may have run another task
     ways = (
         ref.get,
         lambda: clamor.update(ref).begin(),
@@ -202,7 +202,7 @@ def said_by_each_way(ref: Any) -> list[str]:
 
 def loss_of(ref: Any) -> int:
     """What a new mapping says here."""
-    lease = _session.current().open(ref.refresh(), stream=False, warns=False)
+    lease = session.current().open(ref.refresh(), stream=False, warns=False)
     return int(lease.mapping.loss)
 
 

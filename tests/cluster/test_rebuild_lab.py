@@ -387,9 +387,9 @@ def test_a_home_that_is_stopped_is_not_lost(lab: LocalCluster, node: int) -> Non
 def registry_pid() -> int:
     import ray
 
-    from clamor_ray._session import session as _session
+    from clamor_ray._session import session
 
-    return int(ray.get(_session.current().registry.ping.remote(), timeout=TASK_S))
+    return int(ray.get(session.current().registry.ping.remote(), timeout=TASK_S))
 
 
 def test_the_registry_dies_after_a_rebuild_and_before_one(

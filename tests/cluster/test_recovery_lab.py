@@ -17,7 +17,7 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._session import session as _session
+from clamor_ray._session import session
 from clamor_ray.actors.lineage.lineage import AttemptRecord
 from clamor_ray.collection.plan.pins import Pins
 from tests.conftest import until
@@ -65,7 +65,7 @@ def kill_one_with(lab: LocalCluster, collection: clamor.DataCollection) -> list[
 
 def outcomes(collection: int) -> list[str]:
     """What became of the attempts at a collection's tasks, as the registry knows it."""
-    packed = _session.current().call("attempts_of", collection)
+    packed = session.current().call("attempts_of", collection)
     return [AttemptRecord.of(record).outcome for record in packed]
 
 
@@ -238,7 +238,7 @@ def test_old_versions_stay_while_a_collection_could_need_them(
 ) -> None:
     table = clamor.put(np.zeros(20_000))
     then = clamor.from_items([0], partitions=1).map(lambda i, t: float(t[1000]), table)
-    registry = _session.current().registry
+    registry = session.current().registry
 
     def pinned() -> int:
         return int(ray.get(registry.lineage_counters.remote()).collections)

@@ -102,7 +102,7 @@ def test_a_node_dies_between_the_tasks_and_the_commit(
     """What the tasks there have added is gone with it; Ray makes it again."""
     w = clamor.zeros(N_ROWS, np.int64)
     other = _put_on(1, np.zeros(10_000, np.int64))
-    land, killed = landing.Landing.land, []
+    land, killed = landing.ScatterAddCommit.land, []
 
     def late(self: Any) -> None:
         assert not killed
@@ -112,7 +112,7 @@ def test_a_node_dies_between_the_tasks_and_the_commit(
         land(self)
 
     monkeypatch.setattr(landing, "TOGETHER_BYTES", 0)
-    monkeypatch.setattr(landing.Landing, "land", late)
+    monkeypatch.setattr(landing.ScatterAddCommit, "land", late)
     # Five at once, on nodes of two CPUs: all three have some.
     _run(w, other, tmp_path, lambda: None, began=5)
     assert killed

@@ -21,8 +21,8 @@ import pytest
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._protocol import names as _names
-from clamor_ray._session import session as _session
+from clamor_ray._protocol import names
+from clamor_ray._session import session
 from clamor_ray.actors.registry.registry import journal_directory
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, losses, require_lab, troubles
@@ -52,8 +52,8 @@ def lab() -> Iterator[LocalCluster]:
     with local_cluster(N_NODES) as lab, ExitStack() as stack:
         if os.geteuid() == 0:  # the journal has a disk of its own, which a test can fill
             context = ray.get_runtime_context()
-            scope = _names.new_scope(context.gcs_address, context.get_job_id())
-            stack.enter_context(mock.patch.object(_names, "new_scope", return_value=scope))
+            scope = names.new_scope(context.gcs_address, context.get_job_id())
+            stack.enter_context(mock.patch.object(names, "new_scope", return_value=scope))
             stack.enter_context(troubles.small_disk(journal_directory(scope), DISK_BYTES))
         clamor.init()
         try:
@@ -306,7 +306,7 @@ def test_a_storm_of_full_disks(lab: LocalCluster, tmp_path: Path) -> None:
         except errors.JournalFullError:
             refused += 1
 
-    trouble = troubles.full_disk(journal_directory(_session.current().scope), rng, while_full)
+    trouble = troubles.full_disk(journal_directory(session.current().scope), rng, while_full)
     try:
         did, done, failed = storm([(refs, tmp_path)], rng, trouble, 25.0, 2.0)
     finally:

@@ -463,7 +463,7 @@ def test_groups_are_of_the_nodes_that_run_tasks(
     w: clamor.GlobalRef[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node without CPUs is a home, and no place for tasks."""
-    nodes, groups, found = ray.nodes, landing.Landing._groups, []
+    nodes, groups, found = ray.nodes, landing.ScatterAddCommit._groups, []
 
     def without_cpus() -> Any:
         return [
@@ -481,7 +481,7 @@ def test_groups_are_of_the_nodes_that_run_tasks(
 
     monkeypatch.setattr(ray, "nodes", without_cpus)
     monkeypatch.setattr(run, "NODES_S", 0.01)  # what was heard before is not used
-    monkeypatch.setattr(landing.Landing, "_groups", noted)
+    monkeypatch.setattr(landing.ScatterAddCommit, "_groups", noted)
     _numbers().options(scheduling="deterministic").map_batches(work).execute()
     ((alive, made),) = found
     assert (len(alive), len(made)) == (2, 1)

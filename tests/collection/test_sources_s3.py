@@ -20,8 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from clamor_ray.collection.data import blocks
-from clamor_ray.collection.io import files as _files
-from clamor_ray.collection.io import sinks, sources
+from clamor_ray.collection.io import files, sinks, sources
 from clamor_ray.errors import MissingColumnError, SourceError, StorageError
 from tests.support.s3_rig import ENVIRONMENT, Proxy, moto_server, proxy_before
 
@@ -271,7 +270,7 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nobody_answers(s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{deaf.getsockname()[1]}")
-        monkeypatch.setattr(_files, "_REQUEST_S", 1.0)
+        monkeypatch.setattr(files, "_REQUEST_S", 1.0)
         began = time.monotonic()
         with pytest.raises(StorageError, match=r"s3://bucket/key: looking it up: failed"):
             sources.text_splits("s3://bucket/key", retry_s=0.1)

@@ -46,9 +46,9 @@ def test_two_arrays_are_numpys(op: str, dtype: str, n: int) -> None:
 
 
 def test_an_operation_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from clamor_ray._native import ring as _native_ring
+    from clamor_ray._native import ring
 
-    monkeypatch.setitem(_native_ring.OPS, "sum", 77)
+    monkeypatch.setitem(ring.OPS, "sum", 77)
     with pytest.raises(errors.RangeError):
         reduce_into(np.zeros(2), np.zeros(2), np.zeros(2), "sum")
 

@@ -14,8 +14,8 @@ from pyroaring import BitMap
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._protocol.rpc import pack
-from clamor_ray._read import access_report as _reads
-from clamor_ray._read.access_report import Reads, from_records
+from clamor_ray._read import access_report
+from clamor_ray._read.access_report import AccessReport, from_records
 from clamor_ray.actors.lineage.lineage import AttemptRecord
 from tests.conftest import ClamorCluster
 
@@ -37,7 +37,7 @@ def record(
     )
 
 
-def known(*records: AttemptRecord, n_blocks: int = N_BLOCKS) -> Reads:
+def known(*records: AttemptRecord, n_blocks: int = N_BLOCKS) -> AccessReport:
     return from_records("region 5", 4, n_blocks, records)
 
 
@@ -203,5 +203,5 @@ def test_of_a_variable(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
 
 
 def test_it_is_loaded_when_it_is_used() -> None:
-    assert clamor.reads is _reads.reads
+    assert clamor.reads is access_report.reads
     assert "reads" in clamor.__all__

@@ -22,13 +22,9 @@ from cffi import FFI
 
 from clamor_ray import errors
 from clamor_ray._build import (
-    arena as _arena,
-)
-from clamor_ray._build import (
-    libraries as _libraries,
-)
-from clamor_ray._build import (
-    numpy_allocator as _numpy_allocator,
+    arena,
+    libraries,
+    numpy_allocator,
 )
 from clamor_ray._build.arena import Arena
 from tests.support.native import compile_library
@@ -65,7 +61,7 @@ class Ground:
 
     @contextmanager
     def numpy(self) -> Iterator[None]:
-        with _numpy_allocator.in_force(_numpy_allocator.make_capsule(self.arena.numpy_handler())):
+        with numpy_allocator.in_force(numpy_allocator.make_capsule(self.arena.numpy_handler())):
             yield
 
     def close(self) -> None:
@@ -117,7 +113,7 @@ def test_the_lease_lasts_as_long_as_anything(ground: Ground) -> None:
     del made
     gc.collect()
     assert ground.is_let_go
-    assert not _numpy_allocator._kept
+    assert not numpy_allocator._kept
 
 
 # ------------------------------------------------------------------ NumPy
@@ -246,7 +242,7 @@ def build_tree(tree: Any, keys: Any) -> int:
 
 @contextmanager
 def entered(ground: Ground, library: Any) -> Iterator[None]:
-    _arena.patch(_libraries.name_of(library))
+    arena.patch(libraries.name_of(library))
     with ground.arena.entered():
         yield
 
@@ -328,31 +324,31 @@ def test_every_name_of_a_library(tree: Any, tree_path: Path) -> None:
     ffi = FFI()
     ffi.cdef("void *allocate(size_t n_bytes);")
     found = [
-        _arena.patch(_libraries.name_of(library))
+        arena.patch(libraries.name_of(library))
         for library in (tree, tree_path, str(tree_path), ffi.dlopen(str(tree_path)))
     ]
     assert found == [str(tree_path)] * 4
     from clamor_ray import _pagecache
 
-    assert _libraries.name_of(_pagecache.lib) == _libraries.name_of(_pagecache)
+    assert libraries.name_of(_pagecache.lib) == libraries.name_of(_pagecache)
     with pytest.raises(TypeError, match="is no shared library"):
-        _libraries.name_of(5)
+        libraries.name_of(5)
 
 
 def test_the_extension_modules_of_a_package() -> None:
     import faiss
     import hnswlib
 
-    (found,) = _libraries.names_of(faiss)
+    (found,) = libraries.names_of(faiss)
     assert Path(found).parent == Path(faiss.__file__).parent
     assert Path(found).name.startswith("_swigfaiss")
-    assert _libraries.names_of(sys.modules["faiss.swigfaiss"]) == [found]  # SWIG's own module
-    assert _libraries.names_of(hnswlib) == [hnswlib.__file__]
-    assert _arena.patch_any([found, _libraries.name_of(hnswlib)]) == [found, hnswlib.__file__]
+    assert libraries.names_of(sys.modules["faiss.swigfaiss"]) == [found]  # SWIG's own module
+    assert libraries.names_of(hnswlib) == [hnswlib.__file__]
+    assert arena.patch_any([found, libraries.name_of(hnswlib)]) == [found, hnswlib.__file__]
     with pytest.raises(errors.MallocShimError, match=r"No extension module of tests is loaded"):
-        _libraries.names_of(sys.modules["tests"])
+        libraries.names_of(sys.modules["tests"])
     with pytest.raises(errors.MallocShimError, match="it is NumPy"):
-        _arena.patch_any(_libraries.names_of(np))
+        arena.patch_any(libraries.names_of(np))
 
 
 def test_addresses(tree: Any) -> None:
@@ -360,11 +356,11 @@ def test_addresses(tree: Any) -> None:
     value = ctypes.c_int(5)
     at = ctypes.addressof(value)
     for given in (at, np.int64(at), ctypes.c_void_p(at), ctypes.pointer(value)):
-        assert _arena.address_of(given) == at
-    assert _arena.address_of(ffi.cast("char *", at)) == at
-    assert _arena.address_of(ctypes.c_char_p(None)) == 0
+        assert arena.address_of(given) == at
+    assert arena.address_of(ffi.cast("char *", at)) == at
+    assert arena.address_of(ctypes.c_char_p(None)) == 0
     with pytest.raises(TypeError, match="no address"):
-        _arena.address_of("text")
+        arena.address_of("text")
 
 
 def _refused() -> list[tuple[Any, str]]:
@@ -385,17 +381,17 @@ def _refused() -> list[tuple[Any, str]]:
 @pytest.mark.parametrize(("library", "why"), _refused(), ids=lambda value: str(value)[:30])
 def test_what_is_refused(library: Any, why: str) -> None:
     with pytest.raises(errors.MallocShimError, match=why):
-        _arena.patch(_libraries.name_of(library))
+        arena.patch(libraries.name_of(library))
 
 
 def test_a_library_without_malloc() -> None:
     ctypes.CDLL("libm.so.6")
     with pytest.raises(errors.MallocShimError, match="imports no malloc"):
-        _arena.patch("libm.so.6")
+        arena.patch("libm.so.6")
 
 
 def test_functions_for_libraries_that_take_an_allocator(ground: Ground) -> None:
-    functions = _arena.malloc_functions()
+    functions = arena.malloc_functions()
     malloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(functions.malloc)
     free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(functions.free)
     with ground.arena.entered():

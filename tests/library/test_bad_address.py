@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clamor_ray._read import bad_address as _bad_address
+from clamor_ray._read import bad_address
 from clamor_ray._session import session as _session
 from clamor_ray._tasks.remote import resolving
 
@@ -37,12 +37,12 @@ OTHERS = [
 
 @pytest.mark.parametrize("error", OURS)
 def test_errors_that_an_absent_block_makes(trap: SimpleNamespace, error: OSError) -> None:
-    note = _bad_address.note_of(error)
+    note = bad_address.note_of(error)
     assert note is not None
     assert "clamor.prefetch" in note
     assert "'sigsegv'" in note
     trap.trap = "uffd"
-    assert _bad_address.note_of(error) is None
+    assert bad_address.note_of(error) is None
 
 
 def test_the_variable_may_be_of_another_session_than_the_current_one(
@@ -53,16 +53,16 @@ def test_the_variable_may_be_of_another_session_than_the_current_one(
     monkeypatch.setattr(_session, "_others", {"other": other})
     for current in (None, SimpleNamespace(_client=None, leases=[]), _session._current):
         monkeypatch.setattr(_session, "_current", current)
-        note = _bad_address.note_of(OURS[0])
+        note = bad_address.note_of(OURS[0])
         assert note is not None
         assert "'sigsegv'" in note
     client.trap = trap.trap = "uffd"
-    assert _bad_address.note_of(OURS[0]) is None
+    assert bad_address.note_of(OURS[0]) is None
 
 
 @pytest.mark.parametrize("error", OTHERS)
 def test_errors_that_it_does_not_make(trap: SimpleNamespace, error: Exception) -> None:
-    assert _bad_address.note_of(error) is None
+    assert bad_address.note_of(error) is None
 
 
 @pytest.mark.parametrize("error", OURS)
@@ -70,7 +70,7 @@ def test_a_process_that_maps_nothing_is_told_nothing(
     trap: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
     monkeypatch.setattr(_session._current, "leases", [])
-    assert _bad_address.note_of(error) is None
+    assert bad_address.note_of(error) is None
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
@@ -90,9 +90,9 @@ def test_what_ends_the_program_or_a_thread_is_explained(
     shown: list[Any] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, traceback: shown.append(error))
     monkeypatch.setattr(threading, "excepthook", lambda args: shown.append(args.exc_value))
-    monkeypatch.setattr(_bad_address, "_hooked", threading.Event())
-    _bad_address.hook()
-    _bad_address.hook()  # once is enough
+    monkeypatch.setattr(bad_address, "_hooked", threading.Event())
+    bad_address.hook()
+    bad_address.hook()  # once is enough
 
     def fail() -> None:
         raise OSError("8 requested and 0 written")

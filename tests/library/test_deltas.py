@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clamor_ray._native import scatter as _native_scatter
+from clamor_ray._native import scatter
 from clamor_ray._write.deltas import (
     UFUNCS,
     Array,
@@ -145,7 +145,7 @@ def test_ids_are_narrow_where_they_can_be() -> None:
 def test_c_checks_ids_before_it_writes() -> None:
     array = np.zeros(4)
     with pytest.raises(RangeError, match="row 4 of 4"):
-        _native_scatter.apply("add", array, np.array([0, 4], np.uint64), np.ones(2))
+        scatter.apply("add", array, np.array([0, 4], np.uint64), np.ones(2))
     assert not array.any()
     delta = Delta("add", np.array([3], np.uint32), np.ones(1))
     assert delta.n_bytes == 12

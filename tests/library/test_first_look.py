@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clamor_ray._protocol import names as _names
+from clamor_ray._protocol import names
 from clamor_ray._session.session import FIRST_LOOK_S, Session
 
 
@@ -56,7 +56,7 @@ def test_a_server_that_is_slow_to_answer_is_no_error(below: Path) -> None:
     """It listens, and its first answer takes longer than the first look."""
     scope = "b" * 12
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        os.mkdir(_names.socket_directory(str(below)))
-        server.bind(_names.server_socket(scope, "0" * 56, str(below)))
+        os.mkdir(names.socket_directory(str(below)))
+        server.bind(names.server_socket(scope, "0" * 56, str(below)))
         server.listen(1)
         assert first_look(scope, below) < FIRST_LOOK_S + 2

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._objects import ranges as _ranges
+from clamor_ray._objects import ranges
 from clamor_ray._objects.ranges import BLOCK_BYTES
 from clamor_ray._read.gather import row_ids
 from clamor_ray._session import session as _session
@@ -145,7 +145,7 @@ def test_no_block_of_a_row_is_missing(
     array = np.ndarray(shape, "V8", memory, 1 << 19, strides)
     found = {
         int(first) + i
-        for first, n in _ranges.row_spans(array, np.array(ids, np.uint64))
+        for first, n in ranges.row_spans(array, np.array(ids, np.uint64))
         for i in range(int(n))
     }
     base = memory.ctypes.data + (1 << 19)

@@ -150,9 +150,9 @@ def test_who_waits_holds_no_place_of_the_registrys(
 
 def test_connections_end_with_the_last_group_object(workers: list[Any]) -> None:
     def soon(rank: int) -> None:
-        from clamor_ray._ring import group_ends as _group_ends
+        from clamor_ray._ring import group_ends
 
-        _group_ends.LET_GO_S = 0.2
+        group_ends.LET_GO_S = 0.2
 
     def keep(group: Any, rank: int) -> None:
         import builtins

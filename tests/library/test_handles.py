@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from clamor_ray import errors
-from clamor_ray._native import base as _native_base
+from clamor_ray._native import base
 from clamor_ray._native import client as _native
 from clamor_ray._read.lease import Lease, LeaseTable
 
@@ -60,7 +60,7 @@ def test_a_handle_is_not_freed_under_a_call() -> None:
 def test_a_call_that_never_ends_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_native_base, "_DRAIN_S", 0.02)
+    monkeypatch.setattr(base, "_DRAIN_S", 0.02)
     handle, function = _native._Handle(), Blocking()
     handle._opened(object())
     caller = threading.Thread(target=handle._call, args=(function,))

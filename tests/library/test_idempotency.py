@@ -15,11 +15,11 @@ import pytest
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._protocol.config import Config
-from clamor_ray._protocol.idempotency import Name, StatusWord, digest_of, word_of
+from clamor_ray._protocol.idempotency import IdempotencyKey, Name, digest_of, key_kept_in
 from clamor_ray._protocol.messages import INLINE_BASE, CommitRequest, Write
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import session as _session
-from clamor_ray._tasks import task_context as _attempt
+from clamor_ray._tasks import task_context
 from clamor_ray._tasks.task_context import recording
 from clamor_ray.actors.commits.commit_log import CommitLog, Limits
 from clamor_ray.actors.commits.journal import Journal
@@ -91,13 +91,13 @@ def test_words_are_inline_variables_of_task_variables_and_number() -> None:
 
 
 def test_a_word_says_which_commit_was_made() -> None:
-    word = StatusWord(name_of(TASK, 7), 99)
+    word = IdempotencyKey(name_of(TASK, 7), 99)
     write = word.write()
     assert (write.region, write.base_version) == (name_of(TASK, 7).word_id, 0)
-    assert word_of(write.region, write.payload) == word
-    assert word_of(write.region + 1, write.payload) is None
-    assert word_of(write.region, b"something else") is None
-    assert word_of(write.region, None) is None
+    assert key_kept_in(write.region, write.payload) == word
+    assert key_kept_in(write.region + 1, write.payload) is None
+    assert key_kept_in(write.region, b"something else") is None
+    assert key_kept_in(write.region, None) is None
 
 
 # ------------------------------------------------------------------ the decision
@@ -113,7 +113,7 @@ def test_the_second_is_told_of_the_word_before_all_else() -> None:
     for commit_id in (1, 2):
         request = request_of(
             commit_id,
-            StatusWord(name_of(TASK, 0), commit_id).write(),
+            IdempotencyKey(name_of(TASK, 0), commit_id).write(),
             Write(counter, 0, 0, b"", 0, 0, payload=b"one"),
         )
         if commit_id == 1:
@@ -125,7 +125,7 @@ def test_the_second_is_told_of_the_word_before_all_else() -> None:
 
 
 def commit_word(log: CommitLog, journal: Journal, commit_id: int, name: Name) -> None:
-    entries = log.prepare(request_of(commit_id, StatusWord(name, commit_id).write()))
+    entries = log.prepare(request_of(commit_id, IdempotencyKey(name, commit_id).write()))
     journal.commit(commit_id, entries, 0.0)
     log.apply(commit_id, entries, 0.0)
 
@@ -164,9 +164,9 @@ def test_words_are_dropped_with_their_tasks(tmp_path: Path) -> None:
         for token, n in ((TASK, 0), (TASK, 1), (TASK, 2), (nobody, 0)):
             # One that runs still changes nothing, whether it had a word or not.
             with pytest.raises(errors.FreedError, match="was cancelled"):
-                known.prepare(request_of(9, StatusWord(name_of(token, n), 9).write()))
+                known.prepare(request_of(9, IdempotencyKey(name_of(token, n), 9).write()))
         with pytest.raises(errors.CommitConflict):
-            known.prepare(request_of(9, StatusWord(name_of(OTHER, 0), 9).write()))
+            known.prepare(request_of(9, IdempotencyKey(name_of(OTHER, 0), 9).write()))
     journal.close()
 
 
@@ -295,11 +295,11 @@ def test_a_conflict_does_not_count(ref: GlobalRef[Any]) -> None:
 
 def rival(ref: GlobalRef[Any]) -> None:
     """A commit of another process, of which this attempt knows nothing."""
-    attempt, _attempt._current = _attempt._current, None
+    attempt, task_context._current = task_context._current, None
     try:
         on_a_thread(lambda: add(copy_of(ref)))
     finally:
-        _attempt._current = attempt
+        task_context._current = attempt
 
 
 def test_an_empty_transaction_commits_its_word(session: FakeSession, ref: GlobalRef[Any]) -> None:

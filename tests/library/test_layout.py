@@ -21,7 +21,7 @@ from scipy.spatial import cKDTree
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.neighbors import BallTree, KDTree
 
-from clamor_ray._objects import layout as _layout
+from clamor_ray._objects import layout
 from clamor_ray._objects.layout import (
     BLOCK_BYTES,
     BUFFER_ALIGNMENT,
@@ -51,7 +51,7 @@ class Memory:
         return interface
 
 
-def load(pickled: _layout.Pickled, *, writable: bool = False) -> tuple[Any, weakref.ref[Memory]]:
+def load(pickled: layout.Pickled, *, writable: bool = False) -> tuple[Any, weakref.ref[Memory]]:
     """Writes an object into memory of its own and rebuilds it there."""
     memory = Memory(pickled.plan.region_bytes, writable=writable)
     for offset, view in pickled.pieces():
@@ -88,28 +88,28 @@ def test_a_plan_travels() -> None:
 
 def test_blocks_of_the_stream_and_chosen_buffers() -> None:
     plan = make_plan(5000, [3, 4096, 10_000, 0])
-    assert _layout.runs_of_buffers(plan, lambda _: False) == [(0, 2)]
-    assert _layout.runs_of_buffers(plan) == [(0, 6)]
-    assert _layout.runs_of_buffers(plan, lambda i: i == 2) == [(0, 2), (3, 3)]
+    assert layout.runs_of_buffers(plan, lambda _: False) == [(0, 2)]
+    assert layout.runs_of_buffers(plan) == [(0, 6)]
+    assert layout.runs_of_buffers(plan, lambda i: i == 2) == [(0, 2), (3, 3)]
 
 
 def test_runs_of_buffers_in_any_order() -> None:
     plan = Plan(40_000, 100, ((36_864, 10), (0, 20_000), (4096, 5000), (0, 0)), 20_480)
-    assert _layout.runs_of_buffers(plan, lambda _: False) == [(5, 1)]
-    assert _layout.runs_of_buffers(plan) == [(0, 6), (9, 1)]
-    assert _layout.runs_of_buffers(plan, lambda i: i == 0) == [(5, 1), (9, 1)]
+    assert layout.runs_of_buffers(plan, lambda _: False) == [(5, 1)]
+    assert layout.runs_of_buffers(plan) == [(0, 6), (9, 1)]
+    assert layout.runs_of_buffers(plan, lambda i: i == 0) == [(5, 1), (9, 1)]
 
 
 def test_capacity_is_reserved() -> None:
     assert Plan(5000, 100, capacity_bytes=9000).region_bytes == 12_288
     assert Plan(5000, 100, capacity_bytes=100).region_bytes == 8192
-    plan, stream = _layout.take_apart_zeros((10, 3), "f4", capacity=1_000_000)
+    plan, stream = layout.take_apart_zeros((10, 3), "f4", capacity=1_000_000)
     ((offset, n_bytes),) = plan.buffers
     assert (offset % BLOCK_BYTES, n_bytes) == (0, 120)
     assert plan.total_bytes == offset + 120
     assert 12_000_000 <= plan.region_bytes - offset < 12_000_000 + BLOCK_BYTES
     # Where the stream lies there is room for that of the longest.
-    longest, its_stream = _layout.take_apart_zeros((1_000_000, 3), "f4", capacity=1_000_000)
+    longest, its_stream = layout.take_apart_zeros((1_000_000, 3), "f4", capacity=1_000_000)
     assert len(stream) <= len(its_stream) <= offset
     assert longest.region_bytes == plan.region_bytes
     image = np.zeros(plan.region_bytes, np.uint8)
@@ -117,7 +117,7 @@ def test_capacity_is_reserved() -> None:
     assert put_together(image, plan).shape == (10, 3)
     for shape, capacity in (((), 5), ((10, 3), 9), ((10, 3), -1)):
         with pytest.raises(ValueError, match="capacity"):
-            _layout.take_apart_zeros(shape, "f4", capacity=capacity)
+            layout.take_apart_zeros(shape, "f4", capacity=capacity)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_capacity_is_reserved() -> None:
     ],
 )
 def test_bytes_for_people(n_bytes: int, text: str) -> None:
-    assert _layout.format_bytes(n_bytes) == text
+    assert layout.format_bytes(n_bytes) == text
 
 
 # ------------------------------------------------------------------ NumPy
@@ -220,7 +220,7 @@ def test_arrays_of_objects_travel_in_band() -> None:
 @pytest.mark.parametrize("shape", [0, 5, (), (0, 3), (3, 4), np.int64(9)])
 @pytest.mark.parametrize("dtype", [np.float32, "M8[s]", [("a", "i4"), ("b", "U2")], ">i8"])
 def test_zeros_without_an_array(shape: Any, dtype: Any) -> None:
-    plan, inband = _layout.take_apart_zeros(shape, dtype)
+    plan, inband = layout.take_apart_zeros(shape, dtype)
     image = np.zeros(plan.region_bytes, np.uint8)
     image[: len(inband)] = np.frombuffer(inband, np.uint8)
     again = put_together(image, plan)
@@ -231,7 +231,7 @@ def test_zeros_without_an_array(shape: Any, dtype: Any) -> None:
 
 
 def test_zeros_of_any_size_cost_nothing() -> None:
-    plan, inband = _layout.take_apart_zeros((10**6, 10**6), np.float64)
+    plan, inband = layout.take_apart_zeros((10**6, 10**6), np.float64)
     assert plan.total_bytes > 8 * 10**12
     assert len(inband) < 1000
 
@@ -239,7 +239,7 @@ def test_zeros_of_any_size_cost_nothing() -> None:
 @pytest.mark.parametrize("args", [((3,), object), ((-1,), "f4"), ((3,), "S0")])
 def test_zeros_that_cannot_be(args: tuple[Any, Any]) -> None:
     with pytest.raises(ValueError):
-        _layout.take_apart_zeros(*args)
+        layout.take_apart_zeros(*args)
 
 
 # ------------------------------------------------------------------ what others make of arrays
@@ -423,14 +423,14 @@ class Building:
         self.placed: list[tuple[int, int]] = []
 
     def place(self, n_bytes: int, alignment: int) -> int:
-        offset = self.end = _layout.round_up(self.end, alignment)
+        offset = self.end = layout.round_up(self.end, alignment)
         self.end += n_bytes
         self.placed.append((n_bytes, alignment))
         return offset
 
-    def publish(self, obj: Any, **how: Any) -> tuple[Any, _layout.InPlace]:
+    def publish(self, obj: Any, **how: Any) -> tuple[Any, layout.InPlace]:
         end = self.address + self.image.nbytes
-        taken = _layout.take_apart_in_place(
+        taken = layout.take_apart_in_place(
             obj, self.address, end, self.place, capacity_bytes=self.image.nbytes, **how
         )
         for offset, view in taken.pieces:

@@ -26,7 +26,7 @@ import pytest
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._native import client as _native
-from clamor_ray._objects import memory as _memory
+from clamor_ray._objects import memory
 from clamor_ray._protocol.handshake import (
     ACCEPT_BYTES,
     CHALLENGE_BYTES,
@@ -34,7 +34,7 @@ from clamor_ray._protocol.handshake import (
     ClientHandshake,
     Hello,
 )
-from clamor_ray._session import session as _session
+from clamor_ray._session import session
 from tests.conftest import ClamorCluster, until
 
 BASE = 0x1200_0000_0000
@@ -136,7 +136,7 @@ def test_an_address_clash_names_both(server: Server) -> None:
 def test_no_memory_is_told_with_both_numbers(
     clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_memory, "available_bytes", lambda: 5_000_000)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 5_000_000)
     with pytest.raises(errors.OutOfMemoryError) as caught:
         clamor.put(np.zeros(2_000_000))
     numbers = [int(word) for word in str(caught.value).replace("(", " ").split() if word.isdigit()]
@@ -153,7 +153,7 @@ def test_other_platforms(
     name: str, value: object, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = {"platform": sys.platform, "maxsize": sys.maxsize, "modules": sys.modules, name: value}
-    monkeypatch.setattr(_session, "sys", SimpleNamespace(**seen))
+    monkeypatch.setattr(session, "sys", SimpleNamespace(**seen))
     with pytest.raises(errors.UnsupportedPlatformError, match=told) as caught:
         clamor.init()
     assert "64-bit Linux" in caught.value.hint
@@ -365,7 +365,7 @@ def test_strangers_on_the_data_port(clamor_cluster: ClamorCluster) -> None:
 def test_peers_that_know_the_secret_and_lie(clamor_cluster: ClamorCluster) -> None:
     import ray
 
-    secret = ray.get(_session.current().registry.secret.remote(), timeout=30)
+    secret = ray.get(session.current().registry.secret.remote(), timeout=30)
     info = info_of(clamor_cluster, 0)
     ref = clamor.put(np.full(1 << 20, 3, np.uint8))
     _, before = counters(clamor_cluster, 0)

@@ -12,7 +12,7 @@ import pytest
 from pyroaring import BitMap
 
 from clamor_ray import errors
-from clamor_ray._read import losses as _losses
+from clamor_ray._read import losses
 from clamor_ray.actors.recovery.lost_blocks import LostBlocks
 
 
@@ -36,7 +36,7 @@ class FakeSession:
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(_losses, "_told", set())
+    monkeypatch.setattr(losses, "_told", set())
     return FakeSession()
 
 
@@ -46,7 +46,7 @@ REF: Any = SimpleNamespace(scope="scope", region=7)
 def warned(session: Any, loss: int, action: Any = "always") -> list[Any]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter(action)
-        _losses.warn(session, REF, loss)
+        losses.warn(session, REF, loss)
     return [found.message for found in caught]
 
 
@@ -67,7 +67,7 @@ def test_once_for_each_loss(session: Any) -> None:
 
 def test_it_names_the_line_of_the_caller(session: Any) -> None:
     with pytest.warns(errors.LostBlocksWarning) as caught:
-        _losses.warn(session, REF, 5)
+        losses.warn(session, REF, 5)
     assert caught[0].filename == __file__
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from clamor_ray._objects.layout import Plan
 from clamor_ray._read.ref import GlobalRef, State
-from clamor_ray._tasks import passing as _passing
+from clamor_ray._tasks import passing
 from clamor_ray._tasks.passing import Passing, is_packed, packed, unpacked
 from clamor_ray._tasks.read_predictor import Hinted, hinting_of, key_of
 
@@ -76,20 +76,20 @@ def test_other_values_are_left_alone(value: Any) -> None:
 
 
 def test_bytes_that_look_like_it_are_a_users() -> None:
-    for value in (packed(refs()["plain"]), packed(packed(refs()["plain"])), _passing._MAGIC):
+    for value in (packed(refs()["plain"]), packed(packed(refs()["plain"])), passing._MAGIC):
         assert unpacked(packed(value)) == value
         assert type(unpacked(packed(value))) is bytes
 
 
 def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_passing, "_known", {})
-    monkeypatch.setattr(_passing, "MOST_KNOWN", 3)
+    monkeypatch.setattr(passing, "_known", {})
+    monkeypatch.setattr(passing, "MOST_KNOWN", 3)
     for region in range(10):
         ref: GlobalRef[Any] = GlobalRef(region, 0, 0x1100_0000_0000, 8192, PLAN, "s")
         assert unpacked(packed(ref)).region == region
-        assert len(_passing._known) <= 3
+        assert len(passing._known) <= 3
     assert unpacked(packed(refs()["inline"])).payload == b"hello"
-    assert all(not ref.inline for ref in _passing._known.values())
+    assert all(not ref.inline for ref in passing._known.values())
 
 
 @pytest.mark.parametrize("replay", [None, False])

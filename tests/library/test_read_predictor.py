@@ -18,9 +18,8 @@ from clamor_ray._objects.layout import Plan
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import session as _session
-from clamor_ray._tasks import predicted_reads as _replaying
-from clamor_ray._tasks import read_predictor as _replay
-from clamor_ray._tasks.predicted_reads import Replaying
+from clamor_ray._tasks import predicted_reads, read_predictor
+from clamor_ray._tasks.predicted_reads import PredictedReads
 from clamor_ray._tasks.read_predictor import (
     Hinted,
     Submitted,
@@ -37,7 +36,7 @@ from tests.support.fake_session import Cluster, FakeSession
 @pytest.fixture(autouse=True)
 def nothing_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """By tests before this one, whose variables have the same ids."""
-    monkeypatch.setattr(_replaying, "_done", {})
+    monkeypatch.setattr(predicted_reads, "_done", {})
 
 
 def ref_of(region: int, version: int = 0, scope: str = "s", payload: bytes | None = None) -> Any:
@@ -117,7 +116,7 @@ def test_the_caller_remembers_what_it_submitted() -> None:
 
 
 def test_the_first_reference_carries_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_replay, "submitted", Submitted())
+    monkeypatch.setattr(read_predictor, "submitted", Submitted())
     inline, first, second = ref_of(9, payload=b"x"), ref_of(1), ref_of(2)
 
     def call(*args: Any, **kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -322,7 +321,7 @@ def test_no_answer_fails_a_call(monkeypatch: pytest.MonkeyPatch, answer: Any) ->
     monkeypatch.setattr(_session, "_current", session)
     ref = session.put(np.zeros(100_000))
     hinted = Hinted(ref, key_of("f", (ref,), {}), True)
-    replaying = Replaying(hinted, [ref])
+    replaying = PredictedReads(hinted, [ref])
     assert session.registry.asked == [(*hinted.key, session.server_id, [ref.region])]
     session.fake.prefetched.clear()
     lease = session.open(ref)
@@ -341,7 +340,7 @@ def test_what_is_known_is_fetched_and_not_noted_again(monkeypatch: pytest.Monkey
     there = encode(runs_of((2, 3), (9, 1)))
     session.registry = Registry(pack(0, {ref.region: there}, []))
     monkeypatch.setattr(_session, "_current", session)
-    replaying = Replaying(Hinted(ref, key_of("f", (ref,), {}), True), [ref])
+    replaying = PredictedReads(Hinted(ref, key_of("f", (ref,), {}), True), [ref])
     lease = session.open(ref)
     session.fake.prefetched.clear()
     replaying.fetch([lease])
@@ -359,13 +358,13 @@ def test_a_first_call_and_one_whose_home_is_here_ask_nothing(
     ref = session.put(np.zeros(100_000))
     session.registry = Registry(pack(0, {}, [ref.region]))
     monkeypatch.setattr(_session, "_current", session)
-    monkeypatch.setattr(_replaying, "_here", set())
+    monkeypatch.setattr(predicted_reads, "_here", set())
     key = key_of("f", (ref,), {})
-    Replaying(Hinted(ref, key, False), [ref]).fetch([])
+    PredictedReads(Hinted(ref, key, False), [ref]).fetch([])
     assert session.registry.asked == []
-    Replaying(Hinted(ref, key, True), [ref]).fetch([])
+    PredictedReads(Hinted(ref, key, True), [ref]).fetch([])
     assert len(session.registry.asked) == 1
-    Replaying(Hinted(ref, key, True), [ref]).fetch([])  # now it is known where its home is
+    PredictedReads(Hinted(ref, key, True), [ref]).fetch([])  # now it is known where its home is
     assert len(session.registry.asked) == 1
 
 
@@ -378,7 +377,7 @@ def test_what_was_done_at_a_version_is_not_asked_about(monkeypatch: pytest.Monke
 
     def call() -> int:
         before = len(session.registry.asked)
-        replaying = Replaying(Hinted(ref, key, True), [ref])
+        replaying = PredictedReads(Hinted(ref, key, True), [ref])
         replaying.fetch([])
         replaying.note([], "f", {})
         return len(session.registry.asked) - before
@@ -395,13 +394,13 @@ def test_what_was_said_twice_is_said(monkeypatch: pytest.MonkeyPatch, again: boo
     ref = session.put(np.zeros(100_000))
     session.registry = Registry(pack(0, {}, []))
     monkeypatch.setattr(_session, "_current", session)
-    monkeypatch.setattr(_replaying, "_noted", {})
+    monkeypatch.setattr(predicted_reads, "_noted", {})
     key = key_of("f", (ref,), {})
 
     def noted(*runs: tuple[int, int]) -> int:
-        _replaying._done.clear()  # as at another version
+        predicted_reads._done.clear()  # as at another version
         before = len(session.registry.asked)
-        replaying = Replaying(Hinted(ref, key, again), [ref])
+        replaying = PredictedReads(Hinted(ref, key, again), [ref])
         replaying.fetch([])
         replaying.note([(ref.region, runs_of(*runs))], "f", {})
         return len(session.registry.asked) - before - again

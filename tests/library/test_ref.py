@@ -17,12 +17,12 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._objects import memory as _memory
+from clamor_ray._objects import memory
 from clamor_ray._objects.layout import Plan, take_apart
 from clamor_ray._protocol import names as _names
 from clamor_ray._protocol.config import Config
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import session as _session
+from clamor_ray._session import session
 from clamor_ray._tasks.remote import resolving
 
 PLAN = Plan(1288490189, 120, ((4096, 1288486093),))
@@ -204,7 +204,7 @@ def test_names_agree_with_the_actors() -> None:
     from clamor_ray.actors.registry import registry
 
     # A worker finds both by name alone, so nobody may spell the names a second time.
-    assert registry._names is page_server._names is _names
+    assert registry.names is page_server.names is _names
 
 
 # ------------------------------------------------------------------ memory
@@ -220,7 +220,7 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 
 def test_memory_left_is_the_least_that_anyone_leaves(tmp_path: Path) -> None:
     files = {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    8000 kB\n"}
-    assert _memory.available_bytes(tree(tmp_path, files)) == 8000 * 1024
+    assert memory.available_bytes(tree(tmp_path, files)) == 8000 * 1024
     files = {
         "proc/self/cgroup": "0::/pod/box\n",
         "sys/fs/cgroup/pod/memory.max": "5000000\n",
@@ -229,7 +229,7 @@ def test_memory_left_is_the_least_that_anyone_leaves(tmp_path: Path) -> None:
         "sys/fs/cgroup/pod/box/memory.max": "max\n",
         "sys/fs/cgroup/pod/box/memory.current": "4000000\n",
     }
-    assert _memory.available_bytes(tree(tmp_path, files)) == 1_500_000
+    assert memory.available_bytes(tree(tmp_path, files)) == 1_500_000
 
 
 def test_memory_left_under_the_first_cgroups(tmp_path: Path) -> None:
@@ -238,19 +238,19 @@ def test_memory_left_under_the_first_cgroups(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "1000",
         "sys/fs/cgroup/memory/x/memory.usage_in_bytes": "2000",
     }
-    assert _memory.available_bytes(tree(tmp_path, files)) == 0
+    assert memory.available_bytes(tree(tmp_path, files)) == 0
 
 
 def test_memory_left_unknown(tmp_path: Path) -> None:
-    assert _memory.available_bytes(tmp_path) is None
-    enough = None if _memory.available_bytes() is None else 1 << 61
-    _memory.check_room(1 << 60, "put(x)", available=enough)
+    assert memory.available_bytes(tmp_path) is None
+    enough = None if memory.available_bytes() is None else 1 << 61
+    memory.check_room(1 << 60, "put(x)", available=enough)
 
 
 def test_no_room_is_an_error_with_both_numbers() -> None:
     with pytest.raises(errors.OutOfMemoryError, match=r"2\.0 KiB \(2048 bytes\).*1000 bytes"):
-        _memory.check_room(2048, "put(x)", available=1000)
-    _memory.check_room(2048, "put(x)", available=2048)
+        memory.check_room(2048, "put(x)", available=1000)
+    memory.check_room(2048, "put(x)", available=2048)
 
 
 # ------------------------------------------------------------------ the decorator, without Ray
@@ -418,7 +418,7 @@ def test_errors_cross_the_wire_whole(cluster: None) -> None:
         raise errors.HomeLostError("Node 7 is gone.", code=-7)
 
     with pytest.raises(errors.HomeLostError) as caught:
-        _session.ask(fail.remote(), 60)
+        session.await_rpc(fail.remote(), 60)
     assert type(caught.value) is errors.HomeLostError
     assert caught.value.code == -7
 
@@ -429,7 +429,7 @@ def test_answers_that_do_not_come(cluster: None) -> None:
         raise KeyError("what")
 
     with pytest.raises(errors.InternalError, match="KeyError"):
-        _session.ask(fail.remote(), 60)
+        session.await_rpc(fail.remote(), 60)
 
     @ray.remote(num_cpus=0)
     class Registry:
@@ -441,7 +441,7 @@ def test_answers_that_do_not_come(cluster: None) -> None:
 
     def ask_until(deadline: float) -> None:
         while time.monotonic() < deadline:
-            _session.ask(registry.ping.remote(), 60)
+            session.await_rpc(registry.ping.remote(), 60)
 
     with pytest.raises(errors.ServerUnavailableError):
         ask_until(time.monotonic() + 60)
@@ -457,6 +457,6 @@ def test_a_worker_without_a_session_says_so(cluster: None) -> None:
         REF.get()
 
     with pytest.raises(errors.NotInitializedError, match="No driver of this job"):
-        _session.ask(put.remote(), 60)
+        session.await_rpc(put.remote(), 60)
     with pytest.raises(errors.SessionMismatchError, match="abcdef123456"):
-        _session.ask(get.remote(), 60)
+        session.await_rpc(get.remote(), 60)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from clamor_ray import errors
 from clamor_ray._native.ring import Ring, dtype_code
-from clamor_ray._ring import joining as _ring_join
+from clamor_ray._ring import joining
 from clamor_ray._ring.joining import Place, in_ring, join, listen
 
 SECRET = bytes(range(32))
@@ -207,7 +207,7 @@ def test_who_never_comes_is_named() -> None:
 def test_a_stranger_that_says_nothing_does_not_hold_up_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_ring_join, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(joining, "HANDSHAKE_S", 0.3)
     with listen(HOST) as a, listen(HOST) as b, ThreadPoolExecutor(2) as pool:
         with socket.create_connection(a.getsockname()) as silent:
             one = pool.submit(join_two, a, b.getsockname()[1], b"group", SECRET, 0)

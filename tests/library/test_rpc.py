@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayTaskError
 
 from clamor_ray import errors
-from clamor_ray._protocol import rpc as _ask
+from clamor_ray._protocol import rpc
 
 
 class Mapping:
@@ -51,7 +51,7 @@ def test_what_callers_hold_goes_with_them(
     def caller() -> tuple[weakref.ref[Mapping], type[Exception]]:
         held = Mapping()
         try:
-            _ask.ask(None, 1.0)
+            rpc.await_rpc(None, 1.0)
         except errors.ClamorError as error:  # a name that would outlive it would be a cycle itself
             return weakref.ref(held), type(error)
         raise AssertionError("nothing was raised")
@@ -73,5 +73,5 @@ def test_the_cause_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ray, "get", get)
     with pytest.raises(errors.WaitTimeoutError) as caught:
-        _ask.ask(None, 1.0)
+        rpc.await_rpc(None, 1.0)
     assert isinstance(caught.value.__cause__, GetTimeoutError)

@@ -15,7 +15,7 @@ from clamor_ray import errors
 from clamor_ray._protocol.config import Config
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import session as _session
-from clamor_ray._write import scatter_add as _adds
+from clamor_ray._write import scatter_add
 from tests.support.fake_session import BLOCK_BYTES, Cluster, FakeSession
 
 PER_BLOCK = BLOCK_BYTES // 8
@@ -343,7 +343,7 @@ def test_it_gives_up_in_time(
         now_s[0] += seconds
 
     clock = types.SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep)
-    monkeypatch.setattr(_adds, "time", clock)
+    monkeypatch.setattr(scatter_add, "time", clock)
     monkeypatch.setattr(session, "config", Config(control_timeout_s=3.0))
     _before_commit(session, monkeypatch, other, times=10**6)
     with pytest.raises(errors.CommitConflict):

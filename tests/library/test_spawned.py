@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clamor_ray._session import spawned as _spawned
+from clamor_ray._session import spawned
 
 SCRIPT = """
 import multiprocessing
@@ -108,12 +108,12 @@ def test_they_attach_by_themselves(how: str, tmp_path: Path) -> None:
 def test_only_processes_that_were_started_take_what_was_announced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv(_spawned.VARIABLE, raising=False)
-    assert _spawned.announced() is None
-    monkeypatch.setenv(_spawned.VARIABLE, "")
-    assert _spawned.announced() is None
-    _spawned.announce("ab" * 28, "/var/a:b")
-    assert _spawned.announced() is None  # this one has Ray, or had it
+    monkeypatch.delenv(spawned.VARIABLE, raising=False)
+    assert spawned.announced() is None
+    monkeypatch.setenv(spawned.VARIABLE, "")
+    assert spawned.announced() is None
+    spawned.announce("ab" * 28, "/var/a:b")
+    assert spawned.announced() is None  # this one has Ray, or had it
     command = "from clamor_ray._session import spawned as _spawned; print(_spawned.announced())"
     done = subprocess.run(
         [sys.executable, "-c", command], capture_output=True, text=True, timeout=100, check=True

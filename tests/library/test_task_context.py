@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import clamor_ray as clamor
-from clamor_ray._tasks import task_context as _attempt
-from clamor_ray._tasks.task_context import Attempt, recording
+from clamor_ray._tasks import task_context
+from clamor_ray._tasks.task_context import TaskContext, recording
 from tests.conftest import ANSWER_S, ClamorCluster
 
 pytestmark = pytest.mark.lab
@@ -37,7 +37,7 @@ def ref(clamor_cluster: ClamorCluster) -> Iterator[Any]:
     clamor.free(ref)
 
 
-def blocks_of(attempt: Attempt, ref: Any) -> list[int] | None:
+def blocks_of(attempt: TaskContext, ref: Any) -> list[int] | None:
     """Without the stream's; None: all."""
     from pyroaring import BitMap
 
@@ -279,9 +279,9 @@ def test_look_ups_of_a_map(clamor_cluster: ClamorCluster, node: int) -> None:
         table[5] = 11
     changed = hm.ref.version
     assert changed == 1
-    from clamor_ray._session import session as _session
+    from clamor_ray._session import session
 
-    dirty = BitMap.deserialize(_session.current().call("changes", hm.ref.region, 0, 1))
+    dirty = BitMap.deserialize(session.current().call("changes", hm.ref.region, 0, 1))
     assert dirty & blocks, "who looked it up must be told"
     clamor.free(hm.ref)
 
@@ -378,8 +378,8 @@ def test_coarse_is_more(clamor_cluster: ClamorCluster, ref: Any) -> None:
 
 
 def test_who_is_not_in_an_attempt_pays_nothing() -> None:
-    assert _attempt.current() is None
-    assert not _attempt.wants_exact()
+    assert task_context.current() is None
+    assert not task_context.wants_exact()
 
 
 # ------------------------------------------------------------------ by a client that says anything
@@ -412,9 +412,9 @@ def read_by(client: Client, *tokens: int, ends: int | None = None) -> Any:
     ref: Any = GlobalRef(3, 5, 0x1100_0000_0000, 1 << 20, plan, "s", frozen=True)
     with recording(None) as attempt:
         for token in tokens:
-            _attempt.leased(client, token, Mapping(9, 0x1100_0000_0000, 1 << 20), ref)  # type: ignore[arg-type]
+            task_context.leased(client, token, Mapping(9, 0x1100_0000_0000, 1 << 20), ref)  # type: ignore[arg-type]
         if ends is not None:
-            _attempt.released(ends)
+            task_context.released(ends)
     return blocks_of(attempt, ref)
 
 
@@ -443,9 +443,9 @@ def test_a_lease_that_ends_is_looked_at_first() -> None:
 def test_where_nobody_can_tell_all_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_by(Client(clamor.errors.ClosedError("closed")), 1) is None
     scanned = iter([100, 100])
-    monkeypatch.setattr(_attempt, "_reclaimed", lambda: next(scanned))
+    monkeypatch.setattr(task_context, "_reclaimed", lambda: next(scanned))
     assert read_by(Client([(7, 2)]), 1) == [6, 7]
     for looks in ([100, 101], [None, None]):  # pages were swapped out; nobody knows
         told = iter(looks)
-        monkeypatch.setattr(_attempt, "_reclaimed", lambda told=told: next(told))
+        monkeypatch.setattr(task_context, "_reclaimed", lambda told=told: next(told))
         assert read_by(Client([(7, 2)]), 1) is None

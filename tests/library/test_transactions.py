@@ -17,10 +17,10 @@ import pytest
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._native.client import Mapping
-from clamor_ray._objects import memory as _memory
+from clamor_ray._objects import memory
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import session as _session
-from clamor_ray._write import transaction as _transaction
+from clamor_ray._write import transaction
 from tests.support.fake_session import BLOCK_BYTES, Cluster, FakeSession
 
 PER_BLOCK = BLOCK_BYTES // 8
@@ -341,7 +341,7 @@ def test_no_room_is_said_before_anything_is_staged(
 ) -> None:
     ref = clamor.put(np.zeros(3 << 17))  # 3 MiB: less than the kernel need not be asked for
     with monkeypatch.context() as patch:
-        patch.setattr(_memory, "available_bytes", lambda: 100)
+        patch.setattr(memory, "available_bytes", lambda: 100)
         expected = pytest.raises(errors.OutOfMemoryError, match=r"100 bytes.*still open")
         with expected as caught, clamor.update(ref) as x:
             x[:] = 1
@@ -443,7 +443,7 @@ def test_a_commit_that_was_taken_for_dead_goes_under_another_id(
 def test_a_large_commit_asks_before_it_copies(
     session: FakeSession, ref: GlobalRef[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_transaction, "ASK_FIRST_BYTES", 4 * BLOCK_BYTES)
+    monkeypatch.setattr(transaction, "ASK_FIRST_BYTES", 4 * BLOCK_BYTES)
     old = ref.snapshot()
     with clamor.update(ref) as x:
         x[0] = 1

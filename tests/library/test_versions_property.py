@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._session import session as _session
+from clamor_ray._session import session
 from tests.conftest import ANSWER_S, ClamorCluster
 from tests.support.lab.cluster import node_resource
 
@@ -474,7 +474,7 @@ class Versions(RuleBasedStateMachine):
         who = data.draw(st.integers(0, 2), "server, or registry")
         self.restarts += 1
         pid = (
-            int(_session.current().call("ping"))
+            int(session.current().call("ping"))
             if who == 2
             else self.cluster.lab.page_server_pid(who)
         )

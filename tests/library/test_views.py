@@ -15,9 +15,9 @@ import ray.cloudpickle
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._objects import ranges as _ranges
+from clamor_ray._objects import ranges
 from clamor_ray._protocol.config import Config
-from clamor_ray._read import views as _views
+from clamor_ray._read import views
 from clamor_ray._session import session as _session
 from tests.support.fake_session import Cluster, FakeSession
 
@@ -27,7 +27,7 @@ SMALL = 2000  # bytes that no pickled reference exceeds
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSession]:
-    _views.install()
+    views.install()
     session = FakeSession(Cluster())
     monkeypatch.setattr(_session, "_current", session)
     return session
@@ -93,7 +93,7 @@ def test_where_elements_lie(cut: Any) -> None:
     cells = np.arange(array.size, dtype=np.int64).reshape(array.shape) * 4
     begin = array.__array_interface__["data"][0]
     expected = begin + int(cut(cells).min()), begin + int(cut(cells).max()) + 4
-    assert _ranges.extent(view) == expected
+    assert ranges.extent(view) == expected
 
 
 def test_they_hold_a_lease_of_their_snapshot(session: FakeSession) -> None:
@@ -199,7 +199,7 @@ def cloudpickle_of_numpy_alone(obj: Any, buffers: list[Any]) -> bytes:
 
 
 def test_without_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    _views.install()
+    views.install()
     monkeypatch.setattr(_session, "_current", None)
     array = np.arange(100_000)
     np.testing.assert_array_equal(pickle.loads(ray.cloudpickle.dumps(array)), array)

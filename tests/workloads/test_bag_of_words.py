@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from clamor_ray.errors import SourceError
-from clamor_ray.workloads.data import bag_of_words as _bag_of_words
+from clamor_ray.workloads.data import bag_of_words
 from clamor_ray.workloads.data.bag_of_words import bag_splits, documents_of, read_vocabulary
 from clamor_ray.workloads.data.rows import Documents
 
@@ -64,7 +64,7 @@ def test_every_document_is_whole_and_in_one_partition(tmp_path: Path) -> None:
 def test_a_document_that_is_longer_than_several_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_bag_of_words, "_TAIL_BYTES", 16)
+    monkeypatch.setattr(bag_of_words, "_TAIL_BYTES", 16)
     triples = [(3, word, 1) for word in range(1, 200)] + [(4, 7, 2)]
     path = tmp_path / "docword.txt"
     path.write_bytes(text_of(triples)[:-1])  # the last line has no end
@@ -75,7 +75,7 @@ def test_a_document_that_is_longer_than_several_partitions(
 def test_compressed_files_become_several_items(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_bag_of_words, "ITEM_ENTRIES", 50)
+    monkeypatch.setattr(bag_of_words, "ITEM_ENTRIES", 50)
     triples = drawn(100)
     path = tmp_path / "docword.txt.gz"
     path.write_bytes(gzip.compress(text_of(triples, 100)))
@@ -133,7 +133,7 @@ def test_a_line_that_is_none_is_named(tmp_path: Path, line: str, why: str) -> No
 def test_documents_out_of_order_are_refused_wherever_the_borders_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_bag_of_words, "_TAIL_BYTES", 1)  # nobody looks far ahead
+    monkeypatch.setattr(bag_of_words, "_TAIL_BYTES", 1)  # nobody looks far ahead
     lines = [f"{document} {word} 1" for document in (1, 3, 2) for word in range(1, 11)]
     path = tmp_path / "docword.txt"
     path.write_text("3\n10\n30\n" + "\n".join(lines) + "\n")

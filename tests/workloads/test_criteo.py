@@ -12,7 +12,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from clamor_ray import errors
-from clamor_ray.workloads.data import criteo as _criteo
+from clamor_ray.workloads.data import criteo
 from clamor_ray.workloads.data.criteo import N_FEATURES, N_NUMERIC, Rows
 from tests.support.s3_rig import ENVIRONMENT, moto_server, proxy_before
 
@@ -22,7 +22,7 @@ def line(label: str = "0", numbers: list[str] | None = None, words: list[str] | 
 
 
 def parsed(*lines: str) -> Rows:
-    return _criteo.parse("\n".join(lines).encode(), "x.tsv")
+    return criteo.parse("\n".join(lines).encode(), "x.tsv")
 
 
 def sample(n: int, seed: int = 1) -> list[str]:
@@ -74,11 +74,9 @@ def test_a_missing_field_is_a_value_of_its_own() -> None:
 def test_buckets_are_of_logarithms_squared() -> None:
     values = [-3, -1, 0, 1, 2, 3, 10, 99, 12345, 10**9]
     expected = [v + 4 if v <= 2 else 7 + math.floor(math.log(v) ** 2) for v in values]
-    assert _criteo.buckets_of(np.array(values)).tolist() == expected
+    assert criteo.buckets_of(np.array(values)).tolist() == expected
     assert sorted(set(expected)) == expected  # what is larger is never in the bucket of a smaller
-    assert (
-        _criteo.buckets_of(np.array([-99])).tolist() == _criteo.buckets_of(np.array([-3])).tolist()
-    )
+    assert criteo.buckets_of(np.array([-99])).tolist() == criteo.buckets_of(np.array([-3])).tolist()
 
 
 def test_a_word_has_the_same_key_whatever_stands_beside_it() -> None:
@@ -101,7 +99,7 @@ def test_a_word_has_the_same_key_whatever_stands_beside_it() -> None:
 
 def test_no_rows() -> None:
     for text in ("", "\n", "\n\n\n"):
-        rows = _criteo.parse(text.encode(), "x.tsv")
+        rows = criteo.parse(text.encode(), "x.tsv")
         assert rows.labels.shape == (0,)
         assert rows.keys.shape == (N_FEATURES, 0)
 
@@ -110,7 +108,7 @@ def test_no_rows() -> None:
 
 
 def read_all(splits: list[Any]) -> list[Rows]:
-    return [_criteo.read(split) for split in splits]
+    return [criteo.read(split) for split in splits]
 
 
 def same(one: Rows, parts: list[Rows]) -> None:
@@ -123,11 +121,11 @@ def test_parts_of_a_file_are_all_of_it(tmp_path: Path, end: str) -> None:
     lines = sample(200)
     path = tmp_path / "rows.tsv"
     path.write_bytes((end.join(lines) + end).encode())
-    (whole,) = (_criteo.read(split) for split in _criteo.splits(path, 1))
+    (whole,) = (criteo.read(split) for split in criteo.splits(path, 1))
     same(whole, [parsed(*lines)])
-    splits = _criteo.splits(path, 7)
+    splits = criteo.splits(path, 7)
     assert len(splits) == 7
-    same(whole, [_criteo.read(split) for split in splits])
+    same(whole, [criteo.read(split) for split in splits])
 
 
 def test_compressed_and_several_files(tmp_path: Path) -> None:
@@ -139,7 +137,7 @@ def test_compressed_and_several_files(tmp_path: Path) -> None:
         else:
             (tmp_path / f"{number}.tsv").write_bytes(text)
     for n in (1, 3, 5):
-        parts = [_criteo.read(split) for split in _criteo.splits(str(tmp_path / "*"), n)]
+        parts = [criteo.read(split) for split in criteo.splits(str(tmp_path / "*"), n)]
         same(parsed(*lines), parts)
 
 
@@ -162,10 +160,10 @@ def test_parts_of_an_object_in_s3(monkeypatch: pytest.MonkeyPatch) -> None:
         ):
             with s3.open_output_stream(f"criteo/{name}", compression=None) as out:
                 out.write(content)
-        parts = [_criteo.read(split) for split in _criteo.splits("s3://criteo/day_*", 4)]
+        parts = [criteo.read(split) for split in criteo.splits("s3://criteo/day_*", 4)]
         same(parsed(*lines, *lines), parts)
         with pytest.raises(errors.SourceError, match="s3://criteo/bad, line 41: 1 fields"):
-            read_all(_criteo.splits("s3://criteo/bad", 3))
+            read_all(criteo.splits("s3://criteo/bad", 3))
 
 
 def test_more_text_than_a_dictionary_is_for(
@@ -173,7 +171,7 @@ def test_more_text_than_a_dictionary_is_for(
 ) -> None:
     lines = sample(300)
     whole = parsed(*lines)
-    monkeypatch.setattr(_criteo, "_BLOCK_BYTES", 4096)
+    monkeypatch.setattr(criteo, "_BLOCK_BYTES", 4096)
     same(whole, [parsed(*lines)])
 
 
@@ -198,7 +196,7 @@ def test_a_bad_line_is_named(tmp_path: Path, what: str, n: int) -> None:
     lines[77] = bad
     path = tmp_path / "rows.tsv"
     path.write_text("\n".join(lines))
-    splits = _criteo.splits(path, n)
+    splits = criteo.splits(path, n)
     assert len(splits) == n
     with pytest.raises(errors.SourceError, match=rf"rows\.tsv, line 78: {why}"):
         read_all(splits)
@@ -208,7 +206,7 @@ def test_a_bad_line_of_a_compressed_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.tsv.gz"
     path.write_bytes(gzip.compress("\n".join([*sample(5), "what?"]).encode()))
     with pytest.raises(errors.SourceError, match=r"rows\.tsv\.gz, line 6: 1 fields instead"):
-        _criteo.read(_criteo.splits(path, 1)[0])
+        criteo.read(criteo.splits(path, 1)[0])
 
 
 def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
@@ -216,7 +214,7 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
     text = line("0", None, ["ok", "X"] + [""] * 24).encode().replace(b"X", b"\xff\xfe")
     path.write_bytes(("\n".join(sample(3)) + "\n").encode() + text)
     with pytest.raises(errors.SourceError, match=r"line 4: field 16 \(C2\) is .*not UTF-8"):
-        _criteo.read(_criteo.splits(path, 1)[0])
+        criteo.read(criteo.splits(path, 1)[0])
 
 
 def test_empty_lines_are_no_rows_and_count_as_lines() -> None:
@@ -228,4 +226,4 @@ def test_empty_lines_are_no_rows_and_count_as_lines() -> None:
 
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(errors.SourceError, match="nothing"):
-        _criteo.splits(str(tmp_path / "nothing*"))
+        criteo.splits(str(tmp_path / "nothing*"))

@@ -24,8 +24,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from clamor_ray.workloads import knn
-from clamor_ray.workloads.cli import observe as _observe
-from clamor_ray.workloads.cli import report
+from clamor_ray.workloads.cli import observe, report
 from clamor_ray.workloads.data import places
 from clamor_ray.workloads.models import nearest
 
@@ -292,10 +291,10 @@ def test_human_bytes(n: int, text: str) -> None:
 
 
 def test_sections_are_the_fields(world: World) -> None:
-    from clamor_ray._objects import layout as _layout
+    from clamor_ray._objects import layout
 
-    plan = _layout.take_apart(world.index).plan
-    parts = _observe.sections(world.index, plan)
+    plan = layout.take_apart(world.index).plan
+    parts = observe.sections(world.index, plan)
     assert [part.name for part in parts] == ["k-d tree", "rows", "ratings", "metadata"]
     assert parts[-1].length_bytes == N * WIDTH
     assert parts[-1].offset_bytes + parts[-1].length_bytes == plan.total_bytes

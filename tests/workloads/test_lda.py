@@ -21,7 +21,7 @@ from scipy import sparse, special
 
 import clamor_ray as clamor
 from clamor_ray.workloads import lda
-from clamor_ray.workloads.cli import learning as _learning
+from clamor_ray.workloads.cli import learning
 from clamor_ray.workloads.cli.learning import Iteration
 from clamor_ray.workloads.data.places import InputError
 from clamor_ray.workloads.data.rows import Documents
@@ -324,14 +324,14 @@ def test_a_file_that_is_cut_off_is_noticed(clamor_cluster: ClamorCluster, tmp_pa
 def test_a_wrong_sum_is_noticed(
     clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = _learning.add_up
+    real = learning.add_up
 
     def add_up(*arguments: Any) -> Any:
         total = real(*arguments)
         total[3] += 1.0
         return total
 
-    monkeypatch.setattr(_learning, "add_up", add_up)
+    monkeypatch.setattr(learning, "add_up", add_up)
     with pytest.raises(WrongTopics):
         lda.run(job(), stages())
 

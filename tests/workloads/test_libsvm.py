@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clamor_ray.errors import SourceError
-from clamor_ray.workloads.data import libsvm as _libsvm
+from clamor_ray.workloads.data import libsvm
 from clamor_ray.workloads.data.libsvm import Malformed, libsvm_splits, parse
 from clamor_ray.workloads.data.rows import Rows
 from tests.support.s3_rig import ENVIRONMENT, moto_server
@@ -51,10 +51,10 @@ def test_lines_are_rows() -> None:
 @PATIENT
 @given(st.lists(st.sampled_from(TOKENS), max_size=10).map(b"".join))
 def test_at_once_is_line_by_line_or_nothing(text: bytes) -> None:
-    cleaned = _libsvm._cleaned(text)
-    at_once = _libsvm._parse_at_once(cleaned, 1, 100)
+    cleaned = libsvm._cleaned(text)
+    at_once = libsvm._parse_at_once(cleaned, 1, 100)
     try:
-        by_line = _libsvm._parse_lines(cleaned, 1, 100)
+        by_line = libsvm._parse_lines(cleaned, 1, 100)
     except Malformed:
         assert at_once is None
         return
@@ -83,7 +83,7 @@ def test_it_is_what_scikit_learn_reads() -> None:
     rows = parse(text)
     assert np.array_equal(rows.labels, labels)
     assert (rows.matrix(500) != matrix).nnz == 0
-    assert _libsvm._parse_at_once(_libsvm._cleaned(text), 1, 500) is not None
+    assert libsvm._parse_at_once(libsvm._cleaned(text), 1, 500) is not None
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_every_row_is_in_one_partition(tmp_path: Path, monkeypatch: pytest.Monke
         parts = [pickle.loads(pickle.dumps(split)).read() for split in splits]
         assert all(len(part) == 1 for part in parts)
         assert same(joined([part[0] for part in parts]), expected)
-    monkeypatch.setattr(_libsvm, "CHUNK_BYTES", 500)
+    monkeypatch.setattr(libsvm, "CHUNK_BYTES", 500)
     parts = whole(libsvm_splits(str(path), n=3))
     assert len(parts) > 10
     assert same(joined(parts), expected)

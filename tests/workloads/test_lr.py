@@ -23,8 +23,7 @@ from rich.console import Console
 
 import clamor_ray as clamor
 from clamor_ray.workloads import lr
-from clamor_ray.workloads.cli import learning as _learning
-from clamor_ray.workloads.cli import linear_job as _linear_job
+from clamor_ray.workloads.cli import learning, linear_job
 from clamor_ray.workloads.cli.learning import Iteration
 from clamor_ray.workloads.data.places import InputError
 from clamor_ray.workloads.data.rows import Rows
@@ -204,7 +203,7 @@ def test_a_wrong_weight_is_named() -> None:
 def test_segments_of_any_number_make_the_array() -> None:
     array = np.arange(10.0)
     for n in (1, 3, 10, 16):
-        parts = [_learning.segment(array, i, n) for i in range(n)]
+        parts = [learning.segment(array, i, n) for i in range(n)]
         assert np.concatenate(parts).tolist() == array.tolist()
 
 
@@ -223,7 +222,7 @@ def test_bad_options_are_refused(arguments: list[str], monkeypatch: pytest.Monke
     def nothing(*_: Any, **__: Any) -> None:
         raise AssertionError("a cluster was started")
 
-    monkeypatch.setattr(_linear_job, "attached", nothing)
+    monkeypatch.setattr(linear_job, "attached", nothing)
     result = CliRunner().invoke(lr.main, arguments)
     assert result.exit_code == 2, result.output
 
@@ -243,8 +242,8 @@ def test_exit_status(
     def run(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(_linear_job, "run", run)
-    monkeypatch.setattr(_linear_job, "attached", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(linear_job, "run", run)
+    monkeypatch.setattr(linear_job, "attached", lambda *_, **__: contextlib.nullcontext())
     result = CliRunner().invoke(lr.main, ["x.svm"])
     assert result.exit_code == code, result.output
     assert message in result.output
@@ -256,9 +255,9 @@ def test_the_result_says_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_pat
         Iteration(2, 1, 0.25, 0.01, 0.25, 1e-3),
     ]
     weights = np.array([0.0, 2.5, 0.0, -1.0])
-    outcome = _linear_job.Outcome(weights, Facts(12_345, 3), 0.875, lines, 3 << 20, 4e-13)
-    monkeypatch.setattr(_linear_job, "run", lambda *_: outcome)
-    monkeypatch.setattr(_linear_job, "attached", lambda *_, **__: contextlib.nullcontext())
+    outcome = linear_job.Outcome(weights, Facts(12_345, 3), 0.875, lines, 3 << 20, 4e-13)
+    monkeypatch.setattr(linear_job, "run", lambda *_: outcome)
+    monkeypatch.setattr(linear_job, "attached", lambda *_, **__: contextlib.nullcontext())
     out, picture = tmp_path / "weights.parquet", tmp_path / "loss.png"
     result = CliRunner().invoke(lr.main, ["x.svm", "--out", str(out), "--picture", str(picture)])
     assert result.exit_code == 0, result.output
@@ -277,7 +276,7 @@ def test_the_curve_is_that_of_the_losses(tmp_path: Path) -> None:
     falls = [Iteration(i, 1, 0.1, 0.1, 1.0 / i, 0.1) for i in range(1, 9)]
     images = []
     for name, lines in (("flat", flat), ("falls", falls), ("again", falls)):
-        _learning.draw_curve(lines, "8 rows", "loss", tmp_path / f"{name}.png")
+        learning.draw_curve(lines, "8 rows", "loss", tmp_path / f"{name}.png")
         images.append(imread(tmp_path / f"{name}.png"))
     assert not np.array_equal(images[0], images[1])
     assert np.array_equal(images[1], images[2])
@@ -287,10 +286,10 @@ def test_the_curve_is_that_of_the_losses(tmp_path: Path) -> None:
 
 
 def stages() -> Any:
-    return _linear_job.Stages(Console(file=io.StringIO(), width=120))
+    return linear_job.Stages(Console(file=io.StringIO(), width=120))
 
 
-def job(**options: Any) -> _linear_job.Job:
+def job(**options: Any) -> linear_job.Job:
     sample = Sample(2000, 300, 4, per_row=10)
     return lr.make_job(**{"sample": sample, "iterations": 8, "check": True, **options})
 
@@ -358,14 +357,14 @@ def test_what_cannot_be_learned_from_is_said(
 def test_a_wrong_sum_is_noticed(
     clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = _learning.add_up
+    real = learning.add_up
 
     def add_up(*arguments: Any) -> Any:
         total = real(*arguments)
         total[3] *= 1.001
         return total
 
-    monkeypatch.setattr(_learning, "add_up", add_up)
+    monkeypatch.setattr(learning, "add_up", add_up)
     with pytest.raises(WrongWeights):
         lr.run(job(), stages())
 

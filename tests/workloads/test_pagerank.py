@@ -21,7 +21,7 @@ from rich.console import Console
 
 import clamor_ray as clamor
 from clamor_ray.workloads import pagerank as workload
-from clamor_ray.workloads.cli import observe as _observe
+from clamor_ray.workloads.cli import observe
 from clamor_ray.workloads.data import graphs
 from tests.conftest import ClamorCluster
 
@@ -310,8 +310,8 @@ def test_exit_status(
 def test_the_result_says_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ranks = np.array([0.1, 0.4, 0.2, 0.3])
     lines = [
-        workload.Iteration(1, 0.0123, 0.5, 0.25, _observe.Cost(12, 5 << 20, 1280, 256, 2)),
-        workload.Iteration(2, 0.0100, 0.25, 1e-7, _observe.Cost()),
+        workload.Iteration(1, 0.0123, 0.5, 0.25, observe.Cost(12, 5 << 20, 1280, 256, 2)),
+        workload.Iteration(2, 0.0100, 0.25, 1e-7, observe.Cost()),
     ]
     outcome = workload.Outcome(ranks, lines, 3 << 20, 4e-13)
     monkeypatch.setattr(workload, "run", lambda *_: outcome)

@@ -21,8 +21,7 @@ from rich.console import Console
 
 import clamor_ray as clamor
 from clamor_ray.workloads import sort as workload
-from clamor_ray.workloads.cli import observe as _observe
-from clamor_ray.workloads.cli import tasks as _tasks
+from clamor_ray.workloads.cli import observe, tasks
 from clamor_ray.workloads.data import records
 from tests.conftest import ClamorCluster
 
@@ -250,7 +249,7 @@ def test_exit_status(
 
 def test_the_table_has_a_line_per_step() -> None:
     out = io.StringIO()
-    cost = _observe.Cost(12, 5 << 20, 1280, 256, 2)
+    cost = observe.Cost(12, 5 << 20, 1280, 256, 2)
     line = workload.Step("merge", 2.0, 7, cost)
     workload.print_steps(Console(file=out, width=80), 10**9, [line])
     (found,) = (text for text in out.getvalue().splitlines() if "merge" in text)
@@ -316,7 +315,7 @@ def test_a_copy_is_of_all_rows_whatever_the_window(clamor_cluster: ClamorCluster
     ref = clamor.put(rows)
     value: Any = ref.get()
     for window in (1, 7, 300, 1000):
-        got = _tasks._copy([value[10:20], value[5:5], value[100:]], window)
+        got = tasks._copy([value[10:20], value[5:5], value[100:]], window)
         np.testing.assert_array_equal(got, np.concatenate([rows[10:20], rows[100:]]))
     clamor.free(ref)
 

@@ -21,8 +21,8 @@ from sklearn.metrics import log_loss
 
 import clamor_ray as clamor
 from clamor_ray.workloads import sparse_lr as workload
-from clamor_ray.workloads.data import criteo as _criteo
-from clamor_ray.workloads.models import logistic as _logistic
+from clamor_ray.workloads.data import criteo
+from clamor_ray.workloads.models import logistic
 from clamor_ray.workloads.models.logistic import Block, Layout, Synthetic, WrongWeights
 from tests.conftest import ClamorCluster
 
@@ -36,8 +36,8 @@ def synthetic(**options: Any) -> Synthetic:
 def encoded(rows: Synthetic, n_parameters: int = 10_000) -> list[tuple[Any, Any]]:
     """Labels and ids of each partition."""
     parts = [rows.partition(i) for i in range(rows.n_partitions)]
-    found = [_logistic.distinct(part) for part in parts]
-    ids, _ = _logistic.assign(found, n_parameters)
+    found = [logistic.distinct(part) for part in parts]
+    ids, _ = logistic.assign(found, n_parameters)
     return [
         (part.labels, of[np.searchsorted(each.keys, part.keys)])
         for part, each, of in zip(parts, found, ids, strict=True)
@@ -89,8 +89,8 @@ def test_what_is_saved_has_the_features_of_what_is_generated(tmp_path: Path) -> 
     paths = rows.save(tmp_path / "new" / "folder")
     assert [path.name for path in paths] == ["rows-00000.tsv", "rows-00001.tsv"]
     for number, path in enumerate(paths):
-        (split,) = _criteo.splits(path, 1)
-        read, made = _criteo.read(split), rows.partition(number)
+        (split,) = criteo.splits(path, 1)
+        read, made = criteo.read(split), rows.partition(number)
         np.testing.assert_array_equal(read.labels, made.labels)
         for of_read, of_made in list(zip(read.keys, made.keys, strict=True))[13:]:
             _, one = np.unique(of_read, return_inverse=True)
@@ -104,17 +104,17 @@ def test_what_is_saved_has_the_features_of_what_is_generated(tmp_path: Path) -> 
 
 def test_the_most_frequent_key_is_the_first() -> None:
     parts = [
-        _logistic.Distinct(np.array(keys, np.uint64), np.array(counts))
+        logistic.Distinct(np.array(keys, np.uint64), np.array(counts))
         for keys, counts in [([3, 5, 9], [1, 4, 1]), ([], []), ([1, 3, 8], [1, 2, 1])]
     ]
-    ids, keys = _logistic.assign(parts, 1000)
+    ids, keys = logistic.assign(parts, 1000)
     # 5: four times, 3: three; then those of the first partition before those of others.
     assert keys.tolist() == [5, 3, 9, 1, 8]
     assert [each.tolist() for each in ids] == [[1, 0, 2], [], [3, 1, 4]]
-    ids, keys = _logistic.assign(parts, 4)
+    ids, keys = logistic.assign(parts, 4)
     assert keys.tolist() == [5, 3, 9, 1, 8]
     assert [each.tolist() for each in ids] == [[1, 0, 2], [], [3, 1, 2]]
-    nothing, keys = _logistic.assign(parts[1:2], 4)
+    nothing, keys = logistic.assign(parts[1:2], 4)
     assert [each.tolist() for each in nothing] == [[]]
     assert len(keys) == 0
 
@@ -174,11 +174,11 @@ def test_a_gradient_is_that_of_the_definition(layout: Layout) -> None:
     labels = rng.integers(0, 2, 50).astype(np.uint8)
     ids = rng.integers(0, 7000, (39, 50)).astype(np.int32)
     ids[3] = ids[4]  # of hashed ids a row may have one twice
-    block = _logistic.block_of(labels, ids, layout)
+    block = logistic.block_of(labels, ids, layout)
     np.testing.assert_array_equal(block.ids[block.which], ids)
     np.testing.assert_array_equal(layout.places(block.ids), block.places)
     weights = rng.standard_normal(len(block.ids)).astype(np.float32)
-    slope, loss = _logistic.gradient(block, weights, 80)
+    slope, loss = logistic.gradient(block, weights, 80)
     known = dict(zip(block.ids.tolist(), weights.tolist(), strict=True))
     expected, expected_loss = plain_step(known, labels.tolist(), ids.T.tolist(), 80)
     assert loss == pytest.approx(expected_loss, rel=1e-6)
@@ -189,20 +189,20 @@ def test_a_gradient_is_that_of_the_definition(layout: Layout) -> None:
 
 def test_blocks_are_read_whole_where_enough_of_them_is_used() -> None:
     full = np.arange(5000, dtype=np.int32)
-    assert _logistic.runs_of(full) == [(0, 5120)]
+    assert logistic.runs_of(full) == [(0, 5120)]
     some = np.concatenate([full[:1024:4], full[3072:5000:8]])
-    assert _logistic.runs_of(some) == [(0, 1024), (3072, 5120)]
-    assert _logistic.runs_of(full[::16]) is None
-    assert _logistic.runs_of(full[:0]) == []
+    assert logistic.runs_of(some) == [(0, 1024), (3072, 5120)]
+    assert logistic.runs_of(full[::16]) is None
+    assert logistic.runs_of(full[:0]) == []
     scattered = (np.arange(2 * 300)[::2, None] * 1024 + np.arange(200)).reshape(-1)
-    assert _logistic.runs_of(scattered.astype(np.int32)) is None
+    assert logistic.runs_of(scattered.astype(np.int32)) is None
 
 
 def test_no_rows_have_no_gradient() -> None:
-    nothing = _logistic.block_of(
+    nothing = logistic.block_of(
         np.empty(0, np.uint8), np.empty((39, 0), np.int32), Layout(10_000, 2)
     )
-    slope, loss = _logistic.gradient(nothing, np.empty(0, np.float32), 10)
+    slope, loss = logistic.gradient(nothing, np.empty(0, np.float32), 10)
     assert slope.shape == (0,)
     assert loss == 0.0
 
@@ -210,10 +210,10 @@ def test_no_rows_have_no_gradient() -> None:
 def test_scores_far_from_zero_are_no_nan() -> None:
     labels = np.array([0, 1, 0, 1], np.uint8)
     ids = np.repeat(np.arange(4, dtype=np.int32)[None], 39, axis=0)
-    block = _logistic.block_of(labels, ids, Layout(10_000, 1))
+    block = logistic.block_of(labels, ids, Layout(10_000, 1))
     weights = np.array([1e3, 1e3, -1e3, -1e3], np.float32)
     with np.errstate(all="raise", over="ignore", under="ignore"):
-        slope, loss = _logistic.gradient(block, weights, 4)
+        slope, loss = logistic.gradient(block, weights, 4)
     np.testing.assert_allclose(slope, np.array([1, 0, 0, -1]) * 39 / 4)
     assert loss == pytest.approx(2 * 39e3)
 
@@ -223,7 +223,7 @@ def trained(parts: list[list[Block]], n: int, rate: float, steps: int) -> tuple[
     for number in range(steps):
         taken = [blocks[number % len(blocks)] for blocks in parts]
         n_rows = sum(len(block.labels) for block in taken)
-        found = [_logistic.gradient(block, weights[block.ids], n_rows) for block in taken]
+        found = [logistic.gradient(block, weights[block.ids], n_rows) for block in taken]
         for block, (slope, _) in zip(taken, found, strict=True):
             weights[block.ids] -= rate * slope
         losses.append(sum(loss for _, loss in found) / n_rows)
@@ -237,10 +237,10 @@ def test_steps_are_those_of_the_reference(batches: int) -> None:
         for labels, ids in encoded(synthetic())
     ]
     layout = Layout(10_000, 3)
-    parts = [[_logistic.block_of(*each, layout) for each in blocks] for blocks in plain]
+    parts = [[logistic.block_of(*each, layout) for each in blocks] for blocks in plain]
     weights, losses = trained(parts, 10_000, 0.2, 7)
-    expected, expected_losses = _logistic.reference(plain, 10_000, 0.2, 7)
-    assert _logistic.check(weights, expected) < 1e-6
+    expected, expected_losses = logistic.reference(plain, 10_000, 0.2, 7)
+    assert logistic.check(weights, expected) < 1e-6
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
 
 
@@ -258,10 +258,10 @@ def test_it_comes_to_what_scikit_learn_finds() -> None:
         loss = log_loss(labels, 1 / (1 + np.exp(-(x @ weights))), normalize=False)
         return float(loss + strength / 2 * (weights**2).sum())
 
-    block = _logistic.block_of(labels, ids, Layout(10_000, 1))
+    block = logistic.block_of(labels, ids, Layout(10_000, 1))
     weights = np.zeros(len(block.ids), np.float32)
     for _ in range(3000):
-        slope, loss = _logistic.gradient(block, weights, len(labels))
+        slope, loss = logistic.gradient(block, weights, len(labels))
         # The penalty is scikit-learn's; without one the rarest weights have no bound.
         weights -= np.float32(0.2) * (slope + np.float32(strength / len(labels)) * weights)
     np.testing.assert_array_equal(block.ids, used)
@@ -276,13 +276,13 @@ def test_it_comes_to_what_scikit_learn_finds() -> None:
 @pytest.mark.parametrize("wrong", [1e-3, np.nan])
 def test_one_wrong_weight_is_noticed(wrong: float) -> None:
     weights = np.linspace(-1, 1, 50)
-    assert _logistic.check((weights + 1e-8).astype(np.float32), weights) < 1e-6
+    assert logistic.check((weights + 1e-8).astype(np.float32), weights) < 1e-6
     found = weights.astype(np.float32)
     found[7] += wrong
     with pytest.raises(WrongWeights, match="1 of 50 weights; number 7 is"):
-        _logistic.check(found, weights)
+        logistic.check(found, weights)
     with pytest.raises(WrongWeights, match=r"\(49,\) weights, not \(50,\)"):
-        _logistic.check(found[1:], weights)
+        logistic.check(found[1:], weights)
 
 
 # ------------------------------------------------------------------ command line
@@ -328,7 +328,7 @@ def test_exit_status(
 
 
 def test_the_result_says_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    cost = workload._observe.Cost(faults=3, bytes_received=3 << 20, blocks_fetched=700)
+    cost = workload.observe.Cost(faults=3, bytes_received=3 << 20, blocks_fetched=700)
     lines = [workload.Iteration(1, 0.5, 0.693147, cost), workload.Iteration(2, 0.25, 0.6, cost)]
     weights, keys = np.array([0.5, -1.0, 2.0], np.float32), np.array([9, 8, 7, 6], np.uint64)
     outcome = workload.Outcome(12_345, 3, weights, keys, lines, 4e-9)
@@ -336,7 +336,7 @@ def test_the_result_says_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(workload, "attached", lambda *_, **__: contextlib.nullcontext())
     picture, out = tmp_path / "loss.png", tmp_path / "weights.parquet"
     arguments = ["x.tsv", "--picture", str(picture), "--out", str(out)]
-    monkeypatch.setattr(_logistic, "folded", lambda ranks, _: np.minimum(ranks, 2).astype(np.int32))
+    monkeypatch.setattr(logistic, "folded", lambda ranks, _: np.minimum(ranks, 2).astype(np.int32))
     result = CliRunner().invoke(workload.main, arguments)
     assert result.exit_code == 0, result.output
     assert "12,345 rows, 3 parameters; log loss 0.6931 before the first" in result.output
@@ -409,14 +409,14 @@ def test_saved_rows_are_read(clamor_cluster: ClamorCluster, tmp_path: Path) -> N
 def test_a_wrong_sum_is_noticed(
     clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = _logistic.reference
+    real = logistic.reference
 
     def reference(*arguments: Any) -> Any:
         weights, losses = real(*arguments)
         weights[3] += 0.01
         return weights, losses
 
-    monkeypatch.setattr(_logistic, "reference", reference)
+    monkeypatch.setattr(logistic, "reference", reference)
     with pytest.raises(WrongWeights, match="number 3"):
         workload.run(job(), stages())
 

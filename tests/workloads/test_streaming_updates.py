@@ -16,7 +16,7 @@ from rich.console import Console
 
 import clamor_ray as clamor
 from clamor_ray.workloads import streaming_updates as workload
-from clamor_ray.workloads.cli import observe as _observe
+from clamor_ray.workloads.cli import observe
 from clamor_ray.workloads.data import stream
 from tests.conftest import ClamorCluster
 
@@ -172,8 +172,8 @@ def test_old_versions_are_checked(clamor_cluster: ClamorCluster) -> None:
     workload._check_versions(m, {0: model, 1: changed})
     with pytest.raises(stream.WrongValue, match="version 0"):
         workload._check_versions(m, {0: changed, 1: changed})
-    assert _observe.dirty_blocks(m.ref, 0, 1) == 1
-    assert _observe.dirty_blocks(m.ref, 1, 1) == 0
+    assert observe.dirty_blocks(m.ref, 0, 1) == 1
+    assert observe.dirty_blocks(m.ref, 1, 1) == 0
     clamor.free(m.ref)
 
 

@@ -16,7 +16,7 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from clamor_ray.workloads import svm
-from clamor_ray.workloads.cli import linear_job as _linear_job
+from clamor_ray.workloads.cli import linear_job
 from clamor_ray.workloads.models import linear
 from clamor_ray.workloads.models.linear import Sample
 from tests.conftest import ClamorCluster
@@ -72,13 +72,13 @@ def test_bad_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*_: Any, **__: Any) -> None:
         raise AssertionError("a cluster was started")
 
-    monkeypatch.setattr(_linear_job, "attached", nothing)
+    monkeypatch.setattr(linear_job, "attached", nothing)
     for arguments in (["--penalty", "-1"], ["x.svm", "--demo"], ["--solver", "gd"]):
         assert CliRunner().invoke(svm.main, arguments).exit_code == 2
 
 
 def stages() -> Any:
-    return _linear_job.Stages(Console(file=io.StringIO(), width=120))
+    return linear_job.Stages(Console(file=io.StringIO(), width=120))
 
 
 @pytest.mark.parametrize("how", ["split", "tree"])

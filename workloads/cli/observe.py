@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pyroaring import BitMap
 
 import clamor_ray as clamor
-from clamor_ray._objects import layout as _layout
+from clamor_ray._objects import layout
 from clamor_ray._session import session as _session
 
 from .report import Section
@@ -120,14 +120,14 @@ def block_map(
     }
 
 
-def sections(value: Any, plan: _layout.Plan) -> tuple[Section, ...]:
+def sections(value: Any, plan: layout.Plan) -> tuple[Section, ...]:
     """Names the parts of a dataclass's layout by its fields.
 
     Out-of-band buffers leave in the order of the fields, so the plan's buffers are theirs in turn.
     Where that does not add up, one nameless part is better than wrong names.
     """
     counts = {
-        name: len(_layout.take_apart(field).plan.buffers) for name, field in vars(value).items()
+        name: len(layout.take_apart(field).plan.buffers) for name, field in vars(value).items()
     }
     if sum(counts.values()) != len(plan.buffers):
         return (Section("variable", 0, plan.total_bytes),)

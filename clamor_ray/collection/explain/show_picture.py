@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from clamor_ray._read import picture as _picture
+from clamor_ray._read import picture
 from clamor_ray.collection.explain.graph_layout import Layout, place
 from clamor_ray.collection.explain.show import ShownStage, count
 
@@ -101,7 +101,7 @@ def draw(stages: Sequence[ShownStage], path: str | os.PathLike[str], title: str)
     spare = max(0.0, least - (right - left)) / 2
     left, right = left - spare, right + spare
     bottom = (rows[-1][1] if rows else 0.5) + 0.2
-    figure = _picture.new_figure(right - left, bottom + 1.15, "lineage(picture=...)", arrange=False)
+    figure = picture.new_figure(right - left, bottom + 1.15, "lineage(picture=...)", arrange=False)
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
     axes.set_xlim(left, right)
@@ -112,7 +112,7 @@ def draw(stages: Sequence[ShownStage], path: str | os.PathLike[str], title: str)
         heading,
         fontsize=13,
         weight="bold",
-        color=_picture.INK,
+        color=picture.INK,
         va="center",
     )
     _draw_lines(axes, graph, layout, rows, sizes)
@@ -120,7 +120,7 @@ def draw(stages: Sequence[ShownStage], path: str | os.PathLike[str], title: str)
         middle = sum(rows[layout.layer[key]]) / 2
         _draw_box(axes, graph, key, layout.x[key], middle, sizes[key])
     _draw_legend(axes, legend, left + 0.3, bottom + 0.2)
-    _picture.save(figure, path)
+    picture.save(figure, path)
 
 
 def _ports(
@@ -169,13 +169,13 @@ def _draw_lines(
                     ha="center",
                     va="center",
                     zorder=4,
-                    bbox={"facecolor": _picture.PAPER, "edgecolor": "none", "pad": 0.6},
+                    bbox={"facecolor": picture.PAPER, "edgecolor": "none", "pad": 0.6},
                 )
         else:
             wide = graph.flows[edge]
-            _draw_line(axes, points, color=_picture.INK, linewidth=4.0 if wide else 1.3)
+            _draw_line(axes, points, color=picture.INK, linewidth=4.0 if wide else 1.3)
             if wide:  # hollow, as two lines side by side
-                _draw_line(axes, points, color=_picture.PAPER, linewidth=1.6, arrow=False)
+                _draw_line(axes, points, color=picture.PAPER, linewidth=1.6, arrow=False)
 
 
 def _draw_line(
@@ -216,7 +216,7 @@ def _draw_box(
     kind = key[0]
     stage = graph.stages.get(key)
     rounding = min(height, LINE + PAD) / 2 if kind == "variable" else 0.07
-    edge = {"variable": VARIABLE, "source": _picture.FAINT}.get(kind, _picture.INK)
+    edge = {"variable": VARIABLE, "source": picture.FAINT}.get(kind, picture.INK)
     if stage is not None and stage.states.lost:
         edge = LOST
     elif stage is not None and stage.states.dirty:
@@ -246,7 +246,7 @@ def _draw_box(
             fontsize=6.5 if kind == "variable" and index else 8.5 if head else 8,
             weight="bold" if head else "normal",
             family="monospace" if stage is not None and not head else "sans-serif",
-            color=VARIABLE if kind == "variable" else _picture.INK,
+            color=VARIABLE if kind == "variable" else picture.INK,
             zorder=4,
         )
     if stage is not None:
@@ -288,7 +288,7 @@ def _draw_bar(axes: Any, stage: ShownStage, left: float, y: float, width: float)
         axes.add_patch(
             Rectangle((begin, y - 0.06), part, 0.12, facecolor=color, lw=0, zorder=4, snap=False)
         )
-    axes.text(end + 0.05, y, text, fontsize=7.5, va="center", color=_picture.INK, zorder=4)
+    axes.text(end + 0.05, y, text, fontsize=7.5, va="center", color=picture.INK, zorder=4)
 
 
 def _legend(graph: _Graph) -> list[tuple[str, str, float]]:
@@ -315,10 +315,10 @@ def _draw_legend(axes: Any, legend: Sequence[tuple[str, str, float]], x: float, 
     from matplotlib.patches import Rectangle
 
     strokes: dict[str, list[dict[str, Any]]] = {
-        "line": [{"linewidth": 1.3, "color": _picture.INK}],
+        "line": [{"linewidth": 1.3, "color": picture.INK}],
         "wide": [
-            {"linewidth": 4.0, "color": _picture.INK},
-            {"linewidth": 1.6, "color": _picture.PAPER},
+            {"linewidth": 4.0, "color": picture.INK},
+            {"linewidth": 1.6, "color": picture.PAPER},
         ],
         "reads": [{"linewidth": 1.1, "color": VARIABLE, "linestyle": (0, (3, 2))}],
     }
@@ -327,5 +327,5 @@ def _draw_legend(axes: Any, legend: Sequence[tuple[str, str, float]], x: float, 
             axes.plot([x, x + 0.24], [y, y], solid_capstyle="butt", **stroke)
         if kind not in strokes:
             axes.add_patch(Rectangle((x + 0.1, y - 0.07), 0.14, 0.14, facecolor=kind, linewidth=0))
-        axes.text(x + 0.3, y, name, fontsize=7.5, va="center", color=_picture.INK)
+        axes.text(x + 0.3, y, name, fontsize=7.5, va="center", color=picture.INK)
         x += width

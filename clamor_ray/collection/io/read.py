@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import ray
 
-from clamor_ray._session import session as _session
+from clamor_ray._session import session
 from clamor_ray.collection import options
 from clamor_ray.collection.collection import DataCollection
 from clamor_ray.collection.io import sources
@@ -25,7 +25,7 @@ def _made(kind: str, splits: Sequence[Any], *, objects: bool = False) -> DataCol
 
 
 def _n_partitions(partitions: int | None) -> int:
-    _session.current()  # without clamor.init() this is said here, and not later
+    session.current()  # without clamor.init() this is said here, and not later
     if partitions is not None:
         if not isinstance(partitions, int) or isinstance(partitions, bool) or partitions < 1:
             raise ValueError(f"partitions is a number from 1 on, not {partitions!r}")
@@ -82,7 +82,7 @@ def from_arrow(table: pa.Table, *, partitions: int | None = None) -> DataCollect
 
 def from_ray_dataset(dataset: Any) -> DataCollection:
     """A collection of a `ray.data.Dataset`'s rows, a partition for each block. Executes it."""
-    _session.current()
+    session.current()
     references = sources.ray_dataset_refs(dataset)
     if not references:
         return _of_splits("ray dataset", sources.numpy_splits(np.empty(0, object), 1))
@@ -159,4 +159,4 @@ def _check(partitions: int | None) -> None:
     if partitions is not None:
         _n_partitions(partitions)
     else:
-        _session.current()
+        session.current()

@@ -16,13 +16,13 @@ from typing import Any
 import ray
 
 from clamor_ray import errors
-from clamor_ray._protocol.rpc import ask, pack
+from clamor_ray._protocol.rpc import await_rpc, pack
 from clamor_ray._session import session as _session
 from clamor_ray.collection.plan.plan import Node
 from clamor_ray.collection.plan.results import Pin, StageResult
 
 _of_node: weakref.WeakKeyDictionary[Node, Pins]
-_held: Counter[bytes] = Counter()  # tokens, by how many nodes need their status words
+_held: Counter[bytes] = Counter()  # tokens, by how many nodes need their idempotency keys
 _let_go_of: deque[set[bytes]] = deque()  # what nodes that are gone needed
 
 
@@ -124,7 +124,7 @@ class Pins:
         answer, self._answer = self._answer, None
         if answer is not None:
             try:
-                ask(answer, self._session.config.control_timeout_s)
+                await_rpc(answer, self._session.config.control_timeout_s)
             except errors.ClamorError:
                 self._told = (frozenset(), frozenset())  # said again the next time
                 raise

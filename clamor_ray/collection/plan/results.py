@@ -35,7 +35,7 @@ class Part:
         meta: the task's report.
         made_of: numbers of the parts that it was made of.
         pins: what its task would read again, and those before it.
-        words: tokens of tasks among those that have committed, whose status words must stay.
+        words: tokens of tasks among those that have committed, whose idempotency keys must stay.
         own: what its own task was given.
         moved: which of those are of variables that `refresh` moves.
         as_of: by region, a newer version at which it would be the same.

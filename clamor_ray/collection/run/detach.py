@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from clamor_ray._read.lease import inline_images
-from clamor_ray._session import session as _session
+from clamor_ray._session import session
 from clamor_ray.collection.data.blocks import Columns
 
 
 def _is_global(address: int) -> bool:
-    return _session.at_address(address) is not None or inline_images.at(address) is not None
+    return session.at_address(address) is not None or inline_images.at(address) is not None
 
 
 def _of_array(array: np.ndarray[Any, Any]) -> Any:
@@ -85,12 +85,12 @@ def _by_pickle(value: Any) -> Any:
     return pickle.loads(cloudpickle.dumps(value, 5)) if looker.found else value
 
 
-def owned(value: Any) -> Any:
+def detached(value: Any) -> Any:
     """The same value, without views of global variables in it."""
     if isinstance(value, np.ndarray):
         return _of_array(value)
     if isinstance(value, pa.Table):
         return _of_table(value)
     if isinstance(value, Columns):
-        return Columns(tuple(owned(field) for field in value.fields))
+        return Columns(tuple(detached(field) for field in value.fields))
     return value if value is None or isinstance(value, (int, float, str)) else _by_pickle(value)

@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import errors
-from clamor_ray._protocol import names as _names
+from clamor_ray._protocol import names
 from clamor_ray._session import session as _session
 from clamor_ray.actors.allreduce.all_reduce import CONCURRENCY, AllReduce
 
@@ -45,7 +45,7 @@ def name_begins(scope: str, node_id: str = "") -> str:
 
 def _names_alive(scope: str) -> list[str]:
     named = ray.util.list_named_actors(all_namespaces=True)
-    ours = [each["name"] for each in named if each["namespace"] == _names.NAMESPACE]
+    ours = [each["name"] for each in named if each["namespace"] == names.NAMESPACE]
     return sorted(name for name in ours if name.startswith(name_begins(scope)))
 
 
@@ -110,7 +110,7 @@ def _session_ends(session: _session.Session) -> None:
     with contextlib.suppress(RayError):
         for name in _names_alive(session.scope):
             with contextlib.suppress(ValueError):  # it has just ended
-                ray.kill(ray.get_actor(name, namespace=_names.NAMESPACE))
+                ray.kill(ray.get_actor(name, namespace=names.NAMESPACE))
 
 
 _session.at_end.append(_session_ends)
@@ -123,7 +123,7 @@ def _find_or_make(scope: str, node_id: str) -> tuple[str, Any]:
         try:
             for name in _names_alive(scope):
                 if name.startswith(begins):
-                    return name, ray.get_actor(name, namespace=_names.NAMESPACE)
+                    return name, ray.get_actor(name, namespace=names.NAMESPACE)
             name = f"{begins}-{secrets.token_hex(4)}"
             return name, _make(scope, node_id, name)
         except (RayError, ValueError) as failure:  # ValueError: it has ended meanwhile
@@ -139,7 +139,7 @@ def _make(scope: str, node_id: str, name: str) -> Any:
         ray.remote(concurrency_groups=CONCURRENCY)(AllReduce)
         .options(
             name=name,
-            namespace=_names.NAMESPACE,
+            namespace=names.NAMESPACE,
             num_cpus=0,
             max_restarts=0,
             max_task_retries=0,

@@ -19,7 +19,7 @@ import ray
 from clamor_ray import errors
 from clamor_ray._protocol.rpc import pack
 from clamor_ray._session import session as _session
-from clamor_ray._tasks.predicted_reads import Replaying
+from clamor_ray._tasks.predicted_reads import PredictedReads
 from clamor_ray._tasks.read_predictor import Hinted, Key
 from clamor_ray.actors.lineage.lineage import AttemptRecord
 from clamor_ray.collection.data import blocks
@@ -74,7 +74,7 @@ def fetch_ahead(spec: TaskSpec) -> list[Any]:
     if spec.replay is None or not refs:
         return []
     digest, again = spec.replay
-    replaying = Replaying(Hinted(refs[0], Key(digest, True), again), refs)
+    replaying = PredictedReads(Hinted(refs[0], Key(digest, True), again), refs)
     if not replaying.asked:
         return []
     session = _session.current(spec.scope)

@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import errors
 from clamor_ray._protocol.cause import cause_of
-from clamor_ray._session import session as _session
+from clamor_ray._session import session
 from clamor_ray._tasks.read_predictor import Key, submitted
 from clamor_ray.collection.options import Options
 from clamor_ray.collection.plan.pins import Pins, drop_words
@@ -40,7 +40,7 @@ from clamor_ray.collection.plan.results import (
 from clamor_ray.collection.plan.stages import FromSource, FromStage, Hashed, Ranged, Stage
 from clamor_ray.collection.run import report
 from clamor_ray.collection.run.progress import Progress
-from clamor_ray.collection.run.scatter_add_commit import Landing
+from clamor_ray.collection.run.scatter_add_commit import ScatterAddCommit
 from clamor_ray.collection.run.schedule import Cancel, Slots, StageSchedule, Start
 from clamor_ray.collection.run.task import Meta, TaskSpec, packed, run_packed
 
@@ -202,7 +202,7 @@ class _StageRun:
             self._program = ray.put(self._program)
         self._slots = cluster.slots(options.num_cpus)
         n_places = len(self._slots.total)  # the nodes among which "deterministic" chooses
-        self._landing = Landing(scope, cluster.nodes, n_places) if self._adds else None
+        self._landing = ScatterAddCommit(scope, cluster.nodes, n_places) if self._adds else None
 
     def run(self, tasks: Sequence[int], pinned: Callable[[], None]) -> dict[int, Part]:
         if not tasks:
@@ -236,7 +236,7 @@ class _StageRun:
             if self._snapshots:
                 # None of them begins again, and one that still runs commits nothing.
                 with contextlib.suppress(errors.ClamorError):
-                    drop_words(_session.current(self._scope), map(self._token, tasks))
+                    drop_words(session.current(self._scope), map(self._token, tasks))
             raise
         finally:
             bar.close()

@@ -44,8 +44,8 @@ from clamor_ray._write.deltas import Sum, apply_sums, merged
 from clamor_ray._write.packed_sums import pack_sum, unpack_sum
 from clamor_ray._write.retry import pause_s
 from clamor_ray._write.scatter_add import AGAIN
-from clamor_ray._write.write_set import Change, Part
-from clamor_ray._write.write_targets import Target
+from clamor_ray._write.write_set import Change, WriteSetEntry
+from clamor_ray._write.write_targets import WriteTarget
 from clamor_ray.actors.registry.registry_core import server_id_of
 from clamor_ray.collection.run.schedule import group_of
 from clamor_ray.collection.run.task import Failure, Meta
@@ -171,7 +171,7 @@ def _apply_to(
     for one in sums:
         bring(session, lease, array, one.touched)
     apply_sums(array, sums)
-    part = Part(Target(ref), ref, ref.plan, lease, image, array, array, None)
+    part = WriteSetEntry(WriteTarget(ref), ref, ref.plan, lease, image, array, array, None)
     runs = part.dirty(session)
     if runs is None:
         return None
@@ -188,7 +188,7 @@ def _apply_to(
 # ------------------------------------------------------------------ on the driver
 
 
-class Landing:
+class ScatterAddCommit:
     """What the tasks of one stage have added, until it has landed.
 
     Args:

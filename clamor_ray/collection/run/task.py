@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clamor_ray import errors
-from clamor_ray._read import bad_address as _bad_address
+from clamor_ray._read import bad_address
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._tasks.task_context import Read, recording
 from clamor_ray._write.deltas import Collector
@@ -370,7 +370,7 @@ def _own_lines(failure: BaseException) -> str:
         if not frame.filename.startswith(here)
     ]
     lines = ["Traceback (most recent call last):\n"] if frames else []
-    _bad_address.explain(failure)
+    bad_address.explain(failure)
     lines += traceback.format_list(frames)
     lines += traceback.format_exception_only(type(failure), failure)
     return "".join(lines).rstrip()
@@ -520,7 +520,7 @@ def _attempt_at(
             functions = [_loaded(captured, first, spec) for captured, first in program.functions]
             outs, sample = work(functions)
             if spec.snapshots:
-                outs = [own.owned(out) for out in outs]
+                outs = [own.detached(out) for out in outs]
             if attempt.adds is not None:
                 added, sums = attempt.adds.take()
             del functions, ahead

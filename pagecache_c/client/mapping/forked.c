@@ -136,7 +136,7 @@ static void register_once(void)
     (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-void pc__clients_add(pc_client *client)
+void pc__sessions_add(pc_client *client)
 {
     pthread_once(&registered, register_once);
     pthread_mutex_lock(&clients_lock);
@@ -145,7 +145,7 @@ void pc__clients_add(pc_client *client)
     pthread_mutex_unlock(&clients_lock);
 }
 
-void pc__clients_remove(pc_client *client)
+void pc__sessions_remove(pc_client *client)
 {
     pthread_mutex_lock(&clients_lock);
     for (pc_client **at = &clients; *at; at = &(*at)->next)
@@ -156,7 +156,7 @@ void pc__clients_remove(pc_client *client)
     pthread_mutex_unlock(&clients_lock);
 }
 
-int pc__clients_install(void)
+int pc__sessions_install(void)
 {
     pthread_mutex_lock(&clients_lock);
     int rc = pc__sig_install();

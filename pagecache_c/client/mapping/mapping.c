@@ -235,7 +235,7 @@ int pc__mapping_install(pc_client *client, struct pc__mapping *mapping, int fd)
 /* Under lock. */
 void pc__mapping_take_down(pc_client *client, struct pc__mapping *mapping)
 {
-    pc__rest_ended(client, mapping);
+    pc__idle_ended(client, mapping);
     pc__build_close_fd(mapping);
     if (mapping->is_kept && client->state == PC__CONN_CLOSED && mapping->state == PC__MAPPING_LIVE) {
         pc__range_set(mapping->trapped.address, PC__RANGE_KEPT, 0);
@@ -391,8 +391,8 @@ static int share(pc_client *client, const struct pc__mapping *wanted, uint64_t b
         struct pc__mapping *found = find_shared(client, wanted, base);
         if (found && !found->users && found->trapped.flags == wanted->trapped.flags &&
             found->trapped.length_bytes == wanted->trapped.length_bytes)
-            pc__rest_ended(client, found);
-        pc__rest_end_all(client, wanted->region);
+            pc__idle_ended(client, found);
+        pc__idle_end_all(client, wanted->region);
         found = find_shared(client, wanted, base);
         if (!found)
             return 0;
@@ -436,7 +436,7 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
     if (!pc__map_flags_fit(flags) || !pc__is_in_window(base_address, length_bytes))
         return pc__fail(PC_ERR_RANGE, "a region of %" PRIu64 " bytes at %#" PRIx64 ", flags %u",
                         length_bytes, base_address, flags);
-    if (client->trap.kind == PC_TRAP_SIGSEGV && pc__clients_install())
+    if (client->trap.kind == PC_TRAP_SIGSEGV && pc__sessions_install())
         return pc__fail(PC_ERR_NO_TRAP, "this process's SIGSEGV handler cannot be replaced");
     struct pc__mapping *mapping = calloc(1, sizeof *mapping);
     if (!mapping)
@@ -450,7 +450,7 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
     struct pc__mapping *shared = NULL, *built = NULL;
     pthread_mutex_lock(&client->lock);
     if (flags & PC_MAP_PRIVATE)
-        pc__rest_end_all(client, region);
+        pc__idle_end_all(client, region);
     int rc = flags & PC_MAP_PRIVATE ? pc__call_refused(client)
                                     : share(client, mapping, base_address, deadline_ns, &shared);
     if (rc == 0 && (flags & (PC_MAP_FIXED | PC_MAP_PRIVATE)) == PC_MAP_FIXED)

@@ -41,7 +41,7 @@ void pc__recorder_free(struct pc__recorder *recorder)
     free(recorder);
 }
 
-static int begin(struct pc__mapping *mapping)
+static int begin(struct pc__session_map *mapping)
 {
     struct pc__recorder *recorder = mapping->recorder;
     if (!recorder) {
@@ -57,7 +57,7 @@ static int begin(struct pc__mapping *mapping)
     return PC_OK;
 }
 
-static void end(struct pc__mapping *mapping)
+static void end(struct pc__session_map *mapping)
 {
     if (mapping->recorder && !--mapping->recorder->users) {
         pc__recorder_free(mapping->recorder);
@@ -66,7 +66,7 @@ static void end(struct pc__mapping *mapping)
 }
 
 /* Descriptor of a file of runs, -1 where there are none, or negative error below that. */
-static int file_of(const struct pc__mapping *mapping)
+static int file_of(const struct pc__session_map *mapping)
 {
     const struct pc__recorder *recorder = mapping->recorder;
     const uint64_t n_blocks = mapping->region->n_blocks;
@@ -97,11 +97,11 @@ static int file_of(const struct pc__mapping *mapping)
     return PC_ERR_NO_MEMORY;
 }
 
-void pc__client_evicted(struct pc__client *client, const struct pc__ctl_message *message)
+void pc__session_evicted(struct pc__session *client, const struct pc__ctl_message *message)
 {
     struct pc__ctl_runs head;
     memcpy(&head, message->body, sizeof head);
-    struct pc__mapping *mapping = pc__client_mapping(client, head.mapping_id);
+    struct pc__session_map *mapping = pc__session_mapping(client, head.mapping_id);
     int rc = mapping ? PC_OK : PC_ERR_NO_REGION, fd = -1;
     if (mapping) {
         struct pc__region *region = mapping->region;
@@ -117,7 +117,7 @@ void pc__client_evicted(struct pc__client *client, const struct pc__ctl_message 
     if (fd < -1)
         rc = fd;
     if (message->header.request_id)
-        pc__client_send(client, PC__CTL_REPLY, message->header.request_id, rc, NULL, 0,
+        pc__session_send(client, PC__CTL_REPLY, message->header.request_id, rc, NULL, 0,
                         fd >= 0 ? fd : -1);
     if (fd >= 0)
         close(fd);

@@ -23,7 +23,7 @@
 
 /* ---------------------------------------------------------------- sending */
 
-void pc__client_send(struct pc__client *client, enum pc__ctl_type type, uint32_t request_id,
+void pc__session_send(struct pc__session *client, enum pc__ctl_type type, uint32_t request_id,
                      int status, const void *body, size_t body_bytes, int fd)
 {
     struct pc__ctl_header header = {.body_bytes = (uint32_t)body_bytes,
@@ -51,14 +51,14 @@ void pc__client_send(struct pc__client *client, enum pc__ctl_type type, uint32_t
         shutdown(client->fd, SHUT_RDWR);
 }
 
-void pc__client_reply(struct pc__client *client, const struct pc__ctl_message *message, int status)
+void pc__session_reply(struct pc__session *client, const struct pc__ctl_message *message, int status)
 {
-    pc__client_send(client, PC__CTL_REPLY, message->header.request_id, status, NULL, 0, -1);
+    pc__session_send(client, PC__CTL_REPLY, message->header.request_id, status, NULL, 0, -1);
 }
 
 /* ---------------------------------------------------------- hello and end */
 
-static void close_client(struct pc__client *client)
+static void close_client(struct pc__session *client)
 {
     struct pc__loop *loop = client->loop;
     if (client->closed)
@@ -70,9 +70,9 @@ static void close_client(struct pc__client *client)
     const bool goes_on = (client->n_mappings || stages) && lessee && !client->left &&
                          !loop->stopping && pc__process_has_memory(&lessee->process);
     while (client->n_mappings)
-        pc__client_drop_mapping(client, &client->mappings[client->n_mappings - 1], goes_on);
-    pc__client_gathers_end(client);
-    pc__client_abandon_all(client);
+        pc__session_drop_mapping(client, &client->mappings[client->n_mappings - 1], goes_on);
+    pc__session_gathers_end(client);
+    pc__session_abandon_all(client);
     if (stages && !goes_on)
         pc__layers_orphan(loop->engine, pc__layer_owner(client));
     if (lessee)
@@ -92,7 +92,7 @@ static void close_client(struct pc__client *client)
     free(client);
 }
 
-static int take_control_page(struct pc__client *client, int page_fd, int event_fd)
+static int take_control_page(struct pc__session *client, int page_fd, int event_fd)
 {
     struct stat st;
     if (fstat(page_fd, &st) || st.st_size != (off_t)sizeof *client->page)
@@ -126,7 +126,7 @@ static int take_control_page(struct pc__client *client, int page_fd, int event_f
 }
 
 /* Takes the descriptors it uses out of fds[] (sets them to -1). Negative: close the client. */
-static int on_hello(struct pc__client *client, const struct pc__ctl_message *message, int *fds,
+static int on_hello(struct pc__session *client, const struct pc__ctl_message *message, int *fds,
                     int n_fds)
 {
     struct pc_engine *engine = client->loop->engine;
@@ -163,12 +163,12 @@ static int on_hello(struct pc__client *client, const struct pc__ctl_message *mes
     }
     client->trap = (int)hello.trap;
     client->said_hello = !rc;
-    pc__client_send(client, PC__CTL_REPLY, message->header.request_id, rc, &mine, sizeof mine, -1);
+    pc__session_send(client, PC__CTL_REPLY, message->header.request_id, rc, &mine, sizeof mine, -1);
     return rc;
 }
 
 /* Python passes it on. Lost where there is no memory for it: the task dies without a cause then. */
-static void take_last_words(struct pc__client *client, const struct pc__ctl_message *message)
+static void take_last_words(struct pc__session *client, const struct pc__ctl_message *message)
 {
     struct pc__ctl_last_words words;
     memcpy(&words, message->body, sizeof words);
@@ -180,10 +180,10 @@ static void take_last_words(struct pc__client *client, const struct pc__ctl_mess
     for (size_t i = 0; i < sizeof words.task; i++)
         snprintf(event.text + 2 * i, 3, "%02x", words.task[i]);
     bool is_taken = pc__engine_ask(client->loop->engine, &event);
-    pc__client_reply(client, message, is_taken ? PC_OK : PC_ERR_NO_MEMORY);
+    pc__session_reply(client, message, is_taken ? PC_OK : PC_ERR_NO_MEMORY);
 }
 
-static int handle(struct pc__client *client, const struct pc__ctl_message *message, int *fds,
+static int handle(struct pc__session *client, const struct pc__ctl_message *message, int *fds,
                   int n_fds)
 {
     bool may_bring = message->header.type == PC__CTL_STAGE ||
@@ -196,48 +196,48 @@ static int handle(struct pc__client *client, const struct pc__ctl_message *messa
             return pc__fail(PC_ERR_PROTOCOL, "a second hello");
         return on_hello(client, message, fds, n_fds);
     case PC__CTL_CREATE:
-        pc__client_create(client, message);
+        pc__session_create(client, message);
         return PC_OK;
     case PC__CTL_SEAL:
-        pc__client_seal(client, message);
+        pc__session_seal(client, message);
         return PC_OK;
     case PC__CTL_ABANDON:
-        pc__client_abandon(client, message);
+        pc__session_abandon(client, message);
         return PC_OK;
     case PC__CTL_OPEN:
-        pc__client_open(client, message, false);
+        pc__session_open(client, message, false);
         return PC_OK;
     case PC__CTL_ATTACH:
-        pc__client_open(client, message, true);
+        pc__session_open(client, message, true);
         return PC_OK;
     case PC__CTL_CLOSE:
-        return pc__client_close_mapping(client, message);
+        return pc__session_close_mapping(client, message);
     case PC__CTL_PREFETCH:
-        pc__client_prefetch(client, message);
+        pc__session_prefetch(client, message);
         return PC_OK;
     case PC__CTL_READS:
-        pc__client_reads(client, message);
+        pc__session_reads(client, message);
         return PC_OK;
     case PC__CTL_EVICTED:
-        pc__client_evicted(client, message);
+        pc__session_evicted(client, message);
         return PC_OK;
     case PC__CTL_STAGE:
-        pc__client_stage(client, message, fds, n_fds);
+        pc__session_stage(client, message, fds, n_fds);
         return PC_OK;
     case PC__CTL_RESOLVE:
-        pc__client_resolve(client, message);
+        pc__session_resolve(client, message);
         return PC_OK;
     case PC__CTL_GATHER:
-        pc__client_gather(client, message, n_fds, fds);
+        pc__session_gather(client, message, n_fds, fds);
         return PC_OK;
     case PC__CTL_RETIRE:
-        pc__client_retire(client, message);
+        pc__session_retire(client, message);
         return PC_OK;
     case PC__CTL_LAST_WORDS:
         take_last_words(client, message);
         return PC_OK;
     case PC__CTL_PING:
-        pc__client_reply(client, message, PC_OK);
+        pc__session_reply(client, message, PC_OK);
         return PC_OK;
     case PC__CTL_LEFT:
     case PC__CTL_ATTACHED:
@@ -251,7 +251,7 @@ static int handle(struct pc__client *client, const struct pc__ctl_message *messa
 }
 
 /* One packet. 1: handled; 0: none there; negative: the client is to be closed. */
-static int receive(struct pc__client *client)
+static int receive(struct pc__session *client)
 {
     uint8_t packet[PC__CTL_MAX_BYTES];
     union {
@@ -304,7 +304,7 @@ static pid_t pid_of(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) ? 0 : who.pid;
 }
 
-void pc__client_event(struct pc__loop *loop, struct pc__client *client, uint32_t events)
+void pc__session_event(struct pc__loop *loop, struct pc__session *client, uint32_t events)
 {
     (void)events;
     for (int i = 0; i < PACKETS_PER_EVENT; i++) {
@@ -327,9 +327,9 @@ void pc__client_event(struct pc__loop *loop, struct pc__client *client, uint32_t
 
 static void add_client(struct pc__loop *loop, struct pc__mail *mail)
 {
-    struct pc__client *client = loop->stopping ? NULL : calloc(1, sizeof *client);
+    struct pc__session *client = loop->stopping ? NULL : calloc(1, sizeof *client);
     if (client) {
-        *client = (struct pc__client){.loop = loop,
+        *client = (struct pc__session){.loop = loop,
                                       .id = mail->a,
                                       .fd = mail->fd,
                                       .uffd = -1,
@@ -359,7 +359,7 @@ static void pause_accepting(struct pc__loop *loop, int error)
     loop->accept_fails = true;
 }
 
-void pc__client_accept(struct pc__loop *loop, int listen_fd)
+void pc__session_accept(struct pc__loop *loop, int listen_fd)
 {
     struct pc_engine *engine = loop->engine;
     int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -388,12 +388,12 @@ void pc__client_accept(struct pc__loop *loop, int listen_fd)
         close(fd);
 }
 
-uint64_t pc__clients_deadline(struct pc__loop *loop)
+uint64_t pc__sessions_deadline(struct pc__loop *loop)
 {
     uint64_t earliest = loop->accept_again_ns ? loop->accept_again_ns : UINT64_MAX;
     pc__each(link, &loop->clients)
     {
-        struct pc__client *client = pc__of(link, struct pc__client, link);
+        struct pc__session *client = pc__of(link, struct pc__session, link);
         if (!client->said_hello && client->hello_by_ns < earliest)
             earliest = client->hello_by_ns;
         if (client->stray_by_ns && client->stray_by_ns < earliest)
@@ -404,7 +404,7 @@ uint64_t pc__clients_deadline(struct pc__loop *loop)
     return earliest;
 }
 
-void pc__clients_check(struct pc__loop *loop, uint64_t now_ns)
+void pc__sessions_check(struct pc__loop *loop, uint64_t now_ns)
 {
     if (loop->accept_again_ns && loop->accept_again_ns <= now_ns) {
         loop->accept_again_ns = 0;
@@ -412,9 +412,9 @@ void pc__clients_check(struct pc__loop *loop, uint64_t now_ns)
     }
     pc__each(link, &loop->clients)
     {
-        struct pc__client *client = pc__of(link, struct pc__client, link);
+        struct pc__session *client = pc__of(link, struct pc__session, link);
         pc__fault_check_stray(client, now_ns);
-        pc__client_check_areas(client, now_ns);
+        pc__session_check_areas(client, now_ns);
         if (client->said_hello || client->hello_by_ns > now_ns)
             continue;
         pc__count_add(&loop->engine->count.bad_messages, 1);
@@ -424,8 +424,8 @@ void pc__clients_check(struct pc__loop *loop, uint64_t now_ns)
     }
 }
 
-void pc__clients_close(struct pc__loop *loop)
+void pc__sessions_close(struct pc__loop *loop)
 {
     while (!pc__link_empty(&loop->clients))
-        close_client(pc__of(loop->clients.next, struct pc__client, link));
+        close_client(pc__of(loop->clients.next, struct pc__session, link));
 }

@@ -11,7 +11,7 @@
 
 /* ----------------------------------------------------------------- regions */
 
-void pc__client_create(struct pc__client *client, const struct pc__ctl_message *message)
+void pc__session_create(struct pc__session *client, const struct pc__ctl_message *message)
 {
     struct pc_engine *engine = client->loop->engine;
     struct pc__ctl_region body;
@@ -20,12 +20,12 @@ void pc__client_create(struct pc__client *client, const struct pc__ctl_message *
                                         .base_address = body.base_address,
                                         .length_bytes = body.length_bytes};
     if (!pc__region_info_valid(&info)) {
-        pc__client_reply(client, message, PC_ERR_RANGE);
+        pc__session_reply(client, message, PC_ERR_RANGE);
         return;
     }
     struct pc__region *region = pc__region_get_or_add(engine, body.region);
     if (!region) {
-        pc__client_reply(client, message, PC_ERR_NO_MEMORY);
+        pc__session_reply(client, message, PC_ERR_NO_MEMORY);
         return;
     }
     pthread_mutex_lock(&region->lock);
@@ -43,14 +43,14 @@ void pc__client_create(struct pc__client *client, const struct pc__ctl_message *
         pc__region_forget(engine, region);
     if (!rc)
         client->creating++;
-    pc__client_send(client, PC__CTL_REPLY, message->header.request_id, rc, NULL, 0, fd);
+    pc__session_send(client, PC__CTL_REPLY, message->header.request_id, rc, NULL, 0, fd);
     if (fd >= 0)
         close(fd);
     pc__region_put(engine, region);
 }
 
 /* The region that this client is making, with a reference, or NULL. */
-static struct pc__region *creating(struct pc__client *client, const struct pc__ctl_message *message)
+static struct pc__region *creating(struct pc__session *client, const struct pc__ctl_message *message)
 {
     struct pc__ctl_region body;
     memcpy(&body, message->body, sizeof body);
@@ -79,19 +79,19 @@ static void reply_kept(struct pc__loop *loop, struct pc__mail *mail)
     struct kept_reply *reply = mail->pointer;
     pc__each(link, &loop->clients)
     {
-        struct pc__client *client = pc__of(link, struct pc__client, link);
+        struct pc__session *client = pc__of(link, struct pc__session, link);
         if (client->id != reply->client_id || client->closed)
             continue;
         if (mail->error) {
             char why[PC__KEEPING_TEXT_BYTES];
             pc__keep_say(loop->engine, mail->error, why, sizeof why);
-            pc__client_send(client, PC__CTL_REPLY, reply->request_id, mail->error, why,
+            pc__session_send(client, PC__CTL_REPLY, reply->request_id, mail->error, why,
                             strlen(why) + 1, -1);
         }
         else if (reply->stages)
-            pc__client_staged(client, reply->request_id, reply->region);
+            pc__session_staged(client, reply->request_id, reply->region);
         else
-            pc__client_send(client, PC__CTL_REPLY, reply->request_id, PC_OK, NULL, 0, -1);
+            pc__session_send(client, PC__CTL_REPLY, reply->request_id, PC_OK, NULL, 0, -1);
         break;
     }
     free(reply);
@@ -106,12 +106,12 @@ static void heard(void *arg, int rc, bool cancelled)
         free(reply); /* who waits has a deadline */
 }
 
-static void reply_when_kept(struct pc__client *client, uint32_t request_id, uint64_t region,
+static void reply_when_kept(struct pc__session *client, uint32_t request_id, uint64_t region,
                             bool stages)
 {
     struct kept_reply *reply = malloc(sizeof *reply);
     if (!reply) {
-        pc__client_send(client, PC__CTL_REPLY, request_id, PC_ERR_NO_MEMORY, NULL, 0, -1);
+        pc__session_send(client, PC__CTL_REPLY, request_id, PC_ERR_NO_MEMORY, NULL, 0, -1);
         return;
     }
     *reply = (struct kept_reply){.loop = client->loop,
@@ -126,7 +126,7 @@ static void reply_when_kept(struct pc__client *client, uint32_t request_id, uint
     reply_kept(client->loop, &mail);
 }
 
-void pc__client_seal(struct pc__client *client, const struct pc__ctl_message *message)
+void pc__session_seal(struct pc__session *client, const struct pc__ctl_message *message)
 {
     struct pc__region *region = creating(client, message);
     struct pc__ctl_region body;
@@ -137,13 +137,13 @@ void pc__client_seal(struct pc__client *client, const struct pc__ctl_message *me
         client->creating--;
         reply_when_kept(client, message->header.request_id, region->id, false);
     } else {
-        pc__client_reply(client, message, rc);
+        pc__session_reply(client, message, rc);
     }
     if (region)
         pc__region_put(client->loop->engine, region);
 }
 
-void pc__client_abandon(struct pc__client *client, const struct pc__ctl_message *message)
+void pc__session_abandon(struct pc__session *client, const struct pc__ctl_message *message)
 {
     struct pc__region *region = creating(client, message);
     if (region) {
@@ -151,10 +151,10 @@ void pc__client_abandon(struct pc__client *client, const struct pc__ctl_message 
         pc__region_forget(client->loop->engine, region);
         pc__region_put(client->loop->engine, region);
     }
-    pc__client_reply(client, message, region ? PC_OK : PC_ERR_NO_REGION);
+    pc__session_reply(client, message, region ? PC_OK : PC_ERR_NO_REGION);
 }
 
-void pc__client_abandon_all(struct pc__client *client)
+void pc__session_abandon_all(struct pc__session *client)
 {
     struct pc_engine *engine = client->loop->engine;
     while (client->creating) {
@@ -180,7 +180,7 @@ void pc__client_abandon_all(struct pc__client *client)
 
 /* ------------------------------------------------------------------ commits */
 
-bool pc__mapping_follows(struct pc__mapping *mapping)
+bool pc__mapping_follows(struct pc__session_map *mapping)
 {
     struct pc__generation *generation = mapping->generation;
     if (mapping->follows || generation->version != mapping->version)
@@ -190,7 +190,7 @@ bool pc__mapping_follows(struct pc__mapping *mapping)
     return true;
 }
 
-void pc__client_stage(struct pc__client *client, const struct pc__ctl_message *message, int *fds,
+void pc__session_stage(struct pc__session *client, const struct pc__ctl_message *message, int *fds,
                       int n_fds)
 {
     struct pc__ctl_stage body;
@@ -205,13 +205,13 @@ void pc__client_stage(struct pc__client *client, const struct pc__ctl_message *m
     if (client->lessee)
         client->lessee->stages = true;
     if (rc)
-        pc__client_reply(client, message, rc);
+        pc__session_reply(client, message, rc);
     else
         reply_when_kept(client, message->header.request_id, body.region, true);
 }
 
 /* The layer is safe in any case: what is bounded is how many more there can be. */
-void pc__client_staged(struct pc__client *client, uint32_t request_id, uint64_t id)
+void pc__session_staged(struct pc__session *client, uint32_t request_id, uint64_t id)
 {
     struct pc_engine *engine = client->loop->engine;
     struct pc__region *region = pc__region_get(engine, id);
@@ -234,10 +234,10 @@ void pc__client_staged(struct pc__client *client, uint32_t request_id, uint64_t 
     }
     const struct pc__ctl_staged staged = {engine->server_id};
     if (!pending)
-        pc__client_send(client, PC__CTL_REPLY, request_id, PC_OK, &staged, sizeof staged, -1);
+        pc__session_send(client, PC__CTL_REPLY, request_id, PC_OK, &staged, sizeof staged, -1);
 }
 
-void pc__client_resolve(struct pc__client *client, const struct pc__ctl_message *message)
+void pc__session_resolve(struct pc__session *client, const struct pc__ctl_message *message)
 {
     struct pc_engine *engine = client->loop->engine;
     struct pc__ctl_stage body;
@@ -246,7 +246,7 @@ void pc__client_resolve(struct pc__client *client, const struct pc__ctl_message 
         pc__layer_drop_staged(engine, body.region, body.commit_id);
         return;
     }
-    struct pc__mapping *mapping = pc__client_mapping(client, body.mapping_id);
+    struct pc__session_map *mapping = pc__session_mapping(client, body.mapping_id);
     if (mapping && mapping->region->id == body.region && mapping->is_private) {
         struct pc__region *region = mapping->region;
         pthread_mutex_lock(&region->lock);

@@ -14,12 +14,12 @@
 /* --------------------------------------------------------------- mappings */
 
 /* Index of the first mapping that ends after address. */
-static size_t mapping_after(const struct pc__client *client, uint64_t address)
+static size_t mapping_after(const struct pc__session *client, uint64_t address)
 {
     size_t low = 0, high = client->n_mappings;
     while (low < high) {
         size_t mid = low + (high - low) / 2;
-        const struct pc__mapping *m = &client->mappings[mid];
+        const struct pc__session_map *m = &client->mappings[mid];
         if (m->address + m->length_bytes > address)
             high = mid;
         else
@@ -28,14 +28,14 @@ static size_t mapping_after(const struct pc__client *client, uint64_t address)
     return low;
 }
 
-struct pc__mapping *pc__client_mapping_at(struct pc__client *client, uint64_t address)
+struct pc__session_map *pc__session_mapping_at(struct pc__session *client, uint64_t address)
 {
     size_t i = mapping_after(client, address);
     return i < client->n_mappings && client->mappings[i].address <= address ? &client->mappings[i]
                                                                             : NULL;
 }
 
-struct pc__mapping *pc__client_mapping(struct pc__client *client, uint64_t id)
+struct pc__session_map *pc__session_mapping(struct pc__session *client, uint64_t id)
 {
     for (size_t i = 0; i < client->n_mappings; i++)
         if (client->mappings[i].id == id)
@@ -43,18 +43,18 @@ struct pc__mapping *pc__client_mapping(struct pc__client *client, uint64_t id)
     return NULL;
 }
 
-static int add_mapping(struct pc__client *client, const struct pc__ctl_open *open,
+static int add_mapping(struct pc__session *client, const struct pc__ctl_open *open,
                        struct pc__region *region, struct pc__generation *generation)
 {
     size_t at = mapping_after(client, open->address);
     if (open->address % PC_BLOCK_BYTES || open->length_bytes > UINT64_MAX - open->address ||
         (at < client->n_mappings &&
          client->mappings[at].address < open->address + open->length_bytes) ||
-        pc__client_mapping(client, open->mapping_id))
+        pc__session_mapping(client, open->mapping_id))
         return pc__fail(PC_ERR_EXISTS, "a mapping overlaps another of the same process");
     if (client->n_mappings == client->mappings_capacity) {
         size_t capacity = client->mappings_capacity ? client->mappings_capacity * 2 : 8;
-        struct pc__mapping *grown = realloc(client->mappings, capacity * sizeof *grown);
+        struct pc__session_map *grown = realloc(client->mappings, capacity * sizeof *grown);
         if (!grown)
             return pc__fail(PC_ERR_NO_MEMORY, "a mapping record");
         client->mappings = grown;
@@ -72,7 +72,7 @@ static int add_mapping(struct pc__client *client, const struct pc__ctl_open *ope
     }
     memmove(&client->mappings[at + 1], &client->mappings[at],
             (client->n_mappings - at) * sizeof client->mappings[0]);
-    client->mappings[at] = (struct pc__mapping){.id = open->mapping_id,
+    client->mappings[at] = (struct pc__session_map){.id = open->mapping_id,
                                                 .address = open->address,
                                                 .length_bytes = open->length_bytes,
                                                 .version = open->version,
@@ -119,7 +119,7 @@ void pc__lease_put(struct pc_engine *engine, struct pc__region *region,
     pc__region_put(engine, region);
 }
 
-void pc__client_drop_mapping(struct pc__client *client, struct pc__mapping *mapping, bool was_lost)
+void pc__session_drop_mapping(struct pc__session *client, struct pc__session_map *mapping, bool was_lost)
 {
     struct pc_engine *engine = client->loop->engine;
     struct pc__region *region = mapping->region;
@@ -143,7 +143,7 @@ void pc__client_drop_mapping(struct pc__client *client, struct pc__mapping *mapp
             if (job->part)
                 pc__part_blocks_done(job->part, PC_ERR_CLOSED, 0);
             else if (!client->closed) /* else it asks the next server, if there is one */
-                pc__client_send(client, PC__CTL_REPLY, job->request_id, PC_ERR_CLOSED, NULL, 0,
+                pc__session_send(client, PC__CTL_REPLY, job->request_id, PC_ERR_CLOSED, NULL, 0,
                                 -1);
             pc__link_remove(&job->link);
             free(job);
@@ -192,7 +192,7 @@ static int attach_ready(struct pc_engine *engine, struct pc__region *region,
 }
 
 /* Under region.lock. PC__WAIT: *ask says for what. */
-static int open_ready(struct pc__client *client, struct pc__region *region,
+static int open_ready(struct pc__session *client, struct pc__region *region,
                       const struct pc__ctl_open *open, bool attach, bool caught_up,
                       struct pc__ctl_opened *opened, int *fd, struct pc__ask *ask)
 {
@@ -226,7 +226,7 @@ static int open_ready(struct pc__client *client, struct pc__region *region,
     generation->mappings++;
     pc__cache_leased(engine, generation);
     if (open->follows)
-        (void)pc__mapping_follows(pc__client_mapping(client, open->mapping_id));
+        (void)pc__mapping_follows(pc__session_mapping(client, open->mapping_id));
     pc__count_add(&engine->count.mappings, 1);
     opened->inode = generation->inode;
     opened->needs_trap = !generation->complete;
@@ -236,7 +236,7 @@ static int open_ready(struct pc__client *client, struct pc__region *region,
 }
 
 /* Its CLOSE came while it waited. */
-static bool was_given_up(struct pc__client *client, uint64_t mapping_id)
+static bool was_given_up(struct pc__session *client, uint64_t mapping_id)
 {
     for (size_t i = 0; i < client->n_given_up; i++)
         if (client->given_up[i] == mapping_id) {
@@ -246,7 +246,7 @@ static bool was_given_up(struct pc__client *client, uint64_t mapping_id)
     return false;
 }
 
-static int note_given_up(struct pc__client *client, uint64_t mapping_id)
+static int note_given_up(struct pc__session *client, uint64_t mapping_id)
 {
     if (client->n_given_up == client->given_up_capacity) {
         size_t capacity = client->given_up_capacity ? client->given_up_capacity * 2 : 8;
@@ -261,7 +261,7 @@ static int note_given_up(struct pc__client *client, uint64_t mapping_id)
 }
 
 /* Under region.lock: the open waits. False: for want of memory it cannot. */
-static bool wait_for(struct pc__client *client, struct pc__region *region, uint32_t request_id,
+static bool wait_for(struct pc__session *client, struct pc__region *region, uint32_t request_id,
                      const struct pc__ctl_open *open, bool attach)
 {
     struct pc__pending *pending = calloc(1, sizeof *pending);
@@ -295,7 +295,7 @@ static bool to_ask(struct pc__region *region, const struct pc__ask *ask)
 
 /* Whether the client reads what it is told. One that is stopped, or gets no time, would have its
  * socket filled, and be given up, by advice that it can do without. */
-static bool listens(const struct pc__client *client)
+static bool listens(const struct pc__session *client)
 {
     int unread_bytes = 0;
     return !ioctl(client->fd, SIOCOUTQ, &unread_bytes) && unread_bytes < ADVICE_UNREAD_BYTES;
@@ -306,14 +306,14 @@ static void let_go(struct pc__loop *loop, struct pc__mail *mail)
     const struct pc__ctl_let_go body = {.region = mail->a, .loss = mail->b};
     pc__each(link, &loop->clients)
     {
-        struct pc__client *client = pc__of(link, struct pc__client, link);
+        struct pc__session *client = pc__of(link, struct pc__session, link);
         bool maps = false;
         for (size_t i = 0; i < client->n_mappings && !maps; i++)
             maps = client->mappings[i].region->id == mail->a && !client->mappings[i].is_private;
         /* With SIGSEGV nothing rests. */
         bool matters = client->trap != PC_TRAP_SIGSEGV || body.loss;
         if (maps && !client->closed && matters && listens(client))
-            pc__client_send(client, PC__CTL_LET_GO, 0, PC_OK, &body, sizeof body, -1);
+            pc__session_send(client, PC__CTL_LET_GO, 0, PC_OK, &body, sizeof body, -1);
     }
 }
 
@@ -322,13 +322,13 @@ static void ended(struct pc__loop *loop, struct pc__mail *mail)
     (void)mail;
     pc__each(link, &loop->clients)
     {
-        struct pc__client *client = pc__of(link, struct pc__client, link);
+        struct pc__session *client = pc__of(link, struct pc__session, link);
         if (!client->closed)
-            pc__client_send(client, PC__CTL_ENDED, 0, PC_OK, NULL, 0, -1);
+            pc__session_send(client, PC__CTL_ENDED, 0, PC_OK, NULL, 0, -1);
     }
 }
 
-void pc__clients_ended(struct pc_engine *engine)
+void pc__sessions_ended(struct pc_engine *engine)
 {
     for (int i = 0; i < engine->n_loops; i++) {
         const struct pc__mail mail = {.run = ended};
@@ -337,7 +337,7 @@ void pc__clients_ended(struct pc_engine *engine)
     }
 }
 
-void pc__clients_let_go(struct pc_engine *engine, uint64_t id)
+void pc__sessions_let_go(struct pc_engine *engine, uint64_t id)
 {
     struct pc__region *region = pc__region_get(engine, id);
     uint32_t loss = 0;
@@ -358,7 +358,7 @@ static void put_question(struct pc_engine *engine, uint64_t region, const struct
 {
     /* Somebody wants a newer version: by the time of the answer they have closed the older ones. */
     if (ask->kind != PC_EVENT_NEED_REGION)
-        pc__clients_let_go(engine, region);
+        pc__sessions_let_go(engine, region);
     const struct pc_event event = {.kind = (int)ask->kind,
                                    .region = region,
                                    .from_version = ask->from_version,
@@ -375,7 +375,7 @@ static void put_question(struct pc_engine *engine, uint64_t region, const struct
 }
 
 /* False: the region left the table between the look-up and the lock: it is a new one now. */
-static bool finish_open(struct pc__client *client, struct pc__region *region, uint32_t request_id,
+static bool finish_open(struct pc__session *client, struct pc__region *region, uint32_t request_id,
                         const struct pc__ctl_open *open, bool attach, bool caught_up)
 {
     struct pc_engine *engine = client->loop->engine;
@@ -405,21 +405,21 @@ static bool finish_open(struct pc__client *client, struct pc__region *region, ui
         /* Threads that the last server left waiting ask us. */
         pc__fault_attached(client, open->address, open->length_bytes);
     }
-    pc__client_send(client, PC__CTL_REPLY, request_id, rc, rc ? NULL : &opened,
+    pc__session_send(client, PC__CTL_REPLY, request_id, rc, rc ? NULL : &opened,
                     rc ? 0 : sizeof opened, attach ? -1 : fd);
     return true;
 }
 
-void pc__client_retry_open(struct pc__loop *loop, struct pc__mail *mail)
+void pc__session_retry_open(struct pc__loop *loop, struct pc__mail *mail)
 {
     struct pc__pending *pending = mail->pointer;
     pc__each(link, &loop->clients)
     {
-        struct pc__client *client = pc__of(link, struct pc__client, link);
+        struct pc__session *client = pc__of(link, struct pc__session, link);
         if (client->id != pending->client_id || client->closed)
             continue;
         if (pending->stages) {
-            pc__client_staged(client, pending->request_id, pending->open.region);
+            pc__session_staged(client, pending->request_id, pending->open.region);
             break;
         }
         client->n_opening -= client->n_opening > 0;
@@ -433,7 +433,7 @@ void pc__client_retry_open(struct pc__loop *loop, struct pc__mail *mail)
                     finish_open(client, region, pending->request_id, &pending->open,
                                 pending->attach, pending->asked_published);
         if (!done)
-            pc__client_send(client, PC__CTL_REPLY, pending->request_id,
+            pc__session_send(client, PC__CTL_REPLY, pending->request_id,
                             mail->error ? mail->error : PC_ERR_NO_REGION, NULL, 0, -1);
         if (region)
             pc__region_put(loop->engine, region);
@@ -442,7 +442,7 @@ void pc__client_retry_open(struct pc__loop *loop, struct pc__mail *mail)
     free(pending);
 }
 
-void pc__client_open(struct pc__client *client, const struct pc__ctl_message *message, bool attach)
+void pc__session_open(struct pc__session *client, const struct pc__ctl_message *message, bool attach)
 {
     struct pc_engine *engine = client->loop->engine;
     struct pc__ctl_open open;
@@ -451,7 +451,7 @@ void pc__client_open(struct pc__client *client, const struct pc__ctl_message *me
     while (!done) {
         struct pc__region *region = pc__region_get_or_add(engine, open.region);
         if (!region) {
-            pc__client_reply(client, message, PC_ERR_NO_MEMORY);
+            pc__session_reply(client, message, PC_ERR_NO_MEMORY);
             return;
         }
         done = finish_open(client, region, message->header.request_id, &open, attach, false);
@@ -459,13 +459,13 @@ void pc__client_open(struct pc__client *client, const struct pc__ctl_message *me
     }
 }
 
-int pc__client_close_mapping(struct pc__client *client, const struct pc__ctl_message *message)
+int pc__session_close_mapping(struct pc__session *client, const struct pc__ctl_message *message)
 {
     struct pc__ctl_open open;
     memcpy(&open, message->body, sizeof open);
-    struct pc__mapping *mapping = pc__client_mapping(client, open.mapping_id);
+    struct pc__session_map *mapping = pc__session_mapping(client, open.mapping_id);
     if (mapping)
-        pc__client_drop_mapping(client, mapping, false);
+        pc__session_drop_mapping(client, mapping, false);
     else if (client->n_opening)
         return note_given_up(client, open.mapping_id); /* else it would be open for ever */
     return PC_OK;

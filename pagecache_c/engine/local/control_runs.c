@@ -31,13 +31,13 @@ static size_t merge(struct pc_run *runs, size_t n)
 }
 
 /* Parsed, in range, sorted and disjoint; negative where they are not. *mapping may be NULL. */
-static int take_runs(struct pc__client *client, const struct pc__ctl_message *message,
-                     struct pc__ctl_runs *head, struct pc_run *runs, struct pc__mapping **mapping)
+static int take_runs(struct pc__session *client, const struct pc__ctl_message *message,
+                     struct pc__ctl_runs *head, struct pc_run *runs, struct pc__session_map **mapping)
 {
     int n = pc__ctl_parse_runs(message, head, runs, PC__CTL_MAX_RUNS);
     if (n < 0)
         return n;
-    *mapping = pc__client_mapping(client, head->mapping_id);
+    *mapping = pc__session_mapping(client, head->mapping_id);
     if (!*mapping)
         return PC_ERR_NO_REGION;
     for (int i = 0; i < n; i++)
@@ -47,15 +47,15 @@ static int take_runs(struct pc__client *client, const struct pc__ctl_message *me
     return n ? (int)merge(runs, (size_t)n) : 0;
 }
 
-void pc__client_prefetch(struct pc__client *client, const struct pc__ctl_message *message)
+void pc__session_prefetch(struct pc__session *client, const struct pc__ctl_message *message)
 {
     struct pc__loop *loop = client->loop;
     struct pc_run runs[PC__CTL_MAX_RUNS];
     struct pc__ctl_runs head;
-    struct pc__mapping *mapping = NULL;
+    struct pc__session_map *mapping = NULL;
     int n = take_runs(client, message, &head, runs, &mapping);
     if (n <= 0) {
-        pc__client_reply(client, message, n);
+        pc__session_reply(client, message, n);
         return;
     }
     struct pc__region *region = mapping->region;
@@ -65,7 +65,7 @@ void pc__client_prefetch(struct pc__client *client, const struct pc__ctl_message
     if (head.wait) {
         job = malloc(sizeof *job + (size_t)n * sizeof runs[0]);
         if (!job) {
-            pc__client_reply(client, message, PC_ERR_NO_MEMORY);
+            pc__session_reply(client, message, PC_ERR_NO_MEMORY);
             return;
         }
         *job = (struct pc__job){.client = client,
@@ -93,15 +93,15 @@ void pc__client_prefetch(struct pc__client *client, const struct pc__ctl_message
     pc__batch_submit(loop, &batch);
     if (!waits) {
         free(job);
-        pc__client_reply(client, message, rc);
+        pc__session_reply(client, message, rc);
     }
 }
 
-void pc__client_reads(struct pc__client *client, const struct pc__ctl_message *message)
+void pc__session_reads(struct pc__session *client, const struct pc__ctl_message *message)
 {
     struct pc_run runs[PC__CTL_MAX_RUNS];
     struct pc__ctl_runs head;
-    struct pc__mapping *mapping = NULL;
+    struct pc__session_map *mapping = NULL;
     int n = take_runs(client, message, &head, runs, &mapping);
     if (n <= 0)
         return;
@@ -111,7 +111,7 @@ void pc__client_reads(struct pc__client *client, const struct pc__ctl_message *m
         (void)pc__blockset_add(&mapping->generation->touched, runs[i].first_block,
                                runs[i].n_blocks);
         if (region->pages)
-            pc__pages_read(region->pages, runs[i], mapping->exact_reads);
+            pc__readahead_read(region->pages, runs[i], mapping->exact_reads);
     }
     pc__cache_touched(client->loop->engine, mapping->generation, runs, (size_t)n);
     pthread_mutex_unlock(&region->lock);

@@ -43,7 +43,7 @@ struct pc__area {
 
 struct pc__part {
     struct pc__link link;          /* of its client's, or alone */
-    struct pc__client *client;     /* NULL: gone */
+    struct pc__session *client;     /* NULL: gone */
     struct pc__loop *loop;
     struct pc__area *area;
     uint32_t request_id;
@@ -78,7 +78,7 @@ static void end(struct pc__part *part)
     if (part->client) {
         if ((part->status == PC_ERR_TIMEOUT || part->status == PC_ERR_HOME_LOST))
             pc__unreached_say(part->loop->engine, part->server_id, part->status, why, sizeof why);
-        pc__client_send(part->client, PC__CTL_REPLY, part->request_id, part->status, why,
+        pc__session_send(part->client, PC__CTL_REPLY, part->request_id, part->status, why,
                         *why ? strlen(why) + 1 : 0, -1);
     }
     pc__link_remove(&part->link);
@@ -119,7 +119,7 @@ static void forget_area(struct pc__area *area)
     drop_area(area);
 }
 
-void pc__client_check_areas(struct pc__client *client, uint64_t now_ns)
+void pc__session_check_areas(struct pc__session *client, uint64_t now_ns)
 {
     if (!client->areas_by_ns || client->areas_by_ns > now_ns)
         return;
@@ -147,7 +147,7 @@ void pc__part_blocks_done(struct pc__part *part, int status, uint64_t server_id)
     shutdown(part->client->fd, SHUT_RDWR);
 }
 
-void pc__client_gathers_end(struct pc__client *client)
+void pc__session_gathers_end(struct pc__session *client)
 {
     pc__each(link, &client->areas) forget_area(pc__of(link, struct pc__area, link));
     pc__each(link, &client->gathers)
@@ -179,7 +179,7 @@ static int check_memfd(int fd, uint64_t bytes, uint64_t *inode)
 }
 
 /* +1 ref. */
-static int take_area(struct pc__client *client, int fd, uint64_t bytes, struct pc__area **out)
+static int take_area(struct pc__session *client, int fd, uint64_t bytes, struct pc__area **out)
 {
     uint64_t inode = 0;
     int rc = check_memfd(fd, bytes, &inode);
@@ -456,7 +456,7 @@ static int ask_for_blocks(struct pc__batch *batch, struct pc__part *part, uint64
     return PC_OK;
 }
 
-static void ask(struct pc__part *part, const struct pc__mapping *mapping, struct plan *plan,
+static void ask(struct pc__part *part, const struct pc__session_map *mapping, struct plan *plan,
                 uint8_t *area)
 {
     struct pc__loop *loop = part->loop;
@@ -481,11 +481,11 @@ static void ask(struct pc__part *part, const struct pc__mapping *mapping, struct
     pc__region_put(loop->engine, region);
 }
 
-static int start(struct pc__client *client, const struct pc__ctl_message *message, int fd)
+static int start(struct pc__session *client, const struct pc__ctl_message *message, int fd)
 {
     struct pc__ctl_gather body;
     memcpy(&body, message->body, sizeof body);
-    const struct pc__mapping *mapping = pc__client_mapping(client, body.mapping_id);
+    const struct pc__session_map *mapping = pc__session_mapping(client, body.mapping_id);
     if (!mapping)
         return PC_ERR_NO_REGION;
     uint64_t needs = pc__gather_area_bytes(body.n_ids, body.rows.row_bytes);
@@ -513,12 +513,12 @@ static int start(struct pc__client *client, const struct pc__ctl_message *messag
     return rc;
 }
 
-void pc__client_gather(struct pc__client *client, const struct pc__ctl_message *message, int n_fds,
+void pc__session_gather(struct pc__session *client, const struct pc__ctl_message *message, int n_fds,
                        const int *fds)
 {
     int rc = n_fds == 1 ? start(client, message, fds[0]) : PC_ERR_PROTOCOL;
     if (rc)
-        pc__client_reply(client, message, rc);
+        pc__session_reply(client, message, rc);
 }
 
 /* -------------------------------------------------------------- on the wire */

@@ -90,8 +90,8 @@ static bool is_over(struct pc__lessee *lessee)
 
 /* ----------------------------------------------------------------- orphans */
 
-bool pc__lease_keep(struct pc_engine *engine, const struct pc__client *client,
-                    struct pc__mapping *mapping)
+bool pc__lease_keep(struct pc_engine *engine, const struct pc__session *client,
+                    struct pc__session_map *mapping)
 {
     struct pc__lessee *lessee = client->lessee;
     struct pc__lease *lease = mapping->lease;

@@ -32,11 +32,11 @@ static struct pc_run changed_around(const struct pc__blockset *changed, uint64_t
                            .n_blocks = pc__blockset_next_absent(changed, block, limit) - first};
 }
 
-static struct pc__pages *pages_of(struct pc__region *region)
+static struct pc__readahead *pages_of(struct pc__region *region)
 {
     if (!region->pages) {
-        struct pc__pages *pages = malloc(sizeof *pages);
-        if (pages && pc__pages_init(pages, region->n_blocks)) {
+        struct pc__readahead *pages = malloc(sizeof *pages);
+        if (pages && pc__readahead_init(pages, region->n_blocks)) {
             free(pages);
             pages = NULL;
         }
@@ -46,29 +46,29 @@ static struct pc__pages *pages_of(struct pc__region *region)
 }
 
 /* What to ask for when `block` is touched; n_blocks = 0: what is on its way will do. */
-static struct pc_run choose(const struct pc_engine *engine, struct pc__mapping *mapping,
+static struct pc_run choose(const struct pc_engine *engine, struct pc__session_map *mapping,
                             uint64_t block, bool in_flight)
 {
     const uint64_t n_blocks = mapping->region->n_blocks;
     const struct pc__blockset *changed = &mapping->generation->changed_away;
     struct pc_run run;
     if (mapping->page_shift)
-        return pc__pages_fixed(n_blocks, mapping->page_shift, block, in_flight);
+        return pc__readahead_fixed(n_blocks, mapping->page_shift, block, in_flight);
     if (engine->page_shift)
-        return pc__pages_fixed(n_blocks, engine->page_shift, block, in_flight);
-    struct pc__pages *pages = pages_of(mapping->region);
+        return pc__readahead_fixed(n_blocks, engine->page_shift, block, in_flight);
+    struct pc__readahead *pages = pages_of(mapping->region);
     if (!pages) /* no memory to learn anything */
-        return pc__pages_fixed(n_blocks, FIRST_PAGE_SHIFT, block, in_flight);
-    if (pc__pages_sequential(pages, &mapping->streams, block, in_flight, &run))
+        return pc__readahead_fixed(n_blocks, FIRST_PAGE_SHIFT, block, in_flight);
+    if (pc__readahead_sequential(pages, &mapping->streams, block, in_flight, &run))
         return run;
     if (!pc__blockset_has(changed, block))
-        return pc__pages_scattered(pages, &mapping->streams, block);
+        return pc__readahead_scattered(pages, &mapping->streams, block);
     run = changed_around(changed, block);
-    pc__pages_begin(pages, &mapping->streams, block, run);
+    pc__readahead_begin(pages, &mapping->streams, block, run);
     return run;
 }
 
-static void wake_now(struct pc__client *client, const struct pc__generation *generation,
+static void wake_now(struct pc__session *client, const struct pc__generation *generation,
                      const struct pc__waiter *waiter)
 {
     if (waiter->slot >= 0) {
@@ -81,15 +81,15 @@ static void wake_now(struct pc__client *client, const struct pc__generation *gen
     (void)ioctl(client->uffd, UFFDIO_WAKE, &range);
 }
 
-void pc__fault(struct pc__loop *loop, struct pc__client *client, uint64_t address, int slot)
+void pc__fault(struct pc__loop *loop, struct pc__session *client, uint64_t address, int slot)
 {
     struct pc_engine *engine = loop->engine;
-    struct pc__mapping *mapping = pc__client_mapping_at(client, address);
+    struct pc__session_map *mapping = pc__session_mapping_at(client, address);
     if (!mapping) {
         /* The faults that the last server left unread come with the hello, before the ATTACH of
          * their mapping: that wakes the thread, or takes its slot up. pc__fault_check_stray ends
          * a client that never does it. */
-        if (!client->stray_by_ns || pc__client_mapping_at(client, client->stray_address)) {
+        if (!client->stray_by_ns || pc__session_mapping_at(client, client->stray_address)) {
             client->stray_address = address;
             client->stray_by_ns = pc__now_ns() + engine->fault_timeout_ns;
         }
@@ -102,7 +102,7 @@ void pc__fault(struct pc__loop *loop, struct pc__client *client, uint64_t addres
         struct pc__ctl_fail fail = {.region = region->id, .block = block,
                                     .error = PC_ERR_NO_MEMORY,
                                     .cause = "the page server is out of memory"};
-        pc__client_send(client, PC__CTL_FAIL, 0, PC_ERR_NO_MEMORY, &fail, sizeof fail, -1);
+        pc__session_send(client, PC__CTL_FAIL, 0, PC_ERR_NO_MEMORY, &fail, sizeof fail, -1);
         return;
     }
     *waiter = (struct pc__waiter){.client = client,
@@ -150,19 +150,19 @@ void pc__fault(struct pc__loop *loop, struct pc__client *client, uint64_t addres
         pc__fill_failed(engine, region, generation, block, 1, engine->server_id, rc);
 }
 
-void pc__fault_check_stray(struct pc__client *client, uint64_t now_ns)
+void pc__fault_check_stray(struct pc__session *client, uint64_t now_ns)
 {
     if (!client->stray_by_ns || client->stray_by_ns > now_ns)
         return;
     client->stray_by_ns = 0;
-    if (pc__client_mapping_at(client, client->stray_address))
+    if (pc__session_mapping_at(client, client->stray_address))
         return;
     struct pc__ctl_fail fail = {.error = PC_ERR_NO_REGION,
                                 .cause = "the address belongs to no open mapping"};
-    pc__client_send(client, PC__CTL_FAIL, 0, PC_ERR_NO_REGION, &fail, sizeof fail, -1);
+    pc__session_send(client, PC__CTL_FAIL, 0, PC_ERR_NO_REGION, &fail, sizeof fail, -1);
 }
 
-void pc__fault_attached(struct pc__client *client, uint64_t address, uint64_t length_bytes)
+void pc__fault_attached(struct pc__session *client, uint64_t address, uint64_t length_bytes)
 {
     if (client->stray_address >= address && client->stray_address - address < length_bytes)
         client->stray_by_ns = 0;
@@ -185,7 +185,7 @@ void pc__fault_attached(struct pc__client *client, uint64_t address, uint64_t le
     }
 }
 
-void pc__fault_read_uffd(struct pc__loop *loop, struct pc__client *client)
+void pc__fault_read_uffd(struct pc__loop *loop, struct pc__session *client)
 {
     struct uffd_msg messages[16];
     while (!client->closed) {
@@ -207,7 +207,7 @@ void pc__fault_read_uffd(struct pc__loop *loop, struct pc__client *client)
     }
 }
 
-void pc__fault_read_slots(struct pc__loop *loop, struct pc__client *client)
+void pc__fault_read_slots(struct pc__loop *loop, struct pc__session *client)
 {
     uint64_t count;
     (void)!read(client->slots_event, &count, sizeof count);

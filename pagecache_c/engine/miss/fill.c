@@ -97,7 +97,7 @@ static void finish_job(struct pc__job *job, int status, uint64_t server_id, cons
     else if (job->part)
         pc__part_blocks_done(job->part, status, server_id);
     else
-        pc__client_send(job->client, PC__CTL_REPLY, job->request_id, status, text,
+        pc__session_send(job->client, PC__CTL_REPLY, job->request_id, status, text,
                         text ? strlen(text) + 1 : 0, -1);
     pc__link_remove(&job->link);
     free(job);
@@ -278,7 +278,7 @@ void pc__fill_failed(struct pc_engine *engine, struct pc__region *region,
         pc__count_add(&engine->count.faults_failed, 1);
         fail.block = waiter->block;
         /* The process ends on this message; its waiters go when its socket closes. */
-        pc__client_send(waiter->client, PC__CTL_FAIL, 0, error, &fail, sizeof fail, -1);
+        pc__session_send(waiter->client, PC__CTL_FAIL, 0, error, &fail, sizeof fail, -1);
         pc__count_sub(&engine->count.faults_waiting, 1);
         pc__link_remove(&waiter->link);
         free(waiter);

@@ -19,7 +19,7 @@ static uint64_t below(uint32_t random, uint64_t n)
     return (uint64_t)random * n >> 32;
 }
 
-PC_API int pc_choose_source(int replication, uint64_t home_bytes, const uint64_t *holder_bytes,
+PC_API int pc_select_peer(int replication, uint64_t home_bytes, const uint64_t *holder_bytes,
                             size_t n_holders, uint64_t random)
 {
     if (!n_holders || replication == PC_REPLICATION_OFF)

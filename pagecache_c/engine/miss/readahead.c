@@ -70,9 +70,9 @@
 
 static_assert(TOP_BLOCKS << PC_BLOCK_SHIFT == 8u << 20, "the largest page is what a request holds");
 
-int pc__pages_init(struct pc__pages *pages, uint64_t n_blocks)
+int pc__readahead_init(struct pc__readahead *pages, uint64_t n_blocks)
 {
-    *pages = (struct pc__pages){.level = FIRST_LEVEL,
+    *pages = (struct pc__readahead){.level = FIRST_LEVEL,
                                 .until_probe = PROBE_EVERY,
                                 .patience = LEAST_SHOWN,
                                 .window_blocks = 1u << FIRST_LEVEL};
@@ -82,18 +82,18 @@ int pc__pages_init(struct pc__pages *pages, uint64_t n_blocks)
     if (!rc)
         rc = pc__blockset_init(&pages->used, n_blocks);
     if (rc)
-        pc__pages_free(pages);
+        pc__readahead_free(pages);
     return rc;
 }
 
-void pc__pages_free(struct pc__pages *pages)
+void pc__readahead_free(struct pc__readahead *pages)
 {
     pc__blockset_free(&pages->demanded);
     pc__blockset_free(&pages->probed);
     pc__blockset_free(&pages->used);
 }
 
-static uint64_t n_blocks_of(const struct pc__pages *pages)
+static uint64_t n_blocks_of(const struct pc__readahead *pages)
 {
     return pages->demanded.n_blocks;
 }
@@ -155,20 +155,20 @@ static void forget(struct pc__blockset *set)
     (void)pc__blockset_remove(set, 0, set->n_blocks);
 }
 
-static void probes_begin(struct pc__pages *pages)
+static void probes_begin(struct pc__readahead *pages)
 {
     pages->until_probe = PROBE_EVERY;
     pages->probes = (struct pc__page_counts){0};
     forget(&pages->probed);
 }
 
-static void go_to(struct pc__pages *pages, unsigned level)
+static void go_to(struct pc__readahead *pages, unsigned level)
 {
     pages->level = level;
     probes_begin(pages);
 }
 
-static void grow(struct pc__pages *pages)
+static void grow(struct pc__readahead *pages)
 {
     if (pages->faults.n[pages->level] > MOST_COUNTED)
         halve(&pages->faults);
@@ -185,7 +185,7 @@ static void grow(struct pc__pages *pages)
 }
 
 /* Smaller pages where what was shown, which is right for levels >= lowest, says so. */
-static void shrink(struct pc__pages *pages, struct pc__page_counts *shown, unsigned lowest)
+static void shrink(struct pc__readahead *pages, struct pc__page_counts *shown, unsigned lowest)
 {
     const unsigned level = pages->level;
     if (shown->n[level] > MOST_SHOWN)
@@ -213,7 +213,7 @@ static void count_fresh(struct pc__page_counts *counts, const struct pc__blockse
         counts->n[l]++;
 }
 
-static void note_demand(struct pc__pages *pages, uint64_t block, struct pc_run run, bool probes)
+static void note_demand(struct pc__readahead *pages, uint64_t block, struct pc_run run, bool probes)
 {
     if (probes)
         count_fresh(&pages->probes, &pages->demanded, block);
@@ -222,7 +222,7 @@ static void note_demand(struct pc__pages *pages, uint64_t block, struct pc_run r
 }
 
 /* It was here and is not: what is known around it is of a time that is over. */
-static void begin_anew(struct pc__pages *pages, uint64_t block)
+static void begin_anew(struct pc__readahead *pages, uint64_t block)
 {
     const struct pc_run page = page_of(n_blocks_of(pages), TOP_LEVEL, block);
     (void)pc__blockset_remove(&pages->demanded, page.first_block, page.n_blocks);
@@ -231,7 +231,7 @@ static void begin_anew(struct pc__pages *pages, uint64_t block)
 }
 
 /* Whether the page that has the block is fetched by smaller ones; the first touch decides. */
-static bool is_probe(struct pc__pages *pages, uint64_t block)
+static bool is_probe(struct pc__readahead *pages, uint64_t block)
 {
     const uint64_t first = page_of(n_blocks_of(pages), pages->level, block).first_block;
     if (pages->level == 0)
@@ -244,7 +244,7 @@ static bool is_probe(struct pc__pages *pages, uint64_t block)
     return pc__blockset_add(&pages->probed, first, 1) >= 0;
 }
 
-struct pc_run pc__pages_scattered(struct pc__pages *pages, struct pc__streams *streams,
+struct pc_run pc__readahead_scattered(struct pc__readahead *pages, struct pc__streams *streams,
                                   uint64_t block)
 {
     if (pc__blockset_has(&pages->demanded, block))
@@ -256,7 +256,7 @@ struct pc_run pc__pages_scattered(struct pc__pages *pages, struct pc__streams *s
     const unsigned level = probes ? probe_level(pages->level) : pages->level;
     const struct pc_run run = page_of(n_blocks_of(pages), level, block);
     note_demand(pages, block, run, probes);
-    pc__pages_begin(pages, streams, block, run);
+    pc__readahead_begin(pages, streams, block, run);
     grow(pages);
     shrink(pages, &pages->probes, probe_level(pages->level));
     if (pages->probes.n[pages->level] >= PROBE_ROUNDS * pages->patience)
@@ -264,7 +264,7 @@ struct pc_run pc__pages_scattered(struct pc__pages *pages, struct pc__streams *s
     return run;
 }
 
-struct pc_run pc__pages_fixed(uint64_t n_blocks, unsigned shift, uint64_t block, bool in_flight)
+struct pc_run pc__readahead_fixed(uint64_t n_blocks, unsigned shift, uint64_t block, bool in_flight)
 {
     return in_flight ? (struct pc_run){0} : page_of(n_blocks, shift - PC_BLOCK_SHIFT, block);
 }
@@ -282,13 +282,13 @@ static struct pc__stream *stream_of(struct pc__streams *streams, uint64_t block,
     return NULL;
 }
 
-static void ended(struct pc__pages *pages, const struct pc__stream *stream)
+static void ended(struct pc__readahead *pages, const struct pc__stream *stream)
 {
     if (stream->extensions == 1 && pages->window_blocks > 1)
         pages->window_blocks /= 2;
 }
 
-void pc__pages_begin(struct pc__pages *pages, struct pc__streams *streams, uint64_t block,
+void pc__readahead_begin(struct pc__readahead *pages, struct pc__streams *streams, uint64_t block,
                      struct pc_run run)
 {
     struct pc__stream *oldest = &streams->of[0];
@@ -302,7 +302,7 @@ void pc__pages_begin(struct pc__pages *pages, struct pc__streams *streams, uint6
                                   .used = ++streams->clock};
 }
 
-static void widen(struct pc__pages *pages, struct pc__stream *stream)
+static void widen(struct pc__readahead *pages, struct pc__stream *stream)
 {
     stream->extensions++;
     stream->window *= stream->extensions == 1 ? 2 : 4;
@@ -314,7 +314,7 @@ static void widen(struct pc__pages *pages, struct pc__stream *stream)
         pages->window_blocks = stream->window / 4;
 }
 
-bool pc__pages_sequential(struct pc__pages *pages, struct pc__streams *streams, uint64_t block,
+bool pc__readahead_sequential(struct pc__readahead *pages, struct pc__streams *streams, uint64_t block,
                           bool in_flight, struct pc_run *run)
 {
     struct pc__stream *stream = stream_of(streams, block, in_flight);
@@ -357,7 +357,7 @@ static void count_used(struct pc__page_counts *counts, const struct pc__blockset
     }
 }
 
-void pc__pages_read(struct pc__pages *pages, struct pc_run run, bool exact)
+void pc__readahead_read(struct pc__readahead *pages, struct pc_run run, bool exact)
 {
     struct pc__page_counts *counts = exact ? &pages->exact : &pages->coarse;
     const uint64_t limit = run.first_block + run.n_blocks;

@@ -1,6 +1,6 @@
 /* readahead.h - how much a fault fetches: learned from faults and read sets. See readahead.c. */
-#ifndef PC_PAGES_H
-#define PC_PAGES_H
+#ifndef PC_READAHEAD_H
+#define PC_READAHEAD_H
 
 #include "common/blockset.h"
 
@@ -16,7 +16,7 @@ struct pc__page_counts {
 };
 
 /* What a region has learned, over all its mappings and versions. Under region.lock. */
-struct pc__pages {
+struct pc__readahead {
     unsigned level;                /* of the page at a new place */
     unsigned first_faults;         /* scattered ones, up to those that find the level */
     unsigned until_probe;          /* scattered pages until one is fetched by smaller ones */
@@ -45,21 +45,21 @@ struct pc__streams {
     uint64_t clock;
 };
 
-int pc__pages_init(struct pc__pages *pages, uint64_t n_blocks);
-void pc__pages_free(struct pc__pages *pages);
+int pc__readahead_init(struct pc__readahead *pages, uint64_t n_blocks);
+void pc__readahead_free(struct pc__readahead *pages);
 /* The block was touched and is absent, in_flight: but on its way. True: it belongs to a stream, and
  * *run is what to ask for next: n_blocks = 0: nothing. */
-bool pc__pages_sequential(struct pc__pages *pages, struct pc__streams *streams, uint64_t block,
+bool pc__readahead_sequential(struct pc__readahead *pages, struct pc__streams *streams, uint64_t block,
                           bool in_flight, struct pc_run *run);
 /* It belongs to none and is not in flight: the page that has it, which may begin a stream. */
-struct pc_run pc__pages_scattered(struct pc__pages *pages, struct pc__streams *streams,
+struct pc_run pc__readahead_scattered(struct pc__readahead *pages, struct pc__streams *streams,
                                   uint64_t block);
 /* Somebody else chose the run for that block: it may begin a stream. */
-void pc__pages_begin(struct pc__pages *pages, struct pc__streams *streams, uint64_t block,
+void pc__readahead_begin(struct pc__readahead *pages, struct pc__streams *streams, uint64_t block,
                      struct pc_run run);
 /* A fixed size: the page of 2^shift bytes that has the block, or nothing where it is in flight. */
-struct pc_run pc__pages_fixed(uint64_t n_blocks, unsigned shift, uint64_t block, bool in_flight);
+struct pc_run pc__readahead_fixed(uint64_t n_blocks, unsigned shift, uint64_t block, bool in_flight);
 /* A read set shows the run. exact: each of its blocks was touched. */
-void pc__pages_read(struct pc__pages *pages, struct pc_run run, bool exact);
+void pc__readahead_read(struct pc__readahead *pages, struct pc_run run, bool exact);
 
 #endif

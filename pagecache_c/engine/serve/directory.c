@@ -244,7 +244,7 @@ struct pc__elsewhere pc__directory_choose(struct pc_engine *engine, struct pc__r
             loads[n_holders] = load_of(&all->servers[numbers[n_holders] - 1], now_ns);
             loads[n_holders++] += entry->holders[i] & COMING ? COMING_BYTES : 0;
         }
-    int chosen = pc_choose_source(engine->replication, home_bytes, loads, n_holders,
+    int chosen = pc_select_peer(engine->replication, home_bytes, loads, n_holders,
                                   random_bits(engine));
     if (chosen >= 0) {
         uint32_t since = entry->since;

@@ -105,10 +105,10 @@ static void reply(struct pc__loop *loop, struct pc__mail *mail)
 {
     pc__each(link, &loop->clients)
     {
-        struct pc__client *client = pc__of(link, struct pc__client, link);
+        struct pc__session *client = pc__of(link, struct pc__session, link);
         if (client->id != mail->a || client->closed)
             continue;
-        pc__client_send(client, PC__CTL_REPLY, (uint32_t)mail->b, mail->error, NULL, 0, -1);
+        pc__session_send(client, PC__CTL_REPLY, (uint32_t)mail->b, mail->error, NULL, 0, -1);
         break;
     }
 }
@@ -209,7 +209,7 @@ static void forget_old(struct pc_engine *engine)
 }
 
 /* The answer comes later. Negative: it does not. */
-static int tell_others(struct pc__client *client, const struct pc__ctl_message *message,
+static int tell_others(struct pc__session *client, const struct pc__ctl_message *message,
                        const struct pc__ctl_retire *head, const uint64_t *servers)
 {
     struct pc_engine *engine = client->loop->engine;
@@ -244,7 +244,7 @@ static int tell_others(struct pc__client *client, const struct pc__ctl_message *
     return PC_OK;
 }
 
-void pc__client_retire(struct pc__client *client, const struct pc__ctl_message *message)
+void pc__session_retire(struct pc__session *client, const struct pc__ctl_message *message)
 {
     struct pc_engine *engine = client->loop->engine;
     struct pc__ctl_retire head = {0};
@@ -258,7 +258,7 @@ void pc__client_retire(struct pc__client *client, const struct pc__ctl_message *
     if (!rc && others)
         rc = tell_others(client, message, &head, servers);
     if (rc || !others)
-        pc__client_reply(client, message, rc);
+        pc__session_reply(client, message, rc);
 }
 
 size_t pc__retire_take(struct pc__peer *peer, const struct pc__data_header *header, uint8_t *answer)

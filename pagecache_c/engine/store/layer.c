@@ -483,7 +483,7 @@ int pc__layer_publish(struct pc_engine *engine, uint64_t id, uint64_t commit_id,
         pthread_mutex_unlock(&region->lock);
     }
     if (is_mapped) /* else what rests keeps the version from becoming the base */
-        pc__clients_let_go(engine, id);
+        pc__sessions_let_go(engine, id);
     if (waited_for)
         pc__region_release(engine, region, PC_OK, 0, false);
     if (region)

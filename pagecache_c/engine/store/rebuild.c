@@ -702,7 +702,7 @@ PC_API int pc_engine_region_lacks(pc_engine *engine, uint64_t id, uint32_t loss)
     pthread_mutex_lock(&region->lock);
     region->loss = loss;
     pthread_mutex_unlock(&region->lock);
-    pc__clients_let_go(engine, id); /* says so to who has it mapped */
+    pc__sessions_let_go(engine, id); /* says so to who has it mapped */
     pc__region_put(engine, region);
     return PC_OK;
 }
@@ -715,7 +715,7 @@ PC_API int pc_engine_region_lost(pc_engine *engine, uint64_t id, int error)
     pthread_mutex_lock(&region->lock);
     region->lost = error < 0 ? error : PC_ERR_HOME_LOST;
     pthread_mutex_unlock(&region->lock);
-    pc__clients_let_go(engine, id); /* a mapping that rests is opened without a word to us */
+    pc__sessions_let_go(engine, id); /* a mapping that rests is opened without a word to us */
     pc__region_put(engine, region);
     return PC_OK;
 }

@@ -109,7 +109,7 @@ void pc__region_put(struct pc_engine *engine, struct pc__region *region)
     free(region->changes.runs);
     free(region->homes);
     if (region->pages)
-        pc__pages_free(region->pages);
+        pc__readahead_free(region->pages);
     free(region->pages);
     pthread_mutex_destroy(&region->lock);
     free(region);
@@ -540,7 +540,7 @@ void pc__region_release(struct pc_engine *engine, struct pc__region *region, int
     pc__each(held, &waiting)
     {
         struct pc__pending *pending = pc__of(held, struct pc__pending, link);
-        const struct pc__mail mail = {.run = pc__client_retry_open,
+        const struct pc__mail mail = {.run = pc__session_retry_open,
                                       .pointer = pending,
                                       .error = pending->open.version >= from ? error : 0};
         if (pc__loop_post(pending->loop, &mail))

@@ -6,7 +6,7 @@
 #define N_BLOCKS 64u
 #define FOR_EVER (100 * SECOND) /* of a test; what ends before was ended by a message */
 
-extern uint64_t pc__rest_ns; /* client.h, which has another struct pc__mapping than engine.h */
+extern uint64_t pc__idle_ns; /* client.h, which has a struct pc__mapping that engine.h has not */
 
 struct world {
     struct cluster *c;
@@ -36,7 +36,7 @@ static void world_stop(struct world *w)
     cluster_stop(w->c);
 }
 
-static struct pc_mapping rested(struct world *w, pc_client *client, uint64_t version)
+static struct pc_mapping idle_one(struct world *w, pc_client *client, uint64_t version)
 {
     struct pc_mapping m = map_at(client, &w->info, version, 0);
     check_version(w->c, &m, &w->info, version);
@@ -55,13 +55,13 @@ static uint64_t leases(struct world *w)
 static void test_again(int trap)
 {
     struct world w = world_start("again", trap);
-    struct pc_mapping first = rested(&w, w.far, 0), again = map_at(w.far, &w.info, 0, 0);
+    struct pc_mapping first = idle_one(&w, w.far, 0), again = map_at(w.far, &w.info, 0, 0);
     CHECK((again.id == first.id) == (trap != PC_TRAP_SIGSEGV));
     check_version(w.c, &again, &w.info, 0);
     OK(pc_client_unmap(w.far, again.id)); /* at once */
     SOON(leases(&w) == 0);
     /* Who wants another one ends it first. */
-    first = rested(&w, w.far, 0);
+    first = idle_one(&w, w.far, 0);
     again = map_at(w.far, &w.info, 0, PC_MAP_EXACT_READS);
     CHECK(again.id != first.id && again.address == first.address);
     SOON(leases(&w) == 1);
@@ -76,12 +76,12 @@ static void test_again(int trap)
 
 static void test_ends_by_itself(int trap)
 {
-    pc__rest_ns = SECOND / 5;
+    pc__idle_ns = SECOND / 5;
     struct world w = world_start("ends", trap);
     uint64_t begun = now_ns();
-    (void)rested(&w, w.far, 0);
+    (void)idle_one(&w, w.far, 0);
     SOON(leases(&w) == 0);
-    CHECK(trap == PC_TRAP_SIGSEGV || now_ns() - begun >= pc__rest_ns);
+    CHECK(trap == PC_TRAP_SIGSEGV || now_ns() - begun >= pc__idle_ns);
     world_stop(&w);
 }
 
@@ -89,11 +89,11 @@ static void test_ends_by_itself(int trap)
  * (Whether it had it in time to move in there is a matter of how long the registry takes to answer.) */
 static void test_next_version(int trap)
 {
-    pc__rest_ns = FOR_EVER;
+    pc__idle_ns = FOR_EVER;
     struct world w = world_start("next", trap);
     const struct pc_run changed = {5, 2};
     for (uint64_t v = 0; v < 5; v++) {
-        (void)rested(&w, w.far, v);
+        (void)idle_one(&w, w.far, v);
         CHECK(commit(w.c, w.s0, w.home, &w.info, v, &changed, 1) == v + 1);
         struct pc_mapping m = map_at(w.other, &w.info, v + 1, 0);
         check_version(w.c, &m, &w.info, v + 1);
@@ -106,12 +106,12 @@ static void test_next_version(int trap)
 /* At the home: what rests does not keep the new version from becoming its memory. */
 static void test_at_home(int trap)
 {
-    pc__rest_ns = FOR_EVER;
+    pc__idle_ns = FOR_EVER;
     struct world w = world_start("home", trap);
     const struct pc_run changed = {5, 2};
     pc_client *reader = attach(w.s0, trap);
     for (uint64_t v = 0; v < 5; v++) {
-        (void)rested(&w, reader, v);
+        (void)idle_one(&w, reader, v);
         CHECK(commit(w.c, w.s0, w.home, &w.info, v, &changed, 1) == v + 1);
         SOON(stats_of(w.s0).mappings == 0);
     }
@@ -124,9 +124,9 @@ static void test_at_home(int trap)
 
 static void test_retired(int trap)
 {
-    pc__rest_ns = FOR_EVER;
+    pc__idle_ns = FOR_EVER;
     struct world w = world_start("retired", trap);
-    (void)rested(&w, w.far, 0);
+    (void)idle_one(&w, w.far, 0);
     OK(pc_engine_retire(w.s1->engine, 1, 0));
     SOON(leases(&w) == 0);
     world_stop(&w);

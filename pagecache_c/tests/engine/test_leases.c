@@ -12,7 +12,7 @@
 #define N_BLOCKS 64u
 #define FOR_EVER (100 * SECOND)
 
-extern uint64_t pc__rest_ns; /* client.h, which has another struct pc__mapping than engine.h */
+extern uint64_t pc__idle_ns; /* client.h, which has another struct pc__session_map than engine.h */
 
 /* ------------------------------------------------- what happens to connections */
 
@@ -32,7 +32,7 @@ static void end_connection(struct pc__loop *loop, struct pc__mail *mail)
 {
     pc__each(link, &loop->clients)
     {
-        struct pc__client *client = pc__of(link, struct pc__client, link);
+        struct pc__session *client = pc__of(link, struct pc__session, link);
         if (client->id == mail->a || (!mail->a && client->said_hello))
             (void)shutdown(client->fd, SHUT_RDWR);
     }
@@ -201,7 +201,7 @@ static void test_unmapped_meanwhile(int trap)
 /* So with what rests, which ends when the connection does. */
 static void test_rests(int trap)
 {
-    pc__rest_ns = FOR_EVER;
+    pc__idle_ns = FOR_EVER;
     struct world w = world_start("rests", trap, 1);
     struct pc_mapping m = map_at(w.reader, &w.info, 0, 0);
     check_version(w.c, &m, &w.info, 0);
@@ -217,7 +217,7 @@ static void test_rests(int trap)
 /* Client after client is closed cleanly, in a process that lives on. */
 static void test_clean_close(int trap)
 {
-    pc__rest_ns = FOR_EVER;
+    pc__idle_ns = FOR_EVER;
     struct world w = world_start("clean", trap, 1);
     for (int i = 0; i < 20; i++) {
         pc_client *client = attach(w.node, trap);
@@ -677,7 +677,7 @@ static void run_random(int trap, uint64_t seed)
 
 static void test_random(int trap)
 {
-    pc__rest_ns = SECOND / 50;
+    pc__idle_ns = SECOND / 50;
     for (uint64_t seed = 1; seed <= 6; seed++)
         run_random(trap, seed);
 }

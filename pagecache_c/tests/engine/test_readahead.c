@@ -11,7 +11,7 @@
 #define ROUND_TRIP 12u       /* in blocks moved, as readahead.c has it */
 
 struct node {
-    struct pc__pages pages;
+    struct pc__readahead pages;
     struct pc__streams streams;
     struct pc__blockset present, touched;
     uint64_t trips, blocks;
@@ -20,7 +20,7 @@ struct node {
 static struct node *node_new(void)
 {
     struct node *node = calloc(1, sizeof *node);
-    REQUIRE(node && !pc__pages_init(&node->pages, REGION_BLOCKS));
+    REQUIRE(node && !pc__readahead_init(&node->pages, REGION_BLOCKS));
     REQUIRE(!pc__blockset_init(&node->present, REGION_BLOCKS));
     REQUIRE(!pc__blockset_init(&node->touched, REGION_BLOCKS));
     return node;
@@ -28,7 +28,7 @@ static struct node *node_new(void)
 
 static void node_free(struct node *node)
 {
-    pc__pages_free(&node->pages);
+    pc__readahead_free(&node->pages);
     pc__blockset_free(&node->present);
     pc__blockset_free(&node->touched);
     free(node);
@@ -50,9 +50,9 @@ static void touch(struct node *node, unsigned shift, uint64_t block)
     if (pc__blockset_has(&node->present, block))
         return;
     if (shift)
-        run = pc__pages_fixed(REGION_BLOCKS, shift, block, false);
-    else if (!pc__pages_sequential(&node->pages, &node->streams, block, false, &run))
-        run = pc__pages_scattered(&node->pages, &node->streams, block);
+        run = pc__readahead_fixed(REGION_BLOCKS, shift, block, false);
+    else if (!pc__readahead_sequential(&node->pages, &node->streams, block, false, &run))
+        run = pc__readahead_scattered(&node->pages, &node->streams, block);
     check_run(node, run, block);
     node->trips++;
     node->blocks += (uint64_t)pc__blockset_add(&node->present, run.first_block, run.n_blocks);
@@ -202,7 +202,7 @@ static void report(struct node *node, bool exact)
         struct pc_run run = {at, end - at};
         if (!exact) /* what fault-around shows */
             run = (struct pc_run){at / 16 * 16, (end + 15) / 16 * 16 - at / 16 * 16};
-        pc__pages_read(&node->pages, run, exact);
+        pc__readahead_read(&node->pages, run, exact);
         at = end;
     }
 }
@@ -257,7 +257,7 @@ static void test_mappings_share(void)
     (void)pc__blockset_remove(&node->present, 0, REGION_BLOCKS);
     node->streams = (struct pc__streams){0};
     touch(node, 0, 0);
-    REQUIRE(pc__pages_sequential(&node->pages, &node->streams,
+    REQUIRE(pc__readahead_sequential(&node->pages, &node->streams,
                                  pc__blockset_next_absent(&node->present, 0, REGION_BLOCKS), false,
                                  &jump));
     CHECK(jump.n_blocks >= 256, "the second fault of a scan fetches %llu blocks",
@@ -286,10 +286,10 @@ static void test_any(uint64_t seed)
         block %= REGION_BLOCKS;
         struct pc_run run = {0};
         bool in_flight = next_random(&random) % 4 == 0;
-        bool taken = pc__pages_sequential(&node->pages, &node->streams, block, in_flight, &run);
+        bool taken = pc__readahead_sequential(&node->pages, &node->streams, block, in_flight, &run);
         CHECK(taken || !in_flight, "what is on its way would be asked for again");
         if (!taken) {
-            run = pc__pages_scattered(&node->pages, &node->streams, block);
+            run = pc__readahead_scattered(&node->pages, &node->streams, block);
             CHECK((run.n_blocks & (run.n_blocks - 1)) == 0, "no power of two");
             CHECK(run.first_block % run.n_blocks == 0, "not aligned");
         }
@@ -299,7 +299,7 @@ static void test_any(uint64_t seed)
             CHECK(run.n_blocks <= 2048 && run.first_block + run.n_blocks <= REGION_BLOCKS,
                   "out of range");
         if (dice == 15)
-            pc__pages_read(&node->pages, (struct pc_run){block, 1 + (REGION_BLOCKS - block) / 9},
+            pc__readahead_read(&node->pages, (struct pc_run){block, 1 + (REGION_BLOCKS - block) / 9},
                            step % 2);
         CHECK(node->pages.window_blocks >= 1 && node->pages.window_blocks <= 2048, "window");
     }
@@ -309,22 +309,22 @@ static void test_any(uint64_t seed)
 static void test_small_regions(void)
 {
     for (uint64_t n = 1; n < 40; n += 3) {
-        struct pc__pages pages;
+        struct pc__readahead pages;
         struct pc__streams streams = {0};
         struct pc_run run;
-        REQUIRE(!pc__pages_init(&pages, n));
+        REQUIRE(!pc__readahead_init(&pages, n));
         for (uint64_t block = 0; block < n; block++) {
-            if (!pc__pages_sequential(&pages, &streams, block, false, &run))
-                run = pc__pages_scattered(&pages, &streams, block);
+            if (!pc__readahead_sequential(&pages, &streams, block, false, &run))
+                run = pc__readahead_scattered(&pages, &streams, block);
             CHECK(run.first_block <= block && block < run.first_block + run.n_blocks &&
                   run.first_block + run.n_blocks <= n, "block %llu of %llu",
                   (unsigned long long)block, (unsigned long long)n);
-            run = pc__pages_fixed(n, 23, block, false);
+            run = pc__readahead_fixed(n, 23, block, false);
             CHECK(run.first_block == 0 && run.n_blocks == n, "a page larger than the region");
         }
-        pc__pages_free(&pages);
+        pc__readahead_free(&pages);
     }
-    CHECK(pc__pages_fixed(REGION_BLOCKS, 12, 7, true).n_blocks == 0, "in flight");
+    CHECK(pc__readahead_fixed(REGION_BLOCKS, 12, 7, true).n_blocks == 0, "in flight");
 }
 
 int main(void)

@@ -572,7 +572,7 @@ static double unevenness(int replication, bool home, uint64_t home_bytes, size_t
     const uint64_t alike[MOST_HOLDERS] = {[0 ... MOST_HOLDERS - 1] = 1 << 20};
     unsigned counts[MOST_HOLDERS + 1] = {0};
     for (unsigned i = 0; i < DRAWS; i++) {
-        int chosen = pc_choose_source(replication, home_bytes, alike, n, next_random(&seed));
+        int chosen = pc_select_peer(replication, home_bytes, alike, n, next_random(&seed));
         CHECK(chosen >= -1 && chosen < (int)n);
         counts[chosen + 1]++;
     }
@@ -591,14 +591,14 @@ static void test_the_choice(int trap)
     unsigned counts[5] = {0};
     for (int i = 0; i < 2000; i++) {
         uint64_t random = next_random(&seed);
-        CHECK(pc_choose_source(OFF, UINT64_MAX, none, 1, random) == -1);
-        CHECK(pc_choose_source(P2C, 0, none, 1, random) == -1); /* idle */
+        CHECK(pc_select_peer(OFF, UINT64_MAX, none, 1, random) == -1);
+        CHECK(pc_select_peer(P2C, 0, none, 1, random) == -1); /* idle */
         for (int r = P2C; r <= OFF; r++)
-            CHECK(pc_choose_source(r, busy, NULL, 0, random) == -1);
-        CHECK(pc_choose_source(P2C, busy, none, 1, random) == 0); /* the holder has less */
-        CHECK(pc_choose_source(P2C, busy, &loads[0], 1, random) == 0); /* and where it has more */
-        CHECK(pc_choose_source(P2C, UNBUSY, loads, 4, random) == -1);
-        counts[pc_choose_source(P2C, busy, loads, 4, random) + 1]++;
+            CHECK(pc_select_peer(r, busy, NULL, 0, random) == -1);
+        CHECK(pc_select_peer(P2C, busy, none, 1, random) == 0); /* the holder has less */
+        CHECK(pc_select_peer(P2C, busy, &loads[0], 1, random) == 0); /* and where it has more */
+        CHECK(pc_select_peer(P2C, UNBUSY, loads, 4, random) == -1);
+        counts[pc_select_peer(P2C, busy, loads, 4, random) + 1]++;
     }
     /* Of four, two at random: the one with least to send wins whenever it is taken (3 of 6), the
      * next one unless the first is too (2 of 6), ...; the one with most never, nor a busy home. */
@@ -613,7 +613,7 @@ static void test_the_choice(int trap)
     for (size_t i = 0; i < N(extremes); i++)
         for (size_t n = 1; n <= 4; n++)
             for (int r = P2C; r <= RANDOM; r++) {
-                int chosen = pc_choose_source(r, UINT64_MAX, loads, n, extremes[i]);
+                int chosen = pc_select_peer(r, UINT64_MAX, loads, n, extremes[i]);
                 CHECK(chosen >= -1 && chosen < (int)n);
             }
     /* 0.999999 quantiles of chi-square with 1 to 7 degrees of freedom. */

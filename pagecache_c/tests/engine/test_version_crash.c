@@ -271,7 +271,7 @@ static void cut_off_here(struct pc__loop *loop, struct pc__mail *mail)
 {
     (void)mail;
     pc__each(link, &loop->clients)
-        shutdown(pc__of(link, struct pc__client, link)->fd, SHUT_RDWR);
+        shutdown(pc__of(link, struct pc__session, link)->fd, SHUT_RDWR);
 }
 
 static void cut_off_all(struct pc_engine *engine)

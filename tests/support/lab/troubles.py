@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
-from clamor_ray._session import session as _session
+from clamor_ray._session import session
 from tests.support.lab.cluster import LocalCluster
 from tests.support.session_rig import keepers
 
@@ -27,18 +27,18 @@ HEADROOM = 4  # descriptors, at most, that are left to a page server
 
 
 def registry_pid(scope: str | None = None) -> int:
-    return int(_session.current(scope).call("ping"))
+    return int(session.current(scope).call("ping"))
 
 
 def server_pid(lab: LocalCluster, node: int, scope: str | None = None) -> int:
     """Of that session, or of ours. It may be on its way back, on a machine that has much to do."""
-    return lab.page_server_pid(node, RESTART_S, _session.current(scope).scope)
+    return lab.page_server_pid(node, RESTART_S, session.current(scope).scope)
 
 
 def keeper_pids(lab: LocalCluster, node: int) -> list[int]:
     """The keepers of one node: one, or none while nobody has started it again."""
     found = []
-    for pid in keepers(_session.current().scope):
+    for pid in keepers(session.current().scope):
         with contextlib.suppress(OSError):
             if lab.node_ids[node][:16] in Path(f"/proc/{pid}/cmdline").read_text():
                 found.append(pid)
