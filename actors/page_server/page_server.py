@@ -36,6 +36,7 @@ from pyroaring import BitMap
 from ray.exceptions import (
     ActorDiedError,
     GetTimeoutError,
+    ObjectFetchTimedOutError,
     ObjectLostError,
     RayError,
     RayTaskError,
@@ -628,12 +629,23 @@ class PageServer:
             cause = failure.cause
             if isinstance(cause, errors.SourceError):
                 raise cause from None
+            if shared_objects.is_shortage(cause):
+                raise errors.WaitTimeoutError(
+                    f"The source found no room: {cause_of(cause)}"
+                ) from failure
             raise errors.SourceError(f"It raised: {cause!r}.", hint=RAISED_HINT) from failure
         except GetTimeoutError as failure:
             raise errors.WaitTimeoutError(
                 f"What the source has made was not brought within {FETCH_OBJECT_S:g} s."
             ) from failure
-        except (ObjectLostError, WorkerCrashedError) as failure:
+        except (
+            ObjectFetchTimedOutError,
+            WorkerCrashedError,
+        ) as failure:  # killed for want of memory?
+            raise errors.WaitTimeoutError(
+                f"The source was not run: {cause_of(failure)}"
+            ) from failure
+        except ObjectLostError as failure:
             raise errors.SourceError(
                 f"Ray cannot bring it: {cause_of(failure)}", hint=RAISED_HINT
             ) from failure
@@ -732,7 +744,8 @@ class PageServer:
         """After a restart, and before anybody's question about the region is answered.
 
         Raises:
-            What is a shortage, of time too: it is no reason to do without the object.
+            What is a shortage here: it is no reason to do without the object. But for one of time:
+            other regions need this server, and whoever reads this one has it rebuilt, which waits.
         """
         region = pinned.record.region
         try:
@@ -741,7 +754,7 @@ class PageServer:
                 raise errors.UnpicklableError("The object takes apart differently each time.")
             self._serve_pinned(pinned.record, pickled, object_refs)
         except Exception as failure:  # any other: the rest goes on, and who reads it has it rebuilt
-            if shared_objects.is_shortage(failure):
+            if shared_objects.is_shortage(failure) and not isinstance(failure, GetTimeoutError):
                 raise
             self._pinned.pop(region, None)
             logger.error("region %d cannot be shared again: %r", region, failure)

@@ -640,6 +640,9 @@ class Rebuilds:
         except errors.SourceError as failure:
             attempts.failed, attempts.made = failure, None
             raise _Again(failure.message) from failure
+        except _Again:
+            attempts.made = None  # it may be what failed: for want of memory, say
+            raise
 
     async def _activate(self, record: RegionRecord) -> None:
         """The new home serves from here on; the others are told as a favour: they ask."""

@@ -377,6 +377,24 @@ def test_where_a_source_fails_the_rest_is_rebuilt(world: World) -> None:
     run(work)
 
 
+def test_a_source_without_room_is_run_again(world: World) -> None:
+    """What it made may be the failure itself. Nothing is written down as lost."""
+
+    def no_room() -> None:
+        raise errors.WaitTimeoutError("The source found no room: MemoryError()")
+
+    async def work() -> None:
+        world.rebuilds.set_source(world.region, Source(CALL, 0, b"digest", b"source"))
+        world.servers.cached = {PEER: [(1, BitMap([4]))]}
+        world.servers.before["rebuild"] = [no_room]
+        world.lose(HOME)
+        assert await world.settle()
+        assert [call[0] for call in world.servers.calls].count("make_again") == 2
+        assert world.servers.orders[-1][1].lost == b""
+
+    run(work)
+
+
 def test_a_source_that_fails_is_not_run_again(world: World) -> None:
     def fail() -> None:
         raise errors.SourceError("It raised: ValueError.", hint="Mend it.")
