@@ -409,14 +409,15 @@ class ServerCore:
                 for_s = asyncio.get_running_loop().time() - began_s
                 self._engine.peer_unreached(server_id, for_s, last)
                 if not await for_this_long.pause():
+                    if connecting is not None:
+                        await _end(connecting)
+                    # No await from here on: the engine asks again at once, and finds nobody at it.
                     self._give_up(server_id, for_s, last, answered)
                     return
         finally:
-            try:
-                if connecting is not None:
-                    await _end(connecting)
-            finally:
-                self._finding_peer.discard(server_id)
+            self._finding_peer.discard(server_id)
+            if connecting is not None and not connecting.done():
+                await _end(connecting)
 
     async def _find_home(self, region: int, lost_id: int) -> None:
         """Until the region has another home, or never will."""

@@ -145,6 +145,30 @@ def test_a_peer_that_accepts_and_stalls_is_given_up(run_core) -> None:
     run_core(work)
 
 
+def test_who_asks_again_when_a_peer_is_given_up_is_heard(run_core) -> None:
+    """Blocks that still wait for it are asked for anew in that very moment."""
+
+    async def work() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as stalled:
+            async with Node(HERE) as here:
+                port = stalled.getsockname()[1]
+                here.known.places[THERE] = [
+                    ServerInfo(THERE, "node", "127.0.0.1", port, "name", "0.1.0")
+                ]
+                given_up = here.engine.peer_lost
+
+                def ask_again(server_id: int, error: int) -> None:
+                    given_up(server_id, error)
+                    if len(here.engine.answers) == 1:
+                        here.engine.ask(FakeEvent(EventKind.NEED_PEER, server_id=THERE))
+
+                here.engine.peer_lost = ask_again
+                here.engine.ask(FakeEvent(EventKind.NEED_PEER, server_id=THERE))
+                await until(lambda: len(here.engine.answers) == 2)
+
+    run_core(work)
+
+
 def test_closing_in_the_middle_leaves_nothing(run_core) -> None:
     async def work() -> None:
         async with Node(HERE) as here, Node(THERE) as there:

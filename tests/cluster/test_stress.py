@@ -40,7 +40,7 @@ LONGER_S = 120.0
 LOSS_S = 300.0
 STRIKE_S = 600.0
 DISK_BYTES = 32 << 20
-MOST_MADE = 200
+MOST_MADE = 3000  # more than the journal takes into what it has on the disk already
 SEED = int(os.environ.get("CLAMOR_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
 
 
@@ -295,6 +295,7 @@ def test_a_storm_of_full_disks(lab: LocalCluster, tmp_path: Path) -> None:
     refs = begin(tmp_path)
     before = ours(lab)
     made: list[Any] = []
+    small = blank(2)
     refused = 0
 
     def while_full() -> None:
@@ -302,7 +303,7 @@ def test_a_storm_of_full_disks(lab: LocalCluster, tmp_path: Path) -> None:
         assert len(refs["x"].latest().get()) == N_BLOCKS * 512  # to read needs no journal
         try:
             while len(made) < MOST_MADE:
-                made.append(make())
+                made.append(clamor.put(small))
         except errors.JournalFullError:
             refused += 1
 
