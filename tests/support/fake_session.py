@@ -21,6 +21,7 @@ from clamor_ray._protocol.messages import FreeAnswer, RegionRecord
 from clamor_ray._read.lease import LeaseTable
 from clamor_ray._session import session
 from clamor_ray._session.spares import Spares
+from clamor_ray._tasks.task_ends import TaskEnds
 from clamor_ray.actors.commits.commit_log import CommitLog
 
 BLOCK_BYTES = 4096
@@ -250,6 +251,7 @@ class FakeSession(session.Session):
         self.scope = SCOPE
         self.node_id = "node"
         self.server_id = SERVER_ID
+        self.task_ends = TaskEnds()
         self.config = config or Config()
         self.owner = True
         self.leases = LeaseTable()
