@@ -131,8 +131,9 @@ def _socket_directory(variable: str, text: str) -> str:
 
 
 ANSWER_S: Final = 5.0  # that the page server of this node has to say why there is nothing
-# A seal is answered when the keeper has heard of it. The page server ends a keeper that takes nothing
-# for 30 s (SLOW_NS of keeping.c), gives up 30 s after that, and says why: whoever asks waits longer.
+# A seal is answered when the keeper has heard of it. The page server ends a keeper that takes
+# nothing for 30 s (SLOW_NS of keeping.c), gives up 30 s after that, and says why: whoever asks
+# waits longer.
 SEAL_S: Final = 70.0
 
 
