@@ -90,6 +90,7 @@ print("outlived")
 SERVE_SCRIPT = """
 import subprocess
 import sys
+import time
 import ray
 from ray import serve
 import numpy as np
@@ -163,6 +164,10 @@ for end, code in (("ended", 0), ("killed", -9), ("shutdown", 0)):
     done = subprocess.run(driver, capture_output=True, text=True, timeout=200)
     assert done.returncode == code, (end, done.stdout, done.stderr)
     app = serve.get_app_handle(end)
+    deadline_s = time.monotonic() + 30
+    while app.raised.remote("first get").result(timeout_s=200)[0] == "nothing":
+        assert time.monotonic() < deadline_s  # that a driver was killed is heard of, by and by
+        time.sleep(0.1)
     for what in (*OF_A_VARIABLE, "put", "zeros", "stats", "init"):
         name, text, took_s = app.raised.remote(what).result(timeout_s=200)
         print(end, what, name, f"{took_s:.1f} s", text)
