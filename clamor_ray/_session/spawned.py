@@ -18,6 +18,7 @@ from clamor_ray._protocol import names
 from clamor_ray._protocol.config import Config
 from clamor_ray._read.lease import Lease, LeaseTable
 from clamor_ray._session.session import Session
+from clamor_ray._tasks.task_ends import TaskEnds
 
 VARIABLE: Final = "CLAMOR_ATTACHED_NODE"
 _HINT = (
@@ -56,6 +57,7 @@ class SpawnedSession(Session):
         self.config = Config.from_env()
         self.owner = False
         self.leases = LeaseTable()
+        self.task_ends = TaskEnds()
         self._ended: dict[int, weakref.ref[Lease]] = {}
         self._freed = {}
         self._shared = {}
