@@ -61,7 +61,7 @@ struct pc__keeping {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     pthread_t thread;
-    bool has_thread, stopping, closing, lost, told_lost, said_slow;
+    bool has_thread, stopping, closing, lost, told_lost;
     int fd, next_fd;             /* next: of the keeper that takes its place, or -1 */
     int wake_fd;
     pc__keeper_lost *on_lost;
@@ -357,7 +357,7 @@ static void begin_anew(struct pc__keeping *keeping)
     pc__link_init(&waiting);
     take_waiting(keeping, true, &waiting);
     drop_messages(keeping);
-    keeping->lost = keeping->told_lost = keeping->said_slow = false;
+    keeping->lost = keeping->told_lost = false;
     keeping->stuck_since_ns = 0;
     pc__each(link, &keeping->entries)
     {
