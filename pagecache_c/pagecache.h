@@ -261,8 +261,8 @@ int pc_select_peer(int replication, uint64_t home_bytes, const uint64_t *holder_
 
 /* Which cached blocks go first when the node's budget is full. */
 enum pc_policy {
-    PC_POLICY_SIEVE = 0, PC_POLICY_S3FIFO = 1, PC_POLICY_FIFO = 2, PC_POLICY_LRU = 3,
-    PC_POLICY_LFU = 4, PC_POLICY_RANDOM = 5, PC_POLICY_CLOCK = 6
+    PC_POLICY_SIEVE = 0, PC_POLICY_FIFO = 1, PC_POLICY_LRU = 2, PC_POLICY_LFU = 3,
+    PC_POLICY_RANDOM = 4
 };
 
 typedef struct pc_engine pc_engine;
@@ -319,8 +319,9 @@ enum pc_event_kind {
     PC_EVENT_PULLED = 8,       /* commit_id, region, error: pc_engine_pull ended */
     PC_EVENT_THRASHING = 9,    /* text: blocks are evicted that are fetched again soon; at most one
                                   in ten seconds */
-    PC_EVENT_NEED_HOME = 10,   /* region, server_id: its home is lost; who is it now? answer with
-                                  pc_engine_set_homes or pc_engine_home_lost */
+    PC_EVENT_NEED_HOME = 10,   /* region, server_id: its home is lost, or does not know it; who is it
+                                  now? answer with pc_engine_set_homes, maybe with the same one, which
+                                  is asked again, or pc_engine_home_lost */
     PC_EVENT_KEEPER_LOST = 11, /* start another (pc_keeper_run_part); answer with pc_engine_renew_keeper */
     PC_EVENT_TASK_ENDED = 12,  /* region, version, block, error, text (the task, as hex): its process ends,
                                   for it needs a block that cannot be read */

@@ -48,7 +48,8 @@ static _Noreturn void die(const struct pc__ctl_open *mapping, uint64_t address, 
     pc__siglog_and_exit(&line);
 }
 
-void pc__attach_check_stuck(pc_client *client)
+/* A thread is stopped and nobody serves: ends the process if it is so. */
+static void check_stuck(pc_client *client)
 {
     uint64_t address;
     if (!client->trap.ops->stuck_at(&client->trap, &address))
@@ -67,18 +68,6 @@ void pc__attach_check_stuck(pc_client *client)
         client->outage);
 }
 
-int pc__attach_ended(pc_client *client)
-{
-    pthread_mutex_lock(&client->lock);
-    client->is_ended = true;
-    if (client->trap.sig)
-        atomic_store(&client->trap.sig->ended, true);
-    pc__outbox_clear(client);
-    pc__call_drop_all(client); /* wakes who waits for a mapping, too */
-    pthread_mutex_unlock(&client->lock);
-    return pc__fail(PC_ERR_ENDED, "the page server has said that the session ended");
-}
-
 static void wake_all(pc_client *client)
 {
     pthread_mutex_lock(&client->lock);
@@ -92,7 +81,7 @@ static void wake_all(pc_client *client)
  * process. Threads whose fault the old server still took are woken again and again. */
 static int wait_for_close(pc_client *client)
 {
-    struct pc__patience patience = {.client = client, .is_hopeless = true};
+    struct pc__patience patience = {.client = client, .stuck = check_stuck};
     do {
         wake_all(client);
         patience.deadline_ns = pc__deadline(ENDED_STEP_NS);
@@ -213,17 +202,16 @@ int pc__reattach(pc_client *client, uint64_t since_ns)
         note_outage(client);
         /* A server that is there and refuses us is not asked again at once. */
         struct pc__patience pause = patience;
-        uint64_t step_ns = pc__deadline(patience.is_hopeless ? HOPELESS_STEP_NS
-                                                             : HOPELESS_STEP_NS / 20);
-        if (pause.deadline_ns > step_ns || patience.is_hopeless)
+        uint64_t step_ns = pc__deadline(patience.stuck ? HOPELESS_STEP_NS : HOPELESS_STEP_NS / 20);
+        if (pause.deadline_ns > step_ns || patience.stuck)
             pause.deadline_ns = step_ns;
         if (pc__clock_ns() >= give_up_ns) {
-            patience.is_hopeless = pause.is_hopeless = true;
+            patience.stuck = pause.stuck = check_stuck;
             wake_all(client); /* also those whose faults a half-attached server took */
         }
         if (pc__patient_wait(&pause, -1, 0) == PC_ERR_CLOSED)
             return PC_ERR_CLOSED;
-        if (patience.is_hopeless)
+        if (patience.stuck)
             patience.deadline_ns = pc__deadline(HOPELESS_STEP_NS);
     }
 }

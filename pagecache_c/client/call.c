@@ -114,10 +114,11 @@ int pc__call_finish(pc_client *client, struct pc__call *call, uint64_t deadline_
         give_up(client, call);
     else
         rc = PC_OK;
+    const bool has_ended = client->is_ended;
     pthread_mutex_unlock(&client->lock);
     if (rc)
         return rc;
-    if (call->is_dropped && pc_client_has_ended(client))
+    if (call->is_dropped && has_ended)
         return pc__fail(PC_ERR_ENDED, "the page server of this node ended before it answered");
     if (call->is_dropped)
         return pc__fail(PC_ERR_NO_SERVER, "the page server died before it answered");
@@ -226,4 +227,16 @@ void pc__outbox_clear(pc_client *client)
 {
     while (client->outbox)
         pop(client);
+}
+
+int pc__call_ended(pc_client *client)
+{
+    pthread_mutex_lock(&client->lock);
+    client->is_ended = true;
+    if (client->trap.sig)
+        atomic_store(&client->trap.sig->ended, true);
+    pc__outbox_clear(client);
+    pc__call_drop_all(client); /* wakes who waits for a mapping, too */
+    pthread_mutex_unlock(&client->lock);
+    return pc__fail(PC_ERR_ENDED, "the page server has said that the session ended");
 }

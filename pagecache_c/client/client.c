@@ -61,7 +61,7 @@ static int receive_all(pc_client *client)
             break;
         case PC__CTL_ENDED:
             pc__fds_close(packet->fds, &packet->n_fds);
-            return pc__attach_ended(client);
+            return pc__call_ended(client);
         case PC__CTL_FAIL:
             pc__conn_failed(client, client->socket, &packet->message);
         default:
@@ -252,6 +252,7 @@ PC_API int pc_client_open(const struct pc_client_options *options, pc_client **o
     if (!client)
         return pc__fail(PC_ERR_NO_MEMORY, "a client");
     int rc = init(client, options);
+    client->take_signals = pc__sessions_install;
     if (!rc)
         rc = pc__trap_open(client->wanted_trap, client->reattach_timeout_ns, &client->trap);
     const struct pc__patience patience = {.client = client,
@@ -259,7 +260,7 @@ PC_API int pc_client_open(const struct pc_client_options *options, pc_client **o
     if (!rc)
         rc = pc__conn_hello(&patience, &client->socket);
     /* In every mode: the handler also names addresses that this process does not have. */
-    if (!rc && pc__sessions_install())
+    if (!rc && client->take_signals())
         rc = pc__fail(PC_ERR_NO_TRAP, "this process's SIGSEGV handler cannot be replaced");
     if (!rc) {
         client->state = PC__CONN_UP;
@@ -322,16 +323,6 @@ PC_API int pc_client_trap_reason(pc_client *client, char *text, size_t text_byte
 
 /* ------------------------------------------------------------------- close */
 
-void pc__leave(pc_client *client)
-{
-    /* Under lock to the end, so that close cannot free it under this thread's feet. */
-    pthread_mutex_lock(&client->lock);
-    pc__count_sub(&client->n_inside, 1);
-    if (client->state == PC__CONN_CLOSED)
-        pthread_cond_broadcast(&client->changed);
-    pthread_mutex_unlock(&client->lock);
-}
-
 PC_API int pc_client_shut(pc_client *client)
 {
     const uint64_t one = 1;
@@ -345,14 +336,44 @@ PC_API int pc_client_shut(pc_client *client)
 
 #define LEAVE_NS 1000000000ull
 
-/* Nothing is mapped any more. Where the server does not hear it, it sees so by itself, later. */
-static void leave(const pc_client *client)
+/* LEFT, and its answer. Not told: the server has cut the connection, and what it had not read is lost. */
+static bool is_told(pc_client *client, int fd, uint64_t deadline_ns)
+{
+    struct pc__packet *packet = client->packet;
+    const struct pc__ctl_header *header = &packet->message.header;
+    const uint32_t request_id = PC__REQUEST_ALONE - 1; /* neither that of a PING nor of HELLO */
+    bool is_said = false;
+    for (uint64_t now; (now = pc__clock_ns()) < deadline_ns;) {
+        int rc = is_said ? pc__conn_receive(fd, packet)
+                         : pc__conn_send(fd, PC__CTL_LEFT, request_id, NULL, 0, NULL, 0, NULL, 0);
+        if (rc < 0)
+            return false;
+        if (rc && is_said) {
+            pc__fds_close(packet->fds, &packet->n_fds);
+            if (header->type == PC__CTL_REPLY && header->request_id == request_id)
+                return true;
+        }
+        is_said |= rc > 0;
+        struct pollfd ready = {.fd = fd, .events = is_said ? POLLIN : POLLOUT};
+        if (!rc)
+            (void)poll(&ready, 1, (int)((deadline_ns - now) / 1000000u) + 1);
+    }
+    return is_said; /* it is slow, and will read it */
+}
+
+/* Nothing is mapped any more. Where the connection is lost, this is said on another one: a server that
+ * looks only after all was unmapped would keep the leases for as long as this process lives. */
+static void leave(pc_client *client)
 {
     const uint64_t deadline_ns = pc__deadline(LEAVE_NS);
-    struct pollfd room = {.fd = client->socket, .events = POLLOUT};
-    while (client->socket >= 0 && pc__clock_ns() < deadline_ns &&
-           !pc__conn_send(client->socket, PC__CTL_LEFT, 0, NULL, 0, NULL, 0, NULL, 0))
-        (void)poll(&room, 1, (int)(LEAVE_NS / 1000000u));
+    if (client->socket >= 0 && is_told(client, client->socket, deadline_ns))
+        return;
+    int fd;
+    if (!client->has_watch || client->is_ended || pc__conn_connect(client->socket_name, &fd))
+        return; /* it never had a lease in this process, or no server has one of it */
+    if (pc__conn_greet(client, fd) == PC_OK) /* read before LEFT, however late */
+        (void)is_told(client, fd, deadline_ns);
+    close(fd);
 }
 
 PC_API int pc_client_close(pc_client *client)

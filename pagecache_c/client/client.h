@@ -32,6 +32,7 @@
 #ifndef PC_CLIENT_H
 #define PC_CLIENT_H
 
+#include "client/calls.h"
 #include "common/atomics.h"
 #include "common/error.h"
 #include "common/local_socket.h"
@@ -43,8 +44,7 @@
 #include <stdbool.h>
 #include <time.h>
 
-#define PC__REPLY_BYTES 220 /* no reply is longer; of a refusal: why, NUL-terminated, or nothing */
-#define PC__OUTGOING_BYTES 56 /* nor what waits in the outbox */
+#define PC__OUTGOING_BYTES 56 /* no message that waits in the outbox is longer */
 static_assert(sizeof(struct pc__ctl_hello) <= PC__REPLY_BYTES, "replies fit");
 static_assert(sizeof(struct pc__ctl_open) <= PC__OUTGOING_BYTES &&
               sizeof(struct pc__ctl_stage) <= PC__OUTGOING_BYTES &&
@@ -87,22 +87,6 @@ struct pc__mapping {
     bool lost_reads;                 /* what was evicted while read sets are taken nobody knows */
 };
 
-/* A request on its way, and its reply. On its requester's stack or heap. */
-struct pc__call {
-    struct pc__call *next;
-    uint64_t opens;        /* id of the mapping that an OPEN leases; set before it starts */
-    const int *gives;      /* a descriptor that goes along, or NULL; set before it starts */
-    uint64_t epoch;        /* the connection that it went out on */
-    uint32_t request_id;   /* 0: it never went out */
-    bool is_done, is_dropped; /* dropped: the connection died first */
-    int status;
-    size_t body_bytes;
-    unsigned char body[PC__REPLY_BYTES];
-    int n_fds;
-    bool fds_lost;         /* there were more than we could take */
-    int fds[PC__CTL_MAX_FDS];
-};
-
 struct pc__outgoing {
     struct pc__outgoing *next;
     size_t body_bytes;
@@ -120,6 +104,7 @@ struct pc_client {
     _Atomic uint64_t server_id;     /* of the page server that hello was said to last */
     int wanted_trap;
     uint64_t reattach_timeout_ns;
+    int (*take_signals)(void);      /* installs the process's SIGSEGV handler; constant */
     uint64_t number;                /* of all of its connections (wire.h); a child of fork has another */
     int nudge_fd;                   /* eventfd: the watch thread looks up */
     pthread_t watch;
@@ -152,7 +137,15 @@ static inline void pc__enter(pc_client *client)
 {
     pc__count_add(&client->n_inside, 1);
 }
-void pc__leave(pc_client *client);
+static inline void pc__leave(pc_client *client)
+{
+    /* Under lock to the end, so that close cannot free it under this thread's feet. */
+    pthread_mutex_lock(&client->lock);
+    pc__count_sub(&client->n_inside, 1);
+    if (client->state == PC__CONN_CLOSED)
+        pthread_cond_broadcast(&client->changed);
+    pthread_mutex_unlock(&client->lock);
+}
 
 static inline uint64_t pc__clock_ns(void)
 {
@@ -185,78 +178,6 @@ static inline bool pc__is_in_window(uint64_t base_address, uint64_t length_bytes
            base_address < PC_WINDOW_END && length_bytes <= PC_WINDOW_END - base_address;
 }
 
-/* conn.c */
-
-/* A packet as it arrived. */
-struct pc__packet {
-    struct pc__ctl_message message;
-    int fds[PC__CTL_MAX_FDS];
-    int n_fds;
-    bool fds_lost;
-    unsigned char bytes[PC__CTL_MAX_BYTES];
-};
-void pc__fds_close(int *fds, int *n_fds);
-/* MSG_DONTWAIT. 1: one packet; 0: none now; PC_ERR_NO_SERVER: the end; PC_ERR_PROTOCOL. */
-int pc__conn_receive(int fd, struct pc__packet *packet);
-/* MSG_DONTWAIT. 1: sent; 0: no room now; negative: pc_err. tail may be NULL. */
-int pc__conn_send(int fd, uint16_t type, uint32_t request_id, const void *body, size_t body_bytes,
-                  const void *tail, size_t tail_bytes, const int *fds, int n_fds);
-
-/* The id of requests whose reply call.c is not to hand over: it never counts that far up. */
-#define PC__REQUEST_ALONE UINT32_MAX
-
-/* How long a thread that talks on a connection alone waits, and what it looks at meanwhile. */
-struct pc__patience {
-    pc_client *client;               /* PC_ERR_CLOSED when it closes */
-    uint64_t deadline_ns;
-    bool is_hopeless;                /* nobody serves: ends the process if a thread is stuck */
-};
-/* 1: fd (or nothing, if -1) is ready; else PC_ERR_TIMEOUT or PC_ERR_CLOSED. */
-int pc__patient_wait(const struct pc__patience *patience, int fd, short events);
-/* One try, no wait. */
-int pc__conn_connect(const char *name, int *fd);
-/* Sends, and waits for the reply. The status in it is returned in call->status. */
-int pc__conn_exchange(const struct pc__patience *patience, int fd, uint16_t type,
-                      const void *body, size_t body_bytes, const int *fds, int n_fds,
-                      struct pc__call *call);
-/* A message that nobody answers: waits for room. */
-int pc__conn_tell(const struct pc__patience *patience, int fd, uint16_t type);
-/* Another number for the client. */
-void pc__conn_number(pc_client *client);
-/* Connects until it works, and says hello with the client's trap. */
-int pc__conn_hello(const struct pc__patience *patience, int *fd);
-/* Takes the reply's body and descriptors out of the packet. */
-void pc__call_take(struct pc__call *call, struct pc__packet *packet);
-/* A FAIL message: ends the process. */
-_Noreturn void pc__conn_failed(pc_client *client, int fd, const struct pc__ctl_message *message);
-
-/* call.c */
-
-/* Sends a request and waits for its reply. With resend it goes out again after each re-attach,
- * else a lost connection is PC_ERR_NO_SERVER. Returns the status of the reply. */
-int pc__call(pc_client *client, uint16_t type, const void *body, size_t body_bytes, bool resend,
-             uint64_t deadline_ns, struct pc__call *call);
-/* The two halves of it. start waits for a connection and for room; takes and drops the lock. */
-int pc__call_start(pc_client *client, uint16_t type, const void *body, size_t body_bytes,
-                   const void *tail, size_t tail_bytes, uint64_t deadline_ns,
-                   struct pc__call *call);
-int pc__call_finish(pc_client *client, struct pc__call *call, uint64_t deadline_ns);
-/* After start, instead of finish or after it: nobody will look at the reply. */
-void pc__call_cancel(pc_client *client, struct pc__call *call);
-/* Under lock: 0, or why no call can be made. */
-int pc__call_refused(const pc_client *client);
-/* Under lock: hands a reply over, or closes what nobody waits for. */
-void pc__call_reply(pc_client *client, struct pc__packet *packet);
-/* Under lock: nothing that was sent will be answered. */
-void pc__call_drop_all(pc_client *client);
-/* Under lock: returns 0 after PC_ERR_TIMEOUT. */
-bool pc__changed_wait(pc_client *client, uint64_t deadline_ns);
-/* Under lock: a message that nobody waits for the answer of, now or when there is room. Lost with
- * the connection. PC_ERR_NO_MEMORY: not sent. */
-int pc__outbox_send(pc_client *client, uint16_t type, const void *body, size_t body_bytes);
-void pc__outbox_flush(pc_client *client);
-void pc__outbox_clear(pc_client *client);
-
 /* mapping.c; all under lock */
 struct pc__mapping *pc__mapping_find(pc_client *client, uint64_t id);
 void pc__mapping_add(pc_client *client, struct pc__mapping *mapping);
@@ -275,7 +196,7 @@ extern uint64_t pc__idle_ns;
 void pc__mapping_take_down(pc_client *client, struct pc__mapping *mapping);
 void pc__mapping_describe(const struct pc__mapping *mapping, struct pc__ctl_open *out);
 /* Addresses without access: the region's own, or others where mapping.c says so. */
-int pc__mapping_reserve(pc_client *client, struct pc__mapping *mapping, uint64_t base_address);
+int pc__mapping_reserve(struct pc__mapping *mapping, uint64_t base_address);
 void pc__mapping_tell(const struct pc__mapping *mapping, struct pc_mapping *out);
 /* The rest of them not under lock. */
 
@@ -314,10 +235,6 @@ int pc__watch_start(pc_client *client);
 /* attach.c; on the watch thread, state LOST since then. 0: attached; PC_ERR_CLOSED: the client
  * closes. */
 int pc__reattach(pc_client *client, uint64_t since_ns);
-/* The server has said that the session ended. Returns PC_ERR_ENDED. */
-int pc__attach_ended(pc_client *client);
-/* A thread is stopped and nobody serves: ends the process if it is so. */
-void pc__attach_check_stuck(pc_client *client);
 
 /* forked.c */
 void pc__sessions_add(pc_client *client);

@@ -53,7 +53,11 @@ int pc__conn_receive(int fd, struct pc__packet *packet)
     struct msghdr header = {.msg_iov = &into, .msg_iovlen = 1, .msg_control = control.bytes,
                             .msg_controllen = sizeof control.bytes};
     packet->n_fds = 0;
-    ssize_t got = recvmsg(fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    /* A server that closed with our words unread is a reset at first: what it said comes after that. */
+    ssize_t got;
+    do {
+        got = recvmsg(fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    } while (got < 0 && errno == ECONNRESET);
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
         return 0;
     if (got <= 0)
@@ -141,7 +145,7 @@ int pc__patient_wait(const struct pc__patience *patience, int fd, short events)
         struct pollfd fds[3] = {
             {.fd = fd, .events = events},
             {.fd = client->nudge_fd, .events = POLLIN},
-            {.fd = patience->is_hopeless ? trap->ops->stuck_fd(trap) : -1, .events = POLLIN}};
+            {.fd = patience->stuck ? trap->ops->stuck_fd(trap) : -1, .events = POLLIN}};
         if (ppoll(fds, 3, &left, NULL) < 0) {
             if (errno == EINTR)
                 continue;
@@ -152,7 +156,7 @@ int pc__patient_wait(const struct pc__patience *patience, int fd, short events)
             (void)!read(client->nudge_fd, &count, sizeof count); /* only its coming matters */
         }
         if (fds[2].revents)
-            pc__attach_check_stuck(client);
+            patience->stuck(client);
         if (fds[0].revents)
             return 1;
     }
@@ -287,7 +291,7 @@ int pc__conn_exchange(const struct pc__patience *patience, int fd, uint16_t type
             break;
         pc__fds_close(packet->fds, &packet->n_fds);
         if (got == PC__CTL_ENDED)
-            return pc__attach_ended(patience->client);
+            return pc__call_ended(patience->client);
         if (got != PC__CTL_REPLY && got != PC__CTL_LET_GO) /* nothing rests here yet */
             return pc__fail(PC_ERR_PROTOCOL, "the page server sent a message of type %u", got);
     }
@@ -317,15 +321,31 @@ void pc__conn_number(pc_client *client)
     client->number = number | 1ull << 63;
 }
 
+static struct pc__ctl_hello hello_of(pc_client *client, int *fds, int *n_fds)
+{
+    struct pc__ctl_hello mine = {.wire_version = PC__WIRE_VERSION,
+                                 .sender_id = client->number,
+                                 .trap = (uint32_t)client->trap.kind};
+    memcpy(mine.library_version, client->library_version, sizeof mine.library_version);
+    *n_fds = client->trap.ops->hello_fds(&client->trap, fds);
+    return mine;
+}
+
+int pc__conn_greet(pc_client *client, int fd)
+{
+    int fds[PC__CTL_MAX_FDS], n_fds;
+    const struct pc__ctl_hello mine = hello_of(client, fds, &n_fds);
+    return pc__conn_send(fd, PC__CTL_HELLO, PC__REQUEST_ALONE, &mine, sizeof mine, NULL, 0, fds,
+                         n_fds) == 1
+               ? PC_OK
+               : PC_ERR_NO_SERVER;
+}
+
 static int say_hello(const struct pc__patience *patience, int fd)
 {
     pc_client *client = patience->client;
-    struct pc__ctl_hello mine = {.wire_version = PC__WIRE_VERSION,
-                                 .sender_id = client->number,
-                                 .trap = (uint32_t)client->trap.kind}, theirs;
-    memcpy(mine.library_version, client->library_version, sizeof mine.library_version);
-    int fds[PC__CTL_MAX_FDS];
-    int n_fds = client->trap.ops->hello_fds(&client->trap, fds);
+    int fds[PC__CTL_MAX_FDS], n_fds;
+    struct pc__ctl_hello mine = hello_of(client, fds, &n_fds), theirs;
     struct pc__call call;
     int rc = pc__conn_exchange(patience, fd, PC__CTL_HELLO, &mine, sizeof mine, fds, n_fds, &call);
     if (rc)

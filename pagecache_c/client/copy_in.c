@@ -46,6 +46,9 @@
 #define VECTOR 256u         /* pieces with one pwritev(): a chunk of single blocks */
 static_assert((uint64_t)VECTOR * PC_BLOCK_BYTES >= CHUNK_BYTES, "a chunk's pieces fit");
 #define BOUNCE_BYTES 65536u /* on the stack */
+/* Up to here it is cheaper to make single pages than to look at what would make huge ones: a handful of
+ * system calls, and some thirty. */
+#define SINGLE_UP_TO_BYTES 65536u
 
 /* At least a block long, or the only one. */
 struct piece {
@@ -68,7 +71,7 @@ struct copy {
     /* Looked at before each pwrite, for it can change in the middle: single pages are made first, then.
      * NULL: of what they are made does not matter. */
     const struct pc__huge_pages_files *setting;
-    bool always_single;       /* or nobody can look */
+    bool always_single;       /* or nobody can look, or need not */
     int uffd;                 /* -1: pwrite only */
     uint64_t map;             /* where the uffd's mapping has offset_bytes; a whole block */
     _Atomic uint64_t next_chunk;
@@ -333,6 +336,10 @@ PC_API int pc_copy_in(int fd, uint64_t offset_bytes, const void *source, uint64_
     if (n_threads < 0 || offset_bytes > INT64_MAX || n_bytes > (uint64_t)INT64_MAX - offset_bytes)
         return pc__fail(PC_ERR_RANGE, "%llu bytes at %llu with %d threads",
                         (unsigned long long)n_bytes, (unsigned long long)offset_bytes, n_threads);
+    if (n_bytes <= SINGLE_UP_TO_BYTES) {
+        copy.always_single = true;
+        return copy_pieces(&copy, n_threads);
+    }
     copy.always_single = pc__huge_pages_open(&setting, PC__HUGE_PAGES_DIRECTORY) != PC_OK;
     copy.setting = &setting;
     int rc = copy_pieces(&copy, n_threads);

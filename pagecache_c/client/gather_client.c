@@ -9,7 +9,9 @@
  * resident first.
  *
  * Threads: any. Lock: client.lock around the tables and calls; never while copying or waiting.
- * A part goes out again after a re-attach: asking twice does no harm.
+ * A part goes out again after a re-attach, in new memory: a page server that lives still writes what
+ * it asked the homes for before into the old. No part is sent there any more; what was answered
+ * before the connection was lost is copied out of it, and then it goes.
  */
 #include "client/client.h"
 
@@ -34,6 +36,7 @@ struct part {
     struct pc__call call;
     struct pc__ctl_gather body;
     bool is_out;
+    uint8_t *map;                /* of the memfd that its area is in, while it needs that; or NULL */
     size_t begin, end;           /* of sorted */
 };
 
@@ -47,8 +50,8 @@ struct gather {
     unsigned index_bits;
     size_t n;
     uint64_t *sorted, *scratch;  /* id << index_bits | index; n of them */
-    int fd;                      /* the memfd of the areas, or -1 */
-    uint8_t *map;
+    int fd;                      /* the memfd of the areas of parts that start, or -1 */
+    uint8_t *map;                /* it; or NULL */
     uint64_t area_bytes, memfd_bytes;
     uint64_t part_rows;
     unsigned n_areas;
@@ -154,7 +157,7 @@ static void sort(struct gather *gather, uint64_t most)
 
 static uint8_t *area_of(const struct gather *gather, const struct part *part)
 {
-    return gather->map + (size_t)(part - gather->parts) * gather->area_bytes;
+    return part->map + (size_t)(part - gather->parts) * gather->area_bytes;
 }
 
 static int send_part(struct gather *gather, struct part *part)
@@ -169,6 +172,7 @@ static int send_part(struct gather *gather, struct part *part)
 /* The next rows from sorted[begin] on. */
 static int start_part(struct gather *gather, struct part *part, size_t begin)
 {
+    part->map = gather->map;
     uint64_t *ids = (uint64_t *)(void *)area_of(gather, part);
     uint32_t n = 0;
     size_t at = begin;
@@ -185,7 +189,7 @@ static int start_part(struct gather *gather, struct part *part, size_t begin)
     part->body = (struct pc__ctl_gather){
         .mapping_id = gather->mapping->id, .rows = *gather->rows,
         .memfd_bytes = gather->memfd_bytes,
-        .at_bytes = (uint64_t)(area_of(gather, part) - gather->map), .n_ids = n};
+        .at_bytes = (uint64_t)(area_of(gather, part) - part->map), .n_ids = n};
     return send_part(gather, part);
 }
 
@@ -215,18 +219,63 @@ static void copy_part(const struct gather *gather, const struct part *part)
     }
 }
 
+static int make_memory(struct gather *gather)
+{
+    gather->fd = memfd_create("clamor-gather", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (gather->fd < 0)
+        return pc__fail_errno("memfd of a gather");
+    /* The page server maps it: it must not shrink. */
+    if (ftruncate(gather->fd, (off_t)gather->memfd_bytes) ||
+        fcntl(gather->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))
+        return pc__fail_errno("a gather's memfd of %" PRIu64 " bytes", gather->memfd_bytes);
+    void *map = mmap(NULL, gather->memfd_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, gather->fd, 0);
+    if (map == MAP_FAILED)
+        return pc__fail_errno("mmap of a gather's %" PRIu64 " bytes", gather->memfd_bytes);
+    gather->map = map;
+    return PC_OK;
+}
+
+/* The part needs its area no more. Memory that no part starts in goes with the last one that does. */
+static void leave_area(struct gather *gather, struct part *part)
+{
+    uint8_t *map = part->map;
+    part->map = NULL;
+    part->is_out = false;
+    bool is_used = !map || map == gather->map;
+    for (unsigned i = 0; i < gather->n_areas; i++)
+        is_used |= gather->parts[i].map == map;
+    if (!is_used)
+        munmap(map, gather->memfd_bytes);
+}
+
+/* After its connection was lost. Parts that were lost with it find the new memory made. */
+static int ask_again(struct gather *gather, struct part *part)
+{
+    int rc = PC_OK;
+    const bool is_first = part->map == gather->map;
+    if (is_first) {
+        close(gather->fd); /* before another is made: no more are open than before */
+        gather->fd = -1;
+        gather->map = NULL;
+    }
+    leave_area(gather, part);
+    if (is_first)
+        rc = make_memory(gather);
+    return rc ? rc : start_part(gather, part, part->begin);
+}
+
 static int finish_part(struct gather *gather, struct part *part)
 {
     int rc = pc__call_finish(gather->client, &part->call, gather->deadline_ns);
     while (rc == PC_ERR_NO_SERVER && part->call.is_dropped) {
-        rc = send_part(gather, part);
+        rc = ask_again(gather, part);
         if (!rc)
             rc = pc__call_finish(gather->client, &part->call, gather->deadline_ns);
     }
     if (!rc) {
-        part->is_out = false;
         pc__fds_close(part->call.fds, &part->call.n_fds);
         copy_part(gather, part);
+        leave_area(gather, part);
     }
     return rc;
 }
@@ -247,11 +296,11 @@ static int run_parts(struct gather *gather)
         rc = finish_part(gather, &gather->parts[first % gather->n_areas]);
         first += !rc;
     }
-    for (unsigned i = 0; i < gather->n_areas; i++) /* after a failure */
-        if (gather->parts[i].is_out) {
+    for (unsigned i = 0; i < gather->n_areas; i++) { /* after a failure */
+        if (gather->parts[i].is_out)
             pc__call_cancel(gather->client, &gather->parts[i].call);
-            gather->parts[i].is_out = false;
-        }
+        leave_area(gather, &gather->parts[i]);
+    }
     return rc;
 }
 
@@ -267,18 +316,7 @@ static int make_areas(struct gather *gather)
     gather->n_areas = gather->part_rows < gather->n ? PARTS_AT_ONCE : 1;
     gather->area_bytes = pc__gather_area_bytes(gather->part_rows, row_bytes);
     gather->memfd_bytes = gather->area_bytes * gather->n_areas;
-    gather->fd = memfd_create("clamor-gather", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (gather->fd < 0)
-        return pc__fail_errno("memfd of a gather");
-    /* The page server maps it: it must not shrink. */
-    if (ftruncate(gather->fd, (off_t)gather->memfd_bytes) ||
-        fcntl(gather->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))
-        return pc__fail_errno("a gather's memfd of %" PRIu64 " bytes", gather->memfd_bytes);
-    void *map = mmap(NULL, gather->memfd_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, gather->fd, 0);
-    if (map == MAP_FAILED)
-        return pc__fail_errno("mmap of a gather's %" PRIu64 " bytes", gather->memfd_bytes);
-    gather->map = map;
-    return PC_OK;
+    return make_memory(gather);
 }
 
 static void free_gather(struct gather *gather)

@@ -14,7 +14,7 @@
  *     too; a process that listens sees a connection that ends.
  *   - A socket's file outlives its process, and bind() never replaces one.
  *
- * Does not: make or check the directory.
+ * Does not: make or check the directory, but where one that was there has been removed.
  */
 #include "common/local_socket.h"
 #include "common/error.h"
@@ -34,6 +34,7 @@
 
 #define LOCK_MS 10000
 #define LOCK_RETRY_MS 2
+#define MARK_S 3600
 
 int pc__local_address(const char *name, struct sockaddr_un *address, socklen_t *n_bytes)
 {
@@ -183,6 +184,66 @@ fail:
     if (directory_fd >= 0)
         close(directory_fd);
     close(socket_fd);
+    return rc;
+}
+
+/* ------------------------------------------------------- what others removed */
+
+void pc__local_note_file(const char *name, struct pc__local_file *file)
+{
+    struct stat found;
+    *file = (struct pc__local_file){0};
+    if (name[0] == '/' && lstat(name, &found) == 0)
+        *file = (struct pc__local_file){.device = found.st_dev, .inode = found.st_ino};
+}
+
+/* Cleaners remove what nobody has used for days. */
+static void mark_as_used(const char *path, const struct stat *found)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (now.tv_sec - found->st_mtime > -MARK_S && now.tv_sec - found->st_mtime < MARK_S)
+        return;
+    char directory[PC__SOCKET_NAME_BYTES];
+    directory_of(path, directory);
+    (void)utimensat(AT_FDCWD, path, NULL, AT_SYMLINK_NOFOLLOW);
+    (void)utimensat(AT_FDCWD, directory, NULL, AT_SYMLINK_NOFOLLOW);
+}
+
+/* As the page server's actor makes it: this user's alone. Another user may have taken its name. */
+static int make_directory(const char *path)
+{
+    char directory[PC__SOCKET_NAME_BYTES];
+    struct stat found;
+    directory_of(path, directory);
+    if (mkdir(directory, 0700) != 0 && errno != EEXIST)
+        return pc__fail_errno("make the sockets' directory %s", directory);
+    if (lstat(directory, &found) != 0)
+        return pc__fail_errno("look at the sockets' directory %s", directory);
+    if (!S_ISDIR(found.st_mode) || found.st_uid != geteuid() || (found.st_mode & 077) != 0)
+        return pc__fail(PC_ERR_DENIED, "the sockets' directory %s is not this user's alone any more: "
+                        "it has the mode %o and belongs to user %u", directory,
+                        (unsigned)found.st_mode, (unsigned)found.st_uid);
+    return PC_OK;
+}
+
+int pc__local_look(const char *name, int backlog, struct pc__local_file *file, int *fd)
+{
+    struct stat found;
+
+    *fd = -1;
+    if (name[0] != '/')
+        return PC_OK;
+    if (file->inode != 0 && lstat(name, &found) == 0 && found.st_dev == file->device &&
+        found.st_ino == file->inode) {
+        mark_as_used(name, &found);
+        return PC_OK;
+    }
+    int rc = make_directory(name);
+    if (rc == PC_OK)
+        rc = pc__local_listen(name, backlog, fd);
+    if (rc == PC_OK)
+        pc__local_note_file(name, file);
     return rc;
 }
 

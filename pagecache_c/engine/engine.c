@@ -2,13 +2,17 @@
  *
  * Entered by Python's threads; what belongs to a loop is posted to it. Locks: see engine.h.
  */
-#include "engine/engine.h"
+#include "engine/cache/cache.h"
+#include "engine/core/core.h"
+#include "engine/local/local.h"
+#include "engine/miss/miss.h"
+#include "engine/serve/serve.h"
 #include "engine/store/retained.h"
+#include "engine/store/store.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,84 +27,8 @@
 #ifndef UFFD_USER_MODE_ONLY
 #define UFFD_USER_MODE_ONLY 1
 #endif
-#define LISTEN_BACKLOG 512
 #define KEEPER_TIMEOUT_NS 10000000000ull
 #define STAGE_TIMEOUT_NS 300000000000ull
-
-/* ------------------------------------------------------------------ events */
-
-static bool grow_events(struct pc_engine *engine)
-{
-    size_t capacity = engine->events_capacity * 2;
-    struct pc_event *grown = calloc(capacity, sizeof *grown);
-    if (!grown)
-        return false;
-    for (size_t i = 0; i < engine->n_events; i++)
-        grown[i] = engine->events[(engine->events_begin + i) % engine->events_capacity];
-    free(engine->events);
-    engine->events = grown;
-    engine->events_begin = 0;
-    engine->events_capacity = capacity;
-    return true;
-}
-
-static bool put_event(struct pc_engine *engine, const struct pc_event *event)
-{
-    pthread_mutex_lock(&engine->event_lock);
-    /* Lines for people are dropped when Python is behind. Questions never are: there is at most
-     * one for each region, lane and layer, and the ring grows to hold them. */
-    bool room = event->kind == PC_EVENT_LOG ? engine->n_events < PC__LOG_EVENTS
-                                            : engine->n_events < engine->events_capacity ||
-                                                  grow_events(engine);
-    if (room) {
-        engine->events[(engine->events_begin + engine->n_events) % engine->events_capacity] =
-            *event;
-        engine->n_events++;
-    }
-    pthread_mutex_unlock(&engine->event_lock);
-    uint64_t one = 1;
-    (void)!write(engine->event_fd, &one, sizeof one);
-    return room;
-}
-
-bool pc__engine_event(struct pc_engine *engine, int kind, int error, uint64_t region,
-                      uint64_t server_id, const char *format, ...)
-{
-    struct pc_event event = {.kind = kind, .error = error, .region = region,
-                             .server_id = server_id};
-    va_list args;
-    va_start(args, format);
-    vsnprintf(event.text, sizeof event.text, format, args);
-    va_end(args);
-    return put_event(engine, &event);
-}
-
-bool pc__engine_ask(struct pc_engine *engine, const struct pc_event *event)
-{
-    return put_event(engine, event);
-}
-
-PC_API int pc_engine_event_fd(pc_engine *engine)
-{
-    return engine->event_fd;
-}
-
-PC_API int pc_engine_next_event(pc_engine *engine, struct pc_event *out)
-{
-    int found = 0;
-    pthread_mutex_lock(&engine->event_lock);
-    if (engine->n_events) {
-        *out = engine->events[engine->events_begin];
-        engine->events_begin = (engine->events_begin + 1) % engine->events_capacity;
-        engine->n_events--;
-        found = 1;
-    } else {
-        uint64_t count; /* under the lock: an event posted after this makes it readable again */
-        (void)!read(engine->event_fd, &count, sizeof count);
-    }
-    pthread_mutex_unlock(&engine->event_lock);
-    return found;
-}
 
 /* ----------------------------------------------------------------- history */
 
@@ -183,20 +111,30 @@ static int adopt(struct pc_engine *engine, int keeper_fd, uint64_t settle_ns)
     return pc__settle_begin(engine, settle_ns);
 }
 
-/* ------------------------------------------------------------- start, stop */
+/* --------------------------------------------------------------- observers */
 
-bool pc__engine_makes_huge_pages(struct pc_engine *engine)
+static void region_ended(struct pc_engine *engine, struct pc__region *region)
 {
-    char why[PC__HUGE_PAGES_WHY_BYTES];
-    if (!pc__huge_pages(why))
-        return false;
-    if (!atomic_exchange(&engine->huge_pages, true))
-        pc__engine_event(engine, PC_EVENT_LOG, PC_ERR_HUGE_PAGES, 0, 0,
-                         "%s in /sys/kernel/mm/transparent_hugepage: this server copies what it "
-                         "sends, and makes single pages before it writes, which takes longer. Set "
-                         "it to never or advise", why);
-    return true;
+    pc__region_end(engine, region);
+    if (region->pages)
+        pc__readahead_free(region->pages);
+    free(region->pages);
 }
+
+static void generation_ended(struct pc_engine *engine, struct pc__generation *generation)
+{
+    pc__cache_forget(engine, generation);
+    pc__windows_end(generation);
+    pc__rents_free(generation->rents);
+}
+
+static const struct pc__observers observers = {.region_ended = region_ended,
+                                               .generation_ended = generation_ended,
+                                               .version_came = pc__served_unpark,
+                                               .homes_changed = pc__homes_changed,
+                                               .home_says = pc__retire_take};
+
+/* ------------------------------------------------------------- start, stop */
 
 /* Inserts go by UFFDIO_COPY, through maps of our own that nobody reads: it makes single pages,
  * and shows none before it is whole. Where the kernel has no userfaultfd they go by pwrite, which
@@ -212,9 +150,9 @@ static int open_uffd(struct pc_engine *engine, bool refused)
     }
     engine->uffd = fd;
     char why[PC__HUGE_PAGES_WHY_BYTES];
-    if (fd >= 0)
-        return PC_OK;
     int rc = pc__huge_pages_open(&engine->setting, PC__HUGE_PAGES_DIRECTORY);
+    if (fd >= 0)
+        return PC_OK; /* then they are opened for each look */
     if (rc || !pc__huge_pages(why))
         return rc;
     return pc__fail(PC_ERR_HUGE_PAGES, "%s in /sys/kernel/mm/transparent_hugepage: set it to never or "
@@ -245,6 +183,7 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     if (!engine)
         return pc__fail(PC_ERR_NO_MEMORY, "an engine");
     int rc;
+    engine->observers = observers;
     pthread_mutex_init(&engine->publish_lock, NULL);
     pc__retiring_open(engine);
     pthread_mutex_init(&engine->lock, NULL);
@@ -258,6 +197,7 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     pthread_cond_init(&engine->worker.wake, &monotonic);
     pthread_condattr_destroy(&monotonic);
     pc__leases_open(engine);
+    pc__link_init(&engine->worker.later);
     pc__link_init(&engine->staged);
     pc__link_init(&engine->retained);
     engine->ask_settled_at_ns = UINT64_MAX;
@@ -299,9 +239,10 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
         rc = adopt(engine, options->keeper_fd, options->settle_ns);
     if (rc)
         goto fail;
-    rc = pc__local_listen(options->socket_name, LISTEN_BACKLOG, &engine->listen_fd);
+    rc = pc__local_listen(options->socket_name, PC__LISTEN_BACKLOG, &engine->listen_fd);
     if (rc)
         goto fail;
+    pc__local_note_file(options->socket_name, &engine->listen_file);
     for (int i = 0; i < engine->n_loops; i++)
         if ((rc = pc__loop_start(engine, &engine->loops[i], i)))
             goto fail;
@@ -312,7 +253,9 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
         rc = PC_ERR_SYSTEM;
         goto fail;
     }
-    rc = pc__worker_start(engine);
+    rc = pc__listening_start(engine);
+    if (!rc)
+        rc = pc__worker_start(engine);
     if (!rc)
         rc = pc__cache_start(engine);
     if (rc)
@@ -393,198 +336,9 @@ PC_API int pc_engine_stop(pc_engine *engine)
 
 /* ----------------------------------------------------------------- regions */
 
-static void definition_came(struct pc_engine *engine, struct pc__region *region, int error)
-{
-    pthread_mutex_lock(&region->lock);
-    region->asked_region = false;
-    pthread_mutex_unlock(&region->lock);
-    pc__region_release(engine, region, error, 0, false);
-}
-
-PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_info *info,
-                                   const uint64_t *homes, size_t n_homes)
-{
-    if (!pc__region_info_valid(info) ||
-        n_homes != (info->length_bytes + PC_EXTENT_BYTES - 1) / PC_EXTENT_BYTES)
-        return pc__fail(PC_ERR_RANGE, "region %llu: %zu homes for %llu bytes",
-                        (unsigned long long)info->region, n_homes,
-                        (unsigned long long)info->length_bytes);
-    uint64_t *copy = calloc(n_homes, sizeof *copy);
-    struct pc__region *region = copy ? pc__region_get_or_add(engine, info->region) : NULL;
-    if (!region) {
-        free(copy);
-        return pc__fail(PC_ERR_NO_MEMORY, "a region record");
-    }
-    memcpy(copy, homes, n_homes * sizeof *copy);
-    int rc = PC_OK;
-    bool is_home = false;
-    for (size_t i = 0; i < n_homes; i++)
-        is_home |= homes[i] == engine->server_id;
-    pthread_mutex_lock(&region->lock);
-    if (region->state == PC__REGION_READY) {
-        rc = PC_OK; /* sealed here while the question was on its way */
-    } else if (region->state != PC__REGION_UNKNOWN) {
-        rc = PC_ERR_NO_REGION; /* freed meanwhile, or not sealed yet */
-    } else if (is_home && !region->home && region->prepared) {
-        rc = pc__rebuild_become_home(engine, region);
-    } else if (is_home && (!region->home || region->home->base.memfd < 0)) {
-        rc = pc__fail(PC_ERR_HOME_LOST, "region %llu is homed here, and the keeper did not have it",
-                      (unsigned long long)info->region);
-    } else if (region->n_blocks && (region->length_bytes != info->length_bytes ||
-                                    region->base_address != info->base_address)) {
-        rc = pc__fail(PC_ERR_PROTOCOL, "region %llu differs from what the keeper held",
-                      (unsigned long long)info->region);
-    }
-    if (!rc && region->state == PC__REGION_UNKNOWN) {
-        region->version = info->version > region->version ? info->version : region->version;
-        if (!region->n_blocks) { /* else the keeper said the same, and the worker reads it unlocked */
-            region->base_address = info->base_address;
-            region->length_bytes = info->length_bytes;
-            region->n_blocks = info->length_bytes >> PC_BLOCK_SHIFT;
-        }
-        region->homes = copy;
-        copy = NULL;
-        region->state = PC__REGION_READY;
-    }
-    if (!rc)
-        region->loss = info->loss;
-    pthread_mutex_unlock(&region->lock);
-    free(copy);
-    definition_came(engine, region, rc);
-    pc__region_put(engine, region);
-    return rc;
-}
-
-PC_API int pc_engine_refuse_region(pc_engine *engine, uint64_t id, int error)
-{
-    struct pc__region *region = pc__region_get(engine, id);
-    if (!region)
-        return PC_ERR_NO_REGION;
-    if (!error)
-        error = PC_ERR_NO_REGION;
-    pthread_mutex_lock(&region->lock);
-    /* Home blocks may be the only copy, and leased elsewhere: they go when they are retired. And
-     * a registry that did not answer is no reason to drop anything: the next one asks again. */
-    bool empty = pc__link_empty(&region->generations) && !region->prepared;
-    bool useless = region->state == PC__REGION_UNKNOWN && !region->home &&
-                   (empty || error == PC_ERR_NO_REGION);
-    pthread_mutex_unlock(&region->lock);
-    if (useless)
-        pc__region_forget(engine, region);
-    definition_came(engine, region, error); /* after it is forgotten: nobody can come to wait any more */
-    pc__region_put(engine, region);
-    return PC_OK;
-}
-
-PC_API int pc_engine_create_shared(pc_engine *engine, const struct pc_region_info *info,
-                                   const struct pc_segment *segments, size_t n_segments, int *fd)
-{
-    *fd = -1;
-    if (!pc__region_info_valid(info))
-        return pc__fail(PC_ERR_RANGE, "region %llu: base or length", (unsigned long long)info->region);
-    struct pc__region *region = pc__region_get_or_add(engine, info->region);
-    if (!region)
-        return pc__fail(PC_ERR_NO_MEMORY, "a region record");
-    pthread_mutex_lock(&region->lock);
-    /* Of one that was changed, the keeper of a server before this one held the changes. */
-    bool again = region->home && region->home->base.memfd < 0 &&
-                 region->length_bytes == info->length_bytes && n_segments;
-    bool fresh = region->state == PC__REGION_UNKNOWN && (!region->home || again);
-    if (fresh) {
-        region->state = PC__REGION_CREATING;
-        region->version = info->version > region->version ? info->version : region->version;
-        region->base_address = info->base_address;
-        region->length_bytes = info->length_bytes;
-        region->n_blocks = info->length_bytes >> PC_BLOCK_SHIFT;
-    }
-    pthread_mutex_unlock(&region->lock);
-    int rc = fresh ? pc__home_make(engine, region, segments, n_segments, fd)
-                   : pc__fail(PC_ERR_EXISTS, "region %llu", (unsigned long long)info->region);
-    if (fresh && rc && again) { /* the changes stay, for another try */
-        pthread_mutex_lock(&region->lock);
-        region->state = PC__REGION_UNKNOWN;
-        pthread_mutex_unlock(&region->lock);
-    } else if (fresh && rc) {
-        pc__region_forget(engine, region);
-    }
-    pc__region_put(engine, region);
-    return rc;
-}
-
-PC_API int pc_engine_seal(pc_engine *engine, uint64_t id)
-{
-    struct pc__region *region = pc__region_get(engine, id);
-    if (!region)
-        return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
-    int rc = pc__region_seal(engine, region, false);
-    if (!rc)
-        pc__region_release(engine, region, PC_OK, 0, false);
-    pc__region_put(engine, region);
-    return rc;
-}
-
-PC_API int pc_engine_retire(pc_engine *engine, uint64_t id, int force)
-{
-    struct pc__region *region = pc__region_get(engine, id);
-    if (force)
-        pc__layers_forget(engine, id);
-    if (!region) {
-        pc__retained_forget(engine, id);
-        return PC_ERR_NO_REGION;
-    }
-    pthread_mutex_lock(&region->lock);
-    region->state = PC__REGION_RETIRED;
-    pthread_mutex_unlock(&region->lock);
-    pc__retained_forget(engine, id);
-    pc__sessions_let_go(engine, id);
-    pc__region_release(engine, region, PC_ERR_NO_REGION, 0, false);
-    if (force)
-        pc__region_forget(engine, region);
-    else
-        pc__region_lease_dropped(engine, region);
-    pc__region_put(engine, region);
-    return PC_OK;
-}
-
 PC_API int pc_engine_retain(pc_engine *engine, uint64_t region, uint64_t version)
 {
     return pc__history_retain(engine->history, region, version);
-}
-
-PC_API int pc_engine_set_changes(pc_engine *engine, uint64_t id, uint64_t from_version,
-                                 uint64_t to_version, const struct pc_run *runs, size_t n_runs,
-                                 int error)
-{
-    struct pc__region *region = pc__region_get(engine, id);
-    if (!region)
-        return PC_ERR_NO_REGION;
-    struct pc__changes changes = {.from = from_version, .to = to_version, .error = error};
-    for (size_t i = 0; i < n_runs && !changes.error; i++)
-        if (!runs[i].n_blocks || runs[i].first_block >= region->n_blocks ||
-            runs[i].n_blocks > region->n_blocks - runs[i].first_block)
-            changes.error = pc__fail(PC_ERR_RANGE, "changes outside of region %llu",
-                                     (unsigned long long)id);
-    if (!changes.error && n_runs) {
-        changes.runs = calloc(n_runs, sizeof *runs);
-        if (changes.runs) {
-            memcpy(changes.runs, runs, n_runs * sizeof *runs);
-            changes.n_runs = n_runs;
-        } else {
-            changes.error = pc__fail(PC_ERR_NO_MEMORY, "changes of a region");
-        }
-    }
-    /* EXPIRED is an answer: nothing is kept. NO_VERSION too, to those who asked for it. */
-    bool failed = changes.error && changes.error != PC_ERR_EXPIRED;
-    pthread_mutex_lock(&region->lock);
-    region->asked_changes = false;
-    struct pc_run *old = region->changes.runs;
-    region->changes = failed ? (struct pc__changes){0} : changes;
-    pthread_mutex_unlock(&region->lock);
-    free(old);
-    pc__region_release(engine, region, failed ? changes.error : PC_OK,
-                       changes.error == PC_ERR_NO_VERSION ? to_version : 0, false);
-    pc__region_put(engine, region);
-    return changes.error == PC_ERR_RANGE ? changes.error : PC_OK;
 }
 
 /* ------------------------------------------------------------------- peers */

@@ -1,11 +1,13 @@
 /* loop.c - one thread, one epoll: hands events to whoever owns the descriptor, in order.
  *
- * Owns its epoll set, its mailbox and the watches. Other threads enter only through
- * pc__loop_post. Sleeps without a timer when nothing is in flight, so an idle server costs
- * nothing. A watch that is removed while a batch of events is being worked through is freed after
- * the batch: a later event of the same batch may still point at it.
+ * Other threads enter only by mail (core/mailbox.c). Sleeps without a timer when nothing is in flight,
+ * but loop 0, which looks after the socket's name every two seconds: an idle server costs next to nothing.
  */
-#include "engine/engine.h"
+#include "engine/core/core.h"
+#include "engine/local/local.h"
+#include "engine/miss/miss.h"
+#include "engine/serve/serve.h"
+#include "engine/store/store.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -13,68 +15,9 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #define BATCH 64
-
-uint64_t pc__now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-struct pc__watch *pc__watch_add(struct pc__loop *loop, enum pc__watch_kind kind, int fd, int lane,
-                                void *owner, uint32_t events)
-{
-    struct pc__watch *watch = calloc(1, sizeof *watch);
-    if (!watch)
-        return NULL;
-    *watch = (struct pc__watch){.kind = kind, .fd = fd, .lane = lane, .owner = owner};
-    struct epoll_event event = {.events = events, .data.ptr = watch};
-    if (epoll_ctl(loop->epoll, EPOLL_CTL_ADD, fd, &event)) {
-        (void)pc__fail_errno("epoll_ctl");
-        free(watch);
-        return NULL;
-    }
-    return watch;
-}
-
-void pc__watch_change(struct pc__loop *loop, struct pc__watch *watch, uint32_t events)
-{
-    struct epoll_event event = {.events = events, .data.ptr = watch};
-    (void)epoll_ctl(loop->epoll, EPOLL_CTL_MOD, watch->fd, &event);
-}
-
-void pc__watch_remove(struct pc__loop *loop, struct pc__watch *watch)
-{
-    if (!watch || watch->dead)
-        return;
-    (void)epoll_ctl(loop->epoll, EPOLL_CTL_DEL, watch->fd, NULL);
-    watch->dead = true;
-    watch->grave_next = loop->graves;
-    loop->graves = watch;
-}
-
-int pc__loop_post(struct pc__loop *loop, const struct pc__mail *mail)
-{
-    struct pc__mail *copy = malloc(sizeof *copy);
-    if (!copy)
-        return pc__fail(PC_ERR_NO_MEMORY, "a message between threads");
-    *copy = *mail;
-    copy->next = NULL;
-    pthread_mutex_lock(&loop->mail_lock);
-    if (loop->mail_tail)
-        loop->mail_tail->next = copy;
-    else
-        loop->mail_head = copy;
-    loop->mail_tail = copy;
-    pthread_mutex_unlock(&loop->mail_lock);
-    uint64_t one = 1;
-    (void)!write(loop->mail_event, &one, sizeof one); /* fails only when it is readable already */
-    return PC_OK;
-}
 
 static void read_mail(struct pc__loop *loop)
 {
@@ -99,7 +42,7 @@ static void dispatch(struct pc__loop *loop, struct pc__watch *watch, uint32_t ev
         read_mail(loop);
         break;
     case PC__WATCH_LISTEN:
-        pc__session_accept(loop, watch->fd);
+        (void)pc__session_accept(loop, watch->fd);
         break;
     case PC__WATCH_CLIENT:
         pc__session_event(loop, watch->owner, events);
@@ -132,6 +75,8 @@ static int sleep_ms(struct pc__loop *loop)
     deadline = other < deadline ? other : deadline;
     other = pc__sessions_deadline(loop);
     deadline = other < deadline ? other : deadline;
+    other = pc__listening_deadline(loop);
+    deadline = other < deadline ? other : deadline;
     if (deadline == UINT64_MAX)
         return -1;
     uint64_t now = pc__now_ns();
@@ -163,6 +108,7 @@ static void *run(void *arg)
         pc__peers_check(loop, now);
         pc__served_check(loop, now);
         pc__sessions_check(loop, now);
+        pc__listening_check(loop, now);
         pc__leases_check(loop->engine, now);
         pc__settle_check(loop, now);
         pc__layers_check(loop, now);

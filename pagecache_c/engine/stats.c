@@ -1,7 +1,9 @@
 /* stats.c - what the engine tells of itself. Any thread may enter; takes engine.lock and then, one at
  * a time, the locks of its regions.
  */
-#include "engine/engine.h"
+#include "engine/cache/cache.h"
+#include "engine/core/core.h"
+#include "engine/store/store.h"
 
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* history_append.c - appends to the history; history_room.c makes the room for it.
+/* history_append.c - appends to the history; history_spill.c makes the room for it.
  *
  * Thread: one at a time is in append or skip; it alone changes history.current, and what a segment
  * holds.

@@ -10,7 +10,7 @@
 #ifndef PC_HISTORY_INDEX_H
 #define PC_HISTORY_INDEX_H
 
-#include "history/history_log.h"
+#include "history/history_segments.h"
 
 #include <stddef.h>
 

@@ -2,10 +2,10 @@
  *
  *   history.c         open and close, reads, and the segments that are done with
  *   history_append.c  append and skip
- *   history_room.c    the budgets: spilling, moving what is retained, dropping
+ *   history_spill.c    the budgets: spilling, moving what is retained, dropping
  *   history_adopt.c   segments of the process before this one
  *   history_index.c   which records there are
- *   history_log.c     how they lie in a segment
+ *   history_segments.c     how they lie in a segment
  */
 #ifndef PC_HISTORY_PARTS_H
 #define PC_HISTORY_PARTS_H
@@ -73,7 +73,7 @@ void pc__history_release_dead(struct pc__history *history);
 void pc__history_keep(const struct pc__history *history, const struct pc__segment_store *store);
 void pc__history_unkeep(const struct pc__history *history, uint64_t inode, bool is_disk);
 
-/* history_room.c. The lock is held in all of these, and is let go on the way but in seal_current.
+/* history_spill.c. The lock is held in all of these, and is let go on the way but in seal_current.
  * By the thread that appends, only. */
 void pc__history_seal_current(struct pc__history *history);
 /* False: so much does not fit, or (without retained_too) not beside what is retained. */

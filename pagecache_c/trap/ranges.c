@@ -3,8 +3,11 @@
 
 #include "common/error.h"
 
+#include <errno.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 _Atomic(struct pc__range_table *) pc__range_current;
 _Atomic uint32_t pc__range_readers;
@@ -30,10 +33,10 @@ static void fill(struct pc__range *to, const struct pc__range_view *from)
     put_contents(to, from);
 }
 
-/* The entry that begins there, or NULL. */
-static struct pc__range *find(struct pc__range_table *table, uint64_t begin)
+/* The first entry that begins there or later; n: none does. */
+static size_t first_from(struct pc__range_table *table, size_t n, uint64_t begin)
 {
-    size_t n = table ? pc__observe(&table->n) : 0, low = 0, high = n;
+    size_t low = 0, high = n;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
         if (table->at[middle].begin < begin)
@@ -41,7 +44,14 @@ static struct pc__range *find(struct pc__range_table *table, uint64_t begin)
         else
             high = middle;
     }
-    return low < n && table->at[low].begin == begin ? &table->at[low] : NULL;
+    return low;
+}
+
+/* The entry that begins there, or NULL. */
+static struct pc__range *find(struct pc__range_table *table, uint64_t begin)
+{
+    size_t n = table ? pc__observe(&table->n) : 0, i = first_from(table, n, begin);
+    return i < n && table->at[i].begin == begin ? &table->at[i] : NULL;
 }
 
 static void free_retired(void)
@@ -94,10 +104,9 @@ static struct pc__range_table *rebuild(const struct pc__range_table *old,
     return table;
 }
 
-int pc__range_add(const struct pc__range_view *range)
+/* Locked. */
+static int add(const struct pc__range_view *range)
 {
-    int rc = PC_OK;
-    pthread_mutex_lock(&lock);
     struct pc__range_table *table = atomic_load(&pc__range_current);
     size_t n = table ? pc__observe(&table->n) : 0;
     struct pc__range *same = find(table, range->begin);
@@ -108,10 +117,8 @@ int pc__range_add(const struct pc__range_view *range)
         pc__publish(&table->n, n + 1); /* pairs with pc__range_find: carries the entry */
     } else {
         struct pc__range_table *fresh = rebuild(table, range);
-        if (!fresh) {
-            rc = pc__fail(PC_ERR_NO_MEMORY, "the table of mappings");
-            goto out;
-        }
+        if (!fresh)
+            return pc__fail(PC_ERR_NO_MEMORY, "the table of mappings");
         atomic_store(&pc__range_current, fresh);
         if (table) {
             table->next_retired = retired;
@@ -119,14 +126,61 @@ int pc__range_add(const struct pc__range_view *range)
         }
     }
     free_retired();
-out:
+    return PC_OK;
+}
+
+int pc__range_add(const struct pc__range_view *range)
+{
+    pthread_mutex_lock(&lock);
+    int rc = add(range);
     pthread_mutex_unlock(&lock);
     return rc;
 }
 
-void pc__range_set(uint64_t begin, enum pc__range_kind kind, int why)
+/* MAP_FAILED and EEXIST: something is there. */
+static void *map_nothing(uint64_t begin, uint64_t length_bytes)
 {
+    void *at = mmap((void *)(uintptr_t)begin, length_bytes, PROT_NONE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (at == MAP_FAILED || at == (void *)(uintptr_t)begin)
+        return at;
+    munmap(at, length_bytes); /* kernels before 4.17 take the address for a hint */
+    errno = EEXIST;
+    return MAP_FAILED;
+}
+
+int pc__range_reserve(uint64_t begin, uint64_t end, uint64_t region, uint64_t version)
+{
+    const struct pc__range_view range = {.begin = begin, .end = end, .region = region,
+                                         .version = version, .kind = PC__RANGE_RESERVED};
+    int rc;
     pthread_mutex_lock(&lock);
+    if (map_nothing(begin, end - begin) == MAP_FAILED)
+        rc = errno == EEXIST ? PC_ERR_EXISTS
+                             : pc__fail_errno("mmap of %" PRIu64 " bytes of addresses", end - begin);
+    else if ((rc = add(&range)))
+        munmap((void *)(uintptr_t)begin, end - begin);
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+bool pc__range_overlaps(uint64_t begin, uint64_t end, struct pc__range_view *out)
+{
+    bool is_found = false;
+    pthread_mutex_lock(&lock);
+    struct pc__range_table *table = atomic_load(&pc__range_current);
+    size_t n = table ? pc__observe(&table->n) : 0, i = first_from(table, n, end);
+    while (!is_found && i-- > 0 && table->at[i].end > begin) {
+        pc__range_copy(&table->at[i], out);
+        is_found = out->kind != PC__RANGE_GONE;
+    }
+    pthread_mutex_unlock(&lock);
+    return is_found;
+}
+
+/* Locked. */
+static void set(uint64_t begin, enum pc__range_kind kind, int why)
+{
     struct pc__range_table *table = atomic_load(&pc__range_current);
     struct pc__range *range = find(table, begin);
     if (range) {
@@ -134,6 +188,21 @@ void pc__range_set(uint64_t begin, enum pc__range_kind kind, int why)
         pc__publish(&range->kind, (uint32_t)kind); /* carries why */
     }
     free_retired();
+}
+
+void pc__range_set(uint64_t begin, enum pc__range_kind kind, int why)
+{
+    pthread_mutex_lock(&lock);
+    set(begin, kind, why);
+    pthread_mutex_unlock(&lock);
+}
+
+/* The lock delays nobody: who reserves waits for the kernel's lock of the address space meanwhile. */
+void pc__range_unmap(uint64_t begin, uint64_t length_bytes, int why)
+{
+    pthread_mutex_lock(&lock);
+    set(begin, PC__RANGE_GONE, why);
+    munmap((void *)(uintptr_t)begin, length_bytes);
     pthread_mutex_unlock(&lock);
 }
 

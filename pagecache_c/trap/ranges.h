@@ -23,6 +23,7 @@ struct pc__sig;
 
 enum pc__range_kind {
     PC__RANGE_GONE,    /* was unmapped */
+    PC__RANGE_RESERVED,/* addresses of ours without access: nothing is there yet, or any more */
     PC__RANGE_PLAIN,   /* no SIGSEGV of ours: userfaultfd, or nothing can be absent */
     PC__RANGE_TRAPPED, /* PROT_NONE until the SIGSEGV trap opens a part */
     PC__RANGE_GUARD,   /* cannot be had in this process; `why` says why */
@@ -56,6 +57,18 @@ struct pc__range_view {
     int32_t why;
 };
 
+static inline void pc__range_copy(struct pc__range *range, struct pc__range_view *out)
+{
+    out->begin = range->begin;
+    out->end = range->end;
+    out->kind = pc__observe(&range->kind); /* carries the rest */
+    out->region = pc__observe(&range->region);
+    out->version = pc__observe(&range->version);
+    out->sig = pc__observe(&range->sig);
+    out->flags = pc__observe(&range->flags);
+    out->why = pc__observe(&range->why);
+}
+
 /* The readers' count and the table pointer are sequentially consistent: a writer that swaps the
  * pointer and then reads a count of 0 knows that every later reader sees the new table. */
 static inline bool pc__range_find(uint64_t address, struct pc__range_view *out)
@@ -71,23 +84,21 @@ static inline bool pc__range_find(uint64_t address, struct pc__range_view *out)
             high = middle;
     }
     bool found = low > 0 && address < table->at[low - 1].end;
-    if (found) {
-        struct pc__range *range = &table->at[low - 1];
-        out->begin = range->begin;
-        out->end = range->end;
-        out->kind = pc__observe(&range->kind); /* carries the rest */
-        out->region = pc__observe(&range->region);
-        out->version = pc__observe(&range->version);
-        out->sig = pc__observe(&range->sig);
-        out->flags = pc__observe(&range->flags);
-        out->why = pc__observe(&range->why);
-    }
+    if (found)
+        pc__range_copy(&table->at[low - 1], out);
     atomic_fetch_sub(&pc__range_readers, 1u);
     return found;
 }
 
 /* 0 or PC_ERR_NO_MEMORY. A GONE entry in the way is dropped. */
 int pc__range_add(const struct pc__range_view *range);
+/* Takes the addresses, and adds them as RESERVED, in one: who finds them taken also finds by whom.
+ * PC_ERR_EXISTS: something is mapped there. */
+int pc__range_reserve(uint64_t begin, uint64_t end, uint64_t region, uint64_t version);
+/* What of ours is there, in any part of the addresses; false: nothing is. */
+bool pc__range_overlaps(uint64_t begin, uint64_t end, struct pc__range_view *out);
+/* Unmaps, and the entry that begins there, if there is one, is GONE, in one. why: enum pc_err. */
+void pc__range_unmap(uint64_t begin, uint64_t length_bytes, int why);
 /* Changes the kind of the entry that begins at address, if there is one. */
 void pc__range_set(uint64_t begin, enum pc__range_kind kind, int why);
 

@@ -41,7 +41,7 @@ static int add(pc_client *client, uint64_t region, uint64_t base_address, uint64
     *mapping = (struct pc__mapping){.region = region, .users = 1, .build_fd = -1,
                                     .trapped = {.length_bytes = length_bytes,
                                                 .flags = PC_MAP_FIXED}};
-    rc = pc__mapping_reserve(client, mapping, base_address);
+    rc = pc__mapping_reserve(mapping, base_address);
     if (rc) {
         free(mapping);
         return rc;
@@ -396,8 +396,7 @@ PC_API int pc_kept_unmap(uint64_t address, uint64_t length_bytes)
     if (!pc__range_find(address, &range) || range.kind != PC__RANGE_KEPT || range.begin != address ||
         range.end - range.begin != length_bytes)
         return pc__fail(PC_ERR_NO_REGION, "nothing is kept at %#" PRIx64, address);
-    pc__range_set(address, PC__RANGE_GONE, 0);
-    munmap(pc__pointer(address), length_bytes);
+    pc__range_unmap(address, length_bytes, 0);
     return PC_OK;
 }
 

@@ -73,8 +73,7 @@ PC_API int pc_ended_unmap(uint64_t address)
     }
     if (--ended->users == 0) {
         *at = ended->next;
-        pc__range_set(address, PC__RANGE_GONE, PC_ERR_ENDED);
-        munmap(pc__pointer(address), ended->length_bytes);
+        pc__range_unmap(address, ended->length_bytes, PC_ERR_ENDED);
         free(ended);
     }
     pthread_mutex_unlock(&lock);

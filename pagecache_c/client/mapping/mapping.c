@@ -2,8 +2,9 @@
  *
  * Addresses: a region has one of its own, the same in every process. Of the maps of a region in
  * this process (versions of it, private copies) the first one gets it, and others go where there
- * is room; with PC_MAP_FIXED there is no elsewhere. Addresses are reserved under the lock, so that
- * who finds them taken also finds by whom.
+ * is room. So they do where what is looked at of an ended session has the address: another cluster
+ * gives out the same ones. With PC_MAP_FIXED there is no elsewhere. Addresses are reserved under
+ * the lock, so that who finds them taken also finds by whom.
  *
  * Order of a map: reserve the addresses with no access; OPEN; lay the memfd over them, still with
  * no access; tell the signal table; arm; let the process in. No thread can read a hole at any
@@ -17,7 +18,6 @@
 
 #include "common/huge_pages.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,6 +97,8 @@ void pc__mapping_describe(const struct pc__mapping *mapping, struct pc__ctl_open
 
 /* --------------------------------------------------------------- addresses */
 
+#define MOST_TRIES 100 /* each of which another one has to take away in between */
+
 /* The line of /proc/self/maps that overlaps the range, or "". */
 static void what_is_there(uint64_t begin, uint64_t end, char *out, size_t capacity)
 {
@@ -115,27 +117,13 @@ static void what_is_there(uint64_t begin, uint64_t end, char *out, size_t capaci
         (void)fclose(maps);
 }
 
-/* True: the region's own address is taken by a map of it, or by one of another client. */
-static bool is_taken_by_us(pc_client *client, const struct pc__mapping *mapping, uint64_t base)
-{
-    uint64_t end = base + mapping->trapped.length_bytes;
-    for (struct pc__mapping *other = next_of(client, mapping->region, NULL); other;
-         other = next_of(client, mapping->region, other))
-        if (other != mapping && other->trapped.address && other->trapped.address < end &&
-            base < other->trapped.address + other->trapped.length_bytes)
-            return true;
-    struct pc__range_view range;
-    return pc__range_find(base, &range) && range.kind != PC__RANGE_GONE &&
-           range.region == mapping->region;
-}
-
-static int clash(pc_client *client, const struct pc__mapping *mapping, uint64_t base)
+static int clash(const struct pc__mapping *mapping, uint64_t base)
 {
     char there[400];
-    struct pc__range_view range = {.kind = PC__RANGE_GONE};
+    struct pc__range_view range;
     uint64_t end = base + mapping->trapped.length_bytes;
     what_is_there(base, end, there, sizeof there);
-    if (!is_taken_by_us(client, mapping, base) || !pc__range_find(base, &range))
+    if (!pc__range_overlaps(base, end, &range) || range.region != mapping->region)
         return pc__fail(PC_ERR_CLASH,
                         "region %" PRIu64 " must be mapped at %#" PRIx64 "-%#" PRIx64
                         ", where this process has: %s", mapping->region, base, end, there);
@@ -146,29 +134,26 @@ static int clash(pc_client *client, const struct pc__mapping *mapping, uint64_t 
                     range.flags & PC_MAP_PRIVATE ? "a private copy of " : "", range.version, there);
 }
 
-/* MAP_FAILED and EEXIST: something is there. */
-static void *reserve_at(uint64_t base, uint64_t length_bytes)
-{
-    void *at = mmap(pc__pointer(base), length_bytes, PROT_NONE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
-    if (at == MAP_FAILED || at == pc__pointer(base))
-        return at;
-    munmap(at, length_bytes); /* kernels before 4.17 take the address for a hint */
-    errno = EEXIST;
-    return MAP_FAILED;
-}
-
 /* Under lock. Addresses without access, so that nobody else takes them while the server is asked. */
-int pc__mapping_reserve(pc_client *client, struct pc__mapping *mapping, uint64_t base_address)
+int pc__mapping_reserve(struct pc__mapping *mapping, uint64_t base_address)
 {
     uint64_t length = mapping->trapped.length_bytes;
-    void *at = reserve_at(base_address, length);
-    if (at == MAP_FAILED && errno == EEXIST) {
-        if (mapping->trapped.flags & PC_MAP_FIXED ||
-            !(pc__is_private(mapping) || is_taken_by_us(client, mapping, base_address)))
-            return clash(client, mapping, base_address);
-        at = mmap(NULL, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const bool is_fixed = mapping->trapped.flags & PC_MAP_FIXED;
+    for (int tries = 0;; tries++) { /* another client of this process may unmap it just now */
+        int rc = pc__range_reserve(base_address, base_address + length, mapping->region,
+                                   mapping->version);
+        if (rc == PC_OK)
+            mapping->trapped.address = base_address;
+        if (rc != PC_ERR_EXISTS)
+            return rc;
+        struct pc__range_view ours;
+        if (!is_fixed && (pc__is_private(mapping) ||
+                          pc__range_overlaps(base_address, base_address + length, &ours)))
+            break;
+        if (is_fixed || tries == MOST_TRIES)
+            return clash(mapping, base_address);
     }
+    void *at = mmap(NULL, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED)
         return pc__fail_errno("mmap of %" PRIu64 " bytes of addresses", length);
     mapping->trapped.address = (uint64_t)(uintptr_t)at;
@@ -240,10 +225,10 @@ void pc__mapping_take_down(pc_client *client, struct pc__mapping *mapping)
     if (mapping->is_kept && client->state == PC__CONN_CLOSED && mapping->state == PC__MAPPING_LIVE) {
         pc__range_set(mapping->trapped.address, PC__RANGE_KEPT, 0);
     } else if (mapping->trapped.address) {
-        pc__range_set(mapping->trapped.address, PC__RANGE_GONE, 0);
+        pc__range_set(mapping->trapped.address, PC__RANGE_RESERVED, 0);
         if (client->trap.ops && mapping->state != PC__MAPPING_GUARD)
             client->trap.ops->forget(&client->trap, &mapping->trapped);
-        munmap(pc__pointer(mapping->trapped.address), mapping->trapped.length_bytes);
+        pc__range_unmap(mapping->trapped.address, mapping->trapped.length_bytes, 0);
     }
     const struct pc__ctl_open close = {.mapping_id = mapping->id};
     const struct pc__ctl_region abandon = {.region = mapping->region};
@@ -436,7 +421,7 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
     if (!pc__map_flags_fit(flags) || !pc__is_in_window(base_address, length_bytes))
         return pc__fail(PC_ERR_RANGE, "a region of %" PRIu64 " bytes at %#" PRIx64 ", flags %u",
                         length_bytes, base_address, flags);
-    if (client->trap.kind == PC_TRAP_SIGSEGV && pc__sessions_install())
+    if (client->trap.kind == PC_TRAP_SIGSEGV && client->take_signals())
         return pc__fail(PC_ERR_NO_TRAP, "this process's SIGSEGV handler cannot be replaced");
     struct pc__mapping *mapping = calloc(1, sizeof *mapping);
     if (!mapping)
@@ -465,7 +450,7 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
         return rc;
     }
     if (rc == 0)
-        rc = pc__mapping_reserve(client, mapping, base_address);
+        rc = pc__mapping_reserve(mapping, base_address);
     if (rc == 0) {
         mapping->id = ++client->next_mapping_id;
         pc__mapping_add(client, mapping);

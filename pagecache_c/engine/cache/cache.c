@@ -17,14 +17,16 @@
  *
  * Memory: 96 bytes an entry, so 1.5 MiB for each cached GiB of whole chunks and 24 MiB at worst (no
  * two blocks in one chunk); beside it, of each GiB of the budget, 0.5 MiB of table and 2 MiB of
- * fingerprints of what was evicted (S3-FIFO: another 0.5 MiB).
+ * fingerprints of what was evicted.
  *
  * Lifetimes: entries of a generation end before it does (pc__cache_forget), and it before its region.
  * So whoever finds an entry under the lock may look at both, and takes references if there are any
  * left to take.
  */
-#include "engine/engine.h"
+#include "engine/cache/cache.h"
 #include "engine/cache/policy.h"
+#include "engine/core/core.h"
+#include "engine/store/store.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -448,9 +450,7 @@ static unsigned evict(struct pc__cache *cache, const struct victim *victim)
         n = (unsigned)__builtin_popcount(gone);
         if (n)
             pc__ghost_put(&cache->evicted, entry->policy.key, gone, n);
-        if (entry->present == gone)
-            pc__policy_gone(&cache->policy, &entry->policy);
-        else if (!pc__policy_back(&cache->policy, &entry->policy))
+        if (entry->present != gone && !pc__policy_back(&cache->policy, &entry->policy))
             gone = entry->present; /* no memory to choose it again: it stays, and is not counted */
         take_blocks(cache, entry, gone);
     }
@@ -660,7 +660,7 @@ int pc__cache_open(struct pc_engine *engine, uint64_t cache_bytes, int policy)
     if (!cache->buckets || !cache->awaited)
         return pc__fail(PC_ERR_NO_MEMORY, "a cache");
     cache->period_ends_ns = pc__now_ns() + PERIOD_NS;
-    rc = pc__policy_open(&cache->policy, policy, budget / 8);
+    rc = pc__policy_open(&cache->policy, policy);
     return rc ? rc : pc__ghost_open(&cache->evicted, budget / 2);
 }
 

@@ -6,7 +6,9 @@
  *
  * Entered by the loop that owns the client, and by whoever evicts. Under region.lock.
  */
-#include "engine/engine.h"
+#include "engine/cache/cache.h"
+#include "engine/core/core.h"
+#include "engine/local/local.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>

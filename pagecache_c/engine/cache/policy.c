@@ -7,22 +7,18 @@
 #include <string.h>
 
 #define LFU_MOST 63u
-#define S3_MOST 3u
-#define S3_PROMOTED 2u /* uses in the small queue that make one move to the main one */
-enum { SMALL, MAIN };  /* lists of S3-FIFO; the others have list 0, and LFU one for each count */
 
-static_assert(LFU_MOST < PC__POLICY_LISTS, "a list for each count");
+static_assert(LFU_MOST < PC__POLICY_LISTS, "a list for each count of LFU; the others have list 0");
 
 const char *pc__policy_name(int kind)
 {
     static const char *const names[] = {
-        [PC_POLICY_SIEVE] = "sieve", [PC_POLICY_S3FIFO] = "s3fifo", [PC_POLICY_FIFO] = "fifo",
-        [PC_POLICY_LRU] = "lru",     [PC_POLICY_LFU] = "lfu",       [PC_POLICY_RANDOM] = "random",
-        [PC_POLICY_CLOCK] = "clock"};
+        [PC_POLICY_SIEVE] = "sieve", [PC_POLICY_FIFO] = "fifo", [PC_POLICY_LRU] = "lru",
+        [PC_POLICY_LFU] = "lfu", [PC_POLICY_RANDOM] = "random"};
     return kind >= 0 && (size_t)kind < sizeof names / sizeof names[0] ? names[kind] : NULL;
 }
 
-int pc__policy_open(struct pc__policy *policy, int kind, size_t most)
+int pc__policy_open(struct pc__policy *policy, int kind)
 {
     memset(policy, 0, sizeof *policy);
     if (!pc__policy_name(kind))
@@ -33,12 +29,11 @@ int pc__policy_open(struct pc__policy *policy, int kind, size_t most)
         struct pc__policy_entry *head = &policy->lists[i].head;
         head->next = head->prev = head;
     }
-    return kind == PC_POLICY_S3FIFO ? pc__ghost_open(&policy->ghost, most) : PC_OK;
+    return PC_OK;
 }
 
 void pc__policy_close(struct pc__policy *policy)
 {
-    pc__ghost_close(&policy->ghost);
     free(policy->all);
     policy->all = NULL;
 }
@@ -120,16 +115,6 @@ static uint64_t next_random(struct pc__policy *policy)
 
 /* ----------------------------------------------------------------- victims */
 
-static struct pc__policy_entry *clock_victim(struct pc__policy *policy, unsigned list)
-{
-    struct pc__policy_entry *entry;
-    while ((entry = oldest(policy, list)) && entry->count) {
-        entry->count--;
-        move_to_front(policy, list, entry);
-    }
-    return entry;
-}
-
 static struct pc__policy_entry *sieve_victim(struct pc__policy *policy)
 {
     struct pc__policy_entry *head = &policy->lists[0].head;
@@ -142,20 +127,6 @@ static struct pc__policy_entry *sieve_victim(struct pc__policy *policy)
     return at != head ? at : NULL;
 }
 
-static struct pc__policy_entry *s3_victim(struct pc__policy *policy)
-{
-    struct pc__policy_entry *entry;
-    if (policy->lists[SMALL].n * 10 >= policy->n || !policy->lists[MAIN].n)
-        while ((entry = oldest(policy, SMALL))) {
-            if (entry->count < S3_PROMOTED)
-                return entry;
-            entry->count = 0;
-            take_out(policy, entry);
-            push(policy, MAIN, entry);
-        }
-    return clock_victim(policy, MAIN);
-}
-
 struct pc__policy_entry *pc__policy_victim(struct pc__policy *policy)
 {
     struct pc__policy_entry *entry = NULL;
@@ -164,9 +135,6 @@ struct pc__policy_entry *pc__policy_victim(struct pc__policy *policy)
     switch ((enum pc_policy)policy->kind) {
     case PC_POLICY_SIEVE:
         entry = sieve_victim(policy);
-        break;
-    case PC_POLICY_S3FIFO:
-        entry = s3_victim(policy);
         break;
     case PC_POLICY_FIFO:
     case PC_POLICY_LRU:
@@ -178,9 +146,6 @@ struct pc__policy_entry *pc__policy_victim(struct pc__policy *policy)
     case PC_POLICY_RANDOM:
         entry = policy->all[(uint64_t)((__uint128_t)next_random(policy) * policy->n >> 64)];
         break;
-    case PC_POLICY_CLOCK:
-        entry = clock_victim(policy, 0);
-        break;
     }
     if (entry)
         pc__policy_take(policy, entry);
@@ -191,7 +156,7 @@ void pc__policy_take(struct pc__policy *policy, struct pc__policy_entry *entry)
 {
     unsigned list = entry->queue - 1u;
     pc__policy_removed(policy, entry);
-    entry->place = list; /* for gone, and for back */
+    entry->place = list; /* for back */
 }
 
 /* ------------------------------------------------------------------ events */
@@ -201,9 +166,7 @@ bool pc__policy_inserted(struct pc__policy *policy, struct pc__policy_entry *ent
     entry->count = 0;
     if (policy->kind == PC_POLICY_RANDOM)
         return random_insert(policy, entry);
-    bool again = policy->kind == PC_POLICY_S3FIFO &&
-                 pc__ghost_take(&policy->ghost, entry->key, 1, (uint32_t)(policy->n * 9 / 10) + 1);
-    push(policy, again ? MAIN : SMALL, entry);
+    push(policy, 0, entry);
     return true;
 }
 
@@ -222,11 +185,7 @@ void pc__policy_used(struct pc__policy *policy, struct pc__policy_entry *entry, 
         }
         break;
     case PC_POLICY_SIEVE:
-    case PC_POLICY_CLOCK:
         entry->count |= again;
-        break;
-    case PC_POLICY_S3FIFO:
-        entry->count = (uint8_t)(entry->count + (again && entry->count < S3_MOST));
         break;
     case PC_POLICY_FIFO:
     case PC_POLICY_RANDOM:
@@ -272,19 +231,11 @@ bool pc__policy_restore(struct pc__policy *policy, struct pc__policy_entry *entr
 
 bool pc__policy_back(struct pc__policy *policy, struct pc__policy_entry *entry)
 {
-    /* A small queue, or a count, whose entries all have to stay would hide the others. */
+    /* A count whose entries all have to stay would hide the others. */
     uint64_t above = 0;
-    if (policy->kind == PC_POLICY_S3FIFO)
-        entry->place = MAIN;
     if (policy->kind == PC_POLICY_LFU && entry->place < LFU_MOST)
         above = policy->not_empty & (~0ull << (entry->place + 1));
     if (above)
         entry->place = entry->count = (uint8_t)__builtin_ctzll(above);
     return pc__policy_restore(policy, entry);
-}
-
-void pc__policy_gone(struct pc__policy *policy, struct pc__policy_entry *entry)
-{
-    if (policy->kind == PC_POLICY_S3FIFO && entry->place == SMALL)
-        pc__ghost_put(&policy->ghost, entry->key, 1, 1);
 }

@@ -5,13 +5,8 @@
  * where its owner cannot let go of it now it comes back with pc__policy_back.
  *
  *   FIFO, LRU, LFU (counts up to 63, the least recently used of equals), random
- *   CLOCK    the oldest goes, unless it was used since it was last looked at
  *   SIEVE    a hand goes from the oldest to the newest and takes the first that was not used since it
  *            last passed; what stays does not move (Zhang et al., SIEVE is Simpler than LRU, NSDI 2024)
- *   S3-FIFO  new ones go through a small queue, a tenth of all; those that were used twice there move
- *            to the main one, a CLOCK with counts up to 3; those that come back soon after they left
- *            the small one go straight there (Yang et al., FIFO Queues are All You Need for Cache
- *            Eviction, SOSP 2023)
  *
  * A use is one that follows the access for which the entry was brought: that says nothing of a
  * second. Only LRU, which goes by the time of the last, heeds the first (again = false).
@@ -25,7 +20,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* What left a cache not long ago: fingerprints in sets of four, the oldest of a set gives way. Fixed
+/* What left a cache not long ago: fingerprints in sets of four, the oldest of a set is evicted. Fixed
  * size, 16 bytes for each of n_slots. */
 struct pc__ghost_slot {
     uint64_t key;
@@ -68,11 +63,9 @@ struct pc__policy {
     struct pc__policy_entry **all; /* random */
     size_t capacity;
     uint64_t random;               /* state of it, never 0 */
-    struct pc__ghost ghost;        /* S3-FIFO */
 };
 
-/* most: how many entries there will be, about. */
-int pc__policy_open(struct pc__policy *policy, int kind, size_t most);
+int pc__policy_open(struct pc__policy *policy, int kind);
 void pc__policy_close(struct pc__policy *policy);
 const char *pc__policy_name(int kind); /* NULL: there is none of that number */
 
@@ -89,9 +82,7 @@ void pc__policy_take(struct pc__policy *policy, struct pc__policy_entry *entry);
  * newest again of where it was (SIEVE: the hand has passed it). */
 bool pc__policy_restore(struct pc__policy *policy, struct pc__policy_entry *entry);
 /* The victim could not go, or not as a whole: somebody needs it. As restore, but it does not stand
- * before all others again: S3-FIFO has it in the main queue, LFU among those with the next count. */
+ * before all others again: LFU has it among those with the next count. */
 bool pc__policy_back(struct pc__policy *policy, struct pc__policy_entry *entry);
-/* The victim is gone. */
-void pc__policy_gone(struct pc__policy *policy, struct pc__policy_entry *entry);
 
 #endif

@@ -15,7 +15,8 @@
  * is over, its page is looked at all the same (pc__windows_left), also where it has nothing open: it
  * opens what is resident without asking anybody.
  */
-#include "engine/engine.h"
+#include "engine/cache/cache.h"
+#include "engine/core/core.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -33,13 +34,14 @@ uint32_t pc__windows_limit(uint64_t cache_bytes)
     return runs < LEAST_RUNS ? LEAST_RUNS : runs > PC__WINDOW_RUNS ? PC__WINDOW_RUNS : (uint32_t)runs;
 }
 
-struct pc__window_owner *pc__windows_owner(struct pc__control_page *page,
+struct pc__window_owner *pc__windows_owner(struct pc__control_page *page, uint64_t number,
                                            struct pc__process process)
 {
     struct pc__window_owner *owner = malloc(sizeof *owner);
     if (!owner)
         return NULL;
     owner->page = page;
+    owner->number = number;
     owner->process = process;
     atomic_init(&owner->refs, 1u);
     return owner;
@@ -81,24 +83,13 @@ static uint32_t n_runs(const struct pc__control_page *page)
     return limit && limit < PC__WINDOW_RUNS ? limit : PC__WINDOW_RUNS;
 }
 
-static bool opens_any(const struct pc__window_user *user)
-{
-    const struct pc__control_page *page = user->owner->page;
-    for (uint32_t i = 0; i < n_runs(page); i++) {
-        uint64_t address = atomic_load(&page->window[i].address);
-        if (address >= user->address && address - user->address < user->length_bytes)
-            return true;
-    }
-    return false;
-}
-
 /* Whether a process that has lost its connection may still open blocks: it does so by itself, at any
- * time. One of a foreign namespace of processes has no number here. */
+ * time. One of a foreign namespace of processes may, until its lease ends (leases.c). */
 static bool may_read(const struct pc__window_user *user)
 {
     if (atomic_load(&user->owner->page->over))
         return false;
-    return user->owner->process.pid ? pc__process_has_memory(&user->owner->process) : opens_any(user);
+    return pc__process_has_memory(&user->owner->process);
 }
 
 void pc__windows_drop(struct pc__window_user *user)
@@ -132,8 +123,8 @@ struct pc__window_user *pc__windows_add(struct pc__generation *generation,
     pc__each(link, &generation->windows)
     {
         struct pc__window_user *user = pc__of(link, struct pc__window_user, link);
-        /* The same process, attached again: its page is the same. */
-        if (user->is_orphan && user->owner->process.pid == owner->process.pid && user->address == address)
+        /* The same client, attached again: its page is the same. */
+        if (user->is_orphan && user->owner->number == owner->number && user->address == address)
             pc__windows_drop(user);
     }
     struct pc__window_user *user = malloc(sizeof *user);
@@ -154,13 +145,12 @@ void pc__windows_left(struct pc__window_user *user)
         pc__windows_drop(user);
 }
 
-void pc__windows_unmapped(struct pc__generation *generation, const struct pc__process *process,
-                          uint64_t address)
+void pc__windows_unmapped(struct pc__generation *generation, uint64_t number, uint64_t address)
 {
     pc__each(link, &generation->windows)
     {
         struct pc__window_user *user = pc__of(link, struct pc__window_user, link);
-        if (user->is_orphan && user->owner->process.pid == process->pid && user->address == address)
+        if (user->is_orphan && user->owner->number == number && user->address == address)
             pc__windows_drop(user);
     }
 }

@@ -4,7 +4,12 @@
  * its waiters, jobs and unsealed regions go, then its descriptors. Its leases go when its process has
  * no memory any more, or says so (leases.c): nothing of a dead process stays. Never blocks: a client that does not read its replies is cut off.
  */
-#include "engine/engine.h"
+#include "engine/cache/cache.h"
+#include "engine/core/core.h"
+#include "engine/local/local.h"
+#include "engine/miss/miss.h"
+#include "engine/serve/serve.h"
+#include "engine/store/store.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,41 +26,6 @@
 #define HELLO_TIMEOUT_NS 5000000000ull
 #define ACCEPT_PAUSE_NS 100000000ull
 
-/* ---------------------------------------------------------------- sending */
-
-void pc__session_send(struct pc__session *client, enum pc__ctl_type type, uint32_t request_id,
-                     int status, const void *body, size_t body_bytes, int fd)
-{
-    struct pc__ctl_header header = {.body_bytes = (uint32_t)body_bytes,
-                                    .type = (uint16_t)type,
-                                    .request_id = request_id,
-                                    .status = status};
-    struct iovec gather[2] = {{&header, sizeof header}, {(void *)(uintptr_t)body, body_bytes}};
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control = {0};
-    struct msghdr message = {.msg_iov = gather, .msg_iovlen = body_bytes ? 2 : 1};
-    if (fd >= 0) {
-        message.msg_control = control.bytes;
-        message.msg_controllen = sizeof control.bytes;
-        struct cmsghdr *at = CMSG_FIRSTHDR(&message);
-        at->cmsg_level = SOL_SOCKET;
-        at->cmsg_type = SCM_RIGHTS;
-        at->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(at), &fd, sizeof fd);
-    }
-    /* A full socket: the client's watch thread does not read, so it is as good as dead. The loop
-     * that owns it sees the end of file. */
-    if (sendmsg(client->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
-        shutdown(client->fd, SHUT_RDWR);
-}
-
-void pc__session_reply(struct pc__session *client, const struct pc__ctl_message *message, int status)
-{
-    pc__session_send(client, PC__CTL_REPLY, message->header.request_id, status, NULL, 0, -1);
-}
-
 /* ---------------------------------------------------------- hello and end */
 
 static void close_client(struct pc__session *client)
@@ -68,7 +38,7 @@ static void close_client(struct pc__session *client)
     /* Of an engine that stops, nothing that was leased changes any more. */
     const bool stages = lessee ? lessee->stages : client->stages;
     const bool goes_on = (client->n_mappings || stages) && lessee && !client->left &&
-                         !loop->stopping && pc__process_has_memory(&lessee->process);
+                         !loop->stopping && pc__lessee_lives(lessee);
     while (client->n_mappings)
         pc__session_drop_mapping(client, &client->mappings[client->n_mappings - 1], goes_on);
     pc__session_gathers_end(client);
@@ -92,7 +62,35 @@ static void close_client(struct pc__session *client)
     free(client);
 }
 
-static int take_control_page(struct pc__session *client, int page_fd, int event_fd)
+/* From here on older connections of it read no faults and answer none: what they have read, and not
+ * answered, is taken up when its mapping is attached. */
+static void take_turn(struct pc__session *client)
+{
+    client->turn = &client->lessee->turn;
+    pthread_mutex_lock(&client->turn->lock);
+    if (client->turn->client_id < client->id)
+        client->turn->client_id = client->id;
+    pthread_mutex_unlock(&client->turn->lock);
+}
+
+bool pc__turn_hold(const struct pc__session *client)
+{
+    if (!client->turn)
+        return true;
+    pthread_mutex_lock(&client->turn->lock);
+    if (client->turn->client_id == client->id)
+        return true;
+    pthread_mutex_unlock(&client->turn->lock);
+    return false;
+}
+
+void pc__turn_release(const struct pc__session *client)
+{
+    if (client->turn)
+        pthread_mutex_unlock(&client->turn->lock);
+}
+
+static int take_control_page(struct pc__session *client, uint64_t number, int page_fd, int event_fd)
 {
     struct stat st;
     if (fstat(page_fd, &st) || st.st_size != (off_t)sizeof *client->page)
@@ -106,7 +104,7 @@ static int take_control_page(struct pc__session *client, int page_fd, int event_
     void *page = mmap(NULL, sizeof *client->page, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
     if (page == MAP_FAILED)
         return pc__fail_errno("mmap of a control page");
-    client->window_owner = pc__windows_owner(page, pc__process_of_peer(client->fd));
+    client->window_owner = pc__windows_owner(page, number, pc__process_of_peer(client->fd));
     if (!client->window_owner) {
         munmap(page, sizeof *client->page);
         return pc__fail(PC_ERR_NO_MEMORY, "a control page");
@@ -151,7 +149,7 @@ static int on_hello(struct pc__session *client, const struct pc__ctl_message *me
                 : pc__watch_add(client->loop, PC__WATCH_UFFD, client->uffd, 0, client, EPOLLIN);
         rc = client->trap_watch ? PC_OK : PC_ERR_PROTOCOL;
     } else if (hello.trap == PC_TRAP_SIGSEGV && n_fds == 2) {
-        rc = take_control_page(client, fds[0], fds[1]);
+        rc = take_control_page(client, hello.sender_id, fds[0], fds[1]);
         if (client->slots_event >= 0)
             fds[1] = -1;
     } else {
@@ -160,6 +158,8 @@ static int on_hello(struct pc__session *client, const struct pc__ctl_message *me
     if (!rc && hello.sender_id) {
         client->lessee = pc__lessee_join(engine, hello.sender_id, client->fd);
         rc = client->lessee ? PC_OK : pc__fail(PC_ERR_NO_MEMORY, "a client");
+        if (client->lessee)
+            take_turn(client);
     }
     client->trap = (int)hello.trap;
     client->said_hello = !rc;
@@ -244,6 +244,8 @@ static int handle(struct pc__session *client, const struct pc__ctl_message *mess
         client->left = message->header.type == PC__CTL_LEFT;
         if (client->lessee)
             pc__lessee_attached(client->loop->engine, client->lessee, client->id);
+        if (message->header.request_id)
+            pc__session_reply(client, message, PC_OK);
         return PC_OK;
     default:
         return pc__fail(PC_ERR_PROTOCOL, "a message that only servers send");
@@ -263,7 +265,11 @@ static int receive(struct pc__session *client)
                             .msg_iovlen = 1,
                             .msg_control = control.bytes,
                             .msg_controllen = sizeof control.bytes};
-    ssize_t got = recvmsg(client->fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    /* A client that closed with our words unread is a reset at first: what it said comes after that. */
+    ssize_t got;
+    do {
+        got = recvmsg(client->fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    } while (got < 0 && errno == ECONNRESET);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return 0;
     int fds[PC__CTL_MAX_FDS] = {-1, -1}, n_fds = 0;
@@ -359,14 +365,14 @@ static void pause_accepting(struct pc__loop *loop, int error)
     loop->accept_fails = true;
 }
 
-void pc__session_accept(struct pc__loop *loop, int listen_fd)
+bool pc__session_accept(struct pc__loop *loop, int listen_fd)
 {
     struct pc_engine *engine = loop->engine;
     int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
             pause_accepting(loop, errno);
-        return;
+        return false;
     }
     loop->accept_fails = false;
     struct ucred who;
@@ -376,7 +382,7 @@ void pc__session_accept(struct pc__loop *loop, int listen_fd)
         pc__engine_event(engine, PC_EVENT_LOG, PC_ERR_DENIED, 0, 0,
                          "refused a local connection of user %u", (unsigned)who.uid);
         close(fd);
-        return;
+        return true;
     }
     pthread_mutex_lock(&engine->lock);
     struct pc__mail mail = {.run = add_client, .a = ++engine->next_client_id, .fd = fd};
@@ -386,6 +392,7 @@ void pc__session_accept(struct pc__loop *loop, int listen_fd)
         add_client(loop, &mail);
     else if (pc__loop_post(to, &mail))
         close(fd);
+    return true;
 }
 
 uint64_t pc__sessions_deadline(struct pc__loop *loop)

@@ -3,7 +3,9 @@
  * Entered by the loop that owns the client. What a client made and did not seal goes with it; what
  * became of layers that it staged is asked for.
  */
-#include "engine/engine.h"
+#include "engine/core/core.h"
+#include "engine/local/local.h"
+#include "engine/store/store.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -29,13 +31,12 @@ void pc__session_create(struct pc__session *client, const struct pc__ctl_message
         return;
     }
     pthread_mutex_lock(&region->lock);
-    bool fresh = region->state == PC__REGION_UNKNOWN && !region->home && pc__link_empty(&region->generations);
+    bool fresh = pc__region_may(region, PC__REGION_CREATE) && !region->home &&
+                 pc__link_empty(&region->generations) &&
+                 pc__region_sized(region, body.base_address, body.length_bytes);
     if (fresh) {
-        region->state = PC__REGION_CREATING;
         region->creator = client->id;
-        region->base_address = body.base_address;
-        region->length_bytes = body.length_bytes;
-        region->n_blocks = body.length_bytes >> PC_BLOCK_SHIFT;
+        pc__region_goes(region, PC__REGION_CREATE);
     }
     pthread_mutex_unlock(&region->lock);
     int fd = -1, rc = fresh ? pc__home_make(engine, region, NULL, 0, &fd) : PC_ERR_EXISTS;
@@ -224,10 +225,12 @@ void pc__session_staged(struct pc__session *client, uint32_t request_id, uint64_
             *pending = (struct pc__pending){.loop = client->loop,
                                             .client_id = client->id,
                                             .request_id = request_id,
+                                            .again = pc__session_retry_open,
                                             .stages = true,
                                             .open = {.region = id}};
             pc__link_push(&region->pending, &pending->link);
-            pc__worker_queue(engine, region);
+            if (!pc__home_is_held_up(region->home))
+                pc__worker_queue(engine, region);
         }
         pthread_mutex_unlock(&region->lock);
         pc__region_put(engine, region);

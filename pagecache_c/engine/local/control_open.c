@@ -1,52 +1,22 @@
 /* control_open.c - the leases of this node's processes: open, attach, close.
  *
- * Entered by the loop that owns the client; advice to clients (let go, ended), by any thread.
+ * Entered by the loop that owns the client.
  */
-#include "engine/engine.h"
+#include "engine/cache/cache.h"
+#include "engine/core/core.h"
+#include "engine/local/local.h"
+#include "engine/miss/miss.h"
+#include "engine/store/store.h"
 
-#include <linux/sockios.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
-
-#define ADVICE_UNREAD_BYTES (16 << 10) /* some twenty messages; a socket holds about 200 KiB */
 
 /* --------------------------------------------------------------- mappings */
-
-/* Index of the first mapping that ends after address. */
-static size_t mapping_after(const struct pc__session *client, uint64_t address)
-{
-    size_t low = 0, high = client->n_mappings;
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        const struct pc__session_map *m = &client->mappings[mid];
-        if (m->address + m->length_bytes > address)
-            high = mid;
-        else
-            low = mid + 1;
-    }
-    return low;
-}
-
-struct pc__session_map *pc__session_mapping_at(struct pc__session *client, uint64_t address)
-{
-    size_t i = mapping_after(client, address);
-    return i < client->n_mappings && client->mappings[i].address <= address ? &client->mappings[i]
-                                                                            : NULL;
-}
-
-struct pc__session_map *pc__session_mapping(struct pc__session *client, uint64_t id)
-{
-    for (size_t i = 0; i < client->n_mappings; i++)
-        if (client->mappings[i].id == id)
-            return &client->mappings[i];
-    return NULL;
-}
 
 static int add_mapping(struct pc__session *client, const struct pc__ctl_open *open,
                        struct pc__region *region, struct pc__generation *generation)
 {
-    size_t at = mapping_after(client, open->address);
+    size_t at = pc__session_mapping_after(client, open->address);
     if (open->address % PC_BLOCK_BYTES || open->length_bytes > UINT64_MAX - open->address ||
         (at < client->n_mappings &&
          client->mappings[at].address < open->address + open->length_bytes) ||
@@ -90,35 +60,6 @@ static int add_mapping(struct pc__session *client, const struct pc__ctl_open *op
     return PC_OK;
 }
 
-/* For nobody to have its base mapped. */
-static bool home_waits(const struct pc__home *home)
-{
-    return home->overlay.memfd >= 0 || !pc__link_empty(&home->pending) || pc__home_read_holes(home);
-}
-
-void pc__lease_end(struct pc_engine *engine, struct pc__region *region,
-                   struct pc__generation *generation, uint64_t version, bool follows)
-{
-    region->mappings--;
-    if (follows && generation->version == version)
-        generation->followers--;
-    if (--generation->mappings == generation->followers) {
-        pc__generations_trim(engine, region);
-        if (generation->complete && region->home && home_waits(region->home))
-            pc__worker_queue(engine, region);
-    }
-    pc__cache_leased(engine, generation);
-}
-
-void pc__lease_put(struct pc_engine *engine, struct pc__region *region,
-                   struct pc__generation *generation)
-{
-    pc__generation_put(engine, generation);
-    pc__count_sub(&engine->count.mappings, 1);
-    pc__region_lease_dropped(engine, region);
-    pc__region_put(engine, region);
-}
-
 void pc__session_drop_mapping(struct pc__session *client, struct pc__session_map *mapping, bool was_lost)
 {
     struct pc_engine *engine = client->loop->engine;
@@ -140,21 +81,20 @@ void pc__session_drop_mapping(struct pc__session *client, struct pc__session_map
     {
         struct pc__job *job = pc__of(job_link, struct pc__job, link);
         if (job->client == client && job->mapping_id == id) {
-            if (job->part)
-                pc__part_blocks_done(job->part, PC_ERR_CLOSED, 0);
-            else if (!client->closed) /* else it asks the next server, if there is one */
-                pc__session_send(client, PC__CTL_REPLY, job->request_id, PC_ERR_CLOSED, NULL, 0,
-                                -1);
+            if (job->arg || !client->closed) /* else who asked asks the next server, if there is one */
+                job->done(job, PC_ERR_CLOSED, 0, NULL);
             pc__link_remove(&job->link);
             free(job);
         }
     }
-    if (client->closed)
+    pc__recorder_free(mapping->recorder);
+    const bool kept = was_lost && pc__lease_keep(engine, client, mapping);
+    /* While the engine stops no lease is kept, for nothing moves any more; but blocks are evicted until
+     * its last thread has ended. */
+    if (kept || (client->closed && (client->loop->stopping || !client->lessee)))
         pc__windows_left(mapping->window_user);
     else
         pc__windows_drop(mapping->window_user);
-    pc__recorder_free(mapping->recorder);
-    const bool kept = was_lost && pc__lease_keep(engine, client, mapping);
     if (!kept)
         pc__lease_end(engine, region, generation, mapping->version, mapping->follows);
     pthread_mutex_unlock(&region->lock);
@@ -186,7 +126,7 @@ static int attach_ready(struct pc_engine *engine, struct pc__region *region,
                                           : home->applied == open->version + 1);
     if (!comes)
         return PC_ERR_EXPIRED;
-    if (!home->held_up) /* else the last reader queues it */
+    if (!pc__home_is_held_up(home))
         pc__worker_queue(engine, region);
     return PC__WAIT;
 }
@@ -270,6 +210,7 @@ static bool wait_for(struct pc__session *client, struct pc__region *region, uint
     *pending = (struct pc__pending){.loop = client->loop,
                                     .client_id = client->id,
                                     .request_id = request_id,
+                                    .again = pc__session_retry_open,
                                     .attach = attach,
                                     .question = region->published_questions + 1,
                                     .open = *open};
@@ -291,67 +232,6 @@ static bool to_ask(struct pc__region *region, const struct pc__ask *ask)
     if (put && ask->kind == PC_EVENT_NEED_PUBLISHED)
         region->published_questions++;
     return put;
-}
-
-/* Whether the client reads what it is told. One that is stopped, or gets no time, would have its
- * socket filled, and be given up, by advice that it can do without. */
-static bool listens(const struct pc__session *client)
-{
-    int unread_bytes = 0;
-    return !ioctl(client->fd, SIOCOUTQ, &unread_bytes) && unread_bytes < ADVICE_UNREAD_BYTES;
-}
-
-static void let_go(struct pc__loop *loop, struct pc__mail *mail)
-{
-    const struct pc__ctl_let_go body = {.region = mail->a, .loss = mail->b};
-    pc__each(link, &loop->clients)
-    {
-        struct pc__session *client = pc__of(link, struct pc__session, link);
-        bool maps = false;
-        for (size_t i = 0; i < client->n_mappings && !maps; i++)
-            maps = client->mappings[i].region->id == mail->a && !client->mappings[i].is_private;
-        /* With SIGSEGV nothing rests. */
-        bool matters = client->trap != PC_TRAP_SIGSEGV || body.loss;
-        if (maps && !client->closed && matters && listens(client))
-            pc__session_send(client, PC__CTL_LET_GO, 0, PC_OK, &body, sizeof body, -1);
-    }
-}
-
-static void ended(struct pc__loop *loop, struct pc__mail *mail)
-{
-    (void)mail;
-    pc__each(link, &loop->clients)
-    {
-        struct pc__session *client = pc__of(link, struct pc__session, link);
-        if (!client->closed)
-            pc__session_send(client, PC__CTL_ENDED, 0, PC_OK, NULL, 0, -1);
-    }
-}
-
-void pc__sessions_ended(struct pc_engine *engine)
-{
-    for (int i = 0; i < engine->n_loops; i++) {
-        const struct pc__mail mail = {.run = ended};
-        /* For want of memory: they ask the registry when nobody answers. */
-        (void)pc__loop_post(&engine->loops[i], &mail);
-    }
-}
-
-void pc__sessions_let_go(struct pc_engine *engine, uint64_t id)
-{
-    struct pc__region *region = pc__region_get(engine, id);
-    uint32_t loss = 0;
-    if (region) {
-        pthread_mutex_lock(&region->lock);
-        loss = region->loss;
-        pthread_mutex_unlock(&region->lock);
-        pc__region_put(engine, region);
-    }
-    for (int i = 0; i < engine->n_loops; i++) {
-        const struct pc__mail mail = {.run = let_go, .a = id, .b = loss};
-        /* For want of memory: they close it by themselves in a moment. */
-        (void)pc__loop_post(&engine->loops[i], &mail);
-    }
 }
 
 static void put_question(struct pc_engine *engine, uint64_t region, const struct pc__ask *ask)

@@ -2,7 +2,10 @@
  *
  * Entered by the loop that owns the client.
  */
-#include "engine/engine.h"
+#include "engine/cache/cache.h"
+#include "engine/core/core.h"
+#include "engine/local/local.h"
+#include "engine/miss/miss.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +50,13 @@ static int take_runs(struct pc__session *client, const struct pc__ctl_message *m
     return n ? (int)merge(runs, (size_t)n) : 0;
 }
 
+static void prefetched(struct pc__job *job, int status, uint64_t server_id, const char *text)
+{
+    (void)server_id;
+    pc__session_send(job->client, PC__CTL_REPLY, job->request_id, status, text,
+                    text ? strlen(text) + 1 : 0, -1);
+}
+
 void pc__session_prefetch(struct pc__session *client, const struct pc__ctl_message *message)
 {
     struct pc__loop *loop = client->loop;
@@ -69,6 +79,7 @@ void pc__session_prefetch(struct pc__session *client, const struct pc__ctl_messa
             return;
         }
         *job = (struct pc__job){.client = client,
+                                .done = prefetched,
                                 .mapping_id = mapping->id,
                                 .request_id = message->header.request_id,
                                 .n_runs = (size_t)n};

@@ -8,7 +8,7 @@
  * (struct pc__rents). What comes from this node itself comes as blocks.
  *
  * Threads: the loop that owns the client, which also owns the connections that its rows come on; and,
- * for blocks that another loop inserts, any loop under region.lock (pc__part_blocks_done). A part
+ * for blocks that another loop inserts, any loop under region.lock (blocks_done). A part
  * ends on the client's loop, when everything that it waits for has come or failed, also where
  * the client is gone: answers that are on the wire go into its area, which stays as long.
  *
@@ -16,9 +16,12 @@
  * anything is decided, and nothing is read from it afterwards. It cannot shrink (its seals are
  * checked) and is ordinary memory: touching it never gives SIGBUS.
  */
-#include "engine/engine.h"
+#include "engine/cache/cache.h"
+#include "engine/core/core.h"
 #include "engine/local/gather.h"
-#include "engine/store/retained.h"
+#include "engine/local/local.h"
+#include "engine/miss/miss.h"
+#include "engine/store/store.h"
 
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -46,19 +49,12 @@ struct pc__part {
     struct pc__session *client;     /* NULL: gone */
     struct pc__loop *loop;
     struct pc__area *area;
+    uint64_t region;
     uint32_t request_id;
     uint32_t waits_for;            /* region.lock: requests for rows, the job of its blocks, its maker */
     int status;                    /* region.lock */
     uint64_t server_id;            /* region.lock: who has not given it, where one has not; or 0 */
     bool posted;                   /* region.lock: its end is in the mail */
-};
-
-/* Rows that one home is asked for. */
-struct pc__gather {
-    struct pc__part *part;
-    uint8_t *into;
-    struct pc__data_rows rows;
-    uint64_t offsets[];
 };
 
 /* ------------------------------------------------------------------- parts */
@@ -77,7 +73,8 @@ static void end(struct pc__part *part)
     char why[sizeof((struct pc__ctl_fail *)0)->cause] = "";
     if (part->client) {
         if ((part->status == PC_ERR_TIMEOUT || part->status == PC_ERR_HOME_LOST))
-            pc__unreached_say(part->loop->engine, part->server_id, part->status, why, sizeof why);
+            pc__unreached_say(part->loop->engine, part->server_id, part->region, part->status, why,
+                              sizeof why);
         pc__session_send(part->client, PC__CTL_REPLY, part->request_id, part->status, why,
                         *why ? strlen(why) + 1 : 0, -1);
     }
@@ -113,6 +110,11 @@ static void came_here(struct pc__region *region, struct pc__part *part, int stat
         end(part);
 }
 
+static void rows_came(struct pc__region *region, void *part, int status, uint64_t server_id)
+{
+    came_here(region, part, status, server_id);
+}
+
 static void forget_area(struct pc__area *area)
 {
     pc__link_remove(&area->link);
@@ -135,8 +137,10 @@ void pc__session_check_areas(struct pc__session *client, uint64_t now_ns)
     }
 }
 
-void pc__part_blocks_done(struct pc__part *part, int status, uint64_t server_id)
+static void blocks_done(struct pc__job *job, int status, uint64_t server_id, const char *text)
 {
+    (void)text;
+    struct pc__part *part = job->arg;
     const struct pc__mail mail = {.run = end_by_mail, .pointer = part};
     if (!came(part, status, server_id))
         return;
@@ -376,7 +380,8 @@ static int add_rows(struct pc__batch *batch, struct pc__part *part, struct pc__r
         free(gather);
         return pc__fail(PC_ERR_NO_MEMORY, "a gather");
     }
-    gather->part = part;
+    gather->came = rows_came;
+    gather->arg = part;
     gather->into = into;
     gather->rows = (struct pc__data_rows){.row_bytes = plan->row_bytes, .n_rows = (uint32_t)n};
     for (size_t i = 0; i < n; i++)
@@ -438,7 +443,7 @@ static int ask_for_blocks(struct pc__batch *batch, struct pc__part *part, uint64
     struct pc__job *job = malloc(sizeof *job + plan->n_runs * sizeof job->runs[0]);
     if (!job)
         return pc__fail(PC_ERR_NO_MEMORY, "a gather");
-    *job = (struct pc__job){.client = part->client, .part = part, .mapping_id = mapping_id,
+    *job = (struct pc__job){.client = part->client, .done = blocks_done, .arg = part, .mapping_id = mapping_id,
                             .n_runs = plan->n_runs};
     memcpy(job->runs, plan->runs, plan->n_runs * sizeof job->runs[0]);
     int rc = PC_OK;
@@ -506,6 +511,7 @@ static int start(struct pc__session *client, const struct pc__ctl_message *messa
         free(part);
     } else {
         *part = (struct pc__part){.client = client, .loop = client->loop, .area = area,
+                                  .region = mapping->region->id,
                                   .request_id = message->header.request_id, .waits_for = 1};
         pc__link_push(&client->gathers, &part->link);
         ask(part, mapping, plan, area->map + body.at_bytes);
@@ -520,118 +526,3 @@ void pc__session_gather(struct pc__session *client, const struct pc__ctl_message
     if (rc)
         pc__session_reply(client, message, rc);
 }
-
-/* -------------------------------------------------------------- on the wire */
-
-size_t pc__gather_request_bytes(const struct pc__fetch *fetch)
-{
-    return sizeof(struct pc__data_header) + sizeof(struct pc__data_rows) +
-           fetch->gather->rows.n_rows * sizeof(uint64_t);
-}
-
-void pc__gather_encode(const struct pc__fetch *fetch, uint8_t *at)
-{
-    const struct pc__gather *gather = fetch->gather;
-    const struct pc__data_header header = {.magic = PC__DATA_MAGIC,
-                                           .type = PC__DATA_GET_ROWS,
-                                           .request_id = fetch->request_id,
-                                           .region = fetch->region->id,
-                                           .version = (uint32_t)fetch->generation->version};
-    memcpy(at, &header, sizeof header);
-    memcpy(at + sizeof header, &gather->rows, sizeof gather->rows);
-    memcpy(at + sizeof header + sizeof gather->rows, gather->offsets,
-           gather->rows.n_rows * sizeof gather->offsets[0]);
-}
-
-/* The fetch has no more to wait for. */
-static void finish(struct pc__fetch *fetch, int status)
-{
-    struct pc__part *part = fetch->gather->part;
-    free(fetch->gather);
-    fetch->gather = NULL;
-    came_here(fetch->region, part, status, fetch->server_id);
-}
-
-void pc__gather_failed(struct pc_engine *engine, struct pc__fetch *fetch, int error)
-{
-    pc__count_add(&engine->count.fetch_failed, 1);
-    finish(fetch, error);
-}
-
-uint64_t pc__gather_first_block(const struct pc__fetch *fetch)
-{
-    return fetch->gather->offsets[0] >> PC_BLOCK_SHIFT;
-}
-
-void pc__gather_here(struct pc_engine *engine, struct pc__fetch *fetch)
-{
-    const struct pc__gather *gather = fetch->gather;
-    int rc = pc__rows_copy(engine, fetch->region, fetch->generation->version, &gather->rows,
-                           gather->offsets, gather->into);
-    finish(fetch, rc == PC__WAIT ? PC_ERR_NO_VERSION : rc);
-}
-
-/* 1: the answer is not to be read any further; 0: more bytes are needed. */
-static int take_head(struct pc_engine *engine, struct pc__lane *lane, struct pc__fetch *fetch)
-{
-    const struct pc__gather *gather = fetch->gather;
-    const uint8_t *at = lane->rx + lane->rx_begin;
-    const size_t have = lane->rx_end - lane->rx_begin;
-    struct pc__data_header header;
-    struct pc__data_rows rows;
-    if (have < sizeof header)
-        return 0;
-    int rc = pc__data_parse_header(at, &header);
-    if (rc)
-        return rc;
-    if (header.type != PC__DATA_ROWS || header.request_id != fetch->request_id ||
-        header.region != fetch->region->id ||
-        header.version != (uint32_t)fetch->generation->version)
-        return pc__fail(PC_ERR_PROTOCOL, "an answer to another question");
-    if (header.status < 0) { /* a home that does not know the region: nobody else can have it */
-        lane->rx_begin += sizeof header;
-        pc__gather_failed(engine, fetch,
-                          header.status == PC_ERR_NO_REGION ? PC_ERR_HOME_LOST : header.status);
-        lane->in_rows = true; /* and none are due */
-        return 1;
-    }
-    if (have < sizeof header + sizeof rows)
-        return 0;
-    rc = pc__data_parse_rows(at + sizeof header, &rows);
-    if (rc)
-        return rc;
-    if (memcmp(&rows, &gather->rows, sizeof rows) != 0)
-        return pc__fail(PC_ERR_PROTOCOL, "%u rows of %llu bytes in answer to %u", rows.n_rows,
-                        (unsigned long long)rows.row_bytes, gather->rows.n_rows);
-    lane->rx_begin += sizeof header + sizeof rows;
-    lane->in_rows = true;
-    lane->rows_due = (uint32_t)(rows.row_bytes * rows.n_rows);
-    return 0;
-}
-
-uint8_t *pc__gather_into(const struct pc__lane *lane, const struct pc__fetch *fetch)
-{
-    const struct pc__gather *gather = fetch->gather;
-    return gather->into + gather->rows.row_bytes * gather->rows.n_rows - lane->rows_due;
-}
-
-int pc__gather_take(struct pc_engine *engine, struct pc__lane *lane, struct pc__fetch *fetch)
-{
-    if (!lane->in_rows) {
-        int rc = take_head(engine, lane, fetch);
-        if (rc || !lane->in_rows)
-            return rc;
-    }
-    const struct pc__gather *gather = fetch->gather;
-    size_t have = lane->rx_end - lane->rx_begin;
-    size_t n = have < lane->rows_due ? have : lane->rows_due;
-    memcpy(pc__gather_into(lane, fetch), lane->rx + lane->rx_begin, n);
-    lane->rx_begin += n;
-    lane->rows_due -= (uint32_t)n;
-    if (lane->rows_due)
-        return 0;
-    pc__count_add(&engine->count.rows_fetched, gather->rows.n_rows);
-    finish(fetch, PC_OK);
-    return 1;
-}
-

@@ -10,6 +10,9 @@
  *   at the next block boundary, rows of row_bytes, side by side          written by the page server
  * Bit i is set: the row of id i is the next of the rows there (the first set bit's is the first).
  * Not set: its blocks are resident, and the process reads it from its mapping.
+ *
+ * An area is the page server's until it has answered. Where the connection is lost before, it writes
+ * there for as long as answers of homes are to come: the process asks again in another memfd.
  */
 #ifndef PC_GATHER_H
 #define PC_GATHER_H

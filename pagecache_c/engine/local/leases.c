@@ -7,6 +7,8 @@
  *     it maps nothing any more (LEFT);
  *   - it has ended, or is another program;
  *   - its page tables showed the memory once, and do not any more.
+ * A process of a foreign namespace has no pid here, and /proc says nothing of it: that it has ended the
+ * kernel's handle on it says (SO_PEERPIDFD, Linux 6.5). Without one, only its own word ends its leases.
  * No time that passes is a reason: a process that is stopped goes on one day, and reads at once.
  * What was never seen in its page tables may be about to be mapped: that stays until one of the first
  * two.
@@ -20,9 +22,13 @@
  * Entered by any loop. Lock: engine->leases.lock, a leaf; no file is read under it. Orphans count in
  * their region's and generation's leases, under region.lock.
  */
-#include "engine/engine.h"
+#include "engine/cache/cache.h"
+#include "engine/core/core.h"
+#include "engine/local/local.h"
+#include "engine/store/store.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #define LOOK_EVERY_NS 20000000ull       /* whether it lives */
 #define MAPS_MOST_NS 1000000000ull      /* what it maps: after 20 ms, then less and less often */
@@ -35,6 +41,22 @@ void pc__leases_open(struct pc_engine *engine)
 
 /* ----------------------------------------------------------------- lessees */
 
+static void lessee_free(struct pc__lessee *lessee)
+{
+    if (!lessee)
+        return;
+    if (lessee->handle >= 0)
+        close(lessee->handle);
+    pthread_mutex_destroy(&lessee->turn.lock);
+    free(lessee);
+}
+
+bool pc__lessee_lives(const struct pc__lessee *lessee)
+{
+    return lessee->process.pid ? pc__process_has_memory(&lessee->process)
+                               : !pc__process_handle_ended(lessee->handle);
+}
+
 struct pc__lessee *pc__lessee_join(struct pc_engine *engine, uint64_t number, int socket_fd)
 {
     const struct pc__process process = pc__process_of_peer(socket_fd);
@@ -42,6 +64,8 @@ struct pc__lessee *pc__lessee_join(struct pc_engine *engine, uint64_t number, in
     if (!made)
         return NULL;
     *made = (struct pc__lessee){.number = number, .process = process};
+    made->handle = process.pid ? -1 : pc__process_handle_of_peer(socket_fd);
+    pthread_mutex_init(&made->turn.lock, NULL);
     pc__link_init(&made->link);
     pc__link_init(&made->orphans);
     pthread_mutex_lock(&engine->leases.lock);
@@ -55,10 +79,13 @@ struct pc__lessee *pc__lessee_join(struct pc_engine *engine, uint64_t number, in
         pc__link_push(&engine->leases.lessees, &made->link);
         found = made;
         made = NULL;
+    } else if (found->handle == -1) { /* there was no descriptor left for it */
+        found->handle = made->handle;
+        made->handle = -1;
     }
     found->connections++;
     pthread_mutex_unlock(&engine->leases.lock);
-    free(made);
+    lessee_free(made);
     return found;
 }
 
@@ -73,6 +100,35 @@ bool pc__leases_know(struct pc_engine *engine, pid_t pid)
 }
 
 /* Locked. */
+/* For nobody to have its base mapped. */
+static bool home_waits(const struct pc__home *home)
+{
+    return home->overlay.memfd >= 0 || !pc__link_empty(&home->pending) || pc__home_read_holes(home);
+}
+
+void pc__lease_end(struct pc_engine *engine, struct pc__region *region,
+                   struct pc__generation *generation, uint64_t version, bool follows)
+{
+    region->mappings--;
+    if (follows && generation->version == version)
+        generation->followers--;
+    if (--generation->mappings == generation->followers) {
+        pc__generations_trim(engine, region);
+        if (generation->complete && region->home && home_waits(region->home))
+            pc__worker_queue(engine, region);
+    }
+    pc__cache_leased(engine, generation);
+}
+
+void pc__lease_put(struct pc_engine *engine, struct pc__region *region,
+                   struct pc__generation *generation)
+{
+    pc__generation_put(engine, generation);
+    pc__count_sub(&engine->count.mappings, 1);
+    pc__region_lease_dropped(engine, region);
+    pc__region_put(engine, region);
+}
+
 static bool waits(const struct pc__lessee *lessee)
 {
     return (lessee->stages && !lessee->connections) || !pc__link_empty(&lessee->orphans);
@@ -86,7 +142,6 @@ static bool is_over(struct pc__lessee *lessee)
     pc__link_remove(&lessee->link);
     return true;
 }
-
 
 /* ----------------------------------------------------------------- orphans */
 
@@ -123,7 +178,7 @@ static void end_all(struct pc_engine *engine, const struct pc__lessee *lessee, s
         struct pc__lease *lease = pc__of(link, struct pc__lease, link);
         pc__link_remove(link);
         pthread_mutex_lock(&lease->region->lock);
-        pc__windows_unmapped(lease->generation, &lessee->process, lease->address);
+        pc__windows_unmapped(lease->generation, lessee->number, lease->address);
         pc__lease_end(engine, lease->region, lease->generation, lease->version, lease->follows);
         pthread_mutex_unlock(&lease->region->lock);
         pc__lease_put(engine, lease->region, lease->generation);
@@ -222,7 +277,7 @@ static void look(struct pc_engine *engine, struct pc__lessee *lessee)
     const uint64_t now = pc__now_ns();
     struct pc__link gone;
     pc__link_init(&gone);
-    bool lives = pc__process_has_memory(&lessee->process), staged = false;
+    bool lives = pc__lessee_lives(lessee), staged = false;
     pthread_mutex_lock(&engine->leases.lock);
     bool maps_too = lives && lessee->maps_at_ns <= now && !pc__link_empty(&lessee->orphans);
     if (maps_too) {
@@ -258,7 +313,7 @@ void pc__lessee_leave(struct pc_engine *engine, struct pc__lessee *lessee, bool 
     bool over = is_over(lessee);
     pthread_mutex_unlock(&engine->leases.lock);
     if (over)
-        free(lessee);
+        lessee_free(lessee);
 }
 
 uint64_t pc__leases_deadline(struct pc_engine *engine)
@@ -304,7 +359,7 @@ void pc__leases_check(struct pc_engine *engine, uint64_t now_ns)
         bool over = is_over(lessee);
         pthread_mutex_unlock(&engine->leases.lock);
         if (over)
-            free(lessee);
+            lessee_free(lessee);
     }
 }
 
@@ -316,7 +371,7 @@ void pc__leases_close(struct pc_engine *engine)
         struct pc__lessee *lessee = pc__of(link, struct pc__lessee, link);
         end_all(engine, lessee, &lessee->orphans);
         pc__link_remove(link);
-        free(lessee);
+        lessee_free(lessee);
     }
     pthread_mutex_destroy(&engine->leases.lock);
 }

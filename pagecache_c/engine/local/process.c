@@ -1,7 +1,7 @@
 /* process.c - another process of this node, by /proc. See process.h.
  *
  * Who asks decides whether memory may change that the process could look at. So every doubt (no
- * permission, no descriptor, no /proc) counts as "it may".
+ * permission, no descriptor, no /proc, or one that hides it) counts as "it may".
  *
  * Any thread may enter; no locks. Each call opens a file or more, and closes it.
  *
@@ -14,16 +14,22 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
 #define START_FIELD 22 /* of /proc/PID/stat, from 1 */
 #define STACK_FIELD 28
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77 /* Linux 6.5 */
+#endif
 
 /* Bytes of the file, ended by a NUL; or -errno. */
 static ssize_t read_file(const char *path, char *text, size_t bytes)
@@ -38,9 +44,11 @@ static ssize_t read_file(const char *path, char *text, size_t bytes)
     return got < 0 ? -error : got;
 }
 
-static bool is_gone(ssize_t got)
+/* Of a process, or of one thread of it. A file that is not there says nothing: /proc may hide it
+ * (hidepid). */
+static bool is_gone(pid_t pid, pid_t thread)
 {
-    return got == -ENOENT || got == -ESRCH;
+    return (thread ? syscall(SYS_tgkill, pid, thread, 0) : kill(pid, 0)) && errno == ESRCH;
 }
 
 /* False: there is no such process. */
@@ -51,7 +59,7 @@ static bool look_up(pid_t pid, struct pc__process *process)
     snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
     ssize_t got = read_file(path, text, sizeof text);
     if (got <= 0)
-        return !is_gone(got);
+        return !is_gone(pid, 0);
     const char *at = strrchr(text, ')'); /* the end of the second field, a name of any characters */
     for (int field = 3; field <= STACK_FIELD && at && (at = strchr(at + 1, ' ')); field++) {
         if (field == START_FIELD)
@@ -75,6 +83,21 @@ struct pc__process pc__process_of_peer(int socket_fd)
     if (!getsockopt(socket_fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) && who.pid > 0)
         (void)look_up(who.pid, &process); /* one that has ended is found so, later */
     return process;
+}
+
+int pc__process_handle_of_peer(int socket_fd)
+{
+    int handle = -1;
+    socklen_t bytes = sizeof handle;
+    if (getsockopt(socket_fd, SOL_SOCKET, SO_PEERPIDFD, &handle, &bytes))
+        return errno == ESRCH ? -ESRCH : -1;
+    return handle;
+}
+
+bool pc__process_handle_ended(int handle)
+{
+    struct pollfd polled = {.fd = handle, .events = POLLIN};
+    return handle == -ESRCH || (handle >= 0 && poll(&polled, 1, 0) == 1 && polled.revents & POLLIN);
 }
 
 bool pc__process_of(pid_t pid, uid_t user, struct pc__process *process)
@@ -121,36 +144,33 @@ uint64_t pc__process_ticks_now(void)
            (uint64_t)now.tv_nsec / (1000000000ull / (uint64_t)ticks_a_s);
 }
 
-/* Of one thread. */
-static bool has_memory(const char *path)
+static bool has_memory(pid_t pid, pid_t thread)
 {
-    char text[64];
+    char path[64], text[64];
+    snprintf(path, sizeof path, "/proc/%d/task/%d/statm", (int)pid, (int)thread);
     ssize_t got = read_file(path, text, sizeof text);
-    return got > 0 ? strncmp(text, "0 ", 2) != 0 : !is_gone(got);
+    return got > 0 ? strncmp(text, "0 ", 2) != 0 : !is_gone(pid, thread);
 }
 
 bool pc__process_has_memory(const struct pc__process *process)
 {
-    char path[300];
+    char path[64];
     struct pc__process now;
     if (!process->pid)
         return true;
     if (!look_up(process->pid, &now) || differ(process->start_ticks, now.start_ticks))
         return false;
-    snprintf(path, sizeof path, "/proc/%d/statm", (int)process->pid);
-    if (has_memory(path)) /* a stack of an ending process reads as 0 */
+    if (has_memory(process->pid, process->pid)) /* a stack of an ending process reads as 0 */
         return !differ(process->stack_address, now.stack_address);
     /* Its first thread has ended; the others may go on. */
     snprintf(path, sizeof path, "/proc/%d/task", (int)process->pid);
     DIR *threads = opendir(path);
     if (!threads)
-        return errno != ENOENT && errno != ESRCH;
+        return !is_gone(process->pid, 0);
     bool found = false;
     for (struct dirent *entry; !found && (entry = readdir(threads));) {
-        if (entry->d_name[0] == '.')
-            continue;
-        snprintf(path, sizeof path, "/proc/%d/task/%.20s/statm", (int)process->pid, entry->d_name);
-        found = has_memory(path);
+        const long thread = strtol(entry->d_name, NULL, 10);
+        found = thread > 0 && has_memory(process->pid, (pid_t)thread);
     }
     closedir(threads);
     return found;

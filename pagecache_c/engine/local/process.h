@@ -24,6 +24,12 @@ struct pc__process_map {
 
 /* Who made the connection. */
 struct pc__process pc__process_of_peer(int socket_fd);
+/* A handle on who made the connection, also where it has no number here: of who connected, not of a
+ * later process of that number. -1: the kernel gives none (before Linux 6.5, or no descriptor is left).
+ * -ESRCH: it has ended. */
+int pc__process_handle_of_peer(int socket_fd);
+/* Whether all its threads have ended, with their memory. False where nobody can know. */
+bool pc__process_handle_ended(int handle);
 /* A process of that user, not of others. False: there is none. */
 bool pc__process_of(pid_t pid, uid_t user, struct pc__process *process);
 /* Of one whose maps the kernel does not show: whether it has shared memory, and no rights that we lack (as

@@ -14,7 +14,9 @@
  *
  * Threads: loop 0 starts one of its own, once; pc_engine_stop joins it. It reads /proc under no lock.
  */
-#include "engine/engine.h"
+#include "engine/core/core.h"
+#include "engine/local/local.h"
+#include "engine/store/store.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,6 +1,7 @@
 /* answer.c - whether an answer is one to what was asked: what a peer says is checked before any of its
  * bytes are used. Pure: no I/O, no lock.
  */
+#include "engine/miss/miss.h"
 #include "engine/miss/redirect.h"
 
 static bool version_fits(const struct pc__fetch *fetch, uint32_t version)

@@ -5,7 +5,10 @@
  * home, or a version beside this one has them) is filled at once. _add is called under region.lock;
  * everything else without.
  */
-#include "engine/engine.h"
+#include "engine/cache/cache.h"
+#include "engine/core/core.h"
+#include "engine/miss/miss.h"
+#include "engine/store/store.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -266,7 +269,17 @@ void pc__fetch_fill_here(struct pc__loop *loop, struct pc__fetch *fetch)
 {
     struct pc_engine *engine = loop->engine;
     struct pc__region *region = fetch->region;
-    int rc = fetch->source || region->home ? PC_OK : PC_ERR_HOME_LOST;
+    struct pc__peer *self = NULL;
+    int rc = PC_OK;
+    pthread_mutex_lock(&region->lock);
+    const bool here = fetch->source || region->home;
+    pthread_mutex_unlock(&region->lock);
+    if (!here && (self = pc__peer_of(loop, engine->server_id))) {
+        pc__rehome_unknown(self, fetch); /* as with another that is named as the home, and is none */
+        return;
+    }
+    if (!here)
+        rc = PC_ERR_NO_MEMORY;
     if (!loop->bounce && !(loop->bounce = malloc(PC__BOUNCE_BLOCKS * PC_BLOCK_BYTES)))
         rc = PC_ERR_NO_MEMORY;
     struct pc__batch again;

@@ -7,7 +7,9 @@
  * for, of this mapping or of the whole engine, it is that. Where a commit has changed what was
  * here, what changed around it is fetched, and no page.
  */
-#include "engine/engine.h"
+#include "engine/cache/cache.h"
+#include "engine/core/core.h"
+#include "engine/miss/miss.h"
 
 #include <errno.h>
 #include <linux/userfaultfd.h>
@@ -162,6 +164,30 @@ void pc__fault_check_stray(struct pc__session *client, uint64_t now_ns)
     pc__session_send(client, PC__CTL_FAIL, 0, PC_ERR_NO_REGION, &fail, sizeof fail, -1);
 }
 
+/* Faults that were taken out of slots, under the turn: once it is another's, a slot may be too. */
+struct taken {
+    int n, slots[PC__SLOTS];
+    uint64_t addresses[PC__SLOTS];
+};
+
+static void take(struct taken *taken, struct pc__session *client, int i)
+{
+    taken->slots[taken->n] = i;
+    taken->addresses[taken->n++] = client->page->slots[i].address;
+}
+
+static void fault_all(const struct taken *taken, struct pc__session *client)
+{
+    for (int i = 0; i < taken->n && !client->closed; i++)
+        pc__fault(client->loop, client, taken->addresses[i], taken->slots[i]);
+}
+
+static void stop_reading(struct pc__loop *loop, struct pc__session *client)
+{
+    pc__watch_remove(loop, client->trap_watch);
+    client->trap_watch = NULL;
+}
+
 void pc__fault_attached(struct pc__session *client, uint64_t address, uint64_t length_bytes)
 {
     if (client->stray_address >= address && client->stray_address - address < length_bytes)
@@ -170,7 +196,10 @@ void pc__fault_attached(struct pc__session *client, uint64_t address, uint64_t l
         struct uffdio_range range = {.start = address, .len = length_bytes};
         (void)ioctl(client->uffd, UFFDIO_WAKE, &range);
     }
-    for (int i = 0; client->page && i < PC__SLOTS && !client->closed; i++) {
+    struct taken taken = {.n = 0};
+    if (!client->page || !pc__turn_hold(client))
+        return;
+    for (int i = 0; i < PC__SLOTS; i++) {
         struct pc__slot *slot = &client->page->slots[i];
         uint32_t requested = PC__SLOT_REQUESTED;
         bool waits = atomic_load(&slot->state) == PC__SLOT_SERVING;
@@ -180,22 +209,28 @@ void pc__fault_attached(struct pc__session *client, uint64_t address, uint64_t l
             /* Acquire: pairs with the handler's release of REQUESTED, and brings the address. */
             if (waits ||
                 atomic_compare_exchange_strong(&slot->state, &requested, PC__SLOT_SERVING))
-                pc__fault(client->loop, client, slot->address, i);
+                take(&taken, client, i);
         }
     }
+    pc__turn_release(client);
+    fault_all(&taken, client);
 }
 
 void pc__fault_read_uffd(struct pc__loop *loop, struct pc__session *client)
 {
     struct uffd_msg messages[16];
     while (!client->closed) {
+        if (!pc__turn_hold(client)) { /* a newer connection must find what is there */
+            stop_reading(loop, client);
+            return;
+        }
         ssize_t got = read(client->uffd, messages, sizeof messages);
+        pc__turn_release(client);
         if (got <= 0) {
             if (got < 0 && (errno == EAGAIN || errno == EINTR))
                 return; /* EAGAIN also where another thread's wake took the event back */
             /* EOF or an error: the address space is gone; the socket will say so too. */
-            pc__watch_remove(loop, client->trap_watch);
-            client->trap_watch = NULL;
+            stop_reading(loop, client);
             return;
         }
         size_t n = (size_t)got / sizeof messages[0];
@@ -210,12 +245,19 @@ void pc__fault_read_uffd(struct pc__loop *loop, struct pc__session *client)
 void pc__fault_read_slots(struct pc__loop *loop, struct pc__session *client)
 {
     uint64_t count;
+    struct taken taken = {.n = 0};
+    if (!pc__turn_hold(client)) {
+        stop_reading(loop, client);
+        return;
+    }
     (void)!read(client->slots_event, &count, sizeof count);
-    for (int i = 0; i < PC__SLOTS && !client->closed; i++) {
+    for (int i = 0; i < PC__SLOTS; i++) {
         uint32_t requested = PC__SLOT_REQUESTED;
         /* Acquire: pairs with the handler's release of REQUESTED, and brings the address. */
         if (atomic_compare_exchange_strong(&client->page->slots[i].state, &requested,
                                            PC__SLOT_SERVING))
-            pc__fault(loop, client, client->page->slots[i].address, i);
+            take(&taken, client, i);
     }
+    pc__turn_release(client);
+    fault_all(&taken, client);
 }

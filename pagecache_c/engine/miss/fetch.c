@@ -9,8 +9,9 @@
  * Bytes from the network are copied once into rx and once into the generation (fill.c). They are
  * never received into mapped memory: a reader would see half a block.
  */
+#include "engine/core/core.h"
+#include "engine/miss/miss.h"
 #include "engine/miss/redirect.h"
-#include "engine/store/retained.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -26,7 +27,7 @@
 
 /* ------------------------------------------------------------------ lanes */
 
-static struct pc__peer *peer_of(struct pc__loop *loop, uint64_t server_id)
+struct pc__peer *pc__peer_of(struct pc__loop *loop, uint64_t server_id)
 {
     pc__each(link, &loop->peers)
     {
@@ -39,6 +40,7 @@ static struct pc__peer *peer_of(struct pc__loop *loop, uint64_t server_id)
         return NULL;
     peer->loop = loop;
     peer->server_id = server_id;
+    pc__link_init(&peer->unsure);
     for (int i = 0; i < PC__LANES_PER_LOOP; i++) {
         peer->lanes[i].fd = -1;
         pc__link_init(&peer->lanes[i].queued);
@@ -236,7 +238,7 @@ void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch)
             pc__fetch_fill_here(loop, fetch);
             continue;
         }
-        struct pc__peer *next = peer_of(loop, fetch->server_id);
+        struct pc__peer *next = pc__peer_of(loop, fetch->server_id);
         if (!next) {
             pc__fetch_fail(engine, fetch, PC_ERR_NO_MEMORY);
             pc__fetch_drop(engine, fetch);
@@ -254,7 +256,7 @@ void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch)
 
 void pc__fetch_queue(struct pc__loop *loop, struct pc__fetch *fetch)
 {
-    struct pc__peer *peer = peer_of(loop, fetch->server_id);
+    struct pc__peer *peer = pc__peer_of(loop, fetch->server_id);
     if (!peer) {
         pc__fetch_fail(loop->engine, fetch, PC_ERR_NO_MEMORY);
         pc__fetch_drop(loop->engine, fetch);
@@ -277,7 +279,7 @@ static bool covers(const struct pc__fetch *fetch, uint64_t block)
 void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region,
                      const struct pc__generation *generation, uint64_t block)
 {
-    struct pc__peer *peer = peer_of(loop, pc__home_of(region, block));
+    struct pc__peer *peer = pc__peer_of(loop, pc__home_of(region, block));
     if (!peer)
         return; /* it comes in its turn */
     pc__each(link, &peer->lanes[1].queued)
@@ -290,6 +292,11 @@ void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region,
         pc__link_push(peer->lanes[0].queued.next, link);
         lane_pump(peer, &peer->lanes[0]);
         return;
+    }
+    pc__each(link, &peer->unsure)
+    {
+        struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
+        fetch->urgent |= fetch->generation == generation && covers(fetch, block);
     }
 }
 
@@ -449,7 +456,7 @@ static int take_blocks(struct pc_engine *engine, struct pc__lane *lane, struct p
 /* All of what a peer was asked for has come: the home that sent us there may send others to us. */
 static void tell_home(struct pc__loop *loop, const struct pc__fetch *fetch)
 {
-    struct pc__peer *home = peer_of(loop, fetch->home_id);
+    struct pc__peer *home = pc__peer_of(loop, fetch->home_id);
     struct pc__lane *lane = home ? &home->lanes[home->lanes[1].fd >= 0 ? 1 : 0] : NULL;
     if (!lane || lane->fd < 0 || tx_room(lane, PC__HELD_BYTES))
         return; /* it forgets what it waits to hear of after a while */
@@ -485,7 +492,8 @@ static int find_asked(struct pc__peer *peer, struct pc__lane *lane, bool *is_not
         return rc;
     if (*is_notice) {
         lane->rx_begin += sizeof header;
-        lane->tx_bytes += pc__retire_take(peer, &header, lane->tx + lane->tx_bytes);
+        lane->tx_bytes += peer->loop->engine->observers.home_says(peer, &header,
+                                                                  lane->tx + lane->tx_bytes);
         return 1;
     }
     pc__each(link, &lane->sent)
@@ -519,6 +527,24 @@ static int check_skipped(const struct pc__loop *loop, const struct pc__lane *lan
     return pc__fail(PC_ERR_PROTOCOL, "no answer to one question, but to those after it");
 }
 
+/* An answer without blocks that is not the last word: others are asked, the registry before them. */
+static bool asks_on(struct pc__peer *peer, struct pc__lane *lane, struct pc__fetch *fetch)
+{
+    const bool unknown = fetch->error == PC_ERR_NO_REGION && !fetch->generation->is_layer;
+    if (!fetch->error || (!fetch->home_id && !unknown))
+        return false;
+    lane->in_reply = false;
+    lane->n_sent--;
+    pc__link_remove(&fetch->link);
+    pc__count_sub(&peer->loop->engine->count.fetches_in_flight, 1);
+    fetch->error = 0;
+    if (fetch->home_id)
+        pc__redirect_failed(peer->loop, fetch);
+    else
+        pc__rehome_unknown(peer, fetch);
+    return true;
+}
+
 static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
 {
     struct pc_engine *engine = peer->loop->engine;
@@ -532,27 +558,16 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
                 continue;
         }
         struct pc__fetch *fetch = pc__of(lane->sent.next, struct pc__fetch, link);
-        if (fetch->gather) { /* the whole of it */
-            int rc = pc__gather_take(engine, lane, fetch);
+        if (fetch->gather || !lane->in_reply) { /* of rows: the whole of it */
+            int rc = fetch->gather ? pc__gather_take(engine, lane, fetch)
+                                   : take_header(peer, lane, &fetch);
             if (rc <= 0)
                 return rc;
-        } else if (!lane->in_reply) {
-            int rc = take_header(peer, lane, &fetch);
-            if (rc <= 0)
-                return rc;
-            if (fetch->error && fetch->home_id) {
-                lane->in_reply = false;
-                lane->n_sent--;
-                pc__link_remove(&fetch->link);
-                pc__count_sub(&engine->count.fetches_in_flight, 1);
-                fetch->error = 0;
-                pc__redirect_failed(peer->loop, fetch);
+            if (asks_on(peer, lane, fetch))
                 continue;
-            }
-            if (fetch->error) { /* the home does not hold the region: nobody else can have it */
+            if (fetch->error) /* NO_REGION: of a layer, which nobody has but who staged it */
                 pc__fetch_fail(engine, fetch,
                                fetch->error == PC_ERR_NO_REGION ? PC_ERR_HOME_LOST : fetch->error);
-            }
         }
         if (!lane->in_rows && !take_blocks(engine, lane, fetch))
             return 0;
@@ -634,7 +649,7 @@ void pc__lane_event(struct pc__loop *loop, struct pc__peer *peer, int lane_index
 
 void pc__peer_connected(struct pc__loop *loop, struct pc__mail *mail)
 {
-    struct pc__peer *peer = peer_of(loop, mail->a);
+    struct pc__peer *peer = pc__peer_of(loop, mail->a);
     struct pc__lane *lane = peer ? &peer->lanes[mail->lane] : NULL;
     if (!lane || lane->fd >= 0 || loop->stopping) {
         close(mail->fd); /* a lane that works is not replaced */
@@ -692,7 +707,7 @@ static void fail_queued(struct pc__loop *loop, struct pc__lane *lane, int error,
 
 void pc__peer_is_lost(struct pc__loop *loop, struct pc__mail *mail)
 {
-    struct pc__peer *peer = peer_of(loop, mail->a);
+    struct pc__peer *peer = pc__peer_of(loop, mail->a);
     for (int i = 0; peer && i < PC__LANES_PER_LOOP; i++) {
         struct pc__lane *lane = &peer->lanes[i];
         if (lane->fd >= 0)
@@ -706,7 +721,7 @@ void pc__peer_is_lost(struct pc__loop *loop, struct pc__mail *mail)
         }
         struct pc__link failed;
         pc__link_init(&failed);
-        pc__rebuild_await(loop, peer, lane, &failed);
+        pc__rehome_await(loop, peer, lane, &failed);
         fail_all(loop, &failed, mail->error);
     }
     if (peer && mail->error == PC_ERR_TIMEOUT)
@@ -728,6 +743,8 @@ uint64_t pc__peers_deadline(struct pc__loop *loop)
     pc__each(link, &loop->peers)
     {
         struct pc__peer *peer = pc__of(link, struct pc__peer, link);
+        uint64_t again_ns = pc__rehome_deadline(peer);
+        earliest = again_ns < earliest ? again_ns : earliest;
         for (int i = 0; i < PC__LANES_PER_LOOP; i++) {
             const struct pc__lane *lane = &peer->lanes[i];
             uint64_t at = UINT64_MAX;
@@ -753,6 +770,7 @@ void pc__peers_check(struct pc__loop *loop, uint64_t now_ns)
             if (lane->fd < 0 && !pc__link_empty(&lane->queued))
                 fail_queued(loop, lane, PC_ERR_TIMEOUT, now_ns);
         }
+        pc__rehome_check(peer, now_ns);
     }
 }
 
@@ -768,6 +786,7 @@ void pc__peers_close(struct pc__loop *loop)
             free(lane->tx);
             free(lane->rx);
         }
+        pc__rehome_close(peer);
         pc__link_remove(&peer->link);
         free(peer);
     }

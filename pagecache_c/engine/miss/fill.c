@@ -14,8 +14,9 @@
  *
  * Relies on: a thread that was woken touches again and takes an ordinary minor fault.
  */
-#include "engine/engine.h"
-#include "engine/store/retained.h"
+#include "engine/cache/cache.h"
+#include "engine/core/core.h"
+#include "engine/miss/miss.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -35,6 +36,8 @@ void pc__fill_answer_slot(const struct pc__generation *generation, const struct 
                           int status)
 {
     struct pc__slot *slot = &waiter->client->page->slots[waiter->slot];
+    if (!pc__turn_hold(waiter->client))
+        return; /* its newer connection answers, and then it may be another thread's */
     slot->status = status;
     if (!status) {
         uint64_t n_blocks = generation->present.n_blocks;
@@ -48,6 +51,7 @@ void pc__fill_answer_slot(const struct pc__generation *generation, const struct 
         slot->n_bytes = (past - first) << PC_BLOCK_SHIFT;
     }
     pc__publish(&slot->state, PC__SLOT_DONE); /* with status and range; pairs with the handler */
+    pc__turn_release(waiter->client);
     syscall(SYS_futex, &slot->state, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
@@ -92,13 +96,7 @@ static uint64_t overlap(const struct pc__job *job, uint64_t first, uint64_t n)
 /* text: for people, where it failed; or NULL. */
 static void finish_job(struct pc__job *job, int status, uint64_t server_id, const char *text)
 {
-    if (job->pull)
-        pc__pull_done(job->pull, status);
-    else if (job->part)
-        pc__part_blocks_done(job->part, status, server_id);
-    else
-        pc__session_send(job->client, PC__CTL_REPLY, job->request_id, status, text,
-                        text ? strlen(text) + 1 : 0, -1);
+    job->done(job, status, server_id, text);
     pc__link_remove(&job->link);
     free(job);
 }
@@ -265,7 +263,7 @@ void pc__fill_failed(struct pc_engine *engine, struct pc__region *region,
     struct pc__ctl_fail fail = {
         .region = region->id, .server_id = server_id, .error = error};
     pc__count_add(&engine->count.fetch_failed, 1);
-    pc__unreached_say(engine, server_id, error, fail.cause, sizeof fail.cause);
+    pc__unreached_say(engine, server_id, region->id, error, fail.cause, sizeof fail.cause);
     pthread_mutex_lock(&region->lock);
     fail.version = generation->version;
     pc__blockset_remove(&generation->in_flight, first, n);

@@ -8,7 +8,10 @@
  * who waits for that hears so. So a detour costs time, never a block: in
  * flight is in flight on both ways.
  */
+#include "engine/core/core.h"
+#include "engine/miss/miss.h"
 #include "engine/miss/redirect.h"
+#include "engine/store/store.h"
 
 #include <stdlib.h>
 #include <string.h>

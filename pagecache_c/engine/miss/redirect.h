@@ -2,7 +2,7 @@
 #ifndef PC_REDIRECT_H
 #define PC_REDIRECT_H
 
-#include "engine/engine.h"
+#include "engine/core/records.h"
 
 #define PC__REDIRECT_PATIENCE_NS 3000000000ull /* with a server that is not the home */
 

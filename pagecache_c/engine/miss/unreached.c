@@ -1,4 +1,5 @@
-/* unreached.c - servers that live, as far as anybody knows, and cannot be reached: since when, and why.
+/* unreached.c - servers that live, as far as anybody knows, and cannot be reached, or do not know a region
+ * that is asked for: since when, and why.
  *
  * Only the registry knows that a server is lost. Until it says so, whoever waits for a block of it
  * waits until its own deadline, and is then told this. Of one that is lost it is told that; blocks may
@@ -7,28 +8,30 @@
  * Owns engine.unreached, under engine.event_lock. It is small: of more servers than it has room for
  * the ones that were noted first are forgotten.
  */
-#include "engine/engine.h"
-#include "engine/store/retained.h"
+#include "engine/core/core.h"
+#include "engine/miss/miss.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* Under event_lock. */
-static struct pc__unreached *find(struct pc_engine *engine, uint64_t server_id)
+/* Under event_lock. Region: what of it alone is noted; 0: what of the server. */
+static struct pc__unreached *find(struct pc_engine *engine, uint64_t server_id, uint64_t region)
 {
     for (int i = 0; i < PC__UNREACHED; i++)
-        if (engine->unreached[i].server_id == server_id)
+        if (engine->unreached[i].server_id == server_id && engine->unreached[i].region == region)
             return &engine->unreached[i];
     return NULL;
 }
 
 /* Under event_lock. */
-static struct pc__unreached *find_or_add(struct pc_engine *engine, uint64_t server_id)
+static struct pc__unreached *find_or_add(struct pc_engine *engine, uint64_t server_id,
+                                         uint64_t region)
 {
-    struct pc__unreached *at = find(engine, server_id);
+    struct pc__unreached *at = find(engine, server_id, region);
     if (!at) {
         at = &engine->unreached[engine->next_unreached++ % PC__UNREACHED];
-        *at = (struct pc__unreached){.server_id = server_id, .since_ns = pc__now_ns()};
+        *at = (struct pc__unreached){
+            .server_id = server_id, .region = region, .since_ns = pc__now_ns()};
     }
     return at;
 }
@@ -39,8 +42,8 @@ PC_API int pc_engine_peer_unreached(pc_engine *engine, uint64_t server_id, uint6
     if (!server_id)
         return pc__fail(PC_ERR_RANGE, "server 0");
     pthread_mutex_lock(&engine->event_lock);
-    const bool is_new = !find(engine, server_id);
-    struct pc__unreached *at = find_or_add(engine, server_id);
+    const bool is_new = !find(engine, server_id, 0);
+    struct pc__unreached *at = find_or_add(engine, server_id, 0);
     if (is_new)
         at->since_ns -= for_ns < at->since_ns ? for_ns : 0;
     snprintf(at->cause, sizeof at->cause, "%s", cause);
@@ -51,35 +54,63 @@ PC_API int pc_engine_peer_unreached(pc_engine *engine, uint64_t server_id, uint6
 void pc__unreached_lost(struct pc_engine *engine, uint64_t server_id)
 {
     pthread_mutex_lock(&engine->event_lock);
-    find_or_add(engine, server_id)->is_lost = true;
+    find_or_add(engine, server_id, 0)->is_lost = true;
     pthread_mutex_unlock(&engine->event_lock);
 }
 
 void pc__unreached_forget(struct pc_engine *engine, uint64_t server_id)
 {
     pthread_mutex_lock(&engine->event_lock);
-    struct pc__unreached *at = find(engine, server_id);
+    struct pc__unreached *at = find(engine, server_id, 0);
     if (at)
         *at = (struct pc__unreached){0};
     pthread_mutex_unlock(&engine->event_lock);
 }
 
-void pc__unreached_say(struct pc_engine *engine, uint64_t server_id, int error, char *text,
-                       size_t text_bytes)
+/* What was said in the time of who gives up now; else it says nothing of why. */
+static bool is_recent(const struct pc_engine *engine, const struct pc__unreached *at, uint64_t now_ns)
+{
+    return now_ns - at->said_ns <= engine->fault_timeout_ns;
+}
+
+void pc__unreached_unknown(struct pc_engine *engine, uint64_t server_id, uint64_t region)
+{
+    pthread_mutex_lock(&engine->event_lock);
+    const uint64_t now_ns = pc__now_ns(); /* not before what others have noted */
+    struct pc__unreached *at = find_or_add(engine, server_id, region);
+    if (at->said_ns && !is_recent(engine, at, now_ns))
+        at->since_ns = now_ns;
+    at->said_ns = now_ns;
+    pthread_mutex_unlock(&engine->event_lock);
+}
+
+static unsigned long long seconds_since(uint64_t since_ns, uint64_t now_ns)
+{
+    return (now_ns - since_ns) / 1000000000u;
+}
+
+void pc__unreached_say(struct pc_engine *engine, uint64_t server_id, uint64_t region, int error,
+                       char *text, size_t text_bytes)
 {
     snprintf(text, text_bytes, "%s", pc_strerror(error));
     if ((error != PC_ERR_TIMEOUT && error != PC_ERR_HOME_LOST) || !server_id)
         return;
     pthread_mutex_lock(&engine->event_lock);
-    const struct pc__unreached *at = find(engine, server_id);
+    const uint64_t now_ns = pc__now_ns();
+    const struct pc__unreached *at = find(engine, server_id, 0);
+    const struct pc__unreached *unknown = find(engine, server_id, region);
     if (error == PC_ERR_HOME_LOST)
         snprintf(text, text_bytes, "server 0x%llx %s, and no other is known to have them",
                  (unsigned long long)server_id,
                  at && at->is_lost ? "is lost" : "does not have them");
     else if (at)
         snprintf(text, text_bytes, "server 0x%llx is not reached for %llu s: %s",
-                 (unsigned long long)server_id,
-                 (unsigned long long)((pc__now_ns() - at->since_ns) / 1000000000u), at->cause);
+                 (unsigned long long)server_id, seconds_since(at->since_ns, now_ns), at->cause);
+    else if (unknown && is_recent(engine, unknown, now_ns))
+        snprintf(text, text_bytes,
+                 "server 0x%llx answers, for %llu s, that it does not know the region; no other is "
+                 "known to have it",
+                 (unsigned long long)server_id, seconds_since(unknown->since_ns, now_ns));
     else
         snprintf(text, text_bytes, "server 0x%llx did not answer in time",
                  (unsigned long long)server_id);

@@ -19,6 +19,7 @@
  * The records of a home are under its region.lock. The servers' loads are under holders_lock, a leaf.
  * 16 bytes for each block of an extent (of 64 MiB, or what there is of it) that others have blocks of.
  */
+#include "engine/core/core.h"
 #include "engine/serve/directory.h"
 
 #include <stdlib.h>

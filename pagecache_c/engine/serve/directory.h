@@ -2,7 +2,7 @@
 #ifndef PC_DIRECTORY_H
 #define PC_DIRECTORY_H
 
-#include "engine/engine.h"
+#include "engine/core/records.h"
 
 #define PC__CHOICE_BLOCKS 64u /* that one choice is made for: neighbours come from one server */
 #define PC__HOLDER_MEMORY_NS 3000000000ull

@@ -12,7 +12,12 @@
  * once the machine was seen to make such (huge_pages.c), a home's blocks leave by sendmsg, which copies
  * them while the reply holds the epoch. Nobody punches a layer.
  */
+#include "engine/cache/cache.h"
+#include "engine/core/core.h"
+#include "engine/serve/directory.h"
 #include "engine/serve/reply.h"
+#include "engine/serve/serve.h"
+#include "engine/store/store.h"
 
 #include <errno.h>
 #include <stdlib.h>

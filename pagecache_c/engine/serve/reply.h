@@ -4,7 +4,7 @@
 #define PC_REPLY_H
 
 #include "engine/serve/directory.h"
-#include "engine/engine.h"
+#include "engine/core/records.h"
 
 /* What was asked. */
 struct pc__request {

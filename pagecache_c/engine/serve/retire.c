@@ -16,7 +16,9 @@
  * Entered by the loops. Lock: retiring.lock, a leaf, around the list. No wait: who asked has a
  * deadline, and what is older than ANSWER_NS is forgotten when the next one comes.
  */
-#include "engine/serve/reply.h"
+#include "engine/core/core.h"
+#include "engine/miss/miss.h"
+#include "engine/serve/serve.h"
 
 #include <stdlib.h>
 #include <string.h>

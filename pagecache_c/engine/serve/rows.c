@@ -4,7 +4,9 @@
  * a time, and copied into the answer without it, held as blocks of a reply are (pc__home_hold). The
  * memory of rows that come next is asked for while one is copied: they lie anywhere.
  */
-#include "engine/engine.h"
+#include "engine/core/core.h"
+#include "engine/serve/serve.h"
+#include "engine/store/store.h"
 
 #include <stdlib.h>
 #include <string.h>

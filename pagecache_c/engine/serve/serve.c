@@ -4,7 +4,11 @@
  * to send it, not when the request came: a home that is busy then knows who has the blocks by now
  * (directory.c). So little is queued on a connection; the rest of its requests wait in its socket.
  */
+#include "engine/core/core.h"
+#include "engine/serve/directory.h"
 #include "engine/serve/reply.h"
+#include "engine/serve/serve.h"
+#include "engine/store/store.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -138,9 +142,12 @@ static bool park(struct served *served, struct pc__region *region)
     return true;
 }
 
+/* 0: nothing is known of it here. */
 static uint64_t blocks_of(const struct pc__reply *reply)
 {
-    return reply->layer ? reply->layer->bytes >> PC_BLOCK_SHIFT : reply->region->n_blocks;
+    if (reply->layer)
+        return reply->layer->bytes >> PC_BLOCK_SHIFT;
+    return reply->region ? pc__region_blocks(reply->region) : 0;
 }
 
 /* What a parser says, which keeps no message. */
@@ -187,9 +194,10 @@ static int answer(struct served *served, struct pc__request *request)
         reply->layer = pc__layer_get(engine, request->header.region);
     else
         reply->region = pc__region_get(engine, request->header.region);
+    const uint64_t n_blocks = blocks_of(reply);
     int rc, status = PC_ERR_NO_REGION;
-    if (reply->layer || (reply->region && reply->region->n_blocks)) {
-        rc = take_runs(served, request, blocks_of(reply));
+    if (reply->layer || n_blocks) {
+        rc = take_runs(served, request, n_blocks);
         if (rc)
             goto fail;
         status = pc__reply_fill(served->loop, reply, request);
@@ -262,8 +270,9 @@ static int take_held(struct served *served, struct pc__request *request)
                         (uint64_t)request->header.n_blocks << PC_BLOCK_SHIFT);
     if (!region)
         return PC_OK; /* freed meanwhile */
-    if (region->n_blocks)
-        rc = take_runs(served, request, region->n_blocks);
+    const uint64_t n_blocks = pc__region_blocks(region);
+    if (n_blocks)
+        rc = take_runs(served, request, n_blocks);
     pthread_mutex_lock(&region->lock);
     for (int i = 0; i < request->n_runs && region->home && !rc; i++)
         pc__directory_add(engine, region, served->number, request->header.version,
@@ -288,10 +297,11 @@ static int answer_rows(struct served *served, const struct pc__data_header *requ
     }
     reply->row_loop = served->loop;
     reply->region = pc__region_get(engine, request->region);
-    if (reply->region && reply->region->length_bytes) {
+    const uint64_t n_blocks = blocks_of(reply);
+    if (n_blocks) {
         rc = judged(pc__data_parse_offsets(&rows, served->rx + sizeof *request + sizeof rows,
                                            rows.n_rows * sizeof offsets[0],
-                                           reply->region->length_bytes, offsets,
+                                           n_blocks << PC_BLOCK_SHIFT, offsets,
                                            PC__DATA_MAX_ROWS));
         if (rc < 0)
             goto fail;

@@ -18,8 +18,9 @@
  *
  * Locks: the worker takes region.lock for arithmetic, never over copying.
  */
-#include "engine/engine.h"
+#include "engine/core/core.h"
 #include "engine/store/lost.h"
+#include "engine/store/store.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -29,57 +30,58 @@
 #include <time.h>
 #include <unistd.h>
 
-#define RETRY_NS 1000000000ull
+#define RETRY_NS 1000000000ull /* of a region that failed */
 #define LAYERS_A_TURN 16 /* then other regions, and who waits for this one, get theirs */
 #define PATIENCE_NS 20000000ull /* with readers; then other regions get their turn */
 
-/* 1 and less are a step's results; BUSY: readers hold it up, and the last of them queues the region
- * again. */
+/* 1 and less are a step's results; BUSY: readers or the keeper hold it up, and the last of those, or
+ * what the keeper heard, queues the region again. */
 #define BUSY 2
 
 /* ------------------------------------------------------------------- queue */
 
-void pc__worker_queue(struct pc_engine *engine, struct pc__region *region)
+/* Under region.lock: it failed. Who queues it before its time does not hurry it: else each open would
+ * be a try. */
+static void queue_later(struct pc_engine *engine, struct pc__region *region)
 {
     struct pc__worker *worker = &engine->worker;
     if (region->queued)
         return;
     pthread_mutex_lock(&worker->lock);
-    if (worker->n == worker->capacity) {
-        size_t capacity = worker->capacity ? worker->capacity * 2 : 64;
-        struct pc__region **grown = calloc(capacity, sizeof(struct pc__region *));
-        if (grown) {
-            for (size_t i = 0; i < worker->n; i++)
-                grown[i] = worker->queue[(worker->begin + i) % worker->capacity];
-            free(worker->queue);
-            worker->queue = grown;
-            worker->begin = 0;
-            worker->capacity = capacity;
-        }
-    }
-    if (worker->n < worker->capacity) { /* else the next commit or lease queues it */
-        worker->queue[(worker->begin + worker->n++) % worker->capacity] = region;
-        pc__ref_take(&region->refs);
-        region->queued = true;
-    }
-    pthread_cond_signal(&worker->wake);
+    region->retry_at_ns = pc__now_ns() + RETRY_NS;
+    pc__link_push(&worker->later, &region->later); /* all wait equally long: by their times */
+    pc__ref_take(&region->refs);
+    region->queued = true;
     pthread_mutex_unlock(&worker->lock);
 }
 
-static struct timespec after(uint64_t n_ns)
+/* Under worker.lock: queues those whose time has come. When the next one's comes, or UINT64_MAX. */
+static uint64_t queue_due(struct pc__worker *worker)
 {
-    struct timespec at;
-    clock_gettime(CLOCK_MONOTONIC, &at);
-    uint64_t ns = (uint64_t)at.tv_nsec + n_ns;
-    at.tv_sec += (time_t)(ns / 1000000000u);
-    at.tv_nsec = (long)(ns % 1000000000u);
-    return at;
+    const uint64_t now = pc__now_ns();
+    while (!pc__link_empty(&worker->later)) {
+        struct pc__region *region = pc__of(worker->later.next, struct pc__region, later);
+        if (region->retry_at_ns > now)
+            return region->retry_at_ns;
+        pc__link_remove(&region->later);
+        if (pc__worker_push(worker, region))
+            continue;
+        region->retry_at_ns = now + RETRY_NS; /* no memory: as if it had failed */
+        pc__link_push(&worker->later, &region->later);
+    }
+    return UINT64_MAX;
+}
+
+static struct timespec timespec_of(uint64_t at_ns)
+{
+    return (struct timespec){.tv_sec = (time_t)(at_ns / 1000000000u),
+                             .tv_nsec = (long)(at_ns % 1000000000u)};
 }
 
 /* Until a reader left, or for so long: their number is looked at again after either. */
 static bool nap(struct pc__worker *worker, uint64_t n_ns)
 {
-    struct timespec until = after(n_ns);
+    const struct timespec until = timespec_of(pc__now_ns() + n_ns);
     pthread_mutex_lock(&worker->lock);
     if (!worker->stopping && !worker->kicked)
         pthread_cond_timedwait(&worker->wake, &worker->lock, &until);
@@ -220,19 +222,85 @@ static int make_overlay(struct pc_engine *engine, struct pc__region *region)
     return PC_OK;
 }
 
-/* That it is being changed is heard before it is: else the next server would take it for whole. */
-static int keep_base(struct pc_engine *engine, struct pc__region *region, uint64_t version,
-                     bool changes)
+struct change {
+    struct pc_engine *engine;
+    struct pc__region *region; /* +1 ref */
+};
+
+/* In the keeper's thread. */
+static void change_heard(void *arg, int rc, bool cancelled)
+{
+    struct change *change = arg;
+    struct pc__region *region = change->region;
+    pthread_mutex_lock(&region->lock);
+    region->home->change_said = false;
+    region->home->change_heard = !rc;
+    region->home->change_rc = rc;
+    if (!cancelled)
+        pc__worker_queue(change->engine, region);
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(change->engine, region);
+    free(change);
+}
+
+/* Under region.lock. PC_OK: heard; BUSY: change_heard is called. */
+static int say_change(struct pc_engine *engine, struct pc__region *region)
+{
+    struct pc__home *home = region->home;
+    struct pc__kept kept = pc__kept_of(region, PC__KEPT_HOME, home->base.inode, home->base.version);
+    struct change *change = malloc(sizeof *change);
+    if (!change)
+        return pc__fail(PC_ERR_NO_MEMORY, "a message to the keeper");
+    *change = (struct change){engine, region};
+    kept.reserved[0] = true;
+    int rc = pc__keep(engine, &kept, home->base.memfd);
+    if (!rc)
+        rc = pc__keep_when(engine, change_heard, change);
+    home->change_said = rc == 1; /* it waits for our lock */
+    home->change_heard = rc == PC_OK;
+    if (rc == 1)
+        pc__ref_take(&region->refs); /* which change_heard drops */
+    else
+        free(change);
+    return rc == 1 ? BUSY : rc;
+}
+
+/* That the base is being changed is heard before it is: else the next server would take it for whole.
+ * 1: it may change now; BUSY: not heard yet; negative. A slow keeper holds up this region alone: who
+ * opens it meanwhile takes a fork. */
+static int may_change_base(struct pc_engine *engine, struct pc__region *region)
+{
+    struct pc__home *home = region->home;
+    if (home->n_segments)
+        return 1;
+    pthread_mutex_lock(&region->lock);
+    int rc = home->change_rc;
+    home->change_rc = PC_OK;
+    const bool failed = rc != PC_OK;
+    if (!failed && home->change_said)
+        rc = BUSY;
+    else if (!failed && !home->change_heard)
+        rc = say_change(engine, region);
+    pthread_mutex_unlock(&region->lock);
+    if (failed) {
+        char text[PC__KEEPING_TEXT_BYTES];
+        pc__keep_say(engine, rc, text, sizeof text);
+        return pc__fail(rc, "%s", text);
+    }
+    return rc ? rc : 1;
+}
+
+/* The base is whole again, at that version. */
+static int keep_base(struct pc_engine *engine, struct pc__region *region, uint64_t version)
 {
     const struct pc__store *base = &region->home->base;
-    struct pc__kept kept = pc__kept_of(region, PC__KEPT_HOME, base->inode, version);
-    kept.reserved[0] = changes;
     if (region->home->n_segments)
         return PC_OK;
-    int rc = pc__keep(engine, &kept, base->memfd);
-    if (!rc && changes && pc__keeper_is_behind(engine))
-        pc__region_release(engine, region, PC_OK, 0, false); /* who waits for us takes a fork */
-    return !rc && changes ? pc__keep_wait(engine) : rc;
+    pthread_mutex_lock(&region->lock);
+    region->home->change_heard = false; /* also where it cannot be said: then the change is said anew */
+    pthread_mutex_unlock(&region->lock);
+    const struct pc__kept kept = pc__kept_of(region, PC__KEPT_HOME, base->inode, version);
+    return pc__keep(engine, &kept, base->memfd);
 }
 
 static int write_layer(struct pc_engine *engine, const struct pc__layer *layer, int memfd)
@@ -305,18 +373,18 @@ static int apply_next(struct pc_engine *engine, struct pc__region *region)
     pthread_mutex_unlock(&region->lock);
     if (rc != 1)
         return rc;
-    rc = PC_OK;
     if (to_base)
-        rc = keep_base(engine, region, home->applied, true);
+        rc = may_change_base(engine, region);
     else if (home->overlay.memfd < 0)
         rc = make_overlay(engine, region);
+    if (rc < 0 || rc == BUSY)
+        return rc;
     struct pc__store *store = to_base ? &home->base : &home->overlay;
-    if (!rc)
-        rc = write_layer(engine, layer, store->memfd);
+    rc = write_layer(engine, layer, store->memfd);
     if (rc)
         return rc;
     if (to_base) {
-        rc = keep_base(engine, region, layer->version, false);
+        rc = keep_base(engine, region, layer->version);
     } else {
         const struct pc__kept kept =
             pc__kept_of(region, PC__KEPT_OVERLAY, store->inode, layer->version);
@@ -383,12 +451,13 @@ static int fold(struct pc_engine *engine, struct pc__region *region)
     pthread_mutex_unlock(&region->lock);
     if (!can)
         return 1;
-    int rc = keep_base(engine, region, home->base.version, true);
-    if (!rc)
-        rc = write_overlay(engine, home);
+    int rc = may_change_base(engine, region);
+    if (rc != 1)
+        return rc;
+    rc = write_overlay(engine, home);
     if (rc)
         return rc;
-    rc = keep_base(engine, region, home->applied, false);
+    rc = keep_base(engine, region, home->applied);
     if (rc) /* as above: nor the overlay */
         return rc;
     pthread_mutex_lock(&region->lock);
@@ -455,9 +524,15 @@ static int serve_region(struct pc_engine *engine, struct pc__region *region)
 static struct pc__region *next_region(struct pc__worker *worker)
 {
     struct pc__region *region = NULL;
+    uint64_t due;
     pthread_mutex_lock(&worker->lock);
-    while (!worker->n && !worker->stopping)
-        pthread_cond_wait(&worker->wake, &worker->lock);
+    while ((due = queue_due(worker)), !worker->n && !worker->stopping) {
+        const struct timespec until = timespec_of(due);
+        if (due == UINT64_MAX)
+            pthread_cond_wait(&worker->wake, &worker->lock);
+        else
+            pthread_cond_timedwait(&worker->wake, &worker->lock, &until);
+    }
     if (!worker->stopping) {
         region = worker->queue[worker->begin];
         worker->begin = (worker->begin + 1) % worker->capacity;
@@ -478,15 +553,17 @@ static void *run(void *arg)
         pthread_mutex_unlock(&region->lock);
         int rc = serve_region(engine, region);
         pthread_mutex_lock(&region->lock);
-        if ((rc < 0 && rc != PC_ERR_CLOSED) || rc == 1)
+        /* Of a region that is freed nobody wants what it lacks: it goes, and a try would hold it. */
+        const bool tries_again = rc < 0 && rc != PC_ERR_CLOSED && !region->forgotten;
+        if (tries_again)
+            queue_later(engine, region);
+        else if (rc == 1)
             pc__worker_queue(engine, region);
         pthread_mutex_unlock(&region->lock);
-        if (rc < 0 && rc != PC_ERR_CLOSED) {
+        if (tries_again)
             pc__engine_event(engine, PC_EVENT_LOG, rc, region->id, 0,
                              "region %llu: a commit cannot be applied yet: %s",
                              (unsigned long long)region->id, pc_last_message());
-            (void)nap(worker, RETRY_NS);
-        }
         if (rc < 0)
             pc__region_release(engine, region, rc, 0, false);
         else
@@ -524,6 +601,11 @@ void pc__worker_free(struct pc_engine *engine)
     for (; worker->n; worker->n--) {
         pc__region_put(engine, worker->queue[worker->begin]);
         worker->begin = (worker->begin + 1) % worker->capacity;
+    }
+    pc__each(link, &worker->later)
+    {
+        pc__link_remove(link);
+        pc__region_put(engine, pc__of(link, struct pc__region, later));
     }
     free(worker->queue);
     worker->queue = NULL;

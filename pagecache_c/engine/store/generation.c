@@ -13,11 +13,12 @@
  *
  * Relies on: FALLOC_FL_PUNCH_HOLE drops the block from every map of the file before it returns.
  */
-#include "engine/engine.h"
+#include "engine/cache/cache.h"
+#include "engine/core/core.h"
+#include "engine/store/store.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/falloc.h>
 #include <linux/userfaultfd.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +39,6 @@ static void free_sets(struct pc__generation *generation)
     pc__blockset_free(&generation->fetched);
     pc__blockset_free(&generation->touched);
     pc__blockset_free(&generation->changed_away);
-    pc__rents_free(generation->rents);
 }
 
 struct pc__generation *pc__generation_new(uint64_t n_blocks, bool complete)
@@ -113,8 +113,7 @@ void pc__generation_put(struct pc_engine *engine, struct pc__generation *generat
 {
     if (!generation || !pc__ref_drop(&generation->refs))
         return;
-    pc__cache_forget(engine, generation);
-    pc__windows_end(generation);
+    engine->observers.generation_ended(engine, generation);
     pc__generation_put(engine, generation->source);
     if (generation->map)
         munmap(generation->map, generation->present.n_blocks << PC_BLOCK_SHIFT);
@@ -179,15 +178,6 @@ static int make(struct pc_engine *engine, struct pc__region *region, uint64_t ve
         pc__kept_of(region, PC__KEPT_CACHE, generation->inode, generation->version);
     (void)pc__keep(engine, &kept, generation->memfd); /* a restart would fetch it again */
     *out = generation;
-    return PC_OK;
-}
-
-int pc__memfd_punch(int memfd, uint64_t first, uint64_t n)
-{
-    while (fallocate(memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                     (off_t)(first << PC_BLOCK_SHIFT), (off_t)(n << PC_BLOCK_SHIFT)))
-        if (errno != EINTR)
-            return pc__fail_errno("punching %llu blocks", (unsigned long long)n);
     return PC_OK;
 }
 
@@ -332,12 +322,16 @@ int pc__generation_for(struct pc_engine *engine, struct pc__region *region, uint
      * reply to another server that does not get on looks at it. Or the overlay has half of a layer
      * that the keeper did not have: then the old blocks are in the history. */
     bool is_stuck = home && home->overlay_is_torn && pc__link_empty(&home->pending);
-    if (home && version >= home->applied && !home->held_up && !is_stuck &&
+    if (home && version >= home->applied && !pc__home_is_held_up(home) && !is_stuck &&
         !pc__keeper_is_behind(engine) &&
         !pc__home_base_leased(engine, region, base_goes_to(home)) &&
         (home->base_changes || version > home->applied || home->overlay.memfd >= 0)) {
-        if (home->base_changes && home->overlay.memfd < 0 && pc__link_empty(&home->pending))
-            return PC_ERR_HOME_LOST; /* half changed, and the keeper did not have the other half */
+        if (home->base_changes && home->overlay.memfd < 0 && pc__link_empty(&home->pending)) {
+            /* Half changed, and the other half is not here: the registry knows of its commit. */
+            *ask = (struct pc__ask){
+                .kind = PC_EVENT_NEED_PUBLISHED, .from_version = home->latest, .version = version};
+            return caught_up ? PC_ERR_TIMEOUT : PC__WAIT;
+        }
         pc__worker_queue(engine, region);
         return PC__WAIT;
     }

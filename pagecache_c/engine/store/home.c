@@ -17,9 +17,10 @@
  * is left. So a reply that waits in a queue shows the version that it was asked for, and never a
  * block in the middle. A wait that is broken off and the next one do not mix: each has its number.
  */
+#include "engine/core/core.h"
 #include "engine/serve/directory.h"
-#include "engine/engine.h"
 #include "engine/store/lost.h"
+#include "engine/store/store.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -252,6 +253,11 @@ void pc__home_release(struct pc_engine *engine, struct pc__region *region, unsig
     engine->worker.kicked = true;
     pthread_cond_signal(&engine->worker.wake);
     pthread_mutex_unlock(&engine->worker.lock);
+}
+
+bool pc__home_is_held_up(const struct pc__home *home)
+{
+    return home->held_up || home->change_said;
 }
 
 bool pc__home_is_behind(const struct pc__home *home)

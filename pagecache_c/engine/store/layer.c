@@ -8,9 +8,10 @@
  * (NEED_OUTCOME) until there is an answer. A layer is a file that cannot change size: mapping it is
  * safe.
  */
+#include "engine/core/core.h"
 #include "engine/serve/directory.h"
-#include "engine/engine.h"
 #include "engine/store/retained.h"
+#include "engine/store/store.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,13 +26,6 @@
  * the old process, so nobody may ever say it again. A writer that is still at work commits, or
  * stages the next layer, within this time, or else begins anew under another id. */
 #define ASK_ADOPTED_NS 10000000000ull
-
-struct pc__pull {
-    struct pc_engine *engine;
-    struct pc__region *region;         /* a region of its own: the file's blocks */
-    struct pc__generation *generation;
-    uint64_t of_region, commit_id, bytes;
-};
 
 uint64_t pc__layer_id(uint64_t region, uint64_t commit_id)
 {
@@ -218,16 +212,14 @@ static int add_staged(struct pc_engine *engine, struct pc__layer *layer, uint64_
     return PC_OK;
 }
 
-/* It is staged already. Should the keeper not have been given it then, it is now. */
-static int keep_again(struct pc_engine *engine, uint64_t region, uint64_t commit_id)
+int pc__layer_keep_again(struct pc_engine *engine, uint64_t region, uint64_t commit_id)
 {
+    pthread_mutex_lock(&engine->publish_lock);
     pthread_mutex_lock(&engine->lock);
-    struct pc__layer *layer = find(engine, region, commit_id);
-    if (layer)
-        pc__ref_take(&layer->refs);
+    const struct pc__layer *layer = find(engine, region, commit_id);
     pthread_mutex_unlock(&engine->lock);
     int rc = layer ? keep_layer(engine, layer) : PC_OK;
-    pc__layer_put(layer);
+    pthread_mutex_unlock(&engine->publish_lock);
     return rc;
 }
 
@@ -244,7 +236,7 @@ int pc__layer_stage(struct pc_engine *engine, uint64_t region, uint64_t commit_i
     pthread_mutex_unlock(&engine->lock);
     if (again) {
         pc__layer_put(layer);
-        return keep_again(engine, region, commit_id);
+        return pc__layer_keep_again(engine, region, commit_id);
     }
     rc = keep_layer(engine, layer); /* before anybody can publish it */
     if (rc) {
@@ -566,174 +558,10 @@ void pc__layers_check(struct pc__loop *loop, uint64_t now_ns)
 
 /* ----------------------------------------------------------------- pulling */
 
-static void say_pulled(struct pc_engine *engine, uint64_t region, uint64_t commit_id, int error)
-{
-    const struct pc_event event = {
-        .kind = PC_EVENT_PULLED, .error = error, .region = region, .commit_id = commit_id};
-    (void)pc__engine_ask(engine, &event);
-}
-
-/* The commit may be decided once the keeper has heard of the layer. */
-struct kept_pull {
-    struct pc_engine *engine;
-    uint64_t region, commit_id;
-};
-
-static void pull_heard(void *arg, int rc, bool cancelled)
-{
-    struct kept_pull *kept = arg;
-    if (!cancelled)
-        say_pulled(kept->engine, kept->region, kept->commit_id, rc);
-    free(kept);
-}
-
-/* The layer is here: it is said when the keeper has heard of it. */
-static void say_pulled_when_kept(struct pc_engine *engine, uint64_t region, uint64_t commit_id)
-{
-    struct kept_pull *kept = malloc(sizeof *kept);
-    if (!kept) {
-        say_pulled(engine, region, commit_id, PC_ERR_NO_MEMORY);
-        return;
-    }
-    *kept = (struct kept_pull){engine, region, commit_id};
-    const int waits = pc__keep_when(engine, pull_heard, kept);
-    if (waits != 1)
-        pull_heard(kept, waits, false);
-}
-
-static void end_pull(struct pc__pull *pull, int error)
-{
-    struct pc_engine *engine = pull->engine;
-    if (!error) {
-        int fd = fcntl(pull->generation->memfd, F_DUPFD_CLOEXEC, 0);
-        error = fd < 0 ? pc__fail_errno("dup of a layer")
-                       : pc__layer_stage(engine, pull->of_region, pull->commit_id, pull->bytes, fd,
-                                         0);
-    }
-    if (error)
-        say_pulled(engine, pull->of_region, pull->commit_id, error);
-    else
-        say_pulled_when_kept(engine, pull->of_region, pull->commit_id);
-    pc__generation_put(engine, pull->generation);
-    pc__region_put(engine, pull->region);
-    free(pull);
-}
-
-static void pull_ended(struct pc__loop *loop, struct pc__mail *mail)
-{
-    (void)loop;
-    end_pull(mail->pointer, mail->error);
-}
-
-/* Its job is done or has failed. Locks are held, so the rest is left to a loop. */
-void pc__pull_done(struct pc__pull *pull, int error)
-{
-    const struct pc__mail mail = {.run = pull_ended, .pointer = pull, .error = error};
-    if (pc__loop_post(&pull->engine->loops[0], &mail)) /* no memory: whoever asked gives up */
-        pc__engine_event(pull->engine, PC_EVENT_LOG, PC_ERR_NO_MEMORY, pull->of_region, 0,
-                         "a layer that arrived is lost for want of memory");
-}
-
-static void begin_pull(struct pc__loop *loop, struct pc__mail *mail)
-{
-    struct pc__pull *pull = mail->pointer;
-    struct pc__region *region = pull->region;
-    struct pc__generation *generation = pull->generation;
-    struct pc__job *job = loop->stopping ? NULL : malloc(sizeof *job + sizeof job->runs[0]);
-    if (!job) {
-        end_pull(pull, loop->stopping ? PC_ERR_CLOSED : PC_ERR_NO_MEMORY);
-        return;
-    }
-    *job = (struct pc__job){.pull = pull, .remaining_blocks = region->n_blocks, .n_runs = 1};
-    job->runs[0] = (struct pc_run){.n_blocks = region->n_blocks};
-    struct pc__batch batch;
-    pc__batch_init(&batch, false, true);
-    pthread_mutex_lock(&region->lock);
-    int rc = pc__batch_add(&batch, region, generation, 0, region->n_blocks);
-    if (!rc)
-        pc__link_push(&generation->jobs, &job->link);
-    pthread_mutex_unlock(&region->lock);
-    pc__batch_submit(loop, &batch);
-    if (rc) {
-        free(job);
-        end_pull(pull, rc);
-    }
-}
-
-static int prepare(struct pc__pull *pull, uint64_t server_id)
-{
-    uint64_t n_blocks = pull->bytes >> PC_BLOCK_SHIFT;
-    size_t n_homes = (pull->bytes + PC_EXTENT_BYTES - 1) / PC_EXTENT_BYTES;
-    pull->region = pc__region_alone(pc__layer_id(pull->of_region, pull->commit_id), n_blocks);
-    pull->generation = pc__generation_new(n_blocks, false);
-    uint64_t *homes = calloc(n_homes, sizeof *homes);
-    if (!pull->region || !pull->generation || !homes) {
-        free(homes);
-        return pc__fail(PC_ERR_NO_MEMORY, "a layer");
-    }
-    for (size_t i = 0; i < n_homes; i++)
-        homes[i] = server_id;
-    pull->region->homes = homes;
-    pull->generation->is_layer = true;
-    int fd = pc__descriptors_spare();
-    if (!fd)
-        fd = pc__memfd_make(pull->bytes, &pull->generation->inode);
-    if (fd < 0)
-        return fd;
-    pull->generation->memfd = fd;
-    return pc__generation_map(pull->engine, pull->generation);
-}
-
 PC_API int pc_engine_has_layer(pc_engine *engine, uint64_t region, uint64_t commit_id)
 {
     pthread_mutex_lock(&engine->lock);
     const bool here = find(engine, region, commit_id) != NULL;
     pthread_mutex_unlock(&engine->lock);
     return here;
-}
-
-PC_API int pc_engine_pull(pc_engine *engine, uint64_t region, uint64_t commit_id,
-                          uint64_t server_id, uint64_t layer_bytes)
-{
-    if (!region || !commit_id || !server_id ||
-        layer_bytes < 2 * PC_BLOCK_BYTES || layer_bytes % PC_BLOCK_BYTES ||
-        layer_bytes > PC_WINDOW_END - PC_WINDOW_BEGIN)
-        return pc__fail(PC_ERR_RANGE, "a layer of %llu bytes", (unsigned long long)layer_bytes);
-    if (pc_engine_has_layer(engine, region, commit_id)) { /* asked again, or whether it is here still */
-        int kept = keep_again(engine, region, commit_id);
-        if (!kept)
-            say_pulled_when_kept(engine, region, commit_id);
-        return kept;
-    }
-    if (server_id == engine->server_id) {
-        say_pulled(engine, region, commit_id, PC_ERR_HOME_LOST);
-        return PC_OK;
-    }
-    struct pc__region *home = pc__region_get(engine, region);
-    bool behind = false;
-    if (home) {
-        pthread_mutex_lock(&home->lock);
-        behind = home->home && pc__home_is_behind(home->home);
-        pthread_mutex_unlock(&home->lock);
-        pc__region_put(engine, home);
-    }
-    if (behind)
-        return pc__fail(PC_ERR_TIMEOUT, "the home of region %llu has commits to apply first",
-                        (unsigned long long)region);
-    struct pc__pull *pull = calloc(1, sizeof *pull);
-    if (!pull)
-        return pc__fail(PC_ERR_NO_MEMORY, "a layer");
-    *pull = (struct pc__pull){
-        .engine = engine, .of_region = region, .commit_id = commit_id, .bytes = layer_bytes};
-    int rc = prepare(pull, server_id);
-    const struct pc__mail mail = {.run = begin_pull, .pointer = pull};
-    if (!rc)
-        rc = pc__loop_post(&engine->loops[0], &mail);
-    if (rc) {
-        pc__generation_put(engine, pull->generation);
-        if (pull->region)
-            pc__region_put(engine, pull->region);
-        free(pull);
-    }
-    return rc;
 }

@@ -1,7 +1,7 @@
 /* lost.c - see lost.h. */
+#include "engine/core/core.h"
 #include "engine/store/lost.h"
 
-#include "engine/engine.h"
 
 #include <errno.h>
 #include <stdlib.h>

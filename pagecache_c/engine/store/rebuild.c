@@ -9,14 +9,13 @@
  * then the store is `prepared`: nobody is served from it, and after a crash of this server it is
  * again just that.
  *
- * Who waits: a fetch from a server that is lost stays in its queue while NEED_HOME is asked. It goes
- * to the new home, or fails, with the answer; or with its own deadline.
- *
- * Locks: region.lock for what is prepared and for the homes; the queues belong to their loops.
+ * Fetches that wait for a home: miss/rehome.c. Locks: region.lock for what is prepared and for the homes.
  */
+#include "engine/core/core.h"
+#include "engine/miss/miss.h"
 #include "engine/store/lost.h"
-#include "engine/miss/redirect.h"
 #include "engine/store/retained.h"
+#include "engine/store/store.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -369,11 +368,7 @@ PC_API int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_inf
         pthread_mutex_lock(&region->lock);
         rc = may_prepare(region, info);
         if (!rc) {
-            if (!region->n_blocks) {
-                region->base_address = info->base_address;
-                region->length_bytes = info->length_bytes;
-                region->n_blocks = info->length_bytes >> PC_BLOCK_SHIFT;
-            }
+            (void)pc__region_sized(region, info->base_address, info->length_bytes);
             old = region->prepared; /* of an attempt that came to nothing */
             region->prepared = home;
             region->prepared_sealed = false;
@@ -543,112 +538,12 @@ int pc__rebuild_become_home(struct pc_engine *engine, struct pc__region *region)
     return PC_OK;
 }
 
-/* -------------------------------------------------------------- who waits */
-
-static uint64_t home_of(const struct pc__fetch *fetch)
-{
-    uint64_t block = fetch->gather ? pc__gather_first_block(fetch)
-                                   : fetch->runs[fetch->at_run].first_block;
-    return pc__home_of(fetch->region, block);
-}
-
-/* Out of the queue of a server that is not their home any more. */
-static void take_moved(struct pc__lane *lane, uint64_t server_id, uint64_t id,
-                       struct pc__link *moved)
-{
-    pc__each(link, &lane->queued)
-    {
-        struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
-        if (fetch->home_id || fetch->generation->is_layer || (id && fetch->region->id != id) ||
-            home_of(fetch) == server_id)
-            continue;
-        pc__link_remove(link);
-        pc__link_push(moved, link);
-    }
-}
-
-static void go_home(struct pc__loop *loop, struct pc__link *moved)
-{
-    while (!pc__link_empty(moved)) {
-        struct pc__fetch *fetch = pc__of(moved->next, struct pc__fetch, link);
-        pc__link_remove(&fetch->link);
-        fetch->server_id = home_of(fetch);
-        fetch->missed_id = 0;
-        pc__count_add(&loop->engine->count.fetch_retries, 1);
-        if (fetch->server_id == loop->engine->server_id)
-            pc__fetch_fill_here(loop, fetch);
-        else
-            pc__fetch_queue(loop, fetch);
-    }
-}
-
-static bool ask_for_home(struct pc_engine *engine, struct pc__region *region, uint64_t server_id)
-{
-    pthread_mutex_lock(&region->lock);
-    bool ask = !region->asked_home;
-    region->asked_home = true;
-    pthread_mutex_unlock(&region->lock);
-    if (!ask || pc__engine_event(engine, PC_EVENT_NEED_HOME, 0, region->id, server_id, "%s", ""))
-        return true;
-    pthread_mutex_lock(&region->lock);
-    region->asked_home = false;
-    pthread_mutex_unlock(&region->lock);
-    return false;
-}
-
-void pc__rebuild_await(struct pc__loop *loop, struct pc__peer *peer, struct pc__lane *lane,
-                       struct pc__link *failed)
-{
-    struct pc__link moved;
-    pc__link_init(&moved);
-    take_moved(lane, peer->server_id, 0, &moved);
-    pc__each(link, &lane->queued)
-    {
-        struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
-        if (!fetch->home_id && !fetch->generation->is_layer &&
-            ask_for_home(loop->engine, fetch->region, peer->server_id))
-            continue;
-        pc__link_remove(link);
-        pc__link_push(failed, link);
-    }
-    go_home(loop, &moved);
-}
-
-static void fail_those(struct pc__loop *loop, struct pc__lane *lane, uint64_t id, int error)
-{
-    pc__each(link, &lane->queued)
-    {
-        struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
-        if (fetch->home_id || fetch->generation->is_layer || fetch->region->id != id)
-            continue;
-        pc__link_remove(link);
-        pc__fetch_fail(loop->engine, fetch, error);
-        pc__fetch_drop(loop->engine, fetch);
-    }
-}
-
-/* a: the region; b: where error is meant, the server that was its home. */
-static void homes_changed(struct pc__loop *loop, struct pc__mail *mail)
-{
-    struct pc__link moved;
-    pc__link_init(&moved);
-    pc__each(link, &loop->peers)
-    {
-        struct pc__peer *peer = pc__of(link, struct pc__peer, link);
-        for (int i = 0; i < PC__LANES_PER_LOOP; i++) {
-            take_moved(&peer->lanes[i], peer->server_id, mail->a, &moved);
-            if (mail->error && peer->server_id == mail->b)
-                fail_those(loop, &peer->lanes[i], mail->a, mail->error);
-        }
-        pc__peer_ask_again(peer); /* it was taken for lost, and is the home all the same */
-    }
-    go_home(loop, &moved);
-}
+/* -------------------------------------------------------------- the answers */
 
 static int tell_loops(struct pc_engine *engine, uint64_t region, uint64_t server_id, int error)
 {
     const struct pc__mail mail = {
-        .run = homes_changed, .a = region, .b = server_id, .error = error};
+        .run = engine->observers.homes_changed, .a = region, .b = server_id, .error = error};
     int rc = PC_OK;
     for (int i = 0; i < engine->n_loops; i++) {
         int posted = pc__loop_post(&engine->loops[i], &mail);
@@ -715,7 +610,7 @@ PC_API int pc_engine_region_lost(pc_engine *engine, uint64_t id, int error)
     pthread_mutex_lock(&region->lock);
     region->lost = error < 0 ? error : PC_ERR_HOME_LOST;
     pthread_mutex_unlock(&region->lock);
-    pc__sessions_let_go(engine, id); /* a mapping that rests is opened without a word to us */
+    pc__sessions_let_go(engine, id); /* an idle mapping is opened without a word to us */
     pc__region_put(engine, region);
     return PC_OK;
 }

@@ -20,9 +20,10 @@
  *
  * Owns engine.retained, under engine.lock.
  */
-#include "engine/engine.h"
+#include "engine/core/core.h"
 #include "engine/store/retained.h"
 
+#include <stdlib.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -39,22 +40,32 @@ static uint64_t most_layers(void)
     return limit.rlim_cur / DESCRIPTORS_SHARE;
 }
 
-/* Under engine.lock: the oldest settled one that a newer one of its region follows, else the oldest
- * settled one. NULL: none is. */
-static struct pc__layer *next_to_go(struct pc_engine *engine)
+/* Regions that a walk over the layers has met: one walk is enough then, however many there are. */
+struct met {
+    uint64_t *ids;                 /* hashed; 0: free */
+    size_t mask;
+};
+
+/* Under engine.lock, for as many as there are layers. False: no memory. */
+static bool met_open(struct met *met, const struct pc_engine *engine)
 {
-    struct pc__layer *oldest = NULL;
-    pc__each(link, &engine->retained)
-    {
-        struct pc__layer *layer = pc__of(link, struct pc__layer, link);
-        if (!layer->settled)
-            continue;
-        oldest = oldest ? oldest : layer;
-        for (struct pc__link *after = link->next; after != &engine->retained; after = after->next)
-            if (pc__of(after, struct pc__layer, link)->region == layer->region)
-                return layer;
-    }
-    return oldest;
+    size_t capacity = 64;
+    while (capacity < 2 * pc__count_get(&engine->count.retained_layers))
+        capacity *= 2;
+    met->mask = capacity - 1;
+    met->ids = calloc(capacity, sizeof *met->ids);
+    return met->ids != NULL;
+}
+
+/* Whether it is met for the first time. */
+static bool is_new(struct met *met, uint64_t region)
+{
+    size_t at = (region * 0x9e3779b97f4a7c15ull >> 32) & met->mask;
+    while (met->ids[at] && met->ids[at] != region)
+        at = (at + 1) & met->mask;
+    const bool is = !met->ids[at];
+    met->ids[at] = region;
+    return is;
 }
 
 /* Under engine.lock. */
@@ -77,20 +88,41 @@ static bool is_beyond(struct pc_engine *engine)
            pc__count_get(&engine->count.retained_bytes) > engine->retained_most_bytes;
 }
 
+/* Under engine.lock: notes which have a newer one of their region here. For want of memory none has: they
+ * go by their age alone. */
+static void find_followed(struct pc_engine *engine)
+{
+    struct met met;
+    const bool looks = met_open(&met, engine);
+    for (struct pc__link *at = engine->retained.prev; at != &engine->retained; at = at->prev) {
+        struct pc__layer *layer = pc__of(at, struct pc__layer, link);
+        layer->followed = looks && !is_new(&met, layer->region);
+    }
+    free(met.ids);
+}
+
 /* Under engine.lock. */
 static void make_room(struct pc_engine *engine, struct pc__link *gone)
 {
     const uint64_t most = most_layers(), most_bytes = engine->retained_most_bytes;
-    struct pc__layer *next;
     pc__each(link, &engine->retained)
     {
         struct pc__layer *layer = pc__of(link, struct pc__layer, link);
         if (layer->settled && layer->bytes > most_bytes)
             take_out(engine, layer, gone);
     }
-    while ((engine->settled_layers > most || engine->settled_bytes > most_bytes) &&
-           (next = next_to_go(engine)))
-        take_out(engine, next, gone);
+    if (engine->settled_layers <= most && engine->settled_bytes <= most_bytes)
+        return;
+    find_followed(engine); /* and those that go leave that as it is: they are the older ones */
+    for (int any = 0; any < 2; any++)
+        pc__each(at, &engine->retained)
+        {
+            struct pc__layer *layer = pc__of(at, struct pc__layer, link);
+            if (engine->settled_layers <= most && engine->settled_bytes <= most_bytes)
+                return;
+            if (layer->settled && (layer->followed || any))
+                take_out(engine, layer, gone);
+        }
 }
 
 static void end_all(struct pc_engine *engine, struct pc__link *gone)
@@ -122,17 +154,6 @@ void pc__retained_add(struct pc_engine *engine, struct pc__layer *layer, uint64_
         (void)!write(engine->loops[0].mail_event, &one, sizeof one);
 }
 
-/* Under engine.lock: whether a question about its region was asked just now. */
-static bool is_asked_about(struct pc_engine *engine, const struct pc__layer *layer)
-{
-    for (const struct pc__link *at = layer->link.prev; at != &engine->retained; at = at->prev) {
-        const struct pc__layer *before = pc__of(at, const struct pc__layer, link);
-        if (!before->settled && before->region == layer->region)
-            return true;
-    }
-    return false;
-}
-
 void pc__retained_ask(struct pc_engine *engine, uint64_t now_ns)
 {
     if (now_ns < engine->ask_settled_at_ns)
@@ -140,6 +161,11 @@ void pc__retained_ask(struct pc_engine *engine, uint64_t now_ns)
     engine->ask_settled_at_ns = UINT64_MAX;
     if (!is_beyond(engine))
         return;
+    struct met asked;
+    if (!met_open(&asked, engine)) {
+        engine->ask_settled_at_ns = now_ns + ASK_AGAIN_NS;
+        return;
+    }
     pc__each(link, &engine->retained)
     {
         const struct pc__layer *layer = pc__of(link, const struct pc__layer, link);
@@ -147,9 +173,10 @@ void pc__retained_ask(struct pc_engine *engine, uint64_t now_ns)
             continue;
         engine->ask_settled_at_ns = now_ns + ASK_AGAIN_NS;
         const struct pc_event event = {.kind = PC_EVENT_NEED_SETTLED, .region = layer->region};
-        if (!is_asked_about(engine, layer))
+        if (is_new(&asked, layer->region))
             (void)pc__engine_ask(engine, &event); /* one that is lost is made good by the next round */
     }
+    free(asked.ids);
 }
 
 PC_API int pc_engine_settled(pc_engine *engine, uint64_t region, uint64_t version)

@@ -1,10 +1,8 @@
-/* retained.h - what the engine has for the case that a home is lost, or not reached: retained.c,
- * unreached.c.
- */
+/* retained.h - layers that this node keeps for the case that their home is lost. See retained.c. */
 #ifndef PC_RETAINED_H
 #define PC_RETAINED_H
 
-#include "engine/engine.h"
+#include "engine/core/records.h"
 
 /* retained.c: layers of this node's commits whose homes are elsewhere. */
 #define PC__RETAINED_BYTES (256ull << 20) /* at most; a quarter of the cache's budget, where that is less */
@@ -20,16 +18,5 @@ struct pc__layer *pc__retained_at(struct pc_engine *engine, uint64_t region, uin
 size_t pc__retained_versions(struct pc_engine *engine, uint64_t region, uint64_t *versions,
                              size_t capacity);
 void pc__retained_close(struct pc_engine *engine);
-
-/* fetch.c: a peer's lanes that have no connection are asked for again, where something waits for one. */
-void pc__peer_ask_again(struct pc__peer *peer);
-
-/* unreached.c */
-void pc__unreached_forget(struct pc_engine *engine, uint64_t server_id);
-/* It is lost: not reached any more, for good. */
-void pc__unreached_lost(struct pc_engine *engine, uint64_t server_id);
-/* Why there is nothing from that server, for people. */
-void pc__unreached_say(struct pc_engine *engine, uint64_t server_id, int error, char *text,
-                       size_t text_bytes);
 
 #endif

@@ -1,6 +1,7 @@
 /* test_client.c - the client's contract, over each trap: what a program sees of mapped regions
  * while the server is well. test_client_failure.c has what it sees when it is not. */
 #include "tests/support/client_world.h"
+#include "tests/support/length.h"
 
 #include "trap/read_set.h"
 
@@ -107,7 +108,7 @@ static void test_nothing_absent(struct world *world)
         CHECK(block % 2 ? load(mapping.address + block * 4096) == 0
                         : block_is_right(&mapping, WHOLE, block), "block %lu", block);
     const struct pc_run all = {0, BLOCKS};
-    OK(pc_client_prefetch(client, mapping.id, &all, 1, 1, SECOND));
+    OK(pc_client_prefetch(client, mapping.id, &all, 1, 1, 30 * SECOND));
     CHECK(world->fake->faults == 0 && world->fake->prefetches == 0, "the server was asked");
     OK(pc_client_close(client));
 }
@@ -120,20 +121,20 @@ static void test_prefetch(struct world *world)
     struct pc_mapping mapping = world_map(world, client, BIG, 0);
     for (uint64_t i = 0; i < N; i++)
         runs[i] = (struct pc_run){i * STEP, 1 + i % 2};
-    OK(pc_client_prefetch(client, mapping.id, runs, N, 1, 20 * SECOND));
+    OK(pc_client_prefetch(client, mapping.id, runs, N, 1, 20 * 30 * SECOND));
     CHECK(world->fake->prefetches == 3 && world->fake->prefetched_runs == N, "%d messages, %d runs",
           world->fake->prefetches, world->fake->prefetched_runs);
     for (uint64_t i = 0; i < N; i++)
         CHECK(block_is_right(&mapping, BIG, i * STEP + i % 2), "run %lu", i);
     CHECK(world->fake->faults == 0, "%d faults after a prefetch", world->fake->faults);
     const struct pc_run more = {BIG_MIDDLE, 4};
-    OK(pc_client_prefetch(client, mapping.id, &more, 1, 0, SECOND));
+    OK(pc_client_prefetch(client, mapping.id, &more, 1, 0, 30 * SECOND));
     CHECK(block_is_right(&mapping, BIG, more.first_block), "after a prefetch without wait");
-    OK(pc_client_prefetch(client, mapping.id, NULL, 0, 1, SECOND));
+    OK(pc_client_prefetch(client, mapping.id, NULL, 0, 1, 30 * SECOND));
     const struct pc_run bad[] = {{0, 0}, {BIG_LENGTH >> 12, 1}, {1, BIG_LENGTH >> 12}, {5, UINT64_MAX}};
     for (size_t i = 0; i < 4; i++)
-        FAILS(pc_client_prefetch(client, mapping.id, &bad[i], 1, 1, SECOND), PC_ERR_RANGE, "run 0");
-    FAILS(pc_client_prefetch(client, 999, &more, 1, 1, SECOND), PC_ERR_NO_REGION, "999");
+        FAILS(pc_client_prefetch(client, mapping.id, &bad[i], 1, 1, 10 * SECOND), PC_ERR_RANGE, "run 0");
+    FAILS(pc_client_prefetch(client, 999, &more, 1, 1, 10 * SECOND), PC_ERR_NO_REGION, "999");
     OK(pc_client_close(client));
 }
 
@@ -154,7 +155,7 @@ static void test_read_sets(struct world *world)
         struct pc_mapping mapping = world_map(world, client, PAGED,
                                               exact ? PC_MAP_EXACT_READS : 0);
         const struct pc_run all = {0, BLOCKS};
-        OK(pc_client_prefetch(client, mapping.id, &all, 1, 1, SECOND));
+        OK(pc_client_prefetch(client, mapping.id, &all, 1, 1, 30 * SECOND));
         for (uint64_t block = 0; block < BLOCKS; block++)
             CHECK(block_is_right(&mapping, PAGED, block), "block %lu", block);
         for (int round = 0; round < 2; round++) {
@@ -271,9 +272,9 @@ static void test_counts(struct world *world)
     struct pc_mapping one = world_map(world, client, PAGED, 0);
     struct pc_mapping two = world_map(world, client, PAGED, 0), other;
     CHECK(one.id == two.id && world->fake->opens == 1, "%d opens", world->fake->opens);
-    FAILS(pc_client_map(client, PAGED, ANY, BASE, LENGTH / 2, 0, SECOND, &other), PC_ERR_EXISTS,
+    FAILS(pc_client_map(client, PAGED, ANY, BASE, LENGTH / 2, 0, 10 * SECOND, &other), PC_ERR_EXISTS,
           "bytes were asked for");
-    OK(try_map(world, client, PAGED, PC_MAP_EXACT_READS, SECOND, &other));
+    OK(try_map(world, client, PAGED, PC_MAP_EXACT_READS, 30 * SECOND, &other));
     CHECK(other.id == one.id && world->fake->opens == 1, "coarse serves exact: a superset");
     OK(pc_client_unmap(client, other.id));
     OK(pc_client_unmap(client, one.id));
@@ -283,12 +284,12 @@ static void test_counts(struct world *world)
     one = world_map(world, client, PAGED, PC_MAP_EXACT_READS);
     two = world_map(world, client, PAGED, 0); /* exact serves it */
     CHECK(one.id == two.id && block_is_right(&two, PAGED, 1000), "exact serves coarse");
-    FAILS(pc_client_map(client, 77, ANY, BASE + (8ull << 30), LENGTH, 0, SECOND, &other),
+    FAILS(pc_client_map(client, 77, ANY, BASE + (8ull << 30), LENGTH, 0, 10 * SECOND, &other),
           PC_ERR_NO_REGION, "region");
-    FAILS(pc_client_map(client, PAGED, ANY, 0x1000, LENGTH, 0, SECOND, &other), PC_ERR_RANGE, "");
-    FAILS(pc_client_map(client, PAGED, ANY, BASE, LENGTH + 1, 0, SECOND, &other), PC_ERR_RANGE, "");
-    FAILS(pc_client_map(client, PAGED, ANY, BASE, 0, 0, SECOND, &other), PC_ERR_RANGE, "");
-    FAILS(pc_client_map(client, PAGED, ANY, BASE, LENGTH, 64, SECOND, &other), PC_ERR_RANGE, "");
+    FAILS(pc_client_map(client, PAGED, ANY, 0x1000, LENGTH, 0, 10 * SECOND, &other), PC_ERR_RANGE, "");
+    FAILS(pc_client_map(client, PAGED, ANY, BASE, LENGTH + 1, 0, 10 * SECOND, &other), PC_ERR_RANGE, "");
+    FAILS(pc_client_map(client, PAGED, ANY, BASE, 0, 0, 10 * SECOND, &other), PC_ERR_RANGE, "");
+    FAILS(pc_client_map(client, PAGED, ANY, BASE, LENGTH, 64, 10 * SECOND, &other), PC_ERR_RANGE, "");
     OK(pc_client_close(client));
     EVENTUALLY(world->fake->live_mappings == 0);
 }
@@ -303,7 +304,7 @@ static void test_clash(struct world *world)
     snprintf(ours, sizeof ours, "%#lx-%#lx", BASE, BASE + LENGTH);
     pc_client *client = world_client(world);
     struct pc_mapping mapping;
-    FAILS(try_map(world, client, PAGED, 0, SECOND, &mapping), PC_ERR_CLASH, theirs);
+    FAILS(try_map(world, client, PAGED, 0, 10 * SECOND, &mapping), PC_ERR_CLASH, theirs);
     CHECK(strstr(pc_last_message(), ours), "%s", pc_last_message());
     EVENTUALLY(world->fake->live_mappings == 0);
     munmap(there, 8192);
@@ -314,22 +315,23 @@ static void test_clash(struct world *world)
 
 static void test_many(struct world *world)
 {
-    enum { N = 2000 };
-    static struct pc_mapping mappings[N];
+    enum { MOST = 2000 };
+    static struct pc_mapping mappings[MOST];
+    const size_t n = rounds_of(500, MOST);
     pc_client *client = world_client(world);
     size_t before = n_open_descriptors();
-    for (size_t i = 0; i < N; i++) {
+    for (size_t i = 0; i < n; i++) {
         mappings[i] = world_map(world, client, PAGED, PC_MAP_PRIVATE);
         store(mappings[i].address + i % BLOCKS * 4096, i);
     }
     CHECK(n_open_descriptors() == before, "%zu descriptors more", n_open_descriptors() - before);
-    for (size_t i = 0; i < N; i += 2)
+    for (size_t i = 0; i < n; i += 2)
         OK(pc_client_unmap(client, mappings[i].id));
-    for (size_t i = 1; i < N; i += 2) {
+    for (size_t i = 1; i < n; i += 2) {
         CHECK(load(mappings[i].address + i % BLOCKS * 4096) == i, "mapping %zu", i);
         CHECK(block_is_right(&mappings[i], PAGED, (i + 1) % BLOCKS), "mapping %zu", i);
     }
-    EVENTUALLY(world->fake->live_mappings == N / 2);
+    EVENTUALLY(world->fake->live_mappings == (int)n / 2);
     OK(pc_client_close(client));
     EVENTUALLY(world->fake->live_mappings == 0);
 }
@@ -411,7 +413,7 @@ static void test_system_calls(struct world *world)
     } else {
         CHECK(n == -1 && errno == EFAULT, "%zd, errno %d", n, errno);
         const struct pc_run run = {50, 1};
-        OK(pc_client_prefetch(client, mapping.id, &run, 1, 1, SECOND));
+        OK(pc_client_prefetch(client, mapping.id, &run, 1, 1, 30 * SECOND));
         n = syscall(SYS_write, fd, mapping.address + 50 * 4096, 4096);
         CHECK(n == 4096, "after a prefetch: %zd", n);
     }
@@ -428,16 +430,16 @@ static void test_make_home(struct world *world)
     for (size_t i = 0; i < N; i++)
         source[i] = (char)(i * 31 >> 3);
     FAILS(pc_client_create(client, 99, BASE, LENGTH, SECOND, &fd), PC_ERR_NO_REGION, "");
-    OK(pc_client_create(client, MADE, BASE + (2ull << 30), LENGTH, SECOND, &fd));
+    OK(pc_client_create(client, MADE, BASE + (2ull << 30), LENGTH, 30 * SECOND, &fd));
     for (int threads = 0; threads < 4; threads++) {
         memset(back, 0, N);
         OK(pc_copy_in(fd, 777, source, N, threads));
         CHECK(pread(fd, back, N, 777) == N && memcmp(back, source, N) == 0, "%d", threads);
     }
     OK(pc_copy_in(fd, 0, source, 0, 4));
-    OK(pc_client_seal(client, MADE, SECOND));
+    OK(pc_client_seal(client, MADE, 30 * SECOND));
     CHECK(world->fake->made_state == FAKE_SEALED, "not sealed");
-    OK(pc_client_abandon(client, MADE, SECOND));
+    OK(pc_client_abandon(client, MADE, 30 * SECOND));
     close(fd);
     int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
     FAILS(pc_copy_in(full, 0, source, N, 2), PC_ERR_NO_MEMORY, "No space");

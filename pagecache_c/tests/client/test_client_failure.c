@@ -371,7 +371,7 @@ static void test_death_in_requests(struct world *world)
     static struct pc_run runs[N];
     for (uint64_t i = 0; i < N; i++)
         runs[i] = (struct pc_run){i % BLOCKS, 1};
-    OK(pc_client_prefetch(client, mapping.id, runs, N, 1, 20 * SECOND));
+    OK(pc_client_prefetch(client, mapping.id, runs, N, 1, 20 * 30 * SECOND));
     CHECK(world->fake->prefetches >= 3, "%d", world->fake->prefetches);
     int faults = world->fake->faults;
     for (uint64_t block = 0; block < BLOCKS; block++)
@@ -504,7 +504,7 @@ static void test_pings(struct world *world)
     CHECK(world->fake->hellos == 1, "a server that answers was left");
     OK(pc_client_unmap(client, mapping.id));
     OK(pc_client_unmap(client, whole.id));
-    OK(pc_client_abandon(client, MADE, SECOND)); /* after the unmaps, and after a ping on its way */
+    OK(pc_client_abandon(client, MADE, 30 * SECOND)); /* after the unmaps, and after a ping on its way */
     int pings = world->fake->pings;
     usleep(400 * 1000);
     CHECK(world->fake->pings == pings, "nothing is mapped");

@@ -59,6 +59,7 @@ static void test_same_addresses(struct world *world)
 {
     struct world other;
     other_make(&other, world, BASE); /* as if its addresses were given out twice */
+    other.fake->regions[WHOLE - 1].base = BASE + 4096;
     pc_client *a = world_client(world), *b = world_client(&other);
     struct pc_mapping of_a = world_map(world, a, PAGED, 0), of_b;
     struct pc_mapping again = world_map(world, a, PAGED, 0); /* two users of one mapping */
@@ -66,6 +67,10 @@ static void test_same_addresses(struct world *world)
     OK(pc_client_close(a));
     for (int users = 2; users > 0; users--) {
         FAILS(try_map(&other, b, PAGED, PC_MAP_FIXED, SECOND, &of_b), PC_ERR_CLASH, "must be mapped at");
+        FAILS(try_map(&other, b, WHOLE, PC_MAP_FIXED, SECOND, &of_b), PC_ERR_CLASH, "must be mapped at");
+        of_b = world_map(&other, b, WHOLE, 0); /* need not lie there: it gets another place */
+        CHECK(of_b.address != BASE + 4096 && block_is_right(&of_b, WHOLE, 0), "%#lx", of_b.address);
+        OK(pc_client_unmap(b, of_b.id));
         OK(pc_ended_unmap(of_a.address));
     }
     of_b = world_map(&other, b, PAGED, PC_MAP_FIXED);
@@ -198,6 +203,19 @@ static void test_told(struct world *world)
     CHECK(!is_taken(mapping.address), "unmapped");
 }
 
+/* It ends with words of this process unread: what it said last is heard all the same. */
+static void test_told_with_words_unread(struct world *world)
+{
+    pc_client *client = world_client(world);
+    struct pc_mapping mapping = world_map(world, client, PAGED, 0);
+    kill(world->server, SIGSTOP);
+    OK(pc_client_unmap(client, mapping.id));
+    world->fake->end_session = 1;
+    kill(world->server, SIGCONT);
+    EVENTUALLY(pc_client_has_ended(client));
+    OK(pc_client_close(client));
+}
+
 static void *map_stalled(void *arg)
 {
     struct world *world = arg;
@@ -276,6 +294,7 @@ int main(int argc, char **argv)
 {
     static const struct test tests[] = {TEST(at_once), TEST(same_addresses), TEST(elsewhere),
                                         TEST(touches), TEST(threads), TEST(told),
+                                        TEST(told_with_words_unread),
                                         TEST(told_while_it_waits), TEST(told_and_touched),
                                         TEST(told_and_forked)};
     return run_tests(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL);

@@ -148,7 +148,7 @@ static void test_stage(struct world *world)
     store(mapping.address + 7 * 4096 + 16, 70);
     int64_t n = pc_client_dirty(client, mapping.id, runs, 8);
     uint64_t server_id = 0;
-    OK(pc_client_stage(client, mapping.id, COMMIT, runs, (size_t)n, 0, SECOND, &server_id));
+    OK(pc_client_stage(client, mapping.id, COMMIT, runs, (size_t)n, 0, 30 * SECOND, &server_id));
     CHECK(server_id == 0x77, "it is at %#lx", server_id);
     CHECK(world->fake->stages == 1 && world->fake->layer_bytes == 2 * 4096, "%lu bytes",
           world->fake->layer_bytes);
@@ -158,14 +158,14 @@ static void test_stage(struct world *world)
     n = pc_client_dirty(client, mapping.id, runs, 8);
     CHECK(n == 6, "%ld", (long)n);
     for (int threads = 0; threads < 3; threads++) { /* the same commit again is no error */
-        OK(pc_client_stage(client, mapping.id, COMMIT, runs, (size_t)n, threads, SECOND, NULL));
+        OK(pc_client_stage(client, mapping.id, COMMIT, runs, (size_t)n, threads, 30 * SECOND, NULL));
         check_layer(world, &mapping, runs, (size_t)n);
     }
     store(mapping.address + 7 * 4096 + 16, 71); /* it stays as it is, and writable */
     CHECK(n_open_descriptors() == before, "%zu descriptors more", n_open_descriptors() - before);
     /* Blocks that were not written, absent and present ones, may be among them. */
     const struct pc_run more[] = {{0, 2}, {1000, 300}, {BLOCKS - 1, 1}};
-    OK(pc_client_stage(client, mapping.id, COMMIT, more, 3, 2, SECOND, NULL));
+    OK(pc_client_stage(client, mapping.id, COMMIT, more, 3, 2, 30 * SECOND, NULL));
     check_layer(world, &mapping, more, 3);
     OK(pc_client_close(client));
 }
@@ -177,7 +177,7 @@ static void test_stage_all(struct world *world)
     pc_client *client = world_client(world);
     struct pc_mapping mapping = world_map(world, client, BIG, PC_MAP_PRIVATE);
     const struct pc_run all = {0, 9000};
-    OK(pc_client_prefetch(client, mapping.id, &all, 1, 1, 20 * SECOND));
+    OK(pc_client_prefetch(client, mapping.id, &all, 1, 1, 20 * 30 * SECOND));
     /* Runs of 1 to 5 blocks, more in sum than goes with one thread, with the heads' end in a block
      * of its own; then one large run. */
     uint64_t at = 0;
@@ -188,12 +188,12 @@ static void test_stage_all(struct world *world)
     }
     CHECK(pc_client_dirty(client, mapping.id, runs, MOST) == MOST, "runs");
     for (int threads = 0; threads <= 4; threads += 2) {
-        OK(pc_client_stage(client, mapping.id, COMMIT, runs, MOST, threads, 5 * SECOND, NULL));
+        OK(pc_client_stage(client, mapping.id, COMMIT, runs, MOST, threads, 30 * SECOND, NULL));
         check_layer(world, &mapping, runs, MOST);
     }
     for (uint64_t block = 0; block < 9000; block++)
         store(mapping.address + block * 4096, block);
-    OK(pc_client_stage(client, mapping.id, COMMIT, &all, 1, 2, 5 * SECOND, NULL));
+    OK(pc_client_stage(client, mapping.id, COMMIT, &all, 1, 2, 30 * SECOND, NULL));
     check_layer(world, &mapping, &all, 1);
     OK(pc_client_close(client));
 }
@@ -238,24 +238,24 @@ static void test_stage_refusals(struct world *world)
                                     {{0, 1}, {BLOCKS, 1}}, {{0, 1}, {5, BLOCKS}},
                                     {{0, 1}, {5, UINT64_MAX}}, {{4, 1}, {4, 1}}};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-        FAILS(pc_client_stage(client, private.id, COMMIT, bad[i], 2, 0, SECOND, NULL), PC_ERR_RANGE,
+        FAILS(pc_client_stage(client, private.id, COMMIT, bad[i], 2, 0, 10 * SECOND, NULL), PC_ERR_RANGE,
               "run ");
-    FAILS(pc_client_stage(client, private.id, COMMIT, NULL, 0, 0, SECOND, NULL), PC_ERR_RANGE,
+    FAILS(pc_client_stage(client, private.id, COMMIT, NULL, 0, 0, 10 * SECOND, NULL), PC_ERR_RANGE,
           "0 runs");
-    FAILS(pc_client_stage(client, private.id, 0, &sound, 1, 0, SECOND, NULL), PC_ERR_RANGE,
+    FAILS(pc_client_stage(client, private.id, 0, &sound, 1, 0, 10 * SECOND, NULL), PC_ERR_RANGE,
           "commit 0");
-    FAILS(pc_client_stage(client, private.id, COMMIT, &sound, 1, -1, SECOND, NULL), PC_ERR_RANGE,
+    FAILS(pc_client_stage(client, private.id, COMMIT, &sound, 1, -1, 10 * SECOND, NULL), PC_ERR_RANGE,
           "-1");
-    FAILS(pc_client_stage(client, shared.id, COMMIT, &sound, 1, 0, SECOND, NULL), PC_ERR_RANGE,
+    FAILS(pc_client_stage(client, shared.id, COMMIT, &sound, 1, 0, 10 * SECOND, NULL), PC_ERR_RANGE,
           "private");
-    FAILS(pc_client_stage(client, 999, COMMIT, &sound, 1, 0, SECOND, NULL), PC_ERR_NO_REGION,
+    FAILS(pc_client_stage(client, 999, COMMIT, &sound, 1, 0, 10 * SECOND, NULL), PC_ERR_NO_REGION,
           "999");
     FAILS(pc_client_resolve(client, 0, 0, PAGED, 1), PC_ERR_RANGE, "commit 0");
     FAILS(pc_client_resolve(client, 0, COMMIT, 0, 1), PC_ERR_RANGE, "region 0");
     CHECK(world->fake->stages == 0, "the server was asked");
     size_t before = n_open_descriptors();
     world->fake->refuse_stage = PC_ERR_NO_MEMORY;
-    FAILS(pc_client_stage(client, private.id, COMMIT, &sound, 1, 0, SECOND, NULL), PC_ERR_NO_MEMORY,
+    FAILS(pc_client_stage(client, private.id, COMMIT, &sound, 1, 0, 10 * SECOND, NULL), PC_ERR_NO_MEMORY,
           "");
     world->fake->refuse_stage = 0;
     world->fake->stall_stage = 1;
@@ -263,7 +263,7 @@ static void test_stage_refusals(struct world *world)
           "");
     world->fake->stall_stage = 0;
     CHECK(n_open_descriptors() == before, "a failure keeps a layer");
-    OK(pc_client_stage(client, private.id, COMMIT, &sound, 1, 0, SECOND, NULL));
+    OK(pc_client_stage(client, private.id, COMMIT, &sound, 1, 0, 30 * SECOND, NULL));
     check_layer(world, &private, &sound, 1);
     OK(pc_client_close(client));
 }
@@ -282,7 +282,7 @@ static void test_no_memory(struct world *world)
     close(lowest);
     none = (struct rlimit){(rlim_t)lowest, was.rlim_max};
     REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
-    FAILS(pc_client_stage(client, mapping.id, COMMIT, runs, 1, 0, SECOND, NULL), PC_ERR_DESCRIPTORS,
+    FAILS(pc_client_stage(client, mapping.id, COMMIT, runs, 1, 0, 10 * SECOND, NULL), PC_ERR_DESCRIPTORS,
           "layer");
     REQUIRE(setrlimit(RLIMIT_NOFILE, &was) == 0);
     signal(SIGXFSZ, SIG_IGN);
@@ -290,9 +290,9 @@ static void test_no_memory(struct world *world)
     none = (struct rlimit){2 * 4096, was.rlim_max};
     REQUIRE(setrlimit(RLIMIT_FSIZE, &none) == 0);
     CHECK(pc_client_stage(client, mapping.id, COMMIT, runs, 2, 0, SECOND, NULL) < 0, "it fits");
-    OK(pc_client_stage(client, mapping.id, COMMIT, runs, 1, 0, SECOND, NULL));
+    OK(pc_client_stage(client, mapping.id, COMMIT, runs, 1, 0, 30 * SECOND, NULL));
     REQUIRE(setrlimit(RLIMIT_FSIZE, &was) == 0);
-    OK(pc_client_stage(client, mapping.id, COMMIT, runs, 2, 0, SECOND, NULL));
+    OK(pc_client_stage(client, mapping.id, COMMIT, runs, 2, 0, 30 * SECOND, NULL));
     int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
     FAILS(pc__copy_runs(full, 4096, mapping.address, runs, 2, 1), PC_ERR_NO_MEMORY, "No space");
     close(full);
@@ -319,7 +319,7 @@ static void test_death_in_stage(struct world *world)
     /* The node has joined again: who answers has the layer, not who was there before. */
     uint64_t server_id = 0;
     world->fake->staged_at = 0x78;
-    OK(pc_client_stage(client, mapping.id, COMMIT, &run, 1, 0, 10 * SECOND, &server_id));
+    OK(pc_client_stage(client, mapping.id, COMMIT, &run, 1, 0, 30 * SECOND, &server_id));
     CHECK(server_id == 0x78, "it is at %#lx", server_id);
     CHECK(world->fake->stages == 2, "%d", world->fake->stages);
     check_layer(world, &mapping, &run, 1);
@@ -341,7 +341,7 @@ static void test_no_server_to_stage(struct world *world)
     CHECK(now_ns() - begun < 5 * SECOND, "%lu ms", (now_ns() - begun) / MS);
     OK(pc_client_resolve(client, 0, COMMIT, PAGED, 0)); /* does not wait; it may get lost */
     world_start_spare(world);
-    OK(pc_client_stage(client, mapping.id, COMMIT, &run, 1, 0, 10 * SECOND, NULL));
+    OK(pc_client_stage(client, mapping.id, COMMIT, &run, 1, 0, 30 * SECOND, NULL));
     check_layer(world, &mapping, &run, 1);
     OK(pc_client_close(client));
 }
@@ -410,7 +410,7 @@ static void child_commits(struct world *world)
     struct pc_run runs[4];
     int stages = world->fake->stages;
     for (int attached = 0; attached < 2; attached++) {
-        FAILS(pc_client_stage(parent.client, parent.mapping.id, COMMIT, &run, 1, 0, SECOND, NULL),
+        FAILS(pc_client_stage(parent.client, parent.mapping.id, COMMIT, &run, 1, 0, 10 * SECOND, NULL),
               PC_ERR_FORKED, "fork");
         FAILS(pc_client_dirty(parent.client, parent.mapping.id, runs, 4), PC_ERR_FORKED, "fork");
         if (!attached) {
@@ -422,7 +422,7 @@ static void child_commits(struct world *world)
     struct pc_mapping own = world_map(world, parent.client, PAGED, PC_MAP_PRIVATE);
     store(own.address + 5 * 4096, 66);
     CHECK(pc_client_dirty(parent.client, own.id, runs, 4) == 1, "its own");
-    OK(pc_client_stage(parent.client, own.id, COMMIT, runs, 1, 0, SECOND, NULL));
+    OK(pc_client_stage(parent.client, own.id, COMMIT, runs, 1, 0, 30 * SECOND, NULL));
     check_layer(world, &own, runs, 1);
     OK(pc_client_close(parent.client));
 }
@@ -438,7 +438,7 @@ static void test_fork(struct world *world)
     store(parent.mapping.address + 5 * 4096, 55);
     expect_end(world, child_commits, 0, "");
     const struct pc_run run = {5, 1};
-    OK(pc_client_stage(parent.client, parent.mapping.id, COMMIT, &run, 1, 0, SECOND, NULL));
+    OK(pc_client_stage(parent.client, parent.mapping.id, COMMIT, &run, 1, 0, 30 * SECOND, NULL));
     check_layer(world, &parent.mapping, &run, 1);
     OK(pc_client_close(parent.client));
 }

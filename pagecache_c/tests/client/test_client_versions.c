@@ -85,7 +85,7 @@ static void test_fixed(struct world *world)
     CHECK(other.id == one.id, "one version, one mapping");
     OK(pc_client_unmap(client, other.id));
     for (size_t i = 0; i < 2; i++) {
-        FAILS(pc_client_map(client, PAGED, NEWER, BASE, LENGTH, (uint32_t)flags[i], SECOND, &other),
+        FAILS(pc_client_map(client, PAGED, NEWER, BASE, LENGTH, (uint32_t)flags[i], 10 * SECOND, &other),
               PC_ERR_CLASH, "region 1 version 6");
         CHECK(strstr(pc_last_message(), "version 5 of it"), "%s", pc_last_message());
     }
@@ -99,7 +99,7 @@ static void test_fixed(struct world *world)
     OK(pc_client_unmap(client, other.id));
     other = world_map(world, client, PAGED, PC_MAP_PRIVATE | PC_MAP_FIXED);
     CHECK(other.address == BASE, "%#lx", other.address);
-    FAILS(try_map(world, client, PAGED, PC_MAP_FIXED, SECOND, &one), PC_ERR_CLASH, "private copy");
+    FAILS(try_map(world, client, PAGED, PC_MAP_FIXED, 10 * SECOND, &one), PC_ERR_CLASH, "private copy");
     EVENTUALLY(world->fake->live_mappings == 2);
     OK(pc_client_close(client));
 }
@@ -111,14 +111,14 @@ static void test_foreign_memory(struct world *world)
             at);
     pc_client *client = world_client(world);
     struct pc_mapping one, two;
-    FAILS(try_map(world, client, PAGED, 0, SECOND, &one), PC_ERR_CLASH, "where this process has");
-    FAILS(try_map(world, client, PAGED, PC_MAP_FIXED | PC_MAP_PRIVATE, SECOND, &one), PC_ERR_CLASH,
+    FAILS(try_map(world, client, PAGED, 0, 10 * SECOND, &one), PC_ERR_CLASH, "where this process has");
+    FAILS(try_map(world, client, PAGED, PC_MAP_FIXED | PC_MAP_PRIVATE, 10 * SECOND, &one), PC_ERR_CLASH,
           "where this process has");
     one = world_map(world, client, PAGED, PC_MAP_PRIVATE);
     CHECK(one.address != BASE, "over another's memory");
     check_all(&one, PAGED);
     /* A private copy elsewhere does not make the address ours. */
-    FAILS(try_map(world, client, PAGED, 0, SECOND, &two), PC_ERR_CLASH, "where this process has");
+    FAILS(try_map(world, client, PAGED, 0, 10 * SECOND, &two), PC_ERR_CLASH, "where this process has");
     CHECK(load((uint64_t)(uintptr_t)at) == 0, "another's memory");
     munmap(at, 4096);
     two = world_map(world, client, PAGED, 0);
@@ -212,7 +212,7 @@ static void child_maps_over_private(struct world *world)
     struct pc_mapping mapping = world_map(world, parent.client, PAGED, 0);
     CHECK(mapping.address != parent.private.address, "over the guard of the parent's copy");
     check_all(&mapping, PAGED);
-    FAILS(try_map(world, parent.client, PAGED, PC_MAP_FIXED, SECOND, &mapping), PC_ERR_CLASH, "");
+    FAILS(try_map(world, parent.client, PAGED, PC_MAP_FIXED, 10 * SECOND, &mapping), PC_ERR_CLASH, "");
     OK(pc_client_close(parent.client));
 }
 
@@ -243,7 +243,7 @@ static struct pc_mapping build(struct world *world, pc_client *client)
 {
     struct pc_mapping mapping;
     (void)world;
-    OK(pc_client_build(client, MADE, MADE_BASE, LENGTH, SECOND, &mapping));
+    OK(pc_client_build(client, MADE, MADE_BASE, LENGTH, 30 * SECOND, &mapping));
     return mapping;
 }
 
@@ -281,17 +281,17 @@ static void test_build(struct world *world)
     REQUIRE(pread(memfd, &word, 8, 6 * 4096) == 8);
     CHECK(word == 7 && bytes_in(memfd) <= LENGTH, "it is the home's memory");
     /* What is not sealed is nobody's. */
-    FAILS(pc_client_map(client, MADE, 0, MADE_BASE, LENGTH, 0, SECOND, &other), PC_ERR_NO_REGION,
+    FAILS(pc_client_map(client, MADE, 0, MADE_BASE, LENGTH, 0, 10 * SECOND, &other), PC_ERR_NO_REGION,
           "not sealed");
     FAILS(pc_client_dirty(client, made.id, &run, 1), PC_ERR_NO_REGION, "not sealed");
     FAILS(pc_client_reads_begin(client, made.id), PC_ERR_NO_REGION, "not sealed");
     FAILS(pc_client_build(client, MADE, MADE_BASE, LENGTH, SECOND, &other), PC_ERR_CLASH, "region 4");
-    OK(pc_client_build_seal(client, made.id, SECOND));
+    OK(pc_client_build_seal(client, made.id, 30 * SECOND));
     CHECK(world->fake->made_state == FAKE_SEALED && world->fake->live_mappings == 1, "%d leases",
           world->fake->live_mappings);
     check_filled(&made);
     FAILS(pc_client_build_seal(client, made.id, SECOND), PC_ERR_EXISTS, "sealed");
-    OK(pc_client_map(client, MADE, 0, MADE_BASE, LENGTH, PC_MAP_FIXED, SECOND, &other));
+    OK(pc_client_map(client, MADE, 0, MADE_BASE, LENGTH, PC_MAP_FIXED, 30 * SECOND, &other));
     CHECK(other.id == made.id, "the same mapping");
     OK(pc_client_reads_begin(client, made.id));
     load(made.address + 4096 * 100);
@@ -315,7 +315,7 @@ static void write_after_seal(struct world *world)
     pc_client *client = world_client(world);
     struct pc_mapping made = build(world, client);
     fill(&made);
-    OK(pc_client_build_seal(client, made.id, SECOND));
+    OK(pc_client_build_seal(client, made.id, 30 * SECOND));
     store(made.address, 1);
 }
 
@@ -331,24 +331,24 @@ static void test_abandon(struct world *world)
     fill(&made);
     OK(pc_client_unmap(client, made.id));
     EVENTUALLY(world->fake->abandons == 1 && world->fake->made_state == FAKE_ABSENT);
-    FAILS(pc_client_build_seal(client, made.id, SECOND), PC_ERR_NO_REGION, "no mapping");
+    FAILS(pc_client_build_seal(client, made.id, 10 * SECOND), PC_ERR_NO_REGION, "no mapping");
     made = build(world, client);
     CHECK(made.address == MADE_BASE, "the address is free again");
-    FAILS(pc_client_build_seal(client, 999, SECOND), PC_ERR_NO_REGION, "999");
+    FAILS(pc_client_build_seal(client, 999, 10 * SECOND), PC_ERR_NO_REGION, "999");
     OK(pc_client_unmap(client, made.id));
     /* What cannot be made leaves nothing mapped. */
-    FAILS(pc_client_build(client, 99, BASE, LENGTH, SECOND, &other), PC_ERR_NO_REGION, "");
+    FAILS(pc_client_build(client, 99, BASE, LENGTH, 10 * SECOND, &other), PC_ERR_NO_REGION, "");
     CHECK(other.address == 0 && other.id == 0, "something with a failure");
-    FAILS(pc_client_build(client, MADE, BASE + 1, LENGTH, SECOND, &other), PC_ERR_RANGE, "");
-    FAILS(pc_client_build(client, MADE, MADE_BASE, 0, SECOND, &other), PC_ERR_RANGE, "");
-    FAILS(pc_client_build(client, MADE, 0x1000, LENGTH, SECOND, &other), PC_ERR_RANGE, "");
+    FAILS(pc_client_build(client, MADE, BASE + 1, LENGTH, 10 * SECOND, &other), PC_ERR_RANGE, "");
+    FAILS(pc_client_build(client, MADE, MADE_BASE, 0, 10 * SECOND, &other), PC_ERR_RANGE, "");
+    FAILS(pc_client_build(client, MADE, 0x1000, LENGTH, 10 * SECOND, &other), PC_ERR_RANGE, "");
     struct pc_mapping one = world_map(world, client, PAGED, 0);
     CHECK(one.address == BASE, "the failed one kept its address");
     int creates = world->fake->creates;
     void *at = (void *)(uintptr_t)MADE_BASE;
     REQUIRE(mmap(at, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) ==
             at);
-    FAILS(pc_client_build(client, MADE, MADE_BASE, LENGTH, SECOND, &other), PC_ERR_CLASH,
+    FAILS(pc_client_build(client, MADE, MADE_BASE, LENGTH, 10 * SECOND, &other), PC_ERR_CLASH,
           "where this process has");
     CHECK(world->fake->creates == creates, "the server was asked for what cannot be mapped");
     OK(pc_client_close(client));
@@ -360,11 +360,11 @@ static void test_refused_seal(struct world *world)
     struct pc_mapping made = build(world, client);
     fill(&made);
     world->fake->refuse_seal = PC_ERR_NO_MEMORY;
-    FAILS(pc_client_build_seal(client, made.id, SECOND), PC_ERR_NO_MEMORY, "");
+    FAILS(pc_client_build_seal(client, made.id, 10 * SECOND), PC_ERR_NO_MEMORY, "");
     store(made.address + 4096, 9); /* writable again */
     store(made.address + 4096, 0);
     world->fake->refuse_seal = 0;
-    OK(pc_client_build_seal(client, made.id, SECOND));
+    OK(pc_client_build_seal(client, made.id, 30 * SECOND));
     check_filled(&made);
     OK(pc_client_unmap(client, made.id));
     EVENTUALLY(world->fake->live_mappings == 0);
@@ -373,12 +373,12 @@ static void test_refused_seal(struct world *world)
     world->fake->made_state = FAKE_ABSENT;
     made = build(world, client);
     world->fake->absent_at_home = 1;
-    FAILS(pc_client_build_seal(client, made.id, SECOND), PC_ERR_PROTOCOL, "absent");
+    FAILS(pc_client_build_seal(client, made.id, 10 * SECOND), PC_ERR_PROTOCOL, "absent");
     world->fake->absent_at_home = 0;
     world->fake->lie_inode = 1;
-    FAILS(pc_client_build_seal(client, made.id, SECOND), PC_ERR_PROTOCOL, "other memory");
+    FAILS(pc_client_build_seal(client, made.id, 10 * SECOND), PC_ERR_PROTOCOL, "other memory");
     world->fake->lie_inode = 0;
-    OK(pc_client_build_seal(client, made.id, SECOND)); /* it turned out to be sealed */
+    OK(pc_client_build_seal(client, made.id, 30 * SECOND)); /* it turned out to be sealed */
     OK(pc_client_unmap(client, made.id));
     EVENTUALLY(world->fake->live_mappings == 0);
     OK(pc_client_close(client));
@@ -393,7 +393,7 @@ static void test_late_seal(struct world *world)
     world->fake->seal_delay_ms = 300;
     FAILS(pc_client_build_seal(client, made.id, 100 * MS), PC_ERR_TIMEOUT, "in time");
     world->fake->seal_delay_ms = 0;
-    OK(pc_client_build_seal(client, made.id, 5 * SECOND));
+    OK(pc_client_build_seal(client, made.id, 30 * SECOND));
     CHECK(world->fake->seals == 2 && world->fake->made_state == FAKE_SEALED, "%d",
           world->fake->seals);
     check_filled(&made);
@@ -451,7 +451,7 @@ static void test_death_after_seal(struct world *world)
         world_start_spare(world);
         _exit(0);
     }
-    OK(pc_client_build_seal(client, made.id, 10 * SECOND));
+    OK(pc_client_build_seal(client, made.id, 30 * SECOND));
     check_filled(&made);
     CHECK(world->fake->live_mappings == 1, "%d leases", world->fake->live_mappings);
     waitpid(pid, NULL, 0);
@@ -463,7 +463,7 @@ static void child_touches_build(struct world *world)
     int opens = world->fake->opens;
     OK(pc_client_after_fork(parent.client));
     CHECK(world->fake->opens == opens, "the server was asked for what is not sealed");
-    FAILS(pc_client_build_seal(parent.client, parent.made.id, SECOND), PC_ERR_FORKED, "fork");
+    FAILS(pc_client_build_seal(parent.client, parent.made.id, 10 * SECOND), PC_ERR_FORKED, "fork");
     if (test_result())
         _exit(1);
     load(parent.made.address);
@@ -489,7 +489,7 @@ static void test_fork_while_building(struct world *world)
     expect_end(world, child_touches_build, 70, "region 4 version 0 block 0");
     expect_end(world, child_unmaps_build, 0, "");
     check_filled(&parent.made);
-    OK(pc_client_build_seal(parent.client, parent.made.id, SECOND));
+    OK(pc_client_build_seal(parent.client, parent.made.id, 30 * SECOND));
     CHECK(world->fake->abandons == 0 && world->fake->made_state == FAKE_SEALED, "sealed");
     OK(pc_client_close(parent.client));
 }
@@ -501,7 +501,7 @@ static struct pc_mapping build_kept(struct world *world, pc_client *client)
     struct pc_mapping made = build(world, client);
     fill(&made);
     OK(pc_client_build_keep(client, made.id));
-    OK(pc_client_build_seal(client, made.id, SECOND));
+    OK(pc_client_build_seal(client, made.id, 30 * SECOND));
     return made;
 }
 
@@ -514,7 +514,7 @@ static void test_kept(struct world *world)
     FAILS(pc_client_build_keep(client, made.id), PC_ERR_EXISTS, "not being built");
     FAILS(pc_client_build_drop(client, made.id), PC_ERR_EXISTS, "not being built");
     /* As long as nobody wrote to it, it is version 0, and whoever must lie there shares it. */
-    OK(pc_client_map(client, MADE, 0, MADE_BASE, LENGTH, PC_MAP_FIXED, SECOND, &other));
+    OK(pc_client_map(client, MADE, 0, MADE_BASE, LENGTH, PC_MAP_FIXED, 30 * SECOND, &other));
     CHECK(other.id == made.id && other.address == made.address, "the same mapping");
     OK(pc_client_unmap(client, other.id));
     store(made.address, 99); /* by a library, late */
@@ -522,9 +522,9 @@ static void test_kept(struct world *world)
     uint64_t words[2] = {0};
     REQUIRE(pread(memfd, &words[0], 8, 0) == 8 && pread(memfd, &words[1], 8, 4096) == 8);
     CHECK(words[0] == 1 && words[1] == 0, "version 0 has %lu, %lu", words[0], words[1]);
-    FAILS(pc_client_map(client, MADE, 0, MADE_BASE, LENGTH, PC_MAP_FIXED, SECOND, &other),
+    FAILS(pc_client_map(client, MADE, 0, MADE_BASE, LENGTH, PC_MAP_FIXED, 10 * SECOND, &other),
           PC_ERR_CLASH, "written to its memory");
-    OK(pc_client_map(client, MADE, 0, MADE_BASE, LENGTH, 0, SECOND, &other));
+    OK(pc_client_map(client, MADE, 0, MADE_BASE, LENGTH, 0, 30 * SECOND, &other));
     CHECK(other.address != made.address && load(other.address) == 1, "version 0, elsewhere");
     OK(pc_client_unmap(client, other.id));
     world_kill_server(world);
@@ -534,7 +534,7 @@ static void test_kept(struct world *world)
     OK(pc_client_build_let_go(client, made.id));
     OK(pc_client_unmap(client, made.id));
     EVENTUALLY(world->fake->live_mappings == 0);
-    OK(pc_client_map(client, MADE, 0, MADE_BASE, LENGTH, PC_MAP_FIXED, SECOND, &other));
+    OK(pc_client_map(client, MADE, 0, MADE_BASE, LENGTH, PC_MAP_FIXED, 30 * SECOND, &other));
     CHECK(other.address == MADE_BASE && load(other.address) == 1, "the address is free again");
     OK(pc_client_close(client));
     CHECK(world->fake->abandons == 0, "abandoned");
@@ -564,9 +564,9 @@ static void test_kept_while_others_write(struct world *world)
     REQUIRE(pthread_create(&thread, NULL, write_on, &writer) == 0);
     usleep(2000);
     world->fake->refuse_seal = PC_ERR_NO_MEMORY;
-    FAILS(pc_client_build_seal(client, made.id, SECOND), PC_ERR_NO_MEMORY, "");
+    FAILS(pc_client_build_seal(client, made.id, 10 * SECOND), PC_ERR_NO_MEMORY, "");
     world->fake->refuse_seal = 0;
-    OK(pc_client_build_seal(client, made.id, SECOND));
+    OK(pc_client_build_seal(client, made.id, 30 * SECOND));
     usleep(2000);
     writer.stop = true;
     pthread_join(thread, NULL);

@@ -1,6 +1,5 @@
 /* test_idle_mappings.c - mappings that nobody uses, kept for the next: they are had again without a
  * word, and are in nobody's way. Server 0 is the home. */
-#include "engine/engine.h"
 #include "tests/support/commit.h"
 
 #define N_BLOCKS 64u

@@ -9,6 +9,7 @@
 
 #include <linux/userfaultfd.h>
 #include <signal.h>
+#include <sys/fanotify.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -378,6 +379,51 @@ static void test_reply_is_copied(int i)
     cluster_stop(c);
 }
 
+/* How often this process has opened the setting's file since the last call, at least: the kernel makes
+ * one event of several that nobody has read. */
+static int n_looks(int watch)
+{
+    struct fanotify_event_metadata events[64];
+    ssize_t got;
+    int n = 0;
+    while ((got = read(watch, events, sizeof events)) > 0)
+        for (struct fanotify_event_metadata *e = events; FAN_EVENT_OK(e, got);
+             e = FAN_EVENT_NEXT(e, got)) {
+            n += e->pid == getpid();
+            if (e->fd >= 0)
+                close(e->fd);
+        }
+    CHECK(errno == EAGAIN);
+    return n;
+}
+
+/* A look at the files by name takes more system calls than all the rest of a small variable. */
+static void test_small_variables_do_not_look(int unused)
+{
+    (void)unused;
+    struct cluster *c = cluster_start(1, "looks");
+    pc_client *client = attach(&c->servers[0], PC_TRAP_AUTO);
+    int turn = open(HOME_OF_SETTINGS "shmem_enabled", O_RDONLY | O_CLOEXEC);
+    if (turn < 0)
+        skip("this kernel makes no huge pages");
+    CHECK(!flock(turn, LOCK_EX)); /* no window is open meanwhile */
+    int watch = fanotify_init(FAN_CLASS_NOTIF | FAN_NONBLOCK | FAN_CLOEXEC, O_RDONLY | O_CLOEXEC);
+    if (watch < 0 || fanotify_mark(watch, FAN_MARK_ADD, FAN_OPEN, AT_FDCWD,
+                                   HOME_OF_SETTINGS "shmem_enabled"))
+        skip("it may not watch who opens a file: it takes root");
+    char why[PC__HUGE_PAGES_WHY_BYTES];
+    if (pc__huge_pages(why))
+        skip("this machine makes huge pages: each look says so");
+    CHECK(n_looks(watch) == 1); /* the watch works */
+    for (uint64_t id = 1; id <= 20; id++)
+        build(c, &c->servers[0], client, id, 3 * PC_BLOCK_BYTES, 0);
+    CHECK(n_looks(watch) == 0);
+    close(watch);
+    close(turn);
+    pc_client_close(client);
+    cluster_stop(c);
+}
+
 /* A server that inserts by pwrite, and began in another setting, refuses; it shows no zeros. */
 static void test_without_userfaultfd(int unused)
 {
@@ -410,6 +456,7 @@ int main(void)
         failed += run_test("changes_meanwhile", test_changes_meanwhile, i, 120);
         failed += run_test("reply_is_copied", test_reply_is_copied, i, 240);
     }
+    failed += run_test("small_variables_do_not_look", test_small_variables_do_not_look, 0, 120);
     failed += run_test("without_userfaultfd", test_without_userfaultfd, 0, 240);
     return failed ? 1 : 0;
 }

@@ -268,6 +268,71 @@ static void test_a_directory_that_is_made_again(void)
     pc__local_close(path_of("one"), fd);
 }
 
+/* Its file, or the directory, was removed while it listens: it listens anew, under the same name. */
+static void test_a_name_that_was_removed(void)
+{
+    const char *one = path_of("one"), *other = path_of("other");
+    struct pc__local_file file;
+    int fd, again = -1;
+    REQUIRE(pc__local_listen(one, BACKLOG, &fd) == PC_OK);
+    pc__local_note_file(one, &file);
+    CHECK(pc__local_look(one, BACKLOG, &file, &again) == PC_OK && again == -1, "%d", again);
+
+    for (int with_directory = 0; with_directory < 2; with_directory++) {
+        REQUIRE(unlink(one) == 0);
+        if (with_directory)
+            REQUIRE(rmdir(directory) == 0);
+        CHECK(listener_of(one) == 0, "nobody finds it");
+        CHECK(pc__local_look(one, BACKLOG, &file, &again) == PC_OK && again >= 0, "%s",
+              pc_last_message());
+        REQUIRE(close(fd) == 0);
+        fd = again;
+        CHECK(listener_of(one) == getpid(), "%d", (int)listener_of(one));
+        CHECK(pc__local_look(one, BACKLOG, &file, &again) == PC_OK && again == -1, "%d", again);
+        struct stat found;
+        REQUIRE(stat(directory, &found) == 0);
+        CHECK((found.st_mode & 0777) == 0700, "%o", found.st_mode);
+    }
+
+    REQUIRE(rename(one, other) == 0); /* and somebody who lives has its name now */
+    const pid_t living = start_listener(one);
+    CHECK(pc__local_look(one, BACKLOG, &file, &again) == PC_ERR_EXISTS && again == -1, "%d", again);
+    CHECK(listener_of(one) == living, "%d", (int)listener_of(one));
+    end_process(living);
+    CHECK(pc__local_look(one, BACKLOG, &file, &again) == PC_OK && again >= 0, "%s",
+          pc_last_message());
+    REQUIRE(close(fd) == 0);
+
+    REQUIRE(unlink(one) == 0 && chmod(directory, 0755) == 0);
+    fd = again;
+    CHECK(pc__local_look(one, BACKLOG, &file, &again) == PC_ERR_DENIED && again == -1, "%d", again);
+    REQUIRE(chmod(directory, 0700) == 0);
+    CHECK(pc__local_look(one, BACKLOG, &file, &again) == PC_OK && again >= 0, "%d", again);
+    close(fd);
+    pc__local_close(one, again);
+    CHECK(n_files() == 0, "%d", n_files());
+}
+
+/* Cleaners of /tmp take what nobody has used for days. */
+static void test_what_is_in_use_looks_like_it(void)
+{
+    const char *one = path_of("one");
+    const struct timespec old[2] = {{.tv_sec = 1000000000}, {.tv_sec = 1000000000}};
+    struct pc__local_file file;
+    struct stat found;
+    int fd, again;
+    REQUIRE(pc__local_listen(one, BACKLOG, &fd) == PC_OK);
+    pc__local_note_file(one, &file);
+    REQUIRE(utimensat(AT_FDCWD, one, old, 0) == 0 && utimensat(AT_FDCWD, directory, old, 0) == 0);
+    CHECK(pc__local_look(one, BACKLOG, &file, &again) == PC_OK && again == -1, "%d", again);
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(stat(i ? directory : one, &found) == 0);
+        CHECK(time(NULL) - found.st_mtime < 60, "%ld", (long)found.st_mtime);
+        CHECK(time(NULL) - found.st_atime < 60, "%ld", (long)found.st_atime);
+    }
+    pc__local_close(one, fd);
+}
+
 static void test_no_descriptors(void)
 {
     struct rlimit before;
@@ -334,6 +399,8 @@ int main(void)
     test_one_name();
     test_directories();
     test_a_directory_that_is_made_again();
+    test_a_name_that_was_removed();
+    test_what_is_in_use_looks_like_it();
     test_no_descriptors();
     test_a_stranger();
     CHECK(n_files() == 0, "%d", n_files());

@@ -1,8 +1,10 @@
 /* test_apply.c - the worker of a home beside those who read there: what it replaces and folds, and
- * when. Two servers in one process; server 0 is the home. */
+ * when; and what a slow keeper or a failure of one region delays. Two servers in one process; server 0
+ * is the home. */
 #include "tests/support/commit.h"
+#include "tests/support/keepers.h"
 
-#include "engine/engine.h"
+#include "engine/core/core.h"
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -266,6 +268,150 @@ static void test_end_while_read(int trap)
     cluster_stop(p.c);
 }
 
+/* ------------------------------------------------------ others are not delayed */
+
+static void stop_process(pid_t pid)
+{
+    int status;
+    CHECK(!kill(pid, SIGSTOP));
+    CHECK(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
+}
+
+/* The socket of the stopped keeper takes no more. Returns what is kept there: for unkeep. */
+static uint64_t fill_socket(struct server *server)
+{
+    struct pc__kept kept = {.region = 999, .kind = PC__KEPT_CACHE, .length_bytes = PC_BLOCK_BYTES,
+                            .base_address = PC_WINDOW_BEGIN, .sealed = 1};
+    int fd = pc__memfd_make(PC_BLOCK_BYTES, &kept.inode);
+    OK(fd);
+    for (int n = 0; !pc__keeper_is_behind(server->engine); n++) {
+        CHECK(n < 100000);
+        OK(pc__keep(server->engine, &kept, fd));
+    }
+    return kept.inode; /* its descriptor stays open: it is sent later */
+}
+
+static uint64_t applied_of(struct server *server, uint64_t id)
+{
+    struct pc__region *region = pc__region_get(server->engine, id);
+    pthread_mutex_lock(&region->lock);
+    uint64_t applied = region->home->applied;
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(server->engine, region);
+    return applied;
+}
+
+/* A layer for the base of region 1 waits until the keeper has heard that the base changes. Layers of
+ * other regions, which go to overlays, wait for nothing: they are applied while it takes nothing. */
+static void test_slow_keeper_delays_what_needs_it(int trap)
+{
+    enum { REGIONS = 4 };
+    const struct pc_run run = {3, 20};
+    struct keeper k = keeper_start("slow");
+    told.settle_ns = SECOND / 10;
+    struct cluster *c = cluster_new(1);
+    struct server *server = &c->servers[0];
+    int to_keeper = keeper_connect(&k);
+    server_start(c, 0, "slow", to_keeper);
+    pc_client *client = attach(server, trap);
+    struct pc_region_info infos[REGIONS];
+    struct pc_mapping leased[REGIONS];
+    struct transaction t[REGIONS];
+    for (uint64_t i = 0; i < REGIONS; i++) {
+        infos[i] = build(c, server, client, i + 1, MIB, 0);
+        if (i)
+            leased[i] = map_at(client, &infos[i], 0, 0);
+        OK(try_begin(c, server, client, &infos[i], 0, &t[i]));
+        write_runs(&t[i], &run, 1);
+        OK(try_stage(&t[i]));
+    }
+    OK(pc_client_unmap(client, t[0].m.id)); /* nobody has the base of region 1 */
+    stop_process(k.pid);
+    uint64_t filling = fill_socket(server);
+    for (int i = 0; i < REGIONS; i++) {
+        CHECK(decide(&t[i]) == 1);
+        OK(pc_engine_publish(server->engine, (uint64_t)i + 1, 1, t[i].id));
+    }
+    for (uint64_t i = 1; i < REGIONS; i++)
+        SOON_IN(applied_of(server, i + 1) == 1, 10);
+    CHECK(applied_of(server, 1) == 0);
+    struct pc_mapping m = map_at(client, &infos[0], 1, 0); /* nor is it waited for: it is a fork */
+    check_version(c, &m, &infos[0], 1);
+    OK(pc_client_unmap(client, m.id));
+    CHECK(applied_of(server, 1) == 0 && server->keepers_lost == 0);
+    CHECK(!kill(k.pid, SIGCONT));
+    SOON(applied_of(server, 1) == 1);
+    pc__unkeep(server->engine, filling, false);
+    for (int i = 1; i < REGIONS; i++) {
+        OK(pc_client_unmap(client, leased[i].id));
+        OK(pc_client_unmap(client, t[i].m.id));
+    }
+    for (int i = 0; i < REGIONS; i++)
+        check_at(c, client, &infos[i], 1);
+    server_stop(c, 0);
+    close(to_keeper);
+    to_keeper = keeper_connect(&k);
+    server_start(c, 0, "slow", to_keeper); /* the keeper has it all, and none is being changed */
+    for (int i = 0; i < REGIONS; i++)
+        check_at(c, client, &infos[i], 1);
+    pc_client_close(client);
+    cluster_stop(c);
+    close(to_keeper);
+    keeper_stop(&k);
+}
+
+/* A layer that cannot be written is tried again every second. Others are applied meanwhile. */
+static void test_failing_region_delays_no_other(int trap)
+{
+    enum { COMMITS = 20 };
+    signal(SIGXFSZ, SIG_IGN);
+    struct pair p = pair_start("fails", trap, 64 * MIB, 60 * MIB);
+    const struct pc_run high = {16000, 1}, low = {0, 4};
+    struct pc_region_info other = build(p.c, p.s0, p.home, 2, MIB, 0);
+    struct pc_mapping far = map_at(p.far, &p.info, 0, 0); /* before no file can be so long */
+    may_write_up_to(56 * MIB);
+    CHECK(commit_far(&p, 0, &high, 1) == 1);
+    SOON(p.s0->log_events > 0);
+    uint64_t began_ns = now_ns();
+    for (uint64_t v = 0; v < COMMITS; v++) {
+        CHECK(commit(p.c, p.s1, p.far, &other, v, &low, 1) == v + 1);
+        SOON(applied_of(p.s0, 2) == v + 1);
+    }
+    CHECK(now_ns() - began_ns < COMMITS * SECOND / 2);
+    CHECK(applied_of(p.s0, 1) == 0);
+    int log = p.s0->log_events;
+    SOON_IN(p.s0->log_events > log + 1, 10); /* it is still tried */
+    may_write_up_to(RLIM_INFINITY);
+    SOON(applied_of(p.s0, 1) == 1);
+    struct pc_mapping m = map_at(p.home, &p.info, 1, 0);
+    check_word(&p, &m, 1, 16000);
+    OK(pc_client_unmap(p.home, m.id));
+    OK(pc_client_unmap(p.far, far.id));
+    pair_stop(&p);
+}
+
+/* Freed with a layer that cannot be written: nobody wants that any more, and nothing of it stays. */
+static void test_failing_region_is_freed(int trap)
+{
+    signal(SIGXFSZ, SIG_IGN);
+    struct pair p = pair_start("freed", trap, 64 * MIB, 60 * MIB);
+    const struct pc_run high = {16000, 1};
+    struct pc_mapping far = map_at(p.far, &p.info, 0, 0); /* before no file can be so long */
+    may_write_up_to(56 * MIB);
+    CHECK(commit_far(&p, 0, &high, 1) == 1);
+    SOON(p.s0->log_events > 0);
+    CHECK(applied_of(p.s0, 1) == 0);
+    OK(pc_client_unmap(p.far, far.id));
+    struct pc__region *region = pc__region_get(p.s0->engine, 1);
+    OK(pc_engine_retire(p.s1->engine, 1, 1));
+    OK(pc_engine_retire(p.s0->engine, 1, 1));
+    SOON_IN(region->refs == 1, 10); /* ours */
+    CHECK(region->forgotten && stats_of(p.s0).commits_applied == 0);
+    pc__region_put(p.s0->engine, region);
+    may_write_up_to(RLIM_INFINITY);
+    pair_stop(&p);
+}
+
 int main(int argc, char **argv)
 {
     static const struct {
@@ -276,6 +422,9 @@ int main(int argc, char **argv)
         {"many_slow_readers", test_many_slow_readers},
         {"torn_overlay", test_torn_overlay},
         {"end_while_read", test_end_while_read},
+        {"slow_keeper_delays_what_needs_it", test_slow_keeper_delays_what_needs_it},
+        {"failing_region_delays_no_other", test_failing_region_delays_no_other},
+        {"failing_region_is_freed", test_failing_region_is_freed},
     };
     int failed = 0;
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++)

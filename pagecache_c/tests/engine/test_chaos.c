@@ -41,7 +41,7 @@ static unsigned below(unsigned *seed, unsigned n)
 static void told_for(unsigned *seed)
 {
     told.cache_bytes = BUDGET;
-    told.cache_policy = (int)below(seed, PC_POLICY_CLOCK + 1);
+    told.cache_policy = (int)below(seed, PC_POLICY_RANDOM + 1);
 }
 
 /* ------------------------------------------------------------ connections */

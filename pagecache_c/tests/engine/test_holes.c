@@ -1,6 +1,7 @@
 /* test_holes.c - a home's blocks that nobody wrote: processes of its node read them from the base as it
  * is, and the kernel allocates each. What that can take of a node is bounded for all homes together. */
-#include "engine/engine.h"
+#include "engine/core/core.h"
+#include "engine/store/store.h"
 #include "tests/support/commit.h"
 
 #define BUDGET (4 * MIB)
@@ -29,7 +30,7 @@ static struct world world_start(int trap)
     told.settle_ns = SECOND / 2;
     w.c = cluster_new(1);
     w.s = &w.c->servers[0];
-    OK(pc_keeper_connect(w.keeper_name, 5 * SECOND, &w.to_keeper));
+    OK(pc_keeper_connect(w.keeper_name, 30 * SECOND, &w.to_keeper));
     server_start(w.c, 0, "holes", w.to_keeper);
     w.client = attach(w.s, trap);
     return w;
@@ -39,7 +40,7 @@ static void restart(struct world *w)
 {
     server_stop(w->c, 0);
     close(w->to_keeper);
-    OK(pc_keeper_connect(w->keeper_name, 5 * SECOND, &w->to_keeper));
+    OK(pc_keeper_connect(w->keeper_name, 30 * SECOND, &w->to_keeper));
     server_start(w->c, 0, "holes", w->to_keeper);
 }
 

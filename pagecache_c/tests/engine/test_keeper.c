@@ -2,7 +2,7 @@
  *
  * Every wait has a deadline: a keeper that hangs fails the test, it does not hang it.
  */
-#include "engine/store/keeper.c" /* for struct message: hostile packets are made from it */
+#include "engine/keeper/keeper.c" /* for struct message: hostile packets are made from it */
 #include "tests/support/check.h"
 
 #include <fcntl.h>
@@ -318,6 +318,37 @@ static void test_orphaned(pid_t raylet)
     close(fd);
     CHECK(wait_exit(keeper, PATIENCE) == 0, "the last one left");
     CHECK(now_ns() - began >= timeout_ns - SECOND / 100, "left early");
+
+    /* A second one, which says nothing, keeps it, too; what the first one does is not disturbed. */
+    keeper = start_keeper(raylet, timeout_ns, PLAIN);
+    const int holds = connect_keeper();
+    int serves = connect_keeper();
+    struct pc__kept what;
+    const int memfd = make_memfd(1, &what);
+    CHECK(pc__keeper_put(serves, &what, memfd) == PC_OK, "%s", pc_last_message());
+    close(memfd);
+    list(serves);
+    close(serves);
+    pause_ns(2 * timeout_ns);
+    serves = connect_keeper();
+    close(holds);
+    list(serves);
+    pause_ns(2 * timeout_ns);
+    list(serves);
+    close(serves);
+    CHECK(wait_exit(keeper, PATIENCE) == 0, "the last one left");
+
+    /* Who came while it was stopped has come, though it has not looked. */
+    keeper = start_keeper(raylet, timeout_ns, PLAIN);
+    close(connect_keeper());
+    pause_ns(timeout_ns / 5);
+    kill(keeper, SIGSTOP);
+    serves = connect_keeper();
+    pause_ns(2 * timeout_ns);
+    kill(keeper, SIGCONT);
+    list(serves);
+    close(serves);
+    CHECK(wait_exit(keeper, PATIENCE) == 0, "the last one left");
 }
 
 static void test_raylet_ends(int flags)
@@ -366,6 +397,128 @@ static void test_many(pid_t raylet)
     CHECK(listed.n == 0, "%zu", listed.n);
     quit_keeper(keeper, fd);
     CHECK(n_descriptors() == n_before, "%zu, %zu", n_descriptors(), n_before);
+}
+
+/* What a variable costs the keeper does not grow with those that it holds: as many records are looked at
+ * for each of thousands as for each of a few. */
+static void test_no_search_walks_over_all(void)
+{
+    enum { N = 2000 };
+    struct keeper keeper = {.max_fd = INT_MAX};
+    static struct pc__kept all[N];
+    pc__kept_init(&keeper.kept);
+    for (uint64_t i = 0; i < N; i++) {
+        const int memfd = make_memfd(i + 1, &all[i]);
+        REQUIRE(keep(&keeper, &all[i], memfd));
+        REQUIRE(keep(&keeper, &all[i], dup(memfd))); /* its label, once it is sealed */
+    }
+    CHECK(keeper.kept.n == N, "%zu", keeper.kept.n);
+    CHECK(keeper.kept.n_compared < 5 * N, "%lu of %d puts", keeper.kept.n_compared, 2 * N);
+    keeper.kept.n_compared = 0;
+    for (size_t i = 0; i < N; i++) /* neither by age nor against it */
+        drop(&keeper, all[i * 7 % N].inode, 0);
+    CHECK(keeper.kept.n == 0 && pc__link_empty(&keeper.kept.records), "%zu", keeper.kept.n);
+    CHECK(keeper.kept.n_compared < 3 * N, "%lu of %d drops", keeper.kept.n_compared, N);
+    pc__kept_free(&keeper.kept);
+}
+
+/* A connection of a keeper in this process. Returns our end. */
+static int connect_within(struct keeper *keeper)
+{
+    int pair[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) == 0);
+    keeper->connections[keeper->n_connections++] = (struct connection){.fd = pair[1]};
+    return pair[0];
+}
+
+static void ask_list(int fd, uint64_t after)
+{
+    const struct message request = {.magic = MAGIC, .op = OP_LIST, .sequence = after};
+    REQUIRE(send_packet(fd, &request, -1) == 0);
+}
+
+/* One answer. Returns how many records it has; *last is the sequence of the last, *more its flags. */
+static size_t hear_list(int fd, uint64_t *last, int *more)
+{
+    struct message message;
+    size_t n = 0;
+    for (int memfd;; n++) {
+        REQUIRE(hear_keeper(fd, &message, &memfd, deadline_after(SECOND)) == PC_OK);
+        if (message.op == OP_END)
+            break;
+        close(memfd);
+        CHECK(message.sequence > *last, "%lu after %lu", message.sequence, *last);
+        *last = message.sequence;
+    }
+    *more = message.more;
+    return n;
+}
+
+/* A list of thousands comes in many answers: they look at each record once, whichever is dropped. */
+static void test_no_answer_walks_over_all(void)
+{
+    enum { N = 1000 };
+    struct keeper keeper = {.max_fd = INT_MAX};
+    static struct pc__kept all[N];
+    uint64_t last = 0;
+    size_t n = 0;
+    int more = END_MORE;
+    pc__kept_init(&keeper.kept);
+    for (uint64_t i = 0; i < N; i++)
+        REQUIRE(keep(&keeper, &all[i], make_memfd(i + 1, &all[i])));
+    const int fd = connect_within(&keeper);
+    keeper.kept.n_compared = 0;
+    while (more & END_MORE) {
+        ask_list(fd, last);
+        REQUIRE(drain(&keeper, &keeper.connections[0]));
+        answer_lists(&keeper);
+        n += hear_list(fd, &last, &more);
+        drop(&keeper, all[last - 1].inode, 0);
+    }
+    CHECK(n == N, "%zu", n);
+    CHECK(keeper.kept.n_compared < 2 * N, "%lu of %d records", keeper.kept.n_compared, N);
+    last = 0;
+    ask_list(fd, last); /* from the first one again */
+    REQUIRE(drain(&keeper, &keeper.connections[0]));
+    answer_lists(&keeper);
+    CHECK(hear_list(fd, &last, &more) == LIST_BATCH && last == LIST_BATCH + 1, "%lu", last);
+    close(fd);
+    close_connection(&keeper, 0);
+    pc__each(link, &keeper.kept.records)
+        close(pc__of(link, struct pc__kept_record, link)->fd);
+    pc__kept_free(&keeper.kept);
+}
+
+/* Its name is gone, and somebody waits at the old one while all connections are taken: what it reads to
+ * find room is answered. */
+static void test_list_while_it_looks(void)
+{
+    char directory[] = "/tmp/pc-test-keeper-XXXXXX", path[64];
+    struct keeper keeper = {.name = path, .pid_fd = -1, .max_fd = INT_MAX};
+    uint64_t last = 0;
+    int ends[MAX_CONNECTIONS], late, more = 0;
+    REQUIRE(mkdtemp(directory) != NULL);
+    snprintf(path, sizeof path, "%s/keeper", directory);
+    REQUIRE(pc__local_listen(path, 4, &keeper.listener_fd) == PC_OK);
+    pc__local_note_file(path, &keeper.file);
+    pc__kept_init(&keeper.kept);
+    for (int i = 0; i < MAX_CONNECTIONS; i++)
+        ends[i] = connect_within(&keeper);
+    REQUIRE(pc_keeper_connect(path, 0, &late) == PC_OK);
+    REQUIRE(unlink(path) == 0);
+    ask_list(ends[1], 0);
+    close(ends[0]);
+    look_after_name(&keeper, now_ns());
+    CHECK(keeper.n_connections == MAX_CONNECTIONS, "%zu", keeper.n_connections);
+    CHECK(hear_list(ends[1], &last, &more) == 0 && more == 0, "%d", more);
+    while (keeper.n_connections > 0)
+        close_connection(&keeper, keeper.n_connections - 1);
+    for (int i = 1; i < MAX_CONNECTIONS; i++)
+        close(ends[i]);
+    close(late);
+    pc__kept_free(&keeper.kept);
+    pc__local_close(path, keeper.listener_fd);
+    CHECK(rmdir(directory) == 0, "%d", errno);
 }
 
 /* A full keeper says so by closing, still gives back what it has, and says that this is not all. */
@@ -618,6 +771,9 @@ int main(void)
     test_raylet_ends(PLAIN);
     test_raylet_ends(WITHOUT_PIDFD);
     test_many(raylet);
+    test_no_search_walks_over_all();
+    test_no_answer_walks_over_all();
+    test_list_while_it_looks();
     test_full(raylet);
     test_full_queue(raylet);
     test_refused_is_part(raylet);

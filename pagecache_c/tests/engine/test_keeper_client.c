@@ -3,7 +3,7 @@
 #include "tests/support/commit.h"
 #include "tests/support/keepers.h"
 
-#include "engine/engine.h"
+#include "engine/core/core.h"
 
 #include <signal.h>
 

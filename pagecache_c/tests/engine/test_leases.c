@@ -1,85 +1,22 @@
 /* test_leases.c - a process whose connection is lost, and that lives on, sees what it saw: its leases
  * stay until it has them again, or has no memory of them any more. Server 0 is the home. */
-#include "engine/engine.h"
+#include "engine/core/core.h"
+#include "engine/local/local.h"
+#include "engine/local/process.h"
 #include "tests/support/commit.h"
+#include "tests/support/connections.h"
 
+#include <sched.h>
 #include <signal.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 
 #define N_BLOCKS 64u
 #define FOR_EVER (100 * SECOND)
 
 extern uint64_t pc__idle_ns; /* client.h, which has another struct pc__session_map than engine.h */
-
-/* ------------------------------------------------- what happens to connections */
-
-static _Atomic int told_loops;
-
-static void run_in_loops(struct server *s, void (*run)(struct pc__loop *, struct pc__mail *), uint64_t a)
-{
-    int before = told_loops;
-    for (int i = 0; i < s->engine->n_loops; i++) {
-        const struct pc__mail mail = {.run = run, .a = a};
-        OK(pc__loop_post(&s->engine->loops[i], &mail));
-    }
-    SOON(told_loops == before + s->engine->n_loops);
-}
-
-static void end_connection(struct pc__loop *loop, struct pc__mail *mail)
-{
-    pc__each(link, &loop->clients)
-    {
-        struct pc__session *client = pc__of(link, struct pc__session, link);
-        if (client->id == mail->a || (!mail->a && client->said_hello))
-            (void)shutdown(client->fd, SHUT_RDWR);
-    }
-    told_loops++;
-}
-
-/* As the server does where a client's socket is full. id 0: all of them. */
-static void lose(struct server *s, uint64_t id)
-{
-    run_in_loops(s, end_connection, id);
-}
-
-static void stop_listening(struct pc__loop *loop, struct pc__mail *mail)
-{
-    (void)mail;
-    if (loop->listen_watch)
-        pc__watch_change(loop, loop->listen_watch, 0);
-    told_loops++;
-}
-
-static void listen_again(struct pc__loop *loop, struct pc__mail *mail)
-{
-    (void)mail;
-    if (loop->listen_watch)
-        pc__watch_change(loop, loop->listen_watch, EPOLLIN);
-    told_loops++;
-}
-
-/* Between these, who is lost stays lost: its connection waits to be taken. */
-static void shut_door(struct server *s)
-{
-    run_in_loops(s, stop_listening, 0);
-}
-
-static void open_door(struct server *s)
-{
-    run_in_loops(s, listen_again, 0);
-}
-
-/* The id of the connection that was opened last. */
-static uint64_t newest(struct server *s)
-{
-    pthread_mutex_lock(&s->engine->lock);
-    uint64_t id = s->engine->next_client_id;
-    pthread_mutex_unlock(&s->engine->lock);
-    return id;
-}
 
 static uint64_t leases(struct server *s)
 {
@@ -251,6 +188,71 @@ static void test_closed_while_lost(int trap)
     world_stop(&w);
 }
 
+struct looker {
+    pthread_t thread;
+    pc_client *client;
+    struct pc_region_info info;
+};
+
+static void *look_often(void *arg)
+{
+    struct looker *it = arg;
+    for (int i = 0; i < 1500; i++) {
+        struct pc_mapping m = map_at(it->client, &it->info, 0, 0);
+        CHECK(wrong_word((const uint64_t *)(uintptr_t)m.address, 1, 0, 0, pattern) == 512);
+        OK(pc_client_unmap(it->client, m.id));
+    }
+    return NULL;
+}
+
+/* Two clients of one process want one region's address, again and again: the second one has another. */
+static void test_two_of_one_process(int trap)
+{
+    struct world w = world_start("two", trap, 0);
+    struct looker lookers[2] = {{.client = w.reader, .info = w.info}, {.client = w.other, .info = w.info}};
+    for (size_t i = 0; i < 2; i++)
+        CHECK(!pthread_create(&lookers[i].thread, NULL, look_often, &lookers[i]));
+    for (size_t i = 0; i < 2; i++)
+        CHECK(!pthread_join(lookers[i].thread, NULL));
+    world_stop(&w);
+}
+
+static void end_connection_and_sleep(struct pc__loop *loop, struct pc__mail *mail)
+{
+    pc__each(link, &loop->clients)
+    {
+        struct pc__session *client = pc__of(link, struct pc__session, link);
+        if (client->id == mail->a)
+            (void)shutdown(client->fd, SHUT_RDWR);
+    }
+    told_loops++;
+    usleep((useconds_t)mail->b);
+}
+
+/* It is lost, and closes before the server looks at it: then nothing of it is mapped any more. The
+ * longer of the two is longer than a client waits for an answer. */
+static void test_closed_before_a_look(int trap)
+{
+    static const useconds_t busy_us[] = {200000, 1300000};
+    struct world w = world_start("look", trap, 1);
+    for (size_t i = 0; i < 2; i++) {
+        pc_client *client = attach(w.node, trap);
+        uint64_t id = newest(w.node);
+        struct pc_mapping m = map_at(client, &w.info, 0, 0);
+        check_version(w.c, &m, &w.info, 0);
+        CHECK(leases(w.node) == 1);
+        int before = told_loops;
+        for (int l = 0; l < w.node->engine->n_loops; l++) {
+            const struct pc__mail mail = {.run = end_connection_and_sleep, .a = id, .b = busy_us[i]};
+            OK(pc__loop_post(&w.node->engine->loops[l], &mail));
+        }
+        SOON(told_loops == before + w.node->engine->n_loops);
+        pc_client_close(client);
+        SOON_IN(leases(w.node) == 0, 5);
+    }
+    world_stop(&w);
+}
+
 /* A process that was stopped: in the middle of it the connection is lost, and it is killed. */
 static void test_killed(int trap)
 {
@@ -283,6 +285,8 @@ static void test_killed(int trap)
     CHECK(process_vm_readv(child, &mine, 1, &its, 1, 0) == (ssize_t)sizeof words);
     if (wrong_word(words, 1, 0, 5, pattern) != 512)
         FAIL("version 0 is read as another one");
+    SOON(leases(w.node) == 1); /* others' ends may be on their way */
+    usleep(100000);
     CHECK(leases(w.node) == 1);
     CHECK(!kill(child, SIGKILL) && waitpid(child, &status, 0) == child);
     SOON_IN(leases(w.node) == 0, 5);
@@ -314,54 +318,124 @@ static void test_exec(int trap)
     world_stop(&w);
 }
 
-static void *wait_here(void *arg)
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77 /* Linux 6.5 */
+#endif
+
+static _Atomic bool peers_are_foreign, no_descriptors;
+
+int getsockopt(int fd, int level, int option, void *restrict value, socklen_t *restrict n_bytes)
 {
-    char byte;
-    (void)!read(*(int *)arg, &byte, 1);
-    _exit(0);
+    if (option == SO_PEERPIDFD && no_descriptors) {
+        errno = EMFILE;
+        return -1;
+    }
+    int rc = (int)syscall(SYS_getsockopt, fd, level, option, value, n_bytes);
+    if (!rc && option == SO_PEERCRED && peers_are_foreign)
+        ((struct ucred *)value)->pid = 0;
+    return rc;
 }
 
-/* Whose first thread has ended, and that goes on; then one that nobody has waited for. */
-static void test_processes(int trap)
+/* Whose first connection came when there was no descriptor for a handle: the next one has it. */
+static void test_late_handle(int trap)
 {
-    int go[2], pair[2], ready[2];
-    char byte;
     (void)trap;
-    CHECK(!pipe(go) && !pipe(ready) && !socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair));
-    pid_t child = fork();
-    if (!child) {
+    int pair[2], handle = -1;
+    CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair));
+    if ((handle = pc__process_handle_of_peer(pair[0])) < 0)
+        _exit(77); /* Linux 6.5 */
+    close(handle);
+    struct pc_engine *engine = calloc(1, sizeof *engine);
+    CHECK(engine);
+    pc__leases_open(engine);
+    peers_are_foreign = no_descriptors = true;
+    struct pc__lessee *lessee = pc__lessee_join(engine, 7, pair[0]);
+    CHECK(lessee && lessee->handle == -1);
+    no_descriptors = false;
+    CHECK(pc__lessee_join(engine, 7, pair[0]) == lessee);
+    int got = lessee->handle;
+    CHECK(got >= 0 && pc__lessee_lives(lessee));
+    CHECK(pc__lessee_join(engine, 7, pair[0]) == lessee && lessee->handle == got);
+    for (int i = 0; i < 3; i++)
+        pc__lessee_leave(engine, lessee, false);
+    CHECK(fcntl(got, F_GETFD) < 0); /* closed with it */
+    CHECK(pc__link_empty(&engine->leases.lessees));
+    peers_are_foreign = false;
+    pc__leases_close(engine);
+    free(engine);
+    close(pair[0]);
+    close(pair[1]);
+}
+
+/* Processes that have no pid here: the server is in a namespace of processes of its own. */
+static void test_foreign(int trap)
+{
+    struct { struct pc_region_info info; char name[sizeof ((struct server *)0)->name]; } told_them;
+    int where[2][2], ready[2], kill_first[2], killed[2];
+    char byte;
+    int pair[2], handle = -1;
+    CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair));
+    if (geteuid() != 0 || (handle = pc__process_handle_of_peer(pair[0])) < 0)
+        _exit(77); /* only root makes such a namespace, and Linux 6.5 such handles */
+    CHECK(!pc__process_handle_ended(handle) && !pc__process_handle_ended(-1));
+    close(handle);
+    CHECK(!pipe(where[0]) && !pipe(where[1]) && !pipe(ready) && !pipe(kill_first) && !pipe(killed));
+    pid_t readers[2];
+    for (int i = 0; i < 2; i++) {
+        if ((readers[i] = fork()))
+            continue;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        pthread_t thread;
-        CHECK(!pthread_create(&thread, NULL, wait_here, &go[0]));
+        close(kill_first[1]); /* of the server alone: who waits for it sees its end */
+        CHECK(read(where[i][0], &told_them, sizeof told_them) == sizeof told_them);
+        struct server there = {0};
+        memcpy(there.name, told_them.name, sizeof there.name);
+        pc_client *client = attach(&there, trap);
+        struct pc_mapping m = map_at(client, &told_them.info, 0, 0);
+        CHECK(wrong_word((const uint64_t *)(uintptr_t)m.address, 1, 0, 0, pattern) == 512);
         CHECK(write(ready[1], "x", 1) == 1);
-        pthread_exit(NULL);
+        for (;;)
+            pause();
     }
-    CHECK(read(ready[0], &byte, 1) == 1);
-    struct pc__process me = pc__process_of_peer(pair[0]);
-    CHECK(me.pid == getpid() && me.start_ticks && me.stack_address && pc__process_has_memory(&me));
-    char path[64], text[64] = "";
-    snprintf(path, sizeof path, "/proc/%d/statm", (int)child);
-    for (uint64_t until = now_ns() + WAIT; now_ns() < until && strncmp(text, "0 ", 2); usleep(1000)) {
-        int fd = open(path, O_RDONLY | O_CLOEXEC);
-        CHECK(fd >= 0 && read(fd, text, sizeof text - 1) > 0);
-        close(fd);
+    named_after = getpid(); /* there it is process 1, as that of every run of this test */
+    CHECK(!unshare(CLONE_NEWPID));
+    pid_t serving = fork();
+    if (!serving) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        struct world w = world_start("foreign", trap, 1);
+        memset(&told_them, 0, sizeof told_them);
+        told_them.info = w.info;
+        memcpy(told_them.name, w.node->name, sizeof told_them.name);
+        for (int i = 0; i < 2; i++) {
+            CHECK(write(where[i][1], &told_them, sizeof told_them) == sizeof told_them);
+            CHECK(read(ready[0], &byte, 1) == 1);
+        }
+        CHECK(leases(w.node) == 2);
+        shut_door(w.node);
+        lose(w.node, newest(w.node));
+        lose(w.node, newest(w.node) - 1);
+        SOON(stats_of(w.node).clients == 2);
+        usleep(300000);
+        CHECK(leases(w.node) == 2); /* they live */
+        CHECK(write(kill_first[1], "x", 1) == 1 && read(killed[0], &byte, 1) == 1);
+        SOON_IN(leases(w.node) == 1, 5);
+        usleep(300000);
+        CHECK(leases(w.node) == 1); /* the other one does */
+        CHECK(write(kill_first[1], "x", 1) == 1 && read(killed[0], &byte, 1) == 1);
+        SOON_IN(leases(w.node) == 0, 5);
+        open_door(w.node);
+        world_stop(&w);
+        /* LeakSanitizer cannot look from within such a namespace: /proc is of the outer one. */
+        (void)syscall(SYS_exit_group, 0);
     }
-    const struct pc__process it = {.pid = child}, later = {.pid = getpid(), .start_ticks = 1},
-                             program = {.pid = getpid(), .stack_address = 1}, foreign = {0};
-    CHECK(pc__process_has_memory(&it));
-    CHECK(write(go[1], "x", 1) == 1);
-    SOON(!pc__process_has_memory(&it)); /* not waited for yet */
-    CHECK(waitpid(child, NULL, 0) == child && !pc__process_has_memory(&it));
-    CHECK(!pc__process_has_memory(&later) && !pc__process_has_memory(&program));
-    CHECK(pc__process_has_memory(&foreign)); /* nobody knows */
-    struct pc__process_map *maps;
-    size_t n;
-    CHECK(!pc__process_maps(&foreign, &maps, &n) && pc__process_maps(&me, &maps, &n) && n > 0);
-    CHECK(pc__process_maps_file(maps, n, maps[0].begin, maps[0].end, maps[0].inode));
-    CHECK(pc__process_maps_file(maps, n, maps[0].begin - 4096, maps[0].begin + 1, maps[0].inode));
-    CHECK(!pc__process_maps_file(maps, n, maps[0].begin - 4096, maps[0].begin, maps[0].inode));
-    CHECK(!pc__process_maps_file(maps, n, maps[0].begin, maps[0].end, UINT64_MAX));
-    free(maps);
+    close(kill_first[1]);
+    for (int i = 0; i < 2 && read(kill_first[0], &byte, 1) == 1; i++) {
+        CHECK(!kill(readers[i], SIGKILL) && waitpid(readers[i], NULL, 0) == readers[i]);
+        CHECK(write(killed[1], "x", 1) == 1);
+    }
+    int status;
+    CHECK(waitpid(serving, &status, 0) == serving);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    (void)syscall(SYS_exit_group, 0); /* likewise: its children would be of that namespace */
 }
 
 /* The writer's connection is lost at each of its steps. What it sees, and what becomes of it, is as if
@@ -693,9 +767,12 @@ int main(int argc, char **argv)
                  {"rests", test_rests},
                  {"clean_close", test_clean_close},
                  {"closed_while_lost", test_closed_while_lost},
+                 {"closed_before_a_look", test_closed_before_a_look},
+                 {"two_of_one_process", test_two_of_one_process},
                  {"killed", test_killed},
                  {"exec", test_exec},
-                 {"processes", test_processes},
+                 {"foreign", test_foreign},
+                 {"late_handle", test_late_handle},
                  {"commit_at_home", test_commit_at_home},
                  {"commit_elsewhere", test_commit_elsewhere},
                  {"during_attach", test_during_attach},

@@ -3,6 +3,7 @@
 #include "tests/support/fake_peer.h"
 #include "tests/support/leaks.h"
 
+#include "engine/core/core.h"
 #include "engine/serve/directory.h"
 
 #define N_BLOCKS 512u /* of the region that is read */

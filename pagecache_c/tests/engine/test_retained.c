@@ -3,6 +3,9 @@
 #include "tests/support/keepers.h"
 #include "tests/support/leaks.h"
 
+#include "engine/core/core.h"
+#include "engine/store/retained.h"
+
 #define N_BLOCKS 128u
 enum { HOME, WRITER, N_SERVERS };
 
@@ -157,6 +160,66 @@ static void test_a_restart_forgets_no_layer(int trap)
     close(to_keeper);
 }
 
+/* ------------------------------------------------------------ many at once */
+
+static void retain_one(pc_engine *engine, uint64_t region, uint64_t version)
+{
+    struct pc__layer *layer = calloc(1, sizeof *layer);
+    CHECK(layer);
+    *layer = (struct pc__layer){.memfd = -1, .region = region, .bytes = PC_BLOCK_BYTES, .refs = 1};
+    pc__count_add(&engine->count.layers, 1);
+    pc__count_add(&engine->count.layer_bytes, layer->bytes);
+    pc__retained_add(engine, layer, version);
+}
+
+static double cpu_s(void)
+{
+    struct timespec now;
+    CHECK(!clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now));
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+#ifdef __SANITIZE_THREAD__
+#define MOST_S 5.0 /* of this thread, where a step takes ten times as long */
+#else
+#define MOST_S 0.5
+#endif
+
+/* engine.lock is held meanwhile: faults wait. */
+static void test_many_regions_take_no_long(int trap)
+{
+    enum { FEWER = 3000, MANY = 30000 };
+    (void)trap;
+    struct pc_engine_options options = told;
+    options.socket_name = "clamor-test-many-retained";
+    options.library_version = "test";
+    options.server_id = 0x1000;
+    options.keeper_fd = -1;
+    options.n_loops = 1;
+    pc_engine *engine;
+    OK(pc_engine_start(&options, &engine));
+    for (uint64_t i = 1; i <= FEWER; i++)
+        retain_one(engine, i, 1);
+    retain_one(engine, 1, 2);
+    double began_s = cpu_s();
+    for (uint64_t i = 1; i <= FEWER; i++)
+        OK(pc_engine_settled(engine, i, 2));
+    double took_s = cpu_s() - began_s;
+    CHECK(took_s < MOST_S);
+    uint64_t version; /* of what has a newer one, the older one goes first */
+    CHECK(pc__retained_versions(engine, 1, &version, 1) == 1 && version == 2);
+    for (uint64_t i = 1; i <= MANY; i++)
+        retain_one(engine, FEWER + i, 1);
+    pthread_mutex_lock(&engine->lock);
+    engine->ask_settled_at_ns = 0;
+    began_s = cpu_s();
+    pc__retained_ask(engine, pc__now_ns());
+    took_s = cpu_s() - began_s;
+    pthread_mutex_unlock(&engine->lock);
+    CHECK(took_s < MOST_S);
+    OK(pc_engine_stop(engine));
+}
+
 int main(int argc, char **argv)
 {
     int failed = 0;
@@ -171,5 +234,7 @@ int main(int argc, char **argv)
         RUN(what_is_freed_goes_unacknowledged, 60);
         RUN(a_restart_forgets_no_layer, 90);
     }
+    int trap = 0;
+    RUN(many_regions_take_no_long, 120);
     return failed != 0;
 }

@@ -1,6 +1,6 @@
 /* test_retire.c - a region is freed: its page server refuses new leases at once, and so do those that
  * asked it for blocks, before the registry has told anybody. Server 0 is the home. */
-#include "engine/engine.h"
+#include "engine/core/core.h"
 #include "tests/support/commit.h"
 #include "tests/support/fake_peer.h"
 

@@ -53,7 +53,7 @@ static void test_many_small(int trap)
             anonymous = anonymous_bytes();
         }
         infos[i] = build(c, &c->servers[0], home, i + 1, bytes, 0);
-        OK(pc_client_map(far, i + 1, 0, infos[i].base_address, bytes, 0, 5 * SECOND, &m));
+        OK(pc_client_map(far, i + 1, 0, infos[i].base_address, bytes, 0, 30 * SECOND, &m));
         for (uint64_t o = 0; o < bytes; o += PC_BLOCK_BYTES)
             CHECK(at(&m, o) == pattern(i + 1, o));
         OK(pc_client_unmap(far, m.id));

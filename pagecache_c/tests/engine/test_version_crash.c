@@ -2,8 +2,11 @@
  * keeper, in order and by SIGKILL at any moment. */
 #include "tests/support/commit.h"
 #include "tests/support/keepers.h"
+#include "tests/support/length.h"
 
-#include "engine/engine.h"
+#include "client/client.h"
+#include "engine/core/core.h"
+#include "engine/store/store.h"
 
 #include <linux/capability.h>
 #include <signal.h>
@@ -130,7 +133,8 @@ static void test_stopped_loop_by_loop(int trap)
         restless[i] = (struct restless){.client = attach(far, trap), .info = &info};
         CHECK(!pthread_create(&restless[i].thread, NULL, open_and_close, &restless[i]));
     }
-    for (int round = 0; round < 120; round++) {
+    const int rounds = (int)rounds_of(50, 120);
+    for (int round = 0; round < rounds; round++) {
         struct pc_mapping m = map_at(first, &info, (uint64_t)round % 5, PC_MAP_PRIVATE);
         (void)at(&m, 0);
         server_stop(c, 1);
@@ -331,6 +335,53 @@ static void test_follower_attaches(int trap)
     cluster_stop(c);
 }
 
+/* What keeps the loops of a server from reading, and has them say something meanwhile. */
+static _Atomic int n_held, n_said;
+static _Atomic bool may_say, may_go_on;
+
+static void hold_here(struct pc__loop *loop, struct pc__mail *mail)
+{
+    (void)mail;
+    const struct pc__ctl_let_go other = {.region = 99};
+    n_held++;
+    while (!may_say)
+        usleep(1000);
+    pc__each(link, &loop->clients)
+        pc__session_send(pc__of(link, struct pc__session, link), PC__CTL_LET_GO, 0, 0, &other,
+                         sizeof other, -1);
+    n_said++;
+    while (!may_go_on)
+        usleep(1000);
+}
+
+/* A client that closes with words of its server unread: what it said last is heard all the same,
+ * though the first that the server hears of it is that its words were lost. */
+static void test_left_with_words_unread(int trap)
+{
+    struct cluster *c = cluster_start(1, "unread");
+    struct server *server = &c->servers[0];
+    pc_client *home = attach(server, trap), *client = attach(server, trap);
+    struct pc_region_info info = build(c, server, home, 1, MIB, 0);
+    struct pc_mapping m = map_at(client, &info, 0, 0);
+    CHECK(at(&m, 0) == pattern(1, 0) && stats_of(server).mappings == 1);
+    const struct pc__mail mail = {.run = hold_here};
+    n_held = n_said = 0;
+    for (int i = 0; i < server->engine->n_loops; i++)
+        OK(pc__loop_post(&server->engine->loops[i], &mail));
+    SOON(n_held == server->engine->n_loops);
+    int same = dup(client->socket); /* or it would be closed too early */
+    CHECK(same >= 0);
+    pc_client_close(client);
+    may_say = true;
+    SOON(n_said == server->engine->n_loops);
+    close(same);
+    may_go_on = true;
+    SOON(stats_of(server).clients == 1);
+    SOON(stats_of(server).mappings == 0);
+    pc_client_close(home);
+    cluster_stop(c);
+}
+
 /* A version whose predecessor never came waits no longer than its region lives. */
 static void test_gap_of_a_freed_region(int trap)
 {
@@ -411,7 +462,7 @@ struct storm {
     struct keeper keeper;
     int trap;
     pc_client *home, *far;
-    uint64_t until_ns;
+    _Atomic bool is_over;
     bool may_expire;
     struct shared {
         _Atomic pid_t pid; /* of the home; 0: none runs */
@@ -510,7 +561,7 @@ struct storm_thread {
     struct storm *s;
     bool far;
     unsigned seed;
-    uint64_t done, expired;
+    _Atomic uint64_t done, expired;
 };
 
 static void *storm_read(void *arg)
@@ -518,7 +569,7 @@ static void *storm_read(void *arg)
     struct storm_thread *w = arg;
     struct storm *s = w->s;
     pc_client *client = w->far ? s->far : s->home;
-    while (now_ns() < s->until_ns) {
+    while (!s->is_over) {
         uint64_t latest = registry_latest(s->c->registry, 1);
         uint64_t back = (uint64_t)rand_r(&w->seed) % 8;
         uint64_t v = latest > back ? latest - back : 0;
@@ -556,7 +607,7 @@ static void *storm_write(void *arg)
     struct storm *s = w->s;
     uint64_t n_blocks = s->info.length_bytes >> 12;
     pc_client *client = w->far ? s->far : s->home;
-    while (now_ns() < s->until_ns) {
+    while (!s->is_over) {
         struct pc_run runs[MAX_COMMIT_RUNS];
         size_t n = 0;
         uint64_t from = (uint64_t)rand_r(&w->seed) % 64, longest = rand_r(&w->seed) % 2 ? 60 : 4;
@@ -629,19 +680,27 @@ static void storm(int trap, uint64_t history_bytes, uint64_t seconds, unsigned s
     s.home = attach(&s.c->servers[0], trap);
     s.far = attach(&s.c->servers[1], trap);
     (void)build(s.c, &s.c->servers[0], s.home, 1, s.info.length_bytes, 0);
-    s.until_ns = now_ns() + seconds * SECOND;
+    const uint64_t until_ns = now_ns() + seconds * SECOND;
     struct storm_thread threads[6];
+    uint64_t reads = 0, commits = 0, expired = 0;
     pthread_t ids[6];
     for (unsigned i = 0; i < 6; i++) {
         threads[i] = (struct storm_thread){.s = &s, .far = i % 2, .seed = seed * 31 + i};
         CHECK(!pthread_create(&ids[i], NULL, i < 3 ? storm_read : storm_write, &threads[i]));
     }
-    while (now_ns() < s.until_ns) {
+    while (now_ns() < until_ns) {
         unsigned roll = (unsigned)rand_r(&seed);
         usleep(roll % 5 == 0 ? 700000 + roll / 7 % 300000 : 5000 + roll / 7 % 120000);
         kill_home(&s);
     }
-    uint64_t reads = 0, commits = 0, expired = 0;
+    /* A busy machine has time to do something, while nothing is killed any more. */
+    while ((commits <= 10 || reads <= 10) && now_ns() < until_ns + 60 * SECOND) {
+        usleep(10000);
+        reads = threads[0].done + threads[1].done + threads[2].done;
+        commits = threads[3].done + threads[4].done + threads[5].done;
+    }
+    s.is_over = true;
+    reads = commits = 0;
     for (unsigned i = 0; i < 6; i++) {
         pthread_join(ids[i], NULL);
         *(i < 3 ? &reads : &commits) += threads[i].done;
@@ -670,7 +729,7 @@ static void storm(int trap, uint64_t history_bytes, uint64_t seconds, unsigned s
     keeper_stop(&s.keeper);
 }
 static unsigned storm_seed = 1;
-static uint64_t storm_seconds = 8;
+static uint64_t storm_seconds;
 static void test_storm(int trap)
 {
     storm(trap, 256 * MIB, storm_seconds, storm_seed);
@@ -685,8 +744,7 @@ int main(int argc, char **argv)
     int failed = 0;
     if (argc > 2)
         storm_seed = (unsigned)atoi(argv[2]);
-    if (argc > 3)
-        storm_seconds = (uint64_t)atoi(argv[3]);
+    storm_seconds = argc > 3 ? (uint64_t)atoi(argv[3]) : rounds_of(5, 8);
     static const int traps[] = {PC_TRAP_UFFD, PC_TRAP_SIGSEGV};
 #define RUN(test, seconds)                                                                       \
     if (argc < 2 || !strcmp(argv[1], #test))                                                     \
@@ -700,6 +758,7 @@ int main(int argc, char **argv)
         RUN(too_slow_to_attach_far, 60);
         RUN(hidden_while_stopped, 60);
         RUN(follower_attaches, 60);
+        RUN(left_with_words_unread, 60);
         RUN(gap_of_a_freed_region, 60);
         RUN(shared, 60);
         RUN(storm, 110);

@@ -1,6 +1,7 @@
 /* test_versions.c - versions: commits, leases on any of them, at the home and far from it, over both
  * traps. Two servers in one process; server 0 is the home. Crashes are in test_version_crash.c. */
 #include "tests/support/commit.h"
+#include "tests/support/length.h"
 
 struct pair {
     struct cluster *c;
@@ -530,7 +531,8 @@ static void flat(int trap, bool leased)
     struct pc_mapping old[2] = {{0}, {0}};
     uint64_t fds = 0, bytes = 0, generations = 0;
     uint64_t v = 0, until = now_ns() + 40 * SECOND;
-    for (uint64_t i = 0; i < 2000 && (i < 900 || now_ns() < until); i++) {
+    const uint64_t most = rounds_of(1000, 2000);
+    for (uint64_t i = 0; i < most && (i < 900 || now_ns() < until); i++) {
         const struct pc_run runs[] = {{i % 100, 1}, {128 + i % 64, 2}};
         v = i % 4 == 3 ? commit_far(&p, v, runs, 2) : commit_home(&p, v, runs, 2);
         CHECK(v == i + 1);
@@ -721,7 +723,7 @@ static void test_stress(int trap)
     for (unsigned i = 0; i < 8; i++) {
         workers[i] = (struct worker){.p = &p, .node = i % 2 ? p.s1 : p.s0, .trap = trap,
                                      .seed = i * 7919 + (unsigned)getpid(),
-                                     .until_ns = now_ns() + 5 * SECOND};
+                                     .until_ns = now_ns() + rounds_of(3, 5) * SECOND};
         CHECK(!pthread_create(&ids[i], NULL, i < 4 ? write_randomly : read_randomly, &workers[i]));
     }
     uint64_t written_ = 0, read_ = 0;

@@ -2,6 +2,7 @@
  * that costs is bounded. The history alone, with restarts and with readers; and whole engines.
  */
 #include "tests/support/history_world.h"
+#include "tests/support/length.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -359,7 +360,7 @@ static void test_random(const struct budget *is, uint64_t n_steps)
     n_expired += stats_of(shared).expired;
     printf("%s: %lu floors, %lu restarts, %lu records expired, %lu blocks read meanwhile\n",
            is->name, n_raised, n_restarts, n_expired, n_hits);
-    CHECK(n_expired > 500 && n_restarts > 0 && n_hits > 100, "too little to say anything");
+    CHECK(n_expired > n_steps / 8 && n_restarts > 0 && n_hits > 100, "too little to say anything");
     for (size_t k = 0; k < N_REGIONS; k++)
         check_region(shared, owners[k].id, owners[k].applied);
     pc__history_close(shared);
@@ -372,13 +373,17 @@ int main(void)
     REQUIRE(mkdir(directory, 0700) == 0);
     const size_t n_before = count_descriptors();
     for (size_t i = 0; i < N_BUDGETS; i++) {
-        test_outlives(&budgets[i], false);
-        test_outlives(&budgets[i], true);
-        test_all_retained(&budgets[i]);
-        test_random(&budgets[i], 4000);
+        if (!hunts_races()) { /* one thread each */
+            test_outlives(&budgets[i], false);
+            test_outlives(&budgets[i], true);
+            test_all_retained(&budgets[i]);
+        }
+        test_random(&budgets[i], hunts_races() ? 1200 : 4000);
     }
-    test_few_records();
-    test_too_large();
+    if (!hunts_races()) {
+        test_few_records();
+        test_too_large();
+    }
     CHECK(count_descriptors() == n_before, "%zu descriptors, %zu before", count_descriptors(),
           n_before);
     CHECK(rmdir(directory) == 0, "nothing is left in it: %s", strerror(errno));

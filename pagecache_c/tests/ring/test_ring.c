@@ -1,6 +1,7 @@
 /* Rings of threads over socket pairs and TCP, against sums that one thread makes in a plain way. */
 #include "pagecache.h"
 #include "kernels/reduce.h"
+#include "tests/support/length.h"
 #include "tests/support/ring_lab.h"
 
 #include <math.h>
@@ -128,7 +129,7 @@ static void test_all_kinds(void)
         struct lab lab;
         lab_make(&lab, n, 1 + n % 3, n % 2);
         for (uint32_t kind = 0; kind < PC_RING_LAST; kind++)
-            for (int dtype = PC_F16; dtype <= PC_I64; dtype++)
+            for (int dtype = PC_F16; dtype <= PC_I64; dtype += hunts_races() ? PC_I64 - PC_F16 : 1)
                 for (int round = 0; round < 3; round++) {
                     /* Nothing, less than members, small, and large of any length. */
                     const uint64_t most[] = {1 + n, SMALL / 8, 90000};
@@ -544,9 +545,11 @@ static void test_partners(void)
 int main(void)
 {
     alarm(240);
-    test_partners();
-    test_halves();
-    test_numbers_as_numpy_has_them();
+    if (!hunts_races()) { /* one thread each */
+        test_partners();
+        test_halves();
+        test_numbers_as_numpy_has_them();
+    }
     test_nonsense();
     test_swap();
     test_gone_when_all_is_said();

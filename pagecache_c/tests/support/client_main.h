@@ -4,6 +4,7 @@
 #define PC_TESTS_CLIENT_MAIN_H
 
 #include "tests/support/client_world.h"
+#include "tests/support/length.h"
 
 #define TEST_SECONDS 240 /* a busy machine, under TSan */
 
@@ -60,10 +61,12 @@ static inline int run_tests(const struct test *tests, size_t n_tests, const char
                 exit(test_result());
             }
             int how;
-            waitpid(pid, &how, 0);
+            struct rusage used;
+            REQUIRE(wait4(pid, &how, 0, &used) == pid);
             bool passed = WIFEXITED(how) && WEXITSTATUS(how) == 0;
-            printf("%s %s/%s (%lu ms)", passed ? "ok  " : "FAIL", traps[t].name, tests[i].name,
-                   (unsigned long)((now_ns() - begun) / MS));
+            printf("%s %s/%s (%lu ms, %lu of them computing)", passed ? "ok  " : "FAIL",
+                   traps[t].name, tests[i].name, (unsigned long)((now_ns() - begun) / MS),
+                   computed_ms(&used));
             if (!passed)
                 printf(WIFSIGNALED(how) ? ": signal %d" : ": status %d",
                        WIFSIGNALED(how) ? WTERMSIG(how) : WEXITSTATUS(how));

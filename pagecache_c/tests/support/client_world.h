@@ -172,7 +172,7 @@ static inline struct pc_mapping world_map_newer(const struct world *world, pc_cl
 {
     struct pc_mapping mapping;
     const struct fake_region *region = &world->fake->regions[4];
-    OK(pc_client_map(client, PAGED, NEWER, region->base, region->length, flags, 10 * SECOND,
+    OK(pc_client_map(client, PAGED, NEWER, region->base, region->length, flags, 30 * SECOND,
                      &mapping));
     return mapping;
 }
@@ -181,7 +181,7 @@ static inline struct pc_mapping world_map(const struct world *world, pc_client *
                                           uint64_t id, uint32_t flags)
 {
     struct pc_mapping mapping;
-    OK(try_map(world, client, id, flags, 10 * SECOND, &mapping));
+    OK(try_map(world, client, id, flags, 30 * SECOND, &mapping));
     return mapping;
 }
 

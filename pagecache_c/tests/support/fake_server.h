@@ -478,8 +478,8 @@ static inline bool fake_receive(struct fake *fake, struct fake_client *client)
     case PC__CTL_READS: fake_runs(fake, client, &message); break;
     case PC__CTL_STAGE:
     case PC__CTL_RESOLVE: fake_stage(fake, client, &message, fds, n_fds); break;
-    case PC__CTL_ATTACHED:
-    case PC__CTL_LEFT: break;
+    case PC__CTL_ATTACHED: break;
+    case PC__CTL_LEFT: fake_send(client, PC__CTL_REPLY, message.header.request_id, 0, NULL, 0, -1); break;
     case PC__CTL_LAST_WORDS:
         memcpy(&fake->words, message.body, sizeof fake->words);
         fake->last_words++;

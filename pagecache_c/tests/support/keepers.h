@@ -23,7 +23,7 @@ static inline struct keeper keeper_start(const char *tag)
 static inline int keeper_connect(const struct keeper *k)
 {
     int fd;
-    OK(pc_keeper_connect(k->name, 5 * SECOND, &fd));
+    OK(pc_keeper_connect(k->name, 30 * SECOND, &fd));
     return fd;
 }
 

@@ -4,12 +4,13 @@
  * sent later, in order, by a thread of ours. Who must know that the keeper has it (a layer's writer,
  * a base that is about to be changed) waits for that, or is called back. A keeper that dies is
  * noticed at once; another one is given all there is (pc__keeping_renew). One that takes nothing for
- * 30 s is killed, and so it is replaced too.
+ * 30 s, so that its socket is full, is killed, and so it is replaced too. That the kernel has no memory
+ * for a packet, or too many descriptors in flight, says nothing of the keeper: it is tried again.
  */
 #ifndef PC_KEEPING_H
 #define PC_KEEPING_H
 
-#include "engine/store/keeper.h"
+#include "engine/keeper/keeper.h"
 
 struct pc__keeping;
 
@@ -18,8 +19,8 @@ typedef void pc__keeper_lost(void *arg);
 /* Called without a lock, for what can never be sent: a crash of this server would lose it. */
 typedef void pc__keeper_refused(void *arg, int rc, const struct pc__kept *what);
 /* Called without a lock. PC_OK: the keeper has heard all that was said before. Else it has not, and
- * nobody may be told that it is safe: PC_ERR_TIMEOUT, it takes nothing for too long, or none has come
- * in place of one that died; PC_ERR_CLOSED, the server stops; else what was said before can never be
+ * nobody may be told that it is safe: PC_ERR_TIMEOUT, nothing could be sent for too long, or none has
+ * come in place of one that died; PC_ERR_CLOSED, the server stops; else what was said before can never be
  * sent. cancelled: the server stops; free what it has. */
 typedef void pc__keeper_heard(void *arg, int rc, bool cancelled);
 

@@ -1,4 +1,4 @@
-/* history_room.c - keeps the history within its budgets: what spills, what moves, what is dropped.
+/* history_spill.c - keeps the history within its budgets: what spills, what moves, what is dropped.
  *
  * Order. Memory that is full spills, the oldest segment first. Where there is no room on disk:
  *   1. what is not retained goes, the oldest segment first. What is retained of that segment moves

@@ -1,6 +1,6 @@
 /* keeper.c - a process that holds the page server's memfds, so that its crash loses no block.
  *
- * Owns: in the keeper, one growable array of (record, descriptor), oldest first; in the page
+ * Owns: in the keeper, a table of (record, descriptor), oldest first (kept_table.h); in the page
  * server, nothing but the descriptor that pc_keeper_connect returned.
  * Threads: the keeper has one. pc__keeper_put and _drop may be called by any thread (a packet is
  * one sendmsg); one pc__keeper_list at a time per connection. Locks: none.
@@ -12,7 +12,7 @@
  * descriptors in flight, and never waits for a reader.
  *
  * Invariants:
- *   - n_kept descriptors are open, no two with the same inode, sequence strictly increasing;
+ *   - each record's descriptor is open, no two with the same inode, sequence strictly increasing;
  *   - a packet that breaks a rule closes its connection and changes nothing else;
  *   - what cannot be kept (no descriptors, no memory) closes the connection too: the page server
  *     finds out at its next call instead of believing that its blocks are safe;
@@ -31,9 +31,10 @@
  *
  * Does not: map, read or write a memfd, log, or fork; the caller of pc_keeper_run is the process.
  */
-#include "engine/store/keeper.h"
+#include "engine/keeper/keeper.h"
 #include "common/error.h"
 #include "common/local_socket.h"
+#include "engine/keeper/kept_table.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -388,42 +389,30 @@ int pc__keeper_list(int keeper_fd, int (*each)(void *arg, const struct pc__kept 
 
 /* -------------------------------------------------------------- the keeper's end */
 
-struct kept {
-    struct pc__kept what;
-    uint64_t sequence;
-    int fd;
-};
-
 struct connection {
     int fd;
     bool wants_list;
     bool serves; /* a page server's: it was answered a list, or has put something */
     uint64_t list_after;
+    struct pc__kept_record *listed; /* the last that it was sent, or one before that; or NULL */
 };
 
 struct keeper {
+    const char *name;
+    struct pc__local_file file; /* of the name */
+    uint64_t look_at_ns;        /* when it is looked after */
     int listener_fd;
     int pid_fd;                 /* -1: look with kill(2) */
     int watched_pid;
     bool must_quit;
     bool is_part;               /* of what its page server has, and it was not told the rest yet */
     int max_fd;                 /* the kernel gives the lowest free one: beyond it, few are left */
-    size_t n_kept, capacity;
-    struct kept *kept;          /* oldest first */
-    uint64_t last_sequence;
+    struct pc__kept_table kept;
     size_t n_connections;
     struct connection connections[MAX_CONNECTIONS]; /* oldest first */
     uint64_t alone_since_ns;    /* while n_connections == 0 */
     uint64_t no_accept_before_ns;
 };
-
-static struct kept *find(struct keeper *keeper, uint64_t inode, uint64_t on_disk)
-{
-    for (size_t i = 0; i < keeper->n_kept; i++)
-        if (keeper->kept[i].what.inode == inode && keeper->kept[i].what.on_disk == on_disk)
-            return &keeper->kept[i];
-    return NULL;
-}
 
 /* Takes fd, also on failure. */
 static bool keep(struct keeper *keeper, const struct pc__kept *what, int fd)
@@ -437,24 +426,14 @@ static bool keep(struct keeper *keeper, const struct pc__kept *what, int fd)
         (uint64_t)status.st_ino != what->inode)
         goto refuse;
 
-    struct kept *old = find(keeper, what->inode, what->on_disk);
+    struct pc__kept_record *old = pc__kept_find(&keeper->kept, what->inode, what->on_disk != 0);
     if (old != NULL) {
         close(fd);
         old->what = *what;
         return true;
     }
-    if (fd > keeper->max_fd)
+    if (fd > keeper->max_fd || pc__kept_add(&keeper->kept, what, fd) == NULL)
         goto refuse;
-    if (keeper->n_kept == keeper->capacity) {
-        const size_t capacity = keeper->capacity == 0 ? 64 : 2 * keeper->capacity;
-        struct kept *grown = realloc(keeper->kept, capacity * sizeof *grown);
-        if (grown == NULL)
-            goto refuse;
-        keeper->kept = grown;
-        keeper->capacity = capacity;
-    }
-    keeper->kept[keeper->n_kept++] =
-        (struct kept){.what = *what, .sequence = ++keeper->last_sequence, .fd = fd};
     return true;
 refuse:
     close(fd);
@@ -463,14 +442,18 @@ refuse:
 
 static void drop(struct keeper *keeper, uint64_t inode, uint64_t on_disk)
 {
-    struct kept *gone = find(keeper, inode, on_disk);
+    struct pc__kept_record *gone = pc__kept_find(&keeper->kept, inode, on_disk != 0);
 
     if (gone == NULL)
         return;
+    struct pc__link *before = gone->link.prev;
+    for (size_t i = 0; i < keeper->n_connections; i++)
+        if (keeper->connections[i].listed == gone)
+            keeper->connections[i].listed = before == &keeper->kept.records
+                                                ? NULL
+                                                : pc__of(before, struct pc__kept_record, link);
     close(gone->fd);
-    keeper->n_kept--;
-    const size_t n_after = keeper->n_kept - (size_t)(gone - keeper->kept);
-    memmove(gone, gone + 1, n_after * sizeof *gone);
+    pc__kept_remove(&keeper->kept, gone);
 }
 
 /* False: the connection broke a rule, or asks for what cannot be done. */
@@ -552,26 +535,36 @@ static void drain_all(struct keeper *keeper)
             close_connection(keeper, i);
 }
 
-/* One batch. False: the connection takes no answers. */
+/* One batch, from where the one before it ended: all of them together walk over each record once. False:
+ * the connection takes no answers. */
 static bool answer_list(struct keeper *keeper, struct connection *connection)
 {
-    size_t first = 0, n_sent = 0;
+    struct pc__link *const records = &keeper->kept.records;
+    struct pc__link *link = records->next;
+    bool has_more = false;
+    size_t n_sent = 0;
 
     connection->wants_list = false;
-    while (first < keeper->n_kept && keeper->kept[first].sequence <= connection->list_after)
-        first++;
-    while (first + n_sent < keeper->n_kept && n_sent < LIST_BATCH) {
-        const struct kept *kept = &keeper->kept[first + n_sent];
+    if (connection->listed != NULL && connection->listed->sequence <= connection->list_after)
+        link = connection->listed->link.next;
+    for (; link != records; link = link->next) {
+        struct pc__kept_record *kept = pc__of(link, struct pc__kept_record, link);
         const struct message record = {.magic = MAGIC, .op = OP_RECORD,
                                        .sequence = kept->sequence, .what = kept->what};
-        if (send_packet(connection->fd, &record, kept->fd) != 0) {
+        keeper->kept.n_compared++;
+        if (kept->sequence <= connection->list_after)
+            continue;
+        has_more = n_sent == LIST_BATCH;
+        if (!has_more && send_packet(connection->fd, &record, kept->fd) != 0) {
             if (errno != ETOOMANYREFS)
                 return false;
-            break;
+            has_more = true;
         }
+        if (has_more)
+            break;
+        connection->listed = kept;
         n_sent++;
     }
-    const bool has_more = first + n_sent < keeper->n_kept;
     const struct message end = {.magic = MAGIC, .op = OP_END,
                                 .more = (uint16_t)((has_more ? END_MORE : 0) |
                                                    (keeper->is_part ? END_PART : 0))};
@@ -647,9 +640,9 @@ static bool has_ended(int pid)
 /* Milliseconds until something must be looked at that no descriptor tells. */
 static int poll_timeout_ms(const struct keeper *keeper, uint64_t now, uint64_t orphan_timeout_ns)
 {
-    uint64_t wait_ns = 3600u * 1000000000ull;
+    uint64_t wait_ns = keeper->look_at_ns > now ? keeper->look_at_ns - now : 0;
 
-    if (keeper->pid_fd < 0)
+    if (keeper->pid_fd < 0 && wait_ns > PID_POLL_NS)
         wait_ns = PID_POLL_NS;
     if (keeper->n_connections == 0) {
         const uint64_t alone_ns = now - keeper->alone_since_ns;
@@ -662,10 +655,28 @@ static int poll_timeout_ms(const struct keeper *keeper, uint64_t now, uint64_t o
     return (int)((wait_ns + 999999u) / 1000000u);
 }
 
+/* The next page server finds it by its name only. */
+static void look_after_name(struct keeper *keeper, uint64_t now)
+{
+    int fd;
+    if (now < keeper->look_at_ns)
+        return;
+    keeper->look_at_ns = now + PC__LOCAL_LOOK_NS;
+    if (pc__local_look(keeper->name, 2 * MAX_CONNECTIONS, &keeper->file, &fd) != PC_OK || fd < 0)
+        return; /* where it cannot, it looks again; it has no log */
+    accept_all(keeper); /* who came before the name went */
+    answer_lists(keeper); /* as below: where it has read one for want of room */
+    close(keeper->listener_fd);
+    keeper->listener_fd = fd;
+}
+
 static void keep_until_the_end(struct keeper *keeper, uint64_t orphan_timeout_ns)
 {
     while (!keeper->must_quit) {
-        const uint64_t now = now_ns();
+        look_after_name(keeper, now_ns());
+        const uint64_t now = now_ns(); /* after it: the last connection may have ended there */
+        if (keeper->must_quit)
+            return;
         if (keeper->n_connections == 0 && now - keeper->alone_since_ns >= orphan_timeout_ns)
             return;
         if (keeper->pid_fd < 0 && has_ended(keeper->watched_pid))
@@ -707,7 +718,8 @@ static void let_servers_leave(struct keeper *keeper)
 static int run(const char *listen_name, int watched_pid, uint64_t orphan_timeout_ns, bool is_part)
 {
     struct keeper keeper = {
-        .listener_fd = -1, .pid_fd = -1, .watched_pid = watched_pid, .is_part = is_part};
+        .name = listen_name, .listener_fd = -1, .pid_fd = -1, .watched_pid = watched_pid,
+        .is_part = is_part};
 
     if (watched_pid <= 0)
         return pc__fail(PC_ERR_RANGE, "the keeper cannot watch process %d", watched_pid);
@@ -715,6 +727,8 @@ static int run(const char *listen_name, int watched_pid, uint64_t orphan_timeout
     if (rc != PC_OK)
         return rc;
 
+    pc__local_note_file(listen_name, &keeper.file);
+    pc__kept_init(&keeper.kept);
     keeper.max_fd = raise_descriptor_limit();
     keeper.alone_since_ns = now_ns();
 #ifdef SYS_pidfd_open
@@ -726,9 +740,9 @@ static int run(const char *listen_name, int watched_pid, uint64_t orphan_timeout
 
     while (keeper.n_connections > 0)
         close_connection(&keeper, keeper.n_connections - 1);
-    for (size_t i = 0; i < keeper.n_kept; i++)
-        close(keeper.kept[i].fd);
-    free(keeper.kept);
+    pc__each(link, &keeper.kept.records)
+        close(pc__of(link, struct pc__kept_record, link)->fd);
+    pc__kept_free(&keeper.kept);
     close_quietly(keeper.pid_fd);
     pc__local_close(listen_name, keeper.listener_fd);
     return PC_OK;

@@ -5,15 +5,17 @@
  * Lock: one, a leaf; held over sends that do not block. Threads: any may call; one of ours.
  *
  * Invariants:
- *   - messages are sent in the order in which they were given;
+ *   - messages are sent in the order in which they were given, and while one waits nobody adds another
+ *     that says the same: who tries again for as long as a shortage lasts makes no queue longer;
  *   - a descriptor is sent under the lock, while its record is there: it is that of its inode;
  *   - after pc__keeping_renew the new keeper hears of every record, then that this is all, and only
  *     then of anything else. A keeper that did not hear that is not whole, and says so when listed.
  */
-#include "engine/store/keeping.h"
+#include "engine/keeper/keeping.h"
 
 #include "common/error.h"
 #include "common/list.h"
+#include "engine/keeper/kept_table.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +32,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define BUCKETS 4096u
 #ifndef SLOW_NS
 #define SLOW_NS 30000000000ull   /* a keeper that takes nothing for so long is ended; so long its successor has */
 #endif
@@ -39,12 +40,6 @@
 #define STEP_MS 200
 #define ENDS_MS 5000             /* for a process that was killed to be gone */
 
-struct entry {
-    struct pc__link link, hash;
-    struct pc__kept what;
-    int fd;
-};
-
 enum said { SAY_PUT, SAY_DROP, SAY_WHOLE, SAY_NOTHING };
 
 struct message {
@@ -52,6 +47,7 @@ struct message {
     enum said said;
     struct pc__kept what;
     int fd;                      /* PUT; -1: it was forgotten meanwhile */
+    struct pc__kept_record *record; /* PUT: what it says; NULL: it was forgotten meanwhile */
     pc__keeper_heard *heard;     /* NOTHING: only this */
     void *arg;
     int rc;                      /* NOTHING: something before it can never be sent */
@@ -69,10 +65,10 @@ struct pc__keeping {
     void *arg;
     int refused_rc;              /* what could not be sent last, until it is said */
     struct pc__kept refused;
-    struct pc__link entries;     /* oldest first */
-    struct pc__link buckets[BUCKETS];
+    struct pc__kept_table table;
     struct pc__link queue;
     uint64_t stuck_since_ns;     /* 0: what was sent last was taken */
+    uint64_t full_since_ns;      /* its socket, of these; 0: it has room, and the kernel lacks something */
     int pid_fd;                  /* of the keeper's process, or -1 */
 };
 
@@ -89,50 +85,40 @@ static void wake(struct pc__keeping *keeping)
     (void)!write(keeping->wake_fd, &one, sizeof one); /* full: it is awake */
 }
 
-static struct pc__link *bucket(struct pc__keeping *keeping, uint64_t inode)
-{
-    return &keeping->buckets[(inode * 0x9e3779b97f4a7c15ull >> 40) % BUCKETS];
-}
-
 /* Under lock, as all that follows, unless it says otherwise. */
-static struct entry *find(struct pc__keeping *keeping, uint64_t inode, bool on_disk)
+static int note(struct pc__keeping *keeping, const struct pc__kept *what, int fd,
+                struct pc__kept_record **out)
 {
-    pc__each(link, bucket(keeping, inode))
-    {
-        struct entry *entry = pc__of(link, struct entry, hash);
-        if (entry->what.inode == inode && (entry->what.on_disk != 0) == on_disk)
-            return entry;
-    }
-    return NULL;
-}
-
-static int note(struct pc__keeping *keeping, const struct pc__kept *what, int fd)
-{
-    struct entry *entry = find(keeping, what->inode, what->on_disk);
-    if (!entry) {
-        entry = calloc(1, sizeof *entry);
-        if (!entry)
-            return pc__fail(PC_ERR_NO_MEMORY, "a record of what is kept");
-        pc__link_push(&keeping->entries, &entry->link);
-        pc__link_push(bucket(keeping, what->inode), &entry->hash);
-    }
+    struct pc__kept_record *entry = pc__kept_find(&keeping->table, what->inode, what->on_disk != 0);
+    if (!entry)
+        entry = pc__kept_add(&keeping->table, what, fd);
+    if (!entry)
+        return pc__fail(PC_ERR_NO_MEMORY, "a record of what is kept");
     entry->what = *what;
     entry->fd = fd;
+    *out = entry;
     return PC_OK;
 }
 
-static void forget(struct pc__keeping *keeping, struct entry *entry)
+/* It is out of the queue. */
+static void message_free(struct message *message)
+{
+    if (message->record && message->record->unsent == message)
+        message->record->unsent = NULL;
+    free(message);
+}
+
+static void forget(struct pc__keeping *keeping, struct pc__kept_record *entry)
 {
     pc__each(link, &keeping->queue)
     {
         struct message *message = pc__of(link, struct message, link);
-        if (message->said == SAY_PUT && message->what.inode == entry->what.inode &&
-            message->what.on_disk == entry->what.on_disk)
+        if (message->record == entry) {
             message->fd = -1; /* it may be another file's from now on */
+            message->record = NULL;
+        }
     }
-    pc__link_remove(&entry->link);
-    pc__link_remove(&entry->hash);
-    free(entry);
+    pc__kept_remove(&keeping->table, entry);
 }
 
 /* PC_OK: sent; PC_ERR_TIMEOUT: no room; PC_ERR_CLOSED: no keeper; else it cannot be sent at all. */
@@ -160,15 +146,21 @@ static int enqueue(struct pc__keeping *keeping, const struct message *what)
         return pc__fail(PC_ERR_NO_MEMORY, "a message to the keeper");
     *message = *what;
     pc__link_push(&keeping->queue, &message->link);
+    if (message->record)
+        message->record->unsent = message;
     wake(keeping);
     return PC_OK;
 }
 
 /* At once where nothing is before it, else later. A keeper that is lost is told nothing: the next
  * one hears of what there is then. */
-static int say(struct pc__keeping *keeping, enum said said, const struct pc__kept *what, int fd)
+static int say(struct pc__keeping *keeping, enum said said, const struct pc__kept *what, int fd,
+               struct pc__kept_record *record)
 {
+    const struct message *unsent = record ? record->unsent : NULL;
     if (keeping->lost)
+        return PC_OK;
+    if (unsent && unsent->fd == fd && memcmp(&unsent->what, what, sizeof *what) == 0)
         return PC_OK;
     if (pc__link_empty(&keeping->queue)) {
         const int rc = send_one(keeping, said, what, fd);
@@ -180,23 +172,26 @@ static int say(struct pc__keeping *keeping, enum said said, const struct pc__kep
         if (rc != PC_ERR_TIMEOUT)
             return rc;
     }
-    return enqueue(keeping, &(struct message){.said = said, .what = *what, .fd = fd});
+    return enqueue(keeping, &(struct message){
+                                .said = said, .what = *what, .fd = fd, .record = record});
 }
 
 int pc__keeping_adopt(struct pc__keeping *keeping, const struct pc__kept *what, int fd)
 {
+    struct pc__kept_record *record;
     pthread_mutex_lock(&keeping->lock);
-    const int rc = note(keeping, what, fd);
+    const int rc = note(keeping, what, fd, &record);
     pthread_mutex_unlock(&keeping->lock);
     return rc;
 }
 
 int pc__keeping_put(struct pc__keeping *keeping, const struct pc__kept *what, int fd)
 {
+    struct pc__kept_record *record;
     pthread_mutex_lock(&keeping->lock);
-    int rc = note(keeping, what, fd);
+    int rc = note(keeping, what, fd, &record);
     if (!rc)
-        rc = say(keeping, SAY_PUT, what, fd);
+        rc = say(keeping, SAY_PUT, what, fd, record);
     pthread_mutex_unlock(&keeping->lock);
     return rc;
 }
@@ -204,7 +199,7 @@ int pc__keeping_put(struct pc__keeping *keeping, const struct pc__kept *what, in
 bool pc__keeping_put_now(struct pc__keeping *keeping, const struct pc__kept *what)
 {
     pthread_mutex_lock(&keeping->lock);
-    struct entry *entry = find(keeping, what->inode, what->on_disk != 0);
+    struct pc__kept_record *entry = pc__kept_find(&keeping->table, what->inode, what->on_disk != 0);
     bool done = entry && pc__link_empty(&keeping->queue);
     if (done && !keeping->lost) {
         const int rc = send_one(keeping, SAY_PUT, what, entry->fd);
@@ -224,11 +219,11 @@ void pc__keeping_drop(struct pc__keeping *keeping, uint64_t inode, bool on_disk)
 {
     const struct pc__kept what = {.inode = inode, .on_disk = on_disk};
     pthread_mutex_lock(&keeping->lock);
-    struct entry *entry = find(keeping, inode, on_disk);
+    struct pc__kept_record *entry = pc__kept_find(&keeping->table, inode, on_disk);
     if (entry)
         forget(keeping, entry);
     /* For want of memory the keeper keeps it until it ends, and the next server drops it. */
-    (void)say(keeping, SAY_DROP, &what, -1);
+    (void)say(keeping, SAY_DROP, &what, -1, NULL);
     pthread_mutex_unlock(&keeping->lock);
 }
 
@@ -260,6 +255,10 @@ void pc__keeping_say(struct pc__keeping *keeping, int rc, char *text, size_t tex
     const unsigned long long s = since_ns ? (now_ns() - since_ns) / 1000000000u : 0;
     if (rc != PC_ERR_TIMEOUT)
         snprintf(text, text_bytes, "the keeper of this node was not given it: %s", pc_strerror(rc));
+    else if (since_ns && !keeping->lost && !keeping->full_since_ns)
+        snprintf(text, text_bytes,
+                 "the keeper of this node was told nothing for %llu s: the kernel is short of memory "
+                 "or of descriptors in flight", s);
     else if (since_ns)
         snprintf(text, text_bytes, "the keeper of this node %s for %llu s",
                  keeping->lost ? "is gone, and no other has come," : "has taken nothing", s);
@@ -327,7 +326,7 @@ static void drop_messages(struct pc__keeping *keeping)
         if (message->said == SAY_NOTHING)
             continue;
         pc__link_remove(link);
-        free(message);
+        message_free(message);
     }
 }
 
@@ -343,7 +342,7 @@ static void tell(struct pc__link *waiting, int rc, bool cancelled)
     }
 }
 
-static bool is_that_file(const struct entry *entry)
+static bool is_that_file(const struct pc__kept_record *entry)
 {
     struct stat st;
     return fstat(entry->fd, &st) == 0 && (uint64_t)st.st_ino == entry->what.inode;
@@ -358,13 +357,15 @@ static void begin_anew(struct pc__keeping *keeping)
     take_waiting(keeping, true, &waiting);
     drop_messages(keeping);
     keeping->lost = keeping->told_lost = false;
-    keeping->stuck_since_ns = 0;
-    pc__each(link, &keeping->entries)
+    keeping->stuck_since_ns = keeping->full_since_ns = 0;
+    pc__each(link, &keeping->table.records)
     {
-        const struct entry *entry = pc__of(link, struct entry, link);
+        struct pc__kept_record *entry = pc__of(link, struct pc__kept_record, link);
         if (!rc && is_that_file(entry))
-            rc = enqueue(keeping, &(struct message){
-                                      .said = SAY_PUT, .what = entry->what, .fd = entry->fd});
+            rc = enqueue(keeping, &(struct message){.said = SAY_PUT,
+                                                    .what = entry->what,
+                                                    .fd = entry->fd,
+                                                    .record = entry});
     }
     if (!rc)
         rc = enqueue(keeping, &(struct message){.said = SAY_WHOLE, .fd = -1});
@@ -392,6 +393,19 @@ static void refuse(struct pc__keeping *keeping, const struct message *message, i
     keeping->refused = message->what;
 }
 
+/* Where the last packet was not sent: whether that is for the keeper, which leaves its socket full. */
+static void note_stuck(struct pc__keeping *keeping)
+{
+    struct pollfd socket = {.fd = keeping->fd, .events = POLLOUT};
+    const uint64_t now = now_ns();
+    if (!keeping->stuck_since_ns)
+        keeping->stuck_since_ns = now;
+    if (poll(&socket, 1, 0) == 1)
+        keeping->full_since_ns = 0;
+    else if (!keeping->full_since_ns)
+        keeping->full_since_ns = now;
+}
+
 /* Sends what the socket takes, up to what can never be sent. */
 static void send_some(struct pc__keeping *keeping)
 {
@@ -403,11 +417,10 @@ static void send_some(struct pc__keeping *keeping)
         if (message->said != SAY_PUT || message->fd >= 0)
             rc = send_one(keeping, message->said, &message->what, message->fd);
         if (rc == PC_ERR_TIMEOUT) {
-            if (!keeping->stuck_since_ns)
-                keeping->stuck_since_ns = now_ns();
+            note_stuck(keeping);
             return;
         }
-        keeping->stuck_since_ns = 0;
+        keeping->stuck_since_ns = keeping->full_since_ns = 0;
         if (rc == PC_ERR_CLOSED) {
             keeping->lost = true;
             return;
@@ -415,7 +428,7 @@ static void send_some(struct pc__keeping *keeping)
         if (rc) /* the rest still can be */
             refuse(keeping, message, rc);
         pc__link_remove(&message->link);
-        free(message);
+        message_free(message);
     }
 }
 
@@ -440,6 +453,7 @@ static void end_slow(struct pc__keeping *keeping)
     keeping->pid_fd = -1;
     keeping->lost = true;
     keeping->stuck_since_ns = now_ns(); /* the next one has as long */
+    keeping->full_since_ns = 0;
     pthread_mutex_unlock(&keeping->lock);
 #ifdef SYS_pidfd_send_signal
     struct pollfd ended = {.fd = pid_fd, .events = POLLIN};
@@ -472,9 +486,10 @@ static void look(struct pc__keeping *keeping)
             if (!keeping->stuck_since_ns)
                 keeping->stuck_since_ns = now_ns();
         }
-        const bool is_slow =
-            keeping->stuck_since_ns && now_ns() - keeping->stuck_since_ns >= SLOW_NS;
-        if (is_slow && !keeping->lost && !keeping->stopping && keeping->pid_fd >= 0) {
+        const uint64_t now = now_ns();
+        const bool is_slow = keeping->stuck_since_ns && now - keeping->stuck_since_ns >= SLOW_NS;
+        const bool is_full = keeping->full_since_ns && now - keeping->full_since_ns >= SLOW_NS;
+        if (is_full && !keeping->lost && !keeping->stopping && keeping->pid_fd >= 0) {
             end_slow(keeping);
             continue;
         }
@@ -558,10 +573,8 @@ int pc__keeping_open(int keeper_fd, pc__keeper_lost *lost, pc__keeper_refused *r
         return pc__fail(PC_ERR_NO_MEMORY, "the keeper's record");
     pthread_mutex_init(&keeping->lock, NULL);
     pthread_cond_init(&keeping->changed, NULL);
-    pc__link_init(&keeping->entries);
+    pc__kept_init(&keeping->table);
     pc__link_init(&keeping->queue);
-    for (size_t i = 0; i < BUCKETS; i++)
-        pc__link_init(&keeping->buckets[i]);
     keeping->next_fd = keeping->pid_fd = -1;
     keeping->on_lost = lost;
     keeping->on_refused = refused;
@@ -609,11 +622,7 @@ void pc__keeping_close(struct pc__keeping *keeping)
     take_waiting(keeping, true, &waiting);
     tell(&waiting, PC_ERR_CLOSED, true);
     drop_messages(keeping);
-    pc__each(link, &keeping->entries)
-    {
-        pc__link_remove(link);
-        free(pc__of(link, struct entry, link));
-    }
+    pc__kept_free(&keeping->table);
     if (keeping->fd >= 0)
         close(keeping->fd);
     if (keeping->next_fd >= 0)

@@ -1,4 +1,4 @@
-/* history_log.c - segments of the history: making, filling, spilling and reading them back.
+/* history_segments.c - segments of the history: making, filling, spilling and reading them back.
  *
  * Owns nothing: stores are reference-counted, records are their caller's. Locks: none; a store does
  * not change after it was made but for the bytes behind its last record, which one thread writes.
@@ -9,7 +9,7 @@
  *   - ext4, xfs, btrfs and tmpfs make files without names (O_TMPFILE); overlayfs before Linux 6.x
  *     and NFS do not: there a file is made and unlinked.
  */
-#include "history/history_log.h"
+#include "history/history_segments.h"
 #include "common/atomics.h"
 #include "common/error.h"
 #include "common/huge_pages.h"

@@ -1,4 +1,4 @@
-/* history_log.h - how the history's records lie in a segment: a memfd, or an anonymous file.
+/* history_segments.h - how the history's records lie in a segment: a memfd, or an anonymous file.
  *
  * A segment: its head; record heads, each followed by its runs, growing up from there; blocks,
  * growing down from the end. So heads take no block each, and blocks are aligned. A spilled
@@ -8,8 +8,8 @@
  * died, not the machine, so what was stored before is in the file too. The first head without it
  * ends the segment.
  */
-#ifndef PC_HISTORY_LOG_H
-#define PC_HISTORY_LOG_H
+#ifndef PC_HISTORY_SEGMENTS_H
+#define PC_HISTORY_SEGMENTS_H
 
 #include "pagecache.h"
 

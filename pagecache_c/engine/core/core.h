@@ -1,0 +1,98 @@
+/* core.h - the floor that the rooms stand on: the records, and what changes one of them and needs nobody
+ * else. Nothing here calls another room.
+ */
+#ifndef PC_CORE_H
+#define PC_CORE_H
+
+#include "engine/core/records.h"
+#include "engine/core/session.h"
+#include "engine/keeper/keeping.h"
+
+/* regions.c */
+struct pc__region *pc__region_get(struct pc_engine *engine, uint64_t id); /* +1 ref, or NULL */
+struct pc__region *pc__region_get_or_add(struct pc_engine *engine, uint64_t id);
+/* One that is in no table, with a reference: of a layer that is being pulled. */
+struct pc__region *pc__region_alone(uint64_t id, uint64_t n_blocks);
+/* Under region.lock: says where a region lies and how long it is, once for its life. False: it was
+ * said to be otherwise. */
+bool pc__region_sized(struct pc__region *region, uint64_t base_address, uint64_t length_bytes);
+/* Its length in blocks, for who may come before it is known: 0 then. Takes region.lock. */
+uint64_t pc__region_blocks(struct pc__region *region);
+void pc__region_put(struct pc_engine *engine, struct pc__region *region);
+void pc__region_forget(struct pc_engine *engine, struct pc__region *region);
+/* Sends OPENs that wait back to their loops: to try again, or, where error and version >= from, to
+ * fail. And lets other servers' requests go on. caught_up: every version there is is known now. */
+void pc__region_release(struct pc_engine *engine, struct pc__region *region, int error,
+                        uint64_t from, bool caught_up);
+/* The worker looks at it. region.lock is held. */
+void pc__worker_queue(struct pc_engine *engine, struct pc__region *region);
+bool pc__worker_push(struct pc__worker *worker, struct pc__region *region); /* worker.lock is held; false: no memory */
+
+/* region_state.c; under region.lock */
+enum pc__region_step {
+    PC__REGION_CREATE, PC__REGION_GIVE_UP, PC__REGION_DEFINE, PC__REGION_SEAL, PC__REGION_RETIRE
+};
+bool pc__region_may(const struct pc__region *region, enum pc__region_step step);
+/* Only steps that it may take. */
+void pc__region_goes(struct pc__region *region, enum pc__region_step step);
+/* NULL, or what does not hold of it that always must. For tests, and for asserts. */
+const char *pc__region_check(const struct pc__region *region);
+
+/* memfd.c */
+int pc__memfd_make(uint64_t length_bytes, uint64_t *inode);
+/* PC_ERR_DESCRIPTORS: only those are left that are kept back for connections, and for finishing what
+ * is begun. For what makes a region, a generation or a layer: others must still reach what is here. */
+int pc__descriptors_spare(void);
+/* Blocks of the file that are not holes, added to data. */
+int pc__memfd_blocks(struct pc__blockset *data, int memfd, uint64_t length_bytes);
+int pc__memfd_punch(int memfd, uint64_t first, uint64_t n); /* blocks */
+
+/* kept.c */
+#define PC__KEPT_HOLES_AT 8 /* in pc__kept.reserved: how many holes of the base count */
+/* Gives it to the keeper, now or later (pc__keep_wait, pc__keep_when). Negative: it never will have it,
+ * and the log says so; nobody may be told that it is safe. */
+int pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd);
+void pc__keep_refused(void *engine, int rc, const struct pc__kept *what);
+void pc__unkeep(struct pc_engine *engine, uint64_t inode, bool on_disk);
+/* Of what is kept: false, and nothing has changed, where the keeper cannot be told at once. */
+bool pc__keep_now(struct pc_engine *engine, const struct pc__kept *what);
+bool pc__keeper_is_behind(struct pc_engine *engine);
+/* Until the keeper has heard all that was said before. Under no lock, and in no loop. */
+int pc__keep_wait(struct pc_engine *engine);
+/* The same for loops: PC_OK, heard already; 1: heard is called (keeping.h); negative: it cannot be. */
+int pc__keep_when(struct pc_engine *engine, pc__keeper_heard *heard, void *arg);
+/* Why such a wait ended so: keeping.h. */
+void pc__keep_say(struct pc_engine *engine, int rc, char *text, size_t text_bytes);
+struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind kind,
+                            uint64_t inode, uint64_t version);
+
+/* layer.c: one layer */
+void pc__layer_put(struct pc__layer *layer);
+void pc__layer_end(struct pc_engine *engine, struct pc__layer *layer); /* unkeeps, and puts */
+uint64_t pc__layer_id(uint64_t region, uint64_t commit_id);
+/* Position of the block among the layer's data, or UINT64_MAX; and how many blocks follow it. */
+uint64_t pc__layer_find(const struct pc__layer *layer, uint64_t block, uint64_t *n);
+/* The first block of the layer that is >= from, or limit. */
+uint64_t pc__layer_next(const struct pc__layer *layer, uint64_t from, uint64_t limit);
+
+/* mailbox.c */
+struct pc__watch *pc__watch_add(struct pc__loop *loop, enum pc__watch_kind kind, int fd, int lane,
+                                void *owner, uint32_t events);
+void pc__watch_change(struct pc__loop *loop, struct pc__watch *watch, uint32_t events);
+void pc__watch_remove(struct pc__loop *loop, struct pc__watch *watch);
+int pc__loop_post(struct pc__loop *loop, const struct pc__mail *mail);
+uint64_t pc__now_ns(void);
+
+/* events.c */
+/* False: it is lost, for want of memory (questions) or of a reader (log lines). */
+bool pc__engine_event(struct pc_engine *engine, int kind, int error, uint64_t region,
+                      uint64_t server_id, const char *format, ...)
+    __attribute__((format(printf, 6, 7)));
+/* Questions about versions, and last words. */
+bool pc__engine_ask(struct pc_engine *engine, const struct pc_event *event);
+
+/* Whether shared memory is made of huge pages now. Notes it for good, and says so the first
+ * time. For whoever writes to shared memory by system call, before (huge_pages.h) and afterwards. */
+bool pc__engine_makes_huge_pages(struct pc_engine *engine);
+
+#endif

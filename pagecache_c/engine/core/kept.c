@@ -1,0 +1,67 @@
+/* kept.c - what the engine gives to the keeper, for the next server. Without a keeper there is nothing
+ * to give, and nothing to wait for.
+ */
+#include "engine/core/core.h"
+
+#include <string.h>
+
+struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind kind,
+                            uint64_t inode, uint64_t version)
+{
+    struct pc__kept kept = {.region = region->id,
+                            .version = version,
+                            .base_address = region->base_address,
+                            .length_bytes = region->length_bytes,
+                            .kind = kind,
+                            .sealed = 1,
+                            .inode = inode,
+                            .reserved = {[2] = region->built_in_place, [3] = region->is_mapped}};
+    memcpy(kept.reserved + PC__KEPT_HOLES_AT, &region->open_holes, sizeof region->open_holes);
+    return kept;
+}
+
+void pc__keep_refused(void *engine, int rc, const struct pc__kept *what)
+{
+    pc__engine_event(engine, PC_EVENT_LOG, rc, what->region, 0,
+                     "the keeper was not given a part of region %llu: a crash of this server would lose it: %s",
+                     (unsigned long long)what->region, pc_strerror(rc));
+}
+
+int pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd)
+{
+    int rc = engine->keeping ? pc__keeping_put(engine->keeping, what, fd) : PC_OK;
+    if (rc)
+        pc__keep_refused(engine, rc, what);
+    return rc;
+}
+
+void pc__unkeep(struct pc_engine *engine, uint64_t inode, bool on_disk)
+{
+    if (engine->keeping)
+        pc__keeping_drop(engine->keeping, inode, on_disk);
+}
+
+bool pc__keep_now(struct pc_engine *engine, const struct pc__kept *what)
+{
+    return !engine->keeping || pc__keeping_put_now(engine->keeping, what);
+}
+
+bool pc__keeper_is_behind(struct pc_engine *engine)
+{
+    return engine->keeping && pc__keeping_is_behind(engine->keeping);
+}
+
+int pc__keep_wait(struct pc_engine *engine)
+{
+    return engine->keeping ? pc__keeping_wait(engine->keeping) : PC_OK;
+}
+
+void pc__keep_say(struct pc_engine *engine, int rc, char *text, size_t text_bytes)
+{
+    pc__keeping_say(engine->keeping, rc, text, text_bytes);
+}
+
+int pc__keep_when(struct pc_engine *engine, pc__keeper_heard *heard, void *arg)
+{
+    return engine->keeping ? pc__keeping_when(engine->keeping, heard, arg) : PC_OK;
+}

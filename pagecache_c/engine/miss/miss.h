@@ -1,0 +1,169 @@
+/* miss.h - absent blocks: who needs one, who is asked for it, and what comes. */
+#ifndef PC_MISS_H
+#define PC_MISS_H
+
+#include "engine/core/core.h"
+
+/* Blocks that were marked in flight and that one server was, or will be, asked for. */
+struct pc__fetch {
+    struct pc__link link;
+    struct pc__region *region;     /* +1 ref */
+    struct pc__generation *generation; /* +1 ref; its version stays while blocks are in flight */
+    struct pc__generation *source; /* +1 ref, and counted among its forks; or NULL */
+    uint64_t server_id;            /* this server's own: from its home; 0: from the source */
+    uint64_t home_id;              /* not 0: a peer is asked, to which this home sent us */
+    uint64_t missed_id;            /* not 0: this peer was, and did not have them: the home must */
+    uint32_t from_version, to_version; /* of a peer: the blocks are the same in all of these */
+    struct pc__gather *gather;     /* rows are asked for, not blocks (gather.c); or NULL */
+    uint64_t give_up_ns;           /* 0: it has not been its turn yet */
+    uint64_t sent_ns;              /* its request, the last time */
+    uint64_t final_ns;             /* of a peer: give_up_ns of the home, once that is asked again */
+    uint64_t again_ns;             /* its home did not know the region: when it is asked again */
+    uint32_t request_id;
+    uint32_t n_blocks;             /* still to come: of runs[at_run] on */
+    uint32_t n_runs, capacity_runs;
+    uint32_t at_run;               /* the runs before it are dealt with */
+    int error;                     /* what comes is thrown away */
+    bool urgent;                   /* a thread is stopped: not behind the bulk */
+    bool prefetch;
+    struct pc_run runs[];          /* [at_run] shrinks from its front as blocks come. Of a peer: as
+                                      they were at first, from capacity_runs on */
+};
+
+#define PC__URGENT_REQUESTS 16 /* on the wire at once; the rest waits in the lane's queue */
+#define PC__REQUEST_BLOCKS 64u  /* asked for at once: the home decides for each request who answers */
+#define PC__BULK_REQUESTS 32   /* enough for the wire, little to wait behind */
+#define PC__RX_BYTES (1u << 20)
+#define PC__BOUNCE_BLOCKS 64u
+
+/* One connection to a peer, on which we ask. */
+struct pc__lane {
+    int fd;                        /* -1: none */
+    bool asked;                    /* NEED_PEER is out */
+    int low_water;                 /* SO_RCVLOWAT, as it stands */
+    struct pc__watch *watch;
+    struct pc__link queued;        /* fetches not sent yet */
+    struct pc__link sent;          /* fetches on the wire, oldest first */
+    uint32_t n_sent;
+    uint64_t progress_ns;          /* when bytes last came, or the first of sent was sent */
+    uint8_t *tx;                   /* request bytes that the socket did not take yet */
+    size_t tx_bytes, tx_capacity;
+    bool waits_for_room;           /* epoll says when the socket takes more of it */
+    uint8_t *rx;                   /* PC__RX_BYTES */
+    size_t rx_begin, rx_end;
+    bool in_rows;                  /* the head of rows is read: sent's first is of rows, and */
+    uint32_t rows_due;             /* so many bytes of them are still to come */
+    bool in_reply;                 /* header and bitmap of sent's first are read */
+    uint32_t reply_position;       /* blocks of the reply dealt with */
+    uint32_t reply_blocks;
+    uint64_t holes[PC__DATA_MAX_BLOCKS / 64];
+    uint64_t elsewhere[PC__DATA_MAX_BLOCKS / 64];
+};
+
+struct pc__peer {
+    struct pc__link link;
+    struct pc__loop *loop;
+    uint64_t server_id;
+    struct pc__lane lanes[PC__LANES_PER_LOOP];
+    struct pc__link unsure;        /* fetches whose region it did not know: NEED_HOME is asked (rehome.c) */
+};
+
+/* fill.c: blocks become present, or are known not to come; whoever waits is told. */
+int pc__fill_insert(struct pc_engine *engine, struct pc__region *region,
+                    struct pc__generation *generation, uint64_t first, uint64_t n,
+                    const uint8_t *bytes, bool fetched);
+int pc__fill_zeros(struct pc_engine *engine, struct pc__region *region,
+                   struct pc__generation *generation, uint64_t first, uint64_t n);
+void pc__fill_failed(struct pc_engine *engine, struct pc__region *region,
+                     struct pc__generation *generation, uint64_t first, uint64_t n,
+                     uint64_t server_id, int error);
+void pc__fill_answer_slot(const struct pc__generation *generation, const struct pc__waiter *waiter,
+                          int status);
+
+/* fault.c */
+void pc__fault(struct pc__loop *loop, struct pc__session *client, uint64_t address, int slot);
+void pc__fault_read_uffd(struct pc__loop *loop, struct pc__session *client);
+void pc__fault_read_slots(struct pc__loop *loop, struct pc__session *client);
+/* A mapping was attached again: who was stopped in it under the last server is taken up. */
+void pc__fault_attached(struct pc__session *client, uint64_t address, uint64_t length_bytes);
+void pc__fault_check_stray(struct pc__session *client, uint64_t now_ns);
+
+/* batch.c */
+/* Takes absent blocks of [first, first + n) that nobody is fetching yet, marks them in flight,
+ * and asks their homes. Called with region.lock held; the requests go out in _submit, without. */
+struct pc__batch {
+    struct pc__link fetches;
+    bool urgent, prefetch;
+};
+void pc__batch_init(struct pc__batch *batch, bool urgent, bool prefetch);
+int pc__batch_add(struct pc__batch *batch, struct pc__region *region,
+                  struct pc__generation *generation, uint64_t first, uint64_t n);
+void pc__fetch_drop(struct pc_engine *engine, struct pc__fetch *fetch);
+/* The rest of the fetch will not come. */
+void pc__fetch_fail(struct pc_engine *engine, struct pc__fetch *fetch, int error);
+/* The first n blocks of what is still to come are dealt with. */
+void pc__fetch_advance(struct pc__fetch *fetch, uint64_t n);
+/* Fills and drops a fetch whose blocks are on this node. */
+void pc__fetch_fill_here(struct pc__loop *loop, struct pc__fetch *fetch);
+
+/* fetch.c */
+void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch);
+/* A thread is stopped at a block that waits in a bulk queue of this loop: to the urgent one. */
+void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region,
+                     const struct pc__generation *generation, uint64_t block);
+void pc__lane_event(struct pc__loop *loop, struct pc__peer *peer, int lane, uint32_t events);
+void pc__peer_connected(struct pc__loop *loop, struct pc__mail *mail);
+void pc__peer_is_lost(struct pc__loop *loop, struct pc__mail *mail);
+uint64_t pc__peers_deadline(struct pc__loop *loop); /* earliest, or UINT64_MAX */
+void pc__peers_check(struct pc__loop *loop, uint64_t now_ns);
+void pc__peers_close(struct pc__loop *loop);
+
+/* fetch_rows.c */
+/* Rows that one home is asked for. */
+struct pc__gather {
+    /* On the loop that asked: all are there, or why not, for want of that server. */
+    void (*came)(struct pc__region *region, void *arg, int status, uint64_t server_id);
+    void *arg;
+    uint8_t *into;
+    struct pc__data_rows rows;
+    uint64_t offsets[];
+};
+/* A fetch of rows: its request; its answer, as lane->rx has it (1: dealt with, 0: more is to come,
+ * negative: nonsense), and where the next of it goes; its end without one. */
+size_t pc__gather_request_bytes(const struct pc__fetch *fetch);
+void pc__gather_encode(const struct pc__fetch *fetch, uint8_t *at);
+int pc__gather_take(struct pc_engine *engine, struct pc__lane *lane, struct pc__fetch *fetch);
+uint8_t *pc__gather_into(const struct pc__lane *lane, const struct pc__fetch *fetch);
+void pc__gather_failed(struct pc_engine *engine, struct pc__fetch *fetch, int error);
+/* Rows of a region that has its home here since they were asked for. */
+void pc__gather_here(struct pc_engine *engine, struct pc__fetch *fetch);
+uint64_t pc__gather_first_block(const struct pc__fetch *fetch);
+
+/* rehome.c */
+/* The peer is lost. What waits in its lane goes to another home, or stays until NEED_HOME is answered;
+ * what nobody can have any more goes to failed. */
+void pc__rehome_await(struct pc__loop *loop, struct pc__peer *peer, struct pc__lane *lane,
+                      struct pc__link *failed);
+void pc__homes_changed(struct pc__loop *loop, struct pc__mail *mail);
+/* The home says, with an answer to this fetch, which is in no list, that it does not know the region. */
+void pc__rehome_unknown(struct pc__peer *peer, struct pc__fetch *fetch);
+uint64_t pc__rehome_deadline(const struct pc__peer *peer); /* when to look, or UINT64_MAX */
+void pc__rehome_check(struct pc__peer *peer, uint64_t now_ns);
+void pc__rehome_close(struct pc__peer *peer);
+
+/* fetch.c: this loop's record of a server, made where there is none; NULL: no memory. */
+struct pc__peer *pc__peer_of(struct pc__loop *loop, uint64_t server_id);
+/* fetch.c: a peer's lanes that have no connection are asked for again, where something waits for one. */
+void pc__peer_ask_again(struct pc__peer *peer);
+
+/* unreached.c */
+void pc__unreached_forget(struct pc_engine *engine, uint64_t server_id);
+/* It is lost: not reached any more, for good. */
+void pc__unreached_lost(struct pc_engine *engine, uint64_t server_id);
+/* It answers that it does not know that region. */
+void pc__unreached_unknown(struct pc_engine *engine, uint64_t server_id, uint64_t region);
+/* Why there is nothing of the region from that server, for people. */
+void pc__unreached_say(struct pc_engine *engine, uint64_t server_id, uint64_t region, int error,
+                       char *text, size_t text_bytes);
+
+#endif

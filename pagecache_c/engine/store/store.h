@@ -1,0 +1,136 @@
+/* store.h - what this node has of the regions: generations that its processes map, homes, and the layers
+ * of commits on their way into those.
+ */
+#ifndef PC_STORE_H
+#define PC_STORE_H
+
+#include "engine/core/core.h"
+
+/* region.c */
+/* Nothing refers to it any more: frees what this room has of it. When the engine stops, the keeper keeps
+ * what it holds: the caller ends engine->keeping first. */
+void pc__region_end(struct pc_engine *engine, struct pc__region *region);
+bool pc__region_info_valid(const struct pc_region_info *info);
+int pc__region_seal(struct pc_engine *engine, struct pc__region *region, bool built_in_place);
+/* Under region.lock: its base is a generation too, if processes may map it as it is. */
+int pc__region_home_generation(struct pc_engine *engine, struct pc__region *region);
+/* Takes back one memfd after a restart, and, when all are there, what they are to each other. */
+int pc__region_adopt(void *engine, const struct pc__kept *kept, int fd);
+void pc__regions_adopted(struct pc_engine *engine);
+void pc__region_lease_dropped(struct pc_engine *engine, struct pc__region *region);
+/* Nobody maps, unattached, what was adopted: from here on it may move, and go. */
+void pc__regions_settled(struct pc_engine *engine);
+
+/* generation.c; under region.lock, but for put */
+struct pc__generation *pc__generation_new(uint64_t n_blocks, bool complete);
+int pc__generation_map(const struct pc_engine *engine, struct pc__generation *generation);
+struct pc__generation *pc__generation_take(struct pc__generation *generation); /* +1 ref */
+void pc__generation_put(struct pc_engine *engine, struct pc__generation *generation);
+/* The one that holds exactly this version: made, moved or forked if need be. PC__WAIT: it was, or
+ * is to be, asked for; *ask says what. */
+#define PC__WAIT 1
+struct pc__ask {
+    enum pc_event_kind kind;       /* NONE: the worker is at it, or the question is out */
+    uint64_t from_version, version;
+};
+int pc__generation_for(struct pc_engine *engine, struct pc__region *region, uint64_t version,
+                       bool caught_up, struct pc__generation **out, struct pc__ask *ask);
+struct pc__generation *pc__generation_by_inode(struct pc__region *region, uint64_t inode);
+/* Whether a lease needs it to stay as it is, if it were to go to that version. */
+bool pc__generation_leased(const struct pc__generation *generation, uint64_t to_version);
+void pc__generation_is_at(struct pc__generation *generation, uint64_t version);
+/* A lease on one of them is gone: drops those that nobody will want. */
+void pc__generations_trim(struct pc_engine *engine, struct pc__region *region);
+void pc__generation_drop(struct pc_engine *engine, struct pc__region *region,
+                         struct pc__generation *generation);
+
+/* home.c */
+int pc__home_make(struct pc_engine *engine, struct pc__region *region,
+                  const struct pc_segment *segments, size_t n_segments, int *fd);
+struct pc__home *pc__home_new(void);
+void pc__home_free(struct pc_engine *engine, struct pc__home *home, uint64_t length_bytes);
+/* Owns fd in every case. */
+int pc__store_open(struct pc__store *store, int fd, uint64_t inode, uint64_t length_bytes,
+                   uint64_t version);
+void pc__store_close(struct pc_engine *engine, struct pc__store *store, uint64_t length_bytes);
+/* Whether somebody needs the base to stay as it is, if it were to go to that version. */
+bool pc__home_base_leased(const struct pc_engine *engine, const struct pc__region *region,
+                          uint64_t to_version);
+struct pc__generation *pc__home_base_generation(const struct pc__region *region);
+/* The worker, with nothing else to do for the region: takes the next of a new base's blocks into this
+ * process's page table, which else costs the first answer of each 64 KiB a page fault. True: there
+ * are more. */
+#define PC__WARM_LEAST_BLOCKS 1024u /* a base of less is not worth a turn */
+bool pc__home_warm(struct pc__home *home);
+/* Blocks that were allocated because a process read holes of the base: how many there are; and the
+ * worker gives them back. Both under region.lock. A reader sees zeros before and after. */
+uint64_t pc__home_read_holes(const struct pc__home *home);
+int pc__home_punch_holes(struct pc__home *home);
+/* Who will look at bytes that resolve gave out: from under region.lock until release. */
+unsigned pc__home_hold(struct pc__home *home);
+/* The worker, under region.lock: whether all readers of this epoch and of those before it have left.
+ * No epoch begins before the last but one is empty, so there are never readers of more than two. */
+bool pc__home_left(struct pc__home *home, uint64_t epoch);
+void pc__home_release(struct pc_engine *engine, struct pc__region *region, unsigned held);
+/* The worker waits for readers or for the keeper. They queue the region then; nobody else needs to. */
+bool pc__home_is_held_up(const struct pc__home *home);
+/* It has more to apply than it should have: writers wait. */
+bool pc__home_is_behind(const struct pc__home *home);
+/* Where the blocks of a version are. Describes up to n blocks from block on that are alike. */
+enum pc__home_kind {
+    PC__HOME_ZEROS, PC__HOME_MEMORY, PC__HOME_MIXED, PC__HOME_HISTORY,
+    PC__HOME_LOST                  /* nobody had it when the home was rebuilt, and none of its versions
+                                      up to this one wrote it */
+};
+struct pc__home_part {
+    enum pc__home_kind kind;
+    uint64_t n_blocks;
+    const uint8_t *bytes;          /* MEMORY */
+    int memfd;                     /* MEMORY: has it at offset; or -1 */
+    uint64_t offset;
+};
+struct pc__home_part pc__home_resolve(struct pc_engine *engine, struct pc__region *region,
+                                      uint64_t version, uint64_t block, uint64_t n);
+/* Whether what was resolved is what the version was. To be asked after resolving, still locked:
+ * PC_OK, PC_ERR_NO_VERSION (none such, or not heard of yet) or PC_ERR_EXPIRED. */
+int pc__home_knows(const struct pc_engine *engine, const struct pc__region *region,
+                   uint64_t version);
+/* One block of kind MIXED or HISTORY, composed. Needs no lock, while held. */
+int pc__home_compose(struct pc_engine *engine, struct pc__region *region, uint64_t version,
+                     enum pc__home_kind kind, uint64_t block, uint8_t *out);
+
+/* rebuild.c: a region gets another home. */
+/* Takes back what was prepared; owns fd. */
+int pc__rebuild_adopt(struct pc_engine *engine, struct pc__region *region,
+                      const struct pc__kept *kept, int fd);
+/* Under region.lock, where there is no home: what was prepared is it from now on. */
+int pc__rebuild_become_home(struct pc_engine *engine, struct pc__region *region);
+
+/* region.c: of a base that is adopted, whether blocks of it are lost. */
+int pc__region_adopt_notes(struct pc__home *home, const struct pc__kept *kept);
+
+/* layer.c */
+/* Owns fd. owner: pc__layer_owner of the client, or 0. */
+int pc__layer_stage(struct pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t bytes,
+                    int fd, uint64_t owner);
+/* It is staged already. Should the keeper not have been given it then, it is now. It leaves the staged ones
+ * under publish_lock only, so its record does not come after its end. */
+int pc__layer_keep_again(struct pc_engine *engine, uint64_t region, uint64_t commit_id);
+int pc__layer_adopt(struct pc_engine *engine, const struct pc__kept *kept, int fd);
+int pc__layer_publish(struct pc_engine *engine, uint64_t region, uint64_t commit_id,
+                      uint64_t version);
+void pc__layer_drop_staged(struct pc_engine *engine, uint64_t region, uint64_t commit_id);
+/* Who staged them has ended: their outcome is asked for. */
+void pc__layers_orphan(struct pc_engine *engine, uint64_t owner);
+void pc__layers_forget(struct pc_engine *engine, uint64_t region);
+struct pc__layer *pc__layer_get(struct pc_engine *engine, uint64_t layer_id); /* +1 ref, or NULL */
+uint64_t pc__layers_deadline(struct pc__loop *loop);
+void pc__layers_check(struct pc__loop *loop, uint64_t now_ns);
+
+/* apply.c */
+#define PC__PENDING_MOST_BYTES (256ull << 20) /* published and not applied: writers wait beyond it */
+int pc__worker_start(struct pc_engine *engine);
+void pc__worker_stop(struct pc_engine *engine);
+void pc__worker_free(struct pc_engine *engine);
+
+#endif
