@@ -126,11 +126,22 @@ async def get(ref: GlobalRef[Any], mode: Mode = "r", *, page_bytes: int | str = 
     The object's buffers are still fetched when they are touched: `prefetch` or `gather` what the
     loop is going to touch.
 
+    Args:
+        ref: the variable.
+        mode: "r" or "c", as `GlobalRef.get`'s.
+        page_bytes: what a touch of an absent block fetches, as `GlobalRef.get`'s.
+
+    Returns:
+        The object, as `GlobalRef.get`.
+
     Raises:
         FreedError, SnapshotExpired, HomeLostError, ...: As `GlobalRef.get`.
 
     Example:
-        >>> table = await clamor.aio.get(ref)   # doctest: +SKIP
+        >>> import asyncio
+        >>> ref = clamor.put(np.arange(1000))
+        >>> int(asyncio.run(clamor.aio.get(ref))[7])
+        7
     """
     return await _on_a_thread(functools.partial(ref.get, mode, page_bytes=page_bytes))
 
@@ -145,7 +156,9 @@ async def prefetch(target: Any, *, wait: bool = True, timeout: float | None = No
         ValueError, PrefetchTimeoutError, HomeLostError: As `clamor.prefetch`.
 
     Example:
-        >>> await clamor.aio.prefetch(table[1000:2000])   # doctest: +SKIP
+        >>> import asyncio
+        >>> table = clamor.put(np.arange(10**5)).get()
+        >>> asyncio.run(clamor.aio.prefetch(table[1000:2000]))
     """
     await _on_a_thread(_by(timeout, functools.partial(_prefetch, target, wait=wait)))
 
@@ -163,10 +176,16 @@ async def gather(
         source, ids, out, timeout: as `clamor.gather`'s. Neither `ids` nor `out` may be changed
             before it has ended; where it was cancelled, `out` may be written to until its timeout.
 
+    Returns:
+        The rows, as `clamor.gather`.
+
     Raises:
         IndexError, TypeError, ValueError, PrefetchTimeoutError, ...: As `clamor.gather`.
 
     Example:
-        >>> rows = await clamor.aio.gather(table, [3, 1, 4])   # doctest: +SKIP
+        >>> import asyncio
+        >>> ref = clamor.put(np.arange(1000) ** 2)
+        >>> asyncio.run(clamor.aio.gather(ref, [3, 1, 4]))
+        array([ 9,  1, 16])
     """
     return await _on_a_thread(_by(timeout, functools.partial(_gather, source, ids, out=out)))

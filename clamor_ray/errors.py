@@ -69,7 +69,15 @@ __all__ = [
 
 
 class ClamorWarning(UserWarning):
-    """Something works, but not the way it was probably meant."""
+    """Something works, but not the way it was probably meant.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught, clamor.region(4096):
+        ...     warnings.simplefilter("always")  # nothing is published before the region's end
+        >>> any(warning.category is clamor.errors.ClamorWarning for warning in caught)
+        True
+    """
 
 
 class LostBlocksWarning(ClamorWarning):
@@ -103,6 +111,14 @@ class ClamorError(Exception):
         message: what happened, as a sentence.
         code: the page cache's error code (`enum pc_err`), or None.
         hint: what to do about it; the class's own where none is given.
+
+    Example:
+        >>> m = clamor.HashMap.build([1, 2], [0.1, 0.2])
+        >>> try:
+        ...     m[7]
+        ... except clamor.errors.ClamorError as error:
+        ...     print(error.message)
+        The hash map has no key 7.
     """
 
     default_hint: ClassVar[str] = ""
@@ -154,7 +170,14 @@ class SessionEndedError(SessionMismatchError):
 
 
 class RayClientError(ClamorError):
-    """The driver is connected through Ray Client (`ray://`)."""
+    """The driver is connected through Ray Client (`ray://`).
+
+    Example:
+        >>> clamor.init("ray://head:10001")
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.RayClientError: ...
+    """
 
     default_hint = (
         "A Ray Client driver has no page server beside it. Submit the program with "
@@ -169,7 +192,15 @@ class UnsupportedPlatformError(ClamorError):
 
 
 class UnpicklableError(ClamorError):
-    """The object cannot be pickled, so it cannot be laid out in a region."""
+    """The object cannot be pickled, so it cannot be laid out in a region.
+
+    Example:
+        >>> import threading
+        >>> clamor.put(threading.Lock())
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.UnpicklableError: ...
+    """
 
     default_hint = (
         "Remove what cannot be pickled (locks, open files, connections) from the object, "
@@ -178,19 +209,44 @@ class UnpicklableError(ClamorError):
 
 
 class FreedError(ClamorError):
-    """The global variable was freed, or never existed."""
+    """The global variable was freed, or never existed.
+
+    Example:
+        >>> a = clamor.put(np.zeros(1000))
+        >>> clamor.free(a)
+        >>> a.get()
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.FreedError: ...
+    """
 
     default_hint = "Put it again, and free it only when nothing will ask for it any more."
 
 
 class FrozenReferenceError(ClamorError, ValueError):
-    """A snapshot of a variable was to be changed; it never moves."""
+    """A change was asked for through a snapshot, which never moves.
+
+    Example:
+        >>> a = clamor.put(np.zeros(1000))
+        >>> clamor.add_at(a.snapshot(), [0], 1.0)
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.FrozenReferenceError: ...
+    """
 
     default_hint = "Pass the reference that snapshot() or at() was called on, or ref.thawed()."
 
 
 class RowIdError(ClamorError, IndexError):
-    """A number of a row is out of bounds, or no integer. Nothing was changed."""
+    """A row number is out of bounds, or no integer. Nothing was changed.
+
+    Example:
+        >>> a = clamor.put(np.zeros(1000))
+        >>> clamor.add_at(a, [1000], 1.0)
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.RowIdError: ...
+    """
 
     default_hint = "Ids are integers from -n to n - 1, where n is the length of axis 0."
 
@@ -231,7 +287,14 @@ class AddressClashError(ClamorError):
 
 
 class OutOfMemoryError(ClamorError, MemoryError):
-    """The node has too little memory for what was asked."""
+    """The node has too little memory, or the session too few addresses, for what was asked.
+
+    Example:
+        >>> clamor.zeros(1 << 50, np.uint8)  # more than there are addresses
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.OutOfMemoryError: ...
+    """
 
     default_hint = "Free other global variables, put fewer bytes at a time, or use a larger node."
 
@@ -291,7 +354,16 @@ class ForkedError(ClamorError):
 
 
 class ClosedError(ClamorError):
-    """The session was shut down while it was in use."""
+    """A session, a transaction or a region is used after its end, or before its beginning.
+
+    Example:
+        >>> a = clamor.put(np.zeros(1000))
+        >>> change = clamor.update(a)
+        >>> change.commit()  # it has not begun
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.ClosedError: ...
+    """
 
     default_hint = "Call clamor.init() again, and put the objects again."
 
@@ -319,6 +391,17 @@ class CommitConflict(ClamorError):
         first_block: first 4 KiB block that both wrote, counted from the region's start.
         n_blocks: how many from there on; 0 where it is not blocks that clash (a variable inside
             its reference, a changed layout, a base that is too old to tell).
+        code, hint: as `ClamorError`'s.
+
+    Example:
+        >>> a = clamor.put(np.zeros(1000))
+        >>> change = clamor.update(a)
+        >>> change.begin()[0] = 1
+        >>> ray.get(clamor.remote(lambda x: clamor.add_at(x, [1], 1.0)).remote(a))
+        >>> change.commit()
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.CommitConflict: ...
     """
 
     default_hint = "Run the transaction again on the newest version: clamor.retry(fn, ...) does."
@@ -366,13 +449,28 @@ class SnapshotExpired(ClamorError):
 
 
 class NoVersionError(ClamorError):
-    """The global variable has no such version."""
+    """The global variable has no such version.
+
+    Example:
+        >>> a = clamor.put(np.zeros(1000))
+        >>> a.at(7)
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.NoVersionError: ...
+    """
 
     default_hint = "Versions count from 0 up to ref.refresh().version; ask for one of those."
 
 
 class NoSpaceError(ClamorError):
-    """A file system, or an arena that something is built in, is full."""
+    """A file system, or an arena that something is built in, is full.
+
+    Example:
+        >>> with clamor.region(4096) as r: r.zeros(1000)
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.NoSpaceError: ...
+    """
 
     default_hint = "Make room on the disk, or make the region larger when it is made."
 
@@ -392,19 +490,51 @@ class MemberLostError(ClamorError):
 
 
 class CollectiveMismatchError(ClamorError):
-    """The members of a group did not ask for the same. Nothing was reduced, the group goes on."""
+    """The members of a group did not ask for the same. Nothing was reduced, the group goes on.
+
+    Example:
+        >>> class Worker:
+        ...     def run(self, group):
+        ...         return group.allreduce(np.ones(1 + group.rank))
+        >>> workers = [ray.remote(Worker).remote() for _ in range(2)]
+        >>> group = clamor.AllReduceGroup(workers)
+        >>> ray.get([worker.run.remote(group) for worker in workers])
+        Traceback (most recent call last):
+            ...
+        ray.exceptions.RayTaskError(CollectiveMismatchError): ...
+    """
 
     default_hint = "All members make the same calls, in the same order, with arrays of one shape."
 
 
 class NotAMemberError(ClamorError):
-    """A group's method was called by a process that is none of its members."""
+    """A group's method was called by a process that is none of its members.
+
+    Example:
+        >>> class Worker:
+        ...     pass
+        >>> group = clamor.AllReduceGroup([ray.remote(Worker).remote()])
+        >>> group.barrier()  # this is no actor
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.NotAMemberError: ...
+    """
 
     default_hint = "Pass the group to its actors, and call its methods there."
 
 
 class MallocShimError(ClamorError):
-    """The allocations of a library cannot be led into a region."""
+    """The allocations of a library cannot be led into a region.
+
+    Example:
+        >>> def build():
+        ...     with clamor.region(4096) as r, r.malloc("libc.so.6"):
+        ...         pass
+        >>> build()
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.MallocShimError: ...
+    """
 
     default_hint = (
         "Name the library that allocates. One that takes an allocator needs no shim: give it the "
@@ -419,25 +549,57 @@ class SystemCallError(ClamorError):
 
 
 class KeyTypeError(ClamorError, TypeError):
-    """A key of another type than the hash map's."""
+    """A key of another type than the hash map's.
+
+    Example:
+        >>> m = clamor.HashMap.build([1, 2], [0.1, 0.2])
+        >>> m["one"]
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.KeyTypeError: ...
+    """
 
     default_hint = "Convert the keys (`keys.astype(...)`), or build a map with keys of that type."
 
 
 class MissingKeyError(ClamorError, KeyError):
-    """A key is not in the hash map."""
+    """A key is not in the hash map.
+
+    Example:
+        >>> m = clamor.HashMap.build([1, 2], [0.1, 0.2])
+        >>> m[7]
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.MissingKeyError: ...
+    """
 
     default_hint = "Pass default= to get() for keys that may be missing, or ask contains() first."
 
 
 class HashMapFullError(ClamorError):
-    """The hash map has no room for another key."""
+    """The hash map has no room for another key.
+
+    Example:
+        >>> keys = np.arange(100)
+        >>> clamor.HashMap.build(keys, keys, capacity=10)
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.HashMapFullError: ...
+    """
 
     default_hint = "Build a larger one: HashMap.build(m.keys(), m.values(), capacity=...)."
 
 
 class HashMapCorruptError(ClamorError):
-    """The arrays are no table of a hash map, or were overwritten."""
+    """The arrays are no table of a hash map, or were overwritten.
+
+    Example:
+        >>> m = clamor.HashMap(clamor.put(np.zeros(1000)))
+        >>> m[7]
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.HashMapCorruptError: ...
+    """
 
     default_hint = (
         "Only HashMap.build makes such arrays, and only `with clamor.update(m)` changes them; "
@@ -446,7 +608,15 @@ class HashMapCorruptError(ClamorError):
 
 
 class NestedUpdateError(ClamorError):
-    """One thread updates a variable inside an update of the same variable."""
+    """One thread updates a variable inside an update of the same variable.
+
+    Example:
+        >>> a = clamor.put(np.zeros(1000))
+        >>> with clamor.update(a), clamor.update(a): pass
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.NestedUpdateError: ...
+    """
 
     default_hint = (
         "Write to the object of the outer block; what it commits is one version for all of them."
@@ -454,7 +624,15 @@ class NestedUpdateError(ClamorError):
 
 
 class NotInPlaceError(ClamorError):
-    """A list grew, an array was replaced, or nothing of the object can be changed in place."""
+    """A list grew, an array was replaced, or nothing of the object can be changed in place.
+
+    Example:
+        >>> ref = clamor.put({"a": np.zeros(1000), "names": []})
+        >>> with clamor.update(ref) as x: x["names"].append("b")
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.NotInPlaceError: ...
+    """
 
     default_hint = (
         "Only the contents of arrays can be changed in place; put the new object again with "
@@ -471,6 +649,13 @@ class FunctionFailedError(ClamorError):
         partition: its number.
         input: what the partition was made of, for people.
         cause: the exception's type, module and all.
+        code, hint: as `ClamorError`'s.
+
+    Example:
+        >>> clamor.from_items([0]).map(lambda x: 1 / x).collect()
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.FunctionFailedError: ...
     """
 
     default_hint = "The traceback above is your function's; the same input raises again."
@@ -494,7 +679,14 @@ class FunctionFailedError(ClamorError):
 
 
 class ReadOnlyError(FunctionFailedError):
-    """A function has tried to write to a batch, or to a global variable, that it got to read."""
+    """A function has tried to write to a batch, or to a global variable, that it got to read.
+
+    Example:
+        >>> clamor.from_items([0]).map_batches(lambda x: x.sort() or x).collect()
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.ReadOnlyError: ...
+    """
 
     default_hint = (
         "Batches and global variables are read-only in tasks: copy first (x.copy()); a variable is "
@@ -512,13 +704,28 @@ class NondeterministicError(ClamorError):
 
 
 class LengthMismatchError(ClamorError, ValueError):
-    """Two collections that are zipped do not have the same partitions."""
+    """Two collections that are zipped do not have the same partitions.
+
+    Example:
+        >>> col = clamor.from_items(range(4), partitions=2)
+        >>> col.zip(col.repartition(1))
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.LengthMismatchError: ...
+    """
 
     default_hint = "Zip what was mapped from one collection, or repartition both alike first."
 
 
 class MissingColumnError(ClamorError, KeyError):
-    """A table has no column of that name."""
+    """A table has no column of that name.
+
+    Example:
+        >>> clamor.from_items([{"x": 1}]).sum("y")
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.MissingColumnError: ...
+    """
 
     default_hint = "Names are matched exactly; see the collection's schema()."
 
@@ -526,19 +733,40 @@ class MissingColumnError(ClamorError, KeyError):
 
 
 class EmptyCollectionError(ClamorError, ValueError):
-    """Nothing can be said of no elements: min, max, mean or reduce of an empty collection."""
+    """Nothing can be said of no elements: min, max, mean or reduce of an empty collection.
+
+    Example:
+        >>> clamor.from_items([]).min()
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.EmptyCollectionError: ...
+    """
 
     default_hint = "Give aggregate() a zero, or look at count() first."
 
 
 class SourceError(ClamorError):
-    """An input file is not what it should be: truncated, half-written, another format."""
+    """An input file is not what it should be: truncated, half-written, another format.
+
+    Example:
+        >>> clamor.read_text("/no/such/file.txt")
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.SourceError: ...
+    """
 
     default_hint = "Write the file again, or leave it out."
 
 
 class StorageError(ClamorError, OSError):
-    """A file system or object store did not do what it was asked, after bounded retries."""
+    """A file system or object store did not do what it was asked, after bounded retries.
+
+    Example:
+        >>> clamor.from_items([{"x": 1}]).write_parquet("/dev/null/table")
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.StorageError: ...
+    """
 
     default_hint = "Look at the cause; what was not written is not there."
 

@@ -4,11 +4,16 @@ Import this module in the driver and in each actor; that registers the backend. 
 of the dtypes of `AllReduceGroup.allreduce`, and results are written into them, as Ray's API has it.
 
 Example:
-    >>> import clamor_ray.ray_collective                     # doctest: +SKIP
-    >>> from ray.util import collective                      # doctest: +SKIP
-    >>> collective.init_collective_group(4, rank, backend="clamor", group_name="sums")
-    ...                                                      # doctest: +SKIP
-    >>> collective.allreduce(gradient, group_name="sums")    # doctest: +SKIP
+    >>> def member(rank):
+    ...     import clamor_ray.ray_collective
+    ...     from ray.util import collective
+    ...     collective.init_collective_group(1, rank, "clamor", "sums")
+    ...     x = np.ones(3)
+    ...     collective.allreduce(x, "sums")
+    ...     collective.destroy_collective_group("sums")
+    ...     return x
+    >>> ray.get(ray.remote(member).remote(0))
+    array([1., 1., 1.])
 """
 
 from __future__ import annotations
@@ -60,6 +65,17 @@ class ClamorCollectiveGroup(BaseGroup):
         world_size: members.
         rank: this one's.
         group_name: the same for all.
+
+    Example:
+        >>> def member(rank):
+        ...     import clamor_ray.ray_collective
+        ...     from ray.util import collective
+        ...     collective.init_collective_group(1, rank, "clamor", "class")
+        ...     size = collective.get_collective_group_size("class")
+        ...     collective.destroy_collective_group("class")
+        ...     return size
+        >>> ray.get(ray.remote(member).remote(0))
+        1
     """
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
@@ -70,34 +86,124 @@ class ClamorCollectiveGroup(BaseGroup):
 
     @classmethod
     def backend(cls) -> str:
-        """Its name."""
+        """The backend's name.
+
+        Returns:
+            `BACKEND`.
+
+        Example:
+            >>> from clamor_ray.ray_collective import ClamorCollectiveGroup
+            >>> ClamorCollectiveGroup.backend()
+            'CLAMOR'
+        """
         return BACKEND
 
     @classmethod
     def check_backend_availability(cls) -> bool:
-        """It needs nothing."""
+        """Tells Ray whether the backend can be used.
+
+        Returns:
+            True: it needs nothing.
+
+        Example:
+            >>> from clamor_ray.ray_collective import ClamorCollectiveGroup
+            >>> ClamorCollectiveGroup.check_backend_availability()
+            True
+        """
         return True
 
     def destroy_group(self) -> None:
-        """Leaves the group."""
+        """Leaves the group. `ray.util.collective.destroy_collective_group` calls it.
+
+        Example:
+            >>> def member(rank):
+            ...     import clamor_ray.ray_collective
+            ...     from ray.util import collective
+            ...     collective.init_collective_group(1, rank, "clamor", "left")
+            ...     assert collective.is_group_initialized("left")
+            ...     collective.destroy_collective_group("left")
+            ...     return collective.is_group_initialized("left")
+            >>> ray.get(ray.remote(member).remote(0))
+            False
+        """
         self._group.close()
         for pair in self._pairs.values():
             pair.close()
         super().destroy_group()
 
     def allreduce(self, tensor: Any, allreduce_options: Any = None) -> None:
-        """See `ray.util.collective.allreduce`."""
+        """Reduces all members' arrays, in place. See `ray.util.collective.allreduce`.
+
+        Args:
+            tensor: a list of one array, which gets the result.
+            allreduce_options: Ray's; None: its defaults.
+
+        Raises:
+            MemberLostError, CollectiveMismatchError, TypeError, ValueError: As `AllReduceGroup`'s
+                methods.
+
+        Example:
+            >>> def member(rank):
+            ...     import clamor_ray.ray_collective
+            ...     from ray.util import collective
+            ...     collective.init_collective_group(1, rank, "clamor", "all")
+            ...     x = np.ones(3)
+            ...     collective.allreduce(x, "all")
+            ...     collective.destroy_collective_group("all")
+            ...     return x
+            >>> ray.get(ray.remote(member).remote(0))
+            array([1., 1., 1.])
+        """
         options = allreduce_options or AllReduceOptions()
         array = _one(tensor)
         array[...] = self._group.allreduce(array, _OPS[options.reduceOp])
 
     def barrier(self, barrier_options: Any = None) -> None:
-        """See `ray.util.collective.barrier`."""
+        """Waits for all members. See `ray.util.collective.barrier`.
+
+        Args:
+            barrier_options: Ray's; they change nothing.
+
+        Raises:
+            MemberLostError: A member is gone, or did not come in time.
+
+        Example:
+            >>> def member(rank):
+            ...     import clamor_ray.ray_collective
+            ...     from ray.util import collective
+            ...     collective.init_collective_group(1, rank, "clamor", "wait")
+            ...     collective.barrier("wait")
+            ...     collective.destroy_collective_group("wait")
+            ...     return rank
+            >>> ray.get(ray.remote(member).remote(0))
+            0
+        """
         del barrier_options
         self._group.barrier()
 
     def reduce(self, tensor: Any, reduce_options: Any = None) -> None:
-        """See `ray.util.collective.reduce`: only the root's array changes."""
+        """Reduces to the root: only its array changes. See `ray.util.collective.reduce`.
+
+        Args:
+            tensor: a list of one array.
+            reduce_options: Ray's; None: its defaults.
+
+        Raises:
+            MemberLostError, CollectiveMismatchError, TypeError, ValueError: As `AllReduceGroup`'s
+                methods.
+
+        Example:
+            >>> def member(rank):
+            ...     import clamor_ray.ray_collective
+            ...     from ray.util import collective
+            ...     collective.init_collective_group(1, rank, "clamor", "root")
+            ...     x = np.ones(3)
+            ...     collective.reduce(x, 0, "root")
+            ...     collective.destroy_collective_group("root")
+            ...     return x
+            >>> ray.get(ray.remote(member).remote(0))
+            array([1., 1., 1.])
+        """
         options = reduce_options or ReduceOptions()
         array = _one(tensor)
         result = self._group.allreduce(array, _OPS[options.reduceOp])
@@ -105,14 +211,57 @@ class ClamorCollectiveGroup(BaseGroup):
             array[...] = result
 
     def allgather(self, tensor_list: Any, tensor: Any, allgather_options: Any = None) -> None:
-        """See `ray.util.collective.allgather`."""
+        """Gathers all members' arrays. See `ray.util.collective.allgather`.
+
+        Args:
+            tensor_list: a list of one list of arrays, one for each member, which get the results.
+            tensor: a list of one array, this member's.
+            allgather_options: Ray's; they change nothing.
+
+        Raises:
+            MemberLostError, CollectiveMismatchError, TypeError, ValueError: As `AllReduceGroup`'s
+                methods.
+
+        Example:
+            >>> def member(rank):
+            ...     import clamor_ray.ray_collective
+            ...     from ray.util import collective
+            ...     collective.init_collective_group(1, rank, "clamor", "lists")
+            ...     x = np.ones(3)
+            ...     collective.allgather([x], np.zeros(3), "lists")
+            ...     collective.destroy_collective_group("lists")
+            ...     return x
+            >>> ray.get(ray.remote(member).remote(0))
+            array([0., 0., 0.])
+        """
         del allgather_options
         outs = self._listed(tensor_list)
         for out, found in zip(outs, self._group.all_gather(_one(tensor)), strict=True):
             out[...] = found
 
     def broadcast(self, tensor: Any, broadcast_options: Any = None) -> None:
-        """See `ray.util.collective.broadcast`."""
+        """Sends the root's array to all. See `ray.util.collective.broadcast`.
+
+        Args:
+            tensor: a list of one array: the root's is sent, the others' get it.
+            broadcast_options: Ray's; None: its defaults.
+
+        Raises:
+            MemberLostError, CollectiveMismatchError, TypeError, ValueError: As `AllReduceGroup`'s
+                methods.
+
+        Example:
+            >>> def member(rank):
+            ...     import clamor_ray.ray_collective
+            ...     from ray.util import collective
+            ...     collective.init_collective_group(1, rank, "clamor", "root")
+            ...     x = np.ones(3)
+            ...     collective.broadcast(x, 0, "root")
+            ...     collective.destroy_collective_group("root")
+            ...     return x
+            >>> ray.get(ray.remote(member).remote(0))
+            array([1., 1., 1.])
+        """
         options = broadcast_options or BroadcastOptions()
         array = _one(tensor)
         array[...] = self._group.broadcast(array, options.root_rank)
@@ -120,7 +269,31 @@ class ClamorCollectiveGroup(BaseGroup):
     def reducescatter(
         self, output_tensor: Any, tensor_list: Any, reducescatter_options: Any = None
     ) -> None:
-        """See `ray.util.collective.reducescatter`."""
+        """Reduces, and gives each member its part. See `ray.util.collective.reducescatter`.
+
+        Args:
+            output_tensor: a list of one array, which gets this member's part.
+            tensor_list: a list of one list of arrays, one for each member, of the output's shape
+                and dtype.
+            reducescatter_options: Ray's; None: its defaults.
+
+        Raises:
+            ValueError: The arrays are not of the output's shape and dtype, or not one for each
+                member.
+            MemberLostError, CollectiveMismatchError, TypeError: As `AllReduceGroup.reduce_scatter`.
+
+        Example:
+            >>> def member(rank):
+            ...     import clamor_ray.ray_collective
+            ...     from ray.util import collective
+            ...     collective.init_collective_group(1, rank, "clamor", "parts")
+            ...     x = np.ones(3)
+            ...     collective.reducescatter(x, [np.zeros(3)], "parts")
+            ...     collective.destroy_collective_group("parts")
+            ...     return x
+            >>> ray.get(ray.remote(member).remote(0))
+            array([0., 0., 0.])
+        """
         options = reducescatter_options or ReduceScatterOptions()
         out = _one(output_tensor)
         parts = self._listed(tensor_list)
@@ -132,7 +305,30 @@ class ClamorCollectiveGroup(BaseGroup):
         out[...] = mine.reshape(out.shape)
 
     def send(self, tensor: Any, send_options: Any) -> None:
-        """See `ray.util.collective.send`."""
+        """Sends an array to one member, which calls `recv`. See `ray.util.collective.send`.
+
+        Args:
+            tensor: a list of one array.
+            send_options: Ray's; `dst_rank` is the receiver.
+
+        Raises:
+            RuntimeError: The other member sent, too.
+            MemberLostError, TypeError, ValueError: As `AllReduceGroup`'s methods.
+
+        Example:
+            >>> class Member:
+            ...     def run(self, rank):
+            ...         import clamor_ray.ray_collective
+            ...         from ray.util import collective
+            ...         collective.init_collective_group(2, rank, "clamor", "sent")
+            ...         x = np.full(3, rank)
+            ...         send, recv = collective.send, collective.recv
+            ...         recv(x, 0, "sent") if rank else send(x, 1, "sent")
+            ...         return x.tolist()
+            >>> members = [ray.remote(Member).remote() for _ in range(2)]
+            >>> ray.get([member.run.remote(rank) for rank, member in enumerate(members)])
+            [[0, 0, 0], [0, 0, 0]]
+        """
         array, _ = _numbers(_one(tensor), "send")
         with self._pair(send_options.dst_rank)._call() as member:
             came = member.ring.swap(array.reshape(-1).view(np.uint8), self._group._timeout_s)
@@ -142,7 +338,30 @@ class ClamorCollectiveGroup(BaseGroup):
             )
 
     def recv(self, tensor: Any, recv_options: Any) -> None:
-        """See `ray.util.collective.recv`."""
+        """Receives an array from one member, which calls `send`. See `ray.util.collective.recv`.
+
+        Args:
+            tensor: a list of one array of the sender's size, which gets the content.
+            recv_options: Ray's; `src_rank` is the sender.
+
+        Raises:
+            ValueError: What came has another size.
+            MemberLostError, TypeError: As `AllReduceGroup`'s methods.
+
+        Example:
+            >>> class Member:
+            ...     def run(self, rank):
+            ...         import clamor_ray.ray_collective
+            ...         from ray.util import collective
+            ...         collective.init_collective_group(2, rank, "clamor", "received")
+            ...         x = np.full(3, rank)
+            ...         send, recv = collective.send, collective.recv
+            ...         recv(x, 0, "received") if rank else send(x, 1, "received")
+            ...         return x.tolist()
+            >>> members = [ray.remote(Member).remote() for _ in range(2)]
+            >>> ray.get([member.run.remote(rank) for rank, member in enumerate(members)])
+            [[0, 0, 0], [0, 0, 0]]
+        """
         array = _one(tensor)
         with self._pair(recv_options.src_rank)._call() as member:
             came = member.ring.swap(b"", self._group._timeout_s)

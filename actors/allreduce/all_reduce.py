@@ -18,44 +18,48 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
 
 import ray
 from ray.exceptions import GetTimeoutError
 
 from clamor_ray import errors
 from clamor_ray._native.ring import dtype_code
-from clamor_ray._ring.group import RingGroup
-from clamor_ray.actors.allreduce.merging import MOST_RUNS, FailedFunction, How, Layout, Runs
+from clamor_ray._protocol.attempts import Failure
+from clamor_ray._protocol.split_aggregation import (
+    FETCH_S,
+    AggregateLayout,
+    FailedFunction,
+    How,
+    NotYet,
+    RingPlan,
+)
+from clamor_ray.actors.allreduce.merging import MOST_RUNS, Runs
 from clamor_ray.actors.allreduce.rings import Rings
 
 CONCURRENCY: Final = {"merge": 1, "ring": MOST_RUNS, "rest": 4}
-RING_TIMEOUT_S: Final = 60.0
-FETCH_S: Final = 5.0  # that a merge waits for an object, at first
 # That a member waits for what another one's reduce_op makes. The driver looks whether it lives.
 COMPUTE_S: Final = 3600.0
 
 
-class NotYet(NamedTuple):
-    """An object is not there yet: the driver asks for its merge again."""
+class MemberRing(Protocol):
+    """This member's part in a ring, as `_ring.group.RingGroup` is: who makes the actor gives it."""
+
+    def _call(self) -> AbstractContextManager[Any]: ...
+
+    def _own_part(
+        self,
+        member: Any,
+        parts: Sequence[Any],
+        op: Callable[[Any, Any], Any],
+        timeout_s: float | None = None,
+    ) -> Any: ...
+
+    def close(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class RingPlan:
-    """A ring as one of its members is told of it.
-
-    Args:
-        name: of this composition of it; another one is another ring.
-        size: members.
-        rank: of this one.
-        lanes: connections between neighbours.
-    """
-
-    name: str
-    size: int
-    rank: int
-    lanes: int
+MakeRing = Callable[[str, int, int, str, float, int], MemberRing]
 
 
 class AllReduce:
@@ -63,13 +67,16 @@ class AllReduce:
 
     Args:
         scope: of the session.
+        make_ring: (name, size, rank, scope, timeout_s, lanes) to a ring, which its first call
+            joins.
     """
 
-    def __init__(self, scope: str) -> None:
+    def __init__(self, scope: str, make_ring: MakeRing) -> None:
         self._scope = scope
+        self._make_ring = make_ring
         self._runs = Runs()
-        self._rings: Rings[RingGroup] = Rings(_close)
-        self._reducing: dict[int, RingGroup] = {}  # by run
+        self._rings: Rings[MemberRing] = Rings(_close)
+        self._reducing: dict[int, MemberRing] = {}  # by run
         self.state: dict[str, Any] = {}
 
     @ray.method(concurrency_group="rest")
@@ -91,7 +98,7 @@ class AllReduce:
         how: bytes,
         parts: Sequence[tuple[int, int | None, Any]],
         fetch_s: float = FETCH_S,
-    ) -> Layout | FailedFunction | NotYet | None:
+    ) -> AggregateLayout | FailedFunction | NotYet | None:
         """Adds partial results to this node's aggregate of a run.
 
         Args:
@@ -106,8 +113,6 @@ class AllReduce:
             given up. A `FailedFunction`: what a task, or a function of the user's, raised; or
             values differ. What is raised here is the actor's own.
         """
-        from clamor_ray.collection.run.task import Failure
-
         aggregate = self._runs.of(run_id, lambda: _how(how))
         if aggregate is None:
             return None
@@ -172,11 +177,11 @@ class AllReduce:
             self._reducing.pop(run_id, None)
             self._runs.drop(run_id)
 
-    def _ring(self, plan: RingPlan, timeout_s: float) -> RingGroup:
+    def _ring(self, plan: RingPlan, timeout_s: float) -> MemberRing:
         """The plan's; its first call joins it."""
-        return RingGroup(plan.name, plan.size, plan.rank, self._scope, timeout_s, plan.lanes)
+        return self._make_ring(plan.name, plan.size, plan.rank, self._scope, timeout_s, plan.lanes)
 
-    def _arrays(self, aggregate: Any, plan: RingPlan, ring: RingGroup, timeout_s: float) -> Any:
+    def _arrays(self, aggregate: Any, plan: RingPlan, ring: MemberRing, timeout_s: float) -> Any:
         flat, is_own = aggregate.take()
         out = flat if is_own else self._runs.take_spare(flat.size, flat.dtype)
         with ring._call() as member:
@@ -195,7 +200,7 @@ class AllReduce:
         self._runs.give_spare(out)
         return share
 
-    def _objects(self, aggregate: Any, plan: RingPlan, ring: RingGroup, timeout_s: float) -> Any:
+    def _objects(self, aggregate: Any, plan: RingPlan, ring: MemberRing, timeout_s: float) -> Any:
         segments, how = aggregate.objects(), aggregate.how
         n = len(segments)
         bounds = [n * rank // plan.size for rank in range(plan.size + 1)]
@@ -232,7 +237,7 @@ def _too_long(name: str) -> errors.FunctionFailedError:
     )
 
 
-def _close(ring: RingGroup) -> None:
+def _close(ring: MemberRing) -> None:
     # On a thread: one that still waits for members is closed when it has stopped waiting.
     threading.Thread(target=ring.close, name="clamor-ring-close", daemon=True).start()
 

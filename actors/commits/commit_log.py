@@ -35,7 +35,6 @@ import bisect
 import heapq
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 from pyroaring import BitMap
 
@@ -49,144 +48,30 @@ from clamor_ray._protocol.messages import (
     Publication,
     Write,
 )
-from clamor_ray.actors.commits.commit_checks import changed_blocks, check_request
+from clamor_ray.actors.commits.committed import (
+    CommittedVariable,
+    Entry,
+    Forgotten,
+    Limits,
+    Outcome,
+    Trimmed,
+)
+from clamor_ray.actors.commits.conflicts import check_conflict
+from clamor_ray.actors.commits.request_validation import changed_blocks, check_request
 from clamor_ray.errors import (
     CommitAbortedError,
-    CommitConflict,
     FreedError,
     NoVersionError,
     ProtocolError,
     SnapshotExpired,
 )
 
-ENTRY_BYTES = 256  # what an entry costs beside its bitmap, plan and payload
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much is kept; see the file's head.
-
-    Args:
-        max_commits: Of one region.
-        max_payloads: Of one inline variable.
-        max_retained: Commits, or contents, of one variable that has a floor; see ``retain``.
-        budget_bytes: Of all commits together.
-        max_outcomes: Commit ids whose outcome is remembered.
-        outcome_s: No outcome younger than this is forgotten.
-        max_freed_inline: Inline variables known to be freed.
-        max_dropped: Tasks known to be dropped, with their idempotency keys.
-    """
-
-    max_commits: int = 4096
-    max_payloads: int = 64
-    max_retained: int = 65536
-    budget_bytes: int = 64 << 20
-    max_outcomes: int = 65536
-    outcome_s: float = 120.0
-    max_freed_inline: int = 65536
-    max_dropped: int = 65536
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One commit's part in one variable.
-
-    Args:
-        region: The variable's id.
-        version: The one that it made.
-        commit_id: The commit.
-        blocks: Serialized BitMap of the blocks that it changed.
-        plan: Valid from this version on, or None.
-        payload: An inline variable's content, or None.
-        changed: ``blocks``, where they have been read; None: nobody has.
-    """
-
-    region: int
-    version: int
-    commit_id: int
-    blocks: bytes = b""
-    plan: bytes | None = None
-    payload: bytes | None = None
-    changed: BitMap | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def n_bytes(self) -> int:
-        """About what it costs to keep."""
-        return ENTRY_BYTES + 2 * len(self.blocks) + len(self.plan or b"") + len(self.payload or b"")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a commit: its versions, or none if it was aborted; and when that was."""
-
-    versions: dict[int, int]
-    at_s: float
-
-
-@dataclass(frozen=True)
-class Trimmed:
-    """What was forgotten and may go from the journal too.
-
-    Args:
-        commits: (region, version).
-        plans: (region, version).
-        outcomes: Commit ids.
-        retained: (region, the oldest version that is left) where something went that a live
-            collection could need.
-    """
-
-    commits: tuple[tuple[int, int], ...] = ()
-    plans: tuple[tuple[int, int], ...] = ()
-    outcomes: tuple[int, ...] = ()
-    retained: tuple[tuple[int, int], ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.commits or self.plans or self.outcomes)
-
-
-@dataclass
-class _Forgotten:
-    commits: list[tuple[int, int]] = field(default_factory=list)
-    plans: list[tuple[int, int]] = field(default_factory=list)
-    retained: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass
-class _Variable:
-    region: int
-    homes: tuple[int, ...]
-    n_blocks: int | None = None  # of its region, where that is known
-    closed: bool = False
-    home_lost: bool = False  # one of them, and there is no other yet
-    newest: int = 0
-    entries: list[Entry] = field(default_factory=list)  # contiguous, the newest last
-    blocks: list[BitMap] = field(default_factory=list)  # of each entry
-    n_bytes: int = 0
-    plan_versions: list[int] = field(default_factory=list)
-    plans: dict[int, bytes] = field(default_factory=dict)
-    plans_lost: bool = False  # older ones than these were forgotten
-    acknowledged: dict[int, int] = field(default_factory=dict)  # by home
-
-    @property
-    def horizon(self) -> int:
-        """The oldest version from which on every change is known."""
-        return self.newest - len(self.entries)
-
-    @property
-    def settled(self) -> int:
-        """The newest version that every home knows."""
-        return min((self.acknowledged[home] for home in self.homes), default=self.newest)
-
-    def after(self, version: int) -> int:
-        """Index of the first entry above a version at or above the horizon."""
-        return version - self.horizon
-
 
 class CommitLog:
     """The commits of all variables. Not thread-safe: one caller at a time.
 
     Args:
-        limits: How much is kept.
+        limits: How much is kept; None: the defaults.
 
     Example:
         >>> log = CommitLog()
@@ -197,9 +82,9 @@ class CommitLog:
         {1: 1}
     """
 
-    def __init__(self, limits: Limits = Limits()) -> None:
-        self._limits = limits
-        self._variables: dict[int, _Variable] = {}
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._variables: dict[int, CommittedVariable] = {}
         self._freed_inline: dict[int, None] = {}
         self._words: dict[bytes, set[int]] = {}  # token -> ids of its idempotency keys
         self._dropped: dict[bytes, None] = {}  # tokens, the oldest first
@@ -218,7 +103,7 @@ class CommitLog:
         if region not in self._variables:
             named = dict.fromkeys(homes)
             distinct = tuple(home for home in named if home not in self._lost)
-            self._variables[region] = _Variable(
+            self._variables[region] = CommittedVariable(
                 region,
                 distinct,
                 None if length_bytes is None else -(-length_bytes // BLOCK_BYTES),
@@ -317,6 +202,12 @@ class CommitLog:
             variable.acknowledged = {server_id: variable.newest}
             self._untrimmed.add(region)
 
+    def nothing_is_left(self, region: int) -> None:
+        """It is wholly lost: no home will come that could ask for what the log has of it."""
+        if (variable := self._variables.get(region)) is not None:
+            variable.home_lost = False
+            self._untrimmed.add(region)
+
     # -- commits
 
     def prepare(self, request: CommitRequest) -> tuple[Entry, ...]:
@@ -346,7 +237,6 @@ class CommitLog:
     def _prepare(self, commit_id: int, write: Write, changed: BitMap) -> Entry:
         self._check_dropped(write)
         variable = self._writable(write.region)
-        inline = write.region >= INLINE_BASE
         if changed and variable is not None and variable.n_blocks is not None:
             last = changed.max()
             if last >= variable.n_blocks:
@@ -360,27 +250,19 @@ class CommitLog:
                 f"The transaction read version {write.base_version} of variable {write.region}, "
                 f"whose newest is {newest}."
             )
-        if variable is not None and write.base_version < newest:
-            if inline:
-                raise CommitConflict(
-                    f"Variable {write.region} was changed to version {newest} after this "
-                    f"transaction had read version {write.base_version}.",
-                    write.region,
-                    write.base_version,
-                    newest,
-                )
-            self._check(variable, write, changed)
+        if variable is not None:
+            check_conflict(variable, write, changed)
         return Entry(
-            write.region,
-            newest + 1,
-            commit_id,
-            write.blocks,
-            write.plan,
-            write.payload,
-            changed,
+            region=write.region,
+            version=newest + 1,
+            commit_id=commit_id,
+            blocks=write.blocks,
+            plan=write.plan,
+            payload=write.payload,
+            changed=changed,
         )
 
-    def _writable(self, region: int) -> _Variable | None:
+    def _writable(self, region: int) -> CommittedVariable | None:
         """None for an inline variable of which nobody has told us yet."""
         variable = self._variables.get(region)
         if variable is None and region >= INLINE_BASE and region not in self._freed_inline:
@@ -388,47 +270,6 @@ class CommitLog:
         if variable is None or variable.closed:
             raise FreedError(f"Variable {region} was freed, or never existed.")
         return variable
-
-    def _check(self, variable: _Variable, write: Write, mine: BitMap) -> None:
-        base = write.base_version
-        if base < variable.horizon:
-            raise CommitConflict(
-                f"The transaction read version {base} of region {variable.region}; what changed "
-                f"before version {variable.horizon} is known no longer.",
-                variable.region,
-                base,
-                variable.newest,
-                hint="It ran beside too many commits. Run it again on the newest version.",
-            )
-        for index in range(variable.after(base), len(variable.entries)):
-            if mine.intersect(variable.blocks[index]):
-                both = mine & variable.blocks[index]
-                first = both.min()
-                n_blocks = 1
-                while first + n_blocks in both:
-                    n_blocks += 1
-                version = variable.entries[index].version
-                what = f"Blocks {first} to {first + n_blocks - 1} of region {variable.region} were"
-                if n_blocks == 1:
-                    what = f"Block {first} of region {variable.region} was"
-                raise CommitConflict(
-                    f"{what} changed by version {version} after this transaction had read version "
-                    f"{base}.",
-                    variable.region,
-                    base,
-                    version,
-                    first,
-                    n_blocks,
-                )
-        newest_plan = variable.plan_versions[-1] if variable.plan_versions else 0
-        if write.plan is not None and newest_plan > base:
-            raise CommitConflict(
-                f"The layout of region {variable.region} was changed by version {newest_plan} "
-                f"after this transaction had read version {base}.",
-                variable.region,
-                base,
-                newest_plan,
-            )
 
     def apply(self, commit_id: int, entries: Iterable[Entry], now_s: float) -> Committed:
         """Adds what ``prepare`` returned, nothing having changed since. Cannot fail: all that is in
@@ -443,7 +284,7 @@ class CommitLog:
     def _append(self, entry: Entry) -> None:
         variable = self._variables.get(entry.region)
         if variable is None:
-            variable = self._variables[entry.region] = _Variable(
+            variable = self._variables[entry.region] = CommittedVariable(
                 entry.region, (), newest=entry.version - 1
             )
         changed = entry.changed
@@ -511,7 +352,7 @@ class CommitLog:
             )
         return Latest(region, version) if variable is None else self._at(variable, version)
 
-    def _at(self, variable: _Variable, version: int) -> Latest:
+    def _at(self, variable: CommittedVariable, version: int) -> Latest:
         index = bisect.bisect_right(variable.plan_versions, version) - 1
         plan = variable.plans[variable.plan_versions[index]] if index >= 0 else None
         payload = None
@@ -526,7 +367,7 @@ class CommitLog:
                 f"is {variable.newest}.",
                 hint="Read a newer version (ref.refresh()).",
             )
-        return Latest(variable.region, version, plan, payload)
+        return Latest(region=variable.region, version=version, plan=plan, payload=payload)
 
     def changes(self, region: int, from_version: int, to_version: int) -> BitMap | None:
         """The blocks in which two versions of a region may differ, in either order.
@@ -585,7 +426,7 @@ class CommitLog:
         """
         return self._known(region).horizon
 
-    def _known(self, region: int) -> _Variable:
+    def _known(self, region: int) -> CommittedVariable:
         variable = self._variables.get(region)
         if variable is None:
             raise FreedError(f"Region {region} is gone, or never existed.")
@@ -650,7 +491,7 @@ class CommitLog:
         """Commits that were forgotten though a live collection could need them."""
         return self._retained_expired
 
-    def _needed_from(self, variable: _Variable) -> int:
+    def _needed_from(self, variable: CommittedVariable) -> int:
         """The newest horizon at which all that the variable's floor needs is there."""
         floor = self._floors.get(variable.region)
         if floor is None:
@@ -661,7 +502,7 @@ class CommitLog:
 
     def trim(self, now_s: float) -> Trimmed:
         """Forgets what is beyond the limits, and says what."""
-        forgotten = _Forgotten()
+        forgotten = Forgotten()
         for region in self._untrimmed:
             variable = self._variables[region]
             inline = region >= INLINE_BASE
@@ -683,10 +524,10 @@ class CommitLog:
             tuple(forgotten.retained.items()),
         )
 
-    def _n_unneeded(self, variable: _Variable) -> int:
+    def _n_unneeded(self, variable: CommittedVariable) -> int:
         return max(0, self._needed_from(variable) - variable.horizon)
 
-    def _shrink(self, forgotten: _Forgotten, *, retained_too: bool) -> None:
+    def _shrink(self, forgotten: Forgotten, *, retained_too: bool) -> None:
         # A tenth below the budget, so that this is not for every commit.
         largest = [(-variable.n_bytes, region) for region, variable in self._variables.items()]
         heapq.heapify(largest)
@@ -699,7 +540,7 @@ class CommitLog:
             if self._drop(variable, n, forgotten):
                 heapq.heappush(largest, (-variable.n_bytes, region))
 
-    def _drop(self, variable: _Variable, n: int, forgotten: _Forgotten) -> int:
+    def _drop(self, variable: CommittedVariable, n: int, forgotten: Forgotten) -> int:
         n = min(n, len(variable.entries) - 1, variable.settled - variable.horizon)
         if n <= 0:
             return 0
@@ -735,7 +576,9 @@ class CommitLog:
 
     def _is_settled(self, region: int, version: int) -> bool:
         variable = self._variables.get(region)
-        return variable is None or version <= variable.settled
+        if variable is None:
+            return True
+        return not variable.home_lost and version <= variable.settled
 
     # -- after a restart
 

@@ -23,17 +23,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
 from clamor_ray import errors
+from clamor_ray._objects import block_sets
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import CommitRequest, Committed, Publication, Write
-from clamor_ray.actors.commits.commit_checks import check_request
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.journal import Journal
-from clamor_ray.actors.recovery.lost_blocks import Losses
+from clamor_ray.actors.commits.request_validation import check_request
+from clamor_ray.actors.lost_homes.lost_blocks import Losses
 
 logger = logging.getLogger("clamor_ray.registry")
 
@@ -42,10 +44,11 @@ TELL_MOST_S = 5.0
 PULL_SHARE = 0.8  # of the caller's time; the rest is for the answer
 LOOK_S = 3.0  # a home that is silent for so long is looked after
 FRESH_S = 1.0  # a home that has said so long before the last one that it has a layer is asked again
+RESENT_MARGIN_S = 10.0  # a caller waits at most so much longer than its request says
 PULLS_AT_ONCE = 8  # from one commit's or several commits' point of view, at one home
 
 
-class Homes(Protocol):
+class CommitHomes(Protocol):
     """The page servers, by id. Exceptions but those named mean: not now, try again."""
 
     def of(self, region: int) -> tuple[int, ...]:
@@ -85,16 +88,19 @@ class Commits:
         timeout_s: How long a caller waits that does not say so.
         now_s: Wall clock: it goes on over a restart.
         losses: Which blocks are lost: those that a commit writes are whole again.
+        restarted_s: When this process began, by the monotonic clock, where another one was sent
+            commits before it.
     """
 
     def __init__(
         self,
         log: CommitLog,
         journal: Journal,
-        homes: Homes,
+        homes: CommitHomes,
         timeout_s: float,
         now_s: Callable[[], float] = time.time,
         losses: Losses | None = None,
+        restarted_s: float | None = None,
     ) -> None:
         self._log = log
         self._journal = journal
@@ -102,6 +108,7 @@ class Commits:
         self._timeout_s = timeout_s
         self._now_s = now_s
         self._losses = losses if losses is not None else Losses()
+        self._restarted_s = restarted_s
         self._running: dict[int, asyncio.Future[Committed]] = {}
         self._pulling: dict[int, asyncio.Semaphore] = {}
         self._telling: set[int] = set()
@@ -137,12 +144,13 @@ class Commits:
             return await asyncio.shield(running)
         self._check_homes(request)
         pulls = self._pulls_of(request)
-        if all(self._is_own(pull) for pull in pulls) and request.staged_ago_s <= FRESH_S:
+        staged_ago_s = self._staged_ago_s(request)
+        if all(self._is_own(pull) for pull in pulls) and staged_ago_s <= FRESH_S:
             return self._decide(request)
         running = self._running[commit_id] = asyncio.get_running_loop().create_future()
         running.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            answer = await self._pull_and_decide(request, pulls)
+            answer = await self._pull_and_decide(request, pulls, staged_ago_s)
             running.set_result(answer)
             return answer
         except asyncio.CancelledError:
@@ -153,6 +161,18 @@ class Commits:
             raise
         finally:
             del self._running[commit_id]
+
+    def _staged_ago_s(self, request: CommitRequest) -> float:
+        """How long ago its layers were staged, at most.
+
+        Ray sends what the registry before was sent again as it was, with the age that was true
+        then. While its caller may still wait for it, nobody can tell how old it is.
+        """
+        if self._restarted_s is not None:
+            waits_s = (request.timeout_s or self._timeout_s) + RESENT_MARGIN_S
+            if asyncio.get_running_loop().time() - self._restarted_s < waits_s:
+                return math.inf
+        return request.staged_ago_s
 
     def _pulls_of(self, request: CommitRequest) -> list[tuple[int, Write]]:
         """Who must have which layer."""
@@ -170,13 +190,13 @@ class Commits:
         return home == write.staged_at
 
     async def _pull_and_decide(
-        self, request: CommitRequest, pulls: list[tuple[int, Write]]
+        self, request: CommitRequest, pulls: list[tuple[int, Write]], staged_ago_s: float
     ) -> Committed:
         self._log.prepare(request)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (request.timeout_s or self._timeout_s) * PULL_SHARE
         answered_s: dict[tuple[int, int], float] = {}  # by home and region
-        staged_s = loop.time() - request.staged_ago_s
+        staged_s = loop.time() - staged_ago_s
         try:
             while True:
                 for home, write in filter(self._is_own, pulls):
@@ -220,13 +240,14 @@ class Commits:
     def _check_homes(self, request: CommitRequest) -> None:
         for write in request.writes:
             for home in self._homes.of(write.region):
-                self._check_home(home, write.region)
+                self._check_home(home, write)
 
-    def _check_home(self, home: int, region: int) -> None:
+    def _check_home(self, home: int, write: Write) -> None:
         reason = self._homes.why_lost(home)
         if reason is not None:
+            about = block_sets.of_region(write.region, write.blocks)
             raise errors.HomeLostError(
-                f"Region {region} cannot be changed: its home {home:#x} is lost ({reason})."
+                f"A commit to {about} cannot be made: its home {home:#x} is lost ({reason})."
             )
 
     # -- layers
@@ -271,7 +292,7 @@ class Commits:
                 await self._pull_watched(
                     self._pull_in_turn(turn, home, commit_id, write),
                     home,
-                    write.region,
+                    write,
                     left_s,
                     again,
                 )
@@ -287,7 +308,7 @@ class Commits:
                 last = cause_of(failure)
                 logger.warning("home %#x cannot fetch a layer yet: %r", home, failure)
                 await self._homes.examine(home)
-                self._check_home(home, write.region)
+                self._check_home(home, write)
             await asyncio.sleep(min(pause_s, max(0.0, deadline - loop.time())))
             pause_s = min(2 * pause_s, 1.0)
         if not last:  # there was no time to ask it
@@ -303,7 +324,7 @@ class Commits:
         self,
         work: Coroutine[Any, Any, None],
         home: int,
-        region: int,
+        write: Write,
         timeout_s: float,
         again: bool,
     ) -> None:
@@ -331,7 +352,7 @@ class Commits:
                         hint="",
                     )
                 await self._homes.examine(home)
-                self._check_home(home, region)
+                self._check_home(home, write)
         finally:
             pull.cancel()
 
@@ -438,6 +459,11 @@ class Commits:
                 logger.warning("%s", failure)
             self.tidy_soon()
         return bool(news)
+
+    def retain(self, floors: dict[int, int | None]) -> None:
+        """See ``CommitLog.retain``; what nobody needs any more goes."""
+        self._log.retain(floors)
+        self.tidy_soon()
 
     def tidy_soon(self) -> None:
         """Lets go of what is beyond the limits, at most once per tick."""

@@ -23,9 +23,9 @@ from typing import Any
 
 from clamor_ray._protocol.messages import RegionRecord, ServerInfo, ServerLost
 from clamor_ray._protocol.source import Source
-from clamor_ray.actors.commits.commit_log import Entry, Outcome, Trimmed
+from clamor_ray.actors.commits.committed import Entry, Outcome, Trimmed
 from clamor_ray.actors.commits.sqlite_file import SqliteFile, signed, unsigned
-from clamor_ray.actors.recovery.lost_blocks import LostBlocks
+from clamor_ray.actors.lost_homes.lost_blocks import LostBlocks
 
 FORMAT = 1
 NOTHING: Mapping[int, LostBlocks | None] = MappingProxyType({})
@@ -102,7 +102,9 @@ def _record_to_json(record: RegionRecord) -> str:
 def _record_from_json(text: str) -> RegionRecord:
     region, base_address, length_bytes, runs = json.loads(text)
     homes = tuple(home for home, count in runs for _ in range(count))
-    return RegionRecord(region, 0, base_address, length_bytes, homes)
+    return RegionRecord(
+        region=region, version=0, base_address=base_address, length_bytes=length_bytes, homes=homes
+    )
 
 
 def _set_lacking(db: sqlite3.Connection, lost: Mapping[int, LostBlocks | None]) -> None:
@@ -295,7 +297,14 @@ class Journal(SqliteFile):
                 else:
                     lost.append(ServerLost(unsigned(server_id), reason))
             entries = [
-                Entry(region, version, unsigned(commit_id), blocks, None, payload)
+                Entry(
+                    region=region,
+                    version=version,
+                    commit_id=unsigned(commit_id),
+                    blocks=blocks,
+                    plan=None,
+                    payload=payload,
+                )
                 for region, version, commit_id, blocks, payload in db.execute(
                     "SELECT region, version, commit_id, blocks, payload FROM commits "
                     "ORDER BY region, version"

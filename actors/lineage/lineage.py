@@ -9,9 +9,9 @@ Two things that live and die with collections:
   run again. The oldest of them is the region's **floor**: every version from the floor on stays
   readable. Without a pin there is no floor, and old versions go as if there were no collections.
 
-What is kept is bounded (``Limits``): records of each partition, ended records, digests of outputs,
-and the bytes of all records together, of which the ended go first. Pins are as many as the open
-collections name.
+What is kept is bounded (``LineageLimits``): records of each partition, ended records, digests of
+outputs, and the bytes of all records together, of which the ended go first. Pins are as many as
+the open collections name.
 
 What changes is collected for the journal (``take_changes``), by what it is about and not as a list
 of events: so it is never larger than what is kept, however long the disk is full.
@@ -24,97 +24,12 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
 
-from pyroaring import BitMap
-
-from clamor_ray._protocol.rpc import pack, unpack
-
-RECORD_COST_BYTES: Final = 700  # of a record beside its texts and read sets
-READ_COST_BYTES: Final = 150
-PLAIN_RUN: Final = 0  # the run id of tasks that belong to no collection
-
-Snapshot = tuple[int, int]
-Read = tuple[int, int, bytes | None]
-
-
-class AttemptRecord(NamedTuple):
-    """One attempt of one task, said when it is over.
-
-    Args:
-        token: 16 bytes that name the task: the same for all of its attempts.
-        run_id: The id under which its collection was opened; 0: a task of no collection.
-        stage: Name of the stage.
-        partition: Its number in the stage.
-        attempt: Counts the attempts of the partition, copies too.
-        function: What it runs, for people.
-        inputs: What the partition is made of, for people.
-        snapshots: (region, version) of each variable that it was given.
-        reads: (region, version, blocks) of what it touched: a serialized ``BitMap``; None: all
-            of it, or an inline variable.
-        node_id: Ray's hex id of the node where it ran.
-        pid: Of its process.
-        start_ns, end_ns: Wall clock.
-        outcome: "done", "failed: ..." or "cancelled".
-        rows: Items that it made.
-        output_digest: 16 bytes of what it made, where that is checked.
-        replay_digest: Names tasks that are likely to touch the same (``_replay.Key.digest``);
-            None: nothing is fetched ahead for those like it.
-    """
-
-    token: bytes
-    run_id: int
-    stage: str
-    partition: int
-    attempt: int
-    function: str
-    inputs: str = ""
-    snapshots: tuple[Snapshot, ...] = ()
-    reads: tuple[Read, ...] = ()
-    node_id: str = ""
-    pid: int = 0
-    start_ns: int = 0
-    end_ns: int = 0
-    outcome: str = "done"
-    rows: int = 0
-    output_digest: bytes | None = None
-    replay_digest: bytes | None = None
-
-    def packed(self) -> bytes:
-        """As ``Registry.note_attempt`` takes it."""
-        snapshots = tuple((region, version) for region, version in self.snapshots)
-        reads = tuple((region, version, blocks) for region, version, blocks in self.reads)
-        return pack(*self._replace(snapshots=snapshots, reads=reads))
-
-    @classmethod
-    def of(cls, packed: bytes) -> AttemptRecord:
-        """What ``packed`` gave."""
-        return cls(*unpack(packed))
-
-    @property
-    def cost_bytes(self) -> int:
-        """About what it costs to keep."""
-        texts = len(self.stage) + len(self.function) + len(self.inputs) + len(self.outcome)
-        sets = sum(READ_COST_BYTES + len(blocks or b"") for _, _, blocks in self.reads)
-        return RECORD_COST_BYTES + texts + sets + READ_COST_BYTES * len(self.snapshots)
-
-    @property
-    def sets(self) -> dict[int, bytes]:
-        """The blocks that are known of each region, of all its versions together."""
-        found: dict[int, bytes] = {}
-        for region, _, blocks in self.reads:
-            if blocks is None:
-                continue
-            if region in found:
-                both = BitMap.deserialize(found[region]) | BitMap.deserialize(blocks)
-                found[region] = bytes(both.serialize())
-            else:
-                found[region] = blocks
-        return found
+from clamor_ray._protocol.attempts import PLAIN_RUN, AttemptRecord, Snapshot
 
 
 @dataclass(frozen=True)
-class Limits:
+class LineageLimits:
     """How much is kept; see the file's head.
 
     Args:
@@ -198,7 +113,7 @@ class Lineage:
         ({1}, None)
     """
 
-    def __init__(self, limits: Limits = Limits()) -> None:
+    def __init__(self, limits: LineageLimits = LineageLimits()) -> None:
         self._limits = limits
         self._collections: dict[int, Collection] = {}
         self._pinned: dict[int, Counter[int]] = {}  # region -> version -> how many pins
@@ -420,11 +335,11 @@ class Lineage:
     def counters(self) -> LineageCounters:
         """What is kept."""
         return LineageCounters(
-            len(self._collections),
-            len(self._pinned),
-            len(self._records),
-            self._bytes,
-            self._dropped,
+            collections=len(self._collections),
+            pinned_regions=len(self._pinned),
+            attempts=len(self._records),
+            bytes=self._bytes,
+            dropped=self._dropped,
         )
 
     def check(self) -> None:

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clamor_ray import errors
+from clamor_ray._protocol.attempts import PLAIN_RUN, AttemptRecord
 from clamor_ray._protocol.messages import INLINE_BASE
 from clamor_ray._protocol.rpc import unpack
-from clamor_ray.actors.lineage.lineage import PLAIN_RUN, AttemptRecord, Lineage, LineageCounters
+from clamor_ray.actors.lineage.lineage import Lineage, LineageCounters
 from clamor_ray.actors.lineage.lineage_journal import LineageJournal
 
 logger = logging.getLogger("clamor_ray.registry")
@@ -37,7 +38,7 @@ LOOK_S = 3.0  # a home that is silent for so long is looked after
 TELL_SHARE = 0.8  # of the caller's time; the rest is for the answer
 
 
-class Homes(Protocol):
+class LineageHomes(Protocol):
     """The page servers, by id."""
 
     def of(self, region: int) -> tuple[int, ...]:
@@ -88,7 +89,7 @@ class LineageService:
         self,
         directory: Path,
         retain: Callable[[dict[int, int | None]], None],
-        homes: Homes,
+        homes: LineageHomes,
         note_reads: Callable[[bytes, Mapping[int, bytes]], None],
         timeout_s: float,
         lineage: Lineage | None = None,
@@ -119,8 +120,21 @@ class LineageService:
     # -- collections
 
     async def open(self, packed: bytes) -> None:
-        """``pack(collection id, description, pins[, inherited])``, both [(region, version)]: they
-        stay from now on; of the inherited ones those that were not freed."""
+        """A collection is open: these snapshots stay readable until it is closed. Where it was open
+        before, what it had counts no more.
+
+        Args:
+            packed: ``pack(collection id, description, pins)``, or ``pack(collection id,
+                description, pins, inherited)``; both are ``[(region, version)]``. Those that it
+                inherits, because kept results were made of them, may be freed: they are left out
+                then.
+
+        Raises:
+            FreedError: One of the regions of ``pins`` was freed; nothing was opened.
+            WaitTimeoutError: A home, or the disk, has not answered in time. It is open, and asked
+                until it does.
+            JournalFullError: It is open, and would not be after a restart of the registry.
+        """
         collection, description, pins, *more = unpack(packed)
         inherited = more[0] if more else ()
         deadline = self._deadline()
@@ -144,7 +158,8 @@ class LineageService:
         return asyncio.get_running_loop().time() + TELL_SHARE * self._timeout_s
 
     async def close(self, collections: Iterable[int]) -> None:
-        """They are gone; what only they needed may go."""
+        """They are gone; what only they needed may go. Idempotent; nobody need wait for the
+        answer."""
         if self._stopped:
             return
         moved = self.lineage.close(collections)
@@ -166,7 +181,10 @@ class LineageService:
     # -- attempts
 
     async def note(self, packed: bytes) -> None:
-        """``AttemptRecord.packed()``; answered when it is written, or the session ends."""
+        """``AttemptRecord.packed()``: an attempt is over. Nobody need wait for the answer: it comes
+        when the record is in the journal, and until then Ray sends it again if the registry dies.
+        When the session ends it comes at once.
+        """
         if self._stopped:
             return
         record = AttemptRecord.of(packed)
@@ -201,7 +219,11 @@ class LineageService:
         self._save()
 
     async def check_output(self, packed: bytes) -> bytes | None:
-        """``pack(token, digest)``: the digest of an earlier attempt; None: it is the first."""
+        """Notes what a task's first attempt made: ``pack(token, digest)``.
+
+        Returns:
+            The digest of the first attempt's output; None where this is the first.
+        """
         token, digest = unpack(packed)
         known = self.lineage.check_output(token, digest)
         if known is None:
@@ -394,6 +416,14 @@ class LineageService:
 
     # -- the rest
 
+    def reads_of(self, region: int) -> list[bytes]:
+        """Packed ``AttemptRecord`` of everyone who read a region, the oldest first."""
+        return [record.packed() for record in self.lineage.reads_of(region)]
+
+    def attempts_of(self, run_id: int) -> list[bytes]:
+        """Packed ``AttemptRecord`` of all that is kept of a run, in the order in which it came."""
+        return [record.packed() for record in self.lineage.attempts_of(run_id)]
+
     def counters(self) -> LineageCounters:
         """What is kept."""
         return self.lineage.counters()
@@ -429,64 +459,3 @@ def _failure_of(error: Exception) -> errors.ClamorError:
         return error
     logger.error("the lineage cannot be written", exc_info=error)
     return errors.InternalError(f"The registry cannot write its lineage: {error!r}")
-
-
-class LineageMethods:
-    """The registry's methods about lineage; it is an actor, so they are called by name.
-
-    What they take and give is packed (``_ask.pack``): Ray pickles bytes at once.
-    """
-
-    _lineage: LineageService
-
-    async def lineage_open(self, packed: bytes) -> None:
-        """``pack(collection id, description, pins)`` or ``pack(collection id, description, pins,
-        inherited)``: the collection is open, and these snapshots, ``[(region, version)]``, stay
-        readable until it is closed. Again: what it had before counts no more.
-
-        Those that it inherits, because kept results were made of them, may be freed: they are left
-        out then.
-
-        Raises:
-            FreedError: One of the regions of ``pins`` was freed; nothing was opened.
-            WaitTimeoutError: A home, or the disk, has not answered in time. It is open, and asked
-                until it does.
-            JournalFullError: It is open, and would not be after a restart of the registry.
-        """
-        await self._lineage.open(packed)
-
-    async def lineage_close(self, collections: list[int]) -> None:
-        """Collections are gone. Idempotent; nobody need wait for the answer."""
-        await self._lineage.close(collections)
-
-    async def note_attempt(self, packed: bytes) -> None:
-        """``AttemptRecord.packed()``: an attempt is over. Nobody need wait for the answer: it comes
-        when the record is in the journal, and until then Ray sends it again if the registry dies.
-        When the session ends it comes at once.
-        """
-        await self._lineage.note(packed)
-
-    async def floors_at(self, server_id: int) -> dict[int, int]:
-        """What a page server that starts must keep from its first moment on: the oldest version of
-        each region that is at home there. It is told all of it again when it has registered."""
-        return self._lineage.floors_at(server_id)
-
-    async def check_output(self, packed: bytes) -> bytes | None:
-        """``pack(token, digest)``: notes what a task's first attempt made.
-
-        Returns:
-            The digest of the first attempt's output; None where this is the first.
-        """
-        return await self._lineage.check_output(packed)
-
-    async def reads_of(self, region: int) -> list[bytes]:
-        """Packed ``AttemptRecord`` of everyone who read a region, the oldest first."""
-        return [record.packed() for record in self._lineage.lineage.reads_of(region)]
-
-    async def attempts_of(self, run_id: int) -> list[bytes]:
-        """Packed ``AttemptRecord`` of all that is kept of a run, in the order in which it came."""
-        return [record.packed() for record in self._lineage.lineage.attempts_of(run_id)]
-
-    async def lineage_counters(self) -> LineageCounters:
-        """What is kept."""
-        return self._lineage.counters()

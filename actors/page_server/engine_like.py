@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from clamor_ray._protocol.messages import LocateAnswer, LookupAnswer, RegionRecord
-from clamor_ray.actors.recovery.task_ends import TaskEnd
+from clamor_ray.actors.lost_homes.task_end_log import TaskEnd
 
 
 class EventKind(enum.IntEnum):
@@ -45,7 +45,7 @@ class Answer(enum.IntEnum):
     NO_VERSION = -21
 
 
-class Event(Protocol):
+class EngineEvent(Protocol):
     """What the engine asks or says; see ``struct pc_event``."""
 
     @property
@@ -72,7 +72,7 @@ class EngineLike(Protocol):
     """The part of the engine that Python uses."""
 
     def fileno(self) -> int: ...
-    def next_event(self) -> Event | None: ...
+    def next_event(self) -> EngineEvent | None: ...
     def define_region(
         self,
         region: int,
@@ -118,7 +118,8 @@ class Resolver(Protocol):
         """Where the server is; ``since_epoch`` is where it could not be reached (0: not tried)."""
 
     async def rehomed(self, region: int, server_id: int) -> RegionRecord | None:
-        """The region's record once it has another home than this lost server; None: ask again.
+        """The region's record once it has a home that serves: another one than this server, which
+        is lost or has nothing of it, or this one, if it has it after all; None: ask again.
 
         Raises:
             HomeLostError, FreedError: There will be none.

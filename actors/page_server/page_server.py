@@ -24,7 +24,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,6 +50,7 @@ from clamor_ray._objects.memory import COMMIT_HINT, cache_budget, check_room, me
 from clamor_ray._protocol import names
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import (
+    LIBRARY_VERSION,
     Pinned,
     Publication,
     RebuildOrder,
@@ -58,23 +59,22 @@ from clamor_ray._protocol.messages import (
     ServerInfo,
     ServerReport,
 )
+from clamor_ray._protocol.names import server_id_of
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import NOT_EQUAL_HINT
-from clamor_ray._version import __version__
+from clamor_ray.actors.lost_homes import new_home, shared_objects
+from clamor_ray.actors.page_server import keepers
 from clamor_ray.actors.page_server.engine_like import Settings
 from clamor_ray.actors.page_server.registry_resolver import RegistryResolver
 from clamor_ray.actors.page_server.server_core import ServerCore
 from clamor_ray.actors.page_server.version_questions import runs_of
 from clamor_ray.actors.process import keeper_process, oom_score, socket_directory, starting
 from clamor_ray.actors.process.throttle import throttle
-from clamor_ray.actors.recovery import rebuilding, shared_objects
-from clamor_ray.actors.registry.registry_core import server_id_of
 
 logger = logging.getLogger("clamor_ray.page_server")
 
 CALL_S = 10.0
 START_CALL_S = 600.0  # while it starts: the registry may be restarted meanwhile, or slow
-KEEPER_S = 60.0
 MOST_LIVES = 64  # of a node, that are looked for when nobody says which one is the last
 LOOP_S = 10.0
 START_LOOP_S = 60.0
@@ -119,29 +119,6 @@ def _raise_descriptor_limit() -> None:
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _find_keeper(listen_name: str) -> _native.Keeper | None:
-    """The keeper that this node's last page server had; None: there is none.
-
-    Raises:
-        WaitTimeoutError: There is one, and it took no connection for ``CALL_S``. It may be stopped,
-            or have no time: what it holds is not lost.
-    """
-    try:
-        return _native.Keeper(listen_name, timeout_s=CALL_S, absent_at_once=True)
-    except errors.ServerUnavailableError:  # nobody listens there
-        return None
-
-
-def _start_keeper(listen_name: str, orphan_timeout_s: float) -> _native.Keeper:
-    keeper_process.spawn(listen_name, keeper_process.raylet_pid(), orphan_timeout_s)
-    return _native.Keeper(listen_name, timeout_s=KEEPER_S)
-
-
-def _end_keeper(listen_name: str) -> None:
-    with contextlib.suppress(errors.ClamorError):  # there is none
-        _native.Keeper(listen_name, timeout_s=0.0).quit()
 
 
 def _was_restarted() -> bool:
@@ -229,10 +206,12 @@ class PageServer:
 
     def _end_keepers(self, config: ServerConfig, but: int = 0) -> None:
         """Under all ids this node may have had: the registry may not be there to say which."""
-        for life in range(MOST_LIVES):
-            server_id = server_id_of(self._node_id, life)
+        for server_id in self._ids():
             if server_id != but:
-                _end_keeper(self._keeper_socket(config, server_id))
+                keepers.end_keeper(self._keeper_socket(config, server_id))
+
+    def _ids(self) -> Iterator[int]:
+        return (server_id_of(self._node_id, life) for life in range(MOST_LIVES))
 
     def _keeper_socket(self, config: ServerConfig, server_id: int) -> str:
         return names.keeper_socket(config.job_scope, self._node_id, server_id, config.sockets_below)
@@ -253,9 +232,15 @@ class PageServer:
                 if time.monotonic() >= deadline_s:
                     raise
                 logger.warning("waiting for the registry's answer to %s", method)
+                self._held_keepers.hold()
 
     def _start(self, config: ServerConfig, node_id: str) -> None:
         _raise_descriptor_limit()
+        # Before all that may wait; where this start fails, until the process has ended.
+        self._held_keepers = keepers.KeeperHold(
+            self._keeper_socket(config, each) for each in self._ids()
+        )
+        self._held_keepers.hold()
         # Until this process ends: whoever watches the journal sees that it must be started again.
         self._lock_fd = keeper_process.hold_beside(
             session_directory() / names.journal_directory(config.job_scope)
@@ -265,15 +250,16 @@ class PageServer:
         server_id, has_served = self._ask("begin_server", node_id)
         if not has_served:  # the ids before this one are lost for good, with what they held
             self._end_keepers(config, but=server_id)
-        keeper = _find_keeper(self._keeper_socket(config, server_id))
+        keeper = keepers.find_keeper(self._keeper_socket(config, server_id), has_served)
         if keeper is None and has_served:
             server_id = self._ask("renew_server", node_id, server_id, NO_KEEPER)
         self._keeper_name = self._keeper_socket(config, server_id)
-        self._keeper = keeper or _start_keeper(self._keeper_name, config.orphan_timeout_s)
+        self._keeper = keeper or keepers.start_keeper(self._keeper_name, config.orphan_timeout_s)
         name = names.server_socket(config.job_scope, node_id, config.sockets_below)
         # Before the engine takes back what the keeper has: that may drop history for want of room.
         floors = self._ask("floors_at", server_id)
         self._engine = self._take_back(config, name, server_id, floors)
+        self._held_keepers.release()
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="clamor-loop", daemon=True).start()
         secret: bytes = self._ask("secret")
@@ -297,7 +283,7 @@ class PageServer:
             host=host,
             port=port,
             socket_name=name,
-            library_version=__version__,
+            library_version=LIBRARY_VERSION,
             pid=os.getpid(),
         )
         self._info = self._ask("register_server", info)
@@ -333,7 +319,7 @@ class PageServer:
                 cache_policy=config.cache_policy,
                 replication=config.replication,
                 floors=floors,
-                library_version=__version__,
+                library_version=LIBRARY_VERSION,
             )
         except errors.HomeLostError:
             self._keeper.quit()
@@ -349,11 +335,13 @@ class PageServer:
                     return
                 try:
                     socket_directory.prepare(names.socket_directory(config.sockets_below))
-                    _end_keeper(name)  # one that has closed the connection, and is there still
+                    keepers.end_keeper(
+                        name
+                    )  # one that has closed the connection, and is there still
                     keeper_process.spawn(
                         name, keeper_process.raylet_pid(), config.orphan_timeout_s, is_part=True
                     )
-                    self._keeper = _native.Keeper(name, timeout_s=KEEPER_S)
+                    self._keeper = _native.Keeper(name, timeout_s=keepers.STARTS_S)
                     self._engine.renew_keeper(self._keeper)
                     return
                 except (errors.ClamorError, keeper_process.KeeperError, OSError) as failure:
@@ -433,7 +421,7 @@ class PageServer:
         """Regions are freed; of those ordered with force, no lease is left anywhere: they go now.
 
         Args:
-            packed: As ``_ask.pack`` makes it, for each order: (region, whether with force, its
+            packed: As ``rpc.pack`` makes it, for each order: (region, whether with force, its
                 record or None, alone). The record is for a server that was restarted and does not
                 know the region yet. Alone: no other server knows it: it goes now too, where no
                 lease is left here.
@@ -550,7 +538,7 @@ class PageServer:
 
         self._on_loop(keep())
         return [
-            (version, bytes(rebuilding.blocks_of(runs).serialize()))
+            (version, bytes(new_home.blocks_of(runs).serialize()))
             for version in self._engine.cached_versions(region)
             if len(runs := self._engine.cached_blocks(region, version))
         ]
@@ -592,7 +580,7 @@ class PageServer:
         record = order.record
         region = record.region
         what = f"Becoming the home of region {region}"
-        check_room(rebuilding.written_bytes(order), what, COMMIT_HINT)
+        check_room(new_home.written_bytes(order), what, COMMIT_HINT)
         lost = runs_of(order.lost or BitMap().serialize())
         fd = self._engine.rebuild_begin(
             region, record.version, record.base_address, record.length_bytes, lost
@@ -604,7 +592,7 @@ class PageServer:
                 self.pull(commit_id, region, server_id, layer_bytes)
                 self._engine.rebuild_take(region, fd, commit_id)
             if order.from_source:
-                rebuilding.fill_from_source(fd, order, self._pieces(order, made))
+                new_home.fill_from_source(fd, order, self._pieces(order, made))
             self._engine.rebuild_seal(region, fd)
         except BaseException:
             self._engine.rebuild_drop(region, fd)

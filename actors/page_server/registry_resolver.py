@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from clamor_ray._protocol.messages import LocateAnswer, LookupAnswer, RegionRecord
-from clamor_ray.actors.recovery.task_ends import TaskEnd
+from clamor_ray.actors.lost_homes.task_end_log import TaskEnd
 
 
 class RegistryResolver:

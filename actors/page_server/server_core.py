@@ -43,6 +43,7 @@ from clamor_ray._protocol.handshake import (
     ServerHandshake,
 )
 from clamor_ray._protocol.messages import ConnectionCounters, RegionRecord, ServerInfo, ServerLost
+from clamor_ray.actors.lost_homes.task_end_log import TaskEnd
 from clamor_ray.actors.page_server.admission import ATTENDED_PARTS, Attended, Stranger, Strangers
 from clamor_ray.actors.page_server.engine_like import (
     DEFAULTS,
@@ -54,7 +55,6 @@ from clamor_ray.actors.page_server.engine_like import (
     Tries,
 )
 from clamor_ray.actors.page_server.version_questions import VersionQuestions
-from clamor_ray.actors.recovery.task_ends import TaskEnd
 from clamor_ray.errors import ClamorError, FreedError, HomeLostError
 
 logger = logging.getLogger("clamor_ray.page_server")
@@ -209,6 +209,10 @@ class ServerCore:
         """
         if region in self._finding_region:
             self._retired_meanwhile.add(region)
+        self._drain()  # it may have said already that the region is idle
+        if not force and region in self._told_idle:  # whoever freed it has told the engine
+            self._idle.pop(region, None)  # the answer says so
+            return False
         if record is not None:
             # Refused where it is retired already, or its home is lost: it ends all the same.
             with contextlib.suppress(ClamorError):
@@ -217,7 +221,7 @@ class ServerCore:
         try:
             self._engine.retire(region, force=force)
             if not force:
-                self._drain()  # it may have said already that the region is idle
+                self._drain()
         finally:
             self._retiring = 0
         if force:
@@ -305,10 +309,14 @@ class ServerCore:
                         self._define(answer)
                         if answer.freed:  # no await between: only old leases come back
                             self._engine.retire(region, force=False)
-                    except HomeLostError:
-                        # We are its home, and a restart could not bring it back.
-                        error = Answer.HOME_LOST
-                        break
+                    except HomeLostError as failure:  # we should have it, and do not
+                        logger.error("region %d: %s", region, failure)
+                        if error := await self._what_became_of(region):
+                            break
+                        error = Answer.TIMEOUT
+                        if not await for_this_long.pause():
+                            break
+                        continue
                     except ClamorError as failure:  # the engine has told whoever waits
                         logger.warning("region %d cannot be used here: %s", region, failure)
                     return
@@ -319,6 +327,25 @@ class ServerCore:
         finally:
             self._finding_region.discard(region)
             self._retired_meanwhile.discard(region)
+
+    async def _what_became_of(self, region: int) -> int:
+        """The registry has this server as the region's home, and nothing of it is here: only the
+        registry says what that means.
+
+        Returns:
+            The code for who opens it; 0: it has no word yet, or another home: look it up again.
+        """
+        try:
+            call = self._resolver.rehomed(region, self._server_id)
+            await asyncio.wait_for(call, self._settings.answer_s)
+        except HomeLostError as failure:
+            logger.error("region %d has lost its home: %s", region, failure)
+            return Answer.HOME_LOST
+        except FreedError:
+            return Answer.NO_REGION
+        except Exception as failure:  # any: the resolver's promise is to be asked again
+            logger.warning("cannot learn of region %d's new home: %r", region, failure)
+        return 0
 
     def _is_over(self, region: int, answer: RegionRecord) -> bool:
         """It was freed while the answer was on its way; or before, and the registry, which says so,
@@ -419,18 +446,25 @@ class ServerCore:
             if connecting is not None and not connecting.done():
                 await _end(connecting)
 
-    async def _find_home(self, region: int, lost_id: int) -> None:
-        """Until the region has another home, or never will."""
-        record: RegionRecord | None = None
+    async def _find_home(self, region: int, home_id: int) -> None:
+        """Until the region has a home that may have it, or never will.
+
+        Args:
+            region: Its id.
+            home_id: Its home as the engine knows it, which is lost, or does not know the region.
+        """
         error: int = Answer.TIMEOUT  # without an answer nothing is lost
+        asked_about = home_id
         now = asyncio.get_running_loop().time
         deadline = now() + self._settings.rebuild_s
+        again_s = self._settings.backoff_first_s  # twice as long each time that it is not known yet
         try:
-            while record is None and now() < deadline:
+            while now() < deadline:
+                pause_s = again_s
+                again_s = min(2 * again_s, self._settings.backoff_most_s)
                 try:
-                    record = await asyncio.wait_for(
-                        self._resolver.rehomed(region, lost_id), self._settings.answer_s
-                    )
+                    call = self._resolver.rehomed(region, asked_about)
+                    record = await asyncio.wait_for(call, self._settings.answer_s)
                 except HomeLostError as failure:
                     logger.error("region %d has lost its home: %s", region, failure)
                     error = Answer.HOME_LOST
@@ -442,19 +476,24 @@ class ServerCore:
                     break
                 except Exception as failure:  # any: the resolver's promise is to be asked again
                     logger.warning("cannot learn of region %d's new home: %r", region, failure)
-                    await asyncio.sleep(self._settings.backoff_most_s)
+                    record, pause_s = None, self._settings.backoff_most_s
+                try:
+                    if record is not None:
+                        self.rehome(record)
+                        return  # no await before the end: a question that is put now finds no task
+                except HomeLostError as failure:  # we are it, and have nothing: what became of it?
+                    logger.error("region %d: %s", region, failure)
+                    asked_about, pause_s = self._server_id, self._settings.backoff_most_s
+                except ClamorError as failure:
+                    logger.error("region %d cannot be used at its new home: %s", region, failure)
+                    error = failure.code or Answer.TIMEOUT
+                    break
+                await asyncio.sleep(pause_s)
         finally:
             self._finding_home.discard(region)
-        # No await from here on, so that a question that is put now finds no task.
-        try:
-            if record is not None:
-                self.rehome(record)
-                return
-        except ClamorError as failure:
-            logger.error("region %d cannot be used at its new home: %s", region, failure)
-            error = failure.code or Answer.HOME_LOST
+        # No await from here on, as above.
         with contextlib.suppress(FreedError):  # it is gone, and so is who waits
-            self._engine.home_lost(region, lost_id, error)
+            self._engine.home_lost(region, home_id, error)
 
     def region_lost(self, region: int) -> None:
         """Blocks of it are nowhere: who opens it here is told, before it touches them."""

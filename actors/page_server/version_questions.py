@@ -29,8 +29,8 @@ from pyroaring import BitMap
 from clamor_ray._protocol.messages import Publication, RegionRecord
 from clamor_ray.actors.page_server.engine_like import (
     Answer,
+    EngineEvent,
     EngineLike,
-    Event,
     EventKind,
     Resolver,
     Settings,
@@ -40,8 +40,10 @@ from clamor_ray.errors import (
     ClamorError,
     ExistsError,
     FreedError,
+    HomeLostError,
     NoVersionError,
     SnapshotExpired,
+    WaitTimeoutError,
 )
 
 logger = logging.getLogger("clamor_ray.page_server")
@@ -98,7 +100,7 @@ class VersionQuestions:
         self._asking: set[tuple[int, ...]] = set()
         self._pulls: dict[tuple[int, int], asyncio.Future[int]] = {}
 
-    def take(self, event: Event) -> bool:
+    def take(self, event: EngineEvent) -> bool:
         """Whether the event was one of these."""
         key: tuple[int, ...]
         kind, region = event.kind, event.region
@@ -179,13 +181,20 @@ class VersionQuestions:
                     return Answer.TIMEOUT
 
     def _publish_all(self, region: int, commits: list[tuple[int, int]]) -> int:
-        """Returns the engine's code for the first that it refused, or 0."""
+        """Returns the engine's code for the first that it refused, or 0.
+
+        Raises:
+            WaitTimeoutError: One is not here yet: ask again. Only the registry says what is lost.
+        """
         for version, commit_id in commits:
             try:
                 self._engine.publish(region, version, commit_id)
+            except (HomeLostError, NoVersionError) as failure:
+                text = f"Version {version} of region {region} is not here yet: {failure}"
+                raise WaitTimeoutError(text) from failure
             except ClamorError as failure:
                 logger.error("version %d of region %d is not here: %s", version, region, failure)
-                return failure.code or Answer.HOME_LOST
+                return failure.code or Answer.TIMEOUT
         return 0
 
     async def _find_outcome(self, region: int, commit_id: int) -> None:

@@ -42,12 +42,10 @@ def lower(path: Path = _PATH) -> int:
         return 0
     if now <= WANTED:
         return now
-    for score in (WANTED, 0):
-        if score < now and _is_accepted(score, path):
-            logger.info("oom_score_adj is %d, was %d", score, now)
-            return score
-    # The least that is accepted lies in (least, most].
-    least, most = (0, now) if now > 0 else (WANTED, now)
+    if _is_accepted(WANTED, path):
+        logger.info("oom_score_adj is %d, was %d", WANTED, now)
+        return WANTED
+    least, most = WANTED, now  # the lowest that is accepted lies in (least, most]
     while most - least > 1:
         middle = (least + most) // 2
         if _is_accepted(middle, path):

@@ -15,6 +15,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import errors
+from clamor_ray._objects import block_sets
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import (
     Publication,
@@ -66,7 +67,7 @@ def _of(regions: Iterable[int]) -> str:
 
 
 class RayHomes:
-    """See ``commits.Homes`` and ``rebuild_servers.Servers``.
+    """See ``commits.CommitHomes`` and ``rebuild_servers.Servers``.
 
     Args:
         core: Knows who is home of what, and who is lost.
@@ -95,7 +96,7 @@ class RayHomes:
         return answer.reason if isinstance(answer, ServerLost) else None
 
     async def pull(self, home: int, commit_id: int, write: Write) -> None:
-        about = f"of region {write.region}"
+        about = f"of {block_sets.of_region(write.region, write.blocks)}"
         arguments = (commit_id, write.region, write.staged_at, write.layer_bytes)
         await self._call(home, "pull", *arguments, about=about)
 
@@ -141,7 +142,7 @@ class RayHomes:
             version,
             commit_id,
             blocks,
-            about=f"with blocks of region {region}",
+            about=f"with {block_sets.of_region(region, blocks)}",
         )
         return layer_bytes
 

@@ -1,4 +1,4 @@
-"""What tasks touched, kept for those like them: the registry's part of replayed read sets. No Ray.
+"""What tasks touched, kept for those like them: the registry's part of replayed read sets.
 
 A name (`clamor_ray/_tasks/read_predictor.py`) is the best guess at "the same task". Whether it is
 one shows when the next set under it arrives: where at least half of what the last call touched was
@@ -24,6 +24,8 @@ from typing import Final
 from pyroaring import BitMap
 
 from clamor_ray._protocol.messages import ReplayCounters
+from clamor_ray._protocol.rpc import pack, unpack
+from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 
 MOST_BYTES: Final = 64 << 20
 SET_COST_BYTES: Final = 200  # of a name and of each set, beside its bytes
@@ -123,4 +125,53 @@ class ReadSets:
 
     def counters(self) -> ReplayCounters:
         """What came, and what is kept."""
-        return ReplayCounters(self._noted, self._asked, self._found, len(self._kept), self._bytes)
+        return ReplayCounters(
+            noted=self._noted,
+            asked=self._asked,
+            found=self._found,
+            names=len(self._kept),
+            bytes=self._bytes,
+        )
+
+
+class SharedReadSets:
+    """Read sets as tasks say them and ask for them.
+
+    Args:
+        core: Which variables there are, and where they are at home.
+        cache_bytes: The job's setting of a node's cache.
+    """
+
+    def __init__(self, core: RegistryCore, cache_bytes: int) -> None:
+        self._core = core
+        self._cache_bytes = cache_bytes
+        self._sets = ReadSets()
+
+    def note(self, digest: bytes, sets: Mapping[int, bytes]) -> None:
+        """See ``ReadSets.note``. One that touched a variable that was freed is left out."""
+        if all(self._core.state(region) is RegionState.READY for region in sets):
+            self._sets.note(digest, sets)
+
+    def find(self, packed: bytes) -> bytes:
+        """What a task is likely to touch: ``pack(digest, sure, server id, regions)``.
+
+        Returns:
+            ``pack`` of the job's setting of a node's cache, of a serialized ``BitMap`` for each
+            region of which something is known, and of the regions that have no home but the
+            asker's node.
+        """
+        digest, sure, first_id, regions = unpack(packed)
+        # A process knows its node's first page server, and not which one there is now.
+        server_id = self._core.server_id_now(first_id)
+        here = [region for region in regions if self._core.homes_of(region) == (server_id,)]
+        wanted = [region for region in regions if region not in here]
+        found = self._sets.find(digest, sure, wanted) if wanted else {}
+        return pack(self._cache_bytes, found, here)
+
+    def forget(self, region: int) -> None:
+        """See ``ReadSets.forget``."""
+        self._sets.forget(region)
+
+    def counters(self) -> ReplayCounters:
+        """See ``ReadSets.counters``."""
+        return self._sets.counters()

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import bisect
 import enum
-import hashlib
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -43,48 +42,19 @@ from clamor_ray._protocol.messages import (
     ServerInfo,
     ServerLost,
 )
+from clamor_ray._protocol.names import server_id_of
+from clamor_ray._protocol.refusals import (
+    IllegalTransition,
+    NoAddresses,
+    NoSuchRegion,
+    NoSuchServer,
+)
 
 WINDOW_BEGIN = 0x1100_0000_0000
 WINDOW_END = 0x2900_0000_0000
 UNIT_BYTES = 2 << 20
 GUARD_BYTES = UNIT_BYTES
 FIRST_VERSION = 0  # the state after no commit; what the engine gives a new home
-
-
-class RegistryError(Exception):
-    """The registry refuses; the text says what and why."""
-
-
-class NoAddresses(RegistryError):
-    """No gap in the window is large enough."""
-
-
-class NoSuchRegion(RegistryError):
-    """An operation on a region that is not in the table."""
-
-
-class IllegalTransition(RegistryError):
-    """The region is not in a state that allows the operation."""
-
-
-class NoSuchServer(RegistryError):
-    """The server never registered, or is lost."""
-
-
-def server_id_of(node_id: str, life: int = 0) -> int:
-    """The id of a node's page server: 64 bits, never 0, the same after a restart.
-
-    Args:
-        node_id: Ray's hex id.
-        life: How many page servers of the node were lost before, with all that they held.
-
-    Example:
-        >>> server_id_of("ab" * 28) == server_id_of("ab" * 28) != 0
-        True
-    """
-    again = f"\0{life}" if life else ""
-    digest = hashlib.sha256(b"clamor page server\0" + f"{node_id}{again}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") or 1
 
 
 def _round_up(value: int, unit: int) -> int:
@@ -618,7 +588,13 @@ class RegistryCore:
         orders: list[Retire] = []
         for record, state, request_id in regions:
             self.addresses.reserve(record.base_address, record.length_bytes)
-            entry = _Region(record, now_s, request_id, state, known_to=set(self._servers))
+            entry = _Region(
+                record=record,
+                created_s=now_s,
+                request_id=request_id,
+                state=state,
+                known_to=set(self._servers),
+            )
             self._regions[record.region] = entry
             self._note_state(entry)
             if request_id:

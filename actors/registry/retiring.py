@@ -3,7 +3,9 @@
 An order waits for others, at most ``BATCH_S``, so that thousands of frees are a few calls. Who must
 know that it was carried out hurries it. One call at a time goes to a server; what it does not
 answer is said again, after a pause that grows, and at once when the server registers or somebody
-hurries.
+hurries. What a server could not do goes behind what has not been tried. Of a call that failed as a
+whole half is in the next one: should one order be the cause, it holds up no other for long. An
+order is dropped only when its server is lost.
 
 Nothing here is written down: a registry that restarts makes the orders anew
 (``RegistryCore.restore``).
@@ -15,8 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -35,30 +37,81 @@ AGAIN_MOST_S: Final = 5.0
 Tell = Callable[[int, list[Retire]], Awaitable[list[bool | None]]]
 
 
+class ServerGone(Exception):
+    """The server is lost: nothing is to be said to it any more."""
+
+
 @dataclass
 class _Queue:
-    """Of one server."""
+    """Of one server. An order is in one of the two dicts."""
 
-    orders: dict[int, Retire] = field(default_factory=dict)  # by region, the oldest first
+    fresh: dict[int, Retire] = field(default_factory=dict)  # by region, the oldest first
+    failed: dict[int, Retire] = field(default_factory=dict)  # tried before, the last one last
     answered: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # by region
+    hurried: set[int] = field(default_factory=set)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    hurries: bool = False
-    fails: bool = False  # the last call did
+    is_silent: bool = False  # the last call failed: nothing is known of the server
+    fresh_s: float = 0.0  # when fresh orders go out, by the loop's clock
+    again_s: float = 0.0  # when those that failed do
+    pause_s: float = 0.0
+    most: int = BATCH_MOST
     attempt: asyncio.Task[list[bool | None]] | None = None
     task: asyncio.Task[None] | None = None
 
-    def hurry(self) -> None:
-        self.hurries = True
+    def add(self, order: Retire, now_s: float) -> None:
+        if not self.fresh:
+            self.fresh_s = now_s + BATCH_S
+        self.failed.pop(order.region, None)
+        self.fresh[order.region] = order
+        if order.region not in self.answered:
+            self.answered[order.region] = asyncio.get_running_loop().create_future()
         self.wake.set()
 
-    def is_due(self) -> bool:
-        return self.hurries or (not self.fails and len(self.orders) >= BATCH_MOST)
+    def hurry(self, regions: Iterable[int]) -> None:
+        self.hurried.update(regions)
+        self.wake.set()
+
+    def due_s(self) -> float:
+        """When the next call is made."""
+        if self.hurried:
+            return 0.0
+        if self.is_silent:
+            return self.again_s
+        fresh_s = 0.0 if len(self.fresh) >= BATCH_MOST else self.fresh_s
+        return min(
+            fresh_s if self.fresh else math.inf,
+            self.again_s if self.failed else math.inf,
+        )
+
+    def batch(self, now_s: float) -> list[Retire]:
+        """The orders of the next call: hurried ones, fresh ones, those that have failed."""
+        both = {**self.fresh, **self.failed}
+        first = [both[region] for region in both if region in self.hurried]
+        rest = [*self.fresh.values()]
+        if self.hurried or now_s >= self.again_s:
+            rest += self.failed.values()
+        rest = [order for order in rest if order.region not in self.hurried]
+        return [*first, *rest][: self.most]
 
     def take(self, order: Retire) -> None:
         """It was carried out; one that came meanwhile for its region was not."""
-        if self.orders.get(order.region) is order:
-            del self.orders[order.region]
-            self.answered.pop(order.region).set_result(None)
+        for orders in (self.fresh, self.failed):
+            if orders.get(order.region) is order:
+                del orders[order.region]
+                self.hurried.discard(order.region)
+                self.answered.pop(order.region).set_result(None)
+
+    def put_off(self, orders: Iterable[Retire], now_s: float) -> None:
+        """They failed: others go first. Not those that another one has replaced."""
+        for order in orders:
+            if self.fresh.get(order.region, order) is order:
+                self.fresh.pop(order.region, None)
+                self.failed.pop(order.region, None)
+                self.failed[order.region] = order
+                if order.region not in self.answered:
+                    self.answered[order.region] = asyncio.get_running_loop().create_future()
+        self.pause_s = min(max(2 * self.pause_s, AGAIN_FIRST_S), AGAIN_MOST_S)
+        self.again_s = now_s + self.pause_s
 
 
 class Retiring:
@@ -67,7 +120,7 @@ class Retiring:
     Args:
         tell: Makes one call: (server, orders) to what is left of each, as ``PageServer.retire``
             answers: whether leases may be left; None: it was not carried out. Raises what Ray
-            raises, ``asyncio.TimeoutError``, or ``LookupError`` where the server is lost.
+            raises, ``asyncio.TimeoutError``, or ``ServerGone``.
         done: Is told what was carried out: (server, [(order, whether leases may be left)]).
         lose: A server's actor is dead for good.
     """
@@ -85,15 +138,10 @@ class Retiring:
         """They are carried out within about ``BATCH_S``, where their servers answer."""
         for order in orders:
             queue = self._queues.setdefault(order.server_id, _Queue())
-            queue.orders[order.region] = order
-            if order.region not in queue.answered:
-                queue.answered[order.region] = asyncio.get_running_loop().create_future()
+            queue.add(order, asyncio.get_running_loop().time())
             if queue.task is None:
-                work = self._carry_out(order.server_id, queue)
+                work = self._until_all_told(order.server_id, queue)
                 queue.task = asyncio.get_running_loop().create_task(work)
-                queue.task.add_done_callback(_say_failure)
-            elif queue.is_due():
-                queue.wake.set()
 
     def hurry(self, region: int, but: int = 0) -> list[asyncio.Future[None]]:
         """The region's orders go out now.
@@ -108,7 +156,7 @@ class Retiring:
         waiting = []
         for server_id, queue in self._queues.items():
             if server_id != but and region in queue.answered:
-                queue.hurry()
+                queue.hurry([region])
                 waiting.append(queue.answered[region])
         return waiting
 
@@ -119,7 +167,8 @@ class Retiring:
             return
         if queue.attempt is not None:  # its process before may have got that
             queue.attempt.cancel()
-        queue.hurry()
+        queue.is_silent, queue.most = False, BATCH_MOST
+        queue.hurry(queue.answered)
 
     def server_lost(self, server_id: int) -> None:
         """Nothing is to be said to it any more."""
@@ -138,45 +187,34 @@ class Retiring:
         for server_id in list(self._queues):
             self.server_lost(server_id)
 
-    async def _carry_out(self, server_id: int, queue: _Queue) -> None:
-        try:
-            await self._until_all_told(server_id, queue)
-        finally:  # with an exception: the next order begins anew
-            if self._queues.get(server_id) is queue:
-                self.server_lost(server_id)
-
     async def _until_all_told(self, server_id: int, queue: _Queue) -> None:
-        pause_s = BATCH_S
-        while queue.orders:
+        now_s = asyncio.get_running_loop().time
+        while queue.answered:
             queue.wake.clear()
-            if not queue.is_due():
+            left_s = queue.due_s() - now_s()
+            if left_s > 0:
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(queue.wake.wait(), pause_s)
-            queue.hurries = False
-            batch = list(itertools.islice(queue.orders.values(), BATCH_MOST))
-            failure = await self._try(server_id, queue, batch)
+                    await asyncio.wait_for(queue.wake.wait(), left_s)
+                continue
+            batch = queue.batch(now_s())
+            queue.hurried.difference_update(order.region for order in batch)
+            try:
+                failed = await self._try(server_id, queue, batch)
+            except Exception as failure:  # any, of ours: who is asked again answers the same
+                logger.error("what server %#x answered was not noted", server_id, exc_info=failure)
+                queue.most = len(batch) // 2 or BATCH_MOST  # should one of them be the cause
+                failed = batch
             if self._queues.get(server_id) is not queue:
                 return
-            queue.fails = failure is not None
-            if failure is None:
-                pause_s = BATCH_S
-                continue
-            pause_s = min(max(2 * pause_s, AGAIN_FIRST_S), AGAIN_MOST_S)
-            # Where the node is gone its page server is called dead soon.
-            expected = isinstance(failure, ActorUnschedulableError)
-            level = logging.INFO if expected else logging.WARNING
-            regions = ", ".join(str(order.region) for order in batch[:6])
-            more = ", ..." if len(batch) > 6 else ""
-            logger.log(
-                level,
-                "cannot retire %d regions (%s%s) at server %#x yet: %r",
-                *(len(batch), regions, more, server_id, failure),
-            )
+            queue.fresh_s = now_s() + BATCH_S
+            if failed:
+                queue.put_off(failed, now_s())
+            elif not queue.failed:
+                queue.pause_s = 0.0
+        del self._queues[server_id]
 
-    async def _try(
-        self, server_id: int, queue: _Queue, batch: list[Retire]
-    ) -> BaseException | None:
-        """Why it is to be tried again; None where it need not be."""
+    async def _try(self, server_id: int, queue: _Queue, batch: list[Retire]) -> list[Retire]:
+        """Those that are to be tried again; why is in the log."""
 
         async def tell() -> list[bool | None]:
             return await self._tell(server_id, batch)
@@ -184,28 +222,41 @@ class Retiring:
         queue.attempt = asyncio.get_running_loop().create_task(tell())
         await asyncio.wait({queue.attempt})
         attempt, queue.attempt = queue.attempt, None
-        if attempt.cancelled():
-            return RuntimeError("its page server has started again")
-        failure = attempt.exception()
-        if isinstance(failure, LookupError):
+        try:
+            answers = list(zip(batch, attempt.result(), strict=True))
+        except ServerGone:
             self.server_lost(server_id)
-            return None
-        if isinstance(failure, ActorDiedError):
+            return []
+        except ActorDiedError as failure:
             self._lose(server_id, failure)
             self.server_lost(server_id)
-            return None
-        if failure is not None:
-            return failure
-        answers = zip(batch, attempt.result(), strict=True)
+            return []
+        except asyncio.CancelledError:
+            _say(server_id, batch, "its page server has started again")
+            return batch
+        except Exception as failure:  # any: the server may not be reached
+            # Should one of the orders be the cause, it is alone in the end.
+            queue.is_silent, queue.most = True, len(batch) // 2 or BATCH_MOST
+            _say(server_id, batch, failure)
+            return batch
+        queue.is_silent, queue.most = False, min(2 * queue.most, BATCH_MOST)
         told = [(order, left) for order, left in answers if left is not None]
         for order, _ in told:
             queue.take(order)
         self._done(server_id, told)
-        if len(told) < len(batch):
-            return RuntimeError("it could not carry out all; its log says why")
-        return None
+        failed = [order for order, left in answers if left is None]
+        if failed:
+            _say(server_id, failed, "it could not carry them out; its log says why")
+        return failed
 
 
-def _say_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (failure := task.exception()) is not None:
-        logger.error("a task of the registry failed", exc_info=failure)
+def _say(server_id: int, orders: list[Retire], why: Exception | str) -> None:
+    # Where the node is gone its page server is called dead soon.
+    level = logging.INFO if isinstance(why, ActorUnschedulableError) else logging.WARNING
+    regions = ", ".join(str(order.region) for order in orders[:6])
+    more = ", ..." if len(orders) > 6 else ""
+    logger.log(
+        level,
+        "cannot retire %d regions (%s%s) at server %#x yet: %s",
+        *(len(orders), regions, more, server_id, why if isinstance(why, str) else repr(why)),
+    )

@@ -21,19 +21,21 @@ from typing import Final
 
 from ray.exceptions import RayError
 
+from clamor_ray.errors import ServerUnavailableError
+
 logger = logging.getLogger("clamor_ray.registry")
 
 UNUSED_S: Final = 30.0  # longer than one is kept, and than a home takes to hear of a put
 
-Knows = Callable[[int, list[int]], Awaitable[list[bool]]]
+Knows = Callable[[int, list[int]], Awaitable[list[bool] | None]]
 
 
 class SpareRegions:
     """See the file's head. Coroutines of one loop.
 
     Args:
-        knows: Asks a page server which regions it has heard of. Raises what Ray raises,
-            ``asyncio.TimeoutError``, or ``LookupError`` where it is lost.
+        knows: Asks a page server which regions it has heard of; None: it is lost. Raises what Ray
+            raises, ``asyncio.TimeoutError``, or ``ServerUnavailableError``: no answer now.
         give_back: A region that nobody will fill.
     """
 
@@ -72,14 +74,14 @@ class SpareRegions:
         for home, regions in by_home.items():
             try:
                 known = await self._knows(home, regions)
-            except LookupError:  # it is lost, with what was filled there
-                known = [False] * len(regions)
-            except (RayError, asyncio.TimeoutError) as failure:
+            except (RayError, asyncio.TimeoutError, ServerUnavailableError) as failure:
                 logger.info("page server %#x does not say what it has yet: %r", home, failure)
                 for region in regions:
                     if self._made.pop(region, None) is not None:
                         self.made(region, home)
                 continue
+            if known is None:  # with what was filled there
+                known = [False] * len(regions)
             for region, is_known in zip(regions, known, strict=True):
                 if self._made.pop(region, None) is not None and not is_known:
                     self._give_back(region)

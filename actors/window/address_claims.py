@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from clamor_ray._protocol.refusals import NoAddresses
 from clamor_ray.actors.registry.registry_core import (
     GUARD_BYTES,
     UNIT_BYTES,
     WINDOW_BEGIN,
     WINDOW_END,
-    NoAddresses,
 )
 
 LEAST_BYTES: Final = 4 << 30
@@ -38,7 +38,7 @@ REGION_IDS: Final = 10**9  # of one session; a decimal that people can read
 Range = tuple[int, int]
 
 
-class Table(Protocol):
+class ClaimsTable(Protocol):
     """A log that others append to at the same time."""
 
     def entries(self, start: int) -> list[bytes]:
@@ -130,16 +130,11 @@ class AddressClaims:
         scope: The session.
         has_ended: Whether a session has, by scope. Asked only when the window is full.
         avoid: Addresses that the session's driver still uses of sessions of other clusters.
-
-    Example:
-        >>> claims = AddressClaims(table, "aaaaaa000001", lambda scope: False)  # doctest: +SKIP
-        >>> claims.claim(1 << 20, known=0)                                      # doctest: +SKIP
-        [Claim(number=0, scope='aaaaaa000001', begin=18691697672192, end=18695992639488)]
     """
 
     def __init__(
         self,
-        table: Table,
+        table: ClaimsTable,
         scope: str,
         has_ended: Callable[[str], bool],
         avoid: Sequence[Range] = (),

@@ -21,9 +21,24 @@ from clamor_ray._objects.layout import format_bytes
 
 
 class MallocFunctions(NamedTuple):
-    """Addresses of C functions that allocate in the calling thread's current region, or, outside
-    of a `Region.malloc` block, like those of the C library. `free` takes blocks of either kind, on
-    any thread at any time."""
+    """Addresses of C functions that allocate in the calling thread's current region.
+
+    Outside of a `Region.malloc` block they allocate like those of the C library. `free` takes
+    blocks of either kind, on any thread at any time.
+
+    Args:
+        malloc, calloc, realloc, aligned_alloc, free: addresses of functions like the C
+            library's of that name.
+
+    Example:
+        >>> import ctypes
+        >>> with clamor.region(1 << 20) as r, r.malloc():
+        ...     f = r.malloc_functions()
+        ...     malloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(f.malloc)
+        ...     ref = r.publish(r.pointer(malloc(100), 100))
+        >>> f.malloc != f.free
+        True
+    """
 
     malloc: int
     calloc: int
@@ -99,7 +114,7 @@ def patch_any(names: list[str]) -> list[str]:
     return paths
 
 
-class Block:
+class ArenaBlock:
     """Memory of an arena, given back when the last array over it is gone."""
 
     __slots__ = ("__weakref__", "_arena", "address", "n_bytes")
@@ -155,7 +170,7 @@ class Arena:
         """From the start to the end of what was ever handed out."""
         return int(c.lib.pc_arena_used_bytes(self._pointer))
 
-    def allocate(self, n_bytes: int, alignment: int = 16, *, zeros: bool = False) -> Block:
+    def allocate(self, n_bytes: int, alignment: int = 16, *, zeros: bool = False) -> ArenaBlock:
         """New memory; with `zeros` aligned as malloc does, and untouched where it is fresh.
 
         Raises:
@@ -171,7 +186,7 @@ class Arena:
                 f"{format_bytes(n_bytes)} more; {format_bytes(self.used_bytes)} are in use.",
                 hint="Make it larger: addresses cost nothing until they are written.",
             )
-        return Block(self, int(c.ffi.cast("uintptr_t", pointer)), n_bytes)
+        return ArenaBlock(self, int(c.ffi.cast("uintptr_t", pointer)), n_bytes)
 
     def free(self, address: int) -> None:
         self._lib.pc_free(self._pointer, self._ffi.cast("void *", address))

@@ -10,7 +10,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from clamor_ray._build import (
 from clamor_ray._build import (
     numpy_allocator as _numpy_allocator,
 )
-from clamor_ray._build.arena import Arena, Block, MallocFunctions
+from clamor_ray._build.arena import Arena, ArenaBlock, MallocFunctions
 from clamor_ray._build.kept import Kept
 from clamor_ray._objects.layout import (
     BLOCK_BYTES,
@@ -38,17 +38,32 @@ from clamor_ray._objects.layout import (
 from clamor_ray._objects.pointer import Pointer
 from clamor_ray._protocol.config import SEAL_S
 from clamor_ray._protocol.rpc import new_request_id
+from clamor_ray._read import opener
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import session as _session
 from clamor_ray._tasks import task_context
+
+if TYPE_CHECKING:
+    from clamor_ray._session.session import Session
 
 
 class Region:
-    """Global memory that is being built in. Made by `clamor.region`, used in its block.
+    """Global memory in which an object is built. Made by `clamor.region`, used in its block.
 
-    Its methods may be called from any thread while the block lasts; what they promise about
-    "this thread" is about the caller's.
+    Its methods may be called from any thread while the block lasts; "this thread" in their
+    descriptions is the caller's.
+
+    Args:
+        nbytes: length; it is rounded up to whole blocks of 4 KiB.
+
+    Raises:
+        ValueError: Fewer than one byte, or a second block.
+
+    Example:
+        >>> with clamor.region(1 << 20) as r:
+        ...     ref = r.publish(r.zeros(1000))
+        >>> r.nbytes, ref.version
+        (1048576, 0)
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -72,14 +87,14 @@ class Region:
 
     # -- the block
 
-    def _create(self, session: _session.Session) -> tuple[_session.Session, Any]:
+    def _create(self, session: Session) -> tuple[Session, Any]:
         size = self._length_bytes
         return session, session.call("create_region", size, session.node_id, new_request_id())
 
     def __enter__(self) -> Region:
         if self._state != "not entered":
             raise ValueError("a region is built once: make a new one")
-        session, record = _session.with_current(self._create)
+        session, record = opener.given().with_current(self._create)
         task_context.made(record.region)
         timeout_s = session.config.connect_timeout_s
         try:
@@ -207,7 +222,8 @@ class Region:
         """A new array in the region; its content is arbitrary, and costs nothing until written.
 
         Args:
-            shape, dtype: as `numpy.empty`'s; dtype must hold plain data.
+            shape: length of each axis, a number or a tuple of them.
+            dtype: of the elements, plain data: one that holds no Python objects.
 
         Returns:
             An array in C order. Writable until the block ends.
@@ -218,12 +234,34 @@ class Region:
             ClosedError: Outside of the block.
 
         Example:
-            >>> a = r.empty((1000, 3), numpy.float32)   # doctest: +SKIP
+            >>> with clamor.region(1 << 20) as r:
+            ...     a = r.empty((1000, 3), np.float32)
+            ...     a[:] = 1
+            ...     ref = r.publish(a)
         """
         return self._array(shape, dtype, zeros=False)
 
     def zeros(self, shape: int | tuple[int, ...], dtype: Any = np.float64) -> npt.NDArray[Any]:
-        """As `empty`, filled with zeros. Costs nothing either where the memory is fresh."""
+        """A new array of zeros in the region. Fresh memory costs nothing until it is written.
+
+        Args:
+            shape: length of each axis, a number or a tuple of them.
+            dtype: of the elements, plain data: one that holds no Python objects.
+
+        Returns:
+            An array in C order. Writable until the block ends.
+
+        Raises:
+            NoSpaceError, ValueError, ClosedError: As `empty`.
+
+        Example:
+            >>> with clamor.region(1 << 20) as r:
+            ...     a = r.zeros(1000)
+            ...     a[7] = 1
+            ...     ref = r.publish(a)
+            >>> float(ref.get().sum())
+            1.0
+        """
         return self._array(shape, dtype, zeros=True)
 
     def _array(self, shape: Any, dtype: Any, *, zeros: bool) -> npt.NDArray[Any]:
@@ -252,9 +290,16 @@ class Region:
         its memory, which is read-only by then: do not write to it (that is a segmentation fault,
         unless it was published, when it is a ValueError).
 
+        Raises:
+            ClosedError: Outside of the region's block.
+
         Example:
-            >>> with r.numpy_allocator():            # doctest: +SKIP
-            ...     b = numpy.sort(values)
+            >>> with clamor.region(1 << 20) as r:
+            ...     with r.numpy_allocator():
+            ...         b = np.sort(np.arange(1000)[::-1])
+            ...     ref = r.publish(b)
+            >>> int(ref.get()[3])
+            3
         """
         arena = self._opened()
         with self._lock:
@@ -291,8 +336,13 @@ class Region:
             ClosedError: Outside of the region's block.
 
         Example:
-            >>> with r.malloc("libtree.so"):                    # doctest: +SKIP
-            ...     tree = r.pointer(lib.build_tree(points))
+            >>> import pyroaring
+            >>> with clamor.region(1 << 20) as r:
+            ...     with r.malloc(pyroaring):
+            ...         bits = pyroaring.BitMap(range(0, 10**5, 3))
+            ...     ref = r.publish(np.array(bits.to_array()))
+            >>> len(bits)
+            33334
         """
         arena = self._opened()
         assert self._lease is not None
@@ -306,7 +356,7 @@ class Region:
             yield
 
     def let_go(self) -> None:
-        """Says that nothing of what libraries made in `malloc` blocks is in use here any more.
+        """Tells that nothing that libraries made in `malloc` blocks is in use here any more.
 
         Until then the region stays mapped in this process, privately: what those libraries write
         to it after the block is seen here only. Afterwards it is unmapped with the last array over
@@ -321,7 +371,11 @@ class Region:
             ClosedError: The region is still being built.
 
         Example:
-            >>> r.let_go()   # doctest: +SKIP
+            >>> with clamor.region(1 << 20) as r:
+            ...     with r.malloc():
+            ...         pass  # C code builds here
+            ...     ref = r.publish(r.zeros(1000))
+            >>> r.let_go()
         """
         if self._state == "open":
             raise errors.ClosedError(
@@ -336,10 +390,17 @@ class Region:
         They allocate in the region whose `malloc` block the calling thread is in, and else like
         the C library. `free` takes blocks of either kind, on any thread, also after the seal.
 
+        Returns:
+            Their addresses, as integers.
+
         Example:
-            >>> f = r.malloc_functions()                                      # doctest: +SKIP
-            >>> malloc_t = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t) # doctest: +SKIP
-            >>> lib.set_allocator(malloc_t(f.malloc))                         # doctest: +SKIP
+            >>> import ctypes
+            >>> with clamor.region(1 << 20) as r, r.malloc():
+            ...     f = r.malloc_functions()
+            ...     malloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(f.malloc)
+            ...     ref = r.publish(r.pointer(malloc(100), 100))
+            >>> ref.get().nbytes
+            100
         """
         return _arena.malloc_functions()
 
@@ -350,9 +411,20 @@ class Region:
             address: an integer, or a pointer of ctypes or cffi.
             nbytes: how many bytes belong to it; None for all up to the region's end.
 
+        Returns:
+            A `Pointer`.
+
         Raises:
             ValueError: It is not inside the region, e.g. because something else allocated it.
             TypeError: It is no address.
+            ClosedError: Outside of the block.
+
+        Example:
+            >>> with clamor.region(1 << 20) as r:
+            ...     a = r.zeros(1000)
+            ...     ref = r.publish(r.pointer(a.ctypes.data, a.nbytes))
+            >>> ref.get().nbytes
+            8000
         """
         self._opened()
         assert self._lease is not None
@@ -393,13 +465,17 @@ class Region:
             ClosedError: Outside of the block.
 
         Example:
-            >>> ref = r.publish({"a": a, "tree": r.pointer(p)})   # doctest: +SKIP
+            >>> with clamor.region(1 << 20) as r:
+            ...     a = r.zeros(1000)
+            ...     ref = r.publish({"a": a, "where": r.pointer(a.ctypes.data)})
+            >>> ref.get()["a"].shape
+            (1000,)
         """
         arena = self._opened()
         if self._ref is not None:
             raise ValueError("a region holds one object: publish a dict or a tuple of them")
         assert self._lease is not None
-        blocks: list[Block] = []
+        blocks: list[ArenaBlock] = []
 
         def place(n_bytes: int, alignment: int) -> int:
             blocks.append(arena.allocate(n_bytes, alignment))
@@ -457,10 +533,11 @@ def region(nbytes: int) -> Region:
         ClamorWarning: The block ended and nothing was published.
 
     Example:
-        >>> with clamor.region(1 << 30) as r:                 # doctest: +SKIP
-        ...     a = r.empty((10**6, 16), numpy.float32)
-        ...     read_into(a)
+        >>> with clamor.region(1 << 30) as r:  # what is not used stays free
+        ...     a = r.empty((1000, 16), np.float32)
+        ...     a[:] = 7
         ...     ref = r.publish(a)
-        >>> ref.get()[0]                                      # doctest: +SKIP
+        >>> float(ref.get()[999, 15])
+        7.0
     """
     return Region(nbytes)

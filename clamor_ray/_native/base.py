@@ -55,7 +55,7 @@ TRAPS: Final[dict[str, int]] = {"auto": 0, "uffd": 1, "sigsegv": 4}
 TRAPS_IN_FORCE: Final[dict[int, str]] = {2: "uffd", 3: "uffd-user", 4: "sigsegv"}
 
 # What CLAMOR_CACHE_POLICY and CLAMOR_REPLICATION say -> enum pc_policy, enum pc_replication.
-_POLICY_NAMES: Final = ("sieve", "s3fifo", "fifo", "lru", "lfu", "random", "clock")
+_POLICY_NAMES: Final = ("sieve", "fifo", "lru", "lfu", "random")
 POLICIES: Final[dict[str, int]] = {name: code for code, name in enumerate(_POLICY_NAMES)}
 REPLICATIONS: Final[dict[str, int]] = {"p2c": 0, "random": 1, "off": 2}
 

@@ -480,6 +480,10 @@ class Keeper:
         """Tells the keeper to let go of everything and leave."""
         check(c.lib.pc_keeper_quit(self._fd))
 
+    def close(self) -> None:
+        """Ends the connection; the keeper stays for whoever comes next. Once."""
+        os.close(self._fd)
+
 
 def keeper_run(listen_name: str, watched_pid: int, *, orphan_timeout_s: float = 60.0) -> None:
     """Is the keeper: returns when the watched process (the raylet) ends, or when told to quit."""

@@ -41,7 +41,13 @@ class Pointer:
         memory: the bytes from there on, shape (n,), uint8; what they rest on keeps the mapping.
 
     Example:
-        >>> lib.query(ref.get(), 1.5)   # doctest: +SKIP
+        >>> import ctypes
+        >>> with clamor.region(1 << 20) as r:
+        ...     a = r.zeros(1000)
+        ...     a[0] = 2.5
+        ...     ref = r.publish(r.pointer(a.ctypes.data))
+        >>> ctypes.c_double.from_address(int(ref.get())).value
+        2.5
     """
 
     __slots__ = ("__weakref__", "address", "memory")
@@ -63,7 +69,18 @@ class Pointer:
         return self.address
 
     def reduction(self) -> tuple[Any, ...]:
-        """How it travels inside a published object."""
+        """How it travels inside a published object.
+
+        Returns:
+            A function and its arguments, as `object.__reduce__`.
+
+        Example:
+            >>> with clamor.region(1 << 20) as r:
+            ...     ref = r.publish(r.pointer(r.zeros(1000).ctypes.data))
+            >>> function, (buffer, address) = ref.get().reduction()
+            >>> address == int(ref.get())
+            True
+        """
         return _pointer_at, (pickle.PickleBuffer(memoryview(cast(Any, self.memory))), self.address)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:

@@ -10,7 +10,7 @@
 | CLAMOR_CONNECT_TIMEOUT_S | 5 | connecting to the page server of this node |
 | CLAMOR_PAGE_BYTES | 0 | size of a demand fetch, a power of two, 4096 to 8388608; 0: by use |
 | CLAMOR_CACHE_BYTES | 0 | cached blocks that a node keeps; 0: a quarter of the node's memory |
-| CLAMOR_CACHE_POLICY | sieve | what goes first: sieve, s3fifo, fifo, lru, lfu, random, clock |
+| CLAMOR_CACHE_POLICY | sieve | what goes first: sieve, fifo, lru, lfu, random |
 | CLAMOR_REPLICATION | p2c | whom a busy home sends askers to: p2c, random or off |
 | CLAMOR_CONTROL_TIMEOUT_S | 60 | one call to the registry, page-server start included |
 | CLAMOR_VIEW_REF_BYTES | 65536 | a view from this size on travels as a reference; 0: none does |
@@ -41,7 +41,7 @@ _BYTES = ("history_bytes", "history_disk_bytes", "view_ref_bytes")
 _CHOICES = {
     "trap": ("auto", "uffd", "sigsegv"),
     "read_sets": ("coarse", "exact", "off"),
-    "cache_policy": ("sieve", "s3fifo", "fifo", "lru", "lfu", "random", "clock"),
+    "cache_policy": ("sieve", "fifo", "lru", "lfu", "random"),
     "replication": ("p2c", "random", "off"),
 }
 _UNITS: Final = dict.fromkeys(("", "b"), 1) | {

@@ -94,7 +94,16 @@ class IdempotencyKey(NamedTuple):
     def write(self) -> Write:
         """Part of the commit. To be its first write, so that no other is compared before it."""
         payload = _CONTENT.pack(_MAGIC, *self.name, self.commit_id)
-        return Write(self.region, 0, 0, b"", 0, 0, None, payload)
+        return Write(
+            region=self.region,
+            base_version=0,
+            n_blocks=0,
+            blocks=b"",
+            layer_bytes=0,
+            staged_at=0,
+            plan=None,
+            payload=payload,
+        )
 
 
 def key_kept_in(region: int, payload: bytes | None) -> IdempotencyKey | None:

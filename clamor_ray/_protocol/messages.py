@@ -10,12 +10,14 @@ must say what they do about a freed region or a lost server.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from clamor_ray._protocol.names import SOCKETS_BELOW
+from clamor_ray._version import __version__
 
 BLOCK_BYTES = 4096
 EXTENT_BYTES = 64 << 20
+LIBRARY_VERSION: Final = __version__  # what a process says as its `library_version`
 INLINE_BASE = 1 << 62  # ids from here up are variables that travel in their references
 
 

@@ -72,3 +72,19 @@ def server_socket(scope: str, node_id: str, below: str) -> str:
 def keeper_socket(scope: str, node_id: str, server_id: int, below: str) -> str:
     """The path of the Unix socket of a page server's keeper; `below` as above."""
     return f"{server_socket(scope, node_id, below)}-{server_id:x}-keeper"
+
+
+def server_id_of(node_id: str, life: int = 0) -> int:
+    """The id of a node's page server: 64 bits, never 0, the same after a restart.
+
+    Args:
+        node_id: Ray's hex id.
+        life: How many page servers of the node were lost before, with all that they held.
+
+    Example:
+        >>> server_id_of("ab" * 28) == server_id_of("ab" * 28) != 0
+        True
+    """
+    again = f"\0{life}" if life else ""
+    digest = hashlib.sha256(b"clamor page server\0" + f"{node_id}{again}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") or 1

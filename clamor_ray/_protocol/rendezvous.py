@@ -51,7 +51,7 @@ class Meeting:
     """
 
     number: int
-    secret: bytes
+    secret: bytes = field(repr=False)  # a log may show the rest
     guests: tuple[Guest, ...]
 
 

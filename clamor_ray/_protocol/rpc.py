@@ -9,6 +9,7 @@ from typing import Any, Final
 import ray
 
 from clamor_ray import errors
+from clamor_ray._protocol import refusals
 from clamor_ray._protocol.cause import cause_of
 
 _LOST = "The session is lost with it: call clamor.shutdown(), then clamor.init()."
@@ -109,17 +110,17 @@ def _own(error: errors.ClamorError) -> errors.ClamorError:
 
 
 def _meaning_of(cause: BaseException | None) -> errors.ClamorError:
-    name = type(cause).__name__
     text = "" if cause is None else str(cause).strip().rstrip(".")
     message = f"{text or 'it says no more'}."
-    if name == "NoSuchRegion":
-        return errors.FreedError(f"The global variable does not exist: {message}")
-    if name == "IllegalTransition":
-        return errors.FreedError(f"The global variable is going away: {message}")
-    if name == "NoSuchServer":
-        return errors.ServerUnavailableError(f"The home is not there: {message}")
-    if name == "NoAddresses":
-        return errors.OutOfMemoryError(
-            f"The global address space is full: {message}", hint="Free other global variables."
-        )
-    return errors.InternalError(f"The registry failed with {name}: {message}")
+    match cause:
+        case refusals.NoSuchRegion():
+            return errors.FreedError(f"The global variable does not exist: {message}")
+        case refusals.IllegalTransition():
+            return errors.FreedError(f"The global variable is going away: {message}")
+        case refusals.NoSuchServer():
+            return errors.ServerUnavailableError(f"The home is not there: {message}")
+        case refusals.NoAddresses():
+            return errors.OutOfMemoryError(
+                f"The global address space is full: {message}", hint="Free other global variables."
+            )
+    return errors.InternalError(f"The registry failed with {type(cause).__name__}: {message}")

@@ -32,7 +32,7 @@ class Source(NamedTuple):
 
     Args:
         kind: `ZEROS`: all zeros but for the pickle stream; `CALL`: a callable; `SHARED`: a Ray
-            object (`actors/recovery/shared_objects.py`).
+            object (`actors/lost_homes/shared_objects.py`).
         offset: of the pickle stream in the region, of `ZEROS`.
         digest: of the plan and the pickle stream, of `CALL`; see `Pinned`, of `SHARED`.
         what: the pickle stream, the callable by cloudpickle, or where the object is.

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from pyroaring import BitMap
 
 from clamor_ray._objects.layout import BLOCK_BYTES, format_bytes
-from clamor_ray.actors.lineage.lineage import PLAIN_RUN, AttemptRecord
+from clamor_ray._protocol.attempts import PLAIN_RUN, AttemptRecord
+from clamor_ray._read import opener
 
 MOST_LINES = 40
 SPARK_BUCKETS = 18
@@ -43,6 +44,16 @@ class BlocksRead:
         outcome: "done", "failed: ..." or "cancelled".
         collection: id of the collection; 0: none.
         start_ns, end_ns: wall clock.
+
+    Example:
+        >>> ref = clamor.put(np.arange(10**5))
+        >>> ray.get(clamor.remote(lambda x: int(x[0])).remote(ref))
+        0
+        >>> import time
+        >>> while not (report := clamor.reads(ref)).by:  # it is known soon after the task's end
+        ...     time.sleep(0.01)
+        >>> report.by[0].version, report.by[0].outcome
+        (0, 'done')
     """
 
     function: str
@@ -60,7 +71,9 @@ class BlocksRead:
 
     @property
     def reader(self) -> tuple[int, str, str, int]:
-        """Names the partition; its attempts have one name, as have the calls of a plain task."""
+        """What the attempts of a partition share: (collection, stage, function, partition).
+        So have the calls of one plain task.
+        """
         return (self.collection, self.stage, self.function, self.partition)
 
     @property
@@ -84,6 +97,11 @@ class AccessReport:
         by: one entry for each attempt and version, in the order in which they ended.
 
     Attributes are the arguments'; `by` is a list of `BlocksRead`.
+
+    Example:
+        >>> report = clamor.reads(clamor.put(np.arange(10**5)))
+        >>> report.n_blocks, len(report.blocks)  # no task has read it
+        (197, 0)
     """
 
     def __init__(self, name: str, version: int, n_blocks: int, by: Iterable[BlocksRead]) -> None:
@@ -98,7 +116,17 @@ class AccessReport:
         return BitMap.union(*(entry.blocks for entry in self.by)) if self.by else BitMap()
 
     def readers(self) -> dict[tuple[int, str, str, int], list[BlocksRead]]:
-        """The entries of each partition or plain function; stages as they came, then partitions."""
+        """The entries, grouped by partition or by plain function: in the order of stages, then of
+        partitions.
+
+        Returns:
+            `BlocksRead.reader` -> the entries of its attempts.
+
+        Example:
+            >>> report = clamor.reads(clamor.put(np.arange(1000)))
+            >>> report.readers()  # no task has read it
+            {}
+        """
         stages: dict[tuple[int, str, str], int] = {}
         for entry in self.by:
             stages.setdefault(entry.reader[:3], len(stages))
@@ -114,14 +142,15 @@ class AccessReport:
             n_buckets: equal parts of the variable; None: one for each block.
 
         Returns:
-            One number per part.
+            One number per part, dtype uint32.
 
         Raises:
             ValueError: Fewer than one part.
 
         Example:
-            >>> clamor.reads(ref).counts(4)   # doctest: +SKIP
-            array([16,  0,  0,  2], dtype=uint32)
+            >>> ref = clamor.put(np.arange(10**5))
+            >>> clamor.reads(ref).counts(4)
+            array([0, 0, 0, 0], dtype=uint32)
         """
         n_buckets = self.n_blocks if n_buckets is None else n_buckets
         if n_buckets < 1:
@@ -191,6 +220,13 @@ class AccessReport:
         Raises:
             ImportError: matplotlib is not installed.
             OSError: The file cannot be written.
+
+        Example:
+            >>> import os, tempfile
+            >>> path = os.path.join(tempfile.mkdtemp(), "reads.png")
+            >>> clamor.reads(clamor.put(np.arange(1000))).save(path)
+            >>> os.path.exists(path)
+            True
         """
         from clamor_ray._read import picture as _picture
 
@@ -360,9 +396,10 @@ def from_records(
 
 
 def reads(ref: Any, *, picture: str | os.PathLike[str] | None = None) -> AccessReport:
-    """Who read which blocks of a global variable: partitions of collections, and plain tasks.
+    """Tells who read which blocks of a global variable: partitions of collections, and plain
+    tasks.
 
-    What tasks read is known when they are over, from their read sets; of attempts whose collections
+    What a task read is known soon after its end, from its read set; of attempts whose collections
     are gone, and of plain tasks, only the newest are kept.
 
     Args:
@@ -382,17 +419,23 @@ def reads(ref: Any, *, picture: str | os.PathLike[str] | None = None) -> AccessR
     Safe from any thread.
 
     Example:
-        >>> print(clamor.reads(ref, picture="reads.png"))   # doctest: +SKIP
+        >>> ref = clamor.put(np.arange(10**5))
+        >>> ray.get(clamor.remote(lambda x: int(x[:512].sum())).remote(ref))
+        130816
+        >>> import time
+        >>> while not (report := clamor.reads(ref)).by:  # it is known soon after the task's end
+        ...     time.sleep(0.01)
+        >>> len(report.by)
+        1
     """
     from clamor_ray._read.ref import GlobalRef
-    from clamor_ray._session import session
 
     if (ref_of := getattr(type(ref), "__clamor_ref__", None)) is not None:
         ref = ref_of(ref)
     if not isinstance(ref, GlobalRef):
         raise TypeError(f"reads takes a GlobalRef or a HashMap, not {type(ref).__qualname__}")
     ref._check_not_freed()
-    packed = session.current(ref.scope).call("reads_of", ref.region)
+    packed = opener.current(ref.scope).call("reads_of", ref.region)
     name = "an inline variable" if ref.inline else f"region {ref.region}"
     n_blocks = max(1, ref.length_bytes // BLOCK_BYTES)
     found = from_records(name, ref.version, n_blocks, map(AttemptRecord.of, packed))

@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import Any, Final
 
-from clamor_ray._session import session as _session
+from clamor_ray._read import opener
 
 logger = logging.getLogger("clamor_ray")
 
@@ -34,7 +34,7 @@ def note_of(error: BaseException) -> str | None:
         return None
     in_force = [
         client.trap
-        for session in _session.sessions()
+        for session in opener.sessions()
         if (client := session._client) is not None and len(session.leases)
     ]
     trap = next((trap for trap in in_force if trap != "uffd"), None)

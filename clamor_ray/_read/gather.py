@@ -9,19 +9,20 @@ are then taken as anybody would take them.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from clamor_ray._objects.ranges import Spans, extent, row_spans
-from clamor_ray._read.lease import Leased
+from clamor_ray._read import opener
+from clamor_ray._read.lease import Leased, read_runs
 from clamor_ray._read.prefetch import split_by_mapping
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import session as _session
-from clamor_ray._session.session import Session
-from clamor_ray._tasks import task_context
 from clamor_ray.errors import HomeLostError, SessionEndedError
+
+if TYPE_CHECKING:
+    from clamor_ray._session.session import Session
 
 Array = npt.NDArray[Any]
 
@@ -60,7 +61,8 @@ def gather(source: Any, ids: Any, *, out: Array | None = None, timeout: float | 
     coroutines. (REAP, Ustiugov et al., ASPLOS 2021, on batches in place of faults.)
 
     Example:
-        >>> clamor.gather(ref, [3, 1, 4]).shape   # doctest: +SKIP
+        >>> ref = clamor.put(np.arange(6400).reshape(100, 64))
+        >>> clamor.gather(ref, [3, 1, 4]).shape
         (3, 64)
     """
     obj = source.get() if isinstance(source, GlobalRef) else source
@@ -177,7 +179,7 @@ def _relative(spans: Spans, leased: Leased) -> Spans:
 
 
 def _session_of(leased: Leased) -> Session:
-    found = _session.at_address(leased.mapping.address)
+    found = opener.at_address(leased.mapping.address)
     if found is None:
         raise SessionEndedError("The session of this array has ended.")
     return found[0]
@@ -192,7 +194,7 @@ class Fetch:
 
     def __init__(self, timeout: float | None) -> None:
         if timeout is None:
-            timeout = max((s.config.patience_s for s in _session.sessions()), default=0.0)
+            timeout = max((s.config.patience_s for s in opener.sessions()), default=0.0)
         self._deadline = time.monotonic() + timeout
 
     def _left_s(self) -> float:
@@ -200,7 +202,7 @@ class Fetch:
 
     def find(self, low: int, high: int) -> Leased | None:
         """What version's memory [low, high) is; None where it is not all of one."""
-        found = _session.at_address(low)
+        found = opener.at_address(low)
         if found is None or found[1].snapshot is None:
             return None
         leased = found[1]
@@ -215,7 +217,7 @@ class Fetch:
 
     def any(self, spans: Spans) -> None:
         """Makes blocks resident that may lie in several mappings, or in none."""
-        for session in _session.sessions():
+        for session in opener.sessions():
             for mapping, runs in split_by_mapping(spans, session.leases).items():
                 session.client.prefetch(mapping.id, runs, wait=True, timeout_s=self._left_s())
 
@@ -225,9 +227,7 @@ class Fetch:
         """Copies whole rows."""
         session = _session_of(leased)
         row_bytes = array[:1].nbytes
-        task_context.read_runs(
-            leased.snapshot, lambda: _relative(row_spans(array, numbers), leased)
-        )
+        read_runs(leased.snapshot, lambda: _relative(row_spans(array, numbers), leased))
         try:
             session.client.gather(
                 leased.mapping.id,

@@ -14,6 +14,8 @@ from clamor_ray._native.client import BLOCK_SHIFT
 from clamor_ray._objects.hashkeys import is_one
 from clamor_ray._objects.hashtable import Table
 from clamor_ray._objects.ranges import merge
+from clamor_ray._read import opener
+from clamor_ray._read.prefetch import split_by_mapping
 from clamor_ray._read.ref import GlobalRef
 
 Array = npt.NDArray[Any]
@@ -57,7 +59,8 @@ class _Lookups:
             KeyTypeError: Keys of another type than the map's; also a TypeError.
 
         Example:
-            >>> m.get(numpy.array([3, 1, 4]), default=0)   # doctest: +SKIP
+            >>> m = clamor.HashMap.build(np.arange(1000), np.arange(1000) ** 2)
+            >>> m.get(np.array([3, 1, 2000]), default=0)
             array([9, 1, 0])
         """
         table = self._opened()
@@ -65,10 +68,21 @@ class _Lookups:
         return out[()] if is_one(keys) else out
 
     def contains(self, keys: Any) -> Any:
-        """Which of the keys are there: booleans of their shape, a bool for one key.
+        """Tells which of the keys are there.
+
+        Args:
+            keys: one key, or an array or a list of them, of any shape.
+
+        Returns:
+            Booleans of the shape of keys; a bool for one key.
 
         Raises:
             KeyTypeError: Keys of another type than the map's.
+
+        Example:
+            >>> m = clamor.HashMap.build(np.arange(1000), np.arange(1000) ** 2)
+            >>> m.contains([3, 2000])
+            array([ True, False])
         """
         table = self._opened()
         found = table.contains(table.keys_of(keys))
@@ -92,10 +106,12 @@ class _Lookups:
 
     @property
     def key_dtype(self) -> np.dtype[Any]:
+        """dtype of a key: int64 or bytes of one width."""
         return self._opened().key_dtype
 
     @property
     def value_dtype(self) -> np.dtype[Any]:
+        """dtype of a value, or of the elements of its row."""
         return self._opened().value_dtype
 
     @property
@@ -104,19 +120,44 @@ class _Lookups:
         return self._opened().row_shape
 
     def keys(self) -> Array:
-        """All keys, shape (len,), in the order of the table. Reads all of it."""
+        """All keys, in the order of the table. Reads all of it.
+
+        Returns:
+            A copy, shape (len,).
+
+        Example:
+            >>> sorted(clamor.HashMap.build([3, 1, 2], [0.3, 0.1, 0.2]).keys().tolist())
+            [1, 2, 3]
+        """
         table = self._opened()
         found: Array = table.slots["key"][table.occupied]
         return found
 
     def values(self) -> Array:
-        """All values, shape (len,) + row, in the order of `keys`. Reads all of the table."""
+        """All values, in the order of `keys`. Reads all of the table.
+
+        Returns:
+            A copy, shape (len,) + row.
+
+        Example:
+            >>> sorted(clamor.HashMap.build([3, 1, 2], [0.3, 0.1, 0.2]).values().tolist())
+            [0.1, 0.2, 0.3]
+        """
         table = self._opened()
         found: Array = table.slots["value"][table.occupied]
         return found
 
     def items(self) -> tuple[Array, Array]:
-        """`keys()` and `values()`, which belong together index by index."""
+        """All keys and their values, index by index. Reads all of the table.
+
+        Returns:
+            `keys()` and `values()`.
+
+        Example:
+            >>> keys, values = clamor.HashMap.build([3, 1], [0.3, 0.1]).items()
+            >>> dict(zip(keys.tolist(), values.tolist())) == {3: 0.3, 1: 0.1}
+            True
+        """
         table = self._opened()
         taken = table.occupied
         return table.slots["key"][taken], table.slots["value"][taken]
@@ -126,7 +167,7 @@ class _Lookups:
 
 
 class HashMap(_Lookups):
-    """A hash map from int64 or fixed-width bytes to plain data, in the global address space.
+    r"""A hash map from int64 or fixed-width bytes to plain data, in the global address space.
 
     The map lies in one region; a lookup touches one block of it, rarely two, and only blocks that
     are touched come to a node. Pickled, it is its reference: a few hundred bytes, so it may be
@@ -138,13 +179,19 @@ class HashMap(_Lookups):
     same in every process and on every machine. Probing is linear over a power of two of slots, of
     which at most half are taken. Erasing leaves no tombstones.
 
-    Keys of bytes are padded with NULs, as NumPy has it: b"ab" and b"ab\\0" are one key.
+    Keys of bytes are padded with NULs, as NumPy has it: b"ab" and b"ab\0" are one key.
 
     Made by `HashMap.build`; `HashMap(ref)` makes another handle of a map that exists.
 
+    Args:
+        ref: of a map that `build` made.
+
+    Raises:
+        TypeError: It is no `GlobalRef`.
+
     Example:
-        >>> m = clamor.HashMap.build(numpy.arange(1000), numpy.ones(1000))   # doctest: +SKIP
-        >>> m.get([17, 4])   # doctest: +SKIP
+        >>> m = clamor.HashMap.build(np.arange(1000), np.ones(1000))
+        >>> m.get([17, 4])
         array([1., 1.])
     """
 
@@ -170,6 +217,9 @@ class HashMap(_Lookups):
                 None. It is rounded up: the map has a power of two of slots, at least twice as
                 many, each of 1 byte + key + value, and it never grows.
 
+        Returns:
+            The map, at version 0.
+
         Raises:
             KeyTypeError: Keys are neither integers that fit int64 nor bytes.
             TypeError: Values hold Python objects.
@@ -178,15 +228,15 @@ class HashMap(_Lookups):
             NotInitializedError, OutOfMemoryError: As `clamor.put`.
 
         Example:
-            >>> words = numpy.array([b"page", b"block"], "S16")   # doctest: +SKIP
-            >>> m = clamor.HashMap.build(words, [1, 2], capacity=1000)   # doctest: +SKIP
+            >>> words = np.array([b"page", b"block"], "S16")
+            >>> m = clamor.HashMap.build(words, [1, 2], capacity=1000)
+            >>> int(m[b"block"])
+            2
         """
-        from clamor_ray._session import session as _session
-
-        _session.current()  # without clamor.init() this is said before a long build
+        opener.current()  # without clamor.init() this is said before a long build
         table = Table.build(np.asarray(keys), np.asarray(values), capacity)
         parts = {"header": table.header, "slots": table.slots}
-        return cls(_session.with_current(lambda session: session.put(parts)))
+        return cls(opener.given().with_current(lambda session: session.put(parts)))
 
     @property
     def ref(self) -> GlobalRef[Any]:
@@ -221,15 +271,18 @@ class HashMap(_Lookups):
             KeyTypeError: Keys of another type than the map's.
             PrefetchTimeoutError: Not all blocks came in time; those that came stay.
             HomeLostError: The node that held them is gone.
+
+        Example:
+            >>> m = clamor.HashMap.build(np.arange(1000), np.arange(1000) ** 2)
+            >>> m.prefetch(np.arange(100))
+            >>> m.get([7])
+            array([49])
         """
         table = self._opened()
         wanted = table.keys_of(keys)
         if self._ref.inline or wanted.size == 0:
             return
-        from clamor_ray._read.prefetch import split_by_mapping
-        from clamor_ray._session import session as _session
-
-        session = _session.current(self._ref.scope)
+        session = opener.current(self._ref.scope)
         first = (table.starts(wanted).reshape(-1) + table.slots.ctypes.data).astype(np.int64)
         end = ((first + table.slots.dtype.itemsize - 1) >> BLOCK_SHIFT) + 1
         spans = merge(first >> BLOCK_SHIFT, end)
@@ -249,24 +302,60 @@ class HashMap(_Lookups):
     def at(self, version: int) -> HashMap:
         """The map at an old (or the newest) version, which never moves.
 
+        Args:
+            version: number of the version, from 0 on.
+
+        Returns:
+            A map that is frozen there.
+
         Raises:
             NoVersionError: There is no such version (yet).
             SnapshotExpired, FreedError: As `GlobalRef.at`.
+
+        Example:
+            >>> m = clamor.HashMap.build(np.arange(1000), np.arange(1000) ** 2)
+            >>> with clamor.update(m) as t:
+            ...     t[3] = 0
+            >>> int(m.at(0)[3]), int(m[3])
+            (9, 0)
         """
         ref: Any = self._ref
         return HashMap(ref.at(version))
 
     def snapshot(self) -> HashMap:
-        """The map at the version that this one reads now, which never moves."""
+        """Freezes the version that this map reads now.
+
+        Returns:
+            A map that is frozen there.
+
+        Example:
+            >>> m = clamor.HashMap.build(np.arange(1000), np.arange(1000) ** 2)
+            >>> before = m.snapshot()
+            >>> with clamor.update(m) as t:
+            ...     t[3] = 0
+            >>> int(before[3]), int(m[3])
+            (9, 0)
+        """
         ref: Any = self._ref
         return HashMap(ref.snapshot())
 
     def refresh(self) -> HashMap:
         """Moves this map to the newest version and returns it.
 
+        Returns:
+            This map.
+
         Raises:
             ValueError: It is a snapshot.
-            FreedError, NotInitializedError, SessionMismatchError, ServerUnavailableError.
+            FreedError, NotInitializedError, ...: As `GlobalRef.refresh`.
+
+        Example:
+            >>> m = clamor.HashMap.build(np.arange(1000), np.arange(1000) ** 2)
+            >>> other = clamor.HashMap(m.ref.thawed())
+            >>> with clamor.update(m) as t:
+            ...     t[3] = 0
+            >>> int(other[3]), int(other.refresh()[3])
+            (9, 0)
         """
         ref: Any = self._ref
         ref.refresh()
@@ -294,15 +383,20 @@ class HashMap(_Lookups):
 class MutableHashMap(_Lookups):
     """A hash map inside `with clamor.update(m)`: private until the block ends, then committed.
 
-    Whatever is set or erased is seen by its own lookups at once. Two transactions that insert or
-    erase conflict always; those that only give new values to keys that are there conflict where
-    they write the same block. Not safe to change from several threads at once.
+    Its own lookups see at once what is set or erased. Two transactions that insert or erase always
+    conflict; those that only give new values to keys that are there conflict where they write the
+    same block. Not safe to change from several threads at once.
+
+    Args:
+        obj: what the map's reference opens to; `clamor.update` passes it.
 
     Example:
-        >>> with clamor.update(m) as t:   # doctest: +SKIP
+        >>> m = clamor.HashMap.build([4, 5], [0.4, 0.5], capacity=100)
+        >>> with clamor.update(m) as t:
         ...     t[17] = 0.5
-        ...     t.set(ids, t.get(ids) + 1)
         ...     t.erase(4)
+        >>> sorted(m)
+        [5, 17]
     """
 
     def __init__(self, obj: Any) -> None:
@@ -328,19 +422,51 @@ class MutableHashMap(_Lookups):
             HashMapFullError: There is no room for all of the new keys. Nothing was set.
             KeyTypeError: Keys of another type than the map's.
             ValueError: Values do not fit.
+
+        Example:
+            >>> m = clamor.HashMap.build([4, 5], [0.4, 0.5], capacity=100)
+            >>> with clamor.update(m) as t:
+            ...     t.set([5, 6], [5.5, 6.5])
+            >>> m.get([4, 5, 6])
+            array([0.4, 5.5, 6.5])
         """
         self._table.set(keys, values)
 
     def update(self, keys: Any, values: Any) -> None:
-        """As `set`."""
+        """Sets keys to values: another name of `set`.
+
+        Args:
+            keys: one key or an array of them.
+            values: shape of keys + row, or what NumPy can broadcast to that.
+
+        Raises:
+            HashMapFullError, KeyTypeError, ValueError: As `set`.
+
+        Example:
+            >>> m = clamor.HashMap.build([4, 5], [0.4, 0.5], capacity=100)
+            >>> with clamor.update(m) as t:
+            ...     t.update([5, 6], 0.0)
+            >>> m.get([4, 5, 6])
+            array([0.4, 0. , 0. ])
+        """
         self._table.set(keys, values)
 
     def erase(self, keys: Any) -> None:
         """Erases a key, or all keys of an array.
 
+        Args:
+            keys: one key or an array of them.
+
         Raises:
             MissingKeyError: One is not there; also a KeyError. Nothing was erased.
             KeyTypeError: Keys of another type than the map's.
+
+        Example:
+            >>> m = clamor.HashMap.build([4, 5], [0.4, 0.5], capacity=100)
+            >>> with clamor.update(m) as t:
+            ...     t.erase([4])
+            >>> 4 in m, len(m)
+            (False, 1)
         """
         self._table.erase(keys)
 

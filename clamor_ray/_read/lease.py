@@ -11,8 +11,9 @@ import contextlib
 import itertools
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,6 @@ import numpy.typing as npt
 from clamor_ray import errors
 from clamor_ray._native.client import Client, Mapping, Runs
 from clamor_ray._objects.ranges import union
-from clamor_ray._tasks import task_context
 
 if TYPE_CHECKING:
     from clamor_ray._read.ref import GlobalRef
@@ -28,6 +28,41 @@ if TYPE_CHECKING:
 SAME_AGAIN_S: Final = 0.25  # so long the same reads of one mapping are said once
 MOST_REPORTED: Final = 64
 MOST_REPORT_BYTES: Final = 16 << 10
+
+
+class LeaseObserver(NamedTuple):
+    """Who is told what this process may read.
+
+    Args:
+        leased: (client, token, mapping, snapshot): a lease began; nothing of it has been touched
+            through it. A snapshot of None is of no version yet.
+        released: (token): a lease ends; its mapping is still there. It may be called by the garbage
+            collector: it takes no lock.
+        read_whole: (snapshot): all of a variable is read, which travels inside its reference.
+        read_runs: (snapshot, runs): blocks are read without being touched; `runs` gives them,
+            counted from the region's start.
+    """
+
+    leased: Callable[[Client, int, Mapping, GlobalRef[Any] | None], None]
+    released: Callable[[int], None]
+    read_whole: Callable[[GlobalRef[Any]], None]
+    read_runs: Callable[[GlobalRef[Any] | None, Callable[[], Runs]], None]
+
+
+_observers: tuple[LeaseObserver, ...] = ()  # replaced, not changed: finalizers go through it
+
+
+def observe(observer: LeaseObserver) -> None:
+    """From now on it is told, also of the end of leases that have begun before."""
+    global _observers
+    _observers = (*_observers, observer)
+
+
+def read_runs(snapshot: GlobalRef[Any] | None, runs: Callable[[], Runs]) -> None:
+    """Blocks are read without being touched: see `LeaseObserver`."""
+    for observer in _observers:
+        observer.read_runs(snapshot, runs)
+
 
 _tokens = itertools.count(1)
 _changes = itertools.count(1)
@@ -44,7 +79,8 @@ def _release(
 ) -> None:
     # Runs wherever the last reference dies, also inside the garbage collector: takes no lock.
     table.forget(token)
-    task_context.released(token)
+    for observer in _observers:
+        observer.released(token)
     with contextlib.suppress(errors.ClamorError):  # the session is gone, and the mapping with it
         while reads:  # a call that failed before it could report
             client.reads_drop(reads.pop())
@@ -94,7 +130,8 @@ class Lease:
         )
         self._finalizer.atexit = False  # the process ends anyway, and others may still look
         table.add(token, mapping, snapshot, writable=writable)
-        task_context.leased(client, token, mapping, snapshot)
+        for observer in _observers:
+            observer.leased(client, token, mapping, snapshot)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -256,7 +293,8 @@ class InlineImage:
         payload = snapshot.payload
         if payload is None:
             raise ValueError(f"{snapshot!r} does not carry its object")
-        task_context.read_whole(snapshot)
+        for observer in _observers:
+            observer.read_whole(snapshot)
         image = np.frombuffer(payload, np.uint8)
         self._image = image.copy() if writable else image
         if not len(snapshot.plan.buffers):

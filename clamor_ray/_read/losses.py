@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyroaring import BitMap
 
 from clamor_ray import errors
-from clamor_ray.actors.recovery.rebuild import runs
+from clamor_ray._objects.block_sets import runs
 
 if TYPE_CHECKING:
     from clamor_ray._read.ref import GlobalRef

@@ -11,13 +11,12 @@ FAINT = "#8a97a3"
 PAPER = "#ffffff"
 
 
-def new_figure(width_in: float, height_in: float, what: str, *, arrange: bool = True) -> Any:
+def new_figure(width_in: float, height_in: float, what: str) -> Any:
     """A matplotlib figure that belongs to no window and no global state.
 
     Args:
         width_in, height_in: inches.
         what: the call that needs it, for the error.
-        arrange: makes room for labels by itself.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -31,9 +30,7 @@ def new_figure(width_in: float, height_in: float, what: str, *, arrange: bool = 
             'Install it (pip install matplotlib, or "clamor-ray[workloads]"), or leave the '
             "picture out: print() shows the same as text."
         ) from failure
-    figure = Figure(figsize=(width_in, height_in), facecolor=PAPER)
-    if arrange:
-        figure.set_layout_engine("constrained")
+    figure = Figure(figsize=(width_in, height_in), facecolor=PAPER, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from clamor_ray._native.client import BLOCK_SHIFT, Mapping, Runs
 from clamor_ray._objects.ranges import Spans, object_spans
+from clamor_ray._read import opener
 from clamor_ray._read.lease import LeaseTable
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import session as _session
 
 
 def split_by_mapping(spans: Spans, table: LeaseTable) -> dict[Mapping, Runs]:
@@ -71,11 +71,14 @@ def prefetch(target: Any, *, wait: bool = True, timeout: float | None = None) ->
     Safe from any thread.
 
     Example:
-        >>> rows = ref.get()[::1000]   # doctest: +SKIP
-        >>> clamor.prefetch(rows)      # doctest: +SKIP
+        >>> ref = clamor.put(np.arange(10**6))
+        >>> rows = ref.get()[::1000]
+        >>> clamor.prefetch(rows)
+        >>> int(rows.sum())
+        499500000
     """
     refs, rest = _flatten(target)
-    session = _session.current(refs[0].scope if refs else None)  # without one, this says so
+    session = opener.current(refs[0].scope if refs else None)  # without one, this says so
     timeout_s = session.config.patience_s if timeout is None else timeout
     deadline = time.monotonic() + timeout_s
 
@@ -86,7 +89,7 @@ def prefetch(target: Any, *, wait: bool = True, timeout: float | None = None) ->
         ref._check_not_freed()
         if ref.inline:
             continue
-        session = _session.current(ref.scope)
+        session = opener.current(ref.scope)
         lease = session.open(ref)
         everything = np.array([[0, ref.length_bytes >> BLOCK_SHIFT]], np.uint64)
         with session.explaining(ref.region):
@@ -98,7 +101,7 @@ def prefetch(target: Any, *, wait: bool = True, timeout: float | None = None) ->
     spans = object_spans(rest)
     parts = [
         (session, mapping, runs)
-        for session in _session.sessions()
+        for session in opener.sessions()
         for mapping, runs in split_by_mapping(spans, session.leases).items()
     ]
     if not parts and (len(spans) or not _is_empty(rest)):

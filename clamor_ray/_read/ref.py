@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 from clamor_ray import errors
 from clamor_ray._objects.layout import Plan, format_bytes, put_together
 from clamor_ray._protocol.config import check_page_bytes
+from clamor_ray._read import losses, opener, views
 from clamor_ray._read.lease import InlineImage
 
 T = TypeVar("T")
@@ -98,9 +99,11 @@ class GlobalRef(Generic[T]):
         frozen: it never moves.
 
     Example:
-        >>> ref = clamor.put(numpy.arange(10**6))   # doctest: +SKIP
-        >>> ref.get()[500_000]                      # doctest: +SKIP
+        >>> ref = clamor.put(np.arange(10**6))
+        >>> int(ref.get()[500_000])
         500000
+        >>> ref.version, ref.nbytes > 8 * 10**6
+        (0, True)
     """
 
     __slots__ = (
@@ -209,6 +212,9 @@ class GlobalRef(Generic[T]):
                 8 MiB ("64KiB"); 0: by use, or what the session's `page_bytes` says. Where this
                 process has the version open already, the first one's choice stands for all.
 
+        Returns:
+            An object equal to the one that was put; its arrays are views of shared memory.
+
         Raises:
             ValueError: No such mode or page size.
             FreedError: The variable was freed.
@@ -223,7 +229,9 @@ class GlobalRef(Generic[T]):
         Safe from any thread.
 
         Example:
-            >>> clamor.put({"weights": w}).get()["weights"][0]   # doctest: +SKIP
+            >>> weights = clamor.put({"weights": np.arange(1000.0)}).get()["weights"]
+            >>> float(weights[7]), weights.flags.writeable
+            (7.0, False)
         """
         return self._open(mode, page_bytes=check_page_bytes("page_bytes", str(page_bytes)))[0]
 
@@ -242,10 +250,7 @@ class GlobalRef(Generic[T]):
         at = self.snapshot()
         if at.payload is not None:
             return put_together(InlineImage(at, writable=mode == "c").bytes(), at.plan), None
-        from clamor_ray._read import views
-        from clamor_ray._session import session as _session
-
-        session = _session.current(at.scope)
+        session = opener.current(at.scope)
         stream = _streams.get((at.scope, at.region, at.version)) if again else None
         lease = session.open(
             at,
@@ -266,13 +271,18 @@ class GlobalRef(Generic[T]):
     # -- versions
 
     def snapshot(self) -> GlobalRef[T]:
-        """A reference to the version that this one reads now, which never moves. Asks nobody.
+        """Freezes the version that this reference reads now. No message is sent.
+
+        Returns:
+            A frozen reference: neither commits nor `refresh` move it.
 
         Example:
-            >>> before = ref.snapshot()                 # doctest: +SKIP
-            >>> with clamor.update(ref) as x: x[0] = 1  # doctest: +SKIP
-            >>> before.get()[0]                         # doctest: +SKIP
-            0
+            >>> ref = clamor.put(np.zeros(1000))
+            >>> before = ref.snapshot()
+            >>> with clamor.update(ref) as x:
+            ...     x[0] = 1
+            >>> float(before.get()[0]), float(ref.get()[0])
+            (0.0, 1.0)
         """
         if self._frozen:
             return self
@@ -285,6 +295,12 @@ class GlobalRef(Generic[T]):
         `SnapshotExpired` then, or the first touch of one ends the process, and what Ray runs again
         raises it.
 
+        Args:
+            version: number of the version, from 0 on.
+
+        Returns:
+            A frozen reference to it.
+
         Raises:
             NoVersionError: The variable has no such version (yet).
             SnapshotExpired: Nothing is known of it any more, or its blocks are kept no longer.
@@ -295,7 +311,11 @@ class GlobalRef(Generic[T]):
             LostBlocksWarning: Blocks of the variable are lost.
 
         Example:
-            >>> ref.at(0).get()   # doctest: +SKIP
+            >>> ref = clamor.put(np.zeros(1000))
+            >>> with clamor.update(ref) as x:
+            ...     x[0] = 1
+            >>> float(ref.at(0).get()[0]), float(ref.at(1).get()[0])
+            (0.0, 1.0)
         """
         version = operator.index(version)
         self._check_not_freed()
@@ -304,10 +324,7 @@ class GlobalRef(Generic[T]):
             return self._with(state, frozen=True)
         if version < 0:
             raise errors.NoVersionError(f"{self!r} has no version {version}.")
-        from clamor_ray._read import losses
-        from clamor_ray._session import session as _session
-
-        session = _session.current(self._scope)
+        session = opener.current(self._scope)
         answer = session.call("at", self._region, version)
         if answer.loss:
             losses.warn(session, self, answer.loss)
@@ -316,27 +333,45 @@ class GlobalRef(Generic[T]):
     def latest(self) -> GlobalRef[T]:
         """A new reference at the newest version; this one stays where it is.
 
+        Returns:
+            A reference that is not frozen.
+
         Raises:
-            FreedError, NotInitializedError, SessionMismatchError, ServerUnavailableError.
+            FreedError: The variable was freed.
+            NotInitializedError, SessionMismatchError: Its session is not that of this process.
+            ServerUnavailableError: The registry does not answer.
+
+        Example:
+            >>> ref = clamor.put(np.zeros(1000))
+            >>> old = ref.snapshot()
+            >>> clamor.add_at(ref, [0], 1.0)
+            >>> old.latest().version
+            1
         """
         self._check_not_freed()
-        from clamor_ray._session import session as _session
-
-        (state,) = newest_states(_session.current(self._scope), [self])
+        (state,) = newest_states(opener.current(self._scope), [self])
         return self._with(state, frozen=False)
 
     def refresh(self) -> GlobalRef[T]:
         """Moves this reference to the newest version and returns it.
 
+        Returns:
+            This reference.
+
         Raises:
             ValueError: It is a snapshot, which never moves; `latest` gives a new reference.
-            FreedError, NotInitializedError, SessionMismatchError, ServerUnavailableError.
+            FreedError: The variable was freed.
+            NotInitializedError, SessionMismatchError: Its session is not that of this process.
+            ServerUnavailableError: The registry does not answer.
 
         Safe from any thread.
 
         Example:
-            >>> ref.refresh().version   # doctest: +SKIP
-            3
+            >>> ref = clamor.put(np.zeros(1000))
+            >>> other = ref.thawed()
+            >>> clamor.add_at(ref, [0], 1.0)
+            >>> other.version, other.refresh().version
+            (0, 1)
         """
         if self._frozen:
             raise ValueError(f"{self!r} is a snapshot and never moves; use ref.latest()")
@@ -344,7 +379,16 @@ class GlobalRef(Generic[T]):
         return self
 
     def thawed(self) -> GlobalRef[T]:
-        """A new reference at this version that is not frozen. Asks nobody."""
+        """A new reference at this version that is not frozen. No message is sent.
+
+        Returns:
+            A reference that `refresh` and updates move.
+
+        Example:
+            >>> ref = clamor.put(np.zeros(1000)).snapshot()
+            >>> ref.thawed().frozen
+            False
+        """
         return self._with(self._state, frozen=False)
 
     def _move(self, state: State) -> None:
@@ -414,7 +458,16 @@ class GlobalRef(Generic[T]):
         return hash(self._key)
 
     def packed(self) -> bytes:
-        """All of it as bytes, for `unpacked`. Made once for each version that it is at."""
+        """The whole reference as bytes, for `unpacked`. Made once for each version that it is at.
+
+        Returns:
+            A few hundred bytes; with the object inside where it is below 4 KiB.
+
+        Example:
+            >>> ref = clamor.put(np.arange(1000))
+            >>> clamor.GlobalRef.unpacked(ref.packed()) == ref
+            True
+        """
         state, known = self._state, self._packed
         if known is not None and known[0] is state:
             return known[1]
@@ -427,7 +480,19 @@ class GlobalRef(Generic[T]):
 
     @staticmethod
     def unpacked(packed: bytes) -> GlobalRef[Any]:
-        """A reference like the one that gave these bytes."""
+        """A reference like the one that gave these bytes.
+
+        Args:
+            packed: what `packed` returned.
+
+        Returns:
+            A new reference at the same version, frozen if that one was.
+
+        Example:
+            >>> packed = clamor.put(np.arange(1000)).packed()
+            >>> int(clamor.GlobalRef.unpacked(packed).get()[7])
+            7
+        """
         (region, base_address, length_bytes, scope), now, first, frozen, freed = pickle.loads(
             packed
         )

@@ -14,15 +14,17 @@ import contextlib
 import contextvars
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from clamor_ray._objects.ranges import extent
-from clamor_ray._read.lease import Leased
-from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import session as _session
+
+if TYPE_CHECKING:
+    from clamor_ray._read.lease import Leased
+    from clamor_ray._read.ref import GlobalRef
+from clamor_ray._read import opener
 
 _by_value: contextvars.ContextVar[bool] = contextvars.ContextVar("clamor_views_by_value")
 _arrow_installed = False
@@ -37,8 +39,12 @@ def views_by_value() -> Iterator[None]:
     CLAMOR_VIEW_REF_BYTES=0 in its environment.
 
     Example:
-        >>> with clamor.views_by_value():        # doctest: +SKIP
-        ...     kept = ray.put(ref.get()[:10**6])
+        >>> ref = clamor.put(np.arange(10**6))
+        >>> with clamor.views_by_value():
+        ...     kept = ray.put(ref.get()[:1000])
+        >>> clamor.free(ref)
+        >>> int(ray.get(kept)[7])  # a copy: it outlives the variable
+        7
     """
     token = _by_value.set(True)
     try:
@@ -52,9 +58,9 @@ def views_by_value() -> Iterator[None]:
 
 def _leased(address: int, n_bytes: int) -> Leased | None:
     """What a view at this address is a view of, where it is to travel as a reference."""
-    if not any(0 < s.config.view_ref_bytes <= n_bytes for s in _session.sessions()):
+    if not any(0 < s.config.view_ref_bytes <= n_bytes for s in opener.sessions()):
         return None
-    found = _session.at_address(address)
+    found = opener.at_address(address)
     if found is None:
         return None
     session, leased = found
@@ -100,7 +106,7 @@ def _reduce_buffer(buffer: Any) -> Any:
 
 
 def _image_of(ref: GlobalRef[Any]) -> npt.NDArray[np.uint8]:
-    return _session.current(ref.scope).open(ref, stream=False).bytes()
+    return opener.current(ref.scope).open(ref, stream=False).bytes()
 
 
 def array_at(

@@ -8,13 +8,10 @@ is made by the first call of the group, which waits until all members make their
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import hmac
 import itertools
-import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -25,66 +22,20 @@ import numpy.typing as npt
 import ray
 
 from clamor_ray import errors
-from clamor_ray._native.ring import BYTES, OPS, Ring, address, dtype_code
+from clamor_ray._native.ring import BYTES, OPS, address, dtype_code
 from clamor_ray._protocol.rendezvous import Guest, Meeting
-from clamor_ray._ring import group_ends
+from clamor_ray._ring import group_ends, members
 from clamor_ray._ring.joining import Place, in_ring, join, listen
+from clamor_ray._ring.members import Member
 from clamor_ray._session import session as _session
 
 MEET_FIRST_S: Final = 0.005  # between two questions whether all are there
 MEET_MOST_S: Final = 0.2
+MEET_KNOWN_S: Final = 5.0  # what the registry said so long ago it would say again
 MAC_BYTES: Final = 32
 DEFAULT_TIMEOUT_S: Final = 60.0
 
 Array = npt.NDArray[Any]
-
-
-@dataclasses.dataclass
-class _Member:
-    """This process's part in a group."""
-
-    scope: str
-    rank: int
-    ring: Ring
-    secret: bytes
-    calls_before: tuple[int, ...]  # by rank: completed when the connections before were lost
-    calls: int = 0  # completed
-    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
-
-
-_members: dict[str, _Member] = {}
-_joining: dict[str, threading.Lock] = {}  # by group: members may join several at once
-_calls_lost: dict[str, int] = {}  # by group that is being rebuilt: calls completed before
-
-
-def _after_fork_in_child() -> None:
-    _members.clear()  # the parent's; what they were is poison here
-    _joining.clear()
-    _calls_lost.clear()
-
-
-@contextlib.contextmanager
-def _alone(name: str) -> Iterator[None]:
-    """Nobody else joins or leaves this group here meanwhile."""
-    while True:
-        lock = _joining.setdefault(name, threading.Lock())
-        with lock:
-            if _joining.get(name) is lock:  # else it was closed meanwhile
-                yield
-                return
-
-
-def close_member(name: str) -> None:
-    """Leaves a group, whoever is in the middle of a call of it: that raises `ClosedError`."""
-    with _alone(name):
-        member = _members.pop(name, None)
-        _calls_lost.pop(name, None)
-        del _joining[name]
-    if member is not None:
-        member.ring.close()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _numbers(array: Any, what: str, op: Any = None) -> tuple[Array, int]:
@@ -185,29 +136,32 @@ class RingGroup:
         Raises:
             NotAMemberError: It is none of the group's actors.
         """
-        member = _members.get(self._name)
+        member = members.by_group.get(self._name)
         return self._own_rank() if member is None else member.rank
 
     # -- being a member
 
-    def _joined(self) -> _Member:
-        member = _members.get(self._name)
+    def _joined(self) -> Member:
+        member = members.by_group.get(self._name)
         if member is not None:
             return member
-        with _alone(self._name):
-            member = _members.get(self._name)
+        with members.alone(self._name):
+            member = members.by_group.get(self._name)
             if member is None:
-                member = _members[self._name] = self._join()
+                member = members.by_group[self._name] = self._join()
             return member
 
-    def _join(self) -> _Member:
+    def _join(self) -> Member:
         rank = self._own_rank()
         session = _session.current(self._scope)
         host = ray.util.get_node_ip_address()
         with contextlib.closing(listen(host)) as listener:
             port = listener.getsockname()[1]
-            calls = _calls_lost.get(self._name, 0)
-            meeting = self._meet(session, Guest(rank, host, port, secrets.randbits(63), calls))
+            calls = members.calls_lost.get(self._name, 0)
+            meeting = self._meet(
+                session,
+                Guest(rank=rank, host=host, port=port, visit=secrets.randbits(63), calls=calls),
+            )
             ring = join(
                 listener,
                 f"{self._name}/{meeting.number}".encode(),
@@ -217,21 +171,30 @@ class RingGroup:
                 n_lanes=self._lanes,
                 timeout_s=self._timeout_s,
             )
-        _calls_lost.pop(self._name, None)
+        members.calls_lost.pop(self._name, None)
         calls_before = tuple(guest.calls for guest in meeting.guests)
-        return _Member(session.scope, rank, ring, meeting.secret, calls_before)
+        return Member(
+            scope=session.scope,
+            rank=rank,
+            ring=ring,
+            secret=meeting.secret,
+            calls_before=calls_before,
+        )
 
     def _meet(self, session: _session.Session, guest: Guest) -> Meeting:
         """All members, when all are there. In short questions: the registry forgets who does not
         come again, and whoever waits when it is restarted comes again by itself."""
         deadline = time.monotonic() + self._timeout_s
-        pause_s, missing, failure = MEET_FIRST_S, (), None
-        met = False
+        pause_s, failure = MEET_FIRST_S, None
+        missing: tuple[int, ...] = ()
+        met, said_s = False, 0.0
         try:
             while True:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
-                    raise self._nobody(missing) if failure is None else failure
+                    # The last question has little time: a busy registry may not answer it.
+                    is_known = missing and said_s >= deadline - MEET_KNOWN_S
+                    raise self._nobody(missing) if failure is None or is_known else failure
                 try:
                     within_s = min(session.config.control_timeout_s, left_s + MEET_MOST_S)
                     found = session.call("meet", self._name, self._size, guest, timeout_s=within_s)
@@ -245,7 +208,7 @@ class RingGroup:
                         return found
                     if found.missing != missing:
                         pause_s = MEET_FIRST_S
-                    missing, failure = found.missing, None
+                    missing, failure, said_s = found.missing, None, time.monotonic()
                 time.sleep(min(pause_s, max(0.0, left_s)))
                 pause_s = min(MEET_MOST_S, 1.5 * pause_s)
         finally:
@@ -265,7 +228,7 @@ class RingGroup:
         return error
 
     @contextlib.contextmanager
-    def _call(self) -> Iterator[_Member]:
+    def _call(self) -> Iterator[Member]:
         member = self._joined()
         if not member.lock.acquire(timeout=self._timeout_s):
             raise errors.WaitTimeoutError(
@@ -280,8 +243,8 @@ class RingGroup:
             member.lock.release()
 
     def rebuild(self) -> tuple[int, ...]:
-        """Connects anew, after `MemberLostError`: all members call it, those that were started
-        again included (for them, any first call does).
+        """Connects the members anew after `MemberLostError`. All members call it, those that were
+        started again included (for them, any first call does).
 
         When a member is lost, some of the others may have completed one call more than the rest.
         The calls are counted anew from here: all make the same one next, and which one that is the
@@ -295,20 +258,34 @@ class RingGroup:
             MemberLostError: Not all members came, or one was lost again: call it once more.
 
         Example:
-            >>> # after a MemberLostError, at all members
-            >>> done = group.rebuild()                                   # doctest: +SKIP
-            >>> step = int(group.allreduce(np.array(step), "min"))       # doctest: +SKIP
+            >>> class Worker:
+            ...     def run(self, group):
+            ...         return group.barrier(), group.rebuild()
+            >>> workers = [ray.remote(Worker).remote() for _ in range(2)]
+            >>> group = clamor.AllReduceGroup(workers)
+            >>> ray.get([worker.run.remote(group) for worker in workers])
+            [(None, (1, 1)), (None, (1, 1))]
         """
-        with _alone(self._name):
-            member = _members.pop(self._name, None)
+        with members.alone(self._name):
+            member = members.by_group.pop(self._name, None)
         if member is not None:
-            _calls_lost[self._name] = member.calls
+            members.calls_lost[self._name] = member.calls
             member.ring.close()
         return self._joined().calls_before
 
     def close(self) -> None:
-        """Leaves the group; the others see this member gone. Idempotent."""
-        close_member(self._name)
+        """Leaves the group; the others find this member gone. Calling it again changes nothing.
+
+        Example:
+            >>> class Worker:
+            ...     def run(self, group):
+            ...         return group.size, group.barrier(), group.close()
+            >>> workers = [ray.remote(Worker).remote() for _ in range(2)]
+            >>> group = clamor.AllReduceGroup(workers)
+            >>> ray.get([worker.run.remote(group) for worker in workers])
+            [(2, None, None), (2, None, None)]
+        """
+        members.close_member(self._name)
 
     # -- collectives
 
@@ -338,6 +315,15 @@ class RingGroup:
                 `rebuild()`.
             TypeError, ValueError: No such dtype or operation, or `out` does not fit.
             NotAMemberError: Called outside the group's actors.
+
+        Example:
+            >>> class Worker:
+            ...     def run(self, group):
+            ...         return group.allreduce(np.ones(2, np.int64))
+            >>> workers = [ray.remote(Worker).remote() for _ in range(2)]
+            >>> group = clamor.AllReduceGroup(workers)
+            >>> ray.get([worker.run.remote(group) for worker in workers])
+            [array([2, 2]), array([2, 2])]
         """
         given, code = _numbers(array, "allreduce", op)
         result = _result(out, given, given.shape)
@@ -362,7 +348,27 @@ class RingGroup:
         self, array: npt.ArrayLike, op: str | Callable[[Any, Any], Any] = "sum"
     ) -> Array:
         """As `allreduce`, but each member gets its own segment: of the array flattened, elements
-        n * rank // size to n * (rank + 1) // size."""
+        n * rank // size to n * (rank + 1) // size.
+
+        Args:
+            array: of one shape and dtype at all members, as `allreduce`'s.
+            op: as `allreduce`'s.
+
+        Returns:
+            The member's segment, 1-D.
+
+        Raises:
+            CollectiveMismatchError, MemberLostError, TypeError, ValueError, ...: As `allreduce`.
+
+        Example:
+            >>> class Worker:
+            ...     def run(self, group):
+            ...         return group.reduce_scatter([1, 2, 3, 4])
+            >>> workers = [ray.remote(Worker).remote() for _ in range(2)]
+            >>> group = clamor.AllReduceGroup(workers)
+            >>> ray.get([worker.run.remote(group) for worker in workers])
+            [array([2, 4]), array([6, 8])]
+        """
         given, code = _numbers(array, "reduce_scatter", op)
         if callable(op):
             return self._reduced_in_python("reduce_scatter", given, op, None)
@@ -384,7 +390,26 @@ class RingGroup:
         return own
 
     def all_gather(self, array: npt.ArrayLike) -> Array:
-        """All members' arrays, stacked by rank: shape (size, *shape)."""
+        """Stacks all members' arrays by rank.
+
+        Args:
+            array: of one shape and dtype at all members, as `allreduce`'s.
+
+        Returns:
+            Shape (size, *shape), at every member.
+
+        Raises:
+            CollectiveMismatchError, MemberLostError, TypeError, ...: As `allreduce`.
+
+        Example:
+            >>> class Worker:
+            ...     def run(self, group):
+            ...         return group.all_gather(group.rank)
+            >>> workers = [ray.remote(Worker).remote() for _ in range(2)]
+            >>> group = clamor.AllReduceGroup(workers)
+            >>> ray.get([worker.run.remote(group) for worker in workers])
+            [array([0, 1]), array([0, 1])]
+        """
         given, code = _numbers(array, "all_gather")
         result = np.empty((self._size, *given.shape), given.dtype)
         with self._call() as member:
@@ -400,11 +425,29 @@ class RingGroup:
         return result
 
     def broadcast(self, array: npt.ArrayLike, root: int = 0, out: Any = None) -> Array:
-        """The root's array, at all members. The others pass one of the same shape and dtype, whose
-        content does not matter.
+        """Sends the root's array to all members.
+
+        Args:
+            array: the root's is sent; the others pass one of the same shape and dtype, whose
+                content does not matter.
+            root: rank of the member that sends.
+            out: where the result goes, as `allreduce`'s.
+
+        Returns:
+            The root's array, at every member.
 
         Raises:
-            ValueError: There is no such member.
+            ValueError: There is no such member, or `out` does not fit.
+            CollectiveMismatchError, MemberLostError, TypeError, ...: As `allreduce`.
+
+        Example:
+            >>> class Worker:
+            ...     def run(self, group):
+            ...         return group.broadcast([group.rank], root=1)
+            >>> workers = [ray.remote(Worker).remote() for _ in range(2)]
+            >>> group = clamor.AllReduceGroup(workers)
+            >>> ray.get([worker.run.remote(group) for worker in workers])
+            [array([1]), array([1])]
         """
         if not 0 <= root < self._size:
             raise ValueError(f"root is 0 to {self._size - 1}, not {root!r}")
@@ -426,7 +469,21 @@ class RingGroup:
         return result
 
     def barrier(self) -> None:
-        """Returns when all members have called it."""
+        """Waits until all members have called it.
+
+        Raises:
+            MemberLostError: A member is gone, or did not come for `timeout_s`.
+            CollectiveMismatchError: Another member made another call.
+
+        Example:
+            >>> class Worker:
+            ...     def run(self, group):
+            ...         return group.barrier()
+            >>> workers = [ray.remote(Worker).remote() for _ in range(2)]
+            >>> group = clamor.AllReduceGroup(workers)
+            >>> ray.get([worker.run.remote(group) for worker in workers])
+            [None, None]
+        """
         with self._call() as member:
             member.ring.run("barrier", dtype=BYTES, timeout_s=self._timeout_s)
 
@@ -472,7 +529,7 @@ class RingGroup:
 
     def _own_part(
         self,
-        member: _Member,
+        member: Member,
         parts: Sequence[Any],
         op: Callable[[Any, Any], Any],
         timeout_s: float | None = None,
@@ -489,7 +546,7 @@ class RingGroup:
             so_far = op(self._swap(member, so_far, timeout_s), parts[ranks[(me - 2 - step) % n]])
         return so_far
 
-    def _all_parts(self, member: _Member, own: Any) -> Iterator[tuple[int, Any]]:
+    def _all_parts(self, member: Member, own: Any) -> Iterator[tuple[int, Any]]:
         """Every member's object, with its rank."""
         ranks, me = member.ring.ranks, member.ring.position
         passed = own
@@ -498,7 +555,7 @@ class RingGroup:
             passed = self._swap(member, passed)
             yield ranks[(me - 1 - step) % len(ranks)], passed
 
-    def _swap(self, member: _Member, obj: Any, timeout_s: float | None = None) -> Any:
+    def _swap(self, member: Member, obj: Any, timeout_s: float | None = None) -> Any:
         """Passes an object on; the one that the member before passes."""
         body = cloudpickle.dumps(obj, protocol=5)
         said = _mac(member.secret, body) + body
@@ -536,9 +593,13 @@ class AllReduceGroup(RingGroup):
         ValueError: There are no actors, or one is there twice.
 
     Example:
-        >>> group = clamor.AllReduceGroup(workers)                      # doctest: +SKIP
-        >>> ray.get([w.step.remote(group) for w in workers])            # doctest: +SKIP
-        >>> # in a worker: gradient = group.allreduce(gradient, "mean")
+        >>> class Worker:
+        ...     def run(self, group):
+        ...         return group.allreduce([1.0, group.rank])
+        >>> workers = [ray.remote(Worker).remote() for _ in range(2)]
+        >>> group = clamor.AllReduceGroup(workers)
+        >>> ray.get([worker.run.remote(group) for worker in workers])
+        [array([2., 1.]), array([2., 1.])]
     """
 
     def __init__(

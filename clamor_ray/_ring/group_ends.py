@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import ray
 
+from clamor_ray._ring import members
+from clamor_ray._session import ended
 from clamor_ray._session import session as _session
 
 if TYPE_CHECKING:
@@ -109,8 +111,6 @@ def _let_go(actor: Any, name: str) -> None:
 
 def _close_unused() -> None:
     global _watch
-    from clamor_ray._ring import group as _group
-
     while True:
         time.sleep(LET_GO_S)
         with _lock:
@@ -121,7 +121,7 @@ def _close_unused() -> None:
             if is_last:
                 _watch = None
         for name in ends:
-            _group.close_member(name)
+            members.close_member(name)
         if is_last:
             return
 
@@ -129,22 +129,18 @@ def _close_unused() -> None:
 def _end_now(actor: Any, name: str) -> None:
     """Runs in each actor of a group whose session ends."""
     del actor
-    from clamor_ray._ring import group as _group
-
-    _group.close_member(name)
+    members.close_member(name)
 
 
 def _session_ends(session: _session.Session) -> None:
-    from clamor_ray._ring import group as _group
-
     if session.owner and session.is_here:
         for name, (scope, actors) in list(_made.items()):
             if scope == session.scope:
                 _made.pop(name, None)
                 _tell(actors, _end_now, name)
-    for name, member in list(_group._members.items()):
+    for name, member in list(members.by_group.items()):
         if member.scope == session.scope:
-            _group.close_member(name)
+            members.close_member(name)
 
 
-_session.at_end.append(_session_ends)
+ended.at_end.append(_session_ends)

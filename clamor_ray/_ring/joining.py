@@ -111,7 +111,7 @@ class _Joining:
     """What one member has so far."""
 
     group: bytes
-    secret: bytes
+    secret: bytes = field(repr=False)  # a log may show the rest
     places: Sequence[Place]
     position: int
     n_lanes: int
@@ -172,7 +172,14 @@ def join(
     position = ranks.index(rank)
     if len(places) == 1:
         return Ring(0, ranks, [], [], [])
-    joining = _Joining(group, secret, places, position, n_lanes, time.monotonic() + timeout_s)
+    joining = _Joining(
+        group=group,
+        secret=secret,
+        places=places,
+        position=position,
+        n_lanes=n_lanes,
+        deadline_s=time.monotonic() + timeout_s,
+    )
     failed: list[BaseException] = []
 
     def accept() -> None:

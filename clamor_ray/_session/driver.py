@@ -12,8 +12,8 @@ import ray
 
 from clamor_ray import errors
 from clamor_ray._protocol.config import Config
+from clamor_ray._session import ended, starting
 from clamor_ray._session import session as _session
-from clamor_ray._session import starting
 from clamor_ray._session.session import Session
 from clamor_ray._session.spawned import SpawnedSession
 from clamor_ray._session.starting import InitResult
@@ -42,7 +42,7 @@ def init(
         namespace: as `ray.init`'s; ours is always "clamor".
         cache_bytes: budget of each node's cached blocks, as a number or as in "4GiB"; homes do
             not count. 0: a quarter of what each node has.
-        cache_policy: which cached blocks go first: sieve, s3fifo, fifo, lru, lfu, random, clock.
+        cache_policy: which cached blocks go first: sieve, fifo, lru, lfu, random.
         replication: whom a busy home sends askers to: "p2c" (of two nodes that have the block, the
             one with less to send), "random" or "off".
         page_bytes: what a fault fetches, a power of two from 4 KiB to 8 MiB; 0: by use.
@@ -64,8 +64,8 @@ def init(
             joins later raises it in the first task there that uses a global variable.)
 
     Example:
-        >>> clamor.init().trap   # doctest: +SKIP
-        'uffd'
+        >>> clamor.init().trap in ("uffd", "uffd-user", "sigsegv")
+        True
     """
     _session._check_platform()
     if address is not None and address.startswith("ray://"):
@@ -107,7 +107,13 @@ def init(
             _session._add(session)
     if trap != "uffd" and not reason:
         reason = f"CLAMOR_TRAP={session.config.trap} asks for it"
-    return InitResult(trap, session.node_id, info.library_version, session.scope, reason)
+    return InitResult(
+        trap=trap,
+        node_id=session.node_id,
+        server_version=info.library_version,
+        scope=session.scope,
+        trap_reason=reason,
+    )
 
 
 def _make_session(config: Config) -> Session:
@@ -122,7 +128,7 @@ def _still_used() -> list[tuple[int, int]]:
     them. One of this cluster has them for itself anyway; one of another cluster may be given them,
     too."""
     others = (*_session._over, *_session.sessions())
-    tables = [*_session._left, *(session.leases for session in others)]
+    tables = [*ended.left, *(session.leases for session in others)]
     mappings = [leased.mapping for table in tables for _, leased in table.entries()]
     return [(mapping.address, mapping.address + mapping.length_bytes) for mapping in mappings]
 
@@ -145,7 +151,10 @@ def shutdown() -> None:
     nothing. In a task or an actor it only detaches that process. Sessions of other drivers go on.
 
     Example:
-        >>> clamor.shutdown()   # doctest: +SKIP
+        >>> ref = clamor.put(np.arange(1000))
+        >>> clamor.shutdown()
+        >>> clamor.init().scope == ref.scope  # another session, without the variables of the first
+        False
     """
     _shutdown()
 
@@ -154,7 +163,7 @@ def _shutdown(exiting: bool = False) -> None:
     with _session._lock:
         for session in (*_session.sessions(), *_session._over):
             _session._leave(session)
-            _session._ended.add(session.scope)
+            ended.scopes.add(session.scope)
             if session._pid == os.getpid():
                 _end(session, exiting)
         _session._over.clear()

@@ -10,33 +10,21 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from clamor_ray import errors
 from clamor_ray._native.client import Client
 from clamor_ray._protocol import names
 from clamor_ray._protocol.config import Config
 from clamor_ray._read.lease import Lease, LeaseTable
-from clamor_ray._session.session import Session
+from clamor_ray._session.announced import announced
+from clamor_ray._session.part import Session
 from clamor_ray._tasks.task_ends import TaskEnds
 
-VARIABLE: Final = "CLAMOR_ATTACHED_NODE"
 _HINT = (
     "Do it in the process that started this one, or in a Ray task, and pass references: this one "
     "reads them. To make it a driver of its own call clamor.init() here."
 )
-
-
-def announce(node_id: str, sockets_below: str) -> None:
-    """Tells processes that this one will start where they are, and where the sockets lie."""
-    os.environ[VARIABLE] = f"{node_id}:{os.getpid()}:{sockets_below}"
-
-
-def announced() -> tuple[str, str] | None:
-    """The node that the process which started this one was attached on, and the directory below
-    which its sockets lie."""
-    node_id, pid, sockets_below = (*os.environ.get(VARIABLE, "").split(":", 2), "", "")[:3]
-    return (node_id, sockets_below) if sockets_below and pid != str(os.getpid()) else None
 
 
 class SpawnedSession(Session):

@@ -29,6 +29,11 @@ class InitResult:
         scope: names the session in sockets and actors.
         trap_reason: why it is not "uffd": what the kernel said, or that CLAMOR_TRAP asks for it;
             "" for "uffd".
+
+    Example:
+        >>> found = clamor.init()
+        >>> found.server_version == clamor.__version__
+        True
     """
 
     trap: str

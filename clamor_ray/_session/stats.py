@@ -118,6 +118,10 @@ class NodeStats:
         cache_bytes: the budget of its cached blocks; `engine.cached_bytes` is what they take.
         thrashing: how often, at most every ten seconds, it found that it fetches again what it
             has just evicted: the budget is too small for what tasks use at once.
+
+    Example:
+        >>> clamor.init().node_id in [node.node_id for node in clamor.stats().nodes]
+        True
     """
 
     info: ServerInfo
@@ -134,7 +138,21 @@ class NodeStats:
         return self.info.node_id
 
     def region(self, region: int) -> RegionStats | None:
-        """The node's part of one global variable, or None where it has none."""
+        """The node's counters of one global variable.
+
+        Args:
+            region: id of the variable.
+
+        Returns:
+            The counters, or None where the node has no part of it.
+
+        Example:
+            >>> ref = clamor.put(np.arange(10**5))
+            >>> here = clamor.init().node_id
+            >>> (node,) = [node for node in clamor.stats().nodes if node.node_id == here]
+            >>> node.region(ref.region).length_bytes == ref.length_bytes
+            True
+        """
         return next((found for found in self.regions if found.region == region), None)
 
 
@@ -147,6 +165,11 @@ class Stats:
         regions_by_state: how many global variables are in which state.
         address_bytes_in_use: of the global address space.
         replay: how many read sets were noted, asked for and found (`clamor.remote(replay=...)`).
+
+    Example:
+        >>> stats = clamor.stats()
+        >>> stats.bytes_received == sum(node.engine.bytes_received for node in stats.nodes)
+        True
     """
 
     nodes: tuple[NodeStats, ...] = ()
@@ -202,7 +225,19 @@ class Stats:
         )
 
     def region(self, ref: GlobalRef[Any]) -> dict[str, RegionStats]:
-        """One global variable on every node that has it, by node id."""
+        """The counters of one global variable on every node that has a part of it.
+
+        Args:
+            ref: the variable.
+
+        Returns:
+            Node id -> counters.
+
+        Example:
+            >>> ref = clamor.put(np.arange(10**5))
+            >>> [found.is_home for found in clamor.stats().region(ref).values()]
+            [1]
+        """
         found = ((node.node_id, node.region(ref.region)) for node in self.nodes)
         return {node_id: stats for node_id, stats in found if stats is not None}
 
@@ -249,8 +284,9 @@ def stats() -> Stats:
     Safe from any thread.
 
     Example:
-        >>> clamor.stats().bytes_received   # doctest: +SKIP
-        1048576
+        >>> ref = clamor.put(np.arange(10**5))
+        >>> sum(node.engine.home_bytes for node in clamor.stats().nodes) >= ref.length_bytes
+        True
     """
     from clamor_ray._session import session as _session
 
@@ -279,8 +315,9 @@ def block_map(
     Safe from any thread.
 
     Example:
-        >>> clamor.block_map(ref, "fetched", buckets=4)   # doctest: +SKIP
-        {'c0ffee...': array([16, 0, 0, 2], dtype=uint32)}
+        >>> ref = clamor.put(np.zeros(4 * 512))  # 4 blocks of 4 KiB, and one that describes it
+        >>> clamor.block_map(ref, "fetched", buckets=4)  # it is at home here: nothing was fetched
+        {'...': array([0, 0, 0, 0], dtype=uint32)}
     """
     from clamor_ray._session import session as _session
 

@@ -26,6 +26,9 @@ def put(obj: Any, *, source: Callable[[], Any] | None = None) -> GlobalRef[Any]:
             the object is lost and blocks are wanted that no other node has read. Those that a
             commit has changed it cannot make. A small object needs none.
 
+    Returns:
+        A reference to version 0 of the new global variable.
+
     Raises:
         NotInitializedError: Before `clamor.init()`.
         UnpicklableError: Something in the object, or in the source, cannot be pickled.
@@ -38,7 +41,9 @@ def put(obj: Any, *, source: Callable[[], Any] | None = None) -> GlobalRef[Any]:
     Safe from any thread.
 
     Example:
-        >>> ref = clamor.put(scipy.spatial.KDTree(points))   # doctest: +SKIP
+        >>> ref = clamor.put({"weights": np.ones(1000)})
+        >>> float(ref.get()["weights"].sum())
+        1000.0
     """
     return with_current(lambda session: session.put(obj, source))
 
@@ -49,9 +54,13 @@ def zeros(
     """A global array of zeros. Nothing is allocated, whatever its size.
 
     Args:
-        shape, dtype: as `numpy.zeros`'s; dtype must hold plain data.
+        shape: length of each axis, a number or a tuple of them.
+        dtype: of the elements, plain data: one that holds no Python objects.
         capacity: length of the first axis that `clamor.update(ref, grow_to=n)` may reach; room
             for it is reserved, not allocated.
+
+    Returns:
+        A reference to an array of this shape and dtype, in C order.
 
     Raises:
         NotInitializedError: Before `clamor.init()`.
@@ -59,7 +68,9 @@ def zeros(
             the first one.
 
     Example:
-        >>> w = clamor.zeros(10**9, numpy.float32)   # doctest: +SKIP
+        >>> w = clamor.zeros(10**9, np.float32)  # 4 GB of addresses, no memory
+        >>> float(w.get()[123456])
+        0.0
     """
     return with_current(lambda session: session.zeros(shape, dtype, capacity))
 
@@ -73,15 +84,21 @@ def share(object_ref: Any, *, timeout: float = 300.0) -> GlobalRef[Any]:
     `object_ref`.
 
     Args:
-        object_ref: of any object; one that Ray keeps with its owner (small ones) is put.
+        object_ref: a `ray.ObjectRef`. A small object, which Ray keeps with its owner, is put.
         timeout: seconds for the object to be ready and pinned.
+
+    Returns:
+        A reference to version 0 of a global variable with the object's content.
 
     Raises:
         NotInitializedError: Before `clamor.init()`.
         WaitTimeoutError: The object was not ready in time.
+        TypeError: It is no `ray.ObjectRef`.
 
     Example:
-        >>> ref = clamor.share(ray.put(array))   # doctest: +SKIP
+        >>> ref = clamor.share(ray.put(np.arange(10**5)))
+        >>> int(ref.get()[4])
+        4
     """
     if not isinstance(object_ref, ray.ObjectRef):
         raise TypeError(f"share takes a Ray ObjectRef, not {type(object_ref).__qualname__}")
@@ -89,7 +106,7 @@ def share(object_ref: Any, *, timeout: float = 300.0) -> GlobalRef[Any]:
 
 
 def free(ref: GlobalRef[Any]) -> None:
-    """Lets go of a global variable. Processes that read it keep it until they are done.
+    """Frees a global variable. Processes that read it keep its memory until they are done.
 
     From now on `get` raises `FreedError`. Freeing it again changes nothing.
 
@@ -99,9 +116,13 @@ def free(ref: GlobalRef[Any]) -> None:
     Raises:
         NotInitializedError: Before `clamor.init()`.
         SessionMismatchError: It belongs to another session.
+        TypeError: It is no `GlobalRef`.
 
     Example:
-        >>> clamor.free(ref)   # doctest: +SKIP
+        >>> ref = clamor.put(np.arange(1000))
+        >>> clamor.free(ref)
+        >>> ref.freed
+        True
     """
     if not isinstance(ref, GlobalRef):
         raise TypeError(f"free takes a GlobalRef, not {type(ref).__qualname__}")

@@ -9,15 +9,18 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from clamor_ray._native.base import Runs
 from clamor_ray._objects.memory import cache_budget, memory_bytes
 from clamor_ray._protocol.rpc import pack, unpack
+from clamor_ray._read import opener
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import session as _session
 from clamor_ray._tasks.read_predictor import Hinted, encode, runs_to_fetch
+
+if TYPE_CHECKING:
+    from clamor_ray._session.session import Session
 
 logger = logging.getLogger("clamor_ray")
 
@@ -53,14 +56,14 @@ class PredictedReads:
 
     def __init__(self, hint: Hinted, refs: Sequence[GlobalRef[Any]]) -> None:
         self._key = hint.key
-        self._session: _session.Session | None = None
+        self._session: Session | None = None
         self._answer: Any = None
         self._asked = False
         self._found: dict[int, bytes] = {}
         self._at = frozenset((ref.region, ref.version) for ref in refs if not ref.inline)
         with _harmless("asking for a read set"):
             scope = hint.ref.scope
-            session = _session.current(scope)
+            session = opener.current(scope)
             if session._pid != os.getpid():  # a fork cannot reach the registry
                 return
             self._session = session

@@ -243,6 +243,7 @@ def remote(
             True: yes, at once. A name: in the place of the function's own, and as True. False: no.
             Without read sets nothing is replayed.
         options: as `ray.remote`'s: num_cpus, num_returns, max_retries, ...
+        args: the function or the class, where it is used as a decorator without options.
 
     Returns:
         What `ray.remote` returns, with `.remote()` and `.options()`.
@@ -251,10 +252,11 @@ def remote(
         TypeError: It decorates neither a function nor a class, or a class with `replay`.
 
     Example:
-        >>> @clamor.remote(num_cpus=1)           # doctest: +SKIP
-        ... def nearest(tree, queries):
-        ...     return tree.query(queries)
-        >>> ray.get(nearest.remote(ref, queries))   # doctest: +SKIP
+        >>> @clamor.remote(num_cpus=1)
+        ... def total(x, first, last):
+        ...     return int(x[first:last].sum())
+        >>> ray.get(total.remote(clamor.put(np.arange(10**5)), 10, 20))
+        145
     """
     choice = None if read_set is None else check_read_sets(read_set)
     if replay is not None and not isinstance(replay, (bool, str)):

@@ -19,9 +19,9 @@ A read set never misses a block; it may have more than was touched:
 What it cannot see: values that were copied out of a variable by an earlier call and are still here,
 and processes that were started and not forked.
 
-Hooks call this file from `_read/lease.py`, `_session/session.py`, `_read/gather.py` and
-`_write/transaction.py`. Nothing here imports those on top, and nothing takes a lock where the
-garbage collector may call it.
+From the first attempt of a process on, this file observes its leases (`LeaseObserver`); what lies
+above (`_session/`, `_build/`, `_write/`) says itself what it makes and commits. Nothing here takes
+a lock where the garbage collector may call it.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from pyroaring import BitMap
 from clamor_ray import errors
 from clamor_ray._objects.layout import stream_blocks
 from clamor_ray._protocol.idempotency import TOKEN_BYTES, Name, digest_of
+from clamor_ray._read import opener
+from clamor_ray._read.lease import LeaseObserver, inline_images, observe
 
 if TYPE_CHECKING:
     from clamor_ray._native.client import Client, Mapping, Runs
@@ -274,10 +276,11 @@ def recording(token: bytes | None, *, read_set: ReadSet = "exact") -> Iterator[T
         ValueError: Another attempt runs in this process, or the token is none.
 
     Example:
-        >>> with recording(None) as attempt:   # doctest: +SKIP
+        >>> ref = clamor.put(np.arange(10**5))
+        >>> with recording(None) as attempt:
         ...     total = ref.get()[:1000].sum()
-        >>> attempt.reads()                    # doctest: +SKIP
-        [Read(region=1, version=0, blocks=...)]
+        >>> [read.version for read in attempt.reads()]
+        [0]
     """
     global _current
     if _current is not None:
@@ -296,11 +299,8 @@ def recording(token: bytes | None, *, read_set: ReadSet = "exact") -> Iterator[T
 
 
 def _begin_on_all(attempt: TaskContext) -> None:
-    from clamor_ray._read.lease import inline_images
-    from clamor_ray._session import session as _session
-
     entries = (
-        (session, *entry) for session in _session.sessions() for entry in session.leases.entries()
+        (session, *entry) for session in opener.sessions() for entry in session.leases.entries()
     )
     for session, token, leased in entries:
         if leased.snapshot is not None and token not in attempt._sets:
@@ -404,6 +404,7 @@ class _Children:
         if not self._watched:
             self._watched = True
             self._pid = os.getpid()
+            observe(LeaseObserver(leased, released, read_whole, read_runs))
             os.register_at_fork(
                 before=self._before,
                 after_in_parent=self._in_parent,
@@ -478,10 +479,7 @@ _children = _Children()
 
 
 def _mapped() -> Iterator[tuple[int, int]]:
-    from clamor_ray._read.lease import inline_images
-    from clamor_ray._session import session as _session
-
-    for table in (inline_images, *(session.leases for session in _session.sessions())):
+    for table in (inline_images, *(session.leases for session in opener.sessions())):
         for _, leased in table.entries():
             if leased.snapshot is not None:
                 yield leased.snapshot.region, leased.snapshot.version

@@ -3,9 +3,9 @@
 Such a touch ends the process: the thread may hold the GIL, and is in the middle of an instruction,
 so nothing can be raised there. Ray runs the task again. So a task that opens a variable tells the
 page cache's client who it is (no message), the client says that to the page server before the
-process ends, and the registry keeps it (`actors/recovery/task_ends.py`). An attempt that is not the
-first asks once, and raises when it opens what the one before could not read: the same version of
-the same variable. One that ended for another reason finds nothing.
+process ends, and the registry keeps it (`actors/lost_homes/task_end_log.py`). An attempt that is
+not the first asks once, and raises when it opens what the one before could not read: the same
+version of the same variable. One that ended for another reason finds nothing.
 
 Only tasks of functions: an actor's process may run several calls at once, and nobody knows which of
 them touched the block. And only those that open a variable in their main thread: Ray does not say
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from clamor_ray._native.client import Client
     from clamor_ray._read.ref import GlobalRef
     from clamor_ray._session.session import Session
-    from clamor_ray.actors.recovery.task_ends import TaskEnd
+    from clamor_ray.actors.lost_homes.task_end_log import TaskEnd
 
 ON_ITS_WAY_S: Final = 1.0  # Ray may run a task again before the registry has heard how it ended
 

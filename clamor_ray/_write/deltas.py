@@ -286,7 +286,7 @@ def _apply_rows(array: Array, op: Op, rows: Rows | None) -> None:
         apply(array, Delta(op, rows.ids, rows.values))
 
 
-class Layout(NamedTuple):
+class ArrayLayout(NamedTuple):
     """How a variable's array lies in memory, in NumPy's words."""
 
     shape: tuple[int, ...]
@@ -302,7 +302,7 @@ class Collector:
     """
 
     def __init__(self, most_bytes: int = 64 << 20) -> None:
-        self.layouts: dict[tuple[int, int], Layout] = {}  # by (region, version)
+        self.layouts: dict[tuple[int, int], ArrayLayout] = {}  # by (region, version)
         self._refs: dict[int, Any] = {}
         self._most_bytes = most_bytes
         self._pid = os.getpid()

@@ -36,31 +36,33 @@ def retry(
     most_s: float = 1.0,
     **kwargs: Any,
 ) -> Any:
-    """Calls a function until its transaction meets no conflict.
+    """Calls a function until its transaction commits without a conflict.
 
     The function must begin the transaction itself, on references that are no snapshots: each call
-    then starts from the newest version. What else it does it does again. Between two calls it
+    then starts from the newest version. Whatever else it does, it does again. Between two calls it
     waits a random time, of up to `base_s` after the first, doubled each time, `most_s` at most.
 
     Args:
         fn: called with `args` and `kwargs`; without it, a decorator with these settings.
+        args, kwargs: for `fn`.
         attempts: calls at most.
         base_s, most_s: seconds.
 
     Returns:
-        What `fn` returns.
+        What `fn` returns; without `fn`, a decorator.
 
     Raises:
         CommitConflict: That of the last call. Other exceptions pass at once.
         ValueError: Fewer than one attempt, or a negative time.
 
     Example:
-        >>> def deposit(account, amount):              # doctest: +SKIP
+        >>> account = clamor.put(np.zeros(1000))
+        >>> def deposit(amount):
         ...     with clamor.update(account) as balance:
         ...         balance[0] += amount
-        >>> clamor.retry(deposit, account, 100)        # doctest: +SKIP
-        >>> @clamor.retry(attempts=3)                  # doctest: +SKIP
-        ... def withdraw(account, amount): ...
+        >>> clamor.retry(deposit, 100)
+        >>> float(account.get()[0])
+        100.0
     """
     if attempts < 1:
         raise ValueError(f"attempts is at least 1, not {attempts}")

@@ -20,7 +20,7 @@ from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import session
 from clamor_ray._tasks import task_context
 from clamor_ray._write.applying import bring
-from clamor_ray._write.deltas import Array, Collector, Delta, Layout, apply, sparse
+from clamor_ray._write.deltas import Array, ArrayLayout, Collector, Delta, apply, sparse
 from clamor_ray._write.deltas import dense as whole
 from clamor_ray._write.retry import pause_s
 from clamor_ray._write.transaction import Transaction, refuse_nested
@@ -67,26 +67,70 @@ def add_at(w: Any, ids: Any, values: Any) -> None:
     Safe from any thread. (Clamor section 7.1.2.)
 
     Example:
-        >>> clamor.add_at(w, [3, 3, -1], 1.0)   # doctest: +SKIP
+        >>> w = clamor.zeros(1000)
+        >>> clamor.add_at(w, [3, 3, -1], 1.0)
+        >>> w.get()[[3, 999]]
+        array([2., 1.])
     """
     _change(w, lambda shape, dtype: sparse("add", shape, dtype, ids, values))
 
 
 def maximum_at(w: Any, ids: Any, values: Any) -> None:
-    """`w[ids] = max(w[ids], values)`, as `np.maximum.at`: a NaN stays. Otherwise as `add_at`."""
+    """`w[ids] = max(w[ids], values)`, as `np.maximum.at`: a NaN stays. Otherwise as `add_at`.
+
+    Args:
+        w: a `GlobalRef` of an array, or an array that came from one, whole.
+        ids: numbers of rows (along axis 0), integers of any dtype and shape.
+        values: a scalar, or what broadcasts to ids.shape + w.shape[1:].
+
+    Raises:
+        RowIdError, TypeError, ValueError, CommitConflict, ...: As `add_at`.
+
+    Example:
+        >>> w = clamor.zeros(1000)
+        >>> clamor.maximum_at(w, [3, 3], [5.0, 0.0])
+        >>> w.get()[[3, 4]]
+        array([5., 0.])
+    """
     _change(w, lambda shape, dtype: sparse("max", shape, dtype, ids, values))
 
 
 def minimum_at(w: Any, ids: Any, values: Any) -> None:
-    """`w[ids] = min(w[ids], values)`, as `np.minimum.at`: a NaN stays. Otherwise as `add_at`."""
+    """`w[ids] = min(w[ids], values)`, as `np.minimum.at`: a NaN stays. Otherwise as `add_at`.
+
+    Args:
+        w: a `GlobalRef` of an array, or an array that came from one, whole.
+        ids: numbers of rows (along axis 0), integers of any dtype and shape.
+        values: a scalar, or what broadcasts to ids.shape + w.shape[1:].
+
+    Raises:
+        RowIdError, TypeError, ValueError, CommitConflict, ...: As `add_at`.
+
+    Example:
+        >>> w = clamor.zeros(1000)
+        >>> clamor.minimum_at(w, [3, 3], [-5.0, 0.0])
+        >>> w.get()[[3, 4]]
+        array([-5.,  0.])
+    """
     _change(w, lambda shape, dtype: sparse("min", shape, dtype, ids, values))
 
 
 def accumulate(w: Any, dense: Any) -> None:
     """`w += dense`, for an array of w's own shape. Otherwise as `add_at`.
 
+    Args:
+        w: a `GlobalRef` of an array, or an array that came from one, whole.
+        dense: an array of w's shape; it is cast to w's dtype as NumPy casts "same_kind".
+
     Raises:
         ValueError: The shapes differ; nothing is broadcast.
+        TypeError, FrozenReferenceError, CommitConflict, ...: As `add_at`.
+
+    Example:
+        >>> w = clamor.zeros(1000)
+        >>> clamor.accumulate(w, np.arange(1000))
+        >>> float(w.get()[7])
+        7.0
     """
     _change(w, lambda shape, dtype: whole(shape, dtype, dense))
 
@@ -111,7 +155,7 @@ def _checked_array(value: Any, ref: GlobalRef[Any]) -> Array:
     return value
 
 
-def _check_whole(w: Any, ref: GlobalRef[Any], layout: Layout) -> None:
+def _check_whole(w: Any, ref: GlobalRef[Any], layout: ArrayLayout) -> None:
     """Ids count in what the caller has: a view over all of it has other rows."""
     if not isinstance(w, np.ndarray):
         return
@@ -189,7 +233,7 @@ def _collect(into: Collector, target: WriteTarget, w: Any, make: Make) -> None:
         into.add(at, delta)
 
 
-def _layout_at_or_after(at: GlobalRef[Any]) -> Layout:
+def _layout_at_or_after(at: GlobalRef[Any]) -> ArrayLayout:
     """Of its version, or of the newest where that is kept no longer: only what grew differs."""
     deadline = time.monotonic() + session.current(at.scope).config.control_timeout_s
     while True:
@@ -201,10 +245,10 @@ def _layout_at_or_after(at: GlobalRef[Any]) -> Layout:
             at = at.latest()
 
 
-def _layout_of(at: GlobalRef[Any]) -> Layout:
+def _layout_of(at: GlobalRef[Any]) -> ArrayLayout:
     if at.payload is not None:  # as memory of nobody's: that would be a read of all of it
         value = put_together(np.frombuffer(at.payload, np.uint8), at.plan)
     else:
         value = at.get()
     array = _checked_array(value, at)
-    return Layout(array.shape, array.dtype, array.strides)
+    return ArrayLayout(array.shape, array.dtype, array.strides)

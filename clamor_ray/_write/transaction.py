@@ -32,6 +32,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from clamor_ray import errors
+from clamor_ray._objects.block_sets import runs
 from clamor_ray._objects.inplace import check_can_change
 from clamor_ray._objects.layout import BLOCK_BYTES, put_together
 from clamor_ray._objects.memory import COMMIT_HINT, check_room
@@ -46,7 +47,6 @@ from clamor_ray._tasks import task_context
 from clamor_ray._write.grow import grown
 from clamor_ray._write.write_set import Change, WriteSetEntry
 from clamor_ray._write.write_targets import WriteTarget, write_target_of
-from clamor_ray.actors.recovery.rebuild import runs
 
 ASK_FIRST_BYTES: Final = 8 << 20  # from here on a conflict is asked for before blocks are copied
 LEAST_COPY_RATE: Final = 50e6  # bytes per second, for deadlines of large commits
@@ -117,6 +117,21 @@ class Transaction:
     comes out of a `with` block. Write nothing between such a failure and the next try.
 
     To be used by one thread at a time.
+
+    Args:
+        targets: what is changed, one entry for each variable.
+        single: `begin` returns the only object, and no tuple.
+        grow_to, lost: as `clamor.update`'s.
+
+    Raises:
+        ValueError: `lost` is no value of a byte.
+
+    Example:
+        >>> a = clamor.put(np.zeros(1000))
+        >>> change = clamor.update(a)
+        >>> change.begin()[0] = 1
+        >>> change.commit(), change.status
+        ((1,), 'committed')
     """
 
     def __init__(
@@ -164,11 +179,24 @@ class Transaction:
     # -- its beginning
 
     def begin(self) -> Any:
-        """Opens the variables; returns the object, or for `transaction` the tuple of objects.
+        """Opens the variables.
+
+        Returns:
+            The object; for `clamor.transaction` the tuple of objects.
 
         Raises:
+            ClosedError: It has begun before.
+            SessionMismatchError: The variables belong to several sessions.
+            ValueError: An array is a private copy, and no version of a variable.
             NestedUpdateError, NotInPlaceError, FreedError, SnapshotExpired, NoSpaceError, ...: See
                 `clamor.update`.
+
+        Example:
+            >>> change = clamor.update(clamor.put(np.zeros(1000)))
+            >>> x = change.begin()
+            >>> x[0] = 1
+            >>> change.commit()
+            (1,)
         """
         if self._status != "new":
             raise errors.ClosedError(
@@ -213,7 +241,16 @@ class Transaction:
             plan = grown(begin, image, self._grow_to)
         raw = put_together(image, plan)
         value = raw if target.open_as is None else target.open_as(raw)
-        part = WriteSetEntry(target, begin, plan, lease, image, raw, value, None)
+        part = WriteSetEntry(
+            target=target,
+            begin=begin,
+            plan=plan,
+            lease=lease,
+            image=image,
+            raw=raw,
+            value=value,
+            before=None,
+        )
         part.look()
         return part
 
@@ -250,6 +287,14 @@ class Transaction:
             ClosedError: It is not open.
             OutOfMemoryError, ServerUnavailableError, WaitTimeoutError, JournalFullError, ...: For
                 now; it stays open for another try, or `abort`.
+
+        Example:
+            >>> a, b = clamor.put(np.zeros(1000)), clamor.put(np.zeros(1000))
+            >>> change = clamor.transaction(a, b)
+            >>> x, y = change.begin()
+            >>> x[0] = 1
+            >>> change.commit()  # b was not written
+            (1, 0)
         """
         session = self._check_open()
         try:
@@ -269,10 +314,19 @@ class Transaction:
         return self._versions
 
     def abort(self) -> None:
-        """Drops what was written. Nothing of it was ever visible. Idempotent.
+        """Drops what was written; nothing of it was ever visible. Calling it again changes
+        nothing.
 
         Warns:
             ClamorWarning: The answer of an earlier `commit` was lost, and it had been made.
+
+        Example:
+            >>> a = clamor.put(np.zeros(1000))
+            >>> change = clamor.update(a)
+            >>> change.begin()[0] = 1
+            >>> change.abort()
+            >>> a.version, change.status
+            (0, 'aborted')
         """
         if self._status != "open":
             if self._status == "new":
@@ -554,6 +608,9 @@ def update(variable: Any, *, grow_to: int | None = None, lost: int | None = None
             on. Without it a touch of a lost block ends the process. Where nothing is lost it
             changes nothing.
 
+    Returns:
+        A context manager, whose block gets the object; by hand: see `Transaction`.
+
     Raises:
         CommitConflict: Another transaction changed the same blocks first; nothing is visible.
         NotInPlaceError: The object has no arrays, or it was changed outside of them: a list grew,
@@ -570,24 +627,28 @@ def update(variable: Any, *, grow_to: int | None = None, lost: int | None = None
         ClamorWarning: The block left the array as it was, and put another in its place.
         LostBlocksWarning: Blocks of the variable are lost, and `lost` was not given.
 
-    Works in drivers, tasks, actors and threads; two threads that update one variable are rivals.
+    Works in drivers, tasks, actors and threads; two threads that update one variable compete.
 
     Example:
-        >>> with clamor.update(ref) as x:   # doctest: +SKIP
+        >>> ref = clamor.put(np.zeros(1000))
+        >>> with clamor.update(ref) as x:
         ...     x[17] = 4
-        >>> ref.version                     # doctest: +SKIP
-        1
+        >>> ref.version, float(ref.get()[17])
+        (1, 4.0)
     """
     return Transaction([write_target_of(variable)], single=True, grow_to=grow_to, lost=lost)
 
 
 def transaction(*variables: Any) -> Transaction:
-    """Changes several global variables by one commit: everyone sees all of it, or nothing.
+    """Changes several global variables by one commit: every reader sees all of it, or nothing.
 
     As `clamor.update`, with a tuple of objects.
 
     Args:
         variables: as `update`'s; each variable once.
+
+    Returns:
+        A context manager, whose block gets the tuple of objects.
 
     Raises:
         ValueError: No variables.
@@ -595,9 +656,12 @@ def transaction(*variables: Any) -> Transaction:
         CommitConflict, NotInPlaceError, FreedError, ...: As `clamor.update`.
 
     Example:
-        >>> with clamor.transaction(a, b) as (x, y):   # doctest: +SKIP
+        >>> a, b = clamor.put(np.ones(1000)), clamor.put(np.ones(1000))
+        >>> with clamor.transaction(a, b) as (x, y):
         ...     x[0] -= 1
         ...     y[0] += 1
+        >>> float(a.get()[0]), float(b.get()[0])
+        (0.0, 2.0)
     """
     if not variables:
         raise ValueError("a transaction is over at least one variable")

@@ -94,19 +94,28 @@ class Change:
         plan = None if part.plan == begin.plan else pickle.dumps(part.plan)
         if part.lease is None:
             payload = part.image.tobytes()
-            return Write(begin.region, begin.version, 0, b"", 0, 0, plan, payload)
+            return Write(
+                region=begin.region,
+                base_version=begin.version,
+                n_blocks=0,
+                blocks=b"",
+                layer_bytes=0,
+                staged_at=0,
+                plan=plan,
+                payload=payload,
+            )
         blocks = BitMap()
         for first, n_blocks in self.runs.tolist():
             blocks.add_range(first, first + n_blocks)
         layer_bytes = layer_bytes_of(len(self.runs), self.n_blocks)
         return Write(
-            begin.region,
-            begin.version,
-            self.n_blocks,
-            blocks.serialize(),
-            layer_bytes,
-            server_id,
-            plan,
+            region=begin.region,
+            base_version=begin.version,
+            n_blocks=self.n_blocks,
+            blocks=blocks.serialize(),
+            layer_bytes=layer_bytes,
+            staged_at=server_id,
+            plan=plan,
         )
 
 

@@ -1,4 +1,6 @@
-"""`DataCollection`: a distributed collection, its operators and its actions."""
+"""`DataCollection`: a distributed collection and its actions; its operators are in
+`operators.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +11,22 @@ import itertools
 import logging
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn
 
 from clamor_ray import errors
-from clamor_ray._read.hashmap import HashMap
 from clamor_ray._session import session as _session
-from clamor_ray.collection.data import aggregates, blocks, combine, folds
-from clamor_ray.collection.explain import show, shown
+from clamor_ray.collection.data import aggregates, blocks, folds
+from clamor_ray.collection.explain import dot, show, shown
+from clamor_ray.collection.explain.shown_stage import ShownStage
 from clamor_ray.collection.io import sinks
+from clamor_ray.collection.operators import Operators, key_of
 from clamor_ray.collection.options import Options
 from clamor_ray.collection.plan import staleness
 from clamor_ray.collection.plan.functions import capture, name_of
 from clamor_ray.collection.plan.pins import Pins
 from clamor_ray.collection.plan.plan import (
-    Narrow,
-    NarrowKind,
     Node,
-    Wide,
-    WideKind,
-    Zip,
-    node,
     upstream,
 )
 from clamor_ray.collection.run import split
@@ -39,41 +36,10 @@ logger = logging.getLogger("clamor_ray")
 
 SETTLE_S: Final = 30.0  # for cancelled tasks to end
 TREE_BYTES: Final = 64 << 20  # of all results, from which on tasks combine them before the driver
-BY_KEY: Final = ("sum", "min", "max")
-BATCH_FORMATS: Final = ("numpy", "pyarrow", "pandas")
-JOINS: Final = {
-    "inner": "inner",
-    "left": "left_outer",
-    "left_outer": "left_outer",
-    "right": "right_outer",
-    "right_outer": "right_outer",
-    "outer": "full_outer",
-    "full": "full_outer",
-    "full_outer": "full_outer",
-}
 
 
-def _checked_partitions(partitions: int | None, default: int) -> int:
-    if partitions is None:
-        return default
-    if not isinstance(partitions, int) or isinstance(partitions, bool) or partitions < 1:
-        raise ValueError(f"partitions is a number from 1 on, not {partitions!r}")
-    return partitions
-
-
-def _key(key: Any) -> Any:
-    """A column's name, a field's number, or a function that is captured."""
-    if key is None or isinstance(key, (str, int)):
-        return key
-    if isinstance(key, (list, tuple)) and key and all(isinstance(name, str) for name in key):
-        return tuple(key)
-    if callable(key):
-        return capture(key)
-    raise TypeError(f"a key is a column's name, names, or a function, not {key!r}")
-
-
-class DataCollection:
-    """Items in partitions on a cluster. Nothing runs until an action asks for it.
+class DataCollection(Operators):
+    """Items in partitions on a cluster. Nothing runs until an action needs it.
 
     Made by `clamor.from_items`, `from_numpy`, `from_arrow`, `from_ray_dataset`, `read_parquet`,
     `read_csv`, `read_text` and `read_npy`. Items are numbers and other objects, rows of arrays,
@@ -85,19 +51,22 @@ class DataCollection:
     moves that. Names and meanings are those of Ray Data and Spark.
 
     Safe from any thread; actions of one session run one after the other.
+
+    Args:
+        plan: the operator that makes its partitions.
+        options: how its stages run.
+
+    Example:
+        >>> col = clamor.from_items(range(4), partitions=2)
+        >>> col.map(lambda x: x * x).collect()
+        [0, 1, 4, 9]
     """
 
     def __init__(self, plan: Node, options: Options) -> None:
-        self._node = plan
-        self._options = options
+        super().__init__(plan, options)
         self._refreshed = 0  # tasks that the last `refresh` has run
 
     # ---------------------------------------------------------------- about it
-
-    @property
-    def num_partitions(self) -> int:
-        """Number of partitions."""
-        return self._node.n_partitions
 
     def __repr__(self) -> str:
         kept = ", kept" if self._node.keep else ""
@@ -113,215 +82,93 @@ class DataCollection:
         raise TypeError("a DataCollection is not iterated: collect() it, or take(n)")
 
     def options(self, **changes: Any) -> DataCollection:
-        """The same collection; what is made from it runs with these options.
+        """Changes how the stages of what is made from this collection run.
 
         Args:
             changes: `scheduling`, `locality_wait_s`, `speculation`, `speculation_multiplier`,
                 `num_cpus`, `max_retries`, `check`, `progress`: see docs/stages.md.
 
+        Returns:
+            The same collection, with other options.
+
         Raises:
             TypeError, ValueError: No such option, or value.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.options(scheduling="ray", speculation=False).count()
+            4
         """
         return DataCollection(self._node, self._options.with_(**changes))
 
     def explain(self) -> None:
         """Prints the stages that an action would run: what is fused in each, which variables it
-        reads at which versions, where its tasks go, and what is kept."""
+        reads at which versions, where its tasks go, and what is kept.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.map(abs).explain()
+            DataCollection(map(abs), 2 partitions): 1 stage, 2 tasks
+            ...
+        """
         print(show.explain(self._stages(), repr(self)))
 
     def lineage(self, picture: Any = None) -> None:
         """Prints the graph that this collection is made by.
 
         Args:
-            picture: a file to draw it into as well (PNG, SVG, PDF; needs matplotlib).
+            picture: a file to draw it into as well. Its ending is the format: `.dot` is text, and
+                needs nothing; `.png`, `.svg` and `.pdf` are drawn by Graphviz (`dot` on PATH).
+
+        Raises:
+            FileNotFoundError: A picture, and Graphviz is not installed.
+            ValueError: Graphviz does not know the format.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.map(abs).lineage()
+            lineage of DataCollection(map(abs), 2 partitions)
+            ...
         """
         stages = self._stages()
         if picture is not None:
-            show.draw(stages, picture, repr(self))
+            dot.draw(stages, picture, repr(self))
         print(show.lineage(stages, repr(self)))
 
-    def _stages(self) -> list[show.ShownStage]:
+    def _stages(self) -> list[ShownStage]:
         session, nodes = _session.current(), list(upstream(self._node))
         targets = staleness.targets(session, nodes, staleness.newest_of(session, nodes))
         return shown.stages_of(self._node, self._options, targets)
 
-    # ---------------------------------------------------------------- narrow operators
-
-    def _with(
-        self, operator: Any, parents: tuple[Node, ...] | None = None, n: int | None = None
-    ) -> DataCollection:
-        parents = (self._node,) if parents is None else parents
-        made = node(operator, parents, self.num_partitions if n is None else n)
-        if made.variables:
-            Pins.of(made).update()
-        return DataCollection(made, self._options)
-
-    def _narrow(
-        self,
-        kind: NarrowKind,
-        function: Any,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        batch_format: str = "numpy",
-        label: str = "",
-    ) -> DataCollection:
-        return self._with(Narrow(kind, capture(function, args, kwargs), batch_format, label))
-
-    def map(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> DataCollection:
-        """Each item becomes what `function(item, *args, **kwargs)` returns.
-
-        References among the arguments arrive as the objects they stand for.
-
-        Raises:
-            UnpicklableError: The function, or an argument, cannot be pickled; it says which.
-        """
-        return self._narrow("map", function, args, kwargs)
-
-    def map_batches(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        batch_format: str = "numpy",
-        **kwargs: Any,
-    ) -> DataCollection:
-        """Each partition becomes what `function(batch, *args, **kwargs)` returns.
-
-        Args:
-            function: gets and returns a batch: an array, a dict of arrays or a table, a tuple of
-                those for tuples; or a list of items. It may have another length.
-            batch_format: of tables: "numpy" (a dict of arrays), "pyarrow" or "pandas".
-
-        Raises:
-            ValueError: No such format.
-            UnpicklableError: As `map`'s.
-        """
-        if batch_format not in BATCH_FORMATS:
-            raise ValueError(f"batch_format is one of {BATCH_FORMATS}, not {batch_format!r}")
-        return self._narrow("map_batches", function, args, kwargs, batch_format)
-
-    def filter(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> DataCollection:
-        """The items of which `function(item, *args, **kwargs)` is true."""
-        return self._narrow("filter", function, args, kwargs)
-
-    def flat_map(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> DataCollection:
-        """All items that `function(item, *args, **kwargs)` gives, one after the other."""
-        return self._narrow("flat_map", function, args, kwargs)
-
-    def lookup(
-        self, table: HashMap, default: Any = None, *, on: str | None = None, into: str = "value"
-    ) -> DataCollection:
-        """The values of keys in a hash map, a batch at a time.
-
-        Args:
-            table: where they are looked up.
-            default: of keys that are not there; None: every key must be.
-            on: a table's column that has the keys; the others stay, and values are a new column.
-            into: its name.
-
-        Raises:
-            TypeError: It is no HashMap.
-        """
-        if not isinstance(table, HashMap):
-            raise TypeError(f"lookup takes a HashMap, not a {type(table).__qualname__}")
-        args = (table, default, on, into)
-        return self._narrow("map_batches", folds.look_up, args, {}, label="lookup")
-
-    def zip(self, *others: DataCollection) -> DataCollection:
-        """Tuples of the items in the same places.
-
-        Raises:
-            LengthMismatchError: Other numbers of partitions; or, when it runs, of items.
-        """
-        parents = (self._node, *(other._node for other in others))
-        counts = [parent.n_partitions for parent in parents]
-        if len(set(counts)) > 1:
-            raise errors.LengthMismatchError(
-                f"Collections of {' and '.join(map(str, counts))} partitions cannot be zipped."
-            )
-        return self._with(Zip(), parents)
-
-    # ---------------------------------------------------------------- wide operators
-
-    def _wide(
-        self,
-        kind: WideKind,
-        key: Any = None,
-        how: Any = None,
-        descending: bool = False,
-        partitions: int | None = None,
-        other: DataCollection | None = None,
-    ) -> DataCollection:
-        parents = (self._node,) if other is None else (self._node, other._node)
-        default = max(parent.n_partitions for parent in parents)
-        wide = Wide(kind, key, how, descending)
-        return self._with(wide, parents, _checked_partitions(partitions, default))
-
-    def reduce_by_key(
-        self, how: str | Callable[[Any, Any], Any], *, partitions: int | None = None
-    ) -> DataCollection:
-        """Of pairs (key, value): one pair for each key, its values made one.
-
-        Args:
-            how: "sum", "min", "max", or a function of two values; associative and commutative.
-            partitions: of the result; None: as many as here.
-        """
-        if isinstance(how, str):
-            if how not in BY_KEY:
-                raise ValueError(f"how is one of {BY_KEY} or a function, not {how!r}")
-            return self._wide("reduce_by_key", how=how, partitions=partitions)
-        name = combine.name_of(how)  # numbers are then put together without calling it
-        return self._wide("reduce_by_key", how=name or capture(how), partitions=partitions)
-
-    def join(
-        self,
-        other: DataCollection,
-        on: str | Sequence[str] | None = None,
-        how: str = "inner",
-        *,
-        partitions: int | None = None,
-    ) -> DataCollection:
-        """Pairs (k, v) and (k, w) become (k, (v, w)); tables are joined on columns.
-
-        Args:
-            on: the columns' names; None: both sides are pairs.
-            how: "inner", "left_outer", "right_outer" or "full_outer".
-            partitions: of the result; None: the larger number of the two.
-        """
-        if not isinstance(other, DataCollection):
-            raise TypeError(f"join takes a DataCollection, not a {type(other).__qualname__}")
-        if how not in JOINS:
-            raise ValueError(f"how is one of {', '.join(JOINS)}, not {how!r}")
-        return self._wide("join", _key(on), JOINS[how], partitions=partitions, other=other)
-
-    def sort(
-        self, key: Any = None, *, descending: bool = False, partitions: int | None = None
-    ) -> DataCollection:
-        """All items in order: within partitions, and from one to the next.
-
-        Args:
-            key: a column's name (or several), a function of an item, or None: the item itself.
-            descending: the largest first.
-            partitions: of the result; None: as many as here.
-        """
-        return self._wide("sort", _key(key), descending=descending, partitions=partitions)
-
-    def repartition(self, partitions: int) -> DataCollection:
-        """The same items in the same order, in so many partitions of as equal sizes as can be."""
-        return self._wide("repartition", partitions=_checked_partitions(partitions, 1))
-
-    def distinct(self, *, partitions: int | None = None) -> DataCollection:
-        """Every item once."""
-        return self._wide("distinct", partitions=partitions)
-
     # ---------------------------------------------------------------- keeping
 
     def cache(self) -> DataCollection:
-        """Its partitions are kept in Ray's object store when they are computed. Returns itself."""
+        """Keeps its partitions in Ray's object store when they are computed.
+
+        Returns:
+            Itself.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.cache().count()
+            4
+            >>> col
+            DataCollection(items, 2 partitions, kept)
+        """
         self._node.keep = True
         return self
 
     def unpersist(self) -> DataCollection:
-        """Lets go of what `cache`, `execute` or `refresh` kept. Returns itself."""
+        """Drops what `cache`, `execute` or `refresh` kept.
+
+        Returns:
+            Itself.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.execute().unpersist()
+            DataCollection(items, 2 partitions)
+        """
         with cluster_of(_session.current()).lock:
             self._node.keep = False
             self._node.results.clear()
@@ -329,11 +176,19 @@ class DataCollection:
         return self
 
     def execute(self) -> DataCollection:
-        """Computes all partitions now, and keeps them. Returns itself.
+        """Computes all partitions now, and keeps them.
+
+        Returns:
+            Itself.
 
         Raises:
             FunctionFailedError: A function raised.
             SourceError, StorageError, ...: An input could not be read.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.execute()
+            DataCollection(items, 2 partitions, kept)
         """
         self._node.keep = True
         with self._evaluation() as evaluation:
@@ -341,16 +196,27 @@ class DataCollection:
         return self
 
     def refresh(self) -> DataCollection:
-        """Brings itself, and all that it is made of, to the newest versions of its variables.
+        """Moves itself, and all that it is made of, to the newest versions of its variables.
 
         Only partitions are computed again that read a block that has changed since, or that are
         made of such ones. What is computed is kept. Frozen references (`ref.snapshot()`,
         `ref.at(v)`) stay where they are, and so do plain values, the result of an action among
-        them. Returns itself.
+        them.
+
+        Returns:
+            Itself.
 
         Raises:
             FreedError: A variable was freed.
             FunctionFailedError, ...: As `execute`.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> w = clamor.zeros(1000)
+            >>> scores = col.map(lambda i, w: float(w[i]), w).execute()
+            >>> clamor.add_at(w, [3], 1.0)
+            >>> scores.refresh().collect()
+            [0.0, 0.0, 0.0, 1.0]
         """
         self._node.keep = True
         with self._evaluation() as evaluation:
@@ -382,11 +248,20 @@ class DataCollection:
             return folds.fetch(evaluation.parts())
 
     def count(self) -> int:
-        """Number of items."""
+        """Counts the items.
+
+        Returns:
+            Their number.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.count()
+            4
+        """
         return sum(self._fold(folds.count, name="count"))
 
     def _aggregate(self, what: str, on: Any) -> Any:
-        found = self._fold(folds.partial, what, _key(on), name=what)
+        found = self._fold(folds.partial, what, key_of(on), name=what)
         # An empty partition may not know what the others' items are.
         partials = [each for each in found if not folds.is_of_nothing(each)] or found
         return aggregates.finish(aggregates.merge(partials))
@@ -397,40 +272,95 @@ class DataCollection:
         Args:
             on: a column's name, or several (then a dict); None: the items, or a table's columns.
 
+        Returns:
+            A number, an array, or a dict of those by column.
+
         Raises:
             MissingColumnError, TypeError: No such column, or nothing that can be summed.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.sum()
+            6
         """
         return self._aggregate("sum", on)
 
     def min(self, on: Any = None) -> Any:
         """The least item.
 
+        Args:
+            on: as `sum`'s.
+
+        Returns:
+            As `sum`.
+
         Raises:
-            EmptyCollectionError: There is none.
+            EmptyCollectionError: There is no item.
+            MissingColumnError, TypeError: No such column, or nothing that can be compared.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.min()
+            0
         """
         return self._aggregate("min", on)
 
     def max(self, on: Any = None) -> Any:
         """The largest item.
 
+        Args:
+            on: as `sum`'s.
+
+        Returns:
+            As `sum`.
+
         Raises:
-            EmptyCollectionError: There is none.
+            EmptyCollectionError: There is no item.
+            MissingColumnError, TypeError: No such column, or nothing that can be compared.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.max()
+            3
         """
         return self._aggregate("max", on)
 
     def mean(self, on: Any = None) -> Any:
         """The mean of all items.
 
+        Args:
+            on: as `sum`'s.
+
+        Returns:
+            As `sum`.
+
         Raises:
-            EmptyCollectionError: There is none.
+            EmptyCollectionError: There is no item.
+            MissingColumnError, TypeError: No such column, or nothing that can be averaged.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.mean()
+            1.5
         """
         return self._aggregate("mean", on)
 
     def reduce(self, function: Callable[[Any, Any], Any]) -> Any:
-        """All items made one by an associative, commutative function.
+        """Reduces all items to one.
+
+        Args:
+            function: of two items, associative and commutative; it returns one.
+
+        Returns:
+            The result, of the items' type.
 
         Raises:
             EmptyCollectionError: There is none.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.reduce(lambda a, b: a + b)
+            6
         """
         partials = [value for value in self._fold(folds.reduced, function, name="reduce") if value]
         if not partials:
@@ -456,9 +386,17 @@ class DataCollection:
             seq_op: (so far, item) -> so far.
             comb_op: (one result, another) -> result, associative and commutative; None: seq_op.
 
+        Returns:
+            The result, of `zero`'s type.
+
         Raises:
             FunctionFailedError: A function raised.
             MemberLostError: Nodes were lost again and again.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.aggregate(0, lambda so_far, x: so_far + x * x, lambda a, b: a + b)
+            14
         """
         combine = comb_op or seq_op
         fold = dataclasses.replace(
@@ -547,10 +485,12 @@ class DataCollection:
             TypeError, ValueError: An argument is none.
 
         Example:
-            >>> def part(total, i, n):
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> def cut(total, i, n):
             ...     return np.array_split(total, n)[i]
-            >>> total = col.split_aggregate(                                # doctest: +SKIP
-            ...     np.zeros(10**6), add_row, part, np.add, np.concatenate)
+            >>> zero, add = np.zeros(3), lambda total, x: total + x
+            >>> col.split_aggregate(zero, add, cut, np.add, np.concatenate)
+            array([6., 6., 6.])
         """
         try:
             parallelism = 0 if isinstance(parallelism, bool) else operator.index(parallelism)
@@ -579,7 +519,24 @@ class DataCollection:
         depth: int = 2,
     ) -> Any:
         """As `aggregate`, but results are combined by tasks, in a tree of this depth, so that the
-        driver gets few of them (Spark's treeAggregate)."""
+        driver gets few of them (Spark's treeAggregate).
+
+        Args:
+            zero, seq_op, comb_op: as `aggregate`'s.
+            depth: of the tree.
+
+        Returns:
+            The result, of `zero`'s type.
+
+        Raises:
+            ValueError: `depth` is no number from 1 on.
+            FunctionFailedError: A function raised.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.tree_aggregate(0, lambda a, b: a + b)
+            6
+        """
         if not isinstance(depth, int) or depth < 1:
             raise ValueError(f"depth is a number from 1 on, not {depth!r}")
         combine = comb_op or seq_op
@@ -590,15 +547,39 @@ class DataCollection:
             return folds.combined("comb_op", combine, folds.fetch(partials), zero)
 
     def collect(self) -> list[Any]:
-        """All items, in order, on the driver."""
+        """Fetches all items, in order, to the driver.
+
+        Returns:
+            A list of them.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.collect()
+            [0, 1, 2, 3]
+        """
         found: list[Any] = []
         for part in self._fetched():
             found.extend(blocks.items(part))
         return found
 
     def take(self, n: int) -> list[Any]:
-        """The first n items, or all where there are fewer. Computes no more partitions than that
-        takes, first one and then four times as many again."""
+        """Fetches the first n items. Computes no more partitions than that takes, first one and
+        then four times as many again.
+
+        Args:
+            n: how many.
+
+        Returns:
+            A list of them; of all items where there are fewer.
+
+        Raises:
+            ValueError: n is negative.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.take(3)
+            [0, 1, 2]
+        """
         if n < 0:
             raise ValueError(f"n is 0 or more, not {n!r}")
         found: list[Any] = []
@@ -612,7 +593,15 @@ class DataCollection:
         return found
 
     def schema(self) -> str:
-        """What items are, for people: of the first partition that has any."""
+        """Describes the items, for people: those of the first partition that has any.
+
+        Returns:
+            A text; "empty" where there are none.
+
+        Example:
+            >>> clamor.from_items([]).schema()
+            'empty'
+        """
         with self._evaluation() as evaluation:
             for index in range(self.num_partitions):
                 (part,) = folds.fetch(evaluation.parts([index]))
@@ -621,15 +610,42 @@ class DataCollection:
         return "empty"
 
     def to_arrow(self) -> Any:
-        """All items as one `pyarrow.Table`; what is no table has one column, "item"."""
+        """Fetches all items as one table.
+
+        Returns:
+            A `pyarrow.Table`; what is no table has one column, "item".
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.to_arrow().num_rows
+            4
+        """
         return blocks.to_arrow(blocks.concat(self._fetched()))
 
     def to_numpy(self) -> Any:
-        """All items as one batch: an array; a dict of arrays for tables, a tuple for tuples."""
+        """Fetches all items as one batch.
+
+        Returns:
+            An array; a dict of arrays for tables, a tuple for tuples.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.to_numpy()
+            array([0, 1, 2, 3])
+        """
         return blocks.to_batch(blocks.concat(self._fetched()), "numpy")
 
     def to_ray_dataset(self) -> Any:
-        """A `ray.data.Dataset` of the partitions, as Arrow tables where they are."""
+        """Makes a Ray Data dataset of the partitions, as Arrow tables where they are.
+
+        Returns:
+            A `ray.data.Dataset`.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> col.to_ray_dataset().count()
+            4
+        """
         tables = self._narrow("map_batches", folds.as_table, (), {}, "pyarrow", "to_arrow")
         with tables._evaluation() as evaluation:
             return sinks.to_ray_dataset(evaluation.parts())
@@ -650,6 +666,13 @@ class DataCollection:
 
         Raises:
             StorageError: The file system refused, after retries. No file is there in part.
+
+        Example:
+            >>> import os, tempfile
+            >>> path = os.path.join(tempfile.mkdtemp(), "table")
+            >>> table = clamor.from_items([{"x": i} for i in range(4)], partitions=2)
+            >>> len(table.write_parquet(path))
+            2
         """
         run = sinks.begin(path, mode, filesystem)
         if run.skip:

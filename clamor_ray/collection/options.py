@@ -16,7 +16,7 @@ FALSE = ("0", "false", "no", "off", "")
 
 @dataclass(frozen=True)
 class Options:
-    """Of all stages of a collection.
+    """How the stages of a collection run.
 
     Args:
         scheduling: "locality": tasks go where what they read last is cached, and wait
@@ -30,6 +30,14 @@ class Options:
         max_retries: of a task whose process or node dies, or whose result is lost.
         check: compare the results of tasks that are run again with those of before.
         progress: a bar for each stage; None: where stderr is a terminal.
+
+    Raises:
+        ValueError: A value that makes no sense; it says which.
+
+    Example:
+        >>> from clamor_ray.collection.options import Options
+        >>> Options(scheduling="deterministic", speculation=False).max_retries
+        4
     """
 
     scheduling: Scheduling = "locality"
@@ -56,19 +64,31 @@ class Options:
 
     @property
     def policy(self) -> Policy:
+        """What of this the scheduler goes by."""
         return Policy(
-            self.scheduling,
-            self.locality_wait_s,
-            self.speculation,
-            self.speculation_multiplier,
+            scheduling=self.scheduling,
+            locality_wait_s=self.locality_wait_s,
+            speculation=self.speculation,
+            multiplier=self.speculation_multiplier,
         )
 
     def with_(self, **changes: Any) -> Options:
-        """The same, but for these.
+        """Changes some of the options.
+
+        Args:
+            changes: new values, by the names of the attributes.
+
+        Returns:
+            New options; these stay as they are.
 
         Raises:
             TypeError: There is no such option.
             ValueError: No such value.
+
+        Example:
+            >>> from clamor_ray.collection.options import Options
+            >>> Options().with_(max_retries=0).max_retries
+            0
         """
         known = {field.name for field in dataclasses.fields(self)}
         for name in changes:
@@ -88,12 +108,19 @@ def _flag(name: str, value: str) -> bool:
 
 
 def from_env(environ: Mapping[str, str] = os.environ) -> Options:
-    """What CLAMOR_SCHEDULING, CLAMOR_SPECULATION and CLAMOR_CHECK_OUTPUTS say.
+    """Reads options from CLAMOR_SCHEDULING, CLAMOR_SPECULATION and CLAMOR_CHECK_OUTPUTS.
+
+    Args:
+        environ: variables and their values; the process's own by default.
+
+    Returns:
+        Options; what no variable sets has its default.
 
     Raises:
-        ValueError: One of them says nothing that is known.
+        ValueError: A variable has no known value.
 
     Example:
+        >>> from clamor_ray.collection.options import from_env
         >>> from_env({"CLAMOR_SPECULATION": "0"}).speculation
         False
     """

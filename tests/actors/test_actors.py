@@ -24,47 +24,62 @@ from clamor_ray._native import client as _native
 from clamor_ray._objects.layout import put_together
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import RegionFreed, RegionUnknown, ServerInfo, ServerLost
+from clamor_ray._protocol.names import server_id_of
 from clamor_ray._session import making
 from clamor_ray._session import session as _session
 from clamor_ray._version import __version__
-from clamor_ray.actors.registry.registry_core import server_id_of
 from tests.conftest import ANSWER_S, until
 from tests.support.lab import LocalCluster
-from tests.support.session_rig import Session, keepers, running_session
+from tests.support.session_rig import Session, Sessions, keepers, running_session
 
 pytestmark = pytest.mark.lab
 
 
+@pytest.fixture(scope="module")
+def sessions(lab: LocalCluster) -> Iterator[Sessions]:
+    sessions = Sessions(lab)
+    yield sessions
+    sessions.end()
+
+
 @pytest.fixture
-def session(lab: LocalCluster) -> Iterator[Session]:
+def session(sessions: Sessions) -> Iterator[Session]:
+    """One that other tests may have used: nothing is left of them."""
+    with sessions.one() as session:
+        yield session
+
+
+@pytest.fixture
+def fresh(lab: LocalCluster) -> Iterator[Session]:
+    """One that nobody has used."""
     with running_session(lab) as session:
         yield session
 
 
-def test_a_server_appears_when_it_is_needed(session: Session, lab: LocalCluster) -> None:
-    info = session("ensure_server", lab.node_ids[1])
-    assert info == session("ensure_server", lab.node_ids[1])
-    assert info == session("locate", info.server_id)
-    assert info == session("locate", info.server_id, info.epoch)  # it is alive: the same again
+def test_a_server_appears_when_it_is_needed(fresh: Session, lab: LocalCluster) -> None:
+    info = fresh("ensure_server", lab.node_ids[1])
+    assert info == fresh("ensure_server", lab.node_ids[1])
+    assert info == fresh("locate", info.server_id)
+    assert info == fresh("locate", info.server_id, info.epoch)  # it is alive: the same again
     assert info.server_id == server_id_of(lab.node_ids[1])
     assert (info.node_id, info.epoch, info.library_version) == (lab.node_ids[1], 1, __version__)
     assert info.pid == lab.page_server_pid(1)
-    assert session("servers") == (info,)
-    (report,) = session("stats").servers
+    assert fresh("servers") == (info,)
+    (report,) = fresh("stats").servers
     assert report.error == ""
     assert report.engine["regions"] == 0
 
 
-def test_two_who_ask_at_once_get_one_server(session: Session, lab: LocalCluster) -> None:
+def test_two_who_ask_at_once_get_one_server(fresh: Session, lab: LocalCluster) -> None:
     import ray
 
-    infos = ray.get([session.registry.ensure_server.remote(lab.node_ids[0]) for _ in range(8)])
+    infos = ray.get([fresh.registry.ensure_server.remote(lab.node_ids[0]) for _ in range(8)])
     assert len(set(infos)) == 1
 
 
 def test_a_killed_server_comes_back_with_its_keeper(session: Session, lab: LocalCluster) -> None:
     before = session("ensure_server", lab.node_ids[1])
-    (keeper,) = keepers(session.scope)
+    (keeper,) = keepers(session.scope, lab.node_ids[1])
     stat = Path(f"/proc/{keeper}/stat").read_text().rpartition(")")[2].split()
     assert stat[0] != "Z"
     assert int(stat[3]) != os.getsid(before.pid)  # a session of its own
@@ -78,7 +93,7 @@ def test_a_killed_server_comes_back_with_its_keeper(session: Session, lab: Local
     after = found()
     assert (after.server_id, after.socket_name) == (before.server_id, before.socket_name)
     assert after.pid != before.pid
-    assert keepers(session.scope) == [keeper]
+    assert keepers(session.scope, lab.node_ids[1]) == [keeper]
 
 
 def test_a_shared_object_is_served_from_where_it_lies(session: Session, lab: LocalCluster) -> None:
@@ -294,18 +309,18 @@ def test_after_shutdown_nothing_starts(lab: LocalCluster) -> None:
         _native.Keeper(name, timeout_s=0.1)
 
 
-def test_a_lost_node_is_lost(session: Session, lab: LocalCluster) -> None:
+def test_a_lost_node_is_lost(fresh: Session, lab: LocalCluster) -> None:
     """On a node of its own: the module's others are needed by other tests."""
     index = lab.add_node(num_cpus=1)
-    there = session("ensure_server", lab.node_ids[index])
-    here = session("ensure_server", lab.node_ids[0])
-    record = session("create_region", 1, lab.node_ids[0])
-    session("seal", record.region)
-    session("lookup", record.region, there.server_id)
+    there = fresh("ensure_server", lab.node_ids[index])
+    here = fresh("ensure_server", lab.node_ids[0])
+    record = fresh("create_region", 1, lab.node_ids[0])
+    fresh("seal", record.region)
+    fresh("lookup", record.region, there.server_id)
     lab.kill_node(index)
-    session("free", record.region)
-    until(lambda: isinstance(session("locate", there.server_id, there.epoch), ServerLost))
+    fresh("free", record.region)
+    until(lambda: isinstance(fresh("locate", there.server_id, there.epoch), ServerLost))
     # The dead node's lease held the region; now nothing does.
-    until(lambda: sum(session.states().values()) == 0)
-    assert session("servers") == (here,)
-    assert dataclasses.is_dataclass(session("locate", there.server_id))
+    until(lambda: sum(fresh.states().values()) == 0)
+    assert fresh("servers") == (here,)
+    assert dataclasses.is_dataclass(fresh("locate", there.server_id))

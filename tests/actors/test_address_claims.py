@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clamor_ray._protocol.messages import INLINE_BASE
+from clamor_ray._protocol.refusals import NoAddresses
 from clamor_ray.actors.registry.registry_core import (
     GUARD_BYTES,
     UNIT_BYTES,
     WINDOW_BEGIN,
     WINDOW_END,
     AddressSpace,
-    NoAddresses,
 )
 from clamor_ray.actors.window.address_claims import (
     LEAST_BYTES,

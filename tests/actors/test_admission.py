@@ -20,6 +20,12 @@ CROWD = 10_000
 PATIENT = dataclasses.replace(DEFAULTS, deadline_s=15.0)
 
 
+# Page servers run on uvloop.
+of_uvloop = pytest.mark.parametrize(
+    "run_core", ["uvloop", pytest.param("asyncio", marks=pytest.mark.soak)], indirect=True
+)
+
+
 class FakeSocket:
     """Remembers that it was shut down."""
 
@@ -134,6 +140,7 @@ async def slow_passes(seconds: float) -> None:
         await asyncio.sleep(0)
 
 
+@of_uvloop
 def test_a_peer_passes_a_crowd_also_where_a_pass_takes_longer_than_its_first_moments(
     run_core,
 ) -> None:
@@ -184,6 +191,7 @@ def test_who_waits_in_the_queue_keeps_its_place(run_core) -> None:
 RECORDED = ClientHandshake(SECRET, Hello(THERE, HERE, 0)).hello
 
 
+@of_uvloop
 @pytest.mark.parametrize(
     ("n_strangers", "hello"), [(CROWD, b""), (2000, RECORDED)], ids=["silent", "recorded-hello"]
 )

@@ -20,7 +20,8 @@ from clamor_ray._protocol.messages import (
     Publication,
     Write,
 )
-from clamor_ray.actors.commits.commit_log import CommitLog, Entry, Limits
+from clamor_ray.actors.commits.commit_log import CommitLog
+from clamor_ray.actors.commits.committed import Entry, Limits
 
 HOME, WRITER = 0xA, 0xB
 INLINE = INLINE_BASE + 5
@@ -218,6 +219,8 @@ def test_what_a_home_does_not_know_is_kept() -> None:
     assert trimmed.outcomes == (10, 11)
     log.server_lost(WRITER)
     assert log.homes_behind() == ()
+    assert log.trim(100.0).outcomes == ()  # the lost home may have been the only one with them
+    log.rehome(1, HOME)
     assert log.trim(100.0).outcomes == (12, 13, 14)
     assert log.published(1, 3) == [(4, 13), (5, 14)]
     log.check()
@@ -243,6 +246,25 @@ def test_what_all_homes_have_acknowledged() -> None:
     assert log.settled(1) == 3
     with pytest.raises(errors.FreedError):
         log.settled(99)
+
+
+def test_nothing_is_forgotten_between_the_loss_of_a_home_and_its_rebuild() -> None:
+    """The rebuild, and writers that ask what became of their commit, need it."""
+    log = CommitLog(Limits(max_commits=2, max_outcomes=0, outcome_s=0.0))
+    log.open(1, (HOME,))
+    for number in range(5):
+        commit(log, 10 + number, write(1, number, number))
+    log.acknowledge(HOME, 1, 3)
+    log.server_lost(HOME)
+    assert not log.trim(10.0)
+    assert log.horizon(1) == 0
+    assert log.outcome(10) == {1: 1}
+    log.check()
+    log.rehome(1, WRITER)
+    trimmed = log.trim(10.0)
+    assert trimmed.commits == ((1, 1), (1, 2), (1, 3))
+    assert set(trimmed.outcomes) == set(range(10, 15))
+    log.check()
 
 
 def test_all_commits_together_stay_within_their_budget() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from clamor_ray import errors
 from clamor_ray._native.client import PC_ERR_HOME_LOST, PC_ERR_NO_MEMORY
 from clamor_ray._protocol.messages import CommitRequest, Publication, Write
 from clamor_ray.actors.commits import commits as commits_module
-from clamor_ray.actors.commits.commit_log import CommitLog, Limits
+from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
+from clamor_ray.actors.commits.committed import Limits
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.page_server.page_server import layer_error
 
@@ -72,13 +74,22 @@ class FakeHomes:
 
 
 class World:
-    def __init__(self, directory: Path, timeout_s: float = 2.0) -> None:
+    def __init__(
+        self, directory: Path, timeout_s: float = 2.0, restarted_s: float | None = None
+    ) -> None:
         self.log, self.homes = CommitLog(), FakeHomes()
         self.journal = Journal(directory)
         for region, homes in self.homes.homes.items():
             self.log.open(region, homes)
         self.now_s = 0.0
-        self.commits = Commits(self.log, self.journal, self.homes, timeout_s, lambda: self.now_s)
+        self.commits = Commits(
+            self.log,
+            self.journal,
+            self.homes,
+            timeout_s,
+            lambda: self.now_s,
+            restarted_s=restarted_s,
+        )
 
     def versions(self) -> list[int]:
         return [self.log.newest(region) for region in (1, 2, 3)]
@@ -343,6 +354,38 @@ def test_a_layer_that_was_staged_long_ago_is_asked_for_on_the_writers_node(run) 
         assert world.homes.dropped == []  # its writer says what becomes of it
 
     run(work)
+
+
+@pytest.mark.parametrize(
+    ("restarted_ago_s", "timeout_s", "asked"),
+    [(0.0, 0.0, True), (15.0, 0.0, True), (100.0, 0.0, False), (100.0, 200.0, True)],
+)
+def test_what_the_registry_before_was_sent_is_never_fresh(
+    run, restarted_ago_s: float, timeout_s: float, asked: bool
+) -> None:
+    """Ray sends it again as it was: what it says of its age was true when it was sent first."""
+
+    async def work(world: World) -> None:
+        sent = request(7, 1, staged_ago_s=0.0, timeout_s=timeout_s)
+        assert (await world.commits.commit(sent)).versions == {1: 1}
+        assert world.homes.pulled == ([(HERE, 7, 1)] if asked else [])
+
+    run(work, timeout_s=10.0, restarted_s=time.monotonic() - restarted_ago_s)
+
+
+def test_a_home_that_died_with_what_the_registry_before_was_sent_fails_the_commit(run) -> None:
+    async def work(world: World) -> None:
+        async def gone(home: int) -> None:
+            if home == HERE:
+                raise layer_error(PC_ERR_HOME_LOST, 7, 1, HERE)
+
+        world.homes.pull_does = gone
+        with pytest.raises(errors.CommitAbortedError):
+            await world.commits.commit(own_and_other(7))
+        assert world.homes.pulled == [(THERE, 7, 3), (HERE, 7, 1)]
+        assert world.written() == 0
+
+    run(work, restarted_s=time.monotonic())
 
 
 def test_layers_of_other_homes_are_fetched_first(run) -> None:

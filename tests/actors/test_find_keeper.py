@@ -5,18 +5,28 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import GetTimeoutError
 
 from clamor_ray import errors
 from clamor_ray._native.client import PC_ERR_SYSTEM, PC_ERR_TIMEOUT, error_for
 from clamor_ray._pagecache import lib
-from clamor_ray.actors.page_server import page_server
-from clamor_ray.actors.page_server.page_server import _find_keeper, layer_error
+from clamor_ray._protocol import names
+from clamor_ray._protocol.messages import ServerConfig
+from clamor_ray.actors.page_server import keepers, page_server
+from clamor_ray.actors.page_server.keepers import find_keeper
+from clamor_ray.actors.page_server.page_server import PageServer, layer_error
+from clamor_ray.actors.process import keeper_process, socket_directory
 
 START_S = 20.0
+ORPHAN_S = 0.5
+NODE = "ab" * 28
 
 
 @pytest.fixture
@@ -27,7 +37,7 @@ def keeper() -> Iterator[tuple[str, int]]:
         lib.pc_keeper_run(name.encode(), os.getppid(), int(60e9))
         os._exit(0)
     deadline_s = time.monotonic() + START_S
-    while _find_keeper(name) is None:
+    while find_keeper(name) is None:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     yield name, pid
@@ -51,22 +61,22 @@ def test_one_that_is_stopped_is_not_gone(
     keeper: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, pid = keeper
-    monkeypatch.setattr(page_server, "CALL_S", 0.3)
+    monkeypatch.setattr(keepers, "CONNECT_S", 0.3)
     os.kill(pid, signal.SIGSTOP)
     try:
         _fill_queue(name)
         with pytest.raises(errors.WaitTimeoutError, match="takes no connection"):
-            _find_keeper(name)
+            find_keeper(name)
     finally:
         os.kill(pid, signal.SIGCONT)
-    monkeypatch.setattr(page_server, "CALL_S", 10.0)
-    assert _find_keeper(name) is not None
+    monkeypatch.setattr(keepers, "CONNECT_S", 10.0)
+    assert find_keeper(name) is not None
 
 
 def test_none_is_seen_at_once() -> None:
     began_s = time.monotonic()
-    assert _find_keeper(f"clamor-test-no-keeper-{os.getpid()}") is None
-    assert time.monotonic() - began_s < page_server.CALL_S / 2
+    assert find_keeper(f"clamor-test-no-keeper-{os.getpid()}") is None
+    assert time.monotonic() - began_s < keepers.CONNECT_S / 2
 
 
 def test_the_message_names_the_keeper() -> None:
@@ -85,3 +95,55 @@ def test_a_pull_that_takes_too_long_names_both_ends() -> None:
     assert isinstance(error, errors.WaitTimeoutError)
     for part in ("region 7", "0x11", "0x22", "keeper"):
         assert part in str(error)
+
+
+# ------------------------------------------------------------------ a start holds its keeper
+
+
+def is_there(pid: int) -> bool:
+    return os.waitpid(pid, os.WNOHANG) == (0, 0)
+
+
+@pytest.fixture
+def config() -> Iterator[ServerConfig]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as below:  # a socket's path is short
+        socket_directory.prepare(names.socket_directory(below))
+        yield ServerConfig("scope", "0.1.0", sockets_below=below)
+
+
+@pytest.mark.parametrize("life", [0, 3])
+def test_a_keeper_stays_while_a_start_waits_for_the_registry(
+    config: ServerConfig, life: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However short it stays when nobody comes."""
+    name = names.keeper_socket(
+        config.job_scope, NODE, names.server_id_of(NODE, life), config.sockets_below
+    )
+    began_s = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        lib.pc_keeper_run(name.encode(), os.getppid(), int(ORPHAN_S * 1e9))
+        os._exit(0)
+    while not Path(name).exists():
+        assert time.monotonic() < began_s + START_S
+        time.sleep(0.001)
+
+    def answer_never(_: object, timeout: float) -> None:
+        time.sleep(timeout)
+        raise GetTimeoutError("late")
+
+    monkeypatch.setattr(page_server.ray, "get", answer_never)
+    monkeypatch.setattr(page_server, "CALL_S", ORPHAN_S / 4)
+    monkeypatch.setattr(page_server, "START_CALL_S", 3 * ORPHAN_S)
+    monkeypatch.setattr(page_server, "session_directory", lambda: tmp_path)
+    monkeypatch.setattr(keeper_process, "raylet_pid", os.getpid)
+    registry = SimpleNamespace(begin_server=SimpleNamespace(remote=lambda *_: None))
+    server = object.__new__(PageServer)
+    server._registry, server._node_id = registry, NODE
+    with pytest.raises(GetTimeoutError):
+        server._start(config, NODE)
+    assert is_there(pid)
+    time.sleep(2 * ORPHAN_S)  # the pause before this process ends, to try again
+    assert is_there(pid)
+    server._held_keepers.release()  # as its end does
+    os.waitpid(pid, 0)

@@ -22,7 +22,8 @@ from clamor_ray._protocol.messages import (
     ServerLost,
     Write,
 )
-from clamor_ray.actors.commits.commit_log import CommitLog, Entry, Limits, Outcome, Trimmed
+from clamor_ray.actors.commits.commit_log import CommitLog
+from clamor_ray.actors.commits.committed import Entry, Limits, Outcome, Trimmed
 from clamor_ray.actors.commits.journal import Journal, SavedRegion
 from clamor_ray.actors.process import starting
 
@@ -142,7 +143,7 @@ def test_a_transaction_that_fails_in_the_middle_leaves_nothing(directory: Path) 
 _WRITER = """
 import sys
 from pathlib import Path
-from clamor_ray.actors.commits.commit_log import Entry
+from clamor_ray.actors.commits.committed import Entry
 from clamor_ray.actors.commits.journal import Journal
 
 journal = Journal(Path(sys.argv[1]))

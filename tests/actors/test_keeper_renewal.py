@@ -46,7 +46,7 @@ def test_one_that_is_being_started_leaves_with_the_session(monkeypatch: pytest.M
         begun.set()
         assert goes_on.wait(WAIT_S)
 
-    monkeypatch.setattr(page_server, "_end_keeper", lambda _: None)
+    monkeypatch.setattr(page_server.keepers, "end_keeper", lambda _: None)
     monkeypatch.setattr(page_server.keeper_process, "raylet_pid", lambda: 1)
     monkeypatch.setattr(page_server.keeper_process, "spawn", spawn)
     monkeypatch.setattr(page_server._native, "Keeper", lambda *_, **__: new)

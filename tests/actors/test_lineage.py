@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from clamor_ray import errors
+from clamor_ray._protocol.attempts import AttemptRecord
 from clamor_ray._protocol.messages import INLINE_BASE
 from clamor_ray._protocol.rpc import pack
 from clamor_ray.actors.lineage import lineage_service
-from clamor_ray.actors.lineage.lineage import AttemptRecord, Changes, Collection, Limits, Lineage
+from clamor_ray.actors.lineage.lineage import Changes, Collection, Lineage, LineageLimits
 from clamor_ray.actors.lineage.lineage_journal import LineageJournal
 from clamor_ray.actors.lineage.lineage_service import LineageService
 
@@ -126,7 +127,7 @@ def take_step(lineage: Lineage, pins: dict[int, set[tuple[int, int]]], step: Any
 def test_it_is_what_its_journal_says_whatever_happens(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Any]
 ) -> None:
-    limits = Limits(per_partition=2, ended=3, bytes=12_000, outputs=4)
+    limits = LineageLimits(per_partition=2, ended=3, bytes=12_000, outputs=4)
     directory = tmp_path_factory.mktemp("lineage")
     journal = LineageJournal(directory)
     lineage = Lineage(limits)
@@ -173,7 +174,7 @@ def test_the_attempts_of_a_run_come_back_as_they_were_said() -> None:
 
 
 def test_a_partition_that_is_computed_for_ever_keeps_its_newest_attempts() -> None:
-    lineage = Lineage(Limits(per_partition=3))
+    lineage = Lineage(LineageLimits(per_partition=3))
     lineage.open(7, "a", [])
     for attempt in range(100):
         lineage.note(record(attempt=attempt))
@@ -184,7 +185,7 @@ def test_a_partition_that_is_computed_for_ever_keeps_its_newest_attempts() -> No
 
 def test_ended_runs_go_first_and_the_bytes_are_bounded() -> None:
     cost = record().cost_bytes
-    lineage = Lineage(Limits(ended=4, bytes=10 * cost))
+    lineage = Lineage(LineageLimits(ended=4, bytes=10 * cost))
     lineage.open(7, "a", [])
     for partition in range(6):
         lineage.note(record(8, partition))
@@ -234,7 +235,7 @@ def test_packed_and_back() -> None:
 
 
 def test_the_first_output_is_what_the_others_are_compared_with() -> None:
-    lineage = Lineage(Limits(outputs=2))
+    lineage = Lineage(LineageLimits(outputs=2))
     assert lineage.check_output(b"a", b"1") is None
     assert lineage.check_output(b"a", b"1") == b"1"
     assert lineage.check_output(b"a", b"2") == b"1"
@@ -278,7 +279,8 @@ def test_everything_comes_back(tmp_path: Path) -> None:
 _WRITER = """
 import sys
 from pathlib import Path
-from clamor_ray.actors.lineage.lineage import AttemptRecord, Changes, Collection
+from clamor_ray._protocol.attempts import AttemptRecord
+from clamor_ray.actors.lineage.lineage import Changes, Collection
 from clamor_ray.actors.lineage.lineage_journal import LineageJournal
 
 journal = LineageJournal(Path(sys.argv[1]))

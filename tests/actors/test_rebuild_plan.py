@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
+from clamor_ray._objects.block_sets import runs, said
+from clamor_ray.actors.lost_homes.new_home import blocks_of
+from clamor_ray.actors.lost_homes.rebuild_plan import Holding, RebuildPlan, plan
 from clamor_ray.actors.page_server.version_questions import runs_of
-from clamor_ray.actors.recovery.rebuild import Holding, Plan, plan, runs, said
-from clamor_ray.actors.recovery.rebuilding import blocks_of
 
 
 class Model:
@@ -54,7 +55,7 @@ class Model:
             return None
         return BitMap.union(BitMap(), *self.changes[version:])
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> RebuildPlan | None:
         holdings = [Holding(*where, blocks) for where, blocks in self.cached.items()]
         return plan(
             self.n_blocks,
@@ -64,7 +65,7 @@ class Model:
             servers=self.servers,
         )
 
-    def carry_out(self, found: Plan) -> list[int | None]:
+    def carry_out(self, found: RebuildPlan) -> list[int | None]:
         """The contents that the plan leads to, as a page server would come by them."""
         content: list[int | None] = [None] * self.n_blocks
         for take in found.takes:

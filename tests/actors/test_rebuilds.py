@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,169 +13,30 @@ from clamor_ray._protocol.messages import (
     CommitRequest,
     Pinned,
     Publication,
-    RebuildOrder,
     RegionRecord,
     ServerInfo,
     Write,
 )
 from clamor_ray._protocol.source import CALL, ZEROS, Source
-from clamor_ray.actors.commits.commit_log import CommitLog
-from clamor_ray.actors.commits.journal import Journal
-from clamor_ray.actors.recovery import rebuilds
-from clamor_ray.actors.recovery.lost_blocks import LostBlocks
-from clamor_ray.actors.recovery.rebuilds import Rebuilds
-from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
-from clamor_ray.actors.registry.version_methods import VersionMethods
-
-HOME, PEER, OTHER = 1, 2, 3
-N_BLOCKS = 10
-WAIT_S = 10.0
-
-
-class Servers:
-    """What each server has; hooks are called in the middle of things."""
-
-    def __init__(self, core: RegistryCore) -> None:
-        self.core = core
-        self.cached: dict[int, list[tuple[int, BitMap]]] = {}
-        self.layers: dict[int, dict[int, BitMap]] = {}  # staged, by commit id
-        # As cached, for one region.
-        self.holders: dict[int, dict[int, list[tuple[int, BitMap]]]] = {}
-        self.calls: list[tuple[Any, ...]] = []
-        self.orders: list[tuple[int, RebuildOrder, list[Any]]] = []
-        self.before: dict[str, list[Callable[[], object]]] = {}
-        self.dropped: list[int] = []
-        self.let_go: list[int] = []
-        self.has = True  # a home, when it is asked
-
-    def _now(self, method: str, *what: Any) -> None:
-        self.calls.append((method, *what))
-        if hooks := self.before.get(method):
-            hooks.pop(0)()
-
-    def why_lost(self, server_id: int) -> str | None:
-        return getattr(self.core.locate(server_id), "reason", None)
-
-    async def examine(self, server_id: int) -> None:
-        self._now("examine", server_id)
-
-    async def holdings(
-        self, server_id: int, region: int, commits: list[tuple[int, int]]
-    ) -> list[tuple[int, bytes]]:
-        self._now("holdings", server_id)
-        cached = self.holders.get(region, self.cached)
-        layers = self.layers.get(server_id, {})
-        found = [
-            (version, layers[commit_id]) for version, commit_id in commits if commit_id in layers
-        ]
-        return [
-            (version, bytes(blocks.serialize()))
-            for version, blocks in [*cached.get(server_id, []), *found]
-        ]
-
-    async def stage_cached(
-        self, server_id: int, region: int, version: int, commit_id: int, blocks: bytes
-    ) -> int:
-        self._now("stage_cached", server_id)
-        return 4096 * (1 + len(BitMap.deserialize(blocks)))
-
-    async def rebuild(self, server_id: int, order: RebuildOrder, made: list[Any]) -> None:
-        self._now("rebuild", server_id)
-        self.orders.append((server_id, order, made))
-
-    async def rebuild_drop(self, server_id: int, region: int) -> None:
-        self.let_go.append(server_id)
-
-    async def is_home(self, server_id: int, region: int) -> bool:
-        self._now("is_home", server_id)
-        return self.has
-
-    async def rehome(self, server_id: int, record: RegionRecord) -> None:
-        self._now("rehome", server_id, record.homes[0])
-
-    async def drop(self, server_id: int, commit_id: int, regions: list[int]) -> None:
-        self.dropped.append(commit_id)
-
-    def make_again(self, server_id: int, source: Source) -> list[Any]:
-        self._now("make_again", server_id)
-        return [source.what]
-
-    def bring(self, server_id: int, object_refs: list[Any]) -> list[Any]:
-        self._now("bring", server_id)
-        return list(object_refs)
-
-    async def until_made(self, made: list[Any]) -> None:
-        self._now("until_made", made[0])
-
-
-class World:
-    """A region at version 1, in which the commit changed block 4; its home is then lost."""
-
-    def __init__(self, directory: Path) -> None:
-        self.core = RegistryCore()
-        self.log = CommitLog()
-        self.journal = Journal(directory)
-        self.servers = Servers(self.core)
-        for server_id in (HOME, PEER, OTHER):
-            info = ServerInfo(server_id, f"node {server_id}", "127.0.0.1", 1, "name", "0")
-            self.core.server_registered(info)
-            self.journal.save_server(info)
-        record = self.core.create_region(N_BLOCKS * 4096, HOME)
-        self.region = record.region
-        self.journal.create_region(record, 0, self.region + 1)
-        self.core.seal(self.region)
-        self.log.open(self.region, record.homes)
-        blocks = bytes(BitMap([4]).serialize())
-        self.log.apply(
-            9,
-            self.log.prepare(CommitRequest(9, (Write(self.region, 0, 1, blocks, 8192, PEER),))),
-            0.0,
-        )
-        self.rebuilds = Rebuilds(self.core, self.log, self.journal, self.servers)
-
-    def add_region(self, home: int) -> int:
-        """Another one, at version 0."""
-        record = self.core.create_region(N_BLOCKS * 4096, home)
-        self.journal.create_region(record, 0, record.region + 1)
-        self.core.seal(record.region)
-        self.log.open(record.region, record.homes)
-        return record.region
-
-    def lose(self, server_id: int) -> None:
-        self.core.server_lost(server_id, "its node is dead")
-        self.log.server_lost(server_id)
-        self.rebuilds.server_lost(server_id)
-
-    async def settle(self) -> bool:
-        return await self.rebuilds.settle(self.region, WAIT_S)
-
-    def home(self) -> int:
-        (home,) = self.core.homes_of(self.region)
-        return home
-
-    def check(self) -> None:
-        self.core.check()
-        self.log.check()
-        saved = self.journal.load()
-        (region,) = saved.regions
-        assert set(region.record.homes) == {self.home()}
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(rebuilds, "PAUSE_S", 0.001)
-    monkeypatch.setattr(rebuilds, "PAUSE_MOST_S", 0.002)
-    world = World(tmp_path / "journal")
-    yield world
-    world.journal.close()
-
-
-def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(work(), 30))
-
-
-ALL = BitMap(range(N_BLOCKS))
-MOST = [(1, ALL - BitMap([9]))]
+from clamor_ray.actors.commits.commits import Commits
+from clamor_ray.actors.lost_homes import rebuilds
+from clamor_ray.actors.lost_homes.lost_blocks import LostBlocks
+from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
+from clamor_ray.actors.registry.registry_core import RegionState
+from clamor_ray.actors.registry.versions import Versions
+from tests.support.rebuild_rig import (
+    ALL,
+    HOME,
+    MOST,
+    N_BLOCKS,
+    OTHER,
+    PEER,
+    WAIT_S,
+    World,
+    hold,
+    lost_of,
+    run,
+)
 
 
 def test_from_peers(world: World) -> None:
@@ -227,16 +86,14 @@ def test_what_is_lost_stays_lost(world: World) -> None:
             assert "source=" in caught.value.hint
         assert [call[0] for call in world.servers.calls].count("holdings") == 2  # once each
         assert not world.servers.orders
+        # Nobody will ask for its commits: they do not hold the log's budget for ever.
+        assert world.log.settled(world.region) == world.log.newest(world.region) > 0
         await asyncio.sleep(0)
         assert PEER not in world.servers.let_go  # it had not begun
         world.rebuilds.forget(world.region)
         assert world.rebuilds.verdict(world.region) is None
 
     run(work)
-
-
-def lost_of(order: RebuildOrder) -> BitMap:
-    return BitMap.deserialize(order.lost) if order.lost else BitMap()
 
 
 def test_lost_are_only_the_blocks_that_nobody_has(world: World) -> None:
@@ -686,21 +543,6 @@ def test_a_home_that_has_nothing_is_named_to_nobody(world: World) -> None:
     run(work)
 
 
-def hold(world: World, monkeypatch: pytest.MonkeyPatch, method: str) -> tuple[Any, Any]:
-    """(is set when a server is called so for the first time, lets that call end)"""
-    called, go = asyncio.Event(), asyncio.Event()
-    real = getattr(world.servers, method)
-
-    async def held(*arguments: Any) -> None:
-        if not called.is_set():
-            called.set()
-            await go.wait()
-        await real(*arguments)
-
-    monkeypatch.setattr(world.servers, method, held)
-    return called, go
-
-
 def test_who_looks_it_up_waits_until_the_new_home_has_heard(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -744,11 +586,11 @@ def test_no_layer_is_given_up_while_a_rebuild_waits_for_it(world: World) -> None
 
 def test_the_registry_asks_the_rebuilds_before_it_gives_a_layer_up(world: World) -> None:
     async def work() -> None:
-        registry = VersionMethods()
-        registry._rebuilds = world.rebuilds
+        commits = Commits(world.log, world.journal, world.servers, 10.0)
+        versions = Versions(world.log, world.journal, commits, world.rebuilds, 10.0)
         world.rebuilds._staged.add(5)
         with pytest.raises(errors.ServerUnavailableError, match="Ask again"):
-            await registry.outcome(5)
+            await versions.outcome(5)
         assert world.log.outcome(5) is None
 
     run(work)

@@ -17,6 +17,8 @@ from clamor_ray._protocol.messages import (
     ServerInfo,
     ServerLost,
 )
+from clamor_ray._protocol.names import server_id_of
+from clamor_ray._protocol.refusals import IllegalTransition, NoAddresses, NoSuchRegion, NoSuchServer
 from clamor_ray.actors.registry.registry_core import (
     GUARD_BYTES,
     TRANSITIONS,
@@ -24,15 +26,10 @@ from clamor_ray.actors.registry.registry_core import (
     WINDOW_BEGIN,
     WINDOW_END,
     AddressSpace,
-    IllegalTransition,
-    NoAddresses,
-    NoSuchRegion,
-    NoSuchServer,
     RegionEvent,
     RegionState,
     RegistryCore,
     Retire,
-    server_id_of,
 )
 
 HOME, READER, OTHER = 11, 22, 33

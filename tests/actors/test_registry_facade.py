@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from pyroaring import BitMap
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from clamor_ray import errors
 from clamor_ray._protocol import names
@@ -32,20 +32,16 @@ from clamor_ray._protocol.messages import (
     ServerLost,
     Write,
 )
-from clamor_ray._protocol.rpc import pack, unpack
+from clamor_ray._protocol.names import server_id_of
+from clamor_ray._protocol.refusals import IllegalTransition, NoSuchRegion, NoSuchServer
+from clamor_ray._protocol.rpc import OFTEN, pack, unpack
 from clamor_ray._protocol.source import SHARED, Source
-from clamor_ray.actors.commits.commit_log import Limits
+from clamor_ray.actors.commits.committed import Limits
 from clamor_ray.actors.process import keeper_process
+from clamor_ray.actors.registry import late_writes, regions, retiring, spare_regions
 from clamor_ray.actors.registry import registry as registry_module
-from clamor_ray.actors.registry import retiring, spare_regions
 from clamor_ray.actors.registry.registry import Registry
-from clamor_ray.actors.registry.registry_core import (
-    IllegalTransition,
-    NoSuchRegion,
-    NoSuchServer,
-    RegionState,
-    server_id_of,
-)
+from clamor_ray.actors.registry.registry_core import RegionState
 from tests.support.claims_table import ListTable
 from tests.support.lab import troubles
 from tests.support.server_rig import until
@@ -73,9 +69,9 @@ class FakeHandle:
 
 
 class FakeJournalIsFull:
-    def __init__(self, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._db = registry._journal
-        self._patch = monkeypatch
+        self._patch = pytest.MonkeyPatch()
 
     def __enter__(self) -> None:
         def full(*_: object) -> None:
@@ -100,14 +96,13 @@ class FakeJournalIsFull:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    with_patches = pytest.MonkeyPatch()
-    with_patches.setattr(registry_module, "session_directory", lambda: tmp_path)
-    with_patches.setattr(registry_module.keeper_process, "raylet_pid", lambda: 1)
-    with_patches.setattr(registry_module.keeper_process, "hold_and_watch", lambda *_: -1)
-    with_patches.setattr(registry_module.ray, "get_actor", lambda *_, **__: FakeHandle())
-    with_patches.setattr(registry_module, "SAVE_AGAIN_S", 0.02)
+    monkeypatch.setattr(registry_module, "session_directory", lambda: tmp_path)
+    monkeypatch.setattr(registry_module.keeper_process, "raylet_pid", lambda: 1)
+    monkeypatch.setattr(registry_module.keeper_process, "hold_and_watch", lambda *_: -1)
+    monkeypatch.setattr(registry_module.ray, "get_actor", lambda *_, **__: FakeHandle())
+    monkeypatch.setattr(late_writes, "SAVE_AGAIN_S", 0.02)
     table = ListTable()  # the cluster's: it outlives a registry
-    with_patches.setattr(registry_module, "RayTable", lambda: table)
+    monkeypatch.setattr(registry_module, "RayTable", lambda: table)
 
     def runner(*steps: Callable[[Registry], Awaitable[None]]) -> None:
         """Each step has a registry of its own, with the journal of the one before."""
@@ -117,8 +112,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             try:
                 await asyncio.wait_for(step(registry), 20)
             finally:  # as by SIGKILL: nothing is told
-                for task in list(registry._tasks):
-                    task.cancel()
+                registry._background.close()
                 await registry._commits.close()
                 await registry._lineage.stop()
                 registry._journal.close()
@@ -126,8 +120,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         for step in steps:
             asyncio.run(one(step))
 
-    yield runner
-    with_patches.undo()
+    return runner
 
 
 async def made(registry: Registry) -> RegionRecord:
@@ -140,11 +133,9 @@ def write(region: int, base: int) -> Write:
     return Write(region, base, 1, BitMap([1]).serialize(), 8192, HOME)
 
 
-def test_a_full_journal_refuses_what_must_be_written(
-    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_journal_refuses_what_must_be_written(run: Callable[..., None]) -> None:
     async def work(registry: Registry) -> None:
-        full = FakeJournalIsFull(registry, monkeypatch)
+        full = FakeJournalIsFull(registry)
         with full, pytest.raises(errors.JournalFullError):
             await registry.register_server(INFO)
         assert await registry.servers() == ()
@@ -185,19 +176,17 @@ def test_a_full_journal_refuses_what_must_be_written(
     run(work, after)
 
 
-def test_what_need_not_be_written_at_once_is_written_later(
-    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_need_not_be_written_at_once_is_written_later(run: Callable[..., None]) -> None:
     async def work(registry: Registry) -> None:
         record = await made(registry)
         again = await registry.create_region(8192, NODE)
-        with FakeJournalIsFull(registry, monkeypatch):
+        with FakeJournalIsFull(registry):
             assert (await registry.register_server(INFO)).epoch == 2
             await registry.abandon(again.region)
             await asyncio.sleep(0.1)
             assert registry._core.record_of(again.region) is None
         deadline = asyncio.get_running_loop().time() + 5
-        while registry._unsaved or registry._unsaved_servers:
+        while not registry._late.is_done:
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.01)
         assert [saved.record.region for saved in registry._journal.load().regions] == [
@@ -287,7 +276,7 @@ def test_a_lost_page_server_that_registers_late_stays_lost(run: Callable[..., No
         await made(registry)
         await registry.renew_server(NODE, HOME, "its keeper died with it")
         await asyncio.sleep(0)  # the verdict is in the journal
-        registry._save_now()
+        registry._late.save_now()
         with pytest.raises(NoSuchServer, match="declared lost: its keeper died with it"):
             await registry.register_server(INFO)
 
@@ -351,13 +340,21 @@ def test_a_page_server_that_is_new_is_written_down_on_a_full_disk(
         run(register, after)
 
 
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        RayError("not now"),
+        RayTaskError("knows", "", KeyError("its own")).as_instanceof_cause(),  # is one, too
+    ],
+    ids=["silent", "raises"],
+)
 def test_a_spare_that_nobody_takes_is_given_back(
-    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, trouble: Exception
 ) -> None:
     """Whoever has it may have ended. What a put has begun to fill is its maker's."""
     monkeypatch.setattr(spare_regions, "UNUSED_S", 0.1)
     filling: set[int] = set()
-    not_now: list[Exception] = [RayError("not now")]
+    not_now: list[Exception] = [trouble]
 
     def handle(*_: object, **__: object) -> Any:
         class Handle(FakeHandle):
@@ -386,13 +383,31 @@ def test_a_spare_that_nobody_takes_is_given_back(
         assert not not_now  # what was not answered was asked again
         assert registry._core.state(filled) is RegionState.CREATING
         assert registry._core.state(sealed) is RegionState.READY
-        await until(lambda: not registry._spares.is_looking)
+        await until(lambda: not registry._regions._spares.is_looking)
         again = await registry.seal_and_create(sealed, None, 8192, NODE, 8)
         assert again is not None
         await until(lambda: registry._core.state(again.region) is RegionState.GONE)
         with pytest.raises(NoSuchRegion):  # of a process that was stopped: it puts again
             await registry.seal(again.region)
         await registry.seal(filled)
+
+    run(work)
+
+
+def test_a_home_that_is_not_here_yet_keeps_its_spares(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spare_regions, "UNUSED_S", 0.1)
+
+    async def work(registry: Registry) -> None:
+        record = await made(registry)
+        spare = await registry.seal_and_create(record.region, None, 8192, NODE, 5)
+        assert spare is not None
+        del registry._servers._handles[HOME]
+        await asyncio.sleep(0.5)
+        assert registry._core.state(spare.region) is RegionState.CREATING
+        registry._liveness.lose(HOME, "its node is dead")
+        await until(lambda: registry._core.state(spare.region) is RegionState.GONE)
 
     run(work)
 
@@ -429,7 +444,7 @@ def test_a_free_that_its_caller_tells_waits_for_nobody(
         await until(lambda: bool(asked))
         assert asked == [(HOME, [first.region, second.region])]
         # Whose caller tells nobody waits for all, and no longer than is promised.
-        monkeypatch.setattr(registry_module, "FREE_S", 0.05)
+        monkeypatch.setattr(regions, "FREE_S", 0.05)
         assert await registry.free(third.region) == FreeAnswer()
         assert registry._core.state(third.region) is RegionState.FREED
 
@@ -445,7 +460,7 @@ def test_a_large_variable_is_given_back_by_the_registrys_order(
 ) -> None:
     """Its memory is back when free returns, and no thread that serves pages gave it back."""
     asked: list[tuple[int, list[int]]] = []
-    monkeypatch.setattr(registry_module, "FREE_S", 0.5)
+    monkeypatch.setattr(regions, "FREE_S", 0.5)
     monkeypatch.setattr(retiring, "BATCH_S", 30.0)
     monkeypatch.setattr(registry_module.ray, "get_actor", lambda *_, **__: silent(asked))
 
@@ -465,15 +480,15 @@ def test_what_is_shared_is_known_from_its_seal_on(
     """Also to a registry whose page server died with the one before."""
     shared = Source(SHARED, 0, b"digest", b"where it is")
     monkeypatch.setattr(
-        registry_module.shared_objects,
+        regions.shared_objects,
         "pinned_of",
         lambda record, source: (Pinned(record, source.what, source.digest), ["a reference"]),
     )
-    regions = []
+    sealed = []
 
     async def check(registry: Registry) -> None:
         ((pinned, object_refs),) = await registry.shared_at(HOME)
-        assert (pinned.record.region, pinned.plan) == (regions[0], b"where it is")
+        assert (pinned.record.region, pinned.plan) == (sealed[0], b"where it is")
         assert object_refs == ["a reference"]
         assert await registry.shared_at(HOME + 1) == []
 
@@ -481,7 +496,19 @@ def test_what_is_shared_is_known_from_its_seal_on(
         await registry.register_server(INFO)
         record = await registry.create_region(8192, NODE)
         await registry.seal(record.region, shared)
-        regions.append(record.region)
+        sealed.append(record.region)
         await check(registry)
 
     run(share, check)
+
+
+def test_what_is_called_often_is_answered_packed(run: Callable[..., None]) -> None:
+    async def work(registry: Registry) -> None:
+        assert registry._often.keys() == OFTEN
+        record = await made(registry)
+        (latest,) = unpack(await registry.ask(pack("latest", [record.region])))
+        assert [entry.version for entry in latest] == [0]
+        with pytest.raises(ValueError, match="'shutdown' is called by its own name"):
+            await registry.ask(pack("shutdown"))
+
+    run(work)

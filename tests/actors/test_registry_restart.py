@@ -29,20 +29,35 @@ from clamor_ray._protocol.messages import (
     ServerInfo,
     Write,
 )
+from clamor_ray._protocol.names import server_id_of
 from clamor_ray._session import session as _session
 from clamor_ray._version import __version__
-from clamor_ray.actors.registry.registry_core import server_id_of
 from tests.conftest import ANSWER_S, until
 from tests.support.lab import LocalCluster
-from tests.support.session_rig import Session, keepers, running_session, watchers
+from tests.support.session_rig import Session, Sessions, keepers, running_session, watchers
 
 pytestmark = pytest.mark.lab
 
 BLOCKS = BitMap([0]).serialize()
 
 
+@pytest.fixture(scope="module")
+def sessions(lab: LocalCluster) -> Iterator[Sessions]:
+    sessions = Sessions(lab)
+    yield sessions
+    sessions.end()
+
+
 @pytest.fixture
-def session(lab: LocalCluster) -> Iterator[Session]:
+def session(sessions: Sessions) -> Iterator[Session]:
+    """One that other tests may have used: nothing is left of them."""
+    with sessions.one() as session:
+        yield session
+
+
+@pytest.fixture
+def fresh(lab: LocalCluster) -> Iterator[Session]:
+    """One whose registry nobody has killed: it takes layers for staged without asking."""
     with running_session(lab) as session:
         yield session
 
@@ -68,6 +83,11 @@ def region_of(session: Session, node: int, n_blocks: int = 10) -> int:
 def write(session: Session, region: int, base: int, node: int = 0, **how: Any) -> Write:
     here = server_id_of(session.lab.node_ids[node])
     return Write(region, base, 1, BLOCKS, 8192, here, **how)
+
+
+def grow(region: int, base: int) -> Write:
+    """A change of the plan only: it has no layer. A registry that was restarted asks for layers."""
+    return Write(region, base, 0, b"", 0, 0, plan=b"plan of %d" % base)
 
 
 def test_regions_servers_and_data_survive(session: Session, lab: LocalCluster) -> None:
@@ -113,7 +133,8 @@ def test_regions_servers_and_data_survive(session: Session, lab: LocalCluster) -
         other.close()
 
 
-def test_commits_survive(session: Session, lab: LocalCluster) -> None:
+def test_commits_survive(fresh: Session) -> None:
+    session = fresh
     one, two = region_of(session, 0), region_of(session, 0)
     inline = INLINE_BASE + 7
     request = CommitRequest(
@@ -142,7 +163,9 @@ def test_commits_survive(session: Session, lab: LocalCluster) -> None:
     with pytest.raises(errors.CommitConflict) as caught:
         session("commit", CommitRequest(79, (write(session, one, 0),)))
     assert (caught.value.cause.first_block, caught.value.cause.n_blocks) == (0, 1)
-    assert session("commit", CommitRequest(80, (write(session, one, 1),))).versions == {one: 2}
+    with pytest.raises(errors.CommitAbortedError, match="are gone"):  # it was never staged
+        session("commit", CommitRequest(82, (write(session, one, 1),)))
+    assert session("commit", CommitRequest(80, (grow(one, 1),))).versions == {one: 2}
     session("free", two)
     with pytest.raises(errors.FreedError):
         session("commit", CommitRequest(81, (write(session, two, 1),)))
@@ -155,25 +178,28 @@ def test_killed_while_it_commits_it_loses_no_answer(session: Session) -> None:
     stop = threading.Event()
 
     def storm() -> None:
-        for _ in range(3):
-            time.sleep(1.0)
-            kill_registry(session)
-        stop.set()
+        try:
+            for _ in range(3):
+                time.sleep(1.0)
+                kill_registry(session)
+        finally:
+            stop.set()  # else the commits below would never end
 
     killer = threading.Thread(target=storm)
     killer.start()
     version = 0
     try:
-        while not stop.is_set():
-            writes = (write(session, one, version), write(session, two, version))
+        while not stop.is_set() or version <= 100:  # a slow machine makes fewer in that time
+            writes = (grow(one, version), grow(two, version))
             answer = session("commit", CommitRequest(1000 + version, writes))
             version += 1
             assert answer.versions == {one: version, two: version}
     finally:
         killer.join()
-    assert version > 100
     expected = [(n + 1, 1000 + n) for n in range(version)]
     assert session("published", one, 0) == session("published", two, 0) == expected
+    for region in (one, two):
+        session("free", region)
 
 
 def test_a_request_that_comes_twice_makes_one_region(session: Session, lab: LocalCluster) -> None:
@@ -189,6 +215,8 @@ def test_a_request_that_comes_twice_makes_one_region(session: Session, lab: Loca
     kill_registry(session)
     assert session("share", [array], node, 4712) == shared
     assert session.states()["ready"] == 2
+    for region in (first.region, shared[0].region):
+        session("free", region)
 
 
 def test_a_shared_object_survives_both(session: Session, lab: LocalCluster) -> None:

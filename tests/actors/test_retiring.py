@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayError
 
-from clamor_ray.actors.registry import retiring
+from clamor_ray import errors
+from clamor_ray.actors.registry import region_ends, retiring
 from clamor_ray.actors.registry.registry_core import Retire
-from clamor_ray.actors.registry.retiring import BATCH_MOST, Retiring
+from clamor_ray.actors.registry.retiring import BATCH_MOST, Retiring, ServerGone
 from tests.support.server_rig import until
 
 HERE, THERE = 7, 8
@@ -203,11 +204,11 @@ def test_a_server_that_answers_again_is_not_waited_for(run: Callable[..., None])
     run(work)
 
 
-@pytest.mark.parametrize("how", ["lookup", "died", "told"])
+@pytest.mark.parametrize("how", ["gone", "died", "told"])
 def test_nothing_waits_for_a_server_that_is_lost(run: Callable[..., None], how: str) -> None:
     async def work(world: World) -> None:
         silent = asyncio.get_running_loop().create_future()
-        trouble = {"lookup": LookupError("lost"), "died": ActorDiedError(), "told": silent}[how]
+        trouble = {"gone": ServerGone(), "died": ActorDiedError(), "told": silent}[how]
         world.troubles[HERE] = [trouble]
         world.order(HERE, 1, 2)
         world.order(THERE, 1)
@@ -256,3 +257,167 @@ def test_a_failure_of_ours_is_said_and_stops_no_later_order(
         await until(lambda: world.done == [(HERE, 2, False)])
 
     run(work)
+
+
+@pytest.mark.parametrize("where", ["tell", "answer", "done", "lose"])
+def test_no_order_is_dropped_by_a_failure_of_ours(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(retiring, "AGAIN_FIRST_S", 0.02)
+
+    async def work(world: World) -> None:
+        broken_calls = 0
+
+        def broken(*_: object) -> None:
+            nonlocal broken_calls
+            broken_calls += 1
+            raise KeyError("a mistake of ours")
+
+        async def too_few(*_: object) -> list[bool | None]:
+            return [False]
+
+        if where == "tell":
+            world.troubles[HERE] = [KeyError("a mistake of ours")]
+        elif where == "answer":
+            world.retiring._tell = too_few
+        elif where == "done":
+            world.retiring._done = broken
+        else:
+            world.troubles[HERE] = [ActorDiedError()]
+            world.retiring._lose = broken
+        world.order(HERE, 1, 2)
+        (waiting,) = world.retiring.hurry(1)
+        if where == "answer":
+            await asyncio.sleep(0.05)
+            world.retiring._tell = world.tell
+        elif where == "done":
+            await until(lambda: broken_calls == 1)
+            world.retiring._done = world.note
+        await asyncio.wait_for(waiting, 5)
+        await until(lambda: len(world.done) == 2)
+        assert sorted(world.done) == [(HERE, 1, False), (HERE, 2, False)]
+
+    run(work)
+
+
+def test_orders_that_a_server_cannot_carry_out_hold_up_no_others(run: Callable[..., None]) -> None:
+    """They are tried again after 30 s; the others go out with the next batch, or at once."""
+
+    async def work(world: World) -> None:
+        world.refused = set(range(1, 2 * BATCH_MOST + 1))
+        world.order(HERE, *sorted(world.refused))
+        await until(lambda: len(world.calls) == 2)
+        world.order(HERE, 1000)
+        await until(lambda: world.done == [(HERE, 1000, False)])
+        world.refused = set()
+        (waiting,) = world.retiring.hurry(2 * BATCH_MOST)  # the last of them
+        await asyncio.wait_for(waiting, 5)
+
+    run(work)
+
+
+def test_an_order_that_fails_its_call_is_alone_in_the_end(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retiring, "AGAIN_FIRST_S", 0.005)
+    monkeypatch.setattr(retiring, "AGAIN_MOST_S", 0.01)
+
+    async def work(world: World) -> None:
+        bad = 5
+        tell = world.retiring._tell
+
+        async def fails(server_id: int, orders: list[Retire]) -> list[bool | None]:
+            if any(order.region == bad for order in orders):
+                raise KeyError(bad)
+            return await tell(server_id, orders)
+
+        world.retiring._tell = fails
+        regions = [region for region in range(3 * BATCH_MOST) if region != bad]
+        world.order(HERE, bad, *regions)
+        await until(lambda: len(world.done) == len(regions))
+        assert sorted(region for _, region, _ in world.done) == regions
+        (waiting,) = world.retiring.hurry(bad)
+        assert not waiting.done()
+        world.retiring._tell = tell
+        await asyncio.wait_for(waiting, 5)
+
+    run(work)
+
+
+def test_who_hurries_an_order_that_is_under_way_waits_for_nothing_more(
+    run: Callable[..., None],
+) -> None:
+    async def work(world: World) -> None:
+        answers = asyncio.get_running_loop().create_future()
+        world.troubles[HERE] = [answers]
+        world.order(HERE, 1)
+        await until(lambda: len(world.calls) == 1)
+        (waiting,) = world.retiring.hurry(1)
+        world.order(HERE, 2)
+        answers.set_result(None)
+        await asyncio.wait_for(waiting, 5)
+        await until(lambda: len(world.done) == 2)
+        assert world.regions_of(HERE) == [[1], [2]]
+
+    run(work)
+
+
+# ------------------------------------------------------------------ what follows an order
+
+
+class Core:
+    """A region that is idle at once, and must then be dropped by both servers."""
+
+    def __init__(self) -> None:
+        self.dropped_at: list[int] = []
+        self.asked = False
+
+    def region_idle(self, region: int, server_id: int) -> tuple[Retire, ...]:
+        if self.asked:
+            return ()
+        self.asked = True
+        return (Retire(HERE, region, True), Retire(THERE, region, True))
+
+    def dropped(self, region: int, server_id: int) -> None:
+        self.dropped_at.append(server_id)
+
+    def waited_for(self) -> tuple[int, ...]:
+        return ()
+
+
+class Late:
+    def __init__(self) -> None:
+        self.failures: list[Exception] = []
+
+    def save_changed(self) -> None:
+        if self.failures:
+            raise self.failures.pop()
+
+
+def test_orders_that_follow_outlive_a_journal_that_fails() -> None:
+    """The core makes them once: who loses them leaves the memory of the region where it is."""
+
+    class Closed:
+        is_closed = True
+
+    class Living:
+        def actor_died(self, server_id: int, failure: ActorDiedError) -> None:
+            raise AssertionError(server_id)
+
+    async def work() -> None:
+        core, late = Core(), Late()
+        ends = region_ends.RegionEnds(core, {}, late, Living(), Closed())  # type: ignore[arg-type]
+        told: list[tuple[int, bool]] = []
+
+        async def tell(server_id: int, orders: list[Retire]) -> list[bool | None]:
+            told.extend((server_id, order.force) for order in orders)
+            if not core.asked:
+                late.failures.append(errors.InternalError("SQLite says no."))
+            return [False] * len(orders)
+
+        ends._retiring._tell = tell
+        ends.carry_out([Retire(HERE, 1, False)])
+        await until(lambda: sorted(core.dropped_at) == [HERE, THERE])
+        assert {(HERE, True), (THERE, True)} <= set(told)
+
+    asyncio.run(asyncio.wait_for(work(), 20))

@@ -196,18 +196,27 @@ def test_regions_are_defined_or_refused(run_core) -> None:
                 8: RegionFreed(8),
                 9: RuntimeError("never"),
                 11: dataclasses.replace(RECORD, region=11, homes=(THERE, HERE)),
+                13: dataclasses.replace(RECORD, region=13, homes=(HERE,)),
+                14: dataclasses.replace(RECORD, region=14, homes=(HERE,)),
                 12: dataclasses.replace(RECORD, region=12, homes=(HERE,)),
             }
             here.engine.adopted = {12}
-            for region in (7, 8, 9, 10, 11, 12):
+            # What the registry says where we should have it, and do not; None: ask again.
+            at = here.known.versions
+            at["rehomed", 11, HERE] = [None, RuntimeError("not now"), HomeLostError("Nowhere.")]
+            at["rehomed", 13, HERE] = [None]
+            at["rehomed", 14, HERE] = [FreedError("It was freed.")]
+            for region in (7, 8, 9, 10, 11, 12, 13, 14):
                 here.engine.ask(FakeEvent(EventKind.NEED_REGION, region=region))
-            await until(lambda: len(here.engine.answers) == 6)
+            await until(lambda: len(here.engine.answers) == 8)
             assert set(here.engine.answers) == {
                 ("define", 7, 1, RECORD.base_address, 5000, (THERE,)),
                 ("refuse", 8, Answer.NO_REGION),
                 ("refuse", 9, Answer.TIMEOUT),
                 ("refuse", 10, Answer.NO_REGION),
-                ("refuse", 11, Answer.HOME_LOST),  # we should have it, and do not
+                ("refuse", 11, Answer.HOME_LOST),
+                ("refuse", 13, Answer.TIMEOUT),
+                ("refuse", 14, Answer.NO_REGION),
                 ("define", 12, 1, RECORD.base_address, 5000, (HERE,)),  # we have it again
             }
 
@@ -242,24 +251,42 @@ def test_who_waits_for_a_lost_home_is_told_of_the_new_one(run_core) -> None:
             at["rehomed", 8, LOST] = [HomeLostError("Blocks 3 to 5 are nowhere.")]
             at["rehomed", 9, LOST] = [FreedError("It was freed.")]
             mine = dataclasses.replace(RECORD, region=11, homes=(HERE,))
+            # We are named, and have nothing of it: it is asked about us.
             at["rehomed", 10, LOST] = [dataclasses.replace(mine, region=10)]
+            at["rehomed", 10, HERE] = [None, HomeLostError("Blocks 3 to 5 are nowhere.")]
+            at["rehomed", 12, LOST] = [dataclasses.replace(mine, region=12)]
+            at["rehomed", 12, HERE] = [dataclasses.replace(RECORD, region=12)]
             at["rehomed", 11, LOST] = [mine]
             here.engine.adopted = {11}
-            for region in (7, 8, 9, 10, 11):
+            for region in (7, 8, 9, 10, 11, 12):
                 event = FakeEvent(EventKind.NEED_HOME, region=region, server_id=LOST)
                 here.engine.ask(event)
                 here.engine.ask(event)
-            await until(lambda: len(here.engine.answers) == 6)
+            await until(lambda: len(here.engine.answers) == 7)
             await asyncio.sleep(0)
             assert set(here.engine.answers) == {
                 ("homes", 7, (THERE,)),
                 ("home lost", 8, LOST, Answer.HOME_LOST),
                 ("home lost", 9, LOST, Answer.NO_REGION),
-                ("home lost", 10, LOST, Answer.HOME_LOST),  # we should have it, and do not
+                ("home lost", 10, LOST, Answer.HOME_LOST),
+                ("homes", 12, (THERE,)),
                 ("define", 11, 1, RECORD.base_address, 5000, (HERE,)),
                 ("homes", 11, (HERE,)),
             }
             assert here.known.asked_versions.count(("rehomed", 7, LOST)) == 4
+
+    run_core(work)
+
+
+def test_it_is_not_asked_without_a_pause(run_core) -> None:
+    async def work() -> None:
+        settings = dataclasses.replace(HASTE, rebuild_s=0.5, backoff_first_s=0.05)
+        async with Node(HERE, settings=settings) as here:
+            here.known.versions["rehomed", 7, LOST] = [None]
+            here.engine.ask(FakeEvent(EventKind.NEED_HOME, region=7, server_id=LOST))
+            await until(lambda: bool(here.engine.answers))
+            assert here.engine.answers == [("home lost", 7, LOST, Answer.TIMEOUT)]
+            assert 2 <= len(here.known.asked_versions) <= 12
 
     run_core(work)
 
@@ -292,9 +319,10 @@ def test_old_leases_on_a_freed_region_come_back(run_core) -> None:
             await until(lambda: bool(here.engine.answers))
             assert here.engine.answers == [DEFINED]
             assert here.engine.retired == [(7, False)]
+            here.known.versions["rehomed", 11, HERE] = [FreedError("It was freed.")]
             here.engine.ask(FakeEvent(EventKind.NEED_REGION, region=11))
             await until(lambda: len(here.engine.answers) == 2)
-            assert here.engine.answers[1] == ("refuse", 11, Answer.HOME_LOST)
+            assert here.engine.answers[1] == ("refuse", 11, Answer.NO_REGION)
 
     run_core(work)
 
@@ -376,6 +404,24 @@ def test_idle_regions_of_a_moment_are_one_call(run_core) -> None:
     run_core(work)
 
 
+def test_what_is_idle_already_is_not_made_again_to_be_retired(run_core) -> None:
+    """The process that freed it has told the engine, and the order comes with the others later: of
+    thousands of small variables that would be most of what a free costs here."""
+
+    async def work() -> None:
+        async with Node(HERE) as here:
+            here.engine.ask(FakeEvent(EventKind.REGION_IDLE, region=7))  # not heard of yet
+            assert not here.core.retire(7, force=False, record=RECORD)
+            assert not here.core.retire(7, force=False, record=RECORD)  # after a lost answer
+            assert (here.engine.answers, here.engine.retired) == ([], [])
+            here.core.retire(7, force=True)  # its memory may be here still
+            assert here.engine.retired == [(7, True)]
+            await asyncio.sleep(0.05)  # a call that must not come
+            assert here.known.idle == []
+
+    run_core(work)
+
+
 @pytest.mark.parametrize("how", ["idle", "dropped"])
 def test_what_has_ended_here_is_not_lost(run_core, how: str) -> None:
     """The registry still waits to hear that it is idle, and says so to who asks meanwhile."""
@@ -392,6 +438,8 @@ def test_what_has_ended_here_is_not_lost(run_core, how: str) -> None:
             here.engine.ask(FakeEvent(EventKind.NEED_REGION, region=7))
             await until(lambda: bool(here.engine.answers))
             assert here.engine.answers == [("refuse", 7, Answer.NO_REGION)]
+            assert here.known.asked_versions == []
+            here.known.versions["rehomed", 8, HERE] = [HomeLostError("Nowhere.")]
             here.engine.ask(FakeEvent(EventKind.NEED_REGION, region=8))
             await until(lambda: len(here.engine.answers) == 2)
             assert here.engine.answers[1] == ("refuse", 8, Answer.HOME_LOST)

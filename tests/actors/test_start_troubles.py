@@ -22,6 +22,7 @@ from clamor_ray import errors
 from clamor_ray._protocol.messages import ServerConfig
 from clamor_ray.actors.commits import sqlite_file
 from clamor_ray.actors.page_server import page_server
+from clamor_ray.actors.page_server.keepers import KeeperHold
 from clamor_ray.actors.page_server.page_server import PageServer
 from clamor_ray.actors.process import keeper_process, starting
 from clamor_ray.actors.registry import registry
@@ -153,6 +154,7 @@ def asking(monkeypatch: pytest.MonkeyPatch, answers: list[Any]) -> tuple[PageSer
     monkeypatch.setattr(page_server.time, "monotonic", lambda: now_s[0])
     server = object.__new__(PageServer)
     server._registry = Handle()
+    server._held_keepers = KeeperHold([])
     return server, sent
 
 

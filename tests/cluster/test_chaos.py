@@ -1,7 +1,7 @@
 """A small cache, peers that serve each other, commits, gathers and prefetches, while page servers
 are killed: every value is checked against what was committed, and nothing is left.
 
-And what a user sees of a budget that does not fit, and of ids that are out of range.
+And what a user sees of a budget that does not fit.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ import numpy as np
 import pytest
 
 import clamor_ray as clamor
-from clamor_ray import errors
-from clamor_ray._objects.memory import memory_bytes
 from clamor_ray._session import session
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
@@ -43,7 +41,8 @@ pytestmark = pytest.mark.lab
 N_NODES = 3
 N_BLOCKS = 512  # of each variable: 2 MiB
 BUDGET_BYTES = 1 << 20
-STORM_S = 15.0
+SHORT_STORM_S, STORM_S = 6.0, 30.0
+LONG = (pytest.mark.soak, pytest.mark.timeout(1200))  # for `make soak`
 TASK_S = 120.0
 ROWS_PER_BLOCK = 16
 SEED = int(os.environ.get("CLAMOR_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
@@ -176,7 +175,8 @@ def own_threads() -> list[str]:
     return [name for name in names if name.startswith("clamor")]
 
 
-def test_chaos(lab: LocalCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", [SHORT_STORM_S, pytest.param(STORM_S, marks=LONG)])
+def test_chaos(lab: LocalCluster, tmp_path: Path, seconds: float) -> None:
     import ray
 
     print(f"seed {SEED}")
@@ -194,7 +194,7 @@ def test_chaos(lab: LocalCluster, tmp_path: Path) -> None:
     ray.get([start(n, 0.1) for n in range(N_NODES)], timeout=TASK_S)
     running = {start(n % N_NODES, 2.0): n % N_NODES for n in range(4)}
     killed: list[int] = []
-    kill_at, deadline = time.monotonic() + 1.0, time.monotonic() + STORM_S
+    kill_at, deadline = time.monotonic() + 1.0, time.monotonic() + seconds
     last = deadline + TASK_S
 
     def enough() -> bool:
@@ -240,6 +240,8 @@ def test_chaos(lab: LocalCluster, tmp_path: Path) -> None:
 
 # --------------------------------------------------------------- what a user sees
 
+SCAN_S = 4.0  # more than the engine takes to judge
+
 
 def scan(array: Any, seconds: float) -> set[int]:
     """Reads a number of each block, again and again; the sums that it saw."""
@@ -274,58 +276,17 @@ def test_a_budget_below_what_a_task_uses(lab: LocalCluster) -> None:
     task = clamor.remote(num_cpus=0, resources={node_resource(1): 0.001})(scan)
 
     def thrashes() -> bool:
-        assert ray.get(task.remote(ref, 4.0), timeout=TASK_S) == expected  # it finishes
+        assert ray.get(task.remote(ref, SCAN_S), timeout=TASK_S) == expected  # it finishes
         return bool(clamor.stats().thrashing)
 
     until(thrashes)
     (node,) = clamor.stats().thrashing
     assert node.node_id == lab.node_ids[1]
     assert node.engine.refetched_blocks > blocks
-    assert ray.get(task.remote(ref, 4.0), timeout=TASK_S) == expected
+    assert ray.get(task.remote(ref, SCAN_S), timeout=TASK_S) == expected
     until(lambda: len(warnings_of_thrash(lab)) > before)
     time.sleep(0.5)  # for a second one, which must not come
     assert len(warnings_of_thrash(lab)) == before + 1
-    clamor.free(ref)
-
-
-def test_a_budget_beyond_the_memory(lab: LocalCluster) -> None:
-    has = memory_bytes()
-    assert has is not None
-    with pytest.raises(errors.CacheBudgetError, match=str(has)) as caught:
-        clamor.init(cache_bytes=2 * has)
-    assert str(2 * has) in str(caught.value)
-
-
-def gather_out_of_range(refs: list[Any], wrong: list[Any]) -> list[str]:
-    array = refs[0].get()
-    said = []
-    for ids in wrong:
-        try:
-            clamor.gather(array, ids)
-        except IndexError as error:
-            said.append(str(error))
-    return said
-
-
-def test_ids_out_of_range_move_nothing(lab: LocalCluster) -> None:
-    import ray
-
-    clamor.init()
-    n = 1 << 16
-    ref = clamor.put(np.zeros((n, 32)))
-    task = there(gather_out_of_range, 1)
-
-    def moved() -> list[tuple[int, int]]:
-        engines = [node.engine for node in clamor.stats().nodes]
-        return [(engine.blocks_fetched, engine.rows_fetched) for engine in engines]
-
-    assert ray.get(task.remote([ref], []), timeout=TASK_S) == []  # what opening it takes
-    before = moved()
-    wrong = [[0, n], [-n - 1, 5], [0, 1 << 62], [1.5]]
-    said = ray.get(task.remote([ref], wrong), timeout=TASK_S)
-    assert len(said) == len(wrong)
-    assert str(n) in said[0]
-    assert moved() == before
     clamor.free(ref)
 
 

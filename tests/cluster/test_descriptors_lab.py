@@ -14,6 +14,7 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
+from clamor_ray._session.session import current
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
@@ -26,15 +27,21 @@ TASK_S = 120.0  # beyond what a page server waits for a peer before it gives it 
 ITEMS = 1024
 
 
-@pytest.fixture
-def nodes() -> Iterator[LocalCluster]:
+@pytest.fixture(scope="module")
+def lab() -> Iterator[LocalCluster]:
     require_lab("local")
     with local_cluster(2, num_cpus=1) as lab:
-        clamor.init()
-        try:
-            yield lab
-        finally:
-            clamor.shutdown()
+        yield lab
+
+
+@pytest.fixture
+def nodes(lab: LocalCluster) -> Iterator[LocalCluster]:
+    """With a session, whose page servers a test may limit: they end with it."""
+    clamor.init()
+    try:
+        yield lab
+    finally:
+        clamor.shutdown()
 
 
 def limit(pid: int, n: int) -> None:
@@ -75,7 +82,7 @@ def says_which_limit(text: str) -> bool:
 
 
 def test_a_home_without_descriptors_serves_on(nodes: LocalCluster) -> None:
-    home = nodes.page_server_pid(0)
+    home = nodes.page_server_pid(0, scope=current().scope)
     limit(home, LIMIT)
     before = descriptors(home)
     refs, refused = put_until_it_is_refused()
@@ -103,7 +110,7 @@ def test_a_reader_without_descriptors_is_told(nodes: LocalCluster) -> None:
     somewhere = {node_resource(1): 0.01}
     reading = read.options(resources=somewhere)
     assert ray.get(reading.remote(refs[:1]), timeout=TASK_S) == ([0], "")
-    limit(nodes.page_server_pid(1), LIMIT)
+    limit(nodes.page_server_pid(1, scope=current().scope), LIMIT)
     found, said = ray.get(reading.remote(refs), timeout=TASK_S)
     assert found == list(range(len(found)))
     assert 0 < len(found) < LIMIT

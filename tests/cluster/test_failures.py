@@ -34,6 +34,7 @@ pytestmark = pytest.mark.lab
 
 BLOCK = 4096
 TASK_S = 90.0
+LONG = (pytest.mark.soak, pytest.mark.timeout(1200))  # for `make soak`
 EXIT_NO_DATA = 70
 
 
@@ -98,7 +99,8 @@ def read_blocks(image: npt.NDArray[np.uint8], seed: int, count: int, begun: str)
 
 
 @pytest.mark.slow
-def test_page_servers_die_at_random_moments(lab: LocalCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deaths", [4, pytest.param(20, marks=LONG)])
+def test_page_servers_die_at_random_moments(lab: LocalCluster, tmp_path: Path, deaths: int) -> None:
     import ray
 
     rng = random.Random(20240607)
@@ -111,7 +113,7 @@ def test_page_servers_die_at_random_moments(lab: LocalCluster, tmp_path: Path) -
 
     readers = [(1, "uffd"), (1, "sigsegv"), (0, "uffd")]
     faults = 0
-    for turn in range(7):  # the first starts the workers, and nobody dies
+    for turn in range(deaths + 1):  # the first starts the workers, and nobody dies
         image = np.random.default_rng(turn).integers(1, 256, n_blocks * BLOCK, dtype=np.uint8)
         ref = clamor.put(image)
         begun = [tmp_path / f"{turn}-{i}" for i in range(len(readers))]

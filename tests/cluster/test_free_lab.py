@@ -24,12 +24,15 @@ pytestmark = pytest.mark.lab
 
 ITEMS = 1024
 ANSWER_S = 120.0
+REATTACH_S = 15.0
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[LocalCluster]:
     require_lab("local")
-    with local_cluster(2, num_cpus=1) as lab:
+    with local_cluster(2, num_cpus=1) as lab, pytest.MonkeyPatch.context() as patch:
+        # For so long after its restart a page server does not call a freed region idle.
+        patch.setenv("CLAMOR_REATTACH_S", str(REATTACH_S))
         clamor.init()
         try:
             yield lab
@@ -183,23 +186,24 @@ def test_a_reader_that_is_stopped_holds_nobody_up_for_long(nodes: LocalCluster) 
     until(nothing_is_left)
 
 
-@pytest.mark.parametrize("index", [0, 1], ids=["home", "reader"])
-def test_a_page_server_is_killed_meanwhile(nodes: LocalCluster, index: int) -> None:
+def test_a_page_server_is_killed_meanwhile(nodes: LocalCluster) -> None:
+    """First the home's, then the reader's."""
     here, there = reader(0), reader(1)
-    refs = [put(i) for i in range(6)]
-    for i, ref in enumerate(refs):
-        assert ask(there.last.remote([ref])) == i
-    pid = nodes.page_server_pid(index)
-    free(refs[0])
-    os.kill(pid, signal.SIGKILL)
-    for ref in refs[1:3]:
-        free(ref)
-    assert nodes.page_server_pid(index) != pid
-    for ref in refs[3:]:
-        free(ref)
-    for ref in refs:
-        assert ask(there.last.remote([ref])) == "FreedError"
-        assert ask(here.last.remote([ref])) == "FreedError"
+    for index in (0, 1):
+        refs = [put(i) for i in range(6)]
+        for i, ref in enumerate(refs):
+            assert ask(there.last.remote([ref])) == i
+        pid = nodes.page_server_pid(index)
+        free(refs[0])
+        os.kill(pid, signal.SIGKILL)
+        for ref in refs[1:3]:
+            free(ref)
+        assert nodes.page_server_pid(index) != pid
+        for ref in refs[3:]:
+            free(ref)
+        for ref in refs:
+            assert ask(there.last.remote([ref])) == "FreedError"
+            assert ask(here.last.remote([ref])) == "FreedError"
     until(nothing_is_left)
 
 

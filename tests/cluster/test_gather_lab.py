@@ -129,20 +129,23 @@ def test_a_transaction_sees_what_it_wrote(clamor_cluster: ClamorCluster, ref: An
     np.testing.assert_array_equal(old, TABLE[[5, 20_000]])
 
 
-def out_of_bounds(refs: list[Any]) -> Any:
-    table = refs[0].get()
-    try:
-        clamor.gather(table, [0, N])
-    except IndexError as error:
-        return str(error)
-    return None
+def out_of_bounds(refs: list[Any], wrong: list[Any]) -> list[str]:
+    array, said = refs[0].get(), []
+    for ids in wrong:
+        try:
+            clamor.gather(array, ids)
+        except IndexError as error:
+            said.append(str(error))
+    return said
 
 
 def test_ids_out_of_range_move_nothing(clamor_cluster: ClamorCluster, ref: Any) -> None:
     clamor_cluster.run(gather_ref, [ref], [0])  # the stream is there
     before = clamor_cluster.engine(1)
-    said = clamor_cluster.run(out_of_bounds, [ref])
-    assert said == f"index {N} is out of bounds for axis 0 with size {N}"
+    wrong = [[0, N], [-N - 1, 5], [0, 1 << 62], [1.5]]
+    said = clamor_cluster.run(out_of_bounds, [ref], wrong)
+    assert len(said) == len(wrong)
+    assert said[0] == f"index {N} is out of bounds for axis 0 with size {N}"
     after = clamor_cluster.engine(1)
     assert after.rows_fetched == before.rows_fetched
     assert after.blocks_fetched == before.blocks_fetched

@@ -64,8 +64,8 @@ class LateCluster:
             LateCluster.n_late -= 1
             self.started.append(subprocess.Popen(["sleep", "300"]))
             raise Exception("The current node timed out during startup. This could happen because")
-        self.nodes.append(options)
-        return options
+        self.nodes.append(options["number"])
+        return options["number"]
 
     def shutdown(self) -> None:
         self.nodes.clear()
@@ -75,7 +75,7 @@ def test_a_cluster_that_starts_late_is_made_anew(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("ray.cluster_utils.Cluster", LateCluster)
     LateCluster.n_late = 2
     made, nodes = cluster.started([{"number": 1}, {"number": 2}])
-    assert made.nodes == nodes == [{"number": 1}, {"number": 2}]
+    assert made.nodes == nodes == [1, 2]
     assert len(LateCluster.started) == 2
     assert [late.wait(30) for late in LateCluster.started] == [-signal.SIGKILL] * 2
     LateCluster.n_late = 3

@@ -13,30 +13,38 @@ import pytest
 from pyroaring import BitMap
 
 from clamor_ray import errors
+from clamor_ray._protocol.attempts import AttemptRecord
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.rpc import pack
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import session as _session
 from clamor_ray._write.transaction import update
-from clamor_ray.actors.lineage.lineage import AttemptRecord
 from clamor_ray.actors.registry.registry import journal_directory
 from tests.conftest import until
 from tests.support.lab import LocalCluster
-from tests.support.session_rig import Session, keepers
+from tests.support.session_rig import Session, Sessions
 
 pytestmark = pytest.mark.lab
 
 N_BLOCKS = 64
+REGION = 9_000_009  # of no variable
 HISTORY_BYTES = 4 << 20  # of memory and disk together: some fifteen versions of one variable
 
 
+@pytest.fixture(scope="module")
+def sessions(lab: LocalCluster) -> Iterator[Sessions]:
+    """Their homes keep old versions of a few commits only."""
+    half = HISTORY_BYTES // 2
+    sessions = Sessions(lab, history_bytes=half, history_disk_bytes=half)
+    yield sessions
+    sessions.end()
+
+
 @pytest.fixture
-def session(lab: LocalCluster) -> Iterator[Session]:
-    """One whose homes keep old versions of a few commits only."""
-    session = Session(lab, history_bytes=HISTORY_BYTES // 2, history_disk_bytes=HISTORY_BYTES // 2)
-    yield session
-    session("shutdown")
-    until(lambda: not keepers(session.scope))
+def session(sessions: Sessions) -> Iterator[Session]:
+    """One that other tests may have used: no region of theirs is left."""
+    with sessions.one() as session:
+        yield session
 
 
 @pytest.fixture
@@ -89,6 +97,11 @@ def array_of(process: _session.Session) -> GlobalRef[Any]:
     return process.put(np.zeros(N_BLOCKS * 512))
 
 
+def free(session: Session, *refs: GlobalRef[Any]) -> None:
+    for ref in refs:
+        session("free", ref.region)
+
+
 def is_expired(ref: GlobalRef[Any], version: int) -> bool:
     try:
         got = ref.at(version).get()
@@ -114,7 +127,8 @@ def test_what_a_collection_needs_stays_and_no_longer(
     until(lambda: retained(session) == 0)
     change_all(other, 24)
     assert is_expired(ref, 2)
-    assert session("lineage_counters").collections == 0
+    until(lambda: session("lineage_counters").collections == 0)
+    free(session, ref, other)
 
 
 def test_whoever_is_killed_it_stays(session: Session, process: _session.Session) -> None:
@@ -133,20 +147,22 @@ def test_whoever_is_killed_it_stays(session: Session, process: _session.Session)
     until(lambda: retained(session) == 0)
     change_all(other, 24)
     assert is_expired(ref, 1)  # nobody has opened it: it is nowhere but in the history
+    free(session, ref, other)
 
 
 def test_attempts_survive_the_registry(session: Session) -> None:
     collection = opened(session)
     blocks = bytes(BitMap([1, 5]).serialize())
     said = [
-        record(collection, n, reads=((9, 1, blocks),), outcome="done", rows=n) for n in range(20)
+        record(collection, n, reads=((REGION, 1, blocks),), outcome="done", rows=n)
+        for n in range(20)
     ]
     for one in said:
         session("note_attempt", one.packed())
     assert session("check_output", pack(b"t" * 16, b"first")) is None
     kill_registry(session)
     assert [AttemptRecord.of(p) for p in session("attempts_of", collection)] == said
-    assert [AttemptRecord.of(p) for p in session("reads_of", 9)] == said
+    assert [AttemptRecord.of(p) for p in session("reads_of", REGION)] == said
     assert session("check_output", pack(b"t" * 16, b"second")) == b"first"
     session("lineage_close", [collection])
     assert len(session("attempts_of", collection)) == 20  # among the ended ones
@@ -165,9 +181,11 @@ def test_notes_under_way_when_it_is_killed_are_not_lost(session: Session) -> Non
     os.kill(pid, signal.SIGKILL)
     ray.get(told, timeout=60)
     assert len(session("attempts_of", collection)) == 1000
+    session("lineage_close", [collection])
 
 
-def test_nothing_is_left_of_it(session: Session) -> None:
+def test_nothing_is_left_of_it(lab: LocalCluster) -> None:
+    session = Session(lab)
     opened(session)
     directory = journal_directory(session.scope)
     assert (directory / "lineage").exists()
@@ -185,13 +203,15 @@ def test_a_plain_task_that_says_who_it_is_shows(
 
     ref = array_of(process)
     sets = {ref.region: bytes(BitMap([1, 2, 60]).serialize())}
+    before = session("stats").replay.noted
     who = ("mod.nearest", process.node_id, {ref.region: 0})
     session("note_reads", pack(b"d" * 16, sets, who))
     session("note_reads", pack(b"e" * 16, sets))  # one that does not say
     (found,) = clamor.reads(ref).by
     assert (found.function, found.node, found.version) == ("mod.nearest", process.node_id, 0)
     assert list(found.blocks) == [1, 2, 60]
-    assert session("stats").replay.noted == 2
+    assert session("stats").replay.noted == before + 2
+    free(session, ref)
 
 
 def test_an_attempt_with_a_name_is_replayed(session: Session, process: _session.Session) -> None:
@@ -204,3 +224,4 @@ def test_an_attempt_with_a_name_is_replayed(session: Session, process: _session.
     from clamor_ray._protocol.rpc import unpack
 
     assert unpack(packed)[1] == {ref.region: blocks}
+    free(session, ref)

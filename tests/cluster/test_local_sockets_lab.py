@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -198,6 +199,30 @@ def test_another_directory_of_the_driver_is_found_by_workers(
         assert ray.get(on_node_1(spawned_total).remote([ref]), timeout=ANSWER_S) == 2 << 20
         assert len(files_of(session.scope, below)) == 4
         assert not files_of(session.scope)
+    finally:
+        clamor.shutdown()
+    until(lambda: not files_of(session.scope, below))
+
+
+def test_somebody_removes_the_directory_while_a_session_runs(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, below: str
+) -> None:
+    """New processes attach within seconds; a server that is killed then finds its keeper."""
+    monkeypatch.setenv("CLAMOR_SOCKET_DIR", below)
+    session = clamor.init()
+    directory = names.socket_directory(below)
+    try:
+        (ref,) = ray.get(on_node_1(put_there).remote(7), timeout=ANSWER_S)
+        home, alive = info_of(cluster, 1), keepers(session.scope)
+        shutil.rmtree(directory)
+        assert ray.get(on_node_1(total_of).remote(ref), timeout=ANSWER_S) == 7 << 20
+        until(lambda: os.path.isdir(directory) and len(files_of(session.scope, below)) == 4, 10.0)
+        assert ray.get(on_node_1(spawned_total).remote([ref]), timeout=ANSWER_S) == 7 << 20
+        shutil.rmtree(directory)  # and this time nobody has had the time to see it
+        os.kill(home.pid, signal.SIGKILL)
+        until(lambda: cluster.page_server_pid(1, ANSWER_S) != home.pid)
+        assert ray.get(on_node_1(total_of).remote(ref), timeout=ANSWER_S) == 7 << 20
+        assert keepers(session.scope) == alive
     finally:
         clamor.shutdown()
     until(lambda: not files_of(session.scope, below))

@@ -6,6 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default::clamor_ray.errors.LostBlocksWarning"),
 ]
 
+LONG = (pytest.mark.soak, pytest.mark.timeout(1200))  # for `make soak`
 LOST = 20  # the block of the array; one more in the region, behind the pickle stream
 SAID = rf"1 of {N_BLOCKS + 1} blocks \({LOST + 1}\)"
 
@@ -57,14 +59,30 @@ def node(lab: LocalCluster) -> int:
     return lab.add_node(num_cpus=1, object_store_memory=150 << 20)
 
 
-def put_and_lose_one(lab: LocalCluster, node: int, seed: int) -> tuple[Any, Any]:
-    """(reference, content but for the lost block, which holds what it was put with)"""
-    ref = on(node, put_content, seed)
-    expected = content(seed)
-    assert np.array_equal(on(1, read_all, ref), expected)
-    assert on(node, add_to, ref, LOST * WORDS, 1) == 1  # which nobody has read yet
+SEEDS = (1, 2, 3, 5, 6)  # of the variables that a node takes with it, one for each test
+WITH_SOURCE = 4  # likewise, of the one that has a source
+
+
+@pytest.fixture(scope="module")
+def lost(lab: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+    """References by seed: of each variable one block is lost, with its node. And what a source
+    writes when it runs."""
+    node = lab.add_node(num_cpus=1, object_store_memory=150 << 20)
+    refs = {}
+    for seed in SEEDS:
+        refs[seed] = on(node, put_content, seed)
+        assert np.array_equal(on(1, read_all, refs[seed]), content(seed))
+    ran = tmp_path_factory.mktemp("lost") / "ran"
+    refs[WITH_SOURCE] = on(node, put_with_source, WITH_SOURCE, str(ran))
+    for ref in refs.values():
+        assert on(node, add_to, ref, LOST * WORDS, 1) == 1  # which nobody has read yet
     lab.kill_node(node)
-    return ref.refresh(), expected
+    return {"ran": ran, **{seed: ref.refresh() for seed, ref in refs.items()}}
+
+
+def of(lost: dict[Any, Any], seed: int) -> tuple[Any, Any]:
+    """(reference, content but for the lost block, which holds what it was put with)"""
+    return lost[seed], content(seed)
 
 
 def around(ref: Any) -> Any:
@@ -78,8 +96,8 @@ def around_is(ref: Any, expected: Any) -> bool:
     return all(np.array_equal(on(index, around, ref), np.concatenate(parts)) for index in (0, 1))
 
 
-def test_one_block_of_many(lab: LocalCluster, node: int) -> None:
-    ref, expected = put_and_lose_one(lab, node, 1)
+def test_one_block_of_many(lab: LocalCluster, lost: dict[Any, Any]) -> None:
+    ref, expected = of(lost, 1)
     for index in (0, 1):
         with pytest.raises(errors.HomeLostError, match=SAID) as caught:
             on(index, prefetch_all, ref)
@@ -120,11 +138,11 @@ def write_lost(ref: Any, value: int) -> int:
     return int(ref.refresh().version)
 
 
-@pytest.mark.parametrize(("index", "value"), [(0, 0), (1, 3)])
+@pytest.mark.parametrize(("index", "value", "seed"), [(0, 0, 2), (1, 3, 5)])
 def test_a_commit_makes_a_lost_block_whole(
-    lab: LocalCluster, node: int, index: int, value: int
+    lab: LocalCluster, lost: dict[Any, Any], index: int, value: int, seed: int
 ) -> None:
-    ref, expected = put_and_lose_one(lab, node, 2)
+    ref, expected = of(lost, seed)
     before = ref.snapshot()
     with pytest.raises(errors.HomeLostError, match=SAID):
         clamor.prefetch(ref)
@@ -147,14 +165,12 @@ def test_a_commit_makes_a_lost_block_whole(
     clamor.free(ref)
 
 
-def test_a_source_makes_the_rest(lab: LocalCluster, node: int, tmp_path: Any) -> None:
-    ref = on(node, put_with_source, 4, str(tmp_path / "ran"))
-    assert on(node, add_to, ref, LOST * WORDS, 5) == 1
-    lab.kill_node(node)
+def test_a_source_makes_the_rest(lost: dict[Any, Any]) -> None:
+    ref, expected = of(lost, WITH_SOURCE)
     with pytest.raises(errors.HomeLostError, match=rf"{SAID}.*commits have changed"):
-        clamor.prefetch(ref.refresh())
-    assert around_is(ref, content(4))
-    assert (tmp_path / "ran").read_text() == "x"
+        clamor.prefetch(ref)
+    assert around_is(ref, expected)
+    assert lost["ran"].read_text() == "x"
     clamor.free(ref)
 
 
@@ -206,10 +222,10 @@ def loss_of(ref: Any) -> int:
     return int(lease.mapping.loss)
 
 
-def test_who_opens_it_is_warned(lab: LocalCluster, node: int) -> None:
-    ref, expected = put_and_lose_one(lab, node, 3)
+def test_who_opens_it_is_warned(lost: dict[Any, Any]) -> None:
+    ref, expected = of(lost, 3)
     with pytest.raises(errors.HomeLostError, match=SAID):
-        clamor.prefetch(ref)
+        on(0, prefetch_all, ref)  # not here: who opens it where the loss is known is warned
     assert on(1, add_to, ref, 3 * WORDS, 5) == 2
     ref.refresh()
     for index in (0, 1):
@@ -260,8 +276,8 @@ def killed_once(array: Any, mark: str) -> int:
     return int(array[5])
 
 
-def test_what_is_run_again_says_why_it_ended(lab: LocalCluster, node: int, tmp_path: Any) -> None:
-    ref, expected = put_and_lose_one(lab, node, 6)
+def test_what_is_run_again_says_why_it_ended(lost: dict[Any, Any], tmp_path: Any) -> None:
+    ref, expected = of(lost, 6)
     with pytest.raises(errors.HomeLostError, match=SAID):
         clamor.prefetch(ref)
     for index, function in ((0, touch_lost), (1, touch_lost), (1, get_and_touch_lost)):
@@ -275,4 +291,93 @@ def test_what_is_run_again_says_why_it_ended(lab: LocalCluster, node: int, tmp_p
         mark = str(tmp_path / f"{index}")
         assert on_again(index, killed_once, ref, mark) == expected[5]
         assert os.path.exists(mark)
+    clamor.free(ref)
+
+
+N_WRITTEN = 3  # blocks of each commit
+SEED = 15
+
+
+def written_by(version: int) -> list[int]:
+    """Blocks, all over the array; some of them were written a few versions before."""
+    return [(version * 7 + i * 101) % N_BLOCKS for i in range(N_WRITTEN)]
+
+
+def content_at(version: int) -> Any:
+    words = content(SEED).reshape(N_BLOCKS, WORDS)
+    for each in range(1, version + 1):
+        words[written_by(each)] = each
+    return words.reshape(-1)
+
+
+def commit_until(ref: Any, stop: str, done: str) -> int:
+    """Commits without a pause; says in a file which version was the last."""
+    version = 0
+    while not Path(stop).exists():
+        with clamor.update(ref.latest()) as array:
+            for block in written_by(version + 1):
+                array[block * WORDS : (block + 1) * WORDS] = version + 1
+        version += 1
+        Path(done + ".new").write_text(str(version))
+        Path(done + ".new").rename(done)
+    return version
+
+
+def follow_until(ref: Any, stop: str, done: str) -> list[str]:
+    """Reads all of the newest version, again and again; returns what was wrong."""
+    wrong = []
+    while not Path(stop).exists():
+        newest = ref.latest()
+        try:
+            # Mapped first: what is prefetched for nobody goes with the next version, and a touch
+            # of what is on no node any more ends the process.
+            array = newest.get()
+            clamor.prefetch(newest)
+            if not np.array_equal(array, content_at(newest.version)):
+                wrong.append(f"version {newest.version} has wrong bytes")
+        except errors.SnapshotExpired:
+            continue  # a newer one was committed, and the home of this one is lost
+        except errors.HomeLostError as lost:
+            wrong.append(str(lost))
+            break
+        Path(done + ".new").write_text(str(newest.version))
+        Path(done + ".new").rename(done)
+    return wrong
+
+
+@pytest.mark.parametrize("n_before", [60, pytest.param(5, marks=LONG)])
+def test_a_writer_and_a_reader_that_never_pause_lose_nothing(
+    lab: LocalCluster, node: int, tmp_path: Path, n_before: int
+) -> None:
+    """The reader's node has what it read, the writer's what it wrote, a source makes the rest."""
+    ref = on(node, put_with_source, SEED, str(tmp_path / "ran"))
+    stop, written, seen = (tmp_path / name for name in ("stop", "written", "seen"))
+
+    def start(index: int, function: Any, done: Path) -> Any:
+        task = ray.remote(function).options(
+            num_cpus=0, resources={node_resource(index): 0.01}, max_retries=0
+        )
+        return task.remote(ref, str(stop), str(done))
+
+    def at(file: Path) -> int:
+        return int(file.read_text()) if file.exists() else 0
+
+    def go_on(version: int) -> bool:
+        ended, _ = ray.wait([writer, reader], timeout=0, fetch_local=False)
+        return bool(ended) or min(at(written), at(seen)) > version
+
+    writer, reader = start(1, commit_until, written), start(0, follow_until, seen)
+    try:
+        until(lambda: go_on(n_before), TASK_S)
+        lab.kill_node(node)
+        killed_at = at(written)
+        until(lambda: go_on(killed_at + 10), TASK_S)
+    finally:
+        stop.touch()
+    last, wrong = ray.get([writer, reader], timeout=TASK_S)
+    assert wrong == []
+    assert min(last, at(seen)) > killed_at + 10  # both went on, on a new home
+    assert ref.refresh().version == last
+    for index in (0, 1):
+        assert np.array_equal(on(index, read_all, ref), content_at(last))
     clamor.free(ref)

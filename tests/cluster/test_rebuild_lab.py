@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
+from concurrent import futures
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -123,17 +124,123 @@ def test_what_others_have_read_comes_back_from_them(lab: LocalCluster, node: int
     until(lambda: not clamor.stats().region(ref))
 
 
-def test_what_nobody_has_is_named(lab: LocalCluster, node: int) -> None:
+# ------------------------------------------- one node that takes variables of many tests with it
+
+
+def read_in_part(lab: LocalCluster, node: int, folder: Path) -> Any:
     ref = on(node, put_content)
     on(1, read_half, ref)
+    return ref
+
+
+def read_at_its_beginning(lab: LocalCluster, node: int, folder: Path) -> Any:
+    ref = on(node, put_content)
+    assert on(1, first_word, ref) == first_word(ref)  # here, too, its first blocks are cached now
+    return ref
+
+
+def read_by_nobody(lab: LocalCluster, node: int, folder: Path) -> Any:
+    return on(node, put_content)
+
+
+def with_a_source(lab: LocalCluster, node: int, folder: Path) -> Any:
+    """Block 20 is changed, and read: no source makes it, but somebody has it."""
+    ref = on(node, put_with_source, 3, str(folder / "ran"))
+    assert add_to(ref, 20 * WORDS, 5) == 1
+    changed = content(3)[20 * WORDS] + 5
+    assert on(1, lambda ref: int(ref.refresh().get()[20 * WORDS]), ref) == changed
+    assert not (folder / "ran").exists()
+    return ref
+
+
+def changed_with_a_source(lab: LocalCluster, node: int, folder: Path) -> Any:
+    ref = on(node, put_with_source, 4, str(folder / "not this one"))
+    assert on(node, add_to, ref, 20 * WORDS, 5) == 1
+    return ref
+
+
+def with_another_source(kind: str) -> Any:
+    def prepare(lab: LocalCluster, node: int, folder: Path) -> Any:
+        ref = on(node, put_with_another, 5, kind)
+        on(1, read_half, ref)
+        return ref
+
+    return prepare
+
+
+def zeros(lab: LocalCluster, node: int, folder: Path) -> Any:
+    ref = on(node, make_zeros)
+    assert add_to(ref, 7 * WORDS, 9) == 1
+    assert int(ref.refresh().get()[7 * WORDS]) == 9
+    return ref
+
+
+def shared(lab: LocalCluster, node: int, folder: Path) -> Any:
+    import ray
+
+    # Ray can make it again where the node is gone, so its task must be able to run elsewhere.
+    make = ray.remote(content).options(
+        num_cpus=0,
+        max_retries=3,
+        scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            lab.node_ids[node], soft=True
+        ),
+    )
+    assert len(on(node, content)) == N_BLOCKS * WORDS  # until Ray knows the node it goes elsewhere
+    ref = clamor.share(make.remote(6))
+    assert home_of(ref) == lab.node_ids[node]
+    assert int(ref.get()[0]) == int(content(6)[0])
+    return ref
+
+
+PREPARED = {
+    "read in part": read_in_part,
+    "read at its beginning": read_at_its_beginning,
+    "read by nobody": read_by_nobody,
+    "with a source": with_a_source,
+    "changed, with a source": changed_with_a_source,
+    **{kind: with_another_source(kind) for kind in ("content", "shape", "raises")},
+    "zeros": zeros,
+    "shared": shared,
+}
+
+
+@dataclass(frozen=True)
+class Fallen:
+    """What a node took with it.
+
+    Args:
+        refs: of variables, by what had become of each before.
+        folder: with a file "ran" once a source has run.
+        told_s: how long after its end who asked was told what is lost.
+    """
+
+    refs: dict[str, Any]
+    folder: Path
+    told_s: float
+
+
+@pytest.fixture(scope="module")
+def fallen(lab: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Fallen:
+    """Each test has a variable of its own of it."""
+    folder = tmp_path_factory.mktemp("fallen")
+    node = lab.add_node(num_cpus=1, object_store_memory=150 << 20)
+    refs = {name: prepare(lab, node, folder) for name, prepare in PREPARED.items()}
     lab.kill_node(node)
     begin = time.monotonic()
+    with pytest.raises(errors.HomeLostError):
+        clamor.prefetch(refs["read in part"])
+    return Fallen(refs, folder, time.monotonic() - begin)
+
+
+def test_what_nobody_has_is_named(fallen: Fallen) -> None:
+    ref = fallen.refs["read in part"]
     with pytest.raises(errors.HomeLostError, match=rf"\d+ of {N_BLOCKS + 1} blocks") as caught:
         clamor.prefetch(ref)
     assert "source=" in caught.value.hint
     assert f"-{N_BLOCKS}" in caught.value.message  # up to the last
     assert "without a source" in caught.value.message
-    assert time.monotonic() - begin < LOST_S
+    assert fallen.told_s < LOST_S
     assert add_to(ref, 0, 1) == 1  # what others have is changed as ever
     clamor.free(ref)
 
@@ -146,11 +253,8 @@ def prefetch_all(ref: Any) -> None:
     clamor.prefetch(ref)
 
 
-def test_what_others_have_is_read_though_blocks_are_lost(lab: LocalCluster, node: int) -> None:
-    ref = on(node, put_content)
-    word = first_word(ref)
-    assert on(1, first_word, ref) == word  # here, too, its first blocks are cached now
-    lab.kill_node(node)
+def test_what_others_have_is_read_though_blocks_are_lost(fallen: Fallen) -> None:
+    ref, word = fallen.refs["read at its beginning"], int(content()[0])
     for index in (0, 1):
         with pytest.raises(errors.HomeLostError, match=rf"\d+ of {N_BLOCKS + 1} blocks"):
             on(index, prefetch_all, ref)
@@ -161,10 +265,9 @@ def test_what_others_have_is_read_though_blocks_are_lost(lab: LocalCluster, node
     clamor.free(ref)
 
 
-def test_what_is_wholly_lost_is_not_opened(lab: LocalCluster, node: int) -> None:
+def test_what_is_wholly_lost_is_not_opened(fallen: Fallen) -> None:
     """Else the next touch ends the process, and four workers with Ray's retries."""
-    ref = on(node, put_content)
-    lab.kill_node(node)
+    ref = fallen.refs["read by nobody"]
     with pytest.raises(errors.HomeLostError, match="blocks"):
         clamor.prefetch(ref)
     for attempt in (first_word, read_all):
@@ -186,48 +289,49 @@ def refused(index: int, attempt: Any, ref: Any) -> bool:
     return False
 
 
-def test_a_source_makes_what_nobody_has(lab: LocalCluster, node: int, tmp_path: Path) -> None:
-    ran = tmp_path / "ran"
-    ref = on(node, put_with_source, 3, str(ran))
-    expected = content(3)
-    # Block 20 is changed, and read: no source makes it, but somebody has it.
-    assert add_to(ref, 20 * WORDS, 5) == 1
+def test_a_source_makes_what_nobody_has(fallen: Fallen) -> None:
+    ref, expected = fallen.refs["with a source"], content(3)
     expected[20 * WORDS] += 5
-    assert on(1, lambda ref: int(ref.refresh().get()[20 * WORDS]), ref) == expected[20 * WORDS]
-    assert not ran.exists()
-    lab.kill_node(node)
     assert np.array_equal(read_all(ref.refresh()), expected)
-    assert ran.read_text() == "x"
+    assert (fallen.folder / "ran").read_text() == "x"
     assert add_to(ref, 21 * WORDS, 5) == 2
     clamor.free(ref)
 
 
-def test_what_a_commit_changed_no_source_makes(
-    lab: LocalCluster, node: int, tmp_path: Path
-) -> None:
-    ref = on(node, put_with_source, 4, str(tmp_path / "ran"))
-    assert on(node, add_to, ref, 20 * WORDS, 5) == 1
-    lab.kill_node(node)
+def test_what_a_commit_changed_no_source_makes(fallen: Fallen) -> None:
+    ref = fallen.refs["changed, with a source"]
     with pytest.raises(errors.HomeLostError, match=r"1 of .* blocks \(21\).*commits have changed"):
         clamor.prefetch(ref.refresh())
     clamor.free(ref)
 
 
-@pytest.mark.parametrize("index", [0, 1])
+def retained_layers(lab: LocalCluster, *indices: int) -> int:
+    """On these nodes."""
+    ids = [lab.node_ids[index] for index in indices]
+    return sum(node.engine.retained_layers for node in clamor.stats().nodes if node.node_id in ids)
+
+
 def test_what_was_committed_just_now_is_at_its_writers(
-    lab: LocalCluster, node: int, tmp_path: Path, index: int
+    lab: LocalCluster, node: int, tmp_path: Path
 ) -> None:
     """Nobody has read it, and no source makes it."""
-    ref = on(node, put_with_source, 12, str(tmp_path / "ran"))
-    expected = content(12)
-    for version, block in enumerate((20, 21, 20), 1):
-        assert on(index, add_to, ref, block * WORDS, 5) == version
-        expected[block * WORDS] += 5
+    before = retained_layers(lab, 0, 1)
+    written = []
+    for index in (0, 1):
+        ref, expected = (
+            on(node, put_with_source, 12 + index, str(tmp_path / "ran")),
+            content(12 + index),
+        )
+        for version, block in enumerate((20, 21, 20), 1):
+            assert on(index, add_to, ref, block * WORDS, 5) == version
+            expected[block * WORDS] += 5
+        written.append((ref, expected))
     lab.kill_node(node)
-    assert np.array_equal(read_all(ref.refresh()), expected)
-    assert add_to(ref, 0, 1) == 4
-    clamor.free(ref)
-    until(lambda: not any(node.engine.retained_layers for node in clamor.stats().nodes))
+    for ref, expected in written:
+        assert np.array_equal(read_all(ref.refresh()), expected)
+        assert add_to(ref, 0, 1) == 4
+        clamor.free(ref)
+    until(lambda: retained_layers(lab, 0, 1) <= before)
 
 
 def put_with_another(seed: int, kind: str) -> Any:
@@ -247,12 +351,8 @@ def put_with_another(seed: int, kind: str) -> Any:
         ("raises", "the file is gone"),
     ],
 )
-def test_a_source_that_does_not_make_it_again(
-    lab: LocalCluster, node: int, kind: str, text: str
-) -> None:
-    ref = on(node, put_with_another, 5, kind)
-    on(1, read_half, ref)
-    lab.kill_node(node)
+def test_a_source_that_does_not_make_it_again(fallen: Fallen, kind: str, text: str) -> None:
+    ref = fallen.refs[kind]
     with pytest.raises(errors.HomeLostError, match=text):
         clamor.prefetch(ref)
     clamor.free(ref)
@@ -262,37 +362,22 @@ def make_zeros() -> Any:
     return clamor.zeros(N_BLOCKS * WORDS, np.int64)
 
 
-def test_zeros_are_made_again(lab: LocalCluster, node: int) -> None:
-    ref = on(node, make_zeros)
-    assert add_to(ref, 7 * WORDS, 9) == 1
-    assert int(ref.refresh().get()[7 * WORDS]) == 9
-    lab.kill_node(node)
-    expected = np.zeros(N_BLOCKS * WORDS, np.int64)
+def test_zeros_are_made_again(fallen: Fallen) -> None:
+    ref, expected = fallen.refs["zeros"], np.zeros(N_BLOCKS * WORDS, np.int64)
     expected[7 * WORDS] = 9
     for index in (0, 1):
         assert np.array_equal(on(index, read_all, ref.refresh()), expected)
     clamor.free(ref)
 
 
-def test_a_shared_object_is_brought_again(lab: LocalCluster, node: int) -> None:
-    import ray
-
-    # Ray can make it again where the node is gone, so its task must be able to run elsewhere.
-    make = ray.remote(content).options(
-        num_cpus=0,
-        max_retries=3,
-        scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-            lab.node_ids[node], soft=True
-        ),
-    )
-    assert len(on(node, content)) == N_BLOCKS * WORDS  # until Ray knows the node it goes elsewhere
-    ref = clamor.share(make.remote(6))
-    assert home_of(ref) == lab.node_ids[node]
-    assert int(ref.get()[0]) == int(content(6)[0])
-    lab.kill_node(node)
+def test_a_shared_object_is_brought_again(fallen: Fallen) -> None:
+    ref = fallen.refs["shared"]
     assert np.array_equal(on(1, read_all, ref), content(6))
     assert add_to(ref, 1, 1) == 1
     clamor.free(ref)
+
+
+# ------------------------------------------------------------------- a node for one test
 
 
 def stopped_reader(ref: Any, mapped: str, go: str) -> Any:
@@ -305,26 +390,27 @@ def stopped_reader(ref: Any, mapped: str, go: str) -> Any:
     return np.array(array)
 
 
-@pytest.mark.parametrize("trap", ["uffd", "sigsegv"])
-def test_a_thread_that_waits_for_a_block_goes_on(
-    lab: LocalCluster, node: int, tmp_path: Path, trap: str
-) -> None:
+def test_threads_that_wait_for_a_block_go_on(lab: LocalCluster, node: int, tmp_path: Path) -> None:
     import ray
 
     ref = on(node, put_content, 8)
     assert np.array_equal(on(1, read_all, ref), content(8))
-    mapped, go = tmp_path / "mapped", tmp_path / "go"
-    task = ray.remote(stopped_reader).options(
-        num_cpus=0,
-        max_retries=0,
-        resources={node_resource(0): 0.01},
-        runtime_env={"env_vars": {"CLAMOR_TRAP": trap}},
-    )
-    answer = task.remote(ref, str(mapped), str(go))
-    until(mapped.exists, TASK_S)
+    go = tmp_path / "go"
+    answers = {}
+    for trap in ("uffd", "sigsegv"):
+        task = ray.remote(stopped_reader).options(
+            num_cpus=0,
+            max_retries=0,
+            resources={node_resource(0): 0.01},
+            runtime_env={"env_vars": {"CLAMOR_TRAP": trap}},
+        )
+        answers[trap] = task.remote(ref, str(tmp_path / trap), str(go))
+    for trap in answers:
+        until((tmp_path / trap).exists, TASK_S)
     lab.kill_node(node)
     go.touch()
-    assert np.array_equal(ray.get(answer, timeout=TASK_S), content(8))
+    for answer in answers.values():
+        assert np.array_equal(ray.get(answer, timeout=TASK_S), content(8))
     clamor.free(ref)
 
 
@@ -346,11 +432,12 @@ def test_what_was_committed_just_now_outlives_a_restart_of_its_writers_server(
     lab: LocalCluster, node: int, tmp_path: Path
 ) -> None:
     """Nobody there uses the variable any more, so nobody has said to the new process what it is."""
+    before = retained_layers(lab, 1)
     ref = on(node, put_with_source, 14, str(tmp_path / "ran"))
     expected = content(14)
     assert on(1, add_to, ref, 20 * WORDS, 5) == 1
     expected[20 * WORDS] += 5
-    until(lambda: any(node.engine.retained_layers for node in clamor.stats().nodes))
+    until(lambda: retained_layers(lab, 1) > before)
     time.sleep(RESTED_S)
     server = lab.page_server_pid(1)
     os.kill(server, signal.SIGKILL)
@@ -358,30 +445,7 @@ def test_what_was_committed_just_now_outlives_a_restart_of_its_writers_server(
     lab.kill_node(node)
     assert np.array_equal(read_all(ref.refresh()), expected)
     clamor.free(ref)
-    until(lambda: not any(node.engine.retained_layers for node in clamor.stats().nodes))
-
-
-def prefetch_fails(ref: Any) -> str:
-    try:
-        clamor.prefetch(ref.get(), timeout=TASK_S)
-    except errors.WaitTimeoutError as failure:
-        return str(failure)
-    return ""
-
-
-def test_a_home_that_is_stopped_is_not_lost(lab: LocalCluster, node: int) -> None:
-    """Nobody on the reader's node was connected to it before."""
-    ref = on(node, put_content, 13)
-    (home,) = (n.info for n in clamor.stats().nodes if n.node_id == lab.node_ids[node])
-    os.kill(home.pid, signal.SIGSTOP)
-    try:
-        said = on(1, prefetch_fails, ref)  # after CLAMOR_FAULT_TIMEOUT_S
-    finally:
-        os.kill(home.pid, signal.SIGCONT)
-    assert re.search(rf"server {home.server_id:#x} is not reached for \d+ s: it ", said)
-    assert np.array_equal(on(1, read_all, ref), content(13))
-    assert home_of(ref) == lab.node_ids[node]
-    clamor.free(ref)
+    until(lambda: retained_layers(lab, 1) <= before)
 
 
 def registry_pid() -> int:
@@ -390,6 +454,48 @@ def registry_pid() -> int:
     from clamor_ray._session import session
 
     return int(ray.get(session.current().registry.ping.remote(), timeout=TASK_S))
+
+
+def test_a_commit_waits_for_the_new_home(lab: LocalCluster, node: int) -> None:
+    """Once before any home has fetched, once where the lost home had, and another one had not."""
+    ref = on(node, put_content)
+    other = on(1, put_content, 2)
+    expected, others = content(), content(2)
+    assert np.array_equal(read_all(ref), expected)
+    assert np.array_equal(read_all(other), others)
+    transaction = clamor.transaction(ref, other)
+    first, second = transaction.begin()
+    first[7] = expected[7] = 70
+    second[8] = others[8] = 80
+    stopped = lab.page_server_pid(1)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        with futures.ThreadPoolExecutor(1) as pool:
+            committing = pool.submit(transaction.commit)
+            time.sleep(1.0)  # the home that is not stopped fetches its layer within milliseconds
+            lab.kill_node(node)
+            time.sleep(1.0)
+            assert not committing.done()
+            os.kill(stopped, signal.SIGCONT)
+            assert committing.result(timeout=TASK_S) == (1, 1)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    for index in (0, 1):
+        assert np.array_equal(on(index, read_all, ref.refresh()), expected)
+        assert np.array_equal(on(index, read_all, other.refresh()), others)
+    clamor.free(other)
+    # The new home is lost, too: nothing of the next commit was fetched.
+    last = lab.add_node(num_cpus=1, object_store_memory=150 << 20)
+    clamor.free(ref)
+    ref = on(last, put_content)
+    assert np.array_equal(read_all(ref), content())
+    transaction = clamor.update(ref)
+    array = transaction.begin()
+    array[9] = 90
+    lab.kill_node(last)
+    assert transaction.commit() == (1,)
+    assert int(on(1, read_all, ref.refresh())[9]) == 90
+    clamor.free(ref)
 
 
 def test_the_registry_dies_after_a_rebuild_and_before_one(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy.typing as npt
 import pytest
 
 import clamor_ray as clamor
+from clamor_ray._session.session import current
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 
@@ -21,20 +21,31 @@ TASK_S = 120.0
 Array = npt.NDArray[np.float64]
 
 
-@contextlib.contextmanager
-def attached() -> Iterator[None]:
-    clamor.init()
-    try:
-        yield
-    finally:
-        clamor.shutdown()
+LITTLE = {"CLAMOR_HISTORY_BYTES": str(3 << 20), "CLAMOR_HISTORY_DISK_BYTES": "0"}
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[LocalCluster]:
     require_lab("local")
-    with local_cluster(2) as lab, attached():
+    with local_cluster(2) as lab:
         yield lab
+
+
+@pytest.fixture(scope="module")
+def session(lab: LocalCluster, request: pytest.FixtureRequest) -> Iterator[None]:
+    """One of the cluster's sessions, with such settings."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in request.param.items():
+            patch.setenv(name, value)
+        clamor.init()
+        try:
+            yield
+        finally:
+            clamor.shutdown()
+
+
+usual = pytest.mark.parametrize("session", [{}], indirect=True, scope="module")
+with_little_history = pytest.mark.parametrize("session", [LITTLE], indirect=True, scope="module")
 
 
 def here() -> float:
@@ -91,66 +102,72 @@ def start_and_lose(lab: LocalCluster, ref: Any) -> Any:
     return result
 
 
-# Before the others: it has a cluster of its own.
-def test_a_version_that_is_kept_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+@with_little_history
+@pytest.mark.usefixtures("session")
+def test_a_version_that_is_kept_no_longer(lab: LocalCluster) -> None:
     """The task then fails with that, and never reads a newer one."""
     import ray
 
-    require_lab("local")
-    monkeypatch.setenv("CLAMOR_HISTORY_BYTES", str(3 << 20))
-    monkeypatch.setenv("CLAMOR_HISTORY_DISK_BYTES", "0")
-    with local_cluster(1) as lab, attached():
-        ref = clamor.put(np.zeros(N))
-        change(ref, 1.0)
-        old = ref.snapshot()
-        result = start_and_lose(lab, ref)
-        change(ref, 2.0)
-        assert old.get()[17] == -1  # the budget holds one
-        for value in range(3, 9):
-            change(ref, float(value))
-        with pytest.raises(clamor.errors.SnapshotExpired, match="kept no longer"):
-            ray.get(result, timeout=TASK_S)
-        assert ref.get()[17] == -8
+    ref = clamor.put(np.zeros(N))
+    change(ref, 1.0)
+    old = ref.snapshot()
+    result = start_and_lose(lab, ref)
+    change(ref, 2.0)
+    assert old.get()[17] == -1  # the budget holds one
+    for value in range(3, 9):
+        change(ref, float(value))
+    with pytest.raises(clamor.errors.SnapshotExpired, match="kept no longer"):
+        ray.get(result, timeout=TASK_S)
+    assert ref.get()[17] == -8
+    clamor.free(ref)
 
 
-def test_a_version_that_must_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+@with_little_history
+@pytest.mark.usefixtures("session")
+def test_a_version_that_must_stay(lab: LocalCluster) -> None:
     """Others make room for it, and the task gets what it saw first; no longer than it must."""
     import ray
 
-    require_lab("local")
-    monkeypatch.setenv("CLAMOR_HISTORY_BYTES", str(3 << 20))
-    monkeypatch.setenv("CLAMOR_HISTORY_DISK_BYTES", "0")
-    with local_cluster(1) as lab, attached():
-        ref, other = clamor.put(np.zeros(N)), clamor.put(np.zeros(N // 8))
-        change(ref, 1.0)
-        old = ref.snapshot()
-        server = lab.page_server(0)
-        ray.get(server.retain.remote({ref.region: 1}), timeout=TASK_S)
-        result = start_and_lose(lab, ref)
-        change(ref, 2.0)
-        for value in range(1, 30):  # each replaces 256 KiB
-            change(other, float(value))
-        assert np.array_equal(ray.get(result, timeout=TASK_S)[:-1], of(2, 1.0))
-        engine = ray.get(server.stats.remote(), timeout=TASK_S).engine
-        assert engine["history_retained_bytes"] >= 2 << 20
-        assert engine["history_expired"] > 10
-        assert engine["history_retained_expired"] == 0
-        ray.get(server.retain.remote({ref.region: None}), timeout=TASK_S)
+    ref, other = clamor.put(np.zeros(N)), clamor.put(np.zeros(N // 8))
+    change(ref, 1.0)
+    old = ref.snapshot()
+    server = lab.page_server(0, current().scope)
 
-        def is_gone() -> bool:
-            change(other, 1.0)
-            try:
-                old.get()
-            except clamor.errors.SnapshotExpired as error:
-                return "kept no longer" in str(error)
-            return False
+    def engine() -> dict[str, int]:
+        found: dict[str, int] = ray.get(server.stats.remote(), timeout=TASK_S).engine
+        return found
 
-        # The worker that computed it again keeps its mapping for a moment.
-        until(is_gone)
+    before = engine()
+    ray.get(server.retain.remote({ref.region: 1}), timeout=TASK_S)
+    result = start_and_lose(lab, ref)
+    change(ref, 2.0)
+    for value in range(1, 30):  # each replaces 256 KiB
+        change(other, float(value))
+    assert np.array_equal(ray.get(result, timeout=TASK_S)[:-1], of(2, 1.0))
+    after = engine()
+    assert after["history_retained_bytes"] >= 2 << 20
+    assert after["history_expired"] > before["history_expired"] + 10
+    assert after["history_retained_expired"] == 0
+    ray.get(server.retain.remote({ref.region: None}), timeout=TASK_S)
+
+    def is_gone() -> bool:
+        change(other, 1.0)
+        try:
+            old.get()
+        except clamor.errors.SnapshotExpired as error:
+            return "kept no longer" in str(error)
+        return False
+
+    # The worker that computed it again keeps its mapping for a moment.
+    until(is_gone)
+    for each in (ref, other):
+        clamor.free(each)
 
 
-@pytest.mark.parametrize("passed", ["as an argument", "inside an argument", "through another task"])
-def test_a_lost_result_is_computed_from_its_version(passed: str, lab: LocalCluster) -> None:
+@usual
+@pytest.mark.usefixtures("session")
+def test_a_lost_result_is_computed_from_its_version(lab: LocalCluster) -> None:
+    """As an argument, inside one, and through another task."""
     import ray
 
     ref = clamor.put(np.zeros(N))
@@ -158,26 +175,24 @@ def test_a_lost_result_is_computed_from_its_version(passed: str, lab: LocalClust
     node = lab.add_node(num_cpus=1, object_store_memory=150 << 20)
     lost = float(int(lab.node_ids[node][:12], 16))
     # At version 1.
-    if passed == "as an argument":
-        result, factor = on(lab, node, clamor.remote(twice)).remote(ref), 2.0
-    elif passed == "inside an argument":
-        result, factor = on(lab, node, ray.remote(twice_inside)).remote([ref]), 2.0
-    else:
-        doubled = on(lab, node, clamor.remote(twice)).remote(ref)
-        result = on(lab, node, ray.remote(plus_newest)).remote(doubled, [ref])
-        factor = 3.0
-        del doubled
-    ready, _ = ray.wait([result], timeout=TASK_S, fetch_local=False)
-    assert ready
-    where = ray.experimental.get_object_locations([result])[result]["node_ids"]
-    assert where == [lab.node_ids[node]]  # nowhere else
+    argument = on(lab, node, clamor.remote(twice)).remote(ref)
+    inside = on(lab, node, ray.remote(twice_inside)).remote([ref])
+    doubled = on(lab, node, clamor.remote(twice)).remote(ref)
+    through = on(lab, node, ray.remote(plus_newest)).remote(doubled, [ref])
+    results = {argument: 2.0, inside: 2.0, through: 3.0}
+    ray.wait(list(results), num_returns=len(results), timeout=TASK_S, fetch_local=False)
+    del doubled
+    found = ray.experimental.get_object_locations(list(results))
+    # Nowhere else.
+    assert [at["node_ids"] for at in found.values()] == [[lab.node_ids[node]]] * len(results)
     change(ref, 2.0)
     lab.kill_node(node)
     change(ref, 3.0)
     assert ref.version == 3
-    again = ray.get(result, timeout=TASK_S)
-    assert again[-1] != lost  # it ran again, elsewhere
-    np.testing.assert_array_equal(again[:-1], of(factor, 1.0))
+    for result, factor in results.items():
+        again = ray.get(result, timeout=TASK_S)
+        assert again[-1] != lost  # it ran again, elsewhere
+        np.testing.assert_array_equal(again[:-1], of(factor, 1.0))
     # New tasks see the newest.
     newest = ray.get(on(lab, 1, clamor.remote(twice)).remote(ref), timeout=TASK_S)
     np.testing.assert_array_equal(newest[:-1], of(2.0, 3.0))

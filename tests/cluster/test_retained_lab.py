@@ -13,7 +13,7 @@ import pytest
 import clamor_ray as clamor
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
-from tests.support.lab.cluster import node_resource
+from tests.support.lab.cluster import OBJECT_STORE_BYTES, node_resource
 
 pytestmark = pytest.mark.lab
 
@@ -22,7 +22,7 @@ N_WORDS = 1 << 18  # 2 MiB: more than that
 TASK_S = 90.0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def lab() -> Iterator[LocalCluster]:
     require_lab("local")
     with local_cluster(2) as lab:
@@ -31,6 +31,13 @@ def lab() -> Iterator[LocalCluster]:
             yield lab
         finally:
             clamor.shutdown()
+
+
+@pytest.fixture
+def node(lab: LocalCluster) -> int:
+    """One that is not the driver's, and may be killed."""
+    others = lab.alive()[1:]
+    return others[0] if others else lab.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES)
 
 
 def make_zeros() -> Any:
@@ -48,14 +55,14 @@ def retained_here() -> int:
     return sum(node.engine.retained_layers for node in clamor.stats().nodes)
 
 
-def test_an_answered_commit_outlives_its_home(lab: LocalCluster) -> None:
+def test_an_answered_commit_outlives_its_home(lab: LocalCluster, node: int) -> None:
     expected = np.random.default_rng(7).integers(1, 1 << 62, N_WORDS)
-    ref = put_on(1)
-    home_pid = lab.page_server_pid(1)
+    ref = put_on(node)
+    home_pid = lab.page_server_pid(node)
     with clamor.update(ref) as array:
         array[...] = expected
     os.kill(home_pid, signal.SIGSTOP)  # before the registry tells it what the commit became
-    lab.kill_node(1)
+    lab.kill_node(node)
     clamor.prefetch(ref.refresh())  # which raises where blocks are lost; a touch ends the process
     got = ref.get()
     assert np.array_equal(got, expected)
@@ -65,11 +72,13 @@ def test_an_answered_commit_outlives_its_home(lab: LocalCluster) -> None:
         array[0] = 5
     assert int(ref.refresh().get()[0]) == 5
     until(lambda: retained_here() == 0)
+    clamor.free(ref)
 
 
-def test_what_its_home_has_goes_beyond_the_bound(lab: LocalCluster) -> None:
-    ref = put_on(1)
+def test_what_its_home_has_goes_beyond_the_bound(node: int) -> None:
+    ref = put_on(node)
     with clamor.update(ref) as array:
         array[...] = 3
     until(lambda: retained_here() == 0)
     assert int(ref.refresh().get()[-1]) == 3
+    clamor.free(ref)

@@ -14,25 +14,36 @@ import pytest
 import ray
 
 import clamor_ray as clamor
-from clamor_ray.collection.run import scatter_add_commit as landing
+from clamor_ray.collection.run import scatter_add_commit
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
-from tests.support.lab.cluster import node_resource
+from tests.support.lab.cluster import OBJECT_STORE_BYTES, node_resource
 
 N_ROWS = 200_000
 N_TASKS = 12
 
 
-@pytest.fixture
-def nodes() -> Iterator[LocalCluster]:
-    """Three nodes of two CPUs, with a session; node 0 is the driver's."""
+N_NODES, N_CPUS = 3, 2
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[LocalCluster]:
     require_lab("local")
-    with local_cluster(3, num_cpus=2) as lab:
+    with local_cluster(N_NODES, num_cpus=N_CPUS) as lab:
         clamor.init()
         try:
             yield lab
         finally:
             clamor.shutdown()
+
+
+@pytest.fixture
+def nodes(lab: LocalCluster) -> LocalCluster:
+    """Three nodes of two CPUs, with a session; node 0 is the driver's. For each that another test
+    has lost there is a new one."""
+    while len(lab.alive()) < N_NODES:
+        lab.add_node(num_cpus=N_CPUS, object_store_memory=OBJECT_STORE_BYTES)
+    return lab
 
 
 def _put_on(node: int, values: Any) -> Any:
@@ -88,7 +99,7 @@ def test_workers_and_a_node_die_while_tasks_run(nodes: LocalCluster, tmp_path: P
     def act() -> None:
         victim = next(tmp_path.glob("began-*"))
         os.kill(int(victim.name.rpartition("-")[2]), 9)
-        nodes.kill_node(2)
+        nodes.kill_node(nodes.alive()[-1])
 
     _run(w, other, tmp_path, act, began=4)
     assert (w.version, other.version) == (1, 1)
@@ -101,18 +112,19 @@ def test_a_node_dies_between_the_tasks_and_the_commit(
 ) -> None:
     """What the tasks there have added is gone with it; Ray makes it again."""
     w = clamor.zeros(N_ROWS, np.int64)
-    other = _put_on(1, np.zeros(10_000, np.int64))
-    land, killed = landing.ScatterAddCommit.land, []
+    _, home, victim = nodes.alive()
+    other = _put_on(home, np.zeros(10_000, np.int64))
+    commit, killed = scatter_add_commit.ScatterAddCommit.commit, []
 
     def late(self: Any) -> None:
         assert not killed
-        assert {added.node_id for added in self._added.values()} >= {nodes.node_ids[2]}
-        killed.append(2)
-        nodes.kill_node(2)
-        land(self)
+        assert {added.node_id for added in self._added.values()} >= {nodes.node_ids[victim]}
+        killed.append(victim)
+        nodes.kill_node(victim)
+        commit(self)
 
-    monkeypatch.setattr(landing, "TOGETHER_BYTES", 0)
-    monkeypatch.setattr(landing.ScatterAddCommit, "land", late)
+    monkeypatch.setattr(scatter_add_commit, "TOGETHER_BYTES", 0)
+    monkeypatch.setattr(scatter_add_commit.ScatterAddCommit, "commit", late)
     # Five at once, on nodes of two CPUs: all three have some.
     _run(w, other, tmp_path, lambda: None, began=5)
     assert killed
@@ -126,9 +138,9 @@ def test_a_commit_that_was_taken_for_dead(
 ) -> None:
     """A page server asked before the commit, for who had staged was gone: it begins anew."""
     w = clamor.zeros(N_ROWS, np.int64)
-    other = _put_on(1, np.zeros(10_000, np.int64))
+    other = _put_on(nodes.alive()[1], np.zeros(10_000, np.int64))
     (tmp_path / "go").touch()
-    commit, lost = landing._commit, []
+    commit, lost = scatter_add_commit._commit, []
 
     def late(session: Any, commit_id: int, writes: Any, began_s: float) -> Any:
         if not lost:
@@ -137,7 +149,7 @@ def test_a_commit_that_was_taken_for_dead(
             assert session.call("outcome", commit_id) == {}
         return commit(session, commit_id, writes, began_s)
 
-    monkeypatch.setattr(landing, "_commit", late)
+    monkeypatch.setattr(scatter_add_commit, "_commit", late)
     _tasks().map_batches(_adding(w, other, tmp_path)).execute()
     assert lost
     assert (w.version, other.version) == (1, 1)

@@ -16,9 +16,9 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
+from clamor_ray._protocol.attempts import AttemptRecord
+from clamor_ray._protocol.split_aggregation import NotYet, RingPlan
 from clamor_ray._session import session
-from clamor_ray.actors.allreduce.all_reduce import NotYet, RingPlan
-from clamor_ray.actors.lineage.lineage import AttemptRecord
 from clamor_ray.collection import collection
 from clamor_ray.collection.plan.pins import Pins
 from clamor_ray.collection.run import mergers, split
@@ -57,9 +57,18 @@ def attempts(col: clamor.DataCollection, stage: str) -> list[AttemptRecord]:
     return [record for record in records if record.stage == stage]
 
 
-@pytest.mark.parametrize("n_elements", [1, 7, 1000])
-@pytest.mark.parametrize("parallelism", [1, 3, 40])
-@pytest.mark.parametrize("reduce_op", [np.add, "sum", lambda a, b: a + b])
+SUMS = (np.add, "sum", lambda a, b: a + b)
+
+
+# Each value of one with each of another.
+@pytest.mark.parametrize(
+    ("n_elements", "parallelism", "reduce_op"),
+    [
+        (n_elements, parallelism, SUMS[(i + j) % 3])
+        for i, n_elements in enumerate((1, 7, 1000))
+        for j, parallelism in enumerate((1, 3, 40))
+    ],
+)
 def test_sums_of_arrays(n_elements: int, parallelism: int, reduce_op: Any) -> None:
     total = rows(60, 6).split_aggregate(
         np.zeros(n_elements, np.int64),

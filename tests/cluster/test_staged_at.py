@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyroaring import BitMap
@@ -13,15 +11,16 @@ from pyroaring import BitMap
 from clamor_ray import errors
 from clamor_ray._native.client import PC_ERR_HOME_LOST
 from clamor_ray._protocol.messages import CommitRequest, Publication, ServerInfo, Write
+from clamor_ray._protocol.names import server_id_of
 from clamor_ray._protocol.source import ZEROS, Source
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
 from clamor_ray.actors.commits.journal import Journal
+from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
 from clamor_ray.actors.page_server.page_server import layer_error
-from clamor_ray.actors.recovery.rebuilds import Rebuilds
-from clamor_ray.actors.registry.registry_core import RegistryCore, server_id_of
-from clamor_ray.actors.registry.version_methods import VersionMethods
-from tests.actors.test_rebuilds import Servers
+from clamor_ray.actors.registry.registry_core import RegistryCore
+from clamor_ray.actors.registry.versions import Versions
+from tests.support.rebuild_rig import Servers
 
 NODE = "a node"
 FIRST, SECOND = server_id_of(NODE), server_id_of(NODE, 1)
@@ -80,21 +79,17 @@ def test_a_layer_that_died_with_its_server_is_not_committed_at_the_next_one(
         assert await rebuilds.settle(record.region, 10)
         assert core.homes_of(record.region) == (SECOND,)
 
-        class Methods(VersionMethods):
-            _core, _log, _rebuilds, _journal = core, log, rebuilds, journal
-            _commits = Commits(log, journal, homes, 10.0)
-            _config: Any = types.SimpleNamespace(control_timeout_s=10.0)
-
-        methods = Methods()
+        commits = Commits(log, journal, homes, 10.0)
+        versions = Versions(log, journal, commits, rebuilds, 10.0)
         blocks = BitMap([4]).serialize()
         gone = CommitRequest(9, (Write(record.region, 0, 1, blocks, 8192, FIRST),), 5.0)
         with pytest.raises(errors.CommitAbortedError):
-            await methods.commit(gone)
+            await versions.commit(gone)
         assert homes.pulled == [(SECOND, FIRST)]
         assert log.newest(record.region) == 0
         again = CommitRequest(10, (Write(record.region, 0, 1, blocks, 8192, SECOND),), 5.0)
-        assert (await methods.commit(again)).versions == {record.region: 1}
-        await methods._commits.close()
+        assert (await versions.commit(again)).versions == {record.region: 1}
+        await commits.close()
         journal.close()
 
     asyncio.run(work())

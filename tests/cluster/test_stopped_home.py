@@ -31,7 +31,7 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
     require_lab("local")
     monkeypatch.setenv("CLAMOR_FAULT_TIMEOUT_S", str(PATIENCE_S))
     monkeypatch.setenv("CLAMOR_CONTROL_TIMEOUT_S", str(PATIENCE_S))
-    with local_cluster(2) as cluster:
+    with local_cluster(3) as cluster:
         clamor.init()
         try:
             yield cluster
@@ -39,8 +39,20 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
             clamor.shutdown()
 
 
-def put_three() -> list[Any]:
-    return [clamor.put(np.full(N, i, np.uint8)) for i in (1, 2, 3)]
+def put_four() -> list[Any]:
+    return [clamor.put(np.full(N, i, np.uint8)) for i in (1, 2, 3, 4)]
+
+
+def prefetch_fails(refs: list[Any]) -> str:
+    try:
+        clamor.prefetch(refs[0].get(), timeout=LONG_S)
+    except errors.WaitTimeoutError as failure:
+        return str(failure)
+    return ""
+
+
+def sum_of(refs: list[Any]) -> int:
+    return int(refs[0].get().sum(dtype=np.int64))
 
 
 class Attempt(threading.Thread):
@@ -75,8 +87,9 @@ def seconds_in(pattern: str, text: str) -> int:
 
 
 def test_reads_and_commits_name_it_and_the_cause(lab: LocalCluster) -> None:
-    there = clamor.remote(put_three).options(num_cpus=0, resources={node_resource(1): 0.001})
-    read, gathered, written = ray.get(there.remote(), timeout=LONG_S)
+    there = clamor.remote(put_four).options(num_cpus=0, resources={node_resource(1): 0.001})
+    read, gathered, written, unknown = ray.get(there.remote(), timeout=LONG_S)
+    elsewhere = {"num_cpus": 0, "resources": {node_resource(2): 0.001}}
     (home,) = (node.info for node in clamor.stats().nodes if node.node_id == lab.node_ids[1])
     name = f"{home.server_id:#x}"
     transaction = clamor.update(written)
@@ -88,8 +101,11 @@ def test_reads_and_commits_name_it_and_the_cause(lab: LocalCluster) -> None:
         reading = Attempt(lambda: clamor.prefetch(array))
         committing = Attempt(lambda: transaction.__exit__(None, None, None))
         gathering = Attempt(lambda: clamor.gather(rows.reshape(-1, 4096), range(0, N // 4096, 2)))
+        # Nobody of this reader's node was connected to it before.
+        said_elsewhere = ray.remote(prefetch_fails).options(**elsewhere).remote([unknown])
         cannot_read, cannot_commit = reading.error(), committing.error()
         cannot_gather = gathering.error()
+        said = ray.get(said_elsewhere, timeout=LONG_S)
     finally:
         os.kill(home.pid, signal.SIGCONT)
     for failure in (cannot_read, cannot_gather):
@@ -99,6 +115,11 @@ def test_reads_and_commits_name_it_and_the_cause(lab: LocalCluster) -> None:
     assert seconds_in(pattern, str(cannot_commit)) >= 35
     assert "stopped" in str(cannot_commit)
     assert ": ." not in str(cannot_commit)
+    assert seconds_in(rf"server {name} is not reached for (\d+) s: it ", said) >= 20
+    assert (
+        ray.get(ray.remote(sum_of).options(**elsewhere).remote([unknown]), timeout=LONG_S) == 4 * N
+    )
+    assert clamor.stats().region(unknown)[lab.node_ids[1]].is_home
     # It was there all the time: what is read is right, and the transaction is still open.
     assert int(read.get().sum(dtype=np.int64)) == N
     cannot_commit.transaction.commit()

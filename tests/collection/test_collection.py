@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import clamor_ray as clamor
 from clamor_ray import errors
+from clamor_ray._protocol.attempts import AttemptRecord
 from clamor_ray._session import session
-from clamor_ray.actors.lineage.lineage import AttemptRecord
 from clamor_ray.collection.plan.pins import Pins
 from tests.conftest import ClamorCluster, until
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import ClamorCluster
 from tests.support import driver_script
 
 SCRIPT = """
@@ -12,7 +13,7 @@ import numpy as np
 import ray
 import clamor_ray as clamor
 
-ray.init(address="local", include_dashboard=False, num_cpus=1)
+ray.init()
 clamor.init()
 ref = clamor.put(np.arange(4096.0))
 kept = clamor.from_numpy(np.arange(4), partitions=1).map_batches(lambda i, x: x[i], ref).execute()
@@ -27,5 +28,5 @@ print("ended")
 
 
 @pytest.mark.lab
-def test_letting_go_of_it_starts_nothing() -> None:
-    assert "ended" in driver_script.run(SCRIPT)
+def test_letting_go_of_it_starts_nothing(clamor_cluster: ClamorCluster) -> None:
+    assert "ended" in driver_script.run(SCRIPT, lab=clamor_cluster.lab)

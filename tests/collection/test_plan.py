@@ -15,7 +15,7 @@ from clamor_ray._read.ref import GlobalRef
 from clamor_ray.collection import options
 from clamor_ray.collection.plan import results
 from clamor_ray.collection.plan.functions import Captured, capture
-from clamor_ray.collection.plan.plan import Narrow, Node, Source, Wide, Zip, node, upstream
+from clamor_ray.collection.plan.plan import Narrow, Node, Scan, Wide, Zip, node, upstream
 from clamor_ray.collection.plan.stages import Cutter, FromStage, PiecesOf, SlicesOf, Stage, in_order
 
 
@@ -25,7 +25,7 @@ def ref(region: int, version: int = 0, *, frozen: bool = False) -> GlobalRef[Any
 
 
 def source(n: int = 4) -> Node:
-    return Node(Source("items", tuple(range(n))), (), n)
+    return Node(Scan("items", tuple(range(n))), (), n)
 
 
 def narrow(parent: Node, *args: Any) -> Node:

@@ -15,8 +15,7 @@ import ray
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._session import session as _session
-from clamor_ray.collection.run import run
-from clamor_ray.collection.run import scatter_add_commit as landing
+from clamor_ray.collection.run import attempts, scatter_add_commit
 from tests.conftest import ClamorCluster
 
 N_ROWS = 20_000
@@ -127,7 +126,8 @@ def test_several_variables_on_several_homes_are_one_commit(clamor_cluster: Clamo
 
 
 def test_more_than_is_kept_apart(monkeypatch: pytest.MonkeyPatch, w: clamor.GlobalRef[Any]) -> None:
-    monkeypatch.setattr(landing, "TOGETHER_BYTES", 0)  # groups are merged by tasks of their own
+    # Groups are merged by tasks of their own.
+    monkeypatch.setattr(scatter_add_commit, "TOGETHER_BYTES", 0)
 
     def work(batch: Any) -> Any:
         for _ in range(3):
@@ -267,7 +267,7 @@ def test_a_variable_that_is_freed_meanwhile(w: clamor.GlobalRef[Any]) -> None:
 
 def test_others_commit_meanwhile(w: clamor.GlobalRef[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     times = [2]
-    commit = landing._commit
+    commit = scatter_add_commit._commit
 
     def late(*args: Any) -> Any:
         if times[0]:
@@ -280,7 +280,7 @@ def test_others_commit_meanwhile(w: clamor.GlobalRef[Any], monkeypatch: pytest.M
         clamor.add_at(w, [0], 1)
         return batch
 
-    monkeypatch.setattr(landing, "_commit", late)
+    monkeypatch.setattr(scatter_add_commit, "_commit", late)
     _numbers().map_batches(work).execute()
     assert (w.version, w.get()[0]) == (3, 2005)
 
@@ -336,7 +336,7 @@ def test_the_version_that_is_read_is_kept_no_longer(
 ) -> None:
     """Neither by a task, which has to know only its shape, nor by who applies it."""
     times = [2]
-    results = landing._results
+    results = scatter_add_commit._results
 
     def late(answers: Any) -> Any:
         found = results(answers)
@@ -360,7 +360,7 @@ def test_the_version_that_is_read_is_kept_no_longer(
             clamor.add_at(w, [-1], 1)
         return batch
 
-    monkeypatch.setattr(landing, "_results", late)
+    monkeypatch.setattr(scatter_add_commit, "_results", late)
     _numbers().map_batches(work).execute()
     assert times[0] == 0
     assert (w.version, w.get()[-1]) == (1, 5)
@@ -436,7 +436,7 @@ def test_the_same_bits_wherever_tasks_run(
     assert _floats(fresh(), {"scheduling": "ray"}) == expected
     assert _floats(fresh(far=True), {"scheduling": "ray"}) == expected
     assert _floats(fresh(), {}, kill=str(tmp_path / "killed")) == expected
-    monkeypatch.setattr(landing, "TOGETHER_BYTES", 1 << 60)
+    monkeypatch.setattr(scatter_add_commit, "TOGETHER_BYTES", 1 << 60)
     assert _floats(fresh(), {}) == expected
 
 
@@ -463,7 +463,7 @@ def test_groups_are_of_the_nodes_that_run_tasks(
     w: clamor.GlobalRef[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node without CPUs is a home, and no place for tasks."""
-    nodes, groups, found = ray.nodes, landing.ScatterAddCommit._groups, []
+    nodes, groups, found = ray.nodes, scatter_add_commit.ScatterAddCommit._groups, []
 
     def without_cpus() -> Any:
         return [
@@ -480,8 +480,8 @@ def test_groups_are_of_the_nodes_that_run_tasks(
         return batch
 
     monkeypatch.setattr(ray, "nodes", without_cpus)
-    monkeypatch.setattr(run, "NODES_S", 0.01)  # what was heard before is not used
-    monkeypatch.setattr(landing.ScatterAddCommit, "_groups", noted)
+    monkeypatch.setattr(attempts, "NODES_S", 0.01)  # what was heard before is not used
+    monkeypatch.setattr(scatter_add_commit.ScatterAddCommit, "_groups", noted)
     _numbers().options(scheduling="deterministic").map_batches(work).execute()
     ((alive, made),) = found
     assert (len(alive), len(made)) == (2, 1)

@@ -25,6 +25,7 @@ from clamor_ray.errors import MissingColumnError, SourceError, StorageError
 from tests.support.s3_rig import ENVIRONMENT, Proxy, moto_server, proxy_before
 
 RETRY_S = 1.0
+SDK_ATTEMPTS = files._SDK_ATTEMPTS
 # A request that is refused for ever is given up after the limit, the SDK's own attempts and one
 # pause; far from this.
 GIVE_UP_S = 60.0
@@ -42,9 +43,19 @@ def served(moto: int) -> Iterator[Proxy]:
         yield proxy
 
 
+def sdk_attempts(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """How often the SDK tries a request by itself, from here on."""
+    monkeypatch.setattr(files, "_SDK_ATTEMPTS", n)
+    files._s3.cache_clear()
+
+
 @pytest.fixture
 def s3(served: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """The proxy, healthy; the environment says that it is S3."""
+    """The proxy, healthy; the environment says that it is S3.
+
+    The SDK tries a request once: it would wait for seconds before it tries again.
+    """
+    sdk_attempts(monkeypatch, 1)
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     for name, value in ENVIRONMENT.items():
@@ -53,6 +64,7 @@ def s3(served: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     served.heal()
     yield served
     served.heal()
+    files._s3.cache_clear()
 
 
 @pytest.fixture
@@ -71,6 +83,7 @@ def _filesystem(s3: Proxy) -> Any:
         region="us-east-1",
         endpoint_override=s3.endpoint,
         allow_bucket_creation=True,
+        request_timeout=GIVE_UP_S,  # its own 3 s are few on a busy machine
     )
 
 
@@ -211,16 +224,19 @@ def test_corrupt_is_not_tried_again(s3: Proxy, bucket: str) -> None:
         sources.parquet_splits(f"s3://{bucket}/y.parquet", retry_s=RETRY_S)
 
 
-@pytest.mark.parametrize("how", ["503", "close", "cut"])
-def test_trouble_that_passes(s3: Proxy, bucket: str, how: str) -> None:
+@pytest.mark.parametrize(("how", "attempts"), [("503", SDK_ATTEMPTS), ("close", 1), ("cut", 1)])
+def test_trouble_that_passes(
+    s3: Proxy, bucket: str, how: str, attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk_attempts(monkeypatch, attempts)
     array = np.arange(1 << 18).reshape(-1, 2)
     _put(s3, f"{bucket}/x.npy", _npy(array))
     _put(s3, f"{bucket}/x.parquet", _bytes_of(pq.write_table, TABLE))
-    # More than the SDK tries by itself: three times.
+    times = attempts + 2  # more than the SDK tries by itself
     faults = [
-        s3.fail(how, path=r"x\.npy", method="GET" if how == "cut" else "", times=5),
-        s3.fail(how, path=r"x\.parquet", method="GET" if how == "cut" else "", times=5),
-        s3.fail(how, path="list-type", method="GET", times=5 if how != "cut" else 0),
+        s3.fail(how, path=r"x\.npy", method="GET" if how == "cut" else "", times=times),
+        s3.fail(how, path=r"x\.parquet", method="GET" if how == "cut" else "", times=times),
+        s3.fail(how, path="list-type", method="GET", times=times if how != "cut" else 0),
     ]
     splits = sources.npy_splits(f"s3://{bucket}/*.npy", retry_s=GIVE_UP_S)
     np.testing.assert_array_equal(splits[0].read(), array)
@@ -344,16 +360,19 @@ NOISE = np.random.default_rng(2).random(3 << 19)  # 12 MiB: an upload of several
 @pytest.mark.parametrize("n_items", [10, len(NOISE)])
 def test_write_through_trouble(s3: Proxy, bucket: str, how: str, n_items: int) -> None:
     run = sinks.begin(f"s3://{bucket}/out", retry_s=GIVE_UP_S)
-    fault = s3.fail(how, path="parquet", method="PUT|POST", times=5)
+    fault = s3.fail(how, path="parquet", method="PUT|POST", times=3)
     _write(run, NOISE[:n_items])
-    assert fault.hits == 5
+    assert fault.hits == 3
     (split,) = sources.parquet_splits(f"s3://{bucket}/out", n=1)
     np.testing.assert_array_equal(split.read().column("item").to_numpy(), NOISE[:n_items])
 
 
 @pytest.mark.parametrize("how", ["503", "close"])
 @pytest.mark.parametrize("n_items", [10, len(NOISE)])
-def test_no_half_written_object(s3: Proxy, bucket: str, how: str, n_items: int) -> None:
+def test_no_half_written_object(
+    s3: Proxy, bucket: str, how: str, n_items: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk_attempts(monkeypatch, SDK_ATTEMPTS)
     run = sinks.begin(f"s3://{bucket}/out", retry_s=RETRY_S)
     _write(run, TABLE)
     # Of a long upload the first part passes, the second does not.

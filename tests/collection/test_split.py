@@ -11,7 +11,8 @@ import pytest
 
 from clamor_ray import errors
 from clamor_ray._native.ring import reduce_into
-from clamor_ray.actors.allreduce.merging import UFUNCS, Aggregate, How, Layout, Runs, Spare
+from clamor_ray._protocol.split_aggregation import UFUNCS, AggregateLayout, How
+from clamor_ray.actors.allreduce.merging import Aggregate, Runs, Spare
 from clamor_ray.collection.run import split
 
 
@@ -121,7 +122,7 @@ def test_objects_are_reduced_by_the_function_and_may_be_changed() -> None:
     made.add(1, [[3], [4]])
     assert made.objects() == [[1, 3], [2, 4]]
     assert kept == [[1], [2]]  # what lies in Ray's store is the same as before
-    assert made.layout == Layout("", ((), ()))
+    assert made.layout == AggregateLayout("", ((), ()))
 
 
 def test_a_known_operation_on_what_is_no_array_is_the_functions_own() -> None:
@@ -251,14 +252,14 @@ def test_segments_are_cut_from_shares(n_members: int, sizes: list[int]) -> None:
     total = np.arange(sum(sizes))
     bounds = [len(total) * rank // n_members for rank in range(n_members + 1)]
     shares = [total[bounds[rank] : bounds[rank + 1]] for rank in range(n_members)]
-    segments = split.cut(Layout("int64", tuple((size,) for size in sizes)), shares)
+    segments = split.cut(AggregateLayout("int64", tuple((size,) for size in sizes)), shares)
     assert [segment.shape for segment in segments] == [(size,) for size in sizes]
     assert np.concatenate([*segments, total[:0]]).tolist() == total.tolist()
 
 
 def test_segments_within_a_share_are_not_copied() -> None:
     shares = [np.arange(6), np.arange(6, 12)]
-    segments = split.cut(Layout("int64", ((2, 2), (2,), (3,), (3,))), shares)
+    segments = split.cut(AggregateLayout("int64", ((2, 2), (2,), (3,), (3,))), shares)
     assert [np.shares_memory(s, shares[i // 2]) for i, s in enumerate(segments)] == [True] * 4
     assert segments[0].tolist() == [[0, 1], [2, 3]]
 
@@ -266,7 +267,7 @@ def test_segments_within_a_share_are_not_copied() -> None:
 @pytest.mark.parametrize("zero", [np.full((2, 3), 10), 10, np.full(3, 10.5), np.full((2, 3), 1j)])
 def test_zero_counts_once_more(zero: Any) -> None:
     total = np.arange(6)
-    layout = Layout("int64", ((2, 3),))
+    layout = AggregateLayout("int64", ((2, 3),))
     made = split.whole(layout, [total[:2], total[2:]], "sum", zero, np.add)
     np.testing.assert_array_equal(made, zero + total.reshape(2, 3))
     assert made.dtype == (zero + total.reshape(2, 3)).dtype
@@ -279,7 +280,7 @@ def test_every_composition_of_a_ring_has_its_name() -> None:
             self._actor_id = name
 
     one, two = Actor(b"1"), Actor(b"2")
-    rings = split.Rings()
+    rings = split.SessionRings()
     name = rings.name([one, two], 4)
     assert rings.name([one, two], 4) == name
     others = {rings.name([two, one], 4), rings.name([one], 4), rings.name([one, two], 2)}

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from clamor_ray import errors
-from clamor_ray.actors.allreduce.merging import MOST_DROPPED, Aggregate, How, Runs, Spare
+from clamor_ray._protocol.split_aggregation import How
+from clamor_ray.actors.allreduce.merging import MOST_DROPPED, Aggregate, Runs, Spare
 
 
 def aggregate(split: Any, reduce: Any, n_segments: int = 2) -> Aggregate:

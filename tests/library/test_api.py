@@ -80,13 +80,14 @@ def test_more_than_the_memory(
     clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clamor_ray._objects.memory.available_bytes", lambda: 10 << 20)
-    regions = clamor.stats().regions_by_state
+    before = dict(clamor.stats().regions_by_state)
     with pytest.raises(
         errors.OutOfMemoryError, match=r"needs 16\.0 MiB .* has 10\.0 MiB"
     ) as caught:
         clamor.put(np.zeros(2 << 20))
     assert isinstance(caught.value, MemoryError)
-    assert clamor.stats().regions_by_state == regions
+    after = dict(clamor.stats().regions_by_state)  # what other tests have freed may go meanwhile
+    assert all(after[state] <= before[state] for state in ("creating", "ready"))
 
 
 def get_where_something_lies(refs: list[Any]) -> tuple[str, str, int]:

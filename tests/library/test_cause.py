@@ -11,6 +11,7 @@ import pytest
 
 import clamor_ray
 from clamor_ray import errors
+from clamor_ray._protocol import refusals
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.rpc import _meaning_of
 
@@ -113,3 +114,22 @@ def test_no_message_takes_a_text_that_may_be_empty() -> None:
     assert len(files) > 100
     found = {str(path): lines for path in files if (lines := bare_texts(path.read_text()))}
     assert not found
+
+
+@pytest.mark.parametrize(
+    ("refusal", "meaning"),
+    [
+        (refusals.NoSuchRegion("region 7"), errors.FreedError),
+        (refusals.IllegalTransition("it ends"), errors.FreedError),
+        (refusals.NoSuchServer("server 7"), errors.ServerUnavailableError),
+        (refusals.NoAddresses("no gap"), errors.OutOfMemoryError),
+        (refusals.RegistryError("no"), errors.InternalError),
+    ],
+)
+def test_what_the_registry_refuses_has_a_meaning_here(
+    refusal: Exception, meaning: type[errors.ClamorError]
+) -> None:
+    assert type(_meaning_of(refusal)) is meaning
+    # Another class of that name is nothing that the registry says.
+    other = type(type(refusal).__name__, (Exception,), {})("of somebody else's")
+    assert type(_meaning_of(other)) is errors.InternalError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -33,14 +34,28 @@ class Worker:
         return os.getpid()
 
 
-@pytest.fixture
-def workers(clamor_cluster: ClamorCluster) -> Iterator[list[Any]]:
-    """Four actors, two on each node."""
-    made = [Worker.options(resources={node_resource(i % 2): 0.001}).remote() for i in range(4)]
+@contextlib.contextmanager
+def started(n: int) -> Iterator[list[Any]]:
+    """Actors, on both nodes in turn."""
+    made = [Worker.options(resources={node_resource(i % 2): 0.001}).remote() for i in range(n)]
     ray.get([worker.pid.remote() for worker in made], timeout=ANSWER_S)
     yield made
     for worker in made:
         ray.kill(worker)
+
+
+@pytest.fixture(scope="module")
+def workers(clamor_cluster: ClamorCluster) -> Iterator[list[Any]]:
+    """Four actors. Each test has a group of its own of them."""
+    with started(4) as made:
+        yield made
+
+
+@pytest.fixture
+def own_workers(clamor_cluster: ClamorCluster) -> Iterator[list[Any]]:
+    """Four that may be killed."""
+    with started(4) as made:
+        yield made
 
 
 def everywhere(
@@ -199,15 +214,15 @@ def test_arrays_of_global_variables(workers: list[Any]) -> None:
         assert "no global variable's memory" in said
 
 
-def test_a_member_that_dies_and_comes_back(workers: list[Any]) -> None:
+def test_a_member_that_dies_and_comes_back(own_workers: list[Any]) -> None:
     def sum_up(group: Any, rank: int) -> Any:
         return float(group.allreduce(np.ones(1 << 20))[-1])
 
-    group = clamor.AllReduceGroup(workers, timeout_s=100)
-    assert everywhere(workers, sum_up, group) == [4.0] * 4
-    os.kill(ray.get(workers[2].pid.remote(), timeout=ANSWER_S), signal.SIGKILL)
+    group = clamor.AllReduceGroup(own_workers, timeout_s=100)
+    assert everywhere(own_workers, sum_up, group) == [4.0] * 4
+    os.kill(ray.get(own_workers[2].pid.remote(), timeout=ANSWER_S), signal.SIGKILL)
     begun = time.monotonic()
-    left = [w for i, w in enumerate(workers) if i != 2]
+    left = [w for i, w in enumerate(own_workers) if i != 2]
     for found in everywhere(left, sum_up, group):
         assert isinstance(found, errors.MemberLostError), found
         assert found.member == 2, found  # at all of them: also at those that only hear of it
@@ -219,12 +234,12 @@ def test_a_member_that_dies_and_comes_back(workers: list[Any]) -> None:
 
     def has_come_back() -> bool:
         try:
-            return bool(ray.get(workers[2].pid.remote(), timeout=ANSWER_S))
+            return bool(ray.get(own_workers[2].pid.remote(), timeout=ANSWER_S))
         except ray.exceptions.RayError:  # Ray is starting it again
             return False
 
     until(has_come_back)
-    assert everywhere(workers, again, group) == [((1, 1, 0, 1), 4.0, (1, 1, 1, 1))] * 4
+    assert everywhere(own_workers, again, group) == [((1, 1, 0, 1), 4.0, (1, 1, 1, 1))] * 4
 
 
 def test_a_member_that_stands_still(workers: list[Any]) -> None:

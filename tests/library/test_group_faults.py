@@ -15,30 +15,34 @@ import ray
 import clamor_ray as clamor
 from clamor_ray import errors
 from tests.conftest import ClamorCluster, until
-from tests.library.test_group import ANSWER_S, Worker, everywhere
+from tests.library.test_group import ANSWER_S, Worker, everywhere, started
 from tests.support import driver_script
 from tests.support.lab.cluster import node_resource
 
 pytestmark = pytest.mark.lab
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def workers(clamor_cluster: ClamorCluster) -> Iterator[list[Any]]:
-    """Three actors on two nodes."""
-    made = [Worker.options(resources={node_resource(i % 2): 0.001}).remote() for i in range(3)]
-    ray.get([worker.pid.remote() for worker in made], timeout=ANSWER_S)
-    yield made
-    for worker in made:
-        ray.kill(worker)
+    """Three actors on two nodes. Each test has a group of its own of them."""
+    with started(3) as made:
+        yield made
+
+
+@pytest.fixture
+def own_workers(clamor_cluster: ClamorCluster) -> Iterator[list[Any]]:
+    """Three that may be killed, and have no other test's connections."""
+    with started(3) as made:
+        yield made
 
 
 def connected(workers: list[Any], name: str) -> list[bool]:
     """Which of the actors have connections of a group."""
 
     def look(name: str) -> bool:
-        from clamor_ray._ring import group as _group
+        from clamor_ray._ring import members
 
-        return name in _group._members
+        return name in members.by_group
 
     return ray.get([worker.call.remote(look, name) for worker in workers], timeout=ANSWER_S)
 
@@ -99,31 +103,31 @@ def test_members_meet_though_the_registry_is_killed_meanwhile(workers: list[Any]
     assert ray.get([*early, late], timeout=2 * ANSWER_S) == [3, 3, 3]
 
 
-def test_who_dies_while_it_waits_is_there_no_longer(workers: list[Any]) -> None:
-    group = clamor.AllReduceGroup(workers, timeout_s=ANSWER_S)
+def test_who_dies_while_it_waits_is_there_no_longer(own_workers: list[Any]) -> None:
+    group = clamor.AllReduceGroup(own_workers, timeout_s=ANSWER_S)
 
     def work(group: Any, rank: int) -> Any:
         return group.allreduce(np.array(rank)).item()
 
-    pid = ray.get(workers[0].pid.remote(), timeout=ANSWER_S)
-    waiting = workers[0].call.options(max_task_retries=0).remote(work, group, 0)
+    pid = ray.get(own_workers[0].pid.remote(), timeout=ANSWER_S)
+    waiting = own_workers[0].call.options(max_task_retries=0).remote(work, group, 0)
     ready, _ = ray.wait([waiting], timeout=1.0)
     assert not ready
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(waiting, timeout=ANSWER_S)
-    others = [workers[rank].call.remote(work, group, rank) for rank in (1, 2)]
+    others = [own_workers[rank].call.remote(work, group, rank) for rank in (1, 2)]
     ready, _ = ray.wait(others, timeout=1.0)
     assert not ready  # they do not connect to one that is dead
 
     def has_come_back() -> bool:
         try:
-            return ray.get(workers[0].pid.remote(), timeout=ANSWER_S) != pid
+            return ray.get(own_workers[0].pid.remote(), timeout=ANSWER_S) != pid
         except ray.exceptions.RayError:  # Ray is starting it again
             return False
 
     until(has_come_back)
-    back = workers[0].call.remote(work, group, 0)
+    back = own_workers[0].call.remote(work, group, 0)
     assert ray.get([back, *others], timeout=2 * ANSWER_S) == [3, 3, 3]
 
 
@@ -148,7 +152,7 @@ def test_who_waits_holds_no_place_of_the_registrys(
 # ------------------------------------------------------------------ how long they last
 
 
-def test_connections_end_with_the_last_group_object(workers: list[Any]) -> None:
+def test_connections_end_with_the_last_group_object(own_workers: list[Any]) -> None:
     def soon(rank: int) -> None:
         from clamor_ray._ring import group_ends
 
@@ -167,15 +171,15 @@ def test_connections_end_with_the_last_group_object(workers: list[Any]) -> None:
         builtins.kept_group.barrier  # type: ignore[attr-defined]  # noqa: B018
         del builtins.kept_group  # type: ignore[attr-defined]
 
-    ray.get([worker.call.remote(soon, 0) for worker in workers], timeout=ANSWER_S)
-    group = clamor.AllReduceGroup(workers)
+    ray.get([worker.call.remote(soon, 0) for worker in own_workers], timeout=ANSWER_S)
+    group = clamor.AllReduceGroup(own_workers)
     name = group.name
-    assert everywhere(workers, keep, group) == [None] * 3
-    assert connected(workers, name) == [True] * 3
+    assert everywhere(own_workers, keep, group) == [None] * 3
+    assert connected(own_workers, name) == [True] * 3
     del group
-    until(lambda: connected(workers, name) == [True, False, False])
-    ray.get(workers[0].call.remote(let_go, 0), timeout=ANSWER_S)
-    until(lambda: connected(workers, name) == [False] * 3)
+    until(lambda: connected(own_workers, name) == [True, False, False])
+    ray.get(own_workers[0].call.remote(let_go, 0), timeout=ANSWER_S)
+    until(lambda: connected(own_workers, name) == [False] * 3)
 
 
 SHUTDOWN = """
@@ -184,7 +188,7 @@ import numpy as np
 import ray
 import clamor_ray as clamor
 
-ray.init(address="local", include_dashboard=False, num_cpus=3)
+ray.init()
 clamor.init()
 
 @ray.remote(num_cpus=0)
@@ -193,8 +197,8 @@ class Worker:
         return function(*args)
 
 def connected(name):
-    from clamor_ray._ring import group as _group
-    return name in _group._members
+    from clamor_ray._ring import members
+    return name in members.by_group
 
 def work(group):
     group.barrier()
@@ -221,8 +225,8 @@ print("ended")
 """
 
 
-def test_they_end_with_the_session() -> None:
-    said = driver_script.run(SHUTDOWN)
+def test_they_end_with_the_session(clamor_cluster: ClamorCluster) -> None:
+    said = driver_script.run(SHUTDOWN, lab=clamor_cluster.lab)
     assert "ended" in said
     assert "waiting ended: SessionEndedError" in said
 
@@ -366,7 +370,7 @@ def test_sends_that_cross_are_refused_at_both(workers: list[Any]) -> None:
         assert last == 0.0
 
 
-def test_a_group_called_as_the_pairs_of_another(workers: list[Any]) -> None:
+def test_a_group_called_as_the_pairs_of_another(own_workers: list[Any]) -> None:
     def work(name: Any, rank: int) -> Any:
         from ray.util import collective
 
@@ -382,13 +386,13 @@ def test_a_group_called_as_the_pairs_of_another(workers: list[Any]) -> None:
         else:
             collective.recv(array, 0, group_name=name)
         collective.allreduce(array, group_name=odd)
-        from clamor_ray._ring import group as _group
+        from clamor_ray._ring import members
 
-        names = sorted(_group._members)
+        names = sorted(members.by_group)
         for group_name in (name, odd):
             collective.destroy_collective_group(group_name)
         return array.tolist(), names
 
-    for array, names in everywhere(workers[:2], work, "x"):
+    for array, names in everywhere(own_workers[:2], work, "x"):
         assert array == [2.0] * 3
         assert names == ["ray-pair:0-1:x", "ray:x/0-1"]

@@ -5,18 +5,25 @@ The tables below have every place that can raise it, in Python and in C, by name
 from __future__ import annotations
 
 import ast
+import asyncio
 import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from pyroaring import BitMap
+from ray.exceptions import ActorDiedError
 
 import clamor_ray
 from clamor_ray import errors
 from clamor_ray._native import client as _native
 from clamor_ray._native.base import PC_ERR_HOME_LOST
+from clamor_ray._protocol.messages import Write
+from clamor_ray.actors.commits.commits import Commits
+from clamor_ray.actors.registry.ray_homes import RayHomes
 
 HOME = Path(clamor_ray.__file__).parent
 ROOT = HOME.parent
@@ -24,25 +31,26 @@ ROOT = HOME.parent
 # Each place in Python that makes the error, by file and function: how many, and how its message
 # names the region. One that is new or that moves must be entered here, by somebody who looks at it.
 IN_PYTHON = {
-    ("clamor_ray/_session/session.py", "Session.explain"): ["why.message"],  # the registry's, whole
+    ("clamor_ray/_session/part.py", "Session.explain"): ["why.message"],  # the registry's, whole
     # Of the touch, which names region, version and block, and with the registry's reason before it.
     ("clamor_ray/_tasks/task_ends.py", "error_of"): [
         "{touch} The block is on no node",
         "{why.message} {touch}",
     ],
-    ("actors/commits/commits.py", "Commits._check_home"): ["Region {region}"],
+    ("actors/commits/commits.py", "Commits._check_home"): ["{about}"],
+    # Of versions that are kept or let go: no blocks were asked for. It ends in the registry's log.
     ("actors/lineage/lineage_service.py", "LineageService._retain_watched"): ["region {"],
-    ("actors/registry/ray_homes.py", "RayHomes._call"): ["{about}"],
-    ("actors/recovery/rebuilds.py", "Rebuilds._is_lost"): [
+    ("actors/registry/ray_homes.py", "RayHomes._call"): ["{about}"],  # with blocks, below
+    ("actors/lost_homes/rebuilds.py", "Rebuilds._is_lost"): [
         "Region {record.region} is lost: {why}, and {said}"
     ],
-    ("actors/recovery/lost_blocks.py", "LostBlocks.error"): [
+    ("actors/lost_homes/lost_blocks.py", "LostBlocks.error"): [
         "Blocks of region {region} are lost: {said}"
     ],
 }
 # The same in C, with a text.
 IN_C = {
-    ("engine.c", "pc_engine_define_region"): "region %llu",
+    ("definitions.c", "pc_engine_define_region"): "region %llu",
     ("layer.c", "publish"): "region %llu",
     ("rebuild.c", "pc__rebuild_become_home"): "region %llu",
     # Of a whole keeper, and so of no region: what it was not given yet it does not know, so nobody
@@ -54,15 +62,13 @@ IN_C = {
 CODES = {
     # The message to a stopped thread, or the mapping's call, below.
     ("batch.c", "fill_from_home"): 1,
-    ("batch.c", "pc__fetch_fill_here"): 1,
     ("redirect.c", "pc__redirect"): 1,
     ("rows.c", "copy_all"): 1,
     ("engine.c", "pc_engine_peer_lost"): 2,  # one compares
-    ("fetch.c", "take_answers"): 1,
-    ("gather.c", "take_head"): 1,
-    ("generation.c", "pc__generation_for"): 1,
+    ("definitions.c", "pc_engine_define_region"): 1,  # compares
     # Of a layer: `layer_error` says it, with the commit, the region and the server.
-    ("layer.c", "pc_engine_pull"): 1,
+    ("fetch.c", "take_answers"): 1,
+    ("pull.c", "pc_engine_pull"): 1,
     ("rebuild.c", "pc_engine_region_lost"): 1,
     ("rebuild.c", "pc_engine_home_lost"): 1,
     ("fetch.c", "pc__peer_is_lost"): 2,  # compares
@@ -70,11 +76,10 @@ CODES = {
     ("unreached.c", "pc__unreached_say"): 2,  # compares: which server, and whether it is lost
     ("error.c", ""): 1,  # the code's own text
     # What Python tells the engine; it reaches people as the codes above.
-    ("actors/page_server/server_core.py", "ServerCore._find_region"): 1,
-    ("actors/page_server/server_core.py", "ServerCore._find_home"): 2,
+    ("actors/page_server/server_core.py", "ServerCore._what_became_of"): 1,
+    ("actors/page_server/server_core.py", "ServerCore._find_home"): 1,
     ("actors/page_server/server_core.py", "ServerCore.region_lost"): 1,
     ("actors/page_server/server_core.py", "ServerCore._lose"): 1,
-    ("actors/page_server/version_questions.py", "VersionQuestions._publish_all"): 1,
     ("actors/page_server/page_server.py", "layer_error"): 1,  # compares
     ("actors/page_server/page_server.py", "PageServer.rebuild_drop"): 1,
 }
@@ -252,3 +257,65 @@ def test_few_mappings_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         client._remember(SimpleNamespace(id=number, address=0, length_bytes=0, loss=0), number, 0)
         assert len(client._mapped) <= 4
     assert {118, 119} <= client._mapped.keys()
+
+
+HOME_ID = 0x2A
+MANY = BitMap(range(0, 40, 2))
+MANY_SAID = "blocks 0, 2, 4, 6, 8, 10, ... (20 in all) of region 7"
+
+
+def writing(blocks: BitMap) -> Write:
+    return Write(7, 1, len(blocks), blocks.serialize(), 4096 * len(blocks), HOME_ID)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        (BitMap([3, 4, 5, 9]), "blocks 3-5, 9 of region 7"),
+        (MANY, MANY_SAID),
+        (BitMap(), "to region 7 cannot be made"),  # only its plan changes
+    ],
+)
+def test_what_a_commit_to_a_lost_home_says(blocks: BitMap, said: str) -> None:
+    commits = object.__new__(Commits)
+    commits._homes = SimpleNamespace(why_lost=lambda home: "its node is dead")  # type: ignore[assignment]
+    with pytest.raises(errors.HomeLostError) as caught:
+        commits._check_home(HOME_ID, writing(blocks))
+    assert said in caught.value.message
+    assert "0x2a" in caught.value.message
+    assert "its node is dead" in caught.value.message
+
+
+class DeadActor:
+    """Whose every method is answered by Ray: it is dead."""
+
+    def __getattr__(self, method: str) -> Any:
+        def remote(*_: Any) -> Any:
+            answer = asyncio.get_running_loop().create_future()
+            answer.set_exception(ActorDiedError())
+            return answer
+
+        return SimpleNamespace(remote=remote)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda homes: homes.pull(HOME_ID, 1, writing(MANY)),
+        lambda homes: homes.stage_cached(HOME_ID, 7, 1, 1, MANY.serialize()),
+    ],
+    ids=["pull", "stage_cached"],
+)
+def test_what_a_call_about_blocks_says(call: Callable[[RayHomes], Awaitable[Any]]) -> None:
+    lost: list[int] = []
+    homes = object.__new__(RayHomes)
+    homes._handles = {HOME_ID: DeadActor()}
+    homes._lose = lambda home, why: lost.append(home)
+
+    async def ask() -> None:
+        await call(homes)
+
+    with pytest.raises(errors.HomeLostError) as caught:
+        asyncio.run(ask())
+    assert MANY_SAID in caught.value.message
+    assert lost == [HOME_ID]

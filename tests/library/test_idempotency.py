@@ -21,7 +21,8 @@ from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import session as _session
 from clamor_ray._tasks import task_context
 from clamor_ray._tasks.task_context import recording
-from clamor_ray.actors.commits.commit_log import CommitLog, Limits
+from clamor_ray.actors.commits.commit_log import CommitLog
+from clamor_ray.actors.commits.committed import Limits
 from clamor_ray.actors.commits.journal import Journal
 from tests.support.fake_session import BLOCK_BYTES, Cluster, FakeSession
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import ClamorCluster
 from tests.support import driver_script
 
 SCRIPT = """
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import ray
 import clamor_ray as clamor
+from tests.support.lab.cluster import bare_cluster
 
 
 class Key(str, enum.Enum):
@@ -21,21 +23,20 @@ class Key(str, enum.Enum):
 
 
 for number in range(2):
-    ray.init(address="local", include_dashboard=False, num_cpus=1)
-    assert ray.get_runtime_context().get_job_id() == "01000000"
-    try:
-        clamor.put(np.zeros(4096))
-        raise AssertionError("there is no session in this cluster")
-    except clamor.errors.NotInitializedError:
-        pass
-    clamor.init()
-    ref = clamor.put(np.full(4096, float(number)))
-    total = clamor.remote(lambda x: float(x.sum()))
-    assert ray.get(total.remote(ref), timeout=60) == 4096.0 * number
-    table = pa.table({"name": ["b", "a", "c"]})
-    kept = clamor.from_arrow(table, partitions=2).sort(Key.NAME).execute()
-    assert kept.to_arrow()["name"].to_pylist() == ["a", "b", "c"]
-    ray.shutdown()  # and not clamor.shutdown()
+    with bare_cluster():  # it ends with ray.shutdown(), and not clamor.shutdown()
+        assert ray.get_runtime_context().get_job_id() == "01000000"
+        try:
+            clamor.put(np.zeros(4096))
+            raise AssertionError("there is no session in this cluster")
+        except clamor.errors.NotInitializedError:
+            pass
+        clamor.init()
+        ref = clamor.put(np.full(4096, float(number)))
+        total = clamor.remote(lambda x: float(x.sum()))
+        assert ray.get(total.remote(ref), timeout=60) == 4096.0 * number
+        table = pa.table({"name": ["b", "a", "c"]})
+        kept = clamor.from_arrow(table, partitions=2).sort(Key.NAME).execute()
+        assert kept.to_arrow()["name"].to_pylist() == ["a", "b", "c"]
     began_s = time.monotonic()
     subprocess.run(["true"], check=True, preexec_fn=print)
     assert time.monotonic() - began_s < 30, "the child of a fork has waited for a server"
@@ -46,7 +47,7 @@ print("twice")
 @pytest.mark.lab
 def test_without_an_end_of_the_first_session() -> None:
     """The first job of every cluster has the same id; the sessions are two all the same."""
-    assert "twice" in driver_script.run(SCRIPT)
+    assert "twice" in driver_script.run(SCRIPT, timeout_s=280)
 
 
 WORKER = """
@@ -54,7 +55,7 @@ import numpy as np
 import ray
 import clamor_ray as clamor
 
-ray.init(address="local", include_dashboard=False, num_cpus=1)
+ray.init()
 
 
 def built():
@@ -71,7 +72,7 @@ makers = {
 }
 
 
-@ray.remote
+@ray.remote(num_cpus=0, resources={"node0": 0.001})
 class Worker:  # one process throughout
     def make(self, what):
         return makers[what]()
@@ -90,6 +91,6 @@ print("made")
 
 
 @pytest.mark.lab
-def test_a_worker_that_has_used_the_session_before() -> None:
+def test_a_worker_that_has_used_the_session_before(clamor_cluster: ClamorCluster) -> None:
     """Its next variable is of the session that there is, though no reference names that."""
-    assert "made" in driver_script.run(WORKER)
+    assert "made" in driver_script.run(WORKER, lab=clamor_cluster.lab)

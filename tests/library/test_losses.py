@@ -13,7 +13,7 @@ from pyroaring import BitMap
 
 from clamor_ray import errors
 from clamor_ray._read import losses
-from clamor_ray.actors.recovery.lost_blocks import LostBlocks
+from clamor_ray.actors.lost_homes.lost_blocks import LostBlocks
 
 
 class FakeSession:

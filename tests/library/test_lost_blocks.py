@@ -14,7 +14,7 @@ from clamor_ray._protocol.messages import CommitRequest, RegionRecord, Write
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
 from clamor_ray.actors.commits.journal import Journal
-from clamor_ray.actors.recovery.lost_blocks import Losses, LostBlocks
+from clamor_ray.actors.lost_homes.lost_blocks import Losses, LostBlocks
 from tests.actors.test_commits import FakeHomes
 
 REGION, HOME = 1, 2

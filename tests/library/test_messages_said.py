@@ -14,6 +14,7 @@ import pytest
 from clamor_ray import errors
 from clamor_ray._native import client as _native
 from clamor_ray._version import __version__
+from tests.conftest import ClamorCluster
 from tests.support import driver_script
 
 TRAP = """
@@ -87,14 +88,13 @@ INIT = """
 import ray
 import clamor_ray as clamor
 
-ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+ray.init(log_to_driver=False)
 found = clamor.init()
 print(found.trap, found.trap_reason, sep=": ")
 """
 
 
 @pytest.mark.lab
-def test_init_says_why_this_trap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLAMOR_TRAP", "sigsegv")
-    said = driver_script.run(INIT, timeout_s=250)
+def test_init_says_why_this_trap(clamor_cluster: ClamorCluster) -> None:
+    said = driver_script.run(INIT, timeout_s=250, lab=clamor_cluster.lab, CLAMOR_TRAP="sigsegv")
     assert said.splitlines()[-1] == "sigsegv: CLAMOR_TRAP=sigsegv asks for it"

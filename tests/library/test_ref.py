@@ -21,8 +21,8 @@ from clamor_ray._objects import memory
 from clamor_ray._objects.layout import Plan, take_apart
 from clamor_ray._protocol import names as _names
 from clamor_ray._protocol.config import Config
+from clamor_ray._protocol.rpc import await_rpc
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import session
 from clamor_ray._tasks.remote import resolving
 
 PLAN = Plan(1288490189, 120, ((4096, 1288486093),))
@@ -146,7 +146,7 @@ def test_everything_promised_is_there() -> None:
     for name in clamor.__all__:
         assert getattr(clamor, name) is not None
     assert set(clamor.__all__) <= set(dir(clamor))
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+    with pytest.raises(AttributeError, match=r"attribute.*nonsense"):
         _ = clamor.nonsense
 
 
@@ -418,7 +418,7 @@ def test_errors_cross_the_wire_whole(cluster: None) -> None:
         raise errors.HomeLostError("Node 7 is gone.", code=-7)
 
     with pytest.raises(errors.HomeLostError) as caught:
-        session.await_rpc(fail.remote(), 60)
+        await_rpc(fail.remote(), 60)
     assert type(caught.value) is errors.HomeLostError
     assert caught.value.code == -7
 
@@ -429,7 +429,7 @@ def test_answers_that_do_not_come(cluster: None) -> None:
         raise KeyError("what")
 
     with pytest.raises(errors.InternalError, match="KeyError"):
-        session.await_rpc(fail.remote(), 60)
+        await_rpc(fail.remote(), 60)
 
     @ray.remote(num_cpus=0)
     class Registry:
@@ -441,7 +441,7 @@ def test_answers_that_do_not_come(cluster: None) -> None:
 
     def ask_until(deadline: float) -> None:
         while time.monotonic() < deadline:
-            session.await_rpc(registry.ping.remote(), 60)
+            await_rpc(registry.ping.remote(), 60)
 
     with pytest.raises(errors.ServerUnavailableError):
         ask_until(time.monotonic() + 60)
@@ -457,6 +457,6 @@ def test_a_worker_without_a_session_says_so(cluster: None) -> None:
         REF.get()
 
     with pytest.raises(errors.NotInitializedError, match="No driver of this job"):
-        session.await_rpc(put.remote(), 60)
+        await_rpc(put.remote(), 60)
     with pytest.raises(errors.SessionMismatchError, match="abcdef123456"):
-        session.await_rpc(get.remote(), 60)
+        await_rpc(get.remote(), 60)

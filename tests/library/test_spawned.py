@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clamor_ray._session import spawned
+from clamor_ray._session import announced
+from tests.conftest import ClamorCluster
 
 SCRIPT = """
 import multiprocessing
@@ -52,7 +53,7 @@ def becomes_driver(ref, again):
 
 
 if __name__ == "__main__":
-    ray.init(address="local", num_cpus=1, include_dashboard=False)
+    ray.init(address=sys.argv[2])
     clamor.init()
     ref, small = clamor.put(np.ones(10**6)), clamor.put(np.array([1, 2, 3]))
     if sys.argv[1] == "multiprocessing":
@@ -86,15 +87,16 @@ if __name__ == "__main__":
 
 @pytest.mark.lab
 @pytest.mark.parametrize("how", ["multiprocessing", "loky"])
-def test_they_attach_by_themselves(how: str, tmp_path: Path) -> None:
+def test_they_attach_by_themselves(how: str, tmp_path: Path, clamor_cluster: ClamorCluster) -> None:
     """They read, also a second version and a second session; what they cannot do they say."""
     if how == "loky":
         pytest.importorskip("joblib")
     script = tmp_path / "main.py"  # spawned processes import it
     script.write_text(SCRIPT)
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    environment = {**os.environ, **clamor_cluster.lab.environment}
+    del environment["RAY_ADDRESS"]  # they find it without
     done = subprocess.run(
-        [sys.executable, str(script), how],
+        [sys.executable, str(script), how, clamor_cluster.lab.address],
         env=environment,
         capture_output=True,
         text=True,
@@ -108,13 +110,13 @@ def test_they_attach_by_themselves(how: str, tmp_path: Path) -> None:
 def test_only_processes_that_were_started_take_what_was_announced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv(spawned.VARIABLE, raising=False)
-    assert spawned.announced() is None
-    monkeypatch.setenv(spawned.VARIABLE, "")
-    assert spawned.announced() is None
-    spawned.announce("ab" * 28, "/var/a:b")
-    assert spawned.announced() is None  # this one has Ray, or had it
-    command = "from clamor_ray._session import spawned as _spawned; print(_spawned.announced())"
+    monkeypatch.delenv(announced.VARIABLE, raising=False)
+    assert announced.announced() is None
+    monkeypatch.setenv(announced.VARIABLE, "")
+    assert announced.announced() is None
+    announced.announce("ab" * 28, "/var/a:b")
+    assert announced.announced() is None  # this one has Ray, or had it
+    command = "from clamor_ray._session import announced as a; print(a.announced())"
     done = subprocess.run(
         [sys.executable, "-c", command], capture_output=True, text=True, timeout=100, check=True
     )

@@ -13,9 +13,9 @@ from clamor_ray import errors
 from clamor_ray._native.client import PC_ERR_EXPIRED, PC_ERR_HOME_LOST
 from clamor_ray._tasks import task_ends as _task_ends
 from clamor_ray._tasks.task_ends import Run
+from clamor_ray.actors.lost_homes import task_end_log
+from clamor_ray.actors.lost_homes.task_end_log import TaskEnd
 from clamor_ray.actors.page_server.engine_like import Answer, EventKind
-from clamor_ray.actors.recovery import task_ends
-from clamor_ray.actors.recovery.task_ends import TaskEnd
 from tests.support.server_rig import HERE, FakeEvent, Node, until
 
 TASK = bytes(range(24))
@@ -28,7 +28,7 @@ EXPIRED = TaskEnd(7, 3, 20, PC_ERR_EXPIRED)
 
 def test_the_newest_are_kept() -> None:
     async def work() -> None:
-        ends = task_ends.TaskEnds(most=3)
+        ends = task_end_log.TaskEndLog(most=3)
         for task in ("a", "b", "c", "a", "d"):
             ends.note(task, LOST)
         found = [await ends.find(task, 0) is not None for task in "abcd"]
@@ -39,7 +39,7 @@ def test_the_newest_are_kept() -> None:
 
 def test_one_that_is_on_its_way_is_waited_for() -> None:
     async def work() -> None:
-        ends = task_ends.TaskEnds()
+        ends = task_end_log.TaskEndLog()
         asking = asyncio.ensure_future(ends.find("a", 5))
         await asyncio.sleep(0.01)
         ends.note("b", EXPIRED)

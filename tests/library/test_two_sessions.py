@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
+from tests.conftest import ClamorCluster
 from tests.support import driver_script
 
 pytestmark = pytest.mark.lab
@@ -18,6 +15,7 @@ import sys
 import numpy as np
 import ray
 import clamor_ray as clamor
+from clamor_ray._session import ended
 from clamor_ray._session import session as _session
 
 
@@ -39,7 +37,7 @@ import sys
 import numpy as np
 import ray
 import clamor_ray as clamor
-ray.init(address=sys.argv[1], namespace="n", log_to_driver=False)
+ray.init(address=sys.argv[1], namespace="several", log_to_driver=False)
 clamor.init()
 keeper = ray.get_actor("keeper")
 mine = clamor.put(np.full(10**6, float(sys.argv[2])))
@@ -82,9 +80,9 @@ class Keeper:
         return float(view.sum())
 
 
-ray.init(address="local", num_cpus=4, namespace="n", include_dashboard=False)
+ray.init(namespace="several")
 clamor.init()
-keeper = Keeper.options(name="keeper").remote()
+keeper = Keeper.options(name="keeper", num_cpus=0, resources={"node0": 0.001}).remote()
 ref = clamor.put(np.full(10**6, 7.0))
 ids = [ray.get(keeper.use.remote([ref, clamor.put([1, 2])]), timeout=60)[0]]
 for number in (8, 9):  # each a session of its own, which ends
@@ -106,18 +104,18 @@ print("kept")
 )
 
 
-def test_an_actor_that_uses_sessions_of_several_drivers() -> None:
+def test_an_actor_that_uses_sessions_of_several_drivers(clamor_cluster: ClamorCluster) -> None:
     """Each array shows its own session's bytes, while there are others and after their ends."""
-    assert "kept" in driver_script.run(ACTOR)
+    assert "kept" in driver_script.run(ACTOR, lab=clamor_cluster.lab)
 
 
 AGAIN = (
     COMMON
     + """
-ray.init(address="local", num_cpus=2, object_store_memory=1 << 28, include_dashboard=False)
+ray.init()
 
 
-@ray.remote
+@ray.remote(num_cpus=0, resources={"node0": 0.001})
 class Worker:
     kept = []
 
@@ -146,7 +144,7 @@ for number in range(4):
     clamor.shutdown()
 assert len(set(ids)) == 4
 # What nobody looks into any more is given back.
-n_left = len([table for table in _session._left if len(table)])
+n_left = len([table for table in ended.left if len(table)])
 assert n_left == 4, n_left
 starts = [span(a).start for a in kept]
 del kept
@@ -157,21 +155,22 @@ print("again")
 )
 
 
-def test_one_driver_one_session_after_the_other() -> None:
-    assert "again" in driver_script.run(AGAIN)
+def test_one_driver_one_session_after_the_other(clamor_cluster: ClamorCluster) -> None:
+    assert "again" in driver_script.run(AGAIN, lab=clamor_cluster.lab)
 
 
 CLUSTERS = (
     COMMON
     + """
+from tests.support.lab.cluster import bare_cluster
+
 kept = []
 for number in range(2):
-    ray.init(address="local", num_cpus=1, object_store_memory=1 << 28, include_dashboard=False)
-    clamor.init()
-    ref = clamor.put(np.full(10**6, float(number)))
-    kept.append(ref.get())
-    assert kept[-1][0] == number and apart(*kept)
-    ray.shutdown()
+    with bare_cluster():
+        clamor.init()
+        ref = clamor.put(np.full(10**6, float(number)))
+        kept.append(ref.get())
+        assert kept[-1][0] == number and apart(*kept)
 print("clusters")
 """
 )
@@ -179,13 +178,13 @@ print("clusters")
 
 def test_sessions_of_two_clusters() -> None:
     """They know nothing of each other, and the driver's arrays of both stay apart."""
-    assert "clusters" in driver_script.run(CLUSTERS)
+    assert "clusters" in driver_script.run(CLUSTERS, timeout_s=280)
 
 
 TOUCH = (
     COMMON
     + """
-ray.init(address="local", num_cpus=1, object_store_memory=1 << 28, include_dashboard=False)
+ray.init()
 clamor.init()
 array = clamor.put(np.full(10**6, 7.0)).get({mode!r})
 clamor.shutdown()
@@ -200,16 +199,10 @@ sys.stdout.flush()
 
 @pytest.mark.parametrize("mode", ["r", "c"])
 @pytest.mark.parametrize("trap", ["uffd", "sigsegv"])
-def test_an_array_that_outlives_its_session_names_the_cause(mode: str, trap: str) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    done = subprocess.run(
-        [sys.executable, "-c", TOUCH.format(mode=mode)],
-        env={**environment, "CLAMOR_TRAP": trap},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def test_an_array_that_outlives_its_session_names_the_cause(
+    mode: str, trap: str, clamor_cluster: ClamorCluster
+) -> None:
+    done = driver_script.start(TOUCH.format(mode=mode), lab=clamor_cluster.lab, CLAMOR_TRAP=trap)
     assert "it reads" not in done.stdout
     assert done.returncode == 70, done.stdout + done.stderr
     assert "its session has ended (clamor.shutdown() was called" in done.stderr

@@ -398,13 +398,15 @@ class Versions(RuleBasedStateMachine):
             )
         ]
         self.met["commits"] += 1
+        refusals: tuple[type[Exception], ...] = ()  # where there are two causes, either is said
         if any(work.variables[i].freed for i in written):
             self.met["commits of what was freed"] += 1
-            with pytest.raises(errors.FreedError):
-                self.hands[hand].commit()
-        elif any(work.variables[i].conflicts(work.begun[i], work.blocks[i]) for i in written):
+            refusals += (errors.FreedError,)
+        if any(work.variables[i].conflicts(work.begun[i], work.blocks[i]) for i in written):
             self.met["conflicts"] += 1
-            with pytest.raises(errors.CommitConflict):
+            refusals += (errors.CommitConflict,)
+        if refusals:
+            with pytest.raises(refusals):
                 self.hands[hand].commit()
         else:
             self.met["merges"] += any(

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 
 class ListTable:
-    """See `clamor_ray.actors.window.address_claims.Table`. A test sets `before_append` to what
-    others do at that moment, `loses_answer` to whether an append that was made raises all the
-    same.
+    """See `clamor_ray.actors.window.address_claims.ClaimsTable`.
+
+    A test sets `before_append` to what others do at that moment, `loses_answer` to whether an
+    append that was made raises all the same.
     """
 
     def __init__(self) -> None:

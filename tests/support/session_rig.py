@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from clamor_ray._protocol.messages import ServerConfig
 from clamor_ray._version import __version__
 from tests.conftest import ANSWER_S, until
 from tests.support.lab import LocalCluster
+
+LEFT_S = 5.0  # what a test has freed may take so long to go
 
 
 class Session:
@@ -48,14 +51,50 @@ class Session:
     def states(self) -> dict[str, int]:
         return self("stats").regions_by_state
 
+    def end(self) -> None:
+        """Shuts it down, and returns when its page servers' keepers have left."""
+        self("shutdown")
+        until(lambda: not keepers(self.scope))
+
+
+class Sessions:
+    """One for many tests, as long as each leaves nothing in it: after one that does, another.
+
+    Args:
+        lab: where.
+        settings: of their page servers.
+    """
+
+    def __init__(self, lab: LocalCluster, **settings: Any) -> None:
+        self._lab, self._settings = lab, settings
+        self._free: Session | None = None
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[Session]:
+        """For one test. It may have been used: its servers run, and it has no region."""
+        session, self._free = self._free or Session(self._lab, **self._settings), None
+        yield session
+        deadline = time.monotonic() + LEFT_S
+        while left := sum(session.states().values()):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        if left:
+            session.end()
+        else:
+            self._free = session
+
+    def end(self) -> None:
+        if self._free is not None:
+            self._free.end()
+
 
 @contextlib.contextmanager
 def running_session(lab: LocalCluster) -> Iterator[Session]:
     """One that is shut down in the end, and has left when that is over."""
     session = Session(lab)
     yield session
-    session("shutdown")
-    until(lambda: not keepers(session.scope))
+    session.end()
 
 
 def _processes(whether: Callable[[list[bytes]], bool]) -> list[int]:
@@ -71,9 +110,9 @@ def _processes(whether: Callable[[list[bytes]], bool]) -> list[int]:
     return found
 
 
-def keepers(scope: str) -> list[int]:
-    """Processes that were started as a keeper of the session."""
-    mark = f"/{scope}-".encode()
+def keepers(scope: str, node_id: str = "") -> list[int]:
+    """Processes that were started as a keeper of the session: all, or those of one node."""
+    mark = f"/{scope}-{node_id[:16]}".encode()
     return _processes(lambda words: any(mark in w and w.endswith(b"-keeper") for w in words))
 
 

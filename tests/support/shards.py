@@ -216,6 +216,9 @@ def run_batch(
     ]
     environment = {**os.environ, "RAY_TMPDIR": str(ray_tmpdir)}
     environment.pop("RAY_ADDRESS", None)
+    # Ray's workers are nicer than what starts a cluster: beside that they would hardly run, and
+    # what is restarted, page servers and registries, is a worker.
+    environment.setdefault("RAY_worker_niceness", "0")
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT

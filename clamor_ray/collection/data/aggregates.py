@@ -22,7 +22,7 @@ NAMES: Final = ("sum", "min", "max", "mean", "count")
 
 
 @dataclass(frozen=True)
-class State:
+class ColumnState:
     """What is known of one column.
 
     Args:
@@ -45,7 +45,7 @@ class Partial:
     """
 
     what: str
-    states: dict[str | int | None, State]
+    states: dict[str | int | None, ColumnState]
     named: bool
 
 
@@ -76,23 +76,25 @@ def partial(b: Items, what: str, on: str | int | Sequence[str] | None = None) ->
     return Partial(what, {name: _state_of_column(b, name, what) for name in on}, named=True)
 
 
-def _state_of_column(b: Items, name: str | int, what: str) -> State:
+def _state_of_column(b: Items, name: str | int, what: str) -> ColumnState:
     if not blocks.n_items(b) and not isinstance(b, pa.Table):
-        return State(0)
+        return ColumnState(0)
     if isinstance(b, pa.Table):
         valid = arrow.decoded(arrow.column(b, name)).drop_null()
-        return State(len(valid)) if what == "count" else _state(arrow.column_items(valid), what)
+        return (
+            ColumnState(len(valid)) if what == "count" else _state(arrow.column_items(valid), what)
+        )
     return _state(blocks.column(b, name), what)
 
 
-def _state(b: Items, what: str) -> State:
+def _state(b: Items, what: str) -> ColumnState:
     count = blocks.n_items(b)
     if what == "count" or not count:
-        return State(count)
+        return ColumnState(count)
     try:
         if what in ("min", "max"):
-            return State(count, _extreme(b, what))
-        return State(count, _sum(b))
+            return ColumnState(count, _extreme(b, what))
+        return ColumnState(count, _sum(b))
     except TypeError as error:
         raise TypeError(
             f"There is no {what} of items of {blocks.schema_of(b)} ({error}): say which column "
@@ -171,29 +173,29 @@ def merge(partials: Sequence[Partial]) -> Partial:
     if not partials:
         raise ValueError("There is nothing to merge.")
     first = max(partials, key=lambda p: any(state.count for state in p.states.values()))
-    states: dict[str | int | None, State] = {}
+    states: dict[str | int | None, ColumnState] = {}
     for part in partials:
         if part.what != first.what:
             raise ValueError(f"A {part.what} cannot be merged with a {first.what}.")
         for name, state in part.states.items():
-            states[name] = _merged(states.get(name, State(0)), state, first.what)
+            states[name] = _merged(states.get(name, ColumnState(0)), state, first.what)
     if not first.named and len(states) > 1:
         states.pop(None, None)  # of empty partitions of no known columns
     return Partial(first.what, states, any(part.named for part in partials))
 
 
-def _merged(one: State, other: State, what: str) -> State:
+def _merged(one: ColumnState, other: ColumnState, what: str) -> ColumnState:
     if not one.count or not other.count:
         return one if one.count else other
     count = one.count + other.count
     if what == "count":
-        return State(count)
+        return ColumnState(count)
     if what in ("sum", "mean"):
-        return State(count, _added(one.value, other.value))
+        return ColumnState(count, _added(one.value, other.value))
     if isinstance(one.value, np.ndarray) or isinstance(other.value, np.ndarray):
         extreme = np.minimum if what == "min" else np.maximum
-        return State(count, extreme(one.value, other.value))
-    return State(count, _choose(min if what == "min" else max, [one.value, other.value]))
+        return ColumnState(count, extreme(one.value, other.value))
+    return ColumnState(count, _choose(min if what == "min" else max, [one.value, other.value]))
 
 
 def _added(one: Any, other: Any) -> Any:
@@ -218,7 +220,7 @@ def finish(p: Partial) -> Any:
     return _value(p.what, state)
 
 
-def _value(what: str, state: State) -> Any:
+def _value(what: str, state: ColumnState) -> Any:
     if what == "count":
         return state.count
     if not state.count:

@@ -12,14 +12,16 @@ import ray
 from ray.exceptions import RayError
 
 from clamor_ray import errors
-from clamor_ray.actors.allreduce.merging import raised
+from clamor_ray._protocol.attempts import Failure
+from clamor_ray._protocol.split_aggregation import raised
 from clamor_ray.collection.data import aggregates, blocks
 from clamor_ray.collection.data.blocks import Items
 from clamor_ray.collection.io import sinks
 from clamor_ray.collection.options import Options
 from clamor_ray.collection.plan.functions import Captured, name_of
-from clamor_ray.collection.run.task import Failure, TaskSpec, combine_partials
+from clamor_ray.collection.plan.task_messages import TaskSpec
 from clamor_ray.collection.run.task import _Raised as Raised
+from clamor_ray.collection.run.task import combine_partials
 
 NOTHING: Final = object()
 LARGE_BYTES: Final = 64 << 10  # zeros of that size do not travel

@@ -1,4 +1,4 @@
-"""A plan as `show.py` wants it: the stages that an action would run, and what is kept of them."""
+"""A plan as it is shown: the stages that an action would run, and what is kept of them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from pyroaring import BitMap
 
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray.collection.explain.show import ShownStage
+from clamor_ray.collection.explain.shown_stage import ShownStage
 from clamor_ray.collection.options import Options
 from clamor_ray.collection.plan.changes import Targets, is_touched
 from clamor_ray.collection.plan.functions import Variable
-from clamor_ray.collection.plan.plan import Node, Source
+from clamor_ray.collection.plan.plan import Node, Scan
 from clamor_ray.collection.plan.results import Part, StageResult
 from clamor_ray.collection.plan.stages import (
     Cutter,
@@ -68,7 +68,7 @@ def _shown(
     parts = [part for part in result.parts if part] if isinstance(result, StageResult) else []
     inputs = [_source_text(s.node) for s in stage.slots if isinstance(s, FromSource)]
     inputs += [names[earlier] for earlier in dict.fromkeys(stage.inputs)]
-    operators = [node.name for node in stage.fused if not isinstance(node.operator, Source)]
+    operators = [node.name for node in stage.fused if not isinstance(node.operator, Scan)]
     if stage.program.out.kind != "whole":
         operators.append(f"for {stage.owner.name}")
     variables = []
@@ -82,11 +82,11 @@ def _shown(
         for part in parts
     )
     return ShownStage(
-        names[stage],
-        tuple(operators) or ("read",),
-        stage.n_tasks,
-        tuple(inputs),
-        tuple(variables),
+        name=names[stage],
+        operators=tuple(operators) or ("read",),
+        n_partitions=stage.n_tasks,
+        inputs=tuple(inputs),
+        variables=tuple(variables),
         kept=len(parts) - len(gone),
         attempts=result.n_attempts if isinstance(result, StageResult) else 0,
         wide=any(isinstance(slot, (PiecesOf, SlicesOf)) for slot in stage.slots),

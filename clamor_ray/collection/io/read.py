@@ -13,14 +13,14 @@ from clamor_ray._session import session
 from clamor_ray.collection import options
 from clamor_ray.collection.collection import DataCollection
 from clamor_ray.collection.io import sources
-from clamor_ray.collection.plan.plan import Node, Source
+from clamor_ray.collection.plan.plan import Node, Scan
 
 INLINE_BYTES: Final = 64 << 10  # larger partitions of the driver become Ray objects at once
 TASKS_PER_CPU: Final = 2
 
 
 def _made(kind: str, splits: Sequence[Any], *, objects: bool = False) -> DataCollection:
-    source = Source(kind, tuple(splits), objects)
+    source = Scan(kind, tuple(splits), objects)
     return DataCollection(Node(source, (), len(source.splits)), options.from_env())
 
 
@@ -50,12 +50,16 @@ def from_items(items: Iterable[Any], *, partitions: int | None = None) -> DataCo
         items: all of them.
         partitions: at most so many, and no more than items; None: two for each CPU.
 
+    Returns:
+        A `DataCollection`.
+
     Raises:
         NotInitializedError: Before `clamor.init()`.
         TypeError: A str or bytes: its letters are hardly meant.
 
     Example:
-        >>> clamor.from_items(range(1000)).map(lambda x: x * x).sum()   # doctest: +SKIP
+        >>> clamor.from_items(range(1000), partitions=2).map(lambda x: x * x).sum()
+        332833500
     """
     n = _n_partitions(partitions)
     return _of_splits("items", sources.items_splits(items, n))
@@ -64,9 +68,20 @@ def from_items(items: Iterable[Any], *, partitions: int | None = None) -> DataCo
 def from_numpy(array: Any, *, partitions: int | None = None) -> DataCollection:
     """A collection of an array's elements, or of its rows (axis 0).
 
+    Args:
+        array: shape (n, ...), of any dtype.
+        partitions: number of them; None: two for each CPU.
+
+    Returns:
+        A `DataCollection` of n items, in the array's order.
+
     Raises:
         NotInitializedError: Before `clamor.init()`.
         TypeError, ValueError: A masked array; one without an axis.
+
+    Example:
+        >>> clamor.from_numpy(np.arange(12).reshape(4, 3), partitions=2).count()
+        4
     """
     n = _n_partitions(partitions)
     if getattr(array, "nbytes", 0) <= n * INLINE_BYTES and isinstance(array, np.ndarray):
@@ -75,13 +90,47 @@ def from_numpy(array: Any, *, partitions: int | None = None) -> DataCollection:
 
 
 def from_arrow(table: pa.Table, *, partitions: int | None = None) -> DataCollection:
-    """A collection of a table's rows."""
+    """A collection of a table's rows.
+
+    Args:
+        table: a `pyarrow.Table`.
+        partitions: number of them; None: two for each CPU.
+
+    Returns:
+        A `DataCollection`, whose items are dicts by column.
+
+    Raises:
+        NotInitializedError: Before `clamor.init()`.
+        ValueError: `partitions` is no number from 1 on.
+
+    Example:
+        >>> import pyarrow
+        >>> table = pyarrow.table({"x": [1, 2, 3]})
+        >>> clamor.from_arrow(table, partitions=2).sum("x")
+        6
+    """
     n = _n_partitions(partitions)
     return _of_splits("arrow", sources.arrow_splits(table, n))
 
 
 def from_ray_dataset(dataset: Any) -> DataCollection:
-    """A collection of a `ray.data.Dataset`'s rows, a partition for each block. Executes it."""
+    """A collection of the rows of a `ray.data.Dataset`, a partition for each block. It executes
+    the dataset.
+
+    Args:
+        dataset: a `ray.data.Dataset`.
+
+    Returns:
+        A `DataCollection`, whose items are dicts by column.
+
+    Raises:
+        NotInitializedError: Before `clamor.init()`.
+
+    Example:
+        >>> import ray.data
+        >>> clamor.from_ray_dataset(ray.data.from_items([{"x": 1}, {"x": 2}])).sum("x")
+        3
+    """
     session.current()
     references = sources.ray_dataset_refs(dataset)
     if not references:
@@ -96,7 +145,8 @@ def read_parquet(
     filesystem: Any = None,
     partitions: int | None = None,
 ) -> DataCollection:
-    """Rows of Parquet files. Row groups are read by tasks, the columns that are wanted only.
+    """A collection of the rows of Parquet files. Tasks read the row groups, and only the columns
+    that are wanted.
 
     Args:
         paths: files, directories, patterns, or a list of them; local or `s3://`.
@@ -104,13 +154,20 @@ def read_parquet(
         filesystem: a `pyarrow.fs.FileSystem` that the paths belong to; None: by the path.
         partitions: about so many; None: of about 64 MiB.
 
+    Returns:
+        A `DataCollection`, whose items are dicts by column.
+
     Raises:
         SourceError: No such file, or none that is Parquet.
         MissingColumnError: A file has no such column.
         StorageError: The store does not answer, after retries.
 
     Example:
-        >>> clamor.read_parquet("s3://bucket/part-*.parquet").count()   # doctest: +SKIP
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "table")
+        >>> files = clamor.from_items([{"x": i} for i in range(4)]).write_parquet(path)
+        >>> clamor.read_parquet(path).sum("x")
+        6
     """
     _check(partitions)
     return _made("parquet", sources.parquet_splits(paths, columns, filesystem, partitions))
@@ -124,11 +181,31 @@ def read_csv(
     partitions: int | None = None,
     **options: Any,
 ) -> DataCollection:
-    """Rows of CSV files, a partition for each file or several.
+    r"""A collection of the rows of CSV files, a partition for each file or several.
 
     Args:
-        paths, columns, filesystem, partitions: as `read_parquet`'s.
+        paths: files, directories, patterns, or a list of them; local or `s3://`.
+        columns: names of those that are read; None: all.
+        filesystem: a `pyarrow.fs.FileSystem` that the paths belong to; None: by the path.
+        partitions: about so many; None: of about 64 MiB.
         options: `read_options`, `parse_options`, `convert_options` of `pyarrow.csv`.
+
+    Returns:
+        A `DataCollection`, whose items are dicts by column.
+
+    Raises:
+        NotInitializedError: Before `clamor.init()`.
+        SourceError: No such file, or one of another format.
+        StorageError: The store does not answer, after retries.
+        MissingColumnError: A file has no such column.
+
+    Example:
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "a.csv")
+        >>> open(path, "w").write("x,y\n1,a\n2,b\n")
+        12
+        >>> clamor.read_csv(path).sum("x")
+        3
     """
     _check(partitions)
     return _made("csv", sources.csv_splits(paths, columns, filesystem, partitions, **options))
@@ -137,11 +214,29 @@ def read_csv(
 def read_text(
     paths: Any, *, filesystem: Any = None, partitions: int | None = None, **options: Any
 ) -> DataCollection:
-    """Lines of text files, without their ends.
+    r"""A collection of the lines of text files, without their ends.
 
     Args:
-        paths, filesystem, partitions: as `read_parquet`'s.
+        paths: files, directories, patterns, or a list of them; local or `s3://`.
+        filesystem: a `pyarrow.fs.FileSystem` that the paths belong to; None: by the path.
+        partitions: about so many; None: of about 64 MiB.
         options: `encoding`, `drop_empty_lines`.
+
+    Returns:
+        A `DataCollection` of str.
+
+    Raises:
+        NotInitializedError: Before `clamor.init()`.
+        SourceError: No such file, or one of another format.
+        StorageError: The store does not answer, after retries.
+
+    Example:
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "a.txt")
+        >>> open(path, "w").write("a\nb\n")
+        4
+        >>> clamor.read_text(path).collect()
+        ['a', 'b']
     """
     _check(partitions)
     return _made("text", sources.text_splits(paths, filesystem, partitions, **options))
@@ -150,7 +245,28 @@ def read_text(
 def read_npy(
     paths: Any, *, filesystem: Any = None, partitions: int | None = None
 ) -> DataCollection:
-    """Elements, or rows, of `.npy` files."""
+    """A collection of the elements, or the rows (axis 0), of `.npy` files.
+
+    Args:
+        paths: files, directories, patterns, or a list of them; local or `s3://`.
+        filesystem: a `pyarrow.fs.FileSystem` that the paths belong to; None: by the path.
+        partitions: about so many; None: of about 64 MiB.
+
+    Returns:
+        A `DataCollection`.
+
+    Raises:
+        NotInitializedError: Before `clamor.init()`.
+        SourceError: No such file, or one of another format.
+        StorageError: The store does not answer, after retries.
+
+    Example:
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "a.npy")
+        >>> np.save(path, np.arange(4))
+        >>> clamor.read_npy(path).sum()
+        6
+    """
     _check(partitions)
     return _made("npy", sources.npy_splits(paths, filesystem, partitions))
 

@@ -376,7 +376,9 @@ def parquet_splits(
     return _assemble(
         [
             [
-                ParquetPiece(file, start, stop, names, sum(of[start:stop]))
+                ParquetPiece(
+                    file=file, start=start, stop=stop, columns=names, size_bytes=sum(of[start:stop])
+                )
                 for start, stop in (_groups(of, count) if of else [(0, 0)])
             ]
             for file, of, count in zip(found, sizes, counts, strict=True)
@@ -478,7 +480,13 @@ def text_splits(
     return _assemble(
         [
             [
-                TextPiece(file, start, stop, encoding, drop_empty_lines)
+                TextPiece(
+                    file=file,
+                    start=start,
+                    stop=stop,
+                    encoding=encoding,
+                    drop_empty_lines=drop_empty_lines,
+                )
                 for start, stop in _even(file.size_bytes, count)
             ]
             for file, count in zip(found, _counts(sizes, most, n), strict=True)

@@ -20,7 +20,7 @@ WideKind = Literal["reduce_by_key", "join", "sort", "repartition", "distinct"]
 
 
 @dataclass(frozen=True)
-class Source:
+class Scan:
     """Partitions from outside: one split, or one Ray object, each.
 
     Args:
@@ -95,7 +95,7 @@ class Wide:
         return tuple(part for part in (self.key, self.how) if isinstance(part, Captured))
 
 
-Operator = Source | Narrow | Zip | Wide
+Operator = Scan | Narrow | Zip | Wide
 
 
 @dataclass(eq=False)
@@ -137,7 +137,7 @@ def functions_of(operator: Operator) -> tuple[Captured, ...]:
 def node(operator: Operator, parents: tuple[Node, ...], n_partitions: int) -> Node:
     """A new node, with the variables that its functions have now."""
     variables = tuple(v for function in functions_of(operator) for v in function.variables)
-    return Node(operator, parents, n_partitions, variables)
+    return Node(operator=operator, parents=parents, n_partitions=n_partitions, variables=variables)
 
 
 def upstream(target: Node) -> Iterator[Node]:

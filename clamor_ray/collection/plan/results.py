@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from clamor_ray.collection.plan.stages import FromSource, FromStage, SlicesOf, Stage
-from clamor_ray.collection.run.task import Meta, Piece
+from clamor_ray.collection.plan.task_messages import Meta, Piece
 
 _numbers = itertools.count(1)
 
@@ -205,4 +205,10 @@ def feed(stage: Stage, partition: int, made: Mapping[Stage, StageResult]) -> Fed
     if stage.sampled is not None:
         pins |= made[stage.sampled].pins
         words |= made[stage.sampled].words
-    return Fed(tuple(slots), tuple(objects), frozenset(pins), frozenset(words), tuple(texts))
+    return Fed(
+        slots=tuple(slots),
+        objects=tuple(objects),
+        pins=frozenset(pins),
+        words=frozenset(words),
+        texts=tuple(texts),
+    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clamor_ray.collection.plan.functions import Captured, Variable
-from clamor_ray.collection.plan.plan import Narrow, Node, Source, Wide, Zip, functions_of
+from clamor_ray.collection.plan.plan import Narrow, Node, Scan, Wide, Zip, functions_of
 
 # ------------------------------------------------------------------ what a task does
 
@@ -313,7 +313,12 @@ class Cutter:
         builder = _Builder()
         self._step(builder, node, None)
         offset = len(builder.places)
-        holder = Node(Narrow("map_batches", fold), (node,), node.n_partitions, fold.variables)
+        holder = Node(
+            operator=Narrow("map_batches", fold),
+            parents=(node,),
+            n_partitions=node.n_partitions,
+            variables=fold.variables,
+        )
         builder.functions.append((fold, offset))
         builder.places += [(holder, index) for index in range(len(fold.variables))]
         out = Folded(FunctionAt(len(builder.functions) - 1))
@@ -345,21 +350,23 @@ class Cutter:
         before = wide.kind if wide.kind in ("reduce_by_key", "distinct") else ""
         if wide.kind in ("reduce_by_key", "join") and key is None:
             key = 0  # the first of a pair
-        return Hashed(owner.n_partitions, key, before, builder.part(owner, wide.how))
+        return Hashed(
+            n=owner.n_partitions, key=key, before=before, how=builder.part(owner, wide.how)
+        )
 
     def _finish(self, builder: _Builder, node: Node, owner: Node, out: Out, name: str) -> Stage:
         program = Program(tuple(builder.steps), tuple(builder.functions), out)
         if out.kind in ("hashed", "ranged", "sampled"):
             name = f"{node.name} to {owner.name}"
         return Stage(
-            name,
-            node,
-            owner,
-            program,
-            tuple(builder.slots),
-            tuple(builder.places),
-            node.n_partitions,
-            tuple(builder.fused),
+            name=name,
+            node=node,
+            owner=owner,
+            program=program,
+            slots=tuple(builder.slots),
+            places=tuple(builder.places),
+            n_tasks=node.n_partitions,
+            fused=tuple(builder.fused),
         )
 
     def _step(self, builder: _Builder, node: Node, top: Node | None) -> int:
@@ -378,7 +385,7 @@ class Cutter:
         if node.keep and node is not top:
             return builder.add(node, Input(builder.slot(FromStage(self.whole(node)))))
         operator = node.operator
-        if isinstance(operator, Source):
+        if isinstance(operator, Scan):
             slot = builder.slot(FromSource(node))
             builder.fused.append(node)
             return builder.add(node, Input(slot) if operator.objects else ReadSplit(slot))
@@ -386,7 +393,13 @@ class Cutter:
             source = builder.step_of[node.parents[0].number]
             function = builder.functions_at(node)
             builder.fused.append(node)
-            step = Apply(operator.kind, operator.batch_format, operator.name, source, function)
+            step = Apply(
+                kind=operator.kind,
+                batch_format=operator.batch_format,
+                name=operator.name,
+                step=source,
+                function=function,
+            )
             return builder.add(node, step)
         if isinstance(operator, Zip):
             steps = tuple(builder.step_of[parent.number] for parent in node.parents)
@@ -403,12 +416,12 @@ class Cutter:
                 slots.append(builder.slot(PiecesOf(stage)))
         builder.fused.append(node)
         merge = Merge(
-            operator.kind,
-            operator.name,
-            tuple(slots),
-            builder.part(node, operator.key),
-            builder.part(node, operator.how),
-            operator.descending,
+            kind=operator.kind,
+            name=operator.name,
+            slots=tuple(slots),
+            key=builder.part(node, operator.key),
+            how=builder.part(node, operator.how),
+            descending=operator.descending,
         )
         return builder.add(node, merge)
 

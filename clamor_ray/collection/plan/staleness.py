@@ -66,7 +66,9 @@ def targets(session: Any, nodes: Sequence[Node], newest: Mapping[int, Any]) -> T
         return layouts[key]
 
     versions = {region: ref.version for region, ref in newest.items()}
-    return Targets(versions, frozenset(still), changed, other_layout)
+    return Targets(
+        newest=versions, still=frozenset(still), changed=changed, other_layout=other_layout
+    )
 
 
 def lost(parts: Iterable[Part]) -> set[int]:

@@ -22,8 +22,8 @@ from clamor_ray.collection.plan.plan import Node, upstream
 from clamor_ray.collection.plan.results import Part, StageResult, made_of, new_number
 from clamor_ray.collection.plan.stages import Cutter, Folded, FromStage, Stage, in_order
 from clamor_ray.collection.plan.staleness import newest_of, targets
-from clamor_ray.collection.run.run import Cluster
-from clamor_ray.collection.run.task import TaskSpec
+from clamor_ray.collection.plan.task_messages import TaskSpec
+from clamor_ray.collection.run.attempts import Cluster
 
 _clusters: weakref.WeakKeyDictionary[Any, Cluster] = weakref.WeakKeyDictionary()
 
@@ -89,15 +89,15 @@ class Evaluation:
         token = secrets.token_bytes(16)
         self._combining.append(token)
         spec = TaskSpec(
-            token,
-            Pins.of(self._target).number,
-            "combine",
-            len(self._combining) - 1,
-            0,
-            self._session.scope,
-            tuple(variable.ref for variable in function.variables),
-            (),
-            (f"{len(partials)} partial results",),
+            token=token,
+            run_id=Pins.of(self._target).number,
+            stage="combine",
+            partition=len(self._combining) - 1,
+            attempt=0,
+            scope=self._session.scope,
+            snapshots=tuple(variable.ref for variable in function.variables),
+            slots=(),
+            inputs=(f"{len(partials)} partial results",),
             check=self._options.check,
             moves=tuple(variable.moves for variable in function.variables),
         )

@@ -24,6 +24,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import errors
 from clamor_ray._protocol import names
+from clamor_ray._ring.group import RingGroup
+from clamor_ray._session import ended
 from clamor_ray._session import session as _session
 from clamor_ray.actors.allreduce.all_reduce import CONCURRENCY, AllReduce
 
@@ -113,7 +115,7 @@ def _session_ends(session: _session.Session) -> None:
                 ray.kill(ray.get_actor(name, namespace=names.NAMESPACE))
 
 
-_session.at_end.append(_session_ends)
+ended.at_end.append(_session_ends)
 
 
 def _find_or_make(scope: str, node_id: str) -> tuple[str, Any]:
@@ -143,7 +145,8 @@ def _make(scope: str, node_id: str, name: str) -> Any:
             num_cpus=0,
             max_restarts=0,
             max_task_retries=0,
+            enable_task_events=False,  # as of our other actors
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         )
-        .remote(scope)
+        .remote(scope, RingGroup)
     )

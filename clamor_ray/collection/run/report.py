@@ -17,14 +17,14 @@ import pyarrow as pa
 import ray
 
 from clamor_ray import errors
+from clamor_ray._protocol.attempts import AttemptRecord
 from clamor_ray._protocol.rpc import pack
 from clamor_ray._session import session as _session
 from clamor_ray._tasks.predicted_reads import PredictedReads
 from clamor_ray._tasks.read_predictor import Hinted, Key
-from clamor_ray.actors.lineage.lineage import AttemptRecord
 from clamor_ray.collection.data import blocks
 from clamor_ray.collection.plan.stages import Program
-from clamor_ray.collection.run.task import Meta, TaskSpec
+from clamor_ray.collection.plan.task_messages import Meta, TaskSpec
 
 logger = logging.getLogger("clamor_ray")
 

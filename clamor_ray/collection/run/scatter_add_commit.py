@@ -1,4 +1,4 @@
-"""What a stage's tasks have added to variables lands in them: one commit when the stage is over.
+"""What a stage's tasks have added to variables: one commit when the stage is over.
 
     task         its own sums, by variable: one Ray object (`Collector`, in `_write/deltas.py`)
     merge        a Ray task for each group of partitions: their sums made one, in the order of
@@ -34,7 +34,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from clamor_ray import errors
 from clamor_ray._objects.layout import put_together
 from clamor_ray._objects.memory import COMMIT_HINT, check_room
+from clamor_ray._protocol.attempts import Failure
 from clamor_ray._protocol.messages import CommitRequest, RegionRecord, Write
+from clamor_ray._protocol.names import server_id_of
 from clamor_ray._read.followers import move_followers
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef, newest_states
@@ -46,9 +48,8 @@ from clamor_ray._write.retry import pause_s
 from clamor_ray._write.scatter_add import AGAIN
 from clamor_ray._write.write_set import Change, WriteSetEntry
 from clamor_ray._write.write_targets import WriteTarget
-from clamor_ray.actors.registry.registry_core import server_id_of
+from clamor_ray.collection.plan.task_messages import Meta
 from clamor_ray.collection.run.schedule import group_of
-from clamor_ray.collection.run.task import Failure, Meta
 
 FIRST_PAUSE_S: Final = 0.002
 MOST_PAUSE_S: Final = 0.5
@@ -171,7 +172,16 @@ def _apply_to(
     for one in sums:
         bring(session, lease, array, one.touched)
     apply_sums(array, sums)
-    part = WriteSetEntry(WriteTarget(ref), ref, ref.plan, lease, image, array, array, None)
+    part = WriteSetEntry(
+        target=WriteTarget(ref),
+        begin=ref,
+        plan=ref.plan,
+        lease=lease,
+        image=image,
+        raw=array,
+        value=array,
+        before=None,
+    )
     runs = part.dirty(session)
     if runs is None:
         return None
@@ -189,7 +199,7 @@ def _apply_to(
 
 
 class ScatterAddCommit:
-    """What the tasks of one stage have added, until it has landed.
+    """What the tasks of one stage have added, until it is committed.
 
     Args:
         scope: of the session.
@@ -211,7 +221,7 @@ class ScatterAddCommit:
             self._refs[ref.region] = ref
         self._added[partition] = Added(sums, meta.node_id, meta.adds_bytes)
 
-    def land(self) -> None:
+    def commit(self) -> None:
         """Applies all of it by one commit; nothing where nothing was added.
 
         Raises:
@@ -229,7 +239,7 @@ class ScatterAddCommit:
         while True:
             commit_id = secrets.randbits(64) or 1
             try:
-                self._land_once(session, refs, homes, found, groups, commit_id, dropped)
+                self._commit_once(session, refs, homes, found, groups, commit_id, dropped)
                 return
             except (*AGAIN, errors.CommitAbortedError):
                 wait_s = pause_s(n_tries, FIRST_PAUSE_S, MOST_PAUSE_S, random.uniform)
@@ -291,7 +301,7 @@ class ScatterAddCommit:
 
     # -- the commit
 
-    def _land_once(
+    def _commit_once(
         self,
         session: _session.Session,
         refs: Sequence[GlobalRef[Any]],
@@ -311,7 +321,9 @@ class ScatterAddCommit:
         began_s = time.monotonic()
         for (node, regions), sums in zip(homes, found, strict=True):
             packed = tuple(newest[region].packed() for region in regions)
-            order = Order(self._scope, commit_id, dropped, packed, groups)
+            order = Order(
+                scope=self._scope, commit_id=commit_id, dropped=dropped, refs=packed, groups=groups
+            )
             answers.append(task.options(**_at(node)).remote(pickle.dumps(order, 5), *sums))
         writes: list[Write] = []
         for answer in _results(answers):
@@ -320,14 +332,14 @@ class ScatterAddCommit:
             return
         payloads = {write.region: write.payload for write in writes}
 
-        def landed(versions: Mapping[int, int]) -> None:
+        def move(versions: Mapping[int, int]) -> None:
             for region, version in versions.items():
                 ref = newest[region]
                 state = ref._state._replace(version=version, payload=payloads[region])
                 move_followers(ref._with(state, frozen=True))
 
         try:
-            landed(_commit(session, commit_id, writes, began_s))
+            move(_commit(session, commit_id, writes, began_s))
         except _InDoubt as doubt:
             failure = doubt.__cause__
             assert failure is not None
@@ -338,7 +350,7 @@ class ScatterAddCommit:
                     raise
                 warnings.warn(str(unknown), errors.ClamorWarning, stacklevel=2)
                 raise failure from None  # an interrupt stays one
-            landed(versions)
+            move(versions)
             if versions and isinstance(failure, errors.ClamorError):
                 return
             if versions:

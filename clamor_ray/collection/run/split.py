@@ -41,15 +41,25 @@ from clamor_ray import errors
 from clamor_ray._native.ring import DTYPES
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.idempotency import TOKEN_BYTES
-from clamor_ray.actors.allreduce.all_reduce import FETCH_S, RING_TIMEOUT_S, NotYet, RingPlan
-from clamor_ray.actors.allreduce.merging import UFUNCS, FailedFunction, How, Layout, differ, raised
-from clamor_ray.actors.registry.ray_nodes import alive_nodes, raylet_is_gone
+from clamor_ray._protocol.ray_nodes import alive_nodes, raylet_is_gone
+from clamor_ray._protocol.split_aggregation import (
+    FETCH_S,
+    RING_TIMEOUT_S,
+    UFUNCS,
+    AggregateLayout,
+    FailedFunction,
+    How,
+    NotYet,
+    RingPlan,
+    differ,
+    raised,
+)
 from clamor_ray.collection.plan.functions import Captured, capture, name_of
 from clamor_ray.collection.plan.results import Part
 from clamor_ray.collection.plan.stages import Folded, FunctionAt, Program
+from clamor_ray.collection.plan.task_messages import Meta, TaskSpec
 from clamor_ray.collection.run import mergers, report
 from clamor_ray.collection.run.schedule import place_of
-from clamor_ray.collection.run.task import Meta, TaskSpec
 
 logger = logging.getLogger("clamor_ray")
 
@@ -114,7 +124,7 @@ def _loaded(
         role if each is None else f"{role} ({each.name})"
         for role, each in zip(("split_op", "reduce_op"), functions, strict=True)
     )
-    return How(op, n_segments, split, reduce, names)  # type: ignore[arg-type]
+    return How(op=op, n_segments=n_segments, split=split, reduce=reduce, names=names)  # type: ignore[arg-type]
 
 
 class Recipe(NamedTuple):
@@ -165,7 +175,7 @@ class _Round(NamedTuple):
     partitions: tuple[int, ...]
 
 
-class Rings:
+class SessionRings:
     """The rings that a session's actors form: each composition has a name of its own, so that what
     has fallen apart is never taken for what is joined next."""
 
@@ -187,7 +197,7 @@ class Rings:
             self._names.clear()
 
 
-_rings: weakref.WeakKeyDictionary[Any, Rings] = weakref.WeakKeyDictionary()
+_rings: weakref.WeakKeyDictionary[Any, SessionRings] = weakref.WeakKeyDictionary()
 
 
 class Merging:
@@ -232,7 +242,7 @@ class Merging:
         self._array: tuple[str, tuple[int, ...]] | None = None
         self._is_on = least_bytes is None
         self._is_lost = False
-        self._rings = _rings.setdefault(session, Rings())
+        self._rings = _rings.setdefault(session, SessionRings())
         self._begin()
         if self._is_on:
             self._wake()
@@ -240,7 +250,7 @@ class Merging:
     def _begin(self) -> None:
         self._run_id = secrets.randbits(63)
         self._calls: dict[Any, _Round] = {}  # merges that run
-        self._layouts: dict[str, tuple[int, Layout]] = {}  # with a partition, by node
+        self._layouts: dict[str, tuple[int, AggregateLayout]] = {}  # with a partition, by node
         self._homes: dict[str, list[int]] = {}  # partitions by the node where they are merged
         self._handles: dict[str, Any] = {}
         self._is_lost = False
@@ -303,7 +313,7 @@ class Merging:
 
     # -- when it is over
 
-    def segments(self) -> tuple[Layout, list[Any]]:
+    def segments(self) -> tuple[AggregateLayout, list[Any]]:
         """What all partitions make together, as the members of the ring hold it: of arrays their
         shares of all segments in one, of objects all segments; in order.
 
@@ -355,7 +365,7 @@ class Merging:
             raise _Lost("no node of the cluster answers")
         return found
 
-    def _reduced(self) -> tuple[Layout, list[Any]]:
+    def _reduced(self) -> tuple[AggregateLayout, list[Any]]:
         if self._is_lost:
             raise _Lost("an actor could not be made, or was not there any more")
         self._wait_for_merges()
@@ -403,8 +413,27 @@ class Merging:
             inputs = (f"{len(each.partitions)} partial results",)
             token = secrets.token_bytes(TOKEN_BYTES)
             scope = self._session.scope
-            spec = TaskSpec(token, self._number, "merge", rank, 0, scope, (), (), inputs)
-            meta = Meta(rank, 0, each.node, began_ns, time.time_ns(), 0, 0, ())
+            spec = TaskSpec(
+                token=token,
+                run_id=self._number,
+                stage="merge",
+                partition=rank,
+                attempt=0,
+                scope=scope,
+                snapshots=(),
+                slots=(),
+                inputs=inputs,
+            )
+            meta = Meta(
+                partition=rank,
+                attempt=0,
+                node_id=each.node,
+                start_ns=began_ns,
+                end_ns=time.time_ns(),
+                n_items=0,
+                n_bytes=0,
+                reads=(),
+            )
             report.note(spec, meta, program)
 
     def _answers(self, calls: Mapping[Any, _Round]) -> dict[Any, Any]:
@@ -536,7 +565,9 @@ def _turns_on(nodes: Sequence[str], n_partitions: int) -> dict[int, tuple[str, i
 # ------------------------------------------------------------------ what comes of it
 
 
-def whole(layout: Layout, shares: Sequence[Array], op: str, zero: Any, comb_op: Any) -> Any:
+def whole(
+    layout: AggregateLayout, shares: Sequence[Array], op: str, zero: Any, comb_op: Any
+) -> Any:
     """The result of `aggregate`: zero, and what all partitions make together.
 
     Args:
@@ -559,7 +590,7 @@ def whole(layout: Layout, shares: Sequence[Array], op: str, zero: Any, comb_op: 
     return result
 
 
-def cut(layout: Layout, shares: Sequence[Any]) -> list[Any]:
+def cut(layout: AggregateLayout, shares: Sequence[Any]) -> list[Any]:
     """The segments, for `concat_op`: views of shares where one has all of it."""
     if not layout.dtype:
         return list(shares)

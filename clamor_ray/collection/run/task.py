@@ -15,14 +15,15 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from clamor_ray import errors
+from clamor_ray._protocol.attempts import Failure
 from clamor_ray._read import bad_address
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._tasks.task_context import Read, recording
+from clamor_ray._tasks.task_context import recording
 from clamor_ray._write.deltas import Collector
 from clamor_ray.collection.data import blocks, combine, joins, shuffle
 from clamor_ray.collection.data.blocks import Columns, Items
@@ -40,7 +41,9 @@ from clamor_ray.collection.plan.stages import (
     Sampled,
     ZipSteps,
 )
+from clamor_ray.collection.plan.task_messages import Meta, Piece, TaskSpec
 from clamor_ray.collection.run import detach as own
+from clamor_ray.collection.run import report
 
 # What NumPy and others say of a write to memory that is not to be written to.
 _READ_ONLY = re.compile(
@@ -48,92 +51,6 @@ _READ_ONLY = re.compile(
     r"read-only (array|buffer|memory|view)"
 )
 SAMPLE_ITEMS = 200  # of each partition, for the bounds of a sort
-
-
-class Piece(NamedTuple):
-    """A part of one of the task's Ray objects: items start to stop; stop None: all of it."""
-
-    place: int
-    start: int = 0
-    stop: int | None = None
-
-
-class TaskSpec(NamedTuple):
-    """One attempt at one partition.
-
-    Args:
-        token: names the task, whichever attempt of it; 16 bytes.
-        run_id: names the collection to the lineage registry.
-        stage: its name.
-        partition: its number.
-        attempt: counts from 0; more are speculative copies.
-        scope: of the session.
-        snapshots: of the stage's variables.
-        slots: a split, or the pieces that a slot is made of.
-        inputs: of each slot, for people.
-        bounds: of a `Ranged` out.
-        check: compare the output with an earlier attempt's.
-        replay: names tasks that are likely to read the same, and whether there was one before;
-            None: there is nothing to read.
-        moves: of each snapshot, whether it stands for a reference which moves.
-        adds: what the task adds to variables is collected, and is one more result.
-    """
-
-    token: bytes
-    run_id: int
-    stage: str
-    partition: int
-    attempt: int
-    scope: str
-    snapshots: tuple[GlobalRef[Any], ...]
-    slots: tuple[Any, ...]
-    inputs: tuple[str, ...]
-    bounds: Any = None
-    check: bool = False
-    replay: tuple[bytes, bool] | None = None
-    moves: tuple[bool, ...] = ()
-    adds: bool = False
-
-
-class Failure(NamedTuple):
-    """Why there is no result; in place of one it tells whoever reads it."""
-
-    error: errors.ClamorError
-
-
-class Meta(NamedTuple):
-    """A task's report.
-
-    Args:
-        partition, attempt: as it was told.
-        node_id: Ray's hex id of the node where it ran.
-        start_ns, end_ns: wall clock.
-        n_items, n_bytes: of the result.
-        reads: blocks of variables that it touched.
-        failure: or None.
-        sample: of keys, for a sort.
-        digest: of the result, where checking is on.
-        commits: transactions that it made.
-        array: of a fold's result that is an array: its dtype's name and its shape.
-        adds: packed references to the variables that it has added to,
-        adds_bytes: and the size of that.
-    """
-
-    partition: int
-    attempt: int
-    node_id: str
-    start_ns: int
-    end_ns: int
-    n_items: int
-    n_bytes: int
-    reads: tuple[Read, ...]
-    failure: Failure | None = None
-    sample: Any = None
-    digest: bytes | None = None
-    commits: int = 0
-    array: tuple[str, tuple[int, ...]] | None = None
-    adds: tuple[bytes, ...] = ()
-    adds_bytes: int = 0
 
 
 # ------------------------------------------------------------------ operators
@@ -250,7 +167,7 @@ def _zip(sides: Sequence[Items]) -> Items:
     return Columns(tuple(sides))
 
 
-class Evaluation:
+class ProgramRun:
     """The steps of a program on one task's inputs.
 
     Args:
@@ -453,8 +370,8 @@ def run_partition(program: Program, spec: TaskSpec, n_outs: int, *objects: Any) 
     """
 
     def work(functions: Sequence[_Function]) -> tuple[list[Any], Any]:
-        evaluation = Evaluation(program, functions, spec.slots, objects)
-        return evaluation.outs(evaluation.items(), spec.partition, spec.bounds)
+        run = ProgramRun(program, functions, spec.slots, objects)
+        return run.outs(run.items(), spec.partition, spec.bounds)
 
     return _attempt_at(program, spec, n_outs, work)
 
@@ -505,8 +422,6 @@ def _attempt_at(
     work: Callable[[Sequence[_Function]], tuple[list[Any], Any]],
 ) -> tuple[Any, ...]:
     """Does the work with its functions loaded and its reads recorded, and says so."""
-    from clamor_ray.collection.run import report
-
     start_ns = time.time_ns()
     sample, digest, failure = None, None, None
     added: tuple[Any, ...] = ()
@@ -544,21 +459,21 @@ def _attempt_at(
         n_items = sum(blocks.n_items(out) for out in made)
         n_bytes = sum(blocks.n_bytes(out) for out in made)
     meta = Meta(
-        spec.partition,
-        spec.attempt,
-        report.node_id(),
-        start_ns,
-        time.time_ns(),
-        n_items,
-        n_bytes,
-        reads,
-        failure,
-        sample,
-        digest,
-        commits,
-        array,
-        tuple(ref.packed() for ref in added),
-        sum(one.n_bytes for one in sums.values()) if added else 0,
+        partition=spec.partition,
+        attempt=spec.attempt,
+        node_id=report.node_id(),
+        start_ns=start_ns,
+        end_ns=time.time_ns(),
+        n_items=n_items,
+        n_bytes=n_bytes,
+        reads=reads,
+        failure=failure,
+        sample=sample,
+        digest=digest,
+        commits=commits,
+        array=array,
+        adds=tuple(ref.packed() for ref in added),
+        adds_bytes=sum(one.n_bytes for one in sums.values()) if added else 0,
     )
     report.note(spec, meta, program)
     return (meta, *outs, sums or None) if spec.adds else (meta, *outs)

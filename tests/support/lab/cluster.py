@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import shutil
 import signal
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from unittest import mock
 
 from tests.support.lab.auth import authenticated
+
+T = TypeVar("T")
 
 START_TRIES = 3
 LATE = "timed out during startup"  # how Ray says that a node did not start in time
 OBJECT_STORE_BYTES = 150 << 20
-HEALTH_CHECK_PERIOD_MS = 500
+HEALTH_CHECK_PERIOD_MS = 200
 RAY_HEALTH_CHECK_PERIOD_MS = 3000  # what Ray does by itself: benches measure that
 
 
@@ -24,8 +30,8 @@ def node_resource(index: int) -> str:
     return f"node{index}"
 
 
-def descendants(pid: int) -> list[int]:
-    """All processes below one, by who started whom."""
+def children_of_all() -> dict[int, list[int]]:
+    """Whom each process has started."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -33,12 +39,80 @@ def descendants(pid: int) -> list[int]:
                 # The command's name may hold spaces and brackets: count from the last one.
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
+    return children
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one, by who started whom."""
+    children = children_of_all()
     found, todo = [], [pid]
     while todo:
         below = children.get(todo.pop(), [])
         found += below
         todo += below
     return found
+
+
+LOW_PORTS = range(10_000, 32_000)  # below those that the kernel gives away by itself
+
+
+def agent_ports() -> dict[str, int]:
+    """Ports of a node's agents, by Ray's names, which nobody has."""
+    ports: dict[str, int] = {}
+    for name in ("metrics_agent", "metrics_export", "dashboard_agent_listen", "runtime_env_agent"):
+        while name not in ports:
+            port = random.SystemRandom().choice(LOW_PORTS)
+            with contextlib.suppress(OSError), socket.socket() as sock:
+                sock.bind(("", port))
+                if port not in ports.values():
+                    ports[name] = port
+    return {f"{name}_port": port for name, port in ports.items()}
+
+
+# Instead of a dashboard's agent: what it is started with is nothing to it, and it ends with whoever
+# started it.
+IDLE = ["setpriv", "--pdeathsig", "KILL", "sh", "-c", "exec sleep infinity"]
+_AGENT_COMMAND = "_build_python_executable_command_memory_profileable"
+
+
+def add(cluster: Any, **options: Any) -> Any:
+    """Another node of Ray's cluster, which waits for nothing that nobody needs.
+
+    By itself Ray starts an API server, which is the dashboard's, for each head, also one without
+    a dashboard, and waits for it; and an agent of the dashboard for each node, which measures all
+    processes for nobody, and whose end is the node's. A raylet waits until its agents have imported
+    all that they want and say their ports, and ends where a busy machine has given them no time:
+    here it is told.
+
+    How that is done is Ray's own affair, and not in every Ray that the library takes. Without it
+    nodes start later, and nothing else is different.
+    """
+    from ray import _raylet
+    from ray._private import ray_constants, services
+    from ray._private.node import Node
+
+    ports = agent_ports()
+    start = Node.start_raylet
+    tell = getattr(_raylet, "persist_port", None)
+    python_command = getattr(services, _AGENT_COMMAND, None)
+
+    def agent_command(component: str, *arguments: Any, **how: Any) -> Any:
+        if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT:
+            return IDLE
+        return python_command(component, *arguments, **how)
+
+    def start_raylet(node: Any, *arguments: Any, **how: Any) -> Any:
+        for name, port in ports.items() if tell is not None else ():
+            tell(node.get_session_dir_path(), node.node_id, name, port)
+        return start(node, *arguments, **how)
+
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch.object(Node, "start_raylet", start_raylet))
+        if not options.get("include_dashboard"):
+            patches.enter_context(mock.patch.object(Node, "start_api_server"))
+            if python_command is not None and tell is not None and shutil.which(IDLE[0]):
+                patches.enter_context(mock.patch.object(services, _AGENT_COMMAND, agent_command))
+        return cluster.add_node(**ports, **options)
 
 
 @dataclass
@@ -56,6 +130,10 @@ class LocalCluster:
     environment: dict[str, str]
     _cluster: Any = field(repr=False)
     _nodes: list[Any] = field(repr=False)
+
+    def alive(self) -> list[int]:
+        """Indices of the nodes that nobody has killed."""
+        return [index for index, node in enumerate(self._nodes) if node is not None]
 
     def processes(self, index: int) -> list[int]:
         """Ids of a node's raylet and of all below it."""
@@ -79,7 +157,8 @@ class LocalCluster:
     def add_node(self, **arguments: Any) -> int:
         """Another node, as an autoscaler would add it; returns its index."""
         index = len(self._nodes)
-        node = self._cluster.add_node(resources={node_resource(index): 1}, **arguments)
+        own = {"resources": {node_resource(index): 1}, **arguments}
+        node = in_time(lambda: add(self._cluster, **own))
         self._nodes.append(node)
         self.node_ids = (*self.node_ids, node.node_id)
         return index
@@ -101,27 +180,55 @@ class LocalCluster:
         return int(ray.get(self.page_server(index, scope).ping.remote(), timeout=timeout_s))
 
 
-def started(options: list[dict[str, Any]]) -> tuple[Any, list[Any]]:
-    """Ray's cluster and its nodes, one for each set of options, the head first.
+def in_time(start: Callable[[], T]) -> T:
+    """What it returns once all that it starts is there in time.
 
-    Ray gives a node 30 s to start, which no setting changes and a busy machine may need. Then the
-    cluster is ended, with what the late node has started, and made anew.
+    Ray gives a node 30 s to start, which no setting changes and a busy machine may need. Then what
+    the late one has started is ended, and made anew.
     """
-    from ray.cluster_utils import Cluster
-
     for left in reversed(range(START_TRIES)):
-        before = set(descendants(os.getpid()))
-        cluster = Cluster(shutdown_at_exit=True)
+        before = children_of_all().get(os.getpid(), [])
         try:
-            return cluster, [cluster.add_node(**each) for each in options]
+            return start()
         except Exception as failure:
-            cluster.shutdown()
-            for pid in set(descendants(os.getpid())) - before:  # Ray forgets those of a late node
-                with contextlib.suppress(ProcessLookupError):
+            late = set(children_of_all().get(os.getpid(), [])) - set(before)
+            for pid in [each for one in late for each in (one, *descendants(one))]:
+                with contextlib.suppress(ProcessLookupError):  # Ray forgets those of a late node
                     os.kill(pid, signal.SIGKILL)
             if LATE not in str(failure) or not left:
                 raise
     raise AssertionError("START_TRIES is 0")
+
+
+def started(options: list[dict[str, Any]]) -> tuple[Any, list[Any]]:
+    """Ray's cluster and its nodes, one for each set of options, the head first."""
+    from ray.cluster_utils import Cluster
+
+    def start() -> tuple[Any, list[Any]]:
+        cluster = Cluster(shutdown_at_exit=True)
+        try:
+            return cluster, [add(cluster, **each) for each in options]
+        except Exception:
+            cluster.shutdown()
+            raise
+
+    return in_time(start)
+
+
+@contextlib.contextmanager
+def bare_cluster() -> Iterator[None]:
+    """One raylet, and this process connected to it; ends as `ray.shutdown()` ends a cluster that
+    `ray.init()` has started. Of a session in it nobody takes care."""
+    import ray
+
+    with authenticated():
+        cluster, _ = started([{"num_cpus": 1, "no_monitor": True}])
+        try:
+            ray.init(address=cluster.address)
+            yield
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
 
 
 @contextlib.contextmanager
@@ -132,6 +239,7 @@ def local_cluster(
     connect: bool = True,
     log_to_driver: bool = True,
     health_check_period_ms: int = HEALTH_CHECK_PERIOD_MS,
+    dashboard: bool = False,
 ) -> Iterator[LocalCluster]:
     """Starts n raylets, connects this process to the first, and ends them all.
 
@@ -143,13 +251,16 @@ def local_cluster(
         log_to_driver: Whether what workers and raylets say is printed here, on stdout.
         health_check_period_ms: How often Ray asks each node whether it lives, and how long it gives
             a new one before; after five refusals in a row the node is dead. Ray's own: 3000, 5000.
+        dashboard: Whether Ray's dashboard runs, on any free port: its state API asks it.
     """
     import ray
 
     import clamor_ray
 
     head = {
-        "include_dashboard": False,
+        "no_monitor": True,  # nothing is scaled here
+        "include_dashboard": dashboard,
+        **({"dashboard_port": 0} if dashboard else {}),
         "_system_config": {
             "health_check_period_ms": health_check_period_ms,
             "health_check_initial_delay_ms": health_check_period_ms,

@@ -22,6 +22,7 @@ from tests.support.session_rig import keepers
 MOST_STOPPED_S = 4.0  # far below every patience of ours
 MOST_LIMITED_S = 2.0
 MOST_FULL_S = 3.0
+NO_TASK_S = 20.0  # so long a storm waits for a task to begin
 RESTART_S = 90.0
 HEADROOM = 4  # descriptors, at most, that are left to a page server
 
@@ -70,6 +71,59 @@ def kills(
             yield f"page server {victim}"
 
 
+def keeper_kills(
+    lab: LocalCluster, rng: random.Random, n_nodes: int, given_all: Callable[[int], None]
+) -> Generator[str, None, None]:
+    """SIGKILL to a keeper of ours, alone: its page server lives, and gives the next one everything.
+
+    Args:
+        given_all: returns when that node's new keeper has all; who dies before that loses memory.
+    """
+    while True:
+        node = rng.randrange(n_nodes)
+        server_pid(lab, node)  # one that starts again has to take everything back first
+        (keeper,) = keeper_pids(lab, node)
+        os.kill(keeper, signal.SIGKILL)
+        deadline = time.monotonic() + RESTART_S
+        while not set(keeper_pids(lab, node)) - {keeper}:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no keeper of node {node} in {RESTART_S:g} s")
+            time.sleep(0.02)
+        given_all(node)
+        yield f"keeper of {node}"
+
+
+def task_pids(lab: LocalCluster, node: int, function: str) -> list[int]:
+    """Processes of a node that run a task of that function right now."""
+    found = []
+    for pid in lab.processes(node):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(f"ray::{function}".encode()):
+                found.append(pid)
+    return found
+
+
+def task_kills(
+    lab: LocalCluster, rng: random.Random, n_nodes: int, function: str
+) -> Generator[str, None, None]:
+    """SIGKILL to a process that runs a task of that function, wherever in it it is just now."""
+    while True:
+        deadline = time.monotonic() + NO_TASK_S
+        while not (
+            pids := [(n, pid) for n in range(n_nodes) for pid in task_pids(lab, n, function)]
+        ):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        if not pids:
+            yield "no task"
+            continue
+        node, pid = rng.choice(pids)
+        with contextlib.suppress(ProcessLookupError):  # it ends by itself
+            os.kill(pid, signal.SIGKILL)
+        yield f"a task on node {node}"
+
+
 def both(lab: LocalCluster, rng: random.Random, node: int) -> Generator[str, None, None]:
     """SIGKILL to a page server and its keeper at once: what only they had is gone."""
     while True:
@@ -105,18 +159,22 @@ def stops(lab: LocalCluster, rng: random.Random, n_nodes: int) -> Generator[str,
 
 
 def few_descriptors(
-    lab: LocalCluster, rng: random.Random, n_nodes: int
+    lab: LocalCluster, rng: random.Random, n_nodes: int, while_few: Callable[[int], None]
 ) -> Generator[str, None, None]:
-    """A page server that cannot open more than a few files, for a moment."""
+    """A page server that cannot open more than a few files, for a moment, in which `while_few` is
+    called with its node: each node's once, in any order, and again."""
     pids = [server_pid(lab, n) for n in range(n_nodes)]
     were = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids}
+    todo: list[int] = []
     try:
         while True:
-            node = rng.randrange(n_nodes)
+            todo = todo or rng.sample(range(n_nodes), n_nodes)
+            node = todo.pop()
             pid = pids[node]
             highest = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
             left = rng.randrange(HEADROOM)
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + 1 + left, were[pid][1]))
+            while_few(node)
             time.sleep(rng.uniform(0.1, MOST_LIMITED_S))
             resource.prlimit(pid, resource.RLIMIT_NOFILE, were[pid])
             yield f"{left} descriptors for page server {node}"

@@ -35,11 +35,11 @@ class TaskEnd:
     error: int
 
 
-class TaskEnds:
+class TaskEndLog:
     """The newest of them, by task.
 
     Example:
-        >>> ends = TaskEnds()
+        >>> ends = TaskEndLog()
         >>> ends.note("0a", TaskEnd(7, 1, 20, -7))
         >>> asyncio.run(ends.find("0a", 0)), asyncio.run(ends.find("0b", 0))
         (TaskEnd(region=7, version=1, block=20, error=-7), None)
@@ -74,17 +74,3 @@ class TaskEnds:
             except asyncio.TimeoutError:
                 break
         return end if end is not None else self._ends.get(task)
-
-
-class TaskEndMethods:
-    """The registry's methods about these; it is an actor, so they are called by name."""
-
-    _task_ends: TaskEnds
-
-    async def task_ended(self, task: str, end: TaskEnd) -> None:
-        """A page server's process that ran the task ends."""
-        self._task_ends.note(task, end)
-
-    async def end_of_task(self, task: str, wait_s: float) -> TaskEnd | None:
-        """See `TaskEnds.find`."""
-        return await self._task_ends.find(task, wait_s)

@@ -17,10 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import numpy as np
 from pyroaring import BitMap
-
-RUNS_SAID = 6
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Take:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RebuildPlan:
     """Where the blocks of the newest version come from; the sets are disjoint.
 
     Args:
@@ -74,7 +71,7 @@ def plan(
     has_source: bool,
     servers: Iterable[int],
     load: Callable[[int], int] = lambda server_id: 0,
-) -> Plan | None:
+) -> RebuildPlan | None:
     """Decides where each block of the newest version comes from.
 
     Args:
@@ -122,36 +119,10 @@ def plan(
     changed = changed_since(0) if has_source else None
     sourced = BitMap() if changed is None else everything - changed
     from_source = missing & sourced
-    return Plan(
+    return RebuildPlan(
         home=home,
         takes=tuple(takes),
         from_source=from_source,
         compared=(everything - missing) & sourced if from_source else BitMap(),
         lost=missing - from_source,
     )
-
-
-def runs(blocks: BitMap) -> list[tuple[int, int]]:
-    """(first block, number of blocks) of each run, in order.
-
-    Example:
-        >>> runs(BitMap([3, 4, 5, 9]))
-        [(3, 3), (9, 1)]
-    """
-    numbers = np.frombuffer(blocks.to_array(), np.uint32).astype(np.int64)
-    starts = np.flatnonzero(np.diff(numbers, prepend=-2) != 1)
-    counts = np.diff(starts, append=len(numbers))
-    return list(zip(numbers[starts].tolist(), counts.tolist(), strict=True))
-
-
-def said(blocks: BitMap, n_blocks: int) -> str:
-    """For people: how many, and the first of them.
-
-    Example:
-        >>> said(BitMap([3, 4, 5, 9]), 100)
-        '4 of 100 blocks (3-5, 9)'
-    """
-    found = runs(blocks)
-    parts = [str(first) if n == 1 else f"{first}-{first + n - 1}" for first, n in found[:RUNS_SAID]]
-    more = ", ..." if len(found) > RUNS_SAID else ""
-    return f"{len(blocks)} of {n_blocks} blocks ({', '.join(parts)}{more})"

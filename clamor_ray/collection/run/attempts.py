@@ -1,4 +1,6 @@
-"""Stages on the cluster: submits tasks, waits, copies slow ones, keeps what is to be kept.
+"""Attempts of a stage's tasks: submitted, waited for, copied where slow.
+
+Ray runs a task again whose node died (`max_retries`); it goes to another node then.
 
 One `Cluster` for each session of this process: what it knows of nodes and their places outlives a
 stage, so that what is left of a cancelled copy keeps its place in the next.
@@ -38,11 +40,12 @@ from clamor_ray.collection.plan.results import (
     new_number,
 )
 from clamor_ray.collection.plan.stages import FromSource, FromStage, Hashed, Ranged, Stage
+from clamor_ray.collection.plan.task_messages import Meta, TaskSpec
 from clamor_ray.collection.run import report
 from clamor_ray.collection.run.progress import Progress
 from clamor_ray.collection.run.scatter_add_commit import ScatterAddCommit
 from clamor_ray.collection.run.schedule import Cancel, Slots, StageSchedule, Start
-from clamor_ray.collection.run.task import Meta, TaskSpec, packed, run_packed
+from clamor_ray.collection.run.task import packed, run_packed
 
 logger = logging.getLogger("clamor_ray")
 
@@ -202,7 +205,7 @@ class _StageRun:
             self._program = ray.put(self._program)
         self._slots = cluster.slots(options.num_cpus)
         n_places = len(self._slots.total)  # the nodes among which "deterministic" chooses
-        self._landing = ScatterAddCommit(scope, cluster.nodes, n_places) if self._adds else None
+        self._scatter_add = ScatterAddCommit(scope, cluster.nodes, n_places) if self._adds else None
 
     def run(self, tasks: Sequence[int], pinned: Callable[[], None]) -> dict[int, Part]:
         if not tasks:
@@ -229,8 +232,8 @@ class _StageRun:
                 elif time.monotonic() - heard_s > QUIET_S:
                     heard_s = time.monotonic()
                     self._say_waiting(schedule)
-            if self._landing is not None:
-                self._landing.land()
+            if self._scatter_add is not None:
+                self._scatter_add.commit()
         except BaseException:
             self._cancel(self._flights)
             if self._snapshots:
@@ -291,20 +294,20 @@ class _StageRun:
             self._fed[task] = feed(self._stage, task, self._made)
         fed = self._fed[task]
         spec = TaskSpec(
-            self._token(task),
-            Pins.of(self._stage.owner).number,
-            self._stage.name,
-            task,
-            start.attempt,
-            self._scope,
-            self._snapshots,
-            fed.slots,
-            fed.texts,
-            self._bounds,
-            self._options.check,
-            self._replay(task),
-            self._moves,
-            self._adds,
+            token=self._token(task),
+            run_id=Pins.of(self._stage.owner).number,
+            stage=self._stage.name,
+            partition=task,
+            attempt=start.attempt,
+            scope=self._scope,
+            snapshots=self._snapshots,
+            slots=fed.slots,
+            inputs=fed.texts,
+            bounds=self._bounds,
+            check=self._options.check,
+            replay=self._replay(task),
+            moves=self._moves,
+            adds=self._adds,
         )
         how: dict[str, Any] = {
             "num_cpus": self._options.num_cpus,
@@ -315,7 +318,9 @@ class _StageRun:
             how["scheduling_strategy"] = NodeAffinitySchedulingStrategy(start.node, soft=True)
         how["num_returns"] = 1 + self._n_outs + self._adds
         report, *outs = self._cluster.submit(self._program, packed(spec), self._n_outs, fed, **how)
-        self._flights[report] = _Flight(task, start.attempt, start.node, tuple(outs), spec)
+        self._flights[report] = _Flight(
+            task=task, attempt=start.attempt, node=start.node, outs=tuple(outs), spec=spec
+        )
 
     def _replay(self, task: int) -> tuple[bytes, bool] | None:
         """Names tasks of these functions on this partition of these inputs, whenever they run."""
@@ -360,17 +365,17 @@ class _StageRun:
         for loser in schedule.finished(flight.task, flight.attempt, took_s, time.monotonic()):
             self._cancel_one(loser)
         fed = self._fed.pop(flight.task)
-        if self._landing is not None and meta.adds:
-            self._landing.add(flight.task, meta, flight.outs[-1])
+        if self._scatter_add is not None and meta.adds:
+            self._scatter_add.add(flight.task, meta, flight.outs[-1])
         self._parts[flight.task] = Part(
-            new_number(),
-            flight.outs[: self._n_outs],
-            meta,
-            made_of(self._stage, flight.task, self._made, self._mark),
-            fed.pins | {pin for pin, _ in self._own},
-            fed.words | ({self._token(flight.task)} if meta.commits else frozenset()),
-            frozenset(pin for pin, _ in self._own),
-            frozenset(pin for pin, moves in self._own if moves),
+            number=new_number(),
+            outs=flight.outs[: self._n_outs],
+            meta=meta,
+            made_of=made_of(self._stage, flight.task, self._made, self._mark),
+            pins=fed.pins | {pin for pin, _ in self._own},
+            words=fed.words | ({self._token(flight.task)} if meta.commits else frozenset()),
+            own=frozenset(pin for pin, _ in self._own),
+            moved=frozenset(pin for pin, moves in self._own if moves),
         )
         _note_place(self._stage, flight.task, meta.node_id)
         if self._took is not None:

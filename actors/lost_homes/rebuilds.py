@@ -3,7 +3,7 @@
 One region:
 
     what is left  -> every living page server says which blocks of which versions it has
-    plan          -> ``rebuild.plan``: what comes from whom, and what from the source
+    plan          -> ``rebuild_plan.plan``: what comes from whom, and what from the source
     layers        -> servers stage what they are to give
     source        -> runs on the new home's node, if it is needed, and is waited for here
     new home      -> pulls all that, and keeps it; nobody is served from it yet
@@ -42,6 +42,7 @@ from typing import Any, TypeVar
 from pyroaring import BitMap
 
 from clamor_ray import errors
+from clamor_ray._objects import block_sets
 from clamor_ray._protocol.messages import (
     BLOCK_BYTES,
     CommitRequest,
@@ -53,9 +54,9 @@ from clamor_ray._protocol.messages import (
 from clamor_ray._protocol.source import CALL, Source
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.journal import Journal
-from clamor_ray.actors.recovery import rebuild
-from clamor_ray.actors.recovery.lost_blocks import HEAL_HINT, Losses, LostBlocks
-from clamor_ray.actors.recovery.rebuild_servers import Servers
+from clamor_ray.actors.lost_homes import rebuild_plan
+from clamor_ray.actors.lost_homes.lost_blocks import HEAL_HINT, Losses, LostBlocks
+from clamor_ray.actors.lost_homes.rebuild_servers import Servers
 from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 
 logger = logging.getLogger("clamor_ray.registry")
@@ -253,7 +254,15 @@ class Rebuilds:
                 )
 
     async def new_home(self, region: int, server_id: int) -> RegionRecord | None:
-        """See ``RebuildMethods.rehomed``."""
+        """The region's record once its home is another one than this server, which is lost.
+
+        Returns:
+            None where that takes more than a few seconds: ask again.
+
+        Raises:
+            HomeLostError: There will be no other.
+            FreedError: It is not there any more.
+        """
         if not await self.settle(region, REHOME_S):
             return None
         record = self._core.peek(region)
@@ -385,6 +394,7 @@ class Rebuilds:
         if self._core.state(region) is RegionState.READY:
             verdict.is_verdict = True
             self._lost[region] = verdict
+            self._log.nothing_is_left(region)
             self._set_rebuilt(region, None)
             for server_id in self._core.known_to(region):
                 self._spawn(self._drop_prepared(server_id, region))
@@ -437,7 +447,7 @@ class Rebuilds:
 
     async def _stage_all(
         self, region: int, why: str, attempts: _Attempts, staged: list[tuple[int, int, int]]
-    ) -> tuple[RegionRecord, rebuild.Plan] | None:
+    ) -> tuple[RegionRecord, rebuild_plan.RebuildPlan] | None:
         """What is to be done, with what others give for it staged; None: it was freed."""
         record = self._core.record_of(region)
         if record is None:
@@ -470,12 +480,12 @@ class Rebuilds:
         await self._stage(region, plan, staged)
         return record, plan
 
-    def _runs_source(self, region: int, plan: rebuild.Plan) -> bool:
+    def _runs_source(self, region: int, plan: rebuild_plan.RebuildPlan) -> bool:
         """Whether something is run for it, which takes nobody knows how long."""
         source = self._sources.get(region)
         return bool(plan.from_source) and (source is None or source.kind == CALL)
 
-    async def _ask_all(self, region: int) -> tuple[list[rebuild.Holding], list[int]]:
+    async def _ask_all(self, region: int) -> tuple[list[rebuild_plan.Holding], list[int]]:
         servers = [info.server_id for info in self._core.servers()]
 
         commits = self._last_commits(region)
@@ -493,7 +503,7 @@ class Rebuilds:
                     silent.append(server_id)
                 continue
             holdings += [
-                rebuild.Holding(server_id, version, BitMap.deserialize(blocks))
+                rebuild_plan.Holding(server_id, version, BitMap.deserialize(blocks))
                 for version, blocks in answer
             ]
         return holdings, silent
@@ -509,16 +519,16 @@ class Rebuilds:
         self,
         record: RegionRecord,
         version: int,
-        holdings: list[rebuild.Holding],
+        holdings: list[rebuild_plan.Holding],
         attempts: _Attempts,
-    ) -> rebuild.Plan | None:
+    ) -> rebuild_plan.RebuildPlan | None:
         region = record.region
         making_at = attempts.made[0] if attempts.made is not None else 0
 
         def changed_since(older: int) -> BitMap | None:
             return self._log.changes(region, older, version) if older <= version else None
 
-        return rebuild.plan(
+        return rebuild_plan.plan(
             -(-record.length_bytes // BLOCK_BYTES),
             [held for held in holdings if self._servers.why_lost(held.server_id) is None],
             changed_since,
@@ -549,9 +559,9 @@ class Rebuilds:
         return "it was put without a source", NO_SOURCE_HINT
 
     def _is_lost(
-        self, record: RegionRecord, why: str, plan: rebuild.Plan, attempts: _Attempts
+        self, record: RegionRecord, why: str, plan: rebuild_plan.RebuildPlan, attempts: _Attempts
     ) -> errors.HomeLostError:
-        said = rebuild.said(plan.lost, -(-record.length_bytes // BLOCK_BYTES))
+        said = block_sets.said(plan.lost, -(-record.length_bytes // BLOCK_BYTES))
         cause, hint = self._no_source(record.region, attempts)
         return errors.HomeLostError(
             f"Region {record.region} is lost: {why}, and {said} are on no other node; {cause}.",
@@ -559,21 +569,21 @@ class Rebuilds:
         )
 
     def _lost_of(
-        self, record: RegionRecord, why: str, plan: rebuild.Plan, attempts: _Attempts
+        self, record: RegionRecord, why: str, plan: rebuild_plan.RebuildPlan, attempts: _Attempts
     ) -> LostBlocks | None:
         if not plan.lost:
             return None
         cause, hint = self._no_source(record.region, attempts)
         return LostBlocks(
-            secrets.randbits(31) | 1,
-            -(-record.length_bytes // BLOCK_BYTES),
-            bytes(plan.lost.serialize()),
-            f"{why[:1].upper()}{why[1:]}, and {cause}".removesuffix("."),
-            f"{hint} {HEAL_HINT}",
+            number=secrets.randbits(31) | 1,
+            n_blocks=-(-record.length_bytes // BLOCK_BYTES),
+            blocks=bytes(plan.lost.serialize()),
+            why=f"{why[:1].upper()}{why[1:]}, and {cause}".removesuffix("."),
+            hint=f"{hint} {HEAL_HINT}",
         )
 
     async def _stage(
-        self, region: int, plan: rebuild.Plan, staged: list[tuple[int, int, int]]
+        self, region: int, plan: rebuild_plan.RebuildPlan, staged: list[tuple[int, int, int]]
     ) -> None:
         for take in plan.takes:
             if take.server_id == plan.home:
@@ -586,7 +596,9 @@ class Rebuilds:
             self._staged.add(commit_id)
             staged.append((take.server_id, commit_id, layer_bytes))
 
-    async def _make(self, region: int, plan: rebuild.Plan, attempts: _Attempts) -> list[Any]:
+    async def _make(
+        self, region: int, plan: rebuild_plan.RebuildPlan, attempts: _Attempts
+    ) -> list[Any]:
         """What the source makes, once it is there. Takes the time that it takes.
 
         Raises:
@@ -612,21 +624,21 @@ class Rebuilds:
     async def _prepare(
         self,
         record: RegionRecord,
-        plan: rebuild.Plan,
+        plan: rebuild_plan.RebuildPlan,
         takes: tuple[tuple[int, int, int], ...],
         attempts: _Attempts,
         made: list[Any],
     ) -> None:
         order = RebuildOrder(
-            record,
-            tuple(
+            record=record,
+            own=tuple(
                 (take.version, bytes(take.blocks.serialize()))
                 for take in plan.takes
                 if take.server_id == plan.home
             ),
-            takes,
-            bytes(plan.from_source.serialize()) if plan.from_source else b"",
-            bytes(plan.compared.serialize()) if plan.compared else b"",
+            takes=takes,
+            from_source=bytes(plan.from_source.serialize()) if plan.from_source else b"",
+            compared=bytes(plan.compared.serialize()) if plan.compared else b"",
             lost=bytes(plan.lost.serialize()) if plan.lost else b"",
         )
         source = self._sources.get(record.region)
@@ -766,32 +778,6 @@ class Rebuilds:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(_say_failure)
-
-
-class RebuildMethods:
-    """The registry's methods about new homes; it is an actor, so they are called by name."""
-
-    _rebuilds: Rebuilds
-
-    async def rehomed(self, region: int, server_id: int) -> RegionRecord | None:
-        """The region's record once its home is another one than this server, which is lost.
-
-        Returns:
-            None where that takes more than a few seconds: ask again.
-
-        Raises:
-            HomeLostError: There will be no other.
-            FreedError: It is not there any more.
-        """
-        return await self._rebuilds.new_home(region, server_id)
-
-    async def why_lost(self, region: int) -> errors.HomeLostError | None:
-        """Why the region, or blocks of it, are lost, if they are."""
-        return self._rebuilds.why_lost(region)
-
-    async def lost_blocks(self, region: int) -> LostBlocks | None:
-        """Which blocks of its newest version are lost, if some are and others are not."""
-        return self._rebuilds.lost_blocks(region)
 
 
 def _say_failure(task: asyncio.Task[None]) -> None:

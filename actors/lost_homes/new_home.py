@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
+from clamor_ray._objects.block_sets import runs
 from clamor_ray._objects.layout import BLOCK_BYTES
 from clamor_ray._protocol.messages import RebuildOrder
 from clamor_ray._protocol.source import NOT_EQUAL_HINT
-from clamor_ray.actors.recovery.rebuild import runs
 from clamor_ray.errors import SourceError, SystemCallError
 
 COMPARED_BYTES = 8 << 20  # at once
+NOTE_BYTES = 8  # of a lost block, behind the region's blocks: pagecache_c/engine/store/lost.h
 
 
 def blocks_of(found: npt.NDArray[np.uint64]) -> BitMap:
@@ -33,7 +34,8 @@ def blocks_of(found: npt.NDArray[np.uint64]) -> BitMap:
 
 
 def written_bytes(order: RebuildOrder) -> int:
-    """The memory that an order takes: of what is written; all else is a hole, and reads as zeros.
+    """The memory that an order takes: of what is written, and of the notes of what is lost. All
+    else is a hole, and reads as zeros.
 
     Example:
         >>> from clamor_ray._protocol.messages import RegionRecord
@@ -44,6 +46,7 @@ def written_bytes(order: RebuildOrder) -> int:
     """
     n_bytes = sum(len(BitMap.deserialize(blocks)) * BLOCK_BYTES for _, blocks in order.own)
     n_bytes += sum(layer_bytes for _, _, layer_bytes in order.takes)
+    n_bytes += _notes_bytes(order.lost)
     if not order.pieces:
         source = order.from_source
         return n_bytes + (len(BitMap.deserialize(source)) * BLOCK_BYTES if source else 0)
@@ -52,6 +55,15 @@ def written_bytes(order: RebuildOrder) -> int:
         for begin, end in _parts(order.from_source, offset, len(piece)):
             touched.add_range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES))
     return n_bytes + len(touched) * BLOCK_BYTES
+
+
+def _notes_bytes(lost: bytes) -> int:
+    """Of the pages that have a note of a lost block."""
+    a_page = BLOCK_BYTES // NOTE_BYTES
+    pages = BitMap()
+    for first, n in runs(BitMap.deserialize(lost)) if lost else ():
+        pages.add_range(first // a_page, -(-(first + n) // a_page))
+    return len(pages) * BLOCK_BYTES
 
 
 def _parts(blocks: bytes, offset: int, n_bytes: int) -> Iterable[tuple[int, int]]:

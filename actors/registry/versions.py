@@ -1,53 +1,48 @@
-"""The registry's methods about versions and read sets, which are called by name."""
+"""Versions of variables: which there are, commits, and what differs between two."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
 from typing import Final
 
 from clamor_ray import errors
-from clamor_ray._protocol.messages import CommitRequest, Committed, Latest, ServerConfig
-from clamor_ray._protocol.rpc import OFTEN, pack, unpack
-from clamor_ray.actors.commits.commit_checks import check_request
+from clamor_ray._protocol.messages import CommitRequest, Committed, Latest
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
 from clamor_ray.actors.commits.journal import Journal
-from clamor_ray.actors.lineage.lineage_service import LineageService
-from clamor_ray.actors.recovery.rebuilds import Rebuilds
-from clamor_ray.actors.registry.read_sets import ReadSets
-from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
+from clamor_ray.actors.commits.request_validation import check_request
+from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
 
 COMMIT_TRIES: Final = 3
 
 
-class VersionMethods:
-    """See the file's head. ``Registry`` makes what they use."""
+class Versions:
+    """See the file's head.
 
-    _commits: Commits
-    _config: ServerConfig
-    _core: RegistryCore
-    _journal: Journal
-    _lineage: LineageService
-    _log: CommitLog
-    _read_sets: ReadSets
-    _rebuilds: Rebuilds
+    Args:
+        log: What is decided.
+        journal: Where that is written first.
+        commits: Carries them out.
+        rebuilds: What of lost homes must be waited for.
+        timeout_s: What a commit has that does not say so.
+    """
 
-    # -- commits
+    def __init__(
+        self,
+        log: CommitLog,
+        journal: Journal,
+        commits: Commits,
+        rebuilds: Rebuilds,
+        timeout_s: float,
+    ) -> None:
+        self._log = log
+        self._journal = journal
+        self._commits = commits
+        self._rebuilds = rebuilds
+        self._timeout_s = timeout_s
 
-    async def ask(self, packed: bytes) -> bytes:
-        """Calls one of the methods ``OFTEN``: ``pack(method, *arguments)`` -> ``pack(answer)``.
-
-        Raises:
-            What the method raises.
-        """
-        method, *arguments = unpack(packed)
-        if method not in OFTEN:
-            raise ValueError(f"{method!r} is called by its own name")
-        return pack(await getattr(self, method)(*arguments))
-
-    async def latest(self, regions: list[int]) -> list[Latest]:
+    def latest(self, regions: list[int]) -> list[Latest]:
         """The newest version of each variable, with its plan and payload.
 
         Raises:
@@ -74,7 +69,7 @@ class VersionMethods:
     async def may_commit(self, request: CommitRequest) -> None:
         """Raises what ``commit`` would raise now; its layers need not be staged yet."""
         check_request(request)
-        await self._rebuilds.settle_all(request, self._control_deadline(request))
+        await self._rebuilds.settle_all(request, self._deadline_of(request))
         self._commits.may_commit(request)
 
     async def commit(self, request: CommitRequest) -> Committed:
@@ -84,7 +79,7 @@ class VersionMethods:
         """
         check_request(request)
         came_s = time.monotonic()
-        deadline = self._control_deadline(request)
+        deadline = self._deadline_of(request)
         for left in reversed(range(COMMIT_TRIES)):
             await self._rebuilds.settle_all(request, deadline)
             now_s = time.monotonic()
@@ -99,8 +94,8 @@ class VersionMethods:
                     raise
         raise AssertionError("unreachable")
 
-    def _control_deadline(self, request: CommitRequest) -> float:
-        return time.monotonic() + (request.timeout_s or self._config.control_timeout_s)
+    def _deadline_of(self, request: CommitRequest) -> float:
+        return time.monotonic() + (request.timeout_s or self._timeout_s)
 
     async def outcome(self, commit_id: int) -> dict[int, int]:
         """The versions that a commit made; {}: it was aborted, at the latest by this question.
@@ -111,7 +106,7 @@ class VersionMethods:
         self._rebuilds.check_outcome(commit_id)
         return await self._commits.outcome(commit_id)
 
-    async def drop_status(self, tokens: list[bytes]) -> int:
+    def drop_status(self, tokens: list[bytes]) -> int:
         """Forgets the idempotency keys of tasks of which no attempt will begin any more.
 
         One that runs still is told that its task was cancelled, and commits nothing from now on,
@@ -132,7 +127,7 @@ class VersionMethods:
         self._log.drop(tokens)
         return len(words)
 
-    async def changes(self, region: int, from_version: int, to_version: int) -> bytes | None:
+    def changes(self, region: int, from_version: int, to_version: int) -> bytes | None:
         """The blocks in which two versions of a region may differ, as a serialized BitMap.
 
         Returns:
@@ -144,7 +139,7 @@ class VersionMethods:
         blocks = self._log.changes(region, from_version, to_version)
         return None if blocks is None else bytes(blocks.serialize())
 
-    async def published(self, region: int, since: int) -> list[tuple[int, int]]:
+    def published(self, region: int, since: int) -> list[tuple[int, int]]:
         """(version, commit id) of each commit of a region after a version, in order.
 
         Raises:
@@ -152,44 +147,10 @@ class VersionMethods:
         """
         return self._log.published(region, since)
 
-    async def settled(self, region: int) -> int:
+    def settled(self, region: int) -> int:
         """The newest version that every home of a region has acknowledged; 0 while one is lost.
 
         Raises:
             FreedError: See ``CommitLog.settled``.
         """
         return self._log.settled(region)
-
-    # -- read sets
-
-    async def note_reads(self, packed: bytes) -> None:
-        """A task says what it touched: ``pack(digest, {region: serialized BitMap})``, and maybe who
-        it was (``LineageService.note_plain``)."""
-        digest, sets, *who = unpack(packed)
-        self._note_reads(digest, sets)
-        if who:
-            self._lineage.note_plain(digest, sets, *who)
-
-    def _note_reads(self, digest: bytes, sets: Mapping[int, bytes]) -> None:
-        if all(self._core.state(region) is RegionState.READY for region in sets):
-            self._read_sets.note(digest, sets)
-
-    async def find_reads(self, packed: bytes) -> bytes:
-        """What a task is likely to touch: ``pack(digest, sure, server id, regions)``.
-
-        Returns:
-            ``pack`` of the job's setting of a node's cache, of a serialized ``BitMap`` for each
-            region of which something is known, and of the regions that have no home but the
-            asker's node.
-        """
-        digest, sure, first_id, regions = unpack(packed)
-        # A process knows its node's first page server, and not which one there is now.
-        server_id = self._core.server_id_now(first_id)
-        here = [region for region in regions if self._core.homes_of(region) == (server_id,)]
-        wanted = [region for region in regions if region not in here]
-        found = self._read_sets.find(digest, sure, wanted) if wanted else {}
-        return pack(self._config.cache_bytes, found, here)
-
-    def _retain(self, floors: dict[int, int | None]) -> None:
-        self._log.retain(floors)
-        self._commits.tidy_soon()

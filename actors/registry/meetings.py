@@ -1,4 +1,4 @@
-"""The registry's methods by which members of a group find each other."""
+"""How members of a group find each other."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from clamor_ray._protocol.rendezvous import (
 )
 
 
-class MeetingMethods:
-    """See the file's head. ``Registry`` makes what they use.
-
-    Both answer at once: who waits asks again, and holds no place of the registry's.
+class Meetings:
+    """See the file's head. It answers at once: who waits asks again, and holds no place of the
+    registry's.
     """
 
-    _rendezvous: Rendezvous
+    def __init__(self) -> None:
+        self._rendezvous = Rendezvous()
 
-    async def meet(self, group: str, size: int, guest: Guest) -> Meeting | Waiting:
+    def meet(self, group: str, size: int, guest: Guest) -> Meeting | Waiting:
         """All members of a group, or who is missing. Ray may repeat it.
 
         Args:
@@ -48,6 +48,6 @@ class MeetingMethods:
                 hint="Each member is one process; give every process a rank of its own.",
             ) from None
 
-    async def leave_meeting(self, group: str, visit: int) -> None:
+    def leave(self, group: str, visit: int) -> None:
         """Who waited gives up."""
         self._rendezvous.leave(group, visit)

@@ -14,7 +14,7 @@ from pyroaring import BitMap
 from clamor_ray._objects.layout import take_apart, take_apart_zeros
 from clamor_ray._protocol.messages import RebuildOrder, RegionRecord
 from clamor_ray._protocol.source import Source, make_again, source_of_call, source_of_zeros
-from clamor_ray.actors.recovery.rebuilding import fill_from_source, written_bytes
+from clamor_ray.actors.lost_homes.new_home import fill_from_source, written_bytes
 from clamor_ray.errors import SourceError, UnpicklableError
 
 BLOCK = 4096
@@ -97,6 +97,19 @@ def test_only_what_is_written_takes_memory() -> None:
     assert written_bytes(RebuildOrder(record, own, takes, some)) == 16 * BLOCK
     pieces = ((BLOCK - 3, bytes(2 * BLOCK)), (5 * BLOCK + 7, b"x"), (90 * BLOCK, b"x"))
     assert written_bytes(RebuildOrder(record, (), takes, some, pieces=pieces)) == 10 * BLOCK
+
+
+def test_the_notes_of_lost_blocks_take_memory() -> None:
+    record = RegionRecord(1, 0, 0, 1 << 40, (2,))
+
+    def noted(lost: BitMap) -> int:
+        return written_bytes(RebuildOrder(record, (), (), lost=bytes(lost.serialize())))
+
+    assert noted(BitMap([7])) == BLOCK  # 8 bytes, in a page of their own
+    assert noted(BitMap(range(512))) == BLOCK
+    assert noted(BitMap(range(511, 513))) == 2 * BLOCK
+    assert noted(BitMap(range(1000, 9000))) == 17 * BLOCK
+    assert noted(BitMap(range(0, 1 << 20, 1024))) == 1024 * BLOCK
 
 
 def test_a_source_makes_the_pieces_that_were_put() -> None:

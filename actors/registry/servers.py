@@ -1,12 +1,13 @@
-"""The registry's methods about page servers: how one starts, where it is, and when it is lost."""
+"""Page servers: how one starts and registers, how all stop, and what they did."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterable
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, Final
 
 import ray
 from ray.exceptions import ActorDiedError, RayError
@@ -15,28 +16,28 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from clamor_ray import errors
 from clamor_ray._protocol import names
 from clamor_ray._protocol.cause import cause_of
-from clamor_ray._protocol.messages import (
-    LocateAnswer,
-    ServerConfig,
-    ServerInfo,
-    ServerLost,
-    ServerRestarting,
-)
-from clamor_ray.actors.commits.commit_log import CommitLog
+from clamor_ray._protocol.messages import ServerConfig, ServerInfo, ServerReport
+from clamor_ray._protocol.ray_nodes import PING_S, alive_nodes, raylet_is_gone, within
 from clamor_ray.actors.commits.journal import Journal
-from clamor_ray.actors.lineage.lineage_service import LineageService
 from clamor_ray.actors.page_server.page_server import PageServer
+from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.actors.process.journal_watcher import Reserve
-from clamor_ray.actors.recovery.rebuilds import Rebuilds
-from clamor_ray.actors.registry.ray_nodes import PING_S, alive_nodes, raylet_is_gone, within
-from clamor_ray.actors.registry.registry_core import RegistryCore, Retire
-from clamor_ray.actors.registry.retiring import Retiring
+from clamor_ray.actors.registry.late_writes import LateWrites
+from clamor_ray.actors.registry.liveness import (
+    CALL_S,
+    WATCH_MOST_S,
+    Handles,
+    Liveness,
+    ServerLoss,
+)
+from clamor_ray.actors.registry.region_ends import RegionEnds
+from clamor_ray.actors.registry.registry_core import RegistryCore
 
 logger = logging.getLogger("clamor_ray.registry")
 
 START_SERVER_S = 55.0  # less than a call to the registry has: its caller is told why
-CALL_S = 10.0
-WATCH_MOST_S = 30.0
+STOP_S: Final = 10.0
+STOP_PAUSE_S: Final = 0.2
 RENEWED = "it has joined again as another one, without what it held"
 
 
@@ -45,42 +46,59 @@ def page_server_name(job_scope: str, node_id: str) -> str:
     return f"page-server-{job_scope}-{node_id[:16]}"
 
 
-class ServerMethods:
-    """See the file's head. ``Registry`` makes what they use, and carries out what they order."""
+class PageServers:
+    """Starts page servers, and knows those that registered.
 
-    _config: ServerConfig
-    _core: RegistryCore
-    _handles: dict[int, Any]
-    _journal: Journal
-    _reserve: Reserve
-    _lineage: LineageService
-    _log: CommitLog
-    _rebuilds: Rebuilds
-    _retiring: Retiring
-    _secret: bytes
-    _start_troubles: dict[str, errors.ClamorError]
-    _starting: dict[str, asyncio.Lock]
-    _starts: dict[str, asyncio.Future[ServerInfo]]
-    _stopped: bool
-    _unsaved_servers: dict[int, ServerInfo | ServerLost]
+    Args:
+        config: What they are told.
+        core: Knows them.
+        journal: Where a new one is written first.
+        reserve: What is kept of a full disk for that.
+        handles: Their actors.
+        late: Writes what has changed of them.
+        liveness: Which are lost.
+        ends: Carries out what one that registers must catch up with.
+        here: Is told the id of each that registers, or is found again.
+        background: Where nodes get another one.
+    """
 
-    def _carry_out(self, orders: Iterable[Retire]) -> None:
-        raise NotImplementedError
+    def __init__(
+        self,
+        *,
+        config: ServerConfig,
+        core: RegistryCore,
+        journal: Journal,
+        reserve: Reserve,
+        handles: Handles,
+        late: LateWrites,
+        liveness: Liveness,
+        ends: RegionEnds,
+        here: Callable[[int], object],
+        background: BackgroundTasks,
+    ) -> None:
+        self._config = config
+        self._core = core
+        self._journal = journal
+        self._reserve = reserve
+        self._handles = handles
+        self._late = late
+        self._liveness = liveness
+        self._ends = ends
+        self._here = here
+        self._background = background
+        self._starting: dict[str, asyncio.Lock] = {}
+        self._starts: dict[str, asyncio.Future[ServerInfo]] = {}  # by node
+        self._start_troubles: dict[str, errors.ClamorError] = {}
 
-    def _save_changed(self) -> None:
-        raise NotImplementedError
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        raise NotImplementedError
-
-    def _find_again(self, info: ServerInfo) -> None:
+    def find_again(self, info: ServerInfo) -> None:
+        """One that the journal knows."""
         name = page_server_name(self._config.job_scope, info.node_id)
         try:
             self._handles[info.server_id] = ray.get_actor(name, namespace=names.NAMESPACE)
         except ValueError:
-            self._lose(info.server_id, "its actor ended while the registry was down")
+            self._liveness.lose(info.server_id, "its actor ended while the registry was down")
             return
-        self._spawn(self._greet(info.server_id))
+        self._background.spawn(self._greet(info.server_id))
 
     async def _greet(self, server_id: int) -> None:
         """Asks a page server what only it knows: its port, if it was restarted."""
@@ -89,7 +107,7 @@ class ServerMethods:
             try:
                 info = await within(CALL_S, handle.hello.remote())
             except ActorDiedError as failure:
-                self._lose(server_id, f"its actor is dead: {cause_of(failure)}")
+                self._liveness.actor_died(server_id, failure)
             except (RayError, asyncio.TimeoutError) as failure:
                 logger.warning("page server %#x does not answer yet: %r", server_id, failure)
                 await asyncio.sleep(pause_s)
@@ -97,18 +115,14 @@ class ServerMethods:
             else:
                 known = self._core.locate(server_id)
                 if info.server_id != server_id:
-                    self._lose(server_id, RENEWED, is_there=True)
+                    self._liveness.lose(server_id, RENEWED, is_there=True)
                     return
                 if isinstance(known, ServerInfo) and known.epoch <= info.epoch != known:
                     self._core.server_moved(info)
-                self._lineage.server_here(server_id)
+                self._here(server_id)
                 return
 
-    async def secret(self) -> bytes:
-        """What page servers prove to each other that they know."""
-        return self._secret
-
-    async def ensure_server(self, node_id: str) -> ServerInfo:
+    async def ensure(self, node_id: str) -> ServerInfo:
         """The node's page server, started if there is none yet.
 
         Raises:
@@ -120,7 +134,7 @@ class ServerMethods:
             answer = self._core.locate(server_id)
             if isinstance(answer, ServerInfo):
                 return answer
-            if self._stopped:
+            if self._background.is_closed:
                 raise errors.ClosedError("The session was shut down.")
             if node_id not in await asyncio.to_thread(alive_nodes):
                 raise errors.ServerUnavailableError(f"The node {node_id} is not alive.")
@@ -135,6 +149,7 @@ class ServerMethods:
                     max_restarts=-1,
                     max_task_retries=-1,
                     max_concurrency=32,
+                    enable_task_events=False,  # see create_registry
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
                 )
                 .remote(ray.get_runtime_context().current_actor, self._config, node_id)
@@ -174,7 +189,7 @@ class ServerMethods:
             del self._starts[node_id]
             self._start_troubles.pop(node_id, None)
 
-    async def start_failed(
+    def start_failed(
         self, node_id: str, failure: errors.ClamorError, is_final: bool = True
     ) -> None:
         """Called by a page server that cannot start.
@@ -193,7 +208,7 @@ class ServerMethods:
         else:
             self._start_troubles[node_id] = failure
 
-    async def begin_server(self, node_id: str) -> tuple[int, bool]:
+    def begin(self, node_id: str) -> tuple[int, bool]:
         """Called by a page server that starts.
 
         Returns:
@@ -202,7 +217,7 @@ class ServerMethods:
         server_id = self._core.server_id_at(node_id)
         return server_id, isinstance(self._core.locate(server_id), ServerInfo)
 
-    async def renew_server(self, node_id: str, server_id: int, reason: str) -> int:
+    def renew(self, node_id: str, server_id: int, reason: str) -> int:
         """Called by a page server that has lost what it held: it joins again as another one. What
         it was home of is rebuilt, or said to be lost.
 
@@ -210,10 +225,10 @@ class ServerMethods:
             Its id from now on.
         """
         if isinstance(self._core.locate(server_id), ServerInfo):
-            self._lose(server_id, reason, is_there=True)
+            self._liveness.lose(server_id, reason, is_there=True)
         return self._core.server_id_at(node_id)
 
-    async def register_server(self, info: ServerInfo) -> ServerInfo:
+    def register(self, info: ServerInfo) -> ServerInfo:
         """Called by a page server when it listens, after every start.
 
         Returns:
@@ -236,12 +251,12 @@ class ServerMethods:
         if info.server_id not in self._handles:  # the registry died while it started
             name = page_server_name(self._config.job_scope, info.node_id)
             self._handles[info.server_id] = ray.get_actor(name, namespace=names.NAMESPACE)
-        self._unsaved_servers[info.server_id] = known
-        self._save_changed()
+        self._late.note_server(info.server_id, known)
+        self._late.save_changed()
         logger.info("page server %#x registered, epoch %d", info.server_id, known.epoch)
-        self._carry_out(orders)
-        self._retiring.server_here(info.server_id)
-        self._lineage.server_here(info.server_id)
+        self._ends.carry_out(orders)
+        self._ends.server_here(info.server_id)
+        self._here(info.server_id)
         said = self._starts.get(info.node_id)
         if said is not None and not said.done():
             said.set_result(known)
@@ -256,58 +271,74 @@ class ServerMethods:
                 raise
             self._journal.save_server(info)
 
-    async def locate(self, server_id: int, since_epoch: int = 0) -> LocateAnswer:
-        """Where a page server is.
-
-        Args:
-            server_id: The server.
-            since_epoch: The epoch under which the caller could not reach it, or 0. If it has not
-                registered again since, Ray is asked what became of it.
-        """
-        answer = self._core.locate(server_id)
-        if not isinstance(answer, ServerInfo) or answer.epoch > since_epoch:
-            return answer
-        return await self._examine(answer)
-
-    async def _examine(self, info: ServerInfo) -> LocateAnswer:
-        if info.node_id not in await asyncio.to_thread(alive_nodes):
-            return self._lose(info.server_id, f"its node {info.node_id} is dead")
-        try:
-            await within(PING_S, self._handles[info.server_id].ping.remote())
-        except ActorDiedError as failure:
-            return self._lose(info.server_id, f"its actor is dead: {cause_of(failure)}")
-        except (RayError, asyncio.TimeoutError):
-            if await asyncio.to_thread(raylet_is_gone, info.node_id):
-                return self._lose(info.server_id, f"the raylet of its node {info.node_id} is gone")
-            return ServerRestarting(info.server_id)
-        return self._core.locate(info.server_id)
-
-    def _lose(self, server_id: int, reason: str, is_there: bool = False) -> LocateAnswer:
-        """It is gone for good, with what it held. Its node may join again, under another id.
-
-        Args:
-            server_id: The server.
-            reason: Why.
-            is_there: The node has joined again already, or is about to.
-        """
-        logger.error("page server %#x is lost: %s", server_id, reason)
-        info = self._core.locate(server_id)
-        if isinstance(info, ServerInfo) and not is_there and not self._stopped:
-            self._spawn(self._join_again(info.node_id))
-        self._handles.pop(server_id, None)
-        self._retiring.server_lost(server_id)
-        orders = self._core.server_lost(server_id, reason)
-        self._log.server_lost(server_id)
-        self._rebuilds.server_lost(server_id)
-        lost = ServerLost(server_id, reason)
-        self._unsaved_servers[server_id] = lost
-        self._carry_out(orders)
-        return lost
+    def server_lost(self, loss: ServerLoss) -> None:
+        """Its node gets another one, where it lives."""
+        if loss.node_id is not None and not self._background.is_closed:
+            self._background.spawn(self._join_again(loss.node_id))
 
     async def _join_again(self, node_id: str) -> None:
         """A node that lives gets another page server; nobody there asks for one."""
         try:
             if not await asyncio.to_thread(raylet_is_gone, node_id):
-                await self.ensure_server(node_id)
+                await self.ensure(node_id)
         except (errors.ClamorError, RayError) as failure:  # it is dead, or whoever needs it asks
             logger.warning("node %s does not join again: %r", node_id, failure)
+
+    # -- all of them
+
+    async def reports(self, timeout_s: float) -> tuple[ServerReport, ...]:
+        """Their counters; one that does not answer in time says why in ``error``."""
+
+        async def ask(info: ServerInfo) -> ServerReport:
+            handle = self._handles.get(info.server_id)
+            if handle is None:
+                return ServerReport(info, error="it is gone, or not here yet")
+            try:
+                report: ServerReport = await within(timeout_s, handle.stats.remote())
+                return report
+            except (RayError, asyncio.TimeoutError) as failure:
+                return ServerReport(info, error=cause_of(failure))
+
+        return tuple(await asyncio.gather(*(ask(info) for info in self._core.servers())))
+
+    async def histograms(
+        self, region: int, which: int, n_buckets: int, timeout_s: float
+    ) -> dict[str, list[int]]:
+        """What ``PageServer.histogram`` answers, by node id; without those that know nothing, or
+        do not answer in time."""
+
+        async def ask(info: ServerInfo) -> list[int]:
+            try:
+                handle = self._handles[info.server_id]
+                answer = handle.histogram.remote(region, which, n_buckets)
+                counts: list[int] = await within(timeout_s, answer)
+                return counts
+            except (RayError, asyncio.TimeoutError, KeyError):
+                return []
+
+        servers = self._core.servers()
+        found = await asyncio.gather(*(ask(info) for info in servers))
+        return {info.node_id: counts for info, counts in zip(servers, found, strict=True) if counts}
+
+    async def stop_all(self) -> None:
+        """Stops each, and its keeper."""
+        handles = list(self._handles.values())
+        self._handles.clear()
+        await asyncio.gather(*(_stop(handle) for handle in handles))
+        for info in self._core.servers():
+            self._core.server_lost(info.server_id, "the session was shut down")
+
+
+async def _stop(handle: Any) -> None:
+    deadline = time.monotonic() + STOP_S
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            # Ray's own tries have no end, and it says so on the console when we kill it.
+            await within(left_s, handle.stop.options(max_task_retries=0).remote())
+            break
+        except (ActorDiedError, asyncio.TimeoutError):
+            break
+        except RayError:  # it is being restarted
+            await asyncio.sleep(STOP_PAUSE_S)
+    with contextlib.suppress(RayError, ValueError):
+        ray.kill(handle)

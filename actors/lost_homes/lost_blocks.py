@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pyroaring import BitMap
 
 from clamor_ray import errors
-from clamor_ray.actors.commits.commit_log import Entry
-from clamor_ray.actors.recovery import rebuild
+from clamor_ray._objects import block_sets
+from clamor_ray.actors.commits.committed import Entry
 
 HEAL_HINT = (
     "All other blocks can be read and changed. A commit that writes these makes them whole: "
@@ -45,7 +45,7 @@ class LostBlocks:
 
     def error(self, region: int) -> errors.HomeLostError:
         """For who needs one of them."""
-        said = rebuild.said(BitMap.deserialize(self.blocks), self.n_blocks)
+        said = block_sets.said(BitMap.deserialize(self.blocks), self.n_blocks)
         return errors.HomeLostError(
             f"Blocks of region {region} are lost: {said} are on no node. {self.why}.",
             hint=self.hint,

@@ -1,0 +1,325 @@
+"""Regions: made, sealed, looked up and freed. What the core decides is written before it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from clamor_ray import errors
+from clamor_ray._objects.layout import Plan
+from clamor_ray._protocol.messages import (
+    INLINE_BASE,
+    FreeAnswer,
+    LookupAnswer,
+    Pinned,
+    RegionRecord,
+    ServerLost,
+)
+from clamor_ray._protocol.ray_nodes import within
+from clamor_ray._protocol.refusals import NoAddresses, RegistryError
+from clamor_ray._protocol.source import SHARED, Source
+from clamor_ray.actors.commits.commit_log import CommitLog
+from clamor_ray.actors.commits.journal import Journal
+from clamor_ray.actors.lost_homes import shared_objects
+from clamor_ray.actors.lost_homes.lost_blocks import Losses
+from clamor_ray.actors.lost_homes.rebuilds import REHOME_S, Rebuilds
+from clamor_ray.actors.process.background import BackgroundTasks
+from clamor_ray.actors.registry.late_writes import LateWrites
+from clamor_ray.actors.registry.liveness import CALL_S, Handles
+from clamor_ray.actors.registry.region_ends import RegionEnds
+from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
+from clamor_ray.actors.registry.servers import PageServers
+from clamor_ray.actors.registry.spare_regions import SpareRegions
+from clamor_ray.actors.window.address_claims import AddressClaims
+
+logger = logging.getLogger("clamor_ray.registry")
+
+FREE_S = 5.0
+AT_ONCE_BYTES: Final = 16 << 20  # of more, giving back the memory takes milliseconds
+RETIRE_MOST: Final = 64  # other servers that a page server tells of a free (PC__RETIRE_MOST)
+PIN_S: Final = 300.0
+CREATING_S: Final = 600.0  # a put that takes longer is taken for dead
+
+
+class AddressRoom:
+    """Takes parts of the cluster's window of addresses as regions need them.
+
+    Args:
+        core: Knows which addresses and ids are ours.
+        claims: The cluster's log of who has which.
+    """
+
+    def __init__(self, core: RegistryCore, claims: AddressClaims) -> None:
+        self._core = core
+        self._claims = claims
+        self._claiming = asyncio.Lock()
+        self._n_claims = 0  # that the core knows
+
+    async def make(self, length_bytes: int) -> None:
+        """Until there are addresses for a region: takes more of the cluster's window."""
+        while not self._core.addresses.has_room(length_bytes):
+            async with self._claiming:
+                if self._core.addresses.has_room(length_bytes):
+                    return
+                try:
+                    claims = await asyncio.wait_for(
+                        asyncio.to_thread(self._claims.claim, length_bytes, self._n_claims), CALL_S
+                    )
+                except NoAddresses:
+                    raise
+                except Exception as failure:  # any of Ray's; what it has written is found again
+                    raise errors.ServerUnavailableError(
+                        "The cluster's log of addresses cannot be read or written: "
+                        f"{type(failure).__name__}: {failure}.".replace(": .", "."),
+                        hint="It is in Ray's GCS: see its log, and try again.",
+                    ) from failure
+                for claim in claims:  # those that are known change nothing
+                    self._core.addresses.own(claim.begin, claim.end)
+                self._n_claims = len(claims)
+                self._core.ids_from(claims[0].region_ids + 1)
+
+
+class Regions:
+    """See the file's head. Coroutines of the registry's loop.
+
+    Args:
+        core: Decides.
+        log: The versions of those that are sealed.
+        journal: Where it is written first.
+        room: Addresses.
+        servers: Page servers, which are homes.
+        handles: Their actors.
+        ends: Carries out that regions end.
+        late: Writes what follows.
+        rebuilds: New homes.
+        losses: Blocks that are lost.
+        background: Where spare regions are looked after.
+        forget: Are told of a region that is freed or abandoned.
+    """
+
+    def __init__(
+        self,
+        *,
+        core: RegistryCore,
+        log: CommitLog,
+        journal: Journal,
+        room: AddressRoom,
+        servers: PageServers,
+        handles: Handles,
+        ends: RegionEnds,
+        late: LateWrites,
+        rebuilds: Rebuilds,
+        losses: Losses,
+        background: BackgroundTasks,
+        forget: Iterable[Callable[[int], object]],
+    ) -> None:
+        self._core = core
+        self._log = log
+        self._journal = journal
+        self._room = room
+        self._servers = servers
+        self._handles = handles
+        self._ends = ends
+        self._late = late
+        self._rebuilds = rebuilds
+        self._losses = losses
+        self._background = background
+        self._forget = tuple(forget)
+        self._spares = SpareRegions(
+            self._which_are_known, lambda region: ends.carry_out(core.abandon(region))
+        )
+
+    async def create(self, length_bytes: int, node_id: str, request_id: int = 0) -> RegionRecord:
+        """A new region homed on a node, invisible until ``seal``, for which there are 600 s.
+
+        Also ends those whose maker died, or gave up, without a word.
+
+        Args:
+            length_bytes: At least 1.
+            node_id: Ray's hex id of its home.
+            request_id: 63 random bits; the same ones get the same region again. 0: none.
+
+        Raises:
+            ServerUnavailableError: See ``PageServers.ensure``; also where the cluster's log of
+                addresses cannot be reached.
+            VersionMismatchError: See ``PageServers.ensure``.
+            ValueError, NoAddresses: See ``RegistryCore.create_region``.
+            JournalFullError: There is no region.
+        """
+        info = await self._servers.ensure(node_id)
+        if length_bytes > 0:
+            await self._room.make(length_bytes)
+        now_s = time.monotonic()  # no await from here on: others create regions, too
+        self._ends.carry_out(self._core.abandon_stale(now_s - CREATING_S))
+        if (again := self._core.requested(request_id)) is not None:
+            return again
+        record = self._core.create_region(length_bytes, info.server_id, now_s, request_id)
+        try:
+            self._journal.create_region(record, request_id, record.region + 1)
+        except errors.JournalFullError:
+            self._core.undo_create(record.region)
+            raise
+        return record
+
+    def seal(self, region: int, source: Source | None = None) -> RegionRecord:
+        """The region's bytes are in place: it can be looked up from now on.
+
+        Args:
+            region: Its id.
+            source: What makes them again.
+
+        Raises:
+            NoSuchRegion, IllegalTransition: See ``RegistryCore.seal``.
+            JournalFullError: It is not sealed.
+        """
+        if self._core.state(region) is RegionState.CREATING:
+            self._core.check_seal(region)
+            if source is not None:
+                self._journal.save_source(region, source)
+            self._journal.set_states([(region, RegionState.READY.value)])
+        record = self._core.seal(region)
+        if source is not None:
+            self.know_source(record, source)
+        self._spares.sealed(region)
+        self._log.open(region, record.homes, record.length_bytes)
+        self._late.save_changed()
+        return record
+
+    async def seal_and_create(
+        self, region: int, source: Source | None, length_bytes: int, node_id: str, request_id: int
+    ) -> RegionRecord | None:
+        """``seal``, and ``create`` of one for the next ``put``, which then needs no call.
+
+        Args:
+            region, source: As in ``seal``.
+            length_bytes, node_id, request_id: As in ``create``.
+
+        Returns:
+            The next region; None where there is none now. That is no error: ``region`` is sealed,
+            and who needs the next one asks for it, and is told why.
+
+        Raises:
+            As ``seal``.
+        """
+        self.seal(region, source)
+        try:
+            record = await self.create(length_bytes, node_id, request_id)
+        except (errors.ClamorError, RegistryError) as failure:
+            logger.info("no region in advance: %s", failure)
+            return None
+        if self._core.state(record.region) is RegionState.CREATING:
+            self._spares.made(record.region, record.homes[0])
+            if not self._spares.is_looking:
+                self._background.spawn(self._spares.look())
+        return record
+
+    def abandon(self, region: int, leased: bool = False) -> None:
+        """Undoes ``create``, for a maker that has not heard of ``seal``: see
+        ``RegistryCore.abandon``. A call of ``seal`` that comes later is refused."""
+        orders = self._core.abandon(region, leased)
+        self._close(region)
+        self._ends.carry_out(orders)
+
+    async def free(self, region: int, here: int = 0) -> FreeAnswer:
+        """Starts the region's end; returns before its last lease is gone.
+
+        When it returns, and the caller has done what the answer says (``pc_client_retire``), no
+        server that answers within ``FREE_S`` seconds gives a new lease. Calling it again waits for
+        those that have not been told.
+
+        Args:
+            region: Its id.
+            here: The page server that the caller tells itself, and through it who asks that for
+                blocks; 0: none.
+
+        Raises:
+            NoSuchRegion, IllegalTransition: See ``RegistryCore.free``.
+            JournalFullError: It is not freed.
+        """
+        if region >= INLINE_BASE:
+            self._journal.free_inline([region], self._log.freed_too_many())
+            self._close(region)
+            return FreeAnswer()
+        if self._core.state(region) is RegionState.READY:
+            self._journal.set_states([(region, RegionState.FREED.value)])
+        homes = self._core.homes_of(region)
+        record = self._core.record_of(region)
+        if record is not None and record.length_bytes > AT_ONCE_BYTES:
+            # Given back before this returns, and by no thread that serves pages.
+            here = 0
+        orders = self._core.free(region)
+        self._close(region)
+        self._ends.carry_out(orders)
+        others = tuple(sorted(self._core.waits_for(region) - {here}))
+        if here in homes and len(others) <= RETIRE_MOST:
+            alone = any(order.alone and order.server_id == here for order in orders)
+            return FreeAnswer(alone, others)
+        if told := self._ends.hurry(region, but=here):
+            await asyncio.wait(told, timeout=FREE_S)
+        return FreeAnswer()
+
+    async def lookup(self, region: int, server_id: int = 0) -> LookupAnswer:
+        """The region's record with its newest version, or that it is freed or unknown.
+
+        Args:
+            region: Its id.
+            server_id: The page server that will hold leases on it; 0 for a mere question.
+
+        Raises:
+            ServerUnavailableError: Its new home does not know yet that it is that: ask again.
+        """
+        await self._rebuilds.activated(region, REHOME_S)
+        answer = self._core.lookup(region, server_id) if server_id else self._core.peek(region)
+        if isinstance(answer, RegionRecord):
+            return dataclasses.replace(
+                answer, version=self._log.newest(region), loss=self._losses.number(region)
+            )
+        return answer
+
+    # -- Ray objects
+
+    async def share(
+        self, object_refs: list[Any], node_id: str, request_id: int = 0
+    ) -> tuple[RegionRecord, Plan]:
+        """Makes one Ray object page-accessible from the node that holds it.
+
+        Args:
+            object_refs: A list of one ObjectRef (in a list, so that Ray passes it as it is).
+            node_id: Where its bytes lie; that page server pins it.
+            request_id: As in ``create``.
+
+        Returns:
+            The sealed region's record, and the plan of what lies where in it.
+        """
+        info = await self._servers.ensure(node_id)
+        pinned: Pinned = await within(
+            PIN_S, self._handles[info.server_id].pin.remote(object_refs, request_id)
+        )
+        return pinned.record, pinned.plan
+
+    def know_source(self, record: RegionRecord, source: Source) -> None:
+        """What makes the region's bytes again."""
+        if source.kind == SHARED:
+            # This reference outlives the page server's process, which pins the object anew.
+            self._rebuilds.set_shared(record.region, *shared_objects.pinned_of(record, source))
+        else:
+            self._rebuilds.set_source(record.region, source)
+
+    def _close(self, region: int) -> None:
+        self._log.close(region)
+        for forget in self._forget:
+            forget(region)
+
+    async def _which_are_known(self, server_id: int, regions: list[int]) -> list[bool] | None:
+        """See ``SpareRegions``."""
+        if isinstance(self._core.locate(server_id), ServerLost):
+            return None
+        handle = self._handles.get(server_id)
+        if handle is None:
+            raise errors.ServerUnavailableError(f"The page server {server_id:#x} is not here yet.")
+        known: list[bool] = await within(CALL_S, handle.knows.remote(regions))
+        return known

@@ -1,0 +1,387 @@
+"""One process's part in one session: the registry, the node, the page server's client.
+
+In: what `session.py` and `driver.py` attach to. Out: mappings of snapshots as leases, and calls of
+the registry. Nothing here is on the path of a fault.
+
+Locks: `Session._client_lock` guards the making of the client; no other is taken under it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import ray
+
+from clamor_ray import errors
+from clamor_ray._build import kept
+from clamor_ray._native.client import (
+    MAP_EXACT_READS,
+    MAP_FIXED,
+    MAP_PAGE_SHIFT,
+    MAP_PRIVATE,
+    Client,
+    Mapping,
+)
+from clamor_ray._objects.layout import stream_blocks
+from clamor_ray._protocol import names
+from clamor_ray._protocol.config import Config
+from clamor_ray._protocol.messages import FreeAnswer
+from clamor_ray._protocol.names import server_id_of
+from clamor_ray._protocol.rpc import OFTEN, await_rpc, pack, unpack
+from clamor_ray._read import bad_address, losses, views
+from clamor_ray._read.lease import Lease, LeaseTable
+from clamor_ray._read.ref import GlobalRef
+from clamor_ray._session import ended, starting
+from clamor_ray._session.announced import announce
+from clamor_ray._session.making import Making
+from clamor_ray._session.spares import Spares
+from clamor_ray._tasks import task_context
+from clamor_ray._tasks.task_ends import TaskEnds
+from clamor_ray._version import __version__
+
+SWEEP_LEAST = 64
+FREED_KEPT = 1024
+RETIRE_S = 1.0  # then the registry is asked to see to it
+FIRST_LOOK_S = 0.2  # for a page server that is there already
+
+_KEPT_HINT = (
+    "This process built it, and keeps it for the libraries of its malloc() block. Get it in "
+    "another process; or, when nothing of those libraries points into it any more, call let_go() "
+    "on the region that clamor.region() returned."
+)
+
+
+class Session(Making):
+    """One process's part in one session. Safe from any thread.
+
+    Args:
+        scope: names the session.
+        registry: the actor's handle.
+        node_id: Ray's hex id of this node.
+        config: this process's settings.
+        owner: this process made the session, and ends it.
+    """
+
+    of_job = True  # whether it is one of this process's job
+    in_driver = False
+
+    def __init__(
+        self, scope: str, registry: Any, node_id: str, config: Config, *, owner: bool
+    ) -> None:
+        self.scope = scope
+        self.registry = registry
+        self.node_id = node_id
+        self.job_id: str = ray.get_runtime_context().get_job_id()
+        self.of_job = owner or scope.startswith(starting.job_scope_part())
+        self.in_driver = not starting.in_worker()
+        self.config = config
+        self.owner = owner
+        self.leases = LeaseTable()
+        # Private copies of transactions that are over, at addresses that only one map can have.
+        self._ended: dict[int, weakref.ref[Lease]] = {}
+        # Freed here: the page server may not have heard of it, and what is mapped here would be
+        # shared without asking it. The newest, and those that are mapped.
+        self._freed: dict[int, int] = {}
+        self._spares = Spares()
+        self._freed_after_sweep = 0
+        self._shared: dict[int, Any] = {}
+        self._client: Client | None = None
+        self.task_ends = TaskEnds()
+        self._client_lock = threading.Lock()
+        self._pid = os.getpid()
+        self.server_id = server_id_of(node_id)
+        views.install()
+
+    # -- the page server of this node
+
+    def ensure_server(self) -> Any:
+        """This node's page server, started if there is none."""
+        info = self.call("ensure_server", self.node_id)
+        if info.library_version != __version__:
+            raise errors.VersionMismatchError(
+                f"The page server of node {self.node_id} runs clamor-ray {info.library_version}, "
+                f"this process {__version__}."
+            )
+        return info
+
+    @property
+    def client(self) -> Client:
+        """The connection to the page server, made on first use."""
+        client = self._client
+        if client is not None:
+            return client
+        with self._client_lock:
+            if self._client is None:
+                self._client = self._connect()
+                if self._client.trap != "uffd":
+                    bad_address.hook()
+            return self._client
+
+    def _connect(self) -> Client:
+        name = names.server_socket(self.scope, self.node_id, self.config.socket_dir)
+        deadline = time.monotonic() + self.config.reattach_s
+        pause_s = 0.05
+        # The first task of a node that has joined need not wait for a server that nobody started.
+        connect_s = min(FIRST_LOOK_S, self.config.connect_timeout_s)
+        while True:
+            try:
+                client = Client(
+                    name,
+                    trap=self.config.trap,
+                    connect_timeout_s=connect_s,
+                    reattach_timeout_s=self.config.reattach_s,
+                )
+            except (errors.ServerUnavailableError, errors.WaitTimeoutError):
+                if time.monotonic() >= deadline:
+                    raise
+            else:
+                announce(self.node_id, names.below_which(name))
+                return client
+            # Not there yet, or restarting: the registry starts it, or knows where it listens.
+            name = self.ensure_server().socket_name
+            connect_s = self.config.connect_timeout_s
+            time.sleep(pause_s)
+            pause_s = min(1.0, 2 * pause_s)
+
+    def call(self, method: str, *args: object, timeout_s: float | None = None) -> Any:
+        """Calls a method of the registry and waits for the answer."""
+        if os.getpid() != self._pid:
+            raise errors.ForkedError(
+                "This process is a fork: it reads global variables, but cannot reach the registry."
+            )
+        timeout_s = self.config.control_timeout_s if timeout_s is None else timeout_s
+        if method in OFTEN:
+            asked = self.registry.ask.remote(pack(method, *args))
+            (answer,) = unpack(await_rpc(asked, timeout_s, owner=self.owner))
+            return answer
+        return await_rpc(getattr(self.registry, method).remote(*args), timeout_s, owner=self.owner)
+
+    # -- reading
+
+    def gives_way(self, lease: Lease) -> None:
+        """A transaction's private copy of an object with pointers, which is over. It is unmapped
+        when its address is next needed: `for ...: with clamor.update(tree) as p: ...` works."""
+        self._ended[lease.region] = weakref.ref(lease)
+
+    def open(
+        self,
+        ref: GlobalRef[Any],
+        *,
+        private: bool = False,
+        read_set: str = "off",
+        stream: bool = True,
+        scattered: bool = False,
+        page_bytes: int = 0,
+        again: bool = False,
+        warns: bool = True,
+    ) -> Lease:
+        """Maps a snapshot's region; its pickle stream is on this node when this returns.
+
+        Args:
+            ref: whose version is mapped, whatever becomes of the reference.
+            private: as a writable private copy.
+            read_set: coarse, exact or off.
+            stream: False where nothing will be unpickled from it, or (with `again`) what is was
+                read before.
+            scattered: touched here and there: the kernel maps what is touched, and not what
+                lies around it, which halves such touches (and makes scans dearer).
+            page_bytes: what a fault fetches; 0: what this process's configuration says.
+            again: it is likely to be opened again soon: its mapping is kept for a moment.
+            warns: whether the user is told that blocks are lost.
+
+        Raises:
+            HomeLostError, SnapshotExpired: This task is run again, and an attempt before ended
+                because it touched a block of this version that is lost, or kept no longer.
+
+        Warns:
+            LostBlocksWarning: Blocks of the variable are lost.
+        """
+        ref = ref.snapshot()
+        exact = read_set == "exact" or scattered or task_context.wants_exact()
+        flags = (MAP_PRIVATE if private else 0) | (MAP_EXACT_READS if exact else 0)
+        flags |= MAP_FIXED if ref.plan.fixed else 0
+        if page_bytes := page_bytes or self.config.page_bytes:
+            flags |= (page_bytes.bit_length() - 1) << MAP_PAGE_SHIFT
+        if ref.region in self._freed:
+            raise errors.FreedError(f"{ref!r} was freed.")
+        client = self.client
+        over = self._ended.pop(ref.region, None) if ref.plan.fixed else None
+        if over is not None and (copy := over()) is not None:
+            copy.close()  # its block is over; whoever still looks into it was told not to
+        run = self.task_ends.note(client)
+        with self.explaining(ref.region):
+            mapping = self._map_here(client, ref, flags)
+        lease = Lease(
+            client, self.leases, mapping, ref.region, writable=private, snapshot=ref, later=again
+        )
+        if warns:
+            try:
+                self.task_ends.check(self, ref, run, mapping.loss)
+                if mapping.loss:
+                    losses.warn(self, ref, mapping.loss)
+            except (errors.ClamorError, errors.LostBlocksWarning):
+                lease.close()
+                raise
+        if read_set != "off":
+            lease.reads_begin(None if stream or not again else stream_blocks(ref.plan))
+        if not stream:
+            return lease
+        # Unpickling touches the stream at once: fetched here, a lost home is an exception.
+        with self.explaining(ref.region):
+            blocks = stream_blocks(ref.plan)
+            lease.prefetch(blocks, wait=True, timeout_s=self.config.patience_s)
+        return lease
+
+    def region_at(self, address: int) -> int:
+        """The region that is mapped there here; 0: none is."""
+        leased = self.leases.at(address)
+        return leased.snapshot.region if leased is not None and leased.snapshot else 0
+
+    @contextlib.contextmanager
+    def explaining(self, region: int) -> Iterator[None]:
+        """Where blocks are lost, the registry knows which, and why."""
+        try:
+            yield
+        except errors.HomeLostError as error:
+            self.explain(error, region)
+
+    def explain(self, error: errors.HomeLostError, region: int) -> NoReturn:
+        """Raises what the registry says of it, or else the error as it is."""
+        why = None
+        with contextlib.suppress(errors.ClamorError):
+            why = self.call("why_lost", region) if region else None
+        if why is None:
+            raise error
+        raise errors.HomeLostError(why.message, code=error.code, hint=why.hint) from error
+
+    def _map_here(self, client: Client, ref: GlobalRef[Any], flags: int) -> Mapping:
+        try:
+            return self._map(client, ref, flags)
+        except errors.AddressClashError as error:
+            if self.leases.find(ref.base_address) is None:
+                raise  # it is not ours
+            hint = (
+                "Another version of it, or a private copy, is mapped at its address in this "
+                "process: let go of what came from that first."
+            )
+            if kept.is_kept(client, ref.region):
+                hint = _KEPT_HINT
+            raise errors.AddressClashError(error.message, code=error.code, hint=hint) from error
+
+    def _map(self, client: Client, ref: GlobalRef[Any], flags: int) -> Mapping:
+        # In short waits: a restarting server is worth all of fault_timeout_s, an ended session,
+        # which looks the same from here, nothing.
+        deadline = time.monotonic() + self.config.fault_timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                return client.map(
+                    ref.region,
+                    ref.version,
+                    ref.base_address,
+                    ref.length_bytes,
+                    flags=flags,
+                    timeout_s=max(0.0, min(left_s, self.config.connect_timeout_s)),
+                )
+            except (errors.ServerUnavailableError, errors.WaitTimeoutError):
+                if self._has_ended():
+                    for heard in ended.when_found:
+                        heard(self)
+                    ended.raise_ended(self.scope)
+                if left_s <= self.config.connect_timeout_s:
+                    raise
+            time.sleep(0.05)
+
+    # -- freeing
+
+    def free(self, ref: GlobalRef[Any]) -> None:
+        if ref.scope != self.scope:
+            ended.raise_mismatch(ref.scope)
+        # One that maps nothing here tells nobody itself: that would start a page server.
+        client = None if ref.inline else self._client
+        answer: FreeAnswer = self.call("free", ref.region, client.server_id if client else 0)
+        if not ref.inline:
+            self._note_freed(ref.region, ref.base_address)
+        self._shared.pop(ref.region, None)
+        if client is not None:
+            self._retire(client, ref.region, answer)
+
+    def _retire(self, client: Client, region: int, answer: FreeAnswer) -> None:
+        """Tells this node's page server, and through it those that ask it for blocks: messages on
+        sockets, where calls of actors take milliseconds."""
+        try:
+            client.retire(region, alone=answer.alone, servers=answer.others, timeout_s=RETIRE_S)
+        except errors.ClamorError:
+            # One is being restarted, is silent, or was asked just now: the registry tells it, and
+            # waits as long as `free` promises.
+            self.call("free", region, 0)
+
+    def _note_freed(self, region: int, base_address: int) -> None:
+        """Remembers it. Now and then old ones go of which no memory is held here."""
+        self._freed[region] = base_address
+        if len(self._freed) > 2 * self._freed_after_sweep + SWEEP_LEAST:
+            # Other threads may add to it meanwhile.
+            for other, at in list(self._freed.items())[:-FREED_KEPT]:
+                if self.leases.find(at) is None:
+                    self._freed.pop(other, None)
+            self._freed_after_sweep = len(self._freed)
+
+    # -- the end
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process is still connected to the cluster that the session is of. The first
+        job of every cluster has the same id, so that says too little."""
+        if not ray.is_initialized():
+            return False
+        context = ray.get_runtime_context()
+        return (context.get_node_id(), context.get_job_id()) == (self.node_id, self.job_id)
+
+    @property
+    def was_told(self) -> bool:
+        """Whether this node's page server has said that the session ended. Asks nobody."""
+        client = self._client
+        return client is not None and client.has_ended
+
+    def _has_ended(self) -> bool:
+        """Whether its driver ended the session behind this process's back."""
+        if self.owner or os.getpid() != self._pid:
+            return False
+        return not self.is_here or self.was_told or starting.find_registry(self.scope) is None
+
+    def close(self, *, exiting: bool = False) -> None:
+        """Ends this process's part. Every address that `get` gave out dies: nobody else gets it
+        as long as an object is left that looks into it. What libraries built in place stays
+        (`Region.let_go`).
+
+        Args:
+            exiting: the process ends: what stays is not copied before.
+        """
+        for ending in ended.at_end:
+            ending(self)
+        if len(self.leases):
+            ended.left[:] = [table for table in ended.left if len(table)]
+            ended.left.append(self.leases)
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(errors.ClamorError):
+                if not exiting:
+                    client.build_copy()
+            with contextlib.suppress(errors.ClamorError):
+                client.close()
+
+    def after_fork(self, is_here: bool) -> None:
+        self._client_lock = threading.Lock()
+        self._spares = Spares()  # the parent's are the parent's
+        if self._client is None:
+            return
+        why = None
+        if not is_here:  # no server is left: waiting for one would hold up the child
+            why = errors.ForkedError("This process was forked after ray.shutdown().")
+        self._client.after_fork(why)
