@@ -47,7 +47,7 @@ class Reader:
 
     def ready(self, box: list[Any]) -> float:
         """Everything that starts once has started, and what queries import is imported."""
-        import workloads.nearest  # noqa: F401
+        import clamor_ray.workloads.models.nearest  # noqa: F401
 
         return float(np.sum(box[0].get()))
 
@@ -65,7 +65,7 @@ class Reader:
 
     def tree(self, box: list[Any], lat: Any, lon: Any) -> tuple[float, Any]:
         """The nearest places of each query, in batches as tasks have them."""
-        from workloads import nearest
+        from clamor_ray.workloads.models import nearest
 
         start = now()
         index = box[0].get()
@@ -74,7 +74,8 @@ class Reader:
 
 
 def _index(n_places: int) -> Any:
-    from workloads import nearest, places
+    from clamor_ray.workloads.data import places
+    from clamor_ray.workloads.models import nearest
 
     lat, lon = places.generate_coordinates(n_places, 1)
     index = nearest.build(lat, lon, places.generate_ratings(n_places, 1), METADATA_BYTES)
@@ -90,7 +91,8 @@ class Patterns:
     """What is put, what is asked, and whether the answer is right."""
 
     def __init__(self, sizes: Sizes, seed: int) -> None:
-        from workloads import nearest, places
+        from clamor_ray.workloads.data import places
+        from clamor_ray.workloads.models import nearest
 
         self._sizes = sizes
         self._index = _index(sizes.places)

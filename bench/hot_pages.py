@@ -41,18 +41,20 @@ from bench.support.common import emit, note
 
 HOSTS = (2, 4, 8)
 MODES = ("p2c", "random", "off")
-STREAM_MIB = 24
+STREAM_MIB, SMALL_STREAM_MIB = 24, 4
 
 
-def link_rates(lab: Any) -> dict[str, Any]:
+def link_rates(lab: Any, small: bool) -> dict[str, Any]:
     """Bytes per second of one stream, and of one out of and into every host at once."""
+
+    mib = SMALL_STREAM_MIB if small else STREAM_MIB
 
     def start(node: int) -> _stream.Start:
         return lambda arguments: lab.start([sys.executable, *arguments], node=node)
 
     def stream(sender: int, receiver: int) -> _stream.Stream:
         host = lab.node_address(receiver)
-        return _stream.Stream(start(receiver), start(sender), host, STREAM_MIB)
+        return _stream.Stream(start(receiver), start(sender), host, mib)
 
     alone = stream(0, 1)
     alone.go()
@@ -175,7 +177,7 @@ def main(arguments: list[str]) -> int:
         max(hosts), num_cpus=0, object_store_memory=store_bytes, rate=options.rate
     ) as lab:
         note("raw streams")
-        rates = link_rates(lab)
+        rates = link_rates(lab, options.small)
         runs: list[dict[str, Any]] = []
         for mode in modes:
             of_mode = base if mode == "p2c" else dataclasses.replace(base, ray=False)

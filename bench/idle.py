@@ -44,6 +44,7 @@ LARGE_BYTES = 3 * CACHE_BYTES
 TIMEOUT_S = 300
 SETTLE_S = 30.0
 CALLS = 2  # of an actor in a round
+LEAST_SAMPLES = 3  # a slope and its error need them
 # Names of memfds.
 OF_VARIABLES = ("clamor", "clamor-layer")
 HISTORY = "clamor-history"
@@ -194,11 +195,11 @@ def sample(pids: dict[str, int], peer_pid: int, begin: float) -> dict[str, Any]:
 def churn(
     work: Churn, pids: dict[str, int], peer_pid: int, seconds: float, every_s: float
 ) -> list[dict[str, Any]]:
-    """Rounds for so long; samples, the first at the end of the warm-up."""
+    """Rounds for so long, or longer for enough samples; the first is at the end of the warm-up."""
     begin = now()
     due = min(120.0, seconds / 4)
-    samples = []
-    while now() - begin < seconds:
+    samples: list[dict[str, Any]] = []
+    while now() - begin < seconds or len(samples) < LEAST_SAMPLES:
         work.round()
         if now() - begin >= due:
             settle(pids)
@@ -277,12 +278,12 @@ def figures(samples: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, fl
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench idle", description=__doc__)
-    parser.add_argument("--small", action="store_true", help="12 s")
+    parser.add_argument("--small", action="store_true", help="4 s")
     parser.add_argument("--seconds", type=float, help="of churn, its warm-up included (600)")
     parser.add_argument("--every", type=float, help="seconds between samples (10)")
     options = parser.parse_args(arguments)
-    seconds = options.seconds or (12.0 if options.small else 600.0)
-    every_s = options.every or (1.0 if options.small else 10.0)
+    seconds = options.seconds or (4.0 if options.small else 600.0)
+    every_s = options.every or (0.5 if options.small else 10.0)
 
     import ray
 

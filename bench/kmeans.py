@@ -54,7 +54,7 @@ class Ours:
         self.mixture = mixture
         start_workers(collections=True)
         # No copies: they would stay where they were made first.
-        self.points = kmeans.load(kmeans.Job(mixture)).options(speculation=False).cache()
+        self.points = kmeans.load(kmeans.KMeansJob(mixture)).options(speculation=False).cache()
         n_points = self.points.count()
         if n_points != mixture.n_points:
             raise common.WrongData(f"{n_points:,} points of {mixture.n_points:,}")

@@ -112,7 +112,7 @@ def workloads(options: argparse.Namespace) -> dict[str, Callable[[], Train]]:
     return {
         "lr": lambda: linear_workload(lr.make_job("lbfgs", n, 0.0, memory=5, sample=sample)),
         "svm": lambda: linear_workload(svm.make_job(n, 0.0, sample=sample)),
-        "lda": lambda: lda_workload(lda.Job(Prior(TOPICS), n, corpus=corpus)),
+        "lda": lambda: lda_workload(lda.TopicsJob(Prior(TOPICS), n, corpus=corpus)),
     }
 
 

@@ -28,9 +28,9 @@ from bench.support import common
 from bench.support.common import emit, grown, note
 from clamor_ray.workloads.data import graphs
 
-POLICIES = ("sieve", "s3fifo", "fifo", "lru", "lfu", "random", "clock")
+POLICIES = ("sieve", "fifo", "lru", "lfu", "random")
 FRACTIONS = (1.0, 0.5, 0.33)
-SMALL_POLICIES = ("sieve", "lru", "random")
+SMALL_POLICIES = ("sieve", "random")
 SMALL_FRACTIONS = (1.0, 0.33)
 DAMPING = 0.85
 HIGH_WATER = 0.9  # of the budget: from there on a node evicts
@@ -122,7 +122,7 @@ def figures(seconds: dict[tuple[str, float], float]) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench pressure", description=__doc__)
-    parser.add_argument("--small", action="store_true", help="a graph of 11 MiB, three policies")
+    parser.add_argument("--small", action="store_true", help="a graph of 11 MiB, two policies")
     parser.add_argument("--vertices", type=int, help="of the graph, 84 bytes each (2**21)")
     parser.add_argument("--iterations", type=int, help="timed, after the first (6)")
     parser.add_argument("--tasks", type=int, default=8, help="of an iteration (8)")

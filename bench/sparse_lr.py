@@ -152,7 +152,7 @@ def main(arguments: list[str]) -> int:
         object_store_memory=1 << 30,
         rate=options.rate,
     ) as lab:
-        rates = link_rates(lab)
+        rates = link_rates(lab, small)
         lines = []
         for line in driver_lines(lab, cases):
             if "trap" in line:

@@ -35,7 +35,7 @@ from bench.support.executions import Log
 from clamor_ray.workloads.data import clusters
 from clamor_ray.workloads.data.clusters import Mixture
 
-N_NODES = 4
+N_NODES, SMALL_N_NODES = 4, 3
 ITERATIONS = 10
 SLOW = 2  # which node; not the driver's
 K = 100
@@ -80,13 +80,13 @@ def run(
 
     busy, copies = CASES[case]
     log = Log(str(Path(folder) / case))
-    store_bytes = 2 * mixture.n_points * 80 // N_NODES + (256 << 20)
+    store_bytes = 2 * mixture.n_points * 80 // options.nodes + (256 << 20)
     with contextlib.ExitStack() as stack:
         # Nothing of the cluster is left when the groups are removed.
-        groups = stack.enter_context(cgroup.groups(N_NODES, options.cores))
+        groups = stack.enter_context(cgroup.groups(options.nodes, options.cores))
         lab = stack.enter_context(
             local_cluster(
-                N_NODES,
+                options.nodes,
                 object_store_memory=store_bytes,
                 log_to_driver=False,
                 health_check_period_ms=RAY_HEALTH_CHECK_PERIOD_MS,
@@ -131,28 +131,32 @@ def figures(records: list[dict[str, Any]]) -> dict[str, float]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench straggler", description=__doc__)
-    parser.add_argument("--small", action="store_true", help="fewer points, 3 iterations, once")
+    parser.add_argument(
+        "--small", action="store_true", help="fewer points, 3 nodes, 2 iterations, once"
+    )
     parser.add_argument("--iterations", type=int, help=f"of k-means ({ITERATIONS})")
     parser.add_argument("--points", type=int, help="of ten dimensions (4,000,000)")
     parser.add_argument("--partitions", type=int, help="of them (4 for each node)")
-    parser.add_argument("--neighbours", type=int, default=5, help="busy processes (5)")
+    parser.add_argument("--neighbours", type=int, help="busy processes (5)")
     parser.add_argument("--cores", type=float, help="of each node (its part of 0.8 of all)")
     parser.add_argument("--repetitions", type=int, help="3")
     options = parser.parse_args(arguments)
-    options.iterations = options.iterations or (3 if options.small else ITERATIONS)
+    options.iterations = options.iterations or (2 if options.small else ITERATIONS)
+    options.neighbours = options.neighbours or (2 if options.small else 5)
+    options.nodes = SMALL_N_NODES if options.small else N_NODES
     reason = cgroup.unavailable()
     if reason is not None:
         raise SystemExit(f"bench straggler: {reason}")
     mixture = Mixture(
-        options.points or (200_000 if options.small else 4_000_000),
-        options.partitions or 4 * N_NODES,
+        options.points or (100_000 if options.small else 4_000_000),
+        options.partitions or 4 * options.nodes,
     )
 
     import clamor_ray as clamor
 
     environment = common.environment(library=clamor.__version__, bench="straggler")
     # The driver and the registry want some as well.
-    options.cores = options.cores or 0.8 * environment["environment"]["cores"] / N_NODES
+    options.cores = options.cores or 0.8 * environment["environment"]["cores"] / options.nodes
     environment["environment"].update(
         points=mixture.n_points,
         partitions=mixture.n_partitions,

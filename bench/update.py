@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from bench.support import common
 from bench.support.common import emit, grown, note, now
-from clamor_ray.workloads.data.stream import Batch, Model, checksum, first_value, key_of
+from clamor_ray.workloads.data.stream import Batch, PlainMap, checksum, first_value, key_of
 
 N_NODES = 3
 SKEW = 0.99
@@ -76,7 +76,7 @@ class Side:
     def __init__(self, name: str, nodes: common.Nodes, n_keys: int, n_lookups: int) -> None:
         self.name, self.nodes = name, nodes
         self.n_keys, self.n_lookups = n_keys, n_lookups
-        self.model = Model(n_keys)
+        self.model = PlainMap(n_keys)
         self.tasks: dict[Any, list[Any]] = {}
         drawn = (batch.keys() for batch in self.batches(()))
         self.used_by_all = functools.reduce(np.intersect1d, drawn)

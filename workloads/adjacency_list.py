@@ -11,7 +11,6 @@ in one piece, and the partition that has it is larger than the others.
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from typing import Any
 
@@ -19,31 +18,30 @@ import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 import clamor_ray as clamor
 
-from .cli.options import cluster_options
-from .cli.waiting import nodes_with_cpus, start_workers
+from .cli import options
+from .cli.program import CommandRun, program, refuse_both
+from .cli.results import print_rows
+from .cli.stages import Stages
+from .cli.waiting import default_partitions, start_workers
 from .data import adjacency
 from .data.adjacency import Edges, WrongLists
-from .data.places import InputError
-from .knn import Stages, attached
+from .data.errors import InputError
 
-PARTITIONS_PER_CPU = 2
 DIRECTIONS = {"forward": ("source", "target"), "reverse": ("target", "source")}
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class AdjacencyJob:
     """What the command line asked for.
 
     Args:
         edges: what to generate; None where edges are read.
         data: path or glob of Parquet files with integer columns source and target.
-        n_partitions: of edges that are read; None for PARTITIONS_PER_CPU for each CPU.
+        n_partitions: of edges that are read; None for `default_partitions()`.
         out: folder for the lists, as Parquet; None for nowhere.
         check: whether to make them in this process as well.
     """
@@ -76,10 +74,10 @@ class Direction:
     hub: int
 
 
-def load(job: Job) -> Any:
+def load(job: AdjacencyJob) -> Any:
     """The edges as a collection of rows with source and target; nothing runs yet."""
     if job.edges is None:
-        n = job.n_partitions or PARTITIONS_PER_CPU * sum(n for _, n in nodes_with_cpus())
+        n = job.n_partitions or default_partitions()
         return clamor.read_parquet(job.data, columns=["source", "target"], partitions=n)
     n = job.edges.n_partitions
     return clamor.from_numpy(np.arange(n), partitions=n).map_batches(adjacency.generate, job.edges)
@@ -90,7 +88,7 @@ def lists(edges: Any, by: str, other: str) -> Any:
     return edges.sort(by).map_batches(adjacency.lists_of, by, other)
 
 
-def run(job: Job, stages: Stages) -> list[Direction]:
+def run(job: AdjacencyJob, stages: Stages) -> list[Direction]:
     """Makes both lists and checks them, on the cluster that this process is attached to.
 
     Raises:
@@ -134,7 +132,7 @@ def describe(name: str, seconds: float, table: pa.Table) -> Direction:
     return Direction(name, seconds, table.num_rows, pc.sum(lengths).as_py(), longest, hub)
 
 
-def parts(job: Job, edges: Any) -> list[adjacency.Batch]:
+def parts(job: AdjacencyJob, edges: Any) -> list[adjacency.Batch]:
     """The edges in this process, for the check."""
     if job.edges is not None:
         return [job.edges.partition(i) for i in range(job.edges.n_partitions)]
@@ -142,9 +140,8 @@ def parts(job: Job, edges: Any) -> list[adjacency.Batch]:
     return [{name: table.column(name).to_numpy() for name in ("source", "target")}]
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@program("A million edges on a local cluster.")
 @click.argument("data", metavar="[EDGES]", required=False)
-@click.option("--demo", is_flag=True, help="A million edges on a local cluster.")
 @click.option(
     "--vertices",
     "n_vertices",
@@ -153,43 +150,22 @@ def parts(job: Job, edges: Any) -> list[adjacency.Batch]:
     type=click.IntRange(2, (1 << 31) - 1),
     help="Of generated edges.",
 )
-@click.option(
-    "--edges",
-    "n_edges",
-    type=click.IntRange(1),
-    help="To generate. Default: 1,000,000.",
-)
-@click.option(
-    "--exponent",
-    default=2.1,
-    show_default=True,
-    type=click.FloatRange(1, min_open=True),
-    help="Of the power law of in- and out-degrees.",
-)
-@click.option("--seed", default=1, show_default=True, help="Of the edges.")
-@click.option(
-    "--partitions", type=click.IntRange(1), help=f"Default: {PARTITIONS_PER_CPU} for each CPU."
-)
+@options.count("--edges", "n_edges", "To generate. Default: 1,000,000.")
+@options.exponent("Of the power law of in- and out-degrees.")
+@options.seed("Of the edges.")
+@options.partitions()
 @click.option("--out", help="Folder for forward and reverse lists, Parquet; also s3://.")
-@click.option(
-    "--check/--no-check",
-    default=None,
-    help="Make the lists in this process too, and compare. Default: for the demo.",
-)
-@cluster_options
+@options.check("Make the lists")
 def main(
+    asked: CommandRun,
     data: str | None,
-    demo: bool,
     n_vertices: int,
     n_edges: int | None,
     exponent: float,
     seed: int,
     partitions: int | None,
     out: str | None,
-    check: bool | None,
-    cache_bytes: str | None,
-    cache_policy: str | None,
-    nodes: int | None,
+    check: bool,
 ) -> None:
     """Makes lists of neighbours of EDGES, Parquet files with integer columns source and target.
 
@@ -199,50 +175,25 @@ def main(
     Exit status: 0; 1 where a list is wrong; 2 where the input cannot be used; 3 where the library
     cannot work here.
     """
-    console = Console(highlight=False)
-    stages = Stages(console)
-    if data and (demo or n_edges):
-        raise click.UsageError("--demo and --edges are of generated edges: give no file")
-    if not data and not (demo or n_edges):
+    refuse_both(data, {"--demo": asked.demo, "--edges": n_edges}, "edges")
+    if not data and not (asked.demo or n_edges):
         raise click.UsageError("give EDGES, or --demo")
-    try:
-        with attached(
-            nodes or (3 if demo else None),
-            stages,
-            cache_bytes=cache_bytes,
-            cache_policy=cache_policy,
-        ):
-            edges = None
-            if not data:
-                n_cpus = sum(n for _, n in nodes_with_cpus())
-                n_partitions = partitions or PARTITIONS_PER_CPU * n_cpus
-                edges = Edges(n_vertices, n_edges or 1_000_000, n_partitions, exponent, seed)
-            lines = run(Job(edges, data, partitions, out, demo if check is None else check), stages)
-    except WrongLists as error:
-        console.print(f"[red]WRONG LISTS:[/red] {error}", soft_wrap=True)
-        sys.exit(1)
-    except (InputError, clamor.errors.SourceError, clamor.errors.MissingColumnError) as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(2)
-    except clamor.errors.ClamorError as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(3)
-    checked = demo if check is None else check
-    same = " All lists equal those of one process." if checked else ""
-    console.print(f"\n{lines[0].n_edges:,} edges.{same}\n", soft_wrap=True)
-    print_lines(console, lines)
-    if out is not None:
-        console.print(f"\nlists  {out}", soft_wrap=True)
+    with asked.attached():
+        edges = None
+        if not data:
+            n_partitions = partitions or default_partitions()
+            edges = Edges(n_vertices, n_edges or 1_000_000, n_partitions, exponent, seed)
+        lines = run(AdjacencyJob(edges, data, partitions, out, check), asked.stages)
+    same = " All lists equal those of one process." if check else ""
+    asked.say(f"\n{lines[0].n_edges:,} edges.{same}\n")
+    print_lines(asked.console, lines)
+    asked.wrote(lists=out)
 
 
 def print_lines(console: Console, lines: list[Direction]) -> None:
     """The table of a run: a line per direction."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("lists", no_wrap=True)
-    for heading in ("s", "edges/s", "vertices", "longest", "of vertex"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for line in lines:
-        table.add_row(
+    rows = (
+        (
             line.name,
             f"{line.seconds:.2f}",
             f"{line.n_edges / line.seconds:,.0f}",
@@ -250,7 +201,10 @@ def print_lines(console: Console, lines: list[Direction]) -> None:
             f"{line.longest:,}",
             f"{line.hub:,}",
         )
-    console.print(table)
+        for line in lines
+    )
+    headings = ("lists", "s", "edges/s", "vertices", "longest", "of vertex")
+    print_rows(console, headings, rows, names=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,26 +22,22 @@ import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 import clamor_ray as clamor
 
-from .cli import observe
-from .cli.options import cluster_options
+from .cli import observe, options
+from .cli.program import CommandRun, program, refuse_both
 from .cli.report import human_bytes
-from .cli.waiting import nodes_with_cpus, start_workers
+from .cli.results import agreement, print_rows
+from .cli.stages import Stages
+from .cli.waiting import default_partitions, start_workers
 from .data import clusters
-from .data.clusters import Float64, Mixture, WrongCentroids
-from .data.places import InputError
-from .knn import Stages, attached
-
-PARTITIONS_PER_CPU = 2
+from .data.clusters import Float64, Mixture
+from .data.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class KMeansJob:
     """What the command line asked for.
 
     Args:
@@ -51,7 +46,7 @@ class Job:
         k: clusters to find.
         iterations: at the most.
         tolerance: the farthest that a centroid moves, below which it ends.
-        n_partitions: of files; None for PARTITIONS_PER_CPU for each CPU.
+        n_partitions: of files; None for `default_partitions()`.
         check: whether to do it in this process as well.
     """
 
@@ -65,7 +60,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
-class Iteration:
+class LloydIteration:
     """One line of the result.
 
     Args:
@@ -84,7 +79,7 @@ class Iteration:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class KMeansOutcome:
     """Of a run.
 
     Args:
@@ -95,18 +90,15 @@ class Outcome:
     """
 
     n_points: int
-    lines: list[Iteration]
+    lines: list[LloydIteration]
     received: int
     error: float | None
 
 
-def load(job: Job) -> Any:
+def load(job: KMeansJob) -> Any:
     """The points as a collection; nothing runs yet."""
     if job.mixture is None:
-        n_partitions = job.n_partitions or PARTITIONS_PER_CPU * sum(
-            n_cpus for _, n_cpus in nodes_with_cpus()
-        )
-        return clamor.read_npy(job.data, partitions=n_partitions)
+        return clamor.read_npy(job.data, partitions=job.n_partitions or default_partitions())
     n = job.mixture.n_partitions
     numbers = clamor.from_numpy(np.arange(n), partitions=n)
     return numbers.map_batches(clusters.generate, job.mixture)
@@ -117,7 +109,7 @@ def iterate(
     variable: clamor.GlobalRef[Float64],
     iterations: int,
     tolerance: float = 0.0,
-) -> Iterator[Iteration]:
+) -> Iterator[LloydIteration]:
     """Lloyd's iterations, one at a time.
 
     Args:
@@ -136,12 +128,12 @@ def iterate(
         with clamor.update(variable) as shared:
             shared[:] = new
         centroids = new
-        yield Iteration(number, summed - start, time.perf_counter() - summed, moved, new)
+        yield LloydIteration(number, summed - start, time.perf_counter() - summed, moved, new)
         if moved < tolerance:
             return
 
 
-def run(job: Job, stages: Stages) -> Outcome:
+def run(job: KMeansJob, stages: Stages) -> KMeansOutcome:
     """Loads, iterates and checks, on the cluster that this process is attached to.
 
     Raises:
@@ -158,7 +150,7 @@ def run(job: Job, stages: Stages) -> Outcome:
         raise InputError(f"-k {job.k}: there are only {n_points:,} points; take k up to that")
     first = first_centroids(job, points)
     variable = clamor.put(first)
-    lines: list[Iteration] = []
+    lines: list[LloydIteration] = []
     try:
         before = observe.cost()
         text = f"up to {job.iterations} iterations over {n_points:,} points"
@@ -174,10 +166,10 @@ def run(job: Job, stages: Stages) -> Outcome:
         with stages.stage("check", "checking against the same in this process"):
             expected = clusters.reference(parts(job), first, len(lines))
             error = clusters.check(lines[-1].centroids, expected)
-    return Outcome(n_points, lines, received, error)
+    return KMeansOutcome(n_points, lines, received, error)
 
 
-def first_centroids(job: Job, points: Any) -> Float64:
+def first_centroids(job: KMeansJob, points: Any) -> Float64:
     """Where it begins: at points of the mixture, or the first ones that were read.
 
     Raises:
@@ -195,7 +187,7 @@ def first_centroids(job: Job, points: Any) -> Float64:
     return found
 
 
-def parts(job: Job) -> list[Float64]:
+def parts(job: KMeansJob) -> list[Float64]:
     """The points in this process, for the check."""
     if job.mixture is not None:
         return [job.mixture.partition(i) for i in range(job.mixture.n_partitions)]
@@ -204,33 +196,25 @@ def parts(job: Job) -> list[Float64]:
     return [np.load(path) for path in paths]
 
 
-def print_outcome(console: Console, outcome: Outcome) -> None:
+def print_outcome(asked: CommandRun, outcome: KMeansOutcome) -> None:
     """What a run found, and what it took."""
-    checked = ""
-    if outcome.error is not None:
-        checked = (
-            f" All centroids equal those of one process (largest difference {outcome.error:.0e})."
-        )
     last = outcome.lines[-1]
-    console.print(
+    asked.say(
         f"\n{len(last.centroids)} clusters of {outcome.n_points:,} points after {last.number} "
-        f"iterations; page servers received {human_bytes(outcome.received)} for them.{checked}\n",
-        soft_wrap=True,
+        f"iterations; page servers received {human_bytes(outcome.received)} for them."
+        f"{agreement('centroids', outcome.error)}\n"
     )
-    table = Table(
-        title="Iterations", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )  # fmt: skip
-    for heading in ("iteration", "tasks\ns", "update\nms", "farthest\nmove"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for line in outcome.lines:
-        table.add_row(
+    rows = (
+        (
             str(line.number),
             f"{line.tasks_s:.3f}",
             f"{line.update_s * 1e3:.1f}",
             f"{line.moved:.2e}",
         )
-    console.print(table)
+        for line in outcome.lines
+    )
+    headings = ("iteration", "tasks\ns", "update\nms", "farthest\nmove")
+    print_rows(asked.console, headings, rows, title="Iterations")
 
 
 def write(centroids: Float64, out: Path) -> None:
@@ -240,66 +224,39 @@ def write(centroids: Float64, out: Path) -> None:
     pq.write_table(pa.table(columns), out)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@program("A million points on a local cluster.")
 @click.argument("data", metavar="[POINTS]", required=False)
-@click.option("--demo", is_flag=True, help="A million points on a local cluster.")
-@click.option("-k", default=10, show_default=True, type=click.IntRange(1), help="Clusters.")
-@click.option(
+@options.number("-k", 10, "Clusters.")
+@options.count(
     "--points",
     "n_points",
-    type=click.IntRange(1),
-    help="To generate, of --dimensions. Default: 12,500,000 (1 GB); 1,000,000 for the demo.",
+    "To generate, of --dimensions. Default: 12,500,000 (1 GB); 1,000,000 for the demo.",
 )
 @click.option("-d", "--dimensions", default=10, show_default=True, type=click.IntRange(1))
-@click.option(
-    "--means",
-    "n_true",
-    default=100,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Gaussian clusters that points are drawn from.",
+@options.number("--means", 100, "Gaussian clusters that points are drawn from.")
+@options.number("--iterations", 10)
+@options.real("--tolerance", 0.0, "It ends where no centroid moved by as much.")
+@options.partitions()
+@options.seed("Of the points.")
+@options.new_folder(
+    "--save", "Write the generated points to this folder, as .npy, and read them from there."
 )
-@click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
-@click.option(
-    "--tolerance",
-    default=0.0,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="It ends where no centroid moved by as much.",
-)
-@click.option(
-    "--partitions", type=click.IntRange(1), help=f"Default: {PARTITIONS_PER_CPU} for each CPU."
-)
-@click.option("--seed", default=1, show_default=True, help="Of the points.")
-@click.option(
-    "--save",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Write the generated points to this folder, as .npy, and read them from there.",
-)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Centroids, Parquet.")
-@click.option(
-    "--check/--no-check",
-    default=None,
-    help="Do it in this process too, and compare. Default: for the demo.",
-)
-@cluster_options
+@options.new_file("--out", "Centroids, Parquet.")
+@options.check()
 def main(
+    asked: CommandRun,
     data: str | None,
-    demo: bool,
     k: int,
     n_points: int | None,
     dimensions: int,
-    n_true: int,
+    means: int,
     iterations: int,
     tolerance: float,
     partitions: int | None,
     seed: int,
     save: Path | None,
     out: Path | None,
-    check: bool | None,
-    cache_bytes: str | None,
-    cache_policy: str | None,
-    nodes: int | None,
+    check: bool,
 ) -> None:
     """Finds K clusters of POINTS, .npy files by path or glob, or of points that it generates.
 
@@ -308,47 +265,27 @@ def main(
     Exit status: 0; 1 where the centroids are wrong; 2 where the input cannot be used; 3 where the
     library cannot work here.
     """
-    console = Console(highlight=False)
-    stages = Stages(console)
-    check = demo if check is None else check
-    if data and (demo or save or n_points):
-        raise click.UsageError("--demo, --points and --save are of generated points: give no file")
+    refuse_both(data, {"--demo": asked.demo, "--points": n_points, "--save": save}, "points")
     if data and check and "://" in data:
         raise click.UsageError("--check reads the points in this process: give it local files")
-    try:
-        with attached(
-            nodes or (3 if demo else None),
-            stages,
-            cache_bytes=cache_bytes,
-            cache_policy=cache_policy,
-        ):
-            mixture, files = None, []
-            if not data:
-                n_cpus = sum(n_cpus for _, n_cpus in nodes_with_cpus())
-                mixture = Mixture(
-                    n_points or (1_000_000 if demo else 12_500_000),
-                    partitions or PARTITIONS_PER_CPU * n_cpus,
-                    *(dimensions, n_true, seed),
-                )
-                if save:
-                    with stages.stage("save", f"writing points to {save}"):
-                        files = [str(path) for path in clusters.save(mixture, save)]
-                    mixture = None
-            job = Job(mixture, data or files, k, iterations, tolerance, partitions, check)
-            outcome = run(job, stages)
-    except WrongCentroids as error:
-        console.print(f"[red]WRONG CENTROIDS:[/red] {error}", soft_wrap=True)
-        sys.exit(1)
-    except (InputError, clamor.errors.SourceError) as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(2)
-    except clamor.errors.ClamorError as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(3)
-    print_outcome(console, outcome)
+    with asked.attached():
+        mixture, files = None, []
+        if not data:
+            mixture = Mixture(
+                n_points or (1_000_000 if asked.demo else 12_500_000),
+                partitions or default_partitions(),
+                *(dimensions, means, seed),
+            )
+            if save:
+                with asked.stages.stage("save", f"writing points to {save}"):
+                    files = [str(path) for path in clusters.save(mixture, save)]
+                mixture = None
+        job = KMeansJob(mixture, data or files, k, iterations, tolerance, partitions, check)
+        outcome = run(job, asked.stages)
+    print_outcome(asked, outcome)
     if out is not None:
         write(outcome.lines[-1].centroids, out)
-        console.print(f"\ncentroids  {out}", soft_wrap=True)
+    asked.wrote(centroids=out)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,9 @@ node had to fetch for that, and with a check of the answers against brute force.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-import os
-import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,71 +25,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import ray
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 import clamor_ray as clamor
 
-from .cli import observe, report
+from .cli import observe, options, report
+from .cli.attaching import node_names
+from .cli.program import CommandRun, program
+from .cli.stages import Stages
+from .cli.waiting import finished
 from .data import places
+from .data.errors import InputError
 from .models import nearest
 
 BATCHES_PER_CPU = 4
 HISTOGRAM_BUCKETS = 1 << 16
-TASK_TIMEOUT_S = 1800.0
 
 Float64 = npt.NDArray[np.float64]
 
 
-class Stages:
-    """Progress on the console, and how long each stage took.
-
-    On a terminal a live bar; in a log (``ray job submit``) a line per stage and quarter.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def stage(self, name: str, text: str, total: int | None = None) -> Iterator[Any]:
-        """Times a stage; yields a function to call with the amount done so far."""
-        started = time.perf_counter()
-        if self.console.is_terminal:
-            with Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                console=self.console,
-                transient=True,
-            ) as progress:
-                task = progress.add_task(text, total=total)
-                yield lambda done: progress.update(task, completed=done)
-        else:
-            quarters = 0
-
-            def log(done: int) -> None:
-                nonlocal quarters
-                if total and done * 4 // total > quarters:
-                    quarters = done * 4 // total
-                    self.console.print(f"  {text}: {done:,} of {total:,}")
-
-            yield log
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-        self.console.print(f"[green]✓[/green] {text} [dim]{self.seconds[name]:.2f} s[/dim]")
-
-
 @dataclasses.dataclass(frozen=True)
-class Job:
+class NearestJob:
     """What the command line asked for, checked."""
 
     places: Path | str
@@ -115,8 +66,8 @@ def answer(index: nearest.PlaceIndex, first: int, lat: Float64, lon: Float64, k:
 class Prepared:
     """The user's data, read and checked, and the variable made of it. No cluster yet."""
 
-    table: places.Table
-    query_table: places.Table
+    table: places.PlacesTable
+    query_table: places.PlacesTable
     coordinates: tuple[Float64, Float64]
     ratings: npt.NDArray[np.float32]
     queries: tuple[Float64, Float64]
@@ -131,16 +82,16 @@ class Prepared:
         return index
 
 
-def prepare(job: Job, stages: Stages) -> Prepared:
+def prepare(job: NearestJob, stages: Stages) -> Prepared:
     """Reads and builds.
 
     Raises:
-        places.InputError: the data cannot be used.
+        InputError: the data cannot be used.
     """
-    table = places.Table.open(job.places, ["lat", "lon", "rating"])
-    query_table = places.Table.open(job.queries, ["lat", "lon"])
+    table = places.PlacesTable.open(job.places, ["lat", "lon", "rating"])
+    query_table = places.PlacesTable.open(job.queries, ["lat", "lon"])
     if job.k > table.rows:
-        raise places.InputError(
+        raise InputError(
             f"-k {job.k}: {table.path} has only {table.rows:,} places; take k up to that"
         )
     with stages.stage("read", f"reading coordinates of {table.rows:,} places"):
@@ -160,7 +111,7 @@ def prepare(job: Job, stages: Stages) -> Prepared:
     return Prepared(table, query_table, coordinates, ratings, queries, checksums, index)
 
 
-def run(job: Job, data: Prepared, stages: Stages) -> report.RunReport:
+def run(job: NearestJob, data: Prepared, stages: Stages) -> report.RunReport:
     """Runs the job on the cluster that this process is attached to.
 
     Raises:
@@ -237,7 +188,7 @@ def run(job: Job, data: Prepared, stages: Stages) -> report.RunReport:
 def _query(
     ref: clamor.GlobalRef[nearest.PlaceIndex],
     queries: tuple[Float64, Float64],
-    job: Job,
+    job: NearestJob,
     stages: Stages,
 ) -> tuple[pa.Table, Counter[str]]:
     """Spreads batches of queries over the cluster; answers in the order of the queries."""
@@ -254,15 +205,8 @@ def _query(
             for begin, end in itertools.pairwise(edges)
         }
         answered = 0
-        while pending:
-            ready, _ = ray.wait(list(pending), num_returns=1, timeout=TASK_TIMEOUT_S)
-            if not ready:
-                raise TimeoutError(
-                    f"no task finished within {TASK_TIMEOUT_S:.0f} s; {len(pending)} are waiting: "
-                    "does the cluster have CPUs to run them?"
-                )
-            part, node_id = ray.get(ready[0])
-            parts[pending.pop(ready[0])] = part
+        for begin, (part, node_id) in finished(pending):
+            parts[begin] = part
             by_node[node_id] += 1
             answered += part.num_rows
             done(answered)
@@ -302,63 +246,7 @@ def _take(ids: Any, rows: npt.NDArray[Any]) -> pa.Array:
     return taken.combine_chunks() if isinstance(taken, pa.ChunkedArray) else taken
 
 
-def node_names(nodes: list[dict[str, Any]], own: str) -> list[tuple[str, str]]:
-    """(node id, name) of live nodes, this one first; hosts that repeat get a number."""
-    live = [node for node in nodes if node["Alive"]]
-    live.sort(key=lambda node: bool(node["NodeID"] != own))
-    hosts = [str(node["NodeManagerHostname"]) for node in live]
-    return [
-        (node["NodeID"], host if hosts.count(host) == 1 else f"node {number}")
-        for number, (node, host) in enumerate(zip(live, hosts, strict=True), 1)
-    ]
-
-
 # ------------------------------------------------------------- command line
-
-
-@contextlib.contextmanager
-def attached(nodes: int | None, stages: Stages, **settings: Any) -> Iterator[Any]:
-    """Attaches to the cluster that RAY_ADDRESS names, or starts one on this machine.
-
-    Yields Ray's handle of the cluster that it started; None where it attached to one.
-
-    Args:
-        nodes: of the local cluster; None for whatever `ray.init()` finds.
-        stages: where progress goes.
-        settings: of `clamor.init`; None where nothing was asked for.
-    """
-    settings = {name: value for name, value in settings.items() if value is not None}
-    given = os.environ.get("RAY_ADDRESS")
-    if given or nodes is None:
-        with stages.stage("start", f"attaching to {given or 'Ray'}"):
-            ray.init(ignore_reinit_error=True, log_to_driver=True, logging_level="warning")
-            clamor.init(**settings)
-        try:
-            yield None
-        finally:
-            clamor.shutdown()
-        return
-    from ray.cluster_utils import Cluster
-
-    with stages.stage("start", f"starting a local cluster of {nodes} nodes"):
-        # Ray's own store only carries the answers here.
-        options = {"num_cpus": 2, "object_store_memory": 256 << 20}
-        cluster: Any = Cluster(initialize_head=True, head_node_args=dict(options))
-        try:
-            for _ in range(nodes - 1):
-                cluster.add_node(**options)
-            ray.init(address=cluster.address, log_to_driver=True, logging_level="warning")
-            clamor.init(**settings)
-        except BaseException:
-            ray.shutdown()
-            cluster.shutdown()
-            raise
-    try:
-        yield cluster
-    finally:
-        clamor.shutdown()
-        ray.shutdown()
-        cluster.shutdown()
 
 
 def generate(folder: Path, n_places: int, n_queries: int, seed: int, stages: Stages) -> Path:
@@ -370,20 +258,18 @@ def generate(folder: Path, n_places: int, n_queries: int, seed: int, stages: Sta
     return folder
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@program("Generate places and queries instead of reading them.")
 @click.argument("places_path", metavar="[PLACES]", required=False)
 @click.argument("queries_path", metavar="[QUERIES]", required=False)
-@click.option("-k", default=10, show_default=True, type=click.IntRange(1), help="Nearest to find.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Result, Parquet.")
-@click.option(
+@options.number("-k", 10, "Nearest to find.")
+@options.new_file("--out", "Result, Parquet.")
+@options.new_folder(
     "--dir",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where the demo's data, the result and the picture go. Default: beside --out, or a new "
+    "Where the demo's data, the result and the picture go. Default: beside --out, or a new "
     "temporary folder, which is named.",
+    "folder",
 )
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="PNG to write.")
-@click.option("--demo", is_flag=True, help="Generate places and queries instead of reading them.")
+@options.new_file("--picture", "PNG to write.")
 @click.option(
     "--places",
     "n_places",
@@ -400,34 +286,20 @@ def generate(folder: Path, n_places: int, n_queries: int, seed: int, stages: Sta
     type=click.IntRange(1),
     help="Queries to generate.",
 )
-@click.option("--seed", default=1, show_default=True, help="Of the generator and of the check.")
-@click.option(
-    "--nodes",
-    type=click.IntRange(1, 64),
-    help="Start a local cluster of so many nodes, unless RAY_ADDRESS names one. "
-    "Default: 3 for the demo, else whatever ray.init() finds.",
-)
-@click.option("--tasks", type=click.IntRange(1), help=f"Default: {BATCHES_PER_CPU} for each CPU.")
-@click.option(
-    "--check",
-    "sample",
-    default=64,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Queries to answer by brute force too.",
-)
+@options.seed("Of the generator and of the check.")
+@options.count("--tasks", None, f"Default: {BATCHES_PER_CPU} for each CPU.")
+@options.sample()
 def main(
+    asked: CommandRun,
     places_path: str | None,
     queries_path: str | None,
     k: int,
     out: Path | None,
     folder: Path | None,
     picture: Path | None,
-    demo: bool,
     n_places: int,
     n_queries: int,
     seed: int,
-    nodes: int | None,
     tasks: int | None,
     sample: int,
 ) -> None:
@@ -440,11 +312,9 @@ def main(
     Exit status: 0; 1 where answers differ from brute force; 2 where the input cannot be used;
     3 where the library cannot work here.
     """
-    console = Console(highlight=False)
-    stages = Stages(console)
-    if demo and places_path:
+    if asked.demo and places_path:
         raise click.UsageError("--demo makes its own data: leave out PLACES and QUERIES")
-    if not demo and not (places_path and queries_path):
+    if not asked.demo and not (places_path and queries_path):
         raise click.UsageError("give PLACES and QUERIES, or --demo")
     if folder is None:
         folder = out.parent if out else Path(tempfile.mkdtemp(prefix="clamor-knn-"))
@@ -452,32 +322,21 @@ def main(
     out = out or folder / "result.parquet"
     out.parent.mkdir(parents=True, exist_ok=True)
     picture = picture or out.with_suffix(".png")
-    try:
-        if demo:
-            if k > n_places:
-                raise places.InputError(f"-k {k}: there are only {n_places:,} places")
-            generate(folder, n_places, n_queries, seed, stages)
-            places_path = str(folder / "places.parquet")
-            queries_path = str(folder / "queries.parquet")
-            nodes = nodes or 3
-        assert places_path
-        assert queries_path
-        job = Job(places_path, queries_path, k, tasks, sample, seed, out, picture)
-        data = prepare(job, stages)  # bad input is refused before a cluster starts for it
-        with attached(nodes, stages):
-            outcome = run(job, data, stages)
-    except places.InputError as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(2)
-    except nearest.Mismatch as error:
-        console.print(f"[red]WRONG ANSWER:[/red] {error}", soft_wrap=True)
-        sys.exit(1)
-    except clamor.errors.ClamorError as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(3)
-    report.print_report(console, outcome)
+    if asked.demo:
+        if k > n_places:
+            raise InputError(f"-k {k}: there are only {n_places:,} places")
+        generate(folder, n_places, n_queries, seed, asked.stages)
+        places_path = str(folder / "places.parquet")
+        queries_path = str(folder / "queries.parquet")
+    assert places_path
+    assert queries_path
+    job = NearestJob(places_path, queries_path, k, tasks, sample, seed, out, picture)
+    data = prepare(job, asked.stages)  # bad input is refused before a cluster starts for it
+    with asked.attached():
+        outcome = run(job, data, asked.stages)
+    report.print_report(asked.console, outcome)
     report.draw_touched(outcome, picture)
-    console.print(f"\nresult   {out}\npicture  {picture}", soft_wrap=True)
+    asked.wrote(result=out, picture=picture)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ looked up again in the tree as it was, and what it had looked up since in the tr
 from __future__ import annotations
 
 import dataclasses
-import sys
 import tempfile
 import time
 from typing import Any
@@ -22,33 +21,32 @@ import click
 import numpy as np
 import numpy.typing as npt
 import ray
-from rich.console import Console
 
 import clamor_ray as clamor
 
-from .cli import killing
-from .cli.options import cluster_options
+from .cli import killing, options
+from .cli.program import DEMO_NODES, CommandRun, program
 from .cli.report import human_bytes
-from .cli.waiting import nodes_with_cpus, start_workers
+from .cli.stages import Stages
+from .cli.waiting import default_partitions, start_workers
 from .data import places
-from .knn import Stages, attached
+from .data.errors import InputError
 from .models import kdtree, nearest
 from .models.kdtree import Float64, WrongDistances
 
-PARTITIONS_PER_CPU = 2
 # Results of fewer queries travel with Ray's answer to the driver: no node has them to lose.
 LEAST_QUERIES = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class TreeUpdateJob:
     """What the command line asked for.
 
     Args:
         n_places: in the tree.
         n_queries: that are looked up in both trees.
         n_moved: places that move; each to a place near a query.
-        n_partitions: of the queries; None for PARTITIONS_PER_CPU for each CPU, but of no fewer
+        n_partitions: of the queries; None for `default_partitions()`, but of no fewer
             than LEAST_QUERIES.
         sample: queries to answer by brute force too.
         seed: of all that is drawn.
@@ -80,7 +78,7 @@ class World:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class TreeUpdateOutcome:
     """Of a run.
 
     Args:
@@ -103,7 +101,7 @@ class Outcome:
     seconds: float
 
 
-def generate(job: Job) -> World:
+def generate(job: TreeUpdateJob) -> World:
     """Places, queries, and where the places that move go."""
     old = places.generate_coordinates(job.n_places, job.seed)
     queries = places.generate_queries(job.n_queries, job.seed)
@@ -140,7 +138,7 @@ def lookup(queries: Float64, tree: kdtree.Tree, name: str, tally: killing.Tally 
     return kdtree.lookup(queries, tree)
 
 
-def run(job: Job, cluster: Any, stages: Stages) -> Outcome:
+def run(job: TreeUpdateJob, cluster: Any, stages: Stages) -> TreeUpdateOutcome:
     """The listing, on the cluster that this process is attached to.
 
     Args:
@@ -155,12 +153,14 @@ def run(job: Job, cluster: Any, stages: Stages) -> Outcome:
         return _run(job, cluster, killing.Tally(folder), stages)
 
 
-def _run(job: Job, cluster: Any, tally: killing.Tally | None, stages: Stages) -> Outcome:
+def _run(
+    job: TreeUpdateJob, cluster: Any, tally: killing.Tally | None, stages: Stages
+) -> TreeUpdateOutcome:
     with stages.stage("build", f"building a k-d tree over {job.n_places:,} places"):
         world = generate(job)
         tree = kdtree.build(nearest.unit_vectors(*world.old))
     n_partitions = job.n_partitions or min(
-        PARTITIONS_PER_CPU * sum(n for _, n in nodes_with_cpus()),
+        default_partitions(),
         max(1, job.n_queries // LEAST_QUERIES),
     )
     with stages.stage("workers", "starting workers"):
@@ -198,7 +198,9 @@ def _run(job: Job, cluster: Any, tally: killing.Tally | None, stages: Stages) ->
         if tally is not None:
             old, new = (tally.count(name).total() - n_partitions for name in ("old", "new"))
             again = (old, new)
-        return Outcome(preferences, ref.nbytes, changed_blocks, compared, killed, again, seconds)
+        return TreeUpdateOutcome(
+            preferences, ref.nbytes, changed_blocks, compared, killed, again, seconds
+        )
     finally:
         clamor.free(ref)
 
@@ -225,7 +227,7 @@ def check(
     old_m: Float64,
     new_m: Float64,
     preferences: npt.NDArray[np.int64],
-    job: Job,
+    job: TreeUpdateJob,
 ) -> int:
     """Both distances of a sample by brute force, and every preference by the distances.
 
@@ -255,14 +257,8 @@ def check(
     return compared
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--demo", is_flag=True, help="131,072 places on a local cluster.")
-@click.option(
-    "--places",
-    "n_places",
-    type=click.IntRange(1),
-    help="In the tree. Default: 1,048,576; 131,072 for the demo.",
-)
+@program("131,072 places on a local cluster.")
+@options.count("--places", "n_places", "In the tree. Default: 1,048,576; 131,072 for the demo.")
 @click.option("--queries", "n_queries", default=300_000, show_default=True, type=click.IntRange(1))
 @click.option(
     "--moved",
@@ -273,23 +269,11 @@ def check(
     help="Places that move, each to near a query.",
 )
 @click.option("--kill", is_flag=True, help="A node dies after the move; local clusters only.")
-@click.option(
-    "--partitions",
-    type=click.IntRange(1),
-    help=f"Default: {PARTITIONS_PER_CPU} for each CPU, of {LEAST_QUERIES:,} queries or more.",
-)
-@click.option("--seed", default=1, show_default=True, help="Of the generator and of the check.")
-@click.option(
-    "--check",
-    "sample",
-    default=64,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Queries to answer by brute force too.",
-)
-@cluster_options
+@options.partitions(f", of {LEAST_QUERIES:,} queries or more")
+@options.seed("Of the generator and of the check.")
+@options.sample()
 def main(
-    demo: bool,
+    asked: CommandRun,
     n_places: int | None,
     n_queries: int,
     n_moved: int,
@@ -297,49 +281,37 @@ def main(
     partitions: int | None,
     seed: int,
     sample: int,
-    cache_bytes: str | None,
-    cache_policy: str | None,
-    nodes: int | None,
 ) -> None:
     """Looks queries up in a k-d tree, moves places in it, looks them up again, and compares.
 
     Exit status: 0; 1 where an answer is wrong; 2 where an option makes no sense; 3 where the
     library cannot work here.
     """
-    console = Console(highlight=False)
-    stages = Stages(console)
-    n_places = n_places or (1 << 17 if demo else 1 << 20)
+    n_places = n_places or (1 << 17 if asked.demo else 1 << 20)
     if n_moved > n_places:
         raise click.UsageError(f"--moved {n_moved}: there are only {n_places:,} places")
-    nodes = nodes or (3 if demo or kill else None)
-    if kill and nodes == 1:
-        raise click.UsageError("--kill needs a node that is not the driver's: --nodes 2")
-    job = Job(n_places, n_queries, n_moved, partitions, sample, seed)
-    try:
-        with attached(nodes, stages, cache_bytes=cache_bytes, cache_policy=cache_policy) as cluster:
-            if kill and cluster is None:
-                raise click.UsageError("--kill is for a cluster that this program starts itself")
-            outcome = run(job, cluster if kill else None, stages)
-    except WrongDistances as error:
-        console.print(f"[red]WRONG DISTANCES:[/red] {error}", soft_wrap=True)
-        sys.exit(1)
-    except kdtree.LeafFull as error:
-        console.print(f"[red]error:[/red] {error}; or take fewer --moved", soft_wrap=True)
-        sys.exit(2)
-    except clamor.errors.ClamorError as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(3)
-    print_outcome(console, outcome)
+    if kill:
+        asked = dataclasses.replace(asked, nodes=asked.nodes or DEMO_NODES)
+        if asked.nodes == 1:
+            raise click.UsageError("--kill needs a node that is not the driver's: --nodes 2")
+    job = TreeUpdateJob(n_places, n_queries, n_moved, partitions, sample, seed)
+    with asked.attached() as cluster:
+        if kill and cluster is None:
+            raise click.UsageError("--kill is for a cluster that this program starts itself")
+        try:
+            outcome = run(job, cluster if kill else None, asked.stages)
+        except kdtree.LeafFull as error:
+            raise InputError(f"{error}; or take fewer --moved") from None
+    print_outcome(asked, outcome)
 
 
-def print_outcome(console: Console, outcome: Outcome) -> None:
+def print_outcome(asked: CommandRun, outcome: TreeUpdateOutcome) -> None:
     """What a run found, and what it took."""
     n, gained = len(outcome.preferences), int(outcome.preferences.sum())
-    console.print(
+    asked.say(
         f"\n{outcome.compared:,} answers equal brute force. The move changed "
         f"{outcome.changed_blocks:,} blocks of {human_bytes(outcome.tree_bytes)}; "
-        f"{gained:,} of {n:,} queries have a nearer place since.",
-        soft_wrap=True,
+        f"{gained:,} of {n:,} queries have a nearer place since."
     )
     if outcome.killed is not None:
         old, new = outcome.again
@@ -350,9 +322,7 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
             if old or new
             else "nothing was lost with it: its results are so small that the driver has them."
         )
-        console.print(
-            f"Node {outcome.killed[:8]} was killed after the move: {text}", soft_wrap=True
-        )
+        asked.say(f"Node {outcome.killed[:8]} was killed after the move: {text}")
 
 
 if __name__ == "__main__":

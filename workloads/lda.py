@@ -13,46 +13,44 @@ segments by all nodes (`--aggregate split`), or in a tree. (Hoffman et al. 2010.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console
 
 import clamor_ray as clamor
 
+from .cli import options
 from .cli.learning import (
     How,
     Iteration,
     Model,
     Received,
-    default_partitions,
-    draw_curve,
     learning_options,
     print_iterations,
     spread,
 )
 from .cli.learning_tasks import Look
-from .cli.options import cluster_options
+from .cli.program import CommandRun, program, refuse_both
 from .cli.report import human_bytes
-from .cli.waiting import start_workers
+from .cli.results import agreement, draw_curve
+from .cli.stages import Stages
+from .cli.waiting import default_partitions, start_workers
 from .data.bag_of_words import Header, read_bag_of_words, read_vocabulary
-from .data.places import InputError
+from .data.errors import InputError
 from .data.rows import Documents, Float64
-from .knn import Stages, attached
 from .models import topics
-from .models.topics import Corpus, Counts, Prior, WrongTopics
+from .models.topics import Corpus, Counts, Prior
 
 TOP_WORDS = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class TopicsJob:
     """What the command line asked for.
 
     Args:
@@ -90,7 +88,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Outcome:
+class TopicsOutcome:
     """Of a run.
 
     Args:
@@ -112,7 +110,7 @@ class Outcome:
     error: float | None
 
 
-def load(job: Job) -> tuple[Any, Header | None]:
+def load(job: TopicsJob) -> tuple[Any, Header | None]:
     """The documents as a collection; nothing runs yet, but where the file is compressed."""
     if job.corpus is not None:
         n = job.corpus.n_partitions
@@ -123,7 +121,7 @@ def load(job: Job) -> tuple[Any, Header | None]:
     return spread(documents, wanted), header
 
 
-def look(documents: Any, header: Header | None, job: Job) -> Counts:
+def look(documents: Any, header: Header | None, job: TopicsJob) -> Counts:
     """How many there are.
 
     Raises:
@@ -151,7 +149,11 @@ class Learner:
     """
 
     def __init__(
-        self, add_up: Callable[[Float64, int], Float64], job: Job, n_words: int, n_documents: int
+        self,
+        add_up: Callable[[Float64, int], Float64],
+        job: TopicsJob,
+        n_words: int,
+        n_documents: int,
     ) -> None:
         self.add_up, self.job, self.n_documents = add_up, job, n_documents
         self.lam = topics.first_lam(n_words, job.prior.n_topics, job.seed)
@@ -173,7 +175,9 @@ class Learner:
         return topics.perplexity(self.before, self.tail, self.job.prior, self.n_documents)
 
 
-def run(job: Job, stages: Stages, after: Callable[[int], None] = lambda number: None) -> Outcome:
+def run(
+    job: TopicsJob, stages: Stages, after: Callable[[int], None] = lambda number: None
+) -> TopicsOutcome:
     """Loads, learns and checks, on the cluster that this process is attached to.
 
     Args:
@@ -220,7 +224,7 @@ def run(job: Job, stages: Stages, after: Callable[[int], None] = lambda number: 
         with stages.stage("check", "checking against the same in this process"):
             expected = reference(documents.collect(), job, n_words, len(lines))
             error = topics.check(learner.lam, expected)
-    return Outcome(learner.lam, counts, learner.perplexity(), lines, received, words, error)
+    return TopicsOutcome(learner.lam, counts, learner.perplexity(), lines, received, words, error)
 
 
 def is_over(lines: Sequence[Iteration], tolerance: float) -> bool:
@@ -231,7 +235,7 @@ def is_over(lines: Sequence[Iteration], tolerance: float) -> bool:
     return abs(before - last) < tolerance * abs(before)
 
 
-def reference(parts: Sequence[Documents], job: Job, n_words: int, iterations: int) -> Float64:
+def reference(parts: Sequence[Documents], job: TopicsJob, n_words: int, iterations: int) -> Float64:
     """The parameters after so many iterations, without tasks."""
     prior = job.prior
 
@@ -258,28 +262,22 @@ def top_words(lam: Float64, words: Sequence[str] | None, n: int = TOP_WORDS) -> 
     return [" ".join(words[i] if words else str(i + 1) for i in row) for row in best]
 
 
-def print_outcome(console: Console, job: Job, outcome: Outcome) -> None:
+def print_outcome(asked: CommandRun, job: TopicsJob, outcome: TopicsOutcome) -> None:
     """What a run found, and what it took."""
     last = outcome.lines[-1]
     ended = "ended" if last.number < job.iterations else "stopped"
-    checked = ""
-    if outcome.error is not None:
-        checked = (
-            f" All topics equal those of one process (largest difference {outcome.error:.0e})."
-        )
     n_words, k = outcome.lam.shape
-    console.print(
+    asked.say(
         f"\n{ended} after {last.number} iterations over {outcome.counts.n_documents:,} documents "
         f"of {outcome.counts.n_tokens:,} words out of {n_words:,}; {k} topics, perplexity "
         f"{outcome.perplexity:,.1f}; page servers received "
-        f"{human_bytes(outcome.received)}.{checked}\n",
-        soft_wrap=True,
+        f"{human_bytes(outcome.received)}.{agreement('topics', outcome.error)}\n"
     )
-    print_iterations(console, outcome.lines, "-bound\na word")
+    print_iterations(asked.console, outcome.lines, "-bound\na word")
     weight = outcome.lam.sum(axis=0)
     named = top_words(outcome.lam, outcome.words)
     for topic in np.argsort(-weight, kind="stable")[:10].tolist():
-        console.print(f"topic {topic}, {weight[topic] / weight.sum():.1%}: {named[topic]}")
+        asked.console.print(f"topic {topic}, {weight[topic] / weight.sum():.1%}: {named[topic]}")
 
 
 def write(lam: Float64, words: Sequence[str] | None, out: Path) -> None:
@@ -292,30 +290,22 @@ def write(lam: Float64, words: Sequence[str] | None, out: Path) -> None:
     pq.write_table(pa.table(columns), out)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@program("2,000 documents on a local cluster.")
 @click.argument("data", metavar="[DOCWORD]", required=False)
-@click.option("--demo", is_flag=True, help="2,000 documents on a local cluster.")
 @click.option("-k", "--topics", "k", type=click.IntRange(1), help="Default: 100; 10 for the demo.")
-@click.option(
-    "--documents",
-    "n_documents",
-    type=click.IntRange(1),
-    help="To generate. Default: 50,000; 2,000 for the demo.",
-)
-@click.option(
+@options.count("--documents", "n_documents", "To generate. Default: 50,000; 2,000 for the demo.")
+@options.count(
     "--words",
     "n_words",
-    type=click.IntRange(2),
-    help="Of the vocabulary to generate. Default: 50,000; 2,000 for the demo.",
+    "Of the vocabulary to generate. Default: 50,000; 2,000 for the demo.",
+    least=2,
 )
 @click.option("--vocabulary", help="File of words, one a line, local or s3://.")
-@click.option("--iterations", default=40, show_default=True, type=click.IntRange(1))
-@click.option(
+@options.number("--iterations", 40)
+@options.real(
     "--tolerance",
-    default=1e-4,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="It ends with an iteration that changes the bound by less than this share.",
+    1e-4,
+    "It ends with an iteration that changes the bound by less than this share.",
 )
 @click.option(
     "--share",
@@ -324,14 +314,13 @@ def write(lam: Float64, words: Sequence[str] | None, out: Path) -> None:
     type=click.FloatRange(0, 1, min_open=True),
     help="Of the documents that an iteration looks at, others each time.",
 )
-@click.option("--alpha", type=click.FloatRange(0, min_open=True), help="Default: 1 / topics.")
-@click.option("--eta", type=click.FloatRange(0, min_open=True), help="Default: 1 / topics.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Topics, Parquet.")
+@options.real("--alpha", None, "Default: 1 / topics.", above=True)
+@options.real("--eta", None, "Default: 1 / topics.", above=True)
+@options.new_file("--out", "Topics, Parquet.")
 @learning_options
-@cluster_options
 def main(
+    asked: CommandRun,
     data: str | None,
-    demo: bool,
     k: int | None,
     n_documents: int | None,
     n_words: int | None,
@@ -342,68 +331,49 @@ def main(
     alpha: float | None,
     eta: float | None,
     out: Path | None,
-    aggregate: Literal["split", "tree"],
+    aggregate: How,
     partitions: int | None,
     seed: int,
     picture: Path | None,
-    check: bool | None,
-    cache_bytes: str | None,
-    cache_policy: str | None,
-    nodes: int | None,
+    check: bool,
 ) -> None:
     """Finds topics in DOCWORD, a bag of words as the UCI repository has them, or in what it draws.
 
     Exit status: 0; 1 where the topics are wrong; 2 where the input cannot be used; 3 where the
     library cannot work here.
     """
-    console = Console(highlight=False)
-    stages = Stages(console)
-    if data and (demo or n_documents or n_words):
-        raise click.UsageError(
-            "--demo, --documents and --words are of generated documents: give no file"
-        )
+    generated = {"--demo": asked.demo, "--documents": n_documents, "--words": n_words}
+    refuse_both(data, generated, "documents")
     if vocabulary and not data:
         raise click.UsageError("--vocabulary belongs to a file of documents")
-    k = k or (10 if demo else 100)
-    settings = {"cache_bytes": cache_bytes, "cache_policy": cache_policy}
-    try:
-        with attached(nodes or (3 if demo else None), stages, **settings):
-            corpus = None
-            if not data:
-                corpus = Corpus(
-                    n_documents or (2_000 if demo else 50_000),
-                    n_words or (2_000 if demo else 50_000),
-                    *(k, partitions or default_partitions()),
-                    seed=seed,
-                )
-            job = Job(
-                *(Prior(k, alpha, eta), iterations, tolerance, share),
-                corpus=corpus,
-                data=data,
-                vocabulary=vocabulary,
-                n_partitions=partitions,
+    k = k or (10 if asked.demo else 100)
+    with asked.attached():
+        corpus = None
+        if not data:
+            corpus = Corpus(
+                n_documents or (2_000 if asked.demo else 50_000),
+                n_words or (2_000 if asked.demo else 50_000),
+                *(k, partitions or default_partitions()),
                 seed=seed,
-                how=aggregate,
-                check=demo if check is None else check,
             )
-            outcome = run(job, stages)
-    except WrongTopics as error:
-        console.print(f"[red]WRONG TOPICS:[/red] {error}", soft_wrap=True)
-        sys.exit(1)
-    except (InputError, clamor.errors.SourceError) as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(2)
-    except clamor.errors.ClamorError as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(3)
-    print_outcome(console, job, outcome)
+        job = TopicsJob(
+            *(Prior(k, alpha, eta), iterations, tolerance, share),
+            corpus=corpus,
+            data=data,
+            vocabulary=vocabulary,
+            n_partitions=partitions,
+            seed=seed,
+            how=aggregate,
+            check=check,
+        )
+        outcome = run(job, asked.stages)
+    print_outcome(asked, job, outcome)
     if picture is not None:
         title = f"{outcome.counts.n_documents:,} documents, {k} topics"
         draw_curve(outcome.lines, title, "-bound a word", picture)
-        console.print(f"\npicture  {picture}", soft_wrap=True)
     if out is not None:
         write(outcome.lam, outcome.words, out)
-        console.print(f"\ntopics   {out}", soft_wrap=True)
+    asked.wrote(picture=picture, topics=out)
 
 
 if __name__ == "__main__":

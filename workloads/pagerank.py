@@ -21,7 +21,6 @@ round, it is what came last.
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,27 +31,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 import clamor_ray as clamor
 
-from .cli import observe
+from .cli import observe, options
 from .cli import tasks as _tasks
-from .cli.options import cluster_options
+from .cli.program import CommandRun, program
 from .cli.report import human_bytes
+from .cli.results import TRAFFIC, WHAT_SERVERS_DID, print_rows, traffic
+from .cli.stages import Stages
 from .cli.waiting import finished, nodes_with_cpus, start_workers
 from .data import graphs
-from .data.graphs import Float64, Graph, WrongRanks
-from .knn import Stages, attached
+from .data.graphs import Float64, Graph
 
 TASKS_PER_CPU = 4
 TOP = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class PageRankJob:
     """What the command line asked for.
 
     Args:
@@ -86,7 +84,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
-class Iteration:
+class RankIteration:
     """One line of the result.
 
     Args:
@@ -105,7 +103,7 @@ class Iteration:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class PageRankOutcome:
     """Of a run.
 
     Args:
@@ -116,7 +114,7 @@ class Outcome:
     """
 
     ranks: Float64
-    lines: list[Iteration]
+    lines: list[RankIteration]
     graph_bytes: int
     error: float | None
 
@@ -153,7 +151,7 @@ def place(ranges: list[tuple[int, int]], nodes: list[tuple[str, int]]) -> list[S
 
 
 def build(
-    job: Job, done: Callable[[int], None] = lambda edges: None
+    job: PageRankJob, done: Callable[[int], None] = lambda edges: None
 ) -> clamor.GlobalRef[graphs.Graph]:
     """The graph as a global variable, generated where it will be read: there is no second copy."""
     n_bytes = 4 * job.n_edges + 12 * job.n_vertices + (1 << 20)
@@ -208,7 +206,7 @@ class Tasks:
         return out
 
 
-def run(job: Job, stages: Stages) -> Outcome:
+def run(job: PageRankJob, stages: Stages) -> PageRankOutcome:
     """Builds the graph and ranks it, on the cluster that this process is attached to.
 
     Raises:
@@ -225,7 +223,7 @@ def run(job: Job, stages: Stages) -> Outcome:
         clamor.free(graph)
 
 
-def rank(graph: clamor.GlobalRef[Graph], job: Job, stages: Stages) -> Outcome:
+def rank(graph: clamor.GlobalRef[Graph], job: PageRankJob, stages: Stages) -> PageRankOutcome:
     """Ranks a graph that was put already; of the job, what is about ranking counts.
 
     Raises:
@@ -236,7 +234,7 @@ def rank(graph: clamor.GlobalRef[Graph], job: Job, stages: Stages) -> Outcome:
     n_tasks = job.n_tasks or TASKS_PER_CPU * sum(n_cpus for _, n_cpus in nodes)
     ranges = graphs.balanced_ranges(here.first_edge, n_tasks)
     vector = clamor.zeros(here.n_vertices, np.float64)
-    lines: list[Iteration] = []
+    lines: list[RankIteration] = []
     try:
         whole = whole_vector(vector.nbytes, here.n_edges // len(ranges), observe.cache_bytes())
         tasks = Tasks(graph, vector, place(ranges, nodes), zigzag=job.zigzag, whole=whole)
@@ -249,7 +247,7 @@ def rank(graph: clamor.GlobalRef[Graph], job: Job, stages: Stages) -> Outcome:
                 after = observe.cost()
                 number = len(lines) + 1
                 lines.append(
-                    Iteration(number, tasks.update_s, tasks.tasks_s, residual, after - before)
+                    RankIteration(number, tasks.update_s, tasks.tasks_s, residual, after - before)
                 )
                 before = after
                 done(number)
@@ -258,7 +256,7 @@ def rank(graph: clamor.GlobalRef[Graph], job: Job, stages: Stages) -> Outcome:
             with stages.stage("check", "checking against SciPy in this process"):
                 expected = graphs.reference(here, job.damping, len(lines))
                 error = graphs.check(ranks, expected)
-        return Outcome(ranks, lines, graph.nbytes + vector.nbytes, error)
+        return PageRankOutcome(ranks, lines, graph.nbytes + vector.nbytes, error)
     finally:
         clamor.free(vector)
 
@@ -276,33 +274,20 @@ def whole_vector(vector_bytes: int, edges_of_task: int, cache_bytes: int) -> boo
     return used and (cache_bytes == 0 or vector_bytes <= cache_bytes // 2)
 
 
-def print_iterations(console: Console, lines: list[Iteration]) -> None:
+def print_iterations(console: Console, lines: list[RankIteration]) -> None:
     """The table of a run: a line per iteration."""
-    table = Table(
-        title="Iterations, and what the page servers of all nodes did in them",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
-    headings = (
-        *("iteration", "residual", "update\nms", "tasks\ns"),
-        *("faults", "received", "evicted", "fetched\nagain"),
-    )
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for line in lines:
-        table.add_row(
+    rows = (
+        (
             str(line.number),
             f"{line.residual:.2e}",
             f"{line.update_s * 1e3:.1f}",
             f"{line.tasks_s:.3f}",
-            f"{line.cost.faults:,}",
-            human_bytes(line.cost.bytes_received),
-            human_bytes(line.cost.evicted_blocks * 4096),
-            human_bytes(line.cost.refetched_blocks * 4096),
+            *traffic(line.cost),
         )
-    console.print(table)
+        for line in lines
+    )
+    headings = ("iteration", "residual", "update\nms", "tasks\ns", *TRAFFIC)
+    print_rows(console, headings, rows, title=f"Iterations, {WHAT_SERVERS_DID}")
 
 
 def write(ranks: Float64, out: Path) -> None:
@@ -311,50 +296,26 @@ def write(ranks: Float64, out: Path) -> None:
     pq.write_table(pa.table({"vertex": order, "rank": ranks[order]}), out)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--demo", is_flag=True, help="A graph of a million vertices on a local cluster.")
+@program("A graph of a million vertices on a local cluster.")
 @click.option(
     "--vertices",
     "n_vertices",
     type=click.IntRange(1000, (1 << 32) - 1),
     help="Of the graph. Default: 4,194,304; 1,048,576 for the demo.",
 )
-@click.option(
-    "--degree",
-    default=16.0,
-    show_default=True,
-    type=click.FloatRange(0, min_open=True),
-    help="Edges a vertex, on average.",
-)
-@click.option(
-    "--exponent",
-    default=2.1,
-    show_default=True,
-    type=click.FloatRange(1, min_open=True),
-    help="Of the power law of in- and out-degrees.",
-)
+@options.real("--degree", 16.0, "Edges a vertex, on average.", above=True)
+@options.exponent("Of the power law of in- and out-degrees.")
 @click.option(
     "--damping", default=0.85, show_default=True, type=click.FloatRange(0, 1, max_open=True)
 )
-@click.option("--iterations", default=20, show_default=True, type=click.IntRange(1))
-@click.option(
-    "--tolerance",
-    default=1e-6,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="It ends where the ranks moved by less (L1 norm).",
-)
-@click.option("--tasks", type=click.IntRange(1), help=f"Default: {TASKS_PER_CPU} for each CPU.")
-@click.option("--seed", default=1, show_default=True, help="Of the graph.")
-@cluster_options
-@click.option(
-    "--check/--no-check",
-    default=None,
-    help="Rank in this process too, and compare. Default: for the demo.",
-)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Ranks, Parquet.")
+@options.number("--iterations", 20)
+@options.real("--tolerance", 1e-6, "It ends where the ranks moved by less (L1 norm).")
+@options.count("--tasks", None, f"Default: {TASKS_PER_CPU} for each CPU.")
+@options.seed("Of the graph.")
+@options.check("Rank")
+@options.new_file("--out", "Ranks, Parquet.")
 def main(
-    demo: bool,
+    asked: CommandRun,
     n_vertices: int | None,
     degree: float,
     exponent: float,
@@ -363,10 +324,7 @@ def main(
     tolerance: float,
     tasks: int | None,
     seed: int,
-    cache_bytes: str | None,
-    cache_policy: str | None,
-    nodes: int | None,
-    check: bool | None,
+    check: bool,
     out: Path | None,
 ) -> None:
     """Ranks the vertices of a power-law graph, with a cap on what each node caches of it.
@@ -377,35 +335,20 @@ def main(
     Exit status: 0; 1 where the ranks are wrong; 2 where an option makes no sense; 3 where the
     library cannot work here.
     """
-    console = Console(highlight=False)
-    stages = Stages(console)
-    job = Job(
-        n_vertices or (1 << 20 if demo else 1 << 22),
+    job = PageRankJob(
+        n_vertices or (1 << 20 if asked.demo else 1 << 22),
         *(degree, exponent, damping, iterations, tolerance, tasks, seed),
-        check=demo if check is None else check,
+        check=check,
     )
-    try:
-        with attached(
-            nodes or (3 if demo else None),
-            stages,
-            cache_bytes=cache_bytes,
-            cache_policy=cache_policy,
-        ):
-            outcome = run(job, stages)
-    except WrongRanks as error:
-        console.print(f"[red]WRONG RANKS:[/red] {error}", soft_wrap=True)
-        sys.exit(1)
-    except clamor.errors.ClamorError as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(3)
+    with asked.attached():
+        outcome = run(job, asked.stages)
     if out is not None:
         write(outcome.ranks, out)
-    print_outcome(console, job, outcome)
-    if out is not None:
-        console.print(f"\nranks  {out}", soft_wrap=True)
+    print_outcome(asked, job, outcome)
+    asked.wrote(ranks=out)
 
 
-def print_outcome(console: Console, job: Job, outcome: Outcome) -> None:
+def print_outcome(asked: CommandRun, job: PageRankJob, outcome: PageRankOutcome) -> None:
     """What a run found, and what it took."""
     last = outcome.lines[-1]
     ended = "converged" if last.residual < job.tolerance else "stopped"
@@ -414,12 +357,11 @@ def print_outcome(console: Console, job: Job, outcome: Outcome) -> None:
         checked = f" All ranks equal SciPy's (largest relative difference {outcome.error:.0e})."
     best = np.argsort(-outcome.ranks)[:TOP].tolist()
     top = ", ".join(f"{v} ({outcome.ranks[v]:.2e})" for v in best)
-    console.print(
+    asked.say(
         f"\n{ended} after {last.number} iterations over {human_bytes(outcome.graph_bytes)}, "
-        f"residual {last.residual:.2e}.{checked}\nhighest ranks: {top}\n",
-        soft_wrap=True,
+        f"residual {last.residual:.2e}.{checked}\nhighest ranks: {top}\n"
     )
-    print_iterations(console, outcome.lines)
+    print_iterations(asked.console, outcome.lines)
 
 
 if __name__ == "__main__":

@@ -27,34 +27,31 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-import click
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 import clamor_ray as clamor
 
-from .cli import observe
+from .cli import observe, options
 from .cli import tasks as _tasks
-from .cli.options import cluster_options
+from .cli.program import CommandRun, program
 from .cli.report import human_bytes
+from .cli.results import TRAFFIC, WHAT_SERVERS_DID, print_rows, traffic
+from .cli.stages import Stages
 from .cli.waiting import finished, nodes_with_cpus, start_workers
 from .data import records
-from .data.records import RECORD_BYTES, Keys, Records, WrongOrder
-from .knn import Stages, attached
+from .data.records import RECORD_BYTES, Keys, Records
 
 WINDOW_BYTES = 16 << 20
 SAMPLES = 256  # a partition: its size is within a fifth of the mean, nearly always
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class SortJob:
     """What the command line asked for.
 
     Args:
@@ -74,7 +71,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class SortStep:
     """One line of the result.
 
     Args:
@@ -104,7 +101,7 @@ class Partition:
 
 
 def build(
-    job: Job, done: Callable[[int], None] = lambda records: None
+    job: SortJob, done: Callable[[int], None] = lambda records: None
 ) -> tuple[clamor.GlobalRef[Records], int]:
     """The records as a global variable, generated in place, and their checksum."""
     with clamor.region(job.n_records * RECORD_BYTES + (1 << 16)) as region:
@@ -118,7 +115,7 @@ class Steps:
 
     def __init__(self, stages: Stages) -> None:
         self.stages = stages
-        self.lines: list[Step] = []
+        self.lines: list[SortStep] = []
 
     def run(self, name: str, text: str, task: Any, arguments: list[tuple[Any, ...]]) -> list[Any]:
         """What a task for each of the arguments returns, in their order."""
@@ -131,7 +128,7 @@ class Steps:
                 out[number] = value
                 done(count)
             seconds = time.perf_counter() - start
-            self.lines.append(Step(name, seconds, len(out), observe.cost() - before))
+            self.lines.append(SortStep(name, seconds, len(out), observe.cost() - before))
         return out
 
 
@@ -201,7 +198,7 @@ def window_records(cache_bytes: int, n_tasks: int) -> int:
     return max(1, window // RECORD_BYTES)
 
 
-def run(job: Job, stages: Stages) -> list[Step]:
+def run(job: SortJob, stages: Stages) -> list[SortStep]:
     """Generates, sorts and checks, on the cluster that this process is attached to.
 
     Raises:
@@ -226,56 +223,41 @@ def run(job: Job, stages: Stages) -> list[Step]:
     return steps.lines
 
 
-def print_steps(console: Console, n_bytes: int, lines: list[Step]) -> None:
+def print_steps(console: Console, n_bytes: int, lines: list[SortStep]) -> None:
     """The table of a run: a line per step."""
-    table = Table(
-        title="Steps, and what the page servers of all nodes did in them",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
-    table.add_column("step", no_wrap=True)
-    headings = ("tasks", "s", "MB/s", "faults", "received", "evicted", "fetched\nagain")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for line in lines:
-        table.add_row(
+    rows = (
+        (
             line.name,
             f"{line.tasks:,}",
             f"{line.seconds:.2f}",
             f"{n_bytes / 1e6 / line.seconds:,.0f}",
-            f"{line.cost.faults:,}",
-            human_bytes(line.cost.bytes_received),
-            human_bytes(line.cost.evicted_blocks * 4096),
-            human_bytes(line.cost.refetched_blocks * 4096),
+            *traffic(line.cost),
         )
-    console.print(table)
+        for line in lines
+    )
+    headings = ("step", "tasks", "s", "MB/s", *TRAFFIC)
+    print_rows(console, headings, rows, title=f"Steps, {WHAT_SERVERS_DID}", names=True)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--demo", is_flag=True, help="A million records on a local cluster.")
-@click.option(
+@program("A million records on a local cluster.")
+@options.count(
     "--records",
     "n_records",
-    type=click.IntRange(1000),
-    help="Of 100 bytes. Default: 10,000,000; 1,000,000 for the demo.",
+    "Of 100 bytes. Default: 10,000,000; 1,000,000 for the demo.",
+    least=1000,
 )
-@click.option(
+@options.real(
     "--partition-mib",
-    type=click.FloatRange(0, min_open=True),
-    help="Of a partition, in MiB: what a task has in private memory. Default: 64; 8 for the demo.",
+    None,
+    "Of a partition, in MiB: what a task has in private memory. Default: 64; 8 for the demo.",
+    above=True,
 )
-@click.option("--seed", default=1, show_default=True, help="Of the records.")
-@cluster_options
+@options.seed("Of the records.")
 def main(
-    demo: bool,
+    asked: CommandRun,
     n_records: int | None,
     partition_mib: float | None,
     seed: int,
-    cache_bytes: str | None,
-    cache_policy: str | None,
-    nodes: int | None,
 ) -> None:
     """Generates records of 100 bytes, sorts them by their keys of 10, and checks the result.
 
@@ -284,32 +266,17 @@ def main(
     Exit status: 0; 1 where the result is wrong; 2 where an option makes no sense; 3 where the
     library cannot work here.
     """
-    console = Console(highlight=False)
-    stages = Stages(console)
-    n_records = n_records or (1_000_000 if demo else 10_000_000)
-    mib = partition_mib or (8 if demo else 64)
-    job = Job(n_records, max(RECORD_BYTES, int(mib * (1 << 20))), seed)
-    try:
-        with attached(
-            nodes or (3 if demo else None),
-            stages,
-            cache_bytes=cache_bytes,
-            cache_policy=cache_policy,
-        ):
-            lines = run(job, stages)
-    except WrongOrder as error:
-        console.print(f"[red]WRONG ORDER:[/red] {error}", soft_wrap=True)
-        sys.exit(1)
-    except clamor.errors.ClamorError as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(3)
+    n_records = n_records or (1_000_000 if asked.demo else 10_000_000)
+    mib = partition_mib or (8 if asked.demo else 64)
+    job = SortJob(n_records, max(RECORD_BYTES, int(mib * (1 << 20))), seed)
+    with asked.attached():
+        lines = run(job, asked.stages)
     n_bytes = job.n_records * RECORD_BYTES
-    console.print(
+    asked.say(
         f"\n{job.n_records:,} records, {human_bytes(n_bytes)}, in order in {job.n_partitions:,} "
-        "partitions, and the same that went in.\n",
-        soft_wrap=True,
+        "partitions, and the same that went in.\n"
     )
-    print_steps(console, n_bytes, lines)
+    print_steps(asked.console, n_bytes, lines)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ What makes blocks of 4 KiB fit for this is the order of the weights: see `models
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,34 +27,28 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 import clamor_ray as clamor
 
-from .cli import observe
-from .cli.options import cluster_options
+from .cli import observe, options
+from .cli.program import CommandRun, program, refuse_both
 from .cli.report import human_bytes
-from .cli.waiting import TASK_TIMEOUT_S, nodes_with_cpus, start_workers
+from .cli.results import WHAT_SERVERS_DID, agreement, draw_curve, print_rows
+from .cli.stages import Stages
+from .cli.waiting import TASK_TIMEOUT_S, default_partitions, nodes_with_cpus, start_workers
 from .data import criteo
-from .data.criteo import Rows
-from .data.places import InputError
-from .knn import Stages, attached
+from .data.criteo import CriteoRows
+from .data.errors import InputError, WrongWeights
 from .models import logistic
-from .models.logistic import Block, Float32, Layout, Synthetic, WrongWeights
+from .models.logistic import Float32, ParameterLayout, RowBlock, Synthetic
 
-PARTITIONS_PER_CPU = 2
 DEMO_ROWS = 120_000
 DEMO_PARAMETERS = 10_000_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class SparseJob:
     """What the command line asked for.
 
     Args:
@@ -66,7 +59,7 @@ class Job:
         iterations: steps.
         rate: of learning.
         batches: parts of each partition; a step takes one of them, in turn.
-        n_partitions: None for PARTITIONS_PER_CPU for each CPU.
+        n_partitions: None for `default_partitions()`.
         check: whether to do it in this process as well.
     """
 
@@ -82,7 +75,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
-class Iteration:
+class SgdIteration:
     """One line of the result.
 
     Args:
@@ -99,7 +92,7 @@ class Iteration:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class SparseOutcome:
     """Of a run.
 
     Args:
@@ -115,14 +108,14 @@ class Outcome:
     n_seen: int
     weights: Float32
     keys: npt.NDArray[np.uint64] | None
-    lines: list[Iteration]
+    lines: list[SgdIteration]
     error: float | None
 
 
 # ------------------------------------------------------------------ tasks
 
 
-def load(numbers: npt.NDArray[np.int64], source: Any) -> list[Rows]:
+def load(numbers: npt.NDArray[np.int64], source: Any) -> list[CriteoRows]:
     """The rows of these partitions: what `map_batches` over their numbers calls.
 
     Args:
@@ -138,7 +131,7 @@ def keys_of(rows: Any) -> list[Any]:
     return [logistic.distinct(part) for part in rows]
 
 
-def encode(batch: Any, layout: Layout, batches: int) -> list[Block]:
+def encode(batch: Any, layout: ParameterLayout, batches: int) -> list[RowBlock]:
     """Rows with ids, in row blocks.
 
     Args:
@@ -157,7 +150,7 @@ def encode(batch: Any, layout: Layout, batches: int) -> list[Block]:
     return out
 
 
-def pull(block: Block, variables: Sequence[Float32]) -> Float32:
+def pull(block: RowBlock, variables: Sequence[Float32]) -> Float32:
     """The weights of `block.ids`, from the variables that have them.
 
     Where blocks are used for a good part, all that are not here come in one batch, and are then
@@ -191,7 +184,7 @@ def step(
         number: of the step, from 0.
         rate: of learning.
         sizes: rows of the step's blocks in all partitions, for each of the blocks' numbers.
-        variables: the weights, see `Layout`.
+        variables: the weights, see `ParameterLayout`.
 
     Returns:
         Shape (1,): the sum of its rows' losses before the step.
@@ -219,7 +212,7 @@ def make_variable(length: int) -> list[Any]:
 # ------------------------------------------------------------------ the driver
 
 
-class Model:
+class SparseWeights:
     """Weights in global variables, one homed on each node with CPUs.
 
     Args:
@@ -232,7 +225,7 @@ class Model:
 
         nodes = [node_id for node_id, _ in nodes_with_cpus()]
         homes = [nodes[i % len(nodes)] for i in range(n_variables or len(nodes))]
-        self.layout = Layout(n_parameters, len(homes))
+        self.layout = ParameterLayout(n_parameters, len(homes))
         made = [
             ray.remote(make_variable)
             .options(
@@ -267,7 +260,7 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared:
+class PreparedRows:
     """Rows with ids, where they will be used.
 
     Args:
@@ -288,14 +281,14 @@ class Prepared:
         return sum(self.sizes)
 
 
-def prepare(job: Job, layout: Layout, stages: Stages) -> Prepared:
+def prepare(job: SparseJob, layout: ParameterLayout, stages: Stages) -> PreparedRows:
     """Loads the rows, makes the dictionary, and gives every row its ids.
 
     Raises:
         InputError: There are no rows.
         SourceError: A line is none of the schema.
     """
-    n_partitions = job.n_partitions or PARTITIONS_PER_CPU * sum(n for _, n in nodes_with_cpus())
+    n_partitions = job.n_partitions or default_partitions()
     source: Any = job.synthetic
     if job.synthetic is not None:
         n_partitions = job.synthetic.n_partitions
@@ -325,7 +318,7 @@ def prepare(job: Job, layout: Layout, stages: Stages) -> Prepared:
     sizes = np.array(lengths, np.int64).reshape(-1, job.batches).sum(axis=0).tolist()
     if not sum(sizes):
         raise InputError(f"{job.data} has no rows")
-    return Prepared(blocks, sizes, n_seen, keys)
+    return PreparedRows(blocks, sizes, n_seen, keys)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,7 +328,7 @@ class _Boxed:
     ids: Any
 
 
-def _encode_boxed(batch: Any, layout: Layout, batches: int) -> list[Block]:
+def _encode_boxed(batch: Any, layout: ParameterLayout, batches: int) -> list[RowBlock]:
     rows, boxes = batch
     return encode((rows, [box.ids for box in boxes]), layout, batches)
 
@@ -349,7 +342,7 @@ def labels_and_ids(blocks: Any) -> list[Any]:
     return [[(block.labels, block.ids[block.which]) for block in blocks]]
 
 
-def iterate(model: Model, prepared: Prepared, rate: float, iterations: int) -> Any:
+def iterate(model: SparseWeights, prepared: PreparedRows, rate: float, iterations: int) -> Any:
     """Steps of SGD, one at a time; yields the mean loss before each."""
     for number in range(iterations):
         sizes = prepared.sizes
@@ -357,7 +350,7 @@ def iterate(model: Model, prepared: Prepared, rate: float, iterations: int) -> A
         yield float(np.asarray(stage.sum())) / max(1, sizes[number % len(sizes)])
 
 
-def run(job: Job, stages: Stages) -> Outcome:
+def run(job: SparseJob, stages: Stages) -> SparseOutcome:
     """Loads, trains and checks, on the cluster that this process is attached to.
 
     Raises:
@@ -366,24 +359,24 @@ def run(job: Job, stages: Stages) -> Outcome:
     """
     with stages.stage("workers", "starting workers"):
         start_workers(collections=True)
-    model = Model(job.n_parameters)
+    model = SparseWeights(job.n_parameters)
     try:
         return train(model, job, stages)
     finally:
         model.free()
 
 
-def train(model: Model, job: Job, stages: Stages) -> Outcome:
+def train(model: SparseWeights, job: SparseJob, stages: Stages) -> SparseOutcome:
     """As `run`, with a model."""
     prepared = prepare(job, model.layout, stages)
-    lines: list[Iteration] = []
+    lines: list[SgdIteration] = []
     text = f"{job.iterations} iterations over {prepared.n_rows:,} rows"
     with stages.stage("iterate", text, job.iterations) as done:
         before, started = observe.cost(), time.perf_counter()
         for loss in iterate(model, prepared, job.rate, job.iterations):
             took = time.perf_counter() - started
             after = observe.cost()
-            lines.append(Iteration(len(lines) + 1, took, loss, after - before))
+            lines.append(SgdIteration(len(lines) + 1, took, loss, after - before))
             done(len(lines))
             before, started = after, time.perf_counter()
     weights = model.weights(0 if job.hashed else prepared.n_seen)
@@ -391,10 +384,12 @@ def train(model: Model, job: Job, stages: Stages) -> Outcome:
     if job.check:
         with stages.stage("check", "checking against the same in this process"):
             error = check(model, prepared, job, lines)
-    return Outcome(prepared.n_rows, prepared.n_seen, weights, prepared.keys, lines, error)
+    return SparseOutcome(prepared.n_rows, prepared.n_seen, weights, prepared.keys, lines, error)
 
 
-def check(model: Model, prepared: Prepared, job: Job, lines: Sequence[Iteration]) -> float:
+def check(
+    model: SparseWeights, prepared: PreparedRows, job: SparseJob, lines: Sequence[SgdIteration]
+) -> float:
     """Weights and losses against the plain reference; the largest difference of a weight.
 
     Raises:
@@ -421,27 +416,15 @@ def check(model: Model, prepared: Prepared, job: Job, lines: Sequence[Iteration]
 # ------------------------------------------------------------------ for people
 
 
-def print_outcome(console: Console, outcome: Outcome) -> None:
+def print_outcome(asked: CommandRun, outcome: SparseOutcome) -> None:
     """What a run found, and what it took."""
-    checked = ""
-    if outcome.error is not None:
-        checked = (
-            f" All weights equal those of one process (largest difference {outcome.error:.0e})."
-        )
-    console.print(
+    asked.say(
         f"\n{outcome.n_rows:,} rows, {outcome.n_seen:,} parameters; log loss "
         f"{outcome.lines[0].loss:.4f} before the first iteration and "
-        f"{outcome.lines[-1].loss:.4f} before the last.{checked}\n",
-        soft_wrap=True,
+        f"{outcome.lines[-1].loss:.4f} before the last.{agreement('weights', outcome.error)}\n"
     )
-    table = Table(
-        title="Iterations, and what the page servers of all nodes did in them",
-        title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0),
-    )  # fmt: skip
-    for heading in ("iteration", "log loss", "seconds", "faults", "blocks\nfetched", "received"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for line in outcome.lines:
-        table.add_row(
+    rows = (
+        (
             str(line.number),
             f"{line.loss:.6f}",
             f"{line.seconds:.3f}",
@@ -449,40 +432,22 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
             f"{line.cost.blocks_fetched:,}",
             human_bytes(line.cost.bytes_received),
         )
-    console.print(table)
+        for line in outcome.lines
+    )
+    headings = ("iteration", "log loss", "seconds", "faults", "blocks\nfetched", "received")
+    print_rows(asked.console, headings, rows, title=f"Iterations, {WHAT_SERVERS_DID}")
 
 
-def draw_losses(lines: Sequence[Iteration], picture: Path) -> None:
-    """PNG of the loss by iterations."""
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.plot([line.number for line in lines], [line.loss for line in lines], marker="o", ms=3)
-    axes.set_title("Sparse logistic regression", loc="left")
-    axes.set_xlabel("iteration")
-    axes.set_ylabel("log loss before it")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(color="#e5e5e5")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(picture, format="png", dpi=150)
-
-
-def write(outcome: Outcome, n_parameters: int, out: Path) -> None:
+def write(outcome: SparseOutcome, n_parameters: int, out: Path) -> None:
     """Parquet: key, weight; the most frequent keys first."""
     keys = outcome.keys if outcome.keys is not None else np.empty(0, np.uint64)
     ids = logistic.folded(np.arange(len(keys)), n_parameters)
     pq.write_table(pa.table({"key": keys, "weight": outcome.weights[ids]}), out)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@program(f"{DEMO_ROWS:,} rows on a local cluster.")
 @click.argument("data", metavar="[ROWS]", required=False)
-@click.option("--demo", is_flag=True, help=f"{DEMO_ROWS:,} rows on a local cluster.")
-@click.option(
-    "--rows",
-    "n_rows",
-    type=click.IntRange(1),
-    help=f"To generate. Default: 1,000,000; {DEMO_ROWS:,} for the demo.",
-)
+@options.count("--rows", "n_rows", f"To generate. Default: 1,000,000; {DEMO_ROWS:,} for the demo.")
 @click.option(
     "--parameters",
     "n_parameters",
@@ -499,48 +464,27 @@ def write(outcome: Outcome, n_parameters: int, out: Path) -> None:
     help="How a value gets its parameter: by frequency, which counts all values first, or by the "
     "remainder of its hash, which scatters them over all blocks.",
 )
-@click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
-@click.option(
+@options.number("--iterations", 10)
+@options.real(
     "--rate",
-    default=0.2,
-    show_default=True,
-    type=click.FloatRange(0, min_open=True),
-    help="Of learning. Above about 0.2 it may not converge: a row has 39 features.",
+    0.2,
+    "Of learning. Above about 0.2 it may not converge: a row has 39 features.",
+    above=True,
 )
-@click.option(
-    "--batches",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Parts of the rows; each iteration takes one of them, in turn.",
-)
-@click.option(
-    "--skew",
-    default=1.1,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="Exponent of the Zipf distribution of generated values.",
-)
-@click.option(
-    "--partitions", type=click.IntRange(1), help=f"Default: {PARTITIONS_PER_CPU} for each CPU."
-)
-@click.option("--seed", default=1, show_default=True, help="Of the generated rows.")
-@click.option(
+@options.number("--batches", 1, "Parts of the rows; each iteration takes one of them, in turn.")
+@options.real("--skew", 1.1, "Exponent of the Zipf distribution of generated values.")
+@options.partitions()
+@options.seed("Of the generated rows.")
+@options.new_folder(
     "--save",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Write the generated rows to this folder, as Criteo's files, and read them from there.",
+    "Write the generated rows to this folder, as Criteo's files, and read them from there.",
 )
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Loss curve, PNG.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Weights, Parquet.")
-@click.option(
-    "--check/--no-check",
-    default=None,
-    help="Do it in this process too, and compare. Default: for the demo.",
-)
-@cluster_options
+@options.new_file("--picture", "Loss curve, PNG.")
+@options.new_file("--out", "Weights, Parquet.")
+@options.check()
 def main(
+    asked: CommandRun,
     data: str | None,
-    demo: bool,
     n_rows: int | None,
     n_parameters: int,
     ids: str,
@@ -553,10 +497,7 @@ def main(
     save: Path | None,
     picture: Path | None,
     out: Path | None,
-    check: bool | None,
-    cache_bytes: str | None,
-    cache_policy: str | None,
-    nodes: int | None,
+    check: bool,
 ) -> None:
     """Trains on ROWS, files of the Criteo schema by path or pattern, or on rows that it generates.
 
@@ -565,52 +506,33 @@ def main(
     Exit status: 0; 1 where the weights are wrong; 2 where the input cannot be used; 3 where the
     library cannot work here.
     """
-    console = Console(highlight=False)
-    stages = Stages(console)
-    if data and (demo or save or n_rows):
-        raise click.UsageError("--demo, --rows and --save are of generated rows: give no file")
+    refuse_both(data, {"--demo": asked.demo, "--rows": n_rows, "--save": save}, "rows")
     if out is not None and ids == "hash":
         raise click.UsageError("--out writes a weight for each key: it needs --ids dictionary")
-    try:
-        with attached(
-            nodes or (3 if demo else None),
-            stages,
-            cache_bytes=cache_bytes,
-            cache_policy=cache_policy,
-        ):
-            synthetic, files = None, []
-            if not data:
-                n_cpus = sum(n_cpus for _, n_cpus in nodes_with_cpus())
-                synthetic = Synthetic(
-                    n_rows or (DEMO_ROWS if demo else 1_000_000),
-                    partitions or PARTITIONS_PER_CPU * n_cpus,
-                    *(n_parameters, skew, seed),
-                )
-                if save:
-                    with stages.stage("save", f"writing rows to {save}"):
-                        files = [str(path) for path in synthetic.save(save)]
-                    synthetic = None
-            job = Job(
-                *(synthetic, data or files, n_parameters, ids == "hash", iterations, rate),
-                *(batches, partitions, demo if check is None else check),
+    with asked.attached():
+        synthetic, files = None, []
+        if not data:
+            synthetic = Synthetic(
+                n_rows or (DEMO_ROWS if asked.demo else 1_000_000),
+                partitions or default_partitions(),
+                *(n_parameters, skew, seed),
             )
-            outcome = run(job, stages)
-    except WrongWeights as error:
-        console.print(f"[red]WRONG WEIGHTS:[/red] {error}", soft_wrap=True)
-        sys.exit(1)
-    except (InputError, clamor.errors.SourceError) as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(2)
-    except clamor.errors.ClamorError as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(3)
-    print_outcome(console, outcome)
+            if save:
+                with asked.stages.stage("save", f"writing rows to {save}"):
+                    files = [str(path) for path in synthetic.save(save)]
+                synthetic = None
+        job = SparseJob(
+            *(synthetic, data or files, n_parameters, ids == "hash", iterations, rate),
+            *(batches, partitions, check),
+        )
+        outcome = run(job, asked.stages)
+    print_outcome(asked, outcome)
     if picture is not None:
-        draw_losses(outcome.lines, picture)
-        console.print(f"\nloss curve  {picture}", soft_wrap=True)
+        title = f"{outcome.n_rows:,} rows, {outcome.n_seen:,} parameters"
+        draw_curve(outcome.lines, title, "log loss before it", picture)
     if out is not None:
         write(outcome, n_parameters, out)
-        console.print(f"\nweights  {out}", soft_wrap=True)
+    asked.wrote(picture=picture, weights=out)
 
 
 if __name__ == "__main__":

@@ -11,29 +11,27 @@ task found is checked against a plain dict, and at the end so is every version t
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
-from typing import Any
 
 import click
 import numpy as np
 import ray
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 import clamor_ray as clamor
 
-from .cli import observe
+from .cli import observe, options
+from .cli.attaching import node_names
+from .cli.program import CommandRun, program
 from .cli.report import human_bytes
-from .data.stream import Batch, Int64, Model, WrongValue, checksum, first_value, key_of, zipf
-from .knn import Stages, attached, node_names
-
-TASK_TIMEOUT_S = 1800.0
+from .cli.results import print_rows
+from .cli.stages import Stages
+from .cli.waiting import TASK_TIMEOUT_S
+from .data.stream import Batch, Int64, PlainMap, WrongValue, checksum, first_value, key_of, zipf
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class StreamJob:
     """What the command line asked for.
 
     Args:
@@ -111,7 +109,7 @@ def build(n_keys: int) -> clamor.HashMap:
     return clamor.HashMap.build(keys, first_value(keys))
 
 
-def run(job: Job, stages: Stages) -> list[Round]:
+def run(job: StreamJob, stages: Stages) -> list[Round]:
     """All rounds, on the cluster that this process is attached to.
 
     Raises:
@@ -119,16 +117,16 @@ def run(job: Job, stages: Stages) -> list[Round]:
     """
     with stages.stage("build", f"building a map of {job.n_keys:,} keys"):
         m = build(job.n_keys)
-    model = Model(job.n_keys)
+    model = PlainMap(job.n_keys)
     rng = np.random.default_rng(job.seed)
-    rounds, history = [], {0: Model(job.n_keys)}
+    rounds, history = [], {0: PlainMap(job.n_keys)}
     try:
         total = job.n_lookups * (job.rounds + 1)
         text = f"{job.rounds} rounds of {job.n_changes:,} changes and {job.n_lookups:,} look-ups"
         with stages.stage("rounds", text, total) as done:
             for number in range(job.rounds + 1):
                 rounds.append(_round(m, model, job, number, rng))
-                history[m.version] = Model(job.n_keys)
+                history[m.version] = PlainMap(job.n_keys)
                 history[m.version].changed = dict(model.changed)
                 done(job.n_lookups * (number + 1))
         with stages.stage("check", f"checking {len(history)} versions once more"):
@@ -139,7 +137,7 @@ def run(job: Job, stages: Stages) -> list[Round]:
 
 
 def _round(
-    m: clamor.HashMap, model: Model, job: Job, number: int, rng: np.random.Generator
+    m: clamor.HashMap, model: PlainMap, job: StreamJob, number: int, rng: np.random.Generator
 ) -> Round:
     before = observe.node_counters(m.ref)
     old_version = m.version
@@ -190,7 +188,7 @@ def _round(
     )
 
 
-def _check_versions(m: clamor.HashMap, history: dict[int, Model]) -> None:
+def _check_versions(m: clamor.HashMap, history: dict[int, PlainMap]) -> None:
     """Every version still says what it said: of all keys that ever changed."""
     last = history[max(history)]
     keys = np.array(sorted(last.changed), np.int64)
@@ -201,19 +199,8 @@ def _check_versions(m: clamor.HashMap, history: dict[int, Model]) -> None:
 
 def print_rounds(console: Console, rounds: list[Round], names: list[tuple[str, str]]) -> None:
     """The table of a run: a line per round, a column of received bytes per node."""
-    table = Table(
-        title="Rounds, and what each node received",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
-    for heading in ("round", "version", "update\nms", "look-ups\ns", "dirty\nblocks"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for _, name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    for line in rounds:
-        table.add_row(
+    rows = (
+        (
             str(line.number),
             str(line.version),
             f"{line.update_s * 1e3:.1f}" if line.number else "",
@@ -221,51 +208,37 @@ def print_rounds(console: Console, rounds: list[Round], names: list[tuple[str, s
             f"{line.dirty_blocks:,}" if line.number else "",
             *(human_bytes(line.received_bytes.get(node_id, 0)) for node_id, _ in names),
         )
-    console.print(table)
+        for line in rounds
+    )
+    headings = ["round", "version", "update\nms", "look-ups\ns", "dirty\nblocks"]
+    headings += [name for _, name in names]
+    print_rows(console, headings, rows, title="Rounds, and what each node received")
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--demo", is_flag=True, help="A map of a million keys on a local cluster.")
-@click.option(
+@program("A map of a million keys on a local cluster.")
+@options.count(
     "--keys",
     "n_keys",
-    type=click.IntRange(1000),
-    help="Keys in the map. Default: 33,554,432 (1 GiB); 1,048,576 for the demo.",
+    "Keys in the map. Default: 33,554,432 (1 GiB); 1,048,576 for the demo.",
+    least=1000,
 )
-@click.option("--rounds", default=10, show_default=True, type=click.IntRange(1))
-@click.option(
-    "--changes",
-    "n_changes",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Keys that the driver changes in each round.",
-)
-@click.option(
-    "--lookups",
-    "n_lookups",
-    type=click.IntRange(1),
-    help="Look-ups of a round. Default: 10,000,000; 300,000 for the demo.",
+@options.number("--rounds", 10)
+@options.number("--changes", 1, "Keys that the driver changes in each round.")
+@options.count(
+    "--lookups", "n_lookups", "Look-ups of a round. Default: 10,000,000; 300,000 for the demo."
 )
 @click.option("--skew", default=0.99, show_default=True, type=click.FloatRange(0, 4))
-@click.option("--tasks", type=click.IntRange(1), help="Of a round. Default: one for each CPU.")
-@click.option("--seed", default=1, show_default=True)
-@click.option(
-    "--nodes",
-    type=click.IntRange(1, 64),
-    help="Start a local cluster of so many nodes, unless RAY_ADDRESS names one. "
-    "Default: 3 for the demo, else whatever ray.init() finds.",
-)
+@options.count("--tasks", None, "Of a round. Default: one for each CPU.")
+@options.seed()
 def main(
-    demo: bool,
+    asked: CommandRun,
     n_keys: int | None,
     rounds: int,
-    n_changes: int,
+    changes: int,
     n_lookups: int | None,
     skew: float,
     tasks: int | None,
     seed: int,
-    nodes: int | None,
 ) -> None:
     """Changes a hash map in place, round by round, while tasks on all nodes look keys up.
 
@@ -274,34 +247,23 @@ def main(
 
     Exit status: 0; 1 where a task found a wrong value; 3 where the library cannot work here.
     """
-    console = Console(highlight=False)
-    stages = Stages(console)
-    try:
-        with attached(nodes or (3 if demo else None), stages):
-            cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-            job = Job(
-                n_keys=n_keys or (1 << 20 if demo else 1 << 25),
-                rounds=rounds,
-                n_changes=n_changes,
-                n_lookups=n_lookups or (300_000 if demo else 10_000_000),
-                n_tasks=tasks or cpus,
-                skew=skew,
-                seed=seed,
-            )
-            lines = run(job, stages)
-            own = ray.get_runtime_context().get_node_id()
-            names: list[Any] = node_names(ray.nodes(), own)
-    except WrongValue as error:
-        console.print(f"[red]WRONG VALUE:[/red] {error}", soft_wrap=True)
-        sys.exit(1)
-    except clamor.errors.ClamorError as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(3)
-    console.print(
+    with asked.attached():
+        job = StreamJob(
+            n_keys=n_keys or (1 << 20 if asked.demo else 1 << 25),
+            rounds=rounds,
+            n_changes=changes,
+            n_lookups=n_lookups or (300_000 if asked.demo else 10_000_000),
+            n_tasks=tasks or max(1, int(ray.cluster_resources().get("CPU", 1))),
+            skew=skew,
+            seed=seed,
+        )
+        lines = run(job, asked.stages)
+        names = node_names(ray.nodes(), ray.get_runtime_context().get_node_id())
+    asked.say(
         f"\n{(rounds + 1) * job.n_lookups:,} look-ups found what a plain dict holds, "
         f"in {len(lines)} versions.\n"
     )
-    print_rounds(console, lines, names)
+    print_rounds(asked.console, lines, names)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -21,28 +20,27 @@ from typing import Any
 import click
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console
 
 import clamor_ray as clamor
 
-from .cli.options import cluster_options
-from .cli.waiting import nodes_with_cpus, start_workers
+from .cli import options
+from .cli.program import CommandRun, program, refuse_both
+from .cli.stages import Stages
+from .cli.waiting import default_partitions, start_workers
 from .data import words
-from .data.places import InputError
+from .data.errors import InputError
 from .data.words import WrongCounts
-from .knn import Stages, attached
 
-PARTITIONS_PER_CPU = 2
 TOP = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class WordCountJob:
     """What the command line asked for.
 
     Args:
         files: paths or globs of text.
-        n_partitions: None for PARTITIONS_PER_CPU for each CPU.
+        n_partitions: None for `default_partitions()`.
         check: whether to count in this process as well.
     """
 
@@ -52,7 +50,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class WordCountOutcome:
     """Of a run.
 
     Args:
@@ -71,14 +69,14 @@ def count(lines: Any) -> Any:
     return lines.flat_map(words.words_of).map(words.once).reduce_by_key("sum")
 
 
-def run(job: Job, stages: Stages) -> Outcome:
+def run(job: WordCountJob, stages: Stages) -> WordCountOutcome:
     """Counts and checks, on the cluster that this process is attached to.
 
     Raises:
         InputError: There are no words.
         WrongCounts: The counts are not those of `collections.Counter`.
     """
-    n_partitions = job.n_partitions or PARTITIONS_PER_CPU * sum(n for _, n in nodes_with_cpus())
+    n_partitions = job.n_partitions or default_partitions()
     with stages.stage("workers", "starting workers"):
         start_workers(collections=True)
     with stages.stage("count", f"counting words in {n_partitions:,} partitions"):
@@ -94,7 +92,7 @@ def run(job: Job, stages: Stages) -> Outcome:
     if job.check:
         with stages.stage("check", "checking against collections.Counter"):
             words.check(counts, words.reference(paths_of(job.files)))
-    return Outcome(counts, seconds, job.check)
+    return WordCountOutcome(counts, seconds, job.check)
 
 
 def paths_of(files: list[str]) -> list[Path]:
@@ -110,49 +108,22 @@ def write(counts: Counter[str], out: Path) -> None:
     pq.write_table(pa.table(dict(zip(("word", "count"), map(list, columns), strict=True))), out)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@program("A million words on a local cluster.")
 @click.argument("files", metavar="[TEXT]...", nargs=-1)
-@click.option("--demo", is_flag=True, help="A million words on a local cluster.")
-@click.option(
-    "--words",
-    "n_words",
-    type=click.IntRange(1),
-    help="To generate. Default: 1,000,000.",
-)
-@click.option(
-    "--vocabulary",
-    default=50_000,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Different words, at the most.",
-)
-@click.option(
-    "--skew",
-    default=1.0,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="The i-th word is as frequent as 1 / i ** skew.",
-)
+@options.count("--words", "n_words", "To generate. Default: 1,000,000.")
+@options.number("--vocabulary", 50_000, "Different words, at the most.")
+@options.real("--skew", 1.0, "The i-th word is as frequent as 1 / i ** skew.")
 @click.option("--files", "n_files", default=8, show_default=True, type=click.IntRange(1))
-@click.option("--seed", default=1, show_default=True, help="Of the text.")
-@click.option(
-    "--save",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where generated text goes. Default: a temporary folder, removed at the end.",
+@options.seed("Of the text.")
+@options.new_folder(
+    "--save", "Where generated text goes. Default: a temporary folder, removed at the end."
 )
-@click.option(
-    "--partitions", type=click.IntRange(1), help=f"Default: {PARTITIONS_PER_CPU} for each CPU."
-)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Counts, Parquet.")
-@click.option(
-    "--check/--no-check",
-    default=None,
-    help="Count in this process too, and compare. Default: for the demo.",
-)
-@cluster_options
+@options.partitions()
+@options.new_file("--out", "Counts, Parquet.")
+@options.check("Count")
 def main(
+    asked: CommandRun,
     files: tuple[str, ...],
-    demo: bool,
     n_words: int | None,
     vocabulary: int,
     skew: float,
@@ -161,10 +132,7 @@ def main(
     save: Path | None,
     partitions: int | None,
     out: Path | None,
-    check: bool | None,
-    cache_bytes: str | None,
-    cache_policy: str | None,
-    nodes: int | None,
+    check: bool,
 ) -> None:
     """Counts the words of TEXT: files by path or glob, also s3://; or of text that it generates.
 
@@ -173,58 +141,38 @@ def main(
     Exit status: 0; 1 where counts are wrong; 2 where the input cannot be used; 3 where the library
     cannot work here.
     """
-    console = Console(highlight=False)
-    stages = Stages(console)
-    check = demo if check is None else check
-    if files and (demo or save or n_words):
-        raise click.UsageError("--demo, --words and --save are of generated text: give no file")
-    if not files and not (demo or save or n_words):
+    refuse_both(files, {"--demo": asked.demo, "--words": n_words, "--save": save}, "text")
+    if not files and not (asked.demo or save or n_words):
         raise click.UsageError("give TEXT, or --demo")
     if check and any("://" in each for each in files):
         raise click.UsageError("--check reads the text in this process: give it local files")
-    try:
-        with tempfile.TemporaryDirectory(prefix="clamor-words-") as folder:
-            named = list(files)
-            if not files:
-                n_words = n_words or 1_000_000
-                with stages.stage("generate", f"writing {n_words:,} words", n_words) as done:
-                    paths = words.write_files(
-                        save or Path(folder), n_words, n_files, vocabulary, skew, seed, done
-                    )
-                named = [str(path) for path in paths]
-            with attached(
-                nodes or (3 if demo else None),
-                stages,
-                cache_bytes=cache_bytes,
-                cache_policy=cache_policy,
-            ):
-                outcome = run(Job(named, partitions, check), stages)
-    except WrongCounts as error:
-        console.print(f"[red]WRONG COUNTS:[/red] {error}", soft_wrap=True)
-        sys.exit(1)
-    except (InputError, clamor.errors.SourceError) as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(2)
-    except clamor.errors.ClamorError as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(3)
-    print_outcome(console, outcome)
+    with tempfile.TemporaryDirectory(prefix="clamor-words-") as folder:
+        named = list(files)
+        if not files:
+            n_words = n_words or 1_000_000
+            with asked.stages.stage("generate", f"writing {n_words:,} words", n_words) as done:
+                paths = words.write_files(
+                    save or Path(folder), n_words, n_files, vocabulary, skew, seed, done
+                )
+            named = [str(path) for path in paths]
+        with asked.attached():
+            outcome = run(WordCountJob(named, partitions, check), asked.stages)
+    print_outcome(asked, outcome)
     if out is not None:
         write(outcome.counts, out)
-        console.print(f"\ncounts  {out}", soft_wrap=True)
+    asked.wrote(counts=out)
 
 
-def print_outcome(console: Console, outcome: Outcome) -> None:
+def print_outcome(asked: CommandRun, outcome: WordCountOutcome) -> None:
     """What a run found, and what it took."""
     checked = " All counts equal collections.Counter's." if outcome.checked else ""
     total = outcome.counts.total()
-    console.print(
+    asked.say(
         f"\n{total:,} words, {len(outcome.counts):,} different ones, in {outcome.seconds:.2f} s."
-        f"{checked}",
-        soft_wrap=True,
+        f"{checked}"
     )
     top = ", ".join(f"{word} ({n:,})" for word, n in outcome.counts.most_common(TOP))
-    console.print(f"most frequent: {top}", soft_wrap=True)
+    asked.say(f"most frequent: {top}")
 
 
 if __name__ == "__main__":

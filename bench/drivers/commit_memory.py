@@ -18,6 +18,13 @@ from clamor_ray.actors.process.journal_watcher import RESERVE
 
 WORDS_PER_BLOCK = BLOCK_BYTES // 8
 CHUNK_WORDS = 1 << 20
+CLUSTER: dict[str, Any] = {
+    "address": "local",
+    "num_cpus": 2,
+    "object_store_memory": 128 << 20,
+    "logging_level": "error",
+    "include_dashboard": False,
+}
 
 
 def build_in_place(n_bytes: int) -> dict[str, Any]:
@@ -26,7 +33,7 @@ def build_in_place(n_bytes: int) -> dict[str, Any]:
 
     import clamor_ray as clamor
 
-    ray.init(address="local", num_cpus=2, object_store_memory=128 << 20, logging_level="error")
+    ray.init(**CLUSTER)
     try:
         clamor.init()
         clamor.free(clamor.put(np.zeros(1 << 20)))  # has everything started that starts once
@@ -81,7 +88,7 @@ def long_run(n_commits: int) -> dict[str, float]:
     from clamor_ray.actors.registry.registry import journal_directory
 
     first = min(2000, n_commits // 2)
-    ray.init(address="local", num_cpus=2, object_store_memory=128 << 20, logging_level="error")
+    ray.init(**CLUSTER)
     try:
         session = clamor.init()
         emit(common.environment(library=clamor.__version__, bench="commit", trap=session.trap))

@@ -20,7 +20,7 @@ from bench.peers import actor_ps
 from bench.support import common
 from bench.support.common import BLOCK_BYTES, emit, note, now
 from clamor_ray.workloads import sparse_lr
-from clamor_ray.workloads.knn import Stages
+from clamor_ray.workloads.cli.stages import Stages
 from clamor_ray.workloads.models.logistic import Synthetic
 
 RATE = 0.2
@@ -175,8 +175,8 @@ class Training:
         synthetic = Synthetic(
             case.rows * n_workers, n_workers, case.n_values, case.skew, even=case.even
         )
-        self.model = sparse_lr.Model(case.n_parameters)
-        job = sparse_lr.Job(synthetic, n_parameters=case.n_parameters)
+        self.model = sparse_lr.SparseWeights(case.n_parameters)
+        job = sparse_lr.SparseJob(synthetic, n_parameters=case.n_parameters)
         stages = Stages(Console(stderr=True, highlight=False))
         self.prepared = sparse_lr.prepare(job, self.model.layout, stages)
         note(f"{case.name}: {self.prepared.n_rows} rows, {self.prepared.n_seen} parameters seen")

@@ -25,7 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from clamor_ray.workloads.models import logistic
-from clamor_ray.workloads.models.logistic import Distinct, Float32, Int32, Layout, Synthetic
+from clamor_ray.workloads.models.logistic import (
+    Distinct,
+    Float32,
+    Int32,
+    ParameterLayout,
+    Synthetic,
+)
 
 TIMEOUT_S = 900
 
@@ -83,7 +89,7 @@ class _Part(NamedTuple):
 
 
 def _parts_of(
-    number: int, ids: Int32, layout: Layout, shards: list[Any], *, keep: bool
+    number: int, ids: Int32, layout: ParameterLayout, shards: list[Any], *, keep: bool
 ) -> list[_Part]:
     """What to ask of each shard; with `keep` the shards are told the places, here and now.
 
@@ -134,7 +140,7 @@ class Node:
         ids: of each of its workers, each sorted by shard.
     """
 
-    def __init__(self, number: int, layout: Layout, *ids: Int32) -> None:
+    def __init__(self, number: int, layout: ParameterLayout, *ids: Int32) -> None:
         every = np.unique(np.concatenate(ids))
         order, _ = layout.split(every)
         self.number, self.layout, self.ids = number, layout, every[order]
@@ -165,7 +171,7 @@ class Node:
 class Worker:
     """One partition of the rows."""
 
-    def __init__(self, number: int, synthetic: Synthetic, layout: Layout) -> None:
+    def __init__(self, number: int, synthetic: Synthetic, layout: ParameterLayout) -> None:
         self.number, self.layout = number, layout
         self.rows = synthetic.partition(number)
         self.ways: dict[Way, list[_Part]] = {}
@@ -216,7 +222,7 @@ class Server:
         layout: as many variables as nodes.
     """
 
-    def __init__(self, nodes: list[str], synthetic: Synthetic, layout: Layout) -> None:
+    def __init__(self, nodes: list[str], synthetic: Synthetic, layout: ParameterLayout) -> None:
         import ray
 
         from bench.support import common

@@ -142,6 +142,7 @@ def _forked(n: int, member: Callable[[int], None]) -> None:
 def _ours(n: int, lanes: int, small_bytes: int) -> None:
     import clamor_ray
     from clamor_ray._ring import group as _group
+    from clamor_ray._ring import members
     from clamor_ray._ring.joining import Place, join
 
     secret = os.urandom(32)
@@ -161,7 +162,7 @@ def _ours(n: int, lanes: int, small_bytes: int) -> None:
             timeout_s=JOIN_S,
         )
         # What actors have after they met: no Ray is needed for the rest, the calls are the users'.
-        _group._members["bench"] = _group._Member(SCOPE, rank, ring, secret, (0,) * n)
+        members.by_group["bench"] = members.Member(SCOPE, rank, ring, secret, (0,) * n)
         group = _group.RingGroup("bench", n, rank, None, JOIN_S, lanes)
 
         def allreduce(mine: Float64, out: Float64) -> None:

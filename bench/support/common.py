@@ -235,6 +235,11 @@ class Nodes:
     trap: str  # in force in the driver
 
 
+# The address of a cluster that runs: benchmarks take their nodes there, and leave it as it is. For
+# tests, which read no figures: those are of a cluster that is new, and of as many nodes as it says.
+RUNNING = "BENCH_ADDRESS"
+
+
 @contextlib.contextmanager
 def several_nodes(n_nodes: int, store_bytes: int, num_cpus: int = 2) -> Iterator[Nodes]:
     """Raylets of so many CPUs each on this machine, Ray and the library attached."""
@@ -247,21 +252,37 @@ def several_nodes(n_nodes: int, store_bytes: int, num_cpus: int = 2) -> Iterator
     known = os.environ.get("PYTHONPATH", "")
     if str(ROOT) not in known.split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), known]))
-    options: dict[str, Any] = {"num_cpus": num_cpus, "object_store_memory": store_bytes}
-    cluster: Any = Cluster(initialize_head=True, head_node_args=dict(options))
-    try:
-        for _ in range(n_nodes - 1):
-            cluster.add_node(**options)
-        ray.init(address=cluster.address, log_to_driver=True, logging_level="error")
+    with contextlib.ExitStack() as stack:
+        how: dict[str, Any] = {"address": os.environ.get(RUNNING)}
+        if how["address"]:
+            # Its raylets have another environment than this process.
+            names = [name for name in os.environ if name.startswith("CLAMOR_")] + ["PYTHONPATH"]
+            how["runtime_env"] = {"env_vars": {name: os.environ[name] for name in names}}
+        else:
+            options: dict[str, Any] = {"num_cpus": num_cpus, "object_store_memory": store_bytes}
+            # A dashboard would compute beside what is measured.
+            head = {**options, "include_dashboard": False}
+            cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+            stack.callback(cluster.shutdown)
+            for _ in range(n_nodes - 1):
+                cluster.add_node(**options)
+            how["address"] = cluster.address
+        stack.callback(ray.shutdown)
+        ray.init(**how, log_to_driver=True, logging_level="error")
+        stack.callback(_end_session)
         trap = clamor.init().trap
         own = ray.get_runtime_context().get_node_id()
         others = [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != own]
-        yield Nodes((own, *others), trap)
-    finally:
-        with contextlib.suppress(Exception):
-            clamor.shutdown()
-        ray.shutdown()
-        cluster.shutdown()
+        if len(others) < n_nodes - 1:
+            raise RuntimeError(f"{len(others) + 1} nodes, and {n_nodes} are needed")
+        yield Nodes((own, *others[: n_nodes - 1]), trap)
+
+
+def _end_session() -> None:
+    import clamor_ray as clamor
+
+    with contextlib.suppress(Exception):
+        clamor.shutdown()
 
 
 @contextlib.contextmanager

@@ -64,6 +64,14 @@ def rerun(lines: list[Line]) -> int:
     return sum(count - 1 for count in began.values())
 
 
+def ended_and_again(lines: list[Line], node: str, stage: str) -> set[tuple[str, int]]:
+    """Tasks of a stage that ended on a node and began once more, there or elsewhere."""
+    mine = [line for line in lines if line.stage == stage]
+    began = Counter(line.partition for line in mine if line.event == "began")
+    ended = {line.partition for line in mine if line.event == "ended" and line.node == node}
+    return {(stage, partition) for partition in ended if began[partition] > 1}
+
+
 def running_on(lines: list[Line], node: str) -> set[tuple[str, int]]:
     """Tasks that began on a node and have not ended there."""
     out: set[tuple[str, int]] = set()

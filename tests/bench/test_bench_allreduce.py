@@ -184,6 +184,7 @@ def test_it_ends_with_a_ratio_to_open_mpi() -> None:
 
 
 @pytest.mark.lab
+@pytest.mark.soak
 @pytest.mark.root
 def test_it_ends_with_its_figures_of_shaped_links() -> None:
     if reason := lab_unavailable("netns"):

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bench.support import processes
+from tests.bench.conftest import lines_of, run_bench
 
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 
 PERCENTILES = {
@@ -33,22 +28,13 @@ FIGURES = {
 }
 
 
-def bench(*arguments: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "bench", "commit", *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 def is_figure(value: float) -> bool:
     return math.isfinite(value) and value > 0
 
 
 @pytest.mark.lab
-def test_small_run_ends_with_its_figures() -> None:
-    lines = bench("--small")
+def test_small_run_ends_with_its_figures(running: dict[str, str]) -> None:
+    lines = lines_of(run_bench("commit", "--small", **running))
     assert {"kernel", "cores", "page_size", "ray", "trap"} <= set(lines[0]["environment"])
     figures = lines[-1]["summary"]
     assert set(figures) == FIGURES | PERCENTILES
@@ -62,7 +48,7 @@ def test_small_run_ends_with_its_figures() -> None:
 
 @pytest.mark.lab
 def test_long_run_says_what_is_left() -> None:
-    lines = bench("--long", "--commits", "60")
+    lines = lines_of(run_bench("commit", "--long", "--commits", "60"))
     names = {"driver", "registry", "page_server", "keeper"}
     for line in lines[1:-1]:
         assert set(line["rss_bytes"]) == set(line["descriptors"]) == names

@@ -10,7 +10,7 @@ import pytest
 
 from bench import learning
 from bench.support import common
-from tests.bench.test_bench_stages import bench
+from tests.bench.test_bench_stages import small
 
 
 def test_figures_are_of_medians_and_their_geometric_mean() -> None:
@@ -58,8 +58,9 @@ def test_models_that_differ_have_no_figure(wrong: float) -> None:
 
 
 @pytest.mark.lab
-def test_it_ends_with_its_figures() -> None:
-    lines = bench("learning", "--features", "20000", "--words", "300")
+@pytest.mark.soak
+def test_it_ends_with_its_figures(running: dict[str, str]) -> None:
+    lines = small("learning", "--features", "20000", "--words", "300", **running)
     summary = lines[-1]["summary"]
     each = [summary[f"{name}_split_speedup"] for name in learning.WORKLOADS]
     assert summary["split_speedup"] == pytest.approx(math.prod(each) ** (1 / 3), rel=1e-3)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from bench import pressure
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.bench.conftest import lines_of, run_bench
 
 
 def test_the_figures_are_of_the_best_policy_that_is_not_random() -> None:
@@ -40,17 +35,9 @@ def test_policies_must_be_known_and_random_among_them(policies: str) -> None:
 
 
 @pytest.mark.lab
-def test_small_run_ends_with_its_figures() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", "pressure", "--small"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+@pytest.mark.soak
+def test_small_run_ends_with_its_figures(running: dict[str, str]) -> None:
+    lines = lines_of(run_bench("pressure", "--small", **running))
     assert {"kernel", "cores", "page_size", "ray", "trap"} <= set(lines[0]["environment"])
     cases = [line["case"] for line in lines if "case" in line]
     assert [(case["policy"], case["fraction"]) for case in cases] == [

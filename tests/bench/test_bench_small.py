@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from bench.peers import redis
+from tests.bench.conftest import lines_of, run_bench
 from tests.support.lab import remove_stale, require_lab
 from tests.support.lab.availability import missing
-
-ROOT = Path(__file__).resolve().parents[2]
 
 FIGURES = {
     "cold_read": {
@@ -29,21 +26,16 @@ FIGURES = {
     "overhead": {"task_overhead_ratio"},
     "update": {"round_speedup", "bytes_per_update", "lookup_rate_ratio"},
 }
+# A minute and a half in the gate, where other tests run beside it.
+LONG = pytest.param("faults", marks=pytest.mark.soak)
 
-
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bench", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
-    )
+Bench = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize("name", sorted(FIGURES))
-def test_small_run_ends_with_its_figures(name: str) -> None:
-    done = bench(name, "--small")
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+@pytest.mark.parametrize("name", [*sorted(FIGURES.keys() - LONG.values), LONG])
+def test_small_run_ends_with_its_figures(name: str, bench: Bench) -> None:
+    lines = bench(name, "--small")
     assert {"kernel", "cores", "page_size", "ray", "trap"} <= set(lines[0]["environment"])
     figures = lines[-1]["summary"]
     assert set(figures) == FIGURES[name]
@@ -51,12 +43,10 @@ def test_small_run_ends_with_its_figures(name: str) -> None:
 
 
 @pytest.mark.lab
-def test_gather_ends_with_the_figures_of_both_cases() -> None:
+def test_gather_ends_with_the_figures_of_both_cases(bench: Bench) -> None:
     if reason := redis.unavailable():
         missing(f"the peer of gather: {reason}")
-    done = bench("gather", "--small")
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout.splitlines()[-1])["summary"]
+    figures = bench("gather", "--small")[-1]["summary"]
     assert set(figures) == {"zipf", "uniform"}
     for case in figures.values():
         assert set(case) == {"redis_speedup", "actor_speedup"}
@@ -64,10 +54,8 @@ def test_gather_ends_with_the_figures_of_both_cases() -> None:
 
 
 @pytest.mark.lab
-def test_idle_ends_with_its_figures() -> None:
-    done = bench("idle", "--small")
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout.splitlines()[-1])["summary"]
+def test_idle_ends_with_its_figures(bench: Bench) -> None:
+    figures = bench("idle", "--small")[-1]["summary"]
     assert set(figures) == {"growth_kib_per_minute", "descriptors", "threads"}
     assert all(math.isfinite(value) for value in figures.values())
 
@@ -75,11 +63,10 @@ def test_idle_ends_with_its_figures() -> None:
 @pytest.mark.lab
 @pytest.mark.root
 @pytest.mark.slow
+@pytest.mark.soak
 def test_hot_pages_ends_with_its_figures_and_leaves_no_namespace() -> None:
     require_lab("netns")
-    done = bench("hot_pages", "--small")
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = lines_of(run_bench("hot_pages", "--small"))
     assert {"kernel", "cores", "page_size", "ray", "trap", "rate"} <= set(lines[0]["environment"])
     names = {"ideal_ratio", "growth", "off_speedup", "random_speedup", "ray_speedup"}
     assert set(lines[-1]["summary"]) == names
@@ -93,7 +80,7 @@ def test_hot_pages_ends_with_its_figures_and_leaves_no_namespace() -> None:
 
 
 def test_unknown_name_lists_those_there_are() -> None:
-    done = bench("nothing")
+    done = run_bench("nothing")
     assert done.returncode == 2
     for name in FIGURES:
         assert name in done.stderr

@@ -16,7 +16,7 @@ from bench import sparse_lr
 from bench.drivers import sparse_driver
 from bench.drivers.sparse_driver import Touched
 from bench.peers import actor_ps
-from clamor_ray.workloads.models.logistic import Layout
+from clamor_ray.workloads.models.logistic import ParameterLayout
 from tests.support.lab import lab_unavailable
 from tests.support.lab.availability import missing
 
@@ -138,7 +138,7 @@ def test_a_shard_applies_a_step_when_it_has_all_of_it() -> None:
 
 
 def test_a_node_adds_up_what_its_workers_push(monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = Layout(5000, 2)
+    layout = ParameterLayout(5000, 2)
     ids = [np.array(each, np.int32) for each in ([0, 2048, 1024], [5, 2048, 2047])]
     node = actor_ps.Node(0, layout, *ids)
     assert node.ids.tolist() == [0, 5, 2048, 1024, 2047]
@@ -152,7 +152,7 @@ def test_a_node_adds_up_what_its_workers_push(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_layout_and_shards_agree() -> None:
-    layout = Layout(5000, 2)
+    layout = ParameterLayout(5000, 2)
     ids = np.array([0, 1024, 2047, 2048, 4999], np.int32)
     order, starts = layout.split(ids)
     shards = [actor_ps.Shard(layout.length, 1) for _ in range(2)]
@@ -167,6 +167,7 @@ def test_a_layout_and_shards_agree() -> None:
 
 
 @pytest.mark.lab
+@pytest.mark.soak
 @pytest.mark.root
 @pytest.mark.slow
 def test_it_ends_with_its_figures() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +15,8 @@ from bench.peers import kmeans_mpi, kmeans_spark
 from bench.peers import peer as _peer
 from bench.support import cgroup, common, executions
 from bench.support.executions import Line, Log
+from tests.bench.conftest import lines_of, run_bench
 from tests.support.lab.availability import missing
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 # ---------------------------------------------------------------- figures
 
@@ -65,11 +62,18 @@ def test_sides_take_turns_and_the_first_round_does_not_count() -> None:
 
 def killed_run(failed_s: float, detection_s: float, rerun: int, lost: int) -> dict[str, object]:
     seconds = [1.0] * 3 + [failed_s] + [1.5] * 6
-    return {"seconds": seconds, "detection_s": detection_s, "rerun": rerun, "lost": lost}
+    return {
+        "seconds": seconds,
+        "detection_s": detection_s,
+        "rerun": rerun,
+        "lost": lost,
+        "unheard": 0,
+        "failed_in": 4,
+    }
 
 
 def test_recovery_figures() -> None:
-    alone = [{"seconds": [1.0] * 10}] * 3
+    alone = [{"seconds": [1.0] * 10, "detection_s": 0.0}] * 3
     killed = [
         killed_run(20.0, 15.0, 5, 5),
         killed_run(18.0, 15.0, 6, 5),
@@ -82,6 +86,7 @@ def test_recovery_figures() -> None:
         "later_slowdown": 1.5,
         "total_slowdown": pytest.approx(3.0),
         "rerun_share": 1.2,
+        "unheard": 0,
     }
 
 
@@ -138,6 +143,12 @@ def test_what_tasks_say_is_counted(tmp_path: Path) -> None:
     ]
     assert executions.rerun(lines) == 3
     assert executions.rerun(lines[:5]) == 0
+    begun_again = Line("began", "a", 1, "elsewhere")
+    ended = [Line("ended", "a", n, "here") for n in (0, 1)]
+    two = [Line("began", "a", n, "here") for n in (0, 1)] + ended
+    assert executions.ended_and_again(two, "here", "a") == set()
+    assert executions.ended_and_again([*two, begun_again], "here", "a") == {("a", 1)}
+    assert executions.ended_and_again([*two, begun_again], "elsewhere", "a") == set()
     assert executions.running_on(lines, "b") == {("iteration 1", 0)}
     assert executions.running_on(lines[:4], "b") == set()
     assert Log(str(tmp_path / "none")).lines() == []
@@ -227,65 +238,57 @@ def test_who_is_in_a_group_gets_its_quota() -> None:
 # ---------------------------------------------------------------- small runs
 
 
-def bench(*arguments: str) -> list[dict[str, object]]:
-    environment = dict(os.environ)
-    environment.pop("RAY_ADDRESS", None)
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", *arguments, "--small"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+def small(name: str, *arguments: str, **environment: str) -> list[dict[str, Any]]:
+    """On a cluster of its own, or where the environment says that one runs."""
+    lines = lines_of(run_bench(name, *arguments, "--small", **environment))
     assert {"kernel", "cores", "page_size", "ray", "trap"} <= set(lines[0]["environment"])
     assert all(np.isfinite(value) for value in lines[-1]["summary"].values())
     return lines
 
 
 @pytest.mark.lab
-def test_incremental_ends_with_its_figures() -> None:
-    lines = bench("incremental")
+def test_incremental_ends_with_its_figures(running: dict[str, str]) -> None:
+    lines = small("incremental", **running)
     assert set(lines[-1]["summary"]) == {"refresh_speedup", "precision", "refresh_s", "anew_s"}
     assert lines[-1]["summary"]["precision"] == 1.0
 
 
 @pytest.mark.lab
-def test_kmeans_ends_with_its_figures_and_says_what_is_missing() -> None:
+def test_kmeans_ends_with_its_figures_and_says_what_is_missing(running: dict[str, str]) -> None:
     if reason := kmeans_mpi.unavailable():
         missing(reason)
-    lines = bench("kmeans", "--without", "spark")
+    lines = small("kmeans", "--without", "spark", "--workers", "2", **running)
     assert set(lines[-1]["summary"]) == {"mpi_ratio", "iteration_s"}
     assert {"missing": {"spark": "not asked for"}} in lines
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_kmeans_against_spark_ends_with_its_figures() -> None:
     if reason := kmeans_spark.unavailable():
         pytest.skip(reason)  # 400 MB and a Java: a peer for who wants the figure
-    summary = bench("kmeans", "--without", "mpi")[-1]["summary"]
+    summary = small("kmeans", "--without", "mpi")[-1]["summary"]
     spark = [summary[f"speedup_over_{name}"] for name in ("blocks", "mllib_row", "mllib_block")]
     assert summary["spark_speedup"] == min(spark)
 
 
 @pytest.mark.lab
+@pytest.mark.soak  # two clusters; the gate has test_recovery_lab.py
 def test_recovery_ends_with_its_figures_and_runs_what_was_lost() -> None:
-    summary = bench("recovery")[-1]["summary"]
+    summary = small("recovery")[-1]["summary"]
     assert {"failure_slowdown", "rerun_share"} <= set(summary)
-    # What ran on the node when it died is run again too; of few tasks one is much.
+    # What ran on the node when it died is run again too, and nothing else is.
     assert summary["rerun_share"] == 1.0
 
 
 @pytest.mark.lab
 @pytest.mark.root
 @pytest.mark.slow
+@pytest.mark.soak
 def test_straggler_ends_with_its_figures() -> None:
     if reason := cgroup.unavailable():
         missing(reason)
-    lines = bench("straggler")
+    lines = small("straggler")
     assert set(lines[-1]["summary"]) == {"slowdown_with", "slowdown_without", "alone_s"}
     copies = {line["case"]: line["copies"] for line in lines if "case" in line}
     assert copies["alone"] == copies["without"] == 0

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 import clamor_ray as clamor
 from clamor_ray.workloads import adjacency_list as workload
+from clamor_ray.workloads.cli.stages import Stages
 from clamor_ray.workloads.data import adjacency
 from clamor_ray.workloads.data.adjacency import Edges, WrongLists
 from clamor_ray.workloads.data.places import InputError
@@ -123,57 +117,16 @@ def test_what_is_said_of_lists() -> None:
 # ------------------------------------------------------------- command line
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *([], ["--edges", "0"], ["x.parquet", "--demo"], ["x.parquet", "--edges", "5"]),
-        *(["--demo", "--exponent", "1"], ["--demo", "--vertices", str(1 << 31)]),
-    ],
-)
-def test_bad_options_are_refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(*_: Any, **__: Any) -> None:
-        raise AssertionError("a cluster was started")
-
-    monkeypatch.setattr(workload, "attached", nothing)
-    result = CliRunner().invoke(workload.main, arguments)
-    assert result.exit_code == 2, result.output
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (WrongLists("forward: vertex 1"), 1, "WRONG LISTS: forward: vertex 1"),
-        (clamor.errors.MissingColumnError("no source"), 2, "error: "),
-        (clamor.errors.HomeLostError("A node died."), 3, "error: A node died."),
-    ],
-)
-def test_exit_status(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
-) -> None:
-    def run(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(workload, "run", run)
-    monkeypatch.setattr(workload, "attached", lambda *_, **__: contextlib.nullcontext())
-    result = CliRunner().invoke(workload.main, ["x.parquet"])
-    assert result.exit_code == code, result.output
-    assert message in result.output
-
-
-def stages() -> workload.Stages:
-    return workload.Stages(Console(file=io.StringIO(), width=120))
-
-
 # ------------------------------------------------------------------ cluster
 
 
-def job(**options: Any) -> workload.Job:
+def job(**options: Any) -> workload.AdjacencyJob:
     edges = Edges(2000, 20_000, 4)
-    return workload.Job(**{"edges": edges, "check": True, **options})
+    return workload.AdjacencyJob(**{"edges": edges, "check": True, **options})
 
 
-def test_lists_on_two_nodes(clamor_cluster: ClamorCluster) -> None:
-    forward, reverse = workload.run(job(), stages())
+def test_lists_on_two_nodes(clamor_cluster: ClamorCluster, stages: Stages) -> None:
+    forward, reverse = workload.run(job(), stages)
     assert (forward.name, reverse.name) == ("forward", "reverse")
     assert forward.n_edges == reverse.n_edges == 20_000
     assert forward.hub != reverse.hub
@@ -185,52 +138,36 @@ def test_lists_on_two_nodes(clamor_cluster: ClamorCluster) -> None:
     [[(5, 5)], [(1, n) for n in range(50)], [(n, 1) for n in range(50)], [(2, 3)] * 40],
 )
 def test_lists_of_edges_that_are_read(
-    clamor_cluster: ClamorCluster, tmp_path: Path, edges: list[tuple[int, int]]
+    clamor_cluster: ClamorCluster, tmp_path: Path, edges: list[tuple[int, int]], stages: Stages
 ) -> None:
     """One hub, one edge many times: fewer vertices than partitions."""
     batch = batch_of(edges)
     pq.write_table(pa.table({**batch, "weight": batch["source"]}), tmp_path / "edges.parquet")
     out = tmp_path / "lists"
     read = job(edges=None, data=str(tmp_path / "edges.parquet"), n_partitions=3, out=str(out))
-    workload.run(read, stages())
+    workload.run(read, stages)
     for name, (by, other) in workload.DIRECTIONS.items():
         table = pq.read_table(out / name)
         adjacency.check(name, table, adjacency.reference([batch], by, other))
 
 
 def test_a_wrong_list_is_noticed(
-    clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
+    clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch, stages: Stages
 ) -> None:
     """Reverse lists made of sources."""
     real = workload.lists
     monkeypatch.setattr(workload, "lists", lambda edges, by, other: real(edges, "source", "target"))
     with pytest.raises(WrongLists, match="reverse: "):
-        workload.run(job(), stages())
+        workload.run(job(), stages)
 
 
-def test_no_edges_and_no_columns_are_errors(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
+def test_no_edges_and_no_columns_are_errors(
+    clamor_cluster: ClamorCluster, tmp_path: Path, stages: Stages
+) -> None:
     path = tmp_path / "edges.parquet"
     pq.write_table(pa.table(batch_of([])), path)
     with pytest.raises(InputError, match="has no edges"):
-        workload.run(job(edges=None, data=str(path)), stages())
+        workload.run(job(edges=None, data=str(path)), stages)
     pq.write_table(pa.table({"source": [1], "destination": [2]}), path)
     with pytest.raises(clamor.errors.MissingColumnError, match="target"):
-        workload.run(job(edges=None, data=str(path)), stages())
-
-
-@pytest.mark.lab
-def test_the_demo(tmp_path: Path) -> None:
-    environment = {**os.environ, "COLUMNS": "100"}
-    environment.pop("RAY_ADDRESS", None)
-    command = [
-        *(sys.executable, "-m", "clamor_ray.workloads.adjacency_list", "--demo"),
-        *("--edges", "20000", "--vertices", "1000", "--nodes", "2", "--out", str(tmp_path)),
-    ]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "20,000 edges. All lists equal those of one process." in done.stdout
-    for name in workload.DIRECTIONS:
-        table = pq.read_table(tmp_path / name)
-        assert sum(map(len, table["neighbours"].to_pylist())) == 20_000
+        workload.run(job(edges=None, data=str(path)), stages)

@@ -13,7 +13,7 @@ import pytest
 
 from clamor_ray import errors
 from clamor_ray.workloads.data import criteo
-from clamor_ray.workloads.data.criteo import N_FEATURES, N_NUMERIC, Rows
+from clamor_ray.workloads.data.criteo import N_FEATURES, N_NUMERIC, CriteoRows
 from tests.support.s3_rig import ENVIRONMENT, moto_server, proxy_before
 
 
@@ -21,7 +21,7 @@ def line(label: str = "0", numbers: list[str] | None = None, words: list[str] | 
     return "\t".join([label, *(numbers or [""] * 13), *(words or [""] * 26)])
 
 
-def parsed(*lines: str) -> Rows:
+def parsed(*lines: str) -> CriteoRows:
     return criteo.parse("\n".join(lines).encode(), "x.tsv")
 
 
@@ -107,11 +107,11 @@ def test_no_rows() -> None:
 # ------------------------------------------------------------------ files
 
 
-def read_all(splits: list[Any]) -> list[Rows]:
+def read_all(splits: list[Any]) -> list[CriteoRows]:
     return [criteo.read(split) for split in splits]
 
 
-def same(one: Rows, parts: list[Rows]) -> None:
+def same(one: CriteoRows, parts: list[CriteoRows]) -> None:
     np.testing.assert_array_equal(one.labels, np.concatenate([part.labels for part in parts]))
     np.testing.assert_array_equal(one.keys, np.concatenate([part.keys for part in parts], axis=1))
 

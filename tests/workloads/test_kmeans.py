@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +11,9 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
-import clamor_ray as clamor
 from clamor_ray.workloads import kmeans as workload
+from clamor_ray.workloads.cli.stages import Stages
 from clamor_ray.workloads.data import clusters
 from clamor_ray.workloads.data.clusters import Mixture, WrongCentroids
 from clamor_ray.workloads.data.places import InputError
@@ -148,53 +142,16 @@ def test_one_wrong_centroid_is_noticed(wrong: float) -> None:
 # ------------------------------------------------------------- command line
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *(["-k", "0"], ["--iterations", "0"], ["--tolerance", "-1"], ["--cache-bytes", "much"]),
-        *(["x.npy", "--demo"], ["x.npy", "--points", "5"], ["x.npy", "--save", "y"]),
-        ["s3://bucket/x.npy", "--check"],
-    ],
-)
-def test_bad_options_are_refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(*_: Any, **__: Any) -> None:
-        raise AssertionError("a cluster was started")
-
-    monkeypatch.setattr(workload, "attached", nothing)
-    result = CliRunner().invoke(workload.main, arguments)
-    assert result.exit_code == 2, result.output
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (WrongCentroids("3 of 10 centroids"), 1, "WRONG CENTROIDS: 3 of 10"),
-        (clamor.errors.SourceError("x.npy: bad"), 2, "error: x.npy: bad"),
-        (clamor.errors.HomeLostError("A node died."), 3, "error: A node died."),
-    ],
-)
-def test_exit_status(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
+def test_the_result_says_what_was_found(
+    attached: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def run(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(workload, "run", run)
-    monkeypatch.setattr(workload, "attached", lambda *_, **__: contextlib.nullcontext())
-    result = CliRunner().invoke(workload.main, ["x.npy"])
-    assert result.exit_code == code, result.output
-    assert message in result.output
-
-
-def test_the_result_says_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     centroids = np.array([[1.0, 2.0], [3.0, 4.0]])
     lines = [
-        workload.Iteration(1, 0.5, 0.0123, 0.25, centroids * 0),
-        workload.Iteration(2, 0.25, 0.01, 1e-7, centroids),
+        workload.LloydIteration(1, 0.5, 0.0123, 0.25, centroids * 0),
+        workload.LloydIteration(2, 0.25, 0.01, 1e-7, centroids),
     ]
-    outcome = workload.Outcome(12_345, lines, 3 << 20, 4e-13)
+    outcome = workload.KMeansOutcome(12_345, lines, 3 << 20, 4e-13)
     monkeypatch.setattr(workload, "run", lambda *_: outcome)
-    monkeypatch.setattr(workload, "attached", lambda *_, **__: contextlib.nullcontext())
     out = tmp_path / "centroids.parquet"
     result = CliRunner().invoke(workload.main, ["x.npy", "--out", str(out)])
     assert result.exit_code == 0, result.output
@@ -206,20 +163,18 @@ def test_the_result_says_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert pq.read_table(out).to_pydict() == {"cluster": [0, 1], "x0": [1.0, 3.0], "x1": [2.0, 4.0]}
 
 
-def stages() -> workload.Stages:
-    return workload.Stages(Console(file=io.StringIO(), width=120))
-
-
 # ------------------------------------------------------------------ cluster
 
 
-def job(**options: Any) -> workload.Job:
+def job(**options: Any) -> workload.KMeansJob:
     mixture = Mixture(20_000, 4, n_true=20)
-    return workload.Job(**{"mixture": mixture, "k": 7, "iterations": 4, "check": True, **options})
+    return workload.KMeansJob(
+        **{"mixture": mixture, "k": 7, "iterations": 4, "check": True, **options}
+    )
 
 
-def test_clusters_on_two_nodes(clamor_cluster: ClamorCluster) -> None:
-    outcome = workload.run(job(), stages())
+def test_clusters_on_two_nodes(clamor_cluster: ClamorCluster, stages: Stages) -> None:
+    outcome = workload.run(job(), stages)
     assert outcome.n_points == 20_000
     assert outcome.error is not None
     assert outcome.error < 1e-9
@@ -227,24 +182,26 @@ def test_clusters_on_two_nodes(clamor_cluster: ClamorCluster) -> None:
     assert outcome.lines[-1].moved < outcome.lines[0].moved
 
 
-def test_it_ends_when_nothing_moves(clamor_cluster: ClamorCluster) -> None:
-    outcome = workload.run(job(k=1, iterations=10, tolerance=1e-9), stages())
+def test_it_ends_when_nothing_moves(clamor_cluster: ClamorCluster, stages: Stages) -> None:
+    outcome = workload.run(job(k=1, iterations=10, tolerance=1e-9), stages)
     # To the mean of all, and no further.
     assert len(outcome.lines) == 2
     assert outcome.lines[0].moved > 0.1
 
 
-def test_saved_points_are_read(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
+def test_saved_points_are_read(
+    clamor_cluster: ClamorCluster, tmp_path: Path, stages: Stages
+) -> None:
     mixture = Mixture(5000, 3)
     files = [str(path) for path in clusters.save(mixture, tmp_path)]
     for data in (files, str(tmp_path / "points-*.npy")):
-        outcome = workload.run(job(mixture=None, data=data, n_partitions=2), stages())
+        outcome = workload.run(job(mixture=None, data=data, n_partitions=2), stages)
         assert outcome.n_points == 5000
         assert outcome.error is not None
 
 
 def test_a_wrong_sum_is_noticed(
-    clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
+    clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch, stages: Stages
 ) -> None:
     real = clusters.new_centroids
 
@@ -255,7 +212,7 @@ def test_a_wrong_sum_is_noticed(
 
     monkeypatch.setattr(clusters, "new_centroids", new_centroids)
     with pytest.raises(WrongCentroids):
-        workload.run(job(), stages())
+        workload.run(job(), stages)
 
 
 @pytest.mark.parametrize(
@@ -267,37 +224,8 @@ def test_a_wrong_sum_is_noticed(
     ],
 )
 def test_what_are_no_points_is_said(
-    clamor_cluster: ClamorCluster, tmp_path: Path, array: Any, message: str
+    clamor_cluster: ClamorCluster, tmp_path: Path, array: Any, message: str, stages: Stages
 ) -> None:
     np.save(tmp_path / "x.npy", array)
     with pytest.raises(InputError, match=message):
-        workload.run(job(mixture=None, data=str(tmp_path / "x.npy")), stages())
-
-
-def test_what_a_run_puts_it_frees(clamor_cluster: ClamorCluster) -> None:
-    before = dict(clamor.stats().regions_by_state)
-    workload.run(job(iterations=1), stages())
-    after = dict(clamor.stats().regions_by_state)
-    assert after["ready"] == before["ready"]
-
-
-@pytest.mark.lab
-def test_the_demo(tmp_path: Path) -> None:
-    environment = {**os.environ, "COLUMNS": "100"}
-    environment.pop("RAY_ADDRESS", None)
-    out = tmp_path / "centroids.parquet"
-    command = [
-        *(sys.executable, "-m", "clamor_ray.workloads.kmeans", "--demo", "--points", "20000"),
-        *("--nodes", "2", "--iterations", "3", "--save", str(tmp_path / "points")),
-        *("--out", str(out)),
-    ]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "10 clusters of 20,000 points after 3 iterations" in done.stdout
-    parts = [np.load(path) for path in sorted((tmp_path / "points").glob("*.npy"))]
-    assert sum(map(len, parts)) == 20_000
-    table = pq.read_table(out)
-    found = np.stack([table[f"x{axis}"].to_numpy() for axis in range(10)], axis=1)
-    clusters.check(found, clusters.reference(parts, parts[0][:10], 3))
+        workload.run(job(mixture=None, data=str(tmp_path / "x.npy")), stages)

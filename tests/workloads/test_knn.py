@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
-import os
 import pickle
 import re
-import subprocess
-import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +14,13 @@ from typing import Any
 import matplotlib.image
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
 from clamor_ray.workloads import knn
 from clamor_ray.workloads.cli import observe, report
+from clamor_ray.workloads.cli.attaching import node_names
 from clamor_ray.workloads.data import places
 from clamor_ray.workloads.models import nearest
 
@@ -145,7 +141,7 @@ def test_check_sees_a_wrong_distance(world: World) -> None:
     result = world.answers()
     distances = result.column("distances_m")[3].as_py()
     distances[9] += 1.0
-    with pytest.raises(nearest.Mismatch, match="query 3: distances"):
+    with pytest.raises(nearest.WrongAnswer, match="query 3: distances"):
         world.check(altered(result, "distances_m", 3, distances))
 
 
@@ -154,24 +150,24 @@ def test_check_sees_another_place(world: World) -> None:
     rows = result.column("nearest")[4].as_py()
     same = np.flatnonzero(world.ratings == world.ratings[rows[9]])
     rows[9] = int(next(row for row in same if row not in rows))
-    with pytest.raises(nearest.Mismatch, match=r"query 4: places .* not at those distances"):
+    with pytest.raises(nearest.WrongAnswer, match=r"query 4: places .* not at those distances"):
         world.check(altered(result, "nearest", 4, rows))
 
 
 def test_check_sees_a_rating_that_the_place_does_not_have(world: World) -> None:
     result = world.answers()
-    with pytest.raises(nearest.Mismatch, match="query 5: ratings"):
+    with pytest.raises(nearest.WrongAnswer, match="query 5: ratings"):
         world.check(altered(result, "ratings", 5, [0.0] * 10))
 
 
 def test_check_sees_zeros_for_metadata(world: World) -> None:
     wrong = zlib.crc32(bytes(WIDTH))
-    with pytest.raises(nearest.Mismatch, match=r"query 6: metadata .* \(1 such"):
+    with pytest.raises(nearest.WrongAnswer, match=r"query 6: metadata .* \(1 such"):
         world.check(altered(world.answers(), "best_metadata_crc32", 6, wrong))
 
 
 def test_check_sees_a_lost_batch(world: World) -> None:
-    with pytest.raises(nearest.Mismatch, match="150 answers to 200 queries"):
+    with pytest.raises(nearest.WrongAnswer, match="150 answers to 200 queries"):
         world.check(world.answers().slice(50))
 
 
@@ -182,7 +178,7 @@ def test_check_sees_wrong_order(world: World) -> None:
     }
     for name, value in wrong.items():
         result = altered(result, name, 7, value)
-    with pytest.raises(nearest.Mismatch, match=r"query 7: (metadata|places are not sorted)"):
+    with pytest.raises(nearest.WrongAnswer, match=r"query 7: (metadata|places are not sorted)"):
         world.check(result)
 
 
@@ -204,8 +200,8 @@ def test_node_names() -> None:
         return {"NodeID": name, "NodeManagerHostname": host, "Alive": alive}
 
     here = [node("a", "h"), node("b", "h"), node("dead", "h", alive=False)]
-    assert knn.node_names(here, own="b") == [("b", "node 1"), ("a", "node 2")]
-    assert knn.node_names([node("a", "x"), node("b", "y")], own="a") == [("a", "x"), ("b", "y")]
+    assert node_names(here, own="b") == [("b", "node 1"), ("a", "node 2")]
+    assert node_names([node("a", "x"), node("b", "y")], own="a") == [("a", "x"), ("b", "y")]
 
 
 # ------------------------------------------------------------------- report
@@ -313,73 +309,26 @@ def files(tmp_path: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("arguments", "message"),
     [
-        ([], 2, "give PLACES and QUERIES, or --demo"),
-        (["{p}"], 2, "give PLACES and QUERIES"),
-        (["--demo", "{p}", "{q}"], 2, "leave out PLACES"),
-        (["none.parquet", "{q}"], 2, "none.parquet: no such file"),
-        (["{p}", "none.csv"], 2, "none.csv: no such file"),
-        (["{q}", "{q}"], 2, "no column 'rating'"),
-        (["{p}", "{q}", "-k", "0"], 2, "-k"),
-        (["{p}", "{q}", "-k", "1001"], 2, "-k 1001: .* only 1,000 places"),
-        (["--demo", "--places", "1000", "-k", "1001"], 2, "-k 1001: .* only 1,000 places"),
+        (["none.parquet", "{q}"], "none.parquet: no such file"),
+        (["{p}", "none.csv"], "none.csv: no such file"),
+        (["{q}", "{q}"], "no column 'rating'"),
+        (["{p}", "{q}", "-k", "1001"], "-k 1001: .* only 1,000 places"),
+        (["--demo", "--places", "1000", "-k", "1001"], "-k 1001: .* only 1,000 places"),
     ],
 )
 def test_bad_input_is_refused_before_a_cluster_starts(
+    no_cluster: None,
     files: tuple[str, str],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
-    code: int,
     message: str,
 ) -> None:
-    def nothing(*_: Any, **__: Any) -> None:
-        raise AssertionError("a cluster was started")
-
-    monkeypatch.setattr(knn.ray, "init", nothing)
-    monkeypatch.setattr("ray.cluster_utils.Cluster", nothing)
     filled = [argument.format(p=files[0], q=files[1]) for argument in arguments]
     result = CliRunner().invoke(knn.main, [*filled, "--dir", str(tmp_path / "out")])
-    assert result.exit_code == code, result.output
+    assert result.exit_code == 2, result.output
     assert re.search(message, result.output), result.output
 
 
-def test_wrong_answers_end_with_1(
-    files: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(*_: Any) -> None:
-        raise nearest.Mismatch("query 3: distances differ")
-
-    monkeypatch.setattr(knn, "run", run)
-    monkeypatch.setattr(knn, "attached", lambda *_: contextlib.nullcontext())
-    result = CliRunner().invoke(knn.main, [*files, "--dir", str(tmp_path)])
-    assert result.exit_code == 1
-    assert "WRONG ANSWER: query 3" in result.output
-
-
 # ------------------------------------------------------------------ cluster
-
-
-@pytest.mark.lab
-@pytest.mark.parametrize("trap", ["auto", "sigsegv"])
-def test_the_whole_job_on_three_nodes(tmp_path: Path, trap: str) -> None:
-    """Generated places, three raylets, every answer checked, and less than all of it moved."""
-    environment = {**os.environ, "CLAMOR_TRAP": trap, "COLUMNS": "140"}
-    environment.pop("RAY_ADDRESS", None)
-    command = [
-        *(sys.executable, "-m", "clamor_ray.workloads.knn", "--demo", "--dir", str(tmp_path)),
-        *("--places", "40000", "--queries", "3000", "--nodes", "3", "--tasks", "12"),
-        *("--check", "200"),
-    ]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    for part in ("200 answers equal brute force", "all 3,000 metadata checksums", "node 3"):
-        assert part in done.stdout, done.stdout
-    assert "times less" in done.stdout
-    result = pq.read_table(tmp_path / "result.parquet")
-    assert result.num_rows == 3000
-    assert len(result.column("nearest")[0]) == 10
-    assert matplotlib.image.imread(tmp_path / "result.png").shape[1] == 2000

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import io
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from matplotlib.image import imread
-from rich.console import Console
 from scipy import sparse, special
 
-import clamor_ray as clamor
 from clamor_ray.workloads import lda
 from clamor_ray.workloads.cli import learning
 from clamor_ray.workloads.cli.learning import Iteration
+from clamor_ray.workloads.cli.stages import Stages
 from clamor_ray.workloads.data.places import InputError
 from clamor_ray.workloads.data.rows import Documents
 from clamor_ray.workloads.models import topics
 from clamor_ray.workloads.models.topics import Corpus, Counts, Prior, WrongTopics
 from tests.conftest import ClamorCluster
-
-HOWS = ("split", "tree")
 
 
 def parts_of(corpus: Corpus) -> list[Documents]:
@@ -123,15 +115,15 @@ def test_the_bound_is_scikit_learns() -> None:
 def test_it_is_as_good_as_scikit_learn(share: float) -> None:
     from sklearn.decomposition import LatentDirichletAllocation
 
-    corpus = Corpus(600, 150, 4, 2)
+    corpus = Corpus(150, 60, 4, 2)
     parts = parts_of(corpus)
-    matrix = matrix_of(parts, 150)
+    matrix = matrix_of(parts, 60)
     prior = Prior(4)
-    job = lda.Job(prior, share=share, tau0=1.0, kappa=0.7, corpus=corpus)
-    lam = lda.reference(parts, job, 150, 40)
-    ours = topics.perplexity(lam, summed(parts, lam, prior), prior, 600)
+    job = lda.TopicsJob(prior, share=share, tau0=1.0, kappa=0.7, corpus=corpus)
+    lam = lda.reference(parts, job, 60, 20)
+    ours = topics.perplexity(lam, summed(parts, lam, prior), prior, 150)
     theirs = min(
-        LatentDirichletAllocation(4, max_iter=40, random_state=seed, learning_method="batch")
+        LatentDirichletAllocation(4, max_iter=20, random_state=seed, learning_method="batch")
         .fit(matrix)
         .perplexity(matrix)
         for seed in range(2)
@@ -141,9 +133,9 @@ def test_it_is_as_good_as_scikit_learn(share: float) -> None:
 
 def test_topics_are_found() -> None:
     """Each has its most frequent words at a place of its own."""
-    corpus = Corpus(600, 100, 4, 1)
-    job = lda.Job(Prior(4), corpus=corpus)
-    lam = lda.reference(parts_of(corpus), job, 100, 30)
+    corpus = Corpus(150, 100, 4, 1)
+    job = lda.TopicsJob(Prior(4), corpus=corpus)
+    lam = lda.reference(parts_of(corpus), job, 100, 15)
     assert sorted(np.argmax(lam, axis=0) // 25 * 25) == [0, 25, 50, 75]
 
 
@@ -155,9 +147,9 @@ def test_part_of_the_documents_moves_the_parameters_part_of_the_way() -> None:
     half, half_change = topics.new_lam(lam, total.copy(), Prior(2), 20, 0.25)
     np.testing.assert_allclose(half, 0.75 * lam + 0.25 * whole)
     assert half_change == pytest.approx(change / 4)
-    rates = [lda.Job(Prior(2), share=0.1, tau0=3, kappa=0.5).rate(t) for t in (1, 6)]
+    rates = [lda.TopicsJob(Prior(2), share=0.1, tau0=3, kappa=0.5).rate(t) for t in (1, 6)]
     assert rates == pytest.approx([0.5, 1 / 3])
-    assert lda.Job(Prior(2)).rate(9) == 1.0
+    assert lda.TopicsJob(Prior(2)).rate(9) == 1.0
 
 
 def test_a_wrong_parameter_is_named() -> None:
@@ -177,50 +169,14 @@ def test_a_wrong_parameter_is_named() -> None:
 # ---------------------------------------------------------------- command line
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *(["-k", "0"], ["--share", "0"], ["--share", "1.5"], ["--alpha", "0"]),
-        *(["x.txt", "--demo"], ["x.txt", "--words", "5"], ["--vocabulary", "v.txt"]),
-    ],
-)
-def test_bad_options_are_refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(*_: Any, **__: Any) -> None:
-        raise AssertionError("a cluster was started")
-
-    monkeypatch.setattr(lda, "attached", nothing)
-    result = CliRunner().invoke(lda.main, arguments)
-    assert result.exit_code == 2, result.output
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (WrongTopics("3 of 10 parameters"), 1, "WRONG TOPICS: 3 of 10"),
-        (clamor.errors.SourceError("x.txt: bad"), 2, "error: x.txt: bad"),
-        (clamor.errors.HomeLostError("A node died."), 3, "error: A node died."),
-    ],
-)
-def test_exit_status(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
+def test_the_result_says_what_was_found(
+    attached: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def run(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(lda, "run", run)
-    monkeypatch.setattr(lda, "attached", lambda *_, **__: contextlib.nullcontext())
-    result = CliRunner().invoke(lda.main, ["x.txt"])
-    assert result.exit_code == code, result.output
-    assert message in result.output
-
-
-def test_the_result_says_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lam = np.array([[1.0, 6.0], [3.0, 2.0], [4.0, 24.0]])
     lines = [Iteration(1, 1, 0.5, 0.0123, 7.25, 0.1), Iteration(2, 1, 0.5, 0.01, 6.5, 0.1)]
     words = ["apple", "pear", "plum"]
-    outcome = lda.Outcome(lam, Counts(12, 30, 1234), 321.5, lines, 3 << 20, words, 4e-13)
+    outcome = lda.TopicsOutcome(lam, Counts(12, 30, 1234), 321.5, lines, 3 << 20, words, 4e-13)
     monkeypatch.setattr(lda, "run", lambda *_: outcome)
-    monkeypatch.setattr(lda, "attached", lambda *_, **__: contextlib.nullcontext())
     out, picture = tmp_path / "topics.parquet", tmp_path / "bound.png"
     result = CliRunner().invoke(lda.main, ["x.txt", "--out", str(out), "--picture", str(picture)])
     assert result.exit_code == 0, result.output
@@ -246,21 +202,18 @@ def test_it_is_over_where_the_loss_stays() -> None:
 # ------------------------------------------------------------------ cluster
 
 
-def stages() -> Any:
-    return lda.Stages(Console(file=io.StringIO(), width=120))
-
-
-def job(**options: Any) -> lda.Job:
+def job(**options: Any) -> lda.TopicsJob:
     corpus = Corpus(120, 400, 5, 4, length=40)
-    return lda.Job(
+    return lda.TopicsJob(
         **{"prior": Prior(5), "corpus": corpus, "iterations": 4, "check": True, **options}
     )
 
 
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("share", [1.0, 0.5])
-def test_it_learns_on_two_nodes(clamor_cluster: ClamorCluster, how: Any, share: float) -> None:
-    outcome = lda.run(job(how=how, share=share), stages())
+@pytest.mark.parametrize(("how", "share"), [("split", 1.0), ("tree", 0.5), ("split", 0.5)])
+def test_it_learns_on_two_nodes(
+    clamor_cluster: ClamorCluster, how: Any, share: float, stages: Stages
+) -> None:
+    outcome = lda.run(job(how=how, share=share), stages)
     assert outcome.error is not None
     assert outcome.error < 1e-6
     assert outcome.counts.n_documents == 120
@@ -269,17 +222,17 @@ def test_it_learns_on_two_nodes(clamor_cluster: ClamorCluster, how: Any, share: 
     assert outcome.lines[-1].loss < outcome.lines[0].loss
 
 
-def test_few_words_are_gathered(clamor_cluster: ClamorCluster) -> None:
+def test_few_words_are_gathered(clamor_cluster: ClamorCluster, stages: Stages) -> None:
     """A partition that has few of all words fetches their rows only."""
     corpus = Corpus(8, 20_000, 3, 4, length=30)
-    outcome = lda.run(job(corpus=corpus, prior=Prior(16), iterations=2), stages())
+    outcome = lda.run(job(corpus=corpus, prior=Prior(16), iterations=2), stages)
     assert outcome.error is not None
     assert outcome.error < 1e-6
     assert outcome.received < 20_000 * 16 * 8  # less than all of it once
 
 
-def test_it_ends_by_its_tolerance(clamor_cluster: ClamorCluster) -> None:
-    outcome = lda.run(job(iterations=100, tolerance=0.01), stages())
+def test_it_ends_by_its_tolerance(clamor_cluster: ClamorCluster, stages: Stages) -> None:
+    outcome = lda.run(job(iterations=100, tolerance=0.01), stages)
     assert len(outcome.lines) < 100
     assert outcome.error is not None
 
@@ -294,35 +247,37 @@ def docword(parts: list[Documents], n_documents: int, n_words: int) -> bytes:
     return f"{n_documents}\n{n_words}\n{len(lines)}\n{''.join(lines)}".encode()
 
 
-def test_files_are_read(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
+def test_files_are_read(clamor_cluster: ClamorCluster, tmp_path: Path, stages: Stages) -> None:
     corpus = Corpus(120, 400, 5, 4, length=40)
     text = docword(parts_of(corpus), 120, 400)
     (tmp_path / "docword.txt").write_bytes(text)
     (tmp_path / "docword.txt.gz").write_bytes(gzip.compress(text))
     (tmp_path / "vocab.txt").write_text("".join(f"word{i}\n" for i in range(400)))
-    drawn = lda.run(job(), stages())
+    drawn = lda.run(job(), stages)
     for name in ("docword.txt", "docword.txt.gz"):
         files = {"data": str(tmp_path / name), "vocabulary": str(tmp_path / "vocab.txt")}
-        found = lda.run(job(corpus=None, n_partitions=3, **files), stages())
+        found = lda.run(job(corpus=None, n_partitions=3, **files), stages)
         np.testing.assert_allclose(found.lam, drawn.lam, rtol=1e-6, atol=1e-9)
         assert found.perplexity == pytest.approx(drawn.perplexity)
         assert found.words is not None
         assert lda.top_words(found.lam, found.words, 1)[0].startswith("word")
 
 
-def test_a_file_that_is_cut_off_is_noticed(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
+def test_a_file_that_is_cut_off_is_noticed(
+    clamor_cluster: ClamorCluster, tmp_path: Path, stages: Stages
+) -> None:
     text = docword(parts_of(Corpus(20, 50, 2, 1)), 20, 50)
     path = tmp_path / "docword.txt"
     path.write_bytes(text[: text.rfind(b"\n", 0, -1) + 1])
     with pytest.raises(InputError, match="it is cut off, or has entries twice"):
-        lda.run(job(corpus=None, data=str(path)), stages())
+        lda.run(job(corpus=None, data=str(path)), stages)
     path.write_bytes(b"3\n5\n0\n")
     with pytest.raises(InputError, match="no documents with words"):
-        lda.run(job(corpus=None, data=str(path)), stages())
+        lda.run(job(corpus=None, data=str(path)), stages)
 
 
 def test_a_wrong_sum_is_noticed(
-    clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
+    clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch, stages: Stages
 ) -> None:
     real = learning.add_up
 
@@ -333,29 +288,4 @@ def test_a_wrong_sum_is_noticed(
 
     monkeypatch.setattr(learning, "add_up", add_up)
     with pytest.raises(WrongTopics):
-        lda.run(job(), stages())
-
-
-def test_what_a_run_puts_it_frees(clamor_cluster: ClamorCluster) -> None:
-    before = dict(clamor.stats().regions_by_state)
-    lda.run(job(iterations=1), stages())
-    assert dict(clamor.stats().regions_by_state)["ready"] == before["ready"]
-
-
-@pytest.mark.lab
-def test_the_demo(tmp_path: Path) -> None:
-    environment = {**os.environ, "COLUMNS": "100"}
-    environment.pop("RAY_ADDRESS", None)
-    picture = tmp_path / "bound.png"
-    command = [
-        *(sys.executable, "-m", "clamor_ray.workloads.lda", "--demo", "--documents", "200"),
-        *("--words", "300", "-k", "4", "--nodes", "2", "--iterations", "3"),
-        *("--picture", str(picture)),
-    ]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "after 3 iterations over 200 documents" in done.stdout
-    assert "All topics equal those of one process" in done.stdout
-    assert imread(picture).shape[:2] == (675, 1200)
+        lda.run(job(), stages)

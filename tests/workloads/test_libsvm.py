@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from clamor_ray.errors import SourceError
 from clamor_ray.workloads.data import libsvm
 from clamor_ray.workloads.data.libsvm import Malformed, libsvm_splits, parse
-from clamor_ray.workloads.data.rows import Rows
+from clamor_ray.workloads.data.rows import LabelledRows
 from tests.support.s3_rig import ENVIRONMENT, moto_server
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,7 +28,7 @@ TOKENS = [
 ]
 
 
-def same(one: Rows, other: Rows) -> bool:
+def same(one: LabelledRows, other: LabelledRows) -> bool:
     names = ("labels", "first", "columns", "values")
     return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
 
@@ -117,12 +117,12 @@ def test_a_line_that_is_none_is_named(tmp_path: Path, line: bytes, why: str) -> 
         assert ("zero_based=True" in str(caught.value)) == ("begin at 1" in why)
 
 
-def whole(splits: list[Any]) -> list[Rows]:
+def whole(splits: list[Any]) -> list[LabelledRows]:
     return [rows for split in splits for rows in split.read()]
 
 
-def joined(parts: list[Rows]) -> Rows:
-    return Rows(
+def joined(parts: list[LabelledRows]) -> LabelledRows:
+    return LabelledRows(
         np.concatenate([rows.labels for rows in parts]),
         np.cumsum(np.concatenate([[0], *(np.diff(rows.first) for rows in parts)])),
         np.concatenate([rows.columns for rows in parts]),

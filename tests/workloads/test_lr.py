@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import io
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +14,14 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from matplotlib.image import imread
-from rich.console import Console
 
 import clamor_ray as clamor
 from clamor_ray.workloads import lr
-from clamor_ray.workloads.cli import learning, linear_job
+from clamor_ray.workloads.cli import learning, linear_job, results
 from clamor_ray.workloads.cli.learning import Iteration
+from clamor_ray.workloads.cli.stages import Stages
 from clamor_ray.workloads.data.places import InputError
-from clamor_ray.workloads.data.rows import Rows
+from clamor_ray.workloads.data.rows import LabelledRows
 from clamor_ray.workloads.models import linear
 from clamor_ray.workloads.models.linear import Facts, Sample, WrongWeights
 from tests.conftest import ClamorCluster
@@ -36,11 +31,11 @@ PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 HOWS = ("split", "tree")
 
 
-def parts_of(sample: Sample) -> list[Rows]:
+def parts_of(sample: Sample) -> list[LabelledRows]:
     return [sample.partition(i) for i in range(sample.n_partitions)]
 
 
-def text_of(parts: list[Rows]) -> str:
+def text_of(parts: list[LabelledRows]) -> str:
     lines = []
     for rows in parts:
         for i, label in enumerate(rows.labels):
@@ -97,7 +92,7 @@ def test_sums_are_those_of_the_definition(n: int, d: int, loss: str, data: st.Da
     labels = rng.choice([0.0, 1.0], n)
     weights = rng.integers(-2, 3, d + 1) / 2.0
     first = np.concatenate([[0], np.cumsum((dense != 0).sum(axis=1))]).astype(np.int64)
-    rows = Rows(labels, first, np.nonzero(dense)[1].astype(np.int32), dense[dense != 0])
+    rows = LabelledRows(labels, first, np.nonzero(dense)[1].astype(np.int32), dense[dense != 0])
     expected = np.zeros(d + 1 + linear.TAIL)
     for x, label in zip(dense, labels, strict=True):
         sign = 1.0 if label == 1.0 else -1.0
@@ -132,7 +127,9 @@ def test_a_penalty_spares_the_intercept() -> None:
     assert linear.penalized(total, weights, 0.1, False)[1][-1] == 0.0
 
 
-def evaluator(parts: list[Rows], d: int, loss: str, penalty: float, intercept: bool = True) -> Any:
+def evaluator(
+    parts: list[LabelledRows], d: int, loss: str, penalty: float, intercept: bool = True
+) -> Any:
     """By the tasks' arithmetic."""
 
     def evaluate(weights: Any) -> Any:
@@ -210,54 +207,16 @@ def test_segments_of_any_number_make_the_array() -> None:
 # ---------------------------------------------------------------- command line
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *(["--iterations", "0"], ["--tolerance", "-1"], ["--penalty", "-1"], ["--step", "0"]),
-        *(["--solver", "newton"], ["--aggregate", "ring"], ["--cache-bytes", "much"]),
-        *(["x.svm", "--demo"], ["x.svm", "--rows", "5"], ["--features", "0"]),
-    ],
-)
-def test_bad_options_are_refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(*_: Any, **__: Any) -> None:
-        raise AssertionError("a cluster was started")
-
-    monkeypatch.setattr(linear_job, "attached", nothing)
-    result = CliRunner().invoke(lr.main, arguments)
-    assert result.exit_code == 2, result.output
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (WrongWeights("3 of 10 weights"), 1, "WRONG WEIGHTS: 3 of 10"),
-        (clamor.errors.SourceError("x.svm: bad"), 2, "error: x.svm: bad"),
-        (InputError("no rows"), 2, "error: no rows"),
-        (clamor.errors.HomeLostError("A node died."), 3, "error: A node died."),
-    ],
-)
-def test_exit_status(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
+def test_the_result_says_what_was_found(
+    attached: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def run(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(linear_job, "run", run)
-    monkeypatch.setattr(linear_job, "attached", lambda *_, **__: contextlib.nullcontext())
-    result = CliRunner().invoke(lr.main, ["x.svm"])
-    assert result.exit_code == code, result.output
-    assert message in result.output
-
-
-def test_the_result_says_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lines = [
         Iteration(1, 3, 0.5, 0.0123, 0.693147, 1.5),
         Iteration(2, 1, 0.25, 0.01, 0.25, 1e-3),
     ]
     weights = np.array([0.0, 2.5, 0.0, -1.0])
-    outcome = linear_job.Outcome(weights, Facts(12_345, 3), 0.875, lines, 3 << 20, 4e-13)
+    outcome = linear_job.LinearOutcome(weights, Facts(12_345, 3), 0.875, lines, 3 << 20, 4e-13)
     monkeypatch.setattr(linear_job, "run", lambda *_: outcome)
-    monkeypatch.setattr(linear_job, "attached", lambda *_, **__: contextlib.nullcontext())
     out, picture = tmp_path / "weights.parquet", tmp_path / "loss.png"
     result = CliRunner().invoke(lr.main, ["x.svm", "--out", str(out), "--picture", str(picture)])
     assert result.exit_code == 0, result.output
@@ -276,7 +235,7 @@ def test_the_curve_is_that_of_the_losses(tmp_path: Path) -> None:
     falls = [Iteration(i, 1, 0.1, 0.1, 1.0 / i, 0.1) for i in range(1, 9)]
     images = []
     for name, lines in (("flat", flat), ("falls", falls), ("again", falls)):
-        learning.draw_curve(lines, "8 rows", "loss", tmp_path / f"{name}.png")
+        results.draw_curve(lines, "8 rows", "loss", tmp_path / f"{name}.png")
         images.append(imread(tmp_path / f"{name}.png"))
     assert not np.array_equal(images[0], images[1])
     assert np.array_equal(images[1], images[2])
@@ -285,19 +244,16 @@ def test_the_curve_is_that_of_the_losses(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ cluster
 
 
-def stages() -> Any:
-    return linear_job.Stages(Console(file=io.StringIO(), width=120))
-
-
-def job(**options: Any) -> linear_job.Job:
+def job(**options: Any) -> linear_job.LinearJob:
     sample = Sample(2000, 300, 4, per_row=10)
     return lr.make_job(**{"sample": sample, "iterations": 8, "check": True, **options})
 
 
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("solver", ["lbfgs", "gd"])
-def test_it_learns_on_two_nodes(clamor_cluster: ClamorCluster, how: str, solver: str) -> None:
-    outcome = lr.run(job(how=how, solver=solver, penalty=1e-3), stages())
+@pytest.mark.parametrize(("how", "solver"), [("split", "lbfgs"), ("tree", "gd")])
+def test_it_learns_on_two_nodes(
+    clamor_cluster: ClamorCluster, how: str, solver: str, stages: Stages
+) -> None:
+    outcome = lr.run(job(how=how, solver=solver, penalty=1e-3), stages)
     assert outcome.error is not None
     assert outcome.error < 1e-9
     assert outcome.facts.n_rows == 2000
@@ -306,31 +262,32 @@ def test_it_learns_on_two_nodes(clamor_cluster: ClamorCluster, how: str, solver:
     assert outcome.accuracy > 0.65
 
 
-def test_both_ways_to_add_up_and_two_runs_agree(clamor_cluster: ClamorCluster) -> None:
+def test_both_ways_to_add_up_and_two_runs_agree(
+    clamor_cluster: ClamorCluster, stages: Stages
+) -> None:
     one, two, tree = (
-        lr.run(job(how=how, check=False), stages()).weights for how in ("split", "split", "tree")
+        lr.run(job(how=how, check=False), stages).weights for how in ("split", "split", "tree")
     )
     np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(one, tree, rtol=1e-9, atol=1e-12)
 
 
-def test_it_ends_by_its_tolerance(clamor_cluster: ClamorCluster) -> None:
-    outcome = lr.run(job(iterations=200, tolerance=0.02, check=False), stages())
+def test_it_ends_by_its_tolerance(clamor_cluster: ClamorCluster, stages: Stages) -> None:
+    outcome = lr.run(job(iterations=200, tolerance=0.02, check=False), stages)
     assert len(outcome.lines) < 200
     *_, before, last = outcome.lines
     assert before.loss - last.loss <= 0.02 * abs(last.loss) + 0.02 * abs(before.loss)
 
 
-@pytest.mark.parametrize("how", HOWS)
-def test_files_are_read(clamor_cluster: ClamorCluster, tmp_path: Path, how: str) -> None:
+def test_files_are_read(clamor_cluster: ClamorCluster, tmp_path: Path, stages: Stages) -> None:
     sample = Sample(900, 50, 3, per_row=6)
     for number, rows in enumerate(parts_of(sample)):
         (tmp_path / f"part-{number}.svm").write_text(text_of([rows]))
     text = text_of(parts_of(sample))
     (tmp_path / "all.svm.gz").write_bytes(gzip.compress(text.encode()))
-    drawn = lr.run(job(sample=sample, how=how), stages())
+    drawn = lr.run(job(sample=sample), stages)
     for data in (str(tmp_path / "part-*.svm"), str(tmp_path / "all.svm.gz")):
-        found = lr.run(job(sample=None, data=data, n_partitions=4, how=how), stages())
+        found = lr.run(job(sample=None, data=data, n_partitions=4), stages)
         width = len(found.weights) - 1
         assert found.facts.n_rows == 900
         np.testing.assert_allclose(found.weights[:width], drawn.weights[:width], rtol=1e-6)
@@ -347,15 +304,20 @@ def test_files_are_read(clamor_cluster: ClamorCluster, tmp_path: Path, how: str)
     ],
 )
 def test_what_cannot_be_learned_from_is_said(
-    clamor_cluster: ClamorCluster, tmp_path: Path, text: str, options: Any, message: str
+    clamor_cluster: ClamorCluster,
+    tmp_path: Path,
+    text: str,
+    options: Any,
+    message: str,
+    stages: Stages,
 ) -> None:
     (tmp_path / "x.svm").write_text(text)
     with pytest.raises((InputError, clamor.errors.SourceError), match=message):
-        lr.run(job(sample=None, data=str(tmp_path / "x.svm"), **options), stages())
+        lr.run(job(sample=None, data=str(tmp_path / "x.svm"), **options), stages)
 
 
 def test_a_wrong_sum_is_noticed(
-    clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
+    clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch, stages: Stages
 ) -> None:
     real = learning.add_up
 
@@ -366,50 +328,25 @@ def test_a_wrong_sum_is_noticed(
 
     monkeypatch.setattr(learning, "add_up", add_up)
     with pytest.raises(WrongWeights):
-        lr.run(job(), stages())
-
-
-def test_what_a_run_puts_it_frees(clamor_cluster: ClamorCluster) -> None:
-    before = dict(clamor.stats().regions_by_state)
-    lr.run(job(iterations=1), stages())
-    assert dict(clamor.stats().regions_by_state)["ready"] == before["ready"]
+        lr.run(job(), stages)
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize("how", HOWS)
-def test_a_node_that_dies_changes_no_weight(how: str) -> None:
+def test_a_node_that_dies_changes_no_weight(stages: Stages) -> None:
+    """One while segments are added up by all nodes, then one of those left while a tree does it."""
     require_lab("local")
     sample = Sample(4000, 20_000, 6)
-    with local_cluster(3, log_to_driver=False) as lab:
+    with local_cluster(4, log_to_driver=False) as lab:
         clamor.init()
-        killed: list[str] = []
+        for how, victim in zip(HOWS, (3, 2), strict=True):
 
-        def kill(number: int) -> None:
-            if number == 2:
-                lab.kill_node(2)
-                killed.append(lab.node_ids[2])
+            def kill(number: int, victim: int = victim) -> None:
+                if number == 2:
+                    lab.kill_node(victim)
 
-        outcome = lr.run(job(sample=sample, how=how, iterations=6), stages(), kill)
-        assert len(outcome.lines) == 6
-        assert outcome.error is not None  # they are those of one process
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        assert not alive.intersection(killed)
+            outcome = lr.run(job(sample=sample, how=how, iterations=6), stages, kill)
+            assert len(outcome.lines) == 6
+            assert outcome.error is not None  # they are those of one process
+            alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+            assert alive == set(lab.node_ids[:victim])
         clamor.shutdown()
-
-
-@pytest.mark.lab
-def test_the_demo(tmp_path: Path) -> None:
-    environment = {**os.environ, "COLUMNS": "100"}
-    environment.pop("RAY_ADDRESS", None)
-    picture = tmp_path / "loss.png"
-    command = [
-        *(sys.executable, "-m", "clamor_ray.workloads.lr", "--demo", "--rows", "3000"),
-        *("--features", "500", "--nodes", "2", "--iterations", "5", "--picture", str(picture)),
-    ]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "after 5 iterations over 3,000 rows with 500 features" in done.stdout
-    assert "All weights equal those of one process" in done.stdout
-    assert imread(picture).shape[:2] == (675, 1200)

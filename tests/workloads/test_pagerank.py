@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +12,10 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
-import clamor_ray as clamor
 from clamor_ray.workloads import pagerank as workload
 from clamor_ray.workloads.cli import observe
+from clamor_ray.workloads.cli.stages import Stages
 from clamor_ray.workloads.data import graphs
 from tests.conftest import ClamorCluster
 
@@ -271,51 +265,16 @@ def test_the_vector_is_asked_for_at_once_where_that_pays() -> None:
 # ------------------------------------------------------------- command line
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *(["--vertices", "5"], ["--degree", "0"], ["--exponent", "1"], ["--damping", "2"]),
-        *(["--cache-bytes", "much"], ["--cache-bytes", "5"], ["--cache-policy", "belady"]),
-    ],
-)
-def test_bad_options_are_refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(*_: Any, **__: Any) -> None:
-        raise AssertionError("a cluster was started")
-
-    monkeypatch.setattr(workload, "attached", nothing)
-    result = CliRunner().invoke(workload.main, arguments)
-    assert result.exit_code == 2, result.output
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (graphs.WrongRanks("3 of 10 ranks"), 1, "WRONG RANKS: 3 of 10"),
-        (clamor.errors.HomeLostError("A node died."), 3, "error: A node died."),
-    ],
-)
-def test_exit_status(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
+def test_the_result_says_what_was_found(
+    attached: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def run(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(workload, "run", run)
-    monkeypatch.setattr(workload, "attached", lambda *_, **__: contextlib.nullcontext())
-    result = CliRunner().invoke(workload.main, [])
-    assert result.exit_code == code, result.output
-    assert message in result.output
-
-
-def test_the_result_says_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ranks = np.array([0.1, 0.4, 0.2, 0.3])
     lines = [
-        workload.Iteration(1, 0.0123, 0.5, 0.25, observe.Cost(12, 5 << 20, 1280, 256, 2)),
-        workload.Iteration(2, 0.0100, 0.25, 1e-7, observe.Cost()),
+        workload.RankIteration(1, 0.0123, 0.5, 0.25, observe.Cost(12, 5 << 20, 1280, 256, 2)),
+        workload.RankIteration(2, 0.0100, 0.25, 1e-7, observe.Cost()),
     ]
-    outcome = workload.Outcome(ranks, lines, 3 << 20, 4e-13)
+    outcome = workload.PageRankOutcome(ranks, lines, 3 << 20, 4e-13)
     monkeypatch.setattr(workload, "run", lambda *_: outcome)
-    monkeypatch.setattr(workload, "attached", lambda *_, **__: contextlib.nullcontext())
     out = tmp_path / "ranks.parquet"
     result = CliRunner().invoke(workload.main, ["--out", str(out)])
     assert result.exit_code == 0, result.output
@@ -334,17 +293,13 @@ def test_the_result_says_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_pat
 # ------------------------------------------------------------------ cluster
 
 
-def stages() -> workload.Stages:
-    return workload.Stages(Console(file=io.StringIO(), width=120))
-
-
-def job(**options: Any) -> workload.Job:
-    return workload.Job(**{"n_vertices": 20_000, "iterations": 4, "n_tasks": 4, **options})
+def job(**options: Any) -> workload.PageRankJob:
+    return workload.PageRankJob(**{"n_vertices": 20_000, "iterations": 4, "n_tasks": 4, **options})
 
 
 @pytest.mark.parametrize("zigzag", [False, True])
-def test_ranks_on_two_nodes(clamor_cluster: ClamorCluster, zigzag: bool) -> None:
-    outcome = workload.run(job(check=True, zigzag=zigzag, tolerance=0.0), stages())
+def test_ranks_on_two_nodes(clamor_cluster: ClamorCluster, zigzag: bool, stages: Stages) -> None:
+    outcome = workload.run(job(check=True, zigzag=zigzag, tolerance=0.0), stages)
     assert outcome.error is not None
     assert outcome.error < 1e-9
     assert [line.number for line in outcome.lines] == [1, 2, 3, 4]
@@ -358,7 +313,7 @@ def test_ranks_on_two_nodes(clamor_cluster: ClamorCluster, zigzag: bool) -> None
 
 
 def test_a_wrong_rank_is_noticed(
-    clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
+    clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch, stages: Stages
 ) -> None:
     real = graphs.shares
 
@@ -369,40 +324,4 @@ def test_a_wrong_rank_is_noticed(
 
     monkeypatch.setattr(graphs, "shares", shares)
     with pytest.raises(graphs.WrongRanks):
-        workload.run(job(check=True), stages())
-
-
-def test_what_a_run_puts_it_frees(clamor_cluster: ClamorCluster) -> None:
-    before = dict(clamor.stats().regions_by_state)
-    workload.run(job(n_vertices=1000, iterations=1), stages())
-    after = dict(clamor.stats().regions_by_state)
-    assert after["ready"] == before["ready"]
-
-
-@pytest.mark.lab
-def test_the_demo_in_a_cache_that_is_too_small(tmp_path: Path) -> None:
-    """Each node goes over 3 MiB in every iteration and may keep 1: the ranks are the same."""
-    environment = {**os.environ, "COLUMNS": "100"}
-    environment.pop("RAY_ADDRESS", None)
-    out = tmp_path / "ranks.parquet"
-    command = [
-        *(sys.executable, "-m", "clamor_ray.workloads.pagerank", "--demo"),
-        *("--vertices", "100000", "--iterations", "3", "--tolerance", "0"),
-        *("--cache-bytes", "1MiB", "--out", str(out)),
-    ]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "stopped after 3 iterations" in done.stdout
-    assert "All ranks equal SciPy's" in done.stdout
-    table = pq.read_table(out)
-    ranks = np.empty(100_000)
-    ranks[table["vertex"].to_numpy()] = table["rank"].to_numpy()
-    graphs.check(ranks, graphs.reference(graphs.generate(100_000, 1_600_000, 2.1, 1), 0.85, 3))
-    lines = re.findall(r"^ +([123]) +\S+e.*?(\S+ \S+) +(\S+ \S+) +(\S+ \S+) *$", done.stdout, re.M)
-    assert [line[0] for line in lines] == ["1", "2", "3"], done.stdout
-    for _, received, evicted, _ in lines:
-        assert "MiB" in received
-        assert "MiB" in evicted
-    assert lines[-1][3] != "0 B"  # what was evicted was fetched again
+        workload.run(job(check=True), stages)

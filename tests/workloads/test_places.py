@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from clamor_ray.workloads.data import places
-from clamor_ray.workloads.data.places import BAY, CONTIGUOUS_US, InputError, Table
+from clamor_ray.workloads.data.places import BAY, CONTIGUOUS_US, InputError, PlacesTable
 
 
 def written(path: Path, n: int = 20_000, seed: int = 3, width: int = 64) -> Path:
@@ -85,7 +85,7 @@ def test_metadata_narrower_than_its_head() -> None:
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    table = Table.open(written(tmp_path / "p.parquet"), ["lat", "lon", "rating"])
+    table = PlacesTable.open(written(tmp_path / "p.parquet"), ["lat", "lon", "rating"])
     assert table.rows == 20_000
     lat, lon = places.generate_coordinates(20_000, 3)
     np.testing.assert_array_equal(table.coordinates(), (lat, lon))
@@ -107,7 +107,7 @@ def test_csv_with_text_and_ids(tmp_path: Path) -> None:
     path.write_text(
         "id,lat,lon,rating,metadata\nx1,37.5,-122,4,hello\nx2,37,-121,5,\nx3,38,-122.5,1,Grüße\n"
     )
-    table = Table.open(path, ["lat", "lon", "rating"])
+    table = PlacesTable.open(path, ["lat", "lon", "rating"])
     assert table.rows == 3
     assert table.ids().to_pylist() == ["x1", "x2", "x3"]
     np.testing.assert_array_equal(table.numbers("rating"), [4, 5, 1])
@@ -121,7 +121,7 @@ def test_parquet_metadata_of_any_length_and_none(tmp_path: Path) -> None:
     path = tmp_path / "p.parquet"
     values = [b"a", None, b"\0bc"]
     pq.write_table(pa.table({"lat": [1.0] * 3, "lon": [2.0] * 3, "metadata": values}), path)
-    table = Table.open(path, ["lat", "lon"])
+    table = PlacesTable.open(path, ["lat", "lon"])
     assert table.metadata_width() == 3
     rows = np.concatenate(list(table.metadata(3)))
     assert [row.tobytes() for row in rows] == [b"a\0\0", b"\0\0\0", b"\0bc"]
@@ -130,13 +130,13 @@ def test_parquet_metadata_of_any_length_and_none(tmp_path: Path) -> None:
 def test_no_metadata_is_no_bytes(tmp_path: Path) -> None:
     path = tmp_path / "p.parquet"
     pq.write_table(pa.table({"lat": [1.0], "lon": [2.0]}), path)
-    assert Table.open(path, ["lat"]).metadata_width() == 0
+    assert PlacesTable.open(path, ["lat"]).metadata_width() == 0
 
 
 def test_a_folder_of_parquet_files(tmp_path: Path) -> None:
     for name in ("0.parquet", "1.parquet"):
         written(tmp_path / name, n=100)
-    assert Table.open(tmp_path, ["lat"]).rows == 200
+    assert PlacesTable.open(tmp_path, ["lat"]).rows == 200
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_refused_when_opened(tmp_path: Path, columns: dict[str, list[float]], me
     path = tmp_path / "p.parquet"
     pq.write_table(pa.table(columns), path)
     with pytest.raises(InputError, match=message):
-        Table.open(path, ["lat", "lon", "rating"])
+        PlacesTable.open(path, ["lat", "lon", "rating"])
 
 
 @pytest.mark.parametrize(
@@ -174,37 +174,37 @@ def test_bad_coordinates_are_named(
     path = tmp_path / "p.parquet"
     pq.write_table(pa.table({"lat": lat, "lon": lon}), path)
     with pytest.raises(InputError, match=message):
-        Table.open(path, ["lat", "lon"]).coordinates()
+        PlacesTable.open(path, ["lat", "lon"]).coordinates()
 
 
 def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
-        Table.open(tmp_path / "none.parquet", ["lat"])
+        PlacesTable.open(tmp_path / "none.parquet", ["lat"])
 
 
 def test_garbage_is_no_parquet(tmp_path: Path) -> None:
     path = tmp_path / "p.parquet"
     path.write_bytes(b"lat,lon\n1,2\n")
     with pytest.raises(InputError, match="cannot be read as Parquet"):
-        Table.open(path, ["lat"])
+        PlacesTable.open(path, ["lat"])
 
 
 def test_an_empty_csv(tmp_path: Path) -> None:
     path = tmp_path / "p.csv"
     path.write_text("")
     with pytest.raises(InputError, match="cannot be read as CSV"):
-        Table.open(path, ["lat"])
+        PlacesTable.open(path, ["lat"])
 
 
 def test_metadata_that_is_neither_bytes_nor_text(tmp_path: Path) -> None:
     path = tmp_path / "p.parquet"
     pq.write_table(pa.table({"lat": [1.0], "lon": [2.0], "metadata": [[1, 2]]}), path)
     with pytest.raises(InputError, match="not bytes or text"):
-        Table.open(path, ["lat"]).metadata_width()
+        PlacesTable.open(path, ["lat"]).metadata_width()
 
 
 def test_one_huge_metadata_row(tmp_path: Path) -> None:
     path = tmp_path / "p.parquet"
     pq.write_table(pa.table({"lat": [1.0], "metadata": [b"x" * 70_000]}), path)
     with pytest.raises(InputError, match="padded to the longest"):
-        Table.open(path, ["lat"]).metadata_width()
+        PlacesTable.open(path, ["lat"]).metadata_width()

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
-import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -209,48 +204,16 @@ def test_windows_leave_room_for_all_tasks_of_a_node() -> None:
 
 @pytest.mark.parametrize(("n", "partitions"), [(1000, 1), (1001, 2), (10_000, 10)])
 def test_partitions_of_a_job(n: int, partitions: int) -> None:
-    assert workload.Job(n, 100_000).n_partitions == partitions
+    assert workload.SortJob(n, 100_000).n_partitions == partitions
 
 
 # ------------------------------------------------------------- command line
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--records", "5"], ["--partition-mib", "0"], ["--cache-bytes", "x"]]
-)
-def test_bad_options_are_refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(*_: Any, **__: Any) -> None:
-        raise AssertionError("a cluster was started")
-
-    monkeypatch.setattr(workload, "attached", nothing)
-    result = CliRunner().invoke(workload.main, arguments)
-    assert result.exit_code == 2, result.output
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (records.WrongOrder("3 records came out"), 1, "WRONG ORDER: 3 records"),
-        (clamor.errors.HomeLostError("A node died."), 3, "error: A node died."),
-    ],
-)
-def test_exit_status(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
-) -> None:
-    def run(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(workload, "run", run)
-    monkeypatch.setattr(workload, "attached", lambda *_, **__: contextlib.nullcontext())
-    result = CliRunner().invoke(workload.main, [])
-    assert result.exit_code == code, result.output
-    assert message in result.output
-
-
 def test_the_table_has_a_line_per_step() -> None:
     out = io.StringIO()
     cost = observe.Cost(12, 5 << 20, 1280, 256, 2)
-    line = workload.Step("merge", 2.0, 7, cost)
+    line = workload.SortStep("merge", 2.0, 7, cost)
     workload.print_steps(Console(file=out, width=80), 10**9, [line])
     (found,) = (text for text in out.getvalue().splitlines() if "merge" in text)
     assert re.sub(" +", " ", found).strip() == "merge 7 2.00 500 12 5.0 MiB 1.0 MiB 8.0 KiB"
@@ -271,7 +234,7 @@ def stages() -> tuple[workload.Stages, io.StringIO]:
 def test_sort_on_two_nodes(
     clamor_cluster: ClamorCluster, n_records: int, partition_bytes: int
 ) -> None:
-    job = workload.Job(n_records, partition_bytes, seed=4)
+    job = workload.SortJob(n_records, partition_bytes, seed=4)
     before = dict(clamor.stats().regions_by_state)
     where, out = stages()
     lines = workload.run(job, where)
@@ -300,14 +263,14 @@ def test_the_result_is_what_numpy_sorts(clamor_cluster: ClamorCluster) -> None:
 def test_a_lost_record_is_noticed(
     clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(job: workload.Job, done: Any = None) -> Any:
+    def build(job: workload.SortJob, done: Any = None) -> Any:
         ref, before = real(job)
         return ref, before + 1
 
     real = workload.build
     monkeypatch.setattr(workload, "build", build)
     with pytest.raises(records.WrongOrder, match="checksum"):
-        workload.run(workload.Job(1000, 50_000), stages()[0])
+        workload.run(workload.SortJob(1000, 50_000), stages()[0])
 
 
 def test_a_copy_is_of_all_rows_whatever_the_window(clamor_cluster: ClamorCluster) -> None:
@@ -318,25 +281,3 @@ def test_a_copy_is_of_all_rows_whatever_the_window(clamor_cluster: ClamorCluster
         got = tasks._copy([value[10:20], value[5:5], value[100:]], window)
         np.testing.assert_array_equal(got, np.concatenate([rows[10:20], rows[100:]]))
     clamor.free(ref)
-
-
-@pytest.mark.lab
-def test_the_demo_in_a_cache_that_is_too_small() -> None:
-    """Each node needs several MiB of the others, and may keep 1."""
-    environment = {**os.environ, "COLUMNS": "100"}
-    environment.pop("RAY_ADDRESS", None)
-    command = [
-        *(sys.executable, "-m", "clamor_ray.workloads.sort", "--demo"),
-        *("--records", "100000", "--partition-mib", "1", "--cache-bytes", "1MiB"),
-    ]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "100,000 records, 9.5 MiB, in order in 10 partitions" in done.stdout
-    for name in ("runs", "merge", "check"):
-        found = re.search(
-            rf"^ *{name} +10 .*?(\S+ \S+) +(\S+ \S+) +(\S+ \S+) *$", done.stdout, re.M
-        )
-        assert found, done.stdout
-        assert "MiB" in found[2], done.stdout  # evicted

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +10,18 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse
 from click.testing import CliRunner
-from rich.console import Console
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
 import clamor_ray as clamor
 from clamor_ray.workloads import sparse_lr as workload
+from clamor_ray.workloads.cli.stages import Stages
 from clamor_ray.workloads.data import criteo
 from clamor_ray.workloads.models import logistic
-from clamor_ray.workloads.models.logistic import Block, Layout, Synthetic, WrongWeights
+from clamor_ray.workloads.models.logistic import ParameterLayout, RowBlock, Synthetic, WrongWeights
 from tests.conftest import ClamorCluster
 
-LAYOUTS = [Layout(10_000, 1), Layout(10_000, 3), Layout(2**31 - 1, 4)]
+LAYOUTS = [ParameterLayout(10_000, 1), ParameterLayout(10_000, 3), ParameterLayout(2**31 - 1, 4)]
 
 
 def synthetic(**options: Any) -> Synthetic:
@@ -120,7 +115,7 @@ def test_the_most_frequent_key_is_the_first() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_id_has_a_place_of_its_own(layout: Layout) -> None:
+def test_every_id_has_a_place_of_its_own(layout: ParameterLayout) -> None:
     rng = np.random.default_rng(3)
     ids = np.unique(rng.integers(0, layout.n_parameters, 5000)).astype(np.int32)
     order, starts = layout.split(ids)
@@ -142,13 +137,13 @@ def test_every_id_has_a_place_of_its_own(layout: Layout) -> None:
 
 
 def test_neighbours_share_blocks_and_blocks_are_dealt_out() -> None:
-    layout = Layout(10_000, 3)
+    layout = ParameterLayout(10_000, 3)
     assert layout.length == 4 * 1024
     assert layout.places(np.array([0, 1023, 1024, 3072, 3073], np.int32)).tolist() == [
         *(0, 1023, 0, 1024, 1025)
     ]
     with pytest.raises(ValueError, match="1 to"):
-        Layout(2**31, 1)
+        ParameterLayout(2**31, 1)
 
 
 # ------------------------------------------------------------------ arithmetic
@@ -169,7 +164,7 @@ def plain_step(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_gradient_is_that_of_the_definition(layout: Layout) -> None:
+def test_a_gradient_is_that_of_the_definition(layout: ParameterLayout) -> None:
     rng = np.random.default_rng(5)
     labels = rng.integers(0, 2, 50).astype(np.uint8)
     ids = rng.integers(0, 7000, (39, 50)).astype(np.int32)
@@ -200,7 +195,7 @@ def test_blocks_are_read_whole_where_enough_of_them_is_used() -> None:
 
 def test_no_rows_have_no_gradient() -> None:
     nothing = logistic.block_of(
-        np.empty(0, np.uint8), np.empty((39, 0), np.int32), Layout(10_000, 2)
+        np.empty(0, np.uint8), np.empty((39, 0), np.int32), ParameterLayout(10_000, 2)
     )
     slope, loss = logistic.gradient(nothing, np.empty(0, np.float32), 10)
     assert slope.shape == (0,)
@@ -210,7 +205,7 @@ def test_no_rows_have_no_gradient() -> None:
 def test_scores_far_from_zero_are_no_nan() -> None:
     labels = np.array([0, 1, 0, 1], np.uint8)
     ids = np.repeat(np.arange(4, dtype=np.int32)[None], 39, axis=0)
-    block = logistic.block_of(labels, ids, Layout(10_000, 1))
+    block = logistic.block_of(labels, ids, ParameterLayout(10_000, 1))
     weights = np.array([1e3, 1e3, -1e3, -1e3], np.float32)
     with np.errstate(all="raise", over="ignore", under="ignore"):
         slope, loss = logistic.gradient(block, weights, 4)
@@ -218,7 +213,9 @@ def test_scores_far_from_zero_are_no_nan() -> None:
     assert loss == pytest.approx(2 * 39e3)
 
 
-def trained(parts: list[list[Block]], n: int, rate: float, steps: int) -> tuple[Any, list[float]]:
+def trained(
+    parts: list[list[RowBlock]], n: int, rate: float, steps: int
+) -> tuple[Any, list[float]]:
     weights, losses = np.zeros(n, np.float32), []
     for number in range(steps):
         taken = [blocks[number % len(blocks)] for blocks in parts]
@@ -236,7 +233,7 @@ def test_steps_are_those_of_the_reference(batches: int) -> None:
         [(labels[rows], ids[:, rows]) for rows in np.array_split(np.arange(len(labels)), batches)]
         for labels, ids in encoded(synthetic())
     ]
-    layout = Layout(10_000, 3)
+    layout = ParameterLayout(10_000, 3)
     parts = [[logistic.block_of(*each, layout) for each in blocks] for blocks in plain]
     weights, losses = trained(parts, 10_000, 0.2, 7)
     expected, expected_losses = logistic.reference(plain, 10_000, 0.2, 7)
@@ -258,7 +255,7 @@ def test_it_comes_to_what_scikit_learn_finds() -> None:
         loss = log_loss(labels, 1 / (1 + np.exp(-(x @ weights))), normalize=False)
         return float(loss + strength / 2 * (weights**2).sum())
 
-    block = logistic.block_of(labels, ids, Layout(10_000, 1))
+    block = logistic.block_of(labels, ids, ParameterLayout(10_000, 1))
     weights = np.zeros(len(block.ids), np.float32)
     for _ in range(3000):
         slope, loss = logistic.gradient(block, weights, len(labels))
@@ -288,52 +285,17 @@ def test_one_wrong_weight_is_noticed(wrong: float) -> None:
 # ------------------------------------------------------------------ command line
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *(["--rate", "0"], ["--parameters", "3"], ["--iterations", "0"], ["--batches", "0"]),
-        *(["--ids", "none"], ["--cache-bytes", "much"], ["x.tsv", "--demo"]),
-        *(["x.tsv", "--rows", "5"], ["x.tsv", "--save", "y"]),
-        ["x.tsv", "--ids", "hash", "--out", "z"],
-    ],
-)
-def test_bad_options_are_refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(*_: Any, **__: Any) -> None:
-        raise AssertionError("a cluster was started")
-
-    monkeypatch.setattr(workload, "attached", nothing)
-    result = CliRunner().invoke(workload.main, arguments)
-    assert result.exit_code == 2, result.output
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (WrongWeights("3 of 10 weights"), 1, "WRONG WEIGHTS: 3 of 10"),
-        (clamor.errors.SourceError("x.tsv: bad"), 2, "error: x.tsv: bad"),
-        (clamor.errors.HomeLostError("A node died."), 3, "error: A node died."),
-    ],
-)
-def test_exit_status(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
+def test_the_result_says_what_was_found(
+    attached: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def run(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(workload, "run", run)
-    monkeypatch.setattr(workload, "attached", lambda *_, **__: contextlib.nullcontext())
-    result = CliRunner().invoke(workload.main, ["x.tsv"])
-    assert result.exit_code == code, result.output
-    assert message in result.output
-
-
-def test_the_result_says_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cost = workload.observe.Cost(faults=3, bytes_received=3 << 20, blocks_fetched=700)
-    lines = [workload.Iteration(1, 0.5, 0.693147, cost), workload.Iteration(2, 0.25, 0.6, cost)]
+    lines = [
+        workload.SgdIteration(1, 0.5, 0.693147, cost),
+        workload.SgdIteration(2, 0.25, 0.6, cost),
+    ]
     weights, keys = np.array([0.5, -1.0, 2.0], np.float32), np.array([9, 8, 7, 6], np.uint64)
-    outcome = workload.Outcome(12_345, 3, weights, keys, lines, 4e-9)
+    outcome = workload.SparseOutcome(12_345, 3, weights, keys, lines, 4e-9)
     monkeypatch.setattr(workload, "run", lambda *_: outcome)
-    monkeypatch.setattr(workload, "attached", lambda *_, **__: contextlib.nullcontext())
     picture, out = tmp_path / "loss.png", tmp_path / "weights.parquet"
     arguments = ["x.tsv", "--picture", str(picture), "--out", str(out)]
     monkeypatch.setattr(logistic, "folded", lambda ranks, _: np.minimum(ranks, 2).astype(np.int32))
@@ -350,15 +312,11 @@ def test_the_result_says_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_pat
     }
 
 
-def stages() -> workload.Stages:
-    return workload.Stages(Console(file=io.StringIO(), width=120))
-
-
 # ------------------------------------------------------------------ cluster
 
 
-def job(**options: Any) -> workload.Job:
-    return workload.Job(
+def job(**options: Any) -> workload.SparseJob:
+    return workload.SparseJob(
         **{
             "synthetic": synthetic(),
             "n_parameters": 10_000,
@@ -369,8 +327,8 @@ def job(**options: Any) -> workload.Job:
     )
 
 
-def test_weights_on_two_nodes(clamor_cluster: ClamorCluster) -> None:
-    outcome = workload.run(job(), stages())
+def test_weights_on_two_nodes(clamor_cluster: ClamorCluster, stages: Stages) -> None:
+    outcome = workload.run(job(), stages)
     assert outcome.n_rows == 3000
     assert outcome.error is not None
     assert outcome.error < 1e-6
@@ -392,22 +350,24 @@ def test_weights_on_two_nodes(clamor_cluster: ClamorCluster) -> None:
         {"synthetic": synthetic(n_rows=3)},  # a partition has no rows
     ],
 )
-def test_other_ways_to_train(clamor_cluster: ClamorCluster, options: dict[str, Any]) -> None:
-    outcome = workload.run(job(**options), stages())
+def test_other_ways_to_train(
+    clamor_cluster: ClamorCluster, options: dict[str, Any], stages: Stages
+) -> None:
+    outcome = workload.run(job(**options), stages)
     assert outcome.error is not None
     assert len(outcome.lines) == options.get("iterations", 4)
 
 
-def test_saved_rows_are_read(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
+def test_saved_rows_are_read(clamor_cluster: ClamorCluster, tmp_path: Path, stages: Stages) -> None:
     files = [str(path) for path in synthetic(n_rows=900, n_partitions=3).save(tmp_path)]
     for data in (files, str(tmp_path / "rows-*.tsv")):
-        outcome = workload.run(job(synthetic=None, data=data, n_partitions=5), stages())
+        outcome = workload.run(job(synthetic=None, data=data, n_partitions=5), stages)
         assert outcome.n_rows == 900
         assert outcome.error is not None
 
 
 def test_a_wrong_sum_is_noticed(
-    clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
+    clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch, stages: Stages
 ) -> None:
     real = logistic.reference
 
@@ -418,28 +378,14 @@ def test_a_wrong_sum_is_noticed(
 
     monkeypatch.setattr(logistic, "reference", reference)
     with pytest.raises(WrongWeights, match="number 3"):
-        workload.run(job(), stages())
+        workload.run(job(), stages)
 
 
-def test_unusable_rows(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
+def test_unusable_rows(clamor_cluster: ClamorCluster, tmp_path: Path, stages: Stages) -> None:
     path = tmp_path / "rows.tsv"
     path.write_text("0\tbad\n")
     with pytest.raises(clamor.errors.SourceError, match=r"rows\.tsv, line 1: 2 fields"):
-        workload.run(job(synthetic=None, data=str(path)), stages())
+        workload.run(job(synthetic=None, data=str(path)), stages)
     path.write_text("\n")
     with pytest.raises(workload.InputError, match="has no rows"):
-        workload.run(job(synthetic=None, data=str(path)), stages())
-
-
-@pytest.mark.slow
-def test_demo(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    picture = tmp_path / "loss.png"
-    done = subprocess.run(
-        [sys.executable, "-m", "clamor_ray.workloads.sparse_lr", "--demo", "--rows", "20000",
-         "--iterations", "3", "--picture", str(picture)],
-        env=environment, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "All weights equal those of one process" in done.stdout
-    assert picture.read_bytes().startswith(b"\x89PNG")
+        workload.run(job(synthetic=None, data=str(path)), stages)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from rich.console import Console
 
 import clamor_ray as clamor
@@ -58,7 +53,7 @@ def test_batches_are_the_same_wherever_they_are_drawn() -> None:
 
 
 def test_the_model_is_first_values_and_changes() -> None:
-    model = stream.Model(1000)
+    model = stream.PlainMap(1000)
     keys = stream.key_of([1, 2, 3, 2])
     model.change(keys[:2], np.array([10, 20]))
     model.change(keys[1:2], np.array([21]))
@@ -67,7 +62,7 @@ def test_the_model_is_first_values_and_changes() -> None:
 
 @pytest.mark.parametrize("at", [0, 1, 1500])
 def test_one_wrong_value_is_noticed(at: int) -> None:
-    model = stream.Model(1000)
+    model = stream.PlainMap(1000)
     hot = stream.key_of([0])
     model.change(hot, np.array([123]))
     batch = a_batch((int(hot[0]),))
@@ -95,43 +90,12 @@ def test_the_table_has_a_line_per_round_and_a_column_per_node() -> None:
     assert "…" not in text
 
 
-@pytest.mark.parametrize("arguments", [["--rounds", "0"], ["--keys", "5"], ["--skew", "-1"]])
-def test_bad_options_are_refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(*_: Any, **__: Any) -> None:
-        raise AssertionError("a cluster was started")
-
-    monkeypatch.setattr(workload, "attached", nothing)
-    result = CliRunner().invoke(workload.main, arguments)
-    assert result.exit_code == 2, result.output
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (stream.WrongValue("round 3: key 5 was 1, not 2"), 1, "WRONG VALUE: round 3"),
-        (clamor.errors.HomeLostError("A node died."), 3, "error: A node died."),
-    ],
-)
-def test_exit_status(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
-) -> None:
-    def run(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(workload, "run", run)
-    monkeypatch.setattr(workload, "attached", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(workload.ray, "cluster_resources", lambda: {"CPU": 2})
-    result = CliRunner().invoke(workload.main, [])
-    assert result.exit_code == code, result.output
-    assert message in result.output
-
-
 # ------------------------------------------------------------------ cluster
 
 
-def job(**options: Any) -> workload.Job:
+def job(**options: Any) -> workload.StreamJob:
     defaults = {"n_keys": 20_000, "rounds": 3, "n_changes": 5, "n_lookups": 4000}
-    return workload.Job(**{**defaults, "n_tasks": 4, "skew": 0.99, "seed": 3, **options})
+    return workload.StreamJob(**{**defaults, "n_tasks": 4, "skew": 0.99, "seed": 3, **options})
 
 
 def test_rounds_on_two_nodes(clamor_cluster: ClamorCluster) -> None:
@@ -150,12 +114,12 @@ def test_rounds_on_two_nodes(clamor_cluster: ClamorCluster) -> None:
 def test_a_lost_update_is_noticed(
     clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = stream.Model.change
+    real = stream.PlainMap.change
 
-    def change(self: stream.Model, keys: Any, values: Any) -> None:
+    def change(self: stream.PlainMap, keys: Any, values: Any) -> None:
         real(self, keys, values + 1)  # what the map will not hold
 
-    monkeypatch.setattr(stream.Model, "change", change)
+    monkeypatch.setattr(stream.PlainMap, "change", change)
     stages = workload.Stages(Console(file=io.StringIO()))
     with pytest.raises(stream.WrongValue, match="round 1: key"):
         workload.run(job(), stages)
@@ -163,11 +127,11 @@ def test_a_lost_update_is_noticed(
 
 def test_old_versions_are_checked(clamor_cluster: ClamorCluster) -> None:
     m = workload.build(20_000)
-    model = stream.Model(20_000)
+    model = stream.PlainMap(20_000)
     key = stream.key_of([3])
     with clamor.update(m) as t:
         t.set(key, 5)
-    changed = stream.Model(20_000)
+    changed = stream.PlainMap(20_000)
     changed.change(key, np.array([5]))
     workload._check_versions(m, {0: model, 1: changed})
     with pytest.raises(stream.WrongValue, match="version 0"):
@@ -175,20 +139,3 @@ def test_old_versions_are_checked(clamor_cluster: ClamorCluster) -> None:
     assert observe.dirty_blocks(m.ref, 0, 1) == 1
     assert observe.dirty_blocks(m.ref, 1, 1) == 0
     clamor.free(m.ref)
-
-
-@pytest.mark.lab
-def test_the_demo_on_three_nodes() -> None:
-    environment = {**os.environ, "COLUMNS": "100"}
-    environment.pop("RAY_ADDRESS", None)
-    command = [
-        *(sys.executable, "-m", "clamor_ray.workloads.streaming_updates", "--demo"),
-        *("--keys", "100000", "--rounds", "3", "--lookups", "6000", "--nodes", "3"),
-    ]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "24,000 look-ups found what a plain dict holds, in 4 versions" in done.stdout
-    for part in ("node 3", "dirty"):
-        assert part in done.stdout, done.stdout

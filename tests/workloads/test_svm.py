@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from matplotlib.image import imread
-from rich.console import Console
 
 from clamor_ray.workloads import svm
-from clamor_ray.workloads.cli import linear_job
+from clamor_ray.workloads.cli.stages import Stages
 from clamor_ray.workloads.models import linear
 from clamor_ray.workloads.models.linear import Sample
 from tests.conftest import ClamorCluster
@@ -68,58 +60,30 @@ def test_a_step_is_mllibs() -> None:
         weights = weights * (1 - size * 0.1) - size * gradient
 
 
-def test_bad_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(*_: Any, **__: Any) -> None:
-        raise AssertionError("a cluster was started")
-
-    monkeypatch.setattr(linear_job, "attached", nothing)
-    for arguments in (["--penalty", "-1"], ["x.svm", "--demo"], ["--solver", "gd"]):
-        assert CliRunner().invoke(svm.main, arguments).exit_code == 2
-
-
-def stages() -> Any:
-    return linear_job.Stages(Console(file=io.StringIO(), width=120))
-
-
 @pytest.mark.parametrize("how", ["split", "tree"])
-def test_it_learns_on_two_nodes(clamor_cluster: ClamorCluster, how: Any) -> None:
+def test_it_learns_on_two_nodes(clamor_cluster: ClamorCluster, how: Any, stages: Stages) -> None:
     sample = Sample(2000, 5000, 4, per_row=10)
-    job = svm.make_job(sample=sample, iterations=15, check=True, how=how)
-    outcome = svm.run(job, stages())
+    job = svm.make_job(sample=sample, iterations=6, check=True, how=how)
+    outcome = svm.run(job, stages)
     assert outcome.error is not None
     assert outcome.error < 1e-9
     losses = [line.loss for line in outcome.lines]
-    assert len(losses) == 15
+    assert len(losses) == 6
     assert losses[0] == 1.0
-    assert min(losses) < 0.95
-    again = svm.run(job, stages())
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.97
+    again = svm.run(job, stages)
     np.testing.assert_allclose(again.weights, outcome.weights, rtol=1e-9, atol=1e-12)
 
 
-def test_the_weights_are_those_of_the_least_loss(clamor_cluster: ClamorCluster) -> None:
+def test_the_weights_are_those_of_the_least_loss(
+    clamor_cluster: ClamorCluster, stages: Stages
+) -> None:
     job = svm.make_job(sample=Sample(500, 40, 2), iterations=12, step=50.0, check=True)
-    outcome = svm.run(job, stages())
+    outcome = svm.run(job, stages)
     losses = [line.loss for line in outcome.lines]
     assert losses[-1] > min(losses)  # such steps go too far
     sample = Sample(500, 40, 2)
     parts = [sample.partition(i) for i in range(2)]
     value, _ = linear.plain_evaluate(parts, 40, "hinge", 1.0, 0.01, True)(outcome.weights)
     assert value == pytest.approx(min(losses))
-
-
-@pytest.mark.lab
-def test_the_demo(tmp_path: Path) -> None:
-    environment = {**os.environ, "COLUMNS": "100"}
-    environment.pop("RAY_ADDRESS", None)
-    picture = tmp_path / "loss.png"
-    command = [
-        *(sys.executable, "-m", "clamor_ray.workloads.svm", "--demo", "--rows", "3000"),
-        *("--features", "500", "--nodes", "2", "--iterations", "5", "--picture", str(picture)),
-    ]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "after 5 iterations over 3,000 rows with 500 features" in done.stdout
-    assert "All weights equal those of one process" in done.stdout
-    assert imread(picture).shape[:2] == (675, 1200)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,10 +13,9 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
-import clamor_ray as clamor
 from clamor_ray.workloads import wordcount as workload
+from clamor_ray.workloads.cli.stages import Stages
 from clamor_ray.workloads.data import words
 from clamor_ray.workloads.data.places import InputError
 from clamor_ray.workloads.data.words import WrongCounts
@@ -98,47 +92,11 @@ def test_one_wrong_count_is_noticed() -> None:
 # ------------------------------------------------------------- command line
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *([], ["--words", "0"], ["x.txt", "--demo"], ["x.txt", "--words", "5"]),
-        *(["x.txt", "--save", "y"], ["s3://bucket/x.txt", "--check"], ["x", "--partitions", "0"]),
-    ],
-)
-def test_bad_options_are_refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(*_: Any, **__: Any) -> None:
-        raise AssertionError("a cluster was started")
-
-    monkeypatch.setattr(workload, "attached", nothing)
-    result = CliRunner().invoke(workload.main, arguments)
-    assert result.exit_code == 2, result.output
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (WrongCounts("'a' was counted"), 1, "WRONG COUNTS: 'a' was counted"),
-        (clamor.errors.SourceError("x.txt: bad"), 2, "error: x.txt: bad"),
-        (clamor.errors.HomeLostError("A node died."), 3, "error: A node died."),
-    ],
-)
-def test_exit_status(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
+def test_the_result_says_what_was_found(
+    attached: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def run(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(workload, "run", run)
-    monkeypatch.setattr(workload, "attached", lambda *_, **__: contextlib.nullcontext())
-    result = CliRunner().invoke(workload.main, ["x.txt"])
-    assert result.exit_code == code, result.output
-    assert message in result.output
-
-
-def test_the_result_says_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    outcome = workload.Outcome(Counter({"of": 1, "the": 1200, "a": 1}), 1.5, True)
+    outcome = workload.WordCountOutcome(Counter({"of": 1, "the": 1200, "a": 1}), 1.5, True)
     monkeypatch.setattr(workload, "run", lambda *_: outcome)
-    monkeypatch.setattr(workload, "attached", lambda *_, **__: contextlib.nullcontext())
     out = tmp_path / "counts.parquet"
     result = CliRunner().invoke(workload.main, ["x.txt", "--out", str(out)])
     assert result.exit_code == 0, result.output
@@ -147,66 +105,46 @@ def test_the_result_says_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert pq.read_table(out).to_pydict() == {"word": ["the", "a", "of"], "count": [1200, 1, 1]}
 
 
-def stages() -> workload.Stages:
-    return workload.Stages(Console(file=io.StringIO(), width=120))
-
-
 # ------------------------------------------------------------------ cluster
 
 
-def job(paths: list[Path], **options: Any) -> workload.Job:
+def job(paths: list[Path], **options: Any) -> workload.WordCountJob:
     named = [str(path) for path in paths]
-    return workload.Job(**{"files": named, "n_partitions": 3, "check": True, **options})
+    return workload.WordCountJob(**{"files": named, "n_partitions": 3, "check": True, **options})
 
 
-def test_counts_on_two_nodes(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
-    outcome = workload.run(job(files(tmp_path)), stages())
+def test_counts_on_two_nodes(clamor_cluster: ClamorCluster, tmp_path: Path, stages: Stages) -> None:
+    outcome = workload.run(job(files(tmp_path)), stages)
     assert outcome.checked
     assert outcome.counts.total() == 20_000
 
 
-def test_one_file_in_many_partitions(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
+def test_one_file_in_many_partitions(
+    clamor_cluster: ClamorCluster, tmp_path: Path, stages: Stages
+) -> None:
     """Lines are cut nowhere, however small the parts."""
     path = tmp_path / "odd.txt"
     path.write_text("one two\n\n  THREE, two...\r\n\nthree three", newline="")
     for n in (1, 2, 7, 20):
-        outcome = workload.run(job([path], n_partitions=n), stages())
+        outcome = workload.run(job([path], n_partitions=n), stages)
         assert outcome.counts == {"one": 1, "two": 2, "three": 3}
 
 
 def test_a_wrong_count_is_noticed(
-    clamor_cluster: ClamorCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clamor_cluster: ClamorCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stages: Stages
 ) -> None:
     real = workload.count
     monkeypatch.setattr(
         workload, "count", lambda lines: real(lines).map(lambda pair: (pair[0], pair[1] + 1))
     )
     with pytest.raises(WrongCounts, match="was counted"):
-        workload.run(job(files(tmp_path)), stages())
+        workload.run(job(files(tmp_path)), stages)
 
 
-def test_no_words_are_an_error(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
+def test_no_words_are_an_error(
+    clamor_cluster: ClamorCluster, tmp_path: Path, stages: Stages
+) -> None:
     path = tmp_path / "empty.txt"
     path.write_text("12 34\n")
     with pytest.raises(InputError, match=r"there are no words in .*empty.txt"):
-        workload.run(job([path]), stages())
-
-
-@pytest.mark.lab
-def test_the_demo(tmp_path: Path) -> None:
-    environment = {**os.environ, "COLUMNS": "100"}
-    environment.pop("RAY_ADDRESS", None)
-    out = tmp_path / "counts.parquet"
-    command = [
-        *(sys.executable, "-m", "clamor_ray.workloads.wordcount", "--demo", "--words", "20000"),
-        *("--nodes", "2", "--save", str(tmp_path / "text"), "--out", str(out)),
-    ]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "20,000 words" in done.stdout
-    table = pq.read_table(out).to_pydict()
-    found = dict(zip(table["word"], table["count"], strict=True))
-    assert found == words.reference(sorted((tmp_path / "text").glob("*.txt")))
-    assert table["count"] == sorted(table["count"], reverse=True)
+        workload.run(job([path]), stages)

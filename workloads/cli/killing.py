@@ -38,7 +38,7 @@ def kill_node(cluster: Any, node_id: str) -> None:
     """Kills a node of a local cluster with all its processes.
 
     Args:
-        cluster: what `knn.attached` yielded.
+        cluster: what `attaching.attached` yielded.
         node_id: Ray's.
     """
     (node,) = (node for node in cluster.list_all_nodes() if node.node_id == node_id)

@@ -1,4 +1,4 @@
-"""What programs that learn have in common: aggregates, the loop, its table and its curve.
+"""What programs that learn have in common: aggregates, the loop and its table.
 
 In an iteration a task for each partition goes over its items at the newest version of the model, a
 global variable, and makes one long array; all of them are added up, and the driver changes the
@@ -12,33 +12,25 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import click
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 import clamor_ray as clamor
 
 from ..data.rows import Float64
+from . import options
 from .learning_tasks import add, segment
-from .waiting import nodes_with_cpus
+from .results import print_rows
 
 __all__ = [
-    "PARTITIONS_PER_CPU",
     "How",
     "Iteration",
     "Model",
     "Received",
     "add_up",
-    "default_partitions",
-    "draw_curve",
     "learning_options",
     "print_iterations",
     "segment",
@@ -47,7 +39,6 @@ __all__ = [
 
 How = Literal["split", "tree"]
 
-PARTITIONS_PER_CPU: Final = 2
 PARALLELISM: Final = 4  # of the ring
 
 
@@ -152,11 +143,6 @@ class Received:
         return sum(n - self._before.get(node_id, 0) for node_id, n in self._now().items())
 
 
-def default_partitions() -> int:
-    """PARTITIONS_PER_CPU for each CPU."""
-    return PARTITIONS_PER_CPU * sum(n_cpus for _, n_cpus in nodes_with_cpus())
-
-
 def spread(items: Any, n_partitions: int) -> Any:
     """In so many partitions where there are fewer, each with an item at least."""
     if items.num_partitions >= n_partitions:
@@ -172,14 +158,8 @@ def spread(items: Any, n_partitions: int) -> Any:
 
 def print_iterations(console: Console, lines: Sequence[Iteration], loss: str) -> None:
     """The table of a run: a line per iteration."""
-    table = Table(
-        title="Iterations", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )  # fmt: skip
-    for heading in ("iteration", loss, "moved", "aggregates", "tasks\ns", "update\nms"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for line in lines:
-        table.add_row(
+    rows = (
+        (
             str(line.number),
             f"{line.loss:.6f}",
             f"{line.moved:.2e}",
@@ -187,55 +167,22 @@ def print_iterations(console: Console, lines: Sequence[Iteration], loss: str) ->
             f"{line.tasks_s:.3f}",
             f"{line.update_s * 1e3:.1f}",
         )
-    console.print(table)
+        for line in lines
+    )
+    headings = ("iteration", loss, "moved", "aggregates", "tasks\ns", "update\nms")
+    print_rows(console, headings, rows, title="Iterations")
 
 
-def draw_curve(lines: Sequence[Iteration], title: str, loss: str, out: Path) -> None:
-    """The loss by iterations, as a PNG."""
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.plot(
-        [line.number for line in lines], [line.loss for line in lines], color="#2a6f97", marker="o",
-        markersize=3, linewidth=1.5,
-    )  # fmt: skip
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.set_xlabel("iteration")
-    axes.set_ylabel(loss)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(color="#e5e5e5", linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.savefig(out, dpi=150)
-
-
-def learning_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--aggregate, --partitions, --seed, --picture and --check."""
-    for option in (
-        click.option(
-            "--check/--no-check",
-            default=None,
-            help="Do it in this process too, and compare. Default: for the demo.",
-        ),
-        click.option(
-            "--picture",
-            type=click.Path(path_type=Path, dir_okay=False),
-            help="PNG to write, of the loss by iterations.",
-        ),
-        click.option("--seed", default=1, show_default=True, help="Of all that is drawn."),
-        click.option(
-            "--partitions",
-            type=click.IntRange(1),
-            help=f"Default: {PARTITIONS_PER_CPU} for each CPU.",
-        ),
-        click.option(
-            "--aggregate",
-            type=click.Choice(["split", "tree"]),
-            default="split",
-            show_default=True,
-            help="Add up in segments by all nodes, or as whole arrays in a tree of tasks.",
-        ),
-    ):
-        command = option(command)
-    return command
+learning_options = options.together(
+    click.option(
+        "--aggregate",
+        type=click.Choice(["split", "tree"]),
+        default="split",
+        show_default=True,
+        help="Add up in segments by all nodes, or as whole arrays in a tree of tasks.",
+    ),
+    options.partitions(),
+    options.seed("Of all that is drawn."),
+    options.new_file("--picture", "PNG to write, of the loss by iterations."),
+    options.check(),
+)

@@ -9,7 +9,7 @@ import numpy as np
 
 import clamor_ray as clamor
 
-from ..data.rows import Documents, Float64, Rows
+from ..data.rows import Documents, Float64, LabelledRows
 from ..models import linear, topics
 from ..models.topics import Prior
 
@@ -31,7 +31,7 @@ class Gradient:
     loss: str
     positive: float
 
-    def __call__(self, total: Float64 | None, rows: Rows) -> Float64:
+    def __call__(self, total: Float64 | None, rows: LabelledRows) -> Float64:
         weights = self.weights.get()
         if total is None and len(rows.columns) >= weights.nbytes // BLOCK_BYTES:
             _prefetch(self.weights)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import sys
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,34 +16,34 @@ from rich.console import Console
 
 import clamor_ray as clamor
 
+from ..data.errors import InputError
 from ..data.libsvm import read_libsvm
-from ..data.places import InputError
 from ..data.rows import Float64
-from ..knn import Stages, attached
 from ..models import linear
-from ..models.linear import Evaluate, Facts, Sample, Step, WrongWeights
+from ..models.linear import Evaluate, Facts, Sample, Step
+from . import options
 from .learning import (
     How,
     Iteration,
     Model,
     Received,
-    default_partitions,
-    draw_curve,
     learning_options,
     print_iterations,
     spread,
 )
 from .learning_tasks import Gradient
-from .options import cluster_options
+from .program import CommandRun, program, refuse_both
 from .report import human_bytes
-from .waiting import start_workers
+from .results import agreement, draw_curve
+from .stages import Stages
+from .waiting import default_partitions, start_workers
 
 # (what gives losses and gradients, first weights) -> iterations
 Walk = Callable[[Evaluate, Float64], Iterator[Step]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class LinearJob:
     """What the command line asked for.
 
     Args:
@@ -77,7 +76,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Outcome:
+class LinearOutcome:
     """Of a run.
 
     Args:
@@ -101,13 +100,13 @@ class Evaluator:
     """The mean loss and its gradient at some weights, by tasks over all rows.
 
     Args:
-        rows: items are `Rows`.
+        rows: items are `LabelledRows`.
         facts: of them.
         job: loss, penalty, intercept, how.
         n_features: the model has one weight more.
     """
 
-    def __init__(self, rows: Any, facts: Facts, job: Job, n_features: int) -> None:
+    def __init__(self, rows: Any, facts: Facts, job: LinearJob, n_features: int) -> None:
         self.rows, self.job = rows, job
         self.model = Model(n_features + 1)
         self.positive = facts.labels[-1]
@@ -123,7 +122,7 @@ class Evaluator:
         return value, gradient
 
 
-def load(job: Job) -> Any:
+def load(job: LinearJob) -> Any:
     """The rows as a collection; nothing runs yet, but where a file is compressed."""
     if job.sample is not None:
         n = job.sample.n_partitions
@@ -136,7 +135,7 @@ def load(job: Job) -> Any:
     return spread(rows, wanted)
 
 
-def look(rows: Any, job: Job) -> tuple[Facts, int]:
+def look(rows: Any, job: LinearJob) -> tuple[Facts, int]:
     """What the rows are, and how many features the model has.
 
     Raises:
@@ -155,7 +154,9 @@ def look(rows: Any, job: Job) -> tuple[Facts, int]:
     return facts, n_features
 
 
-def run(job: Job, stages: Stages, after: Callable[[int], None] = lambda number: None) -> Outcome:
+def run(
+    job: LinearJob, stages: Stages, after: Callable[[int], None] = lambda number: None
+) -> LinearOutcome:
     """Loads, learns and checks, on the cluster that this process is attached to.
 
     Args:
@@ -199,21 +200,19 @@ def run(job: Job, stages: Stages, after: Callable[[int], None] = lambda number: 
             )
             expected = list(job.walk(plain, np.zeros(n_features + 1)))
             error = linear.check(best.weights, min(expected, key=lambda step: step.value).weights)
-    return Outcome(best.weights, facts, evaluator.accuracy[best.value], lines, received, error)
+    return LinearOutcome(
+        best.weights, facts, evaluator.accuracy[best.value], lines, received, error
+    )
 
 
 # ---------------------------------------------------------------- for people
 
 
-def print_outcome(console: Console, job: Job, outcome: Outcome) -> None:
+def print_outcome(console: Console, job: LinearJob, outcome: LinearOutcome) -> None:
     """What a run found, and what it took."""
     last = outcome.lines[-1]
     ended = "ended" if last.number < job.iterations else "stopped"
-    checked = ""
-    if outcome.error is not None:
-        checked = (
-            f" All weights equal those of one process (largest difference {outcome.error:.0e})."
-        )
+    checked = agreement("weights", outcome.error)
     console.print(
         f"\n{ended} after {last.number} iterations over {outcome.facts.n_rows:,} rows with "
         f"{len(outcome.weights) - 1:,} features; least loss "
@@ -232,91 +231,76 @@ def write(weights: Float64, out: Path) -> None:
     pq.write_table(pa.table({"feature": features, "weight": values}), out)
 
 
-def linear_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What both programs can be asked for."""
-    command = cluster_options(learning_options(command))
-    for option in (
-        click.option(
-            "--out", type=click.Path(path_type=Path, dir_okay=False), help="Weights, Parquet."
-        ),
-        click.option(
-            "--intercept/--no-intercept", default=True, show_default=True, help="Without a penalty."
-        ),
-        click.option("--zero-based", is_flag=True, help="Indices of the files begin at 0."),
-        click.option(
-            "--features",
-            "n_features",
-            type=click.IntRange(1, (1 << 31) - 1),
-            help="Default: as many as the files have; 1,000,000 to generate, 20,000 for the demo.",
-        ),
-        click.option(
-            "--rows",
-            "n_rows",
-            type=click.IntRange(2),
-            help="To generate. Default: 1,000,000; 50,000 for the demo.",
-        ),
-        click.option("--demo", is_flag=True, help="50,000 rows on a local cluster."),
-        click.argument("data", metavar="[ROWS]", required=False),
-    ):
-        command = option(command)
-    return command
+linear_options = options.together(
+    click.argument("data", metavar="[ROWS]", required=False),
+    options.count(
+        "--rows", "n_rows", "To generate. Default: 1,000,000; 50,000 for the demo.", least=2
+    ),
+    click.option(
+        "--features",
+        "n_features",
+        type=click.IntRange(1, (1 << 31) - 1),
+        help="Default: as many as the files have; 1,000,000 to generate, 20,000 for the demo.",
+    ),
+    click.option("--zero-based", is_flag=True, help="Indices of the files begin at 0."),
+    click.option(
+        "--intercept/--no-intercept", default=True, show_default=True, help="Without a penalty."
+    ),
+    options.new_file("--out", "Weights, Parquet."),
+    learning_options,
+)
 
 
-def carry_out(
-    make: Callable[[Sample | None, bool], Job],
-    *,
-    data: str | None,
-    demo: bool,
-    n_rows: int | None,
-    n_features: int | None,
-    seed: int,
-    partitions: int | None,
-    picture: Path | None,
-    out: Path | None,
-    check: bool | None,
-    nodes: int | None,
-    cache_bytes: str | None,
-    cache_policy: str | None,
-) -> None:
-    """What a command does with its options; `make` makes the job of a sample and of --check."""
-    console = Console(highlight=False)
-    stages = Stages(console)
-    if data and (demo or n_rows):
-        raise click.UsageError("--demo and --rows are of generated rows: give no file")
-    check = demo if check is None else check
-    settings = {"cache_bytes": cache_bytes, "cache_policy": cache_policy}
-    with _exit_status(console):
-        with attached(nodes or (3 if demo else None), stages, **settings):
-            sample = None
+def linear_program(make: Callable[..., LinearJob]) -> click.Command:
+    """A command that learns a linear model.
+
+    Args:
+        make: a job of the options that are this model's own; has its options and its help.
+    """
+
+    @functools.wraps(make)
+    def body(
+        asked: CommandRun,
+        data: str | None,
+        n_rows: int | None,
+        n_features: int | None,
+        zero_based: bool,
+        intercept: bool,
+        aggregate: How,
+        partitions: int | None,
+        seed: int,
+        picture: Path | None,
+        out: Path | None,
+        check: bool,
+        **own: Any,
+    ) -> None:
+        refuse_both(data, {"--demo": asked.demo, "--rows": n_rows}, "rows")
+        job = dataclasses.replace(
+            make(**own),
+            data=data,
+            n_features=n_features,
+            zero_based=zero_based,
+            intercept=intercept,
+            n_partitions=partitions,
+            how=aggregate,
+            check=check,
+        )
+        with asked.attached():
             if not data:
                 sample = Sample(
-                    n_rows or (50_000 if demo else 1_000_000),
-                    n_features or (20_000 if demo else 1_000_000),
+                    n_rows or (50_000 if asked.demo else 1_000_000),
+                    n_features or (20_000 if asked.demo else 1_000_000),
                     partitions or default_partitions(),
                     seed=seed,
                 )
-            job = make(sample, check)
-            outcome = run(job, stages)
-        print_outcome(console, job, outcome)
+                job = dataclasses.replace(job, sample=sample)
+            outcome = run(job, asked.stages)
+        print_outcome(asked.console, job, outcome)
         if picture is not None:
             title = f"{outcome.facts.n_rows:,} rows, {len(outcome.weights) - 1:,} features"
             draw_curve(outcome.lines, title, f"{job.loss} loss", picture)
-            console.print(f"\npicture  {picture}", soft_wrap=True)
         if out is not None:
             write(outcome.weights, out)
-            console.print(f"\nweights  {out}", soft_wrap=True)
+        asked.wrote(picture=picture, weights=out)
 
-
-@contextlib.contextmanager
-def _exit_status(console: Console) -> Iterator[None]:
-    try:
-        yield
-    except WrongWeights as error:
-        console.print(f"[red]WRONG WEIGHTS:[/red] {error}", soft_wrap=True)
-        sys.exit(1)
-    except (InputError, clamor.errors.SourceError) as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(2)
-    except clamor.errors.ClamorError as error:
-        console.print(f"[red]error:[/red] {error}", soft_wrap=True)
-        sys.exit(3)
+    return program("50,000 rows on a local cluster.")(linear_options(body))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -11,6 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from . import tasks as _tasks
 
 TASK_TIMEOUT_S = 1800.0
+PARTITIONS_PER_CPU: Final = 2
 
 T = TypeVar("T")
 
@@ -51,6 +52,16 @@ def nodes_with_cpus() -> list[tuple[str, int]]:
     if not found:
         raise RuntimeError("no node of this cluster has a CPU: nothing can run")
     return found
+
+
+def total_cpus() -> int:
+    """Of all live nodes."""
+    return sum(n_cpus for _, n_cpus in nodes_with_cpus())
+
+
+def default_partitions() -> int:
+    """PARTITIONS_PER_CPU for each CPU."""
+    return PARTITIONS_PER_CPU * total_cpus()
 
 
 def start_workers(*, collections: bool = False) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from .errors import WrongResult
 from .stream import zipf
 
 __all__ = ["Edges", "WrongLists", "check", "generate", "lists_of", "reference"]
@@ -20,7 +21,7 @@ Batch = dict[str, Int64]
 _STEPS: Final = (0x9E3779B1, 0x85EBCA6B)  # primes: times one, modulo n, permutes most n
 
 
-class WrongLists(Exception):
+class WrongLists(WrongResult):
     """The tasks' lists are not those that one process makes."""
 
 

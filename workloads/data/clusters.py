@@ -19,6 +19,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from .errors import WrongResult
+
 __all__ = [
     "Mixture",
     "WrongCentroids",
@@ -37,7 +39,7 @@ CHUNK_POINTS: Final = 2048  # 160 KiB of ten dimensions, and as much of scores
 BOX: Final = 10.0  # the true means are within [0, BOX) in each dimension; each spreads by 1
 
 
-class WrongCentroids(Exception):
+class WrongCentroids(WrongResult):
     """The tasks' centroids are not those that one process finds."""
 
 

@@ -30,7 +30,7 @@ __all__ = [
     "N_CATEGORICAL",
     "N_FEATURES",
     "N_NUMERIC",
-    "Rows",
+    "CriteoRows",
     "buckets_of",
     "hashed",
     "keys_of",
@@ -57,7 +57,7 @@ _BLOCK_BYTES: Final = 4 << 20  # of text that has a dictionary
 _NUMBER: Final = re.compile(rb"-?[0-9]{1,18}")
 
 
-class Rows(NamedTuple):
+class CriteoRows(NamedTuple):
     """Some rows.
 
     Args:
@@ -147,7 +147,7 @@ def splits(paths: Any, n: int | None = None) -> list[FileSplit]:
     return found
 
 
-def read(split: FileSplit) -> Rows:
+def read(split: FileSplit) -> CriteoRows:
     """The rows of a part.
 
     Raises:
@@ -168,13 +168,13 @@ def read(split: FileSplit) -> Rows:
         parts.append(parse(data, piece.file.name, lines_before))
     if len(parts) == 1:
         return parts[0]
-    return Rows(
+    return CriteoRows(
         np.concatenate([part.labels for part in parts]),
         np.concatenate([part.keys for part in parts], axis=1),
     )
 
 
-def parse(data: Any, name: str, lines_before: Any = lambda: 0) -> Rows:
+def parse(data: Any, name: str, lines_before: Any = lambda: 0) -> CriteoRows:
     """The rows of a text.
 
     Args:
@@ -186,7 +186,7 @@ def parse(data: Any, name: str, lines_before: Any = lambda: 0) -> Rows:
         SourceError: A line is none of the schema.
     """
     if not bytes(data[: 1 << 16]).strip() and not bytes(data).strip():
-        return Rows(np.empty(0, np.uint8), np.empty((N_FEATURES, 0), np.uint64))
+        return CriteoRows(np.empty(0, np.uint8), np.empty((N_FEATURES, 0), np.uint64))
     try:
         table = pacsv.read_csv(
             pa.BufferReader(data),
@@ -212,7 +212,7 @@ def parse(data: Any, name: str, lines_before: Any = lambda: 0) -> Rows:
         for chunk in table.column(1 + feature).chunks:
             keys[feature, at : at + len(chunk)] = keys_of(feature, values(chunk))
             at += len(chunk)
-    return Rows(labels.to_numpy().astype(np.uint8), keys)
+    return CriteoRows(labels.to_numpy().astype(np.uint8), keys)
 
 
 def _numbers(chunk: pa.Int64Array) -> UInt64:

@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from .errors import WrongResult
 from .stream import zipf
 
 __all__ = [
@@ -42,7 +43,7 @@ DRAWN_EDGES: Final = 1 << 21  # at a time while generating
 _STEP: Final = 0x9E3779B1  # prime: times it, modulo n, is a permutation of most n
 
 
-class WrongRanks(Exception):
+class WrongRanks(WrongResult):
     """The tasks' ranks are not those of the same sums made in one process."""
 
 

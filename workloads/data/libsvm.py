@@ -28,7 +28,7 @@ from clamor_ray.collection.io import read
 from clamor_ray.collection.io.sources import FileSplit, text_splits
 from clamor_ray.errors import SourceError
 
-from .rows import Rows
+from .rows import LabelledRows
 
 __all__ = ["LibsvmPiece", "Malformed", "libsvm_splits", "parse", "read_libsvm"]
 
@@ -59,7 +59,7 @@ class Malformed(ValueError):
 # ---------------------------------------------------------------- text to rows
 
 
-def parse(text: bytes, *, zero_based: bool = False, n_features: int | None = None) -> Rows:
+def parse(text: bytes, *, zero_based: bool = False, n_features: int | None = None) -> LabelledRows:
     r"""The rows of some whole lines.
 
     Args:
@@ -92,7 +92,7 @@ def _cleaned(text: bytes) -> bytes:
     return text if text.endswith(b"\n") else text + b"\n"
 
 
-def _parse_at_once(text: bytes, base: int, most: int) -> Rows | None:
+def _parse_at_once(text: bytes, base: int, most: int) -> LabelledRows | None:
     """None where anything is odd."""
     letters = np.frombuffer(text, np.uint8)
     separates = _IS_SEPARATOR[letters]
@@ -153,8 +153,8 @@ def _numbers(text: bytes) -> npt.NDArray[np.float64] | None:
     return None if column.null_count else column.to_numpy()
 
 
-def _made(labels: Any, columns: Any, first: npt.NDArray[np.int64], values: Any) -> Rows:
-    return Rows(
+def _made(labels: Any, columns: Any, first: npt.NDArray[np.int64], values: Any) -> LabelledRows:
+    return LabelledRows(
         np.asarray(labels, np.float64),
         first,
         np.asarray(columns).astype(np.int32),
@@ -162,7 +162,7 @@ def _made(labels: Any, columns: Any, first: npt.NDArray[np.int64], values: Any) 
     )
 
 
-def _parse_lines(text: bytes, base: int, most: int) -> Rows:
+def _parse_lines(text: bytes, base: int, most: int) -> LabelledRows:
     """One line after the other.
 
     Raises:
@@ -311,7 +311,7 @@ def libsvm_splits(
 def read_libsvm(
     paths: Any, *, filesystem: Any = None, partitions: int | None = None, **options: Any
 ) -> DataCollection:
-    """Rows of libsvm files: items are `Rows`, several a partition, and at least one.
+    """Rows of libsvm files: items are `LabelledRows`, several a partition, and at least one.
 
     Args:
         paths: files, directories, patterns, or a list of them; local or `s3://`, also compressed

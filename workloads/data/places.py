@@ -25,13 +25,14 @@ import pyarrow.csv
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from .errors import InputError
+
 __all__ = [
     "BAY",
     "CONTIGUOUS_US",
     "METADATA_BYTES",
     "Box",
-    "InputError",
-    "Table",
+    "PlacesTable",
     "generate_coordinates",
     "generate_queries",
     "generate_ratings",
@@ -46,10 +47,6 @@ CHUNK_ROWS = 16384
 
 Float64 = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
-
-
-class InputError(ValueError):
-    """The data that the user brought cannot be used; the message says which and why."""
 
 
 class Box(NamedTuple):
@@ -284,7 +281,7 @@ def write_queries(path: Path, n: int, seed: int) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class PlacesTable:
     """A table on disk, opened and its columns checked, nothing read yet."""
 
     path: str
@@ -292,7 +289,7 @@ class Table:
     rows: int
 
     @classmethod
-    def open(cls, path: str | Path, columns: Sequence[str]) -> Table:
+    def open(cls, path: str | Path, columns: Sequence[str]) -> PlacesTable:
         """Opens Parquet or CSV by its suffix.
 
         Raises:

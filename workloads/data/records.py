@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .errors import WrongResult
+
 __all__ = [
     "KEY_BYTES",
     "RECORD_BYTES",
@@ -45,7 +47,7 @@ _FACTORS: Final = np.random.default_rng(0x50F7).integers(
 _MIX: Final = np.uint64(0xD6E8FEB86659FD93)
 
 
-class WrongOrder(Exception):
+class WrongOrder(WrongResult):
     """What came out is not what went in, sorted; the message says what is wrong."""
 
 

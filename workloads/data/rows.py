@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Documents", "Rows"]
+__all__ = ["Documents", "LabelledRows"]
 
 Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
@@ -16,7 +16,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rows:
+class LabelledRows:
     """Some rows of a sparse matrix (CSR), each with a label. An item of a collection.
 
     Args:
@@ -35,7 +35,7 @@ class Rows:
         return len(self.labels)
 
     def __repr__(self) -> str:
-        return f"Rows({len(self):,} × {self.width:,}, {len(self.values):,} numbers)"
+        return f"LabelledRows({len(self):,} × {self.width:,}, {len(self.values):,} numbers)"
 
     @property
     def width(self) -> int:

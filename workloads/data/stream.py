@@ -13,6 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from .errors import WrongResult
+
 Int64 = npt.NDArray[np.int64]
 
 _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # odd: distinct indices make distinct keys
@@ -81,11 +83,11 @@ def checksum(values: Int64) -> int:
     return zlib.crc32(np.ascontiguousarray(values).data)
 
 
-class WrongValue(Exception):
+class WrongValue(WrongResult):
     """A look-up did not find what the map held at that version."""
 
 
-class Model:
+class PlainMap:
     """What the map holds: first values, and a dict of what was changed since."""
 
     def __init__(self, n_keys: int) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from .errors import WrongResult
 from .stream import zipf
 
 __all__ = ["WrongCounts", "check", "once", "reference", "word", "words_of", "write_files"]
@@ -22,7 +23,7 @@ _WORD: Final = re.compile(r"[a-z]+")
 _DRAWN: Final = 1 << 16  # words at a time
 
 
-class WrongCounts(Exception):
+class WrongCounts(WrongResult):
     """The tasks' counts are not those of `collections.Counter`."""
 
 

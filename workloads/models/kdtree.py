@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ..data.errors import WrongResult
 from . import nearest
 
 __all__ = [
@@ -57,7 +58,7 @@ class NoSuchPoint(Exception):
     """A point is not in the tree, or not with that id."""
 
 
-class WrongDistances(Exception):
+class WrongDistances(WrongResult):
     """The tasks' distances differ from brute force; the message names the first one."""
 
 

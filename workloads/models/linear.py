@@ -22,7 +22,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..data.rows import Float64, Rows
+from ..data.errors import WrongWeights
+from ..data.rows import Float64, LabelledRows
 
 __all__ = [
     "LOSSES",
@@ -30,7 +31,6 @@ __all__ = [
     "Facts",
     "Sample",
     "Step",
-    "WrongWeights",
     "accumulate",
     "check",
     "descend",
@@ -46,10 +46,6 @@ _DECREASE: Final = 1e-4
 _CURVATURE: Final = 0.9
 
 Evaluate = Callable[[Float64], tuple[float, Float64]]
-
-
-class WrongWeights(Exception):
-    """The tasks' weights are not those that one process finds."""
 
 
 # ---------------------------------------------------------------- data
@@ -87,7 +83,7 @@ class Sample:
         weights: Float64 = (mixed >> np.uint64(11)) * (4.0 / (1 << 53)) - 2.0
         return weights
 
-    def partition(self, number: int) -> Rows:
+    def partition(self, number: int) -> LabelledRows:
         """The rows of a partition, with labels -1 and 1.
 
         Example:
@@ -103,7 +99,7 @@ class Sample:
         np.cumsum(stays.sum(axis=1), out=first[1:])
         columns = drawn[stays]
         values = rng.standard_normal(len(columns))
-        rows = Rows(np.zeros(shape[0]), first, columns, values)
+        rows = LabelledRows(np.zeros(shape[0]), first, columns, values)
         margins = _sums_by_row(rows, values * self.weights_of(columns))
         chance = 1.0 / (1.0 + np.exp(-margins))
         return dataclasses.replace(rows, labels=np.where(rng.random(shape[0]) < chance, 1.0, -1.0))
@@ -129,7 +125,7 @@ class Facts(NamedTuple):
     width: int = 0
     labels: tuple[float, ...] = ()
 
-    def and_of(self, rows: Rows) -> Facts:
+    def and_of(self, rows: LabelledRows) -> Facts:
         """With those of some more rows."""
         return self.and_these(Facts(len(rows), rows.width, tuple(np.unique(rows.labels).tolist())))
 
@@ -162,7 +158,7 @@ LOSSES: Final[dict[str, Callable[[Float64, Float64], tuple[Float64, Float64]]]] 
 
 
 def accumulate(
-    total: Float64 | None, rows: Rows, weights: Float64, loss: str, positive: float
+    total: Float64 | None, rows: LabelledRows, weights: Float64, loss: str, positive: float
 ) -> Float64:
     """Adds what some rows have of losses and gradient; changes `total`.
 
@@ -208,7 +204,7 @@ def penalized(
     return value, gradient
 
 
-def _sums_by_row(rows: Rows, numbers: Float64) -> Float64:
+def _sums_by_row(rows: LabelledRows, numbers: Float64) -> Float64:
     row_of = np.repeat(np.arange(len(rows)), np.diff(rows.first))
     return np.bincount(row_of, numbers, minlength=len(rows)).astype(np.float64)
 
@@ -331,7 +327,7 @@ def _search(
 
 
 def plain_evaluate(
-    parts: Sequence[Rows],
+    parts: Sequence[LabelledRows],
     n_features: int,
     loss: str,
     positive: float,

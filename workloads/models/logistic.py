@@ -10,8 +10,8 @@ used together lie together, a block of 4 KiB that is touched at all is used for 
 what nobody has seen is nowhere allocated. Of keys that are equally frequent those come first that
 are met first: rare ones of the same rows are neighbours.
 
-Parameters are dealt out to several variables (`Layout`), a block to each in turn, so that the hot
-ones are not all at one home.
+Parameters are dealt out to several variables (`ParameterLayout`), a block to each in turn, so that
+the hot ones are not all at one home.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..data.criteo import N_FEATURES, N_NUMERIC, Rows, UInt64, hashed, keys_of
+from ..data.criteo import N_FEATURES, N_NUMERIC, CriteoRows, UInt64, hashed, keys_of
+from ..data.errors import WrongWeights
 
 __all__ = [
-    "Block",
+    "RowBlock",
     "Distinct",
-    "Layout",
+    "ParameterLayout",
     "Synthetic",
-    "WrongWeights",
     "assign",
     "block_of",
     "check",
@@ -60,10 +60,6 @@ CARDINALITIES: Final = (
     *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )
-
-
-class WrongWeights(Exception):
-    """The weights of the tasks are not those that one process finds."""
 
 
 # ------------------------------------------------------------------ generated rows
@@ -112,7 +108,7 @@ class Synthetic:
         drawn = [_zipf(rng.random(n), n_values, self.skew) for n_values in self.values()]
         return np.array(drawn, np.int64).reshape(N_FEATURES, n)
 
-    def partition(self, number: int) -> Rows:
+    def partition(self, number: int) -> CriteoRows:
         """The rows of a partition; labels are drawn with the true weights' chances."""
         ranks = self.ranks(number)
         rng = np.random.default_rng([self.seed, number, 1])
@@ -122,7 +118,7 @@ class Synthetic:
             keys[feature] = keys_of(feature, of_feature.astype(np.uint64))
             total += self.true_weights(keys[feature])
         labels = rng.random(ranks.shape[1]) < 1.0 / (1.0 + np.exp(-total))
-        return Rows(labels.astype(np.uint8), keys)
+        return CriteoRows(labels.astype(np.uint8), keys)
 
     def true_weights(self, keys: UInt64) -> Float64:
         """The weights that labels are drawn with, -0.5 to 0.5, the same in every process."""
@@ -162,7 +158,7 @@ def _zipf(uniform: Float64, n_values: int, skew: float) -> Int64:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class ParameterLayout:
     """Where parameters are: in variables of float32, a block to each in turn.
 
     Args:
@@ -223,7 +219,7 @@ class Distinct(NamedTuple):
     counts: Int64
 
 
-def distinct(rows: Rows) -> Distinct:
+def distinct(rows: CriteoRows) -> Distinct:
     """The keys of some rows."""
     keys, counts = np.unique(rows.keys, return_counts=True)
     return Distinct(keys, counts.astype(np.int64))
@@ -263,7 +259,7 @@ def assign(found: Sequence[Distinct], n_parameters: int) -> tuple[list[Int32], U
 # ------------------------------------------------------------------ rows with ids
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """Rows as an iteration wants them: with numbers of their own for the parameters they touch.
 
     Args:
@@ -305,7 +301,7 @@ def runs_of(places: Int32) -> list[tuple[int, int]] | None:
     return [(begin, end) for begin, end in pairs.tolist()]
 
 
-def block_of(labels: npt.NDArray[np.uint8], ids: Int32, layout: Layout) -> Block:
+def block_of(labels: npt.NDArray[np.uint8], ids: Int32, layout: ParameterLayout) -> RowBlock:
     """Rows made ready.
 
     Args:
@@ -323,13 +319,13 @@ def block_of(labels: npt.NDArray[np.uint8], ids: Int32, layout: Layout) -> Block
     own: Int32 = touched[order].astype(np.int32)
     places = layout.places(own)
     runs = [runs_of(places[begin:end]) for begin, end in itertools.pairwise(starts)]
-    return Block(labels, which.reshape(ids.shape), own, starts, places, rows, firsts, runs)
+    return RowBlock(labels, which.reshape(ids.shape), own, starts, places, rows, firsts, runs)
 
 
 # ------------------------------------------------------------------ one step
 
 
-def scores(block: Block, weights: Float32) -> Float64:
+def scores(block: RowBlock, weights: Float32) -> Float64:
     """The sum of each row's weights.
 
     Args:
@@ -347,7 +343,7 @@ def log_losses(scores: Float64, labels: npt.NDArray[np.uint8]) -> Float64:
     return found
 
 
-def gradient(block: Block, weights: Float32, n_rows: int) -> tuple[Float32, float]:
+def gradient(block: RowBlock, weights: Float32, n_rows: int) -> tuple[Float32, float]:
     """A step's share of these rows.
 
     Args:

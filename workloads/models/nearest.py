@@ -21,9 +21,11 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy.spatial import cKDTree
 
+from ..data.errors import WrongResult
+
 __all__ = [
     "EARTH_RADIUS_M",
-    "Mismatch",
+    "WrongAnswer",
     "PlaceIndex",
     "brute_force",
     "build",
@@ -39,7 +41,7 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 
-class Mismatch(Exception):
+class WrongAnswer(WrongResult):
     """The tasks' answers differ from brute force; the message names the first one."""
 
 
@@ -201,10 +203,10 @@ def check(
     n_queries = len(queries[0])
     numbers = result.column("query").to_numpy()
     if len(numbers) != n_queries or not np.array_equal(numbers, np.arange(n_queries)):
-        raise Mismatch(f"{len(numbers):,} answers to {n_queries:,} queries, or out of order")
+        raise WrongAnswer(f"{len(numbers):,} answers to {n_queries:,} queries, or out of order")
     if not np.array_equal(ratings[nearest], reported):
         bad = int(np.flatnonzero((ratings[nearest] != reported).any(axis=1))[0])
-        raise Mismatch(
+        raise WrongAnswer(
             f"query {bad:,}: ratings read through the variable are {reported[bad].tolist()}, "
             f"those places have {ratings[nearest[bad]].tolist()}"
         )
@@ -213,7 +215,7 @@ def check(
         wrong = np.flatnonzero(got != checksums[nearest[:, 0]])
         if len(wrong):
             bad = int(wrong[0])
-            raise Mismatch(
+            raise WrongAnswer(
                 f"query {bad:,}: metadata of place {nearest[bad, 0]:,} has CRC-32 "
                 f"{got[bad]:#010x} in the task, {checksums[nearest[bad, 0]]:#010x} in the table "
                 f"({len(wrong):,} such queries)"
@@ -224,7 +226,7 @@ def check(
         _, want = brute_force(*places, float(queries[0][i]), float(queries[1][i]), k)
         # The two formulas round differently: a tenth of a millimetre is far above either error.
         if not np.allclose(near, want, rtol=1e-9, atol=1e-4):
-            raise Mismatch(
+            raise WrongAnswer(
                 f"query {i:,}: distances {np.round(near, 3).tolist()} m, "
                 f"brute force {np.round(want, 3).tolist()} m"
             )
@@ -233,9 +235,9 @@ def check(
             places[0][named], places[1][named], float(queries[0][i]), float(queries[1][i]), k
         )
         if len(np.unique(named)) != k or not np.allclose(own, want, rtol=1e-9, atol=1e-4):
-            raise Mismatch(f"query {i:,}: places {named.tolist()} are not at those distances")
+            raise WrongAnswer(f"query {i:,}: places {named.tolist()} are not at those distances")
         order = np.lexsort((distances[i], -reported[i]))
         if not np.array_equal(order, np.arange(k)):
-            raise Mismatch(f"query {i:,}: places are not sorted by rating, then distance")
+            raise WrongAnswer(f"query {i:,}: places are not sorted by rating, then distance")
         compared += 1
     return compared

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from ..data.errors import WrongResult
 from ..data.rows import Documents, Float64
 
 __all__ = [
@@ -48,7 +49,7 @@ _EPS: Final = 1e-100
 _ROWS_AT_ONCE: Final = 1 << 12
 
 
-class WrongTopics(Exception):
+class WrongTopics(WrongResult):
     """The tasks' topics are not those that one process finds."""
 
 

@@ -1,0 +1,60 @@
+"""Progress of a program: a stage at a time, on the console."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+
+class Stages:
+    """Progress on the console, and how long each stage took.
+
+    On a terminal a live bar; in a log (``ray job submit``) a line per stage and quarter.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def stage(self, name: str, text: str, total: int | None = None) -> Iterator[Any]:
+        """Times a stage; yields a function to call with the amount done so far."""
+        text = escape(text)  # it may name a file
+        started = time.perf_counter()
+        if self.console.is_terminal:
+            with Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=self.console,
+                transient=True,
+            ) as progress:
+                task = progress.add_task(text, total=total)
+                yield lambda done: progress.update(task, completed=done)
+        else:
+            quarters = 0
+
+            def log(done: int) -> None:
+                nonlocal quarters
+                if total and done * 4 // total > quarters:
+                    quarters = done * 4 // total
+                    self.console.print(f"  {text}: {done:,} of {total:,}")
+
+            yield log
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+        self.console.print(f"[green]✓[/green] {text} [dim]{self.seconds[name]:.2f} s[/dim]")
