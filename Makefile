@@ -1,8 +1,8 @@
 # setup  .venv, the library in it, its C extension       demo   the main job on a local 3-node cluster
-# test   all C and Python tests                          lint   ruff, mypy --strict
+# test   all C and Python tests                          lint   ruff, mypy --strict, import-linter
 # bench  make bench B=cold_read [ARGS=--small]           dist   sdist and wheel
 # model  the model of versions, exhaustively (spin)      house  the numbers of the code's shape
-# soak   all C tests under every sanitizer, long fuzzing, the model: hours
+# soak   all C tests under every sanitizer, long fuzzing, long storms, benches, the model: hours
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -22,7 +22,7 @@ PYTEST_ARGS ?=
 # pytest processes at a time: two cores have time for three, which often wait.
 SHARDS ?= 3
 
-.PHONY: help setup ext demo test test-c test-py soak model house lint format typecheck bench dist clean
+.PHONY: help setup ext demo test test-c test-py soak soak-py soak-bench model house lint format linked typecheck imports bench dist clean
 
 help:
 	@sed -n 's/^# //p' Makefile | head -5
@@ -62,7 +62,17 @@ test-c:
 soak:
 	$(MAKE) -C pagecache_c soak
 	$(MAKE) -C pagecache_c fuzz FUZZ_SECONDS=600
+	$(MAKE) soak-py
+	$(MAKE) soak-bench
 	$(MAKE) model
+
+soak-py: setup
+	$(PYTHON) -m tests.support.shards $(SHARDS) -m soak \
+		$$(grep -rlw --include='test_*.py' --exclude=test_bench_alone.py mark.soak tests)
+
+# One at a time: each starts a cluster of its own.
+soak-bench: setup
+	$(PYTHON) -m tests.support.shards 1 -m soak tests/bench/test_bench_alone.py
 
 test-py: setup
 	$(PYTHON) -m tests.support.shards $(SHARDS) $(PYTEST_ARGS)
@@ -76,7 +86,7 @@ model:
 house: setup
 	@$(PYTHON) -m tests.support.house $(HOUSE_ARGS)
 
-lint: setup typecheck
+lint: setup typecheck imports
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check clamor_ray actors workloads tests bench setup.py
 
@@ -84,14 +94,20 @@ format: setup
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format clamor_ray actors workloads tests bench
 
-# mypy knows nothing of package_dir: it gets the package as it will be installed, made of links.
-typecheck: setup
+# mypy and import-linter know nothing of package_dir: they get the package as it will be installed,
+# made of links.
+linked: setup
 	rm -rf .typecheck
 	mkdir -p .typecheck/clamor_ray
-	ln -s $(CURDIR)/clamor_ray/*.py $(CURDIR)/clamor_ray/py.typed .typecheck/clamor_ray/
+	ln -s $(CURDIR)/clamor_ray/*.py $(CURDIR)/clamor_ray/*.pyi $(CURDIR)/clamor_ray/py.typed .typecheck/clamor_ray/
 	ln -s $(CURDIR)/actors $(CURDIR)/workloads \
 		$(patsubst %/__init__.py,$(CURDIR)/%,$(wildcard clamor_ray/*/__init__.py)) .typecheck/clamor_ray/
+
+typecheck: linked
 	$(PYTHON) -m mypy -p clamor_ray
+
+imports: linked
+	cd .typecheck && $(abspath $(VENV))/bin/lint-imports --config ../pyproject.toml --no-cache
 
 bench: setup
 	@test -n "$(B)" || { echo "usage: make bench B=name [ARGS=--small]" >&2; exit 2; }
