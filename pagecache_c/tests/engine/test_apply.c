@@ -325,7 +325,7 @@ static void test_slow_keeper_delays_what_needs_it(int trap)
         write_runs(&t[i], &run, 1);
         OK(try_stage(&t[i]));
     }
-    OK(pc_client_unmap(client, t[0].m.id)); /* nobody has the base of region 1 */
+    leave_base(server, client, 1, &t[0].m);
     stop_process(k.pid);
     uint64_t filling = fill_socket(server);
     for (int i = 0; i < REGIONS; i++) {

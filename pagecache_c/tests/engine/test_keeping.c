@@ -316,7 +316,7 @@ static void test_tries_add_no_messages(int trap)
     OK(try_begin(c, server, client, &applied, 0, &t));
     write_runs(&t, some, N(some));
     OK(try_stage(&t));
-    OK(pc_client_unmap(client, t.m.id)); /* nobody has its base */
+    leave_base(server, client, 1, &t.m);
     OK(try_begin(c, server, client, &own, 0, &staged));
     write_runs(&staged, some, N(some));
     int before = server->log_events;

@@ -4,6 +4,9 @@
 
 #include "tests/support/harness.h"
 
+#include "engine/core/core.h"
+#include "engine/store/store.h"
+
 #include <dirent.h>
 #include <sys/stat.h>
 
@@ -50,6 +53,25 @@ static inline struct pc_mapping map_at(pc_client *client, const struct pc_region
     struct pc_mapping m;
     OK(try_map(client, info, version, flags, &m));
     return m;
+}
+
+/* Whether a layer of the next version would go to an overlay. */
+static inline bool base_is_leased(struct server *server, uint64_t id)
+{
+    struct pc__region *region = pc__region_get(server->engine, id);
+    pthread_mutex_lock(&region->lock);
+    bool is = pc__home_base_leased(server->engine, region, region->home->base.version + 1);
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(server->engine, region);
+    return is;
+}
+
+/* Unmaps what was the last lease on the home's base. The server is told of it, and does not answer. */
+static inline void leave_base(struct server *server, pc_client *client, uint64_t region,
+                              const struct pc_mapping *m)
+{
+    OK(pc_client_unmap(client, m->id));
+    SOON(!base_is_leased(server, region));
 }
 
 static inline volatile uint64_t *block_at(const struct pc_mapping *m, uint64_t block)
