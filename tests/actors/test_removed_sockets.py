@@ -66,7 +66,7 @@ def test_a_server_that_had_one_waits_for_its_name(sockets: Path, keeper: str) ->
 def test_a_server_that_had_one_waits_no_longer_than_a_living_one_takes(sockets: Path) -> None:
     began_s = time.monotonic()
     assert find_keeper(str(sockets / "none"), has_served=True) is None
-    assert time.monotonic() - began_s < ABSENT_S + 2
+    assert time.monotonic() - began_s < 4 * ABSENT_S
 
 
 def test_a_page_server_is_found_again_and_who_is_connected_notices_nothing(

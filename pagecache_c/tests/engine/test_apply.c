@@ -6,6 +6,7 @@
 
 #include "engine/core/core.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -58,7 +59,9 @@ static int ask_for(struct pair *p, uint64_t server_id, uint32_t version, uint64_
                         .n_blocks = n, .request_id = 7, .version = version},
              .run = pc__run_pack(first, n)};
     CHECK(send(data[0], &get, sizeof get, 0) == (ssize_t)sizeof get);
-    SOON(stats_of(p->s0).blocks_served == served + n); /* put together, and the socket is full */
+    struct pollfd answer = {.fd = data[0], .events = POLLIN};
+    CHECK(poll(&answer, 1, 30000) == 1); /* it is put together, and then the socket is full */
+    SOON(stats_of(p->s0).blocks_served >= served + n); /* more where the writer's node asks, too */
     return data[0];
 }
 
