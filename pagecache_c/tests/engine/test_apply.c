@@ -2,6 +2,7 @@
  * when; and what a slow keeper or a failure of one region delays. Two servers in one process; server 0
  * is the home. */
 #include "tests/support/commit.h"
+#include "tests/support/engine_main.h"
 #include "tests/support/keepers.h"
 
 #include "engine/core/core.h"
@@ -417,21 +418,15 @@ static void test_failing_region_is_freed(int trap)
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        void (*run)(int);
-    } tests[] = {
-        {"fold_while_turning", test_fold_while_turning},
-        {"many_slow_readers", test_many_slow_readers},
-        {"torn_overlay", test_torn_overlay},
-        {"end_while_read", test_end_while_read},
-        {"slow_keeper_delays_what_needs_it", test_slow_keeper_delays_what_needs_it},
-        {"failing_region_delays_no_other", test_failing_region_delays_no_other},
-        {"failing_region_is_freed", test_failing_region_is_freed},
+    static const struct engine_test tests[] = {
+        TEST(fold_while_turning),
+        TEST(many_slow_readers),
+        TEST(torn_overlay),
+        TEST(end_while_read),
+        TEST(slow_keeper_delays_what_needs_it),
+        TEST(failing_region_delays_no_other),
+        TEST(failing_region_is_freed),
     };
-    int failed = 0;
-    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++)
-        if (argc < 2 || !strcmp(argv[1], tests[i].name))
-            failed += run_test(tests[i].name, tests[i].run, PC_TRAP_SIGSEGV, 120);
-    return failed != 0;
+    return run_with(PC_TRAP_SIGSEGV, tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL) !=
+           0;
 }

@@ -2,6 +2,7 @@
  * rows, what as blocks. Two servers in one process; server 0 is the home. */
 #include "engine/local/gather.h"
 #include "tests/support/commit.h"
+#include "tests/support/engine_main.h"
 #include "tests/support/length.h"
 
 #include <sys/eventfd.h>
@@ -747,29 +748,23 @@ static void test_restart(int trap)
 
 int main(int argc, char **argv)
 {
-    int failed = 0;
-    static const int traps[] = {PC_TRAP_UFFD, PC_TRAP_SIGSEGV};
-#define RUN(test, seconds)                                                                       \
-    if (argc < 2 || !strcmp(argv[1], #test))                                                     \
-    failed += run_test(#test, test_##test, trap, seconds)
-    for (size_t i = 0; i < 2; i++) {
-        int trap = traps[i];
-        RUN(shapes, 60);
-        RUN(versions, 60);
-        RUN(private, 60);
-        RUN(range, 60);
-        RUN(what_moves, 60);
-        RUN(evicted, 60);
-        RUN(million, 100);
-        RUN(breaking_connections, 60);
-        RUN(home_lost, 60);
-        RUN(region_gone, 60);
-        RUN(dead_workers, 100);
-        RUN(threads, 60);
-        RUN(lying_client, 60);
-        RUN(lying_home, 60);
-        RUN(lying_asker, 60);
-        RUN(restart, 60);
-    }
-    return failed != 0;
+    static const struct engine_test tests[] = {
+        TEST(shapes),
+        TEST(versions),
+        TEST(private),
+        TEST(range),
+        TEST(what_moves),
+        TEST(evicted),
+        TEST(million),
+        TEST(breaking_connections),
+        TEST(home_lost),
+        TEST(region_gone),
+        TEST(dead_workers),
+        TEST(threads),
+        TEST(lying_client),
+        TEST(lying_home),
+        TEST(lying_asker),
+        TEST(restart),
+    };
+    return run_over_traps(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL) != 0;
 }

@@ -1,6 +1,7 @@
 /* test_gather_lost.c - the connection of a process that gathers is lost, and its page server lives: what
  * that had asked the homes for comes all the same, and into no row. Over both traps. */
 #include "tests/support/connections.h"
+#include "tests/support/engine_main.h"
 #include "tests/support/leaks.h"
 
 #define N(array) (sizeof(array) / sizeof(array)[0])
@@ -175,15 +176,9 @@ static void test_again_and_again(int trap)
 
 int main(int argc, char **argv)
 {
-    int failed = 0;
-    static const int traps[] = {PC_TRAP_UFFD, PC_TRAP_SIGSEGV};
-#define RUN(test, seconds)                                                                       \
-    if (argc < 2 || !strcmp(argv[1], #test))                                                     \
-    failed += run_test(#test, test_##test, trap, seconds)
-    for (size_t i = 0; i < N(traps); i++) {
-        int trap = traps[i];
-        RUN(late_answer, 60);
-        RUN(again_and_again, 60);
-    }
-    return failed != 0;
+    static const struct engine_test tests[] = {
+        TEST(late_answer),
+        TEST(again_and_again),
+    };
+    return run_over_traps(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL) != 0;
 }

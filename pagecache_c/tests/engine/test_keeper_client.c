@@ -1,6 +1,7 @@
 /* test_keeper_client.c - a page server whose keeper is slow, ends, or was given only a part; and an
  * OPEN that was given up while its server was busy. */
 #include "tests/support/commit.h"
+#include "tests/support/engine_main.h"
 #include "tests/support/keepers.h"
 
 #include "engine/core/core.h"
@@ -292,20 +293,14 @@ static void test_an_open_that_waits_is_given_up(int trap)
 
 int main(int argc, char **argv)
 {
-    int failed = 0;
-    static const int traps[] = {PC_TRAP_UFFD, PC_TRAP_SIGSEGV};
-#define RUN(test, seconds)                                                                       \
-    if (argc < 2 || !strcmp(argv[1], #test))                                                     \
-    failed += run_test(#test, test_##test, trap, seconds)
-    for (size_t i = 0; i < 2; i++) {
-        int trap = traps[i];
-        RUN(slow_keeper, 120);
-        RUN(commits_with_a_slow_keeper, 60);
-        RUN(keeper_ends, 60);
-        RUN(another_keeper_has_what_is_retained, 60);
-        RUN(a_part_is_not_taken_for_all, 60);
-        RUN(an_open_is_given_up, 60);
-        RUN(an_open_that_waits_is_given_up, 60);
-    }
-    return failed != 0;
+    static const struct engine_test tests[] = {
+        TEST(slow_keeper),
+        TEST(commits_with_a_slow_keeper),
+        TEST(keeper_ends),
+        TEST(another_keeper_has_what_is_retained),
+        TEST(a_part_is_not_taken_for_all),
+        TEST(an_open_is_given_up),
+        TEST(an_open_that_waits_is_given_up),
+    };
+    return run_over_traps(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL) != 0;
 }

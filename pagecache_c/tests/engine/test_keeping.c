@@ -28,6 +28,7 @@ static int lock_late(pthread_mutex_t *lock)
 #undef tell
 
 #include "tests/support/commit.h"
+#include "tests/support/engine_main.h"
 #include "tests/support/keepers.h"
 
 #include "engine/core/core.h"
@@ -512,22 +513,16 @@ static void test_what_cannot_be_sent_later_is_not_safe(int trap)
 
 int main(int argc, char **argv)
 {
-    int failed = 0;
-    static const int traps[] = {PC_TRAP_UFFD, PC_TRAP_SIGSEGV};
-#define RUN(test, seconds)                                                                       \
-    if (argc < 2 || !strcmp(argv[1], #test))                                                     \
-    failed += run_test(#test, test_##test, trap, seconds)
-    for (size_t i = 0; i < 2; i++) {
-        int trap = traps[i];
-        RUN(seals_wait_for_a_slow_keeper, 90);
-        RUN(layers_wait_for_a_slow_keeper, 90);
-        RUN(want_of_memory_is_waited_out, 60);
-        RUN(a_shortage_ends_no_keeper, 60);
-        RUN(tries_add_no_messages, 60);
-        RUN(what_cannot_be_sent_is_not_safe, 60);
-        RUN(what_cannot_be_sent_later_is_not_safe, 60);
-        RUN(a_failed_seal_leaves_nothing, 60);
-        RUN(no_record_of_a_dropped_layer_stays, 60);
-    }
-    return failed != 0;
+    static const struct engine_test tests[] = {
+        TEST(seals_wait_for_a_slow_keeper),
+        TEST(layers_wait_for_a_slow_keeper),
+        TEST(want_of_memory_is_waited_out),
+        TEST(a_shortage_ends_no_keeper),
+        TEST(tries_add_no_messages),
+        TEST(what_cannot_be_sent_is_not_safe),
+        TEST(what_cannot_be_sent_later_is_not_safe),
+        TEST(a_failed_seal_leaves_nothing),
+        TEST(no_record_of_a_dropped_layer_stays),
+    };
+    return run_over_traps(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL) != 0;
 }

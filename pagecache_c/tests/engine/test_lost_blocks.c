@@ -1,5 +1,6 @@
 /* test_lost_blocks.c - a home that was rebuilt without some blocks, which nobody had: all others are read
  * and changed, those are lost until a commit writes them. Over both traps. */
+#include "tests/support/engine_main.h"
 #include "tests/support/keepers.h"
 #include "tests/support/leaks.h"
 
@@ -384,18 +385,12 @@ static void test_runs_that_make_no_sense(int trap)
 
 int main(int argc, char **argv)
 {
-    int failed = 0;
-    static const int traps[] = {PC_TRAP_UFFD, PC_TRAP_SIGSEGV};
-#define RUN(test, seconds)                                                                       \
-    if (argc < 2 || !strcmp(argv[1], #test))                                                     \
-    failed += run_test(#test, test_##test, trap, seconds)
-    for (size_t i = 0; i < 2; i++) {
-        int trap = traps[i];
-        RUN(only_those_are_lost_at_a_peer, 120);
-        RUN(only_those_are_lost_at_a_reader, 120);
-        RUN(restarts, 120);
-        RUN(who_opens_it_is_told, 60);
-        RUN(runs_that_make_no_sense, 60);
-    }
-    return failed != 0;
+    static const struct engine_test tests[] = {
+        TEST(only_those_are_lost_at_a_peer),
+        TEST(only_those_are_lost_at_a_reader),
+        TEST(restarts),
+        TEST(who_opens_it_is_told),
+        TEST(runs_that_make_no_sense),
+    };
+    return run_over_traps(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL) != 0;
 }

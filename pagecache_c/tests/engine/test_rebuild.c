@@ -1,5 +1,6 @@
 /* test_rebuild.c - a region whose home is lost gets another one: from what peers hold, over both traps.
  * The tests do what the registry does; who waits for a block meanwhile goes on. */
+#include "tests/support/engine_main.h"
 #include "tests/support/keepers.h"
 #include "tests/support/leaks.h"
 
@@ -659,31 +660,25 @@ static void test_restarts_without_clients(int trap)
 
 int main(int argc, char **argv)
 {
-    int failed = 0;
-    static const int traps[] = {PC_TRAP_UFFD, PC_TRAP_SIGSEGV};
-#define RUN(test, seconds)                                                                       \
-    if (argc < 2 || !strcmp(argv[1], #test))                                                     \
-    failed += run_test(#test, test_##test, trap, seconds)
-    for (size_t i = 0; i < 2; i++) {
-        int trap = traps[i];
-        RUN(who_waits_turns_to_a_peer, 60);
-        RUN(who_waits_is_at_the_new_home, 60);
-        RUN(rows_turn_to_a_peer, 60);
-        RUN(rows_are_at_the_new_home, 60);
-        RUN(no_new_home, 60);
-        RUN(not_reached_for_a_while, 60);
-        RUN(never_reached, 60);
-        RUN(the_old_home_lives, 60);
-        RUN(nobody_opens_what_is_lost, 60);
-        RUN(what_is_not_there_is_not_given, 60);
-        RUN(an_attempt_after_another, 60);
-        RUN(freed_meanwhile, 60);
-        RUN(what_is_not_wanted_goes, 60);
-        RUN(a_registry_that_is_silent_loses_nothing, 60);
-        RUN(what_nobody_has_read_is_at_its_writers, 60);
-        RUN(what_is_retained_is_bounded, 60);
-        RUN(restarts, 60);
-        RUN(restarts_without_clients, 60);
-    }
-    return failed != 0;
+    static const struct engine_test tests[] = {
+        TEST(who_waits_turns_to_a_peer),
+        TEST(who_waits_is_at_the_new_home),
+        TEST(rows_turn_to_a_peer),
+        TEST(rows_are_at_the_new_home),
+        TEST(no_new_home),
+        TEST(not_reached_for_a_while),
+        TEST(never_reached),
+        TEST(the_old_home_lives),
+        TEST(nobody_opens_what_is_lost),
+        TEST(what_is_not_there_is_not_given),
+        TEST(an_attempt_after_another),
+        TEST(freed_meanwhile),
+        TEST(what_is_not_wanted_goes),
+        TEST(a_registry_that_is_silent_loses_nothing),
+        TEST(what_nobody_has_read_is_at_its_writers),
+        TEST(what_is_retained_is_bounded),
+        TEST(restarts),
+        TEST(restarts_without_clients),
+    };
+    return run_over_traps(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL) != 0;
 }

@@ -1,5 +1,6 @@
 /* test_replication.c - blocks that come from a server which is not their home, over both traps: what a
  * reader gets when those servers are well, and when they stall, lie, lag, or go. */
+#include "tests/support/engine_main.h"
 #include "tests/support/fake_peer.h"
 #include "tests/support/leaks.h"
 
@@ -670,29 +671,28 @@ static void test_who_waits_is_a_second_choice(int trap)
 
 int main(int argc, char **argv)
 {
+    static const struct engine_test tests[] = {
+        TEST(hot_blocks_come_from_peers),
+        TEST(a_chain_of_peers),
+        TEST(bad_peers),
+        TEST(skipped_for_others),
+        TEST(a_miss_is_remembered),
+        TEST(gone_with_1000_requests),
+        TEST(all_peers_gone),
+        TEST(old_holders),
+        TEST(peers_at_other_versions),
+        TEST(what_a_peer_gives),
+        TEST(replication_is_off),
+        TEST(replication_is_random),
+        TEST(an_idle_home_answers),
+    };
+    static const struct engine_test once[] = {
+        TEST(the_choice),
+        TEST(who_waits_is_a_second_choice),
+    };
     int failed = 0;
-    static const int traps[] = {PC_TRAP_UFFD, PC_TRAP_SIGSEGV};
-#define RUN(test, seconds)                                                                       \
-    if (argc < 2 || !strcmp(argv[1], #test))                                                     \
-    failed += run_test(#test, test_##test, trap, seconds)
-    for (size_t i = 0; i < 2; i++) {
-        int trap = traps[i];
-        RUN(hot_blocks_come_from_peers, 60);
-        RUN(a_chain_of_peers, 60);
-        RUN(bad_peers, 120);
-        RUN(skipped_for_others, 60);
-        RUN(a_miss_is_remembered, 60);
-        RUN(gone_with_1000_requests, 60);
-        RUN(all_peers_gone, 60);
-        RUN(old_holders, 60);
-        RUN(peers_at_other_versions, 60);
-        RUN(what_a_peer_gives, 60);
-        RUN(replication_is_off, 60);
-        RUN(replication_is_random, 60);
-        RUN(an_idle_home_answers, 60);
-    }
-    int trap = PC_TRAP_SIGSEGV;
-    RUN(the_choice, 60);
-    RUN(who_waits_is_a_second_choice, 60);
+    const char *only = argc > 1 ? argv[1] : NULL;
+    failed += run_over_traps(tests, sizeof tests / sizeof tests[0], only);
+    failed += run_with(PC_TRAP_SIGSEGV, once, sizeof once / sizeof once[0], only);
     return failed != 0;
 }

@@ -1,5 +1,6 @@
 /* test_retained.c - the layers of a writer's node, of commits on a region whose home is another server:
  * they stay until that has acknowledged them, and within a bound afterwards. */
+#include "tests/support/engine_main.h"
 #include "tests/support/keepers.h"
 #include "tests/support/leaks.h"
 
@@ -222,19 +223,18 @@ static void test_many_regions_take_no_long(int trap)
 
 int main(int argc, char **argv)
 {
+    static const struct engine_test tests[] = {
+        TEST(an_answered_commit_is_at_its_writers),
+        TEST(the_bound_is_of_what_is_acknowledged),
+        TEST(what_is_freed_goes_unacknowledged),
+        TEST(a_restart_forgets_no_layer),
+    };
+    static const struct engine_test once[] = {
+        TEST(many_regions_take_no_long),
+    };
     int failed = 0;
-    static const int traps[] = {PC_TRAP_UFFD, PC_TRAP_SIGSEGV};
-#define RUN(test, seconds)                                                                       \
-    if (argc < 2 || !strcmp(argv[1], #test))                                                     \
-    failed += run_test(#test, test_##test, trap, seconds)
-    for (size_t i = 0; i < 2; i++) {
-        int trap = traps[i];
-        RUN(an_answered_commit_is_at_its_writers, 60);
-        RUN(the_bound_is_of_what_is_acknowledged, 60);
-        RUN(what_is_freed_goes_unacknowledged, 60);
-        RUN(a_restart_forgets_no_layer, 90);
-    }
-    int trap = 0;
-    RUN(many_regions_take_no_long, 120);
+    const char *only = argc > 1 ? argv[1] : NULL;
+    failed += run_over_traps(tests, sizeof tests / sizeof tests[0], only);
+    failed += run_with(0, once, sizeof once / sizeof once[0], only);
     return failed != 0;
 }

@@ -2,6 +2,7 @@
  * and its page server lives: each goes on, with the bytes of its own block. Over both traps. */
 #include "engine/miss/miss.h"
 #include "tests/support/connections.h"
+#include "tests/support/engine_main.h"
 #include "tests/support/leaks.h"
 
 #define N(array) (sizeof(array) / sizeof(array)[0])
@@ -171,15 +172,9 @@ static void test_read_by_the_old(int trap)
 
 int main(int argc, char **argv)
 {
-    int failed = 0;
-    static const int traps[] = {PC_TRAP_UFFD, PC_TRAP_SIGSEGV};
-#define RUN(test, seconds)                                                                       \
-    if (argc < 2 || !strcmp(argv[1], #test))                                                     \
-    failed += run_test(#test, test_##test, trap, seconds)
-    for (size_t i = 0; i < N(traps); i++) {
-        int trap = traps[i];
-        RUN(read_by_the_old, 60);
-        RUN(again_and_again, 90);
-    }
-    return failed != 0;
+    static const struct engine_test tests[] = {
+        TEST(read_by_the_old),
+        TEST(again_and_again),
+    };
+    return run_over_traps(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL) != 0;
 }

@@ -1,6 +1,7 @@
 /* test_unknown_region.c - a home that answers that it does not know the region: only the registry says
  * that something is lost. Over both traps; the tests answer what the registry would. */
 #include "engine/core/core.h"
+#include "tests/support/engine_main.h"
 #include "tests/support/leaks.h"
 
 #define N_BLOCKS 512u
@@ -389,25 +390,19 @@ static void test_opened_where_it_should_be(int trap)
 
 int main(int argc, char **argv)
 {
-    int failed = 0;
-    static const int traps[] = {PC_TRAP_UFFD, PC_TRAP_SIGSEGV};
-#define RUN(test, seconds)                                                                       \
-    if (argc < 2 || !strcmp(argv[1], #test))                                                     \
-    failed += run_test(#test, test_##test, trap, seconds)
-    for (size_t i = 0; i < N(traps); i++) {
-        int trap = traps[i];
-        RUN(lost_is_the_registrys_word, 60);
-        RUN(freed_is_freed, 60);
-        RUN(another_home, 60);
-        RUN(a_home_that_is_told_late, 90);
-        RUN(the_same_one_until_the_deadline, 90);
-        RUN(no_answer_until_the_deadline, 90);
-        RUN(who_touches_it_is_told_why, 60);
-        RUN(others_go_on, 60);
-        RUN(stops_meanwhile, 90);
-        RUN(named_here, 90);
-        RUN(half_changed, 60);
-        RUN(opened_where_it_should_be, 60);
-    }
-    return failed != 0;
+    static const struct engine_test tests[] = {
+        TEST(lost_is_the_registrys_word),
+        TEST(freed_is_freed),
+        TEST(another_home),
+        TEST(a_home_that_is_told_late),
+        TEST(the_same_one_until_the_deadline),
+        TEST(no_answer_until_the_deadline),
+        TEST(who_touches_it_is_told_why),
+        TEST(others_go_on),
+        TEST(stops_meanwhile),
+        TEST(named_here),
+        TEST(half_changed),
+        TEST(opened_where_it_should_be),
+    };
+    return run_over_traps(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL) != 0;
 }

@@ -1,6 +1,7 @@
 /* test_version_crash.c - versions through restarts: of the home's server and of a far one, with a
  * keeper, in order and by SIGKILL at any moment. */
 #include "tests/support/commit.h"
+#include "tests/support/engine_main.h"
 #include "tests/support/keepers.h"
 #include "tests/support/length.h"
 
@@ -741,28 +742,24 @@ static void test_storm_little_history(int trap)
 
 int main(int argc, char **argv)
 {
+    static const struct engine_test tests[] = {
+        TEST(slow_to_attach_home),
+        TEST(slow_to_attach_far),
+        TEST_IN(stopped_loop_by_loop, 200),
+        TEST(too_slow_to_attach_home),
+        TEST(too_slow_to_attach_far),
+        TEST(hidden_while_stopped),
+        TEST(follower_attaches),
+        TEST(left_with_words_unread),
+        TEST(gap_of_a_freed_region),
+        TEST(shared),
+        TEST(storm),
+        TEST(storm_little_history),
+    };
     int failed = 0;
     if (argc > 2)
         storm_seed = (unsigned)atoi(argv[2]);
     storm_seconds = argc > 3 ? (uint64_t)atoi(argv[3]) : rounds_of(5, 8);
-    static const int traps[] = {PC_TRAP_UFFD, PC_TRAP_SIGSEGV};
-#define RUN(test, seconds)                                                                       \
-    if (argc < 2 || !strcmp(argv[1], #test))                                                     \
-    failed += run_test(#test, test_##test, trap, seconds)
-    for (size_t i = 0; i < 2; i++) {
-        int trap = traps[i];
-        RUN(slow_to_attach_home, 60);
-        RUN(slow_to_attach_far, 60);
-        RUN(stopped_loop_by_loop, 200);
-        RUN(too_slow_to_attach_home, 60);
-        RUN(too_slow_to_attach_far, 60);
-        RUN(hidden_while_stopped, 60);
-        RUN(follower_attaches, 60);
-        RUN(left_with_words_unread, 60);
-        RUN(gap_of_a_freed_region, 60);
-        RUN(shared, 60);
-        RUN(storm, 110);
-        RUN(storm_little_history, 110);
-    }
+    failed += run_over_traps(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL);
     return failed != 0;
 }

@@ -1,6 +1,7 @@
 /* test_versions.c - versions: commits, leases on any of them, at the home and far from it, over both
  * traps. Two servers in one process; server 0 is the home. Crashes are in test_version_crash.c. */
 #include "tests/support/commit.h"
+#include "tests/support/engine_main.h"
 #include "tests/support/length.h"
 
 struct pair {
@@ -755,33 +756,29 @@ static void test_stress(int trap)
 
 int main(int argc, char **argv)
 {
+    static const struct engine_test tests[] = {
+        TEST(update),
+        TEST(only_what_changed_travels),
+        TEST(changes_unknown),
+        TEST(far_writer),
+        TEST(again_and_refused),
+        TEST(out_of_order),
+        TEST(home_asks),
+        TEST(expired),
+        TEST(stopped_reader),
+        TEST(writer_dies),
+        TEST(silence),
+        TEST_IN(slow_reader_of_a_socket, 200),
+        TEST_IN(stalled_peer_holds_nobody_up, 200),
+        TEST_IN(flat, 300),
+        TEST_IN(flat_with_old_leases, 300),
+        TEST(shared),
+        TEST_IN(stress, 200),
+    };
     int failed = 0;
-    static const int traps[] = {PC_TRAP_UFFD, PC_TRAP_SIGSEGV};
-#define RUN(test, seconds)                                                                       \
-    if (argc < 2 || !strcmp(argv[1], #test))                                                     \
-    failed += run_test(#test, test_##test, trap, seconds)
     for (int far = 0; far < 2; far++)
         if (argc < 2 || !strcmp(argv[1], "asked_too_early"))
             failed += run_test("asked_too_early", test_asked_too_early, far, 60);
-    for (size_t i = 0; i < 2; i++) {
-        int trap = traps[i];
-        RUN(update, 60);
-        RUN(only_what_changed_travels, 60);
-        RUN(changes_unknown, 60);
-        RUN(far_writer, 60);
-        RUN(again_and_refused, 60);
-        RUN(out_of_order, 60);
-        RUN(home_asks, 60);
-        RUN(expired, 60);
-        RUN(stopped_reader, 60);
-        RUN(writer_dies, 60);
-        RUN(silence, 60);
-        RUN(slow_reader_of_a_socket, 200);
-        RUN(stalled_peer_holds_nobody_up, 200);
-        RUN(flat, 300);
-        RUN(flat_with_old_leases, 300);
-        RUN(shared, 60);
-        RUN(stress, 200);
-    }
+    failed += run_over_traps(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL);
     return failed != 0;
 }
