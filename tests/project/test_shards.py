@@ -118,3 +118,9 @@ def test_the_last_line_and_the_exit_status(capfd: pytest.CaptureFixture[str]) ->
     assert (status, capfd.readouterr().out.splitlines()[-1]) == (0, "1 passed, 0 failed, 0 skipped")
     status = shards.main(["2", own, "-k", "no_test_has_this_name"])
     assert (status, capfd.readouterr().out.splitlines()[-1]) == (1, "0 passed, 0 failed, 0 skipped")
+
+
+def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        shards.main(["1", "tests/library/test_nowhere.py"])
+    assert "tests/library/test_nowhere.py: there is no such file" in capsys.readouterr().err

@@ -309,6 +309,9 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("n: one process at least")
     files = [name for name in others if Path(ROOT, name).is_file()]
     for_pytest = [each for each in others if each not in files]
+    for each in for_pytest:
+        if each.endswith(".py"):  # pytest would get it in every batch
+            parser.error(f"{each}: there is no such file in {ROOT}")
     files = files or files_of_tests()
     texts = {name: (ROOT / name).read_text() for name in files}
     shared = {name for name in files if SHARED_FIXTURE in texts[name]}
