@@ -21,7 +21,6 @@ import hashlib
 import itertools
 import logging
 import os
-import resource
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -68,7 +67,13 @@ from clamor_ray.actors.page_server.engine_like import Settings
 from clamor_ray.actors.page_server.registry_resolver import RegistryResolver
 from clamor_ray.actors.page_server.server_core import ServerCore
 from clamor_ray.actors.page_server.version_questions import runs_of
-from clamor_ray.actors.process import keeper_process, oom_score, socket_directory, starting
+from clamor_ray.actors.process import (
+    descriptors,
+    keeper_process,
+    oom_score,
+    socket_directory,
+    starting,
+)
 from clamor_ray.actors.process.throttle import throttle
 
 logger = logging.getLogger("clamor_ray.page_server")
@@ -111,14 +116,6 @@ def layer_error(code: int, commit_id: int, region: int, from_server: int) -> err
 
 class _NoHistoryDirectory(errors.ServerUnavailableError):
     """Old versions have no place to go."""
-
-
-def _raise_descriptor_limit() -> None:
-    """Every variable in use costs this process a descriptor or two."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _was_restarted() -> bool:
@@ -235,7 +232,7 @@ class PageServer:
                 self._held_keepers.hold()
 
     def _start(self, config: ServerConfig, node_id: str) -> None:
-        _raise_descriptor_limit()
+        descriptors.make_room()
         # Before all that may wait; where this start fails, until the process has ended.
         self._held_keepers = keepers.KeeperHold(
             self._keeper_socket(config, each) for each in self._ids()

@@ -618,7 +618,7 @@ def update(variable: Any, *, grow_to: int | None = None, lost: int | None = None
         NestedUpdateError: This thread is updating the variable already.
         FreedError: The variable was freed.
         SnapshotExpired: The version of a snapshot is kept no longer.
-        NoSpaceError: `grow_to` is beyond the array's capacity.
+        NoSpaceError: `grow_to` needs more than the array's whole blocks of 4 KiB.
         TypeError, ValueError: It is no (whole) global variable.
         OutOfMemoryError, ServerUnavailableError, JournalFullError, WaitTimeoutError: For now:
             `error.transaction.commit()` tries again.
