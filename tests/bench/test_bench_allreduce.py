@@ -175,6 +175,7 @@ def test_it_says_what_is_missing_and_measures_the_rest() -> None:
 
 
 @pytest.mark.lab
+@pytest.mark.soak
 def test_it_ends_with_a_ratio_to_open_mpi() -> None:
     found = allreduce_members.find_mpi()
     if isinstance(found, str):

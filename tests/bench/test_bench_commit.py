@@ -47,6 +47,7 @@ def test_small_run_ends_with_its_figures(running: dict[str, str]) -> None:
 
 
 @pytest.mark.lab
+@pytest.mark.soak
 def test_long_run_says_what_is_left() -> None:
     lines = lines_of(run_bench("commit", "--long", "--commits", "60"))
     names = {"driver", "registry", "page_server", "keeper"}

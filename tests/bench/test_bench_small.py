@@ -26,14 +26,15 @@ FIGURES = {
     "overhead": {"task_overhead_ratio"},
     "update": {"round_speedup", "bytes_per_update", "lookup_rate_ratio"},
 }
-# A minute and a half in the gate, where other tests run beside it.
-LONG = pytest.param("faults", marks=pytest.mark.soak)
+# The gate has one that reads and one that writes; `make soak` has all of them.
+SHORT = ("overhead", "update")
+LONG = [pytest.param(name, marks=pytest.mark.soak) for name in sorted({*FIGURES} - {*SHORT})]
 
 Bench = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize("name", [*sorted(FIGURES.keys() - LONG.values), LONG])
+@pytest.mark.parametrize("name", [*SHORT, *LONG])
 def test_small_run_ends_with_its_figures(name: str, bench: Bench) -> None:
     lines = bench(name, "--small")
     assert {"kernel", "cores", "page_size", "ray", "trap"} <= set(lines[0]["environment"])
@@ -43,6 +44,7 @@ def test_small_run_ends_with_its_figures(name: str, bench: Bench) -> None:
 
 
 @pytest.mark.lab
+@pytest.mark.soak
 def test_gather_ends_with_the_figures_of_both_cases(bench: Bench) -> None:
     if reason := redis.unavailable():
         missing(f"the peer of gather: {reason}")
@@ -54,6 +56,7 @@ def test_gather_ends_with_the_figures_of_both_cases(bench: Bench) -> None:
 
 
 @pytest.mark.lab
+@pytest.mark.soak
 def test_idle_ends_with_its_figures(bench: Bench) -> None:
     figures = bench("idle", "--small")[-1]["summary"]
     assert set(figures) == {"growth_kib_per_minute", "descriptors", "threads"}

@@ -254,6 +254,7 @@ def test_incremental_ends_with_its_figures(running: dict[str, str]) -> None:
 
 
 @pytest.mark.lab
+@pytest.mark.soak
 def test_kmeans_ends_with_its_figures_and_says_what_is_missing(running: dict[str, str]) -> None:
     if reason := kmeans_mpi.unavailable():
         missing(reason)
