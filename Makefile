@@ -34,12 +34,10 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created $(METADATA)
 	mkdir -p actors workloads
-	# What is built here without isolation needs these before: this library, and hnswlib. Of what is
-	# installed a run imports a part: Python compiles that then, and pip need not compile all.
-	$(PYTHON) -m pip install -q --no-compile --disable-pip-version-check 'setuptools>=70' wheel 'cffi>=1.15' \
+	# What is built here without isolation needs these before: this library, and hnswlib.
+	$(PYTHON) -m pip install -q --disable-pip-version-check 'setuptools>=70' wheel 'cffi>=1.15' \
 		'numpy>=1.24' 'pybind11>=2.12'
-	$(PYTHON) -m pip install -q --no-compile --disable-pip-version-check \
-		--no-build-isolation -e '.[test,workloads]'
+	$(PYTHON) -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[test,workloads]'
 	touch $@ $(VENV)/.extension
 
 # The install above builds the extension too; this one follows changes of the C sources.
