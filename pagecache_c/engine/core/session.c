@@ -45,6 +45,34 @@ void pc__session_reply(struct pc__session *client, const struct pc__ctl_message 
     pc__session_send(client, PC__CTL_REPLY, message->header.request_id, status, NULL, 0, -1);
 }
 
+/* ------------------------------------------------------------------ turns */
+
+void pc__turn_take(struct pc__session *client, struct pc__turn *turn)
+{
+    client->turn = turn;
+    pthread_mutex_lock(&turn->lock);
+    if (turn->client_id < client->id)
+        turn->client_id = client->id;
+    pthread_mutex_unlock(&turn->lock);
+}
+
+bool pc__turn_hold(const struct pc__session *client)
+{
+    if (!client->turn)
+        return true;
+    pthread_mutex_lock(&client->turn->lock);
+    if (client->turn->client_id == client->id)
+        return true;
+    pthread_mutex_unlock(&client->turn->lock);
+    return false;
+}
+
+void pc__turn_release(const struct pc__session *client)
+{
+    if (client->turn)
+        pthread_mutex_unlock(&client->turn->lock);
+}
+
 /* --------------------------------------------------------------- mappings */
 
 size_t pc__session_mapping_after(const struct pc__session *client, uint64_t address)

@@ -66,6 +66,9 @@ struct pc__session {
 void pc__session_send(struct pc__session *client, enum pc__ctl_type type, uint32_t request_id,
                      int status, const void *body, size_t body_bytes, int fd);
 void pc__session_reply(struct pc__session *client, const struct pc__ctl_message *message, int status);
+/* From here on older connections of the process read no faults and answer none: what they have read, and
+ * not answered, is taken up when its mapping is attached. */
+void pc__turn_take(struct pc__session *client, struct pc__turn *turn);
 /* True: it is the connection's turn, and stays that until it is released. */
 bool pc__turn_hold(const struct pc__session *client);
 void pc__turn_release(const struct pc__session *client);

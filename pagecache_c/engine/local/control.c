@@ -62,34 +62,6 @@ static void close_client(struct pc__session *client)
     free(client);
 }
 
-/* From here on older connections of it read no faults and answer none: what they have read, and not
- * answered, is taken up when its mapping is attached. */
-static void take_turn(struct pc__session *client)
-{
-    client->turn = &client->lessee->turn;
-    pthread_mutex_lock(&client->turn->lock);
-    if (client->turn->client_id < client->id)
-        client->turn->client_id = client->id;
-    pthread_mutex_unlock(&client->turn->lock);
-}
-
-bool pc__turn_hold(const struct pc__session *client)
-{
-    if (!client->turn)
-        return true;
-    pthread_mutex_lock(&client->turn->lock);
-    if (client->turn->client_id == client->id)
-        return true;
-    pthread_mutex_unlock(&client->turn->lock);
-    return false;
-}
-
-void pc__turn_release(const struct pc__session *client)
-{
-    if (client->turn)
-        pthread_mutex_unlock(&client->turn->lock);
-}
-
 static int take_control_page(struct pc__session *client, uint64_t number, int page_fd, int event_fd)
 {
     struct stat st;
@@ -159,7 +131,7 @@ static int on_hello(struct pc__session *client, const struct pc__ctl_message *me
         client->lessee = pc__lessee_join(engine, hello.sender_id, client->fd);
         rc = client->lessee ? PC_OK : pc__fail(PC_ERR_NO_MEMORY, "a client");
         if (client->lessee)
-            take_turn(client);
+            pc__turn_take(client, &client->lessee->turn);
     }
     client->trap = (int)hello.trap;
     client->said_hello = !rc;
