@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.house import c_side, figures, graphs, python_side, tree
+from tests.support.house import c_side, figures, graphs, lines, python_side, tree
 
 ROOT = Path(figures.__file__).resolve().parents[3]
 
@@ -226,3 +226,21 @@ def test_this_checkout_is_read() -> None:
         value is not None for name, value in found.items() if not name.startswith("the gate")
     )
     assert len(c_side.definitions(ROOT)) > 200
+
+
+# ------------------------------------------------------------------ lines
+
+
+def test_lines_are_code_docstrings_comments_or_blank(tmp_path: Path) -> None:
+    make(tmp_path, {
+        "clamor_ray/a.py": '"""Two\n\nlines."""\n\n# why\ndef f():\n    """One."""\n'
+        '    return """\n\n"""\n',
+        "pagecache_c/a.c": "/* Two\n\n * lines. */\n\nint a; /* code */\n// one\nint b;\n",
+        "pagecache_c/tests/b.c": "int c;\n",
+        "bench/c.py": "a = 1\n",
+    })  # fmt: skip
+    kinds = lines.kinds(tmp_path)
+    assert kinds == {"docstrings": 4, "comments": 1 + 4, "code": 3 + 2, "blank": 1 + 1 + 1}
+    (found,) = (one for one in figures.figures(tmp_path) if "product" in one.name)
+    assert found.value == kinds.total() == 10 + 7
+    assert "5 code" in found.detail

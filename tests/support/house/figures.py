@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.house import c_side, graphs, python_side, tree
+from tests.support.house import c_side, graphs, lines, python_side, tree
 
 GATE_SECONDS = Path("build") / "gate_seconds.txt"  # written by .ci/run
 
@@ -32,12 +32,6 @@ class Figure:
         if self.value is None:
             return "not measured"
         return "ok" if self.value <= self.most else "over"
-
-
-def product_lines(root: Path) -> int:
-    """Lines of C and Python that users run: no tests, no benchmarks."""
-    paths = [*tree.python_files(root), *tree.c_files(root)]
-    return sum(len(path.read_text("utf-8").splitlines()) for path in paths)
 
 
 def gate_minutes(root: Path) -> float | None:
@@ -73,6 +67,8 @@ def figures(root: Path, minutes: float | None = None) -> list[Figure]:
     twins = c_side.one_underscore_apart(root)
     took = gate_minutes(root) if minutes is None else minutes
     largest = call_circles[0] if call_circles else []
+    kinds = lines.kinds(root)  # of what users run: no tests, no benchmarks
+    of_kinds = ", ".join(f"{n:,} {kind}" for kind, n in kinds.most_common())
     return [
         Figure("files in a folder, most (no tests, no programs)", n_files, 15, folder),
         Figure(
@@ -88,20 +84,20 @@ def figures(root: Path, minutes: float | None = None) -> list[Figure]:
         Figure("names that structs share", len(structs), 0, _shared(structs)),
         Figure("names that classes share", len(classes), 3, _shared(classes)),
         Figure("pairs of functions one underscore apart", len(twins), 0, _pairs(twins)),
-        Figure("lines of product code", product_lines(root), 62_000),
+        Figure("lines of product code", kinds.total(), 62_000, of_kinds),
         Figure("the gate from a fresh clone, minutes", took, 30, str(GATE_SECONDS)),
     ]
 
 
 def table(found: list[Figure], with_detail: bool = False) -> str:
     """The numbers as text, a line each; with what makes those that are over."""
-    lines = []
+    rows = []
     for figure in found:
         value = "-" if figure.value is None else f"{figure.value:,.5g}"
         if figure.value is not None and figure.value == int(figure.value):
             value = f"{int(figure.value):,}"
         most = f"{int(figure.most):,}"
-        lines.append(f"{figure.name:<52} {value:>8}   <= {most:>6}   {figure.verdict}")
+        rows.append(f"{figure.name:<52} {value:>8}   <= {most:>6}   {figure.verdict}")
         if with_detail and figure.verdict == "over" and figure.detail:
-            lines.append(f"    {figure.detail}")
-    return "\n".join(lines)
+            rows.append(f"    {figure.detail}")
+    return "\n".join(rows)
