@@ -13,6 +13,8 @@ PYTHON := $(VENV)/bin/python
 BASE_PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	&& command -v $$p && break; done)
+# What installs packages into it; the gate takes uv.
+PIP_INSTALL ?= $(PYTHON) -m pip install -q --disable-pip-version-check
 
 METADATA := setup.cfg setup.py pyproject.toml clamor_ray/_version.py
 C_FILES := $(filter-out pagecache_c/tests/%,$(wildcard pagecache_c/*.h pagecache_c/*/*.[ch] \
@@ -35,9 +37,9 @@ $(VENV)/.created:
 $(VENV)/.installed: $(VENV)/.created $(METADATA)
 	mkdir -p actors workloads
 	# What is built here without isolation needs these before: this library, and hnswlib.
-	$(PYTHON) -m pip install -q --disable-pip-version-check 'setuptools>=70' wheel 'cffi>=1.15' \
+	$(PIP_INSTALL) 'setuptools>=70' wheel 'cffi>=1.15' \
 		'numpy>=1.24' 'pybind11>=2.12'
-	$(PYTHON) -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[test,workloads]'
+	$(PIP_INSTALL) --no-build-isolation -e '.[test,workloads]'
 	touch $@ $(VENV)/.extension
 
 # The install above builds the extension too; this one follows changes of the C sources.
