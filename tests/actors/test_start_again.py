@@ -167,11 +167,7 @@ def test_the_old_registry_takes_long_to_die(cluster: LocalCluster) -> None:
 def keeper_of_node_1(cluster: LocalCluster) -> int | None:
     from clamor_ray._session import session as _session
 
-    node = cluster.node_ids[1][:16].encode()
-    for pid in keepers(_session.current().scope):
-        if node in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return pid
-    return None
+    return next(iter(keepers(_session.current().scope, cluster.node_ids[1])), None)
 
 
 @pytest.mark.lab
