@@ -19,6 +19,7 @@ PIP_INSTALL ?= $(PYTHON) -m pip install -q --disable-pip-version-check
 METADATA := setup.cfg setup.py pyproject.toml clamor_ray/_version.py
 C_FILES := $(filter-out pagecache_c/tests/%,$(wildcard pagecache_c/*.h pagecache_c/*/*.[ch] \
 	pagecache_c/*/*/*.[ch])) clamor_ray/_native/builder.py
+EXTENSION := clamor_ray/_pagecache.abi3.so
 FUZZ_SECONDS ?= 20
 PYTEST_ARGS ?=
 # pytest processes at a time: two cores have time for three, which often wait.
@@ -40,11 +41,13 @@ $(VENV)/.installed: $(VENV)/.created $(METADATA)
 	$(PIP_INSTALL) 'setuptools>=70' wheel 'cffi>=1.15' \
 		'numpy>=1.24' 'pybind11>=2.12'
 	$(PIP_INSTALL) --no-build-isolation -e '.[test,workloads]'
-	touch $@ $(VENV)/.extension
+	touch $@
 
-# The install above builds the extension too; this one follows changes of the C sources.
+# The install above builds the extension too, so that this one follows changes of the C sources.
 $(VENV)/.extension: $(VENV)/.installed $(C_FILES)
-	$(PYTHON) setup.py -q build_ext --inplace
+	@if [ ! -e $(EXTENSION) ] || [ -n "$$(find $(C_FILES) -newer $(EXTENSION))" ]; then \
+		echo $(PYTHON) setup.py -q build_ext --inplace; \
+		$(PYTHON) setup.py -q build_ext --inplace; fi
 	touch $@
 
 ext: $(VENV)/.extension
