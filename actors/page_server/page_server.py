@@ -85,6 +85,7 @@ LOOP_S = 10.0
 START_LOOP_S = 60.0
 RENEWING_S = 8.0  # less than the registry waits for a server to stop
 FETCH_OBJECT_S = 120.0
+BROUGHT_OBJECT_S = 0.1  # of an object that is on this node already
 PULL_S = 600.0
 NO_KEEPER = "its process and its keeper died together, and with them what only they held"
 RAISED_HINT = "Put the variable again."
@@ -271,8 +272,7 @@ class PageServer:
                 target=self._renew_keeper, args=(config,), name="clamor-keeper", daemon=True
             ).start(),
         )
-        for pinned, object_refs in self._ask("shared_at", server_id):
-            self._pin_again(pinned, object_refs)
+        self._pin_all_again(self._ask("shared_at", server_id), config.fault_timeout_s / 2)
         port = self._on_loop(self._core.start(host), START_LOOP_S)
         info = ServerInfo(
             server_id=server_id,
@@ -725,8 +725,19 @@ class PageServer:
             raise
         return Pinned(record, pickled.plan, digest)
 
-    def _pin_again(self, pinned: Pinned, object_refs: list[Any]) -> None:
-        """After a restart, and before anybody's question about the region is answered.
+    def _pin_all_again(self, shared: list[tuple[Pinned, list[Any]]], within_s: float) -> None:
+        """After a restart, and before anybody's question is answered: readers of every region wait
+        for it. So all objects are brought at once, and have one deadline."""
+        deadline_s = time.monotonic() + within_s
+        if shared:
+            ray.wait([refs[0] for _, refs in shared], num_returns=len(shared), timeout=within_s)
+        for pinned, object_refs in shared:
+            self._pin_again(
+                pinned, object_refs, max(deadline_s - time.monotonic(), BROUGHT_OBJECT_S)
+            )
+
+    def _pin_again(self, pinned: Pinned, object_refs: list[Any], within_s: float) -> None:
+        """One object that was shared.
 
         Raises:
             What is a shortage here: it is no reason to do without the object. But for one of time:
@@ -734,7 +745,7 @@ class PageServer:
         """
         region = pinned.record.region
         try:
-            pickled = take_apart(ray.get(object_refs[0], timeout=FETCH_OBJECT_S))
+            pickled = take_apart(ray.get(object_refs[0], timeout=within_s))
             if _digest(pickled) != pinned.digest:
                 raise errors.UnpicklableError("The object takes apart differently each time.")
             self._serve_pinned(pinned.record, pickled, object_refs)

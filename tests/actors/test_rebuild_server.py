@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -175,6 +176,30 @@ def test_a_shortage_is_no_reason_to_do_without_a_shared_object(
     server._pinned, server._shared = {}, {}
     if passes:
         with pytest.raises(type(failure)):
-            server._pin_again(Pinned(RECORD, None, b"digest"), [object()])
+            server._pin_again(Pinned(RECORD, None, b"digest"), [object()], 1.0)
     else:
-        server._pin_again(Pinned(RECORD, None, b"digest"), [object()])
+        server._pin_again(Pinned(RECORD, None, b"digest"), [object()], 1.0)
+
+
+def test_shared_objects_that_do_not_come_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have one deadline: who reads another region of this node waits for all of them."""
+    began_s = time.monotonic()
+    waits: list[float] = []
+
+    def wait(references: list[Any], num_returns: int, timeout: float) -> Any:
+        assert num_returns == len(references) == 4
+        time.sleep(timeout)
+        return [], references
+
+    def get(reference: Any, timeout: float) -> Any:
+        waits.append(timeout)
+        raise GetTimeoutError("it is on its way")
+
+    monkeypatch.setattr(page_server.ray, "wait", wait)
+    monkeypatch.setattr(page_server.ray, "get", get)
+    server: Any = PageServer.__new__(PageServer)
+    server._pinned, server._shared = {}, {}
+    server._pin_all_again([(Pinned(RECORD, None, b"digest"), [object()])] * 4, 0.2)
+    assert waits == [page_server.BROUGHT_OBJECT_S] * 4
+    assert time.monotonic() - began_s < 4 * page_server.FETCH_OBJECT_S
+    assert server._pinned == {}
