@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import ray
@@ -109,27 +110,57 @@ def _has_refs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     )
 
 
+# Whether a function runs that Ray has called. What it calls itself gets its arguments as they are,
+# as with Ray's own references.
+_runs: ContextVar[bool] = ContextVar("clamor_runs", default=False)
+
+
+def _is_inside() -> bool:
+    """A function of its own: wrappers are pickled with their globals, and no ContextVar can be."""
+    return _runs.get()
+
+
+@contextlib.contextmanager
+def _running() -> Iterator[None]:
+    """For the function's own code alone: a generator that waits for its consumer does not run."""
+    _runs.set(True)
+    try:
+        yield
+    except OSError as error:
+        bad_address.explain(error)
+        raise
+    finally:
+        _runs.set(False)
+
+
 def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) -> Callable[..., Any]:
-    """`function`, but references among its arguments arrive as objects.
+    """`function`, but references among its arguments arrive as objects when Ray calls it.
 
     It is of the same kind as `function`: plain, coroutine, generator or asynchronous generator,
-    with its name, documentation and signature.
+    with its name, documentation and signature. A call that such a function makes itself, as one
+    method of an actor calls another, resolves nothing.
     """
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if inspect.isasyncgenfunction(function):
 
         @functools.wraps(function)
         async def asyncgen(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            if _is_inside():
+                async for item in function(*args, **kwargs):
+                    yield item
+                return
             task = _Task(read_set, name)
             if _has_refs(args, kwargs):  # mapping waits for the page server: not on the loop
                 args, kwargs = await asyncio.to_thread(task.resolve, args, kwargs)
             try:
                 async with contextlib.aclosing(function(*args, **kwargs)) as items:
-                    async for item in items:
+                    while True:
+                        with _running():
+                            try:
+                                item = await anext(items)
+                            except StopAsyncIteration:
+                                break
                         yield item
-            except OSError as error:
-                bad_address.explain(error)
-                raise
             finally:
                 task.finish()
 
@@ -139,14 +170,14 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
 
         @functools.wraps(function)
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            if _is_inside():
+                return await function(*args, **kwargs)
             task = _Task(read_set, name)
             if _has_refs(args, kwargs):
                 args, kwargs = await asyncio.to_thread(task.resolve, args, kwargs)
             try:
-                return await function(*args, **kwargs)
-            except OSError as error:
-                bad_address.explain(error)
-                raise
+                with _running():
+                    return await function(*args, **kwargs)
             finally:
                 task.finish()
 
@@ -155,32 +186,37 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
     if inspect.isgeneratorfunction(function):
 
         @functools.wraps(function)
-        def generator(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        def generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            if _is_inside():
+                return (yield from function(*args, **kwargs))
             task = _Task(read_set, name)
             args, kwargs = task.resolve(args, kwargs)
             try:
                 # Not `yield from`: Ray sends statistics into generators, which user code like
                 # `yield from a_list` would pass on to something that has no send.
                 with contextlib.closing(function(*args, **kwargs)) as items:
-                    for item in items:  # noqa: UP028
+                    while True:
+                        with _running():
+                            try:
+                                item = next(items)
+                            except StopIteration:
+                                break
                         yield item
-            except OSError as error:
-                bad_address.explain(error)
-                raise
             finally:
                 task.finish()
+            return None
 
         return generator
 
     @functools.wraps(function)
     def plain(*args: Any, **kwargs: Any) -> Any:
+        if _is_inside():
+            return function(*args, **kwargs)
         task = _Task(read_set, name)
         args, kwargs = task.resolve(args, kwargs)
         try:
-            return function(*args, **kwargs)
-        except OSError as error:
-            bad_address.explain(error)
-            raise
+            with _running():
+                return function(*args, **kwargs)
         finally:
             task.finish()
 

@@ -181,6 +181,26 @@ class Callable:
         """What is called inside the actor."""
         return self.of_nobody(1) == ["int", "NoneType"] and type(self).of_nobody(2)[0] == "int"
 
+    def parts(self, array: Any) -> Iterator[str]:
+        yield type(array).__name__
+
+    async def parts_later(self, array: Any) -> AsyncIterator[str]:
+        yield type(array).__name__
+
+    def _inside(self, given: Any) -> list[str]:
+        plain = [self(given), self.of_nobody(given)[0], self.of_the_class(given)[1]]
+        return [*plain, *self.parts(given)]
+
+    async def inside(self, array: Any, given: list[Any]) -> list[Any]:
+        """A reference that is passed on inside the actor, by each kind of function."""
+        later = [item async for item in self.parts_later(given[0])]
+        once = await asyncio.create_task(self.later(given[0]))
+        return [type(array).__name__, *self._inside(given[0]), *later, once]
+
+    async def inside_a_generator(self, array: Any, given: list[Any]) -> AsyncIterator[Any]:
+        yield type(array).__name__
+        yield self(given[0])
+
 
 def test_call_static_and_class_methods(ref: Any) -> None:
     actor = Callable.options(**OTHER_NODE).remote()
@@ -189,6 +209,19 @@ def test_call_static_and_class_methods(ref: Any) -> None:
     assert answer(actor.of_the_class.remote(ref)) == ["Callable", "ndarray"]
     assert answer(actor.later.remote(ref)) == "ndarray"
     assert answer(actor.here.remote())
+
+
+def test_what_an_actor_passes_on_to_itself_stays_a_reference(ref: Any) -> None:
+    """As with Ray's own references: `clamor.free` in a helper of the actor needs it."""
+    import ray
+
+    actor = Callable.options(**OTHER_NODE).remote()
+    assert answer(actor.inside.remote(ref, [ref])) == ["ndarray"] + 6 * ["GlobalRef"]
+    stream = actor.inside_a_generator.remote(ref, [ref])
+    assert [ray.get(item, timeout=ANSWER_S) for item in stream] == ["ndarray", "GlobalRef"]
+    # Afterwards, on the threads that those calls used:
+    assert answer(actor.__call__.remote(ref)) == "ndarray"
+    assert answer(actor.later.remote(ref)) == "ndarray"
 
 
 @clamor.remote
