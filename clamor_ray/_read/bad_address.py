@@ -3,8 +3,9 @@
 With full userfaultfd a system call (`write`, `send`, `readinto`) waits for absent blocks as any
 touch does. With the other traps the kernel answers "Bad address", and what reaches the user does
 not always say even that: `ndarray.tofile` and `np.save` raise `OSError: 1000 requested and 0
-written`. We see such exceptions where they leave a task, an actor's method, a function of a
-collection, a `with clamor.update` block, or the program.
+written`. A full disk says that too, so the note then names both. We see such exceptions where they
+leave a `clamor.remote` task or method, a function of a collection, a `with clamor.update` block, or
+the program.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def note_of(error: BaseException) -> str | None:
     if not isinstance(error, OSError):
         return None
     text = str(error)
-    known = error.errno == errno.EFAULT or "Bad address" in text or _COUNTS.fullmatch(text)
-    if not known:
+    is_bad_address = error.errno == errno.EFAULT or "Bad address" in text
+    if not is_bad_address and not _COUNTS.fullmatch(text):
         return None
     in_force = [
         client.trap
@@ -40,7 +41,7 @@ def note_of(error: BaseException) -> str | None:
     trap = next((trap for trap in in_force if trap != "uffd"), None)
     if trap is None:
         return None
-    return (
+    return ("" if is_bad_address else "If the disk is not full: ") + (
         f"clamor: this process reads global variables with the trap {trap!r}, in which a system "
         "call fails on blocks that are not on its node yet. Before tofile, np.save, write or "
         "send: clamor.prefetch(array). Before readinto or recv_into a variable's array: read into "

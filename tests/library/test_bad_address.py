@@ -26,6 +26,7 @@ def trap(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 OURS = [
     OSError(errno.EFAULT, "Bad address"),
     OSError("2000000 requested and 0 written"),
+    OSError("2000000 requested and 4096 written"),  # the first blocks were there
     OSError("Error writing bytes to file. Detail: [errno 14] Bad address"),
 ]
 OTHERS = [
@@ -41,6 +42,7 @@ def test_errors_that_an_absent_block_makes(trap: SimpleNamespace, error: OSError
     assert note is not None
     assert "clamor.prefetch" in note
     assert "'sigsegv'" in note
+    assert ("disk is not full" in note) == ("requested" in str(error))  # a full disk says so too
     trap.trap = "uffd"
     assert bad_address.note_of(error) is None
 
