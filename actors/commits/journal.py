@@ -118,6 +118,16 @@ def _set_lacking(db: sqlite3.Connection, lost: Mapping[int, LostBlocks | None]) 
             )
 
 
+def _insert_region(
+    db: sqlite3.Connection, record: RegionRecord, request_id: int, next_region: int
+) -> None:
+    db.execute(
+        "INSERT INTO regions VALUES (?, 'creating', ?, ?)",
+        (record.region, signed(request_id), _record_to_json(record)),
+    )
+    db.execute("REPLACE INTO meta VALUES ('next_region', ?)", (next_region,))
+
+
 class Journal(SqliteFile):
     """Opens a journal, or makes one. Close it before its directory is removed.
 
@@ -147,11 +157,27 @@ class Journal(SqliteFile):
     def create_region(self, record: RegionRecord, request_id: int, next_region: int) -> None:
         """A region exists, that nobody can look up yet."""
         with self._transaction() as db:
-            db.execute(
-                "INSERT INTO regions VALUES (?, 'creating', ?, ?)",
-                (record.region, signed(request_id), _record_to_json(record)),
-            )
-            db.execute("REPLACE INTO meta VALUES ('next_region', ?)", (next_region,))
+            _insert_region(db, record, request_id, next_region)
+
+    def seal(
+        self,
+        region: int,
+        source: Source | None = None,
+        created: tuple[RegionRecord, int, int] | None = None,
+    ) -> None:
+        """A region can be looked up from now on.
+
+        Args:
+            region: Its id.
+            source: How its version 0 can be made again.
+            created: What `create_region` takes, for one that is made with the same transaction.
+        """
+        with self._transaction() as db:
+            if source is not None:
+                db.execute("REPLACE INTO sources VALUES (?, ?, ?, ?, ?)", (region, *source))
+            db.execute("UPDATE regions SET state = 'ready' WHERE region = ?", (region,))
+            if created is not None:
+                _insert_region(db, *created)
 
     def set_states(self, states: Iterable[tuple[int, str | None]]) -> None:
         """Regions have a new state; None: they are gone, and so is all that is known of them."""
@@ -205,11 +231,6 @@ class Journal(SqliteFile):
             server_id = signed(lost.server_id)
             db.execute("REPLACE INTO servers VALUES (?, '', ?)", (server_id, lost.reason))
             db.execute("DELETE FROM acknowledgements WHERE server_id = ?", (server_id,))
-
-    def save_source(self, region: int, source: Source) -> None:
-        """How the region's version 0 can be made again."""
-        with self._transaction() as db:
-            db.execute("REPLACE INTO sources VALUES (?, ?, ?, ?, ?)", (region, *source))
 
     def rehome(self, record: RegionRecord, version: int, lost: LostBlocks | None = None) -> None:
         """The region has another home, which has it at this version, but for what is lost."""

@@ -150,20 +150,33 @@ class Regions:
             ValueError, NoAddresses: See ``RegistryCore.create_region``.
             JournalFullError: There is no region.
         """
+        server_id = await self._prepare(length_bytes, node_id)
+        # No await from here on: others create regions, too.
+        record, is_new = self._make(length_bytes, server_id, request_id)
+        if is_new:
+            try:
+                self._journal.create_region(record, request_id, record.region + 1)
+            except errors.JournalFullError:
+                self._core.undo_create(record.region)
+                raise
+        return record
+
+    async def _prepare(self, length_bytes: int, node_id: str) -> int:
+        """The id of the page server that will be its home. There are addresses, too."""
         info = await self._servers.ensure(node_id)
         if length_bytes > 0:
             await self._room.make(length_bytes)
-        now_s = time.monotonic()  # no await from here on: others create regions, too
+        return info.server_id
+
+    def _make(
+        self, length_bytes: int, server_id: int, request_id: int
+    ) -> tuple[RegionRecord, bool]:
+        """A region in the core; whether it is to be written."""
+        now_s = time.monotonic()
         self._ends.carry_out(self._core.abandon_stale(now_s - CREATING_S))
         if (again := self._core.requested(request_id)) is not None:
-            return again
-        record = self._core.create_region(length_bytes, info.server_id, now_s, request_id)
-        try:
-            self._journal.create_region(record, request_id, record.region + 1)
-        except errors.JournalFullError:
-            self._core.undo_create(record.region)
-            raise
-        return record
+            return again, False
+        return self._core.create_region(length_bytes, server_id, now_s, request_id), True
 
     def seal(self, region: int, source: Source | None = None) -> RegionRecord:
         """The region's bytes are in place: it can be looked up from now on.
@@ -176,17 +189,23 @@ class Regions:
             NoSuchRegion, IllegalTransition: See ``RegistryCore.seal``.
             JournalFullError: It is not sealed.
         """
+        return self._seal(region, source, None)
+
+    def _seal(
+        self, region: int, source: Source | None, created: tuple[RegionRecord, int, int] | None
+    ) -> RegionRecord:
+        """Also writes down a region that is made, where there is one: both, or neither."""
         if self._core.state(region) is RegionState.CREATING:
             self._core.check_seal(region)
-            if source is not None:
-                self._journal.save_source(region, source)
-            self._journal.set_states([(region, RegionState.READY.value)])
-        record = self._core.seal(region)
+            self._journal.seal(region, source, created)
+        elif created is not None:
+            self._core.check_seal(region)
+            self._journal.create_region(*created)
+        record = self._core.seal(region, written=True)
         if source is not None:
             self.know_source(record, source)
         self._spares.sealed(region)
         self._log.open(region, record.homes, record.length_bytes)
-        self._late.save_changed()
         return record
 
     async def seal_and_create(
@@ -205,12 +224,19 @@ class Regions:
         Raises:
             As ``seal``.
         """
-        self.seal(region, source)
         try:
-            record = await self.create(length_bytes, node_id, request_id)
+            server_id = await self._prepare(length_bytes, node_id)
+            record, is_new = self._make(length_bytes, server_id, request_id)
         except (errors.ClamorError, RegistryError) as failure:
             logger.info("no region in advance: %s", failure)
+            self.seal(region, source)
             return None
+        try:
+            self._seal(region, source, (record, request_id, record.region + 1) if is_new else None)
+        except BaseException:
+            if is_new:
+                self._core.undo_create(record.region)
+            raise
         if self._core.state(record.region) is RegionState.CREATING:
             self._spares.made(record.region, record.homes[0])
             if not self._spares.is_looking:
@@ -246,12 +272,13 @@ class Regions:
             return FreeAnswer()
         if self._core.state(region) is RegionState.READY:
             self._journal.set_states([(region, RegionState.FREED.value)])
+        # Where it was freed before, its state does not change.
         homes = self._core.homes_of(region)
         record = self._core.record_of(region)
         if record is not None and record.length_bytes > AT_ONCE_BYTES:
             # Given back before this returns, and by no thread that serves pages.
             here = 0
-        orders = self._core.free(region)
+        orders = self._core.free(region, written=True)
         self._close(region)
         self._ends.carry_out(orders)
         others = tuple(sorted(self._core.waits_for(region) - {here}))

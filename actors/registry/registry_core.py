@@ -353,15 +353,19 @@ class RegistryCore:
         """As if ``create_region`` had not been: nobody has heard of the region yet."""
         self._forget(self._regions[region])
 
-    def seal(self, region: int) -> RegionRecord:
+    def seal(self, region: int, *, written: bool = False) -> RegionRecord:
         """From now on the region can be looked up. Sealing it again changes nothing.
+
+        Args:
+            region: Its id.
+            written: The journal has its new state.
 
         Raises:
             NoSuchRegion, IllegalTransition: See ``check_seal``.
         """
         self.check_seal(region)
         entry = self._entry(region)
-        self._move(entry, RegionEvent.SEAL)
+        self._move(entry, RegionEvent.SEAL, written)
         return entry.record
 
     def check_seal(self, region: int) -> None:
@@ -409,8 +413,12 @@ class RegistryCore:
         )
         return tuple(order for number in stale for order in self.abandon(number))
 
-    def free(self, region: int) -> tuple[Retire, ...]:
+    def free(self, region: int, *, written: bool = False) -> tuple[Retire, ...]:
         """Starts the end of a region; freeing a freed one again changes nothing.
+
+        Args:
+            region: Its id.
+            written: The journal has its new state.
 
         Raises:
             NoSuchRegion: It never existed.
@@ -420,7 +428,7 @@ class RegistryCore:
             return ()
         entry = self._entry(region)
         was = entry.state
-        self._move(entry, RegionEvent.FREE)
+        self._move(entry, RegionEvent.FREE, written)
         return self._retire(entry) if was is RegionState.READY else ()
 
     def waits_for(self, region: int) -> frozenset[int]:
@@ -695,11 +703,11 @@ class RegistryCore:
             raise NoSuchRegion(f"region {region}: {known}")
         return entry
 
-    def _move(self, entry: _Region, event: RegionEvent) -> None:
+    def _move(self, entry: _Region, event: RegionEvent, written: bool = False) -> None:
         new = TRANSITIONS.get((entry.state, event))
         if new is None:
             raise _refused(entry, event)
-        if entry.state is not new:
+        if entry.state is not new and not written:
             self._changed.add(entry.record.region)
         entry.state = new
         self._note_state(entry)

@@ -6,6 +6,7 @@ so that a reference from a session that has ended is never taken for one of its 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import secrets
@@ -74,6 +75,7 @@ def keeper_socket(scope: str, node_id: str, server_id: int, below: str) -> str:
     return f"{server_socket(scope, node_id, below)}-{server_id:x}-keeper"
 
 
+@functools.lru_cache(maxsize=1024)
 def server_id_of(node_id: str, life: int = 0) -> int:
     """The id of a node's page server: 64 bits, never 0, the same after a restart.
 

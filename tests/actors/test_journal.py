@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from clamor_ray._protocol.messages import (
     ServerLost,
     Write,
 )
+from clamor_ray._protocol.source import Source
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.committed import Entry, Limits, Outcome, Trimmed
 from clamor_ray.actors.commits.journal import Journal, SavedRegion
@@ -41,7 +43,7 @@ def directory(tmp_path: Path) -> Path:
 def test_everything_comes_back(directory: Path) -> None:
     journal = Journal(directory)
     journal.create_region(RECORD, BIG, 2)
-    journal.set_states([(1, "ready")])
+    journal.seal(1)
     journal.save_server(SERVER)
     journal.save_server(ServerInfo(7, "n", "h", 1, "s", "v"))
     journal.lose_server(ServerLost(7, "its node is dead"))
@@ -80,6 +82,23 @@ def test_everything_comes_back(directory: Path) -> None:
     )
     assert saved.acknowledged == ((1, BIG, 2),)
     assert saved.freed_inline == (INLINE_BASE + 1,)
+
+
+def test_a_seal_makes_the_next_region_too(directory: Path) -> None:
+    source = Source("zeros", 0, b"digest", b"what")
+    journal = Journal(directory)
+    journal.create_region(RECORD, BIG, 2)
+    journal.seal(1, source, (replace(RECORD, region=2), 8, 3))
+    with pytest.raises(errors.InternalError):  # the region is there: all of it is taken back
+        journal.seal(2, source, (RECORD, 9, 4))
+    saved = journal.load()
+    assert [(region.record.region, region.state) for region in saved.regions] == [
+        (1, "ready"),
+        (2, "creating"),
+    ]
+    assert saved.sources == ((1, source),)
+    assert saved.next_region == 3
+    journal.close()
 
 
 def test_what_is_gone_leaves_nothing(directory: Path) -> None:
@@ -142,6 +161,7 @@ def test_a_transaction_that_fails_in_the_middle_leaves_nothing(directory: Path) 
 # Commits to three regions at once, and says so after each answer.
 _WRITER = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from clamor_ray.actors.commits.committed import Entry
 from clamor_ray.actors.commits.journal import Journal
@@ -188,8 +208,10 @@ def test_killed_at_any_moment_it_has_what_was_answered(directory: Path) -> None:
 # A file may not grow beyond 512 KiB here: writes fail as on a full disk, then there is room again.
 _FULL = """
 import resource, sys
+from dataclasses import replace
 from pathlib import Path
 from clamor_ray import errors
+from clamor_ray._protocol.source import Source
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray._protocol.messages import CommitRequest, Write

@@ -79,6 +79,7 @@ class FakeJournalIsFull:
 
         for method in (
             "create_region",
+            "seal",
             "set_states",
             "free_inline",
             "save_server",
@@ -390,6 +391,34 @@ def test_a_spare_that_nobody_takes_is_given_back(
         with pytest.raises(NoSuchRegion):  # of a process that was stopped: it puts again
             await registry.seal(again.region)
         await registry.seal(filled)
+
+    run(work)
+
+
+def test_a_full_journal_gives_neither_a_seal_nor_a_spare(run: Callable[..., None]) -> None:
+    """Both are one transaction: what is not written down is not there."""
+
+    async def work(registry: Registry) -> None:
+        await registry.register_server(INFO)
+        first = await registry.create_region(8192, NODE)
+        in_use = registry._core.addresses.bytes_in_use
+        for _ in range(2):
+            with FakeJournalIsFull(registry), pytest.raises(errors.JournalFullError):
+                await registry.seal_and_create(first.region, None, 8192, NODE, 5)
+            registry._core.check()
+            assert registry._core.state(first.region) is RegionState.CREATING
+            assert registry._core.addresses.bytes_in_use == in_use
+        spare = await registry.seal_and_create(first.region, None, 8192, NODE, 5)
+        assert spare is not None
+        with FakeJournalIsFull(registry), pytest.raises(errors.JournalFullError):
+            await registry.seal_and_create(first.region, None, 8192, NODE, 6)
+        # What is answered a second time is the same, and is written once.
+        assert await registry.seal_and_create(first.region, None, 8192, NODE, 5) == spare
+        saved = {region.record.region: region.state for region in registry._journal.load().regions}
+        assert saved == {first.region: "ready", spare.region: "creating"}
+        with pytest.raises(NoSuchRegion):
+            await registry.seal_and_create(spare.region + 99, None, 8192, NODE, 7)
+        assert registry._core.count_by_state()["creating"] == 1
 
     run(work)
 
