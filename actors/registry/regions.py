@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from ray.exceptions import RayError
+
 from clamor_ray import errors
 from clamor_ray._objects.layout import Plan
 from clamor_ray._protocol.messages import (
@@ -150,9 +152,11 @@ class Regions:
             ValueError, NoAddresses: See ``RegistryCore.create_region``.
             JournalFullError: There is no region.
         """
-        server_id = await self._prepare(length_bytes, node_id)
+        info = await self._servers.ensure(node_id)
+        if length_bytes > 0:
+            await self._room.make(length_bytes)
         # No await from here on: others create regions, too.
-        record, is_new = self._make(length_bytes, server_id, request_id)
+        record, is_new = self._make(length_bytes, info.server_id, request_id)
         if is_new:
             try:
                 self._journal.create_region(record, request_id, record.region + 1)
@@ -160,13 +164,6 @@ class Regions:
                 self._core.undo_create(record.region)
                 raise
         return record
-
-    async def _prepare(self, length_bytes: int, node_id: str) -> int:
-        """The id of the page server that will be its home. There are addresses, too."""
-        info = await self._servers.ensure(node_id)
-        if length_bytes > 0:
-            await self._room.make(length_bytes)
-        return info.server_id
 
     def _make(
         self, length_bytes: int, server_id: int, request_id: int
@@ -224,23 +221,33 @@ class Regions:
         Raises:
             As ``seal``.
         """
-        try:
-            server_id = await self._prepare(length_bytes, node_id)
-            record, is_new = self._make(length_bytes, server_id, request_id)
-        except (errors.ClamorError, RegistryError) as failure:
-            logger.info("no region in advance: %s", failure)
+        if self._servers.is_here(node_id) and self._core.addresses.has_room(length_bytes):
+            record = self._seal_and_make(region, source, length_bytes, node_id, request_id)
+        else:  # it may take a minute, which a region that is filled does not wait for
             self.seal(region, source)
-            return None
+            try:
+                record = await self.create(length_bytes, node_id, request_id)
+            except (errors.ClamorError, RegistryError, RayError) as failure:
+                logger.info("no region in advance: %s", failure)
+                return None
+        if self._core.state(record.region) is RegionState.CREATING:
+            self._spares.made(record.region, record.homes[0])
+            if not self._spares.is_looking:
+                self._background.spawn(self._spares.look())
+        return record
+
+    def _seal_and_make(
+        self, region: int, source: Source | None, length_bytes: int, node_id: str, request_id: int
+    ) -> RegionRecord:
+        """Both in one transaction. Nothing need be waited for."""
+        server_id = self._core.server_id_at(node_id)
+        record, is_new = self._make(length_bytes, server_id, request_id)
         try:
             self._seal(region, source, (record, request_id, record.region + 1) if is_new else None)
         except BaseException:
             if is_new:
                 self._core.undo_create(record.region)
             raise
-        if self._core.state(record.region) is RegionState.CREATING:
-            self._spares.made(record.region, record.homes[0])
-            if not self._spares.is_looking:
-                self._background.spawn(self._spares.look())
         return record
 
     def abandon(self, region: int, leased: bool = False) -> None:

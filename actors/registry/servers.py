@@ -122,6 +122,10 @@ class PageServers:
                 self._here(server_id)
                 return
 
+    def is_here(self, node_id: str) -> bool:
+        """Whether the node has a page server, so that ``ensure`` need not wait for one."""
+        return isinstance(self._core.locate(self._core.server_id_at(node_id)), ServerInfo)
+
     async def ensure(self, node_id: str) -> ServerInfo:
         """The node's page server, started if there is none yet.
 

@@ -423,6 +423,25 @@ def test_a_full_journal_gives_neither_a_seal_nor_a_spare(run: Callable[..., None
     run(work)
 
 
+@pytest.mark.parametrize("failure", [RayError("no answer"), errors.ServerUnavailableError("dead")])
+def test_what_is_filled_is_sealed_though_there_is_no_next_region(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    async def work(registry: Registry) -> None:
+        await registry.register_server(INFO)
+        first = await registry.create_region(8192, NODE)
+
+        async def fails(_: str) -> ServerInfo:
+            assert registry._core.state(first.region) is RegionState.READY  # before any wait
+            raise failure
+
+        monkeypatch.setattr(registry._regions._servers, "ensure", fails)
+        monkeypatch.setattr(registry._regions._servers, "is_here", lambda _: False)
+        assert await registry.seal_and_create(first.region, None, 8192, NODE, 5) is None
+
+    run(work)
+
+
 def test_a_home_that_is_not_here_yet_keeps_its_spares(
     run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
