@@ -25,7 +25,7 @@ PYTEST_ARGS ?=
 # pytest processes at a time: two cores have time for three, which often wait.
 SHARDS ?= 3
 
-.PHONY: help setup ext demo test test-c test-py soak soak-py soak-bench model house lint format linked typecheck imports bench dist clean
+.PHONY: help setup ext demo test test-c test-py soak soak-c soak-fuzz soak-py soak-bench model house lint format linked typecheck imports bench dist clean
 
 help:
 	@sed -n 's/^# //p' Makefile | head -5
@@ -63,13 +63,18 @@ test-c:
 	$(MAKE) --no-print-directory -C pagecache_c gate
 	$(MAKE) --no-print-directory -C pagecache_c fuzz FUZZ_SECONDS=$(FUZZ_SECONDS)
 
-# What takes hours: nothing that `test` leaves out is left out here.
-soak:
+# What takes hours: nothing that `test` leaves out is left out here. All of it runs, whatever fails.
+soak: setup
+	@failed=; for part in soak-c soak-fuzz soak-py soak-bench model; do \
+		began=$$SECONDS; $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; \
+		echo "==== make $$part: $$((SECONDS - began)) s"; done; \
+	test -z "$$failed" || { echo "FAILED:$$failed"; exit 1; }
+
+soak-c:
 	$(MAKE) -C pagecache_c soak
+
+soak-fuzz:
 	$(MAKE) -C pagecache_c fuzz FUZZ_SECONDS=600
-	$(MAKE) soak-py
-	$(MAKE) soak-bench
-	$(MAKE) model
 
 soak-py: setup
 	$(PYTHON) -m tests.support.shards $(SHARDS) -m soak \

@@ -44,6 +44,7 @@ static void world_stop(struct world *w)
 struct toucher {
     const struct pc_mapping *m;
     uint64_t seed;
+    const _Atomic bool *enough;
     _Atomic int *ended;
 };
 
@@ -51,7 +52,7 @@ static void *touch_some(void *arg)
 {
     struct toucher *t = arg;
     uint64_t x = t->seed;
-    for (unsigned i = 0; i < rounds_of(4000, 50000); i++) {
+    while (!*t->enough) {
         x ^= x << 13;
         x ^= x >> 7;
         x ^= x << 17;
@@ -68,15 +69,17 @@ static void test_again_and_again(int trap)
     struct world w = world_start("again", trap, 32 * MIB);
     struct toucher all[8];
     pthread_t threads[N(all)];
+    _Atomic bool enough = false;
     _Atomic int ended = 0;
     for (size_t i = 0; i < N(all); i++) {
-        all[i] = (struct toucher){&w.m, 7 + i, &ended};
+        all[i] = (struct toucher){&w.m, 7 + i, &enough, &ended};
         CHECK(!pthread_create(&threads[i], NULL, touch_some, &all[i]));
     }
-    for (unsigned i = 0; i < rounds_of(300, 3000) && ended < (int)N(all); i++) {
+    for (unsigned i = 0; i < rounds_of(300, 3000); i++) {
         lose(w.reader, 0);
         usleep(i * 7919 % 5000);
     }
+    enough = true; /* each ends with a block that it has got */
     SOON(ended == (int)N(all));
     for (size_t i = 0; i < N(all); i++)
         pthread_join(threads[i], NULL);
