@@ -45,7 +45,7 @@ def add_at(w: Any, ids: Any, values: Any) -> None:
     In the tasks of a stage of a `DataCollection` nothing is visible before the stage is over: then
     what all of its tasks have added lands in one commit, once for each task however often it ran,
     floats in the same order on every run; and the references that the stage's functions were
-    given move (docs/adds.md).
+    given move (docs/scatter_add.md).
 
     Args:
         w: a `GlobalRef` of an array, which moves to the new version; or an array that
@@ -215,7 +215,7 @@ def _change_once(target: WriteTarget, make: Make) -> None:
 
 
 def _collect(into: Collector, target: WriteTarget, w: Any, make: Make) -> None:
-    """Keeps it until the stage ends: see docs/adds.md."""
+    """Keeps it until the stage ends: see docs/scatter_add.md."""
     ref = target.ref
     ref._check_not_freed()
     if target.private:
