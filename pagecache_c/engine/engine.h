@@ -24,16 +24,9 @@
  *   peer        this loop's connections to one other server, and the fetches that wait for it.
  *   served      a connection on which another server asks us.
  *
- * Locks, in the order in which they nest:  publish_lock -> engine.lock -> region.lock -> leaves.
- *   engine.lock   the region table, the staged and retained layers, the round-robin counters.
- *   region.lock   everything in one region that changes after it was defined: presence, in
- *                 flight, waiters, jobs, leases. Held for arithmetic and for calls that never
- *                 block (UFFDIO_WAKE, a futex wake, a non-blocking send); never over file or
- *                 network I/O (but a lease that needs a new generation makes its memfd under it,
- *                 and one that advances one punches its holes).
- *   leaves        event_lock, keeping.lock, worker.lock, leases.lock, the cache's, the history's and
- *                 each loop's mail_lock: nothing is taken under them. (The cache's window_lock is between
- *                 region.lock and the leaves.)
+ * Locks: ARCHITECTURE.md ("Locks") has their order and what each covers. Under region.lock there is
+ * never file or network I/O, with two exceptions: a lease that needs a new generation makes its
+ * memfd, and a lease that advances a generation punches its holes.
  * Who evicts takes a victim under the cache's lock, with references, drops that lock, takes the lock
  * of the victim's region, and looks again.
  * A waiter or job in a region belongs to a client of some loop; the client takes all of its own
