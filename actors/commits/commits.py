@@ -61,7 +61,8 @@ class CommitHomes(Protocol):
         """The home fetches the layer from where it is staged.
 
         Raises:
-            OutOfMemoryError, HomeLostError: As they say; no use in trying again now.
+            OutOfMemoryError, DescriptorLimitError, HomeLostError: As they say; no use in trying
+                again now.
             CommitAbortedError: The layer is not where it was staged. Its writer stages another.
         """
 
@@ -130,7 +131,8 @@ class Commits:
         Raises:
             CommitConflict: Another commit was first. Sending it again is of no use.
             CommitAbortedError, FreedError, NoVersionError: See ``CommitLog.prepare``.
-            OutOfMemoryError: A home has no room. The request may be sent again.
+            OutOfMemoryError, DescriptorLimitError: A home has no room. The request may be sent
+                again.
             HomeLostError: A home of one of the variables is gone.
             JournalFullError: The request may be sent again.
             ProtocolError: A request that makes no sense.
@@ -300,6 +302,7 @@ class Commits:
             except (
                 errors.CommitAbortedError,
                 errors.OutOfMemoryError,
+                errors.DescriptorLimitError,
                 errors.HomeLostError,
                 errors.FreedError,
             ):

@@ -445,14 +445,16 @@ def test_a_conflict_that_is_there_already_ships_nothing(run) -> None:
     run(work)
 
 
-def test_a_full_home_leaves_the_transaction_open(run) -> None:
+@pytest.mark.parametrize("shortage", [errors.OutOfMemoryError, errors.DescriptorLimitError])
+def test_a_full_home_leaves_the_transaction_open(run, shortage: type[errors.ClamorError]) -> None:
     async def work(world: World) -> None:
         async def full(home: int) -> None:
-            raise errors.OutOfMemoryError("There is no room.")
+            raise shortage("There is no room.")
 
         world.homes.pull_does = full
-        with pytest.raises(errors.OutOfMemoryError):
+        with pytest.raises(shortage):
             await world.commits.commit(request(7, 1, 3))
+        assert len(world.homes.pulled) == 1  # it says so at once
         assert world.versions() == [0, 0, 0]
         assert world.written() == 0
         assert world.homes.dropped == []

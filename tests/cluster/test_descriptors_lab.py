@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.lab
 
 LIMIT = 256
 KEPT_BACK = LIMIT // 8
+REFUSED_S = 10.0  # a commit's deadline is 48 s
 TASK_S = 120.0  # beyond what a page server waits for a peer before it gives it up
 ITEMS = 1024
 
@@ -77,6 +79,31 @@ def read(refs: list[Any]) -> tuple[list[int], str]:
     return found, ""
 
 
+@ray.remote(num_cpus=0)
+def change(refs: list[Any]) -> tuple[str, float]:
+    """What a commit to the first of them says at once, and after how many seconds. The others are
+    freed then, and the same transaction is committed."""
+    update = clamor.update(refs[0])
+    update.begin()[:] = LIMIT
+    began_s = time.monotonic()
+    try:
+        update.commit()
+    except errors.ClamorError as failure:
+        said, after_s = str(failure), time.monotonic() - began_s
+        for ref in refs[1:]:
+            clamor.free(ref)
+
+        def fits() -> bool:
+            with contextlib.suppress(errors.DescriptorLimitError):
+                update.commit()
+                return True
+            return False
+
+        until(fits)  # their descriptors are closed soon after
+        return said, after_s
+    return "", 0.0
+
+
 def says_which_limit(text: str) -> bool:
     return "page server" in text and "RLIMIT_NOFILE" in text and "ulimit -n" in text
 
@@ -103,6 +130,17 @@ def test_a_home_without_descriptors_serves_on(nodes: LocalCluster) -> None:
     until(fits)  # its descriptor is closed soon after
     task = read.options(resources={node_resource(1): 0.01}).remote(refs)
     assert ray.get(task, timeout=TASK_S) == (list(range(len(refs))), "")
+
+
+def test_a_commit_to_a_home_without_descriptors_is_refused_at_once(nodes: LocalCluster) -> None:
+    limit(nodes.page_server_pid(0, scope=current().scope), LIMIT)
+    refs, _ = put_until_it_is_refused()
+    task = change.options(resources={node_resource(1): 0.01}).remote(refs)
+    said, after_s = ray.get(task, timeout=TASK_S)
+    assert says_which_limit(said), said
+    assert after_s < REFUSED_S, said
+    refs[0].refresh()
+    assert int(refs[0].get()[-1]) == LIMIT
 
 
 def test_a_reader_without_descriptors_is_told(nodes: LocalCluster) -> None:
