@@ -169,6 +169,7 @@ class Settings:
         undisturbed_s: So long a connection may stay, however many come after it.
         answer_s: One question to the resolver, or one TCP connect.
         deadline_s: All tries to find a peer or a region, or to learn of commits.
+        descriptors_s: Tries to reach a peer for which this process has no descriptor.
         pull_s: One layer's way here.
         rebuild_s: Until a region whose home is lost has another one. (Who waits for its blocks
             gives up by the engine's deadlines.)
@@ -182,6 +183,7 @@ class Settings:
     undisturbed_s: float = 0.02
     answer_s: float = 10.0
     deadline_s: float = 40.0
+    descriptors_s: float = 2.0
     pull_s: float = 600.0
     rebuild_s: float = 900.0
     backoff_first_s: float = 0.05

@@ -396,7 +396,9 @@ class ServerCore:
         connecting: asyncio.Task[None] | None = None
         try:
             for_this_long = Tries(self._settings)
-            began_s = asyncio.get_running_loop().time()
+            now = asyncio.get_running_loop().time
+            began_s = now()
+            short_since_s: float | None = None  # of descriptors
             tried_epoch = 0
             while True:
                 answered = Answer.TIMEOUT  # without an answer nothing is lost
@@ -426,16 +428,22 @@ class ServerCore:
                 except asyncio.TimeoutError:
                     last = "it does not answer (a process that is stopped, or a full queue)"
                 except OSError as failure:
-                    if failure.errno in NO_ROOM:
+                    if failure.errno == errno.EMFILE:
                         answered = Answer.DESCRIPTORS  # ours: it says nothing of the peer
                     last = cause_of(failure)
                 except Exception as failure:  # any: the resolver's promise is to be asked again
                     last = cause_of(failure)
                 if connecting is not None and connecting.done() and not connecting.exception():
                     return  # while the registry was asked about it
-                for_s = asyncio.get_running_loop().time() - began_s
+                for_s = now() - began_s
                 self._engine.peer_unreached(server_id, for_s, last)
-                if not await for_this_long.pause():
+                if answered is not Answer.DESCRIPTORS:
+                    short_since_s = None
+                elif short_since_s is None:
+                    short_since_s = now()
+                short_for_s = 0.0 if short_since_s is None else now() - short_since_s
+                is_short = short_for_s > self._settings.descriptors_s
+                if is_short or not await for_this_long.pause():
                     if connecting is not None:
                         await _end(connecting)
                     # No await from here on: the engine asks again at once, and finds nobody at it.

@@ -196,8 +196,8 @@ c = _Library()
 _SERVER_SAYS: Final = "the page server says: "  # call.c; the code's text, or unreached.c's
 _CAUSES: Final = ("server ", "the keeper ")  # how unreached.c and keeping.c begin
 _SERVERS_DESCRIPTORS: Final = (
-    "page server of this node: all that its limit (RLIMIT_NOFILE) allows are in use, but for the "
-    "eighth that is kept for connections"
+    "page server of this node: of those that its limit (RLIMIT_NOFILE) allows, and that are not "
+    "kept for connections, all are in use"
 )
 
 

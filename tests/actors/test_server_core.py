@@ -97,6 +97,7 @@ def test_a_restarting_peer_is_waited_for(run_core) -> None:
         (asyncio.TimeoutError(), Answer.TIMEOUT, "it does not answer"),
         # Ours are short, and that is said.
         (OSError(24, "Too many open files"), Answer.DESCRIPTORS, "Too many open files"),
+        (OSError(12, "Cannot allocate memory"), Answer.TIMEOUT, "Cannot allocate memory"),
     ],
 )
 def test_a_lost_peer_is_lost(run_core, answer, error, text, caplog) -> None:
@@ -110,6 +111,8 @@ def test_a_lost_peer_is_lost(run_core, answer, error, text, caplog) -> None:
             assert here.core.counters().peers_lost == lost
             assert bool(here.engine.unreached) == (not lost)
             assert all(text in cause for _, cause in here.engine.unreached)
+            if error == Answer.DESCRIPTORS:  # that is said soon: 5 tries, and not 20
+                assert len(here.engine.unreached) < 10
 
     with caplog.at_level(logging.WARNING):
         run_core(work)

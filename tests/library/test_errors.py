@@ -71,6 +71,16 @@ def test_an_unreached_server_is_named() -> None:
     assert "server 0x2 is not reached for 7 s: it is stopped" in error.message
 
 
+def test_which_descriptors_of_the_server_are_in_use() -> None:
+    code = codes()["PC_ERR_DESCRIPTORS"]
+    said = "the page server says: server 0x2 is not reached: the page server of this node has no"
+    for_a_connection = str(_native.error_for(code, f"{said} descriptor", mapping=8))
+    assert "(mapping 8): server 0x2 is not reached: the page server of this" in for_a_connection
+    assert "eighth" not in for_a_connection  # those are in use, too
+    for_memory = str(_native.error_for(code, "the page server says: out of file descriptors"))
+    assert "RLIMIT_NOFILE" in for_memory
+
+
 def test_an_unknown_code_is_an_internal_error_that_names_it() -> None:
     error = _native.error_for(-4711)
     assert type(error) is errors.InternalError

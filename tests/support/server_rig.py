@@ -26,6 +26,7 @@ HASTE = Settings(
     max_unauthenticated=4,
     answer_s=1.0,
     deadline_s=1.0,
+    descriptors_s=0.1,
     backoff_first_s=0.01,
     backoff_most_s=0.05,
 )

@@ -72,7 +72,8 @@ static void end(struct pc__part *part)
 {
     char why[sizeof((struct pc__ctl_fail *)0)->cause] = "";
     if (part->client) {
-        if ((part->status == PC_ERR_TIMEOUT || part->status == PC_ERR_HOME_LOST))
+        if (part->status == PC_ERR_TIMEOUT || part->status == PC_ERR_HOME_LOST ||
+            part->status == PC_ERR_DESCRIPTORS)
             pc__unreached_say(part->loop->engine, part->server_id, part->region, part->status, why,
                               sizeof why);
         pc__session_send(part->client, PC__CTL_REPLY, part->request_id, part->status, why,

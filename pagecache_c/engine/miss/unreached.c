@@ -13,6 +13,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 /* Under event_lock. Region: what of it alone is noted; 0: what of the server. */
 static struct pc__unreached *find(struct pc_engine *engine, uint64_t server_id, uint64_t region)
@@ -89,10 +90,23 @@ static unsigned long long seconds_since(uint64_t since_ns, uint64_t now_ns)
     return (now_ns - since_ns) / 1000000000u;
 }
 
+/* Not even those are left that are kept back for connections. */
+static void say_undialled(uint64_t server_id, char *text, size_t text_bytes)
+{
+    struct rlimit limit = {0};
+    (void)getrlimit(RLIMIT_NOFILE, &limit);
+    snprintf(text, text_bytes,
+             "server 0x%llx is not reached: the page server of this node has no descriptor for a "
+             "connection to it: all that its limit (RLIMIT_NOFILE, %llu) allows are in use",
+             (unsigned long long)server_id, (unsigned long long)limit.rlim_cur);
+}
+
 void pc__unreached_say(struct pc_engine *engine, uint64_t server_id, uint64_t region, int error,
                        char *text, size_t text_bytes)
 {
     snprintf(text, text_bytes, "%s", pc_strerror(error));
+    if (error == PC_ERR_DESCRIPTORS && server_id && server_id != engine->server_id)
+        say_undialled(server_id, text, text_bytes);
     if ((error != PC_ERR_TIMEOUT && error != PC_ERR_HOME_LOST) || !server_id)
         return;
     pthread_mutex_lock(&engine->event_lock);

@@ -317,6 +317,29 @@ static void test_never_reached(int trap)
     world_end(&w);
 }
 
+/* Where there is no descriptor for a connection to it, this server's limit is named at once. */
+static void test_no_descriptor_to_reach_it(int trap)
+{
+    struct world w = world_of(trap);
+    const struct pc_rows rows = {.stride_bytes = PC_BLOCK_BYTES, .row_bytes = 64};
+    const uint64_t ids[] = {1, 5, 9};
+    uint8_t out[3 * 64];
+    char text[160];
+    snprintf(text, sizeof text,
+             "server 0x%llx is not reached: the page server of this node has no descriptor for a "
+             "connection to it: all that its limit (RLIMIT_NOFILE, ",
+             (unsigned long long)w.servers[HOME].id);
+    w.servers[HOME].unreached = w.servers[HOME].undialled = true;
+    CHECK(pc_client_prefetch(w.clients[READER], w.m.id, &all, 1, 1, WAIT) == PC_ERR_DESCRIPTORS);
+    CHECK(strstr(pc_last_message(), text));
+    CHECK(pc_client_gather(w.clients[READER], w.m.id, &rows, ids, 3, out, WAIT) ==
+          PC_ERR_DESCRIPTORS);
+    CHECK(strstr(pc_last_message(), text));
+    w.servers[HOME].unreached = false;
+    check_version(w.c, &w.m, &w.info, 1); /* nothing of it stays */
+    world_end(&w);
+}
+
 /* It was taken for lost, and the registry says that it is the home all the same. */
 static void test_the_old_home_lives(int trap)
 {
@@ -668,6 +691,7 @@ int main(int argc, char **argv)
         TEST(no_new_home),
         TEST(not_reached_for_a_while),
         TEST(never_reached),
+        TEST(no_descriptor_to_reach_it),
         TEST(the_old_home_lives),
         TEST(nobody_opens_what_is_lost),
         TEST(what_is_not_there_is_not_given),

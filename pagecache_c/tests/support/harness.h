@@ -85,6 +85,7 @@ struct server {
     _Atomic bool quiet;          /* nobody tells it of commits but itself and its clients */
     _Atomic bool lost; /* nobody can connect to it any more */
     _Atomic bool unreached; /* nobody can connect to it now */
+    _Atomic bool undialled; /* with that: who tries has no descriptor for it */
     _Atomic int searched; /* how often somebody has tried that */
     _Atomic bool flaky; /* each connection to it breaks after a while */
 };
@@ -193,7 +194,8 @@ static inline void connect_servers(struct cluster *cluster, struct server *from,
         to->searched++;
         usleep(50000);
         OK(pc_engine_peer_unreached(from->engine, to_id, 7 * SECOND, "connect: it is stopped"));
-        OK(pc_engine_peer_lost(from->engine, to_id, PC_ERR_TIMEOUT));
+        OK(pc_engine_peer_lost(from->engine, to_id,
+                               to->undialled ? PC_ERR_DESCRIPTORS : PC_ERR_TIMEOUT));
         return;
     }
     for (int lane = 0; lane < pc_engine_peer_lanes(from->engine); lane++) {
