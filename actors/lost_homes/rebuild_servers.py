@@ -41,7 +41,7 @@ class Servers(Protocol):
 
         Raises:
             SourceError: The source cannot make it again. Nobody need try it anew.
-            OutOfMemoryError: It has no room.
+            OutOfMemoryError, DescriptorLimitError: It has no room.
         """
 
     async def rebuild_drop(self, server_id: int, region: int) -> None:

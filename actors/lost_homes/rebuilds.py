@@ -739,7 +739,7 @@ class Rebuilds:
             return await self._watched(server_id, call, timeout_s)
         except (_Again, errors.SourceError):
             raise
-        except errors.OutOfMemoryError as failure:
+        except (errors.OutOfMemoryError, errors.DescriptorLimitError) as failure:
             if refused is not None:
                 refused.add(server_id)
             raise _Again(str(failure)) from failure

@@ -418,9 +418,12 @@ def test_a_holder_that_is_silent_is_waited_for(
     run(work)
 
 
-def test_a_server_without_room_is_passed_over(world: World) -> None:
+@pytest.mark.parametrize("shortage", [errors.OutOfMemoryError, errors.DescriptorLimitError])
+def test_a_server_without_room_is_passed_over(
+    world: World, shortage: type[errors.ClamorError]
+) -> None:
     def fail() -> None:
-        raise errors.OutOfMemoryError("It has 5 bytes.")
+        raise shortage("It has 5 of them.")
 
     async def work() -> None:
         world.servers.cached = {PEER: [(1, ALL)]}
