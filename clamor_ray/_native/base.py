@@ -201,8 +201,12 @@ _SERVERS_DESCRIPTORS: Final = (
 )
 
 
+_SHORTAGES: Final = (PC_ERR_NO_MEMORY, PC_ERR_DESCRIPTORS)
+_CODES_OWN: Final = ("no memory left", "out of file descriptors")  # error.c: nothing more is known
 # No memory is taken by these, so what is short is not memory.
-_OF_ADDRESSES: Final = re.compile(r"\b(mmap|munmap|mremap|mprotect|madvise|UFFDIO_REGISTER)\b")
+_OF_ADDRESSES: Final = re.compile(
+    r"\b(mmap|munmap|mremap|mprotect|madvise|MADV_[A-Z]+|UFFDIO_REGISTER)\b"
+)
 ADDRESSES_HINT: Final = (
     "It is not memory that is short: a process may have only so many maps (sysctl "
     "vm.max_map_count) and addresses (ulimit -v). Raise the limit on that node, or use fewer "
@@ -256,13 +260,16 @@ def error_for(code: int, detail: str = "", **context: object) -> errors.ClamorEr
     )
     if extra:
         message = f"{message[:-1]} ({extra})."
+    said = detail.removeprefix(_SERVER_SAYS) if detail.startswith(_SERVER_SAYS) else ""
     if cause := server_cause(detail):
         message = f"{message[:-1]}: {cause}."
-    elif code == PC_ERR_DESCRIPTORS and detail.startswith(_SERVER_SAYS):
+    elif said and code in _SHORTAGES and said not in _CODES_OWN:
+        message = f"{message[:-1]} at the page server of this node: {said.rstrip('.')}."
+    elif said and code == PC_ERR_DESCRIPTORS:
         message = f"{message[:-1]} at the {_SERVERS_DESCRIPTORS}."
-    elif code == PC_ERR_HOME_LOST and detail.startswith(_SERVER_SAYS):
+    elif said and code == PC_ERR_HOME_LOST:
         message = f"{message[:-1]}: this node's page server knows none that has them."
-    elif detail.startswith(_SERVER_SAYS):  # the same in other words
+    elif said:  # the same in other words
         message = f"{message[:-1]}, says the page server."
     elif detail:
         message = f"{message[:-1]}: {detail.rstrip('.')}."

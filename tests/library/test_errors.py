@@ -60,6 +60,8 @@ def test_a_limit_of_maps_is_not_a_want_of_memory() -> None:
     assert type(limit) is errors.OutOfMemoryError
     assert "vm.max_map_count" in limit.hint
     assert "larger node" not in limit.hint
+    ours = _native.error_for(code, "MADV_DONTFORK of region 7: Cannot allocate memory")
+    assert ours.hint == limit.hint
     memory = _native.error_for(code, "writing to a home: No space left on device")
     assert "larger node" in memory.hint
 

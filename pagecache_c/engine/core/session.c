@@ -4,6 +4,7 @@
 #include "engine/core/core.h"
 
 #include <linux/sockios.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -40,9 +41,17 @@ void pc__session_send(struct pc__session *client, enum pc__ctl_type type, uint32
         shutdown(client->fd, SHUT_RDWR);
 }
 
+void pc__session_answer(struct pc__session *client, uint32_t request_id, int status)
+{
+    char why[sizeof((struct pc__ctl_fail *)0)->cause] = "";
+    if (status == PC_ERR_NO_MEMORY || status == PC_ERR_DESCRIPTORS)
+        snprintf(why, sizeof why, "%s", pc_last_message());
+    pc__session_send(client, PC__CTL_REPLY, request_id, status, why, *why ? strlen(why) + 1 : 0, -1);
+}
+
 void pc__session_reply(struct pc__session *client, const struct pc__ctl_message *message, int status)
 {
-    pc__session_send(client, PC__CTL_REPLY, message->header.request_id, status, NULL, 0, -1);
+    pc__session_answer(client, message->header.request_id, status);
 }
 
 /* ------------------------------------------------------------------ turns */

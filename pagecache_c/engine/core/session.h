@@ -65,6 +65,8 @@ struct pc__session {
 /* One packet to the client; never blocks. Any thread that knows the client to be open may send. */
 void pc__session_send(struct pc__session *client, enum pc__ctl_type type, uint32_t request_id,
                      int status, const void *body, size_t body_bytes, int fd);
+/* A status alone. With a shortage goes what this thread has last said of it: memory, maps, or which limit. */
+void pc__session_answer(struct pc__session *client, uint32_t request_id, int status);
 void pc__session_reply(struct pc__session *client, const struct pc__ctl_message *message, int status);
 /* From here on older connections of the process read no faults and answer none: what they have read, and
  * not answered, is taken up when its mapping is attached. */

@@ -42,11 +42,13 @@ void pc__session_create(struct pc__session *client, const struct pc__ctl_message
     int fd = -1, rc = fresh ? pc__home_make(engine, region, NULL, 0, &fd) : PC_ERR_EXISTS;
     if (fresh && rc)
         pc__region_forget(engine, region);
-    if (!rc)
+    if (rc) {
+        pc__session_reply(client, message, rc);
+    } else {
         client->creating++;
-    pc__session_send(client, PC__CTL_REPLY, message->header.request_id, rc, NULL, 0, fd);
-    if (fd >= 0)
+        pc__session_send(client, PC__CTL_REPLY, message->header.request_id, PC_OK, NULL, 0, fd);
         close(fd);
+    }
     pc__region_put(engine, region);
 }
 

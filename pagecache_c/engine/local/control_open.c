@@ -285,8 +285,11 @@ static bool finish_open(struct pc__session *client, struct pc__region *region, u
         /* Threads that the last server left waiting ask us. */
         pc__fault_attached(client, open->address, open->length_bytes);
     }
-    pc__session_send(client, PC__CTL_REPLY, request_id, rc, rc ? NULL : &opened,
-                    rc ? 0 : sizeof opened, attach ? -1 : fd);
+    if (rc)
+        pc__session_answer(client, request_id, rc);
+    else
+        pc__session_send(client, PC__CTL_REPLY, request_id, PC_OK, &opened, sizeof opened,
+                         attach ? -1 : fd);
     return true;
 }
 
@@ -308,6 +311,7 @@ void pc__session_retry_open(struct pc__loop *loop, struct pc__mail *mail)
             client->n_given_up = 0;
         if (given_up)
             break; /* who asked has said that it does not wait, and may have asked anew since */
+        pc__forget_message(); /* what is said of this question is of this question */
         struct pc__region *region = pc__region_get(loop->engine, pending->open.region);
         bool done = region && !mail->error &&
                     finish_open(client, region, pending->request_id, &pending->open,
