@@ -8,6 +8,8 @@ Facts, and what follows:
 * A restarted actor is a new process: what counts the tries is a file. Where even that cannot be
   written, the pause is the longest.
 * Ray starts the next process at once: so the pause comes before the end.
+* All that is logged comes to the driver's console, and ``throttle`` counts in one process. So the
+  first tries of a row are said in full, and then one in its window.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from clamor_ray import errors
+from clamor_ray.actors.process.throttle import MOST, WINDOW_S
 
 EXIT_TRY_AGAIN: Final = 75  # EX_TEMPFAIL
 PAUSES_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # by the number of tries before; then the last
@@ -36,24 +39,26 @@ FINAL: Final = (
 )
 
 
-def _read_count(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-    except OSError:
-        return len(PAUSES_S)
+def _count(path: Path) -> tuple[int, bool]:
+    """Notes this try: the file has a byte for each, and the time when one was last said.
 
-
-def _count(path: Path) -> int:
-    """How many tries there were before, this one noted: the file has a byte for each."""
-    before = _read_count(path)
+    Returns:
+        How many tries there were before, and whether this one is to be said.
+    """
+    now_s = time.time()
+    before, said_s, is_said = 0, now_s, True
     try:
+        with contextlib.suppress(FileNotFoundError):
+            found = path.stat()
+            before, said_s = found.st_size, found.st_mtime
+            is_said = before < MOST or not 0 <= now_s - said_s < WINDOW_S
         with path.open("ab", buffering=0) as file:
             file.write(b".")
     except OSError:
-        return len(PAUSES_S)
-    return before
+        before = len(PAUSES_S)
+    with contextlib.suppress(OSError):
+        os.utime(path, (now_s, now_s if is_said else said_s))
+    return before, is_said
 
 
 def succeeded(path: Path) -> None:
@@ -70,13 +75,14 @@ def end_process_to_try_again(who: str, path: Path, failure: BaseException) -> No
         path: The file that counts the tries.
         failure: Why.
     """
-    before = _count(path)
+    before, is_said = _count(path)
     pause_s = PAUSES_S[min(before, len(PAUSES_S) - 1)]
-    logging.getLogger("clamor_ray").error(
-        "%s cannot start (try %d); it is tried again in %g s: %r",
-        *(who, before + 1, pause_s, failure),
-        exc_info=failure,
-    )
+    if is_said:
+        logging.getLogger("clamor_ray").error(
+            "%s cannot start (try %d); it is tried again in %g s: %r",
+            *(who, before + 1, pause_s, failure),
+            exc_info=failure if before < MOST else None,
+        )
     time.sleep(pause_s)
     logging.shutdown()
     os._exit(EXIT_TRY_AGAIN)

@@ -25,6 +25,7 @@ import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray.actors.page_server.page_server import session_directory
 from clamor_ray.actors.process import starting
+from clamor_ray.actors.process.throttle import MOST, WINDOW_S
 from clamor_ray.actors.registry.registry import journal_directory
 from tests.conftest import ANSWER_S, until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
@@ -415,6 +416,36 @@ def test_where_the_tries_cannot_be_counted_the_pause_is_the_longest(
     with pytest.raises(Ended):
         starting.end_process_to_try_again("x", tmp_path / "no" / "tries", OSError(28, "No space"))
     assert pauses == [starting.PAUSES_S[-1]]
+
+
+def test_tries_of_minutes_are_a_few_lines(
+    tmp_path: Path,
+    exits: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each try is a process of its own, so no filter of a logger can count them."""
+    now_s, said_s, tracebacks = 1e9, [], []
+
+    def sleep(pause_s: float) -> None:
+        nonlocal now_s
+        now_s += pause_s
+
+    monkeypatch.setattr(starting.time, "sleep", sleep)
+    monkeypatch.setattr(starting.time, "time", lambda: now_s)
+    for _ in range(100):
+        caplog.clear()
+        with pytest.raises(Ended):
+            starting.end_process_to_try_again("x", tmp_path / "tries", OSError(24, "No files"))
+        for record in caplog.records:
+            assert "No files" in record.getMessage()
+            said_s.append(now_s)
+            tracebacks.append(bool(record.exc_info))
+    assert tracebacks[:3] == [True] * 3
+    assert not any(tracebacks[3:])
+    for n, began_s in enumerate(said_s):
+        assert sum(began_s <= at_s < began_s + WINDOW_S for at_s in said_s[n:]) <= MOST
+        assert n == 0 or began_s - said_s[n - 1] < WINDOW_S + 2 * starting.PAUSES_S[-1]
 
 
 @pytest.mark.parametrize("trouble", [OSError(24, "Too many open files"), MemoryError(), KeyError()])
