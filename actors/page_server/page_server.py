@@ -332,16 +332,15 @@ class PageServer:
                     return
                 try:
                     socket_directory.prepare(names.socket_directory(config.sockets_below))
-                    keepers.end_keeper(
-                        name
-                    )  # one that has closed the connection, and is there still
+                    # One that has closed the connection, and is there still.
+                    keepers.end_keeper(name)
                     keeper_process.spawn(
                         name, keeper_process.raylet_pid(), config.orphan_timeout_s, is_part=True
                     )
                     self._keeper = _native.Keeper(name, timeout_s=keepers.STARTS_S)
                     self._engine.renew_keeper(self._keeper)
                     return
-                except (errors.ClamorError, keeper_process.KeeperError, OSError) as failure:
+                except Exception as failure:  # any: nobody else would start one
                     logger.error("a keeper cannot be started; again in %g s: %r", pause_s, failure)
             time.sleep(pause_s)
 

@@ -83,7 +83,7 @@ class ServerCore:
         server_id: This server.
         secret: The job's 32 secret bytes.
         settings: Deadlines and bounds.
-        keeper_lost: Called when the keeper has died; it must not wait.
+        keeper_lost: Called when the keeper has died, and again where it raises; it must not wait.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class ServerCore:
                     self._finding_home.add(event.region)
                     self._spawn(self._find_home(event.region, event.server_id))
             elif kind == EventKind.KEEPER_LOST:
-                self._keeper_lost()
+                self._spawn(self._say_keeper_lost())
             elif kind == EventKind.TASK_ENDED:
                 if event.error in FINAL:  # else the next attempt may get it
                     end = TaskEnd(event.region, event.version, event.block, event.error)
@@ -289,6 +289,17 @@ class ServerCore:
                 "smaller parts at a time; clamor.stats().thrashing counts it",
                 text,
             )
+
+    async def _say_keeper_lost(self) -> None:
+        """Until somebody sees to it: the engine says it once."""
+        pause_s = self._settings.backoff_first_s
+        while True:
+            try:
+                return self._keeper_lost()
+            except Exception as failure:  # any: there is no thread for it, say
+                logger.error("a keeper cannot be started yet: %r", failure)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, self._settings.backoff_most_s)
 
     async def _find_region(self, region: int) -> None:
         error: int = Answer.TIMEOUT
