@@ -95,9 +95,11 @@ WATCH_PAUSE_S = 1.0
 _T = TypeVar("_T")
 
 
-def layer_error(code: int, commit_id: int, region: int, from_server: int) -> errors.ClamorError:
+def layer_error(
+    code: int, commit_id: int, region: int, from_server: int, home: int
+) -> errors.ClamorError:
     """Why a home could not fetch a layer. One that is gone is no loss of the region: the writer, if
-    it lives, has its blocks and stages them again."""
+    it lives, has its blocks and stages them again. A shortage is the home's."""
     if code == _native.PC_ERR_TIMEOUT:
         return errors.WaitTimeoutError(
             f"The home of region {region} did not take the blocks of commit {commit_id:#x} in "
@@ -107,7 +109,10 @@ def layer_error(code: int, commit_id: int, region: int, from_server: int) -> err
             hint="Nothing is lost: commit again.",
         )
     if code != _native.PC_ERR_HOME_LOST:
-        return _native.error_for(code, region=region, server=from_server)
+        limit = "its limit is RLIMIT_NOFILE" if code == _native.PC_ERR_DESCRIPTORS else ""
+        staged_at = None if limit or code == _native.PC_ERR_NO_MEMORY else f"{from_server:#x}"
+        where = {"page_server": f"{home:#x}", "staged_at": staged_at}
+        return _native.error_for(code, limit, region=region, **where)
     return errors.CommitAbortedError(
         f"The blocks that commit {commit_id:#x} changes of region {region} are gone: page server "
         f"{from_server:#x}, where they were staged, ended together with its keeper.",
@@ -494,7 +499,7 @@ class PageServer:
             self._core.versions.pull(region, commit_id, from_server, layer_bytes), PULL_S + LOOP_S
         )
         if code:
-            raise layer_error(code, commit_id, region, from_server)
+            raise layer_error(code, commit_id, region, from_server, self._engine.server_id)
 
     def publish(self, items: list[Publication]) -> list[tuple[int, int]]:
         """The registry tells what became public of the regions that are homed here.

@@ -98,6 +98,7 @@ class Engine(_Handle):
         library_version: str = __version__,
     ) -> None:
         super().__init__()
+        self.server_id = server_id
         ffi, lib = c.ffi, c.lib
         name = ffi.new("char[]", socket_name.encode())
         version = ffi.new("char[]", library_version.encode())
@@ -284,7 +285,7 @@ class Engine(_Handle):
         check(
             self._call(c.lib.pc_engine_pull, region, commit_id, server_id, layer_bytes),
             region=region,
-            server=server_id,
+            page_server=f"{self.server_id:#x}",
         )
 
     def cached_versions(self, region: int) -> list[int]:

@@ -342,7 +342,7 @@ def test_the_home_on_the_writers_node_is_asked_where_the_others_took_long(
 def test_a_layer_that_was_staged_long_ago_is_asked_for_on_the_writers_node(run) -> None:
     async def work(world: World) -> None:
         async def gone(home: int) -> None:
-            raise layer_error(PC_ERR_HOME_LOST, 7, 1, HERE)
+            raise layer_error(PC_ERR_HOME_LOST, 7, 1, HERE, THERE)
 
         world.homes.pull_does = gone
         with pytest.raises(errors.CommitAbortedError):
@@ -377,7 +377,7 @@ def test_a_home_that_died_with_what_the_registry_before_was_sent_fails_the_commi
     async def work(world: World) -> None:
         async def gone(home: int) -> None:
             if home == HERE:
-                raise layer_error(PC_ERR_HOME_LOST, 7, 1, HERE)
+                raise layer_error(PC_ERR_HOME_LOST, 7, 1, HERE, THERE)
 
         world.homes.pull_does = gone
         with pytest.raises(errors.CommitAbortedError):
@@ -466,11 +466,11 @@ def test_a_full_home_leaves_the_transaction_open(run, shortage: type[errors.Clam
 
 def test_a_layer_that_is_gone_is_no_lost_home(run) -> None:
     """Its writer's node lost it, page server and keeper together; the writer can stage it again."""
-    gone = layer_error(PC_ERR_HOME_LOST, 1, 3, HERE)
+    gone = layer_error(PC_ERR_HOME_LOST, 1, 3, HERE, THERE)
     assert type(gone) is errors.CommitAbortedError
     assert "region 3" in str(gone)
     assert "0xa" in str(gone)
-    assert type(layer_error(PC_ERR_NO_MEMORY, 1, 3, HERE)) is errors.OutOfMemoryError
+    assert type(layer_error(PC_ERR_NO_MEMORY, 1, 3, HERE, THERE)) is errors.OutOfMemoryError
 
     async def work(world: World) -> None:
         async def never(home: int) -> None:

@@ -91,7 +91,7 @@ def test_the_message_names_the_keeper() -> None:
 
 
 def test_a_pull_that_takes_too_long_names_both_ends() -> None:
-    error = layer_error(PC_ERR_TIMEOUT, 0x11, 7, 0x22)
+    error = layer_error(PC_ERR_TIMEOUT, 0x11, 7, 0x22, 0x33)
     assert isinstance(error, errors.WaitTimeoutError)
     for part in ("region 7", "0x11", "0x22", "keeper"):
         assert part in str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import secrets
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from clamor_ray.actors.page_server import page_server
 from clamor_ray.actors.page_server.page_server import PageServer
 
 BLOCK = 4096
+WRITERS = 0xDEAD_BEEF  # another page server
 N_BLOCKS = 1 << 13  # 32 MiB
 RECORD = RegionRecord(7, 1, 0x1300_0000_0000, N_BLOCKS * BLOCK, (1,))
 ZEROS_OF = bytes(BitMap(range(N_BLOCKS)).serialize())
@@ -203,3 +205,33 @@ def test_shared_objects_that_do_not_come_hold_nobody_up(monkeypatch: pytest.Monk
     assert waits == [page_server.BROUGHT_OBJECT_S] * 4
     assert time.monotonic() - began_s < 4 * page_server.FETCH_OBJECT_S
     assert server._pinned == {}
+
+
+@pytest.mark.parametrize("code", [_native.PC_ERR_NO_MEMORY, _native.PC_ERR_DESCRIPTORS])
+def test_a_home_that_is_short_of_something_names_itself(
+    code: int, server: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not the server of the writer, who is short of nothing."""
+
+    async def pull(*_: object) -> int:
+        return code
+
+    server._core = SimpleNamespace(versions=SimpleNamespace(pull=pull))  # type: ignore[assignment]
+    monkeypatch.setattr(PageServer, "_on_loop", lambda _, work, __: asyncio.run(work))
+    with pytest.raises((errors.OutOfMemoryError, errors.DescriptorLimitError)) as failure:
+        server.pull(0x77, 7, WRITERS, 2 * BLOCK)
+    assert "(region 7, page server 0x1)" in str(failure.value)
+    assert ("RLIMIT_NOFILE" in str(failure.value)) == (code == _native.PC_ERR_DESCRIPTORS)
+    assert f"{WRITERS}" not in str(failure.value)
+
+
+def test_a_home_that_may_open_nothing_names_itself(server: PageServer) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(most := os.open(os.devnull, os.O_RDONLY))  # the next one will be that
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most + 1, limits[1]))
+    try:
+        with pytest.raises(errors.DescriptorLimitError) as failure:
+            server._engine.pull(7, 0x77, WRITERS, 2 * BLOCK)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "(region 7, page server 0x1): RLIMIT_NOFILE of the page server" in str(failure.value)

@@ -40,7 +40,7 @@ class Homes(Servers):
     async def pull(self, home: int, commit_id: int, write: Write) -> None:
         self.pulled.append((home, write.staged_at))
         if write.staged_at != home:
-            raise layer_error(PC_ERR_HOME_LOST, commit_id, write.region, write.staged_at)
+            raise layer_error(PC_ERR_HOME_LOST, commit_id, write.region, write.staged_at, home)
 
     async def publish(self, home: int, items: list[Publication]) -> list[tuple[int, int]]:
         self.told += items
