@@ -291,9 +291,10 @@ class GlobalRef(Generic[T]):
     def at(self, version: int) -> GlobalRef[T]:
         """A reference to an old (or the newest) version, which never moves.
 
-        Its home is asked whether it keeps the version's blocks. They may go later: `get` raises
-        `SnapshotExpired` then, or the first touch of one ends the process, and what Ray runs again
-        raises it.
+        The registry is asked, also for the version that this reference is at, and of an old one
+        its home, whether it keeps the blocks. They may go later: `get` raises `SnapshotExpired`
+        then, or the first touch of one ends the process, and what Ray runs again raises it. Of an
+        object that travels inside the reference its own version is there, and nobody is asked.
 
         Args:
             version: number of the version, from 0 on.
@@ -306,6 +307,7 @@ class GlobalRef(Generic[T]):
             SnapshotExpired: Nothing is known of it any more, or its blocks are kept no longer.
             HomeLostError: All of the variable is lost.
             FreedError: The variable was freed.
+            NotInitializedError, SessionMismatchError: Its session is not that of this process.
 
         Warns:
             LostBlocksWarning: Blocks of the variable are lost.
@@ -320,7 +322,7 @@ class GlobalRef(Generic[T]):
         version = operator.index(version)
         self._check_not_freed()
         state = self._state
-        if version == state.version:
+        if state.payload is not None and version == state.version:
             return self._with(state, frozen=True)
         if version < 0:
             raise errors.NoVersionError(f"{self!r} has no version {version}.")

@@ -13,6 +13,7 @@ import clamor_ray as clamor
 from clamor_ray._session.session import current
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
+from tests.support.lab.cluster import node_resource
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
@@ -119,6 +120,32 @@ def test_a_version_that_is_kept_no_longer(lab: LocalCluster) -> None:
     with pytest.raises(clamor.errors.SnapshotExpired, match="kept no longer"):
         ray.get(result, timeout=TASK_S)
     assert ref.get()[17] == -8
+    clamor.free(ref)
+
+
+@with_little_history
+@pytest.mark.usefixtures("session")
+def test_a_held_reference_asks_whether_its_version_is_kept(lab: LocalCluster) -> None:
+    import ray
+
+    ref = clamor.put(np.zeros(N))
+    held = ref.thawed()
+    assert held.at(0).get()[17] == 0
+    for value in range(1, 7):
+        change(ref, float(value))
+
+    @ray.remote(num_cpus=0)
+    def at_its_own(refs: list[clamor.GlobalRef[Array]]) -> str:
+        try:
+            return repr(refs[0].at(refs[0].version))
+        except clamor.errors.SnapshotExpired as error:
+            return str(error)
+
+    with pytest.raises(clamor.errors.SnapshotExpired, match="version 0 of region"):
+        held.at(0)
+    task = at_its_own.options(resources={node_resource(1): 0.01}).remote([held])
+    assert "are kept no longer" in ray.get(task, timeout=TASK_S)
+    assert ref.at(6).get()[17] == -6
     clamor.free(ref)
 
 
