@@ -442,6 +442,65 @@ def test_what_is_filled_is_sealed_though_there_is_no_next_region(
     run(work)
 
 
+def test_a_put_and_a_free_write_the_same_at_any_number(run: Callable[..., None]) -> None:
+    """A put in a row is one call and one transaction of the journal, and so is a free."""
+
+    async def work(registry: Registry) -> None:
+        n_written = 0
+        transaction = registry._journal._transaction
+
+        def counted() -> Any:
+            nonlocal n_written
+            n_written += 1
+            return transaction()
+
+        registry._journal._transaction = counted  # type: ignore[method-assign]
+        await registry.register_server(INFO)
+        spare = await registry.create_region(8192, NODE, 1)
+        regions: list[int] = []
+
+        async def put() -> None:
+            nonlocal spare
+            following = await registry.seal_and_create(
+                spare.region, None, 8192, NODE, spare.region + 1
+            )
+            assert following is not None
+            regions.append(spare.region)
+            spare = following
+
+        def is_settled() -> bool:
+            left = registry._core.count_by_state()
+            return registry._late.is_done and not left["freed"] + left["dropping"]
+
+        async def costs() -> tuple[list[int], list[int], int]:
+            """Of each of some puts; of each of some frees; of all that follows from those."""
+            nonlocal n_written
+            puts, frees = [], []
+            for _ in range(10):
+                n_written = 0
+                await put()
+                puts.append(n_written)
+            freed = [regions.pop() for _ in range(10)]
+            for region in freed:
+                n_written = 0
+                with pytest.raises(StopIteration):  # one step: nothing else runs meanwhile
+                    registry.free(region, HOME).send(None)
+                frees.append(n_written)
+            n_written = 0
+            await registry.regions_idle(freed, HOME)
+            await until(is_settled)
+            return puts, frees, n_written
+
+        for n in (100, 2000):
+            while len(regions) < n:
+                await put()
+            puts, frees, later = await costs()
+            assert (puts, frees) == ([1] * 10, [1] * 10), n
+            assert later <= 10, (n, later)  # at most one for each, however they are told
+
+    run(work)
+
+
 def test_a_home_that_is_not_here_yet_keeps_its_spares(
     run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from clamor_ray._session import session
 from clamor_ray._session import spares as _spares
 from clamor_ray._session.spares import Spares
 from tests.conftest import ClamorCluster
+from tests.support.fake_session import Cluster, FakeSession
 
 
 class Clock:
@@ -52,6 +53,23 @@ def test_a_spare_is_given_once_and_not_late(clock: Clock) -> None:
     spares.keep(4096, "second")
     clock.now_s += _spares.KEEP_S
     assert spares.take(4096) is None
+
+
+def test_a_put_and_a_free_make_one_call_at_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the registry writes of each: test_registry_facade.py."""
+    fake = FakeSession(Cluster())
+    monkeypatch.setattr(session, "_current", fake)
+    calls = fake.cluster.calls
+    refs = [clamor.put(np.full(1024, i)) for i in range(2)]  # the first of a row, and the second
+    for n in (100, 2000):
+        refs += [clamor.put(np.full(1024, i)) for i in range(n - len(refs))]
+        calls.clear()
+        refs += [clamor.put(np.full(1024, i)) for i in range(10)]
+        assert calls == ["seal_and_create"] * 10, n
+        calls.clear()
+        for _ in range(10):
+            clamor.free(refs.pop())
+        assert calls == ["free"] * 10, n
 
 
 def test_a_row_of_puts_makes_one_call_each(
