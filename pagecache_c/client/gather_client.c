@@ -1,4 +1,4 @@
-/* gather_client.c - rows by number, as the process sees it. See client.h and gather.h.
+/* gather_client.c - rows by number, as the process sees it. See client.h and wire_data.h.
  *
  * The ids are sorted with their positions, so that rows that are asked for twice are asked of the
  * page server once, and everybody walks memory upwards. They go out in parts, several at a time: while
@@ -15,7 +15,6 @@
  */
 #include "client/client.h"
 
-#include "engine/local/gather.h"
 
 #include <fcntl.h>
 #include <inttypes.h>

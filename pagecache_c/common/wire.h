@@ -156,7 +156,7 @@ struct pc__ctl_last_words {
 static_assert(sizeof(struct pc__ctl_last_words) == 56, "wire");
 
 /* Some of a gather's rows. The memfd cannot change its size (sealed against SHRINK and GROW), and has
- * the ids at at_bytes, ascending; what the page server writes after them: gather.h. */
+ * the ids at at_bytes, ascending; what the page server writes after them: wire_data.h. */
 #define PC__GATHER_MAX_ROWS PC__DATA_MAX_ROWS
 struct pc__ctl_gather {
     uint64_t mapping_id;

@@ -5,7 +5,9 @@
 #include "engine/cache/cache.h"
 #include "engine/core/core.h"
 #include "engine/local/local.h"
+#include "engine/loop.h"
 #include "engine/miss/miss.h"
+#include "engine/serve/directory.h"
 #include "engine/serve/serve.h"
 #include "engine/store/retained.h"
 #include "engine/store/store.h"
@@ -128,8 +130,15 @@ static void generation_ended(struct pc_engine *engine, struct pc__generation *ge
     pc__rents_free(generation->rents);
 }
 
+static void home_ended(struct pc__home *home)
+{
+    pc__directory_free(home->directory);
+}
+
 static const struct pc__observers observers = {.region_ended = region_ended,
+                                               .home_ended = home_ended,
                                                .generation_ended = generation_ended,
+                                               .blocks_changed = pc__directory_changed,
                                                .version_came = pc__served_unpark,
                                                .homes_changed = pc__homes_changed,
                                                .home_says = pc__retire_take};

@@ -5,6 +5,7 @@
  */
 #include "engine/core/core.h"
 #include "engine/local/local.h"
+#include "engine/loop.h"
 #include "engine/miss/miss.h"
 #include "engine/serve/serve.h"
 #include "engine/store/store.h"

@@ -26,7 +26,6 @@
 #include "engine/cache/cache.h"
 #include "engine/cache/policy.h"
 #include "engine/core/core.h"
-#include "engine/store/store.h"
 
 #include <errno.h>
 #include <signal.h>

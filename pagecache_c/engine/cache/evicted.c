@@ -8,7 +8,6 @@
  */
 #include "engine/cache/cache.h"
 #include "engine/core/core.h"
-#include "engine/local/local.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>

@@ -1,5 +1,5 @@
-/* core.h - the floor that the rooms stand on: the records, and what changes one of them and needs nobody
- * else. Nothing here calls another room.
+/* core.h - the floor that the rooms of the engine stand on: the records, and what changes one of them and
+ * needs no other room. Only the keeper is below it.
  */
 #ifndef PC_CORE_H
 #define PC_CORE_H
@@ -27,6 +27,11 @@ void pc__region_release(struct pc_engine *engine, struct pc__region *region, int
 /* The worker looks at it. region.lock is held. */
 void pc__worker_queue(struct pc_engine *engine, struct pc__region *region);
 bool pc__worker_push(struct pc__worker *worker, struct pc__region *region); /* worker.lock is held; false: no memory */
+
+/* generations.c */
+struct pc__generation *pc__generation_new(uint64_t n_blocks, bool complete);
+struct pc__generation *pc__generation_take(struct pc__generation *generation); /* +1 ref */
+void pc__generation_put(struct pc_engine *engine, struct pc__generation *generation);
 
 /* region_state.c; under region.lock */
 enum pc__region_step {
@@ -66,7 +71,9 @@ void pc__keep_say(struct pc_engine *engine, int rc, char *text, size_t text_byte
 struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind kind,
                             uint64_t inode, uint64_t version);
 
-/* layer.c: one layer */
+/* layer_file.c: one layer. open: owns fd, in every case. */
+int pc__layer_open(int fd, uint64_t bytes, uint64_t region, uint64_t commit_id,
+                   struct pc__layer **out);
 void pc__layer_put(struct pc__layer *layer);
 void pc__layer_end(struct pc_engine *engine, struct pc__layer *layer); /* unkeeps, and puts */
 uint64_t pc__layer_id(uint64_t region, uint64_t commit_id);

@@ -5,7 +5,7 @@
 #ifndef PC_RECORDS_H
 #define PC_RECORDS_H
 
-#include "engine/engine.h"
+#include "engine/core/engine.h"
 
 struct pc__lost;
 struct pc__rents;

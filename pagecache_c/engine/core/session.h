@@ -5,13 +5,26 @@
 #define PC_SESSION_H
 
 #include "engine/core/records.h"
-#include "engine/miss/readahead.h"
 
 struct pc__lease;
 struct pc__lessee;
 struct pc__recorder;
 struct pc__window_owner;
 struct pc__window_user;
+
+#define PC__STREAMS 4
+/* One reader that goes forward (readahead.c). */
+struct pc__stream {
+    uint64_t begin, end;           /* blocks; end: first one not asked for yet */
+    uint64_t window;               /* blocks that were asked for last */
+    uint64_t used;                 /* for replacing the oldest; 0: free */
+    unsigned extensions;
+};
+/* Of one mapping. */
+struct pc__streams {
+    struct pc__stream of[PC__STREAMS];
+    uint64_t clock;
+};
 
 struct pc__session_map {
     uint64_t id, address, length_bytes, version;

@@ -1,7 +1,7 @@
 /* gather.c - rows for a process of this node: which of them are here, and what is asked of the homes
  * for the rest: blocks, or the rows themselves.
  *
- * A part (gather.h) is one message of at most PC__GATHER_MAX_ROWS rows, so that a loop is never at
+ * A part (wire_data.h) is one message of at most PC__GATHER_MAX_ROWS rows, so that a loop is never at
  * one for long. Of the blocks that it touches, one that is absent is fetched where its rows, those
  * of before included, come to as many bytes as the block has: who rents pays twice at most. Else
  * its rows are asked for and go into the part's area; the node keeps nothing of them but the sum
@@ -18,7 +18,6 @@
  */
 #include "engine/cache/cache.h"
 #include "engine/core/core.h"
-#include "engine/local/gather.h"
 #include "engine/local/local.h"
 #include "engine/miss/miss.h"
 #include "engine/store/store.h"

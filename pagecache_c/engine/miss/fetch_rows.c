@@ -3,7 +3,6 @@
  */
 #include "engine/core/core.h"
 #include "engine/miss/miss.h"
-#include "engine/serve/serve.h"
 #include "engine/store/store.h"
 
 #include <stdlib.h>

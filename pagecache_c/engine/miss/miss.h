@@ -3,6 +3,7 @@
 #define PC_MISS_H
 
 #include "engine/core/core.h"
+#include "engine/miss/readahead.h"
 
 /* Blocks that were marked in flight and that one server was, or will be, asked for. */
 struct pc__fetch {
@@ -34,7 +35,6 @@ struct pc__fetch {
 #define PC__REQUEST_BLOCKS 64u  /* asked for at once: the home decides for each request who answers */
 #define PC__BULK_REQUESTS 32   /* enough for the wire, little to wait behind */
 #define PC__RX_BYTES (1u << 20)
-#define PC__BOUNCE_BLOCKS 64u
 
 /* One connection to a peer, on which we ask. */
 struct pc__lane {

@@ -3,12 +3,12 @@
 #define PC_READAHEAD_H
 
 #include "common/blockset.h"
+#include "engine/core/session.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #define PC__PAGE_LEVELS 12u /* a page of level l has 2^l blocks: 4 KiB to 8 MiB */
-#define PC__STREAMS 4
 
 /* How many aligned pages of each level would have been fetched for the touches that were seen. */
 struct pc__page_counts {
@@ -30,19 +30,6 @@ struct pc__readahead {
     struct pc__blockset demanded;  /* fetched because a thread touched it, not as part of a stream */
     struct pc__blockset probed;    /* the first block of each page that is fetched by smaller ones */
     struct pc__blockset used;      /* of those in demanded: read sets have shown them */
-};
-
-/* One reader that goes forward. */
-struct pc__stream {
-    uint64_t begin, end;           /* blocks; end: first one not asked for yet */
-    uint64_t window;               /* blocks that were asked for last */
-    uint64_t used;                 /* for replacing the oldest; 0: free */
-    unsigned extensions;
-};
-/* Of one mapping. */
-struct pc__streams {
-    struct pc__stream of[PC__STREAMS];
-    uint64_t clock;
 };
 
 int pc__readahead_init(struct pc__readahead *pages, uint64_t n_blocks);

@@ -465,3 +465,32 @@ int pc__reply_fill(struct pc__loop *loop, struct pc__reply *reply,
     }
     return rc;
 }
+
+/* ------------------------------------------------------------- room for rows */
+
+uint8_t *pc__rows_take_buffer(struct pc__loop *loop)
+{
+    for (size_t i = 0; i < PC__ROW_BUFFERS; i++) {
+        uint8_t *buffer = loop->row_buffers[i];
+        loop->row_buffers[i] = NULL;
+        if (buffer)
+            return buffer;
+    }
+    return malloc(PC__DATA_MAX_ROWS_BYTES);
+}
+
+void pc__rows_give_buffer(struct pc__loop *loop, uint8_t *buffer)
+{
+    for (size_t i = 0; i < PC__ROW_BUFFERS && buffer; i++)
+        if (!loop->row_buffers[i]) {
+            loop->row_buffers[i] = buffer;
+            return;
+        }
+    free(buffer);
+}
+
+void pc__rows_free_buffers(struct pc__loop *loop)
+{
+    for (size_t i = 0; i < PC__ROW_BUFFERS; i++)
+        free(loop->row_buffers[i]);
+}

@@ -51,5 +51,9 @@ int pc__reply_refuse(struct pc__reply *reply, const struct pc__data_header *requ
 /* Rows, that are in `composed`; or, where status is negative, a head that says so. */
 int pc__reply_rows(struct pc__reply *reply, const struct pc__data_header *request,
                    const struct pc__data_rows *rows, int status);
+/* Room for an answer: memory that was used before costs no page faults. free: of all that is kept. */
+uint8_t *pc__rows_take_buffer(struct pc__loop *loop);
+void pc__rows_give_buffer(struct pc__loop *loop, uint8_t *buffer);
+void pc__rows_free_buffers(struct pc__loop *loop);
 
 #endif

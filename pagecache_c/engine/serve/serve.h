@@ -28,12 +28,4 @@ size_t pc__retire_take(struct pc__peer *peer, const struct pc__data_header *head
 void pc__retiring_open(struct pc_engine *engine);
 void pc__retiring_close(struct pc_engine *engine);
 
-/* rows.c: at the home. Status, or PC__WAIT: it has not heard of the version yet. */
-int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t version,
-                  const struct pc__data_rows *rows, const uint64_t *offsets, uint8_t *out);
-/* Room for an answer: memory that was used before costs no page faults. free: of all that is kept. */
-uint8_t *pc__rows_take_buffer(struct pc__loop *loop);
-void pc__rows_give_buffer(struct pc__loop *loop, uint8_t *buffer);
-void pc__rows_free_buffers(struct pc__loop *loop);
-
 #endif

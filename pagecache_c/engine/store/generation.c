@@ -4,7 +4,7 @@
  * leases is moved there in place (what changed in between is punched out), or a new one is made
  * beside it, a fork, which takes what did not change from its source and the rest from the home.
  *
- * Everything here is under region.lock, but for put. What keeps a label true:
+ * Everything here is under region.lock. What keeps a label true:
  *   - a generation moves only while it has no lease, nothing in flight, and no fork that takes from
  *     it; punches come first, then the keeper hears the new version, then leases begin. A server
  *     that dies in between leaves fewer blocks under the old label, all of them right;
@@ -29,43 +29,6 @@
 static struct pc__generation *of_link(struct pc__link *link)
 {
     return pc__of(link, struct pc__generation, link);
-}
-
-static void free_sets(struct pc__generation *generation)
-{
-    pc__blockset_free(&generation->changed);
-    pc__blockset_free(&generation->present);
-    pc__blockset_free(&generation->in_flight);
-    pc__blockset_free(&generation->fetched);
-    pc__blockset_free(&generation->touched);
-    pc__blockset_free(&generation->changed_away);
-}
-
-struct pc__generation *pc__generation_new(uint64_t n_blocks, bool complete)
-{
-    struct pc__generation *generation = calloc(1, sizeof *generation);
-    if (!generation)
-        return NULL;
-    generation->memfd = -1;
-    generation->complete = complete;
-    atomic_init(&generation->refs, 1u);
-    pc__link_init(&generation->link);
-    pc__link_init(&generation->waiters);
-    pc__link_init(&generation->jobs);
-    pc__link_init(&generation->cached);
-    pc__link_init(&generation->idle);
-    pc__link_init(&generation->windows);
-    pc__link_init(&generation->recorders);
-    if (pc__blockset_init(&generation->present, n_blocks) ||
-        pc__blockset_init(&generation->in_flight, n_blocks) ||
-        pc__blockset_init(&generation->fetched, n_blocks) ||
-        pc__blockset_init(&generation->touched, n_blocks) ||
-        pc__blockset_init(&generation->changed_away, n_blocks)) {
-        free_sets(generation);
-        free(generation);
-        return NULL;
-    }
-    return generation;
 }
 
 /* The map that inserts go through; see fill.c. */
@@ -101,29 +64,6 @@ void pc__generation_is_at(struct pc__generation *generation, uint64_t version)
     if (generation->version != version)
         generation->followers = 0;
     generation->version = version;
-}
-
-struct pc__generation *pc__generation_take(struct pc__generation *generation)
-{
-    pc__ref_take(&generation->refs);
-    return generation;
-}
-
-void pc__generation_put(struct pc_engine *engine, struct pc__generation *generation)
-{
-    if (!generation || !pc__ref_drop(&generation->refs))
-        return;
-    engine->observers.generation_ended(engine, generation);
-    pc__generation_put(engine, generation->source);
-    if (generation->map)
-        munmap(generation->map, generation->present.n_blocks << PC_BLOCK_SHIFT);
-    if (!generation->complete && generation->memfd >= 0) {
-        if (!generation->is_layer)
-            pc__unkeep(engine, generation->inode, false);
-        close(generation->memfd);
-    }
-    free_sets(generation);
-    free(generation);
 }
 
 struct pc__generation *pc__generation_by_inode(struct pc__region *region, uint64_t inode)

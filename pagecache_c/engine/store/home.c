@@ -18,7 +18,6 @@
  * block in the middle. A wait that is broken off and the next one do not mix: each has its number.
  */
 #include "engine/core/core.h"
-#include "engine/serve/directory.h"
 #include "engine/store/lost.h"
 #include "engine/store/store.h"
 
@@ -136,7 +135,7 @@ void pc__home_free(struct pc_engine *engine, struct pc__home *home, uint64_t len
         pc__link_remove(&layer->link);
         pc__layer_end(engine, layer);
     }
-    pc__directory_free(home->directory);
+    engine->observers.home_ended(home);
     pc__lost_close(home->lost);
     free(home->segments);
     free(home);

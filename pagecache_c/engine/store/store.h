@@ -21,11 +21,8 @@ void pc__region_lease_dropped(struct pc_engine *engine, struct pc__region *regio
 /* Nobody maps, unattached, what was adopted: from here on it may move, and go. */
 void pc__regions_settled(struct pc_engine *engine);
 
-/* generation.c; under region.lock, but for put */
-struct pc__generation *pc__generation_new(uint64_t n_blocks, bool complete);
+/* generation.c; under region.lock */
 int pc__generation_map(const struct pc_engine *engine, struct pc__generation *generation);
-struct pc__generation *pc__generation_take(struct pc__generation *generation); /* +1 ref */
-void pc__generation_put(struct pc_engine *engine, struct pc__generation *generation);
 /* The one that holds exactly this version: made, moved or forked if need be. PC__WAIT: it was, or
  * is to be, asked for; *ask says what. */
 #define PC__WAIT 1
@@ -98,6 +95,10 @@ int pc__home_knows(const struct pc_engine *engine, const struct pc__region *regi
 /* One block of kind MIXED or HISTORY, composed. Needs no lock, while held. */
 int pc__home_compose(struct pc_engine *engine, struct pc__region *region, uint64_t version,
                      enum pc__home_kind kind, uint64_t block, uint8_t *out);
+
+/* rows.c: at the home. Status, or PC__WAIT: it has not heard of the version yet. */
+int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t version,
+                  const struct pc__data_rows *rows, const uint64_t *offsets, uint8_t *out);
 
 /* rebuild.c: a region gets another home. */
 /* Takes back what was prepared; owns fd. */

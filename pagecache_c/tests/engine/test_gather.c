@@ -1,6 +1,6 @@
 /* test_gather.c - rows by number: against what each version has, over both traps; and what comes as
  * rows, what as blocks. Two servers in one process; server 0 is the home. */
-#include "engine/local/gather.h"
+#include "common/wire.h"
 #include "tests/support/commit.h"
 #include "tests/support/engine_main.h"
 #include "tests/support/length.h"

@@ -5,7 +5,7 @@
 
 #include "tests/support/commit.h"
 
-#include "engine/engine.h"
+#include "engine/core/engine.h"
 
 /* What a fake peer does when it is asked for blocks that it is said to have. */
 enum peer_acts {

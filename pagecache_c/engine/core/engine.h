@@ -1,17 +1,16 @@
 /* engine.h - the page server's engine: its parts, who owns them, and which lock covers what.
  *
- * Here is what all rooms share. Each room has one header with its records and its functions. Calls go
- * down this list, and within a room; what is below is handed a function where it has to tell above:
+ * Here is what all rooms share. Calls and includes go down this list, and within a room, never up
+ * (tests/support/house/c_rooms.py): where a room has to tell a higher one, it is handed a function
+ * (struct pc__observers).
  *   engine.c, loop.c   start and stop; hands events to whoever owns the descriptor
  *   local/    local.h  processes of this node: their sessions, mappings and leases
  *   serve/    serve.h  other servers that ask us
  *   miss/     miss.h   absent blocks: faults, readahead, fetches from other servers
- *   cache/    cache.h  the budget, and what is evicted
  *   store/    store.h  generations, homes, layers, and how a version becomes the base
+ *   cache/    cache.h  the budget, and what is evicted
  *   core/     core.h   the records, and what changes one of them and needs nobody else
  *   keeper/            what outlives this process: told by core/kept.c, knows nothing of the engine
- * Still going up: store tells cache/ what it punches and adopts, and serve/directory.c what a
- * commit changes; miss reads rows by serve/rows.c where the home has come here.
  *
  *   loop        one thread, one epoll. Owns the clients, peers and served connections that were
  *               given to it; nobody else touches those. n_loops of them.
@@ -53,6 +52,7 @@
 struct pc__cache;
 struct pc__generation;
 struct pc__history;
+struct pc__home;
 struct pc__keeping;
 struct pc__loop;
 struct pc__noted;
@@ -94,6 +94,7 @@ struct pc__mail {
 };
 
 #define PC__ROW_BUFFERS 4
+#define PC__BOUNCE_BLOCKS 64u /* of a loop: are on their way through its memory at once */
 struct pc__loop {
     struct pc_engine *engine;
     int index;
@@ -179,7 +180,10 @@ struct pc__settling {
 /* What lower rooms tell higher ones. Set by engine.c before any thread begins. */
 struct pc__observers {
     void (*region_ended)(struct pc_engine *engine, struct pc__region *region); /* its last reference */
+    void (*home_ended)(struct pc__home *home);
     void (*generation_ended)(struct pc_engine *engine, struct pc__generation *generation);
+    /* Under region.lock, where its home is here: a commit, which is `version`, changes them. */
+    void (*blocks_changed)(struct pc__region *region, uint32_t version, uint64_t first, uint64_t n);
     /* A version that requests of other servers wait for may be there, says a mail to each loop. */
     void (*version_came)(struct pc__loop *loop, struct pc__mail *mail);
     /* Regions have other homes: a mail to each loop. a: the region; b: where error is meant, the server
@@ -255,10 +259,5 @@ struct pc_engine {
     struct pc__leases leases;
     struct pc__counters count;
 };
-
-/* loop.c */
-int pc__loop_start(struct pc_engine *engine, struct pc__loop *loop, int index);
-void pc__loop_join(struct pc__loop *loop); /* its thread ends; mail is taken, and not read */
-void pc__loop_stop(struct pc__loop *loop); /* what is left of it */
 
 #endif

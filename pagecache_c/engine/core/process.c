@@ -8,7 +8,7 @@
  * Relies on: exit gives up the memory (exit_mm) before the descriptors (exit_files), in each thread;
  * statm of a thread without memory begins with "0 ".
  */
-#include "engine/local/process.h"
+#include "engine/core/process.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,11 +1,10 @@
-/* rows.c - at the home: the rows that another server asks for.
+/* rows.c - at the home: rows of a version, copied.
  *
- * Entered by the loop that owns the connection. Rows are looked up under region.lock, some hundred at
+ * Entered by the loop of who wants them. Rows are looked up under region.lock, some hundred at
  * a time, and copied into the answer without it, held as blocks of a reply are (pc__home_hold). The
  * memory of rows that come next is asked for while one is copied: they lie anywhere.
  */
 #include "engine/core/core.h"
-#include "engine/serve/serve.h"
 #include "engine/store/store.h"
 
 #include <stdlib.h>
@@ -131,31 +130,4 @@ int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t 
     }
     pc__count_add(&engine->count.rows_served, rows->n_rows);
     return PC_OK;
-}
-
-uint8_t *pc__rows_take_buffer(struct pc__loop *loop)
-{
-    for (size_t i = 0; i < PC__ROW_BUFFERS; i++) {
-        uint8_t *buffer = loop->row_buffers[i];
-        loop->row_buffers[i] = NULL;
-        if (buffer)
-            return buffer;
-    }
-    return malloc(PC__DATA_MAX_ROWS_BYTES);
-}
-
-void pc__rows_give_buffer(struct pc__loop *loop, uint8_t *buffer)
-{
-    for (size_t i = 0; i < PC__ROW_BUFFERS && buffer; i++)
-        if (!loop->row_buffers[i]) {
-            loop->row_buffers[i] = buffer;
-            return;
-        }
-    free(buffer);
-}
-
-void pc__rows_free_buffers(struct pc__loop *loop)
-{
-    for (size_t i = 0; i < PC__ROW_BUFFERS; i++)
-        free(loop->row_buffers[i]);
 }
