@@ -97,6 +97,7 @@ house: setup
 	@$(PYTHON) -m tests.support.house $(HOUSE_ARGS)
 
 lint: setup typecheck imports
+	$(PYTHON) -m tests.support.house.c_rooms
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check clamor_ray actors workloads tests bench setup.py
 
