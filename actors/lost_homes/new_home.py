@@ -17,7 +17,7 @@ from clamor_ray._protocol.source import NOT_EQUAL_HINT
 from clamor_ray.errors import SourceError, SystemCallError
 
 COMPARED_BYTES = 8 << 20  # at once
-NOTE_BYTES = 8  # of a lost block, behind the region's blocks: pagecache_c/engine/store/lost.h
+NOTE_BYTES = 8  # of a lost block, behind the region's blocks: pagecache_c/engine/store/lost.c
 
 
 def blocks_of(found: npt.NDArray[np.uint64]) -> BitMap:

@@ -229,6 +229,13 @@ int pc__build_share(pc_client *client, struct pc__mapping *mapping);
 int pc__create(pc_client *client, uint64_t region, uint64_t base_address, uint64_t length_bytes,
                uint64_t timeout_ns, int *fd);
 
+/* copy_in.c: bytes of this process into a memfd. */
+/* The runs of blocks that begin at base, one after the other, to offset_bytes of the file. What may
+ * not be read by a system call (a block behind a trap, a window that is closed) is read by this
+ * thread first. 0 or the error, as pc_copy_in. n_threads 0: chosen by size and cores. */
+int pc__copy_runs(int fd, uint64_t offset_bytes, uint64_t base, const struct pc_run *runs,
+                  size_t n_runs, int n_threads);
+
 /* client.c */
 int pc__watch_start(pc_client *client);
 

@@ -1,4 +1,4 @@
-/* copy_in.c - bytes of this process into a memfd, with several threads. See copy_in.h.
+/* copy_in.c - bytes of this process into a memfd, with several threads. See client.h.
  *
  * The source is a list of pieces, the destination one range of the file. Chunks of the destination
  * are dealt out; the pieces under each are found once, before.
@@ -13,7 +13,7 @@
  * What it will not take (blocks that are there already, ends that are not whole blocks, kernels or
  * sandboxes without userfaultfd) goes by pwrite.
  */
-#include "client/copy_in.h"
+#include "client/client.h"
 
 #include "common/atomics.h"
 #include "common/error.h"

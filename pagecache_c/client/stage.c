@@ -10,7 +10,6 @@
  */
 #include "client/client.h"
 
-#include "client/copy_in.h"
 #include "trap/read_set.h"
 
 #include <errno.h>

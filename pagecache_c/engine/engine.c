@@ -7,9 +7,7 @@
 #include "engine/local/local.h"
 #include "engine/loop.h"
 #include "engine/miss/miss.h"
-#include "engine/serve/directory.h"
 #include "engine/serve/serve.h"
-#include "engine/store/retained.h"
 #include "engine/store/store.h"
 
 #include <errno.h>

@@ -2,7 +2,8 @@
  *
  * Here is what all rooms share. Calls and includes go down this list, and within a room, never up
  * (tests/support/house/c_rooms.py): where a room has to tell a higher one, it is handed a function
- * (struct pc__observers).
+ * (struct pc__observers). A room of the engine has one header for the others; core has besides it this
+ * one, records.h and process.h, and cache has policy.h, of a part that is pure.
  *   engine.c, loop.c   start and stop; hands events to whoever owns the descriptor
  *   local/    local.h  processes of this node: their sessions, mappings and leases
  *   serve/    serve.h  other servers that ask us

@@ -63,7 +63,7 @@ int pc__memfd_blocks(struct pc__blockset *data, int memfd, uint64_t length_bytes
         off_t end = lseek(memfd, begin, SEEK_HOLE);
         if (end < 0)
             return pc__fail_errno("SEEK_HOLE on a memfd");
-        if ((uint64_t)begin >= length_bytes) /* notes behind the blocks (lost.h) */
+        if ((uint64_t)begin >= length_bytes) /* notes behind the blocks (lost.c) */
             return PC_OK;
         end = (uint64_t)end < length_bytes ? end : (off_t)length_bytes;
         uint64_t first = (uint64_t)begin >> PC_BLOCK_SHIFT;

@@ -35,7 +35,7 @@ struct pc__home {
     bool change_heard;             /* this: the base may be punched. Until its new version is said */
     int change_rc;                 /* why it will not hear that, until the worker has looked */
     bool overlay_is_torn;          /* it has, or may have, a part of the layer after `applied` */
-    struct pc__lost *lost;         /* blocks of a base that was rebuilt that nobody had, or NULL (lost.h) */
+    struct pc__lost *lost;         /* blocks of a base that was rebuilt that nobody had, or NULL (lost.c) */
     struct pc_segment *segments;   /* sorted; bytes of the base that lie in somebody else's memory */
     size_t n_segments;
     uint64_t epoch;                /* who looks at a store or a layer counts itself in. It goes on */

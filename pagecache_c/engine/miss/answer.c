@@ -2,7 +2,6 @@
  * bytes are used. Pure: no I/O, no lock.
  */
 #include "engine/miss/miss.h"
-#include "engine/miss/redirect.h"
 
 static bool version_fits(const struct pc__fetch *fetch, uint32_t version)
 {

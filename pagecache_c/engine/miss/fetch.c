@@ -11,7 +11,6 @@
  */
 #include "engine/core/core.h"
 #include "engine/miss/miss.h"
-#include "engine/miss/redirect.h"
 
 #include <errno.h>
 #include <netinet/in.h>

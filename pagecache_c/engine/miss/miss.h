@@ -3,7 +3,6 @@
 #define PC_MISS_H
 
 #include "engine/core/core.h"
-#include "engine/miss/readahead.h"
 
 /* Blocks that were marked in flight and that one server was, or will be, asked for. */
 struct pc__fetch {
@@ -80,6 +79,48 @@ void pc__fill_failed(struct pc_engine *engine, struct pc__region *region,
 void pc__fill_answer_slot(const struct pc__generation *generation, const struct pc__waiter *waiter,
                           int status);
 
+/* readahead.c: how much a fault fetches, learned from faults and read sets. */
+#define PC__PAGE_LEVELS 12u /* a page of level l has 2^l blocks: 4 KiB to 8 MiB */
+
+/* How many aligned pages of each level would have been fetched for the touches that were seen. */
+struct pc__page_counts {
+    uint64_t n[PC__PAGE_LEVELS];
+};
+
+/* What a region has learned, over all its mappings and versions. Under region.lock. */
+struct pc__readahead {
+    unsigned level;                /* of the page at a new place */
+    unsigned first_faults;         /* scattered ones, up to those that find the level */
+    unsigned until_probe;          /* scattered pages until one is fetched by smaller ones */
+    unsigned patience;             /* pages that must be shown to believe in smaller ones */
+    bool has_shrunk;               /* since it last grew */
+    uint64_t window_blocks;        /* what a stream asks for once it is one */
+    struct pc__page_counts faults; /* right for levels >= level */
+    struct pc__page_counts probes; /* for levels >= that of probes */
+    struct pc__page_counts exact;  /* for all */
+    struct pc__page_counts coarse; /* for levels of 64 KiB and more */
+    struct pc__blockset demanded;  /* fetched because a thread touched it, not as part of a stream */
+    struct pc__blockset probed;    /* the first block of each page that is fetched by smaller ones */
+    struct pc__blockset used;      /* of those in demanded: read sets have shown them */
+};
+
+int pc__readahead_init(struct pc__readahead *pages, uint64_t n_blocks);
+void pc__readahead_free(struct pc__readahead *pages);
+/* The block was touched and is absent, in_flight: but on its way. True: it belongs to a stream, and
+ * *run is what to ask for next: n_blocks = 0: nothing. */
+bool pc__readahead_sequential(struct pc__readahead *pages, struct pc__streams *streams, uint64_t block,
+                          bool in_flight, struct pc_run *run);
+/* It belongs to none and is not in flight: the page that has it, which may begin a stream. */
+struct pc_run pc__readahead_scattered(struct pc__readahead *pages, struct pc__streams *streams,
+                                  uint64_t block);
+/* Somebody else chose the run for that block: it may begin a stream. */
+void pc__readahead_begin(struct pc__readahead *pages, struct pc__streams *streams, uint64_t block,
+                     struct pc_run run);
+/* A fixed size: the page of 2^shift bytes that has the block, or nothing where it is in flight. */
+struct pc_run pc__readahead_fixed(uint64_t n_blocks, unsigned shift, uint64_t block, bool in_flight);
+/* A read set shows the run. exact: each of its blocks was touched. */
+void pc__readahead_read(struct pc__readahead *pages, struct pc_run run, bool exact);
+
 /* fault.c */
 void pc__fault(struct pc__loop *loop, struct pc__session *client, uint64_t address, int slot);
 void pc__fault_read_uffd(struct pc__loop *loop, struct pc__session *client);
@@ -138,6 +179,28 @@ void pc__gather_failed(struct pc_engine *engine, struct pc__fetch *fetch, int er
 /* Rows of a region that has its home here since they were asked for. */
 void pc__gather_here(struct pc_engine *engine, struct pc__fetch *fetch);
 uint64_t pc__gather_first_block(const struct pc__fetch *fetch);
+
+/* redirect.c: fetches that a home has sent to others. */
+#define PC__REDIRECT_PATIENCE_NS 3000000000ull /* with a server that is not the home */
+
+/* The first of a lane's sent fetches: the blocks of the bitmap do not come with its answer. From a
+ * home, sources has a pc__data_elsewhere for each; from a peer, the home is asked for them. *fetch is
+ * replaced, in its list, by one of the n_left others. Negative: nothing has changed. */
+int pc__redirect(struct pc__loop *loop, struct pc__fetch **fetch, const uint64_t *bits,
+                 const uint8_t *sources, uint32_t n_left);
+/* One that asks a peer (home_id is set), and is in no list: its home is to answer. */
+void pc__redirect_failed(struct pc__loop *loop, struct pc__fetch *fetch);
+/* What tells the home that all of it has come. Returns its length, at most PC__HELD_BYTES. */
+#define PC__HELD_BYTES                                                     \
+    (sizeof(struct pc__data_header) + sizeof(struct pc__data_asker) +      \
+     PC__DATA_MAX_RUNS * sizeof(uint64_t))
+size_t pc__redirect_held(const struct pc_engine *engine, const struct pc__fetch *fetch, uint8_t *out);
+
+/* fetch.c: to the lane of its server. */
+void pc__fetch_queue(struct pc__loop *loop, struct pc__fetch *fetch);
+
+/* answer.c: PC_OK, or why what a peer says is no answer to this fetch. */
+int pc__answer_fits(const struct pc__data_header *header, const struct pc__fetch *fetch);
 
 /* rehome.c */
 /* The peer is lost. What waits in its lane goes to another home, or stays until NEED_HOME is answered;

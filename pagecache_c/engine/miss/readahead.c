@@ -46,7 +46,7 @@
  * not who wants them. A block that is demanded again (evicted, or changed) begins the record of its
  * 8 MiB anew. Where memory is short for a set, something is not learned; no fetch is ever wrong.
  */
-#include "engine/miss/readahead.h"
+#include "engine/miss/miss.h"
 
 #include "common/error.h"
 

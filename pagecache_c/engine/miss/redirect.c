@@ -10,7 +10,6 @@
  */
 #include "engine/core/core.h"
 #include "engine/miss/miss.h"
-#include "engine/miss/redirect.h"
 #include "engine/store/store.h"
 
 #include <stdlib.h>

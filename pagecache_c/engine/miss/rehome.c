@@ -7,7 +7,6 @@
  */
 #include "engine/core/core.h"
 #include "engine/miss/miss.h"
-#include "engine/miss/redirect.h"
 
 #define PAUSE_NS 500000000ull /* between two questions about a region, to its home and to the registry */
 

@@ -20,7 +20,7 @@
  * 16 bytes for each block of an extent (of 64 MiB, or what there is of it) that others have blocks of.
  */
 #include "engine/core/core.h"
-#include "engine/serve/directory.h"
+#include "engine/serve/serve.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -14,8 +14,6 @@
  */
 #include "engine/cache/cache.h"
 #include "engine/core/core.h"
-#include "engine/serve/directory.h"
-#include "engine/serve/reply.h"
 #include "engine/serve/serve.h"
 #include "engine/store/store.h"
 

@@ -5,8 +5,6 @@
  * (directory.c). So little is queued on a connection; the rest of its requests wait in its socket.
  */
 #include "engine/core/core.h"
-#include "engine/serve/directory.h"
-#include "engine/serve/reply.h"
 #include "engine/serve/serve.h"
 #include "engine/store/store.h"
 

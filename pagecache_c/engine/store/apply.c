@@ -19,7 +19,6 @@
  * Locks: the worker takes region.lock for arithmetic, never over copying.
  */
 #include "engine/core/core.h"
-#include "engine/store/lost.h"
 #include "engine/store/store.h"
 
 #include <errno.h>

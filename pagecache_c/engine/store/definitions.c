@@ -4,7 +4,6 @@
  * Any thread may enter: Python's, or a loop where a question could not be put. Locks: region.lock.
  */
 #include "engine/core/core.h"
-#include "engine/store/retained.h"
 #include "engine/store/store.h"
 
 #include <stdlib.h>

@@ -8,7 +8,7 @@
  *
  * A block of version v is in the newest pending layer <= v that has it; else, for a v that is past,
  * in the first record of the history from v on that has it; else in the overlay; else in the base;
- * else it is zeros. Of a home that was rebuilt, blocks may be lost up to a version (lost.h): whether they
+ * else it is zeros. Of a home that was rebuilt, blocks may be lost up to a version (lost.c): whether they
  * are is asked after the pending layers.
  *
  * Who resolves blocks gets pointers into these, and holds them by an epoch (pc__home_hold) until it
@@ -18,7 +18,6 @@
  * block in the middle. A wait that is broken off and the next one do not mix: each has its number.
  */
 #include "engine/core/core.h"
-#include "engine/store/lost.h"
 #include "engine/store/store.h"
 
 #include <errno.h>

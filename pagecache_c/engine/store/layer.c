@@ -8,7 +8,6 @@
  * (NEED_OUTCOME) until there is an answer. One layer's file: core/layer_file.c.
  */
 #include "engine/core/core.h"
-#include "engine/store/retained.h"
 #include "engine/store/store.h"
 
 #include <errno.h>

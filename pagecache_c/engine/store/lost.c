@@ -1,6 +1,18 @@
-/* lost.c - see lost.h. */
+/* lost.c - the blocks of a rebuilt home that nobody had: which they are, and from which version on they
+ * are there again.
+ *
+ * They are noted in the base's own memfd, behind the region's blocks: 8 bytes for each block of the
+ * region, holes but for the lost ones. So whoever has the base has the notes too: the keeper, and the
+ * next server. A lost block is one of no version until a layer writes it (a layer has whole blocks);
+ * then it is one of that version, and of those after it.
+ *
+ * A home that has such blocks is never mapped as it is, and its base never changes: what commits write
+ * goes to the overlay.
+ *
+ * Locks: all under region.lock, but for what is made and freed with its home.
+ */
 #include "engine/core/core.h"
-#include "engine/store/lost.h"
+#include "engine/store/store.h"
 
 
 #include <errno.h>

@@ -12,8 +12,6 @@
  * Fetches that wait for a home: miss/rehome.c. Locks: region.lock for what is prepared and for the homes.
  */
 #include "engine/core/core.h"
-#include "engine/store/lost.h"
-#include "engine/store/retained.h"
 #include "engine/store/store.h"
 
 #include <errno.h>

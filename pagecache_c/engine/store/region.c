@@ -4,7 +4,6 @@
  */
 #include "engine/cache/cache.h"
 #include "engine/core/core.h"
-#include "engine/store/lost.h"
 #include "engine/store/store.h"
 
 #include <errno.h>

@@ -21,7 +21,7 @@
  * Owns engine.retained, under engine.lock.
  */
 #include "engine/core/core.h"
-#include "engine/store/retained.h"
+#include "engine/store/store.h"
 
 #include <stdlib.h>
 #include <sys/resource.h>

@@ -100,6 +100,27 @@ int pc__home_compose(struct pc_engine *engine, struct pc__region *region, uint64
 int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t version,
                   const struct pc__data_rows *rows, const uint64_t *offsets, uint8_t *out);
 
+/* lost.c: the blocks of a rebuilt home that nobody had, as they are noted behind its base. */
+struct pc__lost {
+    struct pc__blockset blocks; /* nobody had them when the home was rebuilt; stays as it is */
+    uint64_t *first_versions;   /* the notes, mapped: of each of `blocks`, the first version that has it, */
+    uint64_t notes_bytes;       /* or PC__LOST_YET */
+};
+
+#define PC__LOST_YET UINT64_MAX
+
+/* How much longer the base's memfd is for the notes: whole blocks. */
+uint64_t pc__lost_notes_bytes(uint64_t length_bytes);
+/* memfd is of a base with notes. With runs, those are noted as lost; else what is noted is read.
+ * NULL: no memory (pc_last_message). */
+struct pc__lost *pc__lost_open(int memfd, uint64_t length_bytes, const struct pc_run *runs,
+                               size_t n_runs);
+void pc__lost_close(struct pc__lost *lost); /* NULL is none */
+/* Whether the version has no such block, and for how many from there on, *n at most, that is alike. */
+bool pc__lost_at(const struct pc__lost *lost, uint64_t version, uint64_t block, uint64_t *n);
+/* From its version on the layer's blocks are there. As often as one likes. */
+void pc__lost_written(struct pc__lost *lost, const struct pc__layer *layer);
+
 /* rebuild.c: a region gets another home. */
 /* Takes back what was prepared; owns fd. */
 int pc__rebuild_adopt(struct pc_engine *engine, struct pc__region *region,
@@ -127,6 +148,21 @@ void pc__layers_forget(struct pc_engine *engine, uint64_t region);
 struct pc__layer *pc__layer_get(struct pc_engine *engine, uint64_t layer_id); /* +1 ref, or NULL */
 uint64_t pc__layers_deadline(struct pc__loop *loop);
 void pc__layers_check(struct pc__loop *loop, uint64_t now_ns);
+
+/* retained.c: layers of this node's commits whose homes are elsewhere. */
+#define PC__RETAINED_BYTES (256ull << 20) /* at most; a quarter of the cache's budget, where that is less */
+/* Of them only those count that the region's homes have acknowledged (pc_engine_settled); others stay.
+ * Takes over the caller's reference to what was staged, and the keeper's. publish_lock is held. */
+void pc__retained_add(struct pc_engine *engine, struct pc__layer *layer, uint64_t version);
+/* Asks what the homes have acknowledged, where that is due: engine.ask_settled_at_ns. engine.lock is held. */
+void pc__retained_ask(struct pc_engine *engine, uint64_t now_ns);
+void pc__retained_forget(struct pc_engine *engine, uint64_t region);
+/* What the version's commit wrote: +1 ref, or NULL. */
+struct pc__layer *pc__retained_at(struct pc_engine *engine, uint64_t region, uint64_t version);
+/* Returns how many there are, which may exceed capacity. */
+size_t pc__retained_versions(struct pc_engine *engine, uint64_t region, uint64_t *versions,
+                             size_t capacity);
+void pc__retained_close(struct pc_engine *engine);
 
 /* apply.c */
 #define PC__PENDING_MOST_BYTES (256ull << 20) /* published and not applied: writers wait beyond it */

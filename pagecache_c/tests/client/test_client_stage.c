@@ -2,7 +2,7 @@
  * handing it to the page server, also when that fails. */
 #include "tests/support/client_main.h"
 
-#include "client/copy_in.h"
+#include "client/client.h"
 #include "trap/read_set.c" /* is_wanted() */
 
 #include <dirent.h>

@@ -3,7 +3,7 @@
  */
 #include "tests/support/check.h"
 
-#include "engine/miss/readahead.h"
+#include "engine/miss/miss.h"
 
 #include <string.h>
 

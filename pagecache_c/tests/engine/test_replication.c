@@ -5,7 +5,7 @@
 #include "tests/support/leaks.h"
 
 #include "engine/core/core.h"
-#include "engine/serve/directory.h"
+#include "engine/serve/serve.h"
 
 #define N_BLOCKS 512u /* of the region that is read */
 enum { HOT = 1, COLD = 2 };

@@ -5,7 +5,7 @@
 #include "tests/support/leaks.h"
 
 #include "engine/core/core.h"
-#include "engine/store/retained.h"
+#include "engine/store/store.h"
 
 #define N_BLOCKS 128u
 enum { HOME, WRITER, N_SERVERS };
