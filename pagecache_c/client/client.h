@@ -186,6 +186,11 @@ void pc__mapping_remove(pc_client *client, struct pc__mapping *mapping); /* and 
 void pc__mapping_release(pc_client *client, struct pc__mapping *mapping);
 /* Finds a live one and counts the caller in: 0 or the error. */
 int pc__mapping_use(pc_client *client, uint64_t id, struct pc__mapping **out);
+/* For audits; under lock.
+ *   the list of all, by_id and by_region have the same mappings, each once; list: next->previous is itself
+ *   of each mapping: id is no other's, 0 < id <= next_mapping_id; users = 0  <=>  it is idle, and then it is LIVE
+ *   n_idle = how many are idle; a GUARD is not leased */
+const char *pc__mappings_audit(pc_client *client);
 /* idle_mappings.c, all under lock. ended: of one that is used again, or taken down. end_all: of a
  * region, or of all (0). look: ends those that have rested; returns how long poll() may wait, -1
  * for ever. */

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static _Thread_local char last_message[512];
@@ -106,4 +107,12 @@ int pc__fail_errno(const char *fmt, ...)
     va_end(args);
     errno = saved;
     return pc__err_of_errno(saved);
+}
+
+void pc__audited(const char *broken, const char *file, int line)
+{
+    if (!broken)
+        return;
+    (void)fprintf(stderr, "%s:%d: this must hold and does not: %s\n", file, line, broken);
+    abort();
 }

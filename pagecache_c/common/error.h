@@ -8,6 +8,8 @@
 
 #include "pagecache.h"
 
+#include <stdatomic.h>
+
 #ifndef PC_API
 #define PC_API __attribute__((visibility("default")))
 #endif
@@ -25,5 +27,22 @@ int pc__err_of_errno(int errnum);
 
 /* pc__fail() with the code that the current errno stands for, and the errno's text. */
 int pc__fail_errno(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* An audit looks at one part's state, under that part's lock, and says what must hold and does not; NULL:
+ * all does. Its header comment has the equations. In builds with asserts these end the process where it finds
+ * something; the second looks at one call of 16, where a look takes as long as the part is large. */
+void pc__audited(const char *broken, const char *file, int line);
+#ifdef NDEBUG
+#define PC__AUDIT(audit) ((void)0)
+#define PC__AUDIT_SOMETIMES(audit) ((void)0)
+#else
+#define PC__AUDIT(audit) pc__audited((audit), __FILE__, __LINE__)
+#define PC__AUDIT_SOMETIMES(audit)                                         \
+    do {                                                                   \
+        static _Atomic unsigned calls_;                                    \
+        if (atomic_fetch_add_explicit(&calls_, 1u, memory_order_relaxed) % 16u == 0) \
+            PC__AUDIT(audit);                                              \
+    } while (0)
+#endif
 
 #endif

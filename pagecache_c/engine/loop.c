@@ -106,13 +106,13 @@ static void *run(void *arg)
                 dispatch(loop, watch, events[i].events);
         }
         uint64_t now = pc__now_ns();
-        pc__peers_check(loop, now);
-        pc__served_check(loop, now);
-        pc__sessions_check(loop, now);
-        pc__listening_check(loop, now);
-        pc__leases_check(loop->engine, now);
-        pc__settle_check(loop, now);
-        pc__layers_check(loop, now);
+        pc__peers_tick(loop, now);
+        pc__served_tick(loop, now);
+        pc__sessions_tick(loop, now);
+        pc__listening_tick(loop, now);
+        pc__leases_tick(loop->engine, now);
+        pc__settle_tick(loop, now);
+        pc__layers_tick(loop, now);
         bury(loop);
     }
     pc__sessions_close(loop);

@@ -3,6 +3,8 @@
  */
 #include "engine/cache/cache.h"
 #include "engine/core/core.h"
+#include "engine/local/local.h"
+#include "engine/loop.h"
 #include "engine/store/store.h"
 
 #include <string.h>
@@ -166,4 +168,36 @@ PC_API int pc_engine_histogram(pc_engine *engine, uint64_t id, int which, uint32
     pthread_mutex_unlock(&region->lock);
     pc__region_put(engine, region);
     return PC_OK;
+}
+
+/* ------------------------------------------------------------------- audit */
+
+struct audit {
+    struct pc_engine *engine;
+    const char *broken;
+};
+
+static void audit_region(void *arg, struct pc__region *region)
+{
+    struct audit *audit = arg;
+    const char *broken = pc__region_audit(region);
+    pc__each(link, &region->generations)
+    {
+        struct pc__generation *generation = pc__of(link, struct pc__generation, link);
+        if (!broken)
+            broken = pc__cache_audit_generation(audit->engine, generation);
+    }
+    if (!audit->broken)
+        audit->broken = broken;
+}
+
+const char *pc__engine_audit(struct pc_engine *engine)
+{
+    struct audit audit = {engine, NULL};
+    each_region(engine, audit_region, &audit);
+    if (!audit.broken)
+        audit.broken = pc__cache_audit(engine);
+    if (!audit.broken)
+        audit.broken = pc__history_audit(engine->history);
+    return audit.broken ? audit.broken : pc__leases_audit(engine);
 }

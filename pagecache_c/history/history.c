@@ -333,3 +333,54 @@ void pc__history_stats(struct pc__history *history, struct pc__history_stats *ou
                                       .retained_expired = history->index.n_retained_dropped};
     pthread_mutex_unlock(&history->lock);
 }
+
+/* ------------------------------------------------------------------ audit */
+
+static const char *audit_segment(const struct pc__history_segment *segment)
+{
+    size_t n = 0, n_retained = 0;
+    uint64_t bytes = 0;
+    const struct pc__record *record = segment->records;
+    for (; record && (n == 0 || record != segment->records); record = record->segment_next) {
+        n++;
+        if (record->segment != segment)
+            return "a record is in the list of its own segment";
+        if (!record->is_retained)
+            continue;
+        n_retained++;
+        bytes += pc__record_head_bytes(record->n_runs) + record->n_blocks * PC_BLOCK_BYTES;
+    }
+    if (n != segment->n_records)
+        return "a segment counts its records";
+    return n_retained == segment->n_retained && bytes == segment->retained_bytes
+               ? NULL
+               : "a segment counts its retained records";
+}
+
+static const char *audit_locked(const struct pc__history *history)
+{
+    size_t n = 0;
+    uint64_t n_records = 0, charged_bytes = 0;
+    const char *broken = pc__index_audit(&history->index);
+    for (const struct pc__history_segment *at = history->oldest; at && !broken; at = at->next) {
+        n++;
+        n_records += at->n_records;
+        charged_bytes += at->charged_bytes;
+        broken = audit_segment(at);
+    }
+    if (broken)
+        return broken;
+    if (n != history->n_segments || n_records != history->index.n_records)
+        return "each record is in one of the segments";
+    return charged_bytes == history->memory_bytes + history->disk_bytes
+               ? NULL
+               : "what segments are charged with is what the budgets have given";
+}
+
+const char *pc__history_audit(struct pc__history *history)
+{
+    pthread_mutex_lock(&history->lock);
+    const char *broken = audit_locked(history);
+    pthread_mutex_unlock(&history->lock);
+    return broken;
+}

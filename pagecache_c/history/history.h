@@ -114,5 +114,7 @@ int64_t pc__history_read_many(struct pc__history *history, uint64_t region, uint
 void pc__history_forget(struct pc__history *history, uint64_t region);
 
 void pc__history_stats(struct pc__history *history, struct pc__history_stats *out);
+/* For audits: what must hold, and does not; or NULL. Takes the lock. */
+const char *pc__history_audit(struct pc__history *history);
 
 #endif

@@ -263,6 +263,49 @@ struct pc__record *const *pc__index_at(const struct pc__history_region *region, 
     return &region->records[region->begin + (version - region->records[region->begin]->version)];
 }
 
+static const char *audit_record(const struct pc__history_index *index,
+                                const struct pc__history_region *region, size_t i)
+{
+    const struct pc__record *record = region->records[region->begin + i];
+    const struct pc__history_floor *floor = pc__index_floor_of(index, region->id);
+    const bool stays = floor && record->version >= floor->version && !record->is_skipped;
+    if (record->region != region->id)
+        return "a record is of the region that has it";
+    if (record->version != region->records[region->begin]->version + i)
+        return "a region's records have consecutive versions";
+    if (record->is_skipped && i > 0)
+        return "only the oldest record keeps nothing";
+    return record->is_retained == stays ? NULL : "the records from the floor on are retained";
+}
+
+const char *pc__index_audit(const struct pc__history_index *index)
+{
+    uint64_t n_records = 0, retained_blocks = 0;
+    size_t n_regions = 0;
+    for (size_t i = 1; i < index->n_floors; i++)
+        if (index->floors[i].region <= index->floors[i - 1].region)
+            return "floors are ascending by region";
+    for (size_t b = 0; b < PC__HISTORY_BUCKETS; b++)
+        for (const struct pc__history_region *at = index->buckets[b]; at; at = at->hash_next) {
+            n_regions++;
+            n_records += at->n;
+            if (pc__index_get(index, at->id) != at)
+                return "a region is found, and is there once";
+            if (!at->n)
+                return "a region in the index has records";
+            for (size_t i = 0; i < at->n; i++) {
+                const char *broken = audit_record(index, at, i);
+                if (broken)
+                    return broken;
+                const struct pc__record *record = at->records[at->begin + i];
+                retained_blocks += record->is_retained ? record->n_blocks : 0;
+            }
+        }
+    if (n_regions != index->n_regions || n_records != index->n_records)
+        return "each region and each record is counted";
+    return retained_blocks == index->retained_blocks ? NULL : "each retained block is counted";
+}
+
 void pc__index_free(struct pc__history_index *index)
 {
     for (size_t i = 0; i < PC__HISTORY_BUCKETS; i++)

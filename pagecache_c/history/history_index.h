@@ -6,6 +6,11 @@
  *   - only the oldest may be one that keeps nothing (a skip): it makes those before it useless;
  *   - those from the region's floor on are retained, and no others. So dropping what is not retained
  *     drops the oldest, and leaves what is retained readable.
+ * As equations, which pc__index_audit looks at:
+ *   n_regions = regions in the buckets, each in its own; n_records = the sum of n over these
+ *   records[begin + i].version = records[begin].version + i, and .region = the region's, for 0 <= i < n, n > 0
+ *   is_skipped  =>  i = 0;  is_retained  <=>  there is a floor, version >= that, and not is_skipped
+ *   retained_blocks = the sum of n_blocks over the retained; floors are ascending by region, one for each
  */
 #ifndef PC_HISTORY_INDEX_H
 #define PC_HISTORY_INDEX_H
@@ -76,6 +81,7 @@ uint64_t pc__index_newest(const struct pc__history_region *region);
 uint64_t pc__index_floor(const struct pc__history_region *region, uint64_t before);
 /* The record of that version; one must be there. The next ones follow it. */
 struct pc__record *const *pc__index_at(const struct pc__history_region *region, uint64_t version);
+const char *pc__index_audit(const struct pc__history_index *index);
 void pc__index_free(struct pc__history_index *index);
 
 #endif

@@ -56,6 +56,11 @@ static inline uint64_t pc__record_bytes_alone(const struct pc__record *record)
            record->n_blocks * PC_BLOCK_BYTES;
 }
 
+/* What pc__history_audit adds to the index's equations:
+ *   n_segments = segments from oldest to newest, and the sum of their n_records = index.n_records
+ *   of each: n_records = the length of its list; n_retained, retained_bytes = those of it that are retained
+ *   memory_bytes + disk_bytes = the sum of charged_bytes */
+
 /* An empty segment around store, which it takes; NULL without memory (the store is put). */
 struct pc__history_segment *pc__segment_new(struct pc__segment_store *store);
 /* The lock is held. The segment becomes the newest, charged with so many bytes. */

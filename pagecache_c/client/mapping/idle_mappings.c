@@ -115,6 +115,7 @@ PC_API int pc_client_unmap_later(pc_client *client, uint64_t mapping_id)
         pc__mapping_release(client, mapping);
     else
         mapping->users = 0;
+    PC__AUDIT_SOMETIMES(pc__mappings_audit(client));
     pthread_mutex_unlock(&client->lock);
     pc__leave(client);
     return rc;

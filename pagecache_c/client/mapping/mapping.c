@@ -95,6 +95,46 @@ void pc__mapping_describe(const struct pc__mapping *mapping, struct pc__ctl_open
                                  .follows = mapping->follows};
 }
 
+static const char *audit_one(pc_client *client, const struct pc__mapping *mapping)
+{
+    const struct pc__mapping *same = NULL;
+    const bool is_idle = mapping->unused_since_ns != 0;
+    if (mapping->next && mapping->next->previous != mapping)
+        return "the list of mappings goes both ways";
+    if (!mapping->id || mapping->id > client->next_mapping_id ||
+        pc__mapping_find(client, mapping->id) != mapping)
+        return "a mapping is found by its id, and is the only one of that";
+    while ((same = next_of(client, mapping->region, (struct pc__mapping *)(uintptr_t)same)) &&
+           same != mapping)
+        ;
+    if (!same)
+        return "a mapping is found by its region";
+    if (is_idle != !mapping->users || (is_idle && mapping->state != PC__MAPPING_LIVE))
+        return "a mapping that nobody uses is idle, and live";
+    return mapping->state == PC__MAPPING_GUARD && mapping->is_leased ? "a guard has no lease" : NULL;
+}
+
+const char *pc__mappings_audit(pc_client *client)
+{
+    uint64_t n = 0, n_by_id = 0, n_by_region = 0, n_idle = 0;
+    for (const struct pc__mapping *at = client->mappings; at; at = at->next) {
+        const char *broken = audit_one(client, at);
+        if (broken)
+            return broken;
+        n++;
+        n_idle += at->unused_since_ns != 0;
+    }
+    for (size_t b = 0; b < PC__MAPPING_BUCKETS; b++) {
+        for (const struct pc__mapping *at = client->by_id[b]; at; at = at->next_same_id)
+            n_by_id++;
+        for (const struct pc__mapping *at = client->by_region[b]; at; at = at->next_same_region)
+            n_by_region++;
+    }
+    if (n_by_id != n || n_by_region != n)
+        return "the tables have the mappings of the list, and no others";
+    return n_idle == client->n_idle ? NULL : "each idle mapping is counted";
+}
+
 /* --------------------------------------------------------------- addresses */
 
 #define MOST_TRIES 100 /* each of which another one has to take away in between */
@@ -476,6 +516,7 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
         mapping->state = PC__MAPPING_LIVE;
         pc__mapping_tell(mapping, out);
     }
+    PC__AUDIT_SOMETIMES(pc__mappings_audit(client));
     pthread_cond_broadcast(&client->changed);
     pthread_mutex_unlock(&client->lock);
     return rc;
@@ -503,6 +544,7 @@ PC_API int pc_client_unmap(pc_client *client, uint64_t mapping_id)
         rc = pc__fail(PC_ERR_NO_REGION, "no mapping %" PRIu64 " in this process", mapping_id);
     else
         pc__mapping_release(client, mapping);
+    PC__AUDIT_SOMETIMES(pc__mappings_audit(client));
     pthread_mutex_unlock(&client->lock);
     pc__leave(client);
     return rc;

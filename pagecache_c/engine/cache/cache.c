@@ -488,7 +488,9 @@ static enum outcome evict_one(struct pc__cache *cache, const struct pc__region *
         pthread_mutex_lock(&victim.region->lock);
     if (waits || !pthread_mutex_trylock(&victim.region->lock)) {
         n = evict(cache, &victim);
+        PC__AUDIT_SOMETIMES(pc__cache_audit_generation(cache->engine, victim.generation));
         pthread_mutex_unlock(&victim.region->lock);
+        PC__AUDIT_SOMETIMES(pc__cache_audit(cache->engine));
     } else {
         leave(cache, &victim);
     }
@@ -596,6 +598,80 @@ void pc__cache_balance(struct pc_engine *engine, uint64_t n)
     uint64_t now = pc__now_ns();
     if (now >= cache->period_ends_ns)
         judge(cache, now);
+}
+
+/* ------------------------------------------------------------------- audits */
+
+/* Locked. Adds up what is in one bucket. */
+static const char *audit_bucket(const struct pc__cache *cache, uint64_t b, uint64_t *n_entries,
+                                uint64_t *n_blocks)
+{
+    for (const struct entry *entry = cache->buckets[b]; entry; entry = entry->hash_next) {
+        ++*n_entries;
+        *n_blocks += (uint64_t)__builtin_popcount(entry->present);
+        if (!entry->present)
+            return "a cached chunk has blocks";
+        if (entry->awaited & ~(uint32_t)entry->present)
+            return "a cached block that is awaited is there";
+        if (find(cache, entry->generation, entry->chunk) != entry)
+            return "a cached chunk is found, and is there once";
+        if (entry->siblings.next == &entry->siblings)
+            return "a cached chunk is in its generation's list";
+    }
+    return NULL;
+}
+
+static const char *audit_locked(const struct pc__cache *cache)
+{
+    uint64_t n_entries = 0, n_blocks = 0, since_ns = 0;
+    for (uint64_t b = 0; b < cache->n_buckets; b++) {
+        const char *broken = audit_bucket(cache, b, &n_entries, &n_blocks);
+        if (broken)
+            return broken;
+    }
+    pc__each(link, (struct pc__link *)(uintptr_t)&cache->idle)
+    {
+        const struct pc__generation *generation = pc__of(link, struct pc__generation, idle);
+        if (generation->idle_since_ns < since_ns)
+            return "generations that nobody leases are in the order in which that began";
+        since_ns = generation->idle_since_ns;
+    }
+    if (n_entries != cache->n_entries)
+        return "each cached chunk is counted";
+    return n_blocks == pc__count_get(&cache->used) ? NULL : "each cached block is counted";
+}
+
+const char *pc__cache_audit(const struct pc_engine *engine)
+{
+    struct pc__cache *cache = engine->cache;
+    if (!cache)
+        return NULL;
+    pthread_mutex_lock(&cache->lock);
+    const char *broken = audit_locked(cache);
+    pthread_mutex_unlock(&cache->lock);
+    return broken;
+}
+
+const char *pc__cache_audit_generation(const struct pc_engine *engine,
+                                       struct pc__generation *generation)
+{
+    struct pc__cache *cache = engine->cache;
+    const char *broken = NULL;
+    if (!cache || generation->complete)
+        return NULL;
+    pthread_mutex_lock(&cache->lock);
+    pc__each(link, &generation->cached)
+    {
+        const struct entry *entry = of_sibling(link);
+        if (entry->generation != generation)
+            broken = "a cached chunk is in the list of its own generation";
+        for (uint32_t left = entry->present; left; left &= left - 1)
+            if (!pc__blockset_has(&generation->present, entry->chunk * PC__CHUNK_BLOCKS +
+                                                            (unsigned)__builtin_ctz(left)))
+                broken = "a block that is counted as cached is present";
+    }
+    pthread_mutex_unlock(&cache->lock);
+    return broken;
 }
 
 /* ------------------------------------------------------------- start, stop */

@@ -32,6 +32,14 @@ void pc__cache_removed(struct pc_engine *engine, struct pc__generation *generati
 void pc__cache_touched(struct pc_engine *engine, struct pc__generation *generation,
                        const struct pc_run *runs, size_t n_runs);
 void pc__cache_leased(struct pc_engine *engine, struct pc__generation *generation);
+/* For audits. Takes the cache's lock.
+ *   used = the sum of blocks over all entries; n_entries = how many are in the table
+ *   of each entry: blocks > 0, awaited within blocks, it is in its bucket, and in its generation's list
+ *   each generation that nobody leases comes, in the list of those, after all that lost their last lease before
+ * The second is under region.lock too: of each entry of the generation, blocks within generation.present. */
+const char *pc__cache_audit(const struct pc_engine *engine);
+const char *pc__cache_audit_generation(const struct pc_engine *engine,
+                                       struct pc__generation *generation);
 /* It ends. Under no lock but perhaps region.lock. */
 void pc__cache_forget(struct pc_engine *engine, struct pc__generation *generation);
 

@@ -45,8 +45,14 @@ enum pc__region_step {
 bool pc__region_may(const struct pc__region *region, enum pc__region_step step);
 /* Only steps that it may take. */
 void pc__region_goes(struct pc__region *region, enum pc__region_step step);
-/* NULL, or what does not hold of it that always must. For tests, and for asserts. */
-const char *pc__region_check(const struct pc__region *region);
+/* Whenever nobody has its lock:
+ *   length_bytes = n_blocks * PC_BLOCK_BYTES
+ *   READY  =>  n_blocks > 0, it has homes, and no creator
+ *   mappings = the sum of mappings over its generations; of each: followers <= mappings
+ *   of each generation: it has room for n_blocks
+ *   of a home: base.version <= applied <= latest; history_from - applied is 0 or 1; its pending layers have
+ *   the versions applied + 1, ..., latest, in this order. */
+const char *pc__region_audit(const struct pc__region *region);
 
 /* memfd.c */
 int pc__memfd_make(uint64_t length_bytes, uint64_t *inode);

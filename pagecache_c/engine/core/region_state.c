@@ -35,7 +35,7 @@ void pc__region_goes(struct pc__region *region, enum pc__region_step step)
     assert(pc__region_may(region, step));
     if (pc__region_may(region, step))
         region->state = (enum pc__region_state)next_state[step][region->state];
-    assert(!pc__region_check(region));
+    PC__AUDIT(pc__region_audit(region));
 }
 
 /* ------------------------------------------------------------- what holds */
@@ -55,7 +55,7 @@ static const char *check_home(const struct pc__home *home)
     return version == home->latest ? NULL : "a layer waits for the latest version";
 }
 
-const char *pc__region_check(const struct pc__region *region)
+const char *pc__region_audit(const struct pc__region *region)
 {
     uint64_t mappings = 0;
     if (region->length_bytes != region->n_blocks << PC_BLOCK_SHIFT)

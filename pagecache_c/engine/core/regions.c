@@ -104,7 +104,7 @@ void pc__region_put(struct pc_engine *engine, struct pc__region *region)
 {
     if (!pc__ref_drop(&region->refs))
         return;
-    assert(!pc__region_check(region)); /* nobody else has it */
+    PC__AUDIT(pc__region_audit(region)); /* nobody else has it */
     engine->observers.region_ended(engine, region);
     free(region->changes.runs);
     free(region->homes);

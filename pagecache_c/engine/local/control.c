@@ -383,7 +383,7 @@ uint64_t pc__sessions_deadline(struct pc__loop *loop)
     return earliest;
 }
 
-void pc__sessions_check(struct pc__loop *loop, uint64_t now_ns)
+void pc__sessions_tick(struct pc__loop *loop, uint64_t now_ns)
 {
     if (loop->accept_again_ns && loop->accept_again_ns <= now_ns) {
         loop->accept_again_ns = 0;

@@ -345,7 +345,7 @@ static struct pc__lessee *next_due(struct pc_engine *engine, uint64_t now_ns)
     return NULL;
 }
 
-void pc__leases_check(struct pc_engine *engine, uint64_t now_ns)
+void pc__leases_tick(struct pc_engine *engine, uint64_t now_ns)
 {
     for (;;) {
         pthread_mutex_lock(&engine->leases.lock);
@@ -361,6 +361,44 @@ void pc__leases_check(struct pc_engine *engine, uint64_t now_ns)
         if (over)
             lessee_free(lessee);
     }
+}
+
+/* Locked. */
+static const char *audit_lessee(const struct pc__leases *leases, struct pc__lessee *lessee)
+{
+    uint64_t serial = 0;
+    if (!lessee->connections && !lessee->looks && !waits(lessee))
+        return "a lessee goes with what it is kept for";
+    for (struct pc__link *at = lessee->link.next; at != &leases->lessees; at = at->next) {
+        const struct pc__lessee *other = pc__of(at, struct pc__lessee, link);
+        if (other->number == lessee->number && other->process.pid == lessee->process.pid)
+            return "a client of a process is one lessee";
+    }
+    pc__each(link, &lessee->orphans)
+    {
+        const struct pc__lease *lease = pc__of(link, struct pc__lease, link);
+        if (lease->serial <= serial || lease->serial > leases->next_serial)
+            return "orphans are in the order in which they became that";
+        serial = lease->serial;
+        if (lease->client_id < lessee->attached_id)
+            return "who has attached anew leaves no orphans behind";
+        if (!lease->region || !lease->generation || !lease->length_bytes)
+            return "an orphan is of some memory";
+    }
+    return NULL;
+}
+
+const char *pc__leases_audit(struct pc_engine *engine)
+{
+    const char *broken = NULL;
+    pthread_mutex_lock(&engine->leases.lock);
+    pc__each(link, &engine->leases.lessees)
+    {
+        const char *one = audit_lessee(&engine->leases, pc__of(link, struct pc__lessee, link));
+        broken = broken ? broken : one;
+    }
+    pthread_mutex_unlock(&engine->leases.lock);
+    return broken;
 }
 
 /* No loop runs any more. */

@@ -50,7 +50,7 @@ static int renew(struct pc__loop *loop, int fd)
     return PC_OK;
 }
 
-void pc__listening_check(struct pc__loop *loop, uint64_t now_ns)
+void pc__listening_tick(struct pc__loop *loop, uint64_t now_ns)
 {
     struct pc_engine *engine = loop->engine;
     int fd;

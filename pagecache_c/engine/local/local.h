@@ -35,14 +35,14 @@ struct pc__lease {
 /* listening.c: the name by which the processes of the node find us. Loop 0. */
 int pc__listening_start(struct pc_engine *engine);
 uint64_t pc__listening_deadline(const struct pc__loop *loop);
-void pc__listening_check(struct pc__loop *loop, uint64_t now_ns);
+void pc__listening_tick(struct pc__loop *loop, uint64_t now_ns);
 
 /* control.c */
 /* Takes one connection; whether there was one. */
 bool pc__session_accept(struct pc__loop *loop, int listen_fd);
 void pc__session_event(struct pc__loop *loop, struct pc__session *client, uint32_t events);
 uint64_t pc__sessions_deadline(struct pc__loop *loop);
-void pc__sessions_check(struct pc__loop *loop, uint64_t now_ns);
+void pc__sessions_tick(struct pc__loop *loop, uint64_t now_ns);
 void pc__sessions_close(struct pc__loop *loop);
 
 /* control_open.c: leases, which are mappings. */
@@ -74,8 +74,13 @@ bool pc__lease_keep(struct pc_engine *engine, const struct pc__session *client,
                     struct pc__session_map *mapping);
 /* What it has leased on connections before this one is over. */
 void pc__lessee_attached(struct pc_engine *engine, struct pc__lessee *lessee, uint64_t client_id);
+/* For audits. Takes leases.lock.
+ *   two lessees differ in number or pid; each has connections, or looks, or orphans, or layers to wait for
+ *   its orphans have ascending serials, at most next_serial, and client_id >= attached_id
+ *   an orphan has a region, a generation, and length_bytes > 0 */
+const char *pc__leases_audit(struct pc_engine *engine);
 uint64_t pc__leases_deadline(struct pc_engine *engine);
-void pc__leases_check(struct pc_engine *engine, uint64_t now_ns); /* ends what nobody can read any more */
+void pc__leases_tick(struct pc_engine *engine, uint64_t now_ns); /* ends what nobody can read any more */
 
 /* control_build.c: regions that are made here, and layers. */
 void pc__session_create(struct pc__session *client, const struct pc__ctl_message *message);
@@ -116,7 +121,7 @@ void pc__rents_free(struct pc__rents *rents);
  * without a connection has ended. */
 int pc__settle_begin(struct pc_engine *engine, uint64_t settle_ns);
 uint64_t pc__settle_deadline(struct pc__loop *loop);
-void pc__settle_check(struct pc__loop *loop, uint64_t now_ns);
+void pc__settle_tick(struct pc__loop *loop, uint64_t now_ns);
 void pc__settle_stop(struct pc_engine *engine);
 
 #endif

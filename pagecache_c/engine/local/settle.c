@@ -242,7 +242,7 @@ uint64_t pc__settle_deadline(struct pc__loop *loop)
     return !at ? UINT64_MAX : at > settling->try_again_ns ? at : settling->try_again_ns;
 }
 
-void pc__settle_check(struct pc__loop *loop, uint64_t now_ns)
+void pc__settle_tick(struct pc__loop *loop, uint64_t now_ns)
 {
     struct pc__settling *settling = &loop->engine->settling;
     if (now_ns < pc__settle_deadline(loop))

@@ -757,7 +757,7 @@ uint64_t pc__peers_deadline(struct pc__loop *loop)
     return earliest;
 }
 
-void pc__peers_check(struct pc__loop *loop, uint64_t now_ns)
+void pc__peers_tick(struct pc__loop *loop, uint64_t now_ns)
 {
     pc__each(link, &loop->peers)
     {
@@ -769,7 +769,7 @@ void pc__peers_check(struct pc__loop *loop, uint64_t now_ns)
             if (lane->fd < 0 && !pc__link_empty(&lane->queued))
                 fail_queued(loop, lane, PC_ERR_TIMEOUT, now_ns);
         }
-        pc__rehome_check(peer, now_ns);
+        pc__rehome_tick(peer, now_ns);
     }
 }
 

@@ -156,7 +156,7 @@ void pc__lane_event(struct pc__loop *loop, struct pc__peer *peer, int lane, uint
 void pc__peer_connected(struct pc__loop *loop, struct pc__mail *mail);
 void pc__peer_is_lost(struct pc__loop *loop, struct pc__mail *mail);
 uint64_t pc__peers_deadline(struct pc__loop *loop); /* earliest, or UINT64_MAX */
-void pc__peers_check(struct pc__loop *loop, uint64_t now_ns);
+void pc__peers_tick(struct pc__loop *loop, uint64_t now_ns);
 void pc__peers_close(struct pc__loop *loop);
 
 /* fetch_rows.c */
@@ -211,7 +211,7 @@ void pc__homes_changed(struct pc__loop *loop, struct pc__mail *mail);
 /* The home says, with an answer to this fetch, which is in no list, that it does not know the region. */
 void pc__rehome_unknown(struct pc__peer *peer, struct pc__fetch *fetch);
 uint64_t pc__rehome_deadline(const struct pc__peer *peer); /* when to look, or UINT64_MAX */
-void pc__rehome_check(struct pc__peer *peer, uint64_t now_ns);
+void pc__rehome_tick(struct pc__peer *peer, uint64_t now_ns);
 void pc__rehome_close(struct pc__peer *peer);
 
 /* fetch.c: this loop's record of a server, made where there is none; NULL: no memory. */

@@ -165,7 +165,7 @@ uint64_t pc__rehome_deadline(const struct pc__peer *peer)
 }
 
 /* They came with the same pause: the first of them is due first, but for deadlines, which can wait for it. */
-void pc__rehome_check(struct pc__peer *peer, uint64_t now_ns)
+void pc__rehome_tick(struct pc__peer *peer, uint64_t now_ns)
 {
     struct pc__link due;
     pc__link_init(&due);

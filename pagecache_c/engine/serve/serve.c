@@ -599,7 +599,7 @@ uint64_t pc__served_deadline(struct pc__loop *loop)
     return earliest;
 }
 
-void pc__served_check(struct pc__loop *loop, uint64_t now_ns)
+void pc__served_tick(struct pc__loop *loop, uint64_t now_ns)
 {
     pc__each(link, &loop->served)
     {

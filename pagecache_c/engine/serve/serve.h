@@ -14,7 +14,7 @@ void pc__served_unpark(struct pc__loop *loop, struct pc__mail *mail);
 /* Tells those who ask us, on one connection each: region a is freed, says question b. */
 void pc__served_retire(struct pc__loop *loop, struct pc__mail *mail);
 uint64_t pc__served_deadline(struct pc__loop *loop);
-void pc__served_check(struct pc__loop *loop, uint64_t now_ns);
+void pc__served_tick(struct pc__loop *loop, uint64_t now_ns);
 void pc__served_close_all(struct pc__loop *loop);
 
 /* retire.c: a region is freed. tells: whether the server is one that is to be told, and was not yet.

@@ -404,7 +404,9 @@ static int apply_next(struct pc_engine *engine, struct pc__region *region)
     pc__link_remove(&layer->link);
     home->leaving = layer;
     home->leaving_in = home->epoch;
+    PC__AUDIT(pc__region_audit(region));
     pthread_mutex_unlock(&region->lock);
+    PC__AUDIT(pc__history_audit(engine->history));
     pc__count_add(&engine->count.commits_applied, 1);
     return let_go(engine, region);
 }

@@ -347,6 +347,7 @@ int pc__layer_publish(struct pc_engine *engine, uint64_t id, uint64_t commit_id,
     if (region && !rc) {
         pthread_mutex_lock(&region->lock);
         is_mapped = region->mappings != 0;
+        PC__AUDIT(pc__region_audit(region));
         pthread_mutex_unlock(&region->lock);
     }
     if (is_mapped) /* else what rests keeps the version from becoming the base */
@@ -415,7 +416,7 @@ uint64_t pc__layers_deadline(struct pc__loop *loop)
     return earliest;
 }
 
-void pc__layers_check(struct pc__loop *loop, uint64_t now_ns)
+void pc__layers_tick(struct pc__loop *loop, uint64_t now_ns)
 {
     struct pc_engine *engine = loop->engine;
     if (loop->index != 0)

@@ -147,7 +147,7 @@ void pc__layers_orphan(struct pc_engine *engine, uint64_t owner);
 void pc__layers_forget(struct pc_engine *engine, uint64_t region);
 struct pc__layer *pc__layer_get(struct pc_engine *engine, uint64_t layer_id); /* +1 ref, or NULL */
 uint64_t pc__layers_deadline(struct pc__loop *loop);
-void pc__layers_check(struct pc__loop *loop, uint64_t now_ns);
+void pc__layers_tick(struct pc__loop *loop, uint64_t now_ns);
 
 /* retained.c: layers of this node's commits whose homes are elsewhere. */
 #define PC__RETAINED_BYTES (256ull << 20) /* at most; a quarter of the cache's budget, where that is less */

@@ -59,37 +59,37 @@ static void test_what_cannot_be(int unused)
     (void)unused;
     uint64_t homes[1] = {1};
     struct pc__region *region = make(PC__REGION_READY, homes);
-    CHECK(!pc__region_check(region));
+    CHECK(!pc__region_audit(region));
     region->mappings = 1;
-    CHECK(pc__region_check(region));
+    CHECK(pc__region_audit(region));
     region->mappings = 0;
     region->creator = 3;
-    CHECK(pc__region_check(region));
+    CHECK(pc__region_audit(region));
     region->creator = 0;
     region->homes = NULL;
-    CHECK(pc__region_check(region));
+    CHECK(pc__region_audit(region));
     region->homes = homes;
     region->length_bytes++;
-    CHECK(pc__region_check(region));
+    CHECK(pc__region_audit(region));
     region->length_bytes--;
 
     struct pc__home home = {.base = {.version = 4}, .applied = 5, .latest = 6, .history_from = 5};
     struct pc__layer first = {.version = 6}, second = {.version = 8};
     pc__link_init(&home.pending);
     region->home = &home;
-    CHECK(pc__region_check(region)); /* nothing waits for 6 */
+    CHECK(pc__region_audit(region)); /* nothing waits for 6 */
     pc__link_push(&home.pending, &first.link);
-    CHECK(!pc__region_check(region));
+    CHECK(!pc__region_audit(region));
     pc__link_push(&home.pending, &second.link);
-    CHECK(pc__region_check(region)); /* 7 is not there */
+    CHECK(pc__region_audit(region)); /* 7 is not there */
     second.version = home.latest = 7;
-    CHECK(!pc__region_check(region));
+    CHECK(!pc__region_audit(region));
     home.history_from = 7;
-    CHECK(pc__region_check(region));
+    CHECK(pc__region_audit(region));
     home.history_from = 6;
-    CHECK(!pc__region_check(region));
+    CHECK(!pc__region_audit(region));
     home.applied = 3;
-    CHECK(pc__region_check(region));
+    CHECK(pc__region_audit(region));
     region->home = NULL;
     drop(region);
 }

@@ -6,6 +6,7 @@
 #include "common/error.h"
 #include "pagecache.h"
 #include "common/wire.h"
+#include "engine/loop.h"
 #include "tests/support/length.h"
 #include "tests/support/registry.h"
 
@@ -451,6 +452,9 @@ static inline void server_stop(struct cluster *cluster, int i)
     pc_engine *engine = server->engine;
     server->engine = NULL;
     pthread_mutex_unlock(&cluster->serving);
+    const char *broken = pc__engine_audit(engine);
+    if (broken)
+        FAIL(broken);
     OK(pc_engine_stop(engine));
     close(server->stop[0]);
     close(server->stop[1]);
