@@ -163,7 +163,7 @@ static int go_up(pc_client *client, int fd)
     if (!rc) {
         client->socket = fd;
         client->epoch++;
-        client->state = PC__CONN_UP;
+        pc__client_goes(client, PC__CLIENT_CONNECT);
         client->outage[0] = '\0';
         client->trap.ops->lost(&client->trap, 0);
         pthread_cond_broadcast(&client->changed);

@@ -125,7 +125,7 @@ static bool lose(pc_client *client, uint64_t since_ns)
     pthread_mutex_lock(&client->lock);
     bool is_closing = client->state == PC__CONN_CLOSED;
     if (!is_closing) {
-        client->state = PC__CONN_LOST;
+        pc__client_goes(client, PC__CLIENT_LOSE);
         close(client->socket);
         client->socket = -1;
         client->trap.ops->lost(&client->trap, since_ns);
@@ -263,7 +263,7 @@ PC_API int pc_client_open(const struct pc_client_options *options, pc_client **o
     if (!rc && client->take_signals())
         rc = pc__fail(PC_ERR_NO_TRAP, "this process's SIGSEGV handler cannot be replaced");
     if (!rc) {
-        client->state = PC__CONN_UP;
+        pc__client_goes(client, PC__CLIENT_CONNECT);
         client->epoch = 1;
         pc__sessions_add(client);
         rc = pc__watch_start(client);
@@ -327,7 +327,7 @@ PC_API int pc_client_shut(pc_client *client)
 {
     const uint64_t one = 1;
     pthread_mutex_lock(&client->lock);
-    client->state = PC__CONN_CLOSED;
+    pc__client_goes(client, PC__CLIENT_CLOSE);
     pthread_cond_broadcast(&client->changed);
     (void)!write(client->nudge_fd, &one, sizeof one);
     pthread_mutex_unlock(&client->lock);

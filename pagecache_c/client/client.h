@@ -3,6 +3,7 @@
  *   client.c     open, close, the watch thread and what it receives
  *   call.c       requests and their replies
  *   conn.c       one connection: connect, hello, packets; used before the watch thread runs
+ *   states.c     how the state of a client and of a mapping changes
  *   mapping.c    map, unmap
  *   idle_mappings.c       mappings that nobody uses, for the next who wants the same
  *   reads.c      read sets
@@ -60,7 +61,7 @@ enum pc__conn_state {
 enum pc__mapping_state {
     PC__MAPPING_OPENING, /* one thread is in pc_client_map; others wait for it */
     PC__MAPPING_LIVE,
-    PC__MAPPING_GUARD    /* a child could not have it */
+    PC__MAPPING_GUARDED    /* a child could not have it */
 };
 
 struct pc__mapping {
@@ -177,6 +178,15 @@ static inline bool pc__is_in_window(uint64_t base_address, uint64_t length_bytes
            base_address % PC_BLOCK_BYTES == 0 && base_address >= PC_WINDOW_BEGIN &&
            base_address < PC_WINDOW_END && length_bytes <= PC_WINDOW_END - base_address;
 }
+
+/* states.c: the steps of a client's connection, and of a mapping; under lock. Nobody else writes a state, but
+ * the first. goes: only steps that it may take. */
+enum pc__client_step { PC__CLIENT_CONNECT, PC__CLIENT_LOSE, PC__CLIENT_FORK, PC__CLIENT_CLOSE };
+bool pc__client_may(const pc_client *client, enum pc__client_step step);
+void pc__client_goes(pc_client *client, enum pc__client_step step);
+enum pc__mapping_step { PC__MAPPING_OPEN, PC__MAPPING_GUARD, PC__MAPPING_REGAIN };
+bool pc__mapping_may(const struct pc__mapping *mapping, enum pc__mapping_step step);
+void pc__mapping_goes(struct pc__mapping *mapping, enum pc__mapping_step step);
 
 /* mapping.c; all under lock */
 struct pc__mapping *pc__mapping_find(pc_client *client, uint64_t id);

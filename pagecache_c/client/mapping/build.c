@@ -92,7 +92,7 @@ static int build(pc_client *client, uint64_t region, uint64_t base_address, uint
         rc = pc__call_refused(client);
     mapping->is_building = true;
     if (is_created)
-        mapping->state = PC__MAPPING_LIVE; /* so that taking it down abandons the region */
+        pc__mapping_goes(mapping, PC__MAPPING_OPEN); /* so that taking it down abandons the region */
     if (rc)
         pc__mapping_take_down(client, mapping);
     else
@@ -122,7 +122,7 @@ static int seal_begin(pc_client *client, uint64_t id, struct pc__mapping **out)
     struct pc__mapping *mapping = pc__mapping_find(client, id);
     if (!mapping || mapping->state == PC__MAPPING_OPENING)
         return pc__fail(PC_ERR_NO_REGION, "no mapping %" PRIu64 " in this process", id);
-    if (mapping->state == PC__MAPPING_GUARD)
+    if (mapping->state == PC__MAPPING_GUARDED)
         return pc__fail(PC_ERR_FORKED, "region %" PRIu64 " did not survive fork", mapping->region);
     if (!mapping->is_building || mapping->is_sealing)
         return pc__fail(PC_ERR_EXISTS, "region %" PRIu64 " is sealed, or another thread is at it",
@@ -273,7 +273,7 @@ PC_API int pc_client_build_keep(pc_client *client, uint64_t mapping_id)
     pc__enter(client);
     pthread_mutex_lock(&client->lock);
     int rc = find_built(client, mapping_id, &mapping);
-    if (!rc && mapping->state == PC__MAPPING_GUARD)
+    if (!rc && mapping->state == PC__MAPPING_GUARDED)
         rc = pc__fail(PC_ERR_FORKED, "region %" PRIu64 " did not survive fork", mapping->region);
     if (!rc && (!mapping->is_building || mapping->is_sealing))
         rc = pc__fail(PC_ERR_EXISTS, "region %" PRIu64 " is not being built", mapping->region);

@@ -39,7 +39,7 @@ void pc__ended_keep(struct pc_client *client, struct pc__mapping *mapping)
     if (!ended)
         return; /* nobody looks at it; or no memory is left, and it is unmapped as if so */
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
-    if (mapping->state != PC__MAPPING_GUARD) {
+    if (mapping->state != PC__MAPPING_GUARDED) {
         if (client->trap.ops)
             client->trap.ops->forget(&client->trap, trapped);
         pc__range_set(trapped->address, PC__RANGE_GUARD, PC_ERR_ENDED);

@@ -46,7 +46,7 @@ static void guard(struct pc__mapping *mapping, int why, bool is_ours)
     void *at = (void *)(uintptr_t)mapping->trapped.address;
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE |
                 (is_ours ? MAP_FIXED : MAP_FIXED_NOREPLACE);
-    mapping->state = PC__MAPPING_GUARD;
+    pc__mapping_goes(mapping, PC__MAPPING_GUARD);
     mapping->error = why;
     mapping->is_leased = false;
     if (!mapping->trapped.address)
@@ -64,7 +64,8 @@ static void guard(struct pc__mapping *mapping, int why, bool is_ours)
 static void hold(struct pc__mapping *mapping)
 {
     mapping->error = mapping->is_leased ? PC_ERR_FORKED : PC_OK;
-    mapping->state = mapping->error ? PC__MAPPING_GUARD : PC__MAPPING_LIVE;
+    if (mapping->error)
+        pc__mapping_goes(mapping, PC__MAPPING_GUARD);
     mapping->is_leased = false;
 }
 
@@ -105,7 +106,7 @@ static void leave_parent(pc_client *client)
     memset(client->task, 0, sizeof client->task); /* the parent's: it goes on */
     detach(client, true);
     if (client->state != PC__CONN_CLOSED)
-        client->state = PC__CONN_FORKED;
+        pc__client_goes(client, PC__CLIENT_FORK);
     struct pc__mapping *next;
     for (struct pc__mapping *mapping = client->mappings; mapping; mapping = next) {
         next = mapping->next;
@@ -225,7 +226,7 @@ static int attach(pc_client *client, const struct pc__patience *patience)
             continue; /* the parent's alone: its copies, and what it has not sealed */
         int one = came_along ? lease_again(patience, fd, mapping) : open_again(patience, fd, mapping);
         if (one == PC_OK) {
-            mapping->state = PC__MAPPING_LIVE;
+            pc__mapping_goes(mapping, PC__MAPPING_REGAIN);
             mapping->error = PC_OK;
             continue;
         }
@@ -253,12 +254,12 @@ static int after_fork(pc_client *client)
         rc = pc__fail(PC_ERR_CLOSED, "the client was closed");
     } else {
         if (!rc) {
-            client->state = PC__CONN_UP;
+            pc__client_goes(client, PC__CLIENT_CONNECT);
             client->epoch++;
             rc = pc__watch_start(client);
         }
         if (rc) {
-            client->state = PC__CONN_FORKED;
+            pc__client_goes(client, PC__CLIENT_FORK);
             detach(client, false);
         }
     }

@@ -111,7 +111,7 @@ static const char *audit_one(pc_client *client, const struct pc__mapping *mappin
         return "a mapping is found by its region";
     if (is_idle != !mapping->users || (is_idle && mapping->state != PC__MAPPING_LIVE))
         return "a mapping that nobody uses is idle, and live";
-    return mapping->state == PC__MAPPING_GUARD && mapping->is_leased ? "a guard has no lease" : NULL;
+    return mapping->state == PC__MAPPING_GUARDED && mapping->is_leased ? "a guard has no lease" : NULL;
 }
 
 const char *pc__mappings_audit(pc_client *client)
@@ -266,7 +266,7 @@ void pc__mapping_take_down(pc_client *client, struct pc__mapping *mapping)
         pc__range_set(mapping->trapped.address, PC__RANGE_KEPT, 0);
     } else if (mapping->trapped.address) {
         pc__range_set(mapping->trapped.address, PC__RANGE_RESERVED, 0);
-        if (client->trap.ops && mapping->state != PC__MAPPING_GUARD)
+        if (client->trap.ops && mapping->state != PC__MAPPING_GUARDED)
             client->trap.ops->forget(&client->trap, &mapping->trapped);
         pc__range_unmap(mapping->trapped.address, mapping->trapped.length_bytes, 0);
     }
@@ -294,7 +294,7 @@ int pc__mapping_use(pc_client *client, uint64_t id, struct pc__mapping **out)
     struct pc__mapping *mapping = pc__mapping_find(client, id);
     if (!mapping || mapping->state == PC__MAPPING_OPENING || !mapping->users)
         return pc__fail(PC_ERR_NO_REGION, "no mapping %" PRIu64 " in this process", id);
-    if (mapping->state == PC__MAPPING_GUARD)
+    if (mapping->state == PC__MAPPING_GUARDED)
         return pc__fail(PC_ERR_FORKED, "region %" PRIu64 " did not survive fork", mapping->region);
     if (mapping->is_building)
         return pc__fail(PC_ERR_NO_REGION, "region %" PRIu64 " is being built and is not sealed yet",
@@ -421,7 +421,7 @@ static int share(pc_client *client, const struct pc__mapping *wanted, uint64_t b
         found = find_shared(client, wanted, base);
         if (!found)
             return 0;
-        if (found->state == PC__MAPPING_GUARD)
+        if (found->state == PC__MAPPING_GUARDED)
             return pc__fail(PC_ERR_FORKED, "region %" PRIu64 " did not survive fork",
                             found->region);
         if (found->is_building)
@@ -513,7 +513,7 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
     if (rc) {
         pc__mapping_take_down(client, mapping);
     } else {
-        mapping->state = PC__MAPPING_LIVE;
+        pc__mapping_goes(mapping, PC__MAPPING_OPEN);
         pc__mapping_tell(mapping, out);
     }
     PC__AUDIT_SOMETIMES(pc__mappings_audit(client));
