@@ -132,7 +132,7 @@ int pc__loop_start(struct pc_engine *engine, struct pc__loop *loop, int index)
     loop->engine = engine;
     loop->index = index;
     loop->next_request_id = 1;
-    pc__link_init(&loop->clients);
+    pc__link_init(&loop->sessions);
     pc__link_init(&loop->peers);
     pc__link_init(&loop->served);
     pthread_mutex_init(&loop->mail_lock, NULL);

@@ -98,11 +98,11 @@ static int file_of(const struct pc__session_map *mapping)
     return PC_ERR_NO_MEMORY;
 }
 
-void pc__session_evicted(struct pc__session *client, const struct pc__ctl_message *message)
+void pc__session_evicted(struct pc__session *session, const struct pc__ctl_message *message)
 {
     struct pc__ctl_runs head;
     memcpy(&head, message->body, sizeof head);
-    struct pc__session_map *mapping = pc__session_mapping(client, head.mapping_id);
+    struct pc__session_map *mapping = pc__session_mapping(session, head.mapping_id);
     int rc = mapping ? PC_OK : PC_ERR_NO_REGION, fd = -1;
     if (mapping) {
         struct pc__region *region = mapping->region;
@@ -118,7 +118,7 @@ void pc__session_evicted(struct pc__session *client, const struct pc__ctl_messag
     if (fd < -1)
         rc = fd;
     if (message->header.request_id)
-        pc__session_send(client, PC__CTL_REPLY, message->header.request_id, rc, NULL, 0,
+        pc__session_send(session, PC__CTL_REPLY, message->header.request_id, rc, NULL, 0,
                         fd >= 0 ? fd : -1);
     if (fd >= 0)
         close(fd);

@@ -146,7 +146,7 @@ struct pc__session_map {
  * said hello: the end of an older one may be seen later. Lock: its own, a leaf. */
 struct pc__turn {
     pthread_mutex_t lock;
-    uint64_t client_id;
+    uint64_t session_id;
 };
 struct pc__session {
     struct pc__link link;
@@ -179,21 +179,21 @@ struct pc__session {
 };
 
 /* One packet to the client; never blocks. Any thread that knows the client to be open may send. */
-void pc__session_send(struct pc__session *client, enum pc__ctl_type type, uint32_t request_id,
+void pc__session_send(struct pc__session *session, enum pc__ctl_type type, uint32_t request_id,
                      int status, const void *body, size_t body_bytes, int fd);
 /* A status alone. With a shortage goes what this thread has last said of it: memory, maps, or which limit. */
-void pc__session_answer(struct pc__session *client, uint32_t request_id, int status);
-void pc__session_reply(struct pc__session *client, const struct pc__ctl_message *message, int status);
+void pc__session_answer(struct pc__session *session, uint32_t request_id, int status);
+void pc__session_reply(struct pc__session *session, const struct pc__ctl_message *message, int status);
 /* From here on older connections of the process read no faults and answer none: what they have read, and
  * not answered, is taken up when its mapping is attached. */
-void pc__turn_take(struct pc__session *client, struct pc__turn *turn);
+void pc__turn_take(struct pc__session *session, struct pc__turn *turn);
 /* True: it is the connection's turn, and stays that until it is released. */
-bool pc__turn_hold(const struct pc__session *client);
-void pc__turn_release(const struct pc__session *client);
+bool pc__turn_hold(const struct pc__session *session);
+void pc__turn_release(const struct pc__session *session);
 /* Index of the first mapping that ends after address. */
-size_t pc__session_mapping_after(const struct pc__session *client, uint64_t address);
-struct pc__session_map *pc__session_mapping_at(struct pc__session *client, uint64_t address);
-struct pc__session_map *pc__session_mapping(struct pc__session *client, uint64_t id);
+size_t pc__session_mapping_after(const struct pc__session *session, uint64_t address);
+struct pc__session_map *pc__session_mapping_at(struct pc__session *session, uint64_t address);
+struct pc__session_map *pc__session_mapping(struct pc__session *session, uint64_t id);
 /* Tells clients that map the region to close what they keep for the next who asks. Any thread. */
 void pc__sessions_let_go(struct pc_engine *engine, uint64_t id); /* takes engine.lock, region.lock */
 void pc__sessions_ended(struct pc_engine *engine);

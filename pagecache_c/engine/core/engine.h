@@ -13,9 +13,9 @@
  *   core/     core.h   the records, and what changes one of them and needs nobody else
  *   keeper/            what outlives this process: told by core/kept.c, knows nothing of the engine
  *
- *   loop        one thread, one epoll. Owns the clients, peers and served connections that were
+ *   loop        one thread, one epoll. Owns the sessions, peers and served connections that were
  *               given to it; nobody else touches those. n_loops of them.
- *   client      one process of this node: its control socket, its trap, its mappings.
+ *   session     one client of a process of this node: its control socket, its trap, its mappings.
  *   lessee      the same, over all connections that it makes (leases.c).
  *   region      what Python told us of a region, its home (if its blocks live here), and its
  *               generations (the memfds that processes of this node map, one a version).
@@ -29,7 +29,7 @@
  * memfd, and a lease that advances a generation punches its holes.
  * Who evicts takes a victim under the cache's lock, with references, drops that lock, takes the lock
  * of the victim's region, and looks again.
- * A waiter or job in a region belongs to a client of some loop; the client takes all of its own
+ * A waiter or job in a region belongs to a session of some loop; the session takes all of its own
  * out, under region.lock, before it closes a descriptor. So whoever holds region.lock may use the
  * descriptors of the waiters it finds there.
  */
@@ -109,7 +109,7 @@ struct pc__loop {
     pthread_mutex_t mail_lock;     /* mail_head, mail_tail; nests inside everything */
     struct pc__mail *mail_head, *mail_tail;
     bool stopping;
-    struct pc__link clients, peers, served;
+    struct pc__link sessions, peers, served;
     struct pc__watch *graves;
     uint8_t *bounce;               /* PC__BOUNCE_BLOCKS, once needed */
     struct pc__parts *parts;       /* of the reply that is being put together (reply.c) */
@@ -240,7 +240,7 @@ struct pc_engine {
     pthread_mutex_t event_lock;    /* unreached, and the ring below; nests inside all */
     struct pc_event *events;       /* ring of events_capacity */
     size_t events_capacity, events_begin, n_events;
-    uint64_t next_client_id;
+    uint64_t next_session_id;
     unsigned next_loop;
     struct pc__retiring {
         pthread_mutex_t lock;      /* a leaf */

@@ -158,7 +158,7 @@ struct pc__region {
 /* A thread that is stopped at an absent block. */
 struct pc__waiter {
     struct pc__link link;
-    struct pc__session *client;
+    struct pc__session *session;
     uint64_t mapping_id;
     uint64_t mapping_address;
     uint64_t block;
@@ -168,7 +168,7 @@ struct pc__waiter {
 /* Blocks that somebody waits for: done when none of them is absent. */
 struct pc__job {
     struct pc__link link;
-    struct pc__session *client;    /* or NULL: no client's */
+    struct pc__session *session;    /* or NULL: no client's */
     /* Under region.lock. Where it failed: for want of that server, and why, for people; or NULL. */
     void (*done)(struct pc__job *job, int status, uint64_t server_id, const char *text);
     void *arg;                     /* of who is told so */
@@ -182,7 +182,7 @@ struct pc__job {
 struct pc__pending {
     struct pc__link link;
     struct pc__loop *loop;
-    uint64_t client_id;
+    uint64_t session_id;
     uint32_t request_id;
     void (*again)(struct pc__loop *loop, struct pc__mail *mail); /* how its loop goes on with it */
     bool attach;

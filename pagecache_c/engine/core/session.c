@@ -13,7 +13,7 @@
 
 /* ---------------------------------------------------------------- sending */
 
-void pc__session_send(struct pc__session *client, enum pc__ctl_type type, uint32_t request_id,
+void pc__session_send(struct pc__session *session, enum pc__ctl_type type, uint32_t request_id,
                      int status, const void *body, size_t body_bytes, int fd)
 {
     struct pc__ctl_header header = {.body_bytes = (uint32_t)body_bytes,
@@ -37,59 +37,59 @@ void pc__session_send(struct pc__session *client, enum pc__ctl_type type, uint32
     }
     /* A full socket: the client's watch thread does not read, so it is as good as dead. The loop
      * that owns it sees the end of file. */
-    if (sendmsg(client->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
-        shutdown(client->fd, SHUT_RDWR);
+    if (sendmsg(session->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+        shutdown(session->fd, SHUT_RDWR);
 }
 
-void pc__session_answer(struct pc__session *client, uint32_t request_id, int status)
+void pc__session_answer(struct pc__session *session, uint32_t request_id, int status)
 {
     char why[sizeof((struct pc__ctl_fail *)0)->cause] = "";
     if (status == PC_ERR_NO_MEMORY || status == PC_ERR_DESCRIPTORS)
         snprintf(why, sizeof why, "%s", pc_last_message());
-    pc__session_send(client, PC__CTL_REPLY, request_id, status, why, *why ? strlen(why) + 1 : 0, -1);
+    pc__session_send(session, PC__CTL_REPLY, request_id, status, why, *why ? strlen(why) + 1 : 0, -1);
 }
 
-void pc__session_reply(struct pc__session *client, const struct pc__ctl_message *message, int status)
+void pc__session_reply(struct pc__session *session, const struct pc__ctl_message *message, int status)
 {
-    pc__session_answer(client, message->header.request_id, status);
+    pc__session_answer(session, message->header.request_id, status);
 }
 
 /* ------------------------------------------------------------------ turns */
 
-void pc__turn_take(struct pc__session *client, struct pc__turn *turn)
+void pc__turn_take(struct pc__session *session, struct pc__turn *turn)
 {
-    client->turn = turn;
+    session->turn = turn;
     pthread_mutex_lock(&turn->lock);
-    if (turn->client_id < client->id)
-        turn->client_id = client->id;
+    if (turn->session_id < session->id)
+        turn->session_id = session->id;
     pthread_mutex_unlock(&turn->lock);
 }
 
-bool pc__turn_hold(const struct pc__session *client)
+bool pc__turn_hold(const struct pc__session *session)
 {
-    if (!client->turn)
+    if (!session->turn)
         return true;
-    pthread_mutex_lock(&client->turn->lock);
-    if (client->turn->client_id == client->id)
+    pthread_mutex_lock(&session->turn->lock);
+    if (session->turn->session_id == session->id)
         return true;
-    pthread_mutex_unlock(&client->turn->lock);
+    pthread_mutex_unlock(&session->turn->lock);
     return false;
 }
 
-void pc__turn_release(const struct pc__session *client)
+void pc__turn_release(const struct pc__session *session)
 {
-    if (client->turn)
-        pthread_mutex_unlock(&client->turn->lock);
+    if (session->turn)
+        pthread_mutex_unlock(&session->turn->lock);
 }
 
 /* --------------------------------------------------------------- mappings */
 
-size_t pc__session_mapping_after(const struct pc__session *client, uint64_t address)
+size_t pc__session_mapping_after(const struct pc__session *session, uint64_t address)
 {
-    size_t low = 0, high = client->n_mappings;
+    size_t low = 0, high = session->n_mappings;
     while (low < high) {
         size_t mid = low + (high - low) / 2;
-        const struct pc__session_map *m = &client->mappings[mid];
+        const struct pc__session_map *m = &session->mappings[mid];
         if (m->address + m->length_bytes > address)
             high = mid;
         else
@@ -98,18 +98,18 @@ size_t pc__session_mapping_after(const struct pc__session *client, uint64_t addr
     return low;
 }
 
-struct pc__session_map *pc__session_mapping_at(struct pc__session *client, uint64_t address)
+struct pc__session_map *pc__session_mapping_at(struct pc__session *session, uint64_t address)
 {
-    size_t i = pc__session_mapping_after(client, address);
-    return i < client->n_mappings && client->mappings[i].address <= address ? &client->mappings[i]
+    size_t i = pc__session_mapping_after(session, address);
+    return i < session->n_mappings && session->mappings[i].address <= address ? &session->mappings[i]
                                                                             : NULL;
 }
 
-struct pc__session_map *pc__session_mapping(struct pc__session *client, uint64_t id)
+struct pc__session_map *pc__session_mapping(struct pc__session *session, uint64_t id)
 {
-    for (size_t i = 0; i < client->n_mappings; i++)
-        if (client->mappings[i].id == id)
-            return &client->mappings[i];
+    for (size_t i = 0; i < session->n_mappings; i++)
+        if (session->mappings[i].id == id)
+            return &session->mappings[i];
     return NULL;
 }
 
@@ -117,36 +117,36 @@ struct pc__session_map *pc__session_mapping(struct pc__session *client, uint64_t
 
 /* Whether the client reads what it is told. One that is stopped, or gets no time, would have its
  * socket filled, and be given up, by advice that it can do without. */
-static bool listens(const struct pc__session *client)
+static bool listens(const struct pc__session *session)
 {
     int unread_bytes = 0;
-    return !ioctl(client->fd, SIOCOUTQ, &unread_bytes) && unread_bytes < ADVICE_UNREAD_BYTES;
+    return !ioctl(session->fd, SIOCOUTQ, &unread_bytes) && unread_bytes < ADVICE_UNREAD_BYTES;
 }
 
 static void let_go(struct pc__loop *loop, struct pc__mail *mail)
 {
     const struct pc__ctl_let_go body = {.region = mail->a, .loss = mail->b};
-    pc__each(link, &loop->clients)
+    pc__each(link, &loop->sessions)
     {
-        struct pc__session *client = pc__of(link, struct pc__session, link);
+        struct pc__session *session = pc__of(link, struct pc__session, link);
         bool maps = false;
-        for (size_t i = 0; i < client->n_mappings && !maps; i++)
-            maps = client->mappings[i].region->id == mail->a && !client->mappings[i].is_private;
+        for (size_t i = 0; i < session->n_mappings && !maps; i++)
+            maps = session->mappings[i].region->id == mail->a && !session->mappings[i].is_private;
         /* With SIGSEGV nothing rests. */
-        bool matters = client->trap != PC_TRAP_SIGSEGV || body.loss;
-        if (maps && !client->closed && matters && listens(client))
-            pc__session_send(client, PC__CTL_LET_GO, 0, PC_OK, &body, sizeof body, -1);
+        bool matters = session->trap != PC_TRAP_SIGSEGV || body.loss;
+        if (maps && !session->closed && matters && listens(session))
+            pc__session_send(session, PC__CTL_LET_GO, 0, PC_OK, &body, sizeof body, -1);
     }
 }
 
 static void ended(struct pc__loop *loop, struct pc__mail *mail)
 {
     (void)mail;
-    pc__each(link, &loop->clients)
+    pc__each(link, &loop->sessions)
     {
-        struct pc__session *client = pc__of(link, struct pc__session, link);
-        if (!client->closed)
-            pc__session_send(client, PC__CTL_ENDED, 0, PC_OK, NULL, 0, -1);
+        struct pc__session *session = pc__of(link, struct pc__session, link);
+        if (!session->closed)
+            pc__session_send(session, PC__CTL_ENDED, 0, PC_OK, NULL, 0, -1);
     }
 }
 

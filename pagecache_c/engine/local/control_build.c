@@ -13,21 +13,21 @@
 
 /* ----------------------------------------------------------------- regions */
 
-void pc__session_create(struct pc__session *client, const struct pc__ctl_message *message)
+void pc__session_create(struct pc__session *session, const struct pc__ctl_message *message)
 {
-    struct pc_engine *engine = client->loop->engine;
+    struct pc_engine *engine = session->loop->engine;
     struct pc__ctl_region body;
     memcpy(&body, message->body, sizeof body);
     const struct pc_region_info info = {.region = body.region,
                                         .base_address = body.base_address,
                                         .length_bytes = body.length_bytes};
     if (!pc__region_info_valid(&info)) {
-        pc__session_reply(client, message, PC_ERR_RANGE);
+        pc__session_reply(session, message, PC_ERR_RANGE);
         return;
     }
     struct pc__region *region = pc__region_get_or_add(engine, body.region);
     if (!region) {
-        pc__session_reply(client, message, PC_ERR_NO_MEMORY);
+        pc__session_reply(session, message, PC_ERR_NO_MEMORY);
         return;
     }
     pthread_mutex_lock(&region->lock);
@@ -35,7 +35,7 @@ void pc__session_create(struct pc__session *client, const struct pc__ctl_message
                  pc__link_empty(&region->generations) &&
                  pc__region_sized(region, body.base_address, body.length_bytes);
     if (fresh) {
-        region->creator = client->id;
+        region->creator = session->id;
         pc__region_goes(region, PC__REGION_CREATE);
     }
     pthread_mutex_unlock(&region->lock);
@@ -43,36 +43,36 @@ void pc__session_create(struct pc__session *client, const struct pc__ctl_message
     if (fresh && rc)
         pc__region_forget(engine, region);
     if (rc) {
-        pc__session_reply(client, message, rc);
+        pc__session_reply(session, message, rc);
     } else {
-        client->creating++;
-        pc__session_send(client, PC__CTL_REPLY, message->header.request_id, PC_OK, NULL, 0, fd);
+        session->creating++;
+        pc__session_send(session, PC__CTL_REPLY, message->header.request_id, PC_OK, NULL, 0, fd);
         close(fd);
     }
     pc__region_put(engine, region);
 }
 
 /* The region that this client is making, with a reference, or NULL. */
-static struct pc__region *creating(struct pc__session *client, const struct pc__ctl_message *message)
+static struct pc__region *creating(struct pc__session *session, const struct pc__ctl_message *message)
 {
     struct pc__ctl_region body;
     memcpy(&body, message->body, sizeof body);
-    struct pc__region *region = pc__region_get(client->loop->engine, body.region);
+    struct pc__region *region = pc__region_get(session->loop->engine, body.region);
     if (!region)
         return NULL;
     pthread_mutex_lock(&region->lock);
-    bool its = region->state == PC__REGION_CREATING && region->creator == client->id;
+    bool its = region->state == PC__REGION_CREATING && region->creator == session->id;
     pthread_mutex_unlock(&region->lock);
     if (its)
         return region;
-    pc__region_put(client->loop->engine, region);
+    pc__region_put(session->loop->engine, region);
     return NULL;
 }
 
 /* A reply that says that something is safe: it is sent when the keeper has heard of it. */
 struct kept_reply {
     struct pc__loop *loop;
-    uint64_t client_id, region;
+    uint64_t session_id, region;
     uint32_t request_id;
     bool stages;
 };
@@ -80,21 +80,21 @@ struct kept_reply {
 static void reply_kept(struct pc__loop *loop, struct pc__mail *mail)
 {
     struct kept_reply *reply = mail->pointer;
-    pc__each(link, &loop->clients)
+    pc__each(link, &loop->sessions)
     {
-        struct pc__session *client = pc__of(link, struct pc__session, link);
-        if (client->id != reply->client_id || client->closed)
+        struct pc__session *session = pc__of(link, struct pc__session, link);
+        if (session->id != reply->session_id || session->closed)
             continue;
         if (mail->error) {
             char why[PC__KEEPING_TEXT_BYTES];
             pc__keep_say(loop->engine, mail->error, why, sizeof why);
-            pc__session_send(client, PC__CTL_REPLY, reply->request_id, mail->error, why,
+            pc__session_send(session, PC__CTL_REPLY, reply->request_id, mail->error, why,
                             strlen(why) + 1, -1);
         }
         else if (reply->stages)
-            pc__session_staged(client, reply->request_id, reply->region);
+            pc__session_staged(session, reply->request_id, reply->region);
         else
-            pc__session_send(client, PC__CTL_REPLY, reply->request_id, PC_OK, NULL, 0, -1);
+            pc__session_send(session, PC__CTL_REPLY, reply->request_id, PC_OK, NULL, 0, -1);
         break;
     }
     free(reply);
@@ -109,64 +109,64 @@ static void heard(void *arg, int rc, bool cancelled)
         free(reply); /* who waits has a deadline */
 }
 
-static void reply_when_kept(struct pc__session *client, uint32_t request_id, uint64_t region,
+static void reply_when_kept(struct pc__session *session, uint32_t request_id, uint64_t region,
                             bool stages)
 {
     struct kept_reply *reply = malloc(sizeof *reply);
     if (!reply) {
-        pc__session_send(client, PC__CTL_REPLY, request_id, PC_ERR_NO_MEMORY, NULL, 0, -1);
+        pc__session_send(session, PC__CTL_REPLY, request_id, PC_ERR_NO_MEMORY, NULL, 0, -1);
         return;
     }
-    *reply = (struct kept_reply){.loop = client->loop,
-                                 .client_id = client->id,
+    *reply = (struct kept_reply){.loop = session->loop,
+                                 .session_id = session->id,
                                  .region = region,
                                  .request_id = request_id,
                                  .stages = stages};
-    const int waits = pc__keep_when(client->loop->engine, heard, reply);
+    const int waits = pc__keep_when(session->loop->engine, heard, reply);
     if (waits == 1)
         return;
     struct pc__mail mail = {.pointer = reply, .error = waits};
-    reply_kept(client->loop, &mail);
+    reply_kept(session->loop, &mail);
 }
 
-void pc__session_seal(struct pc__session *client, const struct pc__ctl_message *message)
+void pc__session_seal(struct pc__session *session, const struct pc__ctl_message *message)
 {
-    struct pc__region *region = creating(client, message);
+    struct pc__region *region = creating(session, message);
     struct pc__ctl_region body;
     memcpy(&body, message->body, sizeof body);
-    int rc = region ? pc__region_seal(client->loop->engine, region, body.length_bytes != 0)
+    int rc = region ? pc__region_seal(session->loop->engine, region, body.length_bytes != 0)
                     : PC_ERR_NO_REGION;
     if (region && !rc) {
-        client->creating--;
-        reply_when_kept(client, message->header.request_id, region->id, false);
+        session->creating--;
+        reply_when_kept(session, message->header.request_id, region->id, false);
     } else {
-        pc__session_reply(client, message, rc);
+        pc__session_reply(session, message, rc);
     }
     if (region)
-        pc__region_put(client->loop->engine, region);
+        pc__region_put(session->loop->engine, region);
 }
 
-void pc__session_abandon(struct pc__session *client, const struct pc__ctl_message *message)
+void pc__session_abandon(struct pc__session *session, const struct pc__ctl_message *message)
 {
-    struct pc__region *region = creating(client, message);
+    struct pc__region *region = creating(session, message);
     if (region) {
-        client->creating--;
-        pc__region_forget(client->loop->engine, region);
-        pc__region_put(client->loop->engine, region);
+        session->creating--;
+        pc__region_forget(session->loop->engine, region);
+        pc__region_put(session->loop->engine, region);
     }
-    pc__session_reply(client, message, region ? PC_OK : PC_ERR_NO_REGION);
+    pc__session_reply(session, message, region ? PC_OK : PC_ERR_NO_REGION);
 }
 
-void pc__session_abandon_all(struct pc__session *client)
+void pc__session_abandon_all(struct pc__session *session)
 {
-    struct pc_engine *engine = client->loop->engine;
-    while (client->creating) {
+    struct pc_engine *engine = session->loop->engine;
+    while (session->creating) {
         struct pc__region *found = NULL;
         pthread_mutex_lock(&engine->lock);
         for (size_t b = 0; b < PC__REGION_BUCKETS && !found; b++)
             for (struct pc__region *r = engine->regions[b]; r && !found; r = r->hash_next) {
                 pthread_mutex_lock(&r->lock);
-                if (r->state == PC__REGION_CREATING && r->creator == client->id) {
+                if (r->state == PC__REGION_CREATING && r->creator == session->id) {
                     found = r;
                     pc__ref_take(&r->refs);
                 }
@@ -175,7 +175,7 @@ void pc__session_abandon_all(struct pc__session *client)
         pthread_mutex_unlock(&engine->lock);
         if (!found)
             return;
-        client->creating--;
+        session->creating--;
         pc__region_forget(engine, found);
         pc__region_put(engine, found);
     }
@@ -193,30 +193,30 @@ bool pc__mapping_follows(struct pc__session_map *mapping)
     return true;
 }
 
-void pc__session_stage(struct pc__session *client, const struct pc__ctl_message *message, int *fds,
+void pc__session_stage(struct pc__session *session, const struct pc__ctl_message *message, int *fds,
                       int n_fds)
 {
     struct pc__ctl_stage body;
     memcpy(&body, message->body, sizeof body);
     int rc = n_fds == 1 ? pc__descriptors_spare() : PC_ERR_PROTOCOL;
     if (!rc) {
-        rc = pc__layer_stage(client->loop->engine, body.region, body.commit_id, body.layer_bytes,
-                             fds[0], pc__layer_owner(client));
+        rc = pc__layer_stage(session->loop->engine, body.region, body.commit_id, body.layer_bytes,
+                             fds[0], pc__layer_owner(session));
         fds[0] = -1;
     }
-    client->stages = true;
-    if (client->lessee)
-        client->lessee->stages = true;
+    session->stages = true;
+    if (session->lessee)
+        session->lessee->stages = true;
     if (rc)
-        pc__session_reply(client, message, rc);
+        pc__session_reply(session, message, rc);
     else
-        reply_when_kept(client, message->header.request_id, body.region, true);
+        reply_when_kept(session, message->header.request_id, body.region, true);
 }
 
 /* The layer is safe in any case: what is bounded is how many more there can be. */
-void pc__session_staged(struct pc__session *client, uint32_t request_id, uint64_t id)
+void pc__session_staged(struct pc__session *session, uint32_t request_id, uint64_t id)
 {
-    struct pc_engine *engine = client->loop->engine;
+    struct pc_engine *engine = session->loop->engine;
     struct pc__region *region = pc__region_get(engine, id);
     struct pc__pending *pending = NULL;
     if (region) {
@@ -224,8 +224,8 @@ void pc__session_staged(struct pc__session *client, uint32_t request_id, uint64_
         if (region->home && pc__home_is_behind(region->home))
             pending = calloc(1, sizeof *pending);
         if (pending) {
-            *pending = (struct pc__pending){.loop = client->loop,
-                                            .client_id = client->id,
+            *pending = (struct pc__pending){.loop = session->loop,
+                                            .session_id = session->id,
                                             .request_id = request_id,
                                             .again = pc__session_retry_open,
                                             .stages = true,
@@ -239,19 +239,19 @@ void pc__session_staged(struct pc__session *client, uint32_t request_id, uint64_
     }
     const struct pc__ctl_staged staged = {engine->server_id};
     if (!pending)
-        pc__session_send(client, PC__CTL_REPLY, request_id, PC_OK, &staged, sizeof staged, -1);
+        pc__session_send(session, PC__CTL_REPLY, request_id, PC_OK, &staged, sizeof staged, -1);
 }
 
-void pc__session_resolve(struct pc__session *client, const struct pc__ctl_message *message)
+void pc__session_resolve(struct pc__session *session, const struct pc__ctl_message *message)
 {
-    struct pc_engine *engine = client->loop->engine;
+    struct pc_engine *engine = session->loop->engine;
     struct pc__ctl_stage body;
     memcpy(&body, message->body, sizeof body);
     if (!body.version) {
         pc__layer_drop_staged(engine, body.region, body.commit_id);
         return;
     }
-    struct pc__session_map *mapping = pc__session_mapping(client, body.mapping_id);
+    struct pc__session_map *mapping = pc__session_mapping(session, body.mapping_id);
     if (mapping && mapping->region->id == body.region && mapping->is_private) {
         struct pc__region *region = mapping->region;
         pthread_mutex_lock(&region->lock);

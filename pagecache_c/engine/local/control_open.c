@@ -13,65 +13,66 @@
 
 /* --------------------------------------------------------------- mappings */
 
-static int add_mapping(struct pc__session *client, const struct pc__ctl_open *open,
+static int add_mapping(struct pc__session *session, const struct pc__ctl_open *open,
                        struct pc__region *region, struct pc__generation *generation)
 {
-    size_t at = pc__session_mapping_after(client, open->address);
+    size_t at = pc__session_mapping_after(session, open->address);
     if (open->address % PC_BLOCK_BYTES || open->length_bytes > UINT64_MAX - open->address ||
-        (at < client->n_mappings &&
-         client->mappings[at].address < open->address + open->length_bytes) ||
-        pc__session_mapping(client, open->mapping_id))
+        (at < session->n_mappings &&
+         session->mappings[at].address < open->address + open->length_bytes) ||
+        pc__session_mapping(session, open->mapping_id))
         return pc__fail(PC_ERR_EXISTS, "a mapping overlaps another of the same process");
-    if (client->n_mappings == client->mappings_capacity) {
-        size_t capacity = client->mappings_capacity ? client->mappings_capacity * 2 : 8;
-        struct pc__session_map *grown = realloc(client->mappings, capacity * sizeof *grown);
+    if (session->n_mappings == session->mappings_capacity) {
+        size_t capacity = session->mappings_capacity ? session->mappings_capacity * 2 : 8;
+        struct pc__session_map *grown = realloc(session->mappings, capacity * sizeof *grown);
         if (!grown)
             return pc__fail(PC_ERR_NO_MEMORY, "a mapping record");
-        client->mappings = grown;
-        client->mappings_capacity = capacity;
+        session->mappings = grown;
+        session->mappings_capacity = capacity;
     }
     struct pc__lease *lease = calloc(1, sizeof *lease);
     if (!lease)
         return pc__fail(PC_ERR_NO_MEMORY, "a mapping record");
     struct pc__window_user *user = NULL;
-    if (client->page && !generation->complete &&
-        !(user = pc__windows_add(generation, client->window_owner, open->address,
+    if (session->page && !generation->complete &&
+        !(user = pc__windows_add(generation, session->window_owner, open->address,
                                  open->length_bytes))) {
         free(lease);
         return pc__fail(PC_ERR_NO_MEMORY, "a mapping record");
     }
-    memmove(&client->mappings[at + 1], &client->mappings[at],
-            (client->n_mappings - at) * sizeof client->mappings[0]);
-    client->mappings[at] = (struct pc__session_map){.id = open->mapping_id,
+    memmove(&session->mappings[at + 1], &session->mappings[at],
+            (session->n_mappings - at) * sizeof session->mappings[0]);
+    session->mappings[at] = (struct pc__session_map){.id = open->mapping_id,
                                                 .address = open->address,
                                                 .length_bytes = open->length_bytes,
                                                 .version = open->version,
                                                 .is_private = open->flags & PC_MAP_PRIVATE,
                                                 .exact_reads =
                                                     open->flags & PC_MAP_EXACT_READS &&
-                                                    client->trap != PC_TRAP_SIGSEGV,
+                                                    session->trap != PC_TRAP_SIGSEGV,
                                                 .page_shift = pc__map_page_shift(open->flags),
                                                 .region = region,
                                                 .lease = lease,
                                                 .window_user = user,
                                                 .generation = pc__generation_take(generation)};
-    client->n_mappings++;
+    session->n_mappings++;
     pc__ref_take(&region->refs);
     return PC_OK;
 }
 
-void pc__session_drop_mapping(struct pc__session *client, struct pc__session_map *mapping, bool was_lost)
+void pc__session_drop_mapping(struct pc__session *session, struct pc__session_map *mapping,
+                              bool was_lost)
 {
-    struct pc_engine *engine = client->loop->engine;
+    struct pc_engine *engine = session->loop->engine;
     struct pc__region *region = mapping->region;
     struct pc__generation *generation = mapping->generation;
     uint64_t id = mapping->id;
-    size_t at = (size_t)(mapping - client->mappings);
+    size_t at = (size_t)(mapping - session->mappings);
     pthread_mutex_lock(&region->lock);
     pc__each(link, &generation->waiters)
     {
         struct pc__waiter *waiter = pc__of(link, struct pc__waiter, link);
-        if (waiter->client == client && waiter->mapping_id == id) {
+        if (waiter->session == session && waiter->mapping_id == id) {
             pc__count_sub(&engine->count.faults_waiting, 1);
             pc__link_remove(&waiter->link);
             free(waiter);
@@ -80,18 +81,18 @@ void pc__session_drop_mapping(struct pc__session *client, struct pc__session_map
     pc__each(job_link, &generation->jobs)
     {
         struct pc__job *job = pc__of(job_link, struct pc__job, link);
-        if (job->client == client && job->mapping_id == id) {
-            if (job->arg || !client->closed) /* else who asked asks the next server, if there is one */
+        if (job->session == session && job->mapping_id == id) {
+            if (job->arg || !session->closed) /* else who asked asks the next server, if there is one */
                 job->done(job, PC_ERR_CLOSED, 0, NULL);
             pc__link_remove(&job->link);
             free(job);
         }
     }
     pc__recorder_free(mapping->recorder);
-    const bool kept = was_lost && pc__lease_keep(engine, client, mapping);
+    const bool kept = was_lost && pc__lease_keep(engine, session, mapping);
     /* While the engine stops no lease is kept, for nothing moves any more; but blocks are evicted until
      * its last thread has ended. */
-    if (kept || (client->closed && (client->loop->stopping || !client->lessee)))
+    if (kept || (session->closed && (session->loop->stopping || !session->lessee)))
         pc__windows_left(mapping->window_user);
     else
         pc__windows_drop(mapping->window_user);
@@ -99,11 +100,11 @@ void pc__session_drop_mapping(struct pc__session *client, struct pc__session_map
         pc__lease_end(engine, region, generation, mapping->version, mapping->follows);
     pthread_mutex_unlock(&region->lock);
     free(mapping->lease);
-    if (client->stray_address >= mapping->address &&
-        client->stray_address - mapping->address < mapping->length_bytes)
-        client->stray_by_ns = 0;
-    memmove(mapping, mapping + 1, (client->n_mappings - at - 1) * sizeof *mapping);
-    client->n_mappings--;
+    if (session->stray_address >= mapping->address &&
+        session->stray_address - mapping->address < mapping->length_bytes)
+        session->stray_by_ns = 0;
+    memmove(mapping, mapping + 1, (session->n_mappings - at - 1) * sizeof *mapping);
+    session->n_mappings--;
     if (!kept)
         pc__lease_put(engine, region, generation);
 }
@@ -132,11 +133,11 @@ static int attach_ready(struct pc_engine *engine, struct pc__region *region,
 }
 
 /* Under region.lock. PC__WAIT: *ask says for what. */
-static int open_ready(struct pc__session *client, struct pc__region *region,
+static int open_ready(struct pc__session *session, struct pc__region *region,
                       const struct pc__ctl_open *open, bool attach, bool caught_up,
                       struct pc__ctl_opened *opened, int *fd, struct pc__ask *ask)
 {
-    struct pc_engine *engine = client->loop->engine;
+    struct pc_engine *engine = session->loop->engine;
     struct pc__generation *generation = NULL;
     *ask = (struct pc__ask){.kind = PC_EVENT_NEED_REGION};
     if (region->state == PC__REGION_UNKNOWN)
@@ -158,7 +159,7 @@ static int open_ready(struct pc__session *client, struct pc__region *region,
         rc = pc__generation_for(engine, region, open->version, caught_up, &generation, ask);
     }
     if (!rc)
-        rc = add_mapping(client, open, region, generation);
+        rc = add_mapping(session, open, region, generation);
     if (rc)
         return rc;
     region->version = open->version > region->version ? open->version : region->version;
@@ -166,7 +167,7 @@ static int open_ready(struct pc__session *client, struct pc__region *region,
     generation->mappings++;
     pc__cache_leased(engine, generation);
     if (open->follows)
-        (void)pc__mapping_follows(pc__session_mapping(client, open->mapping_id));
+        (void)pc__mapping_follows(pc__session_mapping(session, open->mapping_id));
     pc__count_add(&engine->count.mappings, 1);
     opened->inode = generation->inode;
     opened->needs_trap = !generation->complete;
@@ -176,46 +177,46 @@ static int open_ready(struct pc__session *client, struct pc__region *region,
 }
 
 /* Its CLOSE came while it waited. */
-static bool was_given_up(struct pc__session *client, uint64_t mapping_id)
+static bool was_given_up(struct pc__session *session, uint64_t mapping_id)
 {
-    for (size_t i = 0; i < client->n_given_up; i++)
-        if (client->given_up[i] == mapping_id) {
-            client->given_up[i] = client->given_up[--client->n_given_up];
+    for (size_t i = 0; i < session->n_given_up; i++)
+        if (session->given_up[i] == mapping_id) {
+            session->given_up[i] = session->given_up[--session->n_given_up];
             return true;
         }
     return false;
 }
 
-static int note_given_up(struct pc__session *client, uint64_t mapping_id)
+static int note_given_up(struct pc__session *session, uint64_t mapping_id)
 {
-    if (client->n_given_up == client->given_up_capacity) {
-        size_t capacity = client->given_up_capacity ? client->given_up_capacity * 2 : 8;
-        uint64_t *grown = realloc(client->given_up, capacity * sizeof *grown);
+    if (session->n_given_up == session->given_up_capacity) {
+        size_t capacity = session->given_up_capacity ? session->given_up_capacity * 2 : 8;
+        uint64_t *grown = realloc(session->given_up, capacity * sizeof *grown);
         if (!grown)
             return pc__fail(PC_ERR_NO_MEMORY, "a mapping that was given up");
-        client->given_up = grown;
-        client->given_up_capacity = capacity;
+        session->given_up = grown;
+        session->given_up_capacity = capacity;
     }
-    client->given_up[client->n_given_up++] = mapping_id;
+    session->given_up[session->n_given_up++] = mapping_id;
     return PC_OK;
 }
 
 /* Under region.lock: the open waits. False: for want of memory it cannot. */
-static bool wait_for(struct pc__session *client, struct pc__region *region, uint32_t request_id,
+static bool wait_for(struct pc__session *session, struct pc__region *region, uint32_t request_id,
                      const struct pc__ctl_open *open, bool attach)
 {
     struct pc__pending *pending = calloc(1, sizeof *pending);
     if (!pending)
         return false;
-    *pending = (struct pc__pending){.loop = client->loop,
-                                    .client_id = client->id,
+    *pending = (struct pc__pending){.loop = session->loop,
+                                    .session_id = session->id,
                                     .request_id = request_id,
                                     .again = pc__session_retry_open,
                                     .attach = attach,
                                     .question = region->published_questions + 1,
                                     .open = *open};
     pc__link_push(&region->pending, &pending->link);
-    client->n_opening++;
+    session->n_opening++;
     return true;
 }
 
@@ -255,10 +256,10 @@ static void put_question(struct pc_engine *engine, uint64_t region, const struct
 }
 
 /* False: the region left the table between the look-up and the lock: it is a new one now. */
-static bool finish_open(struct pc__session *client, struct pc__region *region, uint32_t request_id,
+static bool finish_open(struct pc__session *session, struct pc__region *region, uint32_t request_id,
                         const struct pc__ctl_open *open, bool attach, bool caught_up)
 {
-    struct pc_engine *engine = client->loop->engine;
+    struct pc_engine *engine = session->loop->engine;
     struct pc__ctl_opened opened = {0};
     struct pc__ask ask;
     int fd = -1;
@@ -268,9 +269,9 @@ static bool finish_open(struct pc__session *client, struct pc__region *region, u
         pthread_mutex_unlock(&region->lock);
         return false;
     }
-    int rc = open_ready(client, region, open, attach, caught_up, &opened, &fd, &ask);
+    int rc = open_ready(session, region, open, attach, caught_up, &opened, &fd, &ask);
     if (rc == PC__WAIT) {
-        if (!wait_for(client, region, request_id, open, attach))
+        if (!wait_for(session, region, request_id, open, attach))
             rc = PC_ERR_NO_MEMORY;
         else
             put = to_ask(region, &ask);
@@ -283,12 +284,12 @@ static bool finish_open(struct pc__session *client, struct pc__region *region, u
     if (attach && !rc) {
         pc__count_add(&engine->count.reattached, 1);
         /* Threads that the last server left waiting ask us. */
-        pc__fault_attached(client, open->address, open->length_bytes);
+        pc__fault_attached(session, open->address, open->length_bytes);
     }
     if (rc)
-        pc__session_answer(client, request_id, rc);
+        pc__session_answer(session, request_id, rc);
     else
-        pc__session_send(client, PC__CTL_REPLY, request_id, PC_OK, &opened, sizeof opened,
+        pc__session_send(session, PC__CTL_REPLY, request_id, PC_OK, &opened, sizeof opened,
                          attach ? -1 : fd);
     return true;
 }
@@ -296,28 +297,28 @@ static bool finish_open(struct pc__session *client, struct pc__region *region, u
 void pc__session_retry_open(struct pc__loop *loop, struct pc__mail *mail)
 {
     struct pc__pending *pending = mail->pointer;
-    pc__each(link, &loop->clients)
+    pc__each(link, &loop->sessions)
     {
-        struct pc__session *client = pc__of(link, struct pc__session, link);
-        if (client->id != pending->client_id || client->closed)
+        struct pc__session *session = pc__of(link, struct pc__session, link);
+        if (session->id != pending->session_id || session->closed)
             continue;
         if (pending->stages) {
-            pc__session_staged(client, pending->request_id, pending->open.region);
+            pc__session_staged(session, pending->request_id, pending->open.region);
             break;
         }
-        client->n_opening -= client->n_opening > 0;
-        const bool given_up = was_given_up(client, pending->open.mapping_id);
-        if (!client->n_opening)
-            client->n_given_up = 0;
+        session->n_opening -= session->n_opening > 0;
+        const bool given_up = was_given_up(session, pending->open.mapping_id);
+        if (!session->n_opening)
+            session->n_given_up = 0;
         if (given_up)
             break; /* who asked has said that it does not wait, and may have asked anew since */
         pc__forget_message(); /* what is said of this question is of this question */
         struct pc__region *region = pc__region_get(loop->engine, pending->open.region);
         bool done = region && !mail->error &&
-                    finish_open(client, region, pending->request_id, &pending->open,
+                    finish_open(session, region, pending->request_id, &pending->open,
                                 pending->attach, pending->asked_published);
         if (!done)
-            pc__session_send(client, PC__CTL_REPLY, pending->request_id,
+            pc__session_send(session, PC__CTL_REPLY, pending->request_id,
                             mail->error ? mail->error : PC_ERR_NO_REGION, NULL, 0, -1);
         if (region)
             pc__region_put(loop->engine, region);
@@ -326,31 +327,31 @@ void pc__session_retry_open(struct pc__loop *loop, struct pc__mail *mail)
     free(pending);
 }
 
-void pc__session_open(struct pc__session *client, const struct pc__ctl_message *message, bool attach)
+void pc__session_open(struct pc__session *session, const struct pc__ctl_message *message, bool attach)
 {
-    struct pc_engine *engine = client->loop->engine;
+    struct pc_engine *engine = session->loop->engine;
     struct pc__ctl_open open;
     memcpy(&open, message->body, sizeof open);
     bool done = false;
     while (!done) {
         struct pc__region *region = pc__region_get_or_add(engine, open.region);
         if (!region) {
-            pc__session_reply(client, message, PC_ERR_NO_MEMORY);
+            pc__session_reply(session, message, PC_ERR_NO_MEMORY);
             return;
         }
-        done = finish_open(client, region, message->header.request_id, &open, attach, false);
+        done = finish_open(session, region, message->header.request_id, &open, attach, false);
         pc__region_put(engine, region);
     }
 }
 
-int pc__session_close_mapping(struct pc__session *client, const struct pc__ctl_message *message)
+int pc__session_close_mapping(struct pc__session *session, const struct pc__ctl_message *message)
 {
     struct pc__ctl_open open;
     memcpy(&open, message->body, sizeof open);
-    struct pc__session_map *mapping = pc__session_mapping(client, open.mapping_id);
+    struct pc__session_map *mapping = pc__session_mapping(session, open.mapping_id);
     if (mapping)
-        pc__session_drop_mapping(client, mapping, false);
-    else if (client->n_opening)
-        return note_given_up(client, open.mapping_id); /* else it would be open for ever */
+        pc__session_drop_mapping(session, mapping, false);
+    else if (session->n_opening)
+        return note_given_up(session, open.mapping_id); /* else it would be open for ever */
     return PC_OK;
 }

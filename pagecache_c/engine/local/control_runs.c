@@ -34,13 +34,13 @@ static size_t merge(struct pc_run *runs, size_t n)
 }
 
 /* Parsed, in range, sorted and disjoint; negative where they are not. *mapping may be NULL. */
-static int take_runs(struct pc__session *client, const struct pc__ctl_message *message,
+static int take_runs(struct pc__session *session, const struct pc__ctl_message *message,
                      struct pc__ctl_runs *head, struct pc_run *runs, struct pc__session_map **mapping)
 {
     int n = pc__ctl_parse_runs(message, head, runs, PC__CTL_MAX_RUNS);
     if (n < 0)
         return n;
-    *mapping = pc__session_mapping(client, head->mapping_id);
+    *mapping = pc__session_mapping(session, head->mapping_id);
     if (!*mapping)
         return PC_ERR_NO_REGION;
     for (int i = 0; i < n; i++)
@@ -53,19 +53,19 @@ static int take_runs(struct pc__session *client, const struct pc__ctl_message *m
 static void prefetched(struct pc__job *job, int status, uint64_t server_id, const char *text)
 {
     (void)server_id;
-    pc__session_send(job->client, PC__CTL_REPLY, job->request_id, status, text,
+    pc__session_send(job->session, PC__CTL_REPLY, job->request_id, status, text,
                     text ? strlen(text) + 1 : 0, -1);
 }
 
-void pc__session_prefetch(struct pc__session *client, const struct pc__ctl_message *message)
+void pc__session_prefetch(struct pc__session *session, const struct pc__ctl_message *message)
 {
-    struct pc__loop *loop = client->loop;
+    struct pc__loop *loop = session->loop;
     struct pc_run runs[PC__CTL_MAX_RUNS];
     struct pc__ctl_runs head;
     struct pc__session_map *mapping = NULL;
-    int n = take_runs(client, message, &head, runs, &mapping);
+    int n = take_runs(session, message, &head, runs, &mapping);
     if (n <= 0) {
-        pc__session_reply(client, message, n);
+        pc__session_reply(session, message, n);
         return;
     }
     struct pc__region *region = mapping->region;
@@ -75,10 +75,10 @@ void pc__session_prefetch(struct pc__session *client, const struct pc__ctl_messa
     if (head.wait) {
         job = malloc(sizeof *job + (size_t)n * sizeof runs[0]);
         if (!job) {
-            pc__session_reply(client, message, PC_ERR_NO_MEMORY);
+            pc__session_reply(session, message, PC_ERR_NO_MEMORY);
             return;
         }
-        *job = (struct pc__job){.client = client,
+        *job = (struct pc__job){.session = session,
                                 .done = prefetched,
                                 .mapping_id = mapping->id,
                                 .request_id = message->header.request_id,
@@ -104,16 +104,16 @@ void pc__session_prefetch(struct pc__session *client, const struct pc__ctl_messa
     pc__batch_submit(loop, &batch);
     if (!waits) {
         free(job);
-        pc__session_reply(client, message, rc);
+        pc__session_reply(session, message, rc);
     }
 }
 
-void pc__session_reads(struct pc__session *client, const struct pc__ctl_message *message)
+void pc__session_reads(struct pc__session *session, const struct pc__ctl_message *message)
 {
     struct pc_run runs[PC__CTL_MAX_RUNS];
     struct pc__ctl_runs head;
     struct pc__session_map *mapping = NULL;
-    int n = take_runs(client, message, &head, runs, &mapping);
+    int n = take_runs(session, message, &head, runs, &mapping);
     if (n <= 0)
         return;
     struct pc__region *region = mapping->region;
@@ -124,6 +124,6 @@ void pc__session_reads(struct pc__session *client, const struct pc__ctl_message 
         if (region->pages)
             pc__readahead_read(region->pages, runs[i], mapping->exact_reads);
     }
-    pc__cache_touched(client->loop->engine, mapping->generation, runs, (size_t)n);
+    pc__cache_touched(session->loop->engine, mapping->generation, runs, (size_t)n);
     pthread_mutex_unlock(&region->lock);
 }

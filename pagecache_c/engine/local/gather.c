@@ -45,7 +45,7 @@ struct pc__area {
 
 struct pc__part {
     struct pc__link link;          /* of its client's, or alone */
-    struct pc__session *client;     /* NULL: gone */
+    struct pc__session *session;     /* NULL: gone */
     struct pc__loop *loop;
     struct pc__area *area;
     uint64_t region;
@@ -70,12 +70,12 @@ static void drop_area(struct pc__area *area)
 static void end(struct pc__part *part)
 {
     char why[sizeof((struct pc__ctl_fail *)0)->cause] = "";
-    if (part->client) {
+    if (part->session) {
         if (part->status == PC_ERR_TIMEOUT || part->status == PC_ERR_HOME_LOST ||
             part->status == PC_ERR_DESCRIPTORS)
             pc__unreached_say(part->loop->engine, part->server_id, part->region, part->status, why,
                               sizeof why);
-        pc__session_send(part->client, PC__CTL_REPLY, part->request_id, part->status, why,
+        pc__session_send(part->session, PC__CTL_REPLY, part->request_id, part->status, why,
                         *why ? strlen(why) + 1 : 0, -1);
     }
     pc__link_remove(&part->link);
@@ -121,19 +121,19 @@ static void forget_area(struct pc__area *area)
     drop_area(area);
 }
 
-void pc__session_check_areas(struct pc__session *client, uint64_t now_ns)
+void pc__session_check_areas(struct pc__session *session, uint64_t now_ns)
 {
-    if (!client->areas_by_ns || client->areas_by_ns > now_ns)
+    if (!session->areas_by_ns || session->areas_by_ns > now_ns)
         return;
-    client->areas_by_ns = 0;
-    pc__each(link, &client->areas)
+    session->areas_by_ns = 0;
+    pc__each(link, &session->areas)
     {
         struct pc__area *area = pc__of(link, struct pc__area, link);
         uint64_t by_ns = area->used_ns + AREA_IDLE_NS;
         if (by_ns <= now_ns)
             forget_area(area); /* parts that are under way have it still */
-        else if (!client->areas_by_ns || by_ns < client->areas_by_ns)
-            client->areas_by_ns = by_ns;
+        else if (!session->areas_by_ns || by_ns < session->areas_by_ns)
+            session->areas_by_ns = by_ns;
     }
 }
 
@@ -148,19 +148,19 @@ static void blocks_done(struct pc__job *job, int status, uint64_t server_id, con
     if (!pc__loop_post(part->loop, &mail))
         return;
     part->posted = false; /* its job was the client's, so that is open: it ends, and this part with it */
-    shutdown(part->client->fd, SHUT_RDWR);
+    shutdown(part->session->fd, SHUT_RDWR);
 }
 
-void pc__session_gathers_end(struct pc__session *client)
+void pc__session_gathers_end(struct pc__session *session)
 {
-    pc__each(link, &client->areas) forget_area(pc__of(link, struct pc__area, link));
-    pc__each(link, &client->gathers)
+    pc__each(link, &session->areas) forget_area(pc__of(link, struct pc__area, link));
+    pc__each(link, &session->gathers)
     {
         struct pc__part *part = pc__of(link, struct pc__part, link);
         pc__link_remove(&part->link);
-        part->client = NULL;
+        part->session = NULL;
         /* No job of it is left, so nobody else looks at these. Mail is not read at the end. */
-        if (!part->waits_for && (!part->posted || client->loop->stopping))
+        if (!part->waits_for && (!part->posted || session->loop->stopping))
             end(part);
     }
 }
@@ -183,13 +183,13 @@ static int check_memfd(int fd, uint64_t bytes, uint64_t *inode)
 }
 
 /* +1 ref. */
-static int take_area(struct pc__session *client, int fd, uint64_t bytes, struct pc__area **out)
+static int take_area(struct pc__session *session, int fd, uint64_t bytes, struct pc__area **out)
 {
     uint64_t inode = 0;
     int rc = check_memfd(fd, bytes, &inode);
     if (rc)
         return rc;
-    pc__each(link, &client->areas)
+    pc__each(link, &session->areas)
     {
         struct pc__area *area = pc__of(link, struct pc__area, link);
         if (area->inode != inode || area->bytes != bytes)
@@ -209,8 +209,8 @@ static int take_area(struct pc__session *client, int fd, uint64_t bytes, struct 
     }
     *area = (struct pc__area){.inode = inode, .bytes = bytes, .map = map, .refs = 2,
                               .used_ns = pc__now_ns()};
-    pc__link_push(&client->areas, &area->link);
-    client->areas_by_ns = area->used_ns + AREA_IDLE_NS;
+    pc__link_push(&session->areas, &area->link);
+    session->areas_by_ns = area->used_ns + AREA_IDLE_NS;
     *out = area;
     return PC_OK;
 }
@@ -443,7 +443,8 @@ static int ask_for_blocks(struct pc__batch *batch, struct pc__part *part, uint64
     struct pc__job *job = malloc(sizeof *job + plan->n_runs * sizeof job->runs[0]);
     if (!job)
         return pc__fail(PC_ERR_NO_MEMORY, "a gather");
-    *job = (struct pc__job){.client = part->client, .done = blocks_done, .arg = part, .mapping_id = mapping_id,
+    *job = (struct pc__job){.session = part->session, .done = blocks_done, .arg = part,
+                            .mapping_id = mapping_id,
                             .n_runs = plan->n_runs};
     memcpy(job->runs, plan->runs, plan->n_runs * sizeof job->runs[0]);
     int rc = PC_OK;
@@ -486,22 +487,22 @@ static void ask(struct pc__part *part, const struct pc__session_map *mapping, st
     pc__region_put(loop->engine, region);
 }
 
-static int start(struct pc__session *client, const struct pc__ctl_message *message, int fd)
+static int start(struct pc__session *session, const struct pc__ctl_message *message, int fd)
 {
     struct pc__ctl_gather body;
     memcpy(&body, message->body, sizeof body);
-    const struct pc__session_map *mapping = pc__session_mapping(client, body.mapping_id);
+    const struct pc__session_map *mapping = pc__session_mapping(session, body.mapping_id);
     if (!mapping)
         return PC_ERR_NO_REGION;
     uint64_t needs = pc__gather_area_bytes(body.n_ids, body.rows.row_bytes);
     if (needs > body.memfd_bytes || body.at_bytes > body.memfd_bytes - needs)
         return PC_ERR_PROTOCOL;
     struct pc__part *part = malloc(sizeof *part);
-    struct plan *plan = client->loop->plan;
+    struct plan *plan = session->loop->plan;
     if (!plan)
-        plan = client->loop->plan = malloc(sizeof *plan);
+        plan = session->loop->plan = malloc(sizeof *plan);
     struct pc__area *area = NULL;
-    int rc = part && plan ? take_area(client, fd, body.memfd_bytes, &area) : PC_ERR_NO_MEMORY;
+    int rc = part && plan ? take_area(session, fd, body.memfd_bytes, &area) : PC_ERR_NO_MEMORY;
     if (!rc) {
         plan->n_touched = plan->n_runs = 0;
         rc = take_offsets(plan, &body, area->map + body.at_bytes, mapping->region->length_bytes);
@@ -510,19 +511,19 @@ static int start(struct pc__session *client, const struct pc__ctl_message *messa
         drop_area(area);
         free(part);
     } else {
-        *part = (struct pc__part){.client = client, .loop = client->loop, .area = area,
+        *part = (struct pc__part){.session = session, .loop = session->loop, .area = area,
                                   .region = mapping->region->id,
                                   .request_id = message->header.request_id, .waits_for = 1};
-        pc__link_push(&client->gathers, &part->link);
+        pc__link_push(&session->gathers, &part->link);
         ask(part, mapping, plan, area->map + body.at_bytes);
     }
     return rc;
 }
 
-void pc__session_gather(struct pc__session *client, const struct pc__ctl_message *message, int n_fds,
+void pc__session_gather(struct pc__session *session, const struct pc__ctl_message *message, int n_fds,
                        const int *fds)
 {
-    int rc = n_fds == 1 ? start(client, message, fds[0]) : PC_ERR_PROTOCOL;
+    int rc = n_fds == 1 ? start(session, message, fds[0]) : PC_ERR_PROTOCOL;
     if (rc)
-        pc__session_reply(client, message, rc);
+        pc__session_reply(session, message, rc);
 }

@@ -145,21 +145,21 @@ static bool is_over(struct pc__lessee *lessee)
 
 /* ----------------------------------------------------------------- orphans */
 
-bool pc__lease_keep(struct pc_engine *engine, const struct pc__session *client,
+bool pc__lease_keep(struct pc_engine *engine, const struct pc__session *session,
                     struct pc__session_map *mapping)
 {
-    struct pc__lessee *lessee = client->lessee;
+    struct pc__lessee *lessee = session->lessee;
     struct pc__lease *lease = mapping->lease;
     *lease = (struct pc__lease){.address = mapping->address,
                                 .length_bytes = mapping->length_bytes,
                                 .version = mapping->version,
                                 .follows = mapping->follows,
-                                .client_id = client->id,
+                                .session_id = session->id,
                                 .region = mapping->region,
                                 .generation = mapping->generation};
     pc__link_init(&lease->link);
     pthread_mutex_lock(&engine->leases.lock);
-    bool kept = lessee->attached_id <= client->id;
+    bool kept = lessee->attached_id <= session->id;
     if (kept) {
         lease->serial = ++engine->leases.next_serial;
         pc__link_push(&lessee->orphans, &lease->link);
@@ -186,16 +186,16 @@ static void end_all(struct pc_engine *engine, const struct pc__lessee *lessee, s
     }
 }
 
-void pc__lessee_attached(struct pc_engine *engine, struct pc__lessee *lessee, uint64_t client_id)
+void pc__lessee_attached(struct pc_engine *engine, struct pc__lessee *lessee, uint64_t session_id)
 {
     struct pc__link gone;
     pc__link_init(&gone);
     pthread_mutex_lock(&engine->leases.lock);
-    if (lessee->attached_id < client_id)
-        lessee->attached_id = client_id;
+    if (lessee->attached_id < session_id)
+        lessee->attached_id = session_id;
     pc__each(link, &lessee->orphans)
     {
-        if (pc__of(link, struct pc__lease, link)->client_id >= client_id)
+        if (pc__of(link, struct pc__lease, link)->session_id >= session_id)
             continue;
         pc__link_remove(link);
         pc__link_push(&gone, link);
@@ -380,7 +380,7 @@ static const char *audit_lessee(const struct pc__leases *leases, struct pc__less
         if (lease->serial <= serial || lease->serial > leases->next_serial)
             return "orphans are in the order in which they became that";
         serial = lease->serial;
-        if (lease->client_id < lessee->attached_id)
+        if (lease->session_id < lessee->attached_id)
             return "who has attached anew leaves no orphans behind";
         if (!lease->region || !lease->generation || !lease->length_bytes)
             return "an orphan is of some memory";

@@ -70,7 +70,7 @@ static struct pc_run choose(const struct pc_engine *engine, struct pc__session_m
     return run;
 }
 
-static void wake_now(struct pc__session *client, const struct pc__generation *generation,
+static void wake_now(struct pc__session *session, const struct pc__generation *generation,
                      const struct pc__waiter *waiter)
 {
     if (waiter->slot >= 0) {
@@ -80,20 +80,20 @@ static void wake_now(struct pc__session *client, const struct pc__generation *ge
     struct uffdio_range range = {.start = waiter->mapping_address +
                                           (waiter->block << PC_BLOCK_SHIFT),
                                  .len = PC_BLOCK_BYTES};
-    (void)ioctl(client->uffd, UFFDIO_WAKE, &range);
+    (void)ioctl(session->uffd, UFFDIO_WAKE, &range);
 }
 
-void pc__fault(struct pc__loop *loop, struct pc__session *client, uint64_t address, int slot)
+void pc__fault(struct pc__loop *loop, struct pc__session *session, uint64_t address, int slot)
 {
     struct pc_engine *engine = loop->engine;
-    struct pc__session_map *mapping = pc__session_mapping_at(client, address);
+    struct pc__session_map *mapping = pc__session_mapping_at(session, address);
     if (!mapping) {
         /* The faults that the last server left unread come with the hello, before the ATTACH of
          * their mapping: that wakes the thread, or takes its slot up. pc__fault_check_stray ends
          * a client that never does it. */
-        if (!client->stray_by_ns || pc__session_mapping_at(client, client->stray_address)) {
-            client->stray_address = address;
-            client->stray_by_ns = pc__now_ns() + engine->fault_timeout_ns;
+        if (!session->stray_by_ns || pc__session_mapping_at(session, session->stray_address)) {
+            session->stray_address = address;
+            session->stray_by_ns = pc__now_ns() + engine->fault_timeout_ns;
         }
         return;
     }
@@ -104,10 +104,10 @@ void pc__fault(struct pc__loop *loop, struct pc__session *client, uint64_t addre
         struct pc__ctl_fail fail = {.region = region->id, .block = block,
                                     .error = PC_ERR_NO_MEMORY,
                                     .cause = "the page server is out of memory"};
-        pc__session_send(client, PC__CTL_FAIL, 0, PC_ERR_NO_MEMORY, &fail, sizeof fail, -1);
+        pc__session_send(session, PC__CTL_FAIL, 0, PC_ERR_NO_MEMORY, &fail, sizeof fail, -1);
         return;
     }
-    *waiter = (struct pc__waiter){.client = client,
+    *waiter = (struct pc__waiter){.session = session,
                                   .mapping_id = mapping->id,
                                   .mapping_address = mapping->address,
                                   .block = block,
@@ -119,7 +119,7 @@ void pc__fault(struct pc__loop *loop, struct pc__session *client, uint64_t addre
     pthread_mutex_lock(&region->lock);
     struct pc__generation *generation = mapping->generation;
     if (generation->complete || pc__blockset_has(&generation->present, block)) {
-        wake_now(client, generation, waiter); /* became present between the touch and now */
+        wake_now(session, generation, waiter); /* became present between the touch and now */
         pthread_mutex_unlock(&region->lock);
         free(waiter);
         return;
@@ -152,16 +152,16 @@ void pc__fault(struct pc__loop *loop, struct pc__session *client, uint64_t addre
         pc__fill_failed(engine, region, generation, block, 1, engine->server_id, rc);
 }
 
-void pc__fault_check_stray(struct pc__session *client, uint64_t now_ns)
+void pc__fault_check_stray(struct pc__session *session, uint64_t now_ns)
 {
-    if (!client->stray_by_ns || client->stray_by_ns > now_ns)
+    if (!session->stray_by_ns || session->stray_by_ns > now_ns)
         return;
-    client->stray_by_ns = 0;
-    if (pc__session_mapping_at(client, client->stray_address))
+    session->stray_by_ns = 0;
+    if (pc__session_mapping_at(session, session->stray_address))
         return;
     struct pc__ctl_fail fail = {.error = PC_ERR_NO_REGION,
                                 .cause = "the address belongs to no open mapping"};
-    pc__session_send(client, PC__CTL_FAIL, 0, PC_ERR_NO_REGION, &fail, sizeof fail, -1);
+    pc__session_send(session, PC__CTL_FAIL, 0, PC_ERR_NO_REGION, &fail, sizeof fail, -1);
 }
 
 /* Faults that were taken out of slots, under the turn: once it is another's, a slot may be too. */
@@ -170,37 +170,37 @@ struct taken {
     uint64_t addresses[PC__SLOTS];
 };
 
-static void take(struct taken *taken, struct pc__session *client, int i)
+static void take(struct taken *taken, struct pc__session *session, int i)
 {
     taken->slots[taken->n] = i;
-    taken->addresses[taken->n++] = client->page->slots[i].address;
+    taken->addresses[taken->n++] = session->page->slots[i].address;
 }
 
-static void fault_all(const struct taken *taken, struct pc__session *client)
+static void fault_all(const struct taken *taken, struct pc__session *session)
 {
-    for (int i = 0; i < taken->n && !client->closed; i++)
-        pc__fault(client->loop, client, taken->addresses[i], taken->slots[i]);
+    for (int i = 0; i < taken->n && !session->closed; i++)
+        pc__fault(session->loop, session, taken->addresses[i], taken->slots[i]);
 }
 
-static void stop_reading(struct pc__loop *loop, struct pc__session *client)
+static void stop_reading(struct pc__loop *loop, struct pc__session *session)
 {
-    pc__watch_remove(loop, client->trap_watch);
-    client->trap_watch = NULL;
+    pc__watch_remove(loop, session->trap_watch);
+    session->trap_watch = NULL;
 }
 
-void pc__fault_attached(struct pc__session *client, uint64_t address, uint64_t length_bytes)
+void pc__fault_attached(struct pc__session *session, uint64_t address, uint64_t length_bytes)
 {
-    if (client->stray_address >= address && client->stray_address - address < length_bytes)
-        client->stray_by_ns = 0;
-    if (client->uffd >= 0) {
+    if (session->stray_address >= address && session->stray_address - address < length_bytes)
+        session->stray_by_ns = 0;
+    if (session->uffd >= 0) {
         struct uffdio_range range = {.start = address, .len = length_bytes};
-        (void)ioctl(client->uffd, UFFDIO_WAKE, &range);
+        (void)ioctl(session->uffd, UFFDIO_WAKE, &range);
     }
     struct taken taken = {.n = 0};
-    if (!client->page || !pc__turn_hold(client))
+    if (!session->page || !pc__turn_hold(session))
         return;
     for (int i = 0; i < PC__SLOTS; i++) {
-        struct pc__slot *slot = &client->page->slots[i];
+        struct pc__slot *slot = &session->page->slots[i];
         uint32_t requested = PC__SLOT_REQUESTED;
         bool waits = atomic_load(&slot->state) == PC__SLOT_SERVING;
         if (waits || atomic_load(&slot->state) == PC__SLOT_REQUESTED) {
@@ -209,55 +209,55 @@ void pc__fault_attached(struct pc__session *client, uint64_t address, uint64_t l
             /* Acquire: pairs with the handler's release of REQUESTED, and brings the address. */
             if (waits ||
                 atomic_compare_exchange_strong(&slot->state, &requested, PC__SLOT_SERVING))
-                take(&taken, client, i);
+                take(&taken, session, i);
         }
     }
-    pc__turn_release(client);
-    fault_all(&taken, client);
+    pc__turn_release(session);
+    fault_all(&taken, session);
 }
 
-void pc__fault_read_uffd(struct pc__loop *loop, struct pc__session *client)
+void pc__fault_read_uffd(struct pc__loop *loop, struct pc__session *session)
 {
     struct uffd_msg messages[16];
-    while (!client->closed) {
-        if (!pc__turn_hold(client)) { /* a newer connection must find what is there */
-            stop_reading(loop, client);
+    while (!session->closed) {
+        if (!pc__turn_hold(session)) { /* a newer connection must find what is there */
+            stop_reading(loop, session);
             return;
         }
-        ssize_t got = read(client->uffd, messages, sizeof messages);
-        pc__turn_release(client);
+        ssize_t got = read(session->uffd, messages, sizeof messages);
+        pc__turn_release(session);
         if (got <= 0) {
             if (got < 0 && (errno == EAGAIN || errno == EINTR))
                 return; /* EAGAIN also where another thread's wake took the event back */
             /* EOF or an error: the address space is gone; the socket will say so too. */
-            stop_reading(loop, client);
+            stop_reading(loop, session);
             return;
         }
         size_t n = (size_t)got / sizeof messages[0];
         for (size_t i = 0; i < n; i++)
             if (messages[i].event == UFFD_EVENT_PAGEFAULT)
-                pc__fault(loop, client, messages[i].arg.pagefault.address, -1);
+                pc__fault(loop, session, messages[i].arg.pagefault.address, -1);
         if (n < sizeof messages / sizeof messages[0])
             return; /* level-triggered: what came meanwhile wakes us again */
     }
 }
 
-void pc__fault_read_slots(struct pc__loop *loop, struct pc__session *client)
+void pc__fault_read_slots(struct pc__loop *loop, struct pc__session *session)
 {
     uint64_t count;
     struct taken taken = {.n = 0};
-    if (!pc__turn_hold(client)) {
-        stop_reading(loop, client);
+    if (!pc__turn_hold(session)) {
+        stop_reading(loop, session);
         return;
     }
-    (void)!read(client->slots_event, &count, sizeof count);
+    (void)!read(session->slots_event, &count, sizeof count);
     for (int i = 0; i < PC__SLOTS; i++) {
         uint32_t requested = PC__SLOT_REQUESTED;
         /* Acquire: pairs with the handler's release of REQUESTED, and brings the address. */
-        if (atomic_compare_exchange_strong(&client->page->slots[i].state, &requested,
+        if (atomic_compare_exchange_strong(&session->page->slots[i].state, &requested,
                                            PC__SLOT_SERVING))
-            take(&taken, client, i);
+            take(&taken, session, i);
     }
-    pc__turn_release(client);
-    fault_all(&taken, client);
+    pc__turn_release(session);
+    fault_all(&taken, session);
 }

@@ -35,8 +35,8 @@
 void pc__fill_answer_slot(const struct pc__generation *generation, const struct pc__waiter *waiter,
                           int status)
 {
-    struct pc__slot *slot = &waiter->client->page->slots[waiter->slot];
-    if (!pc__turn_hold(waiter->client))
+    struct pc__slot *slot = &waiter->session->page->slots[waiter->slot];
+    if (!pc__turn_hold(waiter->session))
         return; /* its newer connection answers, and then it may be another thread's */
     slot->status = status;
     if (!status) {
@@ -51,7 +51,7 @@ void pc__fill_answer_slot(const struct pc__generation *generation, const struct 
         slot->n_bytes = (past - first) << PC_BLOCK_SHIFT;
     }
     pc__publish(&slot->state, PC__SLOT_DONE); /* with status and range; pairs with the handler */
-    pc__turn_release(waiter->client);
+    pc__turn_release(waiter->session);
     syscall(SYS_futex, &slot->state, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
@@ -65,7 +65,7 @@ static void wake(struct pc_engine *engine, const struct pc__generation *generati
             .start = waiter->mapping_address + (waiter->block << PC_BLOCK_SHIFT),
             .len = PC_BLOCK_BYTES};
         /* ENOENT, EINVAL: the mapping went away meanwhile; ESRCH: the process did. */
-        (void)ioctl(waiter->client->uffd, UFFDIO_WAKE, &range);
+        (void)ioctl(waiter->session->uffd, UFFDIO_WAKE, &range);
     }
     pc__count_sub(&engine->count.faults_waiting, 1);
     pc__link_remove(&waiter->link);
@@ -276,7 +276,7 @@ void pc__fill_failed(struct pc_engine *engine, struct pc__region *region,
         pc__count_add(&engine->count.faults_failed, 1);
         fail.block = waiter->block;
         /* The process ends on this message; its waiters go when its socket closes. */
-        pc__session_send(waiter->client, PC__CTL_FAIL, 0, error, &fail, sizeof fail, -1);
+        pc__session_send(waiter->session, PC__CTL_FAIL, 0, error, &fail, sizeof fail, -1);
         pc__count_sub(&engine->count.faults_waiting, 1);
         pc__link_remove(&waiter->link);
         free(waiter);

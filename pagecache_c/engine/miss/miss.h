@@ -122,12 +122,12 @@ struct pc_run pc__readahead_fixed(uint64_t n_blocks, unsigned shift, uint64_t bl
 void pc__readahead_read(struct pc__readahead *pages, struct pc_run run, bool exact);
 
 /* fault.c */
-void pc__fault(struct pc__loop *loop, struct pc__session *client, uint64_t address, int slot);
-void pc__fault_read_uffd(struct pc__loop *loop, struct pc__session *client);
-void pc__fault_read_slots(struct pc__loop *loop, struct pc__session *client);
+void pc__fault(struct pc__loop *loop, struct pc__session *session, uint64_t address, int slot);
+void pc__fault_read_uffd(struct pc__loop *loop, struct pc__session *session);
+void pc__fault_read_slots(struct pc__loop *loop, struct pc__session *session);
 /* A mapping was attached again: who was stopped in it under the last server is taken up. */
-void pc__fault_attached(struct pc__session *client, uint64_t address, uint64_t length_bytes);
-void pc__fault_check_stray(struct pc__session *client, uint64_t now_ns);
+void pc__fault_attached(struct pc__session *session, uint64_t address, uint64_t length_bytes);
+void pc__fault_check_stray(struct pc__session *session, uint64_t now_ns);
 
 /* batch.c */
 /* Takes absent blocks of [first, first + n) that nobody is fetching yet, marks them in flight,

@@ -30,7 +30,7 @@
 struct retiring {
     struct pc__link link;
     struct pc__loop *loop;       /* of the client */
-    uint64_t client_id, until_ns;
+    uint64_t session_id, until_ns;
     uint32_t request_id;         /* the client's */
     uint32_t id;                 /* ours, in what is said to the others */
     uint32_t n, n_done, n_told;
@@ -105,12 +105,12 @@ static void drop_if_idle(struct pc_engine *engine, uint64_t id)
 
 static void reply(struct pc__loop *loop, struct pc__mail *mail)
 {
-    pc__each(link, &loop->clients)
+    pc__each(link, &loop->sessions)
     {
-        struct pc__session *client = pc__of(link, struct pc__session, link);
-        if (client->id != mail->a || client->closed)
+        struct pc__session *session = pc__of(link, struct pc__session, link);
+        if (session->id != mail->a || session->closed)
             continue;
-        pc__session_send(client, PC__CTL_REPLY, (uint32_t)mail->b, mail->error, NULL, 0, -1);
+        pc__session_send(session, PC__CTL_REPLY, (uint32_t)mail->b, mail->error, NULL, 0, -1);
         break;
     }
 }
@@ -118,7 +118,7 @@ static void reply(struct pc__loop *loop, struct pc__mail *mail)
 /* Not under the lock any more, and in no list. */
 static void finish(struct retiring *retiring, int error)
 {
-    const struct pc__mail mail = {.run = reply, .a = retiring->client_id,
+    const struct pc__mail mail = {.run = reply, .a = retiring->session_id,
                                   .b = retiring->request_id, .error = error};
     (void)pc__loop_post(retiring->loop, &mail); /* who asked has a deadline */
     free(retiring);
@@ -211,15 +211,15 @@ static void forget_old(struct pc_engine *engine)
 }
 
 /* The answer comes later. Negative: it does not. */
-static int tell_others(struct pc__session *client, const struct pc__ctl_message *message,
+static int tell_others(struct pc__session *session, const struct pc__ctl_message *message,
                        const struct pc__ctl_retire *head, const uint64_t *servers)
 {
-    struct pc_engine *engine = client->loop->engine;
+    struct pc_engine *engine = session->loop->engine;
     struct retiring *retiring = calloc(1, sizeof *retiring);
     if (!retiring)
         return pc__fail(PC_ERR_NO_MEMORY, "a region that is freed");
-    *retiring = (struct retiring){.loop = client->loop,
-                                  .client_id = client->id,
+    *retiring = (struct retiring){.loop = session->loop,
+                                  .session_id = session->id,
                                   .until_ns = pc__now_ns() + ANSWER_NS,
                                   .request_id = message->header.request_id,
                                   .n = head->n_servers,
@@ -246,9 +246,9 @@ static int tell_others(struct pc__session *client, const struct pc__ctl_message 
     return PC_OK;
 }
 
-void pc__session_retire(struct pc__session *client, const struct pc__ctl_message *message)
+void pc__session_retire(struct pc__session *session, const struct pc__ctl_message *message)
 {
-    struct pc_engine *engine = client->loop->engine;
+    struct pc_engine *engine = session->loop->engine;
     struct pc__ctl_retire head = {0};
     uint64_t servers[PC__RETIRE_MOST];
     int rc = pc__ctl_parse_retire(message, &head, servers, PC__RETIRE_MOST);
@@ -258,9 +258,9 @@ void pc__session_retire(struct pc__session *client, const struct pc__ctl_message
     if (!rc && head.alone)
         drop_if_idle(engine, head.region);
     if (!rc && others)
-        rc = tell_others(client, message, &head, servers);
+        rc = tell_others(session, message, &head, servers);
     if (rc || !others)
-        pc__session_reply(client, message, rc);
+        pc__session_reply(session, message, rc);
 }
 
 size_t pc__retire_take(struct pc__peer *peer, const struct pc__data_header *header, uint8_t *answer)

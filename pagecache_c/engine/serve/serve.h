@@ -20,7 +20,7 @@ void pc__served_close_all(struct pc__loop *loop);
 /* retire.c: a region is freed. tells: whether the server is one that is to be told, and was not yet.
  * looked: one loop more has looked for connections to those. take: what a home says to us; the answer
  * is a header, and its bytes are returned. */
-void pc__session_retire(struct pc__session *client, const struct pc__ctl_message *message);
+void pc__session_retire(struct pc__session *session, const struct pc__ctl_message *message);
 bool pc__retire_tells(struct pc_engine *engine, uint32_t id, uint64_t server_id);
 void pc__retire_looked(struct pc_engine *engine, uint32_t id);
 void pc__retired(struct pc_engine *engine, uint64_t server_id, uint32_t id, int status);

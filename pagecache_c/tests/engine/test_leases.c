@@ -219,7 +219,7 @@ static void test_two_of_one_process(int trap)
 
 static void end_connection_and_sleep(struct pc__loop *loop, struct pc__mail *mail)
 {
-    pc__each(link, &loop->clients)
+    pc__each(link, &loop->sessions)
     {
         struct pc__session *client = pc__of(link, struct pc__session, link);
         if (client->id == mail->a)

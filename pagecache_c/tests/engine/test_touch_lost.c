@@ -101,7 +101,7 @@ static void stand_still(struct pc__loop *loop, struct pc__mail *mail)
 {
     (void)mail;
     struct pc__session *old = NULL;
-    pc__each(link, &loop->clients)
+    pc__each(link, &loop->sessions)
     {
         struct pc__session *client = pc__of(link, struct pc__session, link);
         if (client->id == late.client_id)
@@ -123,7 +123,7 @@ static void wait_until_read(struct pc__loop *loop, struct pc__mail *mail)
 {
     (void)mail;
     bool is_olds = false;
-    pc__each(link, &loop->clients)
+    pc__each(link, &loop->sessions)
         is_olds |= pc__of(link, struct pc__session, link)->id == late.client_id;
     late.in++;
     while (!is_olds && !late.is_read)

@@ -275,7 +275,7 @@ static void test_hidden_while_stopped(int trap)
 static void cut_off_here(struct pc__loop *loop, struct pc__mail *mail)
 {
     (void)mail;
-    pc__each(link, &loop->clients)
+    pc__each(link, &loop->sessions)
         shutdown(pc__of(link, struct pc__session, link)->fd, SHUT_RDWR);
 }
 
@@ -347,7 +347,7 @@ static void hold_here(struct pc__loop *loop, struct pc__mail *mail)
     n_held++;
     while (!may_say)
         usleep(1000);
-    pc__each(link, &loop->clients)
+    pc__each(link, &loop->sessions)
         pc__session_send(pc__of(link, struct pc__session, link), PC__CTL_LET_GO, 0, 0, &other,
                          sizeof other, -1);
     n_said++;

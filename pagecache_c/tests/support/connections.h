@@ -22,7 +22,7 @@ static inline void run_in_loops(struct server *s, void (*run)(struct pc__loop *,
 
 static inline void end_connection(struct pc__loop *loop, struct pc__mail *mail)
 {
-    pc__each(link, &loop->clients)
+    pc__each(link, &loop->sessions)
     {
         struct pc__session *client = pc__of(link, struct pc__session, link);
         if (client->id == mail->a || (!mail->a && client->said_hello))
@@ -68,7 +68,7 @@ static inline void open_door(struct server *s)
 static inline uint64_t newest(struct server *s)
 {
     pthread_mutex_lock(&s->engine->lock);
-    uint64_t id = s->engine->next_client_id;
+    uint64_t id = s->engine->next_session_id;
     pthread_mutex_unlock(&s->engine->lock);
     return id;
 }
