@@ -47,7 +47,7 @@ static void drop_history(void *arg, uint64_t inode, bool is_disk)
     pc__unkeep(arg, inode, is_disk);
 }
 
-static void say_history(void *arg, const char *text)
+static void log_history(void *arg, const char *text)
 {
     pc__engine_event(arg, PC_EVENT_LOG, PC_ERR_NO_SPACE, 0, 0, "%s", text);
 }
@@ -60,7 +60,7 @@ static int open_history(struct pc_engine *engine, const struct pc_engine_options
                                                 .arg = engine,
                                                 .keep = keep_history,
                                                 .drop = drop_history,
-                                                .say = say_history};
+                                                .log = log_history};
     return pc__history_open(&history, &engine->history);
 }
 
@@ -139,7 +139,7 @@ static const struct pc__observers observers = {.region_ended = region_ended,
                                                .blocks_changed = pc__directory_changed,
                                                .version_came = pc__served_unpark,
                                                .homes_changed = pc__homes_changed,
-                                               .home_says = pc__retire_take};
+                                               .home_retires = pc__retire_take};
 
 /* ------------------------------------------------------------- start, stop */
 

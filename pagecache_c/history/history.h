@@ -40,7 +40,7 @@ struct pc__history_options {
      * on disk are numbered apart: the same number may come once of each. */
     void (*keep)(void *arg, int fd, uint64_t inode, uint64_t bytes, bool is_disk);
     void (*drop)(void *arg, uint64_t inode, bool is_disk);
-    void (*say)(void *arg, const char *text); /* one line, for the log */
+    void (*log)(void *arg, const char *text); /* one line, for the log */
 };
 
 struct pc__history_stats {
@@ -81,7 +81,7 @@ int pc__history_skip(struct pc__history *history, uint64_t region, uint64_t vers
 
 /* From now on the records of versions >= version of the region are retained: what version, or a newer
  * one, needs. UINT64_MAX: none are; that is how it begins. They spill as others do, and are dropped
- * when the budgets hold nothing else that could go; then oldest first. So memory is bounded, and say()
+ * when the budgets hold nothing else that could go; then oldest first. So memory is bounded, and log()
  * is called once for each call of this whose records go all the same. Ends with forget. It is not
  * noted in the segments. PC_ERR_NO_MEMORY: it is as it was before. */
 int pc__history_retain(struct pc__history *history, uint64_t region, uint64_t version);

@@ -80,7 +80,7 @@ static int index_record(struct pc__history *history, struct pc__history_segment 
     if (segment == history->current && segment->n_records >= history->max_segment_records)
         pc__history_seal_current(history);
     if (history->index.n_retained_dropped > n_before)
-        pc__history_say_retained(history, region, version,
+        pc__history_log_retained(history, region, version,
                                  "what the next commit replaced could not be kept");
     if (n_dropped > 0)
         pc__history_release_dead(history);
@@ -211,7 +211,7 @@ int pc__history_append(struct pc__history *history, uint64_t region, uint64_t ve
     if (old.is_failed)
         return rc;
     pthread_mutex_lock(&history->lock);
-    pc__history_say_dropping(history, "what a commit replaced cannot be kept, older versions expire",
+    pc__history_log_dropping(history, "what a commit replaced cannot be kept, older versions expire",
                  pc_last_message());
     pthread_mutex_unlock(&history->lock);
     return append_skip(history, region, version);

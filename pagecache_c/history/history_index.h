@@ -45,7 +45,7 @@ struct pc__history_region {
 /* The oldest version of a region that must stay; the region need not have records. */
 struct pc__history_floor {
     uint64_t region, version;
-    bool has_said;                /* that some of it went all the same */
+    bool has_logged;                /* that some of it went all the same */
 };
 
 struct pc__history_index {

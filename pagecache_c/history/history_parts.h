@@ -30,7 +30,7 @@ struct pc__history {
     struct pc__history_options options;  /* directory is our copy, NULL without disk_bytes */
     uint64_t segment_bytes, max_segment_records;
     uint64_t next_sequence;
-    bool has_said_dropping;
+    bool has_logged_dropping;
     struct pc__history_segment **adopted;
     size_t n_adopted, adopted_capacity;
 };
@@ -92,9 +92,9 @@ bool pc__history_give_back_disk(struct pc__history *history, uint64_t n_bytes, b
 /* Room for one more record and one more segment. */
 void pc__history_make_count_room(struct pc__history *history);
 /* Once; what goes on from there is in the statistics. */
-void pc__history_say_dropping(struct pc__history *history, const char *what, const char *why);
+void pc__history_log_dropping(struct pc__history *history, const char *what, const char *why);
 /* Once for each floor: retained records of the region, up to this version, were dropped. */
-void pc__history_say_retained(struct pc__history *history, uint64_t region, uint64_t version,
+void pc__history_log_retained(struct pc__history *history, uint64_t region, uint64_t version,
                               const char *why);
 
 #endif

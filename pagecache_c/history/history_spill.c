@@ -83,39 +83,39 @@ static struct pc__history_segment *oldest_worth(const struct pc__history *histor
 /* ---------------------------------------------------------------- dropping */
 
 /* Lets go of the lock. */
-static void say(struct pc__history *history, const char *text)
+static void log_line(struct pc__history *history, const char *text)
 {
     pthread_mutex_unlock(&history->lock);
-    history->options.say(history->options.arg, text);
+    history->options.log(history->options.arg, text);
     pthread_mutex_lock(&history->lock);
 }
 
-void pc__history_say_dropping(struct pc__history *history, const char *what, const char *why)
+void pc__history_log_dropping(struct pc__history *history, const char *what, const char *why)
 {
     char text[700];
 
-    if (history->has_said_dropping || !history->options.say)
+    if (history->has_logged_dropping || !history->options.log)
         return;
-    history->has_said_dropping = true;
+    history->has_logged_dropping = true;
     snprintf(text, sizeof text, "%s: %s", what, why);
-    say(history, text);
+    log_line(history, text);
 }
 
-void pc__history_say_retained(struct pc__history *history, uint64_t region, uint64_t version,
+void pc__history_log_retained(struct pc__history *history, uint64_t region, uint64_t version,
                               const char *why)
 {
     struct pc__history_floor *floor = pc__index_floor_of(&history->index, region);
     char text[300];
 
-    if (!floor || floor->has_said || !history->options.say)
+    if (!floor || floor->has_logged || !history->options.log)
         return;
-    floor->has_said = true;
+    floor->has_logged = true;
     snprintf(text, sizeof text,
              "region %llu: versions %llu to %llu, which live collections may need, are kept no "
              "longer, and more may follow: %s",
              (unsigned long long)region, (unsigned long long)floor->version,
              (unsigned long long)version, why);
-    say(history, text);
+    log_line(history, text);
 }
 
 /* Drops one record, and older ones of its region. Lets go of the lock. */
@@ -124,7 +124,7 @@ static void drop(struct pc__history *history, uint64_t region, uint64_t version,
     const uint64_t n_before = history->index.n_retained_dropped;
     history->n_expired += pc__index_drop(&history->index, region, version);
     if (history->index.n_retained_dropped > n_before)
-        pc__history_say_retained(history, region, version, why);
+        pc__history_log_retained(history, region, version, why);
 }
 
 /* Drops the records of a segment, and older ones of the same regions. Lets go of the lock. */
@@ -300,7 +300,7 @@ bool pc__history_give_back_disk(struct pc__history *history, uint64_t n_bytes, b
     if (statvfs(history->options.directory, &fs) == 0 &&
         history->disk_bytes + (uint64_t)fs.f_bavail * fs.f_frsize < n_bytes)
         return false;
-    pc__history_say_dropping(history, "the disk is full, the oldest versions expire",
+    pc__history_log_dropping(history, "the disk is full, the oldest versions expire",
                              pc_last_message());
     expire(history, oldest, "the disk is full");
     return true;
@@ -368,7 +368,7 @@ bool pc__history_make_memory_room(struct pc__history *history, uint64_t n_bytes,
             return true; /* n_bytes is no more than the budget: nothing else is charged */
         if (spill(history, oldest, false, &why))
             continue;
-        pc__history_say_dropping(
+        pc__history_log_dropping(
             history, "the memory for old versions is used up, the oldest expire", why);
         if (free_some(history, IN_MEMORY, false))
             continue;

@@ -1,26 +1,26 @@
-/* cache.c - the budget of a node's cached blocks: what is accounted, and who evicts.
+/* cache.c - the budget of a node's cached blocks: what is accounted, and what evicts.
  *
  * Accounted are the blocks that are present in generations that are no home. An entry is an aligned
  * chunk of 16 blocks (64 KiB) of one generation with a bit for each that is present; policy.h says
  * which goes first. Its blocks are punched out of the generation's file, under region.lock: every
  * process that maps it loses them at once, and the next touch is a fault like the first.
  *
- * Who evicts: a thread of its own, from the high water mark (1/128 below the budget) down to the low
- * one (1/64 below it); and whoever is about to insert what would exceed the budget, as much as it inserts
- * (pc__cache_room). Neither waits for a fetch. Where nothing can go, an insert goes on all the same: a
+ * Evictions are made by a thread of their own, from the high water mark (1/128 below the budget) down to
+ * the low one (1/64 below it); and by a thread that is about to insert what would exceed the budget, as much
+ * as it inserts (pc__cache_room). Neither waits for a fetch. Where nothing can go, an insert goes on all the same: a
  * fetch never waits for an eviction.
  *
  * What stays: what a SIGSEGV process has unprotected (windows.c); the blocks at which the last few
  * stopped threads were woken, so that each gets on however small the budget is; what a restarted
- * server took back, until whoever maps it has had the time to attach again. What goes before all else:
- * blocks of generations that nobody has leased for a while.
+ * server took back, until its processes have had the time to attach again. What goes before all else:
+ * blocks of generations without a lease for a while.
  *
  * Memory: 96 bytes an entry, so 1.5 MiB for each cached GiB of whole chunks and 24 MiB at worst (no
  * two blocks in one chunk); beside it, of each GiB of the budget, 0.5 MiB of table and 2 MiB of
  * fingerprints of what was evicted.
  *
  * Lifetimes: entries of a generation end before it does (pc__cache_forget), and it before its region.
- * So whoever finds an entry under the lock may look at both, and takes references if there are any
+ * So a thread that finds an entry under the lock may look at both, and takes references if there are any
  * left to take.
  */
 #include "engine/cache/cache.h"
@@ -51,7 +51,7 @@ struct entry {
     uint64_t chunk;
     uint16_t present;               /* bit i: block i of the chunk */
     uint16_t awaited;               /* threads were stopped at these, and may not have run yet */
-    bool fresh;                     /* not used but by whoever had it brought */
+    bool fresh;                     /* not used since the fault that fetched it */
 };
 static_assert(sizeof(struct entry) <= 96, "as said above");
 
@@ -327,7 +327,7 @@ static bool settles(const struct pc_engine *engine, const struct pc__generation 
     return generation->adopted && engine->settle_until_ns;
 }
 
-/* One of a generation that nobody has leased for a while; locked. */
+/* One of a generation without a lease for a while; locked. */
 static struct entry *idle_entry(struct pc__cache *cache)
 {
     uint64_t now = pc__now_ns();
@@ -342,7 +342,7 @@ static struct entry *idle_entry(struct pc__cache *cache)
         {
             struct entry *entry = of_sibling(each);
             if (!entry->policy.queue)
-                continue; /* somebody is at it */
+                continue; /* another thread is at it */
             pc__policy_take(&cache->policy, &entry->policy);
             return entry;
         }
@@ -383,15 +383,15 @@ static bool choose(struct pc__cache *cache, struct victim *victim)
             continue; /* it is going, and its entries with it */
         if (take_if_alive(&victim->generation->refs))
             break;
-        /* Not the last reference: whoever lets the generation go still has one. */
+        /* Not the last reference: the thread that frees the generation still has one. */
         (void)atomic_fetch_sub(&victim->region->refs, 1u);
     }
     pthread_mutex_unlock(&cache->lock);
     return entry != NULL;
 }
 
-/* Under region.lock: which blocks of the chunk may go, also those that the file may have without
- * anybody's knowing. */
+/* Under region.lock: which blocks of the chunk may go, also those that the file may have and no
+ * record shows. */
 static uint32_t evictable(struct pc__cache *cache, const struct victim *victim)
 {
     const struct pc__generation *g = victim->generation;
@@ -475,7 +475,7 @@ static void leave(struct pc__cache *cache, const struct victim *victim)
 
 enum outcome { NO_VICTIM, PASSED_OVER, EVICTED };
 
-/* Without locks. Waits for the lock of this region alone, or of any (NULL): who fills one region does
+/* Without locks. Waits for the lock of this region alone, or of any (NULL): an insert into one region does
  * not wait for what is done with another, which takes long at times. */
 static enum outcome evict_one(struct pc__cache *cache, const struct pc__region *region)
 {
@@ -633,7 +633,7 @@ static const char *audit_locked(const struct pc__cache *cache)
     {
         const struct pc__generation *generation = pc__of(link, struct pc__generation, idle);
         if (generation->idle_since_ns < since_ns)
-            return "generations that nobody leases are in the order in which that began";
+            return "generations without a lease are in the order in which they lost the last one";
         since_ns = generation->idle_since_ns;
     }
     if (n_entries != cache->n_entries)
@@ -715,7 +715,7 @@ int pc__cache_open(struct pc_engine *engine, uint64_t cache_bytes, int policy)
     cache->engine = engine;
     cache->budget = budget;
     /* Close to the budget: what is read again and again, and fits, is to stay. What is kept free
-     * only spares those who insert an eviction of their own. */
+     * only spares inserts an eviction of their own. */
     cache->high = budget - budget / 128;
     cache->low = budget - budget / 64;
     cache->n_awaited = budget / 8 < most_awaited ? budget / 8 : most_awaited;

@@ -1,4 +1,4 @@
-/* cache.h - the node's budget of cached blocks: what is counted, what is evicted, and who must hear of it. */
+/* cache.h - the node's budget of cached blocks: what is counted, what is evicted, which processes are told. */
 #ifndef PC_CACHE_H
 #define PC_CACHE_H
 
@@ -21,7 +21,7 @@ uint64_t pc__cache_most_blocks(const struct pc_engine *engine);
 void pc__cache_room(struct pc_engine *engine, const struct pc__region *region, uint64_t n);
 void pc__cache_balance(struct pc_engine *engine, uint64_t n);
 /* Under region.lock: blocks became present; a thread that was stopped at one of them may go on; they
- * were punched by somebody else; were used (a fault, a read set; the runs are sorted); the first
+ * were punched by another room; were used (a fault, a read set; the runs are sorted); the first
  * lease began, or the last one ended. */
 void pc__cache_added(struct pc_engine *engine, struct pc__region *region,
                      struct pc__generation *generation, uint64_t first, uint64_t n);
@@ -35,7 +35,7 @@ void pc__cache_leased(struct pc_engine *engine, struct pc__generation *generatio
 /* For audits. Takes the cache's lock.
  *   used = the sum of blocks over all entries; n_entries = how many are in the table
  *   of each entry: blocks > 0, awaited within blocks, it is in its bucket, and in its generation's list
- *   each generation that nobody leases comes, in the list of those, after all that lost their last lease before
+ *   generations without a lease are listed in the order in which they lost the last one
  * The second is under region.lock too: of each entry of the generation, blocks within generation.present. */
 const char *pc__cache_audit(const struct pc_engine *engine);
 const char *pc__cache_audit_generation(const struct pc_engine *engine,
@@ -73,7 +73,7 @@ void pc__windows_unmapped(struct pc__generation *generation, uint64_t number, ui
 bool pc__windows_orphaned(struct pc__generation *generation);
 void pc__windows_end(struct pc__generation *generation); /* it ends; needs no lock */
 /* Tells them that the chunk goes; returns which of its blocks must stay. From then on until _release
- * nobody unprotects one of it without asking. */
+ * no process unprotects one of it without asking. */
 uint32_t pc__windows_hold(struct pc__generation *generation, uint64_t chunk);
 void pc__windows_release(struct pc__generation *generation);
 /* How many runs a process may have unprotected under this budget; 0: no budget. */

@@ -4,7 +4,7 @@
  * it. So while a process watches a mapping, the blocks that go of its generation are noted for it; it
  * counts them as read. Nothing else takes blocks from a generation that is leased at its version.
  *
- * Entered by the loop that owns the client, and by whoever evicts. Under region.lock.
+ * Entered by the loop that owns the session, and by evictions. Under region.lock.
  */
 #include "engine/cache/cache.h"
 #include "engine/core/core.h"
@@ -17,7 +17,7 @@
 struct pc__recorder {
     struct pc__link link;          /* of the generation */
     struct pc__blockset evicted;
-    bool is_all;                   /* for want of memory nobody knows */
+    bool is_all;                   /* not known, for want of memory */
     uint64_t users;                /* begins without their ends */
 };
 

@@ -1,6 +1,6 @@
 /* policy.h - which of a cache's entries goes first. Pure: no lock, no clock, no engine.
  *
- * An entry lies in the memory of whoever caches it; a policy links it, and counts its uses. The
+ * An entry lies in the memory of the cache; a policy links it, and counts its uses. The
  * owner says that an entry came, was used, or left; pc__policy_victim takes out the one to go, and
  * where its owner cannot let go of it now it comes back with pc__policy_back.
  *
@@ -81,7 +81,7 @@ void pc__policy_take(struct pc__policy *policy, struct pc__policy_entry *entry);
 /* Victims that were taken out to see those behind them, in the order in which they were: each is the
  * newest again of where it was (SIEVE: the hand has passed it). */
 bool pc__policy_restore(struct pc__policy *policy, struct pc__policy_entry *entry);
-/* The victim could not go, or not as a whole: somebody needs it. As restore, but it does not stand
+/* The victim could not go, or not as a whole: it is in use. As restore, but it does not stand
  * before all others again: LFU has it among those with the next count. */
 bool pc__policy_back(struct pc__policy *policy, struct pc__policy_entry *entry);
 

@@ -13,7 +13,7 @@
  *
  * A process may lose its connection and live on: until it has attached again, is gone, or says that it
  * is over, its page is looked at all the same (pc__windows_left), also where it has nothing open: it
- * opens what is resident without asking anybody.
+ * opens what is resident without a request.
  */
 #include "engine/cache/cache.h"
 #include "engine/core/core.h"
@@ -75,7 +75,7 @@ static uint32_t held_by(const struct pc__window_run *run, uint64_t begin)
     return ((1u << high) - 1) & ~((1u << low) - 1);
 }
 
-/* ---------------------------------------------------------- who looks where */
+/* ---------------------------------------------------------- users */
 
 static uint32_t n_runs(const struct pc__control_page *page)
 {

@@ -21,7 +21,7 @@ struct pc__region *pc__region_alone(uint64_t id, uint64_t n_blocks);
 /* Under region.lock: says where a region lies and how long it is, once for its life. False: it was
  * said to be otherwise. */
 bool pc__region_sized(struct pc__region *region, uint64_t base_address, uint64_t length_bytes);
-/* Its length in blocks, for who may come before it is known: 0 then. Takes region.lock. */
+/* Its length in blocks, or 0 as long as it is not known. Takes region.lock. */
 uint64_t pc__region_blocks(struct pc__region *region);
 void pc__region_put(struct pc_engine *engine, struct pc__region *region);
 void pc__region_forget(struct pc_engine *engine, struct pc__region *region);
@@ -45,7 +45,7 @@ enum pc__region_step {
 bool pc__region_may(const struct pc__region *region, enum pc__region_step step);
 /* Only steps that it may take. */
 void pc__region_goes(struct pc__region *region, enum pc__region_step step);
-/* Whenever nobody has its lock:
+/* While its lock is free:
  *   length_bytes = n_blocks * PC_BLOCK_BYTES
  *   READY  =>  n_blocks > 0, it has homes, and no creator
  *   mappings = the sum of mappings over its generations; of each: followers <= mappings
@@ -66,7 +66,7 @@ int pc__memfd_punch(int memfd, uint64_t first, uint64_t n); /* blocks */
 /* kept.c */
 #define PC__KEPT_HOLES_AT 8 /* in pc__kept.reserved: how many holes of the base count */
 /* Gives it to the keeper, now or later (pc__keep_wait, pc__keep_when). Negative: it never will have it,
- * and the log says so; nobody may be told that it is safe. */
+ * and the log has a line; no process may be told that it is safe. */
 int pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd);
 void pc__keep_refused(void *engine, int rc, const struct pc__kept *what);
 void pc__unkeep(struct pc_engine *engine, uint64_t inode, bool on_disk);
@@ -78,7 +78,7 @@ int pc__keep_wait(struct pc_engine *engine);
 /* The same for loops: PC_OK, heard already; 1: heard is called (keeping.h); negative: it cannot be. */
 int pc__keep_when(struct pc_engine *engine, pc__keeper_heard *heard, void *arg);
 /* Why such a wait ended so: keeping.h. */
-void pc__keep_say(struct pc_engine *engine, int rc, char *text, size_t text_bytes);
+void pc__keep_error_text(struct pc_engine *engine, int rc, char *text, size_t text_bytes);
 struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind kind,
                             uint64_t inode, uint64_t version);
 
@@ -107,10 +107,10 @@ bool pc__engine_event(struct pc_engine *engine, int kind, int error, uint64_t re
                       uint64_t server_id, const char *format, ...)
     __attribute__((format(printf, 6, 7)));
 /* Questions about versions, and last words. */
-bool pc__engine_ask(struct pc_engine *engine, const struct pc_event *event);
+bool pc__engine_request(struct pc_engine *engine, const struct pc_event *event);
 
 /* Whether shared memory is made of huge pages now. Notes it for good, and says so the first
- * time. For whoever writes to shared memory by system call, before (huge_pages.h) and afterwards. */
+ * time. To be called around a write to shared memory by system call: before (huge_pages.h) and afterwards. */
 bool pc__engine_makes_huge_pages(struct pc_engine *engine);
 
 /* session.c: what the page server keeps of a client: its connection and its mappings. Of the loop that
@@ -194,7 +194,7 @@ void pc__turn_release(const struct pc__session *session);
 size_t pc__session_mapping_after(const struct pc__session *session, uint64_t address);
 struct pc__session_map *pc__session_mapping_at(struct pc__session *session, uint64_t address);
 struct pc__session_map *pc__session_mapping(struct pc__session *session, uint64_t id);
-/* Tells clients that map the region to close what they keep for the next who asks. Any thread. */
+/* Tells clients that map the region to close what they keep for the next call. Any thread. */
 void pc__sessions_let_go(struct pc_engine *engine, uint64_t id); /* takes engine.lock, region.lock */
 void pc__sessions_ended(struct pc_engine *engine);
 

@@ -1,20 +1,20 @@
-/* engine.h - the page server's engine: its parts, who owns them, and which lock covers what.
+/* engine.h - the page server's engine: its parts, their owners, and which lock covers what.
  *
  * Here is what all rooms share. Calls and includes go down this list, and within a room, never up
  * (tests/support/house/c_rooms.py): where a room has to tell a higher one, it is handed a function
  * (struct pc__observers). A room of the engine has one header for the others; core has besides it this
  * one, records.h and process.h, and cache has policy.h, of a part that is pure.
- *   engine.c, loop.c   start and stop; hands events to whoever owns the descriptor
+ *   engine.c, loop.c   start and stop; hands each event to the owner of its descriptor
  *   local/    local.h  processes of this node: their sessions, mappings and leases
  *   serve/    serve.h  other servers that ask us
  *   miss/     miss.h   absent blocks: faults, readahead, fetches from other servers
  *   store/    store.h  generations, homes, layers, and how a version becomes the base
  *   cache/    cache.h  the budget, and what is evicted
- *   core/     core.h   the records, and what changes one of them and needs nobody else
+ *   core/     core.h   the records, and what changes one of them and needs no other room
  *   keeper/            what outlives this process: told by core/kept.c, knows nothing of the engine
  *
  *   loop        one thread, one epoll. Owns the sessions, peers and served connections that were
- *               given to it; nobody else touches those. n_loops of them.
+ *               given to it; no other thread touches those. n_loops of them.
  *   session     one client of a process of this node: its control socket, its trap, its mappings.
  *   lessee      the same, over all connections that it makes (leases.c).
  *   region      what Python told us of a region, its home (if its blocks live here), and its
@@ -27,11 +27,11 @@
  * Locks: ARCHITECTURE.md ("Locks") has their order and what each covers. Under region.lock there is
  * never file or network I/O, with two exceptions: a lease that needs a new generation makes its
  * memfd, and a lease that advances a generation punches its holes.
- * Who evicts takes a victim under the cache's lock, with references, drops that lock, takes the lock
+ * An eviction takes a victim under the cache's lock, with references, drops that lock, takes the lock
  * of the victim's region, and looks again.
  * A waiter or job in a region belongs to a session of some loop; the session takes all of its own
- * out, under region.lock, before it closes a descriptor. So whoever holds region.lock may use the
- * descriptors of the waiters it finds there.
+ * out, under region.lock, before it closes a descriptor. So a thread that holds region.lock may use the
+ * descriptors of the waiters that it finds there.
  */
 #ifndef PC_ENGINE_H
 #define PC_ENGINE_H
@@ -103,7 +103,7 @@ struct pc__loop {
     int mail_event;
     struct pc__watch *mail_watch, *listen_watch; /* listen: of loop 0 */
     uint64_t accept_again_ns;      /* not 0: no descriptors were left, so it does not listen now */
-    bool accept_fails;             /* since the last that was accepted; said once */
+    bool accept_fails;             /* since the last that was accepted; logged once */
     pthread_t thread;
     bool started;
     pthread_mutex_t mail_lock;     /* mail_head, mail_tail; nests inside everything */
@@ -174,7 +174,7 @@ struct pc__settling {
     uint64_t try_again_ns;         /* no thread could be had: loop 0 */
     pthread_t thread;
     bool started;
-    bool said_left;                /* that some could not be looked at, or ended */
+    bool logged_left;                /* that some could not be looked at, or ended */
     _Atomic bool stopping;
 };
 
@@ -185,13 +185,13 @@ struct pc__observers {
     void (*generation_ended)(struct pc_engine *engine, struct pc__generation *generation);
     /* Under region.lock, where its home is here: a commit, which is `version`, changes them. */
     void (*blocks_changed)(struct pc__region *region, uint32_t version, uint64_t first, uint64_t n);
-    /* A version that requests of other servers wait for may be there, says a mail to each loop. */
+    /* A version that requests of other servers wait for may be there: a mail to each loop. */
     void (*version_came)(struct pc__loop *loop, struct pc__mail *mail);
     /* Regions have other homes: a mail to each loop. a: the region; b: where error is meant, the server
      * that was its home. */
     void (*homes_changed)(struct pc__loop *loop, struct pc__mail *mail);
     /* A home frees a region; what is answered is put at answer, and its bytes are returned. */
-    size_t (*home_says)(struct pc__peer *peer, const struct pc__data_header *header, uint8_t *answer);
+    size_t (*home_retires)(struct pc__peer *peer, const struct pc__data_header *header, uint8_t *answer);
 };
 
 #define PC__REGION_BUCKETS 4096
@@ -217,7 +217,7 @@ struct pc_engine {
     int listen_fd;                 /* these four: of loop 0, once it runs (listening.c) */
     struct pc__local_file listen_file;
     uint64_t look_at_ns;           /* 0: not yet */
-    bool look_fails;               /* since it was found last; said once */
+    bool look_fails;               /* since it was found last; logged once */
     int event_fd;
     int uffd;                      /* inserts go through it; -1: pwrite, */
     struct pc__huge_pages_files setting; /* what makes huge pages; none where it cannot be held open */

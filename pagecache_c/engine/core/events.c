@@ -54,7 +54,7 @@ bool pc__engine_event(struct pc_engine *engine, int kind, int error, uint64_t re
     return put_event(engine, &event);
 }
 
-bool pc__engine_ask(struct pc_engine *engine, const struct pc_event *event)
+bool pc__engine_request(struct pc_engine *engine, const struct pc_event *event)
 {
     return put_event(engine, event);
 }

@@ -1,6 +1,6 @@
-/* generations.c - the records of generations, and who holds one. What becomes of them: store/generation.c.
+/* generations.c - the records of generations, and their references. What becomes of them: store/generation.c.
  *
- * A reference is taken and put by any thread, under whatever lock. Whoever puts the last one frees it.
+ * A reference is taken and put by any thread, under any lock. The last put frees the record.
  */
 #include "engine/core/core.h"
 

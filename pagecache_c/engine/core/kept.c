@@ -56,9 +56,9 @@ int pc__keep_wait(struct pc_engine *engine)
     return engine->keeping ? pc__keeping_wait(engine->keeping) : PC_OK;
 }
 
-void pc__keep_say(struct pc_engine *engine, int rc, char *text, size_t text_bytes)
+void pc__keep_error_text(struct pc_engine *engine, int rc, char *text, size_t text_bytes)
 {
-    pc__keeping_say(engine->keeping, rc, text, text_bytes);
+    pc__keeping_error_text(engine->keeping, rc, text, text_bytes);
 }
 
 int pc__keep_when(struct pc_engine *engine, pc__keeper_heard *heard, void *arg)

@@ -23,7 +23,7 @@ int pc__descriptors_spare(void)
         return PC_OK;
     int next = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0);
     if (next < 0)
-        next = open("/dev/null", O_RDONLY | O_CLOEXEC); /* nobody's input is open */
+        next = open("/dev/null", O_RDONLY | O_CLOEXEC); /* reads as empty */
     if (next < 0)
         return pc__fail_errno("RLIMIT_NOFILE of the page server is %llu",
                               (unsigned long long)limit.rlim_cur);

@@ -1,6 +1,6 @@
 /* process.c - another process of this node, by /proc. See process.h.
  *
- * Who asks decides whether memory may change that the process could look at. So every doubt (no
+ * The answers decide whether memory may change that the process could look at. So every doubt (no
  * permission, no descriptor, no /proc, or one that hides it) counts as "it may".
  *
  * Any thread may enter; no locks. Each call opens a file or more, and closes it.

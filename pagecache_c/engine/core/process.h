@@ -22,23 +22,23 @@ struct pc__process_map {
     bool is_private; /* what is written there is the process's alone */
 };
 
-/* Who made the connection. */
+/* The process that made the connection. */
 struct pc__process pc__process_of_peer(int socket_fd);
-/* A handle on who made the connection, also where it has no number here: of who connected, not of a
+/* A handle on the process that made the connection, also where it has no number here; never on a
  * later process of that number. -1: the kernel gives none (before Linux 6.5, or no descriptor is left).
  * -ESRCH: it has ended. */
 int pc__process_handle_of_peer(int socket_fd);
-/* Whether all its threads have ended, with their memory. False where nobody can know. */
+/* Whether all its threads have ended, with their memory. False where that cannot be known. */
 bool pc__process_handle_ended(int handle);
 /* A process of that user, not of others. False: there is none. */
 bool pc__process_of(pid_t pid, uid_t user, struct pc__process *process);
 /* Of one whose maps the kernel does not show: whether it has shared memory, and no rights that we lack (as
- * the machine's own first process may have). True where nobody can know. */
+ * the machine's own first process may have). True where that cannot be known. */
 bool pc__process_may_be_client(const struct pc__process *process);
-/* Who has not begun yet will have a start_ticks of this or more. 0: the kernel does not say. */
+/* A process that has not begun yet will have a start_ticks of this or more. 0: unknown. */
 uint64_t pc__process_ticks_now(void);
-/* Whether it may still read what it mapped: it has not ended, and is the same program. Who ends gives up its memory
- * before its sockets. True where nobody can know. */
+/* Whether it may still read what it mapped: it has not ended, and is the same program. A process that ends
+ * gives up its memory before its sockets. True where that cannot be known. */
 bool pc__process_has_memory(const struct pc__process *process);
 /* What it maps of files, by address; the caller frees it. False: the kernel does not show it. */
 bool pc__process_maps(const struct pc__process *process, struct pc__process_map **maps, size_t *n);

@@ -1,4 +1,4 @@
-/* records.h - what the rooms hand each other: a region, its home, its generations, layers, and who waits.
+/* records.h - what the rooms hand each other: a region, its home, its generations, layers, and waiters.
  *
  * Which lock covers what: engine.h.
  */
@@ -35,18 +35,18 @@ struct pc__home {
     bool change_heard;             /* this: the base may be punched. Until its new version is said */
     int change_rc;                 /* why it will not hear that, until the worker has looked */
     bool overlay_is_torn;          /* it has, or may have, a part of the layer after `applied` */
-    struct pc__lost *lost;         /* blocks of a base that was rebuilt that nobody had, or NULL (lost.c) */
-    struct pc_segment *segments;   /* sorted; bytes of the base that lie in somebody else's memory */
+    struct pc__lost *lost;         /* blocks that no server had when the base was rebuilt, or NULL (lost.c) */
+    struct pc_segment *segments;   /* sorted; bytes of the base that lie in another process's memory */
     size_t n_segments;
-    uint64_t epoch;                /* who looks at a store or a layer counts itself in. It goes on */
+    uint64_t epoch;                /* readers of a store or a layer count themselves in. It goes on */
     uint64_t readers[2];           /* only when the one before has no readers: [epoch % 2], and the last */
-    bool held_up;                  /* the worker has waited long for some: nobody waits for it */
-    uint64_t replaced_in;          /* the epoch in which history_from rose: until then somebody may
+    bool held_up;                  /* the worker has waited long for some: nothing waits for it */
+    uint64_t replaced_in;          /* the epoch in which history_from rose: until then a reader may
                                       have resolved what the next layer replaces */
     struct pc__layer *leaving;     /* applied, or */
     struct pc__store folded;       /* brought into the base: to go when all have left that may have */
     uint64_t leaving_in;           /* resolved it, up to this epoch */
-    struct pc__directory *directory; /* who else has blocks of it (directory.c), or NULL */
+    struct pc__directory *directory; /* other servers that have blocks of it (directory.c), or NULL */
 };
 
 /* One node's memfd of one version of one region. */
@@ -75,15 +75,15 @@ struct pc__generation {
     struct pc__link waiters;       /* struct pc__waiter */
     struct pc__link jobs;          /* struct pc__job */
     struct pc__link cached;        /* cache.c's: what is accounted of it, */
-    struct pc__link idle;          /* since when nobody leases it, */
+    struct pc__link idle;          /* since when it has no lease, */
     uint64_t idle_since_ns;
     struct pc__region *cached_for; /* and whose it is, once something is accounted */
     struct pc__link windows;       /* struct pc__window_user (windows.c) */
     struct pc__link recorders;     /* struct pc__recorder (evicted.c) */
-    int gone;                      /* its version's home keeps blocks of it no longer: the error of who
-                                      opens it from now on; else 0 */
-    bool adopted;                  /* from the keeper: until all had the time to attach again, somebody
-                                      may map it whom we do not know */
+    int gone;                      /* its version's home keeps blocks of it no longer: the error of each
+                                      OPEN from now on; else 0 */
+    bool adopted;                  /* from the keeper: until all had the time to attach again, a
+                                      process that is not known may map it */
 };
 
 /* The blocks of one commit on one region: a file as wire.h describes, mapped read-only. */
@@ -99,7 +99,7 @@ struct pc__layer {
     uint64_t data_offset, n_blocks;
     uint32_t n_runs;
     _Atomic uint32_t refs;         /* its list, each reply that sends of it */
-    uint64_t owner;                /* staged: pc__layer_owner of who it came from, or 0 */
+    uint64_t owner;                /* staged: pc__layer_owner of its session, or 0 */
     uint64_t ask_at_ns;            /* staged: when to ask what became of it */
     bool settled;                  /* retained: its homes have acknowledged it */
     bool followed;                 /* and a newer one of its region is, for a walk of retained.c */
@@ -142,17 +142,17 @@ struct pc__region {
     struct pc__changes changes;    /* the last answer */
     struct pc__link pending;       /* struct pc__pending: OPENs that wait for Python or the worker */
     uint32_t loss;                 /* the number of the loss of some of its blocks; 0: none is lost */
-    int lost;                      /* the registry's verdict: the error of who opens it; else 0 */
+    int lost;                      /* the registry's verdict: the error of each OPEN; else 0 */
     uint64_t parked;               /* connections of other servers that wait for a version */
     bool asked_region, asked_changes, asked_published, asked_home; /* the question is out */
     uint64_t published_questions;  /* put so far: the answer to one says nothing of versions that
-                                      somebody began to wait for after it was put */
+                                      a reader began to wait for after it was put */
     uint64_t ask_home_ns;          /* NEED_HOME about a home that lives: not before */
     bool queued;                   /* for the worker, which has a reference then */
     struct pc__link later;         /* the worker's, where the last try failed: */
     uint64_t retry_at_ns;          /* when it is tried again; worker.lock */
     bool idle_told;
-    bool forgotten;                /* out of the table: whoever finds it so looks it up again */
+    bool forgotten;                /* out of the table: a thread that finds it so looks it up again */
 };
 
 /* A thread that is stopped at an absent block. */
@@ -165,13 +165,13 @@ struct pc__waiter {
     int slot;                      /* SIGSEGV: its slot; uffd: -1 */
 };
 
-/* Blocks that somebody waits for: done when none of them is absent. */
+/* Blocks that are waited for: done when none of them is absent. */
 struct pc__job {
     struct pc__link link;
     struct pc__session *session;    /* or NULL: no client's */
     /* Under region.lock. Where it failed: for want of that server, and why, for people; or NULL. */
     void (*done)(struct pc__job *job, int status, uint64_t server_id, const char *text);
-    void *arg;                     /* of who is told so */
+    void *arg;                     /* of done */
     uint64_t mapping_id;
     uint32_t request_id;
     uint64_t remaining_blocks;
@@ -192,8 +192,8 @@ struct pc__pending {
     struct pc__ctl_open open;
 };
 
-/* The home of a block. Homes change under region.lock (rebuild.c); who reads them without it may see
- * the old one, and is told by the fetch. */
+/* The home of a block. Homes change under region.lock (rebuild.c); a reader without it may see
+ * the old one, and the fetch finds that out. */
 static inline uint64_t pc__home_of(const struct pc__region *region, uint64_t block)
 {
     return __atomic_load_n(&region->homes[block / PC_EXTENT_BLOCKS], __ATOMIC_RELAXED);

@@ -1,14 +1,14 @@
-/* region_state.c - how the state of a region changes, and what holds of a region whenever nobody has its
- * lock. Pure.
+/* region_state.c - how the state of a region changes, and what holds of a region while its lock is free.
+ * Pure.
  *
  *                 UNKNOWN    CREATING   READY     RETIRED
  *   CREATE        CREATING                                   a process, or this server, fills it
  *   GIVE_UP                  UNKNOWN              RETIRED    its home could not be made
  *   DEFINE        READY                                      Python looked it up
- *   SEAL                     READY                           who filled it has done so
+ *   SEAL                     READY                           it is filled
  *   RETIRE        RETIRED    RETIRED    RETIRED   RETIRED    it is freed
  *
- * What is not there cannot happen: who calls has looked at the state, under the same hold of the lock.
+ * What is not there cannot happen: the caller has looked at the state, under the same hold of the lock.
  */
 #include "engine/core/core.h"
 
@@ -63,12 +63,12 @@ const char *pc__region_audit(const struct pc__region *region)
     if (region->state == PC__REGION_READY && (!region->homes || !region->n_blocks))
         return "a region that is ready has blocks, and they have homes";
     if (region->state == PC__REGION_READY && region->creator)
-        return "nobody makes a region that is ready";
+        return "a region that is ready has no creator";
     pc__each(link, &region->generations)
     {
         const struct pc__generation *generation = pc__of(link, struct pc__generation, link);
         if (generation->followers > generation->mappings)
-            return "who follows a generation maps it";
+            return "each follower of a generation is one of its mappings";
         if (generation->present.n_blocks != region->n_blocks)
             return "a generation has the region's blocks";
         mappings += generation->mappings;

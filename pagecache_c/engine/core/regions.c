@@ -1,4 +1,4 @@
-/* regions.c - the regions that this server knows: the table, who holds one, and who waits for one.
+/* regions.c - the regions that this server knows: the table, references, and what waits for one.
  *
  * Any thread may enter. Table: engine.lock; contents of a region: region.lock. A region lives as long
  * as its table entry or a reference does, so a freed region's memory goes when its last mapping, fetch
@@ -44,7 +44,7 @@ struct pc__region *pc__region_alone(uint64_t id, uint64_t n_blocks)
 
 bool pc__region_sized(struct pc__region *region, uint64_t base_address, uint64_t length_bytes)
 {
-    if (region->n_blocks) /* not written again: who knows them reads them without the lock */
+    if (region->n_blocks) /* not written again: they are read without the lock */
         return region->base_address == base_address && region->length_bytes == length_bytes;
     region->base_address = base_address;
     region->length_bytes = length_bytes;
@@ -104,7 +104,7 @@ void pc__region_put(struct pc_engine *engine, struct pc__region *region)
 {
     if (!pc__ref_drop(&region->refs))
         return;
-    PC__AUDIT(pc__region_audit(region)); /* nobody else has it */
+    PC__AUDIT(pc__region_audit(region)); /* no other thread has it */
     engine->observers.region_ended(engine, region);
     free(region->changes.runs);
     free(region->homes);
@@ -134,9 +134,9 @@ void pc__region_forget(struct pc_engine *engine, struct pc__region *region)
         pc__region_put(engine, region);
 }
 
-/* --------------------------------------------------------------- who waits */
+/* --------------------------------------------------------------- waiters */
 
-/* Sends everybody who waits for the region back to their loops. */
+/* Sends all that waits for the region back to its loops. */
 void pc__region_release(struct pc_engine *engine, struct pc__region *region, int error,
                         uint64_t from, bool caught_up)
 {
@@ -166,7 +166,7 @@ void pc__region_release(struct pc_engine *engine, struct pc__region *region, int
     for (int i = 0; parked && i < engine->n_loops; i++) {
         const struct pc__mail mail = {
             .run = engine->observers.version_came, .a = region->id, .b = answered, .error = error};
-        (void)pc__loop_post(&engine->loops[i], &mail); /* who asks gives up by its own deadline */
+        (void)pc__loop_post(&engine->loops[i], &mail); /* a request gives up by its own deadline */
     }
 }
 

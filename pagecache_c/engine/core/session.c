@@ -154,7 +154,7 @@ void pc__sessions_ended(struct pc_engine *engine)
 {
     for (int i = 0; i < engine->n_loops; i++) {
         const struct pc__mail mail = {.run = ended};
-        /* For want of memory: they ask the registry when nobody answers. */
+        /* For want of memory: they ask the registry when no server answers. */
         (void)pc__loop_post(&engine->loops[i], &mail);
     }
 }

@@ -248,7 +248,7 @@ int pc__keeping_when(struct pc__keeping *keeping, pc__keeper_heard *heard, void 
     return rc;
 }
 
-void pc__keeping_say(struct pc__keeping *keeping, int rc, char *text, size_t text_bytes)
+void pc__keeping_error_text(struct pc__keeping *keeping, int rc, char *text, size_t text_bytes)
 {
     pthread_mutex_lock(&keeping->lock);
     const uint64_t since_ns = keeping->stuck_since_ns;
@@ -297,7 +297,7 @@ int pc__keeping_wait(struct pc__keeping *keeping)
     if (!waiter.rc)
         return PC_OK;
     char text[PC__KEEPING_TEXT_BYTES];
-    pc__keeping_say(keeping, waiter.rc, text, sizeof text);
+    pc__keeping_error_text(keeping, waiter.rc, text, sizeof text);
     return pc__fail(waiter.rc, "%s", text);
 }
 

@@ -49,7 +49,7 @@ int pc__keeping_when(struct pc__keeping *keeping, pc__keeper_heard *heard, void 
 
 /* Why a wait ended with rc, in words for people, which begin with "the keeper". */
 #define PC__KEEPING_TEXT_BYTES 128
-void pc__keeping_say(struct pc__keeping *keeping, int rc, char *text, size_t text_bytes);
+void pc__keeping_error_text(struct pc__keeping *keeping, int rc, char *text, size_t text_bytes);
 
 /* Another keeper, in place of one that is lost. */
 int pc__keeping_renew(struct pc__keeping *keeping, int keeper_fd);

@@ -151,7 +151,7 @@ static void take_last_words(struct pc__session *session, const struct pc__ctl_me
                              .block = words.block};
     for (size_t i = 0; i < sizeof words.task; i++)
         snprintf(event.text + 2 * i, 3, "%02x", words.task[i]);
-    bool is_taken = pc__engine_ask(session->loop->engine, &event);
+    bool is_taken = pc__engine_request(session->loop->engine, &event);
     pc__session_reply(session, message, is_taken ? PC_OK : PC_ERR_NO_MEMORY);
 }
 

@@ -87,7 +87,7 @@ static void reply_kept(struct pc__loop *loop, struct pc__mail *mail)
             continue;
         if (mail->error) {
             char why[PC__KEEPING_TEXT_BYTES];
-            pc__keep_say(loop->engine, mail->error, why, sizeof why);
+            pc__keep_error_text(loop->engine, mail->error, why, sizeof why);
             pc__session_send(session, PC__CTL_REPLY, reply->request_id, mail->error, why,
                             strlen(why) + 1, -1);
         }

@@ -244,7 +244,7 @@ static void put_question(struct pc_engine *engine, uint64_t region, const struct
                                    .region = region,
                                    .from_version = ask->from_version,
                                    .version = ask->version};
-    if (pc__engine_ask(engine, &event))
+    if (pc__engine_request(engine, &event))
         return;
     if (ask->kind == PC_EVENT_NEED_REGION)
         (void)pc_engine_refuse_region(engine, region, PC_ERR_NO_MEMORY);

@@ -73,7 +73,7 @@ static void end(struct pc__part *part)
     if (part->session) {
         if (part->status == PC_ERR_TIMEOUT || part->status == PC_ERR_HOME_LOST ||
             part->status == PC_ERR_DESCRIPTORS)
-            pc__unreached_say(part->loop->engine, part->server_id, part->region, part->status, why,
+            pc__unreached_error_text(part->loop->engine, part->server_id, part->region, part->status, why,
                               sizeof why);
         pc__session_send(part->session, PC__CTL_REPLY, part->request_id, part->status, why,
                         *why ? strlen(why) + 1 : 0, -1);

@@ -61,10 +61,10 @@ void pc__lease_put(struct pc_engine *engine, struct pc__region *region,
 /* leases.c: leases of processes whose connection has ended. */
 void pc__leases_open(struct pc_engine *engine);
 void pc__leases_close(struct pc_engine *engine); /* no loop runs any more */
-/* Who says hello with that number: one connection more; NULL: no memory. leave: one less; goes_on: its
- * process may come back, and what it leased and staged waits for that, or for its end. */
-/* Whether its process may still read what it mapped; true where nobody can know. */
+/* Whether its process may still read what it mapped; true where that cannot be known. */
 bool pc__lessee_lives(const struct pc__lessee *lessee);
+/* join: a hello with that number, one connection more; NULL: no memory. leave: one less; goes_on: its
+ * process may come back, and what it leased and staged waits for that, or for its end. */
 struct pc__lessee *pc__lessee_join(struct pc_engine *engine, uint64_t number, int socket_fd);
 /* Whether a process has a connection, or leases that outlive one. */
 bool pc__leases_know(struct pc_engine *engine, pid_t pid);
@@ -81,7 +81,7 @@ void pc__lessee_attached(struct pc_engine *engine, struct pc__lessee *lessee, ui
  *   an orphan has a region, a generation, and length_bytes > 0 */
 const char *pc__leases_audit(struct pc_engine *engine);
 uint64_t pc__leases_deadline(struct pc_engine *engine);
-void pc__leases_tick(struct pc_engine *engine, uint64_t now_ns); /* ends what nobody can read any more */
+void pc__leases_tick(struct pc_engine *engine, uint64_t now_ns); /* ends what no process can read any more */
 
 /* control_build.c: regions that are made here, and layers. */
 void pc__session_create(struct pc__session *session, const struct pc__ctl_message *message);
@@ -118,8 +118,8 @@ void pc__session_gathers_end(struct pc__session *session);
 void pc__session_check_areas(struct pc__session *session, uint64_t now_ns);
 void pc__rents_free(struct pc__rents *rents);
 
-/* After a restart (settle.c): what was adopted stays as it is for settle_ns, and until who still maps it
- * without a connection has ended. */
+/* After a restart (settle.c): what was adopted stays as it is for settle_ns, and until each process that
+ * still maps it without a connection has ended. */
 int pc__settle_begin(struct pc_engine *engine, uint64_t settle_ns);
 uint64_t pc__settle_deadline(struct pc__loop *loop);
 void pc__settle_tick(struct pc__loop *loop, uint64_t now_ns);

@@ -151,13 +151,13 @@ static void say_ended(struct pc_engine *engine, const struct pc__process *proces
                      (double)(pc__now_ns() - engine->settling.began_ns) / 1e9);
 }
 
-static void say_left(struct pc_engine *engine, const struct pc__process *process, const char *what,
+static void log_left(struct pc_engine *engine, const struct pc__process *process, const char *what,
                      int error)
 {
     struct pc__settling *settling = &engine->settling;
-    if (settling->said_left)
+    if (settling->logged_left)
         return;
-    settling->said_left = true;
+    settling->logged_left = true;
     pc__engine_event(engine, PC_EVENT_LOG, PC_ERR_DENIED, 0, engine->server_id,
                      "process %d %s (%s), is not connected, and may map memory of before this restart: "
                      "that moves in %.1f s. End it, or let page servers read /proc/PID/maps",
@@ -170,14 +170,14 @@ static bool end_one(struct pc_engine *engine, const struct pc__process *process)
     bool unseen;
     const struct pc__noted *noted = maps_noted(&engine->settling, process, &unseen);
     if (unseen)
-        say_left(engine, process, "does not show what it maps", EACCES);
+        log_left(engine, process, "does not show what it maps", EACCES);
     if (!noted)
         return !unseen;
     const int pidfd = (int)syscall(SYS_pidfd_open, process->pid, 0);
     if (pidfd < 0) {
         if (errno == ESRCH)
             return true;
-        say_left(engine, process, "cannot be held", errno);
+        log_left(engine, process, "cannot be held", errno);
         return false;
     }
     /* Its number may be another's by now; from here on it is not. And it may have come back. */
@@ -187,9 +187,9 @@ static bool end_one(struct pc_engine *engine, const struct pc__process *process)
         say_ended(engine, process, noted);
         done = !syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0) || errno == ESRCH;
         if (!done)
-            say_left(engine, process, "cannot be ended", errno);
+            log_left(engine, process, "cannot be ended", errno);
         else if (!(done = wait_ended(&engine->settling, pidfd)))
-            say_left(engine, process, "does not end after SIGKILL", ETIMEDOUT);
+            log_left(engine, process, "does not end after SIGKILL", ETIMEDOUT);
     }
     close(pidfd);
     return done;
@@ -201,7 +201,7 @@ static bool end_all(struct pc_engine *engine)
     DIR *all = opendir("/proc");
     if (!all) {
         const struct pc__process none = {0};
-        say_left(engine, &none, "is not shown by /proc", errno);
+        log_left(engine, &none, "is not shown by /proc", errno);
         return false;
     }
     bool done = true;

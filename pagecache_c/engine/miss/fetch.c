@@ -491,7 +491,7 @@ static int find_asked(struct pc__peer *peer, struct pc__lane *lane, bool *is_not
         return rc;
     if (*is_notice) {
         lane->rx_begin += sizeof header;
-        lane->tx_bytes += peer->loop->engine->observers.home_says(peer, &header,
+        lane->tx_bytes += peer->loop->engine->observers.home_retires(peer, &header,
                                                                   lane->tx + lane->tx_bytes);
         return 1;
     }

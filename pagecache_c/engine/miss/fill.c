@@ -263,7 +263,7 @@ void pc__fill_failed(struct pc_engine *engine, struct pc__region *region,
     struct pc__ctl_fail fail = {
         .region = region->id, .server_id = server_id, .error = error};
     pc__count_add(&engine->count.fetch_failed, 1);
-    pc__unreached_say(engine, server_id, region->id, error, fail.cause, sizeof fail.cause);
+    pc__unreached_error_text(engine, server_id, region->id, error, fail.cause, sizeof fail.cause);
     pthread_mutex_lock(&region->lock);
     fail.version = generation->version;
     pc__blockset_remove(&generation->in_flight, first, n);

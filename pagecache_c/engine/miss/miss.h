@@ -1,4 +1,4 @@
-/* miss.h - absent blocks: who needs one, who is asked for it, and what comes. */
+/* miss.h - absent blocks: faults, requests for them to other servers, and what comes. */
 #ifndef PC_MISS_H
 #define PC_MISS_H
 
@@ -31,7 +31,7 @@ struct pc__fetch {
 };
 
 #define PC__URGENT_REQUESTS 16 /* on the wire at once; the rest waits in the lane's queue */
-#define PC__REQUEST_BLOCKS 64u  /* asked for at once: the home decides for each request who answers */
+#define PC__REQUEST_BLOCKS 64u  /* at once: the home decides for each request which server answers */
 #define PC__BULK_REQUESTS 32   /* enough for the wire, little to wait behind */
 #define PC__RX_BYTES (1u << 20)
 
@@ -67,7 +67,7 @@ struct pc__peer {
     struct pc__link unsure;        /* fetches whose region it did not know: NEED_HOME is asked (rehome.c) */
 };
 
-/* fill.c: blocks become present, or are known not to come; whoever waits is told. */
+/* fill.c: blocks become present, or are known not to come; waiters are told. */
 int pc__fill_insert(struct pc_engine *engine, struct pc__region *region,
                     struct pc__generation *generation, uint64_t first, uint64_t n,
                     const uint8_t *bytes, bool fetched);
@@ -113,7 +113,7 @@ bool pc__readahead_sequential(struct pc__readahead *pages, struct pc__streams *s
 /* It belongs to none and is not in flight: the page that has it, which may begin a stream. */
 struct pc_run pc__readahead_scattered(struct pc__readahead *pages, struct pc__streams *streams,
                                   uint64_t block);
-/* Somebody else chose the run for that block: it may begin a stream. */
+/* Another caller chose the run for that block: it may begin a stream. */
 void pc__readahead_begin(struct pc__readahead *pages, struct pc__streams *streams, uint64_t block,
                      struct pc_run run);
 /* A fixed size: the page of 2^shift bytes that has the block, or nothing where it is in flight. */
@@ -125,12 +125,12 @@ void pc__readahead_read(struct pc__readahead *pages, struct pc_run run, bool exa
 void pc__fault(struct pc__loop *loop, struct pc__session *session, uint64_t address, int slot);
 void pc__fault_read_uffd(struct pc__loop *loop, struct pc__session *session);
 void pc__fault_read_slots(struct pc__loop *loop, struct pc__session *session);
-/* A mapping was attached again: who was stopped in it under the last server is taken up. */
+/* A mapping was attached again: threads that were stopped in it under the last server are taken up. */
 void pc__fault_attached(struct pc__session *session, uint64_t address, uint64_t length_bytes);
 void pc__fault_check_stray(struct pc__session *session, uint64_t now_ns);
 
 /* batch.c */
-/* Takes absent blocks of [first, first + n) that nobody is fetching yet, marks them in flight,
+/* Takes absent blocks of [first, first + n) that are not being fetched yet, marks them in flight,
  * and asks their homes. Called with region.lock held; the requests go out in _submit, without. */
 struct pc__batch {
     struct pc__link fetches;
@@ -204,7 +204,7 @@ int pc__answer_fits(const struct pc__data_header *header, const struct pc__fetch
 
 /* rehome.c */
 /* The peer is lost. What waits in its lane goes to another home, or stays until NEED_HOME is answered;
- * what nobody can have any more goes to failed. */
+ * what cannot be had any more goes to failed. */
 void pc__rehome_await(struct pc__loop *loop, struct pc__peer *peer, struct pc__lane *lane,
                       struct pc__link *failed);
 void pc__homes_changed(struct pc__loop *loop, struct pc__mail *mail);
@@ -226,7 +226,7 @@ void pc__unreached_lost(struct pc_engine *engine, uint64_t server_id);
 /* It answers that it does not know that region. */
 void pc__unreached_unknown(struct pc_engine *engine, uint64_t server_id, uint64_t region);
 /* Why there is nothing of the region from that server, for people. */
-void pc__unreached_say(struct pc_engine *engine, uint64_t server_id, uint64_t region, int error,
+void pc__unreached_error_text(struct pc_engine *engine, uint64_t server_id, uint64_t region, int error,
                        char *text, size_t text_bytes);
 
 #endif

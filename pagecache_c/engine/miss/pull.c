@@ -22,7 +22,7 @@ static void say_pulled(struct pc_engine *engine, uint64_t region, uint64_t commi
 {
     const struct pc_event event = {
         .kind = PC_EVENT_PULLED, .error = error, .region = region, .commit_id = commit_id};
-    (void)pc__engine_ask(engine, &event);
+    (void)pc__engine_request(engine, &event);
 }
 
 /* The commit may be decided once the keeper has heard of the layer. */

@@ -101,7 +101,7 @@ static void say_undialled(uint64_t server_id, char *text, size_t text_bytes)
              (unsigned long long)server_id, (unsigned long long)limit.rlim_cur);
 }
 
-void pc__unreached_say(struct pc_engine *engine, uint64_t server_id, uint64_t region, int error,
+void pc__unreached_error_text(struct pc_engine *engine, uint64_t server_id, uint64_t region, int error,
                        char *text, size_t text_bytes)
 {
     snprintf(text, text_bytes, "%s", pc_strerror(error));

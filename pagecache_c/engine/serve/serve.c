@@ -135,7 +135,7 @@ static bool park(struct served *served, struct pc__region *region)
     pthread_mutex_unlock(&region->lock);
     served->parked_region = region->id;
     served->parked_until_ns = pc__now_ns() + engine->fetch_timeout_ns;
-    if (ask && !pc__engine_ask(engine, &event))
+    if (ask && !pc__engine_request(engine, &event))
         (void)pc_engine_caught_up(engine, region->id, PC_ERR_NO_MEMORY);
     return true;
 }

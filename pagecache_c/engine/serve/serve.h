@@ -11,7 +11,7 @@ void pc__served_add(struct pc__loop *loop, struct pc__mail *mail);
 void pc__served_event(struct pc__loop *loop, void *served, uint32_t events);
 /* A version that requests waited for may be there. */
 void pc__served_unpark(struct pc__loop *loop, struct pc__mail *mail);
-/* Tells those who ask us, on one connection each: region a is freed, says question b. */
+/* Tells the servers that ask this one, on one connection each: region a is freed; b: the question's id. */
 void pc__served_retire(struct pc__loop *loop, struct pc__mail *mail);
 uint64_t pc__served_deadline(struct pc__loop *loop);
 void pc__served_tick(struct pc__loop *loop, uint64_t now_ns);
@@ -36,7 +36,7 @@ void pc__retiring_close(struct pc_engine *engine);
 uint16_t pc__holder_number(struct pc_engine *engine, uint64_t server_id);
 /* It said how much it has to send to others. */
 void pc__holder_reports(struct pc_engine *engine, uint16_t number, uint64_t load_bytes);
-/* Somebody who was sent to it has got what it came for, or has given up. */
+/* A server that was sent to it has got what it came for, or has given up. */
 void pc__holder_relieved(struct pc_engine *engine, uint64_t server_id, uint64_t n_bytes);
 
 /* Below: under region.lock; the region has a home here. */

@@ -283,7 +283,7 @@ static int may_change_base(struct pc_engine *engine, struct pc__region *region)
     pthread_mutex_unlock(&region->lock);
     if (failed) {
         char text[PC__KEEPING_TEXT_BYTES];
-        pc__keep_say(engine, rc, text, sizeof text);
+        pc__keep_error_text(engine, rc, text, sizeof text);
         return pc__fail(rc, "%s", text);
     }
     return rc ? rc : 1;

@@ -269,7 +269,7 @@ static void ask(struct pc_engine *engine, struct pc__layer *layer, uint64_t now_
                                    .region = layer->region,
                                    .commit_id = layer->commit_id};
     layer->ask_at_ns = now_ns + ASK_AGAIN_NS;
-    (void)pc__engine_ask(engine, &event);
+    (void)pc__engine_request(engine, &event);
 }
 
 /* Python finds out whether this is the layer's home. False: there is no such layer. */
@@ -428,7 +428,7 @@ void pc__layers_tick(struct pc__loop *loop, uint64_t now_ns)
         if (layer->ask_at_ns <= now_ns)
             ask(engine, layer, now_ns);
     }
-    pc__retained_ask(engine, now_ns);
+    pc__retained_request(engine, now_ns);
     pthread_mutex_unlock(&engine->lock);
 }
 

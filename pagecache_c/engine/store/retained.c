@@ -154,7 +154,7 @@ void pc__retained_add(struct pc_engine *engine, struct pc__layer *layer, uint64_
         (void)!write(engine->loops[0].mail_event, &one, sizeof one);
 }
 
-void pc__retained_ask(struct pc_engine *engine, uint64_t now_ns)
+void pc__retained_request(struct pc_engine *engine, uint64_t now_ns)
 {
     if (now_ns < engine->ask_settled_at_ns)
         return;
@@ -174,7 +174,7 @@ void pc__retained_ask(struct pc_engine *engine, uint64_t now_ns)
         engine->ask_settled_at_ns = now_ns + ASK_AGAIN_NS;
         const struct pc_event event = {.kind = PC_EVENT_NEED_SETTLED, .region = layer->region};
         if (is_new(&asked, layer->region))
-            (void)pc__engine_ask(engine, &event); /* one that is lost is made good by the next round */
+            (void)pc__engine_request(engine, &event); /* one that is lost is made good by the next round */
     }
     free(asked.ids);
 }

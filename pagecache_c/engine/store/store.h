@@ -18,7 +18,7 @@ int pc__region_home_generation(struct pc_engine *engine, struct pc__region *regi
 int pc__region_adopt(void *engine, const struct pc__kept *kept, int fd);
 void pc__regions_adopted(struct pc_engine *engine);
 void pc__region_lease_dropped(struct pc_engine *engine, struct pc__region *region);
-/* Nobody maps, unattached, what was adopted: from here on it may move, and go. */
+/* No process maps, unattached, what was adopted: from here on it may move, and go. */
 void pc__regions_settled(struct pc_engine *engine);
 
 /* generation.c; under region.lock */
@@ -36,7 +36,7 @@ struct pc__generation *pc__generation_by_inode(struct pc__region *region, uint64
 /* Whether a lease needs it to stay as it is, if it were to go to that version. */
 bool pc__generation_leased(const struct pc__generation *generation, uint64_t to_version);
 void pc__generation_is_at(struct pc__generation *generation, uint64_t version);
-/* A lease on one of them is gone: drops those that nobody will want. */
+/* A lease on one of them is gone: drops those that are of no more use. */
 void pc__generations_trim(struct pc_engine *engine, struct pc__region *region);
 void pc__generation_drop(struct pc_engine *engine, struct pc__region *region,
                          struct pc__generation *generation);
@@ -50,7 +50,7 @@ void pc__home_free(struct pc_engine *engine, struct pc__home *home, uint64_t len
 int pc__store_open(struct pc__store *store, int fd, uint64_t inode, uint64_t length_bytes,
                    uint64_t version);
 void pc__store_close(struct pc_engine *engine, struct pc__store *store, uint64_t length_bytes);
-/* Whether somebody needs the base to stay as it is, if it were to go to that version. */
+/* Whether a lease needs the base to stay as it is, if it were to go to that version. */
 bool pc__home_base_leased(const struct pc_engine *engine, const struct pc__region *region,
                           uint64_t to_version);
 struct pc__generation *pc__home_base_generation(const struct pc__region *region);
@@ -63,20 +63,20 @@ bool pc__home_warm(struct pc__home *home);
  * worker gives them back. Both under region.lock. A reader sees zeros before and after. */
 uint64_t pc__home_read_holes(const struct pc__home *home);
 int pc__home_punch_holes(struct pc__home *home);
-/* Who will look at bytes that resolve gave out: from under region.lock until release. */
+/* Around looking at bytes that resolve gave out: from under region.lock until release. */
 unsigned pc__home_hold(struct pc__home *home);
 /* The worker, under region.lock: whether all readers of this epoch and of those before it have left.
  * No epoch begins before the last but one is empty, so there are never readers of more than two. */
 bool pc__home_left(struct pc__home *home, uint64_t epoch);
 void pc__home_release(struct pc_engine *engine, struct pc__region *region, unsigned held);
-/* The worker waits for readers or for the keeper. They queue the region then; nobody else needs to. */
+/* The worker waits for readers or for the keeper. They queue the region then; no other thread needs to. */
 bool pc__home_is_held_up(const struct pc__home *home);
 /* It has more to apply than it should have: writers wait. */
 bool pc__home_is_behind(const struct pc__home *home);
 /* Where the blocks of a version are. Describes up to n blocks from block on that are alike. */
 enum pc__home_kind {
     PC__HOME_ZEROS, PC__HOME_MEMORY, PC__HOME_MIXED, PC__HOME_HISTORY,
-    PC__HOME_LOST                  /* nobody had it when the home was rebuilt, and none of its versions
+    PC__HOME_LOST                  /* no server had it when the home was rebuilt, and none of its versions
                                       up to this one wrote it */
 };
 struct pc__home_part {
@@ -100,9 +100,9 @@ int pc__home_compose(struct pc_engine *engine, struct pc__region *region, uint64
 int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t version,
                   const struct pc__data_rows *rows, const uint64_t *offsets, uint8_t *out);
 
-/* lost.c: the blocks of a rebuilt home that nobody had, as they are noted behind its base. */
+/* lost.c: the blocks of a rebuilt home that no server had, as they are noted behind its base. */
 struct pc__lost {
-    struct pc__blockset blocks; /* nobody had them when the home was rebuilt; stays as it is */
+    struct pc__blockset blocks; /* no server had them when the home was rebuilt; stays as it is */
     uint64_t *first_versions;   /* the notes, mapped: of each of `blocks`, the first version that has it, */
     uint64_t notes_bytes;       /* or PC__LOST_YET */
 };
@@ -142,7 +142,7 @@ int pc__layer_adopt(struct pc_engine *engine, const struct pc__kept *kept, int f
 int pc__layer_publish(struct pc_engine *engine, uint64_t region, uint64_t commit_id,
                       uint64_t version);
 void pc__layer_drop_staged(struct pc_engine *engine, uint64_t region, uint64_t commit_id);
-/* Who staged them has ended: their outcome is asked for. */
+/* Their writer has ended: their outcome is asked for. */
 void pc__layers_orphan(struct pc_engine *engine, uint64_t owner);
 void pc__layers_forget(struct pc_engine *engine, uint64_t region);
 struct pc__layer *pc__layer_get(struct pc_engine *engine, uint64_t layer_id); /* +1 ref, or NULL */
@@ -155,7 +155,7 @@ void pc__layers_tick(struct pc__loop *loop, uint64_t now_ns);
  * Takes over the caller's reference to what was staged, and the keeper's. publish_lock is held. */
 void pc__retained_add(struct pc_engine *engine, struct pc__layer *layer, uint64_t version);
 /* Asks what the homes have acknowledged, where that is due: engine.ask_settled_at_ns. engine.lock is held. */
-void pc__retained_ask(struct pc_engine *engine, uint64_t now_ns);
+void pc__retained_request(struct pc_engine *engine, uint64_t now_ns);
 void pc__retained_forget(struct pc_engine *engine, uint64_t region);
 /* What the version's commit wrote: +1 ref, or NULL. */
 struct pc__layer *pc__retained_at(struct pc_engine *engine, uint64_t region, uint64_t version);

@@ -214,7 +214,7 @@ static void test_many_regions_take_no_long(int trap)
     pthread_mutex_lock(&engine->lock);
     engine->ask_settled_at_ns = 0;
     began_s = cpu_s();
-    pc__retained_ask(engine, pc__now_ns());
+    pc__retained_request(engine, pc__now_ns());
     took_s = cpu_s() - began_s;
     pthread_mutex_unlock(&engine->lock);
     CHECK(took_s < MOST_S);

@@ -57,7 +57,7 @@ static struct pc__history_options options_of(const struct budget *is)
 {
     struct pc__history_options options =
         options_for(&kept, is->memory_bytes, is->disk_bytes, is->disk_bytes ? directory : NULL);
-    options.say = hear_last;
+    options.log = hear_last;
     options.keep = keep_locked;
     options.drop = drop_locked;
     n_said_retained = 0;

@@ -233,7 +233,7 @@ static inline struct pc__history_options options_for(struct kept_segments *kept,
 {
     return (struct pc__history_options){.memory_bytes = memory_bytes, .disk_bytes = disk_bytes,
                                         .directory = directory, .arg = kept, .keep = keep_segment,
-                                        .drop = drop_segment, .say = hear};
+                                        .drop = drop_segment, .log = hear};
 }
 
 static inline struct pc__history *open_history(const struct pc__history_options *options)
