@@ -1,41 +1,13 @@
 /* test_idle_mappings.c - mappings that nobody uses, kept for the next: they are had again without a
  * word, and are in nobody's way. Server 0 is the home. */
-#include "tests/support/commit.h"
+#include "tests/support/pair.h"
 
 #define N_BLOCKS 64u
 #define FOR_EVER (100 * SECOND) /* of a test; what ends before was ended by a message */
 
 extern uint64_t pc__idle_ns; /* client.h, which has a struct pc__mapping that engine.h has not */
 
-struct world {
-    struct cluster *c;
-    struct server *s0, *s1;
-    pc_client *home, *far, *other; /* far and other: of server 1 */
-    struct pc_region_info info;
-};
-
-static struct world world_start(const char *tag, int trap)
-{
-    struct world w = {.c = cluster_start(2, tag)};
-    w.s0 = &w.c->servers[0];
-    w.s1 = &w.c->servers[1];
-    w.home = attach(w.s0, trap);
-    w.far = attach(w.s1, trap);
-    w.other = attach(w.s1, trap);
-    w.info = build(w.c, w.s0, w.home, 1, N_BLOCKS << 12, 0);
-    return w;
-}
-
-static void world_stop(struct world *w)
-{
-    pc_client_close(w->other);
-    pc_client_close(w->far);
-    pc_client_close(w->home);
-    SOON(stats_of(w->s0).mappings == 0 && stats_of(w->s1).mappings == 0);
-    cluster_stop(w->c);
-}
-
-static struct pc_mapping idle_one(struct world *w, pc_client *client, uint64_t version)
+static struct pc_mapping idle_one(struct pair *w, pc_client *client, uint64_t version)
 {
     struct pc_mapping m = map_at(client, &w->info, version, 0);
     check_version(w->c, &m, &w->info, version);
@@ -46,14 +18,14 @@ static struct pc_mapping idle_one(struct world *w, pc_client *client, uint64_t v
     return m;
 }
 
-static uint64_t leases(struct world *w)
+static uint64_t leases(struct pair *w)
 {
     return stats_of(w->s1).mappings;
 }
 
 static void test_again(int trap)
 {
-    struct world w = world_start("again", trap);
+    struct pair w = pair_of_three("again", trap, N_BLOCKS << 12);
     struct pc_mapping first = idle_one(&w, w.far, 0), again = map_at(w.far, &w.info, 0, 0);
     CHECK((again.id == first.id) == (trap != PC_TRAP_SIGSEGV));
     check_version(w.c, &again, &w.info, 0);
@@ -70,18 +42,18 @@ static void test_again(int trap)
     SOON(leases(&w) == 1);
     OK(pc_client_unmap_later(w.far, again.id)); /* a private one never rests */
     SOON(leases(&w) == 0);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 static void test_ends_by_itself(int trap)
 {
     pc__idle_ns = SECOND / 5;
-    struct world w = world_start("ends", trap);
+    struct pair w = pair_of_three("ends", trap, N_BLOCKS << 12);
     uint64_t begun = now_ns();
     (void)idle_one(&w, w.far, 0);
     SOON(leases(&w) == 0);
     CHECK(trap == PC_TRAP_SIGSEGV || now_ns() - begun >= pc__idle_ns);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* Who asks for the next version has what rests at the old one ended: at once, not when it has rested.
@@ -89,7 +61,7 @@ static void test_ends_by_itself(int trap)
 static void test_next_version(int trap)
 {
     pc__idle_ns = FOR_EVER;
-    struct world w = world_start("next", trap);
+    struct pair w = pair_of_three("next", trap, N_BLOCKS << 12);
     const struct pc_run changed = {5, 2};
     for (uint64_t v = 0; v < 5; v++) {
         (void)idle_one(&w, w.far, v);
@@ -99,14 +71,14 @@ static void test_next_version(int trap)
         SOON(leases(&w) == 1);
         OK(pc_client_unmap(w.other, m.id));
     }
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* At the home: what rests does not keep the new version from becoming its memory. */
 static void test_at_home(int trap)
 {
     pc__idle_ns = FOR_EVER;
-    struct world w = world_start("home", trap);
+    struct pair w = pair_of_three("home", trap, N_BLOCKS << 12);
     const struct pc_run changed = {5, 2};
     pc_client *reader = attach(w.s0, trap);
     for (uint64_t v = 0; v < 5; v++) {
@@ -118,22 +90,22 @@ static void test_at_home(int trap)
     check_version(w.c, &m, &w.info, 5);
     CHECK(stats_of(w.s0).forks == 0);
     pc_client_close(reader);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 static void test_retired(int trap)
 {
     pc__idle_ns = FOR_EVER;
-    struct world w = world_start("retired", trap);
+    struct pair w = pair_of_three("retired", trap, N_BLOCKS << 12);
     (void)idle_one(&w, w.far, 0);
     OK(pc_engine_retire(w.s1->engine, 1, 0));
     SOON(leases(&w) == 0);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 static void test_many(int trap)
 {
-    struct world w = world_start("many", trap);
+    struct pair w = pair_of_three("many", trap, N_BLOCKS << 12);
     struct pc_region_info infos[100];
     for (uint64_t i = 0; i < 100; i++)
         infos[i] = build(w.c, w.s0, w.home, 100 + i, 4096, 0);
@@ -144,7 +116,7 @@ static void test_many(int trap)
             CHECK(leases(&w) <= 64); /* not as many as it has ever opened */
         }
     SOON(leases(&w) == 0);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 int main(int argc, char **argv)

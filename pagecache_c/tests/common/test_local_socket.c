@@ -2,6 +2,7 @@
 #include "common/local_socket.h"
 #include "common/error.h"
 #include "tests/support/check.h"
+#include "tests/support/processes.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -82,12 +83,6 @@ static pid_t listener_of(const char *path)
     return pid;
 }
 
-static void end_process(pid_t pid)
-{
-    REQUIRE(kill(pid, SIGKILL) == 0);
-    REQUIRE(waitpid(pid, NULL, 0) == pid);
-}
-
 /* A process that listens there until it is killed. */
 static pid_t start_listener(const char *path)
 {
@@ -114,7 +109,7 @@ static void test_what_was_left(void)
 {
     int fd;
     const char *one = path_of("one"), *other = path_of("other"), *file = path_of("file");
-    end_process(start_listener(one));
+    REQUIRE(end_process(start_listener(one)));
     CHECK(is_there(one), "a kill leaves it");
     CHECK(listener_of(one) == 0 && pc__local_nobody(errno), "%d", errno);
     REQUIRE(close(open(file, O_CREAT | O_WRONLY, 0600)) == 0);
@@ -123,10 +118,10 @@ static void test_what_was_left(void)
     CHECK(!is_there(one), "whoever begins removes what others left");
     pc__local_close(other, fd);
 
-    end_process(start_listener(one));
+    REQUIRE(end_process(start_listener(one)));
     CHECK(pc__local_listen(one, BACKLOG, &fd) == PC_OK, "%s", pc_last_message());
     CHECK(listener_of(one) == getpid(), "it is replaced");
-    end_process(start_listener(other));
+    REQUIRE(end_process(start_listener(other)));
     errno = EXDEV;
     pc__local_close(one, fd);
     CHECK(errno == EXDEV, "%d", errno);
@@ -157,7 +152,7 @@ static void test_the_living_stay(void)
     CHECK(pc__local_listen(one, BACKLOG, &fd) == PC_ERR_EXISTS, "%s", pc_last_message());
     pc__local_close(other, theirs);
     CHECK(is_there(one) && !is_there(other), "its own goes");
-    end_process(living);
+    REQUIRE(end_process(living));
     REQUIRE(unlink(one) == 0);
 }
 
@@ -176,7 +171,7 @@ static void test_one_name(void)
         const unsigned i = (random = random * 1103515245u + 12345u) >> 16;
         pid_t *one = &pids[i % N];
         if (*one)
-            end_process(*one);
+            REQUIRE(end_process(*one));
         *one = fork();
         REQUIRE(*one >= 0);
         if (*one == 0) {
@@ -200,7 +195,7 @@ static void test_one_name(void)
     }
     for (int i = 0; i < N; i++)
         if (pids[i])
-            end_process(pids[i]);
+            REQUIRE(end_process(pids[i]));
     CHECK(told->had > 50, "%ld", told->had);
     CHECK(told->foreign == 0, "%ld of %ld", told->foreign, told->had);
     munmap(told, 4096);
@@ -298,7 +293,7 @@ static void test_a_name_that_was_removed(void)
     const pid_t living = start_listener(one);
     CHECK(pc__local_look(one, BACKLOG, &file, &again) == PC_ERR_EXISTS && again == -1, "%d", again);
     CHECK(listener_of(one) == living, "%d", (int)listener_of(one));
-    end_process(living);
+    REQUIRE(end_process(living));
     CHECK(pc__local_look(one, BACKLOG, &file, &again) == PC_OK && again >= 0, "%s",
           pc_last_message());
     REQUIRE(close(fd) == 0);

@@ -1,41 +1,15 @@
 /* test_apply.c - the worker of a home beside those who read there: what it replaces and folds, and
  * when; and what a slow keeper or a failure of one region delays. Two servers in one process; server 0
  * is the home. */
-#include "tests/support/commit.h"
 #include "tests/support/engine_main.h"
 #include "tests/support/keepers.h"
+#include "tests/support/pair.h"
 
 #include "engine/core/core.h"
 
 #include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
-
-struct pair {
-    struct cluster *c;
-    struct server *s0, *s1;
-    pc_client *home, *far;
-    struct pc_region_info info;
-};
-
-static struct pair pair_start(const char *tag, int trap, uint64_t length, uint64_t data_from)
-{
-    struct pair p = {.c = cluster_start(2, tag)};
-    p.s0 = &p.c->servers[0];
-    p.s1 = &p.c->servers[1];
-    p.home = attach(p.s0, trap);
-    p.far = attach(p.s1, trap);
-    p.info = build(p.c, p.s0, p.home, 1, length, data_from);
-    return p;
-}
-
-static void pair_stop(struct pair *p)
-{
-    pc_client_close(p->far);
-    pc_client_close(p->home);
-    SOON(stats_of(p->s0).mappings == 0 && stats_of(p->s1).mappings == 0);
-    cluster_stop(p->c);
-}
 
 static uint64_t commit_far(struct pair *p, uint64_t base, const struct pc_run *runs, size_t n)
 {
@@ -126,7 +100,7 @@ static bool is_folded(const struct pc__home *home)
 static void test_fold_while_turning(int trap)
 {
     told.fetch_timeout_ns = 60 * SECOND;
-    struct pair p = pair_start("turning", trap, 16 * MIB, 0);
+    struct pair p = pair_with_holes("turning", trap, 16 * MIB, 0);
     const struct pc_run half = {0, 3000}, other = {3500, 4};
     struct pc_mapping old = map_at(p.home, &p.info, 0, 0);
     CHECK(commit_far(&p, 0, &half, 1) == 1); /* to the overlay, for old is of the base */
@@ -153,7 +127,7 @@ static void test_many_slow_readers(int trap)
 {
     enum { READERS = 12 };
     told.fetch_timeout_ns = 60 * SECOND;
-    struct pair p = pair_start("readers", trap, 16 * MIB, 0);
+    struct pair p = pair_with_holes("readers", trap, 16 * MIB, 0);
     const struct pc_run parts[] = {{0, 1500}, {700, 1500}, {2048, 1024}};
     int fds[READERS];
     struct pc_mapping old = map_at(p.home, &p.info, 0, 0);
@@ -197,7 +171,7 @@ static void test_torn_overlay(int trap)
     enum { LOW = 14900, HIGH = 16000 };
     told.fetch_timeout_ns = 60 * SECOND;
     signal(SIGXFSZ, SIG_IGN);
-    struct pair p = pair_start("torn", trap, 64 * MIB, 56 * MIB);
+    struct pair p = pair_with_holes("torn", trap, 64 * MIB, 56 * MIB);
     const struct pc_run ends[] = {{LOW, 1}, {HIGH, 1}}, wide = {15000, 900};
     struct pc_mapping old = map_at(p.home, &p.info, 0, 0);
     CHECK(commit_far(&p, 0, &wide, 1) == 1);
@@ -254,7 +228,7 @@ static void *look(void *arg)
 static void test_end_while_read(int trap)
 {
     told.fetch_timeout_ns = 60 * SECOND;
-    struct pair p = pair_start("end", trap, MIB, 0);
+    struct pair p = pair_with_holes("end", trap, MIB, 0);
     const struct pc_run all = {0, 256};
     struct looker l = {.p = &p, .m = map_at(p.home, &p.info, 0, 0)};
     pthread_t thread;
@@ -273,13 +247,6 @@ static void test_end_while_read(int trap)
 }
 
 /* ------------------------------------------------------ others are not delayed */
-
-static void stop_process(pid_t pid)
-{
-    int status;
-    CHECK(!kill(pid, SIGSTOP));
-    CHECK(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
-}
 
 /* The socket of the stopped keeper takes no more. Returns what is kept there: for unkeep. */
 static uint64_t fill_socket(struct server *server)
@@ -330,7 +297,7 @@ static void test_slow_keeper_delays_what_needs_it(int trap)
         OK(try_stage(&t[i]));
     }
     leave_base(server, client, 1, &t[0].m);
-    stop_process(k.pid);
+    CHECK(stop_process(k.pid));
     uint64_t filling = fill_socket(server);
     for (int i = 0; i < REGIONS; i++) {
         CHECK(decide(&t[i]) == 1);
@@ -369,7 +336,7 @@ static void test_failing_region_delays_no_other(int trap)
 {
     enum { COMMITS = 20 };
     signal(SIGXFSZ, SIG_IGN);
-    struct pair p = pair_start("fails", trap, 64 * MIB, 60 * MIB);
+    struct pair p = pair_with_holes("fails", trap, 64 * MIB, 60 * MIB);
     const struct pc_run high = {16000, 1}, low = {0, 4};
     struct pc_region_info other = build(p.c, p.s0, p.home, 2, MIB, 0);
     struct pc_mapping far = map_at(p.far, &p.info, 0, 0); /* before no file can be so long */
@@ -398,7 +365,7 @@ static void test_failing_region_delays_no_other(int trap)
 static void test_failing_region_is_freed(int trap)
 {
     signal(SIGXFSZ, SIG_IGN);
-    struct pair p = pair_start("freed", trap, 64 * MIB, 60 * MIB);
+    struct pair p = pair_with_holes("freed", trap, 64 * MIB, 60 * MIB);
     const struct pc_run high = {16000, 1};
     struct pc_mapping far = map_at(p.far, &p.info, 0, 0); /* before no file can be so long */
     may_write_up_to(56 * MIB);

@@ -2,6 +2,7 @@
  * each is broken in one place at a time, and mended again.
  */
 #include "tests/support/engine_main.h"
+#include "tests/support/pair.h"
 
 #include "client/client.h"
 #include "engine/core/core.h"
@@ -18,45 +19,28 @@
         CHECK(found_ && strstr(found_, text));                             \
     } while (0)
 
-/* A reader on server 1 of what server 0 is the home of. */
-struct world {
-    struct cluster *cluster;
-    pc_client *writer, *reader;
-    struct pc_mapping map;
-    struct pc_region_info info;
-};
-
-static struct world world_start(int trap)
+/* The client of server 1 has read all of what server 0 is the home of. */
+static struct pair read_pair(int trap, struct pc_mapping *m)
 {
-    struct world w = {0};
     told.cache_bytes = 64u << 20;
-    w.cluster = cluster_start(2, "audit");
-    w.writer = attach(&w.cluster->servers[0], trap);
-    w.reader = attach(&w.cluster->servers[1], trap);
-    w.info = build(w.cluster, &w.cluster->servers[0], w.writer, 5, LENGTH, 0);
-    OK(pc_client_map(w.reader, 5, 0, w.info.base_address, LENGTH, 0, 30 * SECOND, &w.map));
+    struct pair p = pair_start("audit", trap, LENGTH);
+    *m = map_at(p.far, &p.info, 0, 0);
     for (uint64_t offset = 0; offset < LENGTH; offset += PC_BLOCK_BYTES)
-        CHECK(at(&w.map, offset) == pattern(5, offset));
-    return w;
-}
-
-static void world_stop(struct world *w)
-{
-    OK(pc_client_close(w->reader));
-    OK(pc_client_close(w->writer));
-    cluster_stop(w->cluster);
+        CHECK(at(m, offset) == pattern(1, offset));
+    return p;
 }
 
 static struct pc__generation *generation_of(pc_engine *engine, struct pc__region **region)
 {
-    CHECK((*region = pc__region_get(engine, 5)));
+    CHECK((*region = pc__region_get(engine, 1)));
     return pc__of((*region)->generations.next, struct pc__generation, link);
 }
 
 static void test_cache(int trap)
 {
-    struct world w = world_start(trap);
-    pc_engine *engine = w.cluster->servers[1].engine;
+    struct pc_mapping m;
+    struct pair p = read_pair(trap, &m);
+    pc_engine *engine = p.s1->engine;
     struct pc__region *region;
     struct pc__generation *generation = generation_of(engine, &region);
     HOLDS(pc__engine_audit(engine));
@@ -78,13 +62,14 @@ static void test_cache(int trap)
     pc__link_push(&generation->cached, one);
     HOLDS(pc__engine_audit(engine));
     pc__region_put(engine, region);
-    world_stop(&w);
+    pair_stop(&p);
 }
 
 static void test_region(int trap)
 {
-    struct world w = world_start(trap);
-    pc_engine *engine = w.cluster->servers[1].engine;
+    struct pc_mapping m;
+    struct pair p = read_pair(trap, &m);
+    pc_engine *engine = p.s1->engine;
     struct pc__region *region;
     (void)generation_of(engine, &region);
     pthread_mutex_lock(&region->lock);
@@ -95,13 +80,14 @@ static void test_region(int trap)
     region->mappings--;
     pthread_mutex_unlock(&region->lock);
     pc__region_put(engine, region);
-    world_stop(&w);
+    pair_stop(&p);
 }
 
 static void test_leases(int trap)
 {
-    struct world w = world_start(trap);
-    pc_engine *engine = w.cluster->servers[1].engine;
+    struct pc_mapping m;
+    struct pair p = read_pair(trap, &m);
+    pc_engine *engine = p.s1->engine;
     int pair[2];
     CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair));
     struct pc__lessee *lessee = pc__lessee_join(engine, 77, pair[0]);
@@ -125,7 +111,7 @@ static void test_leases(int trap)
     pc__lessee_leave(engine, lessee, false);
     close(pair[0]);
     close(pair[1]);
-    world_stop(&w);
+    pair_stop(&p);
 }
 
 static void test_history(int trap)
@@ -163,10 +149,11 @@ static void test_history(int trap)
 
 static void test_mappings(int trap)
 {
-    struct world w = world_start(trap);
-    pc_client *client = w.reader;
+    struct pc_mapping m;
+    struct pair p = read_pair(trap, &m);
+    pc_client *client = p.far;
     pthread_mutex_lock(&client->lock);
-    struct pc__mapping *mapping = pc__mapping_find(client, w.map.id);
+    struct pc__mapping *mapping = pc__mapping_find(client, m.id);
     CHECK(mapping);
     HOLDS(pc__mappings_audit(client));
     mapping->id += 1024;
@@ -183,15 +170,16 @@ static void test_mappings(int trap)
     client->n_idle--;
     HOLDS(pc__mappings_audit(client));
     pthread_mutex_unlock(&client->lock);
-    world_stop(&w);
+    pair_stop(&p);
 }
 
 /* In a build with asserts, which those of the tests are. */
 static void break_a_region(int trap)
 {
-    struct world w = world_start(trap);
+    struct pc_mapping m;
+    struct pair p = read_pair(trap, &m);
     struct pc__region *region;
-    (void)generation_of(w.cluster->servers[0].engine, &region);
+    (void)generation_of(p.s0->engine, &region);
     pthread_mutex_lock(&region->lock);
     region->mappings = 1000;
     PC__AUDIT(pc__region_audit(region));

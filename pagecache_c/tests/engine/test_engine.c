@@ -9,13 +9,6 @@
 
 #define MIB ((uint64_t)1 << 20)
 
-static struct pc_engine_stats stats_of(struct server *server)
-{
-    struct pc_engine_stats stats;
-    OK(pc_engine_get_stats(server->engine, &stats));
-    return stats;
-}
-
 /* Large copies fill holes past the file's lock; blocks that are there, and ends, go another way. */
 static void test_copy_in(int threads)
 {

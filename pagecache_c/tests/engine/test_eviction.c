@@ -3,46 +3,23 @@
 #include "engine/cache/cache.h"
 #include "engine/core/core.h"
 #include "engine/store/store.h"
-#include "tests/support/commit.h"
 #include "tests/support/length.h"
+#include "tests/support/pair.h"
 
 #include <sys/mman.h>
 
 #define BUDGET (4 * MIB)
 #define WORDS_AT_ONCE 4096u
 
-struct world {
-    struct cluster *c;
-    struct server *s0, *s1;
-    pc_client *home, *far;
-    struct pc_region_info info;
-    int trap;
-    uint64_t most; /* bytes that may be cached, those in windows too */
-};
+static uint64_t most_cached; /* bytes, those in windows too */
 
 /* The engines of this process share `told`: the home has no cached blocks, so its budget is idle. */
-static struct world world_start(const char *tag, int trap, uint64_t budget, int policy,
-                                uint64_t length)
+static struct pair budget_start(const char *tag, int trap, uint64_t budget, int policy, uint64_t length)
 {
     told.cache_bytes = budget;
     told.cache_policy = policy;
-    struct world w = {.c = cluster_start(2, tag), .trap = trap};
-    w.s0 = &w.c->servers[0];
-    w.s1 = &w.c->servers[1];
-    w.home = attach(w.s0, trap);
-    w.far = attach(w.s1, trap);
-    w.info = build(w.c, w.s0, w.home, 1, length, 0);
-    w.most = budget + (trap == PC_TRAP_SIGSEGV ? 64 * (256u << 10) : 0);
-    return w;
-}
-
-static void world_stop(struct world *w)
-{
-    pc_client_close(w->far);
-    pc_client_close(w->home);
-    SOON(stats_of(w->s0).mappings == 0 && stats_of(w->s1).mappings == 0);
-    SOON(stats_of(w->s1).fetches_in_flight == 0 && stats_of(w->s1).faults_waiting == 0);
-    cluster_stop(w->c);
+    most_cached = budget + (trap == PC_TRAP_SIGSEGV ? 64 * (256u << 10) : 0);
+    return pair_start(tag, trap, length);
 }
 
 static void check_word(const struct pc_mapping *m, uint64_t region, uint64_t offset)
@@ -64,7 +41,7 @@ static void check_bytes(const struct pc_mapping *m, uint64_t region, uint64_t fr
 
 /* What is cached, looked at all the time by somebody who does nothing else. */
 struct watcher {
-    struct world *w;
+    struct pair *w;
     pthread_t thread;
     _Atomic bool stop;
     uint64_t highest;
@@ -81,7 +58,7 @@ static void *watch(void *arg)
     return NULL;
 }
 
-static void watch_begin(struct watcher *watcher, struct world *w)
+static void watch_begin(struct watcher *watcher, struct pair *w)
 {
     *watcher = (struct watcher){.w = w};
     CHECK(!pthread_create(&watcher->thread, NULL, watch, watcher));
@@ -91,7 +68,7 @@ static void watch_end(struct watcher *watcher)
 {
     watcher->stop = true;
     pthread_join(watcher->thread, NULL);
-    if (watcher->highest > watcher->w->most) {
+    if (watcher->highest > most_cached) {
         fprintf(stderr, "%llu KiB were cached\n", (unsigned long long)watcher->highest >> 10);
         FAIL("over the budget");
     }
@@ -104,7 +81,7 @@ static void watch_end(struct watcher *watcher)
 static void test_scan(int trap)
 {
     const unsigned times = rounds_of(10, 20);
-    struct world w = world_start("scan", trap, BUDGET, PC_POLICY_SIEVE, times * BUDGET);
+    struct pair w = budget_start("scan", trap, BUDGET, PC_POLICY_SIEVE, times * BUDGET);
     struct pc_mapping m = map_at(w.far, &w.info, 0, 0);
     struct watcher watcher;
     watch_begin(&watcher, &w);
@@ -112,18 +89,18 @@ static void test_scan(int trap)
         check_bytes(&m, 1, 0, w.info.length_bytes);
     watch_end(&watcher);
     struct pc_engine_stats stats = stats_of(w.s1);
-    CHECK(stats.evicted_blocks >= (2 * times - 8) * (BUDGET >> 12) - (w.most >> 12));
+    CHECK(stats.evicted_blocks >= (2 * times - 8) * (BUDGET >> 12) - (most_cached >> 12));
     CHECK(stats.home_bytes == 0 && stats_of(w.s0).home_bytes == w.info.length_bytes);
     SOON(stats_of(w.s1).fetches_in_flight == 0);
-    SOON(stats_of(w.s1).cached_bytes <= w.most - BUDGET / 128); /* the high mark, at rest */
+    SOON(stats_of(w.s1).cached_bytes <= most_cached - BUDGET / 128); /* the high mark, at rest */
     CHECK(stats_of(w.s1).cached_bytes == region_of(w.s1, 1).present_blocks << 12);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* What went while a read set was taken is told, so that with it the set misses nothing. */
 static void test_read_set(int trap)
 {
-    struct world w = world_start("set", trap, BUDGET, PC_POLICY_SIEVE, 8 * BUDGET);
+    struct pair w = budget_start("set", trap, BUDGET, PC_POLICY_SIEVE, 8 * BUDGET);
     struct pc_mapping m = map_at(w.far, &w.info, 0, PC_MAP_EXACT_READS);
     static struct pc_run runs[8 * BUDGET >> 12];
     const size_t most = sizeof runs / sizeof runs[0];
@@ -160,7 +137,7 @@ static void test_read_set(int trap)
     OK(pc_client_evicted_begin(w.far, m.id, WAIT));
     CHECK(pc_client_evicted(w.far, m.id, runs, most, WAIT) == 0);
     OK(pc_client_unmap(w.far, m.id)); /* ends it, too */
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* ------------------------------------------------------- threads and clients */
@@ -188,7 +165,7 @@ static void *read_words(void *arg)
 }
 
 /* Clients and threads that read in order and at random, each word looked at. */
-static void crowd(struct world *w, unsigned rounds, unsigned n_clients)
+static void crowd(struct pair *w, unsigned rounds, unsigned n_clients)
 {
     enum { MOST = 3, THREADS = 4 };
     pc_client *clients[MOST];
@@ -219,42 +196,42 @@ static void crowd(struct world *w, unsigned rounds, unsigned n_clients)
 static void test_crowd(int argument)
 {
     int trap = argument / 10, policy = argument % 10;
-    struct world w = world_start("crowd", trap, BUDGET, policy, 32 * MIB);
-    w.most += trap == PC_TRAP_SIGSEGV ? 2 * 64 * (256u << 10) : 0; /* of the other clients */
+    struct pair w = budget_start("crowd", trap, BUDGET, policy, 32 * MIB);
+    most_cached += trap == PC_TRAP_SIGSEGV ? 2 * 64 * (256u << 10) : 0; /* of the other clients */
     struct watcher watcher;
     watch_begin(&watcher, &w);
     crowd(&w, rounds_of(500, 1500), 3);
     watch_end(&watcher);
     CHECK(stats_of(w.s1).evicted_blocks > 0);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* Blocks go all the time beside threads that open and close windows over the very same blocks: what
  * one reads is never a hole. A region that just does not fit, so that nearly all is there. */
 static void test_windows(int trap)
 {
-    struct world w = world_start("windows", trap, MIB, PC_POLICY_RANDOM, 24 * MIB);
-    w.most += trap == PC_TRAP_SIGSEGV ? 2 * 64 * (256u << 10) : 0;
+    struct pair w = budget_start("windows", trap, MIB, PC_POLICY_RANDOM, 24 * MIB);
+    most_cached += trap == PC_TRAP_SIGSEGV ? 2 * 64 * (256u << 10) : 0;
     struct watcher watcher;
     watch_begin(&watcher, &w);
     crowd(&w, rounds_of(1200, 4000), 3);
     watch_end(&watcher);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* The budget is far below what the threads touch at once: slow, never stuck. */
 static void test_least_budget(int trap)
 {
-    struct world w = world_start("least", trap, MIB, PC_POLICY_LRU, 16 * MIB);
+    struct pair w = budget_start("least", trap, MIB, PC_POLICY_LRU, 16 * MIB);
     crowd(&w, 400, 2);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* --------------------------------------------------------------- prefetches */
 
 static void test_prefetch_over_budget(int trap)
 {
-    struct world w = world_start("prefetch", trap, BUDGET, PC_POLICY_SIEVE, 8 * BUDGET);
+    struct pair w = budget_start("prefetch", trap, BUDGET, PC_POLICY_SIEVE, 8 * BUDGET);
     struct pc_mapping m = map_at(w.far, &w.info, 0, 0);
     struct watcher watcher;
     watch_begin(&watcher, &w);
@@ -264,13 +241,13 @@ static void test_prefetch_over_budget(int trap)
     OK(pc_client_prefetch(w.far, m.id, &all, 1, 1, 20 * 30 * SECOND));
     watch_end(&watcher);
     check_bytes(&m, 1, 0, w.info.length_bytes);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* What read sets show to be in use stays, though more came since than fits. */
 static void test_reads_count(int trap)
 {
-    struct world w = world_start("reads", trap, BUDGET, PC_POLICY_SIEVE, 16 * BUDGET);
+    struct pair w = budget_start("reads", trap, BUDGET, PC_POLICY_SIEVE, 16 * BUDGET);
     struct pc_mapping m = map_at(w.far, &w.info, 0, 0);
     struct pc_run hot = {0, (BUDGET >> 12) / 4};
     OK(pc_client_prefetch(w.far, m.id, &hot, 1, 1, 30 * SECOND));
@@ -285,13 +262,13 @@ static void test_reads_count(int trap)
     OK(pc_client_prefetch(w.far, m.id, &hot, 1, 1, 30 * SECOND));
     CHECK(stats_of(w.s1).blocks_fetched - before <= hot.n_blocks / 4);
     check_bytes(&m, 1, 0, hot.n_blocks << 12);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* The block at which a thread was stopped stays until it has run, whatever comes meanwhile. */
 static void test_awaited_stay(int trap)
 {
-    struct world w = world_start("awaited", trap, MIB, PC_POLICY_FIFO, 16 * MIB);
+    struct pair w = budget_start("awaited", trap, MIB, PC_POLICY_FIFO, 16 * MIB);
     struct pc_mapping m = map_at(w.far, &w.info, 0, 0);
     check_word(&m, 1, 5 * MIB);
     struct pc_run much = {0, 5 * MIB >> 12};
@@ -307,7 +284,7 @@ static void test_awaited_stay(int trap)
     faults = stats_of(w.s1).faults;
     check_word(&m, 1, 5 * MIB);
     CHECK(stats_of(w.s1).faults > faults);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 static void nobody_hears(struct pc_engine *engine, struct pc__generation *generation)
@@ -402,7 +379,7 @@ static void test_orphans(int trap)
 /* ---------------------------------------------------------------- versions */
 
 struct scanner {
-    struct world *w;
+    struct pair *w;
     _Atomic bool stop;
     _Atomic unsigned rounds;
 };
@@ -410,7 +387,7 @@ struct scanner {
 static void *read_versions(void *arg)
 {
     struct scanner *scanner = arg;
-    struct world *w = scanner->w;
+    struct pair *w = scanner->w;
     pc_client *client = attach(w->s1, w->trap);
     while (!scanner->stop) {
         registry_lock(w->c->registry);
@@ -434,7 +411,7 @@ static void *read_versions(void *arg)
 /* Generations advance and fork while their blocks go; the home keeps all of its own. */
 static void test_commits(int trap)
 {
-    struct world w = world_start("commits", trap, MIB, PC_POLICY_SIEVE, 6 * MIB);
+    struct pair w = budget_start("commits", trap, MIB, PC_POLICY_SIEVE, 6 * MIB);
     struct pc_mapping old = map_at(w.far, &w.info, 0, 0);
     struct scanner scanner = {.w = &w};
     pthread_t thread;
@@ -458,14 +435,14 @@ static void test_commits(int trap)
     check_at(w.c, w.far, &w.info, 12);
     SOON(stats_of(w.s0).layers == 0);
     CHECK(stats_of(w.s0).home_bytes == w.info.length_bytes);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* A fork takes what its source still has, and the rest from the home. Here what it takes first pushes
  * out of the source what it was to take last. */
 static void test_fork_of_evicted(int trap)
 {
-    struct world w = world_start("fork", trap, MIB, PC_POLICY_FIFO, 8 * MIB);
+    struct pair w = budget_start("fork", trap, MIB, PC_POLICY_FIFO, 8 * MIB);
     struct pc_mapping old = map_at(w.far, &w.info, 0, 0);
     static const struct pc_run some[] = {{40, 40}, {1700, 3}};
     struct pc_run all = {0, 208};
@@ -485,7 +462,7 @@ static void test_fork_of_evicted(int trap)
         check_version(w.c, &fresh, &w.info, 1);
         check_version(w.c, &old, &w.info, 0);
     }
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* ------------------------------------------------------------ ends of things */
@@ -493,7 +470,7 @@ static void test_fork_of_evicted(int trap)
 static void test_regions_end(int trap)
 {
     told.fault_timeout_ns = 300 * SECOND; /* what still comes is given up with its region, not then */
-    struct world w = world_start("ends", trap, MIB, PC_POLICY_LRU, 2 * MIB);
+    struct pair w = budget_start("ends", trap, MIB, PC_POLICY_LRU, 2 * MIB);
     struct pc_mapping m = map_at(w.far, &w.info, 0, 0);
     struct watcher watcher;
     watch_begin(&watcher, &w);
@@ -512,13 +489,13 @@ static void test_regions_end(int trap)
     OK(pc_client_unmap(w.far, m.id));
     OK(pc_engine_retire(w.s1->engine, 1, 1));
     SOON(stats_of(w.s1).regions == 0 && stats_of(w.s1).cached_bytes == 0);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* What nobody leases any more goes before what is in use. */
 static void test_unleased_go_first(int trap)
 {
-    struct world w = world_start("unleased", trap, BUDGET, PC_POLICY_LRU, BUDGET / 2);
+    struct pair w = budget_start("unleased", trap, BUDGET, PC_POLICY_LRU, BUDGET / 2);
     struct pc_region_info info = build(w.c, w.s0, w.home, 2, 8 * MIB, 0);
     struct pc_mapping used = map_at(w.far, &info, 0, 0), left = map_at(w.far, &w.info, 0, 0);
     struct pc_run first = {0, BUDGET / 4 >> 12}, whole = {0, w.info.length_bytes >> 12};
@@ -533,14 +510,14 @@ static void test_unleased_go_first(int trap)
     CHECK(stats_of(w.s1).blocks_fetched == fetched);
     check_bytes(&used, 2, 0, BUDGET / 4);
     CHECK(region_of(w.s1, 1).present_blocks < w.info.length_bytes >> 12);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* ------------------------------------------------------------ thrash, refusal */
 
 static void test_thrash_is_told_once(int trap)
 {
-    struct world w = world_start("thrash", trap, MIB, PC_POLICY_FIFO, 3 * MIB / 2);
+    struct pair w = budget_start("thrash", trap, MIB, PC_POLICY_FIFO, 3 * MIB / 2);
     struct pc_mapping m = map_at(w.far, &w.info, 0, 0);
     struct pc_run all = {0, w.info.length_bytes >> 12};
     SOON_IN((pc_client_prefetch(w.far, m.id, &all, 1, 1, WAIT), w.s1->thrashing_events), 20);
@@ -549,27 +526,27 @@ static void test_thrash_is_told_once(int trap)
     CHECK(w.s1->thrashing_events == 1 && w.s0->thrashing_events == 0);
     struct pc_engine_stats stats = stats_of(w.s1);
     CHECK(stats.refetched_blocks > 0 && stats.refetched_blocks <= stats.evicted_blocks);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* A scan of what does not fit by far is none: nothing is fetched again soon after it went. */
 static void test_scan_is_no_thrash(int trap)
 {
-    struct world w = world_start("nothrash", trap, MIB, PC_POLICY_FIFO, 4 * MIB);
+    struct pair w = budget_start("nothrash", trap, MIB, PC_POLICY_FIFO, 4 * MIB);
     struct pc_mapping m = map_at(w.far, &w.info, 0, 0);
     struct pc_run all = {0, w.info.length_bytes >> 12};
     for (uint64_t until = now_ns() + 4 * SECOND; now_ns() < until;)
         OK(pc_client_prefetch(w.far, m.id, &all, 1, 1, WAIT));
     CHECK(w.s1->thrashing_events == 0);
     CHECK(stats_of(w.s1).refetched_blocks * 10 < stats_of(w.s1).evicted_blocks);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* What is read again and again, and fits, is fetched once, under whatever policy. */
 static void test_scan_that_fits(int policy)
 {
     const uint64_t budget = 16 * MIB, length = budget * 98 / 100 / 4096 * 4096;
-    struct world w = world_start("fits", PC_TRAP_UFFD, budget, policy, length);
+    struct pair w = budget_start("fits", PC_TRAP_UFFD, budget, policy, length);
     struct pc_mapping m = map_at(w.far, &w.info, 0, 0);
     for (int i = 0; i < 6; i++) {
         check_bytes(&m, 1, 0, length);
@@ -578,7 +555,7 @@ static void test_scan_that_fits(int policy)
     struct pc_engine_stats stats = stats_of(w.s1);
     CHECK(stats.blocks_fetched >= length >> 12);
     CHECK(stats.blocks_fetched - (length >> 12) <= (length >> 12) / 20);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* Once the worker has done what it has to do: it takes and gives room of homes in its own time. */
@@ -598,7 +575,7 @@ static uint64_t settled_home_bytes(struct server *server)
  * budget bounds it; as it is where there is little, and then it is counted and given back. */
 static void test_holes_of_a_home(int trap)
 {
-    struct world w = world_start("holes", trap, BUDGET, PC_POLICY_SIEVE, MIB);
+    struct pair w = budget_start("holes", trap, BUDGET, PC_POLICY_SIEVE, MIB);
     const uint64_t data = 2 * MIB, many = 64 * MIB, few = data + BUDGET / 4;
     struct pc_region_info sparse = build(w.c, w.s0, w.home, 2, many, many - data);
     struct pc_region_info dense = build(w.c, w.s0, w.home, 3, few, few - data);
@@ -609,7 +586,7 @@ static void test_holes_of_a_home(int trap)
     for (int i = 0; i < 2; i++)
         for (uint64_t o = 0; o < many; o += 512)
             CHECK(at(&m, o) == (o < many - data ? 0 : pattern(2, o)));
-    SOON(memfd_bytes() <= before + w.most + MIB);
+    SOON(memfd_bytes() <= before + most_cached + MIB);
     CHECK(stats_of(w.s0).home_bytes == at_first && stats_of(w.s0).cached_bytes > 0);
     CHECK(stats_of(w.s0).evicted_blocks > 0 || trap == PC_TRAP_SIGSEGV);
     /* It is changed like any other, also in its holes. */
@@ -629,7 +606,7 @@ static void test_holes_of_a_home(int trap)
     CHECK(stats_of(w.s0).home_bytes == home_bytes + BUDGET / 4);
     OK(pc_client_unmap(w.home, m.id));
     SOON(stats_of(w.s0).home_bytes <= home_bytes);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 static int try_start(uint64_t cache_bytes, int policy)

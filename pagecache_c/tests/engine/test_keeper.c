@@ -4,6 +4,7 @@
  */
 #include "engine/keeper/keeper.c" /* for struct message: hostile packets are made from it */
 #include "tests/support/check.h"
+#include "tests/support/processes.h"
 
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -30,12 +31,6 @@ static pid_t start_raylet(void)
             pause();
     }
     return pid;
-}
-
-static void end_process(pid_t pid)
-{
-    kill(pid, SIGKILL);
-    waitpid(pid, NULL, 0);
 }
 
 enum keeper_flags { PLAIN = 0, WITHOUT_PIDFD = 1, FEW_DESCRIPTORS = 2 };
@@ -82,7 +77,7 @@ static int wait_exit(pid_t pid, uint64_t patience_ns)
     int status;
     while (waitpid(pid, &status, WNOHANG) == 0) {
         if (now_ns() > deadline) {
-            end_process(pid);
+            (void)end_process(pid);
             return -1;
         }
         pause_ns(2000000);
@@ -357,7 +352,7 @@ static void test_raylet_ends(int flags)
     pid_t keeper = start_keeper(raylet, NEVER, flags);
     const int fd = connect_keeper();
     list(fd);
-    end_process(raylet); /* reaped: kill(2) does not find it either */
+    (void)end_process(raylet); /* reaped: kill(2) does not find it either */
     CHECK(wait_exit(keeper, PATIENCE) == 0, "flags %d", flags);
     struct pc__kept what;
     const int memfd = make_memfd(1, &what);
@@ -665,7 +660,7 @@ static void test_stalled(pid_t raylet)
         rc = pc__keeper_drop(fd, 1, false);
     CHECK(rc == PC_ERR_TIMEOUT, "%d: %s", rc, pc_last_message());
     CHECK(now_ns() - began < 4 * SEND_TIMEOUT_NS, "%lu", now_ns() - began);
-    end_process(keeper);
+    (void)end_process(keeper);
     close(fd);
 }
 
@@ -780,6 +775,6 @@ int main(void)
     test_garbage(raylet);
     test_stalled(raylet);
     test_slow_server(raylet);
-    end_process(raylet);
+    (void)end_process(raylet);
     return test_result();
 }

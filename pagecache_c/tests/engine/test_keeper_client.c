@@ -25,19 +25,6 @@ static struct keeper part_start(const char *tag)
     return k;
 }
 
-static void stop_process(pid_t pid)
-{
-    int status;
-    CHECK(!kill(pid, SIGSTOP));
-    CHECK(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
-}
-
-static void end_process(pid_t pid)
-{
-    CHECK(!kill(pid, SIGKILL));
-    CHECK(waitpid(pid, NULL, 0) == pid);
-}
-
 /* What does not need it goes on; what does is answered when it goes on. */
 static void test_slow_keeper(int trap)
 {
@@ -51,7 +38,7 @@ static void test_slow_keeper(int trap)
     struct pc_region_info *infos = calloc(SLOW_REGIONS, sizeof *infos);
     for (int i = 0; i < SLOW_REGIONS; i++)
         infos[i] = build(c, &c->servers[0], home, (uint64_t)i + 1, 16 * PC_BLOCK_BYTES, 0);
-    stop_process(k.pid);
+    CHECK(stop_process(k.pid));
     uint64_t began_ns = now_ns();
     for (int i = 0; i < SLOW_REGIONS; i++) /* a generation of each is kept */
         check_at(c, near, &infos[i], 0);
@@ -88,7 +75,7 @@ static void test_commits_with_a_slow_keeper(int trap)
     CHECK(commit(c, &c->servers[0], home, &info, 0, some, N(some)) == 1);
     for (uint64_t v = 1; v < 30; v++) {
         if (v == 10)
-            stop_process(k.pid);
+            CHECK(stop_process(k.pid));
         if (v == 20)
             CHECK(!kill(k.pid, SIGCONT));
         CHECK(commit(c, &c->servers[0], home, &info, v, some, N(some)) == v + 1);
@@ -136,7 +123,7 @@ static void test_keeper_ends(int trap)
     struct pc_region_info other = build(c, server, home, 2, MIB, 0);
     for (uint64_t v = 0; v < 20; v++) {
         if (v == 7) {
-            end_process(k.pid);
+            CHECK(end_process(k.pid));
             close(to_keeper);
             SOON(server->keepers_lost == 1); /* without anything to say to it */
             k = part_start("ends");
@@ -186,7 +173,7 @@ static void test_another_keeper_has_what_is_retained(int trap)
     tell(&t);
     OK(pc_client_unmap(near, t.m.id));
     SOON(stats_of(writer).retained_layers == 1);
-    end_process(k.pid);
+    CHECK(end_process(k.pid));
     close(to_keeper);
     SOON(writer->keepers_lost == 1);
     k = part_start("retains");

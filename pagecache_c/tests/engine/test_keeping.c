@@ -67,13 +67,6 @@ static void fail_sends(int error, int n)
 
 /* ---------------------------------------------------------------------- tools */
 
-static void stop_process(pid_t pid)
-{
-    int status;
-    CHECK(!kill(pid, SIGSTOP));
-    CHECK(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
-}
-
 /* A region of one block, whose first word is its id. */
 static int try_put(struct cluster *c, struct server *server, pc_client *client, uint64_t id)
 {
@@ -150,7 +143,7 @@ static void test_seals_wait_for_a_slow_keeper(int trap)
     int to_keeper = keeper_connect(&k);
     server_start(c, 0, "seals", to_keeper);
     pc_client *client = attach(server, trap);
-    stop_process(k.pid);
+    CHECK(stop_process(k.pid));
     uint64_t n = fill(c, server, client);
     for (uint64_t id = 501; id <= 503; id++) {
         int rc = try_put(c, server, client, id);
@@ -191,7 +184,7 @@ static void test_layers_wait_for_a_slow_keeper(int trap)
     pc_client *near = attach(&c->servers[0], trap), *home = attach(home_server, trap);
     struct pc_region_info far = build(c, home_server, home, 501, MIB, 0);
     struct pc_region_info own = build(c, home_server, home, 502, MIB, 0);
-    stop_process(k.pid);
+    CHECK(stop_process(k.pid));
     struct transaction pulled, staged;
     OK(try_begin(c, &c->servers[0], near, &far, 0, &pulled));
     write_runs(&pulled, some, N(some));

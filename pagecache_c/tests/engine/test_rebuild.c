@@ -56,18 +56,12 @@ static void lose_home(struct world *w)
 
 static void world_end(struct world *w)
 {
-    for (int i = 0; i < N_SERVERS; i++)
-        if (w->clients[i])
-            pc_client_close(w->clients[i]);
+    clients_close(w->clients, N_SERVERS);
     OK(pc_ended_unmap(w->m.address)); /* it was in use until then: a guard stays at its addresses */
-    for (int i = 0; i < N_SERVERS; i++) {
-        if (!w->servers[i].engine)
-            continue;
-        SOON(stats_of(&w->servers[i]).fetches_in_flight == 0);
-        SOON(stats_of(&w->servers[i]).faults_waiting == 0 && stats_of(&w->servers[i]).layers == 0);
-    }
-    cluster_stop(w->c);
-    check_process_counts(&w->counts);
+    for (int i = 0; i < N_SERVERS; i++)
+        if (w->servers[i].engine)
+            SOON(stats_of(&w->servers[i]).layers == 0);
+    cluster_end(w->c, &w->counts);
 }
 
 static struct pc_region_info at_version(struct pc_region_info info, uint64_t version)

@@ -57,12 +57,10 @@ static void world_end(struct world *w)
     for (int i = 0; i < w->c->n; i++) {
         if (!w->servers[i].engine)
             continue;
-        SOON(stats_of(&w->servers[i]).fetches_in_flight == 0);
-        CHECK(stats_of(&w->servers[i]).faults_waiting == 0);
         SOON(stats_of(&w->servers[i]).mappings == 0 && stats_of(&w->servers[i]).clients == 0);
+        CHECK(stats_of(&w->servers[i]).faults_waiting == 0);
     }
-    cluster_stop(w->c);
-    check_process_counts(&w->counts);
+    cluster_end(w->c, &w->counts);
 }
 
 static void prefetch(pc_client *client, const struct pc_mapping *m, struct pc_run run)

@@ -45,8 +45,7 @@ static void world_end(struct world *w)
         pc_client_close(w->clients[i]);
         SOON(stats_of(&w->c->servers[i]).layers == 0);
     }
-    cluster_stop(w->c);
-    check_process_counts(&w->counts);
+    cluster_end(w->c, &w->counts);
 }
 
 /* Its writer's server has heard of the commit. */

@@ -1,41 +1,14 @@
 /* test_retire.c - a region is freed: its page server refuses new leases at once, and so do those that
  * asked it for blocks, before the registry has told anybody. Server 0 is the home. */
 #include "engine/core/core.h"
-#include "tests/support/commit.h"
 #include "tests/support/fake_peer.h"
+#include "tests/support/pair.h"
 
 #define N_BLOCKS 64u
 #define LONG (20 * SECOND)
 
-struct world {
-    struct cluster *c;
-    struct server *s0, *s1;
-    pc_client *home, *far, *late; /* far and late: of server 1 */
-    struct pc_region_info info;
-};
-
-static struct world world_start(const char *tag, int trap)
-{
-    struct world w = {.c = cluster_start(2, tag)};
-    w.s0 = &w.c->servers[0];
-    w.s1 = &w.c->servers[1];
-    w.home = attach(w.s0, trap);
-    w.far = attach(w.s1, trap);
-    w.late = attach(w.s1, trap);
-    w.info = build(w.c, w.s0, w.home, 1, N_BLOCKS << 12, 0);
-    return w;
-}
-
-static void world_stop(struct world *w)
-{
-    pc_client_close(w->late);
-    pc_client_close(w->far);
-    pc_client_close(w->home);
-    cluster_stop(w->c);
-}
-
 /* From now on the registry says that it is freed; nobody has been told. */
-static void unpublish(struct world *w, uint64_t region)
+static void unpublish(struct pair *w, uint64_t region)
 {
     pthread_mutex_lock(&w->c->lock);
     for (int i = 0; i < w->c->n_regions; i++)
@@ -57,7 +30,7 @@ static bool is_refused(pc_client *client, const struct pc_region_info *info)
 /* Who reads it goes on, who comes is refused, and what rests is no way in. */
 static void test_here(int trap)
 {
-    struct world w = world_start("here", trap);
+    struct pair w = pair_of_three("here", trap, N_BLOCKS << 12);
     pc_client *other = attach(w.s0, trap);
     CHECK(pc_client_server_id(w.home) == w.s0->id && pc_client_server_id(w.far) == w.s1->id);
     struct pc_mapping held = map_at(other, &w.info, 0, 0), rests = map_at(w.home, &w.info, 0, 0);
@@ -75,13 +48,13 @@ static void test_here(int trap)
     OK(pc_client_retire(w.far, 1, 0, NULL, 0, LONG)); /* which has never heard of it */
     CHECK(is_refused(w.far, &w.info));
     pc_client_close(other);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* Without a moment in which what rests could be had again. */
 static void test_rests(int trap)
 {
-    struct world w = world_start("rests", trap);
+    struct pair w = pair_of_three("rests", trap, N_BLOCKS << 12);
     for (uint64_t id = 2; id < 102; id++) {
         struct pc_region_info info = build(w.c, w.s0, w.home, id, 1 << 12, 0);
         struct pc_mapping m = map_at(w.home, &info, 0, 0);
@@ -90,13 +63,13 @@ static void test_rests(int trap)
         OK(pc_client_retire(w.home, id, 0, NULL, 0, LONG));
         CHECK(is_refused(w.home, &info));
     }
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* Nobody else has heard of it: its memory is given back at once, but not under a reader. */
 static void test_alone(int trap)
 {
-    struct world w = world_start("alone", trap);
+    struct pair w = pair_of_three("alone", trap, N_BLOCKS << 12);
     struct pc_region_info read = build(w.c, w.s0, w.home, 2, N_BLOCKS << 12, 0);
     struct pc_mapping held = map_at(w.home, &read, 0, 0);
     unpublish(&w, 1);
@@ -112,29 +85,29 @@ static void test_alone(int trap)
     CHECK(region_of(w.s0, 2).is_home);
     OK(pc_client_unmap(w.home, held.id));
     SOON(w.s0->idle_events == 2);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* Who asked the home for blocks refuses it too when the call returns. */
 static void test_elsewhere(int trap)
 {
-    struct world w = world_start("far", trap);
+    struct pair w = pair_of_three("far", trap, N_BLOCKS << 12);
     struct pc_mapping held = map_at(w.far, &w.info, 0, 0);
     check_version(w.c, &held, &w.info, 0);
     unpublish(&w, 1);
-    CHECK(!is_refused(w.late, &w.info));
+    CHECK(!is_refused(w.other, &w.info));
     OK(pc_client_retire(w.home, 1, 0, &w.s1->id, 1, LONG));
-    CHECK(is_refused(w.late, &w.info) && is_refused(w.home, &w.info));
+    CHECK(is_refused(w.other, &w.info) && is_refused(w.home, &w.info));
     check_version(w.c, &held, &w.info, 0);
     OK(pc_client_unmap(w.far, held.id));
     SOON(w.s1->idle_events == 1);
     CHECK(!stats_of(w.s0).bad_messages && !stats_of(w.s1).bad_messages);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* Many at once, while blocks of others are on the same connections. */
 struct freeing {
-    struct world *w;
+    struct pair *w;
     pc_client *client;
     uint64_t first;
 };
@@ -151,7 +124,7 @@ static void *free_some(void *arg)
 
 static void test_many(int trap)
 {
-    struct world w = world_start("many", trap);
+    struct pair w = pair_of_three("many", trap, N_BLOCKS << 12);
     struct pc_region_info info[THREADS * FREED];
     struct freeing some[THREADS];
     pthread_t threads[THREADS];
@@ -177,13 +150,13 @@ static void test_many(int trap)
     OK(pc_client_unmap(w.far, held.id));
     for (unsigned i = 1; i < THREADS; i++)
         pc_client_close(some[i].client);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* What cannot be promised is said, and here it is refused all the same. */
 static void test_not_promised(int trap)
 {
-    struct world w = world_start("not", trap);
+    struct pair w = pair_of_three("not", trap, N_BLOCKS << 12);
     const uint64_t nobody = 0x4711, both[] = {w.s1->id, nobody};
     struct pc_region_info second = build(w.c, w.s0, w.home, 2, N_BLOCKS << 12, 0);
     check_at(w.c, w.far, &w.info, 0);
@@ -211,7 +184,7 @@ static void test_not_promised(int trap)
     close(fd);
     CHECK(pc_client_retire(w.home, 0, 0, NULL, 0, LONG) == PC_ERR_RANGE);
     CHECK(pc_client_retire(w.home, 2, 1, &silent, 1, LONG) == PC_ERR_RANGE);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* It is said why not, and that is passed on. */
@@ -228,7 +201,7 @@ static void *refuse(void *arg)
 
 static void test_refused(int trap)
 {
-    struct world w = world_start("refused", trap);
+    struct pair w = pair_of_three("refused", trap, N_BLOCKS << 12);
     const uint64_t them[] = {w.s1->id, 0x999};
     check_at(w.c, w.far, &w.info, 0);
     int fd = ask_as(w.s0, 0x999);
@@ -239,11 +212,11 @@ static void test_refused(int trap)
     CHECK(pc_client_retire(w.home, 1, 0, them, 2, LONG) == PC_ERR_TIMEOUT);
     pthread_join(thread, NULL);
     close(fd);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 struct opening {
-    struct world *w;
+    struct pair *w;
     bool refused;
 };
 
@@ -255,7 +228,7 @@ static void *open_it(void *arg)
 }
 
 /* Whether server 1 waits to hear what the region is. */
-static bool looks_up(struct world *w)
+static bool looks_up(struct pair *w)
 {
     struct pc__region *region = pc__region_get(w->s1->engine, w->info.region);
     if (!region)
@@ -270,7 +243,7 @@ static bool looks_up(struct world *w)
 /* What is not sealed is its maker's; what is being looked up may be answered with what was. */
 static void test_not_ready(int trap)
 {
-    struct world w = world_start("ready", trap);
+    struct pair w = pair_of_three("ready", trap, N_BLOCKS << 12);
     int made = -1;
     OK(pc_client_create(w.home, 7, PC_WINDOW_BEGIN + (7ull << 28), 1 << 12, LONG, &made));
     close(made);
@@ -292,13 +265,13 @@ static void test_not_ready(int trap)
     CHECK(is_refused(w.far, &w.info));
     pc_client_close(third);
     pc_client_close(other);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 /* A server that is not the home says that a region is freed: it is not believed. */
 static void test_not_the_home(int trap)
 {
-    struct world w = world_start("stranger", trap);
+    struct pair w = pair_of_three("stranger", trap, N_BLOCKS << 12);
     check_at(w.c, w.far, &w.info, 0);
     int fds[2];
     tcp_pair(fds);
@@ -324,7 +297,7 @@ static void test_not_the_home(int trap)
     CHECK(!is_refused(w.far, &w.info));
     close(asks);
     close(fds[1]);
-    world_stop(&w);
+    pair_stop(&w);
 }
 
 int main(void)

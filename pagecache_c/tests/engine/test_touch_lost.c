@@ -35,10 +35,8 @@ static void world_stop(struct world *w)
     pc_client_close(w->client);
     pc_client_close(w->other);
     pc_client_close(w->builder);
-    SOON(stats_of(w->reader).fetches_in_flight == 0 && stats_of(w->reader).faults_waiting == 0);
     SOON(stats_of(w->reader).mappings == 0);
-    cluster_stop(w->c);
-    check_process_counts(&w->counts);
+    cluster_end(w->c, &w->counts);
 }
 
 struct toucher {

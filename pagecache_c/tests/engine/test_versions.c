@@ -1,34 +1,8 @@
 /* test_versions.c - versions: commits, leases on any of them, at the home and far from it, over both
  * traps. Two servers in one process; server 0 is the home. Crashes are in test_version_crash.c. */
-#include "tests/support/commit.h"
 #include "tests/support/engine_main.h"
 #include "tests/support/length.h"
-
-struct pair {
-    struct cluster *c;
-    struct server *s0, *s1;
-    pc_client *home, *far;
-    struct pc_region_info info;
-};
-
-static struct pair pair_start(const char *tag, int trap, uint64_t length)
-{
-    struct pair p = {.c = cluster_start(2, tag)};
-    p.s0 = &p.c->servers[0];
-    p.s1 = &p.c->servers[1];
-    p.home = attach(p.s0, trap);
-    p.far = attach(p.s1, trap);
-    p.info = build(p.c, p.s0, p.home, 1, length, 0);
-    return p;
-}
-
-static void pair_stop(struct pair *p)
-{
-    pc_client_close(p->far);
-    pc_client_close(p->home);
-    SOON(stats_of(p->s0).mappings == 0 && stats_of(p->s1).mappings == 0);
-    cluster_stop(p->c);
-}
+#include "tests/support/pair.h"
 
 static const struct pc_run some[] = {{3, 1}, {10, 20}, {100, 1}, {200, 56}};
 static const struct pc_run others[] = {{0, 2}, {15, 1}, {99, 3}};

@@ -14,13 +14,6 @@
 static char directory[64]; /* below build/ */
 static struct kept_segments kept;
 
-static struct pc__history_stats stats_of(struct pc__history *history)
-{
-    struct pc__history_stats stats;
-    pc__history_stats(history, &stats);
-    return stats;
-}
-
 static size_t count_names(const char *path)
 {
     DIR *dir = opendir(path);

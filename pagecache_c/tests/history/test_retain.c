@@ -12,13 +12,6 @@ static struct kept_segments kept;
 static char last_said[1000];
 static size_t n_said_retained;
 
-static struct pc__history_stats stats_of(struct pc__history *history)
-{
-    struct pc__history_stats stats;
-    pc__history_stats(history, &stats);
-    return stats;
-}
-
 static void hear_last(void *arg, const char *text)
 {
     hear(arg, text);

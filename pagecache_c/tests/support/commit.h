@@ -13,13 +13,6 @@
 #define MIB ((uint64_t)1 << 20)
 #define WAIT (30 * SECOND) /* on a busy machine; nothing is waited for that may not come */
 
-static inline struct pc_engine_stats stats_of(struct server *server)
-{
-    struct pc_engine_stats stats;
-    OK(pc_engine_get_stats(server->engine, &stats));
-    return stats;
-}
-
 /* Of a region; all zeros if the server does not know it. */
 static inline struct pc_region_stats region_of(struct server *server, uint64_t region)
 {

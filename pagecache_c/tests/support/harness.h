@@ -487,6 +487,13 @@ static inline void cluster_stop(struct cluster *cluster)
     free(cluster);
 }
 
+static inline struct pc_engine_stats stats_of(struct server *server)
+{
+    struct pc_engine_stats stats;
+    OK(pc_engine_get_stats(server->engine, &stats));
+    return stats;
+}
+
 static uint64_t reattach_ns = 5 * SECOND; /* of clients that attach from now on */
 
 static inline pc_client *attach(struct server *server, int trap)

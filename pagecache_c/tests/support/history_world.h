@@ -291,4 +291,11 @@ static inline void in_child(void (*run)(void))
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with %x", status);
 }
 
+static inline struct pc__history_stats stats_of(struct pc__history *history)
+{
+    struct pc__history_stats stats;
+    pc__history_stats(history, &stats);
+    return stats;
+}
+
 #endif

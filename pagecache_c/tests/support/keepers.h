@@ -3,6 +3,7 @@
 #define PC_TEST_KEEPERS_H
 
 #include "tests/support/harness.h"
+#include "tests/support/processes.h"
 
 struct keeper {
     char name[64];

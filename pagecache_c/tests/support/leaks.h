@@ -54,4 +54,24 @@ static inline void check_process_counts(const struct process_counts *before)
     CHECK(region_mappings() == 0);
 }
 
+/* Nothing is under way any more; then the servers stop, and leave the process as it was. */
+static inline void cluster_end(struct cluster *c, const struct process_counts *before)
+{
+    for (int i = 0; i < c->n; i++) {
+        if (!c->servers[i].engine)
+            continue;
+        SOON(stats_of(&c->servers[i]).fetches_in_flight == 0);
+        SOON(stats_of(&c->servers[i]).faults_waiting == 0);
+    }
+    cluster_stop(c);
+    check_process_counts(before);
+}
+
+static inline void clients_close(pc_client **clients, int n) /* of those that are NULL: none */
+{
+    for (int i = 0; i < n; i++)
+        if (clients[i])
+            pc_client_close(clients[i]);
+}
+
 #endif
