@@ -166,8 +166,8 @@ struct expected {
 static const struct expected expectations[PEER_ACTS] = {
     [PEER_SERVES] = {"serves", .some_come = true},
     [PEER_HAS_HALF] = {"has half", .some_come = true},
-    [PEER_HAS_NONE] = {"has none"},
-    [PEER_REFUSES] = {"refuses"},
+    [PEER_HAS_NONE] = {"has none", .some_come = false},
+    [PEER_REFUSES] = {"refuses", .some_come = false},
     [PEER_STALLS] = {"stalls", .some_come = true, .breaks = true},
     [PEER_CLOSES] = {"closes", .some_come = true, .breaks = true},
     [PEER_ADDS_ONE] = {"adds one", .is_nonsense = true, .breaks = true},
