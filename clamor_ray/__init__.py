@@ -37,4 +37,4 @@ from clamor_ray._read import opener as _opener
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 # What unpickled a reference has loaded no more than that.
-_opener.load_by(lambda: importlib.import_module("clamor_ray._session.session"))
+_opener.load_by(lambda: importlib.import_module("clamor_ray._session.process_sessions"))

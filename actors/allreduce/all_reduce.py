@@ -26,7 +26,7 @@ from ray.exceptions import GetTimeoutError
 
 from clamor_ray import errors
 from clamor_ray._native.ring import dtype_code
-from clamor_ray._protocol.attempts import Failure
+from clamor_ray._protocol.attempt_record import Failure
 from clamor_ray._protocol.split_aggregation import (
     FETCH_S,
     AggregateLayout,

@@ -25,7 +25,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from clamor_ray._protocol.attempts import PLAIN_RUN, AttemptRecord, Snapshot
+from clamor_ray._protocol.attempt_record import PLAIN_RUN, AttemptRecord, Snapshot
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from clamor_ray._protocol.attempts import AttemptRecord
+from clamor_ray._protocol.attempt_record import AttemptRecord
 from clamor_ray.actors.commits.sqlite_file import SqliteFile
 from clamor_ray.actors.lineage.lineage import Changes, Collection
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clamor_ray import errors
-from clamor_ray._protocol.attempts import PLAIN_RUN, AttemptRecord
+from clamor_ray._protocol.attempt_record import PLAIN_RUN, AttemptRecord
 from clamor_ray._protocol.messages import INLINE_BASE
 from clamor_ray._protocol.rpc import unpack
 from clamor_ray.actors.lineage.lineage import Lineage, LineageCounters

@@ -5,7 +5,7 @@ has the object's id and its owner's address, which are what Ray itself sends whe
 (Pickling the reference would do, but for one thing: Ray then pins the object for as long as the
 process that pickled it lives.) A reference that is made from those is counted by the owner as any
 other. The owner keeps the object meanwhile: the session that has shared it holds it
-(``_session.making``).
+(``_session.create``).
 """
 
 from __future__ import annotations

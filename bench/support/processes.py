@@ -23,9 +23,9 @@ SAMPLE_S = 0.002
 
 def session_pids() -> dict[str, int]:
     """Driver, registry, and each node's page server and keeper, by name."""
-    from clamor_ray._session import session as _session
+    from clamor_ray._session import process_sessions
 
-    session = _session.current()
+    session = process_sessions.current()
     pids = {"driver": os.getpid(), "registry": int(session.call("ping"))}
     report = session.call("stats")
     keepers = _keepers(session.scope)

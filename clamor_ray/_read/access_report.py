@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pyroaring import BitMap
 
 from clamor_ray._objects.layout import BLOCK_BYTES, format_bytes
-from clamor_ray._protocol.attempts import PLAIN_RUN, AttemptRecord
+from clamor_ray._protocol.attempt_record import PLAIN_RUN, AttemptRecord
 from clamor_ray._read import opener
 
 MOST_LINES = 40

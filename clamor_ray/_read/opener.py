@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from clamor_ray._read.lease import Leased
-    from clamor_ray._session.session import Session
+    from clamor_ray._session.part import Session
 
 
 class Sessions(NamedTuple):
-    """Functions of `_session/session.py`, which says what they do."""
+    """Functions of `_session/process_sessions.py`, which says what they do."""
 
     current: Callable[[str | None], Session]
     with_current: Callable[[Callable[[Session], Any]], Any]

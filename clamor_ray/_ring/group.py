@@ -27,7 +27,8 @@ from clamor_ray._protocol.rendezvous import Guest, Meeting
 from clamor_ray._ring import group_ends, members
 from clamor_ray._ring.joining import Place, in_ring, join, listen
 from clamor_ray._ring.members import Member
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
+from clamor_ray._session.part import Session
 
 MEET_FIRST_S: Final = 0.005  # between two questions whether all are there
 MEET_MOST_S: Final = 0.2
@@ -58,7 +59,7 @@ def _numbers(array: Any, what: str, op: Any = None) -> tuple[Array, int]:
 
 
 def _is_global(array: Array) -> bool:
-    return _session.at_address(address(array)) is not None
+    return process_sessions.at_address(address(array)) is not None
 
 
 def _result(out: Any, like: Array, shape: tuple[int, ...]) -> Array:
@@ -153,7 +154,7 @@ class RingGroup:
 
     def _join(self) -> Member:
         rank = self._own_rank()
-        session = _session.current(self._scope)
+        session = process_sessions.current(self._scope)
         host = ray.util.get_node_ip_address()
         with contextlib.closing(listen(host)) as listener:
             port = listener.getsockname()[1]
@@ -181,7 +182,7 @@ class RingGroup:
             calls_before=calls_before,
         )
 
-    def _meet(self, session: _session.Session, guest: Guest) -> Meeting:
+    def _meet(self, session: Session, guest: Guest) -> Meeting:
         """All members, when all are there. In short questions: the registry forgets who does not
         come again, and whoever waits when it is restarted comes again by itself."""
         deadline = time.monotonic() + self._timeout_s
@@ -615,7 +616,7 @@ class AllReduceGroup(RingGroup):
             f"actors-{secrets.token_hex(8)}",
             len(ids),
             None,
-            _session.current().scope,
+            process_sessions.current().scope,
             timeout_s,
             lanes,
         )

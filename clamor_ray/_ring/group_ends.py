@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 import ray
 
 from clamor_ray._ring import members
-from clamor_ray._session import ended
-from clamor_ray._session import session as _session
+from clamor_ray._session import end_hooks
+from clamor_ray._session.part import Session
 
 if TYPE_CHECKING:
     from clamor_ray._ring.group import AllReduceGroup, RingGroup
@@ -132,7 +132,7 @@ def _end_now(actor: Any, name: str) -> None:
     members.close_member(name)
 
 
-def _session_ends(session: _session.Session) -> None:
+def _session_ends(session: Session) -> None:
     if session.owner and session.is_here:
         for name, (scope, actors) in list(_made.items()):
             if scope == session.scope:
@@ -143,4 +143,4 @@ def _session_ends(session: _session.Session) -> None:
             members.close_member(name)
 
 
-ended.at_end.append(_session_ends)
+end_hooks.at_end.append(_session_ends)

@@ -1,7 +1,7 @@
 """One process's part in one session: the registry, the node, the page server's client.
 
-In: what `session.py` and `driver.py` attach to. Out: mappings of snapshots as leases, and calls of
-the registry. Nothing here is on the path of a fault.
+In: what `process_sessions.py` and `init.py` attach to. Out: mappings of snapshots as leases, and
+calls of the registry. Nothing here is on the path of a fault.
 
 Locks: `Session._client_lock` guards the making of the client; no other is taken under it.
 """
@@ -37,9 +37,9 @@ from clamor_ray._protocol.rpc import OFTEN, await_rpc, pack, unpack
 from clamor_ray._read import bad_address, losses, views
 from clamor_ray._read.lease import Lease, LeaseTable
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import ended, starting
+from clamor_ray._session import end_hooks, starting
 from clamor_ray._session.announced import announce
-from clamor_ray._session.making import Making
+from clamor_ray._session.create import Making
 from clamor_ray._session.spares import Spares
 from clamor_ray._tasks import task_context
 from clamor_ray._tasks.task_ends import TaskEnds
@@ -291,9 +291,9 @@ class Session(Making):
                 )
             except (errors.ServerUnavailableError, errors.WaitTimeoutError):
                 if self._has_ended():
-                    for heard in ended.when_found:
+                    for heard in end_hooks.when_found:
                         heard(self)
-                    ended.raise_ended(self.scope)
+                    end_hooks.raise_ended(self.scope)
                 if left_s <= self.config.connect_timeout_s:
                     raise
             time.sleep(0.05)
@@ -302,7 +302,7 @@ class Session(Making):
 
     def free(self, ref: GlobalRef[Any]) -> None:
         if ref.scope != self.scope:
-            ended.raise_mismatch(ref.scope)
+            end_hooks.raise_mismatch(ref.scope)
         # One that maps nothing here tells nobody itself: that would start a page server.
         client = None if ref.inline else self._client
         answer: FreeAnswer = self.call("free", ref.region, client.server_id if client else 0)
@@ -363,11 +363,11 @@ class Session(Making):
         Args:
             exiting: the process ends: what stays is not copied before.
         """
-        for ending in ended.at_end:
+        for ending in end_hooks.at_end:
             ending(self)
         if len(self.leases):
-            ended.left[:] = [table for table in ended.left if len(table)]
-            ended.left.append(self.leases)
+            end_hooks.left[:] = [table for table in end_hooks.left if len(table)]
+            end_hooks.left.append(self.leases)
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(errors.ClamorError):

@@ -1,5 +1,5 @@
 """Where a process is, which sessions its cluster has, and how one starts. See
-`_session/session.py`.
+`_session/process_sessions.py`.
 """
 
 from __future__ import annotations

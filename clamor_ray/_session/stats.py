@@ -288,9 +288,9 @@ def stats() -> Stats:
         >>> sum(node.engine.home_bytes for node in clamor.stats().nodes) >= ref.length_bytes
         True
     """
-    from clamor_ray._session import session as _session
+    from clamor_ray._session import process_sessions
 
-    return from_report(_session.current().call("stats"))
+    return from_report(process_sessions.current().call("stats"))
 
 
 def block_map(
@@ -319,13 +319,13 @@ def block_map(
         >>> clamor.block_map(ref, "fetched", buckets=4)  # it is at home here: nothing was fetched
         {'...': array([0, 0, 0, 0], dtype=uint32)}
     """
-    from clamor_ray._session import session as _session
+    from clamor_ray._session import process_sessions
 
     if which not in _SETS:
         raise ValueError(f"which is one of {', '.join(_SETS)}, not {which!r}")
     if buckets < 1:
         raise ValueError(f"buckets is at least 1, not {buckets}")
-    session = _session.current(ref.scope)
+    session = process_sessions.current(ref.scope)
     if ref.inline:
         return {}
     answer = session.call("histogram", ref.region, _SETS[which], buckets)

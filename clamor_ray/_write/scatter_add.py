@@ -17,7 +17,7 @@ from clamor_ray import errors
 from clamor_ray._objects.layout import put_together
 from clamor_ray._read.hashmap import HashMap
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import session
+from clamor_ray._session import process_sessions
 from clamor_ray._tasks import task_context
 from clamor_ray._write.applying import bring
 from clamor_ray._write.deltas import Array, ArrayLayout, Collector, Delta, apply, sparse
@@ -182,7 +182,9 @@ def _change(w: Any, make: Make) -> None:
     _check_not_frozen(target.ref)
     if isinstance(w, np.ndarray):
         _check_whole(w, target.ref, _layout_of(target.ref.snapshot()))
-    deadline = time.monotonic() + session.current(target.ref.scope).config.control_timeout_s
+    deadline = (
+        time.monotonic() + process_sessions.current(target.ref.scope).config.control_timeout_s
+    )
     n_tries = 0
     while True:
         try:
@@ -207,7 +209,7 @@ def _change_once(target: WriteTarget, make: Make) -> None:
         array = _checked_array(value, target.ref)
         delta = make(array.shape, array.dtype)
         if delta.values.size:
-            bring(session.current(target.ref.scope), transaction.lease, array, [delta.ids])
+            bring(process_sessions.current(target.ref.scope), transaction.lease, array, [delta.ids])
             apply(array, delta)
 
 
@@ -235,7 +237,7 @@ def _collect(into: Collector, target: WriteTarget, w: Any, make: Make) -> None:
 
 def _layout_at_or_after(at: GlobalRef[Any]) -> ArrayLayout:
     """Of its version, or of the newest where that is kept no longer: only what grew differs."""
-    deadline = time.monotonic() + session.current(at.scope).config.control_timeout_s
+    deadline = time.monotonic() + process_sessions.current(at.scope).config.control_timeout_s
     while True:
         try:
             return _layout_of(at)

@@ -41,8 +41,8 @@ from clamor_ray._protocol.messages import CommitRequest
 from clamor_ray._read import bad_address
 from clamor_ray._read.lease import InlineImage, Lease
 from clamor_ray._read.ref import GlobalRef, newest_states
-from clamor_ray._session import session as _session
-from clamor_ray._session.session import Session
+from clamor_ray._session import process_sessions
+from clamor_ray._session.part import Session
 from clamor_ray._tasks import task_context
 from clamor_ray._write.grow import grown
 from clamor_ray._write.write_set import Change, WriteSetEntry
@@ -212,7 +212,7 @@ class Transaction:
         scopes = {target.ref.scope for target in self._targets}
         if len(scopes) > 1:
             raise errors.SessionMismatchError("The variables belong to several sessions.")
-        session = _session.current(scopes.pop())
+        session = process_sessions.current(scopes.pop())
         live = [target.ref for target in self._targets if not target.ref.frozen]
         newest = iter(newest_states(session, live))
         parts = []

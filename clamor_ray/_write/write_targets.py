@@ -13,7 +13,7 @@ from clamor_ray._objects.inplace import address_of
 from clamor_ray._objects.layout import dump
 from clamor_ray._read.lease import Leased, inline_images
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import session
+from clamor_ray._session import process_sessions
 
 # Never taken apart to find out whether their parts are global: it may take minutes.
 _PLAIN = (int, float, complex, bool, str, bytes, bytearray, type(None))
@@ -55,7 +55,7 @@ def write_target_of(value: Any) -> WriteTarget:
 
 
 def _look_up(address: int) -> Leased | None:
-    found = session.at_address(address)
+    found = process_sessions.at_address(address)
     return inline_images.at(address) if found is None else found[1]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn
 
 from clamor_ray import errors
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
 from clamor_ray.collection.data import aggregates, blocks, folds
 from clamor_ray.collection.explain import dot, show, shown
 from clamor_ray.collection.explain.shown_stage import ShownStage
@@ -136,7 +136,7 @@ class DataCollection(Operators):
         print(show.lineage(stages, repr(self)))
 
     def _stages(self) -> list[ShownStage]:
-        session, nodes = _session.current(), list(upstream(self._node))
+        session, nodes = process_sessions.current(), list(upstream(self._node))
         targets = staleness.targets(session, nodes, staleness.newest_of(session, nodes))
         return shown.stages_of(self._node, self._options, targets)
 
@@ -169,7 +169,7 @@ class DataCollection(Operators):
             >>> col.execute().unpersist()
             DataCollection(items, 2 partitions)
         """
-        with cluster_of(_session.current()).lock:
+        with cluster_of(process_sessions.current()).lock:
             self._node.keep = False
             self._node.results.clear()
             Pins.of(self._node).update()
@@ -228,7 +228,7 @@ class DataCollection(Operators):
 
     @contextlib.contextmanager
     def _evaluation(self) -> Iterator[Evaluation]:
-        with cluster_of(_session.current()).lock:
+        with cluster_of(process_sessions.current()).lock:
             evaluation = Evaluation(self._node, self._options)
             try:
                 yield evaluation
@@ -432,7 +432,7 @@ class DataCollection(Operators):
     def _merging(
         self, recipe: split.Recipe, lanes: int, least_bytes: int | None = None
     ) -> contextlib.closing[split.Merging]:
-        session = _session.current()
+        session = process_sessions.current()
         return contextlib.closing(
             split.Merging(
                 session,
@@ -683,7 +683,7 @@ class DataCollection(Operators):
             )
         except BaseException:
             # What was cancelled may be writing still, and would write after the abort.
-            cluster_of(_session.current()).settle(SETTLE_S)
+            cluster_of(process_sessions.current()).settle(SETTLE_S)
             try:
                 sinks.abort(run)
             except errors.StorageError as error:  # the first error says more

@@ -25,8 +25,8 @@ from clamor_ray._objects.layout import put_together
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import RegionFreed, RegionUnknown, ServerInfo, ServerLost
 from clamor_ray._protocol.names import server_id_of
-from clamor_ray._session import making
-from clamor_ray._session import session as _session
+from clamor_ray._session import create
+from clamor_ray._session.part import Session as ProcessSession
 from clamor_ray._version import __version__
 from tests.conftest import ANSWER_S, until
 from tests.support.lab import LocalCluster
@@ -158,7 +158,7 @@ def test_a_region_ends_without_a_trace(session: Session, lab: LocalCluster) -> N
 def test_a_put_survives_the_restart_of_its_server(
     session: Session, lab: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = _session.Session(
+    process = ProcessSession(
         session.scope, session.registry, lab.node_ids[0], Config(), owner=False
     )
     array = np.arange(1 << 17)
@@ -170,7 +170,7 @@ def test_a_put_survives_the_restart_of_its_server(
 
     try:
         assert process.client.trap  # its server runs
-        monkeypatch.setattr(making, "copy_in", kill)
+        monkeypatch.setattr(create, "copy_in", kill)
         ref = process.put(array)  # what was filled died with the server; it is put once more
         until(lambda: session.states() | {"ready": 1} == session.states())
         until(lambda: sum(session.states().values()) == 1)

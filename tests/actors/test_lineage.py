@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from clamor_ray import errors
-from clamor_ray._protocol.attempts import AttemptRecord
+from clamor_ray._protocol.attempt_record import AttemptRecord
 from clamor_ray._protocol.messages import INLINE_BASE
 from clamor_ray._protocol.rpc import pack
 from clamor_ray.actors.lineage import lineage_service
@@ -279,7 +279,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
 _WRITER = """
 import sys
 from pathlib import Path
-from clamor_ray._protocol.attempts import AttemptRecord
+from clamor_ray._protocol.attempt_record import AttemptRecord
 from clamor_ray.actors.lineage.lineage import Changes, Collection
 from clamor_ray.actors.lineage.lineage_journal import LineageJournal
 

@@ -30,7 +30,7 @@ from clamor_ray._protocol.messages import (
     Write,
 )
 from clamor_ray._protocol.names import server_id_of
-from clamor_ray._session import session as _session
+from clamor_ray._session.part import Session as ProcessSession
 from clamor_ray._version import __version__
 from tests.conftest import ANSWER_S, until
 from tests.support.lab import LocalCluster
@@ -91,12 +91,10 @@ def grow(region: int, base: int) -> Write:
 
 
 def test_regions_servers_and_data_survive(session: Session, lab: LocalCluster) -> None:
-    process = _session.Session(
+    process = ProcessSession(
         session.scope, session.registry, lab.node_ids[0], Config(), owner=False
     )
-    other = _session.Session(
-        session.scope, session.registry, lab.node_ids[1], Config(), owner=False
-    )
+    other = ProcessSession(session.scope, session.registry, lab.node_ids[1], Config(), owner=False)
     try:
         array = np.arange(1 << 17)
         longer = np.arange(1 << 18)  # no row of one size, which would have a region in advance
@@ -357,13 +355,13 @@ import os, time
 import clamor_ray as clamor
 import numpy as np
 import ray
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
 from clamor_ray.actors.registry.registry import journal_directory
 
 ray.init(log_to_driver=False)
 attached = clamor.init()
 clamor.put(np.zeros(1 << 16))
-session = _session.current()
+session = process_sessions.current()
 print("session", attached.scope, session.call("ensure_server", session.node_id).pid, flush=True)
 time.sleep(600)
 """

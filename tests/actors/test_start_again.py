@@ -67,9 +67,9 @@ def until_gone(pid: int) -> None:
 
 
 def registry_pid() -> int:
-    from clamor_ray._session import session as _session
+    from clamor_ray._session import process_sessions
 
-    session = _session.current()
+    session = process_sessions.current()
     return int(ray.get(session.registry.ping.remote(), timeout=ANSWER_S))
 
 
@@ -103,9 +103,9 @@ def limit_workers(cluster: LocalCluster, n_descriptors: int, but: set[int]) -> s
 
 def tries_in_vain(cluster: LocalCluster) -> int:
     """How often the page server of node 1 could not start since it last could, by its file."""
-    from clamor_ray._session import session as _session
+    from clamor_ray._session import process_sessions
 
-    name = f"clamor-{_session.current().scope}-{cluster.node_ids[1][:16]}-tries"
+    name = f"clamor-{process_sessions.current().scope}-{cluster.node_ids[1][:16]}-tries"
     with contextlib.suppress(FileNotFoundError):
         return (session_directory() / name).stat().st_size
     return 0
@@ -138,11 +138,11 @@ def test_there_are_no_descriptors_while_a_page_server_starts(cluster: LocalClust
 @pytest.mark.lab
 def test_the_old_registry_takes_long_to_die(cluster: LocalCluster) -> None:
     """Its lock on the journal's directory is held meanwhile."""
-    from clamor_ray._session import session as _session
+    from clamor_ray._session import process_sessions
 
     ref = clamor.put(np.full(1 << 20, 3, np.uint8))
     registry = registry_pid()
-    fd = os.open(journal_directory(_session.current().scope) / "registry.lock", os.O_RDWR)
+    fd = os.open(journal_directory(process_sessions.current().scope) / "registry.lock", os.O_RDWR)
     os.kill(registry, signal.SIGKILL)
 
     def is_held() -> bool:
@@ -166,9 +166,9 @@ def test_the_old_registry_takes_long_to_die(cluster: LocalCluster) -> None:
 
 
 def keeper_of_node_1(cluster: LocalCluster) -> int | None:
-    from clamor_ray._session import session as _session
+    from clamor_ray._session import process_sessions
 
-    return next(iter(keepers(_session.current().scope, cluster.node_ids[1])), None)
+    return next(iter(keepers(process_sessions.current().scope, cluster.node_ids[1])), None)
 
 
 @pytest.mark.lab
@@ -233,9 +233,9 @@ class Putter:
 
     def put(self, n: int) -> list[Any]:
         refs = [clamor.put(np.full(1 << 20, i + 1, np.uint8)) for i in range(n)]
-        from clamor_ray._session import session as _session
+        from clamor_ray._session import process_sessions
 
-        assert _session.current()._spares._spare is not None
+        assert process_sessions.current()._spares._spare is not None
         return refs
 
 
@@ -341,10 +341,10 @@ def test_the_keeper_dies_right_after_a_server_reached_it(
 
 
 def keepers_lines() -> list[bytes]:
-    from clamor_ray._session import session as _session
+    from clamor_ray._session import process_sessions
 
     found = []
-    for pid in keepers(_session.current().scope):
+    for pid in keepers(process_sessions.current().scope):
         with contextlib.suppress(OSError):
             found.append(Path(f"/proc/{pid}/cmdline").read_bytes())
     return found

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import clamor_ray as clamor
-from clamor_ray._session import session
+from clamor_ray._session import process_sessions
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
@@ -182,7 +182,7 @@ def test_chaos(lab: LocalCluster, tmp_path: Path, seconds: float) -> None:
     print(f"seed {SEED}")
     rng = random.Random(SEED)
     clamor.init(cache_bytes=BUDGET_BYTES, cache_policy="sieve", replication="random")
-    scope = session.current().scope
+    scope = process_sessions.current().scope
     refs = {"x": make(), "y": ray.get(there(make, 1).remote(), timeout=TASK_S)}
 
     def start(node: int, seconds: float) -> Any:
@@ -300,7 +300,7 @@ def test_a_last_word_that_is_lost_with_the_page_server(
     clamor.init()
     known = clamor.put(blank(N_BLOCKS))
     ref = ray.get(there(make_in_session_of, 1).remote(known), timeout=TASK_S)
-    client = session.current().client
+    client = process_sessions.current().client
     monkeypatch.setattr(client, "resolve", lambda *_: None)
     with clamor.update(ref) as array:
         array[:PER_BLOCK] = 7

@@ -17,13 +17,13 @@ import time
 import numpy as np
 import ray
 import clamor_ray as clamor
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
 from tests.support.session_rig import keepers
 
 ray.init(address="local", num_cpus=2, include_dashboard=False)
 clamor.init()
 refs = [clamor.put(np.full(8192, i, np.uint8)) for i in range(100)]
-scope = _session.current().scope
+scope = process_sessions.current().scope
 n_commits = 0
 for _ in range(3):
     (keeper,) = keepers(scope)

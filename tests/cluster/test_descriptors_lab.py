@@ -15,7 +15,7 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._session.session import current
+from clamor_ray._session.process_sessions import current
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource

@@ -15,7 +15,8 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._session import session
+from clamor_ray._session import process_sessions
+from clamor_ray._session.part import Session
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab, troubles
 from tests.support.lab.cluster import node_resource
@@ -44,13 +45,13 @@ def nodes() -> Iterator[LocalCluster]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often this process has called each method of the registry."""
     counted: Counter[str] = Counter()
-    call = session.Session.call
+    call = Session.call
 
     def counting(self: Any, method: str, *arguments: Any, **how: Any) -> Any:
         counted[method] += 1
         return call(self, method, *arguments, **how)
 
-    monkeypatch.setattr(session.Session, "call", counting)
+    monkeypatch.setattr(Session, "call", counting)
     return counted
 
 
@@ -91,7 +92,7 @@ def ask(reference: Any) -> Any:
 
 def regions() -> dict[str, int]:
     """How many are in each state, at the registry."""
-    found: dict[str, int] = session.current().call("stats").regions_by_state
+    found: dict[str, int] = process_sessions.current().call("stats").regions_by_state
     return found
 
 

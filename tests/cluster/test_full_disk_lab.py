@@ -15,7 +15,7 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._session import session
+from clamor_ray._session import process_sessions
 from clamor_ray.actors.process import keeper_process
 from clamor_ray.actors.process.journal_watcher import RESERVE
 from clamor_ray.actors.registry.registry import journal_directory
@@ -61,7 +61,7 @@ def filler(cluster: LocalCluster, disk: Path) -> Iterator[Path]:
 
 
 def reserve_bytes() -> int:
-    path = journal_directory(session.current().scope) / RESERVE
+    path = journal_directory(process_sessions.current().scope) / RESERVE
     return path.stat().st_blocks * 512
 
 
@@ -82,7 +82,7 @@ def test_the_registry_is_killed(cluster: LocalCluster, filler: Path) -> None:
     os.kill(registry, signal.SIGKILL)
     assert int(ref.get().sum()) == total  # that is not asked
     began_s = time.monotonic()
-    assert ray.get(session.current().registry.ping.remote(), timeout=ANSWER_S) != registry
+    assert ray.get(process_sessions.current().registry.ping.remote(), timeout=ANSWER_S) != registry
     print(f"the registry answers after {time.monotonic() - began_s:.1f} s")
     assert filler.exists()
     with pytest.raises(errors.JournalFullError):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import clamor_ray as clamor
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
 from clamor_ray._tasks.task_context import recording
 from tests.conftest import ANSWER_S, ClamorCluster
 from tests.support.lab.cluster import node_resource
@@ -90,7 +90,7 @@ def test_two_attempts_at_once_count_once(clamor_cluster: ClamorCluster, counters
     x = counters.refresh().get()
     assert x[:, 0].tolist() == [1] * N_TASKS + [N_TASKS]
     assert counters.version == 2 * N_TASKS
-    session = _session.current()
+    session = process_sessions.current()
     assert session.call("drop_status", tokens("at once")) == 2 * N_TASKS
     assert session.call("drop_status", tokens("at once")) == 0
     for runner in both:
@@ -104,7 +104,7 @@ def test_the_registry_restarts_between_attempts(
 
     first, second = runners()
     assert ray.get(first.attempt.remote([counters], "restart", 0), timeout=ANSWER_S) == (2, 2)
-    session = _session.current()
+    session = process_sessions.current()
     before = session.call("ping")
     os.kill(before, signal.SIGKILL)
     assert session.call("ping") != before
@@ -134,5 +134,5 @@ def test_an_attempt_that_died_half_way_is_finished(
     assert ray.get(second.attempt.remote([counters], "half way", 3), timeout=ANSWER_S) == (2, 2)
     x = counters.refresh().get()
     assert (x[3, 0], x[N_TASKS, 0]) == (1, 1)
-    _session.current().call("drop_status", tokens("half way"))
+    process_sessions.current().call("drop_status", tokens("half way"))
     ray.kill(second)

@@ -13,11 +13,12 @@ import pytest
 from pyroaring import BitMap
 
 from clamor_ray import errors
-from clamor_ray._protocol.attempts import AttemptRecord
+from clamor_ray._protocol.attempt_record import AttemptRecord
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.rpc import pack
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
+from clamor_ray._session.part import Session as ProcessSession
 from clamor_ray._write.transaction import update
 from clamor_ray.actors.registry.registry import journal_directory
 from tests.conftest import until
@@ -50,12 +51,12 @@ def session(sessions: Sessions) -> Iterator[Session]:
 @pytest.fixture
 def process(
     session: Session, lab: LocalCluster, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[_session.Session]:
+) -> Iterator[ProcessSession]:
     """This process as one of the session's."""
-    process = _session.Session(
+    process = ProcessSession(
         session.scope, session.registry, lab.node_ids[0], Config(), owner=False
     )
-    monkeypatch.setattr(_session, "_current", process)
+    monkeypatch.setattr(process_sessions, "_current", process)
     yield process
     process.close()
 
@@ -93,7 +94,7 @@ def record(run: int, partition: int = 0, **how: Any) -> AttemptRecord:
     return AttemptRecord(token, run, "0 map", partition, 0, "f", node_id="ab" * 28, **how)
 
 
-def array_of(process: _session.Session) -> GlobalRef[Any]:
+def array_of(process: ProcessSession) -> GlobalRef[Any]:
     return process.put(np.zeros(N_BLOCKS * 512))
 
 
@@ -112,7 +113,7 @@ def is_expired(ref: GlobalRef[Any], version: int) -> bool:
 
 
 def test_what_a_collection_needs_stays_and_no_longer(
-    session: Session, process: _session.Session
+    session: Session, process: ProcessSession
 ) -> None:
     ref, other = array_of(process), array_of(process)
     change_all(ref, 2)
@@ -131,7 +132,7 @@ def test_what_a_collection_needs_stays_and_no_longer(
     free(session, ref, other)
 
 
-def test_whoever_is_killed_it_stays(session: Session, process: _session.Session) -> None:
+def test_whoever_is_killed_it_stays(session: Session, process: ProcessSession) -> None:
     ref, other = array_of(process), array_of(process)
     collection = opened(session, (ref.region, 0))
     change_all(ref, 2)
@@ -196,9 +197,7 @@ def test_nothing_is_left_of_it(lab: LocalCluster) -> None:
     session("note_attempt", record(1).packed())  # else Ray would print it, or send it again
 
 
-def test_a_plain_task_that_says_who_it_is_shows(
-    session: Session, process: _session.Session
-) -> None:
+def test_a_plain_task_that_says_who_it_is_shows(session: Session, process: ProcessSession) -> None:
     import clamor_ray as clamor
 
     ref = array_of(process)
@@ -214,7 +213,7 @@ def test_a_plain_task_that_says_who_it_is_shows(
     free(session, ref)
 
 
-def test_an_attempt_with_a_name_is_replayed(session: Session, process: _session.Session) -> None:
+def test_an_attempt_with_a_name_is_replayed(session: Session, process: ProcessSession) -> None:
     ref = array_of(process)
     blocks = bytes(BitMap([7]).serialize())
     one = record(5, reads=((ref.region, 0, blocks),), replay_digest=b"n" * 16)

@@ -15,7 +15,7 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._session import session
+from clamor_ray._session import process_sessions
 from tests.cluster.test_rebuild_lab import (
     N_BLOCKS,
     TASK_S,
@@ -129,7 +129,7 @@ def test_one_block_of_many(lab: LocalCluster, lost: dict[Any, Any]) -> None:
 
 
 def registry_pid() -> int:
-    return int(session.current().call("ping"))
+    return int(process_sessions.current().call("ping"))
 
 
 def write_lost(ref: Any, value: int) -> int:
@@ -155,7 +155,7 @@ def test_a_commit_makes_a_lost_block_whole(
     # From that version on; before it stays lost.
     with pytest.raises(errors.HomeLostError, match=f"region {ref.region}"):
         clamor.prefetch(before)
-    assert session.current().call("lost_blocks", ref.region) is None
+    assert process_sessions.current().call("lost_blocks", ref.region) is None
     os.kill(lab.page_server_pid(1), 9)
     for reader in (0, 1):
         assert np.array_equal(on(reader, read_all, ref), expected)
@@ -218,7 +218,7 @@ def said_by_each_way(ref: Any) -> list[str]:
 
 def loss_of(ref: Any) -> int:
     """What a new mapping says here."""
-    lease = session.current().open(ref.refresh(), stream=False, warns=False)
+    lease = process_sessions.current().open(ref.refresh(), stream=False, warns=False)
     return int(lease.mapping.loss)
 
 

@@ -164,9 +164,9 @@ def test_a_registry_that_was_killed_has_forgotten(clamor_cluster: ClamorCluster,
     noted = counters().noted
     stage(step, ref)
     settle(noted + PARTS)
-    from clamor_ray._session import session
+    from clamor_ray._session import process_sessions
 
-    registry = session.current().registry
+    registry = process_sessions.current().registry
     os.kill(ray.get(registry.ping.remote(), timeout=ANSWER_S), signal.SIGKILL)
     change_all(ref)
     assert stage(step, ref) == total(ref)  # no guess, and no failure

@@ -451,9 +451,9 @@ def test_what_was_committed_just_now_outlives_a_restart_of_its_writers_server(
 def registry_pid() -> int:
     import ray
 
-    from clamor_ray._session import session
+    from clamor_ray._session import process_sessions
 
-    return int(ray.get(session.current().registry.ping.remote(), timeout=TASK_S))
+    return int(ray.get(process_sessions.current().registry.ping.remote(), timeout=TASK_S))
 
 
 def test_a_commit_waits_for_the_new_home(lab: LocalCluster, node: int) -> None:

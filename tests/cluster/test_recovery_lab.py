@@ -18,8 +18,8 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._protocol.attempts import AttemptRecord
-from clamor_ray._session import session
+from clamor_ray._protocol.attempt_record import AttemptRecord
+from clamor_ray._session import process_sessions
 from clamor_ray.collection.plan.pins import Pins
 from clamor_ray.collection.run import evaluate
 from tests.conftest import until
@@ -85,7 +85,7 @@ def kill_one_with(lab: LocalCluster, collection: clamor.DataCollection) -> list[
 
 def outcomes(collection: int) -> list[str]:
     """What became of the attempts at a collection's tasks, as the registry knows it."""
-    packed = session.current().call("attempts_of", collection)
+    packed = process_sessions.current().call("attempts_of", collection)
     return [AttemptRecord.of(record).outcome for record in packed]
 
 
@@ -262,7 +262,7 @@ def test_tasks_go_where_they_went_before(nodes: LocalCluster, tmp_path: Path) ->
 def test_old_versions_stay_while_a_collection_could_need_them(
     nodes: LocalCluster,
 ) -> None:
-    registry = session.current().registry
+    registry = process_sessions.current().registry
 
     def pinned() -> int:
         return int(ray.get(registry.lineage_counters.remote()).collections)

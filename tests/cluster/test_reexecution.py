@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 import clamor_ray as clamor
-from clamor_ray._session.session import current
+from clamor_ray._session.process_sessions import current
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource

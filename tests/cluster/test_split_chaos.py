@@ -18,7 +18,7 @@ import pytest
 import ray
 
 import clamor_ray as clamor
-from clamor_ray._session import session
+from clamor_ray._session import process_sessions
 from clamor_ray.collection.run import mergers, split
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 
@@ -120,7 +120,7 @@ def kill_a_task(lab: LocalCluster, rng: random.Random, folder: Path) -> str:
 
 
 def kill_an_actor(lab: LocalCluster, rng: random.Random, folder: Path) -> str:
-    actors = sorted(mergers.all(session.current()).items())
+    actors = sorted(mergers.all(process_sessions.current()).items())
     if not actors:
         return ""
     node, actor = rng.choice(actors)
@@ -130,7 +130,7 @@ def kill_an_actor(lab: LocalCluster, rng: random.Random, folder: Path) -> str:
 
 def stop_an_actor(lab: LocalCluster, rng: random.Random, folder: Path) -> str:
     """Its process: Ray sees it end, and not this one."""
-    actors = sorted(mergers.all(session.current()).items())
+    actors = sorted(mergers.all(process_sessions.current()).items())
     for node, actor in rng.sample(actors, len(actors)):
         with contextlib.suppress(ray.exceptions.RayError):
             pid = ray.get(actor.ping.remote(), timeout=5)
@@ -202,7 +202,7 @@ def test_a_node_that_joins_takes_part(lab: LocalCluster, tmp_path: Path) -> None
     index = lab.add_node(num_cpus=1)
     wide = clamor.from_items(range(40), partitions=40).options(scheduling="deterministic")
     deadline = time.monotonic() + 60
-    while lab.node_ids[index] not in mergers.all(session.current()):
+    while lab.node_ids[index] not in mergers.all(process_sessions.current()):
         assert time.monotonic() < deadline
         made = wide.split_aggregate(np.zeros(9, np.int64), add, part, np.add, np.concatenate)
         assert made.tolist() == [sum(range(1, 41))] * 9

@@ -16,9 +16,9 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._protocol.attempts import AttemptRecord
+from clamor_ray._protocol.attempt_record import AttemptRecord
 from clamor_ray._protocol.split_aggregation import NotYet, RingPlan
-from clamor_ray._session import session
+from clamor_ray._session import process_sessions
 from clamor_ray.collection import collection
 from clamor_ray.collection.plan.pins import Pins
 from clamor_ray.collection.run import mergers, split
@@ -52,7 +52,7 @@ def rows(n: int, partitions: int) -> clamor.DataCollection:
 
 def attempts(col: clamor.DataCollection, stage: str) -> list[AttemptRecord]:
     """What the lineage registry knows of attempts on a collection's results."""
-    packed = session.current().call("attempts_of", Pins.of(col._node).number)
+    packed = process_sessions.current().call("attempts_of", Pins.of(col._node).number)
     records = [AttemptRecord.of(record) for record in packed]
     return [record for record in records if record.stage == stage]
 
@@ -385,7 +385,7 @@ def test_an_exit_in_reduce_op_ends_no_actor(actors: dict[str, Any]) -> None:
     before = pids(actors)
     with pytest.raises(errors.FunctionFailedError, match=r"reduce_op \(ends\) raised"):
         rows(8, 8).split_aggregate(np.zeros(4), add, part, ends, list)
-    assert pids(mergers.all(session.current())) == before
+    assert pids(mergers.all(process_sessions.current())) == before
 
 
 def test_an_action_goes_on_while_a_merge_waits_for_its_object(actors: dict[str, Any]) -> None:
@@ -431,7 +431,7 @@ def test_a_result_that_is_not_there_yet_is_asked_for_again(
 def actors() -> dict[str, Any]:
     """The session's actors, all of which have a process."""
     rows(8, 8).split_aggregate(np.zeros(4), add, part, np.add, np.concatenate)
-    found = mergers.all(session.current())
+    found = mergers.all(process_sessions.current())
     assert sorted(found) == mergers_nodes()
     return found
 
@@ -452,7 +452,7 @@ def test_actors_and_the_ring_stay_from_call_to_call(actors: dict[str, Any]) -> N
     for _ in range(3):
         rows(8, 8).split_aggregate(np.zeros(4), add, part, np.add, np.concatenate)
     assert names() == before
-    assert pids(mergers.all(session.current())) == processes
+    assert pids(mergers.all(process_sessions.current())) == processes
 
 
 def test_actors_are_pinned_and_take_no_cpu(actors: dict[str, Any]) -> None:
@@ -470,7 +470,7 @@ def test_an_actor_that_is_dead_between_two_calls_is_made_again(actors: dict[str,
     os.kill(before[victim], signal.SIGKILL)
     made = rows(8, 8).split_aggregate(np.zeros(4), add, part, np.add, np.concatenate)
     assert made.tolist() == [28.0] * 4
-    after = pids(mergers.all(session.current()))
+    after = pids(mergers.all(process_sessions.current()))
     assert after[victim] != before[victim]
     assert {node: after[node] for node in before if node != victim} == {
         node: before[node] for node in before if node != victim
@@ -503,7 +503,7 @@ def test_an_actor_that_hangs_is_replaced(
         with contextlib.suppress(ProcessLookupError):
             os.kill(before, signal.SIGCONT)
     assert made.tolist() == [28.0] * 4
-    assert pids(mergers.all(session.current()))[victim] != before
+    assert pids(mergers.all(process_sessions.current()))[victim] != before
 
 
 def test_nothing_is_left_in_actors_when_an_action_fails(actors: dict[str, Any]) -> None:
@@ -590,7 +590,7 @@ import time
 import numpy as np, ray
 ray.init(address="local", num_cpus=2, include_dashboard=False)
 import clamor_ray as clamor
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
 from clamor_ray.collection.run import mergers
 
 clamor.init()
@@ -600,7 +600,7 @@ made = rows.split_aggregate(
     np.concatenate,
 )
 assert made.tolist() == [6.0] * 4
-scope = _session.current().scope
+scope = process_sessions.current().scope
 assert mergers._names_alive(scope)
 clamor.shutdown()
 deadline = time.monotonic() + 60

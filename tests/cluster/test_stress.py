@@ -22,7 +22,7 @@ import pytest
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._protocol import names
-from clamor_ray._session import session
+from clamor_ray._session import process_sessions
 from clamor_ray.actors.registry.registry import journal_directory
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, losses, require_lab, troubles
@@ -386,7 +386,9 @@ def test_a_storm_of_full_disks(lab: LocalCluster, tmp_path: Path, seconds: float
         except errors.JournalFullError:
             refused += 1
 
-    trouble = troubles.full_disk(journal_directory(session.current().scope), rng, while_full)
+    trouble = troubles.full_disk(
+        journal_directory(process_sessions.current().scope), rng, while_full
+    )
     least = Least(2, 1, 11, committed=6)
     try:
         did, done, failed = storm([(refs, tmp_path)], rng, trouble, seconds, 2.0, least)

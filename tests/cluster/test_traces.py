@@ -19,7 +19,7 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray._protocol import names
-from clamor_ray._session import session
+from clamor_ray._session import process_sessions
 from clamor_ray.actors.registry.registry import journal_directory
 from tests.cluster.test_failures import traces
 from tests.conftest import ANSWER_S, until
@@ -86,7 +86,7 @@ def too_much(before: Counter[str], after: Counter[str]) -> dict[str, tuple[int, 
 
 def test_a_thousand_variables_leave_nothing(lab: LocalCluster) -> None:
     """Put here, read on the other node, freed: nobody holds more than before."""
-    scope = session.current().scope
+    scope = process_sessions.current().scope
     reader = there(Reader).remote()
     held = clamor.put(np.arange(ITEMS))  # so that something is counted
     churn(reader, 50)  # what is made once is made
@@ -98,7 +98,7 @@ def test_a_thousand_variables_leave_nothing(lab: LocalCluster) -> None:
     assert len(pids) == 8
 
     def settled() -> bool:
-        states = session.current().call("stats").regions_by_state
+        states = process_sessions.current().call("stats").regions_by_state
         return states == {**dict.fromkeys(states, 0), "ready": 1}
 
     until(settled)
@@ -139,7 +139,7 @@ def change_there(refs: list[Any]) -> list[int]:
 
 def test_the_secret_is_nowhere(lab: LocalCluster) -> None:
     """After commits, after each of our processes was killed, and after a rebuild."""
-    scope, secret = session.current().scope, session.current().call("secret")
+    scope, secret = process_sessions.current().scope, process_sessions.current().call("secret")
     assert len(secret) == 32
     refs = ray.get(there(put_there).remote(), timeout=ANSWER_S)
     assert change_there(refs) == [8, 1]
@@ -155,7 +155,7 @@ def test_the_secret_is_nowhere(lab: LocalCluster) -> None:
     clamor.prefetch([ref.latest().get() for ref in refs])
     next(troubles.both(lab, random.Random(0), 1))  # and now a rebuild
     assert ray.get(there(change_there).remote(refs), timeout=ANSWER_S) == [10, 3]
-    assert session.current().call("secret") == secret
+    assert process_sessions.current().call("secret") == secret
 
     ours = {lab.page_server_pid(n) for n in range(2)} | {*keepers(scope), troubles.registry_pid()}
     ours |= {*watchers(journal_directory(scope)), os.getpid()}

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._protocol.attempts import AttemptRecord
-from clamor_ray._session import session
+from clamor_ray._protocol.attempt_record import AttemptRecord
+from clamor_ray._session import process_sessions
 from clamor_ray.collection.plan.pins import Pins
 from tests.conftest import ClamorCluster, until
 
@@ -200,7 +200,7 @@ def test_tasks_that_combine_are_in_the_lineage() -> None:
     number = Pins.of(items._node).number
 
     def combining() -> list[AttemptRecord]:
-        packed = session.current().call("attempts_of", number)
+        packed = process_sessions.current().call("attempts_of", number)
         records = [AttemptRecord.of(each) for each in packed]
         return [record for record in records if record.stage == "combine"]
 

@@ -14,8 +14,8 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._session import session as _session
-from clamor_ray.collection.run import attempts, scatter_add_commit
+from clamor_ray._session import process_sessions
+from clamor_ray.collection.run import attempts_and_retries, scatter_add_commit
 from tests.conftest import ClamorCluster
 
 N_ROWS = 20_000
@@ -291,7 +291,7 @@ def test_the_answer_to_the_commit_does_not_come(
 ) -> None:
     """The registry is asked what became of it: it never counts twice, and never silently."""
     w = clamor.zeros(N_ROWS, np.int64)
-    session = _session.current(w.scope)
+    session = process_sessions.current(w.scope)
     call = session.call
 
     def lost(method: str, *args: Any, **how: Any) -> Any:
@@ -480,7 +480,7 @@ def test_groups_are_of_the_nodes_that_run_tasks(
         return batch
 
     monkeypatch.setattr(ray, "nodes", without_cpus)
-    monkeypatch.setattr(attempts, "NODES_S", 0.01)  # what was heard before is not used
+    monkeypatch.setattr(attempts_and_retries, "NODES_S", 0.01)  # what was heard before is not used
     monkeypatch.setattr(scatter_add_commit.ScatterAddCommit, "_groups", noted)
     _numbers().options(scheduling="deterministic").map_batches(work).execute()
     ((alive, made),) = found

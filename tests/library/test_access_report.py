@@ -13,7 +13,7 @@ from pyroaring import BitMap
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._protocol.attempts import AttemptRecord
+from clamor_ray._protocol.attempt_record import AttemptRecord
 from clamor_ray._protocol.rpc import pack
 from clamor_ray._read import access_report
 from clamor_ray._read.access_report import AccessReport, from_records
@@ -177,7 +177,7 @@ def test_without_matplotlib_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 @pytest.mark.lab
 def test_of_a_variable(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
-    session = clamor._session.session.current()  # type: ignore[attr-defined]
+    session = clamor._session.process_sessions.current()  # type: ignore[attr-defined]
     ref = clamor.put(np.zeros(64 * 512))
     blocks = bytes(BitMap([1, 2, 40]).serialize())
     said = AttemptRecord(

@@ -15,7 +15,7 @@ import pytest
 
 import clamor_ray as clamor
 from clamor_ray import aio, errors
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
 from tests.support.fake_session import Cluster, FakeSession
 
 TABLE = np.arange(80_000).reshape(-1, 8)
@@ -45,7 +45,7 @@ class Held:
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSession]:
     session = FakeSession(Cluster())
-    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(process_sessions, "_current", session)
     monkeypatch.setattr(aio, "_threads", aio._Threads())
     return session
 

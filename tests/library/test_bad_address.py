@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clamor_ray._read import bad_address
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
 from clamor_ray._tasks.remote import resolving
 
 
@@ -19,7 +19,7 @@ from clamor_ray._tasks.remote import resolving
 def trap(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     client = SimpleNamespace(trap="sigsegv")
     session = SimpleNamespace(_client=client, leases=[1])
-    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(process_sessions, "_current", session)
     return client
 
 
@@ -52,9 +52,9 @@ def test_the_variable_may_be_of_another_session_than_the_current_one(
 ) -> None:
     client = SimpleNamespace(trap="sigsegv")
     other = SimpleNamespace(_client=client, leases=[1])
-    monkeypatch.setattr(_session, "_others", {"other": other})
-    for current in (None, SimpleNamespace(_client=None, leases=[]), _session._current):
-        monkeypatch.setattr(_session, "_current", current)
+    monkeypatch.setattr(process_sessions, "_others", {"other": other})
+    for current in (None, SimpleNamespace(_client=None, leases=[]), process_sessions._current):
+        monkeypatch.setattr(process_sessions, "_current", current)
         note = bad_address.note_of(OURS[0])
         assert note is not None
         assert "'sigsegv'" in note
@@ -71,7 +71,7 @@ def test_errors_that_it_does_not_make(trap: SimpleNamespace, error: Exception) -
 def test_a_process_that_maps_nothing_is_told_nothing(
     trap: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
-    monkeypatch.setattr(_session._current, "leases", [])
+    monkeypatch.setattr(process_sessions._current, "leases", [])
     assert bad_address.note_of(error) is None
 
 

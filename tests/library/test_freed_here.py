@@ -10,8 +10,7 @@ import pytest
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._protocol.messages import FreeAnswer
-from clamor_ray._session import part
-from clamor_ray._session import session as session_module
+from clamor_ray._session import part, process_sessions
 from tests.support.fake_session import Cluster, FakeSession
 
 
@@ -36,7 +35,7 @@ class DeafServer(FakeSession):
 @pytest.fixture
 def deaf(monkeypatch: pytest.MonkeyPatch) -> DeafServer:
     session = DeafServer()
-    monkeypatch.setattr(session_module, "_current", session)
+    monkeypatch.setattr(process_sessions, "_current", session)
     return session
 
 

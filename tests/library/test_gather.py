@@ -17,7 +17,7 @@ from clamor_ray import errors
 from clamor_ray._objects import ranges
 from clamor_ray._objects.ranges import BLOCK_BYTES
 from clamor_ray._read.gather import row_ids
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
 from tests.support.fake_session import Cluster, FakeSession
 
 N = 5000
@@ -29,7 +29,7 @@ IDS = RNG.integers(-N, N, 300)
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSession]:
     session = FakeSession(Cluster())
-    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(process_sessions, "_current", session)
     return session
 
 
@@ -176,7 +176,7 @@ def test_what_is_not_global_is_indexed(session: FakeSession) -> None:
 
 
 def test_before_init(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_session, "_current", None)
+    monkeypatch.setattr(process_sessions, "_current", None)
     same(clamor.gather(TABLE, IDS), TABLE[IDS])
 
 

@@ -87,9 +87,9 @@ def test_a_rebuild_that_fails_forgets_nothing(workers: list[Any]) -> None:
 
 
 def test_members_meet_though_the_registry_is_killed_meanwhile(workers: list[Any]) -> None:
-    from clamor_ray._session import session as _session
+    from clamor_ray._session import process_sessions
 
-    session = _session.current()
+    session = process_sessions.current()
 
     def work(group: Any, rank: int) -> Any:
         return group.allreduce(np.array(rank)).item()
@@ -136,9 +136,9 @@ def test_who_waits_holds_no_place_of_the_registrys(
 ) -> None:
     """More wait than it has places."""
     from clamor_ray._protocol.rendezvous import Guest, Waiting
-    from clamor_ray._session import session as _session
+    from clamor_ray._session import process_sessions
 
-    session = _session.current()
+    session = process_sessions.current()
     registry = session.registry
     asked = [
         registry.meet.remote("crowd", 1101, Guest(rank, "h", 1, rank + 1)) for rank in range(1100)

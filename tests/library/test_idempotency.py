@@ -18,7 +18,7 @@ from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.idempotency import IdempotencyKey, Name, digest_of, key_kept_in
 from clamor_ray._protocol.messages import INLINE_BASE, CommitRequest, Write
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
 from clamor_ray._tasks import task_context
 from clamor_ray._tasks.task_context import recording
 from clamor_ray.actors.commits.commit_log import CommitLog
@@ -33,7 +33,7 @@ TASK, OTHER = bytes(range(16)), bytes(16)
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSession]:
     session = FakeSession(Cluster())
-    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(process_sessions, "_current", session)
     yield session
     session.cluster.log.check()
 

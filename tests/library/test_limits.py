@@ -34,7 +34,7 @@ from clamor_ray._protocol.handshake import (
     ClientHandshake,
     Hello,
 )
-from clamor_ray._session import session
+from clamor_ray._session import process_sessions
 from tests.conftest import ClamorCluster, until
 
 BASE = 0x1200_0000_0000
@@ -153,7 +153,7 @@ def test_other_platforms(
     name: str, value: object, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = {"platform": sys.platform, "maxsize": sys.maxsize, "modules": sys.modules, name: value}
-    monkeypatch.setattr(session, "sys", SimpleNamespace(**seen))
+    monkeypatch.setattr(process_sessions, "sys", SimpleNamespace(**seen))
     with pytest.raises(errors.UnsupportedPlatformError, match=told) as caught:
         clamor.init()
     assert "64-bit Linux" in caught.value.hint
@@ -365,7 +365,7 @@ def test_strangers_on_the_data_port(clamor_cluster: ClamorCluster) -> None:
 def test_peers_that_know_the_secret_and_lie(clamor_cluster: ClamorCluster) -> None:
     import ray
 
-    secret = ray.get(session.current().registry.secret.remote(), timeout=30)
+    secret = ray.get(process_sessions.current().registry.secret.remote(), timeout=30)
     info = info_of(clamor_cluster, 0)
     ref = clamor.put(np.full(1 << 20, 3, np.uint8))
     _, before = counters(clamor_cluster, 0)

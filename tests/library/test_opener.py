@@ -16,16 +16,16 @@ import pickle, sys
 import clamor_ray
 assert "numpy" not in sys.modules and "ray" not in sys.modules
 ref = pickle.loads(bytes.fromhex({packed!r}))
-assert "clamor_ray._session.session" not in sys.modules
+assert "clamor_ray._session.process_sessions" not in sys.modules
 from clamor_ray._read import opener
 assert opener.sessions() == () and opener.at_address(ref.base_address) is None
-assert "clamor_ray._session.session" not in sys.modules
+assert "clamor_ray._session.process_sessions" not in sys.modules
 try:
     ref.get()
 except clamor_ray.errors.NotInitializedError as error:
     print(type(error).__name__)
-from clamor_ray._session import session
-assert opener.given().current is session.current
+from clamor_ray._session import process_sessions
+assert opener.given().current is process_sessions.current
 """
 
 

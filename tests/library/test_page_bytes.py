@@ -10,7 +10,7 @@ import pytest
 import clamor_ray as clamor
 from clamor_ray._native.client import MAP_PAGE_SHIFT, MAP_PRIVATE
 from clamor_ray._protocol.config import Config
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
 from tests.support.fake_session import Cluster, FakeSession
 
 
@@ -22,7 +22,7 @@ def test_what_is_asked_of_the_page_cache(
     monkeypatch: pytest.MonkeyPatch, configured: int, page_bytes: Any, shift: int
 ) -> None:
     session = FakeSession(Cluster(), Config(page_bytes=configured))
-    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(process_sessions, "_current", session)
     flags: list[int] = []
     real = session.fake.map
 
@@ -40,7 +40,7 @@ def test_what_is_asked_of_the_page_cache(
 
 @pytest.mark.parametrize("page_bytes", [1, 4095, 16 << 20, "some", -4096, 4096.5])
 def test_what_is_no_page(monkeypatch: pytest.MonkeyPatch, page_bytes: Any) -> None:
-    monkeypatch.setattr(_session, "_current", FakeSession(Cluster()))
+    monkeypatch.setattr(process_sessions, "_current", FakeSession(Cluster()))
     for ref in (clamor.put(np.zeros(10_000)), clamor.put(np.zeros(3))):
         with pytest.raises(ValueError, match="page_bytes is 0 or a power of two"):
             ref.get(page_bytes=page_bytes)

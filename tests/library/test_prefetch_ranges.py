@@ -263,10 +263,11 @@ class FakeClient:
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     """A session whose one mapping is the 16 MiB of BIG."""
     from clamor_ray._protocol.config import Config
-    from clamor_ray._session import session as _session
+    from clamor_ray._session import process_sessions
+    from clamor_ray._session.part import Session
 
     first, end = BASE >> BLOCK_SHIFT, (BASE + BIG.nbytes) >> BLOCK_SHIFT
-    session = _session.Session.__new__(_session.Session)
+    session = Session.__new__(Session)
     session.scope = "a" * 12
     session.owner = False  # as in a task
     session.config = Config()
@@ -274,7 +275,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     session.leases.add(1, mapping(7, first, end - first))
     client = FakeClient()
     session._client = client  # type: ignore[assignment]
-    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(process_sessions, "_current", session)
     return client
 
 

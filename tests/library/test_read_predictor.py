@@ -17,7 +17,7 @@ import clamor_ray as clamor
 from clamor_ray._objects.layout import Plan
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
 from clamor_ray._tasks import predicted_reads, read_predictor
 from clamor_ray._tasks.predicted_reads import PredictedReads
 from clamor_ray._tasks.read_predictor import (
@@ -318,7 +318,7 @@ class Registry:
 def test_no_answer_fails_a_call(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     session = FakeSession(Cluster())
     session.registry = Registry(answer)
-    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(process_sessions, "_current", session)
     ref = session.put(np.zeros(100_000))
     hinted = Hinted(ref, key_of("f", (ref,), {}), True)
     replaying = PredictedReads(hinted, [ref])
@@ -339,7 +339,7 @@ def test_what_is_known_is_fetched_and_not_noted_again(monkeypatch: pytest.Monkey
     ref = session.put(np.zeros(100_000))
     there = encode(runs_of((2, 3), (9, 1)))
     session.registry = Registry(pack(0, {ref.region: there}, []))
-    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(process_sessions, "_current", session)
     replaying = PredictedReads(Hinted(ref, key_of("f", (ref,), {}), True), [ref])
     lease = session.open(ref)
     session.fake.prefetched.clear()
@@ -357,7 +357,7 @@ def test_a_first_call_and_one_whose_home_is_here_ask_nothing(
     session = FakeSession(Cluster())
     ref = session.put(np.zeros(100_000))
     session.registry = Registry(pack(0, {}, [ref.region]))
-    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(process_sessions, "_current", session)
     monkeypatch.setattr(predicted_reads, "_here", set())
     key = key_of("f", (ref,), {})
     PredictedReads(Hinted(ref, key, False), [ref]).fetch([])
@@ -372,7 +372,7 @@ def test_what_was_done_at_a_version_is_not_asked_about(monkeypatch: pytest.Monke
     session = FakeSession(Cluster())
     ref = session.put(np.zeros(100_000))
     session.registry = Registry(pack(0, {}, []))
-    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(process_sessions, "_current", session)
     key = key_of("f", (ref,), {})
 
     def call() -> int:
@@ -393,7 +393,7 @@ def test_what_was_said_twice_is_said(monkeypatch: pytest.MonkeyPatch, again: boo
     session = FakeSession(Cluster())
     ref = session.put(np.zeros(100_000))
     session.registry = Registry(pack(0, {}, []))
-    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(process_sessions, "_current", session)
     monkeypatch.setattr(predicted_reads, "_noted", {})
     key = key_of("f", (ref,), {})
 

@@ -16,7 +16,8 @@ import pytest
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
+from clamor_ray._session.part import Session
 from tests.conftest import ANSWER_S, ClamorCluster, until
 from tests.support.native import compile_library, require_nanoflann
 
@@ -36,7 +37,7 @@ def nothing_stays(clamor_cluster: ClamorCluster) -> Iterator[None]:
     yield
     gc.collect()
     until(lambda: n_mappings(clamor_cluster, 0) == 0)
-    assert len(_session.current().leases) == 0
+    assert len(process_sessions.current().leases) == 0
 
 
 def memory_kib(field: str) -> int:
@@ -171,7 +172,7 @@ def test_an_exception_abandons(clamor_cluster: ClamorCluster) -> None:
     until(lambda: clamor_cluster.engine(0).regions <= n_regions)
 
 
-def seal_and_interrupt(session: _session.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def seal_and_interrupt(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The registry carries out `seal`, and its answer never comes."""
     call = session.call
 
@@ -190,7 +191,7 @@ def test_a_put_that_was_interrupted_after_its_seal_leaves_nothing(
 ) -> None:
     n_regions = clamor_cluster.engine(0).regions
     with monkeypatch.context() as patch:
-        seal_and_interrupt(_session.current(), patch)
+        seal_and_interrupt(process_sessions.current(), patch)
         with pytest.raises(KeyboardInterrupt):
             clamor.put(np.ones(1 << 16)) if how == "put" else clamor.zeros(1 << 20)
     until(lambda: clamor_cluster.engine(0).regions <= n_regions)
@@ -201,7 +202,7 @@ def test_a_region_whose_seal_was_not_answered_goes_with_its_last_array(
 ) -> None:
     n_regions = clamor_cluster.engine(0).regions
     with monkeypatch.context() as patch:
-        seal_and_interrupt(_session.current(), patch)
+        seal_and_interrupt(process_sessions.current(), patch)
         with pytest.raises(KeyboardInterrupt), clamor.region(MIB) as r:  # noqa: PT012
             a = r.zeros(1000)
             a[0] = 1

@@ -400,13 +400,13 @@ def threads_of_get(handles: list[Any]) -> tuple[int, int, int]:
 def test_a_worker_has_one_thread_of_ours(clamor_cluster: ClamorCluster, trap: str) -> None:
     import ray
 
-    from clamor_ray._session import session
+    from clamor_ray._session import process_sessions
 
     refs = [clamor.put(np.arange(MIB)) for _ in range(5)]
     # An environment that no other test has: a worker in which nothing of ours ever ran.
     env = {"CLAMOR_TRAP": trap, "CLAMOR_TEST_FRESH": "1"}
     task = ray.remote(threads_of_get).options(**OTHER_NODE, runtime_env={"env_vars": env})
-    before, opened, after = answer(task.remote([session.current().registry, *refs]))
+    before, opened, after = answer(task.remote([process_sessions.current().registry, *refs]))
     assert opened - before == 1
     assert after == opened
     for ref in refs:

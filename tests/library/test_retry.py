@@ -10,7 +10,7 @@ import pytest
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._session import session
+from clamor_ray._session import process_sessions
 from clamor_ray._write.retry import pause_s
 from tests.support.fake_session import Cluster, FakeSession
 
@@ -71,7 +71,7 @@ def test_retry_waits_longer_each_time() -> None:
 
 
 def test_retry_makes_counters_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_current", FakeSession(Cluster()))
+    monkeypatch.setattr(process_sessions, "_current", FakeSession(Cluster()))
     ref = clamor.put(np.zeros(5000))
 
     def work() -> None:

@@ -14,7 +14,7 @@ import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._protocol.config import Config
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
 from clamor_ray._write import scatter_add
 from tests.support.fake_session import BLOCK_BYTES, Cluster, FakeSession
 
@@ -26,7 +26,7 @@ DTYPES = ["f2", "f4", "f8", "i1", "u1", "i2", "i4", "u4", "i8", "u8", "c8", ">f8
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSession]:
     session = FakeSession(Cluster())
-    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(process_sessions, "_current", session)
     return session
 
 

@@ -279,9 +279,9 @@ def test_look_ups_of_a_map(clamor_cluster: ClamorCluster, node: int) -> None:
         table[5] = 11
     changed = hm.ref.version
     assert changed == 1
-    from clamor_ray._session import session
+    from clamor_ray._session import process_sessions
 
-    dirty = BitMap.deserialize(session.current().call("changes", hm.ref.region, 0, 1))
+    dirty = BitMap.deserialize(process_sessions.current().call("changes", hm.ref.region, 0, 1))
     assert dirty & blocks, "who looked it up must be told"
     clamor.free(hm.ref)
 

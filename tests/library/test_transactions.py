@@ -19,7 +19,7 @@ from clamor_ray import errors
 from clamor_ray._native.client import Mapping
 from clamor_ray._objects import memory
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
 from clamor_ray._write import transaction
 from tests.support.fake_session import BLOCK_BYTES, Cluster, FakeSession
 
@@ -30,7 +30,7 @@ DEADLINE_S = 30.0
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSession]:
     session = FakeSession(Cluster())
-    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(process_sessions, "_current", session)
     return session
 
 

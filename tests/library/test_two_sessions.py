@@ -15,8 +15,8 @@ import sys
 import numpy as np
 import ray
 import clamor_ray as clamor
-from clamor_ray._session import ended
-from clamor_ray._session import session as _session
+from clamor_ray._session import end_hooks
+from clamor_ray._session import process_sessions
 
 
 def span(array):
@@ -144,7 +144,7 @@ for number in range(4):
     clamor.shutdown()
 assert len(set(ids)) == 4
 # What nobody looks into any more is given back.
-n_left = len([table for table in ended.left if len(table)])
+n_left = len([table for table in end_hooks.left if len(table)])
 assert n_left == 4, n_left
 starts = [span(a).start for a in kept]
 del kept

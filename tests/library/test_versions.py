@@ -15,7 +15,7 @@ import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._objects.layout import Plan
 from clamor_ray._read.ref import GlobalRef, State
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
 from tests.support.fake_session import SCOPE, Cluster, FakeSession
 
 PLAN = Plan(20_000, 120, ((4096, 15_904),))
@@ -28,7 +28,7 @@ def a_ref(version: int = 1, region: int = 7, **more: Any) -> GlobalRef[Any]:
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSession]:
     session = FakeSession(Cluster())
-    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(process_sessions, "_current", session)
     return session
 
 

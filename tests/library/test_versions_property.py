@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._session import session
+from clamor_ray._session import process_sessions
 from tests.conftest import ANSWER_S, ClamorCluster
 from tests.support.lab.cluster import node_resource
 
@@ -476,7 +476,7 @@ class Versions(RuleBasedStateMachine):
         who = data.draw(st.integers(0, 2), "server, or registry")
         self.restarts += 1
         pid = (
-            int(session.current().call("ping"))
+            int(process_sessions.current().call("ping"))
             if who == 2
             else self.cluster.lab.page_server_pid(who)
         )

@@ -18,7 +18,7 @@ from clamor_ray import errors
 from clamor_ray._objects import ranges
 from clamor_ray._protocol.config import Config
 from clamor_ray._read import views
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
 from tests.support.fake_session import Cluster, FakeSession
 
 LIMIT = 65536
@@ -29,7 +29,7 @@ SMALL = 2000  # bytes that no pickled reference exceeds
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSession]:
     views.install()
     session = FakeSession(Cluster())
-    monkeypatch.setattr(_session, "_current", session)
+    monkeypatch.setattr(process_sessions, "_current", session)
     return session
 
 
@@ -200,7 +200,7 @@ def cloudpickle_of_numpy_alone(obj: Any, buffers: list[Any]) -> bytes:
 
 def test_without_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
     views.install()
-    monkeypatch.setattr(_session, "_current", None)
+    monkeypatch.setattr(process_sessions, "_current", None)
     array = np.arange(100_000)
     np.testing.assert_array_equal(pickle.loads(ray.cloudpickle.dumps(array)), array)
 
@@ -211,7 +211,7 @@ def test_where_they_cannot_be_had(session: FakeSession, monkeypatch: pytest.Monk
     session._freed = {ref.region: ref.base_address}
     with pytest.raises(errors.FreedError):
         pickle.loads(stream)
-    monkeypatch.setattr(_session, "_current", None)
+    monkeypatch.setattr(process_sessions, "_current", None)
     with pytest.raises(errors.NotInitializedError):
         pickle.loads(stream)
 

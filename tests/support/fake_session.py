@@ -19,7 +19,7 @@ from clamor_ray._native.client import MAP_PRIVATE, Mapping
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import FreeAnswer, RegionRecord
 from clamor_ray._read.lease import LeaseTable
-from clamor_ray._session import session
+from clamor_ray._session.part import Session
 from clamor_ray._session.spares import Spares
 from clamor_ray._tasks.task_ends import TaskEnds
 from clamor_ray.actors.commits.commit_log import CommitLog
@@ -243,7 +243,7 @@ class Client:
         self.cluster.staged.pop((commit_id, region), None)
 
 
-class FakeSession(session.Session):
+class FakeSession(Session):
     """A session over a `Cluster`."""
 
     def __init__(self, cluster: Cluster, config: Config | None = None) -> None:

@@ -11,7 +11,7 @@ from pyroaring import BitMap
 
 import clamor_ray as clamor
 from clamor_ray._objects import layout
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
 
 from .report import Section
 
@@ -103,7 +103,7 @@ def dirty_blocks(ref: clamor.GlobalRef[Any], old_version: int, new_version: int)
         return 0
     if ref.inline:
         return 1
-    session = _session.current(ref.scope)
+    session = process_sessions.current(ref.scope)
     blocks = session.call("changes", ref.region, old_version, new_version)
     if blocks is None:
         raise RuntimeError(f"the commit log of {ref!r} does not reach back to {old_version}")

@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayError
 
 from clamor_ray import errors
-from clamor_ray._protocol.attempts import Failure
+from clamor_ray._protocol.attempt_record import Failure
 from clamor_ray._protocol.split_aggregation import raised
 from clamor_ray.collection.data import aggregates, blocks
 from clamor_ray.collection.data.blocks import Items

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import ray
 
-from clamor_ray._session import session
+from clamor_ray._session import process_sessions
 from clamor_ray.collection import options
 from clamor_ray.collection.collection import DataCollection
 from clamor_ray.collection.io import sources
@@ -25,7 +25,7 @@ def _made(kind: str, splits: Sequence[Any], *, objects: bool = False) -> DataCol
 
 
 def _n_partitions(partitions: int | None) -> int:
-    session.current()  # without clamor.init() this is said here, and not later
+    process_sessions.current()  # without clamor.init() this is said here, and not later
     if partitions is not None:
         if not isinstance(partitions, int) or isinstance(partitions, bool) or partitions < 1:
             raise ValueError(f"partitions is a number from 1 on, not {partitions!r}")
@@ -131,7 +131,7 @@ def from_ray_dataset(dataset: Any) -> DataCollection:
         >>> clamor.from_ray_dataset(ray.data.from_items([{"x": 1}, {"x": 2}])).sum("x")
         3
     """
-    session.current()
+    process_sessions.current()
     references = sources.ray_dataset_refs(dataset)
     if not references:
         return _of_splits("ray dataset", sources.numpy_splits(np.empty(0, object), 1))
@@ -275,4 +275,4 @@ def _check(partitions: int | None) -> None:
     if partitions is not None:
         _n_partitions(partitions)
     else:
-        session.current()
+        process_sessions.current()

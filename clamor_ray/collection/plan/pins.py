@@ -17,7 +17,8 @@ import ray
 
 from clamor_ray import errors
 from clamor_ray._protocol.rpc import await_rpc, pack
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
+from clamor_ray._session.part import Session
 from clamor_ray.collection.plan.plan import Node
 from clamor_ray.collection.plan.results import Pin, StageResult
 
@@ -26,11 +27,11 @@ _held: Counter[bytes] = Counter()  # tokens, by how many nodes need their idempo
 _let_go_of: deque[set[bytes]] = deque()  # what nodes that are gone needed
 
 
-def _let_go(session: _session.Session, number: int, words: set[bytes]) -> None:
+def _let_go(session: Session, number: int, words: set[bytes]) -> None:
     # Wherever the last reference dies, maybe while Python or Ray ends: it waits for nothing. After
     # the end of the session there is nobody to tell, and a call would have Ray start a cluster.
     _let_go_of.append(words)
-    if session not in _session.sessions() or not ray.is_initialized():
+    if session not in process_sessions.sessions() or not ray.is_initialized():
         return
     with contextlib.suppress(Exception):
         session.registry.lineage_close.remote([number])
@@ -62,7 +63,7 @@ class Pins:
 
     def __init__(self, node: Node) -> None:
         self._node = weakref.ref(node)
-        self._session = _session.current()
+        self._session = process_sessions.current()
         self.number = secrets.randbits(63)
         self._told: tuple[frozenset[Pin], frozenset[Pin]] = (frozenset(), frozenset())
         self._words: set[bytes] = set()  # the very set that the finalizer has

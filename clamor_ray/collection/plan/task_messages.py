@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from clamor_ray._protocol.attempts import Failure
+from clamor_ray._protocol.attempt_record import Failure
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._tasks.task_context import Read
 

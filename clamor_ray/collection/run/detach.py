@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from clamor_ray._read.lease import inline_images
-from clamor_ray._session import session
+from clamor_ray._session import process_sessions
 from clamor_ray.collection.data.blocks import Columns
 
 
 def _is_global(address: int) -> bool:
-    return session.at_address(address) is not None or inline_images.at(address) is not None
+    return process_sessions.at_address(address) is not None or inline_images.at(address) is not None
 
 
 def _of_array(array: np.ndarray[Any, Any]) -> Any:

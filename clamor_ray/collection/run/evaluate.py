@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
 from clamor_ray.collection.data import blocks, folds, shuffle
 from clamor_ray.collection.options import Options
 from clamor_ray.collection.plan.changes import Targets, is_touched
@@ -23,7 +23,7 @@ from clamor_ray.collection.plan.results import Part, StageResult, made_of, new_n
 from clamor_ray.collection.plan.stages import Cutter, Folded, FromStage, Stage, in_order
 from clamor_ray.collection.plan.staleness import newest_of, targets
 from clamor_ray.collection.plan.task_messages import TaskSpec
-from clamor_ray.collection.run.attempts import Cluster
+from clamor_ray.collection.run.attempts_and_retries import Cluster
 
 _clusters: weakref.WeakKeyDictionary[Any, Cluster] = weakref.WeakKeyDictionary()
 
@@ -45,7 +45,7 @@ class Evaluation:
     """
 
     def __init__(self, target: Node, options: Options) -> None:
-        self._session = _session.current()
+        self._session = process_sessions.current()
         self._target = target
         self._options = options
         self._cutter = Cutter(self._is_there)

@@ -25,8 +25,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from clamor_ray import errors
 from clamor_ray._protocol import names
 from clamor_ray._ring.group import RingGroup
-from clamor_ray._session import ended
-from clamor_ray._session import session as _session
+from clamor_ray._session import end_hooks
+from clamor_ray._session.part import Session
 from clamor_ray.actors.allreduce.all_reduce import CONCURRENCY, AllReduce
 
 MOST_TRIES: Final = 5
@@ -106,7 +106,7 @@ def _of(session: Any) -> dict[str, tuple[str, Any]]:
     return _known.setdefault(session, {})
 
 
-def _session_ends(session: _session.Session) -> None:
+def _session_ends(session: Session) -> None:
     if not session.owner or not session.is_here or session not in _known:
         return
     with contextlib.suppress(RayError):
@@ -115,7 +115,7 @@ def _session_ends(session: _session.Session) -> None:
                 ray.kill(ray.get_actor(name, namespace=names.NAMESPACE))
 
 
-ended.at_end.append(_session_ends)
+end_hooks.at_end.append(_session_ends)
 
 
 def _find_or_make(scope: str, node_id: str) -> tuple[str, Any]:

@@ -17,9 +17,10 @@ import pyarrow as pa
 import ray
 
 from clamor_ray import errors
-from clamor_ray._protocol.attempts import AttemptRecord
+from clamor_ray._protocol.attempt_record import AttemptRecord
 from clamor_ray._protocol.rpc import pack
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
+from clamor_ray._session.part import Session
 from clamor_ray._tasks.predicted_reads import PredictedReads
 from clamor_ray._tasks.read_predictor import Hinted, Key
 from clamor_ray.collection.data import blocks
@@ -56,7 +57,7 @@ def check(spec: TaskSpec, digest: bytes) -> None:
     Raises:
         NondeterministicError: They differ.
     """
-    session = _session.current(spec.scope)
+    session = process_sessions.current(spec.scope)
     earlier = session.call("check_output", pack(spec.token, digest))
     if earlier is not None and earlier != digest:
         raise errors.NondeterministicError(
@@ -77,7 +78,7 @@ def fetch_ahead(spec: TaskSpec) -> list[Any]:
     replaying = PredictedReads(Hinted(refs[0], Key(digest, True), again), refs)
     if not replaying.asked:
         return []
-    session = _session.current(spec.scope)
+    session = process_sessions.current(spec.scope)
     leases = [session.open(ref, stream=False) for ref in dict.fromkeys(refs)]
     replaying.fetch(leases)
     return leases
@@ -98,7 +99,7 @@ def _record(spec: TaskSpec, program: Program, **what: Any) -> AttemptRecord:
     )
 
 
-_Records = queue.SimpleQueue[tuple[_session.Session, AttemptRecord]]
+_Records = queue.SimpleQueue[tuple[Session, AttemptRecord]]
 
 
 class _Teller:
@@ -109,7 +110,7 @@ class _Teller:
         self._lock = threading.Lock()
         self._pid = 0
 
-    def tell(self, session: _session.Session, record: AttemptRecord) -> None:
+    def tell(self, session: Session, record: AttemptRecord) -> None:
         """Does not wait."""
         with self._lock:
             if self._pid != os.getpid():  # the first, or this is a fork: threads stayed behind
@@ -125,7 +126,7 @@ class _Teller:
         while True:
             session, record = records.get()
             # After its end there is nobody to tell, and a call would have Ray start a cluster.
-            if session not in _session.sessions() or not ray.is_initialized():
+            if session not in process_sessions.sessions() or not ray.is_initialized():
                 continue
             try:
                 session.registry.note_attempt.remote(record.packed())
@@ -138,7 +139,7 @@ _teller = _Teller()
 
 def _tell(spec: TaskSpec, record: AttemptRecord) -> None:
     with contextlib.suppress(errors.ClamorError):  # the session has ended, and the registry with it
-        _teller.tell(_session.current(spec.scope), record)
+        _teller.tell(process_sessions.current(spec.scope), record)
 
 
 def ended(spec: TaskSpec, node: str | None, program: Program, outcome: str) -> None:

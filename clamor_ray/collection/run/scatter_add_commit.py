@@ -34,13 +34,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from clamor_ray import errors
 from clamor_ray._objects.layout import put_together
 from clamor_ray._objects.memory import COMMIT_HINT, check_room
-from clamor_ray._protocol.attempts import Failure
+from clamor_ray._protocol.attempt_record import Failure
 from clamor_ray._protocol.messages import CommitRequest, RegionRecord, Write
 from clamor_ray._protocol.names import server_id_of
 from clamor_ray._read.followers import move_followers
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef, newest_states
-from clamor_ray._session import session as _session
+from clamor_ray._session import process_sessions
+from clamor_ray._session.part import Session
 from clamor_ray._write.applying import bring
 from clamor_ray._write.deltas import Sum, apply_sums, merged
 from clamor_ray._write.packed_sums import pack_sum, unpack_sum
@@ -132,7 +133,7 @@ def apply_at_home(packed: bytes, *found: Any) -> bytes:
     _raise_failures(found)
     order: Order = pickle.loads(packed)
     refs = [GlobalRef.unpacked(each) for each in order.refs]
-    session = _session.current(order.scope)
+    session = process_sessions.current(order.scope)
     regions = [ref.region for ref in refs]
     _drop(session, order.dropped, regions)
     groups = []
@@ -153,14 +154,14 @@ def apply_at_home(packed: bytes, *found: Any) -> bytes:
     return pickle.dumps(writes, 5)
 
 
-def _drop(session: _session.Session, commit_id: int, regions: Sequence[int]) -> None:
+def _drop(session: Session, commit_id: int, regions: Sequence[int]) -> None:
     for region in regions if commit_id else ():
         with contextlib.suppress(errors.ClamorError):  # the page server asks in its own time
             session.client.resolve(commit_id, region, 0)
 
 
 def _apply_to(
-    session: _session.Session, commit_id: int, ref: GlobalRef[Any], sums: Sequence[Sum]
+    session: Session, commit_id: int, ref: GlobalRef[Any], sums: Sequence[Sum]
 ) -> Write | None:
     lease: Lease | None = None
     if ref.payload is not None:
@@ -230,7 +231,7 @@ class ScatterAddCommit:
         """
         if not self._added:
             return
-        session = _session.current(self._scope)
+        session = process_sessions.current(self._scope)
         refs = [self._refs[region] for region in sorted(self._refs)]
         homes = self._homes(session, refs)
         found, groups = self._merged(homes)
@@ -252,7 +253,7 @@ class ScatterAddCommit:
     # -- where
 
     def _homes(
-        self, session: _session.Session, refs: Sequence[GlobalRef[Any]]
+        self, session: Session, refs: Sequence[GlobalRef[Any]]
     ) -> list[tuple[str | None, list[int]]]:
         """The regions of each home, and its node. Variables inside references have none: they go
         with the first."""
@@ -303,7 +304,7 @@ class ScatterAddCommit:
 
     def _commit_once(
         self,
-        session: _session.Session,
+        session: Session,
         refs: Sequence[GlobalRef[Any]],
         homes: Sequence[tuple[str | None, list[int]]],
         found: Sequence[Sequence[Any]],
@@ -373,9 +374,7 @@ def _at(node: str | None) -> dict[str, Any]:
 _homes: Final[weakref.WeakKeyDictionary[Any, dict[int, int]]] = weakref.WeakKeyDictionary()
 
 
-def _node_of(
-    session: _session.Session, ref: GlobalRef[Any], nodes: Mapping[int, str]
-) -> str | None:
+def _node_of(session: Session, ref: GlobalRef[Any], nodes: Mapping[int, str]) -> str | None:
     """The node of a variable's home, among those that are alive. It is where its blocks are, and
     nothing else depends on it: what was heard once will do until that node is gone."""
     known = _homes.setdefault(session, {})
@@ -409,7 +408,7 @@ class _InDoubt(Exception):
 
 
 def _commit(
-    session: _session.Session, commit_id: int, writes: Sequence[Write], began_s: float
+    session: Session, commit_id: int, writes: Sequence[Write], began_s: float
 ) -> dict[int, int]:
     """The registry's word. The same id gets the same answer, however often it is asked.
 
@@ -443,7 +442,7 @@ def _commit(
         raise _InDoubt from interrupted
 
 
-def _settled(session: _session.Session, commit_id: int) -> dict[int, int]:
+def _settled(session: Session, commit_id: int) -> dict[int, int]:
     """What became of a commit in doubt: its versions; none: it was not made, and never will be.
 
     Raises:

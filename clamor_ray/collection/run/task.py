@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from clamor_ray import errors
-from clamor_ray._protocol.attempts import Failure
+from clamor_ray._protocol.attempt_record import Failure
 from clamor_ray._read import bad_address
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._tasks.task_context import recording

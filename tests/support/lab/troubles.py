@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
-from clamor_ray._session import session
+from clamor_ray._session import process_sessions
 from tests.support.lab.cluster import LocalCluster
 from tests.support.session_rig import keepers
 
@@ -28,17 +28,17 @@ HEADROOM = 4  # descriptors, at most, that are left to a page server
 
 
 def registry_pid(scope: str | None = None) -> int:
-    return int(session.current(scope).call("ping"))
+    return int(process_sessions.current(scope).call("ping"))
 
 
 def server_pid(lab: LocalCluster, node: int, scope: str | None = None) -> int:
     """Of that session, or of ours. It may be on its way back, on a machine that has much to do."""
-    return lab.page_server_pid(node, RESTART_S, session.current(scope).scope)
+    return lab.page_server_pid(node, RESTART_S, process_sessions.current(scope).scope)
 
 
 def keeper_pids(lab: LocalCluster, node: int) -> list[int]:
     """The keepers of one node: one, or none while nobody has started it again."""
-    return keepers(session.current().scope, lab.node_ids[node])
+    return keepers(process_sessions.current().scope, lab.node_ids[node])
 
 
 def in_turn(

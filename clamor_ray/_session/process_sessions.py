@@ -23,9 +23,9 @@ from clamor_ray import errors
 from clamor_ray._protocol.config import Config
 from clamor_ray._read import opener
 from clamor_ray._read.lease import Leased
-from clamor_ray._session import ended, spawned, starting
+from clamor_ray._session import end_hooks, spawned, starting
 from clamor_ray._session.announced import announce
-from clamor_ray._session.part import Session as Session
+from clamor_ray._session.part import Session
 
 _T = TypeVar("_T")
 
@@ -101,7 +101,7 @@ def _forget(session: Session) -> None:
     """It has ended. It is closed when nothing looks into its memory: what is here of it is right,
     and other threads may be at it."""
     with _lock:
-        ended.scopes.add(session.scope)
+        end_hooks.scopes.add(session.scope)
         if session in sessions():
             _leave(session)
             _over.append(session)
@@ -191,7 +191,7 @@ def _attach(scope: str | None) -> Session:
         return known
     session = _current
     if session is not None and session._pid != os.getpid():
-        ended.raise_mismatch(scope or "?")
+        end_hooks.raise_mismatch(scope or "?")
     if not ray.is_initialized():
         _add(alone := spawned.session_of(scope, session))
         return alone
@@ -203,12 +203,13 @@ def _attach(scope: str | None) -> Session:
     registry = starting.find_registry(wanted) if wanted is not None else None
     if wanted is None or registry is None:
         if scope is not None:
-            ended.raise_mismatch(scope)
+            end_hooks.raise_mismatch(scope)
         if session is not None:  # another job's: there is none of our own
             _sought = True
             return session
-        if ended.scopes:  # of its job, or of another: a replica of Serve is of the controller's job
-            of_job = any(scope.startswith(starting.job_scope_part()) for scope in ended.scopes)
+        # Of its job, or of another: a replica of Serve is of the controller's job.
+        if end_hooks.scopes:
+            of_job = any(scope.startswith(starting.job_scope_part()) for scope in end_hooks.scopes)
             which = "of this process's job" if of_job else "that this process used"
             raise errors.SessionEndedError(
                 f"The session {which} has ended: its driver has, or called clamor.shutdown().",
@@ -239,12 +240,12 @@ def _add(found: Session) -> None:
         return
     _current = found
     if before is not None and before.of_job:
-        ended.scopes.add(before.scope)  # a driver has one at a time
+        end_hooks.scopes.add(before.scope)  # a driver has one at a time
         _over.append(before)
     elif before is not None:
         _others = {**_others, before.scope: before}
     _close_over()
 
 
-ended.when_found.append(_forget)
+end_hooks.when_found.append(_forget)
 opener.give(opener.Sessions(current, with_current, sessions, at_address))

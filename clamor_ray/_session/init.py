@@ -1,5 +1,5 @@
 """The driver's part: a session's beginning and its end. What lies between:
-`_session/session.py`.
+`_session/process_sessions.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import ray
 
 from clamor_ray import errors
 from clamor_ray._protocol.config import Config
-from clamor_ray._session import ended, starting
-from clamor_ray._session import session as _session
-from clamor_ray._session.session import Session
+from clamor_ray._session import end_hooks, process_sessions, starting
+from clamor_ray._session.part import Session
 from clamor_ray._session.spawned import SpawnedSession
 from clamor_ray._session.starting import InitResult
 
@@ -67,7 +66,7 @@ def init(
         >>> clamor.init().trap in ("uffd", "uffd-user", "sigsegv")
         True
     """
-    _session._check_platform()
+    process_sessions._check_platform()
     if address is not None and address.startswith("ray://"):
         raise errors.RayClientError(f"{address} is a Ray Client address.")
     starting.check_not_ray_client()
@@ -82,15 +81,15 @@ def init(
         if os.environ.get("RAY_ADDRESS", "").startswith("ray://") and address is None:
             raise errors.RayClientError("RAY_ADDRESS is a Ray Client address.")
         ray.init(address=address, namespace=namespace)
-    with _session._lock:
-        for gone in [session for session in _session.sessions() if not session.is_here]:
-            _session._leave(gone)  # ray.shutdown() took the cluster from under it
+    with process_sessions._lock:
+        for gone in [session for session in process_sessions.sessions() if not session.is_here]:
+            process_sessions._leave(gone)  # ray.shutdown() took the cluster from under it
             gone.close()
-        session = _session._current
+        session = process_sessions._current
         if isinstance(session, SpawnedSession):
             session = None  # it only reads; it goes on doing that beside the one made here
         if starting.in_worker():
-            session = _session._attach(None)
+            session = process_sessions._attach(None)
         if session is None:
             session = _make_session(config)
         elif session.owner:
@@ -100,11 +99,11 @@ def init(
             trap = session.client.trap
             reason = session.client.trap_reason
         except BaseException:
-            if session is not _session._current:
+            if session is not process_sessions._current:
                 _end(session)
             raise
-        if session is not _session._current:
-            _session._add(session)
+        if session is not process_sessions._current:
+            process_sessions._add(session)
     if trap != "uffd" and not reason:
         reason = f"CLAMOR_TRAP={session.config.trap} asks for it"
     return InitResult(
@@ -119,7 +118,7 @@ def init(
 def _make_session(config: Config) -> Session:
     node_id = ray.get_runtime_context().get_node_id()
     scope, registry = starting.start_registry(config, node_id, _still_used())
-    _session._once("exit", lambda: atexit.register(_shutdown, exiting=True))
+    process_sessions._once("exit", lambda: atexit.register(_shutdown, exiting=True))
     return Session(scope, registry, node_id, config, owner=True)
 
 
@@ -127,8 +126,8 @@ def _still_used() -> list[tuple[int, int]]:
     """Addresses of sessions that objects here look into: they ended, or this process only reads
     them. One of this cluster has them for itself anyway; one of another cluster may be given them,
     too."""
-    others = (*_session._over, *_session.sessions())
-    tables = [*ended.left, *(session.leases for session in others)]
+    others = (*process_sessions._over, *process_sessions.sessions())
+    tables = [*end_hooks.left, *(session.leases for session in others)]
     mappings = [leased.mapping for table in tables for _, leased in table.entries()]
     return [(mapping.address, mapping.address + mapping.length_bytes) for mapping in mappings]
 
@@ -160,10 +159,10 @@ def shutdown() -> None:
 
 
 def _shutdown(exiting: bool = False) -> None:
-    with _session._lock:
-        for session in (*_session.sessions(), *_session._over):
-            _session._leave(session)
-            ended.scopes.add(session.scope)
+    with process_sessions._lock:
+        for session in (*process_sessions.sessions(), *process_sessions._over):
+            process_sessions._leave(session)
+            end_hooks.scopes.add(session.scope)
             if session._pid == os.getpid():
                 _end(session, exiting)
-        _session._over.clear()
+        process_sessions._over.clear()

@@ -9,7 +9,7 @@ import numpy as np
 import ray
 
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session.session import current, with_current
+from clamor_ray._session.process_sessions import current, with_current
 
 
 def put(obj: Any, *, source: Callable[[], Any] | None = None) -> GlobalRef[Any]:

@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import errors
 from clamor_ray._protocol.cause import cause_of
-from clamor_ray._session import session
+from clamor_ray._session import process_sessions
 from clamor_ray._tasks.read_predictor import Key, submitted
 from clamor_ray.collection.options import Options
 from clamor_ray.collection.plan.pins import Pins, drop_words
@@ -239,7 +239,7 @@ class _StageRun:
             if self._snapshots:
                 # None of them begins again, and one that still runs commits nothing.
                 with contextlib.suppress(errors.ClamorError):
-                    drop_words(session.current(self._scope), map(self._token, tasks))
+                    drop_words(process_sessions.current(self._scope), map(self._token, tasks))
             raise
         finally:
             bar.close()
