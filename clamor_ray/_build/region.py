@@ -44,7 +44,7 @@ from clamor_ray._read.ref import GlobalRef
 from clamor_ray._tasks import task_context
 
 if TYPE_CHECKING:
-    from clamor_ray._session.part import Session
+    from clamor_ray._session.session import Session
 
 
 class Region:

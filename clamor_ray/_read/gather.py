@@ -22,7 +22,7 @@ from clamor_ray._read.ref import GlobalRef
 from clamor_ray.errors import HomeLostError, SessionEndedError
 
 if TYPE_CHECKING:
-    from clamor_ray._session.part import Session
+    from clamor_ray._session.session import Session
 
 Array = npt.NDArray[Any]
 

@@ -18,7 +18,7 @@ from clamor_ray._objects.block_sets import runs
 
 if TYPE_CHECKING:
     from clamor_ray._read.ref import GlobalRef
-    from clamor_ray._session.part import Session
+    from clamor_ray._session.session import Session
 
 # (process, scope, region, loss) that was warned of; a child of fork is warned too.
 _told: set[tuple[int, str, int, int]] = set()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from clamor_ray._read.lease import Leased
-    from clamor_ray._session.part import Session
+    from clamor_ray._session.session import Session
 
 
 class Sessions(NamedTuple):

@@ -28,7 +28,7 @@ from clamor_ray._ring import group_ends, members
 from clamor_ray._ring.joining import Place, in_ring, join, listen
 from clamor_ray._ring.members import Member
 from clamor_ray._session import process_sessions
-from clamor_ray._session.part import Session
+from clamor_ray._session.session import Session
 
 MEET_FIRST_S: Final = 0.005  # between two questions whether all are there
 MEET_MOST_S: Final = 0.2

@@ -26,7 +26,7 @@ import ray
 
 from clamor_ray._ring import members
 from clamor_ray._session import end_hooks
-from clamor_ray._session.part import Session
+from clamor_ray._session.session import Session
 
 if TYPE_CHECKING:
     from clamor_ray._ring.group import AllReduceGroup, RingGroup

@@ -9,7 +9,7 @@ from clamor_ray import errors
 from clamor_ray._read.lease import LeaseTable
 
 if TYPE_CHECKING:
-    from clamor_ray._session.part import Session
+    from clamor_ray._session.session import Session
 
 at_end: list[Callable[[Session], None]] = []  # called when a session ends in this process
 when_found: list[Callable[[Session], None]] = []  # when its driver ended it behind our back

@@ -13,7 +13,7 @@ import ray
 from clamor_ray import errors
 from clamor_ray._protocol.config import Config
 from clamor_ray._session import end_hooks, process_sessions, starting
-from clamor_ray._session.part import Session
+from clamor_ray._session.session import Session
 from clamor_ray._session.spawned import SpawnedSession
 from clamor_ray._session.starting import InitResult
 

@@ -1,4 +1,4 @@
-"""Which sessions this process is attached to: `part.py` is its part in one.
+"""Which sessions this process is attached to: `session.py` is its part in one.
 
 A driver makes a session with `init`. Any process of the cluster finds one when it first needs it:
 by the scope of the reference that arrived, or (a worker) by its job. It may use several at once: no
@@ -25,7 +25,7 @@ from clamor_ray._read import opener
 from clamor_ray._read.lease import Leased
 from clamor_ray._session import end_hooks, spawned, starting
 from clamor_ray._session.announced import announce
-from clamor_ray._session.part import Session
+from clamor_ray._session.session import Session
 
 _T = TypeVar("_T")
 

@@ -18,7 +18,7 @@ from clamor_ray._protocol import names
 from clamor_ray._protocol.config import Config
 from clamor_ray._read.lease import Lease, LeaseTable
 from clamor_ray._session.announced import announced
-from clamor_ray._session.part import Session
+from clamor_ray._session.session import Session
 from clamor_ray._tasks.task_ends import TaskEnds
 
 _HINT = (

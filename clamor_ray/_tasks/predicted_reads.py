@@ -20,7 +20,7 @@ from clamor_ray._read.ref import GlobalRef
 from clamor_ray._tasks.read_predictor import Hinted, encode, runs_to_fetch
 
 if TYPE_CHECKING:
-    from clamor_ray._session.part import Session
+    from clamor_ray._session.session import Session
 
 logger = logging.getLogger("clamor_ray")
 

@@ -27,7 +27,7 @@ from clamor_ray._native.client import PC_ERR_EXPIRED
 if TYPE_CHECKING:
     from clamor_ray._native.client import Client
     from clamor_ray._read.ref import GlobalRef
-    from clamor_ray._session.part import Session
+    from clamor_ray._session.session import Session
     from clamor_ray.actors.lost_homes.task_end_log import TaskEnd
 
 ON_ITS_WAY_S: Final = 1.0  # Ray may run a task again before the registry has heard how it ended

@@ -10,7 +10,7 @@ import numpy as np
 from clamor_ray._native import scatter
 from clamor_ray._native.client import Runs
 from clamor_ray._read.lease import Lease
-from clamor_ray._session.part import Session
+from clamor_ray._session.session import Session
 from clamor_ray._write.deltas import Array
 
 FEW_BLOCKS: Final = 32  # whose faults cost less than asking ahead

@@ -42,7 +42,7 @@ from clamor_ray._read import bad_address
 from clamor_ray._read.lease import InlineImage, Lease
 from clamor_ray._read.ref import GlobalRef, newest_states
 from clamor_ray._session import process_sessions
-from clamor_ray._session.part import Session
+from clamor_ray._session.session import Session
 from clamor_ray._tasks import task_context
 from clamor_ray._write.grow import grown
 from clamor_ray._write.write_set import Change, WriteSetEntry

@@ -15,7 +15,7 @@ from clamor_ray._objects.layout import BLOCK_BYTES, Plan
 from clamor_ray._protocol.messages import Write
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef, State
-from clamor_ray._session.part import Session
+from clamor_ray._session.session import Session
 from clamor_ray._write.write_targets import WriteTarget
 
 

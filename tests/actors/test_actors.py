@@ -26,7 +26,7 @@ from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import RegionFreed, RegionUnknown, ServerInfo, ServerLost
 from clamor_ray._protocol.names import server_id_of
 from clamor_ray._session import create
-from clamor_ray._session.part import Session as ProcessSession
+from clamor_ray._session.session import Session as ProcessSession
 from clamor_ray._version import __version__
 from tests.conftest import ANSWER_S, until
 from tests.support.lab import LocalCluster

@@ -30,7 +30,7 @@ from clamor_ray._protocol.messages import (
     Write,
 )
 from clamor_ray._protocol.names import server_id_of
-from clamor_ray._session.part import Session as ProcessSession
+from clamor_ray._session.session import Session as ProcessSession
 from clamor_ray._version import __version__
 from tests.conftest import ANSWER_S, until
 from tests.support.lab import LocalCluster

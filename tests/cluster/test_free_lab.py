@@ -16,7 +16,7 @@ import ray
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._session import process_sessions
-from clamor_ray._session.part import Session
+from clamor_ray._session.session import Session
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab, troubles
 from tests.support.lab.cluster import node_resource

@@ -18,7 +18,7 @@ from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.rpc import pack
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import process_sessions
-from clamor_ray._session.part import Session as ProcessSession
+from clamor_ray._session.session import Session as ProcessSession
 from clamor_ray._write.transaction import update
 from clamor_ray.actors.registry.registry import journal_directory
 from tests.conftest import until

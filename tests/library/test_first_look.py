@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from clamor_ray._protocol import names
-from clamor_ray._session.part import FIRST_LOOK_S, Session
+from clamor_ray._session.session import FIRST_LOOK_S, Session
 
 
 class Asked(Exception):

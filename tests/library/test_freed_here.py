@@ -10,7 +10,7 @@ import pytest
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._protocol.messages import FreeAnswer
-from clamor_ray._session import part, process_sessions
+from clamor_ray._session import process_sessions, session
 from tests.support.fake_session import Cluster, FakeSession
 
 
@@ -52,8 +52,8 @@ def test_it_is_known_at_once_though_nothing_of_it_is_held(deaf: DeafServer) -> N
 def test_what_is_remembered_of_freed_variables_is_bounded(
     deaf: DeafServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(part, "FREED_KEPT", 8)
-    monkeypatch.setattr(part, "SWEEP_LEAST", 4)
+    monkeypatch.setattr(session, "FREED_KEPT", 8)
+    monkeypatch.setattr(session, "SWEEP_LEAST", 4)
     held = clamor.put(np.arange(5000))
     here = {held.base_address}  # in these sessions memory lies elsewhere
     monkeypatch.setattr(type(deaf.leases), "find", lambda _, at: at if at in here else None)

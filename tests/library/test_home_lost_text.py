@@ -31,7 +31,7 @@ ROOT = HOME.parent
 # Each place in Python that makes the error, by file and function: how many, and how its message
 # names the region. One that is new or that moves must be entered here, by somebody who looks at it.
 IN_PYTHON = {
-    ("clamor_ray/_session/part.py", "Session.explain"): ["why.message"],  # the registry's, whole
+    ("clamor_ray/_session/session.py", "Session.explain"): ["why.message"],  # the registry's, whole
     # Of the touch, which names region, version and block, and with the registry's reason before it.
     ("clamor_ray/_tasks/task_ends.py", "error_of"): [
         "{touch} The block is on no node",

@@ -264,7 +264,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     """A session whose one mapping is the 16 MiB of BIG."""
     from clamor_ray._protocol.config import Config
     from clamor_ray._session import process_sessions
-    from clamor_ray._session.part import Session
+    from clamor_ray._session.session import Session
 
     first, end = BASE >> BLOCK_SHIFT, (BASE + BIG.nbytes) >> BLOCK_SHIFT
     session = Session.__new__(Session)

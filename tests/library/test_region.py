@@ -17,7 +17,7 @@ import pytest
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._session import process_sessions
-from clamor_ray._session.part import Session
+from clamor_ray._session.session import Session
 from tests.conftest import ANSWER_S, ClamorCluster, until
 from tests.support.native import compile_library, require_nanoflann
 

@@ -11,7 +11,7 @@ import pytest
 
 import clamor_ray as clamor
 from clamor_ray._session import spares as _spares
-from clamor_ray._session.part import Session
+from clamor_ray._session.session import Session
 from clamor_ray._session.spares import Spares
 from tests.conftest import ClamorCluster
 from tests.support.fake_session import Cluster, FakeSession

@@ -19,7 +19,7 @@ from clamor_ray._native.client import MAP_PRIVATE, Mapping
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import FreeAnswer, RegionRecord
 from clamor_ray._read.lease import LeaseTable
-from clamor_ray._session.part import Session
+from clamor_ray._session.session import Session
 from clamor_ray._session.spares import Spares
 from clamor_ray._tasks.task_ends import TaskEnds
 from clamor_ray.actors.commits.commit_log import CommitLog

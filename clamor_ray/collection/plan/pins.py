@@ -18,7 +18,7 @@ import ray
 from clamor_ray import errors
 from clamor_ray._protocol.rpc import await_rpc, pack
 from clamor_ray._session import process_sessions
-from clamor_ray._session.part import Session
+from clamor_ray._session.session import Session
 from clamor_ray.collection.plan.plan import Node
 from clamor_ray.collection.plan.results import Pin, StageResult
 

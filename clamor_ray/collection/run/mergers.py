@@ -26,7 +26,7 @@ from clamor_ray import errors
 from clamor_ray._protocol import names
 from clamor_ray._ring.group import RingGroup
 from clamor_ray._session import end_hooks
-from clamor_ray._session.part import Session
+from clamor_ray._session.session import Session
 from clamor_ray.actors.allreduce.all_reduce import CONCURRENCY, AllReduce
 
 MOST_TRIES: Final = 5

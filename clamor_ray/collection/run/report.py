@@ -20,7 +20,7 @@ from clamor_ray import errors
 from clamor_ray._protocol.attempt_record import AttemptRecord
 from clamor_ray._protocol.rpc import pack
 from clamor_ray._session import process_sessions
-from clamor_ray._session.part import Session
+from clamor_ray._session.session import Session
 from clamor_ray._tasks.predicted_reads import PredictedReads
 from clamor_ray._tasks.read_predictor import Hinted, Key
 from clamor_ray.collection.data import blocks

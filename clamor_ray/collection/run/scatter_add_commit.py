@@ -41,7 +41,7 @@ from clamor_ray._read.followers import move_followers
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef, newest_states
 from clamor_ray._session import process_sessions
-from clamor_ray._session.part import Session
+from clamor_ray._session.session import Session
 from clamor_ray._write.applying import bring
 from clamor_ray._write.deltas import Sum, apply_sums, merged
 from clamor_ray._write.packed_sums import pack_sum, unpack_sum
