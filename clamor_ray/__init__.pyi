@@ -17,7 +17,7 @@ from ._session.api import put as put
 from ._session.api import share as share
 from ._session.api import zeros as zeros
 from ._session.init import init as init
-from ._session.init import shutdown as shutdown
+from ._session.shutdown import shutdown as shutdown
 from ._session.starting import InitResult as InitResult
 from ._session.stats import block_map as block_map
 from ._session.stats import stats as stats

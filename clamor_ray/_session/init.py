@@ -1,23 +1,20 @@
-"""The driver's part: a session's beginning and its end. What lies between:
-`_session/process_sessions.py`.
+"""`clamor.init()`: attaches a process to its cluster, and starts a session in a driver. Its end:
+`_session/shutdown.py`. What lies between: `_session/process_sessions.py`.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 
 import ray
 
 from clamor_ray import errors
 from clamor_ray._protocol.config import Config
-from clamor_ray._session import end_hooks, process_sessions, starting
+from clamor_ray._session import end_hooks, process_sessions, shutdown, starting
 from clamor_ray._session.session import Session
 from clamor_ray._session.spawned import SpawnedSession
 from clamor_ray._session.starting import InitResult
-
-SHUTDOWN_S = 30.0
 
 
 def init(
@@ -100,7 +97,7 @@ def init(
             reason = session.client.trap_reason
         except BaseException:
             if session is not process_sessions._current:
-                _end(session)
+                shutdown.end(session)
             raise
         if session is not process_sessions._current:
             process_sessions._add(session)
@@ -118,7 +115,7 @@ def init(
 def _make_session(config: Config) -> Session:
     node_id = ray.get_runtime_context().get_node_id()
     scope, registry = starting.start_registry(config, node_id, _still_used())
-    process_sessions._once("exit", lambda: atexit.register(_shutdown, exiting=True))
+    process_sessions._once("exit", lambda: atexit.register(shutdown.end_all, exiting=True))
     return Session(scope, registry, node_id, config, owner=True)
 
 
@@ -130,39 +127,3 @@ def _still_used() -> list[tuple[int, int]]:
     tables = [*end_hooks.left, *(session.leases for session in others)]
     mappings = [leased.mapping for table in tables for _, leased in table.entries()]
     return [(mapping.address, mapping.address + mapping.length_bytes) for mapping in mappings]
-
-
-def _end(session: Session, exiting: bool = False) -> None:
-    session.close(exiting=exiting)
-    if not session.owner or not session.is_here:
-        return
-    with contextlib.suppress(errors.ClamorError):
-        session.call("shutdown", timeout_s=SHUTDOWN_S)
-    with contextlib.suppress(Exception):  # already dead, or the cluster is
-        ray.kill(session.registry)
-
-
-def shutdown() -> None:
-    """Ends the session: stops every page server and forgets every global variable.
-
-    Objects that `get` returned must not be used any more: their memory is gone, and a touch of it
-    ends the process with a message. Runs by itself when the driver ends; calling it again changes
-    nothing. In a task or an actor it only detaches that process. Sessions of other drivers go on.
-
-    Example:
-        >>> ref = clamor.put(np.arange(1000))
-        >>> clamor.shutdown()
-        >>> clamor.init().scope == ref.scope  # another session, without the variables of the first
-        False
-    """
-    _shutdown()
-
-
-def _shutdown(exiting: bool = False) -> None:
-    with process_sessions._lock:
-        for session in (*process_sessions.sessions(), *process_sessions._over):
-            process_sessions._leave(session)
-            end_hooks.scopes.add(session.scope)
-            if session._pid == os.getpid():
-                _end(session, exiting)
-        process_sessions._over.clear()
