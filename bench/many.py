@@ -100,7 +100,7 @@ def holds(node_id: str) -> dict[str, int]:
     """Private memory and descriptors of a node's page server."""
     from clamor_ray._session import process_sessions
 
-    servers = process_sessions.current().call("servers")
+    servers = process_sessions.current().rpc.servers()
     (pid,) = [server.pid for server in servers if server.node_id == node_id]
     return {
         "private_bytes": processes.private_bytes(pid),

@@ -59,6 +59,7 @@ from clamor_ray._protocol.messages import (
     ServerReport,
 )
 from clamor_ray._protocol.names import server_id_of
+from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import NOT_EQUAL_HINT
 from clamor_ray.actors.lost_homes import new_home, shared_objects
@@ -219,15 +220,15 @@ class PageServer:
     def _keeper_socket(self, config: ServerConfig, server_id: int) -> str:
         return names.keeper_socket(config.job_scope, self._node_id, server_id, config.sockets_below)
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
+    def _ask(self, method: str, *arguments: object, timeout_s: float | None = None) -> Any:
         """What the registry answers, however long it takes to be restarted.
 
         Raises:
             ActorDiedError: The session is over.
-            GetTimeoutError: It said nothing for ``START_CALL_S``.
+            GetTimeoutError: It said nothing for ``timeout_s``; None: for ``START_CALL_S``.
         """
         reference = getattr(self._registry, method).remote(*arguments)
-        deadline_s = time.monotonic() + START_CALL_S
+        deadline_s = time.monotonic() + (START_CALL_S if timeout_s is None else timeout_s)
         while True:
             try:
                 return ray.get(reference, timeout=CALL_S)
@@ -250,22 +251,23 @@ class PageServer:
         )
         socket_directory.prepare(names.socket_directory(config.sockets_below))
         self._cache_bytes = cache_budget(config.cache_bytes, memory_bytes(), node_id)
-        server_id, has_served = self._ask("begin_server", node_id)
+        registry = RegistryClient(self._ask)
+        server_id, has_served = registry.begin_server(node_id)
         if not has_served:  # the ids before this one are lost for good, with what they held
             self._end_keepers(config, but=server_id)
         keeper = keepers.find_keeper(self._keeper_socket(config, server_id), has_served)
         if keeper is None and has_served:
-            server_id = self._ask("renew_server", node_id, server_id, NO_KEEPER)
+            server_id = registry.renew_server(node_id, server_id, NO_KEEPER)
         self._keeper_name = self._keeper_socket(config, server_id)
         self._keeper = keeper or keepers.start_keeper(self._keeper_name, config.orphan_timeout_s)
         name = names.server_socket(config.job_scope, node_id, config.sockets_below)
         # Before the engine takes back what the keeper has: that may drop history for want of room.
-        floors = self._ask("floors_at", server_id)
+        floors = registry.floors_at(server_id)
         self._engine = self._take_back(config, name, server_id, floors)
         self._held_keepers.release()
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="clamor-loop", daemon=True).start()
-        secret: bytes = self._ask("secret")
+        secret = registry.secret()
         host = ray.util.get_node_ip_address()
         self._core = ServerCore(
             self._engine,
@@ -277,7 +279,7 @@ class PageServer:
                 target=self._renew_keeper, args=(config,), name="clamor-keeper", daemon=True
             ).start(),
         )
-        self._pin_all_again(self._ask("shared_at", server_id), config.fault_timeout_s / 2)
+        self._pin_all_again(registry.shared_at(server_id), config.fault_timeout_s / 2)
         port = self._on_loop(self._core.start(host), START_LOOP_S)
         info = ServerInfo(
             server_id=server_id,
@@ -288,7 +290,7 @@ class PageServer:
             library_version=LIBRARY_VERSION,
             pid=os.getpid(),
         )
-        self._info = self._ask("register_server", info)
+        self._info = registry.register_server(info)
         logger.info("page server %#x listens at %s:%d", server_id, host, port)
         me = ray.get_runtime_context().current_actor
         threading.Thread(

@@ -295,7 +295,7 @@ class Registry:
         await self._ended.wait()
 
     async def ask(self, packed: bytes) -> bytes:
-        """Calls one of the methods ``OFTEN``: ``pack(method, *arguments)`` -> ``pack(answer)``.
+        """Calls a method that is called often: ``pack(method, *arguments)`` -> ``pack(answer)``.
 
         Raises:
             What the method raises.

@@ -26,8 +26,8 @@ def session_pids() -> dict[str, int]:
     from clamor_ray._session import process_sessions
 
     session = process_sessions.current()
-    pids = {"driver": os.getpid(), "registry": int(session.call("ping"))}
-    report = session.call("stats")
+    pids = {"driver": os.getpid(), "registry": int(session.rpc.ping())}
+    report = session.rpc.stats()
     keepers = _keepers(session.scope)
     for number, server in enumerate(sorted(report.servers, key=lambda s: s.info.node_id)):
         suffix = "" if len(report.servers) == 1 else f"_{number}"

@@ -89,7 +89,7 @@ class Region:
 
     def _create(self, session: Session) -> tuple[Session, Any]:
         size = self._length_bytes
-        return session, session.call("create_region", size, session.node_id, new_request_id())
+        return session, session.rpc.create_region(size, session.node_id, new_request_id())
 
     def __enter__(self) -> Region:
         if self._state != "not entered":
@@ -105,7 +105,7 @@ class Region:
             self._arena = Arena(mapping.address, mapping.length_bytes, lease)
         except BaseException:
             with contextlib.suppress(errors.ClamorError):
-                session.call("abandon", record.region)
+                session.rpc.abandon(record.region)
             raise
         self._session, self._record, self._lease = session, record, lease
         self._length_bytes = mapping.length_bytes
@@ -189,7 +189,7 @@ class Region:
             return
         # What was sealed, as far as the registry knows or not, goes with the last array of it.
         with contextlib.suppress(errors.ClamorError):
-            self._session.call("abandon", self._record.region, self._is_leased)
+            self._session.rpc.abandon(self._record.region, self._is_leased)
 
     def _opened(self) -> Arena:
         if self._state != "open" or self._arena is None:

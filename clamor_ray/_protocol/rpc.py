@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import secrets
-from typing import Any, Final
+from typing import Any
 
 import ray
 
@@ -18,11 +18,6 @@ _LOST = "The session is lost with it: call clamor.shutdown(), then clamor.init()
 def new_request_id() -> int:
     """Names one request, so that Ray may repeat the call and it is carried out once."""
     return secrets.randbits(63)
-
-
-# Methods of the registry that every update, put or free calls: they go through its method
-# `await_rpc`.
-OFTEN: Final = frozenset({"latest", "commit", "seal_and_create", "free"})
 
 
 def pack(*values: object) -> bytes:

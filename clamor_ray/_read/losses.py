@@ -50,7 +50,7 @@ def warn(session: Session, ref: GlobalRef[Any], loss: int) -> None:
     if key in _told:
         return
     try:
-        found = session.call("lost_blocks", ref.region)
+        found = session.rpc.lost_blocks(ref.region)
     except errors.ClamorError as failure:  # it is asked again with the next mapping
         text = f"Blocks of {ref!r} are lost. The registry does not say now which: {failure.message}"
         warnings.warn(errors.LostBlocksWarning(text, ref.region), stacklevel=_level_of_caller())

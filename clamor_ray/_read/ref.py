@@ -327,7 +327,7 @@ class GlobalRef(Generic[T]):
         if version < 0:
             raise errors.NoVersionError(f"{self!r} has no version {version}.")
         session = opener.current(self._scope)
-        answer = session.call("at", self._region, version)
+        answer = session.rpc.at(self._region, version)
         if answer.loss:
             losses.warn(session, self, answer.loss)
         return self._with(self._state_of(answer), frozen=True)
@@ -540,6 +540,6 @@ def newest_states(session: Any, refs: list[GlobalRef[Any]]) -> list[State]:
     """
     if not refs:
         return []
-    answers = session.call("latest", [ref.region for ref in refs])
+    answers = session.rpc.latest([ref.region for ref in refs])
     by_region = {answer.region: answer for answer in answers}
     return [ref._state_of(by_region[ref.region]) for ref in refs]

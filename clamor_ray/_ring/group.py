@@ -198,7 +198,7 @@ class RingGroup:
                     raise self._nobody(missing) if failure is None or is_known else failure
                 try:
                     within_s = min(session.config.control_timeout_s, left_s + MEET_MOST_S)
-                    found = session.call("meet", self._name, self._size, guest, timeout_s=within_s)
+                    found = session.rpc.meet(self._name, self._size, guest, timeout_s=within_s)
                 except (errors.ServerUnavailableError, errors.WaitTimeoutError) as error:
                     if isinstance(error.__cause__, ray.exceptions.ActorDiedError):
                         raise  # the session has ended

@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
@@ -24,11 +24,14 @@ from clamor_ray._objects.layout import (
 from clamor_ray._objects.memory import check_room
 from clamor_ray._protocol.config import SEAL_S, Config
 from clamor_ray._protocol.messages import INLINE_BASE
+from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import new_request_id
 from clamor_ray._protocol.source import Source, source_of_call, source_of_zeros
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session.spares import Spares
 from clamor_ray._tasks import task_context
+
+_T = TypeVar("_T")
 
 
 def _inline_id() -> int:
@@ -44,14 +47,12 @@ class Making:
     scope: str
     node_id: str
     config: Config
+    rpc: RegistryClient
     _shared: dict[int, Any]
     _spares: Spares
 
     @property
     def client(self) -> Client:
-        raise NotImplementedError
-
-    def call(self, method: str, *args: object, timeout_s: float | None = None) -> Any:
         raise NotImplementedError
 
     def _has_ended(self) -> bool:
@@ -96,7 +97,7 @@ class Making:
         client = self.client
         record = self._spares.take(plan.region_bytes)
         if record is None:
-            record = self.call("create_region", plan.region_bytes, self.node_id, new_request_id())
+            record = self.rpc.create_region(plan.region_bytes, self.node_id, new_request_id())
         region = record.region
         task_context.made(region)
         try:
@@ -126,31 +127,32 @@ class Making:
             with contextlib.suppress(errors.ClamorError):
                 client.abandon(region, timeout_s=self.config.connect_timeout_s)
             with contextlib.suppress(errors.ClamorError):
-                self.call("abandon", region)
+                self.rpc.abandon(region)
             raise
         return self._ref(record, plan)
 
     def seal_at_registry(self, region: int, source: Source | None = None) -> None:
         """Tells the registry that a region's bytes are in place."""
-        self._until_answered("seal", region, source)
+        self._until_answered(lambda: self.rpc.seal(region, source))
 
     def _seal(self, region: int, source: Source | None, region_bytes: int) -> None:
         """Makes it public. In a row of puts of one size the answer brings the next region."""
         if not self._spares.wanted(region_bytes):
             self.seal_at_registry(region, source)
             return
+        request_id = new_request_id()
         spare = self._until_answered(
-            "seal_and_create", region, source, region_bytes, self.node_id, new_request_id()
+            lambda: self.rpc.seal_and_create(region, source, region_bytes, self.node_id, request_id)
         )
         if spare is not None:
             self._spares.keep(region_bytes, spare)
 
-    def _until_answered(self, method: str, *args: object) -> Any:
+    def _until_answered(self, ask: Callable[[], _T]) -> _T:
         """A call of the registry that may be made twice; again where the answer is lost."""
         deadline: float | None = None
         while True:
             try:
-                return self.call(method, *args)
+                return ask()
             except (errors.ServerUnavailableError, errors.WaitTimeoutError) as error:
                 gone = isinstance(error.__cause__, ray.exceptions.ActorDiedError)
                 now = time.monotonic()
@@ -181,9 +183,7 @@ class Making:
         if not nodes:  # Ray keeps small objects with their owner, and errors too
             return self.put(ray.get(object_ref, timeout=timeout_s))
         node_id = self.node_id if self.node_id in nodes else nodes[0]
-        record, plan = self.call(
-            "share", [object_ref], node_id, new_request_id(), timeout_s=timeout_s
-        )
+        record, plan = self.rpc.share([object_ref], node_id, new_request_id(), timeout_s=timeout_s)
         # Registry and page server have it from each other: if both die, Ray counts neither.
         self._shared[record.region] = object_ref
         return self._ref(record, plan)

@@ -33,7 +33,8 @@ from clamor_ray._protocol import names
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import FreeAnswer
 from clamor_ray._protocol.names import server_id_of
-from clamor_ray._protocol.rpc import OFTEN, await_rpc, pack, unpack
+from clamor_ray._protocol.registry_client import RegistryClient
+from clamor_ray._protocol.rpc import await_rpc
 from clamor_ray._read import bad_address, losses, views
 from clamor_ray._read.lease import Lease, LeaseTable
 from clamor_ray._read.ref import GlobalRef
@@ -76,6 +77,7 @@ class Session(Making):
     ) -> None:
         self.scope = scope
         self.registry = registry
+        self.rpc = RegistryClient(self._call_registry)
         self.node_id = node_id
         self.job_id: str = ray.get_runtime_context().get_job_id()
         self.of_job = owner or scope.startswith(starting.job_scope_part())
@@ -102,7 +104,7 @@ class Session(Making):
 
     def ensure_server(self) -> Any:
         """This node's page server, started if there is none."""
-        info = self.call("ensure_server", self.node_id)
+        info = self.rpc.ensure_server(self.node_id)
         if info.library_version != __version__:
             raise errors.VersionMismatchError(
                 f"The page server of node {self.node_id} runs clamor-ray {info.library_version}, "
@@ -149,17 +151,13 @@ class Session(Making):
             time.sleep(pause_s)
             pause_s = min(1.0, 2 * pause_s)
 
-    def call(self, method: str, *args: object, timeout_s: float | None = None) -> Any:
+    def _call_registry(self, method: str, *args: object, timeout_s: float | None = None) -> Any:
         """Calls a method of the registry and waits for the answer."""
         if os.getpid() != self._pid:
             raise errors.ForkedError(
                 "This process is a fork: it reads global variables, but cannot reach the registry."
             )
         timeout_s = self.config.control_timeout_s if timeout_s is None else timeout_s
-        if method in OFTEN:
-            asked = self.registry.ask.remote(pack(method, *args))
-            (answer,) = unpack(await_rpc(asked, timeout_s, owner=self.owner))
-            return answer
         return await_rpc(getattr(self.registry, method).remote(*args), timeout_s, owner=self.owner)
 
     # -- reading
@@ -255,7 +253,7 @@ class Session(Making):
         """Raises what the registry says of it, or else the error as it is."""
         why = None
         with contextlib.suppress(errors.ClamorError):
-            why = self.call("why_lost", region) if region else None
+            why = self.rpc.why_lost(region) if region else None
         if why is None:
             raise error
         raise errors.HomeLostError(why.message, code=error.code, hint=why.hint) from error
@@ -305,7 +303,7 @@ class Session(Making):
             end_hooks.raise_mismatch(ref.scope)
         # One that maps nothing here tells nobody itself: that would start a page server.
         client = None if ref.inline else self._client
-        answer: FreeAnswer = self.call("free", ref.region, client.server_id if client else 0)
+        answer = self.rpc.free(ref.region, client.server_id if client else 0)
         if not ref.inline:
             self._note_freed(ref.region, ref.base_address)
         self._shared.pop(ref.region, None)
@@ -320,7 +318,7 @@ class Session(Making):
         except errors.ClamorError:
             # One is being restarted, is silent, or was asked just now: the registry tells it, and
             # waits as long as `free` promises.
-            self.call("free", region, 0)
+            self.rpc.free(region, 0)
 
     def _note_freed(self, region: int, base_address: int) -> None:
         """Remembers it. Now and then old ones go of which no memory is held here."""

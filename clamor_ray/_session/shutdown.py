@@ -22,7 +22,7 @@ def end(session: Session, exiting: bool = False) -> None:
     if not session.owner or not session.is_here:
         return
     with contextlib.suppress(errors.ClamorError):
-        session.call("shutdown", timeout_s=SHUTDOWN_S)
+        session.rpc.shutdown(timeout_s=SHUTDOWN_S)
     with contextlib.suppress(Exception):  # already dead, or the cluster is
         ray.kill(session.registry)
 

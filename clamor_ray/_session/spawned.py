@@ -16,6 +16,7 @@ from clamor_ray import errors
 from clamor_ray._native.client import Client
 from clamor_ray._protocol import names
 from clamor_ray._protocol.config import Config
+from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._read.lease import Lease, LeaseTable
 from clamor_ray._session.announced import announced
 from clamor_ray._session.session import Session
@@ -40,6 +41,7 @@ class SpawnedSession(Session):
 
     def __init__(self, scope: str, node_id: str, sockets_below: str) -> None:
         self.scope = scope
+        self.rpc = RegistryClient(self._call_registry)
         self._sockets_below = sockets_below
         self.node_id = node_id
         self.config = Config.from_env()
@@ -60,7 +62,7 @@ class SpawnedSession(Session):
     def _has_ended(self) -> bool:
         return self.was_told
 
-    def call(self, method: str, *args: object, timeout_s: float | None = None) -> Any:
+    def _call_registry(self, method: str, *args: object, timeout_s: float | None = None) -> Any:
         self.refuse()
 
     def refuse(self) -> NoReturn:

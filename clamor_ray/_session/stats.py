@@ -290,7 +290,7 @@ def stats() -> Stats:
     """
     from clamor_ray._session import process_sessions
 
-    return from_report(process_sessions.current().call("stats"))
+    return from_report(process_sessions.current().rpc.stats())
 
 
 def block_map(
@@ -328,5 +328,5 @@ def block_map(
     session = process_sessions.current(ref.scope)
     if ref.inline:
         return {}
-    answer = session.call("histogram", ref.region, _SETS[which], buckets)
+    answer = session.rpc.histogram(ref.region, _SETS[which], buckets)
     return {node_id: np.asarray(counts, np.uint32) for node_id, counts in answer.items()}

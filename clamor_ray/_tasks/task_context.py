@@ -46,6 +46,7 @@ from clamor_ray._read.lease import LeaseObserver, inline_images, observe
 
 if TYPE_CHECKING:
     from clamor_ray._native.client import Client, Mapping, Runs
+    from clamor_ray._protocol.registry_client import RegistryClient
     from clamor_ray._read.ref import GlobalRef
     from clamor_ray._write.deltas import Collector
 
@@ -216,14 +217,14 @@ class TaskContext:
 
     @contextlib.contextmanager
     def one_commit(
-        self, ask: Callable[..., Any], variables: Iterable[int]
+        self, registry: RegistryClient, variables: Iterable[int]
     ) -> Iterator[Name | None]:
         """Around the commit of one transaction: it counts where the block does not raise.
 
         An earlier one whose answer was lost is asked about first: it may be the n-th.
 
         Args:
-            ask: calls a method of the registry.
+            registry: knows whether a commit was applied.
             variables: ids of all that the transaction is over, written or not.
 
         Yields:
@@ -235,7 +236,7 @@ class TaskContext:
         with self._commit_lock:
             if self._doubt is not None:
                 commit_id, doubtful = self._doubt
-                self._committed[doubtful] += bool(ask("outcome", commit_id))
+                self._committed[doubtful] += bool(registry.outcome(commit_id))
                 self._doubt = None
             named = self.token is not None and shared
             yield Name(self.token or b"", digest, self._committed[digest]) if named else None

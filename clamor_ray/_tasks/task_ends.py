@@ -91,9 +91,7 @@ class TaskEnds:
             return
         if self._asked != run or (self._end is None and loss and not self._waited):
             try:
-                self._end = session.call(
-                    "end_of_task", run.task.hex(), ON_ITS_WAY_S if loss else 0.0
-                )
+                self._end = session.rpc.end_of_task(run.task.hex(), ON_ITS_WAY_S if loss else 0.0)
             except errors.ClamorError:  # the task goes on as it did; it is asked again
                 return
             self._asked, self._waited = run, bool(loss)
@@ -112,7 +110,7 @@ def error_of(session: Session, end: TaskEnd) -> errors.ClamorError:
     with contextlib.suppress(
         errors.ClamorError
     ):  # it is lost, whether the registry says why or not
-        why = session.call("why_lost", end.region)
+        why = session.rpc.why_lost(end.region)
     if why is None:
         return errors.HomeLostError(f"{touch} The block is on no node.", code=end.error)
     return errors.HomeLostError(f"{why.message} {touch}", code=end.error, hint=why.hint)

@@ -363,7 +363,7 @@ class Transaction:
             self._publish_as(session, changes, None)
             return
         variables = [target.ref.region for target in self._targets]
-        with attempt.one_commit(session.call, variables) as name:
+        with attempt.one_commit(session.rpc, variables) as name:
             try:
                 self._publish_as(session, changes, name)
             except BaseException:
@@ -386,7 +386,7 @@ class Transaction:
             request = CommitRequest(commit_id, (*word, *writes), timeout_s)
             try:
                 if total_bytes > ASK_FIRST_BYTES:
-                    session.call("may_commit", request)
+                    session.rpc.may_commit(request)
                 began_s = time.monotonic()
                 staged_at = self._stage(session, commit_id, changes, total_bytes, timeout_s)
                 staged = tuple(
@@ -412,16 +412,16 @@ class Transaction:
         references move to where that one's moved, as far as the registry still knows."""
         versions: dict[int, int] = {}
         with contextlib.suppress(errors.ClamorError):
-            (answer,) = session.call("latest", [status_word])
+            (answer,) = session.rpc.latest([status_word])
             word = key_kept_in(status_word, answer.payload)
             if word is not None:
-                versions = dict(session.call("outcome", word.commit_id))
+                versions = dict(session.rpc.outcome(word.commit_id))
         ended = []
         for part in self._parts:
             begin, state = part.begin, part.begin._state
             if (version := versions.get(begin.region, 0)) > begin.version:
                 with contextlib.suppress(errors.ClamorError):
-                    state = begin._state_of(session.call("at", begin.region, version))
+                    state = begin._state_of(session.rpc.at(begin.region, version))
             part.target.ref._move(state)
             ended.append(state.version)
         self._versions = tuple(ended)
@@ -464,7 +464,7 @@ class Transaction:
         while True:
             try:
                 request = replace(request, staged_ago_s=time.monotonic() - began_s)
-                answer = session.call("commit", request, timeout_s=timeout_s)
+                answer = session.rpc.commit(request, timeout_s=timeout_s)
             except errors.ServerUnavailableError:
                 # The registry, or a home, is being restarted. The same id gets the same answer.
                 if time.monotonic() > deadline:
@@ -486,7 +486,7 @@ class Transaction:
         if self._in_doubt is None:
             return False
         commit_id, changes = self._in_doubt
-        versions = session.call("outcome", commit_id)
+        versions = session.rpc.outcome(commit_id)
         self._in_doubt = None
         if versions:
             self._committed(session, commit_id, dict(versions), changes)
@@ -569,7 +569,7 @@ def _warn_if_rebound(part: WriteSetEntry) -> None:
 
 def _fill_lost(session: Session, lease: Lease, begin: GlobalRef[Any], value: int) -> None:
     """Blocks that nobody has begin with this value in each byte, and are written by the commit."""
-    found = session.call("lost_blocks", begin.region)
+    found = session.rpc.lost_blocks(begin.region)
     if found is None:
         return
     lost = runs(BitMap.deserialize(found.blocks))

@@ -34,7 +34,8 @@ from clamor_ray._protocol.messages import (
 )
 from clamor_ray._protocol.names import server_id_of
 from clamor_ray._protocol.refusals import IllegalTransition, NoSuchRegion, NoSuchServer
-from clamor_ray._protocol.rpc import OFTEN, pack, unpack
+from clamor_ray._protocol.registry_client import RegistryClient
+from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import SHARED, Source
 from clamor_ray.actors.commits.committed import Limits
 from clamor_ray.actors.process import keeper_process
@@ -611,8 +612,14 @@ def test_what_is_shared_is_known_from_its_seal_on(
 
 def test_what_is_called_often_is_answered_packed(run: Callable[..., None]) -> None:
     async def work(registry: Registry) -> None:
-        assert registry._often.keys() == OFTEN
         record = await made(registry)
+        packed: list[bytes] = []
+        client = RegistryClient(lambda method, *args, **_: packed.append(*args) or pack(method))
+        client.latest([])
+        client.free(0)
+        client.seal_and_create(0, None, 0, "", 0)
+        client.commit(CommitRequest(0, ()))
+        assert registry._often.keys() == {unpack(each)[0] for each in packed}
         (latest,) = unpack(await registry.ask(pack("latest", [record.region])))
         assert [entry.version for entry in latest] == [0]
         with pytest.raises(ValueError, match="'shutdown' is called by its own name"):

@@ -362,7 +362,7 @@ ray.init(log_to_driver=False)
 attached = clamor.init()
 clamor.put(np.zeros(1 << 16))
 session = process_sessions.current()
-print("session", attached.scope, session.call("ensure_server", session.node_id).pid, flush=True)
+print("session", attached.scope, session.rpc.ensure_server(session.node_id).pid, flush=True)
 time.sleep(600)
 """
 

@@ -15,8 +15,8 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
+from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._session import process_sessions
-from clamor_ray._session.session import Session
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab, troubles
 from tests.support.lab.cluster import node_resource
@@ -45,13 +45,13 @@ def nodes() -> Iterator[LocalCluster]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often this process has called each method of the registry."""
     counted: Counter[str] = Counter()
-    call = Session.call
+    ask = RegistryClient._ask
 
     def counting(self: Any, method: str, *arguments: Any, **how: Any) -> Any:
         counted[method] += 1
-        return call(self, method, *arguments, **how)
+        return ask(self, method, *arguments, **how)
 
-    monkeypatch.setattr(Session, "call", counting)
+    monkeypatch.setattr(RegistryClient, "_ask", counting)
     return counted
 
 
@@ -92,7 +92,7 @@ def ask(reference: Any) -> Any:
 
 def regions() -> dict[str, int]:
     """How many are in each state, at the registry."""
-    found: dict[str, int] = process_sessions.current().call("stats").regions_by_state
+    found: dict[str, int] = process_sessions.current().rpc.stats().regions_by_state
     return found
 
 

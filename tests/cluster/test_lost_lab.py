@@ -129,7 +129,7 @@ def test_one_block_of_many(lab: LocalCluster, lost: dict[Any, Any]) -> None:
 
 
 def registry_pid() -> int:
-    return int(process_sessions.current().call("ping"))
+    return int(process_sessions.current().rpc.ping())
 
 
 def write_lost(ref: Any, value: int) -> int:
@@ -155,7 +155,7 @@ def test_a_commit_makes_a_lost_block_whole(
     # From that version on; before it stays lost.
     with pytest.raises(errors.HomeLostError, match=f"region {ref.region}"):
         clamor.prefetch(before)
-    assert process_sessions.current().call("lost_blocks", ref.region) is None
+    assert process_sessions.current().rpc.lost_blocks(ref.region) is None
     os.kill(lab.page_server_pid(1), 9)
     for reader in (0, 1):
         assert np.array_equal(on(reader, read_all, ref), expected)

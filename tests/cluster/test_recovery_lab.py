@@ -85,7 +85,7 @@ def kill_one_with(lab: LocalCluster, collection: clamor.DataCollection) -> list[
 
 def outcomes(collection: int) -> list[str]:
     """What became of the attempts at a collection's tasks, as the registry knows it."""
-    packed = process_sessions.current().call("attempts_of", collection)
+    packed = process_sessions.current().rpc.attempts_of(collection)
     return [AttemptRecord.of(record).outcome for record in packed]
 
 

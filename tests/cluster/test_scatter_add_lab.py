@@ -146,7 +146,7 @@ def test_a_commit_that_was_taken_for_dead(
         if not lost:
             lost.append(commit_id)
             assert len({write.staged_at for write in writes}) == 2
-            assert session.call("outcome", commit_id) == {}
+            assert session.rpc.outcome(commit_id) == {}
         return commit(session, commit_id, writes, began_s)
 
     monkeypatch.setattr(scatter_add_commit, "_commit", late)

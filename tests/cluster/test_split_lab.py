@@ -52,7 +52,7 @@ def rows(n: int, partitions: int) -> clamor.DataCollection:
 
 def attempts(col: clamor.DataCollection, stage: str) -> list[AttemptRecord]:
     """What the lineage registry knows of attempts on a collection's results."""
-    packed = process_sessions.current().call("attempts_of", Pins.of(col._node).number)
+    packed = process_sessions.current().rpc.attempts_of(Pins.of(col._node).number)
     records = [AttemptRecord.of(record) for record in packed]
     return [record for record in records if record.stage == stage]
 

@@ -98,7 +98,7 @@ def test_a_thousand_variables_leave_nothing(lab: LocalCluster) -> None:
     assert len(pids) == 8
 
     def settled() -> bool:
-        states = process_sessions.current().call("stats").regions_by_state
+        states = process_sessions.current().rpc.stats().regions_by_state
         return states == {**dict.fromkeys(states, 0), "ready": 1}
 
     until(settled)
@@ -139,7 +139,7 @@ def change_there(refs: list[Any]) -> list[int]:
 
 def test_the_secret_is_nowhere(lab: LocalCluster) -> None:
     """After commits, after each of our processes was killed, and after a rebuild."""
-    scope, secret = process_sessions.current().scope, process_sessions.current().call("secret")
+    scope, secret = process_sessions.current().scope, process_sessions.current().rpc.secret()
     assert len(secret) == 32
     refs = ray.get(there(put_there).remote(), timeout=ANSWER_S)
     assert change_there(refs) == [8, 1]
@@ -155,7 +155,7 @@ def test_the_secret_is_nowhere(lab: LocalCluster) -> None:
     clamor.prefetch([ref.latest().get() for ref in refs])
     next(troubles.both(lab, random.Random(0), 1))  # and now a rebuild
     assert ray.get(there(change_there).remote(refs), timeout=ANSWER_S) == [10, 3]
-    assert process_sessions.current().call("secret") == secret
+    assert process_sessions.current().rpc.secret() == secret
 
     ours = {lab.page_server_pid(n) for n in range(2)} | {*keepers(scope), troubles.registry_pid()}
     ours |= {*watchers(journal_directory(scope)), os.getpid()}

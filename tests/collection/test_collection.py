@@ -200,7 +200,7 @@ def test_tasks_that_combine_are_in_the_lineage() -> None:
     number = Pins.of(items._node).number
 
     def combining() -> list[AttemptRecord]:
-        packed = process_sessions.current().call("attempts_of", number)
+        packed = process_sessions.current().rpc.attempts_of(number)
         records = [AttemptRecord.of(each) for each in packed]
         return [record for record in records if record.stage == "combine"]
 

@@ -292,16 +292,15 @@ def test_the_answer_to_the_commit_does_not_come(
     """The registry is asked what became of it: it never counts twice, and never silently."""
     w = clamor.zeros(N_ROWS, np.int64)
     session = process_sessions.current(w.scope)
-    call = session.call
+    commit = session.rpc.commit
 
-    def lost(method: str, *args: Any, **how: Any) -> Any:
-        if method == "commit":
-            if made:
-                call(method, *args, **how)
-            raise failure("injected")
-        if method == "outcome" and not asked:
-            raise errors.ServerUnavailableError("injected, too")
-        return call(method, *args, **how)
+    def lost(*args: Any, **how: Any) -> Any:
+        if made:
+            commit(*args, **how)
+        raise failure("injected")
+
+    def silent(_: int) -> Any:
+        raise errors.ServerUnavailableError("injected, too")
 
     def work(batch: Any) -> Any:
         clamor.add_at(w, [0], 1)
@@ -311,7 +310,9 @@ def test_the_answer_to_the_commit_does_not_come(
     raised: BaseException | None = None
     with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        patch.setattr(session, "call", lost)
+        patch.setattr(session.rpc, "commit", lost)
+        if not asked:
+            patch.setattr(session.rpc, "outcome", silent)
         patch.setattr(session, "config", dataclasses.replace(session.config, reattach_s=0.0))
         try:
             stage.execute()

@@ -183,7 +183,7 @@ def test_of_a_variable(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
     said = AttemptRecord(
         b"t" * 16, 7, "0 map", 3, 0, "mod.f", reads=((ref.region, 0, blocks),), node_id="ab" * 28
     )
-    session.call("note_attempt", said.packed())
+    session.rpc.note_attempt(said.packed())
     found = clamor.reads(ref, picture=tmp_path / "reads.png")
     assert [(entry.stage, entry.partition, list(entry.blocks)) for entry in found.by] == [
         ("0 map", 3, [1, 2, 40])
@@ -193,9 +193,9 @@ def test_of_a_variable(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
     assert pixels(tmp_path / "reads.png").std() > 0
     small = clamor.put(5)
     said = said._replace(partition=4, reads=((small.region, 0, None),))
-    session.call("note_attempt", said.packed())
+    session.rpc.note_attempt(said.packed())
     assert [entry.n_blocks for entry in clamor.reads(small).by] == [1]
-    session.call("note_reads", pack(b"n" * 16, {ref.region: blocks}, ("g", "cd", {ref.region: 0})))
+    session.rpc.note_reads(pack(b"n" * 16, {ref.region: blocks}, ("g", "cd", {ref.region: 0})))
     assert [entry.function for entry in clamor.reads(ref).by] == ["mod.f", "g"]
     clamor.free(ref)
     with pytest.raises(errors.FreedError):

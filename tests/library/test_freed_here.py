@@ -21,15 +21,14 @@ class DeafServer(FakeSession):
         super().__init__(Cluster())
         self.asked: list[tuple[Any, ...]] = []
         self.fake.retire = self._refuse  # type: ignore[attr-defined]
+        self.rpc.free = self._free  # type: ignore[method-assign]
 
     def _refuse(self, *_: Any, **__: Any) -> None:
         raise errors.WaitTimeoutError("It is stopped.", hint="")
 
-    def call(self, method: str, *args: object, timeout_s: float | None = None) -> Any:
-        if method == "free":
-            self.asked.append(args)
-            return FreeAnswer()
-        return super().call(method, *args, timeout_s=timeout_s)
+    def _free(self, *args: Any) -> FreeAnswer:
+        self.asked.append(args)
+        return FreeAnswer()
 
 
 @pytest.fixture

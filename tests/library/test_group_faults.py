@@ -98,7 +98,7 @@ def test_members_meet_though_the_registry_is_killed_meanwhile(workers: list[Any]
     early = [workers[rank].call.remote(work, group, rank) for rank in range(2)]
     ready, _ = ray.wait(early, timeout=1.0)
     assert not ready
-    os.kill(session.call("ping"), signal.SIGKILL)
+    os.kill(session.rpc.ping(), signal.SIGKILL)
     late = workers[2].call.remote(work, group, 2)
     assert ray.get([*early, late], timeout=2 * ANSWER_S) == [3, 3, 3]
 
@@ -146,7 +146,7 @@ def test_who_waits_holds_no_place_of_the_registrys(
     found = ray.get(asked, timeout=ANSWER_S)
     assert all(isinstance(one, Waiting) for one in found)
     assert 1100 in found[-1].missing
-    assert session.call("ping", timeout_s=ANSWER_S)
+    assert session.rpc.ping(timeout_s=ANSWER_S)
 
 
 # ------------------------------------------------------------------ how long they last

@@ -26,8 +26,13 @@ class FakeSession:
         )
         self.fails = False
 
-    def call(self, method: str, region: int) -> Any:
-        assert (method, region) == ("lost_blocks", 7)
+    @property
+    def rpc(self) -> FakeSession:
+        """It is its own registry."""
+        return self
+
+    def lost_blocks(self, region: int) -> LostBlocks | None:
+        assert region == 7
         self.asked += 1
         if self.fails:
             raise errors.ServerUnavailableError("The registry does not answer.")

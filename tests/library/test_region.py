@@ -174,15 +174,13 @@ def test_an_exception_abandons(clamor_cluster: ClamorCluster) -> None:
 
 def seal_and_interrupt(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The registry carries out `seal`, and its answer never comes."""
-    call = session.call
+    seal = session.rpc.seal
 
-    def lost(method: str, *args: object, **options: Any) -> Any:
-        answer = call(method, *args, **options)
-        if method == "seal":
-            raise KeyboardInterrupt
-        return answer
+    def lost(*args: Any) -> Any:
+        seal(*args)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(session, "call", lost)
+    monkeypatch.setattr(session.rpc, "seal", lost)
 
 
 @pytest.mark.parametrize("how", ["put", "zeros"])

@@ -248,15 +248,15 @@ def _before_commit(
     session: FakeSession, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None], times: int = 1
 ) -> None:
     """Somebody else does something just before each of this thread's next commits."""
-    left, call, here = [times], session.call, threading.get_ident()
+    left, commit, here = [times], session.rpc.commit, threading.get_ident()
 
-    def called(method: str, *args: object, timeout_s: float | None = None) -> Any:
-        if method == "commit" and left[0] and threading.get_ident() == here:
+    def called(*args: Any, **how: Any) -> Any:
+        if left[0] and threading.get_ident() == here:
             left[0] -= 1
             _in_thread(act)
-        return call(method, *args, timeout_s=timeout_s)
+        return commit(*args, **how)
 
-    monkeypatch.setattr(session, "call", called)
+    monkeypatch.setattr(session.rpc, "commit", called)
 
 
 def test_a_conflict_begins_anew(

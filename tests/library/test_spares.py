@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import clamor_ray as clamor
+from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._session import spares as _spares
-from clamor_ray._session.session import Session
 from clamor_ray._session.spares import Spares
 from tests.conftest import ClamorCluster
 from tests.support.fake_session import Cluster, FakeSession
@@ -76,13 +76,13 @@ def test_a_row_of_puts_makes_one_call_each(
     clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: Counter[str] = Counter()
-    call = Session.call
+    ask = RegistryClient._ask
 
     def counted(self: Any, method: str, *arguments: Any, **how: Any) -> Any:
         calls[method] += 1
-        return call(self, method, *arguments, **how)
+        return ask(self, method, *arguments, **how)
 
-    monkeypatch.setattr(Session, "call", counted)
+    monkeypatch.setattr(RegistryClient, "_ask", counted)
     n = 20
     refs = [clamor.put(np.full(1024, i)) for i in range(n)]
     # The first asks for its region, and the second still; the second's answer brings a third.

@@ -281,7 +281,7 @@ def test_look_ups_of_a_map(clamor_cluster: ClamorCluster, node: int) -> None:
     assert changed == 1
     from clamor_ray._session import process_sessions
 
-    dirty = BitMap.deserialize(process_sessions.current().call("changes", hm.ref.region, 0, 1))
+    dirty = BitMap.deserialize(process_sessions.current().rpc.changes(hm.ref.region, 0, 1))
     assert dirty & blocks, "who looked it up must be told"
     clamor.free(hm.ref)
 

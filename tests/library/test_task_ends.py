@@ -92,15 +92,20 @@ class FakeSession:
         self.why: errors.HomeLostError | None = None
         self.fails = False
 
-    def call(self, method: str, *arguments: Any) -> Any:
+    @property
+    def rpc(self) -> FakeSession:
+        """It is its own registry."""
         if self.fails:
             raise errors.ServerUnavailableError("The registry does not answer.")
-        if method == "why_lost":
-            assert arguments == (7,)
-            return self.why
-        assert method == "end_of_task"
-        assert arguments[0] == TASK.hex()
-        self.asked.append(arguments[1])
+        return self
+
+    def why_lost(self, region: int) -> errors.HomeLostError | None:
+        assert region == 7
+        return self.why
+
+    def end_of_task(self, task: str, wait_s: float) -> TaskEnd | None:
+        assert task == TASK.hex()
+        self.asked.append(wait_s)
         return self.end
 
 

@@ -476,7 +476,7 @@ class Versions(RuleBasedStateMachine):
         who = data.draw(st.integers(0, 2), "server, or registry")
         self.restarts += 1
         pid = (
-            int(process_sessions.current().call("ping"))
+            int(process_sessions.current().rpc.ping())
             if who == 2
             else self.cluster.lab.page_server_pid(who)
         )

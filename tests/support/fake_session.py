@@ -18,6 +18,8 @@ from clamor_ray import errors
 from clamor_ray._native.client import MAP_PRIVATE, Mapping
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import FreeAnswer, RegionRecord
+from clamor_ray._protocol.registry_client import RegistryClient
+from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._read.lease import LeaseTable
 from clamor_ray._session.session import Session
 from clamor_ray._session.spares import Spares
@@ -248,6 +250,7 @@ class FakeSession(Session):
 
     def __init__(self, cluster: Cluster, config: Config | None = None) -> None:
         self.cluster = cluster
+        self.rpc = RegistryClient(self._call_registry)
         self.scope = SCOPE
         self.node_id = "node"
         self.server_id = SERVER_ID
@@ -270,7 +273,9 @@ class FakeSession(Session):
     def fake(self) -> Client:
         return self._client  # type: ignore[return-value]
 
-    def call(self, method: str, *args: object, timeout_s: float | None = None) -> Any:
+    def _call_registry(self, method: str, *args: Any, timeout_s: float | None = None) -> Any:
         if os.getpid() != self._pid:
             raise errors.ForkedError("fork")
+        if method == "ask":
+            return pack(self.cluster.call(*unpack(*args)))
         return self.cluster.call(method, *args)

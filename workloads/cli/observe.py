@@ -104,7 +104,7 @@ def dirty_blocks(ref: clamor.GlobalRef[Any], old_version: int, new_version: int)
     if ref.inline:
         return 1
     session = process_sessions.current(ref.scope)
-    blocks = session.call("changes", ref.region, old_version, new_version)
+    blocks = session.rpc.changes(ref.region, old_version, new_version)
     if blocks is None:
         raise RuntimeError(f"the commit log of {ref!r} does not reach back to {old_version}")
     return len(BitMap.deserialize(blocks))

@@ -53,7 +53,7 @@ def targets(session: Any, nodes: Sequence[Node], newest: Mapping[int, Any]) -> T
     layouts: dict[tuple[int, int], bool] = {}
 
     def changed(region: int, low: int, high: int) -> BitMap | None:
-        packed = session.call("changes", region, low, high)
+        packed = session.rpc.changes(region, low, high)
         return None if packed is None else BitMap.deserialize(packed)
 
     def other_layout(region: int, version: int) -> bool:

@@ -58,7 +58,7 @@ def check(spec: TaskSpec, digest: bytes) -> None:
         NondeterministicError: They differ.
     """
     session = process_sessions.current(spec.scope)
-    earlier = session.call("check_output", pack(spec.token, digest))
+    earlier = session.rpc.check_output(pack(spec.token, digest))
     if earlier is not None and earlier != digest:
         raise errors.NondeterministicError(
             f"Attempt {spec.attempt} returned something else than one before it."

@@ -379,7 +379,7 @@ def _node_of(session: Session, ref: GlobalRef[Any], nodes: Mapping[int, str]) ->
     nothing else depends on it: what was heard once will do until that node is gone."""
     known = _homes.setdefault(session, {})
     if known.get(ref.region) not in nodes:
-        answer = session.call("lookup", ref.region)
+        answer = session.rpc.lookup(ref.region)
         if not isinstance(answer, RegionRecord) or not answer.homes:
             return None  # freed: the next question says so
         while len(known) >= MOST_KNOWN:
@@ -427,7 +427,7 @@ def _commit(
         while True:
             try:
                 request = replace(request, staged_ago_s=time.monotonic() - began_s)
-                answer = session.call("commit", request, timeout_s=timeout_s + ANSWER_MARGIN_S)
+                answer = session.rpc.commit(request, timeout_s=timeout_s + ANSWER_MARGIN_S)
                 return dict(answer.versions)
             except errors.ServerUnavailableError:
                 if time.monotonic() > deadline:
@@ -449,7 +449,7 @@ def _settled(session: Session, commit_id: int) -> dict[int, int]:
         ServerUnavailableError: Nobody can tell.
     """
     try:
-        return dict(session.call("outcome", commit_id))
+        return dict(session.rpc.outcome(commit_id))
     except errors.ClamorError as failure:
         raise errors.ServerUnavailableError(
             "What a stage's tasks have added may have been applied, or not: the registry, which "

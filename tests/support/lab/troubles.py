@@ -28,7 +28,7 @@ HEADROOM = 4  # descriptors, at most, that are left to a page server
 
 
 def registry_pid(scope: str | None = None) -> int:
-    return int(process_sessions.current(scope).call("ping"))
+    return int(process_sessions.current(scope).rpc.ping())
 
 
 def server_pid(lab: LocalCluster, node: int, scope: str | None = None) -> int:
