@@ -154,7 +154,7 @@ class Region:
                 lease.mapping.id, timeout_s=max(SEAL_S, session.config.connect_timeout_s)
             )
             self._is_leased = True
-            session.seal_at_registry(region)
+            session.creator.seal_at_registry(region)
         except errors.FreedError as error:
             raise errors.ServerUnavailableError(
                 f"Region {region} was given up while it was built: the page server of this node "
@@ -496,7 +496,7 @@ class Region:
             if self._holds(array):
                 self._remember(array)
         self._published = obj, taken.buffers, blocks
-        self._ref = self._session._ref(self._record, taken.plan)
+        self._ref = self._session.creator.ref(self._record, taken.plan)
         return self._ref
 
     def _holds(self, array: npt.NDArray[Any]) -> bool:

@@ -247,7 +247,7 @@ def _warn_travels_whole(obj: object, plan: Plan) -> None:
         "gets it reads and rebuilds that part whole. NumPy arrays, Arrow tables and pandas "
         "frames, alone or inside other objects, are paged in where they are touched.",
         ClamorWarning,
-        # The caller of put(): this, take_apart, Session.put, a lambda, with_current, put.
+        # The caller of put(): this, take_apart, Creator.put, a lambda, with_current, put.
         stacklevel=7,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,11 +35,11 @@ def table_of(obj: Any) -> Table:
     return Table(obj["header"], obj["slots"])
 
 
-class _Lookups:
-    """What a map and a map under change have in common."""
+class _Lookups(ABC):
+    """What a map and a map under change have in common: lookups, in the table that each opens."""
 
-    def _opened(self) -> Table:
-        raise NotImplementedError
+    @abstractmethod
+    def _opened(self) -> Table: ...
 
     def get(self, keys: Any, default: Any = None) -> Any:
         """The values of keys, or the value of one key.
@@ -236,7 +237,7 @@ class HashMap(_Lookups):
         opener.current()  # without clamor.init() this is said before a long build
         table = Table.build(np.asarray(keys), np.asarray(values), capacity)
         parts = {"header": table.header, "slots": table.slots}
-        return cls(opener.given().with_current(lambda session: session.put(parts)))
+        return cls(opener.given().with_current(lambda session: session.creator.put(parts)))
 
     @property
     def ref(self) -> GlobalRef[Any]:

@@ -45,7 +45,7 @@ def put(obj: Any, *, source: Callable[[], Any] | None = None) -> GlobalRef[Any]:
         >>> float(ref.get()["weights"].sum())
         1000.0
     """
-    return with_current(lambda session: session.put(obj, source))
+    return with_current(lambda session: session.creator.put(obj, source))
 
 
 def zeros(
@@ -72,7 +72,7 @@ def zeros(
         >>> float(w.get()[123456])
         0.0
     """
-    return with_current(lambda session: session.zeros(shape, dtype, capacity))
+    return with_current(lambda session: session.creator.zeros(shape, dtype, capacity))
 
 
 def share(object_ref: Any, *, timeout: float = 300.0) -> GlobalRef[Any]:
@@ -102,7 +102,7 @@ def share(object_ref: Any, *, timeout: float = 300.0) -> GlobalRef[Any]:
     """
     if not isinstance(object_ref, ray.ObjectRef):
         raise TypeError(f"share takes a Ray ObjectRef, not {type(object_ref).__qualname__}")
-    return with_current(lambda session: session.share(object_ref, timeout))
+    return with_current(lambda session: session.creator.share(object_ref, timeout))
 
 
 def free(ref: GlobalRef[Any]) -> None:

@@ -1,4 +1,4 @@
-"""A session's part that makes variables: from an object to a sealed region and its reference."""
+"""Makes variables: from an object to a sealed region and its reference."""
 
 from __future__ import annotations
 
@@ -41,28 +41,51 @@ def _inline_id() -> int:
     return region
 
 
-class Making:
-    """See the file's head. `Session` is what it is a part of."""
+class Creator:
+    """Makes a session's variables. Safe from any thread.
 
-    scope: str
-    node_id: str
-    config: Config
-    rpc: RegistryClient
-    _shared: dict[int, Any]
-    _spares: Spares
+    Args:
+        scope: of the session.
+        node_id: Ray's hex id of this node.
+        config: of this process.
+        rpc: calls the registry.
+        client: gives the connection to this node's page server, made on first use.
+        has_ended: whether the session's driver has ended it: then nothing is tried again.
+    """
 
-    @property
-    def client(self) -> Client:
-        raise NotImplementedError
+    def __init__(
+        self,
+        scope: str,
+        node_id: str,
+        config: Config,
+        *,
+        rpc: RegistryClient,
+        client: Callable[[], Client],
+        has_ended: Callable[[], bool],
+    ) -> None:
+        self._scope = scope
+        self._node_id = node_id
+        self._config = config
+        self._rpc = rpc
+        self._client = client
+        self._has_ended = has_ended
+        self._spares = Spares()
+        # Ray objects that are variables, by region: held until they are freed.
+        self._shared: dict[int, Any] = {}
 
-    def _has_ended(self) -> bool:
-        raise NotImplementedError
+    def forget(self, region: int) -> None:
+        """It was freed."""
+        self._shared.pop(region, None)
+
+    def after_fork(self) -> None:
+        """In the child."""
+        self._spares = Spares()  # the parent's are the parent's
 
     def put(self, obj: object, source: Callable[[], Any] | None = None) -> GlobalRef[Any]:
         pickled = take_apart(obj)
         plan = pickled.plan
         if plan.total_bytes < INLINE_BYTES:
-            return GlobalRef(_inline_id(), 0, 0, 0, plan, self.scope, pickled.image())
+            return GlobalRef(_inline_id(), 0, 0, 0, plan, self._scope, pickled.image())
         check_room(plan.region_bytes, f"put({type(obj).__qualname__})")
         again = None if source is None else source_of_call(source, pickled)
         return self._create(plan, pickled.pieces, again)
@@ -71,7 +94,7 @@ class Making:
         plan, inband = take_apart_zeros(shape, dtype, capacity)
         if plan.region_bytes <= INLINE_BYTES and plan.total_bytes < INLINE_BYTES:
             payload = inband.ljust(plan.total_bytes, b"\0")
-            return GlobalRef(_inline_id(), 0, 0, 0, plan, self.scope, payload)
+            return GlobalRef(_inline_id(), 0, 0, 0, plan, self._scope, payload)
         source = source_of_zeros(plan, inband)
         return self._create(plan, lambda: iter([(0, memoryview(inband))]), source)
 
@@ -82,7 +105,7 @@ class Making:
         source: Source | None,
     ) -> GlobalRef[Any]:
         """Puts again where the page server died meanwhile: nothing was there before."""
-        deadline = time.monotonic() + self.config.reattach_s
+        deadline = time.monotonic() + self._config.reattach_s
         while True:
             try:
                 return self._try_create(plan, pieces(), source)
@@ -94,10 +117,10 @@ class Making:
     def _try_create(
         self, plan: Plan, pieces: Iterator[tuple[int, memoryview]], source: Source | None
     ) -> GlobalRef[Any]:
-        client = self.client
+        client = self._client()
         record = self._spares.take(plan.region_bytes)
         if record is None:
-            record = self.rpc.create_region(plan.region_bytes, self.node_id, new_request_id())
+            record = self._rpc.create_region(plan.region_bytes, self._node_id, new_request_id())
         region = record.region
         task_context.made(region)
         try:
@@ -105,7 +128,7 @@ class Making:
                 region,
                 record.base_address,
                 record.length_bytes,
-                timeout_s=self.config.connect_timeout_s,
+                timeout_s=self._config.connect_timeout_s,
             )
             try:
                 for offset, view in pieces:
@@ -113,7 +136,7 @@ class Making:
             finally:
                 os.close(fd)
             try:
-                client.seal(region, timeout_s=max(SEAL_S, self.config.connect_timeout_s))
+                client.seal(region, timeout_s=max(SEAL_S, self._config.connect_timeout_s))
                 self._seal(region, source, plan.region_bytes)
             except errors.FreedError as error:
                 # What was not sealed ends with the page server; the registry gives it 10 minutes.
@@ -125,15 +148,15 @@ class Making:
                 ) from error
         except BaseException:
             with contextlib.suppress(errors.ClamorError):
-                client.abandon(region, timeout_s=self.config.connect_timeout_s)
+                client.abandon(region, timeout_s=self._config.connect_timeout_s)
             with contextlib.suppress(errors.ClamorError):
-                self.rpc.abandon(region)
+                self._rpc.abandon(region)
             raise
-        return self._ref(record, plan)
+        return self.ref(record, plan)
 
     def seal_at_registry(self, region: int, source: Source | None = None) -> None:
         """Tells the registry that a region's bytes are in place."""
-        self._until_answered(lambda: self.rpc.seal(region, source))
+        self._until_answered(lambda: self._rpc.seal(region, source))
 
     def _seal(self, region: int, source: Source | None, region_bytes: int) -> None:
         """Makes it public. In a row of puts of one size the answer brings the next region."""
@@ -142,7 +165,9 @@ class Making:
             return
         request_id = new_request_id()
         spare = self._until_answered(
-            lambda: self.rpc.seal_and_create(region, source, region_bytes, self.node_id, request_id)
+            lambda: self._rpc.seal_and_create(
+                region, source, region_bytes, self._node_id, request_id
+            )
         )
         if spare is not None:
             self._spares.keep(region_bytes, spare)
@@ -156,19 +181,20 @@ class Making:
             except (errors.ServerUnavailableError, errors.WaitTimeoutError) as error:
                 gone = isinstance(error.__cause__, ray.exceptions.ActorDiedError)
                 now = time.monotonic()
-                deadline = now + self.config.reattach_s if deadline is None else deadline
+                deadline = now + self._config.reattach_s if deadline is None else deadline
                 if gone or now >= deadline or self._has_ended():
                     raise
             time.sleep(0.1)
 
-    def _ref(self, record: Any, plan: Plan) -> GlobalRef[Any]:
+    def ref(self, record: Any, plan: Plan) -> GlobalRef[Any]:
+        """The reference to a region that is made."""
         return GlobalRef(
             record.region,
             record.version,
             record.base_address,
             round_up(record.length_bytes, BLOCK_BYTES),
             plan,
-            self.scope,
+            self._scope,
         )
 
     def share(self, object_ref: Any, timeout_s: float) -> GlobalRef[Any]:
@@ -182,8 +208,8 @@ class Making:
         nodes = list(where.get("node_ids") or ())
         if not nodes:  # Ray keeps small objects with their owner, and errors too
             return self.put(ray.get(object_ref, timeout=timeout_s))
-        node_id = self.node_id if self.node_id in nodes else nodes[0]
-        record, plan = self.rpc.share([object_ref], node_id, new_request_id(), timeout_s=timeout_s)
+        node_id = self._node_id if self._node_id in nodes else nodes[0]
+        record, plan = self._rpc.share([object_ref], node_id, new_request_id(), timeout_s=timeout_s)
         # Registry and page server have it from each other: if both die, Ray counts neither.
         self._shared[record.region] = object_ref
-        return self._ref(record, plan)
+        return self.ref(record, plan)

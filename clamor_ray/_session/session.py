@@ -40,8 +40,7 @@ from clamor_ray._read.lease import Lease, LeaseTable
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import end_hooks, starting
 from clamor_ray._session.announced import announce
-from clamor_ray._session.create import Making
-from clamor_ray._session.spares import Spares
+from clamor_ray._session.create import Creator
 from clamor_ray._tasks import task_context
 from clamor_ray._tasks.task_ends import TaskEnds
 from clamor_ray._version import __version__
@@ -58,7 +57,7 @@ _KEPT_HINT = (
 )
 
 
-class Session(Making):
+class Session:
     """One process's part in one session. Safe from any thread.
 
     Args:
@@ -90,15 +89,24 @@ class Session(Making):
         # Freed here: the page server may not have heard of it, and what is mapped here would be
         # shared without asking it. The newest, and those that are mapped.
         self._freed: dict[int, int] = {}
-        self._spares = Spares()
         self._freed_after_sweep = 0
-        self._shared: dict[int, Any] = {}
         self._client: Client | None = None
         self.task_ends = TaskEnds()
         self._client_lock = threading.Lock()
         self._pid = os.getpid()
         self.server_id = server_id_of(node_id)
+        self.creator = self._make_creator()
         views.install()
+
+    def _make_creator(self) -> Creator:
+        return Creator(
+            self.scope,
+            self.node_id,
+            self.config,
+            rpc=self.rpc,
+            client=lambda: self.client,
+            has_ended=lambda: self._has_ended(),
+        )
 
     # -- the page server of this node
 
@@ -306,7 +314,7 @@ class Session(Making):
         answer = self.rpc.free(ref.region, client.server_id if client else 0)
         if not ref.inline:
             self._note_freed(ref.region, ref.base_address)
-        self._shared.pop(ref.region, None)
+        self.creator.forget(ref.region)
         if client is not None:
             self._retire(client, ref.region, answer)
 
@@ -376,7 +384,7 @@ class Session(Making):
 
     def after_fork(self, is_here: bool) -> None:
         self._client_lock = threading.Lock()
-        self._spares = Spares()  # the parent's are the parent's
+        self.creator.after_fork()
         if self._client is None:
             return
         why = None

@@ -50,10 +50,10 @@ class SpawnedSession(Session):
         self.task_ends = TaskEnds()
         self._ended: dict[int, weakref.ref[Lease]] = {}
         self._freed = {}
-        self._shared = {}
         self._client = None
         self._client_lock = threading.Lock()
         self._pid = os.getpid()
+        self.creator = self._make_creator()
 
     @property
     def is_here(self) -> bool:

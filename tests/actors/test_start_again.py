@@ -235,7 +235,7 @@ class Putter:
         refs = [clamor.put(np.full(1 << 20, i + 1, np.uint8)) for i in range(n)]
         from clamor_ray._session import process_sessions
 
-        assert process_sessions.current()._spares._spare is not None
+        assert process_sessions.current().creator._spares._spare is not None
         return refs
 
 

@@ -319,7 +319,7 @@ def test_no_answer_fails_a_call(monkeypatch: pytest.MonkeyPatch, answer: Any) ->
     session = FakeSession(Cluster())
     session.registry = Registry(answer)
     monkeypatch.setattr(process_sessions, "_current", session)
-    ref = session.put(np.zeros(100_000))
+    ref = session.creator.put(np.zeros(100_000))
     hinted = Hinted(ref, key_of("f", (ref,), {}), True)
     replaying = PredictedReads(hinted, [ref])
     assert session.registry.asked == [(*hinted.key, session.server_id, [ref.region])]
@@ -336,7 +336,7 @@ def test_no_answer_fails_a_call(monkeypatch: pytest.MonkeyPatch, answer: Any) ->
 
 def test_what_is_known_is_fetched_and_not_noted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     session = FakeSession(Cluster())
-    ref = session.put(np.zeros(100_000))
+    ref = session.creator.put(np.zeros(100_000))
     there = encode(runs_of((2, 3), (9, 1)))
     session.registry = Registry(pack(0, {ref.region: there}, []))
     monkeypatch.setattr(process_sessions, "_current", session)
@@ -355,7 +355,7 @@ def test_a_first_call_and_one_whose_home_is_here_ask_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session = FakeSession(Cluster())
-    ref = session.put(np.zeros(100_000))
+    ref = session.creator.put(np.zeros(100_000))
     session.registry = Registry(pack(0, {}, [ref.region]))
     monkeypatch.setattr(process_sessions, "_current", session)
     monkeypatch.setattr(predicted_reads, "_here", set())
@@ -370,7 +370,7 @@ def test_a_first_call_and_one_whose_home_is_here_ask_nothing(
 
 def test_what_was_done_at_a_version_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     session = FakeSession(Cluster())
-    ref = session.put(np.zeros(100_000))
+    ref = session.creator.put(np.zeros(100_000))
     session.registry = Registry(pack(0, {}, []))
     monkeypatch.setattr(process_sessions, "_current", session)
     key = key_of("f", (ref,), {})
@@ -391,7 +391,7 @@ def test_what_was_done_at_a_version_is_not_asked_about(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("again", [False, True])
 def test_what_was_said_twice_is_said(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
     session = FakeSession(Cluster())
-    ref = session.put(np.zeros(100_000))
+    ref = session.creator.put(np.zeros(100_000))
     session.registry = Registry(pack(0, {}, []))
     monkeypatch.setattr(process_sessions, "_current", session)
     monkeypatch.setattr(predicted_reads, "_noted", {})

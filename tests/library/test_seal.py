@@ -14,7 +14,7 @@ from tests.support.fake_session import Cluster, FakeSession
 
 def test_a_seal_whose_answer_is_lost_is_sent_again() -> None:
     cluster = Cluster(answer_lost=["seal"])
-    ref = FakeSession(cluster).put(np.arange(5000))
+    ref = FakeSession(cluster).creator.put(np.arange(5000))
     assert cluster.calls == ["create_region", "seal", "seal"]
     assert ref.region in cluster.content
 
@@ -32,6 +32,6 @@ def test_one_that_is_never_answered_is_given_up(
     abandoned: list[Any] = []
     monkeypatch.setattr(cluster, "abandon", lambda *args: abandoned.append(args), raising=False)
     with pytest.raises(error):
-        session.put(np.arange(5000))
+        session.creator.put(np.arange(5000))
     assert cluster.calls.count("seal") > 1
     assert {args[0] for args in abandoned} == set(cluster.regions)

@@ -22,7 +22,6 @@ from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._read.lease import LeaseTable
 from clamor_ray._session.session import Session
-from clamor_ray._session.spares import Spares
 from clamor_ray._tasks.task_ends import TaskEnds
 from clamor_ray.actors.commits.commit_log import CommitLog
 
@@ -259,11 +258,10 @@ class FakeSession(Session):
         self.owner = True
         self.leases = LeaseTable()
         self._freed = {}
-        self._shared = {}
-        self._spares = Spares()
         self._freed_after_sweep = 0
         self._client = Client(cluster)  # type: ignore[assignment]
         self._pid = os.getpid()
+        self.creator = self._make_creator()
 
     @property
     def is_here(self) -> bool:
