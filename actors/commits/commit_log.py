@@ -19,7 +19,7 @@ What is kept is bounded:
 * more than that where ``retain`` says that a live collection could need it: commits and contents
   from its floor on go last, after everything else of the same budget. But at most ``max_retained``
   of one variable stay so, and ``budget_bytes`` is the bound for all of them too;
-* idempotency keys (`_protocol/idempotency.py`) until they are dropped: with the tasks whose words
+* idempotency keys (`_protocol/idempotency.py`) until they are dropped: with the tasks whose keys
 they are. Of
   these the newest ``max_dropped`` are remembered, and what still runs of them commits nothing;
 * outcomes and tombstones by number, but none that is younger than ``outcome_s`` or whose homes
@@ -86,7 +86,7 @@ class CommitLog:
         self._limits = limits or Limits()
         self._variables: dict[int, CommittedVariable] = {}
         self._freed_inline: dict[int, None] = {}
-        self._words: dict[bytes, set[int]] = {}  # token -> ids of its idempotency keys
+        self._key_ids: dict[bytes, set[int]] = {}  # token -> ids of its idempotency keys
         self._dropped: dict[bytes, None] = {}  # tokens, the oldest first
         self._outcomes: dict[int, Outcome] = {}  # oldest first
         self._behind: dict[int, set[int]] = {}  # home -> regions with versions it does not know
@@ -136,7 +136,7 @@ class CommitLog:
         self._floors.pop(region, None)
         variable = self._variables.pop(region, None)
         if variable is not None:
-            self._note_word(variable.entries[-1] if variable.entries else None, gone=True)
+            self._note_key(variable.entries[-1] if variable.entries else None, gone=True)
             self._bytes -= variable.n_bytes
             self._untrimmed.discard(region)
             for home in variable.homes:
@@ -144,14 +144,14 @@ class CommitLog:
 
     # -- idempotency keys
 
-    def words_of(self, tokens: Iterable[bytes]) -> tuple[int, ...]:
+    def keys_of(self, tokens: Iterable[bytes]) -> tuple[int, ...]:
         """Ids of the idempotency keys of these tasks."""
-        return tuple(region for token in tokens for region in sorted(self._words.get(token, ())))
+        return tuple(region for token in tokens for region in sorted(self._key_ids.get(token, ())))
 
     def drop(self, tokens: Iterable[bytes]) -> None:
         """No attempt of these tasks commits any more, whether one has before or not."""
         tokens = tuple(tokens)
-        for region in self.words_of(tokens):
+        for region in self.keys_of(tokens):
             self.forget(region)
         self._dropped.update(dict.fromkeys(tokens))
         while len(self._dropped) > self._limits.max_dropped:
@@ -163,23 +163,23 @@ class CommitLog:
         return tuple(itertools.islice(both, max(0, len(both) - self._limits.max_dropped)))
 
     def _check_dropped(self, write: Write) -> None:
-        word = key_kept_in(write.region, write.payload)
-        if word is not None and word.token in self._dropped:
+        key = key_kept_in(write.region, write.payload)
+        if key is not None and key.token in self._dropped:
             raise FreedError(
-                f"The task {word.token.hex()} was cancelled while this attempt of it ran: it can "
+                f"The task {key.token.hex()} was cancelled while this attempt of it ran: it can "
                 "commit nothing any more.",
                 hint="What asked for its result has failed or ended. Nothing of this transaction "
                 "was made.",
             )
 
-    def _note_word(self, entry: Entry | None, *, gone: bool = False) -> None:
-        word = key_kept_in(entry.region, entry.payload) if entry is not None else None
-        if word is None:
+    def _note_key(self, entry: Entry | None, *, gone: bool = False) -> None:
+        key = key_kept_in(entry.region, entry.payload) if entry is not None else None
+        if key is None:
             return
-        words = self._words.setdefault(word.token, set())
-        (words.discard if gone else words.add)(word.region)
-        if not words:
-            del self._words[word.token]
+        keys = self._key_ids.setdefault(key.token, set())
+        (keys.discard if gone else keys.add)(key.region)
+        if not keys:
+            del self._key_ids[key.token]
 
     def server_lost(self, server_id: int) -> None:
         """Nobody waits for its acknowledgements any more."""
@@ -295,7 +295,7 @@ class CommitLog:
         variable.newest = entry.version
         variable.n_bytes += entry.n_bytes
         self._bytes += entry.n_bytes
-        self._note_word(entry)
+        self._note_key(entry)
         if entry.plan is not None:
             variable.plan_versions.append(entry.version)
             variable.plans[entry.version] = entry.plan
@@ -635,9 +635,9 @@ class CommitLog:
             for home in variable.homes:
                 behind = region in self._behind.get(home, ())
                 assert behind == (variable.acknowledged[home] < variable.newest)
-        for regions in (*self._behind.values(), *self._words.values()):
+        for regions in (*self._behind.values(), *self._key_ids.values()):
             assert regions <= self._variables.keys()
         assert all(floor >= 0 for floor in self._floors.values())
         assert self._untrimmed <= self._variables.keys()
-        assert not self._words.keys() & self._dropped.keys()
+        assert not self._key_ids.keys() & self._dropped.keys()
         assert len(self._dropped) <= self._limits.max_dropped

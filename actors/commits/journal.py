@@ -204,13 +204,13 @@ class Journal(SqliteFile):
             db.executemany("INSERT OR IGNORE INTO freed_inline VALUES (?)", freed)
 
     def drop(
-        self, words: Iterable[int], tokens: Iterable[bytes], forgotten: Iterable[bytes]
+        self, keys: Iterable[int], tokens: Iterable[bytes], forgotten: Iterable[bytes]
     ) -> None:
         """Tasks are dropped, with their idempotency keys; of others that is not remembered any
         more.
         """
         with self._transaction() as db:
-            db.executemany("DELETE FROM commits WHERE region = ?", [(word,) for word in words])
+            db.executemany("DELETE FROM commits WHERE region = ?", [(key,) for key in keys])
             db.executemany(
                 "INSERT OR IGNORE INTO dropped (token) VALUES (?)", [(token,) for token in tokens]
             )

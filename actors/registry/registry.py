@@ -444,9 +444,9 @@ class Registry:
         """See ``Versions.outcome``."""
         return await self._versions.outcome(commit_id)
 
-    async def drop_status(self, tokens: list[bytes]) -> int:
-        """See ``Versions.drop_status``."""
-        return self._versions.drop_status(tokens)
+    async def drop_keys(self, tokens: list[bytes]) -> int:
+        """See ``Versions.drop_keys``."""
+        return self._versions.drop_keys(tokens)
 
     async def changes(self, region: int, from_version: int, to_version: int) -> bytes | None:
         """See ``Versions.changes``."""

@@ -106,26 +106,26 @@ class Versions:
         self._rebuilds.check_outcome(commit_id)
         return await self._commits.outcome(commit_id)
 
-    def drop_status(self, tokens: list[bytes]) -> int:
+    def drop_keys(self, tokens: list[bytes]) -> int:
         """Forgets the idempotency keys of tasks of which no attempt will begin any more.
 
         One that runs still is told that its task was cancelled, and commits nothing from now on,
         whether it has committed before or not.
 
         Args:
-            tokens: of the tasks, 16 bytes each; those without words may be among them.
+            tokens: of the tasks, 16 bytes each; those without keys may be among them.
 
         Returns:
-            How many words that were.
+            How many keys that were.
 
         Raises:
             JournalFullError: They are all still there.
         """
-        words = self._log.words_of(tokens)
+        keys = self._log.keys_of(tokens)
         if tokens:
-            self._journal.drop(words, tokens, self._log.dropped_too_many(tokens))
+            self._journal.drop(keys, tokens, self._log.dropped_too_many(tokens))
         self._log.drop(tokens)
-        return len(words)
+        return len(keys)
 
     def changes(self, region: int, from_version: int, to_version: int) -> bytes | None:
         """The blocks in which two versions of a region may differ, as a serialized BitMap.

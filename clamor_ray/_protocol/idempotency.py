@@ -2,18 +2,18 @@
 I/O.
 
 A task may be run several times, at once or one after the other: a copy of one that is slow, what
-Ray runs again. Each of its transactions then carries a write of one more variable, of which all
-attempts begin at version 0; so the second to commit finds a conflict on that, whatever else it read
-and wrote, and knows that its work is done. (VOLUME, section II-C: the status code *s* that backup
-executions share.)
+Ray runs again. Each of its transactions then also writes its idempotency key, a variable that every
+attempt expects at version 0. The second attempt to commit gets a conflict on the key, whatever else
+it read and wrote, and takes over the first one's outcome. (VOLUME, section II-C: the status code
+*s* that backup executions share.)
 
-A transaction is named by the task, the variables that it is over, and its number among those of the
-attempt over just these variables. So threads that commit different variables do not take each
-other's names, and a conflict that the task caught moves no name but those of the same variables.
+The key is named by the task, the variables that the transaction is over, and its number among the
+attempt's transactions over the same variables. Threads that commit different variables get other
+names; a conflict that the task catches changes the numbers of the same variables only.
 
-The word is a variable inside its references, which nobody has a reference of. Its id is a function
-of the name; its content says which commit was made. A transaction that wrote nothing writes its
-word too: for another attempt it may not be empty.
+The key is kept as an inline variable that no program has a reference of. Its id is a function of
+the name; its content says which commit was made. A transaction that wrote nothing writes its key
+too: another attempt of it may write something.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Name(NamedTuple):
     n: int
 
     @property
-    def word_id(self) -> int:
-        """Id of the idempotency key.
+    def key_region(self) -> int:
+        """Id of the variable that the idempotency key is kept in.
 
         Example:
             >>> first, second = (Name(bytes(16), digest_of([3]), n) for n in (0, 1))
-            >>> first.word_id != second.word_id
+            >>> first.key_region != second.key_region
             True
         """
         packed = self.token + self.variables + struct.pack("<Q", self.n)
@@ -71,7 +71,7 @@ class Name(NamedTuple):
 
 
 class IdempotencyKey(NamedTuple):
-    """What is written to the word.
+    """What is written to the variable of the key.
 
     Args:
         name: of the transaction.
@@ -83,8 +83,8 @@ class IdempotencyKey(NamedTuple):
 
     @property
     def region(self) -> int:
-        """Id of the word."""
-        return self.name.word_id
+        """Id of the variable that the key is kept in."""
+        return self.name.key_region
 
     @property
     def token(self) -> bytes:
@@ -107,9 +107,9 @@ class IdempotencyKey(NamedTuple):
 
 
 def key_kept_in(region: int, payload: bytes | None) -> IdempotencyKey | None:
-    """The word that this variable's content says, or None where it is any other variable."""
+    """The key that this variable's content says, or None where it is any other variable."""
     if region < INLINE_BASE or payload is None or len(payload) != _CONTENT.size:
         return None
     magic, token, variables, n, commit_id = _CONTENT.unpack(payload)
-    word = IdempotencyKey(Name(token, variables, n), commit_id)
-    return word if magic == _MAGIC and word.region == region else None
+    key = IdempotencyKey(Name(token, variables, n), commit_id)
+    return key if magic == _MAGIC and key.region == region else None

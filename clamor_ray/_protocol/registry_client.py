@@ -146,8 +146,8 @@ class RegistryClient:
     def outcome(self, commit_id: int) -> dict[int, int]:
         return self._ask("outcome", commit_id)
 
-    def drop_status(self, tokens: list[bytes]) -> int:
-        return self._ask("drop_status", tokens)
+    def drop_keys(self, tokens: list[bytes]) -> int:
+        return self._ask("drop_keys", tokens)
 
     def changes(self, region: int, from_version: int, to_version: int) -> bytes | None:
         return self._ask("changes", region, from_version, to_version)

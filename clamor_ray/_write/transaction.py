@@ -9,7 +9,7 @@ have happened, and its blocks must stay where they are.
 
 In an attempt of a task that has a token (`_tasks/attempt.py`) each commit carries a write of a
 idempotency key (`clamor_ray/_protocol/idempotency.py`), so that the n-th transaction over the same
-variables of all attempts is made once. One that wrote nothing commits its word alone.
+variables of all attempts is made once. One that wrote nothing commits its key alone.
 """
 
 from __future__ import annotations
@@ -382,8 +382,8 @@ class Transaction:
         for attempt in range(MOST_TRIES):
             # Each with an id of its own: an id that was taken for dead can never commit.
             commit_id = secrets.randbits(64) or 1
-            word = () if name is None else (IdempotencyKey(name, commit_id).write(),)
-            request = CommitRequest(commit_id, (*word, *writes), timeout_s)
+            key = () if name is None else (IdempotencyKey(name, commit_id).write(),)
+            request = CommitRequest(commit_id, (*key, *writes), timeout_s)
             try:
                 if total_bytes > ASK_FIRST_BYTES:
                     session.rpc.may_commit(request)
@@ -392,14 +392,14 @@ class Transaction:
                 staged = tuple(
                     replace(write, staged_at=staged_at.get(write.region, 0)) for write in writes
                 )
-                request = replace(request, writes=(*word, *staged))
+                request = replace(request, writes=(*key, *staged))
                 versions = self._ask(session, request, changes, began_s)
             except errors.CommitAbortedError:
                 self._drop(session, commit_id, changes)
                 if attempt == MOST_TRIES - 1:
                     raise
             except errors.CommitConflict as conflict:
-                if name is None or conflict.region != name.word_id:
+                if name is None or conflict.region != name.key_region:
                     raise
                 self._was_made(session, conflict.region)
                 return
@@ -407,15 +407,15 @@ class Transaction:
                 self._committed(session, commit_id, versions, changes)
                 return
 
-    def _was_made(self, session: Session, status_word: int) -> None:
+    def _was_made(self, session: Session, key_region: int) -> None:
         """Another attempt of this task has committed it: nothing of this one counts, and the
         references move to where that one's moved, as far as the registry still knows."""
         versions: dict[int, int] = {}
         with contextlib.suppress(errors.ClamorError):
-            (answer,) = session.rpc.latest([status_word])
-            word = key_kept_in(status_word, answer.payload)
-            if word is not None:
-                versions = dict(session.rpc.outcome(word.commit_id))
+            (answer,) = session.rpc.latest([key_region])
+            key = key_kept_in(key_region, answer.payload)
+            if key is not None:
+                versions = dict(session.rpc.outcome(key.commit_id))
         ended = []
         for part in self._parts:
             begin, state = part.begin, part.begin._state

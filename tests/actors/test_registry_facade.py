@@ -245,8 +245,8 @@ def test_dropped_tasks_stay_dropped(run: Callable[..., None]) -> None:
 
     async def work(registry: Registry) -> None:
         await registry.commit(word(quick, 1))
-        assert await registry.drop_status([quick, late]) == 1
-        assert await registry.drop_status([quick, late]) == 0
+        assert await registry.drop_keys([quick, late]) == 1
+        assert await registry.drop_keys([quick, late]) == 0
 
     async def after(registry: Registry) -> None:
         for token in (quick, late):

@@ -91,8 +91,8 @@ def test_two_attempts_at_once_count_once(clamor_cluster: ClamorCluster, counters
     assert x[:, 0].tolist() == [1] * N_TASKS + [N_TASKS]
     assert counters.version == 2 * N_TASKS
     session = process_sessions.current()
-    assert session.rpc.drop_status(tokens("at once")) == 2 * N_TASKS
-    assert session.rpc.drop_status(tokens("at once")) == 0
+    assert session.rpc.drop_keys(tokens("at once")) == 2 * N_TASKS
+    assert session.rpc.drop_keys(tokens("at once")) == 0
     for runner in both:
         ray.kill(runner)
 
@@ -111,7 +111,7 @@ def test_the_registry_restarts_between_attempts(
     assert ray.get(second.attempt.remote([counters], "restart", 0), timeout=ANSWER_S) == (2, 2)
     x = counters.refresh().get()
     assert (x[0, 0], x[N_TASKS, 0]) == (1, 1)
-    assert session.rpc.drop_status(tokens("restart")) == 2
+    assert session.rpc.drop_keys(tokens("restart")) == 2
     for runner in (first, second):
         ray.kill(runner)
 
@@ -134,5 +134,5 @@ def test_an_attempt_that_died_half_way_is_finished(
     assert ray.get(second.attempt.remote([counters], "half way", 3), timeout=ANSWER_S) == (2, 2)
     x = counters.refresh().get()
     assert (x[3, 0], x[N_TASKS, 0]) == (1, 1)
-    process_sessions.current().rpc.drop_status(tokens("half way"))
+    process_sessions.current().rpc.drop_keys(tokens("half way"))
     ray.kill(second)

@@ -76,26 +76,26 @@ def on_a_thread(function: Callable[[], None]) -> None:
         pool.submit(function).result(30)
 
 
-# ------------------------------------------------------------------ the word
+# ------------------------------------------------------------------ the key
 
 
 def test_words_are_inline_variables_of_task_variables_and_number() -> None:
     ids = {
-        name_of(token, n, variables).word_id
+        name_of(token, n, variables).key_region
         for token in (TASK, OTHER)
         for n in range(100)
         for variables in ((1,), (2,), (1, 2))
     }
     assert len(ids) == 600
     assert all(INLINE_BASE <= region < 2 * INLINE_BASE for region in ids)
-    assert name_of(TASK, 3, (1, 2)).word_id == name_of(bytes(TASK), 3, (2, 1)).word_id
+    assert name_of(TASK, 3, (1, 2)).key_region == name_of(bytes(TASK), 3, (2, 1)).key_region
 
 
 def test_a_word_says_which_commit_was_made() -> None:
-    word = IdempotencyKey(name_of(TASK, 7), 99)
-    write = word.write()
-    assert (write.region, write.base_version) == (name_of(TASK, 7).word_id, 0)
-    assert key_kept_in(write.region, write.payload) == word
+    key = IdempotencyKey(name_of(TASK, 7), 99)
+    write = key.write()
+    assert (write.region, write.base_version) == (name_of(TASK, 7).key_region, 0)
+    assert key_kept_in(write.region, write.payload) == key
     assert key_kept_in(write.region + 1, write.payload) is None
     assert key_kept_in(write.region, b"something else") is None
     assert key_kept_in(write.region, None) is None
@@ -121,7 +121,7 @@ def test_the_second_is_told_of_the_word_before_all_else() -> None:
             log.apply(1, log.prepare(request), 0.0)
     with pytest.raises(errors.CommitConflict) as conflict:
         log.prepare(request)
-    assert conflict.value.region == name_of(TASK, 0).word_id
+    assert conflict.value.region == name_of(TASK, 0).key_region
     assert log.newest(counter) == 1
 
 
@@ -132,7 +132,7 @@ def commit_word(log: CommitLog, journal: Journal, commit_id: int, name: Name) ->
 
 
 def drop(log: CommitLog, journal: Journal, *tokens: bytes) -> None:
-    journal.drop(log.words_of(tokens), tokens, log.dropped_too_many(tokens))
+    journal.drop(log.keys_of(tokens), tokens, log.dropped_too_many(tokens))
     log.drop(tokens)
     log.check()
 
@@ -155,15 +155,15 @@ def test_words_are_dropped_with_their_tasks(tmp_path: Path) -> None:
     log, journal = CommitLog(), Journal(tmp_path)
     for commit_id, (token, n) in enumerate([(TASK, 0), (TASK, 1), (OTHER, 0)], 1):
         commit_word(log, journal, commit_id, name_of(token, n))
-    assert log.words_of([OTHER]) == (name_of(OTHER, 0).word_id,)
+    assert log.keys_of([OTHER]) == (name_of(OTHER, 0).key_region,)
     nobody = b"nobody" + bytes(10)
-    words = log.words_of([TASK, nobody])
-    assert set(words) == {name_of(TASK, 0).word_id, name_of(TASK, 1).word_id}
+    keys = log.keys_of([TASK, nobody])
+    assert set(keys) == {name_of(TASK, 0).key_region, name_of(TASK, 1).key_region}
     drop(log, journal, TASK, nobody)
     for known in (log, restored(journal)):
-        assert known.words_of([TASK, OTHER]) == (name_of(OTHER, 0).word_id,)
+        assert known.keys_of([TASK, OTHER]) == (name_of(OTHER, 0).key_region,)
         for token, n in ((TASK, 0), (TASK, 1), (TASK, 2), (nobody, 0)):
-            # One that runs still changes nothing, whether it had a word or not.
+            # One that runs still changes nothing, whether it had a key or not.
             with pytest.raises(errors.FreedError, match="was cancelled"):
                 known.prepare(request_of(9, IdempotencyKey(name_of(token, n), 9).write()))
         with pytest.raises(errors.CommitConflict):
@@ -312,8 +312,8 @@ def test_an_empty_transaction_commits_its_word(session: FakeSession, ref: Global
             add(copy_of(ref), 1)
         assert attempt.commits == 2
     assert (newest(ref, 1), ref.latest().version) == (1, 1)
-    words = {name_of(TASK, n, (ref.region,)).word_id for n in (0, 1)}
-    assert set(session.cluster.log.words_of([TASK])) == words
+    keys = {name_of(TASK, n, (ref.region,)).key_region for n in (0, 1)}
+    assert set(session.cluster.log.keys_of([TASK])) == keys
 
 
 def test_what_was_empty_is_empty_for_all_attempts(ref: GlobalRef[Any]) -> None:
@@ -400,8 +400,8 @@ def test_what_an_attempt_made_itself_names_nothing(
                 y[1] += 1
         assert attempt.commits == 2
     assert newest(ref) == 1
-    words = session.cluster.log.words_of([TASK])
-    assert words == (name_of(TASK, 0, (ref.region,)).word_id,)
+    keys = session.cluster.log.keys_of([TASK])
+    assert keys == (name_of(TASK, 0, (ref.region,)).key_region,)
 
 
 def write_and_fail(ref: GlobalRef[Any]) -> None:
@@ -498,7 +498,7 @@ def test_a_dropped_task_commits_nothing(session: FakeSession, ref: GlobalRef[Any
             with pytest.raises(errors.FreedError, match="cancelled"):
                 look(late, late.get()[0])
         assert attempt.commits == committed_before
-        assert not session.cluster.log.words_of([TASK])
+        assert not session.cluster.log.keys_of([TASK])
         assert not session.cluster.staged
         session.cluster.log._dropped.clear()
     assert newest(ref) == 1

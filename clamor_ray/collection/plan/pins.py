@@ -27,10 +27,10 @@ _held: Counter[bytes] = Counter()  # tokens, by how many nodes need their idempo
 _let_go_of: deque[set[bytes]] = deque()  # what nodes that are gone needed
 
 
-def _let_go(session: Session, number: int, words: set[bytes]) -> None:
+def _let_go(session: Session, number: int, tokens: set[bytes]) -> None:
     # Wherever the last reference dies, maybe while Python or Ray ends: it waits for nothing. After
     # the end of the session there is nobody to tell, and a call would have Ray start a cluster.
-    _let_go_of.append(words)
+    _let_go_of.append(tokens)
     if session not in process_sessions.sessions() or not ray.is_initialized():
         return
     with contextlib.suppress(Exception):
@@ -48,14 +48,14 @@ def _release(tokens: Iterable[bytes]) -> list[bytes]:
     return free
 
 
-def drop_words(session: Any, tokens: Iterable[bytes] = ()) -> None:
+def drop_keys(session: Any, tokens: Iterable[bytes] = ()) -> None:
     """Of these tasks, and of those whose collections are gone, no attempt will begin any more, but
     of those that a kept collection needs; waits for nothing."""
     gone = [token for token in tokens if token not in _held]
     while _let_go_of:
         gone += _release(_let_go_of.popleft())
     if gone:
-        session.registry.drop_status.remote(gone)
+        session.registry.drop_keys.remote(gone)
 
 
 class Pins:
@@ -66,7 +66,7 @@ class Pins:
         self._session = process_sessions.current()
         self.number = secrets.randbits(63)
         self._told: tuple[frozenset[Pin], frozenset[Pin]] = (frozenset(), frozenset())
-        self._words: set[bytes] = set()  # the very set that the finalizer has
+        self._tokens: set[bytes] = set()  # the very set that the finalizer has
         self._answer: Any = None
         self._finalizer: Any = None
 
@@ -90,20 +90,20 @@ class Pins:
     def _keep_words(self) -> None:
         node = self._node()
         results = node.results.values() if node is not None else ()
-        kept = [result.words for result in results if isinstance(result, StageResult)]
-        words = frozenset().union(*kept)
-        gone = self._words - words
-        _held.update(words - self._words)
-        self._words.clear()
-        self._words.update(words)
-        drop_words(self._session, _release(gone))
+        kept = [result.key_tokens for result in results if isinstance(result, StageResult)]
+        tokens = frozenset().union(*kept)
+        gone = self._tokens - tokens
+        _held.update(tokens - self._tokens)
+        self._tokens.clear()
+        self._tokens.update(tokens)
+        drop_keys(self._session, _release(gone))
 
     def update(self) -> None:
         """Tells the registry what has changed, and does not wait."""
         node = self._node()
         if self._finalizer is None and node is not None:
             self._finalizer = weakref.finalize(
-                node, _let_go, self._session, self.number, self._words
+                node, _let_go, self._session, self.number, self._tokens
             )
             self._finalizer.atexit = False  # the registry ends with its driver
         self._keep_words()

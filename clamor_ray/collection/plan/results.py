@@ -35,7 +35,7 @@ class Part:
         meta: the task's report.
         made_of: numbers of the parts that it was made of.
         pins: what its task would read again, and those before it.
-        words: tokens of tasks among those that have committed, whose idempotency keys must stay.
+        key_tokens: of tasks among those that have committed: their idempotency keys must stay.
         own: what its own task was given.
         moved: which of those are of variables that `refresh` moves.
         as_of: by region, a newer version at which it would be the same.
@@ -46,7 +46,7 @@ class Part:
     meta: Meta
     made_of: tuple[int, ...]
     pins: frozenset[Pin]
-    words: frozenset[bytes] = frozenset()
+    key_tokens: frozenset[bytes] = frozenset()
     own: frozenset[Pin] = frozenset()
     moved: frozenset[Pin] = frozenset()
     as_of: dict[int, int] = field(default_factory=dict)
@@ -85,8 +85,8 @@ class StageResult:
         return frozenset().union(*(part.pins for part in self.parts if part is not None))
 
     @property
-    def words(self) -> frozenset[bytes]:
-        return frozenset().union(*(part.words for part in self.parts if part is not None))
+    def key_tokens(self) -> frozenset[bytes]:
+        return frozenset().union(*(part.key_tokens for part in self.parts if part is not None))
 
 
 class Fed(NamedTuple):
@@ -95,14 +95,14 @@ class Fed(NamedTuple):
     Args:
         slots: as in `TaskSpec`.
         objects: the Ray objects that pieces point into.
-        pins, words: of those.
+        pins, key_tokens: of those.
         texts: of each slot, for people.
     """
 
     slots: tuple[Any, ...]
     objects: tuple[Any, ...]
     pins: frozenset[Pin]
-    words: frozenset[bytes]
+    key_tokens: frozenset[bytes]
     texts: tuple[str, ...]
 
 
@@ -163,7 +163,7 @@ def feed(stage: Stage, partition: int, made: Mapping[Stage, StageResult]) -> Fed
     slots: list[Any] = []
     objects: list[Any] = []
     pins: set[Pin] = set()
-    words: set[bytes] = set()
+    key_tokens: set[bytes] = set()
     texts: list[str] = []
 
     def piece(reference: Any, start: int = 0, stop: int | None = None) -> Piece:
@@ -187,12 +187,12 @@ def feed(stage: Stage, partition: int, made: Mapping[Stage, StageResult]) -> Fed
             assert part is not None
             slots.append((piece(part.outs[0]),))
             pins |= part.pins
-            words |= part.words
+            key_tokens |= part.key_tokens
             texts.append(f"partition {partition} of {slot.stage.node.name}")
             continue
         parts = [part for part in result.parts if part is not None]
         pins |= result.pins
-        words |= result.words
+        key_tokens |= result.key_tokens
         if isinstance(slot, SlicesOf):
             counts = [part.meta.n_items for part in parts]
             edges = even_bounds(sum(counts), slot.n)
@@ -204,11 +204,11 @@ def feed(stage: Stage, partition: int, made: Mapping[Stage, StageResult]) -> Fed
             texts.append(f"pieces of {len(parts)} partitions of {slot.stage.node.name}")
     if stage.sampled is not None:
         pins |= made[stage.sampled].pins
-        words |= made[stage.sampled].words
+        key_tokens |= made[stage.sampled].key_tokens
     return Fed(
         slots=tuple(slots),
         objects=tuple(objects),
         pins=frozenset(pins),
-        words=frozenset(words),
+        key_tokens=frozenset(key_tokens),
         texts=tuple(texts),
     )

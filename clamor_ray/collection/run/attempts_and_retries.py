@@ -29,7 +29,7 @@ from clamor_ray._protocol.cause import cause_of
 from clamor_ray._session import process_sessions
 from clamor_ray._tasks.read_predictor import Key, submitted
 from clamor_ray.collection.options import Options
-from clamor_ray.collection.plan.pins import Pins, drop_words
+from clamor_ray.collection.plan.pins import Pins, drop_keys
 from clamor_ray.collection.plan.results import (
     Fed,
     Part,
@@ -239,7 +239,7 @@ class _StageRun:
             if self._snapshots:
                 # None of them begins again, and one that still runs commits nothing.
                 with contextlib.suppress(errors.ClamorError):
-                    drop_words(process_sessions.current(self._scope), map(self._token, tasks))
+                    drop_keys(process_sessions.current(self._scope), map(self._token, tasks))
             raise
         finally:
             bar.close()
@@ -365,6 +365,7 @@ class _StageRun:
         for loser in schedule.finished(flight.task, flight.attempt, took_s, time.monotonic()):
             self._cancel_one(loser)
         fed = self._fed.pop(flight.task)
+        committed = {self._token(flight.task)} if meta.commits else set()
         if self._scatter_add is not None and meta.adds:
             self._scatter_add.add(flight.task, meta, flight.outs[-1])
         self._parts[flight.task] = Part(
@@ -373,7 +374,7 @@ class _StageRun:
             meta=meta,
             made_of=made_of(self._stage, flight.task, self._made, self._mark),
             pins=fed.pins | {pin for pin, _ in self._own},
-            words=fed.words | ({self._token(flight.task)} if meta.commits else frozenset()),
+            key_tokens=fed.key_tokens | committed,
             own=frozenset(pin for pin, _ in self._own),
             moved=frozenset(pin for pin, moves in self._own if moves),
         )

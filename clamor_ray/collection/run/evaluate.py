@@ -17,7 +17,7 @@ from clamor_ray.collection.data import blocks, folds, shuffle
 from clamor_ray.collection.options import Options
 from clamor_ray.collection.plan.changes import Targets, is_touched
 from clamor_ray.collection.plan.functions import Captured
-from clamor_ray.collection.plan.pins import Pins, drop_words
+from clamor_ray.collection.plan.pins import Pins, drop_keys
 from clamor_ray.collection.plan.plan import Node, upstream
 from clamor_ray.collection.plan.results import Part, StageResult, made_of, new_number
 from clamor_ray.collection.plan.stages import Cutter, Folded, FromStage, Stage, in_order
@@ -57,9 +57,9 @@ class Evaluation:
 
     def close(self) -> None:
         """The action is over: no task of what was not kept will begin again."""
-        made = frozenset(self._combining).union(*(made.words for made in self._made.values()))
+        made = frozenset(self._combining).union(*(made.key_tokens for made in self._made.values()))
         if made:
-            drop_words(self._session, made)
+            drop_keys(self._session, made)
         # At once: this object is in a cycle, and results are large.
         self._made.clear()
         self._told.clear()
