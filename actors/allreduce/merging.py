@@ -113,7 +113,7 @@ class Aggregate:
         else:
             assert self._held is not None
             if len(self._merged) == 1:  # what lies in Ray's store cannot be written to
-                self._held = _own(self._held)
+                self._held = _copies(self._held)
             where = f"at partition {partition}"
             pairs = zip(self._held, segments, strict=True)
             self._held = [self._reduced(one, other, where) for one, other in pairs]
@@ -164,7 +164,7 @@ class Aggregate:
         """All segments, where they are no arrays; they may be changed."""
         with self._lock:
             assert self._held is not None
-            return _own(self._held) if len(self._merged) == 1 else self._held
+            return _copies(self._held) if len(self._merged) == 1 else self._held
 
     def close(self) -> None:
         """Its buffer may go to another run."""
@@ -175,7 +175,7 @@ class Aggregate:
             self.spare.give(buffer)
 
 
-def _own(segments: Sequence[Any]) -> list[Any]:
+def _copies(segments: Sequence[Any]) -> list[Any]:
     """Copies that may be changed: each by itself, because one object may be several segments."""
     return [copy.deepcopy(segment) for segment in segments]
 

@@ -29,7 +29,7 @@ CREATE TABLE attempts (
     partition INTEGER NOT NULL, attempt INTEGER NOT NULL, function TEXT NOT NULL,
     inputs TEXT NOT NULL, snapshots TEXT NOT NULL, node_id TEXT NOT NULL, pid INTEGER NOT NULL,
     start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, outcome TEXT NOT NULL,
-    rows INTEGER NOT NULL, output_digest BLOB, replay_digest BLOB);
+    rows INTEGER NOT NULL, output_digest BLOB, predictor_digest BLOB);
 CREATE TABLE reads (
     id INTEGER NOT NULL, place INTEGER NOT NULL, region INTEGER NOT NULL,
     version INTEGER NOT NULL, blocks BLOB, PRIMARY KEY (id, place)) WITHOUT ROWID;
@@ -40,7 +40,7 @@ CREATE TABLE releasing (region INTEGER PRIMARY KEY)
 
 _COLUMNS = (
     "token, run_id, stage, partition, attempt, function, inputs, node_id, pid, start_ns, end_ns, "
-    "outcome, rows, output_digest, replay_digest, snapshots"
+    "outcome, rows, output_digest, predictor_digest, snapshots"
 )
 
 

@@ -189,8 +189,8 @@ class LineageService:
             return
         record = AttemptRecord.of(packed)
         self.lineage.note(record)
-        if record.replay_digest is not None and (sets := record.sets):
-            self._note_reads(record.replay_digest, sets)
+        if record.predictor_digest is not None and (sets := record.sets):
+            self._note_reads(record.predictor_digest, sets)
         with contextlib.suppress(errors.ClosedError):
             await self._saved(self._deadline(), hurry=False)
 

@@ -44,7 +44,7 @@ def written_bytes(order: RebuildOrder) -> int:
         >>> written_bytes(RebuildOrder(record, (), (), everything, pieces=((4090, b"12345678"),)))
         8192
     """
-    n_bytes = sum(len(BitMap.deserialize(blocks)) * BLOCK_BYTES for _, blocks in order.own)
+    n_bytes = sum(len(BitMap.deserialize(blocks)) * BLOCK_BYTES for _, blocks in order.cached)
     n_bytes += sum(layer_bytes for _, _, layer_bytes in order.takes)
     n_bytes += _notes_bytes(order.lost)
     if not order.pieces:

@@ -631,7 +631,7 @@ class Rebuilds:
     ) -> None:
         order = RebuildOrder(
             record=record,
-            own=tuple(
+            cached=tuple(
                 (take.version, bytes(take.blocks.serialize()))
                 for take in plan.takes
                 if take.server_id == plan.home

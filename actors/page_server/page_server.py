@@ -589,7 +589,7 @@ class PageServer:
             region, record.version, record.base_address, record.length_bytes, lost
         )
         try:
-            for version, blocks in order.own:
+            for version, blocks in order.cached:
                 self._engine.rebuild_copy(region, fd, version, runs_of(blocks))
             for server_id, commit_id, layer_bytes in order.takes:
                 self.pull(commit_id, region, server_id, layer_bytes)

@@ -272,7 +272,7 @@ class ServerCore:
             elif kind == EventKind.TASK_ENDED:
                 if event.error in FINAL:  # else the next attempt may get it
                     end = TaskEnd(event.region, event.version, event.block, event.error)
-                    self._spawn(self._say_end(event.text, end))
+                    self._spawn(self._report_end(event.text, end))
             elif kind == EventKind.LOG:
                 logger.warning("%s", event.text)
             elif kind == EventKind.THRASHING:
@@ -390,7 +390,7 @@ class ServerCore:
         for region in regions:
             self._idle.pop(region, None)
 
-    async def _say_end(self, task: str, end: TaskEnd) -> None:
+    async def _report_end(self, task: str, end: TaskEnd) -> None:
         for_this_long = Tries(self._settings)
         while True:
             try:

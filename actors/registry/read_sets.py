@@ -23,7 +23,7 @@ from typing import Final
 
 from pyroaring import BitMap
 
-from clamor_ray._protocol.messages import ReplayCounters
+from clamor_ray._protocol.messages import ReadPredictorCounters
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 
@@ -123,9 +123,9 @@ class ReadSets:
         self._found += bool(found)
         return found
 
-    def counters(self) -> ReplayCounters:
+    def counters(self) -> ReadPredictorCounters:
         """What came, and what is kept."""
-        return ReplayCounters(
+        return ReadPredictorCounters(
             noted=self._noted,
             asked=self._asked,
             found=self._found,
@@ -172,6 +172,6 @@ class SharedReadSets:
         """See ``ReadSets.forget``."""
         self._sets.forget(region)
 
-    def counters(self) -> ReplayCounters:
+    def counters(self) -> ReadPredictorCounters:
         """See ``ReadSets.counters``."""
         return self._sets.counters()

@@ -80,7 +80,7 @@ class AddressRoom:
                         hint="It is in Ray's GCS: see its log, and try again.",
                     ) from failure
                 for claim in claims:  # those that are known change nothing
-                    self._core.addresses.own(claim.begin, claim.end)
+                    self._core.addresses.acquire(claim.begin, claim.end)
                 self._n_claims = len(claims)
                 self._core.ids_from(claims[0].region_ids + 1)
 

@@ -81,9 +81,9 @@ class AddressSpace:
         self._free: list[tuple[int, int]] = []
         self._used: dict[int, int] = {}
         if ours:
-            self.own(begin, end)
+            self.acquire(begin, end)
 
-    def own(self, begin: int, end: int) -> None:
+    def acquire(self, begin: int, end: int) -> None:
         """These addresses are ours from now on; those that were change nothing."""
         for low, high in self._take_from_others(begin, end):
             self._give(low, high)
@@ -145,7 +145,7 @@ class AddressSpace:
             ValueError: It is not free.
         """
         end = base_address + _round_up(length_bytes, UNIT_BYTES) + GUARD_BYTES
-        self.own(base_address, end)  # it once was: the journal is read before the cluster's log
+        self.acquire(base_address, end)  # it once was: the journal is read before the cluster's log
         index = bisect.bisect_right(self._free, (base_address, self.end)) - 1
         if index < 0 or self._free[index][0] > base_address or self._free[index][1] < end:
             raise ValueError(f"the addresses {base_address:#x} to {end:#x} are not free")

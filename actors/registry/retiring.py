@@ -232,12 +232,12 @@ class Retiring:
             self.server_lost(server_id)
             return []
         except asyncio.CancelledError:
-            _say(server_id, batch, "its page server has started again")
+            _log_unanswered(server_id, batch, "its page server has started again")
             return batch
         except Exception as failure:  # any: the server may not be reached
             # Should one of the orders be the cause, it is alone in the end.
             queue.is_silent, queue.most = True, len(batch) // 2 or BATCH_MOST
-            _say(server_id, batch, failure)
+            _log_unanswered(server_id, batch, failure)
             return batch
         queue.is_silent, queue.most = False, min(2 * queue.most, BATCH_MOST)
         told = [(order, left) for order, left in answers if left is not None]
@@ -246,11 +246,11 @@ class Retiring:
         self._done(server_id, told)
         failed = [order for order, left in answers if left is None]
         if failed:
-            _say(server_id, failed, "it could not carry them out; its log says why")
+            _log_unanswered(server_id, failed, "it could not carry them out; its log says why")
         return failed
 
 
-def _say(server_id: int, orders: list[Retire], why: Exception | str) -> None:
+def _log_unanswered(server_id: int, orders: list[Retire], why: Exception | str) -> None:
     # Where the node is gone its page server is called dead soon.
     level = logging.INFO if isinstance(why, ActorUnschedulableError) else logging.WARNING
     regions = ", ".join(str(order.region) for order in orders[:6])

@@ -172,13 +172,13 @@ class PageServers:
 
         Ray starts an actor whose ``__init__`` fails again and again: its death alone is no news.
         """
-        said: asyncio.Future[ServerInfo] = asyncio.get_running_loop().create_future()
-        self._starts[node_id] = said
+        registered: asyncio.Future[ServerInfo] = asyncio.get_running_loop().create_future()
+        self._starts[node_id] = registered
         answers = asyncio.ensure_future(within(START_SERVER_S, handle.ping.remote()))
         try:
-            await asyncio.wait({said, answers}, return_when=asyncio.FIRST_COMPLETED)
-            if said.done():
-                return said.result()
+            await asyncio.wait({registered, answers}, return_when=asyncio.FIRST_COMPLETED)
+            if registered.done():
+                return registered.result()
             try:
                 answers.result()
             except (RayError, asyncio.TimeoutError) as failure:
@@ -189,7 +189,7 @@ class PageServers:
             raise errors.ServerUnavailableError("The page server answers, but did not register.")
         finally:
             answers.cancel()
-            said.cancel()
+            registered.cancel()
             del self._starts[node_id]
             self._start_troubles.pop(node_id, None)
 
@@ -204,11 +204,11 @@ class PageServers:
             is_final: Otherwise it tries again.
         """
         logger.error("the page server of node %s cannot start: %s", node_id, failure)
-        said = self._starts.get(node_id)
-        if said is None or said.done():
+        registered = self._starts.get(node_id)
+        if registered is None or registered.done():
             return
         if is_final:
-            said.set_exception(failure)
+            registered.set_exception(failure)
         else:
             self._start_troubles[node_id] = failure
 
@@ -261,9 +261,9 @@ class PageServers:
         self._ends.carry_out(orders)
         self._ends.server_here(info.server_id)
         self._here(info.server_id)
-        said = self._starts.get(info.node_id)
-        if said is not None and not said.done():
-            said.set_result(known)
+        registered = self._starts.get(info.node_id)
+        if registered is not None and not registered.done():
+            registered.set_result(known)
         return known
 
     def _save_new_server(self, info: ServerInfo) -> None:

@@ -657,24 +657,24 @@ class Client(_Handle):
             self._check(code, mapping_id, among)
 
     def reads_exact(self, mapping_id: int) -> None:
-        """From the next `reads_begin` on its sets show what is touched, and not what lies around,
-        where the trap can (not SIGSEGV)."""
+        """From the next `access_report_begin` on its sets show what is touched, and not what lies
+        around, where the trap can (not SIGSEGV)."""
         self._check(self._call(c.lib.pc_client_reads_exact, mapping_id), mapping_id)
 
-    def reads_begin(self, mapping_id: int) -> None:
-        """Each one has exactly one `reads_end` or `reads_drop`."""
+    def access_report_begin(self, mapping_id: int) -> None:
+        """Each one has exactly one `access_report_end` or `access_report_drop`."""
         self._check(self._call(c.lib.pc_client_reads_begin, mapping_id), mapping_id)
 
-    def reads_end(self, mapping_id: int) -> Runs:
-        """The blocks that this process touched since `reads_begin`, as runs."""
+    def access_report_end(self, mapping_id: int) -> Runs:
+        """The blocks that this process touched since `access_report_begin`, as runs."""
         return collect_runs(
             lambda pointer, capacity: self._check(
                 self._call(c.lib.pc_client_reads_end, mapping_id, pointer, capacity), mapping_id
             )
         )
 
-    def reads_drop(self, mapping_id: int) -> None:
-        """Instead of `reads_end`: ends without a look."""
+    def access_report_drop(self, mapping_id: int) -> None:
+        """Instead of `access_report_end`: ends without a look."""
         self._check(self._call(c.lib.pc_client_reads_end, mapping_id, c.ffi.NULL, 0), mapping_id)
 
     def evicted_begin(self, mapping_id: int, *, timeout_s: float = 10.0) -> None:
@@ -685,8 +685,8 @@ class Client(_Handle):
         )
 
     def evicted(self, mapping_id: int, *, timeout_s: float = 10.0) -> Runs:
-        """What went since `evicted_begin`, to be asked after `reads_end`: it may have been touched
-        and is not in that any more. All of it where nobody knows."""
+        """What was evicted since `evicted_begin`, to be asked after `access_report_end`: it may be
+        missing there though it was touched. All of it where that is not known."""
         return collect_runs(
             lambda pointer, capacity: self._check(
                 self._call(c.lib.pc_client_evicted, mapping_id, pointer, capacity, ns(timeout_s)),

@@ -240,8 +240,8 @@ class Ring(_Handle):
         self._call(c.lib.pc_ring_fault, fault)
         if fault.err == PC_ERR_MISMATCH:
             raise errors.CollectiveMismatchError(
-                f"Member {fault.member} asked for {_said(fault.call)}, and member {fault.other} "
-                f"for {_said(fault.other_call)}.",
+                f"Member {fault.member} asked for {_name_of_call(fault.call)}, and member "
+                f"{fault.other} for {_name_of_call(fault.other_call)}.",
                 code=code,
             )
         if fault.err != PC_ERR_MEMBER:  # broken by an earlier call
@@ -307,7 +307,7 @@ def address(array: npt.NDArray[Any]) -> int:
     return int(c.ffi.cast("uintptr_t", pointer(array)))
 
 
-def _said(call: Any) -> str:
+def _name_of_call(call: Any) -> str:
     """What a member asked for, in words."""
     kind = KINDS[call.kind] if call.kind < len(KINDS) else f"operation {call.kind}"
     functions = {root: name for name, root in BY_FUNCTION.items()}

@@ -37,7 +37,7 @@ class AttemptRecord(NamedTuple):
         outcome: "done", "failed: ..." or "cancelled".
         rows: Items that it made.
         output_digest: 16 bytes of what it made, where that is checked.
-        replay_digest: Names tasks that are likely to touch the same (``read_predictor.Key``);
+        predictor_digest: Names tasks that are likely to touch the same (``read_predictor.Key``);
             None: nothing is fetched ahead for those like it.
     """
 
@@ -57,7 +57,7 @@ class AttemptRecord(NamedTuple):
     outcome: str = "done"
     rows: int = 0
     output_digest: bytes | None = None
-    replay_digest: bytes | None = None
+    predictor_digest: bytes | None = None
 
     def packed(self) -> bytes:
         """As ``Registry.note_attempt`` takes it."""

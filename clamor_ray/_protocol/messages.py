@@ -264,7 +264,7 @@ class RebuildOrder:
 
     Args:
         record: The region's, with its newest version, and this server as its home.
-        own: (version, serialized BitMap) of blocks that it has in its own cache.
+        cached: (version, serialized BitMap) of blocks that it has in its own cache.
         takes: (server id, commit id, bytes) of each layer that others have staged for it.
         from_source: Serialized BitMap of the blocks that the source must make; b"": none.
         compared: Of those that the source makes too, and that must then be the same.
@@ -274,7 +274,7 @@ class RebuildOrder:
     """
 
     record: RegionRecord
-    own: tuple[tuple[int, bytes], ...]
+    cached: tuple[tuple[int, bytes], ...]
     takes: tuple[tuple[int, int, int], ...]
     from_source: bytes = b""
     compared: bytes = b""
@@ -321,7 +321,7 @@ class ServerReport:
 
 
 @dataclass(frozen=True)
-class ReplayCounters:
+class ReadPredictorCounters:
     """What tasks said of what they touched, since the registry started.
 
     Args:
@@ -346,4 +346,4 @@ class RegistryReport:
     regions_by_state: dict[str, int]
     address_bytes_in_use: int
     servers: tuple[ServerReport, ...]
-    replay: ReplayCounters = ReplayCounters()
+    replay: ReadPredictorCounters = ReadPredictorCounters()

@@ -83,7 +83,7 @@ def _release(
         observer.released(token)
     with contextlib.suppress(errors.ClamorError):  # the session is gone, and the mapping with it
         while reads:  # a call that failed before it could report
-            client.reads_drop(reads.pop())
+            client.access_report_drop(reads.pop())
     try:
         (client.unmap_later if later else client.unmap)(mapping_id)
     except errors.ClosedError:  # it keeps the addresses for us
@@ -157,18 +157,18 @@ class Lease:
     def prefetch(self, runs: Runs, *, wait: bool, timeout_s: float) -> None:
         self._client.prefetch(self.mapping.id, runs, wait=wait, timeout_s=timeout_s)
 
-    def reads_begin(self, also: Runs | None = None) -> None:
+    def access_report_begin(self, also: Runs | None = None) -> None:
         """Starts a read set. It ends with `report_reads`, or with the lease.
 
         Args:
             also: what belongs to it, and need not be touched.
         """
         self._with = also
-        self._client.reads_begin(self.mapping.id)
+        self._client.access_report_begin(self.mapping.id)
         self._reads.append(self.mapping.id)
 
     def report_reads(self) -> Runs | None:
-        """Tells the page server what was touched since `reads_begin`; once for each of those.
+        """Tells the page server what was touched since `access_report_begin`: once for each.
 
         Returns:
             The same; None where no read set was begun.
@@ -176,7 +176,7 @@ class Lease:
         if not self._reads:
             return None
         mapping_id = self._reads.pop()
-        runs = self._client.reads_end(mapping_id)
+        runs = self._client.access_report_end(mapping_id)
         if self._with is not None:  # it counts, though it was here
             runs = self._with if len(runs) == 0 else union((runs, self._with))
         if self._table.is_news(mapping_id, runs):
@@ -235,13 +235,13 @@ class LeaseTable:
         """Whether the page server should hear that this was read: it was not told just that of this
         mapping a moment ago. It is statistics."""
         now_s = time.monotonic()
-        said = runs.tobytes()
+        report = runs.tobytes()
         last, at_s = self._reported.get(mapping_id, (None, 0.0))
-        if said == last and now_s - at_s < SAME_AGAIN_S:
+        if report == last and now_s - at_s < SAME_AGAIN_S:
             return False
-        if len(self._reported) >= MOST_REPORTED or len(said) > MOST_REPORT_BYTES:
+        if len(self._reported) >= MOST_REPORTED or len(report) > MOST_REPORT_BYTES:
             self._reported.clear()
-        self._reported[mapping_id] = (said, now_s)
+        self._reported[mapping_id] = (report, now_s)
         return True
 
     def __len__(self) -> int:

@@ -338,7 +338,7 @@ class _Greeting:
         self.where: tuple[int, int] | None = None
         self._where = where
         self.deadline_s = time.monotonic() + HANDSHAKE_S
-        self._said = b""
+        self._received = b""
         self._steps = self._talk()
         self._wanted = next(self._steps)
 
@@ -346,16 +346,16 @@ class _Greeting:
         """How many bytes are to come, before each step."""
         yield HELLO_BYTES
         # Both answers fit an empty socket's buffer: what did not go at once ends it.
-        self._say(self.handshake.challenge(self._said))
+        self._send(self.handshake.challenge(self._received))
         yield PROOF_BYTES
-        accept = self.handshake.accept(self._said)
+        accept = self.handshake.accept(self._received)
         self.where = self._where(self.handshake.peer)
         if self.where is None:
             raise ConnectionError("nobody waits for that lane of that member")
-        self._say(accept)
+        self._send(accept)
         yield len(ARRIVED)
 
-    def _say(self, answer: bytes) -> None:
+    def _send(self, answer: bytes) -> None:
         if self.connection.send(answer) < len(answer):
             raise ConnectionError("there is no room for an answer")
 
@@ -367,19 +367,19 @@ class _Greeting:
         """
         while True:
             try:
-                some = self.connection.recv(self._wanted - len(self._said))
+                some = self.connection.recv(self._wanted - len(self._received))
             except BlockingIOError:
                 return False
             if not some:
                 raise ConnectionError("the other side closed the connection")
-            self._said += some
-            if len(self._said) < self._wanted:
+            self._received += some
+            if len(self._received) < self._wanted:
                 continue
             try:
                 self._wanted = next(self._steps)
             except StopIteration:
                 return True
-            self._said = b""
+            self._received = b""
 
 
 class _Acceptor:

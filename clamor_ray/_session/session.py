@@ -235,7 +235,7 @@ class Session:
                 lease.close()
                 raise
         if read_set != "off":
-            lease.reads_begin(None if stream or not again else stream_blocks(ref.plan))
+            lease.access_report_begin(None if stream or not again else stream_blocks(ref.plan))
         if not stream:
             return lease
         # Unpickling touches the stream at once: fetched here, a lost home is an exception.

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from clamor_ray._protocol.messages import RegistryReport, ReplayCounters, ServerInfo
+    from clamor_ray._protocol.messages import ReadPredictorCounters, RegistryReport, ServerInfo
     from clamor_ray._read.ref import GlobalRef
 
 _SETS = {"present": 0, "fetched": 1, "touched": 2}  # enum pc_block_set
@@ -175,7 +175,7 @@ class Stats:
     nodes: tuple[NodeStats, ...] = ()
     regions_by_state: tuple[tuple[str, int], ...] = ()
     address_bytes_in_use: int = 0
-    replay: ReplayCounters | None = None
+    replay: ReadPredictorCounters | None = None
 
     @property
     def bytes_received(self) -> int:

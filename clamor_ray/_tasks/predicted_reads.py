@@ -123,7 +123,7 @@ class PredictedReads:
                 return
             sets = {region: packed for region, runs in read if (packed := encode(runs)) is not None}
             if sets and sets != self._found:
-                self._say(mark)
+                self._report(mark)
                 who = (function, self._session.node_id, dict(versions))
                 self._session.registry.note_reads.remote(pack(self._key.digest, sets, who))
 
@@ -133,7 +133,7 @@ class PredictedReads:
         last, times = _noted.get(self._key.digest, (0, 0))
         return last == mark and times >= 2 and not self._asked
 
-    def _say(self, mark: int) -> None:
+    def _report(self, mark: int) -> None:
         last, times = _noted.get(self._key.digest, (0, 0))
         if len(_noted) >= MOST_NOTED:
             _noted.clear()

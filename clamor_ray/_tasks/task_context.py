@@ -132,7 +132,8 @@ class TaskContext:
         self._doubt: tuple[int, bytes] | None = None  # a commit whose answer was lost, of which
         # By id: references that it was given frozen, though no user has frozen them.
         self.moving: frozenset[int] = frozenset()
-        self.adds: Collector | None = None  # of a stage's task: what is applied when the stage ends
+        # Of a stage's task: what is applied when the stage ends.
+        self.scatter_adds: Collector | None = None
 
     # -- what the hooks say; from any thread, and (`released`) from the garbage collector
 
@@ -147,7 +148,7 @@ class TaskContext:
         if self.read_set == "exact":
             client.reads_exact(mapping.id)
         client.evicted_begin(mapping.id)
-        client.reads_begin(mapping.id)
+        client.access_report_begin(mapping.id)
         self._sets[token] = _Set(client, mapping, key, stream_blocks(snapshot.plan))
         if token in self._early:
             self._released(token)
@@ -164,9 +165,9 @@ class TaskContext:
         try:
             client, mapping_id = taken.client, taken.mapping.id
             if only_end:
-                client.reads_drop(mapping_id)
+                client.access_report_drop(mapping_id)
             else:
-                self._found.append((taken.key, client.reads_end(mapping_id)))
+                self._found.append((taken.key, client.access_report_end(mapping_id)))
                 self._found.append((taken.key, client.evicted(mapping_id)))  # in this order
             client.evicted_end(mapping_id)
         except errors.ClamorError:  # the page cache was closed under it: nobody can tell
@@ -278,41 +279,41 @@ def recording(token: bytes | None, *, read_set: ReadSet = "exact") -> Iterator[T
 
     Example:
         >>> ref = clamor.put(np.arange(10**5))
-        >>> with recording(None) as attempt:
+        >>> with recording(None) as context:
         ...     total = ref.get()[:1000].sum()
-        >>> [read.version for read in attempt.reads()]
+        >>> [read.version for read in context.reads()]
         [0]
     """
     global _current
     if _current is not None:
         raise ValueError("an attempt is being recorded in this process already")
-    attempt = TaskContext(token, read_set)
+    context = TaskContext(token, read_set)
     _children.watch()
-    _current = attempt  # before the look at what is there: see `_released`
+    _current = context  # before the look at what is there: see `_released`
     try:
-        if attempt._on:
-            _begin_on_all(attempt)
-        yield attempt
+        if context._on:
+            _begin_on_all(context)
+        yield context
     finally:
-        if os.getpid() == attempt._pid:
-            attempt.reads()
+        if os.getpid() == context._pid:
+            context.reads()
             _current = None
 
 
-def _begin_on_all(attempt: TaskContext) -> None:
+def _begin_on_all(context: TaskContext) -> None:
     entries = (
         (session, *entry) for session in opener.sessions() for entry in session.leases.entries()
     )
     for session, token, leased in entries:
-        if leased.snapshot is not None and token not in attempt._sets:
+        if leased.snapshot is not None and token not in context._sets:
             try:
-                attempt._leased(session.client, token, leased.mapping, leased.snapshot)
+                context._leased(session.client, token, leased.mapping, leased.snapshot)
             except errors.ClamorError:
                 if token in dict(session.leases.entries()):  # else it has just ended
-                    attempt._all.add((leased.snapshot.region, leased.snapshot.version))
+                    context._all.add((leased.snapshot.region, leased.snapshot.version))
     for _, leased in inline_images.entries():
         if leased.snapshot is not None:
-            attempt._all.add((leased.snapshot.region, leased.snapshot.version))
+            context._all.add((leased.snapshot.region, leased.snapshot.version))
 
 
 # ------------------------------------------------------------------ hooks
@@ -325,34 +326,34 @@ def wants_exact() -> bool:
 
 def leased(client: Client, token: int, mapping: Mapping, snapshot: GlobalRef[Any] | None) -> None:
     """A lease began. Nothing of it has been touched through it."""
-    if snapshot is None or _children.said(snapshot):
+    if snapshot is None or _children.reported(snapshot):
         return
-    attempt = _current
-    if attempt is not None and attempt._on:
-        attempt._leased(client, token, mapping, snapshot)
+    context = _current
+    if context is not None and context._on:
+        context._leased(client, token, mapping, snapshot)
 
 
 def released(token: int) -> None:
     """A lease ends; its mapping is still there."""
-    attempt = _current
-    if attempt is not None and attempt._on and os.getpid() == attempt._pid:
-        attempt._released(token)
+    context = _current
+    if context is not None and context._on and os.getpid() == context._pid:
+        context._released(token)
 
 
 def made(region: int) -> None:
     """This process makes a variable: nobody else has had it."""
-    attempt = _current
-    if attempt is not None:
-        attempt._made.add(region)
+    context = _current
+    if context is not None:
+        context._made.add(region)
 
 
 def read_whole(snapshot: GlobalRef[Any]) -> None:
     """All of a variable is read: it travels inside its reference."""
-    if _children.said(snapshot):
+    if _children.reported(snapshot):
         return
-    attempt = _current
-    if attempt is not None and attempt._on:
-        attempt._all.add((snapshot.region, snapshot.version))
+    context = _current
+    if context is not None and context._on:
+        context._all.add((snapshot.region, snapshot.version))
 
 
 def read_runs(snapshot: GlobalRef[Any] | None, runs: Callable[[], Runs]) -> None:
@@ -362,9 +363,9 @@ def read_runs(snapshot: GlobalRef[Any] | None, runs: Callable[[], Runs]) -> None
         snapshot: of what.
         runs: gives them, counted from the region's start; only called where an attempt runs.
     """
-    attempt = _current
-    if attempt is not None and snapshot is not None and attempt._on:
-        attempt._found.append(((snapshot.region, snapshot.version), runs()))
+    context = _current
+    if context is not None and snapshot is not None and context._on:
+        context._found.append(((snapshot.region, snapshot.version), runs()))
 
 
 # ------------------------------------------------------------------ forked children
@@ -431,9 +432,9 @@ class _Children:
         os.close(mine)
         self._children = [child for child in self._children if not self._is_gone(child)]
         self._children.append(_Child(end, opened, had))
-        attempt = _current
-        if attempt is not None and attempt._on:
-            attempt._all.update(had)  # though it may be gone before the attempt ends
+        context = _current
+        if context is not None and context._on:
+            context._all.update(had)  # though it may be gone before the attempt ends
 
     def _in_child(self) -> None:
         if self._next is not None:
@@ -457,7 +458,7 @@ class _Children:
         os.close(child.opened)
         return True
 
-    def said(self, snapshot: GlobalRef[Any]) -> bool:
+    def reported(self, snapshot: GlobalRef[Any]) -> bool:
         """Whether this is a forked child; if so, its parent learns that it opened this."""
         if self._out >= 0:
             record = _RECORD.pack(snapshot.region, snapshot.version)

@@ -172,11 +172,11 @@ def _check_whole(w: Any, ref: GlobalRef[Any], layout: ArrayLayout) -> None:
 
 def _change(w: Any, make: Make) -> None:
     target = _target(w)
-    attempt = task_context.current()
-    if attempt is not None and id(target.ref) in attempt.moving:
+    context = task_context.current()
+    if context is not None and id(target.ref) in context.moving:
         target = WriteTarget(target.ref.thawed())
-    into = attempt.adds if attempt is not None else None
-    if attempt is not None and into is not None and not attempt.has_made(target.ref.region):
+    into = context.scatter_adds if context is not None else None
+    if context is not None and into is not None and not context.has_made(target.ref.region):
         _collect(into, target, w, make)
         return
     _check_not_frozen(target.ref)

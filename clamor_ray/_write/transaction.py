@@ -149,7 +149,7 @@ class Transaction:
         self._grow_to = grow_to
         self._lost = lost
         self._keys = {target.key for target in targets}
-        self._parts: list[WriteSetEntry] = []
+        self._write_set: list[WriteSetEntry] = []
         self._status: _Status = "new"
         self._versions: tuple[int, ...] = ()
         self._session: Session | None = None
@@ -169,8 +169,8 @@ class Transaction:
     @property
     def lease(self) -> Lease | None:
         """Of the private mapping of its only variable, while it is open; None: it has none."""
-        (part,) = self._parts
-        return part.lease
+        (entry,) = self._write_set
+        return entry.lease
 
     def __repr__(self) -> str:
         names = ", ".join(repr(target.ref) for target in self._targets)
@@ -215,16 +215,16 @@ class Transaction:
         session = process_sessions.current(scopes.pop())
         live = [target.ref for target in self._targets if not target.ref.frozen]
         newest = iter(newest_states(session, live))
-        parts = []
+        entries = []
         for target in self._targets:
             ref = target.ref
             begin = ref if ref.frozen else ref._with(next(newest), frozen=True)
-            parts.append(self._open(session, target, begin))
-        self._session, self._pid, self._parts = session, os.getpid(), parts
-        self._versions = tuple(part.begin.version for part in parts)
+            entries.append(self._open(session, target, begin))
+        self._session, self._pid, self._write_set = session, os.getpid(), entries
+        self._versions = tuple(entry.begin.version for entry in entries)
         self._status = "open"
         _here.open().add(self)
-        values = tuple(part.value for part in parts)
+        values = tuple(entry.value for entry in entries)
         return values[0] if self._single else values
 
     def _open(self, session: Session, target: WriteTarget, begin: GlobalRef[Any]) -> WriteSetEntry:
@@ -241,7 +241,7 @@ class Transaction:
             plan = grown(begin, image, self._grow_to)
         raw = put_together(image, plan)
         value = raw if target.open_as is None else target.open_as(raw)
-        part = WriteSetEntry(
+        entry = WriteSetEntry(
             target=target,
             begin=begin,
             plan=plan,
@@ -251,8 +251,8 @@ class Transaction:
             value=value,
             before=None,
         )
-        part.look()
-        return part
+        entry.look()
+        return entry
 
     # -- its end
 
@@ -347,28 +347,28 @@ class Transaction:
         self._finish("aborted")
 
     def _check_in_place(self) -> None:
-        for part in self._parts:
-            part.check_in_place()
+        for entry in self._write_set:
+            entry.check_in_place()
 
     def _publish(self, session: Session) -> None:
         changes = []
-        for part in self._parts:
-            runs = part.dirty(session)
+        for entry in self._write_set:
+            runs = entry.dirty(session)
             if runs is not None:
-                changes.append(Change(part, runs))
+                changes.append(Change(entry, runs))
             else:
-                _warn_if_rebound(part)
-        attempt = task_context.current()
-        if attempt is None:
+                _warn_if_rebound(entry)
+        context = task_context.current()
+        if context is None:
             self._publish_as(session, changes, None)
             return
         variables = [target.ref.region for target in self._targets]
-        with attempt.one_commit(session.rpc, variables) as name:
+        with context.one_commit(session.rpc, variables) as name:
             try:
                 self._publish_as(session, changes, name)
             except BaseException:
                 if self._in_doubt is not None:
-                    attempt.doubts(self._in_doubt[0], variables)
+                    context.doubts(self._in_doubt[0], variables)
                 raise
 
     def _publish_as(self, session: Session, changes: list[Change], name: Name | None) -> None:
@@ -417,12 +417,12 @@ class Transaction:
             if key is not None:
                 versions = dict(session.rpc.outcome(key.commit_id))
         ended = []
-        for part in self._parts:
-            begin, state = part.begin, part.begin._state
+        for entry in self._write_set:
+            begin, state = entry.begin, entry.begin._state
             if (version := versions.get(begin.region, 0)) > begin.version:
                 with contextlib.suppress(errors.ClamorError):
                     state = begin._state_of(session.rpc.at(begin.region, version))
-            part.target.ref._move(state)
+            entry.target.ref._move(state)
             ended.append(state.version)
         self._versions = tuple(ended)
         self._finish("committed")
@@ -440,9 +440,9 @@ class Transaction:
         try:
             check_room(total_bytes, "The commit", COMMIT_HINT)
             for change in changes:
-                lease = change.part.lease
+                lease = change.entry.lease
                 if lease is not None:
-                    staged_at[change.part.begin.region] = session.client.stage(
+                    staged_at[change.entry.begin.region] = session.client.stage(
                         lease.mapping.id, commit_id, change.runs, timeout_s=timeout_s
                     )
             return staged_at
@@ -499,12 +499,12 @@ class Transaction:
         session: Session, commit_id: int, changes: list[Change], versions: dict[int, int]
     ) -> None:
         for change in changes:
-            if change.part.lease is not None:
-                region = change.part.begin.region
+            if change.entry.lease is not None:
+                region = change.entry.begin.region
                 # The registry tells the page servers as well: this only makes it sooner.
                 with contextlib.suppress(errors.ClamorError):
                     session.client.resolve(
-                        commit_id, region, versions.get(region, 0), change.part.lease.mapping.id
+                        commit_id, region, versions.get(region, 0), change.entry.lease.mapping.id
                     )
 
     def _drop(self, session: Session, commit_id: int, changes: list[Change]) -> None:
@@ -515,9 +515,9 @@ class Transaction:
     ) -> None:
         self._resolve(session, commit_id, changes, versions)
         ended = []
-        for part in self._parts:
-            version = versions.get(part.begin.region, part.begin.version)
-            part.target.ref._move(part.state_at(version))
+        for entry in self._write_set:
+            version = versions.get(entry.begin.region, entry.begin.version)
+            entry.target.ref._move(entry.state_at(version))
             ended.append(version)
         self._versions = tuple(ended)
         self._finish("committed")
@@ -525,13 +525,13 @@ class Transaction:
     def _finish(self, status: _Status) -> None:
         self._status = status
         self._in_doubt = None
-        parts, self._parts = self._parts, []
-        for part in parts:
-            if type(part.value) is np.ndarray:
+        entries, self._write_set = self._write_set, []
+        for entry in entries:
+            if type(entry.value) is np.ndarray:
                 # Writes from here on would go nowhere; this catches the plainest of them.
-                part.value.flags.writeable = False
-            if part.plan.fixed and part.lease is not None and self._session is not None:
-                self._session.gives_way(part.lease)
+                entry.value.flags.writeable = False
+            if entry.plan.fixed and entry.lease is not None and self._session is not None:
+                self._session.gives_way(entry.lease)
         _here.open().discard(self)
 
     # -- as a context manager
@@ -553,14 +553,14 @@ class Transaction:
             self.commit()
 
 
-def _warn_if_rebound(part: WriteSetEntry) -> None:
+def _warn_if_rebound(entry: WriteSetEntry) -> None:
     """`x = x + 1` leaves `x` as it was, and nobody holds it any more."""
-    if part.target.open_as is not None:
+    if entry.target.open_as is not None:
         return
-    # Ours: part.raw, part.value, and the argument of getrefcount.
-    if type(part.raw) is np.ndarray and sys.getrefcount(part.raw) <= 3:
+    # Ours: entry.raw, entry.value, and the argument of getrefcount.
+    if type(entry.raw) is np.ndarray and sys.getrefcount(entry.raw) <= 3:
         warnings.warn(
-            f"Nothing of {part.name} was changed: `x = x + 1` makes a new array, `x += 1` and "
+            f"Nothing of {entry.name} was changed: `x = x + 1` makes a new array, `x += 1` and "
             "`x[...] = x + 1` change the one of the block.",
             errors.ClamorWarning,
             stacklevel=5,

@@ -68,7 +68,7 @@ class WriteSetEntry:
         return runs if len(runs) else None
 
     def state_at(self, version: int) -> State:
-        """Of the version that this part has become, or, where nothing was written, has stayed."""
+        """Of the version that was committed; where nothing was written, of the one it began at."""
         if version == self.begin.version:
             return State(version, self.begin.plan, self.begin.payload)
         return State(version, self.plan, None if self.lease is not None else self.image.tobytes())
@@ -76,9 +76,9 @@ class WriteSetEntry:
 
 @dataclass(frozen=True)
 class Change:
-    """What one part brings to a commit."""
+    """What one variable brings to a commit."""
 
-    part: WriteSetEntry
+    entry: WriteSetEntry
     runs: Runs
 
     @property
@@ -90,10 +90,10 @@ class Change:
         return self.n_blocks * BLOCK_BYTES
 
     def write(self, server_id: int) -> Write:
-        part, begin = self.part, self.part.begin
-        plan = None if part.plan == begin.plan else pickle.dumps(part.plan)
-        if part.lease is None:
-            payload = part.image.tobytes()
+        entry, begin = self.entry, self.entry.begin
+        plan = None if entry.plan == begin.plan else pickle.dumps(entry.plan)
+        if entry.lease is None:
+            payload = entry.image.tobytes()
             return Write(
                 region=begin.region,
                 base_version=begin.version,

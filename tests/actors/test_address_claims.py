@@ -211,15 +211,15 @@ def test_a_space_of_claims() -> None:
     with pytest.raises(NoAddresses):
         space.allocate(1)
     begin = WINDOW_BEGIN + LEAST_BYTES
-    space.own(begin, begin + LEAST_BYTES)
+    space.acquire(begin, begin + LEAST_BYTES)
     assert space.has_room(LEAST_BYTES - GUARD_BYTES)
     assert not space.has_room(LEAST_BYTES)
     first = space.allocate(1)
     assert first == begin
-    space.own(begin, begin + LEAST_BYTES)  # twice is once
+    space.acquire(begin, begin + LEAST_BYTES)  # twice is once
     space.check()
     assert space.allocate(1) != first
-    space.own(begin + LEAST_BYTES, begin + 2 * LEAST_BYTES)
+    space.acquire(begin + LEAST_BYTES, begin + 2 * LEAST_BYTES)
     assert space.has_room(LEAST_BYTES + GIB)  # joined
     space.check()
 
@@ -231,7 +231,7 @@ def test_a_journal_that_is_read_before_the_log() -> None:
     assert not space.has_room(1)
     with pytest.raises(ValueError, match="not free"):
         space.reserve(WINDOW_BEGIN + 8 * UNIT_BYTES, 1)
-    space.own(WINDOW_BEGIN, WINDOW_BEGIN + LEAST_BYTES)
+    space.acquire(WINDOW_BEGIN, WINDOW_BEGIN + LEAST_BYTES)
     space.check()
     taken = {space.allocate(1) for _ in range(8)}
     assert WINDOW_BEGIN + 8 * UNIT_BYTES not in taken

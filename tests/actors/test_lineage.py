@@ -228,7 +228,7 @@ def test_what_is_replayed_is_all_versions_together() -> None:
 
 
 def test_packed_and_back() -> None:
-    said = record(outcome="failed: X", rows=5, output_digest=b"d" * 16, replay_digest=b"r" * 16)
+    said = record(outcome="failed: X", rows=5, output_digest=b"d" * 16, predictor_digest=b"r" * 16)
     assert AttemptRecord.of(said.packed()) == said
     listed = said._replace(reads=[list(read) for read in said.reads])  # type: ignore[arg-type]
     assert AttemptRecord.of(listed.packed()) == said
@@ -252,7 +252,7 @@ def test_the_first_output_is_what_the_others_are_compared_with() -> None:
 def test_everything_comes_back(tmp_path: Path) -> None:
     journal = LineageJournal(tmp_path)
     said = {
-        3: record(BIG, output_digest=b"d", replay_digest=b"r", rows=8, inputs="a, b"),
+        3: record(BIG, output_digest=b"d", predictor_digest=b"r", rows=8, inputs="a, b"),
         4: record(reads=()),
     }
     changes = Changes(
@@ -567,7 +567,7 @@ def test_an_answered_note_is_written_and_a_full_disk_is_said(
         with monkeypatch.context() as patch:
             patch.setattr(journal, "write", full)
             with pytest.raises(errors.JournalFullError):
-                await world.service.note(record(replay_digest=b"r").packed())
+                await world.service.note(record(predictor_digest=b"r").packed())
             with pytest.raises(errors.JournalFullError):
                 await world.open(5, (2, 4))
         assert journal.load() == Changes()

@@ -48,7 +48,7 @@ def test_from_peers(world: World) -> None:
         ((server, order, made),) = world.servers.orders
         assert (server, order.record.version, order.record.homes, made) == (PEER, 1, (PEER,), [])
         assert [take[0] for take in order.takes] == [OTHER]
-        ((version, blocks),) = order.own
+        ((version, blocks),) = order.cached
         assert (version, BitMap.deserialize(blocks)) == (0, ALL - BitMap([4]))
         assert not order.from_source
         assert world.log.homes_behind() == ()  # it has all versions
@@ -191,7 +191,7 @@ def test_what_is_staged_counts(world: World) -> None:
         assert await world.settle()
         ((_, order, _),) = world.servers.orders
         assert [take[0] for take in order.takes] == [OTHER]
-        ((version, blocks),) = order.own
+        ((version, blocks),) = order.cached
         assert (version, BitMap.deserialize(blocks)) == (0, ALL - BitMap([4]))
 
     run(work)

@@ -216,7 +216,7 @@ def test_a_plain_task_that_says_who_it_is_shows(session: Session, process: Proce
 def test_an_attempt_with_a_name_is_replayed(session: Session, process: ProcessSession) -> None:
     ref = array_of(process)
     blocks = bytes(BitMap([7]).serialize())
-    one = record(5, reads=((ref.region, 0, blocks),), replay_digest=b"n" * 16)
+    one = record(5, reads=((ref.region, 0, blocks),), predictor_digest=b"n" * 16)
     session("note_attempt", one.packed())
     other = session("ensure_server", session.lab.node_ids[1]).server_id
     packed = session("find_reads", pack(b"n" * 16, True, other, [ref.region]))

@@ -89,14 +89,14 @@ class Reads:
     def __init__(self) -> None:
         self.log: list[str] = []
 
-    def reads_begin(self, _id: int) -> None:
+    def access_report_begin(self, _id: int) -> None:
         self.log.append("begin")
 
-    def reads_end(self, _id: int) -> Any:
+    def access_report_end(self, _id: int) -> Any:
         self.log.append("end")
         return np.empty((0, 2), np.uint64)
 
-    def reads_drop(self, _id: int) -> None:
+    def access_report_drop(self, _id: int) -> None:
         self.log.append("drop")
 
     def report_reads(self, _id: int, _runs: Any) -> None:
@@ -114,7 +114,7 @@ def lease_over(client: Any) -> Lease:
 def test_a_read_set_that_began_ends_once() -> None:
     client = Reads()
     lease = lease_over(client)
-    lease.reads_begin()
+    lease.access_report_begin()
     with pytest.raises(errors.ServerUnavailableError):
         lease.report_reads()
     lease.report_reads()  # nothing left to report
@@ -125,7 +125,7 @@ def test_a_read_set_that_began_ends_once() -> None:
 def test_a_read_set_nobody_reported_ends_with_the_lease() -> None:
     client = Reads()
     lease = lease_over(client)
-    lease.reads_begin()
+    lease.access_report_begin()
     del lease
     gc.collect()
     assert client.log == ["begin", "drop", "unmap"]

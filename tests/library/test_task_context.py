@@ -395,9 +395,9 @@ class Client:
     def __getattr__(self, name: str) -> Callable[[int], Any]:
         def call(mapping_id: int) -> Any:
             self.asked.append(name)
-            if isinstance(self.mapped, Exception) and name == "reads_end":
+            if isinstance(self.mapped, Exception) and name == "access_report_end":
                 raise self.mapped
-            runs = {"reads_end": self.mapped, "evicted": self.gone}.get(name, ())
+            runs = {"access_report_end": self.mapped, "evicted": self.gone}.get(name, ())
             return np.array(runs, np.uint64).reshape(-1, 2)
 
         return call
@@ -421,23 +421,23 @@ def read_by(client: Client, *tokens: int, ends: int | None = None) -> Any:
 def test_what_was_evicted_counts() -> None:
     client = Client([(7, 2)], [(20, 1)])
     assert read_by(client, 1) == [6, 7, 19]
-    begin = ["reads_exact", "evicted_begin", "reads_begin"]
+    begin = ["reads_exact", "evicted_begin", "access_report_begin"]
     # Asked for before the look it would miss what goes in between.
-    assert client.asked == [*begin, "reads_end", "evicted", "evicted_end"]
+    assert client.asked == [*begin, "access_report_end", "evicted", "evicted_end"]
 
 
 def test_leases_of_one_mapping_are_looked_at_once() -> None:
     client = Client([(7, 2)])
     assert read_by(client, 1, 2) == [6, 7]
-    assert client.asked.count("reads_end") == 1
-    assert client.asked.count("reads_drop") == 1
+    assert client.asked.count("access_report_end") == 1
+    assert client.asked.count("access_report_drop") == 1
     assert client.asked.count("evicted_end") == 2
 
 
 def test_a_lease_that_ends_is_looked_at_first() -> None:
     client = Client([(7, 2)])
     assert read_by(client, 1, ends=1) == [6, 7]
-    assert client.asked.count("reads_end") == 1
+    assert client.asked.count("access_report_end") == 1
 
 
 def test_where_nobody_can_tell_all_counts(monkeypatch: pytest.MonkeyPatch) -> None:

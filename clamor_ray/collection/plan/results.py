@@ -36,7 +36,7 @@ class Part:
         made_of: numbers of the parts that it was made of.
         pins: what its task would read again, and those before it.
         key_tokens: of tasks among those that have committed: their idempotency keys must stay.
-        own: what its own task was given.
+        task_pins: what its own task was given.
         moved: which of those are of variables that `refresh` moves.
         as_of: by region, a newer version at which it would be the same.
     """
@@ -47,13 +47,13 @@ class Part:
     made_of: tuple[int, ...]
     pins: frozenset[Pin]
     key_tokens: frozenset[bytes] = frozenset()
-    own: frozenset[Pin] = frozenset()
+    task_pins: frozenset[Pin] = frozenset()
     moved: frozenset[Pin] = frozenset()
     as_of: dict[int, int] = field(default_factory=dict)
 
     def is_at(self, region: int, version: int) -> bool:
         """Whether it is what its task would make of this version of a variable."""
-        return Pin(region, version) in self.own or self.as_of.get(region, -1) >= version
+        return Pin(region, version) in self.task_pins or self.as_of.get(region, -1) >= version
 
 
 @dataclass(frozen=True)

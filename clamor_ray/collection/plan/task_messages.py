@@ -32,10 +32,10 @@ class TaskSpec(NamedTuple):
         inputs: of each slot, for people.
         bounds: of a `Ranged` out.
         check: compare the output with an earlier attempt's.
-        replay: names tasks that are likely to read the same, and whether there was one before;
-            None: there is nothing to read.
+        predictor_key: names tasks that are likely to read the same, and whether there was one
+            before; None: there is nothing to read.
         moves: of each snapshot, whether it stands for a reference which moves.
-        adds: what the task adds to variables is collected, and is one more result.
+        scatter_adds: what the task adds to variables is collected, and is one more result.
     """
 
     token: bytes
@@ -49,9 +49,9 @@ class TaskSpec(NamedTuple):
     inputs: tuple[str, ...]
     bounds: Any = None
     check: bool = False
-    replay: tuple[bytes, bool] | None = None
+    predictor_key: tuple[bytes, bool] | None = None
     moves: tuple[bool, ...] = ()
-    adds: bool = False
+    scatter_adds: bool = False
 
 
 class Meta(NamedTuple):
@@ -68,8 +68,8 @@ class Meta(NamedTuple):
         digest: of the result, where checking is on.
         commits: transactions that it made.
         array: of a fold's result that is an array: its dtype's name and its shape.
-        adds: packed references to the variables that it has added to,
-        adds_bytes: and the size of that.
+        scatter_added: packed references to the variables that it has added to,
+        scatter_added_bytes: and the size of that.
     """
 
     partition: int
@@ -85,5 +85,5 @@ class Meta(NamedTuple):
     digest: bytes | None = None
     commits: int = 0
     array: tuple[str, tuple[int, ...]] | None = None
-    adds: tuple[bytes, ...] = ()
-    adds_bytes: int = 0
+    scatter_added: tuple[bytes, ...] = ()
+    scatter_added_bytes: int = 0

@@ -190,13 +190,13 @@ class _StageRun:
         self._run_id = secrets.randbits(63)
         variables = stage.variables
         self._snapshots = tuple(variable.ref for variable in variables)
-        self._own = [(Pin(v.region, v.ref.version), v.moves) for v in variables]
+        self._task_pins = [(Pin(v.region, v.ref.version), v.moves) for v in variables]
         self._made_by = f"{os.getpid()}/{scope}"  # numbers of nodes are a process's own
         self._fed: dict[int, Fed] = {}
         self._flights: dict[Any, _Flight] = {}
         self._parts: dict[int, Part] = {}
         self._moves = tuple(variable.moves for variable in variables)
-        self._adds = bool(variables)  # who has none adds to none: his tasks have one result less
+        self._scatter_adds = bool(variables)  # a stage without variables has one result less
         out = stage.program.out
         self._n_outs = out.n if isinstance(out, (Hashed, Ranged)) else 1
         # A key may be of a class of the user's script: text or a number all the same.
@@ -205,7 +205,9 @@ class _StageRun:
             self._program = ray.put(self._program)
         self._slots = cluster.slots(options.num_cpus)
         n_places = len(self._slots.total)  # the nodes among which "deterministic" chooses
-        self._scatter_add = ScatterAddCommit(scope, cluster.nodes, n_places) if self._adds else None
+        self._scatter_add = (
+            ScatterAddCommit(scope, cluster.nodes, n_places) if self._scatter_adds else None
+        )
 
     def run(self, tasks: Sequence[int], pinned: Callable[[], None]) -> dict[int, Part]:
         if not tasks:
@@ -305,9 +307,9 @@ class _StageRun:
             inputs=fed.texts,
             bounds=self._bounds,
             check=self._options.check,
-            replay=self._replay(task),
+            predictor_key=self._predictor_key(task),
             moves=self._moves,
-            adds=self._adds,
+            scatter_adds=self._scatter_adds,
         )
         how: dict[str, Any] = {
             "num_cpus": self._options.num_cpus,
@@ -316,13 +318,13 @@ class _StageRun:
         }
         if start.node is not None:
             how["scheduling_strategy"] = NodeAffinitySchedulingStrategy(start.node, soft=True)
-        how["num_returns"] = 1 + self._n_outs + self._adds
+        how["num_returns"] = 1 + self._n_outs + self._scatter_adds
         report, *outs = self._cluster.submit(self._program, packed(spec), self._n_outs, fed, **how)
         self._flights[report] = _Flight(
             task=task, attempt=start.attempt, node=start.node, outs=tuple(outs), spec=spec
         )
 
-    def _replay(self, task: int) -> tuple[bytes, bool] | None:
+    def _predictor_key(self, task: int) -> tuple[bytes, bool] | None:
         """Names tasks of these functions on this partition of these inputs, whenever they run."""
         if not self._snapshots:
             return None
@@ -348,8 +350,8 @@ class _StageRun:
         if flight is None:  # its rival came with the same batch
             return False
         try:
-            said = ray.get(reference)
-            meta: Meta = pickle.loads(said) if isinstance(said, bytes) else said
+            answer = ray.get(reference)
+            meta: Meta = pickle.loads(answer) if isinstance(answer, bytes) else answer
         except RayError as failure:
             report.ended(
                 flight.spec, flight.node, self._stage.program, f"lost: {type(failure).__name__}"
@@ -366,17 +368,17 @@ class _StageRun:
             self._cancel_one(loser)
         fed = self._fed.pop(flight.task)
         committed = {self._token(flight.task)} if meta.commits else set()
-        if self._scatter_add is not None and meta.adds:
+        if self._scatter_add is not None and meta.scatter_added:
             self._scatter_add.add(flight.task, meta, flight.outs[-1])
         self._parts[flight.task] = Part(
             number=new_number(),
             outs=flight.outs[: self._n_outs],
             meta=meta,
             made_of=made_of(self._stage, flight.task, self._made, self._mark),
-            pins=fed.pins | {pin for pin, _ in self._own},
+            pins=fed.pins | {pin for pin, _ in self._task_pins},
             key_tokens=fed.key_tokens | committed,
-            own=frozenset(pin for pin, _ in self._own),
-            moved=frozenset(pin for pin, moves in self._own if moves),
+            task_pins=frozenset(pin for pin, _ in self._task_pins),
+            moved=frozenset(pin for pin, moves in self._task_pins if moves),
         )
         _note_place(self._stage, flight.task, meta.node_id)
         if self._took is not None:

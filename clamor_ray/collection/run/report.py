@@ -72,15 +72,15 @@ def fetch_ahead(spec: TaskSpec) -> list[Any]:
         Leases that keep them in use until the task is over.
     """
     refs = [ref for ref in spec.snapshots if not ref.inline]
-    if spec.replay is None or not refs:
+    if spec.predictor_key is None or not refs:
         return []
-    digest, again = spec.replay
-    replaying = PredictedReads(Hinted(refs[0], Key(digest, True), again), refs)
-    if not replaying.asked:
+    digest, again = spec.predictor_key
+    predicted = PredictedReads(Hinted(refs[0], Key(digest, True), again), refs)
+    if not predicted.asked:
         return []
     session = process_sessions.current(spec.scope)
     leases = [session.open(ref, stream=False) for ref in dict.fromkeys(refs)]
-    replaying.fetch(leases)
+    predicted.fetch(leases)
     return leases
 
 
@@ -168,6 +168,6 @@ def note(spec: TaskSpec, meta: Meta, program: Program) -> None:
         outcome=outcome,
         rows=meta.n_items,
         output_digest=meta.digest,
-        replay_digest=spec.replay[0] if spec.replay else None,
+        predictor_digest=spec.predictor_key[0] if spec.predictor_key else None,
     )
     _tell(spec, record)

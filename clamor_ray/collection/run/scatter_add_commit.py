@@ -217,10 +217,10 @@ class ScatterAddCommit:
 
     def add(self, partition: int, meta: Meta, sums: Any) -> None:
         """The report of the attempt that counts."""
-        for packed in meta.adds:
+        for packed in meta.scatter_added:
             ref = GlobalRef.unpacked(packed)
             self._refs[ref.region] = ref
-        self._added[partition] = Added(sums, meta.node_id, meta.adds_bytes)
+        self._added[partition] = Added(sums, meta.node_id, meta.scatter_added_bytes)
 
     def commit(self) -> None:
         """Applies all of it by one commit; nothing where nothing was added.

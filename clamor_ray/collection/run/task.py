@@ -365,7 +365,7 @@ def run_partition(program: Program, spec: TaskSpec, n_outs: int, *objects: Any) 
     """One attempt at one partition.
 
     Returns:
-        A `Meta`, then n_outs results; or `Failure`s in their places. Then, where adds
+        A `Meta`, then n_outs results; or `Failure`s in their places. Then, where scatter_added
         are collected, a `Sum` for each region that the task has added to, or None.
     """
 
@@ -426,18 +426,18 @@ def _attempt_at(
     sample, digest, failure = None, None, None
     added: tuple[Any, ...] = ()
     sums: Any = None
-    with recording(spec.token) as attempt:
-        attempt.moving = frozenset(map(id, itertools.compress(spec.snapshots, spec.moves)))
-        if spec.adds:
-            attempt.adds = Collector()
+    with recording(spec.token) as context:
+        context.moving = frozenset(map(id, itertools.compress(spec.snapshots, spec.moves)))
+        if spec.scatter_adds:
+            context.scatter_adds = Collector()
         try:
             ahead = report.fetch_ahead(spec)
             functions = [_loaded(captured, first, spec) for captured, first in program.functions]
             outs, sample = work(functions)
             if spec.snapshots:
                 outs = [own.detached(out) for out in outs]
-            if attempt.adds is not None:
-                added, sums = attempt.adds.take()
+            if context.scatter_adds is not None:
+                added, sums = context.scatter_adds.take()
             del functions, ahead
             if spec.check:
                 digest = report.digest_of(outs)
@@ -446,8 +446,8 @@ def _attempt_at(
             failure = Failure(_explained(raised, spec))
             outs = [failure] * n_outs
             added, sums = (), failure
-        reads = tuple(attempt.reads())
-        commits = attempt.commits
+        reads = tuple(context.reads())
+        commits = context.commits
     n_items = n_bytes = 0
     array = None
     if failure is None and isinstance(program.out, Folded):
@@ -472,8 +472,8 @@ def _attempt_at(
         digest=digest,
         commits=commits,
         array=array,
-        adds=tuple(ref.packed() for ref in added),
-        adds_bytes=sum(one.n_bytes for one in sums.values()) if added else 0,
+        scatter_added=tuple(ref.packed() for ref in added),
+        scatter_added_bytes=sum(one.n_bytes for one in sums.values()) if added else 0,
     )
     report.note(spec, meta, program)
-    return (meta, *outs, sums or None) if spec.adds else (meta, *outs)
+    return (meta, *outs, sums or None) if spec.scatter_adds else (meta, *outs)
