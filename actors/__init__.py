@@ -1,5 +1,7 @@
-"""Ray actors of clamor_ray, and the Ray-free cores that decide for them.
+"""In: calls of sessions, page servers and the engine. Out: decisions.
 
-Reading order: ``messages`` (what travels), ``registry_core`` and ``handshake`` (pure decisions),
-``server_core`` (asyncio, no Ray), then the two facades ``registry`` and ``page_server``.
+Ray actors, and the Ray-free cores that decide for them. A room for each: `window/`, `commits/`,
+`lineage/`, `lost_homes/`, `registry/`, `page_server/`, `allreduce/`, `process/`. Read first
+`registry/registry_core.py` (pure decisions) and `page_server/server_core.py` (asyncio, no Ray),
+then the facades `registry/registry.py` and `page_server/page_server.py`.
 """

@@ -1,1 +1,1 @@
-"""Partial results of a node's tasks become one value."""
+"""In: partial results of tasks of a node. Out: one value."""

@@ -1,1 +1,4 @@
-"""Commits: checks, decision, journal, and the homes told. In: a request; out: a version."""
+"""In: a commit request. Out: a version, or a conflict.
+
+Checks, decision, journal, and the homes that are told.
+"""

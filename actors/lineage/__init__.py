@@ -1,1 +1,1 @@
-"""What tasks touched, and which old versions must stay."""
+"""In: what tasks touched. Out: the old versions that must stay."""

@@ -1,1 +1,1 @@
-"""Regions whose home is lost get another one."""
+"""In: a lost home. Out: another home, or which blocks are lost."""

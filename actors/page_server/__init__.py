@@ -1,1 +1,4 @@
-"""The page server of a node: its port, its peers, and the engine's questions."""
+"""In: the engine's questions. Out: answers of the registry.
+
+The page server of a node: its data port and its peers.
+"""

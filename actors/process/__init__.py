@@ -1,1 +1,4 @@
-"""Processes and their files: start, end, logs, what outlives an actor."""
+"""In: processes and their files. Out: their start, end and logs.
+
+What outlives an actor, too.
+"""

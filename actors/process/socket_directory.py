@@ -29,7 +29,7 @@ def prepare(directory: str) -> None:
     """Makes the directory, unless it is there, and checks that it is this user's alone.
 
     Args:
-        directory: ``_names.socket_directory``.
+        directory: ``names.socket_directory``.
 
     Raises:
         DeniedError: It cannot be made there; or it is another user's, a link, or open to others.

@@ -1,3 +1,4 @@
-"""The registry: regions, servers and their end. In: calls of sessions and page servers; out:
-decisions.
+"""In: calls of sessions and page servers. Out: decisions.
+
+The registry: regions, servers, and their end.
 """

@@ -1,10 +1,10 @@
 """Regions that were given out in advance, for a ``put`` that may never come.
 
-``seal_and_create`` makes the next region of a row of puts before it is asked for. Who has it keeps
-it for some seconds (``_spares.KEEP_S``), ends, or is killed, and says nothing. What a ``put`` fills
-its home knows; so after a while the homes are asked, and what they have not heard of is given
-back. A put that comes even later, of a process that was stopped, is refused at its seal, and
-begins anew with another region.
+``seal_and_create`` makes the next region of a row of puts before it is asked for. The process that
+has it keeps it for some seconds (``_session/spares.py``: ``KEEP_S``), or ends without a message.
+The home of a region knows whether a ``put`` fills it; so after a while the homes are asked, and
+regions that they do not know are given back. A put that comes even later, of a process that was
+stopped, is refused at its seal, and begins anew with another region.
 
 A registry that restarts forgets them: they end with other regions that nobody sealed, after 10
 minutes.

@@ -1,1 +1,1 @@
-"""Which session has which part of the address window."""
+"""In: sessions. Out: parts of the address window."""

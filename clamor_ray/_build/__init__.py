@@ -1,1 +1,4 @@
-"""Objects that are built where they are read: regions, allocators, libraries."""
+"""In: what allocates. Out: an object that is built where it is read.
+
+Regions, allocators, libraries.
+"""

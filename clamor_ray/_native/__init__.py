@@ -1,3 +1,4 @@
-"""The one door to C: handles over clamor_ray._pagecache. In: Python values; out: calls into the
-library.
+"""In: Python values. Out: calls into C.
+
+The only way to `clamor_ray._pagecache`: a class for each handle.
 """

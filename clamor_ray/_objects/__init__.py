@@ -1,1 +1,4 @@
-"""From objects to buffers to blocks, and back. In: an object; out: bytes at offsets. Pure."""
+"""In: an object. Out: bytes at offsets, and back.
+
+From objects to buffers to blocks. Pure.
+"""

@@ -1,3 +1,4 @@
-"""What processes say to each other: messages, proofs, names, causes. In: values; out: values. No
-I/O.
+"""In: values. Out: messages, and back.
+
+What processes tell each other: messages, proofs, names, causes. No I/O.
 """

@@ -217,11 +217,11 @@ class ServerConfig:
         history_bytes: Replaced blocks that a home keeps in memory for old versions, then
         history_disk_bytes: in files without a name in
         history_directory: this directory of its node; "" for Ray's session directory there.
-        sockets_below: Its directory of sockets is below this one (``_names.socket_directory``).
+        sockets_below: Its directory of sockets is below this one (``names.socket_directory``).
         stage_timeout_s: A staged layer whose writer is silent for so long is asked about.
         cache_bytes: Budget of each node's cached blocks; 0: a quarter of the node's memory.
-        cache_policy: Which of them go first (``_native.POLICIES``).
-        replication: Whom a busy home sends askers to (``_native.REPLICATIONS``).
+        cache_policy: Which of them go first (``_native/base.py``: ``POLICIES``).
+        replication: Whom a busy home sends askers to (``_native/base.py``: ``REPLICATIONS``).
     """
 
     job_scope: str

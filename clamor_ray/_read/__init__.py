@@ -1,3 +1,4 @@
-"""References to objects: mappings, views, prefetch, gather. In: a reference; out: memory that is
-read.
+"""In: a reference. Out: memory that is read.
+
+Mappings, views, prefetch, gather.
 """

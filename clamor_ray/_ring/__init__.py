@@ -1,1 +1,4 @@
-"""Groups of actors that reduce arrays among themselves: who is a member, and how they connect."""
+"""In: actors. Out: a group that reduces arrays.
+
+Who is a member, and how they connect.
+"""

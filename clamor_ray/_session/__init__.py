@@ -1,1 +1,4 @@
-"""Where a process is in the cluster: sessions, their beginning and end, put, share, free, stats."""
+"""In: a process. Out: its sessions.
+
+Their beginning and end, put, zeros, share, free, statistics.
+"""

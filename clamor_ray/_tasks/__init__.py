@@ -1,3 +1,4 @@
-"""Tasks of a user: arguments that arrive as objects, what an attempt reads, what is fetched
-ahead.
+"""In: a task's arguments. Out: objects, and what the task read.
+
+What is fetched ahead, too.
 """

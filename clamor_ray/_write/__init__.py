@@ -1,1 +1,4 @@
-"""Changes: private memory over a snapshot, and one commit. In: writes; out: a version."""
+"""In: writes. Out: a version.
+
+Private memory over a snapshot, and one commit.
+"""

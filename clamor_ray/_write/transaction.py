@@ -2,14 +2,14 @@
 
 A variable is mapped copy-on-write. What the block wrote the kernel knows (the private blocks of
 the mapping); only those blocks are staged at this node's page server. The registry then decides
-about all variables at once: the first who commits a block wins.
+about all variables at once. The first commit to a block wins.
 
 A commit whose answer was lost is asked about before anything else is tried: until then it may
 have happened, and its blocks must stay where they are.
 
-In an attempt of a task that has a token (`_tasks/attempt.py`) each commit carries a write of a
-idempotency key (`clamor_ray/_protocol/idempotency.py`), so that the n-th transaction over the same
-variables of all attempts is made once. One that wrote nothing commits its key alone.
+In an attempt of a task that has a token (`_tasks/task_context.py`) each commit also writes an
+idempotency key (`_protocol/idempotency.py`), so that all attempts together make the n-th
+transaction over the same variables once. A transaction that wrote nothing commits its key alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that documents name exist."""
+"""Files that documents and comments name exist; each room says what goes in and what comes out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
 DOCS += sorted((ROOT / "docs").glob("*.md"))
 NAMED = re.compile(r"`((?:[\w.]+/)*[\w.]+\.(?:py|c|h|sh|pml))(?:::\w+|: \w+)?`")
+MODULE = re.compile(r"`(_[a-z]\w*)\.(\w+)")  # of a room: `_read.ref`
+INVENTED = {"test_x.py", "test_x.c", "tests/actors/test_x.py"}  # examples in a text
 
 
 def files() -> set[str]:
@@ -33,6 +35,43 @@ def test_files_that_are_named_exist(document: Path) -> None:
         name
         for name in NAMED.findall(document.read_text())
         if not any(path.endswith("/" + name) for path in there)
+    ]
+    assert wrong == []
+
+
+def code(*tops: str) -> list[str]:
+    return sorted(path for path in files() if path.endswith(".py") and path.startswith(tops))
+
+
+def test_files_that_comments_name_exist() -> None:
+    there = ["/" + path for path in files()]
+    wrong = [
+        (path, name)
+        for path in code("clamor_ray/", "actors/", "workloads/", "bench/", "tests/")
+        for name in NAMED.findall((ROOT / path).read_text())
+        if name not in INVENTED and not any(each.endswith("/" + name) for each in there)
+    ]
+    assert wrong == []
+
+
+def test_modules_that_comments_name_exist() -> None:
+    there = files()
+    wrong = [
+        (path, f"{room}.{module}")
+        for path in code("clamor_ray/", "actors/")
+        for room, module in MODULE.findall((ROOT / path).read_text())
+        if f"clamor_ray/{room}/{module}.py" not in there and module != "so"
+    ]
+    assert wrong == []
+
+
+def test_each_room_says_what_goes_in_and_what_comes_out() -> None:
+    rooms = [path for path in code("clamor_ray/", "actors/") if path.endswith("/__init__.py")]
+    wrong = [
+        path
+        for path in rooms
+        if path != "clamor_ray/__init__.py"
+        and not re.match(r'"""In: .+\. Out: .+\.', (ROOT / path).read_text().splitlines()[0])
     ]
     assert wrong == []
 

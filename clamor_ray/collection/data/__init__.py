@@ -1,1 +1,4 @@
-"""What a partition holds: blocks of items, keys, joins, order, sums. Pure."""
+"""In: items of a partition. Out: items, keys, joins, order, sums.
+
+Pure.
+"""

@@ -1,1 +1,1 @@
-"""What a plan looks like, as text and as a picture."""
+"""In: a plan. Out: text or a picture."""

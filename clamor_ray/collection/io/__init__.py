@@ -1,1 +1,1 @@
-"""Collections from files and to files."""
+"""In: files, arrays, tables. Out: collections, and back."""

@@ -1,1 +1,4 @@
-"""What is to be computed: operators, stages, versions. In: calls; out: a graph. Runs nothing."""
+"""In: calls. Out: a graph of operators, and its stages.
+
+Runs nothing.
+"""

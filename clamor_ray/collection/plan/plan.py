@@ -108,7 +108,7 @@ class Node:
         n_partitions: of the result.
         variables: of all functions of the operator, in their order; `refresh` replaces them.
         keep: partitions are kept once they are there.
-        results: of stages that end here, by the stage's signature; see `run.py`.
+        results: of stages that end here, by the stage's signature; see `results.py`.
     """
 
     operator: Operator

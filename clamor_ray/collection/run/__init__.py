@@ -1,1 +1,4 @@
-"""Stages on the cluster. In: stages; out: results by partition."""
+"""In: stages. Out: results by partition.
+
+On the cluster.
+"""
