@@ -147,13 +147,32 @@ class ClamorError(Exception):
 
 
 class NotInitializedError(ClamorError):
-    """There is no session in this process."""
+    """There is no session in this process.
+
+    Example:
+        >>> clamor.shutdown()
+        >>> clamor.put(np.zeros(1000))
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.NotInitializedError: ...
+    """
 
     default_hint = "Call clamor.init() first."
 
 
 class SessionMismatchError(NotInitializedError):
-    """A reference belongs to a session that has ended, or to another cluster."""
+    """A reference belongs to a session that has ended, or to another cluster.
+
+    Example:
+        >>> old = clamor.put(np.zeros(1000))
+        >>> clamor.shutdown()
+        >>> session = clamor.init()
+        >>> with clamor.transaction(old, clamor.put(np.zeros(1000))):
+        ...     pass
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.SessionMismatchError: ...
+    """
 
     default_hint = (
         "Put the object again: a global variable lives as long as the session it was put in."
@@ -161,7 +180,17 @@ class SessionMismatchError(NotInitializedError):
 
 
 class SessionEndedError(SessionMismatchError):
-    """The session of a reference or an array has ended: its driver has, or called shutdown."""
+    """The session of a reference or an array has ended: its driver has, or called shutdown.
+
+    Example:
+        >>> old = clamor.put(np.zeros(1000))
+        >>> clamor.shutdown()
+        >>> session = clamor.init()
+        >>> old.get()
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.SessionEndedError: ...
+    """
 
     default_hint = (
         "A global variable lives as long as the driver's session. Put the object again in the "
@@ -300,7 +329,15 @@ class OutOfMemoryError(ClamorError, MemoryError):
 
 
 class CacheBudgetError(ClamorError, ValueError):
-    """A node has less memory than its cache was told to take."""
+    """A node has less memory than its cache was told to take.
+
+    Example:
+        >>> clamor.shutdown()
+        >>> clamor.init(cache_bytes="1024TiB")
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.CacheBudgetError: ...
+    """
 
     default_hint = (
         "Set CLAMOR_CACHE_BYTES, or clamor.init(cache_bytes=...), to less than the smallest node "
@@ -348,7 +385,16 @@ class DeniedError(ClamorError):
 
 
 class ForkedError(ClamorError):
-    """This is a fork of the process that made the session, and could not attach by itself."""
+    """This is a fork of the process that made the session, and could not attach by itself.
+
+    Example:
+        >>> import multiprocessing
+        >>> with multiprocessing.get_context("fork").Pool(1) as pool:
+        ...     pool.apply(clamor.put, (np.zeros(1000),))
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.ForkedError: ...
+    """
 
     default_hint = "Use the 'spawn' start method, or call clamor only in the parent process."
 

@@ -523,7 +523,9 @@ def region(nbytes: int) -> Region:
     Returns:
         A `Region`, for one with block of at most 10 minutes.
 
-    Raises (on entering the block, and at its end):
+    Raises (the first two at once, the others on entering the block, and at its end):
+        TypeError: `nbytes` is no whole number.
+        ValueError: It is less than 1.
         NotInitializedError: Before `clamor.init()`.
         OutOfMemoryError: The global address space is full.
         ServerUnavailableError: The page server does not answer, or was restarted meanwhile.

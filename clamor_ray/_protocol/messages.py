@@ -322,14 +322,19 @@ class ServerReport:
 
 @dataclass(frozen=True)
 class ReadPredictorCounters:
-    """What tasks said of what they touched, since the registry started.
+    """Counters of the read predictor since the registry started.
 
     Args:
-        noted: Read sets that came.
-        asked: Tasks that asked for what their like touched.
-        found: Tasks that were told.
-        names: Tasks of which something is kept.
-        bytes: What that takes.
+        noted: read sets that tasks reported.
+        asked: tasks that asked for the read set of one like them.
+        found: tasks that got one.
+        names: read sets that are kept, one for each name of a task.
+        bytes: of memory that these take.
+
+    Example:
+        >>> counters = clamor.stats().replay
+        >>> counters.found <= counters.asked
+        True
     """
 
     noted: int = 0

@@ -126,6 +126,10 @@ class _Lookups(ABC):
         Returns:
             A copy, shape (len,).
 
+        Raises:
+            FreedError, HomeLostError, SnapshotExpired, ...: As `GlobalRef.get`.
+            HashMapCorruptError: The reference is not of a hash map.
+
         Example:
             >>> sorted(clamor.HashMap.build([3, 1, 2], [0.3, 0.1, 0.2]).keys().tolist())
             [1, 2, 3]
@@ -140,6 +144,10 @@ class _Lookups(ABC):
         Returns:
             A copy, shape (len,) + row.
 
+        Raises:
+            FreedError, HomeLostError, SnapshotExpired, ...: As `GlobalRef.get`.
+            HashMapCorruptError: The reference is not of a hash map.
+
         Example:
             >>> sorted(clamor.HashMap.build([3, 1, 2], [0.3, 0.1, 0.2]).values().tolist())
             [0.1, 0.2, 0.3]
@@ -153,6 +161,10 @@ class _Lookups(ABC):
 
         Returns:
             `keys()` and `values()`.
+
+        Raises:
+            FreedError, HomeLostError, SnapshotExpired, ...: As `GlobalRef.get`.
+            HashMapCorruptError: The reference is not of a hash map.
 
         Example:
             >>> keys, values = clamor.HashMap.build([3, 1], [0.3, 0.1]).items()

@@ -36,7 +36,65 @@ class _Counters(Mapping[str, int]):
 
 @dataclass(frozen=True, eq=False)
 class EngineStats(_Counters):
-    """Counters of one page server; the names are those of `struct pc_engine_stats`."""
+    """Counters of one page server since it started, and what it holds now; an attribute each, or by
+    name as of a mapping. The names are those of `struct pc_engine_stats`. A block is 4 KiB.
+
+    Args:
+        regions: global variables that it knows.
+        generations: versions of variables that it holds memory for.
+        mappings: mappings of them in processes of its node.
+        clients: connections of processes of its node.
+        served_connections: connections from other page servers, which fetch from it.
+        peer_connections: connections to other page servers, which it fetches from.
+        faults: faults that it has taken: touches of blocks that were absent.
+        faults_failed: faults that ended with an error.
+        faults_waiting: faults that wait now.
+        fetch_requests: requests for blocks that it has sent.
+        fetch_retries: requests that were sent again.
+        fetch_failed: requests that ended with an error.
+        fetches_in_flight: requests that wait now for their answer.
+        blocks_fetched: blocks that came from other page servers.
+        bytes_received: bytes that came over the network, headers included.
+        bytes_sent: bytes that it has sent over the network, headers included.
+        blocks_served: blocks that it has sent to other page servers.
+        zero_blocks: blocks that it filled with zeros, without a message.
+        local_blocks: blocks that it copied from memory of its own node.
+        prefetch_requests: prefetches that processes have asked for.
+        prefetched_blocks: blocks that they brought.
+        home_bytes: bytes of memory of the variables that are homed on its node.
+        cached_bytes: bytes of cached blocks, of variables that are homed elsewhere.
+        bad_messages: messages that it refused, from clients and peers.
+        reattached: processes that connected again after a restart.
+        advances: generations that moved to a newer version in place.
+        forks: generations that were made beside an older one.
+        layers: layers (blocks that a commit changes) that are staged or published, and not applied.
+        layer_bytes: their bytes.
+        retained_layers: layers of this node's commits that are kept beside the home's copy.
+        retained_bytes: their bytes.
+        commits_staged: layers that were staged here.
+        commits_published: layers that became part of a version.
+        commits_applied: layers that were applied to the base.
+        commits_dropped: layers that were dropped: their commits were not made.
+        history_records: replaced blocks that are kept for old versions.
+        history_bytes: bytes of those in memory.
+        history_disk_bytes: bytes of those on disk.
+        history_expired: replaced blocks that were let go for want of room.
+        history_retained_bytes: bytes of replaced blocks that collections could need again.
+        history_retained_expired: such blocks that were let go all the same.
+        redirected_blocks: blocks for which it, as their home, sent the asker to another node.
+        redirect_misses: blocks that it asked a peer for, and the peer did not have.
+        peer_blocks_served: blocks that it has sent without being their home.
+        peer_blocks_fetched: blocks that it got from nodes that are not their home.
+        evicted_blocks: cached blocks that were evicted.
+        refetched_blocks: blocks that were fetched again soon after they were evicted.
+        rows_served: rows that it has sent for `clamor.gather`.
+        rows_fetched: rows that it got for `clamor.gather`.
+
+    Example:
+        >>> engine = clamor.stats().nodes[0].engine
+        >>> engine.faults == engine["faults"]
+        True
+    """
 
     regions: int = 0
     generations: int = 0
@@ -91,7 +149,27 @@ class EngineStats(_Counters):
 
 @dataclass(frozen=True, eq=False)
 class RegionStats(_Counters):
-    """One global variable on one node; the names are those of `struct pc_region_stats`."""
+    """One global variable on one node; an attribute each, or by name as of a mapping. The names are
+    those of `struct pc_region_stats`. A block is 4 KiB.
+
+    Args:
+        region: id of the variable.
+        version: the newest that the node knows.
+        length_bytes: its length in bytes.
+        is_home: 1 where the node is its home, else 0.
+        mappings: mappings of it in processes of the node.
+        generations: versions of it that the node holds memory for.
+        oldest_version: the oldest that the home can serve.
+        present_blocks: blocks that the node has, of its newest generation.
+        fetched_blocks: blocks of those that came from other nodes.
+        touched_blocks: blocks of those that processes were seen to touch.
+
+    Example:
+        >>> ref = clamor.put(np.arange(10**5))
+        >>> (counters,) = clamor.stats().region(ref).values()
+        >>> counters.is_home, counters.length_bytes == ref.length_bytes
+        (1, True)
+    """
 
     region: int = 0
     version: int = 0

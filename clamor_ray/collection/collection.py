@@ -105,6 +105,12 @@ class DataCollection(Operators):
         """Prints the stages that an action would run: what is fused in each, which variables it
         reads at which versions, where its tasks go, and what is kept.
 
+        Raises:
+            NotInitializedError: There is no session in this process.
+            FreedError: A variable was freed.
+            ServerUnavailableError, WaitTimeoutError: The registry does not say which versions
+                there are.
+
         Example:
             >>> col = clamor.from_items(range(4), partitions=2)
             >>> col.map(abs).explain()
@@ -163,6 +169,9 @@ class DataCollection(Operators):
 
         Returns:
             Itself.
+
+        Raises:
+            NotInitializedError: There is no session in this process.
 
         Example:
             >>> col = clamor.from_items(range(4), partitions=2)
@@ -252,6 +261,9 @@ class DataCollection(Operators):
 
         Returns:
             Their number.
+
+        Raises:
+            FunctionFailedError, SourceError, ...: As `execute`.
 
         Example:
             >>> col = clamor.from_items(range(4), partitions=2)
@@ -552,6 +564,9 @@ class DataCollection(Operators):
         Returns:
             A list of them.
 
+        Raises:
+            FunctionFailedError, SourceError, ...: As `execute`.
+
         Example:
             >>> col = clamor.from_items(range(4), partitions=2)
             >>> col.collect()
@@ -598,6 +613,9 @@ class DataCollection(Operators):
         Returns:
             A text; "empty" where there are none.
 
+        Raises:
+            FunctionFailedError, SourceError, ...: As `execute`.
+
         Example:
             >>> clamor.from_items([]).schema()
             'empty'
@@ -615,6 +633,9 @@ class DataCollection(Operators):
         Returns:
             A `pyarrow.Table`; what is no table has one column, "item".
 
+        Raises:
+            FunctionFailedError, SourceError, ...: As `execute`.
+
         Example:
             >>> col = clamor.from_items(range(4), partitions=2)
             >>> col.to_arrow().num_rows
@@ -628,6 +649,9 @@ class DataCollection(Operators):
         Returns:
             An array; a dict of arrays for tables, a tuple for tuples.
 
+        Raises:
+            FunctionFailedError, SourceError, ...: As `execute`.
+
         Example:
             >>> col = clamor.from_items(range(4), partitions=2)
             >>> col.to_numpy()
@@ -640,6 +664,9 @@ class DataCollection(Operators):
 
         Returns:
             A `ray.data.Dataset`.
+
+        Raises:
+            FunctionFailedError, SourceError, ...: As `execute`.
 
         Example:
             >>> col = clamor.from_items(range(4), partitions=2)
