@@ -645,7 +645,7 @@ class PageServer:
         pickled = take_apart(found)
         if _digest(pickled) != order.digest:
             raise errors.SourceError(
-                "The shared object was made again by Ray, and takes apart differently.",
+                "The shared object was made again by Ray, and pickles to a different layout.",
                 hint=NOT_EQUAL_HINT,
             )
         return list(pickled.pieces())
@@ -753,7 +753,7 @@ class PageServer:
         try:
             pickled = take_apart(ray.get(object_refs[0], timeout=within_s))
             if _digest(pickled) != pinned.digest:
-                raise errors.UnpicklableError("The object takes apart differently each time.")
+                raise errors.UnpicklableError("The object pickles to a different layout each time.")
             self._serve_pinned(pinned.record, pickled, object_refs)
         except Exception as failure:  # any other: the rest goes on, and who reads it has it rebuilt
             if shared_objects.is_shortage(failure) and not isinstance(failure, GetTimeoutError):

@@ -93,6 +93,6 @@ class AttemptRecord(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why there is no result; in place of one it tells whoever reads it."""
+    """Why there is no result; a task that reads the result gets this instead."""
 
     error: errors.ClamorError

@@ -69,7 +69,7 @@ class RegionFreed:
 
 @dataclass(frozen=True)
 class RegionUnknown:
-    """No such region, or one that nobody has sealed yet."""
+    """No such region, or one that is not sealed yet."""
 
     region: int
 
@@ -270,7 +270,7 @@ class RebuildOrder:
         compared: Of those that the source makes too, and that must then be the same.
         pieces: (offset, bytes) of what the source makes, where it is known.
         digest: Of an object that was shared; b"": the source's answer is a list of pieces.
-        lost: Serialized BitMap of the blocks that nobody has, and no source makes; b"": none.
+        lost: Serialized BitMap of the blocks that no server has and no source makes; b"": none.
     """
 
     record: RegionRecord

@@ -1,4 +1,5 @@
-"""Where members of a group find each other: who is there, and when all are. Pure: no I/O, no clock.
+"""Where members of a group find each other: which are there, and when all are. Pure: no I/O, no
+clock.
 
 A room is one group's. Members come in, each with its rank and where it listens, and come again and
 again until they are told of all: that is how the room knows that they are still there. Whoever has
@@ -112,7 +113,7 @@ class Rendezvous:
             now_s: of any clock that only goes forward.
 
         Raises:
-            WrongSize: Who waits there already says another size, or there is no such rank.
+            WrongSize: A member that waits says another size, or there is no such rank.
             TooManyRooms: There are too many groups.
             PlaceTaken: Another process came later as this member.
         """

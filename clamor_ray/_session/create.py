@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 def _inline_id() -> int:
-    """An id for a variable that travels inside its references; nobody need be asked for it."""
+    """An id for a variable that travels inside its references. No server is asked for it."""
     region = INLINE_BASE | secrets.randbits(62)
     task_context.made(region)
     return region

@@ -85,7 +85,7 @@ def _after_fork_in_child() -> None:
         try:
             session.after_fork(_was_here)
         except errors.ClamorError as error:
-            # The maps it could not have are guards now; whoever touches one learns it from them.
+            # The maps it could not have are guards now; a touch of one says so.
             os.write(2, f"clamor: {error}\n".encode())
 
 
@@ -163,8 +163,9 @@ def with_current(make: Callable[[Session], _T]) -> _T:
     """What `make` makes in this process's session. Two frames above `make` is our caller.
 
     A worker may still be attached to a session that its driver has ended meanwhile: a page server
-    that was killed tells nobody, and asking the registry before each call would double what small
-    variables cost. Then the first call fails, and the session that there is now is attached to.
+    that was killed sends no message, and asking the registry before each call would double what
+    small variables cost. Then the first call fails, and the session that there is now is attached
+    to.
     """
     session = current()
     try:

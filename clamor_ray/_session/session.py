@@ -137,7 +137,7 @@ class Session:
         name = names.server_socket(self.scope, self.node_id, self.config.socket_dir)
         deadline = time.monotonic() + self.config.reattach_s
         pause_s = 0.05
-        # The first task of a node that has joined need not wait for a server that nobody started.
+        # The first task of a node that has joined need not wait for a server that was not started.
         connect_s = min(FIRST_LOOK_S, self.config.connect_timeout_s)
         while True:
             try:
@@ -219,7 +219,7 @@ class Session:
         client = self.client
         over = self._ended.pop(ref.region, None) if ref.plan.fixed else None
         if over is not None and (copy := over()) is not None:
-            copy.close()  # its block is over; whoever still looks into it was told not to
+            copy.close()  # its block is over, and its memory must not be used after that
         run = self.task_ends.note(client)
         with self.explaining(ref.region):
             mapping = self._map_here(client, ref, flags)
@@ -309,7 +309,7 @@ class Session:
     def free(self, ref: GlobalRef[Any]) -> None:
         if ref.scope != self.scope:
             end_hooks.raise_mismatch(ref.scope)
-        # One that maps nothing here tells nobody itself: that would start a page server.
+        # A process that maps nothing tells no server itself: that would start one.
         client = None if ref.inline else self._client
         answer = self.rpc.free(ref.region, client.server_id if client else 0)
         if not ref.inline:
@@ -351,7 +351,7 @@ class Session:
 
     @property
     def was_told(self) -> bool:
-        """Whether this node's page server has said that the session ended. Asks nobody."""
+        """Whether this node's page server has said that the session ended. Sends no message."""
         client = self._client
         return client is not None and client.has_ended
 
@@ -362,8 +362,8 @@ class Session:
         return not self.is_here or self.was_told or starting.find_registry(self.scope) is None
 
     def close(self, *, exiting: bool = False) -> None:
-        """Ends this process's part. Every address that `get` gave out dies: nobody else gets it
-        as long as an object is left that looks into it. What libraries built in place stays
+        """Ends this process's part. Every address that `get` gave out dies, and is not given out
+        again as long as an object is left that looks into it. What libraries built in place stays
         (`Region.let_go`).
 
         Args:

@@ -33,12 +33,12 @@ class Spares:
             return in_a_row and (spare is None or spare[0] != n_bytes or spare[1] <= now_s)
 
     def keep(self, n_bytes: int, record: Any) -> None:
-        """A region of that size, which nobody else knows."""
+        """A region of that size, which no other thread knows."""
         with self._lock:
             self._spare = (n_bytes, time.monotonic() + KEEP_S, record)
 
     def take(self, n_bytes: int) -> Any | None:
-        """The region, to whoever comes first; None where there is none of that size."""
+        """The region, for the first call; None where there is none of that size."""
         with self._lock:
             if self._spare is None:
                 return None

@@ -24,7 +24,7 @@ _HINT: Final = struct.Struct("<16s??")
 
 MOST_KNOWN: Final = 256
 
-# Opened again and again by a worker; nobody but the call that opens them gets them.
+# Opened again and again by a worker; only the call that opens them gets them.
 _known: dict[bytes, GlobalRef[Any]] = {}
 
 

@@ -70,7 +70,7 @@ class Read(NamedTuple):
 
 def _reclaimed() -> int | None:
     """Counts what the kernel looked at to swap it out: entries of shared memory go without a trace
-    then. 0 where it never does; None: nobody can tell."""
+    then. 0 where it never does; None: unknown."""
     try:
         with open("/proc/meminfo") as lines:
             if any(line.split()[:2] == ["SwapTotal:", "0"] for line in lines):
@@ -128,7 +128,7 @@ class TaskContext:
         self._reclaimed = _reclaimed() if read_set != "off" else 0
         self._commit_lock = threading.Lock()  # transactions of several threads have an order, too
         self._committed: Counter[bytes] = Counter()  # by `digest_of` their variables
-        self._made: set[int] = set()  # ids of variables that nobody had before this attempt
+        self._made: set[int] = set()  # ids of variables that this attempt has made
         self._doubt: tuple[int, bytes] | None = None  # a commit whose answer was lost, of which
         # By id: references that it was given frozen, though no user has frozen them.
         self.moving: frozenset[int] = frozenset()
@@ -170,7 +170,7 @@ class TaskContext:
                 self._found.append((taken.key, client.access_report_end(mapping_id)))
                 self._found.append((taken.key, client.evicted(mapping_id)))  # in this order
             client.evicted_end(mapping_id)
-        except errors.ClamorError:  # the page cache was closed under it: nobody can tell
+        except errors.ClamorError:  # the page cache was closed under it: the reads are unknown
             self._all.add(taken.key)
 
     # -- its end
@@ -244,7 +244,7 @@ class TaskContext:
             self._committed[digest] += 1
 
     def has_made(self, region: int) -> bool:
-        """Whether it has made the variable itself, so that nobody else has it yet."""
+        """Whether it has made the variable itself, so that no other attempt has it."""
         return region in self._made
 
     def doubts(self, commit_id: int, variables: Iterable[int]) -> None:
@@ -341,7 +341,7 @@ def released(token: int) -> None:
 
 
 def made(region: int) -> None:
-    """This process makes a variable: nobody else has had it."""
+    """This process makes a variable: no other attempt has it."""
     context = _current
     if context is not None:
         context._made.add(region)
@@ -424,7 +424,7 @@ class _Children:
         if os.getpid() != self._pid:
             return
         had = frozenset(_mapped())
-        if self._next is None:  # no descriptors: nobody can tell when it ends
+        if self._next is None:  # no descriptors: its end is not seen
             self._children.append(_Child(-1, -1, had))
             return
         end, mine, opened = self._next
@@ -451,7 +451,7 @@ class _Children:
         if child.alive < 0:
             return False
         poll = select.poll()
-        poll.register(child.alive, 0)  # hung up: nobody can write to it any more
+        poll.register(child.alive, 0)  # hung up: no process can write to it any more
         if not poll.poll(0):
             return False
         os.close(child.alive)

@@ -1,4 +1,4 @@
-"""Why a task's attempt before this one ended, where it touched a block that nobody has any more.
+"""Why a task's attempt before this one ended, where it touched a block that is on no node any more.
 
 Such a touch ends the process: the thread may hold the GIL, and is in the middle of an instruction,
 so nothing can be raised there. Ray runs the task again. So a task that opens a variable tells the
@@ -7,9 +7,9 @@ process ends, and the registry keeps it (`actors/lost_homes/task_end_log.py`). A
 not the first asks once, and raises when it opens what the one before could not read: the same
 version of the same variable. One that ended for another reason finds nothing.
 
-Only tasks of functions: an actor's process may run several calls at once, and nobody knows which of
-them touched the block. And only those that open a variable in their main thread: Ray does not say
-which task another thread belongs to.
+Only tasks of functions: an actor's process may run several calls at once, and it is unknown which
+of them touched the block. And only those that open a variable in their main thread: Ray does not
+say which task another thread belongs to.
 """
 
 from __future__ import annotations

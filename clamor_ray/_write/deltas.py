@@ -319,7 +319,7 @@ class Collector:
             ref: a frozen `GlobalRef` of the variable.
 
         Raises:
-            ForkedError: This process is a fork of the task's: nobody would take it from here.
+            ForkedError: This process is a fork of the task's: what it adds would be lost.
             ClosedError: The task is over, and what it has added was taken.
         """
         if os.getpid() != self._pid:

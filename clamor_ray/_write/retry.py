@@ -1,4 +1,4 @@
-"""`clamor.retry`: runs a transaction again until nobody was faster."""
+"""`clamor.retry`: runs a transaction again after each conflict."""
 
 from __future__ import annotations
 

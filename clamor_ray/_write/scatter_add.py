@@ -38,13 +38,13 @@ Make = Callable[[tuple[int, ...], "np.dtype[Any]"], Delta]
 def add_at(w: Any, ids: Any, values: Any) -> None:
     """`w[ids] += values`, where an id that is there n times is added to n times.
 
-    One atomic commit, as NumPy's `np.add.at` on the newest version. It does not lose to others: a
-    conflict makes it begin anew. A transaction that read an older version and wrote one of the
+    One atomic commit, as NumPy's `np.add.at` on the newest version. Adds never conflict; the call
+    retries by itself. A transaction that read an older version and wrote one of the
     same blocks gets `CommitConflict`, as from any commit.
 
     In the tasks of a stage of a `DataCollection` nothing is visible before the stage is over: then
-    what all of its tasks have added lands in one commit, once for each task however often it ran,
-    floats in the same order on every run; and the references that the stage's functions were
+    what all of its tasks have added is applied by one commit, once for each task however often it
+    ran, floats in the same order on every run; and the references that the stage's functions were
     given move (docs/scatter_add.md).
 
     Args:
@@ -221,7 +221,9 @@ def _collect(into: Collector, target: WriteTarget, w: Any, make: Make) -> None:
     ref = target.ref
     ref._check_not_freed()
     if target.private:
-        raise ValueError(f"{target.private}, which is no version of it: pass the reference")
+        raise ValueError(
+            f"{target.private}; it is not a version of the variable. Pass the reference."
+        )
     refuse_nested([target])
     _check_not_frozen(ref)
     at = ref.snapshot()
@@ -248,7 +250,7 @@ def _layout_at_or_after(at: GlobalRef[Any]) -> ArrayLayout:
 
 
 def _layout_of(at: GlobalRef[Any]) -> ArrayLayout:
-    if at.payload is not None:  # as memory of nobody's: that would be a read of all of it
+    if at.payload is not None:  # no view of it: that would be a read of all of it
         value = put_together(np.frombuffer(at.payload, np.uint8), at.plan)
     else:
         value = at.get()

@@ -208,7 +208,9 @@ class Transaction:
         refuse_nested(self._targets)
         for target in self._targets:
             if target.private:
-                raise ValueError(f"{target.private}, which is no version of it: pass the reference")
+                raise ValueError(
+                    f"{target.private}; it is not a version of the variable. Pass the reference."
+                )
         scopes = {target.ref.scope for target in self._targets}
         if len(scopes) > 1:
             raise errors.SessionMismatchError("The variables belong to several sessions.")
@@ -554,7 +556,7 @@ class Transaction:
 
 
 def _warn_if_rebound(entry: WriteSetEntry) -> None:
-    """`x = x + 1` leaves `x` as it was, and nobody holds it any more."""
+    """`x = x + 1` leaves the object as it was, and drops the last reference to it."""
     if entry.target.open_as is not None:
         return
     # Ours: entry.raw, entry.value, and the argument of getrefcount.
@@ -568,7 +570,7 @@ def _warn_if_rebound(entry: WriteSetEntry) -> None:
 
 
 def _fill_lost(session: Session, lease: Lease, begin: GlobalRef[Any], value: int) -> None:
-    """Blocks that nobody has begin with this value in each byte, and are written by the commit."""
+    """Blocks that are lost begin with this value in each byte, and are written by the commit."""
     found = session.rpc.lost_blocks(begin.region)
     if found is None:
         return

@@ -31,7 +31,7 @@ class WriteSetEntry:
         image: all bytes of it.
         raw: the object over `image`.
         value: what the block gets.
-        before: what `raw` looked like, or None where nobody looks again.
+        before: what `raw` looked like, or None where it is not compared again.
     """
 
     target: WriteTarget

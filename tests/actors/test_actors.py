@@ -70,7 +70,7 @@ def test_a_server_appears_when_it_is_needed(fresh: Session, lab: LocalCluster) -
     assert report.engine["regions"] == 0
 
 
-def test_two_who_ask_at_once_get_one_server(fresh: Session, lab: LocalCluster) -> None:
+def test_two_requests_at_once_get_one_server(fresh: Session, lab: LocalCluster) -> None:
     import ray
 
     infos = ray.get([fresh.registry.ensure_server.remote(lab.node_ids[0]) for _ in range(8)])

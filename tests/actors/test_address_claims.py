@@ -64,7 +64,7 @@ def test_it_takes_more_the_more_it_has() -> None:
     assert mine.end - mine.begin == MOST_BYTES
 
 
-def test_who_was_first_is_seen_by_the_other() -> None:
+def test_the_first_claim_is_seen_by_the_second() -> None:
     """Another session writes between the look at the log and the write."""
     table = ListTable()
     other, found = session(table, "other"), []

@@ -163,7 +163,7 @@ def test_a_peer_passes_a_crowd_also_where_a_pass_takes_longer_than_its_first_mom
     run_core(work, 200.0)
 
 
-def test_who_waits_in_the_queue_keeps_its_place(run_core) -> None:
+def test_a_waiting_server_keeps_its_place_in_the_queue(run_core) -> None:
     """A home that takes nobody for longer than a handshake lasts: it is asked about, not dialled
     anew, which would begin at the end of the queue again."""
 

@@ -122,7 +122,7 @@ def test_the_same_commit_has_the_same_answer(log: CommitLog) -> None:
     assert log.answered(11) is None
 
 
-def test_who_was_asked_about_before_it_came_never_comes(log: CommitLog) -> None:
+def test_a_commit_asked_about_before_it_came_is_refused(log: CommitLog) -> None:
     assert log.outcome(10) is None
     log.abort(10, 0.0)
     assert log.outcome(10) == {}

@@ -413,7 +413,7 @@ def test_layers_of_other_homes_are_fetched_first(run) -> None:
     run(work)
 
 
-def test_who_commits_during_the_fetch_wins(run) -> None:
+def test_commit_during_fetch_wins(run) -> None:
     async def work(world: World) -> None:
         gate = asyncio.Event()
         world.homes.pull_does = lambda home: gate.wait()

@@ -210,7 +210,7 @@ def test_calls_of_one_name_are_one_record_of_each_node() -> None:
     assert len(lineage.reads_of(1)) == 2
 
 
-def test_who_read_a_region() -> None:
+def test_readers_of_a_region() -> None:
     lineage = Lineage()
     lineage.note(record(partition=1))
     lineage.note(record(partition=2, reads=((2, 0, None),)))
@@ -476,7 +476,7 @@ def test_a_home_that_does_not_answer_is_said_and_told_for_as_long_as_it_takes(ru
     run(work)
 
 
-def test_a_lost_home_keeps_nobody_waiting(run: Run) -> None:
+def test_a_lost_home_delays_no_caller(run: Run) -> None:
     async def work(world: World) -> None:
         world.homes.stuck = asyncio.Event()
         opened = asyncio.ensure_future(world.open(5, (2, 4)))

@@ -130,7 +130,7 @@ def nothing(version: int) -> BitMap:
     return BitMap()
 
 
-def test_the_home_is_who_has_most() -> None:
+def test_the_server_with_most_blocks_becomes_home() -> None:
     held = [Holding(1, 0, of(0, 1)), Holding(2, 0, of(2, 3)), Holding(2, 1, of(1, 2))]
     found = plan(4, held, nothing, has_source=False, servers=[1, 2])
     assert found is not None
@@ -140,7 +140,7 @@ def test_the_home_is_who_has_most() -> None:
     }
 
 
-def test_who_cannot_be_the_home_gives_all_the_same() -> None:
+def test_a_server_that_cannot_be_home_still_gives_its_blocks() -> None:
     found = plan(2, [Holding(1, 0, of(0, 1))], nothing, has_source=False, servers=[2])
     assert found is not None
     assert found.home == 2

@@ -183,7 +183,7 @@ def test_a_shortage_is_no_reason_to_do_without_a_shared_object(
         server._pin_again(Pinned(RECORD, None, b"digest"), [object()], 1.0)
 
 
-def test_shared_objects_that_do_not_come_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_objects_that_do_not_come_delay_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """All have one deadline: who reads another region of this node waits for all of them."""
     began_s = time.monotonic()
     waits: list[float] = []

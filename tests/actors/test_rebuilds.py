@@ -64,7 +64,7 @@ def test_from_peers(world: World) -> None:
     run(work)
 
 
-def test_the_journal_knows_it_before_anybody_is_told(world: World) -> None:
+def test_the_journal_knows_it_before_the_servers(world: World) -> None:
     async def work() -> None:
         world.servers.cached = {PEER: [(1, ALL)]}
         world.servers.before["rehome"] = [world.check]
@@ -96,7 +96,7 @@ def test_what_is_lost_stays_lost(world: World) -> None:
     run(work)
 
 
-def test_lost_are_only_the_blocks_that_nobody_has(world: World) -> None:
+def test_only_blocks_on_no_server_are_lost(world: World) -> None:
     told: list[int] = []
 
     async def rehome(server_id: int, record: RegionRecord) -> None:
@@ -485,7 +485,7 @@ def test_after_a_restart_who_asks_begins_it(world: World) -> None:
     run(work)
 
 
-def test_several_who_wait_are_one_rebuild(world: World) -> None:
+def test_several_waiting_readers_are_one_rebuild(world: World) -> None:
     async def work() -> None:
         world.servers.cached = {PEER: [(1, ALL)]}
         world.lose(HOME)
@@ -524,7 +524,7 @@ def test_a_home_that_has_nothing_of_it_is_rebuilt_again(world: World, restarted:
     run(work)
 
 
-def test_a_home_that_has_nothing_is_named_to_nobody(world: World) -> None:
+def test_a_home_without_blocks_is_not_named(world: World) -> None:
     async def work() -> None:
         forgotten = asyncio.Event()
 
@@ -546,7 +546,7 @@ def test_a_home_that_has_nothing_is_named_to_nobody(world: World) -> None:
     run(work)
 
 
-def test_who_looks_it_up_waits_until_the_new_home_has_heard(
+def test_a_lookup_waits_until_the_new_home_has_heard(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:

@@ -155,7 +155,7 @@ def test_a_restarted_reader_is_told_what_a_freed_region_was(core: RegistryCore) 
     assert core.record_of(region) is None
 
 
-def test_who_only_asks_is_not_waited_for(core: RegistryCore) -> None:
+def test_a_look_is_not_waited_for(core: RegistryCore) -> None:
     record = ready(core)
     assert core.peek(record.region) == record
     assert core.free(record.region) == (Retire(HOME, record.region, False),)
@@ -624,7 +624,7 @@ def test_no_call_of_a_put_or_a_free_walks_over_all_regions(core) -> None:
     assert core.count_by_state()["ready"] == len(kept)
 
 
-def test_only_a_home_that_nobody_else_asked_about_is_alone(core) -> None:
+def test_only_a_home_without_other_lookups_is_alone(core) -> None:
     unread, read = ready(core).region, ready(core).region
     core.lookup(read, READER)
     core.lookup(unread, HOME)

@@ -350,7 +350,7 @@ def test_a_page_server_that_is_new_is_written_down_on_a_full_disk(
     ],
     ids=["silent", "raises"],
 )
-def test_a_spare_that_nobody_takes_is_given_back(
+def test_an_unused_spare_is_given_back(
     run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, trouble: Exception
 ) -> None:
     """Whoever has it may have ended. What a put has begun to fill is its maker's."""
@@ -533,7 +533,7 @@ def silent(asked: list[tuple[int, list[int]]]) -> Any:
     return Silent()
 
 
-def test_a_free_that_its_caller_tells_waits_for_nobody(
+def test_a_free_that_its_caller_tells_does_not_wait(
     run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order goes out all the same, and is made anew by the next registry."""

@@ -69,7 +69,7 @@ def test_a_server_that_had_one_waits_no_longer_than_a_living_one_takes(sockets: 
     assert time.monotonic() - began_s < 4 * ABSENT_S
 
 
-def test_a_page_server_is_found_again_and_who_is_connected_notices_nothing(
+def test_a_page_server_is_found_again_and_its_clients_notice_nothing(
     sockets: Path,
 ) -> None:
     name = str(sockets / "server")

@@ -37,7 +37,7 @@ def test_all_are_told_of_all_when_each_has_come_since_the_last_one_came() -> Non
     assert second.secret != first.secret
 
 
-def test_who_does_not_come_again_is_there_no_longer() -> None:
+def test_a_guest_that_does_not_come_again_is_forgotten() -> None:
     rendezvous = Rendezvous()
     rendezvous.come("g", 2, guest(0), 0.0)
     assert rendezvous.come("g", 2, guest(1), EXPIRY_S + 0.1) == Waiting((0,))
@@ -46,7 +46,7 @@ def test_who_does_not_come_again_is_there_no_longer() -> None:
     assert isinstance(rendezvous.come("g", 2, guest(1), EXPIRY_S + 0.3), Meeting)
 
 
-def test_who_dies_between_its_coming_and_the_last_ones_keeps_all_waiting() -> None:
+def test_a_guest_that_dies_before_the_last_one_comes_keeps_all_waiting() -> None:
     rendezvous = Rendezvous()
     rendezvous.come("g", 3, guest(0), 0.0)
     rendezvous.come("g", 3, guest(1), 1.0)
@@ -62,7 +62,7 @@ def test_who_dies_between_its_coming_and_the_last_ones_keeps_all_waiting() -> No
     assert [found.visit for found in met.guests] == [9, 101, 102]
 
 
-def test_who_comes_again_takes_the_place_of_what_it_was() -> None:
+def test_a_guest_that_comes_again_takes_its_old_place() -> None:
     rendezvous = Rendezvous()
     rendezvous.come("g", 2, guest(0, 1), 0.0)
     rendezvous.come("g", 2, guest(0, 2), 0.0)
@@ -75,7 +75,7 @@ def test_who_comes_again_takes_the_place_of_what_it_was() -> None:
     assert met.guests == (guest(0, 2), guest(1))
 
 
-def test_who_leaves_is_missing() -> None:
+def test_a_guest_that_leaves_is_missing() -> None:
     rendezvous = Rendezvous()
     rendezvous.come("g", 4, guest(1), 0.0)
     assert rendezvous.come("g", 4, guest(2), 0.0) == Waiting((0, 3))
@@ -104,7 +104,7 @@ def test_nothing_stays() -> None:
     assert list(rendezvous._told) == [("i", guest(0).visit)]
 
 
-def test_who_does_not_fit() -> None:
+def test_guests_that_do_not_fit_are_refused() -> None:
     rendezvous = Rendezvous()
     rendezvous.come("g", 2, guest(0), 0.0)
     with pytest.raises(WrongSize, match="has 3 members, and others that it has 2"):

@@ -121,7 +121,7 @@ def test_a_row_goes_out_as_soon_as_it_is_long(
     run(work)
 
 
-def test_who_must_know_does_not_wait_for_a_batch(
+def test_an_urgent_order_does_not_wait_for_a_batch(
     run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retiring, "BATCH_S", 30.0)
@@ -344,7 +344,7 @@ def test_an_order_that_fails_its_call_is_alone_in_the_end(
     run(work)
 
 
-def test_who_hurries_an_order_that_is_under_way_waits_for_nothing_more(
+def test_hurrying_an_order_under_way_waits_for_no_second_call(
     run: Callable[..., None],
 ) -> None:
     async def work(world: World) -> None:

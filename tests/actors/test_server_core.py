@@ -148,7 +148,7 @@ def test_a_peer_that_accepts_and_stalls_is_given_up(run_core) -> None:
     run_core(work)
 
 
-def test_who_asks_again_when_a_peer_is_given_up_is_heard(run_core) -> None:
+def test_a_question_after_a_peer_is_given_up_is_heard(run_core) -> None:
     """Blocks that still wait for it are asked for anew in that very moment."""
 
     async def work() -> None:
@@ -245,7 +245,7 @@ def test_a_region_freed_while_it_is_looked_up_is_refused(run_core) -> None:
 LOST = 0x77
 
 
-def test_who_waits_for_a_lost_home_is_told_of_the_new_one(run_core) -> None:
+def test_waiters_for_a_lost_home_are_told_of_the_new_one(run_core) -> None:
     async def work() -> None:
         async with Node(HERE) as here:
             at = here.known.versions
@@ -490,7 +490,7 @@ def hello_for(server_id: int, secret: bytes = SECRET) -> ClientHandshake:
     ],
     ids=["http", "megabyte", "other-server", "version", "bad-proof", "stall", "short", "silent"],
 )
-def test_who_does_not_pass_is_closed_and_counted(run_core, said: bytes, refusal: Refusal) -> None:
+def test_a_failed_handshake_is_closed_and_counted(run_core, said: bytes, refusal: Refusal) -> None:
     async def work() -> None:
         async with Node(HERE) as here:
             sock = await here.connect()

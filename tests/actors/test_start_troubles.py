@@ -126,7 +126,7 @@ def test_what_cannot_pass_is_raised_by_one_that_has_never_served(
     assert codes == [starting.EXIT_TRY_AGAIN]
 
 
-def test_when_the_session_is_over_nobody_tries(
+def test_nothing_is_tried_when_the_session_is_over(
     codes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ActorDiedError):

@@ -148,7 +148,7 @@ def test_a_layer_of_a_variable_that_is_gone_is_dropped(run_core) -> None:
     run_core(work)
 
 
-def test_a_layer_of_a_variable_that_nobody_here_uses_is_kept(run_core) -> None:
+def test_a_layer_of_an_unused_variable_is_kept(run_core) -> None:
     """Its writer ended before this server was restarted: nobody has said what the region is."""
 
     async def work() -> None:

@@ -208,7 +208,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.root
-def test_who_is_in_a_group_gets_its_quota() -> None:
+def test_a_process_in_a_cgroup_gets_its_quota() -> None:
     if reason := cgroup.unavailable():
         missing(reason)
     script = (

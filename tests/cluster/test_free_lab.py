@@ -109,9 +109,7 @@ def free(ref: Any) -> None:
     clamor.free(ref.snapshot())
 
 
-def test_who_has_read_it_is_refused_when_free_returns(
-    nodes: LocalCluster, calls: Counter[str]
-) -> None:
+def test_a_reader_is_refused_when_free_returns(nodes: LocalCluster, calls: Counter[str]) -> None:
     here, there = reader(0), reader(1)
     n = 30
     for i in range(n):
@@ -128,7 +126,7 @@ def test_who_has_read_it_is_refused_when_free_returns(
     until(nothing_is_left)
 
 
-def test_who_has_never_heard_of_it_is_refused_too(nodes: LocalCluster) -> None:
+def test_a_node_without_the_variable_is_refused_too(nodes: LocalCluster) -> None:
     there = reader(1)
     for i in range(10):
         ref = put(i)
@@ -165,7 +163,7 @@ def test_what_another_node_maps_stays_there_and_goes_with_it(nodes: LocalCluster
     until(nothing_is_left)
 
 
-def test_a_reader_that_is_stopped_holds_nobody_up_for_long(nodes: LocalCluster) -> None:
+def test_a_stopped_reader_delays_a_free_for_a_short_time(nodes: LocalCluster) -> None:
     there = reader(1)
     refs = [put(i) for i in range(4)]
     for i, ref in enumerate(refs):
@@ -227,7 +225,7 @@ def test_the_registry_is_killed_before_its_orders_go_out(nodes: LocalCluster) ->
     until(nothing_is_left)
 
 
-def test_memory_of_what_nobody_else_has_heard_of_is_given_back_at_once(
+def test_memory_of_a_variable_no_other_node_knows_is_given_back_at_once(
     nodes: LocalCluster,
 ) -> None:
     server = nodes.page_server(0)

@@ -132,7 +132,9 @@ def test_what_a_collection_needs_stays_and_no_longer(
     free(session, ref, other)
 
 
-def test_whoever_is_killed_it_stays(session: Session, process: ProcessSession) -> None:
+def test_an_old_version_outlives_any_killed_process(
+    session: Session, process: ProcessSession
+) -> None:
     ref, other = array_of(process), array_of(process)
     collection = opened(session, (ref.region, 0))
     change_all(ref, 2)
@@ -197,7 +199,7 @@ def test_nothing_is_left_of_it(lab: LocalCluster) -> None:
     session("note_attempt", record(1).packed())  # else Ray would print it, or send it again
 
 
-def test_a_plain_task_that_says_who_it_is_shows(session: Session, process: ProcessSession) -> None:
+def test_a_plain_task_with_a_name_is_shown(session: Session, process: ProcessSession) -> None:
     import clamor_ray as clamor
 
     ref = array_of(process)

@@ -222,7 +222,7 @@ def loss_of(ref: Any) -> int:
     return int(lease.mapping.loss)
 
 
-def test_who_opens_it_is_warned(lost: dict[Any, Any]) -> None:
+def test_opening_a_variable_with_lost_blocks_warns(lost: dict[Any, Any]) -> None:
     ref, expected = of(lost, 3)
     with pytest.raises(errors.HomeLostError, match=SAID):
         on(0, prefetch_all, ref)  # not here: who opens it where the loss is known is warned

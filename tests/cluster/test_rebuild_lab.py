@@ -233,7 +233,7 @@ def fallen(lab: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Falle
     return Fallen(refs, folder, time.monotonic() - begin)
 
 
-def test_what_nobody_has_is_named(fallen: Fallen) -> None:
+def test_blocks_on_no_node_are_named(fallen: Fallen) -> None:
     ref = fallen.refs["read in part"]
     with pytest.raises(errors.HomeLostError, match=rf"\d+ of {N_BLOCKS + 1} blocks") as caught:
         clamor.prefetch(ref)
@@ -289,7 +289,7 @@ def refused(index: int, attempt: Any, ref: Any) -> bool:
     return False
 
 
-def test_a_source_makes_what_nobody_has(fallen: Fallen) -> None:
+def test_a_source_makes_blocks_that_are_on_no_node(fallen: Fallen) -> None:
     ref, expected = fallen.refs["with a source"], content(3)
     expected[20 * WORDS] += 5
     assert np.array_equal(read_all(ref.refresh()), expected)

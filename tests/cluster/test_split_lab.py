@@ -477,7 +477,7 @@ def test_an_actor_that_is_dead_between_two_calls_is_made_again(actors: dict[str,
     }
 
 
-def test_a_member_that_never_comes_is_in_nobodys_way(actors: dict[str, Any]) -> None:
+def test_a_member_that_never_comes_delays_no_other_run(actors: dict[str, Any]) -> None:
     (actor, *_) = actors.values()
     how = split.Recipe("sum").packed(1)
     one = ray.put(np.ones(3))

@@ -26,7 +26,7 @@ def test_a_block_beside() -> None:
     assert not is_touched([read(0, 3, 4)], {}, targets(1, BitMap([2, 5])))
 
 
-def test_nothing_newer_asks_nobody() -> None:
+def test_without_newer_versions_nothing_is_asked() -> None:
     def never(*_: int) -> BitMap | None:
         raise AssertionError("asked")
 

@@ -77,7 +77,7 @@ def test_explain_says_what_a_refresh_would_run(
     assert re.findall(r"\d+ blocks", after) == re.findall(r"\d+ blocks", before)
 
 
-def test_what_nobody_read_runs_nothing(table: Any) -> None:
+def test_a_change_that_no_task_read_runs_nothing(table: Any) -> None:
     found = clamor.from_items(range(4), partitions=4).map(first_of, table).execute()
     change(table, 9, 10)
     assert runs(found) == 0

@@ -42,7 +42,7 @@ def test_a_node_that_is_free_in_time_gets_its_task() -> None:
     assert stage.start(1.0) == [Start(1, 0, "a")]
 
 
-def test_nobody_waits_for_a_node_that_is_gone() -> None:
+def test_a_lost_node_is_not_waited_for() -> None:
     stage, _ = schedule(1, {0: "gone"}, {"b": 1})
     assert stage.start(0.0) == [Start(0, 0, "b")]
 

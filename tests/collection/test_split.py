@@ -79,7 +79,7 @@ def test_one_array_is_not_copied() -> None:
     assert np.shares_memory(flat, value)
 
 
-def test_a_partition_counts_once_whoever_brings_it() -> None:
+def test_a_partition_counts_once_from_any_attempt() -> None:
     made = aggregate()
     for partition in (0, 1, 1, 0, 2, 1):
         made.add(partition, np.array([10**partition]))
@@ -210,7 +210,7 @@ def test_a_run_that_is_dropped_unread_gives_its_buffer_back() -> None:
             assert made._buffer.ctypes.data == lies_at  # type: ignore[union-attr]
 
 
-def test_runs_that_nobody_clears_are_bounded() -> None:
+def test_runs_that_are_not_cleared_are_bounded() -> None:
     runs = Runs(most=3)
     for run in range(10):
         runs.of(run, lambda: How("sum"))

@@ -108,7 +108,7 @@ def test_a_run_that_was_dropped_is_not_begun_again() -> None:
     assert not runs.is_dropped(1)
 
 
-def test_nobody_waits_while_functions_are_loaded() -> None:
+def test_calls_do_not_wait_while_functions_are_loaded() -> None:
     runs = Runs()
     ended: list[bool] = []
 

@@ -173,7 +173,7 @@ def test_a_cancelled_call_ends_at_once_and_leaks_nothing(session: FakeSession) -
     assert not session.fake.mapped
 
 
-def test_a_closed_loop_is_nobodys_problem(session: FakeSession) -> None:
+def test_a_closed_loop_raises_nothing(session: FakeSession) -> None:
     view = clamor.put(TABLE).get()
     held = Held(session, "gather")
     loop = asyncio.new_event_loop()

@@ -79,7 +79,7 @@ def ground() -> Ground:
 # ------------------------------------------------------------------ the binding
 
 
-def test_blocks_go_back_when_nobody_looks(ground: Ground) -> None:
+def test_unreferenced_blocks_go_back(ground: Ground) -> None:
     block = ground.arena.allocate(10 * MIB)
     array = block.bytes()
     first = block.address

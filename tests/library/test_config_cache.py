@@ -72,7 +72,7 @@ def test_numbers_of_bytes(text: str, n_bytes: int | None) -> None:
         ("page_bytes", "16MiB"),
     ],
 )
-def test_what_makes_no_sense_names_who_said_it(field: str, value: Any) -> None:
+def test_a_senseless_setting_names_its_variable(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^{field} is .*not '{re.escape(str(value))}'"):
         Config.from_env({}, **{field: value})
     variable = f"CLAMOR_{field.upper()}"

@@ -116,7 +116,7 @@ def test_a_collector_keeps_copies_and_is_bounded() -> None:
     assert small.take()[1] == {}
 
 
-def test_a_collector_refuses_what_nobody_would_take() -> None:
+def test_a_collector_refuses_adds_that_would_be_lost() -> None:
     f8 = np.dtype("f8")
     one = Collector()
     one.add(Ref(1), sparse("add", (5,), f8, [0], 1))

@@ -99,7 +99,7 @@ def fork_and_read(ref: Any, n: int) -> tuple[list[Ended], int]:
     return children, int(array.sum())
 
 
-def test_a_child_reads_what_nobody_had_touched(clamor_cluster: ClamorCluster, trap: str) -> None:
+def test_a_child_reads_untouched_blocks(clamor_cluster: ClamorCluster, trap: str) -> None:
     array = content()
     ref = clamor.put(array)
     children, own = clamor_cluster.run_in_trap(trap, fork_and_read, ref, 3)

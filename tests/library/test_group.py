@@ -257,7 +257,7 @@ def test_a_member_that_stands_still(workers: list[Any]) -> None:
     assert any("Member 3 of the group did nothing for 10 s" in str(error) for error in found[:3])
 
 
-def test_a_group_larger_than_who_comes(workers: list[Any]) -> None:
+def test_a_group_larger_than_its_members_times_out(workers: list[Any]) -> None:
     group = clamor.AllReduceGroup(workers, timeout_s=1.5)
 
     def work(group: Any, rank: int) -> Any:

@@ -103,7 +103,7 @@ def test_members_meet_though_the_registry_is_killed_meanwhile(workers: list[Any]
     assert ray.get([*early, late], timeout=2 * ANSWER_S) == [3, 3, 3]
 
 
-def test_who_dies_while_it_waits_is_there_no_longer(own_workers: list[Any]) -> None:
+def test_a_member_that_dies_while_it_waits_is_forgotten(own_workers: list[Any]) -> None:
     group = clamor.AllReduceGroup(own_workers, timeout_s=ANSWER_S)
 
     def work(group: Any, rank: int) -> Any:
@@ -131,7 +131,7 @@ def test_who_dies_while_it_waits_is_there_no_longer(own_workers: list[Any]) -> N
     assert ray.get([back, *others], timeout=2 * ANSWER_S) == [3, 3, 3]
 
 
-def test_who_waits_holds_no_place_of_the_registrys(
+def test_waiting_members_hold_no_call_of_the_registry(
     clamor_cluster: ClamorCluster, workers: list[Any]
 ) -> None:
     """More wait than it has places."""

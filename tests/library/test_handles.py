@@ -122,7 +122,7 @@ def test_a_read_set_that_began_ends_once() -> None:
     assert client.log == ["begin", "end", "report", "unmap"]
 
 
-def test_a_read_set_nobody_reported_ends_with_the_lease() -> None:
+def test_an_unreported_read_set_ends_with_the_lease() -> None:
     client = Reads()
     lease = lease_over(client)
     lease.access_report_begin()

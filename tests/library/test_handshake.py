@@ -40,7 +40,7 @@ def refused(refusal: Refusal):
     assert caught.value.refusal is refusal
 
 
-def test_both_sides_pass_and_the_server_knows_who_came() -> None:
+def test_both_sides_pass_and_the_server_knows_the_client() -> None:
     client, server = ClientHandshake(SECRET, HELLO), ServerHandshake(SECRET, HELLO.server_id)
     client.finish(server.accept(client.prove(server.challenge(client.hello))))
     assert server.peer == HELLO

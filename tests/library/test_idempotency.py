@@ -347,7 +347,7 @@ def test_an_empty_transaction_is_made_though_its_answer_was_lost(
     assert (attempt.commits, newest(ref)) == (2, 1)
 
 
-def test_without_a_token_an_empty_transaction_asks_nobody(
+def test_without_a_token_an_empty_transaction_sends_nothing(
     session: FakeSession, ref: GlobalRef[Any]
 ) -> None:
     with attempt_of(None):

@@ -77,7 +77,7 @@ def test_what_is_built_in_place_is_a_region(pair: Pair) -> None:
         reader.close()
 
 
-def test_what_is_not_sealed_is_nobodys(pair: Pair) -> None:
+def test_an_unsealed_region_cannot_be_mapped(pair: Pair) -> None:
     mapping = pair.client.build(REGION, BASE, LENGTH)
     with pytest.raises(errors.FreedError, match="not sealed"):
         pair.client.map(REGION, 0, BASE, LENGTH)

@@ -136,10 +136,10 @@ def test_the_first_reference_carries_the_name(monkeypatch: pytest.MonkeyPatch) -
     assert call(1, [first], inline) == ([1, [first], inline], {})  # nothing at top level
 
 
-def test_who_is_replayed() -> None:
+def test_which_functions_are_predicted() -> None:
     def function() -> None: ...
 
-    name = f"{__name__}.test_who_is_replayed.<locals>.function"
+    name = f"{__name__}.test_which_functions_are_predicted.<locals>.function"
     for replay, expected in {
         None: (name, None),
         True: (name, True),

@@ -195,7 +195,7 @@ def test_strangers_are_turned_away(other: tuple[bytes, bytes]) -> None:
                 waiting.result(30)
 
 
-def test_who_never_comes_is_named() -> None:
+def test_a_missing_member_is_named() -> None:
     with listen(HOST) as a, listen(HOST) as b:
         begun = time.monotonic()
         with pytest.raises(errors.MemberLostError, match="Member 1") as raised:

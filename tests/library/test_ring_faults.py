@@ -60,7 +60,7 @@ def barrier_of(made: list[Ring]) -> None:
 # ------------------------------------------------------------------ joining
 
 
-def test_strangers_that_drip_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_strangers_delay_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each could take a minute, one after the other."""
     monkeypatch.setattr(_ring_join, "HANDSHAKE_S", 60.0)
     over = threading.Event()
@@ -86,7 +86,7 @@ def test_strangers_that_drip_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> 
         dripping.result(LONG_S)
 
 
-def test_who_drips_is_dropped_at_a_deadline_of_all_its_handshake(
+def test_a_slow_handshake_is_dropped_at_one_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_ring_join, "HANDSHAKE_S", 0.3)
@@ -115,7 +115,7 @@ def test_who_drips_is_dropped_at_a_deadline_of_all_its_handshake(
             waiting.result(LONG_S)
 
 
-def test_who_gave_up_before_the_end_of_the_handshake_comes_again() -> None:
+def test_a_member_that_gave_up_in_the_handshake_comes_again() -> None:
     with listening(2) as listeners, ThreadPoolExecutor(2) as pool:
         one = pool.submit(join_of_two, listeners, 1)
         places = [Place(i, HOST, listener.getsockname()[1]) for i, listener in enumerate(listeners)]
@@ -132,7 +132,7 @@ def test_who_gave_up_before_the_end_of_the_handshake_comes_again() -> None:
         barrier_of([other.result(LONG_S), one.result(LONG_S)])
 
 
-def test_who_died_before_it_was_connected_to_is_named_at_once() -> None:
+def test_a_member_that_died_before_a_connection_to_it_is_named_at_once() -> None:
     with listening(3) as listeners, ThreadPoolExecutor(3) as pool:
         places = [Place(i, HOST, listener.getsockname()[1]) for i, listener in enumerate(listeners)]
         listeners[2].close()
@@ -148,7 +148,7 @@ def test_who_died_before_it_was_connected_to_is_named_at_once() -> None:
         assert time.monotonic() - begun < LONG_S / 2
 
 
-def test_who_died_before_it_has_connected_is_named() -> None:
+def test_a_member_that_died_before_it_connected_is_named() -> None:
     with listening(2) as listeners:
         places = [Place(i, HOST, listener.getsockname()[1]) for i, listener in enumerate(listeners)]
         joining = _Joining(b"group", SECRET, places, 1, 1, time.monotonic() + LONG_S)
@@ -197,7 +197,7 @@ def test_descriptors_after_failures() -> None:
     assert open_now() == before
 
 
-def test_a_ring_that_nobody_has_any_more_is_closed() -> None:
+def test_an_unreferenced_ring_is_closed() -> None:
     with rings(2) as made:
         ring = made.pop()
         del ring
@@ -286,7 +286,7 @@ def test_sockets_of_a_joining_are_not_a_childs() -> None:
 # ------------------------------------------------------------------ who is named
 
 
-def test_who_closed_first_is_named_by_all() -> None:
+def test_the_member_that_closed_first_is_named_by_all() -> None:
     def one(ring: Ring) -> object:
         if ring.rank == 2:
             ring.close()

@@ -377,7 +377,7 @@ def test_coarse_is_more(clamor_cluster: ClamorCluster, ref: Any) -> None:
     assert len(found["coarse"]) > 1
 
 
-def test_who_is_not_in_an_attempt_pays_nothing() -> None:
+def test_outside_of_an_attempt_nothing_is_recorded() -> None:
     assert task_context.current() is None
     assert not task_context.wants_exact()
 
@@ -440,7 +440,7 @@ def test_a_lease_that_ends_is_looked_at_first() -> None:
     assert client.asked.count("access_report_end") == 1
 
 
-def test_where_nobody_can_tell_all_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_reads_are_unknown_all_blocks_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_by(Client(clamor.errors.ClosedError("closed")), 1) is None
     scanned = iter([100, 100])
     monkeypatch.setattr(task_context, "_reclaimed", lambda: next(scanned))

@@ -163,7 +163,7 @@ def test_other_variables_and_versions_are_opened(process: Process) -> None:
         process.open()
 
 
-def test_who_ended_for_another_reason_is_asked_about_once(process: Process) -> None:
+def test_an_end_for_another_reason_is_asked_about_once(process: Process) -> None:
     for _ in range(3):
         process.open(loss=0)
     assert process.session.asked == [0.0]  # and nothing is waited for
@@ -172,7 +172,7 @@ def test_who_ended_for_another_reason_is_asked_about_once(process: Process) -> N
     assert process.session.asked == [0.0, _task_ends.ON_ITS_WAY_S]
 
 
-def test_a_first_attempt_asks_nobody(process: Process) -> None:
+def test_a_first_attempt_asks_nothing(process: Process) -> None:
     process.session.end = LOST
     process.run = Run(TASK, 0)
     process.open()

@@ -411,7 +411,7 @@ def test_one_that_was_not_made_can(session: FakeSession, ref: GlobalRef[Any]) ->
     assert session.fake.resolved[-1][2] == 0
 
 
-def test_in_doubt_and_nobody_to_ask(session: FakeSession, ref: GlobalRef[Any]) -> None:
+def test_in_doubt_without_an_answer(session: FakeSession, ref: GlobalRef[Any]) -> None:
     tx = in_doubt(session, ref, made=True)
     session.cluster.fail = fail_with(errors.ServerUnavailableError("Gone."), "outcome")
     tx.abort()

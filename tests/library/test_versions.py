@@ -201,7 +201,7 @@ def test_inline_variables_are_told_apart(session: FakeSession) -> None:
     assert two.refresh().version == 0
 
 
-def test_freed_references_ask_nobody(session: FakeSession, ref: GlobalRef[Any]) -> None:
+def test_freed_references_ask_nothing(session: FakeSession, ref: GlobalRef[Any]) -> None:
     ref._mark_freed()
     for call in (ref.latest, ref.refresh, lambda: ref.at(1), ref.get):
         with pytest.raises(errors.FreedError):

@@ -193,7 +193,7 @@ def test_what_is_no_violation() -> None:
     assert checked(one, two) == []
 
 
-def test_outcomes_that_nobody_told() -> None:
+def test_unknown_outcomes() -> None:
     one, two, three = Recorder(1), Recorder(2), Recorder(3)
 
     def unknown(recorder: Recorder, block: int) -> int:

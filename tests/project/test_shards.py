@@ -85,7 +85,7 @@ def test_what_tests_leave_behind_is_ended_and_named(tmp_path: Path) -> None:
     assert shards.left_behind(str(tmp_path)) == {}
 
 
-def test_who_ends_the_run_ends_its_processes(tmp_path: Path) -> None:
+def test_the_end_of_the_run_ends_its_processes(tmp_path: Path) -> None:
     here = tmp_path / "pids"
     (tmp_path / "test_slow.py").write_text(
         "import os, subprocess, time, pathlib\n"

@@ -1,7 +1,7 @@
 """Which old versions a collection could need, as the lineage registry is told.
 
 A node pins the snapshots that its function reads, from when it is written down, and those that the
-tasks read whose results are kept. It lets go of them when nobody has it any more.
+tasks read whose results are kept. It lets go of them when the collection is gone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _let_go_of: deque[set[bytes]] = deque()  # what nodes that are gone needed
 
 def _let_go(session: Session, number: int, tokens: set[bytes]) -> None:
     # Wherever the last reference dies, maybe while Python or Ray ends: it waits for nothing. After
-    # the end of the session there is nobody to tell, and a call would have Ray start a cluster.
+    # the end of the session there is no registry, and a call would have Ray start a cluster.
     _let_go_of.append(tokens)
     if session not in process_sessions.sessions() or not ray.is_initialized():
         return

@@ -87,7 +87,7 @@ def checked(session: Any) -> None:
 
 
 def forget(session: Any, node_id: str, handle: Any, *, end: bool = False) -> None:
-    """This one is lost: who asks for the node's actor next gets another.
+    """This one is lost: the next call for the node's actor gets another.
 
     Args:
         end: it may be alive, and does not answer: it is killed.

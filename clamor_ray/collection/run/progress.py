@@ -1,4 +1,4 @@
-"""A bar for each stage, in Ray's way; nothing where nobody looks."""
+"""A bar for each stage, in Ray's way; nothing where the output is no terminal."""
 
 from __future__ import annotations
 

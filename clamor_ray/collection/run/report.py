@@ -125,7 +125,7 @@ class _Teller:
     def _run(records: _Records) -> None:
         while True:
             session, record = records.get()
-            # After its end there is nobody to tell, and a call would have Ray start a cluster.
+            # After its end there is no registry, and a call would have Ray start a cluster.
             if session not in process_sessions.sessions() or not ray.is_initialized():
                 continue
             try:

@@ -405,7 +405,7 @@ class Merging:
                     self._layouts.setdefault(what.node, (what.partitions[0], answer))
 
     def _note(self, rounds: Iterable[_Round], began_ns: int) -> None:
-        """Tells the lineage registry who has reduced what."""
+        """Tells the lineage registry which node has reduced what."""
         reduce = self._recipe.reduce or self._recipe.split
         functions = () if reduce is None else ((reduce, 0),)
         program = Program((), functions, Folded(FunctionAt(0)))
