@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial as given
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +18,6 @@ import pyarrow as pa
 from clamor_ray import errors
 from clamor_ray.collection.data import arrow, blocks, keys
 from clamor_ray.collection.data.blocks import Array, Items
-
-NAMES: Final = ("sum", "min", "max", "mean", "count")
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def partial(b: Items, what: str, on: str | int | Sequence[str] | None = None) ->
     """
     if what not in NAMES:
         raise ValueError(f"An aggregate is one of {', '.join(NAMES)}, not {what!r}.")
-    if on is None and (what == "count" or not isinstance(b, pa.Table)):
+    if on is None and (_AGGREGATES[what].counts_only or not isinstance(b, pa.Table)):
         return Partial(what, {None: _state(b, what)}, named=False)
     if on is None:
         names = arrow.unique_names(b)
@@ -81,20 +80,16 @@ def _state_of_column(b: Items, name: str | int, what: str) -> ColumnState:
         return ColumnState(0)
     if isinstance(b, pa.Table):
         valid = arrow.decoded(arrow.column(b, name)).drop_null()
-        return (
-            ColumnState(len(valid)) if what == "count" else _state(arrow.column_items(valid), what)
-        )
+        if _AGGREGATES[what].counts_only:
+            return ColumnState(len(valid))
+        return _state(arrow.column_items(valid), what)
     return _state(blocks.column(b, name), what)
 
 
 def _state(b: Items, what: str) -> ColumnState:
     count = blocks.n_items(b)
-    if what == "count" or not count:
-        return ColumnState(count)
     try:
-        if what in ("min", "max"):
-            return ColumnState(count, _extreme(b, what))
-        return ColumnState(count, _sum(b))
+        return ColumnState(count, _AGGREGATES[what].of(b) if count else None)
     except TypeError as error:
         raise TypeError(
             f"There is no {what} of items of {blocks.schema_of(b)} ({error}): say which column "
@@ -145,15 +140,20 @@ def _python(value: Any) -> Any:
     return value.item() if exact else value
 
 
-def _extreme(b: Items, what: str) -> Any:
+def _extreme(ufunc: np.ufunc, choose: Callable[[list[Any]], Any], b: Items) -> Any:
     if isinstance(b, np.ndarray) and b.dtype.kind in "biufcmM":
-        return _python(b.min(axis=0) if what == "min" else b.max(axis=0))
+        return _python(ufunc.reduce(b, axis=0))
     if isinstance(b, np.ndarray) and b.ndim > 1:
         raise TypeError("arrays of objects")
     if isinstance(b, pa.Table):
         raise TypeError("rows")
-    choose = min if what == "min" else max
     return _choose(choose, list(blocks.items(b)))
+
+
+def _more_extreme(ufunc: np.ufunc, choose: Callable[[list[Any]], Any], one: Any, other: Any) -> Any:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return ufunc(one, other)
+    return _choose(choose, [one, other])
 
 
 def _choose(choose: Callable[[list[Any]], Any], values: list[Any]) -> Any:
@@ -187,15 +187,7 @@ def merge(partials: Sequence[Partial]) -> Partial:
 def _merged(one: ColumnState, other: ColumnState, what: str) -> ColumnState:
     if not one.count or not other.count:
         return one if one.count else other
-    count = one.count + other.count
-    if what == "count":
-        return ColumnState(count)
-    if what in ("sum", "mean"):
-        return ColumnState(count, _added(one.value, other.value))
-    if isinstance(one.value, np.ndarray) or isinstance(other.value, np.ndarray):
-        extreme = np.minimum if what == "min" else np.maximum
-        return ColumnState(count, extreme(one.value, other.value))
-    return ColumnState(count, _choose(min if what == "min" else max, [one.value, other.value]))
+    return ColumnState(one.count + other.count, _AGGREGATES[what].merge(one.value, other.value))
 
 
 def _added(one: Any, other: Any) -> Any:
@@ -221,10 +213,43 @@ def finish(p: Partial) -> Any:
 
 
 def _value(what: str, state: ColumnState) -> Any:
-    if what == "count":
-        return state.count
-    if not state.count:
-        if what == "sum":
-            return 0
+    aggregate = _AGGREGATES[what]
+    if state.count:
+        return aggregate.finish(state)
+    if aggregate.of_nothing is None:
         raise errors.EmptyCollectionError(f"There is no {what} of no items.")
-    return state.value / state.count if what == "mean" else state.value
+    return aggregate.of_nothing
+
+
+class _Aggregate(NamedTuple):
+    """One aggregate, by its three steps.
+
+    Args:
+        of: the value of a block that has items.
+        merge: of two values.
+        finish: the result of items that are counted and have a value.
+        of_nothing: the result of no items; None: it has none.
+        counts_only: the number of items is all that it needs.
+    """
+
+    of: Callable[[Items], Any]
+    merge: Callable[[Any, Any], Any]
+    finish: Callable[[ColumnState], Any] = lambda state: state.value
+    of_nothing: int | None = None
+    counts_only: bool = False
+
+
+_AGGREGATES: Final = {
+    "sum": _Aggregate(_sum, _added, of_nothing=0),
+    "min": _Aggregate(given(_extreme, np.minimum, min), given(_more_extreme, np.minimum, min)),
+    "max": _Aggregate(given(_extreme, np.maximum, max), given(_more_extreme, np.maximum, max)),
+    "mean": _Aggregate(_sum, _added, lambda state: state.value / state.count),
+    "count": _Aggregate(
+        of=lambda b: None,
+        merge=lambda one, other: None,
+        finish=lambda state: state.count,
+        of_nothing=0,
+        counts_only=True,
+    ),
+}
+NAMES: Final = tuple(_AGGREGATES)

@@ -237,24 +237,14 @@ class ProgramRun:
 
     def _merge(self, step: Merge) -> Items:
         sides = [self._pieces(slot) for slot in step.slots]
-        if step.kind == "reduce_by_key":
-            return combine.combine_by_key(sides[0], self.part(step.how))
-        if step.kind == "distinct":
-            return shuffle.distinct_items(sides[0])
-        if step.kind == "sort":
-            return shuffle.sort_items(sides[0], self.part(step.key), step.descending)
-        if step.kind == "join":
-            return joins.join_items(sides[0], sides[1], step.key, step.how)
-        return sides[0]  # repartition
+        return _MERGES[step.kind](self, step, sides)
 
     def outs(self, items: Items, partition: int, bounds: Any) -> tuple[list[Any], Any]:
         """The task's results, and a sample of keys."""
         out = self._program.out
         if isinstance(out, Hashed):
-            if out.before == "reduce_by_key":
-                items = combine.combine_by_key(items, self.part(out.how))
-            elif out.before == "distinct":
-                items = shuffle.distinct_items(items)
+            if out.before:
+                items = _MERGES[out.before](self, out, [items])
             return shuffle.partition_by_hash(items, self.part(out.key), out.n), None
         if isinstance(out, Ranged):
             key = self.part(out.key)
@@ -273,6 +263,20 @@ class ProgramRun:
                 name = self._functions[out.function.index].name
                 raise _Raised(f"{name} raised") from failure
         return [items], None
+
+
+# What a wide operator does with its pieces; `before` an exchange, with the items of one task.
+_MERGES: Mapping[str, Callable[[ProgramRun, Any, list[Items]], Items]] = {
+    "reduce_by_key": lambda task, wide, sides: combine.combine_by_key(
+        sides[0], task.part(wide.how)
+    ),
+    "distinct": lambda task, wide, sides: shuffle.distinct_items(sides[0]),
+    "sort": lambda task, wide, sides: shuffle.sort_items(
+        sides[0], task.part(wide.key), wide.descending
+    ),
+    "join": lambda task, wide, sides: joins.join_items(sides[0], sides[1], wide.key, wide.how),
+    "repartition": lambda task, wide, sides: sides[0],
+}
 
 
 # ------------------------------------------------------------------ failures
