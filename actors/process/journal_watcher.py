@@ -4,8 +4,10 @@ Facts, and what follows:
 
 * It outlives the registry and costs little: a bare interpreter (no site, no Ray), run by this
   file's path. So this file imports nothing but the standard library.
-* The directory goes when the raylet ends, or when its registry has been gone for so long that Ray
-  cannot mean to restart it: then the driver died without a word.
+* The directory goes when the raylet ends, or when driver and registry have both been gone for so
+  long that Ray cannot mean to restart the registry. While the driver has its session, a registry
+  that is not there is late: Ray may wait for space on a disk for hours.
+* The driver holds a lock of its own kind (POSIX): a child of the driver does not inherit it.
 * Ray cannot start a process where its own files cannot be written, and they are on the same disk as
   the journal. So some of the disk is taken while there is room, and given back while the disk is
   full and the registry, or the page server of its node, is not there. It is given in small steps:
@@ -32,6 +34,7 @@ import time
 
 REGISTRY_LOCK = "registry.lock"
 WATCHER_LOCK = "watcher"
+DRIVER_LOCK = "driver"
 RESERVE = "reserve"
 STEP_BYTES = 2 << 20
 FULL_BYTES = 1 << 20  # a disk with less than this is full
@@ -119,6 +122,16 @@ def is_held(fd: int) -> bool:
     return False
 
 
+def is_driven(fd: int) -> bool:
+    """Whether the driver holds its lock; it is not kept here."""
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    fcntl.lockf(fd, fcntl.LOCK_UN)
+    return False
+
+
 def attend(fd: int, reserve: Reserve) -> None:
     """Gives of the reserve while nobody holds the lock; never returns."""
     while True:
@@ -140,6 +153,7 @@ def watch(directory: str, raylet_fd: int, orphan_s: float, poll_s: float, reserv
         Whether the directory is to be removed; else it is gone already.
     """
     registry_fd = os.open(os.path.join(directory, REGISTRY_LOCK), os.O_RDWR | os.O_CLOEXEC)
+    driver_fd = os.open(os.path.join(directory, DRIVER_LOCK), os.O_RDWR | os.O_CLOEXEC)
     for path in glob.glob(os.path.join(glob.escape(directory), "*.lock")):
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # its own: a lock belongs to an opening
         threading.Thread(target=attend, args=(fd, reserve), daemon=True).start()
@@ -151,7 +165,7 @@ def watch(directory: str, raylet_fd: int, orphan_s: float, poll_s: float, reserv
             reserve.make()
         if os.fstat(registry_fd).st_nlink == 0:
             return False
-        if is_held(registry_fd):
+        if is_held(registry_fd) or is_driven(driver_fd):
             seen_s = time.monotonic()
         elif time.monotonic() - seen_s > orphan_s:
             return True

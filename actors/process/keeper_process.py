@@ -119,7 +119,8 @@ def hold_and_watch(
     """Marks a journal's directory as in use by this process, and sees to its end.
 
     A process is started, unless there is one, that removes the directory when ``watched_pid``
-    ends, or when nobody has had it in use for ``orphan_s`` seconds. It leaves then, and within
+    ends, or when nobody has had it in use for ``orphan_s`` seconds; a driver that has called
+    ``hold_for_driver`` has it in use, too. It leaves then, and within
     ``poll_s`` seconds when somebody else has removed the directory. While there is room it keeps
     ``reserve_bytes`` of the disk, and gives of them where the disk is full and who has it in use,
     or the page server beside it, must be started again.
@@ -133,8 +134,8 @@ def hold_and_watch(
     """
     fd = hold(directory / journal_watcher.REGISTRY_LOCK)
     try:
-        beside = directory / journal_watcher.server_lock(watched_pid)
-        os.close(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for name in (journal_watcher.server_lock(watched_pid), journal_watcher.DRIVER_LOCK):
+            os.close(os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         _run(
             journal_watcher.__file__,
             *(str(directory), str(watched_pid), str(orphan_s), str(poll_s), str(reserve_bytes)),
@@ -156,6 +157,29 @@ def hold_beside(directory: Path) -> int | None:
     """
     with contextlib.suppress(FileNotFoundError):
         return hold(directory / journal_watcher.server_lock(raylet_pid()), flags=0)
+    return None
+
+
+def hold_for_driver(directory: Path) -> int | None:
+    """What a driver holds from its session's beginning to its end: the journal stays meanwhile,
+    however long the registry takes to be restarted. A child of ``os.fork`` does not hold it.
+
+    Returns:
+        A descriptor; the lock is held until it is closed, or this process ends. None where the
+        directory is not to be seen here, or is no place for locks: then ``orphan_s`` counts alone.
+    """
+    with contextlib.suppress(OSError):
+        fd = os.open(directory / journal_watcher.DRIVER_LOCK, os.O_RDWR | os.O_CLOEXEC)
+        deadline = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return fd
+            except OSError:  # a watcher looks, for a moment
+                if time.monotonic() >= deadline:
+                    os.close(fd)
+                    break
+            time.sleep(0.01)
     return None
 
 

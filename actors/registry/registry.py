@@ -119,6 +119,11 @@ def journal_directory(job_scope: str) -> Path:
     return session_directory() / names.journal_directory(job_scope)
 
 
+def hold_journal(job_scope: str) -> int | None:
+    """For the session's driver. See ``keeper_process.hold_for_driver``."""
+    return keeper_process.hold_for_driver(journal_directory(job_scope))
+
+
 def _has_ended(job_scope: str) -> bool:
     """Whether a session of the cluster has: its registry is no actor any more."""
     try:

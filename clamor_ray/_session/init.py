@@ -93,6 +93,8 @@ def init(
             starting.check_same_settings(session.config, config, settings)
         try:
             info = session.ensure_server()
+            if session.owner:
+                session.hold_journal()
             trap = session.client.trap
             reason = session.client.trap_reason
         except BaseException:

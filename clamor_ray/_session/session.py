@@ -70,6 +70,7 @@ class Session:
 
     of_job = True  # whether it is one of this process's job
     in_driver = False
+    _journal_fd: int | None = None  # held by the driver
 
     def __init__(
         self, scope: str, registry: Any, node_id: str, config: Config, *, owner: bool
@@ -119,6 +120,11 @@ class Session:
                 f"this process {__version__}."
             )
         return info
+
+    def hold_journal(self) -> None:
+        """The registry's journal stays from now on, however long its restart takes."""
+        if self._journal_fd is None:
+            self._journal_fd = starting.hold_journal(self.scope)
 
     @property
     def client(self) -> Client:
@@ -374,6 +380,9 @@ class Session:
         if len(self.leases):
             end_hooks.left[:] = [table for table in end_hooks.left if len(table)]
             end_hooks.left.append(self.leases)
+        journal_fd, self._journal_fd = self._journal_fd, None
+        if journal_fd is not None:
+            os.close(journal_fd)
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(errors.ClamorError):

@@ -114,3 +114,10 @@ def start_registry(
         avoid,
     )
     return scope, registry
+
+
+def hold_journal(scope: str) -> int | None:
+    """In the driver. See `registry.hold_journal`."""
+    from clamor_ray.actors.registry import registry
+
+    return registry.hold_journal(scope)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clamor_ray.actors.commits.journal import Journal
-from clamor_ray.actors.process.keeper_process import hold_and_watch
+from clamor_ray.actors.process.keeper_process import hold_and_watch, hold_for_driver
 from tests.conftest import until
 from tests.support.session_rig import watchers
 
@@ -90,3 +91,46 @@ def test_two_registries_cannot_use_it(
     os.close(fd)
     shutil.rmtree(directory)
     until(lambda: not watchers(directory))
+
+
+# Holds the journal as a driver does, has a child that outlives it, and waits to be killed.
+_DRIVER = """
+import os, sys, time
+from pathlib import Path
+from clamor_ray.actors.process.keeper_process import hold_for_driver
+fd = hold_for_driver(Path(sys.argv[1]))
+assert fd is not None
+child = os.fork()
+if child:
+    print(child, flush=True)
+time.sleep(300)
+"""
+
+
+def test_it_stays_while_its_driver_lives(directory: Path, raylet: subprocess.Popen[bytes]) -> None:
+    """Ray may not be able to start the registry for hours: its disk is full."""
+    fd = hold_and_watch(directory, raylet.pid, orphan_s=0.3, poll_s=0.05)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", _DRIVER, str(directory)], stdout=subprocess.PIPE
+    )
+    assert driver.stdout is not None
+    child = int(driver.stdout.readline())
+    try:
+        os.close(fd)
+        time.sleep(1.5)  # longer than an orphan is left
+        assert directory.exists()
+        driver.kill()
+        driver.wait()
+        until(lambda: not directory.exists())
+        until(lambda: not watchers(directory))
+        assert Path(f"/proc/{child}").exists()
+    finally:
+        driver.kill()
+        driver.wait()
+        driver.stdout.close()
+        os.kill(child, signal.SIGKILL)
+    assert raylet.poll() is None
+
+
+def test_a_driver_that_cannot_see_it_holds_nothing(tmp_path: Path) -> None:
+    assert hold_for_driver(tmp_path / "elsewhere") is None

@@ -24,7 +24,7 @@ import ray
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray.actors.page_server.page_server import session_directory
-from clamor_ray.actors.process import starting
+from clamor_ray.actors.process import journal_watcher, starting
 from clamor_ray.actors.process.throttle import MOST, WINDOW_S
 from clamor_ray.actors.registry.registry import journal_directory
 from tests.conftest import ANSWER_S, until
@@ -163,6 +163,26 @@ def test_the_old_registry_takes_long_to_die(cluster: LocalCluster) -> None:
     assert total_of(ref.get()) == 3 << 20
     clamor.free(ref)
     clamor.free(again)
+
+
+def is_driven_now(path: str) -> bool:
+    fd = os.open(path, os.O_RDWR)
+    try:
+        return journal_watcher.is_driven(fd)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.lab
+def test_the_driver_holds_the_journal(cluster: LocalCluster) -> None:
+    """Asked from another process: to open and close such a file here would end the lock."""
+    from clamor_ray._session import process_sessions
+
+    path = str(journal_directory(process_sessions.current().scope) / journal_watcher.DRIVER_LOCK)
+    is_driven = ray.remote(is_driven_now).options(num_cpus=0, resources={node_resource(0): 0.001})
+    assert ray.get(is_driven.remote(path), timeout=ANSWER_S)
+    process_sessions.current().hold_journal()  # again: nothing is opened, or closed
+    assert ray.get(is_driven.remote(path), timeout=ANSWER_S)
 
 
 def keeper_of_node_1(cluster: LocalCluster) -> int | None:
