@@ -133,6 +133,21 @@ def _has_ended(job_scope: str) -> bool:
     return False
 
 
+def _check_nothing_was_given(claims: AddressClaims, directory: Path) -> None:
+    """For a registry without a journal: an earlier one of its session would have given out ids and
+    addresses, which page servers and processes still use.
+
+    Raises:
+        InternalError: There was one.
+    """
+    if not claims.is_new():
+        raise errors.InternalError(
+            f"The journal of this session, {directory}, is gone: its variables cannot be found "
+            "again, and their ids and addresses must not be given twice.",
+            hint="See who removed it. Call clamor.shutdown(), then clamor.init().",
+        )
+
+
 class Registry:
     """See the file's head. Calls are documented at the services that answer them.
 
@@ -165,6 +180,9 @@ class Registry:
     def _start(self, directory: Path, avoid: Sequence[Range], is_restart: bool) -> None:
         """Makes the services, each of those that it stands on."""
         config, timeout_s = self._config, self._config.control_timeout_s
+        claims = AddressClaims(RayTable(), config.job_scope, _has_ended, avoid)
+        if not is_restart:
+            _check_nothing_was_given(claims, directory)
         core = self._core = RegistryCore(AddressSpace(ours=False))
         log = self._log = CommitLog()
         handles: Handles = {}
@@ -203,7 +221,6 @@ class Registry:
             here=lineage.server_here,
             background=background,
         )
-        claims = AddressClaims(RayTable(), config.job_scope, _has_ended, avoid)
         self._regions = Regions(
             core=core,
             log=log,

@@ -167,13 +167,23 @@ class AddressClaims:
         with self._lock:
             return self._claim(need_bytes, known)
 
+    def is_new(self) -> bool:
+        """Whether no claim of the session is in the log: nobody ever had an address of it, or an
+        id."""
+        with self._lock:
+            self._read_log()
+            return not self._mine()
+
+    def _read_log(self) -> None:
+        first_new = len(self._log)
+        self._log += [
+            Claim.unpacked(first_new + at, entry)
+            for at, entry in enumerate(self._table.entries(first_new))
+        ]
+
     def _claim(self, need_bytes: int, known: int) -> list[Claim]:
         while True:
-            first_new = len(self._log)
-            self._log += [
-                Claim.unpacked(first_new + at, entry)
-                for at, entry in enumerate(self._table.entries(first_new))
-            ]
+            self._read_log()
             if len(mine := self._mine()) > known:
                 return mine
             begin, end = self._place(need_bytes)

@@ -89,6 +89,16 @@ def test_a_lost_answer_costs_no_addresses() -> None:
     assert found.number == 0
 
 
+def test_who_has_no_claim_is_new() -> None:
+    table = ListTable()
+    session(table, "b").claim(1, known=0)
+    claims = session(table, "a")
+    assert claims.is_new()
+    claims.claim(1, known=0)
+    assert not claims.is_new()
+    assert not session(table, "a").is_new()
+
+
 def test_after_a_restart_it_has_what_it_had() -> None:
     table = ListTable()
     before = session(table, "a").claim(1, known=0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -626,3 +627,23 @@ def test_what_is_called_often_is_answered_packed(run: Callable[..., None]) -> No
             await registry.ask(pack("shutdown"))
 
     run(work)
+
+
+def test_a_registry_without_its_journal_gives_nothing_twice(
+    run: Callable[..., None], tmp_path: Path
+) -> None:
+    """Page servers and keepers may still have regions under the ids and addresses of before."""
+    before: list[RegionRecord] = []
+
+    async def work(registry: Registry) -> None:
+        before.append(await made(registry))
+
+    async def again(registry: Registry) -> None:
+        record = await made(registry)
+        assert record.region != before[0].region
+        assert record.base_address != before[0].base_address
+
+    run(work)
+    shutil.rmtree(tmp_path / names.journal_directory(CONFIG.job_scope))
+    with pytest.raises(errors.InternalError, match=r"journal of this session.* is gone"):
+        run(again)
