@@ -15,7 +15,9 @@ struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind 
                             .kind = kind,
                             .sealed = 1,
                             .inode = inode,
-                            .reserved = {[2] = region->built_in_place, [3] = region->is_mapped}};
+                            .reserved = {[2] = region->built_in_place,
+                                         [3] = region->is_mapped,
+                                         [4] = region->base_is_builders}};
     memcpy(kept.reserved + PC__KEPT_HOLES_AT, &region->open_holes, sizeof region->open_holes);
     return kept;
 }

@@ -131,6 +131,7 @@ struct pc__region {
     enum pc__region_state state;
     uint64_t creator;              /* client id, while CREATING */
     bool built_in_place;           /* its builder maps the base, as it was when it was sealed */
+    bool base_is_builders;         /* and is given to nobody else: it has too many holes */
     bool is_mapped;                /* the base of its home is a generation, also for the next server */
     uint64_t open_holes;           /* of it, that count in the engine's */
     struct pc__home *home;

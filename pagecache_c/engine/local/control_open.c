@@ -132,6 +132,17 @@ static int attach_ready(struct pc_engine *engine, struct pc__region *region,
     return PC__WAIT;
 }
 
+/* Under region.lock. The base, where only who built it has it, and this is who: it says which memory
+ * it maps. Else NULL. */
+static struct pc__generation *base_of_builder(const struct pc__region *region,
+                                              const struct pc__ctl_open *open)
+{
+    struct pc__generation *base = region->base_is_builders ? pc__home_base_generation(region) : NULL;
+    bool is = base && base->inode == open->inode && base->version == open->version &&
+              !region->home->base_changes;
+    return is ? base : NULL;
+}
+
 /* Under region.lock. PC__WAIT: *ask says for what. */
 static int open_ready(struct pc__session *session, struct pc__region *region,
                       const struct pc__ctl_open *open, bool attach, bool caught_up,
@@ -155,7 +166,7 @@ static int open_ready(struct pc__session *session, struct pc__region *region,
         generation = pc__generation_by_inode(region, open->inode);
         rc = generation ? attach_ready(engine, region, generation, open) : PC_ERR_NO_GENERATION;
         ask->kind = PC_EVENT_NONE;
-    } else {
+    } else if (!(generation = base_of_builder(region, open))) {
         rc = pc__generation_for(engine, region, open->version, caught_up, &generation, ask);
     }
     if (!rc)

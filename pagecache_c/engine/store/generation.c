@@ -246,7 +246,8 @@ int pc__generation_for(struct pc_engine *engine, struct pc__region *region, uint
     pc__each(link, &region->generations)
     {
         struct pc__generation *g = of_link(link);
-        if (g->version != version || (g->complete && home->base_changes))
+        if (g->version != version ||
+            (g->complete && (home->base_changes || region->base_is_builders)))
             continue;
         if (g->gone)
             return g->gone;
@@ -262,8 +263,8 @@ int pc__generation_for(struct pc_engine *engine, struct pc__region *region, uint
      * reply to another server that does not get on looks at it. Or the overlay has half of a layer
      * that the keeper did not have: then the old blocks are in the history. */
     bool is_stuck = home && home->overlay_is_torn && pc__link_empty(&home->pending);
-    if (home && version >= home->applied && !pc__home_is_held_up(home) && !is_stuck &&
-        !pc__keeper_is_behind(engine) &&
+    if (home && version >= home->applied && !region->base_is_builders &&
+        !pc__home_is_held_up(home) && !is_stuck && !pc__keeper_is_behind(engine) &&
         !pc__home_base_leased(engine, region, base_goes_to(home)) &&
         (home->base_changes || version > home->applied || home->overlay.memfd >= 0)) {
         if (home->base_changes && home->overlay.memfd < 0 && pc__link_empty(&home->pending)) {
@@ -289,7 +290,7 @@ void pc__generations_trim(struct pc_engine *engine, struct pc__region *region)
     struct pc__generation *kept = NULL;
     if (engine->settle_until_ns) /* they may be mapped: pc__regions_settled comes again */
         return;
-    bool none = region->home && pc__home_base_generation(region) &&
+    bool none = region->home && !region->base_is_builders && pc__home_base_generation(region) &&
                 !pc__home_base_leased(engine, region, base_goes_to(region->home));
     pc__each(link, &region->generations)
     {

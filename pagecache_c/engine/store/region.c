@@ -25,17 +25,13 @@ bool pc__region_info_valid(const struct pc_region_info *info)
 
 /* ---------------------------------------------------------------- the base */
 
-/* Under region.lock: whether the base may be mapped with its holes. They are bounded for all bases
+/* Under region.lock: whether all may map the base with its holes. They are bounded for all bases
  * together; but a few of them cost no more than its data does, and do not count. */
 static bool take_holes(struct pc_engine *engine, struct pc__region *region)
 {
     const struct pc__store *base = &region->home->base;
     const uint64_t holes = region->n_blocks - base->data.n_set, most = pc__cache_most_holes(engine);
-    if (region->is_mapped) { /* since a server before this one. What was read of them is data now */
-        pc__count_add(&engine->open_holes, region->open_holes);
-        return true;
-    }
-    if (region->built_in_place || most == UINT64_MAX || holes <= base->data.n_set / FEW_HOLES)
+    if (most == UINT64_MAX || holes <= base->data.n_set / FEW_HOLES)
         return true;
     const uint64_t before = atomic_fetch_add(&engine->open_holes, holes);
     if (holes > most || before > most - holes) {
@@ -46,15 +42,29 @@ static bool take_holes(struct pc_engine *engine, struct pc__region *region)
     return true;
 }
 
+/* Under region.lock. False: nobody maps the base. */
+static bool base_opens(struct pc_engine *engine, struct pc__region *region)
+{
+    if (region->home->n_segments || region->home->lost)
+        return false;
+    if (region->is_mapped) /* since a server before this one. What was read of holes is data now */
+        pc__count_add(&engine->open_holes, region->open_holes);
+    else if (!take_holes(engine, region))
+        region->base_is_builders = region->built_in_place;
+    else
+        return true;
+    return region->is_mapped || region->base_is_builders;
+}
+
 /* The base of the home is a generation too, unless its bytes lie in somebody else's memory, blocks of
  * it are lost (a hole of those is not a block of zeros), or the homes here have so many holes that
  * reading them would fill this node: then processes of this node fill an ordinary generation from
- * there, within the budget. Who built in it maps it already, with all its holes; so may those who had
- * it from a server before this one. Under region.lock. */
+ * there, within the budget. Who built in it maps it already, with all its holes, and alone then; who
+ * had it from a server before this one may have it. Under region.lock. */
 int pc__region_home_generation(struct pc_engine *engine, struct pc__region *region)
 {
     const struct pc__store *base = &region->home->base;
-    if (region->home->n_segments || region->home->lost || !take_holes(engine, region))
+    if (!base_opens(engine, region))
         return PC_OK;
     struct pc__generation *generation = pc__generation_new(region->n_blocks, true);
     if (!generation)
@@ -76,7 +86,7 @@ static void unmake_home_generation(struct pc_engine *engine, struct pc__region *
         pc__generation_drop(engine, region, generation);
     pc__count_sub(&engine->open_holes, region->open_holes);
     region->open_holes = 0;
-    region->is_mapped = region->built_in_place = false;
+    region->is_mapped = region->built_in_place = region->base_is_builders = false;
 }
 
 int pc__region_seal(struct pc_engine *engine, struct pc__region *region, bool built_in_place)
@@ -233,6 +243,7 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
         region->home->base_changes = kept->reserved[0] != 0;
         region->built_in_place = kept->reserved[2] != 0;
         region->is_mapped = kept->reserved[3] != 0;
+        region->base_is_builders = kept->reserved[4] != 0;
         memcpy(&region->open_holes, kept->reserved + PC__KEPT_HOLES_AT, sizeof region->open_holes);
         if (!rc && region->is_mapped)
             rc = pc__region_home_generation(engine, region);

@@ -12,7 +12,7 @@
 struct world {
     struct cluster *c;
     struct server *s;
-    pc_client *client;
+    pc_client *client, *builder; /* the builder's is another one where regions are built in place */
     int trap, to_keeper;
     pid_t keeper;
     char keeper_name[64];
@@ -33,6 +33,7 @@ static struct world world_start(int trap)
     OK(pc_keeper_connect(w.keeper_name, 30 * SECOND, &w.to_keeper));
     server_start(w.c, 0, "holes", w.to_keeper);
     w.client = attach(w.s, trap);
+    w.builder = attach(w.s, trap);
     return w;
 }
 
@@ -47,6 +48,7 @@ static void restart(struct world *w)
 static void world_stop(struct world *w)
 {
     int status;
+    pc_client_close(w->builder);
     pc_client_close(w->client);
     cluster_stop(w->c);
     OK(pc_keeper_quit(w->to_keeper));
@@ -58,6 +60,19 @@ static void world_stop(struct world *w)
 static struct pc_region_info sparse(struct world *w, uint64_t id, uint64_t holes)
 {
     return build(w->c, w->s, w->client, id, holes + DATA, holes);
+}
+
+static struct pc_region_info sparse_in_place(struct world *w, uint64_t id, uint64_t holes,
+                                             struct pc_mapping *m)
+{
+    const struct pc_region_info info = {.region = id,
+                                        .base_address = PC_WINDOW_BEGIN + (id << 28),
+                                        .length_bytes = holes + DATA};
+    OK(pc_client_build(w->builder, id, info.base_address, info.length_bytes, WAIT, m));
+    fill_pattern((uint64_t *)(uintptr_t)(m->address + holes), id, holes, DATA);
+    OK(pc_client_build_seal(w->builder, m->id, WAIT));
+    publish(w->c, info, w->s->id);
+    return info;
 }
 
 /* Reads all of it, and whether that took no fault. */
@@ -80,6 +95,17 @@ static bool is_open(struct world *w, uint64_t id)
     pthread_mutex_unlock(&region->lock);
     pc__region_put(w->s->engine, region);
     return found;
+}
+
+static uint64_t base_version_of(struct world *w, uint64_t id)
+{
+    struct pc__region *region = pc__region_get(w->s->engine, id);
+    CHECK(region);
+    pthread_mutex_lock(&region->lock);
+    const uint64_t version = region->home->base.version;
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(w->s->engine, region);
+    return version;
 }
 
 /* As many regions as one likes, each with few enough holes by itself. */
@@ -116,6 +142,48 @@ static void test_many_homes(int trap)
     world_stop(&w);
 }
 
+/* Who builds in place has the base from the beginning, with all its holes; others do not. */
+static void test_many_built(int trap)
+{
+    struct world w = world_start(trap);
+    struct pc_region_info infos[REGIONS];
+    struct pc_mapping m[REGIONS], built[REGIONS];
+    for (uint64_t i = 0; i < REGIONS; i++)
+        infos[i] = sparse_in_place(&w, 1 + i, HOLES, &built[i]);
+    const uint64_t at_first = stats_of(w.s).home_bytes;
+    CHECK(at_first == REGIONS * DATA);
+    for (unsigned i = 0; i < REGIONS; i++)
+        CHECK(is_read_as_it_is(&w, &infos[i], &m[i]) == (i < 2));
+    CHECK(stats_of(w.s).home_bytes == at_first + BUDGET / 2);
+    for (unsigned i = 0; i < REGIONS; i++)
+        CHECK(at(&built[i], HOLES) == pattern(1 + i, HOLES));
+    /* The next server knows which ones are the builder's alone. Each has its memory back. */
+    restart(&w);
+    SOON(stats_of(w.s).reattached == 2 * REGIONS);
+    SOON(!w.s->engine->settle_until_ns);
+    for (unsigned i = 0; i < REGIONS; i++)
+        OK(pc_client_unmap(w.client, m[i].id));
+    SOON(stats_of(w.s).mappings == REGIONS);
+    for (unsigned i = 0; i < REGIONS; i++)
+        CHECK(is_read_as_it_is(&w, &infos[i], &m[i]) == (i < 2));
+    CHECK(stats_of(w.s).home_bytes == at_first + BUDGET / 2);
+    /* A commit reaches the base when the builder has let go of it, and who reads on sees it. */
+    for (unsigned i = 0; i < REGIONS; i++) {
+        OK(pc_client_unmap(w.builder, built[i].id));
+        OK(pc_client_unmap(w.client, m[i].id));
+    }
+    SOON(stats_of(w.s).mappings == 0);
+    for (unsigned i = 0; i < REGIONS; i++) {
+        const struct pc_run run = {.first_block = 3, .n_blocks = 1};
+        CHECK(commit(w.c, w.s, w.client, &infos[i], 0, &run, 1) == 1);
+        m[i] = map_at(w.client, &infos[i], 1, 0);
+        CHECK(at(&m[i], 3 << 12) != 0 && at(&m[i], 4 << 12) == 0);
+        CHECK(at(&m[i], HOLES) == pattern(1 + i, HOLES));
+        SOON(base_version_of(&w, 1 + i) == 1);
+    }
+    world_stop(&w);
+}
+
 /* What a region took goes to the next when it is freed. */
 static void test_given_back(int trap)
 {
@@ -138,7 +206,7 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(int);
-    } tests[] = {{"many_homes", test_many_homes}, {"given_back", test_given_back}};
+    } tests[] = {{"many_homes", test_many_homes}, {"many_built", test_many_built}, {"given_back", test_given_back}};
     static const int traps[] = {PC_TRAP_UFFD, PC_TRAP_SIGSEGV};
     const char *only = argc > 1 ? argv[1] : "";
     int failed = 0;
