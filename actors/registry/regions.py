@@ -22,7 +22,7 @@ from clamor_ray._protocol.messages import (
     ServerLost,
 )
 from clamor_ray._protocol.ray_nodes import within
-from clamor_ray._protocol.refusals import NoAddresses, RegistryError
+from clamor_ray._protocol.refusals import IllegalTransition, NoAddresses, RegistryError
 from clamor_ray._protocol.source import SHARED, Source
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.journal import Journal
@@ -44,6 +44,7 @@ FREE_S = 5.0
 AT_ONCE_BYTES: Final = 16 << 20  # of more, giving back the memory takes milliseconds
 RETIRE_MOST: Final = 64  # other servers that a page server tells of a free (PC__RETIRE_MOST)
 PIN_S: Final = 300.0
+GIVEN_UP_MOST: Final = 1000  # requests that are remembered: longer than a page server is at one
 CREATING_S: Final = 600.0  # a put that takes longer is taken for dead
 
 
@@ -131,6 +132,7 @@ class Regions:
         self._losses = losses
         self._background = background
         self._forget = tuple(forget)
+        self._given_up: dict[int, None] = {}  # requests; the oldest first
         self._spares = SpareRegions(
             self._which_are_known, lambda region: ends.carry_out(core.abandon(region))
         )
@@ -169,6 +171,8 @@ class Regions:
         self, length_bytes: int, server_id: int, request_id: int
     ) -> tuple[RegionRecord, bool]:
         """A region in the core; whether it is to be written."""
+        if request_id in self._given_up:
+            raise IllegalTransition(f"request {request_id:#x} was given up by its maker")
         now_s = time.monotonic()
         self._ends.carry_out(self._core.abandon_stale(now_s - CREATING_S))
         if (again := self._core.requested(request_id)) is not None:
@@ -334,6 +338,15 @@ class Regions:
             PIN_S, self._handles[info.server_id].pin.remote(object_refs, request_id)
         )
         return pinned.record, pinned.plan
+
+    def give_up_share(self, request_id: int) -> None:
+        """Undoes ``share``, for a process that has not had its answer. What the page server still
+        does for it is refused from now on."""
+        self._given_up[request_id] = None
+        if len(self._given_up) > GIVEN_UP_MOST:
+            del self._given_up[next(iter(self._given_up))]
+        if (record := self._core.requested(request_id)) is not None:
+            self.abandon(record.region)
 
     def know_source(self, record: RegionRecord, source: Source) -> None:
         """What makes the region's bytes again."""

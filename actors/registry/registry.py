@@ -440,6 +440,10 @@ class Registry:
         """See ``Regions.share``."""
         return await self._regions.share(object_refs, node_id, request_id)
 
+    async def give_up_share(self, request_id: int) -> None:
+        """See ``Regions.give_up_share``."""
+        self._regions.give_up_share(request_id)
+
     async def shared_at(self, server_id: int) -> list[tuple[Pinned, list[Any]]]:
         """See ``Rebuilds.shared_at``."""
         return self._rebuilds.shared_at(server_id)

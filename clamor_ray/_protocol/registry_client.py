@@ -126,6 +126,9 @@ class RegistryClient:
     ) -> tuple[RegionRecord, Plan]:
         return self._ask("share", object_refs, node_id, request_id, timeout_s=timeout_s)
 
+    def give_up_share(self, request_id: int, *, timeout_s: float | None = None) -> None:
+        self._ask("give_up_share", request_id, timeout_s=timeout_s)
+
     def shared_at(self, server_id: int) -> list[tuple[Pinned, list[Any]]]:
         return self._ask("shared_at", server_id)
 

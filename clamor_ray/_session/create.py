@@ -209,7 +209,14 @@ class Creator:
         if not nodes:  # Ray keeps small objects with their owner, and errors too
             return self.put(ray.get(object_ref, timeout=timeout_s))
         node_id = self._node_id if self._node_id in nodes else nodes[0]
-        record, plan = self._rpc.share([object_ref], node_id, new_request_id(), timeout_s=timeout_s)
+        request_id = new_request_id()
+        try:
+            record, plan = self._rpc.share([object_ref], node_id, request_id, timeout_s=timeout_s)
+        except BaseException:  # registry and page server may go on with it
+            with contextlib.suppress(errors.ClamorError):
+                # A registry that is away hears it later: Ray repeats the call.
+                self._rpc.give_up_share(request_id, timeout_s=self._config.connect_timeout_s)
+            raise
         # Registry and page server have it from each other: if both die, Ray counts neither.
         self._shared[record.region] = object_ref
         return self.ref(record, plan)

@@ -6,6 +6,7 @@ regions end.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import os
@@ -115,6 +116,32 @@ def test_a_shared_object_is_served_from_where_it_lies(session: Session, lab: Loc
     assert session("lookup", record.region) == RegionFreed(record.region)
     until(lambda: session.states() == {"creating": 0, "ready": 0, "freed": 0, "dropping": 0})
     assert session.of_server(0, "region_stats") == ()
+
+
+def test_a_share_that_was_given_up_leaves_nothing(session: Session, lab: LocalCluster) -> None:
+    """Before the page server has begun with it, while it is at it, and when the answer is lost."""
+    import ray
+
+    session("ensure_server", lab.node_ids[0])
+    reference = ray.put(np.zeros(1 << 18))
+    session("share", [reference], lab.node_ids[0], 1)
+    session("give_up_share", 1)
+    server = session.of_server(0, "ping")
+    os.kill(server, signal.SIGSTOP)
+    try:
+        asked = session.registry.share.remote([reference], lab.node_ids[0], 2)
+        session("give_up_share", 2)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    with pytest.raises(ray.exceptions.RayTaskError, match="given up"):
+        ray.get(asked, timeout=ANSWER_S)
+    begun = session.registry.share.remote([reference], lab.node_ids[0], 3)
+    until(lambda: sum(session.states().values()) > 0)
+    session("give_up_share", 3)
+    with contextlib.suppress(ray.exceptions.RayTaskError):
+        ray.get(begun, timeout=ANSWER_S)
+    until(lambda: sum(session.states().values()) == 0)
+    until(lambda: session.of_server(0, "region_stats") == ())
 
 
 def test_a_shared_object_survives_its_server(session: Session, lab: LocalCluster) -> None:

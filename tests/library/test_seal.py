@@ -9,7 +9,42 @@ import pytest
 
 from clamor_ray import errors
 from clamor_ray._protocol.config import Config
+from clamor_ray._session import create
 from tests.support.fake_session import Cluster, FakeSession
+
+
+class Shared:
+    """A Ray object of this node, and what Ray says of it."""
+
+    class experimental:
+        @staticmethod
+        def get_object_locations(refs: list[Any]) -> dict[Any, Any]:
+            return {ref: {"node_ids": ["node"]} for ref in refs}
+
+    @staticmethod
+    def wait(refs: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
+        return refs, []
+
+
+@pytest.mark.parametrize("error", [errors.WaitTimeoutError, KeyboardInterrupt])
+def test_a_share_without_an_answer_is_given_up(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Registry and page server may go on with it, and nobody would ever free it."""
+
+    def share(_refs: Any, _node_id: str, request_id: int) -> None:
+        shared.append(request_id)
+        raise error("no answer")
+
+    shared: list[int] = []
+    given_up: list[int] = []
+    cluster = Cluster()
+    monkeypatch.setattr(cluster, "share", share, raising=False)
+    monkeypatch.setattr(cluster, "give_up_share", given_up.append, raising=False)
+    monkeypatch.setattr(create, "ray", Shared)
+    with pytest.raises(error):
+        FakeSession(cluster).share(object(), 2.0)
+    assert shared == given_up
 
 
 def test_a_seal_whose_answer_is_lost_is_sent_again() -> None:
