@@ -13,6 +13,7 @@ from ray.exceptions import RayError
 
 from clamor_ray import errors
 from clamor_ray._objects.layout import Plan
+from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import (
     INLINE_BASE,
     FreeAnswer,
@@ -189,6 +190,7 @@ class Regions:
         Raises:
             NoSuchRegion, IllegalTransition: See ``RegistryCore.seal``.
             JournalFullError: It is not sealed.
+            ProtocolError: The source cannot be read. It is not sealed.
         """
         return self._seal(region, source, None)
 
@@ -196,6 +198,7 @@ class Regions:
         self, region: int, source: Source | None, created: tuple[RegionRecord, int, int] | None
     ) -> RegionRecord:
         """Also writes down a region that is made, where there is one: both, or neither."""
+        learn = self._read_source(region, source)  # before the journal has it
         if self._core.state(region) is RegionState.CREATING:
             self._core.check_seal(region)
             self._journal.seal(region, source, created)
@@ -203,8 +206,7 @@ class Regions:
             self._core.check_seal(region)
             self._journal.create_region(*created)
         record = self._core.seal(region, written=True)
-        if source is not None:
-            self.know_source(record, source)
+        learn()
         self._spares.sealed(region)
         self._log.open(region, record.homes, record.length_bytes)
         return record
@@ -348,13 +350,35 @@ class Regions:
         if (record := self._core.requested(request_id)) is not None:
             self.abandon(record.region)
 
-    def know_source(self, record: RegionRecord, source: Source) -> None:
-        """What makes the region's bytes again."""
-        if source.kind == SHARED:
+    def know_source(self, region: int, source: Source) -> None:
+        """What makes the region's bytes again, from the journal. One that cannot be read is
+        dropped: the session does not end for it."""
+        try:
+            self._read_source(region, source)()
+        except errors.ProtocolError as failure:
+            logger.error("it is dropped: %s", failure.message)
+
+    def _read_source(self, region: int, source: Source | None) -> Callable[[], None]:
+        """What notes the source, and cannot fail.
+
+        Raises:
+            ProtocolError: It cannot be read.
+        """
+        record = self._core.record_of(region)
+        if source is None or record is None:
+            return lambda: None
+        try:
+            if source.kind != SHARED:
+                return lambda: self._rebuilds.set_source(region, source)
             # This reference outlives the page server's process, which pins the object anew.
-            self._rebuilds.set_shared(record.region, *shared_objects.pinned_of(record, source))
-        else:
-            self._rebuilds.set_source(record.region, source)
+            pinned, object_refs = shared_objects.pinned_of(record, source)
+        except MemoryError:
+            raise
+        except Exception as failure:  # pickle raises what it likes
+            raise errors.ProtocolError(
+                f"The source of region {region} cannot be read: {cause_of(failure)}"
+            ) from failure
+        return lambda: self._rebuilds.set_shared(region, pinned, object_refs)
 
     def _close(self, region: int) -> None:
         self._log.close(region)

@@ -283,10 +283,8 @@ class Registry:
             saved.freed_inline,
             saved.dropped,
         )
-        records = {region.record.region: region.record for region in saved.regions}
         for number, source in saved.sources:
-            if number in records:
-                self._regions.know_source(records[number], source)
+            self._regions.know_source(number, source)
         for info in saved.servers:
             self._servers.find_again(info)
         self._losses.update(dict(saved.lacking))

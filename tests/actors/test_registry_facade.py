@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import pickle
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -609,6 +610,61 @@ def test_what_is_shared_is_known_from_its_seal_on(
         await check(registry)
 
     run(share, check)
+
+
+BAD_SOURCES = {
+    "no pickle": Source(SHARED, 0, b"digest", b"where it is"),
+    "of something else": Source(SHARED, 0, b"digest", pickle.dumps("where it is")),
+    "no source": (SHARED, 0, b"digest", b""),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_SOURCES)
+def test_a_source_that_cannot_be_read_changes_nothing(run: Callable[..., None], bad: str) -> None:
+    source: Any = BAD_SOURCES[bad]
+
+    async def seal(registry: Registry) -> None:
+        await registry.register_server(INFO)
+        record = await registry.create_region(8192, NODE)
+        for method in (
+            registry.seal(record.region, source),
+            registry.seal_and_create(record.region, source, 8192, NODE, 5),
+        ):
+            with pytest.raises(errors.ProtocolError, match="source of region 1 cannot be read"):
+                await method
+            saved = registry._journal.load()
+            assert [region.state for region in saved.regions] == ["creating"]
+            assert saved.sources == ()
+            registry._core.check()
+        await registry.seal(record.region)
+
+    async def after(registry: Registry) -> None:
+        await registry.commit(CommitRequest(5, (write(1, 0),)))
+
+    run(seal, after)
+
+
+def test_a_source_in_the_journal_that_cannot_be_read_is_dropped(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A registry before this one wrote it down."""
+
+    def end(_who: str, _tries: Path, failure: BaseException) -> None:
+        raise failure
+
+    monkeypatch.setattr(registry_module.starting, "end_process_to_try_again", end)
+
+    async def write_down(registry: Registry) -> None:
+        record = await made(registry)
+        registry._journal.seal(record.region, BAD_SOURCES["no pickle"], None)
+
+    async def after(registry: Registry) -> None:
+        assert registry._core.state(1) is RegionState.READY
+        assert await registry.shared_at(HOME) == []
+        await registry.commit(CommitRequest(5, (write(1, 0),)))
+
+    run(write_down, after)
+    assert "the source of region 1 cannot be read" in caplog.text.lower()
 
 
 def test_what_is_called_often_is_answered_packed(run: Callable[..., None]) -> None:
