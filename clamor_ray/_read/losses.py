@@ -2,6 +2,8 @@
 
 Each mapping comes with the number of its variable's loss (`Mapping.loss`), which is 0 where nothing
 is lost: then nobody asks anybody. Else the registry is asked once which blocks these are, and why.
+A process that Ray did not start, or a fork, cannot ask it: there the warning says no more than
+that blocks are lost.
 """
 
 from __future__ import annotations
@@ -51,6 +53,14 @@ def warn(session: Session, ref: GlobalRef[Any], loss: int) -> None:
         return
     try:
         found = session.rpc.lost_blocks(ref.region)
+    except (errors.NotInitializedError, errors.ForkedError):  # it can never ask
+        text = (
+            f"Blocks of {ref!r} are lost. This process cannot ask which. Open the variable in the "
+            "process that started this one, or in a Ray task: that one is told."
+        )
+        warnings.warn(errors.LostBlocksWarning(text, ref.region), stacklevel=_level_of_caller())
+        _told.add(key)
+        return
     except errors.ClamorError as failure:  # it is asked again with the next mapping
         text = f"Blocks of {ref!r} are lost. The registry does not say now which: {failure.message}"
         warnings.warn(errors.LostBlocksWarning(text, ref.region), stacklevel=_level_of_caller())

@@ -25,6 +25,7 @@ class FakeSession:
             5, 100, bytes(BitMap([3, 4, 9]).serialize()), "Its home is lost", "Put it again."
         )
         self.fails = False
+        self.cannot_ask: errors.ClamorError | None = None
 
     @property
     def rpc(self) -> FakeSession:
@@ -34,6 +35,8 @@ class FakeSession:
     def lost_blocks(self, region: int) -> LostBlocks | None:
         assert region == 7
         self.asked += 1
+        if self.cannot_ask is not None:
+            raise self.cannot_ask
         if self.fails:
             raise errors.ServerUnavailableError("The registry does not answer.")
         return self.found
@@ -98,6 +101,21 @@ def test_a_registry_that_does_not_answer_is_asked_again(session: Any) -> None:
     session.fails = False
     (warning,) = warned(session, 5)
     assert "3 of 100 blocks" in str(warning)
+
+
+@pytest.mark.parametrize("error", [errors.NotInitializedError, errors.ForkedError])
+def test_a_process_that_cannot_ask_is_told_once(session: Any, error: Any) -> None:
+    """One that Ray did not start, or a fork: it can never ask the registry."""
+    session.cannot_ask = error("Not here.")
+    (warning,) = warned(session, 5)
+    assert "Blocks of" in str(warning)
+    assert "are lost" in str(warning)
+    assert "This process cannot ask which." in str(warning)
+    assert "does not say now" not in str(warning)
+    assert not warned(session, 5)
+    assert len(warned(session, 6)) == 1  # lost again
+    with pytest.raises(errors.LostBlocksWarning):
+        warned(session, 7, "error")
 
 
 def test_a_child_of_fork_is_warned_too(session: Any) -> None:

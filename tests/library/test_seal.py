@@ -43,7 +43,7 @@ def test_a_share_without_an_answer_is_given_up(
     monkeypatch.setattr(cluster, "give_up_share", given_up.append, raising=False)
     monkeypatch.setattr(create, "ray", Shared)
     with pytest.raises(error):
-        FakeSession(cluster).share(object(), 2.0)
+        FakeSession(cluster).creator.share(object(), 2.0)
     assert shared == given_up
 
 
