@@ -64,7 +64,15 @@ enum pc__mapping_state {
     PC__MAPPING_GUARDED    /* a child could not have it */
 };
 
+/* What keeps a mapping's addresses when its client is closed (ended.c). It is made with the mapping: at
+ * the end there may be no memory for it. */
+struct pc__ended {
+    struct pc__ended *next;
+    uint64_t address, length_bytes, users;
+};
+
 struct pc__mapping {
+    struct pc__ended *ended;
     struct pc__mapping *next, *previous; /* all of them */
     struct pc__mapping *next_same_id; /* chain of by_id */
     struct pc__mapping *next_same_region; /* chain of by_region */
@@ -190,6 +198,9 @@ void pc__mapping_goes(struct pc__mapping *mapping, enum pc__mapping_step step);
 
 /* mapping.c; all under lock */
 struct pc__mapping *pc__mapping_find(pc_client *client, uint64_t id);
+/* With one user, and nothing at its addresses; NULL: there is no memory. */
+struct pc__mapping *pc__mapping_new(uint64_t region);
+void pc__mapping_free(struct pc__mapping *mapping);
 void pc__mapping_add(pc_client *client, struct pc__mapping *mapping);
 void pc__mapping_remove(pc_client *client, struct pc__mapping *mapping); /* and frees it */
 /* One user less; the last one takes the mapping down. */

@@ -35,15 +35,15 @@ static int add(pc_client *client, uint64_t region, uint64_t base_address, uint64
     int rc = pc__call_refused(client);
     if (rc)
         return rc;
-    struct pc__mapping *mapping = calloc(1, sizeof *mapping);
+    struct pc__mapping *mapping = pc__mapping_new(region);
     if (!mapping)
         return pc__fail(PC_ERR_NO_MEMORY, "a mapping of region %" PRIu64, region);
-    *mapping = (struct pc__mapping){.region = region, .users = 1, .build_fd = -1,
-                                    .trapped = {.length_bytes = length_bytes,
-                                                .flags = PC_MAP_FIXED}};
+    mapping->build_fd = -1;
+    mapping->trapped.length_bytes = length_bytes;
+    mapping->trapped.flags = PC_MAP_FIXED;
     rc = pc__mapping_reserve(mapping, base_address);
     if (rc) {
-        free(mapping);
+        pc__mapping_free(mapping);
         return rc;
     }
     mapping->id = ++client->next_mapping_id;

@@ -52,6 +52,26 @@ static struct pc__mapping *next_of(pc_client *client, uint64_t region, struct pc
     return mapping;
 }
 
+struct pc__mapping *pc__mapping_new(uint64_t region)
+{
+    struct pc__mapping *mapping = calloc(1, sizeof *mapping);
+    struct pc__ended *ended = mapping ? malloc(sizeof *ended) : NULL;
+    if (!ended) {
+        free(mapping);
+        return NULL;
+    }
+    mapping->ended = ended;
+    mapping->region = region;
+    mapping->users = 1;
+    return mapping;
+}
+
+void pc__mapping_free(struct pc__mapping *mapping)
+{
+    free(mapping->ended);
+    free(mapping);
+}
+
 void pc__mapping_add(pc_client *client, struct pc__mapping *mapping)
 {
     struct pc__mapping **id = &client->by_id[bucket(mapping->id)];
@@ -80,7 +100,7 @@ void pc__mapping_remove(pc_client *client, struct pc__mapping *mapping)
     if (mapping->next)
         mapping->next->previous = mapping->previous;
     *(mapping->previous ? &mapping->previous->next : &client->mappings) = mapping->next;
-    free(mapping);
+    pc__mapping_free(mapping);
 }
 
 void pc__mapping_describe(const struct pc__mapping *mapping, struct pc__ctl_open *out)
@@ -463,12 +483,10 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
                         length_bytes, base_address, flags);
     if (client->trap.kind == PC_TRAP_SIGSEGV && client->take_signals())
         return pc__fail(PC_ERR_NO_TRAP, "this process's SIGSEGV handler cannot be replaced");
-    struct pc__mapping *mapping = calloc(1, sizeof *mapping);
+    struct pc__mapping *mapping = pc__mapping_new(region);
     if (!mapping)
         return pc__fail(PC_ERR_NO_MEMORY, "a mapping of region %" PRIu64, region);
-    mapping->region = region;
     mapping->version = version;
-    mapping->users = 1;
     mapping->trapped.length_bytes = length_bytes;
     mapping->trapped.flags = flags;
 
@@ -483,7 +501,7 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
     if (built) {
         pc__mapping_tell(built, out);
         pthread_mutex_unlock(&client->lock);
-        free(mapping);
+        pc__mapping_free(mapping);
         rc = pc__build_share(client, built);
         if (rc)
             memset(out, 0, sizeof *out);
@@ -499,7 +517,7 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
         pc__mapping_tell(shared, out);
     pthread_mutex_unlock(&client->lock);
     if (rc) {
-        free(mapping);
+        pc__mapping_free(mapping);
         return rc < 0 ? rc : PC_OK;
     }
 
