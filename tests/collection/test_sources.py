@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from clamor_ray.collection.data import blocks
 from clamor_ray.collection.io import sinks, sources
-from clamor_ray.collection.io.files import RetryingFile, Store, files
+from clamor_ray.collection.io.files import File, Store, files, read_bytes
 from clamor_ray.errors import MissingColumnError, SourceError, StorageError
 from tests.support.lab import LocalCluster
 
@@ -326,60 +326,28 @@ def test_file_that_is_gone_or_changed(tmp_path: Path) -> None:
         split.read()
 
 
-class Flaky:
-    """A file system of one file, whose first reads bring less than they should."""
+class Short:
+    """An open file whose reads bring at most three bytes."""
 
-    type_name = "flaky"
-
-    def __init__(self, content: bytes, n_short: int) -> None:
-        self.content, self.n_short, self.n_opened = content, n_short, 0
-
-    def open_input_file(self, path: str) -> Any:
-        self.n_opened += 1
-        return FlakyFile(self)
-
-
-class FlakyFile:
-    """Open."""
-
-    def __init__(self, of: Flaky) -> None:
-        self.of, self.at = of, 0
-
-    def size(self) -> int:
-        return len(self.of.content)
+    def __init__(self, content: bytes) -> None:
+        self.content, self.at = content, 0
 
     def seek(self, at: int) -> None:
         self.at = at
 
-    def read_buffer(self, n_bytes: int) -> Any:
-        if self.of.n_short:
-            self.of.n_short -= 1
-            n_bytes //= 2
-        return pa.py_buffer(self.of.content[self.at : self.at + n_bytes])
-
-    def close(self) -> None:
-        pass
+    def readinto(self, out: memoryview) -> int:
+        got = self.content[self.at : self.at + min(3, len(out))]
+        out[: len(got)] = got
+        return len(got)
 
 
-def test_short_reads_are_tried_again() -> None:
-    flaky = Flaky(b"0123456789", n_short=2)
-    store = Store("given", flaky, retry_s=30.0, prefix="flaky://")
-    with RetryingFile(store, "x", 10) as file:
-        assert file.read_at(2, 5).to_pybytes() == b"23456"
-        assert flaky.n_opened == 3  # a file that failed is not asked again
-        assert file.read(4) + file.read() == b"0123456789"
-        assert file.seek(-3, 2) == 7
-        assert file.read(100) == b"789"
-        flaky.n_short = 10**6
-        object.__setattr__(store, "retry_s", 0.0)
-        with pytest.raises(
-            StorageError,
-            match=r"flaky://x: reading bytes 1 to 8: failed 1 times in .* s: 4 of 8 bytes came\.",
-        ):
-            file.read_at(1, 8)
-        flaky.n_short, flaky.content = 0, b"0123"
-        with pytest.raises(SourceError, match=r"flaky://x had 10 bytes when .* has 4 now"):
-            file.read_at(1, 2)
+def test_short_reads_go_on() -> None:
+    file = File(Store("given", prefix="short://"), "x", 10)
+    assert read_bytes(file, Short(b"0123456789"), 1, 9) == b"12345678"
+    with pytest.raises(
+        SourceError, match=r"short://x: bytes 1 to 8 are wanted, and it ends at byte 4\."
+    ):
+        read_bytes(file, Short(b"0123"), 1, 9)
 
 
 # ------------------------------------------------------------------ CSV

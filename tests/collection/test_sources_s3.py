@@ -24,10 +24,8 @@ from clamor_ray.collection.io import files, sinks, sources
 from clamor_ray.errors import MissingColumnError, SourceError, StorageError
 from tests.support.s3_rig import ENVIRONMENT, Proxy, moto_server, proxy_before
 
-RETRY_S = 1.0
 SDK_ATTEMPTS = files._SDK_ATTEMPTS
-# A request that is refused for ever is given up after the limit, the SDK's own attempts and one
-# pause; far from this.
+# A request that fails for ever is given up after some attempts; far from this.
 GIVE_UP_S = 60.0
 
 
@@ -123,13 +121,13 @@ def test_parquet_by_pattern(s3: Proxy, bucket: str) -> None:
         part = _bytes_of(pq.write_table, TABLE.slice(i * 300, 300), row_group_size=100)
         _put(s3, f"{bucket}/in/part-{i}.parquet", part)
     _put(s3, f"{bucket}/in/other.txt", b"no")
-    splits = sources.parquet_splits(f"s3://{bucket}/in/part-*.parquet", n=9, retry_s=RETRY_S)
+    splits = sources.parquet_splits(f"s3://{bucket}/in/part-*.parquet", n=9)
     assert len(splits) == 9
     assert splits[4].describe() == f"s3://{bucket}/in/part-1.parquet, row group 1"
     assert _read(splits) == TABLE.slice(0, 900).to_pylist()
-    by_directory = sources.parquet_splits(f"s3://{bucket}/in/", retry_s=RETRY_S)
+    by_directory = sources.parquet_splits(f"s3://{bucket}/in/")
     assert _read(by_directory) == TABLE.slice(0, 900).to_pylist()
-    (one,) = sources.parquet_splits(f"s3://{bucket}/**/in/part-1.*", columns=["b"], retry_s=RETRY_S)
+    (one,) = sources.parquet_splits(f"s3://{bucket}/**/in/part-1.*", columns=["b"])
     assert _read([one]) == TABLE.slice(300, 300).select(["b"]).to_pylist()
     with pytest.raises(MissingColumnError, match=r"part-0.parquet has no column 'c'.*'a', 'b'"):
         sources.parquet_splits(f"s3://{bucket}/in/part-*", columns=["c"])
@@ -138,17 +136,17 @@ def test_parquet_by_pattern(s3: Proxy, bucket: str) -> None:
 def test_csv_and_text(s3: Proxy, bucket: str) -> None:
     _put(s3, f"{bucket}/t.csv", b"a,b\n1,x\n2,y\n")
     _put(s3, f"{bucket}/lines", b"one\r\ntwo\n\nfour")
-    rows = _read(sources.csv_splits(f"s3://{bucket}/t.csv", columns=["b"], retry_s=RETRY_S))
+    rows = _read(sources.csv_splits(f"s3://{bucket}/t.csv", columns=["b"]))
     assert rows == [{"b": "x"}, {"b": "y"}]
     for n in (1, 2, 5, 15):
-        lines = _read(sources.text_splits(f"s3://{bucket}/lines", n=n, retry_s=RETRY_S))
+        lines = _read(sources.text_splits(f"s3://{bucket}/lines", n=n))
         assert lines == ["one", "two", "", "four"]
 
 
 def test_npy_reads_its_rows_only(s3: Proxy, bucket: str) -> None:
     array = np.arange(4 << 20, dtype=np.float32).reshape(-1, 64)
     _put(s3, f"{bucket}/x.npy", _npy(array))
-    splits = sources.npy_splits(f"s3://{bucket}/x.npy", n=64, retry_s=RETRY_S)
+    splits = sources.npy_splits(f"s3://{bucket}/x.npy", n=64)
     planned = s3.body_bytes("x.npy")
     assert planned < 10_000
     np.testing.assert_array_equal(splits[40].read(), array[40 * 1024 : 41 * 1024])
@@ -171,7 +169,7 @@ def test_parquet_reads_its_columns_only(s3: Proxy, bucket: str) -> None:
 
 def test_endpoint_travels(s3: Proxy, bucket: str) -> None:
     _put(s3, f"{bucket}/lines", b"one\ntwo\n")
-    (split,) = sources.text_splits(f"s3://{bucket}/lines", retry_s=RETRY_S)
+    (split,) = sources.text_splits(f"s3://{bucket}/lines")
     # A worker has credentials of its own, and not the driver's variables.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED"):
@@ -214,73 +212,77 @@ def test_corrupt_is_not_tried_again(s3: Proxy, bucket: str) -> None:
     for i in range(at + 40, at + 400):
         content[i] ^= 0xFF
     _put(s3, f"{bucket}/x.parquet", bytes(content))
-    (split,) = sources.parquet_splits(f"s3://{bucket}/x.parquet", n=1, retry_s=RETRY_S)
+    (split,) = sources.parquet_splits(f"s3://{bucket}/x.parquet", n=1)
     s3.asked.clear()
     with pytest.raises(SourceError, match=rf"s3://{bucket}/x.parquet, row group 3: "):
         split.read()
     assert len(s3.asked) < 15
     _put(s3, f"{bucket}/y.parquet", bytes(content[:-50]))
     with pytest.raises(SourceError, match=rf"s3://{bucket}/y.parquet, Parquet footer: "):
-        sources.parquet_splits(f"s3://{bucket}/y.parquet", retry_s=RETRY_S)
+        sources.parquet_splits(f"s3://{bucket}/y.parquet")
 
 
-@pytest.mark.parametrize(("how", "attempts"), [("503", SDK_ATTEMPTS), ("close", 1), ("cut", 1)])
+@pytest.mark.parametrize("how", ["503", "close", "cut"])
 def test_trouble_that_passes(
-    s3: Proxy, bucket: str, how: str, attempts: int, monkeypatch: pytest.MonkeyPatch
+    s3: Proxy, bucket: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sdk_attempts(monkeypatch, attempts)
+    sdk_attempts(monkeypatch, SDK_ATTEMPTS)
     array = np.arange(1 << 18).reshape(-1, 2)
     _put(s3, f"{bucket}/x.npy", _npy(array))
     _put(s3, f"{bucket}/x.parquet", _bytes_of(pq.write_table, TABLE))
-    times = attempts + 2  # more than the SDK tries by itself
+    times = 3
     faults = [
         s3.fail(how, path=r"x\.npy", method="GET" if how == "cut" else "", times=times),
         s3.fail(how, path=r"x\.parquet", method="GET" if how == "cut" else "", times=times),
         s3.fail(how, path="list-type", method="GET", times=times if how != "cut" else 0),
     ]
-    splits = sources.npy_splits(f"s3://{bucket}/*.npy", retry_s=GIVE_UP_S)
+    splits = sources.npy_splits(f"s3://{bucket}/*.npy")
     np.testing.assert_array_equal(splits[0].read(), array)
-    assert _read(sources.parquet_splits(f"s3://{bucket}/*.parquet", retry_s=GIVE_UP_S)) == (
-        TABLE.to_pylist()
-    )
+    assert _read(sources.parquet_splits(f"s3://{bucket}/*.parquet")) == (TABLE.to_pylist())
     assert [fault.hits for fault in faults] == [fault.times for fault in faults]
 
 
 @pytest.mark.parametrize("how", ["503", "close", "cut"])
-def test_trouble_that_stays(s3: Proxy, bucket: str, how: str) -> None:
+def test_trouble_that_stays(
+    s3: Proxy, bucket: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk_attempts(monkeypatch, 2)
     _put(s3, f"{bucket}/x.npy", _npy(np.arange(1 << 16)))
     _put(s3, f"{bucket}/x.parquet", _bytes_of(pq.write_table, TABLE))
-    splits = sources.npy_splits(f"s3://{bucket}/x.npy", retry_s=RETRY_S)
-    splits += sources.parquet_splits(f"s3://{bucket}/x.parquet", retry_s=RETRY_S)
-    for split, name in zip(splits, ("x.npy", "x.parquet"), strict=True):
-        s3.fail(how, path=name, method="GET")
+    splits = sources.npy_splits(f"s3://{bucket}/x.npy")
+    splits += sources.parquet_splits(f"s3://{bucket}/x.parquet")
+    parts = {"x.npy": r"bytes 128 to \d+", "x.parquet": "Parquet footer"}
+    for split, (name, part) in zip(splits, parts.items(), strict=True):
+        fault = s3.fail(how, path=name, method="GET")
         began = time.monotonic()
         with pytest.raises(
-            StorageError, match=rf"s3://{bucket}/{name}: reading bytes \d+ to \d+: failed \d+ times"
+            StorageError, match=rf"s3://{bucket}/{name}: reading {part}: failed: .+"
         ) as raised:
             split.read()
         assert time.monotonic() - began < GIVE_UP_S
+        assert fault.hits >= 2
         assert raised.value.__cause__ is not None
         s3.heal()
     s3.fail(how if how != "cut" else "503", path="list-type")
     with pytest.raises(StorageError, match=rf"s3://{bucket}: listing it: failed"):
-        sources.npy_splits(f"s3://{bucket}/*.npy", retry_s=RETRY_S)
+        sources.npy_splits(f"s3://{bucket}/*.npy")
 
 
 def test_what_is_refused_is_not_tried_again(s3: Proxy, bucket: str) -> None:
     _put(s3, f"{bucket}/x.npy", _npy(np.arange(10)))
     fault = s3.fail("403", path="x.npy")
     with pytest.raises(StorageError, match=rf"s3://{bucket}/x.npy: looking it up: refused: .*"):
-        sources.npy_splits(f"s3://{bucket}/x.npy", retry_s=GIVE_UP_S)
+        sources.npy_splits(f"s3://{bucket}/x.npy")
     assert fault.hits < 5
 
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    sdk_attempts(monkeypatch, 2)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(StorageError, match=r"s3://bucket/key: looking it up: failed"):
-        sources.text_splits("s3://bucket/key", retry_s=0.1)
+        sources.text_splits("s3://bucket/key")
 
 
 def test_nobody_answers(s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,13 +291,13 @@ def test_nobody_answers(s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(files, "_REQUEST_S", 1.0)
         began = time.monotonic()
         with pytest.raises(StorageError, match=r"s3://bucket/key: looking it up: failed"):
-            sources.text_splits("s3://bucket/key", retry_s=0.1)
+            sources.text_splits("s3://bucket/key")
         assert time.monotonic() - began < GIVE_UP_S
 
 
 def test_gone_and_changed(s3: Proxy, bucket: str) -> None:
     _put(s3, f"{bucket}/x", b"one\n")
-    splits = sources.text_splits(f"s3://{bucket}/x", retry_s=RETRY_S)
+    splits = sources.text_splits(f"s3://{bucket}/x")
     _put(s3, f"{bucket}/x", b"one\ntwo\n")
     with pytest.raises(SourceError, match=r"had 4 bytes when it was listed and has 8 now"):
         splits[0].read()
@@ -303,7 +305,7 @@ def test_gone_and_changed(s3: Proxy, bucket: str) -> None:
     with pytest.raises(SourceError, match=rf"s3://{bucket}/x was listed, and is not there"):
         splits[0].read()
     with pytest.raises(SourceError, match=rf"no file matches 's3://{bucket}/x'"):
-        sources.text_splits(f"s3://{bucket}/x", retry_s=RETRY_S)
+        sources.text_splits(f"s3://{bucket}/x")
 
 
 def test_csv_options_travel(s3: Proxy, bucket: str) -> None:
@@ -313,7 +315,6 @@ def test_csv_options_travel(s3: Proxy, bucket: str) -> None:
         read_options=pacsv.ReadOptions(column_names=["p", "q"]),
         parse_options=pacsv.ParseOptions(delimiter=";"),
         convert_options=pacsv.ConvertOptions(column_types={"q": pa.float32()}),
-        retry_s=RETRY_S,
     )
     table = pickle.loads(pickle.dumps(splits[0])).read()
     assert table.equals(pa.table({"p": [1, 3], "q": pa.array([2, 4], pa.float32())}))
@@ -336,17 +337,17 @@ def _there(s3: Proxy, bucket: str) -> list[str]:
 
 
 def test_write_and_read_back(s3: Proxy, bucket: str) -> None:
-    run = sinks.begin(f"s3://{bucket}/out", retry_s=RETRY_S)
+    run = sinks.begin(f"s3://{bucket}/out")
     names = sinks.finish(run, _write(run, TABLE.slice(0, 10), TABLE.slice(10, 5)))
     assert names == [f"s3://{bucket}/out/{run.run_id}_00000{i}.parquet" for i in range(2)]
     assert _read(sources.parquet_splits(f"s3://{bucket}/out")) == TABLE.slice(0, 15).to_pylist()
     with pytest.raises(StorageError, match=r"holds 2 files already.*mode='overwrite'"):
-        sinks.begin(f"s3://{bucket}/out", retry_s=RETRY_S)
+        sinks.begin(f"s3://{bucket}/out")
     assert sinks.begin(f"s3://{bucket}/out", "ignore").skip
-    run = sinks.begin(f"s3://{bucket}/out", "append", retry_s=RETRY_S)
+    run = sinks.begin(f"s3://{bucket}/out", "append")
     sinks.finish(run, _write(run, TABLE.slice(20, 1)))
     assert len(_there(s3, bucket)) == 3
-    run = sinks.begin(f"s3://{bucket}/out", "overwrite", retry_s=RETRY_S)
+    run = sinks.begin(f"s3://{bucket}/out", "overwrite")
     parts = _write(run, TABLE.slice(30, 2))
     assert len(_there(s3, bucket)) == 4
     sinks.finish(run, parts)
@@ -358,8 +359,11 @@ NOISE = np.random.default_rng(2).random(3 << 19)  # 12 MiB: an upload of several
 
 @pytest.mark.parametrize("how", ["503", "close"])
 @pytest.mark.parametrize("n_items", [10, len(NOISE)])
-def test_write_through_trouble(s3: Proxy, bucket: str, how: str, n_items: int) -> None:
-    run = sinks.begin(f"s3://{bucket}/out", retry_s=GIVE_UP_S)
+def test_write_through_trouble(
+    s3: Proxy, bucket: str, how: str, n_items: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk_attempts(monkeypatch, SDK_ATTEMPTS)
+    run = sinks.begin(f"s3://{bucket}/out")
     fault = s3.fail(how, path="parquet", method="PUT|POST", times=3)
     _write(run, NOISE[:n_items])
     assert fault.hits == 3
@@ -372,8 +376,8 @@ def test_write_through_trouble(s3: Proxy, bucket: str, how: str, n_items: int) -
 def test_no_half_written_object(
     s3: Proxy, bucket: str, how: str, n_items: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sdk_attempts(monkeypatch, SDK_ATTEMPTS)
-    run = sinks.begin(f"s3://{bucket}/out", retry_s=RETRY_S)
+    sdk_attempts(monkeypatch, 3)
+    run = sinks.begin(f"s3://{bucket}/out")
     _write(run, TABLE)
     # Of a long upload the first part passes, the second does not.
     number = 1 if n_items == 10 else 2
@@ -392,7 +396,7 @@ def test_no_half_written_object(
 def test_writer_that_stops_half_way(
     s3: Proxy, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = sinks.begin(f"s3://{bucket}/out", retry_s=RETRY_S)
+    run = sinks.begin(f"s3://{bucket}/out")
 
     def stops(table: pa.Table, out: Any, options: dict[str, Any]) -> None:
         out.write(b"PAR1" + bytes(6 << 20))

@@ -227,9 +227,8 @@ class BagPiece:
     def _document_before(self, begin: int) -> int:
         """Whose line ends at a byte; 0: nobody's, the header is before it."""
         start = max(self.header.offset, begin - _LINE_BYTES)
-        store, path = self.file.store, self.file.path
-        with open_input(store, path, self.file.size_bytes) as source:
-            lines = bytes(read_bytes(store, path, source, start, begin)).split()
+        with open_input(self.file) as source:
+            lines = bytes(read_bytes(self.file, source, start, begin)).split()
         # Of a line that is no entry the piece before will say so.
         return int(lines[-3]) if len(lines) >= 3 and lines[-3].isdigit() else 0
 
@@ -254,12 +253,12 @@ def read_header(file: File) -> Header:
         SourceError: They are not three numbers.
     """
     codec = codec_of(file)
-    with open_input(file.store, file.path, file.size_bytes) as source:
+    with open_input(file) as source:
         if codec is None:
             n_bytes = min(_HEAD_BYTES, file.size_bytes)
-            head = bytes(read_bytes(file.store, file.path, source, 0, n_bytes))
+            head = bytes(read_bytes(file, source, 0, n_bytes))
         else:
-            with reading(file.store, file.path, "decompressing it"):
+            with reading(file, "decompressing it"):
                 head = pa.CompressedInputStream(source, codec).read(_HEAD_BYTES)
     lines = head.split(b"\n")[:3]
     numbers = [line.strip() for line in lines]

@@ -73,11 +73,10 @@ class NpyPiece:
         """
         found = np.empty((self.stop - self.start, *self.header.shape[1:]), self.header.dtype)
         if found.nbytes:
-            store, path = self.file.store, self.file.path
             at = self.header.offset + self.start * self.header.row_bytes
             into = memoryview(found.reshape(-1).view(np.uint8).data)
-            with open_input(store, path, self.file.size_bytes) as source:
-                read_into(store, path, source, at, into)
+            with open_input(self.file) as source:
+                read_into(self.file, source, at, into)
         return found
 
 
@@ -87,9 +86,9 @@ def npy_header(file: File) -> NpyHeader:
     def bad(why: str, hint: str | None = None) -> SourceError:
         return SourceError(f"{file.name}: {why}.", hint=hint)
 
-    with open_input(file.store, file.path, file.size_bytes) as source:
+    with open_input(file) as source:
         first = min(_HEADER_BYTES, file.size_bytes)
-        head = read_bytes(file.store, file.path, source, 0, first)
+        head = read_bytes(file, source, 0, first)
         if head[:6] != b"\x93NUMPY":
             raise bad("not a .npy file: it does not begin with the magic bytes")
         wide = len(head) > 6 and head[6] in (2, 3)
@@ -107,7 +106,7 @@ def npy_header(file: File) -> NpyHeader:
                 f"{file.size_bytes}"
             )
         if start + n_bytes > len(head):
-            head = read_bytes(file.store, file.path, source, 0, start + n_bytes)
+            head = read_bytes(file, source, 0, start + n_bytes)
     try:
         text = head[start : start + n_bytes].decode("utf-8" if head[6] == 3 else "latin-1")
         said = ast.literal_eval(text)

@@ -45,11 +45,13 @@ class ParquetPiece:
 
     def describe(self) -> str:
         """File and row groups."""
+        return f"{self.file.name}, {self._which()}"
+
+    def _which(self) -> str:
         if self.stop <= self.start:
-            return f"{self.file.name}, no row groups"
+            return "no row groups"
         last = self.stop - 1
-        which = f"s {self.start}-{last}" if last > self.start else f" {last}"
-        return f"{self.file.name}, row group{which}"
+        return f"row groups {self.start}-{last}" if last > self.start else f"row group {last}"
 
     def read(self) -> Items:
         """The rows as a table.
@@ -58,29 +60,23 @@ class ParquetPiece:
             SourceError: the file or one of its row groups cannot be read as Parquet.
             StorageError: the file system does not answer.
         """
-        store, path = self.file.store, self.file.path
-        with open_input(store, path, self.file.size_bytes) as source:
+        with open_input(self.file) as source:
             file = parquet_file(self.file, source)
+            groups = list(range(self.start, self.stop))
+            columns = None if self.columns is None else list(self.columns)
             try:
-                return self._groups(file, range(self.start, self.stop))
+                with reading(self.file, self._which()):
+                    return file.read_row_groups(groups, columns, use_threads=False)
             except SourceError:
-                for group in range(self.start, self.stop):  # which one is it?
-                    with reading(store, path, f"row group {group}"):
-                        file.read_row_group(group, columns=self._names, use_threads=False)
+                for group in groups:  # which one is it?
+                    with reading(self.file, f"row group {group}"):
+                        file.read_row_group(group, columns, use_threads=False)
                 raise
-
-    @property
-    def _names(self) -> list[str] | None:
-        return None if self.columns is None else list(self.columns)
-
-    def _groups(self, file: pq.ParquetFile, groups: range) -> pa.Table:
-        with reading(self.file.store, self.file.path, self.describe().partition(", ")[2]):
-            return file.read_row_groups(list(groups), columns=self._names, use_threads=False)
 
 
 def parquet_file(file: File, source: Any) -> pq.ParquetFile:
     """An open file's footer, read and checked."""
-    with reading(file.store, file.path, "Parquet footer"):
+    with reading(file, "Parquet footer"):
         # Checksums are checked where the writer made some: a page may decode and be wrong.
         return pq.ParquetFile(
             source, pre_buffer=not file.store.is_local, page_checksum_verification=True
@@ -178,21 +174,14 @@ class CsvPiece:
 
     def column_names(self) -> list[str]:
         """As the file's first block says."""
-        with (
-            reading(self.file.store, self.file.path, "first rows"),
-            open_input(self.file.store, self.file.path, self.file.size_bytes) as source,
-        ):
+        with reading(self.file, "first rows"), open_input(self.file) as source:
             options = {**CsvPiece(self.file, None, self.options)._options()}
             options["convert_options"] = None
             with pacsv.open_csv(_decompressed(self.file, source), **options) as rows:
                 return [str(name) for name in rows.schema.names]
 
     def _read(self, options: dict[str, Any]) -> pa.Table:
-        store, path = self.file.store, self.file.path
-        with (
-            reading(store, path, ""),
-            open_input(store, path, self.file.size_bytes) as source,
-        ):
+        with reading(self.file, ""), open_input(self.file) as source:
             return pacsv.read_csv(_decompressed(self.file, source), **options)
 
     def read(self) -> Items:
@@ -255,13 +244,12 @@ class TextPiece:
 
     def lines(self) -> tuple[bytearray, int]:
         """The lines as they are in the file, and the byte where they begin."""
-        store, path = self.file.store, self.file.path
-        with open_input(store, path, self.file.size_bytes) as source:
+        with open_input(self.file) as source:
             if codec_of(self.file) is not None:
-                with reading(store, path, "decompressing it"):
+                with reading(self.file, "decompressing it"):
                     return bytearray(_decompressed(self.file, source).read()), 0
             begin = max(0, self.start - 1)  # the byte before tells whether a line begins at start
-            data = read_bytes(store, path, source, begin, self.stop)
+            data = read_bytes(self.file, source, begin, self.stop)
             if self.start:
                 newline = data.find(b"\n")
                 cut = len(data) if newline < 0 else newline + 1
@@ -269,7 +257,7 @@ class TextPiece:
                 begin += cut
             at, step = self.stop, _LINE_END_BYTES
             while data and data[-1] != 0x0A and at < self.file.size_bytes:
-                more = read_bytes(store, path, source, at, min(at + step, self.file.size_bytes))
+                more = read_bytes(self.file, source, at, min(at + step, self.file.size_bytes))
                 newline = more.find(b"\n")
                 data += more if newline < 0 else more[: newline + 1]
                 at, step = at + len(more), 2 * step

@@ -146,21 +146,25 @@ def read_parquet(
     partitions: int | None = None,
 ) -> DataCollection:
     """A collection of the rows of Parquet files. Tasks read the row groups, and only the columns
-    that are wanted.
+    that are wanted. Names of directories (`year=2024/`) do not become columns.
 
     Args:
-        paths: files, directories, patterns, or a list of them; local or `s3://`.
-        columns: None: all.
-        filesystem: a `pyarrow.fs.FileSystem` that the paths belong to; None: by the path.
-        partitions: about so many; None: of about 64 MiB.
+        paths: files, directories (their `.parquet`, `.pq` and `.parq` files), patterns, or a list
+            of them; local, `s3://`, or what pyarrow knows.
+        columns: names of those that are read, in their order; None: all.
+        filesystem: a `pyarrow.fs.FileSystem` (or fsspec's) that the paths belong to; it travels to
+            the workers. None: by the path; S3 takes credentials and region from pyarrow's default
+            chain in each process, and AWS_ENDPOINT_URL from here.
+        partitions: about so many, and no more than row groups; None: of about 64 MiB.
 
     Returns:
         A `DataCollection`, whose items are dicts by column.
 
     Raises:
-        SourceError: No such file, or none that is Parquet.
+        SourceError: No such file, or none that is (complete) Parquet.
         MissingColumnError: A file has no such column.
         StorageError: The store does not answer, after retries.
+        ValueError: `columns` names none.
 
     Example:
         >>> import os, tempfile
@@ -183,10 +187,13 @@ def read_csv(
 ) -> DataCollection:
     r"""A collection of the rows of CSV files, a partition for each file or several.
 
+    Each file's types are found from its rows; give `convert_options` with `column_types` where
+    files must agree. Compressed files (`.gz`, `.bz2`, `.zst`, `.lz4`, `.br`) are taken as such.
+
     Args:
-        paths: files, directories, patterns, or a list of them; local or `s3://`.
-        columns: names of those that are read; None: all.
-        filesystem: a `pyarrow.fs.FileSystem` that the paths belong to; None: by the path.
+        paths: files, directories, patterns, or a list of them; see `read_parquet`.
+        columns: names of those that are read, in their order; None: all.
+        filesystem: see `read_parquet`.
         partitions: about so many; None: of about 64 MiB.
         options: `read_options`, `parse_options`, `convert_options` of `pyarrow.csv`.
 
@@ -195,7 +202,8 @@ def read_csv(
 
     Raises:
         NotInitializedError: Before `clamor.init()`.
-        SourceError: No such file, or one of another format.
+        SourceError: No such file; from reading: an empty one, a row with another number of
+            columns, a value that is not of its column's type.
         StorageError: The store does not answer, after retries.
         MissingColumnError: A file has no such column.
 
@@ -216,18 +224,23 @@ def read_text(
 ) -> DataCollection:
     r"""A collection of the lines of text files, without their ends.
 
+    Lines end with `\n` or `\r\n`; the last one need not. Compressed files (`.gz`, `.bz2`, `.zst`,
+    `.lz4`, `.br`) are taken as such, a partition each.
+
     Args:
-        paths: files, directories, patterns, or a list of them; local or `s3://`.
-        filesystem: a `pyarrow.fs.FileSystem` that the paths belong to; None: by the path.
+        paths: files, directories, patterns, or a list of them; see `read_parquet`.
+        filesystem: see `read_parquet`.
         partitions: about so many; None: of about 64 MiB.
-        options: `encoding`, `drop_empty_lines`.
+        options: `encoding`: of the text, one in which a newline is a byte of its own (not utf-16).
+            `drop_empty_lines`: leaves out lines without a letter (Ray Data's default; here they
+            stay, as in Spark).
 
     Returns:
         A `DataCollection` of str.
 
     Raises:
         NotInitializedError: Before `clamor.init()`.
-        SourceError: No such file, or one of another format.
+        SourceError: No such file; from reading: bytes that are not of the encoding.
         StorageError: The store does not answer, after retries.
 
     Example:
@@ -248,16 +261,17 @@ def read_npy(
     """A collection of the elements, or the rows (axis 0), of `.npy` files.
 
     Args:
-        paths: files, directories, patterns, or a list of them; local or `s3://`.
-        filesystem: a `pyarrow.fs.FileSystem` that the paths belong to; None: by the path.
-        partitions: about so many; None: of about 64 MiB.
+        paths: files, directories (their `.npy` files), patterns, or a list of them; see
+            `read_parquet`.
+        filesystem: see `read_parquet`.
+        partitions: about so many, and no more than rows; None: of about 64 MiB.
 
     Returns:
         A `DataCollection`.
 
     Raises:
         NotInitializedError: Before `clamor.init()`.
-        SourceError: No such file, or one of another format.
+        SourceError: No such file, or no complete `.npy`; Fortran order, Python objects, no axis.
         StorageError: The store does not answer, after retries.
 
     Example:

@@ -37,13 +37,13 @@ from clamor_ray._protocol.cause import cause_of
 from clamor_ray.collection.data import blocks
 from clamor_ray.collection.data.blocks import Items
 from clamor_ray.collection.io.files import (
-    RETRY_S,
     Path,
     Store,
+    asking,
+    entries,
     in_directory,
     info,
     locate,
-    with_retries,
 )
 from clamor_ray.errors import StorageError
 
@@ -72,9 +72,7 @@ class ParquetRun:
     made: bool = False
 
 
-def begin(
-    path: Path, mode: str = "error", filesystem: Any = None, *, retry_s: float = RETRY_S
-) -> ParquetRun:
+def begin(path: Path, mode: str = "error", filesystem: Any = None) -> ParquetRun:
     """Prepares a directory for the files of one run.
 
     Args:
@@ -84,7 +82,6 @@ def begin(
             "create") refuses, "append" leaves them, "overwrite" removes them when the new ones
             are complete, "ignore" writes nothing.
         filesystem: a `pyarrow.fs.FileSystem` the path belongs to; None: by the path.
-        retry_s: for how long a request that fails is tried again, in seconds.
 
     Raises:
         StorageError: mode "error" and there are files; the path is a file; the store does not
@@ -95,7 +92,7 @@ def begin(
     mode = "error" if mode == "create" else mode
     if mode not in MODES:
         raise ValueError(f"mode is one of {', '.join(MODES)}, not {mode!r}")
-    store, inside = locate(path, filesystem, retry_s)
+    store, inside = locate(path, filesystem)
     inside = inside.rstrip("/") or inside
     kind = info(store, inside).type
     if kind == pafs.FileType.File:
@@ -116,21 +113,14 @@ def begin(
     if kind == pafs.FileType.NotFound and not _is_object_store(store):
         # An object store has no directories, and to make a bucket's needs more rights than to fill
         # it.
-        _make_directory(store, inside)
+        with asking(f"{store.name(inside)}: making it"):
+            store.filesystem().create_dir(inside, recursive=True)
         run = replace(run, made=True)
     return run
 
 
 def _is_object_store(store: Store) -> bool:
     return store.filesystem().type_name in _OBJECT_STORES
-
-
-def _make_directory(store: Store, path: str) -> None:
-    with_retries(
-        store,
-        f"{store.name(path)}: making it",
-        lambda: store.filesystem().create_dir(path, recursive=True),
-    )
 
 
 def write_parquet_part(
@@ -185,12 +175,11 @@ def _write_object(store: Store, final: str, table: pa.Table, options: dict[str, 
     memory = pa.BufferOutputStream()
     _encode(table, memory, options)
     content = memory.getvalue()
-
-    def upload() -> None:
-        with store.filesystem().open_output_stream(final) as out:
-            out.write(content)
-
-    with_retries(store, f"{store.name(final)}: writing {content.size} bytes", upload)
+    with (
+        asking(f"{store.name(final)}: writing {content.size} bytes"),
+        store.filesystem().open_output_stream(final) as out,
+    ):
+        out.write(content)
 
 
 def _encode(table: pa.Table, out: Any, options: dict[str, Any]) -> None:
@@ -228,32 +217,15 @@ def _write_beside(store: Store, final: str, table: pa.Table, options: dict[str, 
 
 def _delete(store: Store, paths: Sequence[str]) -> None:
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            with_retries(
-                store,
-                f"{store.name(path)}: removing it",
-                lambda path=path: store.filesystem().delete_file(path),  # type: ignore[misc]
-            )
-
-
-def _entries(run: ParquetRun) -> list[Any]:
-    """What is in the directory, hidden or not."""
-    store = run.filesystem
-    selector = pafs.FileSelector(run.path, recursive=False, allow_not_found=True)
-    return list(
-        with_retries(
-            store,
-            f"{store.name(run.path)}: listing it",
-            lambda: store.filesystem().get_file_info(selector),
-        )
-    )
+        with contextlib.suppress(FileNotFoundError), asking(f"{store.name(path)}: removing it"):
+            store.filesystem().delete_file(path)
 
 
 def _of_run(run: ParquetRun) -> list[str]:
     """The paths of what this run has made in the directory, complete or not."""
     return [
         str(entry.path)
-        for entry in _entries(run)
+        for entry in entries(run.filesystem, run.path)
         if entry.base_name.removeprefix(".").startswith(f"{run.run_id}_")
     ]
 
@@ -309,7 +281,7 @@ def abort(run: ParquetRun) -> None:
         if not there.issuperset(run.replaced):
             return
     _delete(run.filesystem, _of_run(run))
-    if run.made and not _entries(run):
+    if run.made and not entries(run.filesystem, run.path):
         with contextlib.suppress(OSError):  # somebody else has put something there
             if run.filesystem.is_local:
                 os.rmdir(run.path)

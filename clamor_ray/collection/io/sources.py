@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from clamor_ray.collection.data import blocks
 from clamor_ray.collection.data.blocks import Items
-from clamor_ray.collection.io.files import RETRY_S, File, Paths, files, in_parallel, open_input
+from clamor_ray.collection.io.files import File, Paths, files, in_parallel, open_input
 from clamor_ray.collection.io.npy import NpyPiece, npy_header
 from clamor_ray.collection.io.pieces import (
     CsvPiece,
@@ -235,19 +235,9 @@ def _block_splits(block: Items, n: int | None) -> list[Split]:
 
 
 def items_splits(items: Iterable[Any], n: int | None = None) -> list[Split]:
-    """Splits of Python objects, as `SparkContext.parallelize` and `ray.data.from_items` make them.
+    """Splits of Python objects; see `read.from_items`. No more than items, at least one.
 
     All items together decide what they become (`blocks.from_items`), so that partitions agree.
-
-    Args:
-        items: any number of anything; numbers, arrays of one shape, dicts with the same keys and
-            tuples of one length become arrays and tables.
-        n: wanted number of partitions; None: of about 64 MiB each. No more than there are items,
-            and at least one.
-
-    Raises:
-        TypeError: a str or bytes, whose letters are hardly meant.
-        ValueError: n is less than 1.
     """
     if isinstance(items, (str, bytes, bytearray)):
         raise TypeError(f"a {type(items).__name__} is one item: write [it]")
@@ -256,17 +246,7 @@ def items_splits(items: Iterable[Any], n: int | None = None) -> list[Split]:
 
 
 def numpy_splits(array: npt.ArrayLike, n: int | None = None) -> list[Split]:
-    """Splits of an array along axis 0, without a copy.
-
-    Args:
-        array: at least one axis; items are numbers (one axis) or arrays.
-        n: wanted number of partitions; None: of about 64 MiB each. No more than there are items,
-            and at least one.
-
-    Raises:
-        TypeError: a masked array: its mask would be lost.
-        ValueError: no axis, or n is less than 1.
-    """
+    """Splits of an array along axis 0, without a copy; see `read.from_numpy`. At least one."""
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError("a masked array has no place in a collection: fill it, or give its parts")
     block = np.asarray(array)
@@ -276,17 +256,7 @@ def numpy_splits(array: npt.ArrayLike, n: int | None = None) -> list[Split]:
 
 
 def arrow_splits(table: Any, n: int | None = None) -> list[Split]:
-    """Splits of an Arrow table's rows, without a copy.
-
-    Args:
-        table: a `pyarrow.Table` or `RecordBatch`.
-        n: wanted number of partitions; None: of about 64 MiB each. No more than there are rows,
-            and at least one.
-
-    Raises:
-        TypeError: something else.
-        ValueError: n is less than 1.
-    """
+    """Splits of a table's (or a `RecordBatch`'s) rows, without a copy. At least one."""
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     if not isinstance(table, pa.Table):
@@ -331,36 +301,19 @@ def parquet_splits(
     columns: Sequence[str] | None = None,
     filesystem: Any = None,
     n: int | None = None,
-    *,
-    retry_s: float = RETRY_S,
 ) -> list[Split]:
-    """Splits of Parquet files: whole row groups. Reads the footers, and nothing else, here.
-
-    Names of directories (`year=2024/`) do not become columns.
+    """Splits of Parquet files; see `read.read_parquet`. Reads the footers, and nothing else, here.
 
     Args:
-        paths: files, directories (their `.parquet`, `.pq` and `.parq` files), patterns, or a list
-            of them; local, `s3://`, or what pyarrow knows.
-        columns: names of the wanted ones, in the wanted order; only they are read.
-        filesystem: a `pyarrow.fs.FileSystem` (or fsspec's) the paths belong to; travels to the
-            workers. None: by each path; S3 takes credentials and region from pyarrow's default
-            chain in each process, and AWS_ENDPOINT_URL from here.
-        n: wanted number of partitions; None: of about 64 MiB uncompressed, at least one for each
-            file. Never more than there are row groups.
-        retry_s: for how long a request that fails is tried again, in seconds.
-
-    Raises:
-        SourceError: no file matches, or a file is no (complete) Parquet file.
-        MissingColumnError: a file lacks one of `columns`.
-        StorageError: the file system does not answer.
-        ValueError: n is less than 1, or no columns.
+        n: wanted number, never more than there are row groups; None: of about 64 MiB uncompressed,
+            at least one for each file.
     """
     _wanted(n)
     names = _names(columns)
-    found = files(paths, filesystem, retry_s, suffixes=(".parquet", ".pq", ".parq"))
+    found = files(paths, filesystem, suffixes=(".parquet", ".pq", ".parq"))
 
     def row_groups(file: File) -> list[int]:
-        with open_input(file.store, file.path, file.size_bytes) as source:
+        with open_input(file) as source:
             parquet = parquet_file(file, source)
             footer = parquet.metadata
             leaves = [
@@ -399,30 +352,12 @@ def csv_splits(
     read_options: Any = None,
     parse_options: Any = None,
     convert_options: Any = None,
-    retry_s: float = RETRY_S,
 ) -> list[Split]:
-    """Splits of CSV files: whole files, read by `pyarrow.csv` (as Ray Data does).
-
-    Each file's types are found from its rows; give `convert_options` with `column_types` where
-    files must agree. Compressed files (`.gz`, `.bz2`, `.zst`, `.lz4`, `.br`) are taken as such.
+    """Splits of CSV files, whole ones; see `read.read_csv`. Looks at the first rows where `columns`
+    are wanted.
 
     Args:
-        paths: files, directories, patterns, or a list of them; see `parquet_splits`.
-        columns: names of the wanted ones, in the wanted order. The first rows of each file are
-            looked at here to tell whether they are there.
-        filesystem: see `parquet_splits`.
-        n: wanted number of partitions; never more than files.
-        read_options: `pyarrow.csv.ReadOptions`.
-        parse_options: `pyarrow.csv.ParseOptions`.
-        convert_options: `pyarrow.csv.ConvertOptions`.
-        retry_s: see `parquet_splits`.
-
-    Raises:
-        SourceError: no file matches; from reading: a row that has another number of columns, a
-            value that is not of its column's type, an empty file.
-        MissingColumnError: a file lacks one of `columns`.
-        StorageError: the file system does not answer.
-        ValueError: n is less than 1, or no columns.
+        n: wanted number, never more than files.
     """
     _wanted(n)
     names = _names(columns)
@@ -431,7 +366,7 @@ def csv_splits(
         "parse_options": parse_options,
         "convert_options": convert_options,
     }
-    pieces = [CsvPiece(file, names, options) for file in files(paths, filesystem, retry_s)]
+    pieces = [CsvPiece(file, names, options) for file in files(paths, filesystem)]
     if names is not None and not getattr(convert_options, "include_missing_columns", False):
 
         def check(piece: CsvPiece) -> None:
@@ -451,30 +386,15 @@ def text_splits(
     *,
     encoding: str = "utf-8",
     drop_empty_lines: bool = False,
-    retry_s: float = RETRY_S,
 ) -> list[Split]:
-    r"""Splits of text files into lines: items are str, without their line ends.
-
-    Lines end with `\n` or `\r\n`; the last one need not. Compressed files (`.gz`, `.bz2`, `.zst`,
-    `.lz4`, `.br`) are taken as such, one split each.
+    """Splits of text files into lines; see `read.read_text`.
 
     Args:
-        paths: files, directories, patterns, or a list of them; see `parquet_splits`.
-        filesystem: see `parquet_splits`.
-        n: wanted number of partitions; None: of about 64 MiB, at least one for each file.
-        encoding: of the text; one in which a newline is a byte of its own (not utf-16).
-        drop_empty_lines: leaves out lines without a letter (Ray Data's default; here they stay,
-            as in Spark).
-        retry_s: see `parquet_splits`.
-
-    Raises:
-        SourceError: no file matches; from reading: bytes that are not of the encoding.
-        StorageError: the file system does not answer.
-        ValueError: n is less than 1, or an encoding that cannot be cut.
+        n: wanted number; None: of about 64 MiB, at least one for each file.
     """
     _wanted(n)
     encoding = ascii_based(encoding)
-    found = files(paths, filesystem, retry_s)
+    found = files(paths, filesystem)
     sizes = [file.size_bytes for file in found]
     most = [1 if codec_of(file) else max(1, file.size_bytes) for file in found]
     return _assemble(
@@ -502,27 +422,15 @@ def npy_splits(
     paths: Paths,
     filesystem: Any = None,
     n: int | None = None,
-    *,
-    retry_s: float = RETRY_S,
 ) -> list[Split]:
-    """Splits of `.npy` files by rows (axis 0). Reads the headers here, and each split its rows.
+    """Splits of `.npy` files by rows; see `read.read_npy`. Reads the headers here.
 
     Args:
-        paths: files, directories (their `.npy` files), patterns, or a list of them; see
-            `parquet_splits`.
-        filesystem: see `parquet_splits`.
-        n: wanted number of partitions; None: of about 64 MiB, at least one for each file. Never
-            more than there are rows.
-        retry_s: see `parquet_splits`.
-
-    Raises:
-        SourceError: no file matches; not a complete `.npy` file; Fortran order, Python objects, or
-            no axis.
-        StorageError: the file system does not answer.
-        ValueError: n is less than 1.
+        n: wanted number, never more than there are rows; None: of about 64 MiB, at least one for
+            each file.
     """
     _wanted(n)
-    found = files(paths, filesystem, retry_s, suffixes=(".npy",))
+    found = files(paths, filesystem, suffixes=(".npy",))
     headers = in_parallel(npy_header, found)
     counts = _counts(
         [header.shape[0] * header.row_bytes for header in headers],
