@@ -36,6 +36,7 @@ from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.commits.request_validation import check_request
 from clamor_ray.actors.lost_homes.lost_blocks import Losses
+from clamor_ray.actors.process.background import BackgroundTasks
 
 logger = logging.getLogger("clamor_ray.registry")
 
@@ -114,7 +115,7 @@ class Commits:
         self._pulling: dict[int, asyncio.Semaphore] = {}
         self._telling: set[int] = set()
         self._tidying = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks(logger)
 
     # -- commits
 
@@ -370,7 +371,7 @@ class Commits:
         for home, write in pulls:
             by_home.setdefault(home, []).append(write.region)
         for home, regions in by_home.items():
-            self._spawn(self._drop_at(home, commit_id, regions))
+            self._background.spawn(self._drop_at(home, commit_id, regions))
 
     async def _drop_at(self, home: int, commit_id: int, regions: list[int]) -> None:
         try:
@@ -423,7 +424,7 @@ class Commits:
         for home in self._log.homes_behind():
             if home not in self._telling:
                 self._telling.add(home)
-                self._spawn(self._tell(home))
+                self._background.spawn(self._tell(home))
 
     async def _tell(self, home: int) -> None:
         """Batches, every tick, until the home knows everything or is lost."""
@@ -472,7 +473,7 @@ class Commits:
         """Lets go of what is beyond the limits, at most once per tick."""
         if not self._tidying:
             self._tidying = True
-            self._spawn(self._tidy())
+            self._background.spawn(self._tidy())
 
     async def _tidy(self) -> None:
         try:
@@ -499,17 +500,4 @@ class Commits:
 
     async def close(self) -> None:
         """Ends what runs in the background."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (failure := task.exception()) is not None:
-            logger.error("a task of the commits failed", exc_info=failure)
+        await self._background.end()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +28,7 @@ from clamor_ray._protocol.messages import INLINE_BASE
 from clamor_ray._protocol.rpc import unpack
 from clamor_ray.actors.lineage.lineage import Lineage, LineageCounters
 from clamor_ray.actors.lineage.lineage_journal import LineageJournal
+from clamor_ray.actors.process.background import BackgroundTasks
 
 logger = logging.getLogger("clamor_ray.registry")
 
@@ -107,7 +108,7 @@ class LineageService:
         self._told: dict[int, _Home] = {}
         self._mark = 0
         self._news = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks(logger)
 
     def take_back(self) -> None:
         """What the journal holds, once the log and the regions are back; tells everyone."""
@@ -235,7 +236,7 @@ class LineageService:
     def _save(self) -> None:
         if not self._writing:
             self._writing = True
-            self._spawn(self._write())
+            self._background.spawn(self._write())
 
     async def _saved(self, deadline: float, hurry: bool = True) -> None:
         """Returns when all that has changed so far is written.
@@ -321,7 +322,7 @@ class LineageService:
                 home.marked = self._mark
                 if not home.telling:
                     home.telling = True
-                    self._spawn(self._tell_home(server_id, home))
+                    self._background.spawn(self._tell_home(server_id, home))
             self._maybe_released(region)
 
     def _maybe_released(self, region: int) -> None:
@@ -431,25 +432,12 @@ class LineageService:
     async def stop(self) -> None:
         """Ends what runs in the background and closes the journal. Idempotent."""
         self._stopped = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._background.end()
         self._journal.close()
         for written in self._waiting:
             if not written.done():
                 written.set_exception(errors.ClosedError("The session was shut down."))
         self._waiting.clear()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (failure := task.exception()) is not None:
-            logger.error("a task of the lineage failed", exc_info=failure)
 
 
 def _failure_of(error: Exception) -> errors.ClamorError:

@@ -57,6 +57,7 @@ from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.lost_homes import rebuild_plan
 from clamor_ray.actors.lost_homes.lost_blocks import HEAL_HINT, Losses, LostBlocks
 from clamor_ray.actors.lost_homes.rebuild_servers import Servers
+from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 
 logger = logging.getLogger("clamor_ray.registry")
@@ -144,7 +145,7 @@ class Rebuilds:
         self._sources_of: dict[int, asyncio.Semaphore] = {}  # by the node's page server
         self._rebuilt: dict[int, int] = {}  # region -> the home that it has got
         self._load: Counter[int] = Counter()  # regions that a server has got, or is to get
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks(logger)
 
     # -- what is known of regions
 
@@ -329,10 +330,7 @@ class Rebuilds:
 
     async def close(self) -> None:
         """Ends what runs."""
-        tasks = [*self._running.values(), *self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._background.end()
 
     # -- one region
 
@@ -357,8 +355,7 @@ class Rebuilds:
                 work.close()
                 del self._running[region]
 
-        self._running[region] = asyncio.get_running_loop().create_task(run())
-        self._running[region].add_done_callback(_say_failure)
+        self._running[region] = self._background.spawn(run())
 
     async def _rebuild(self, region: int) -> None:
         pause_s, tries, attempts = PAUSE_S, 0, _Attempts()
@@ -397,7 +394,7 @@ class Rebuilds:
             self._log.nothing_is_left(region)
             self._set_rebuilt(region, None)
             for server_id in self._core.known_to(region):
-                self._spawn(self._drop_prepared(server_id, region))
+                self._background.spawn(self._drop_prepared(server_id, region))
 
     async def _try(self, region: int, why: str, attempts: _Attempts) -> None:
         """
@@ -424,7 +421,7 @@ class Rebuilds:
             attempts.heading = 0
             for server_id, commit_id, _ in staged:
                 self._staged.discard(commit_id)
-                self._spawn(self._drop(server_id, commit_id, region))
+                self._background.spawn(self._drop(server_id, commit_id, region))
         if self._core.state(region) is not RegionState.READY:
             return
         if self._servers.why_lost(plan.home) is not None or (
@@ -678,7 +675,7 @@ class Rebuilds:
         self._rehomed(home)
         for server_id in self._core.known_to(record.region):
             if server_id != home:
-                self._spawn(self._tell(server_id, record))
+                self._background.spawn(self._tell(server_id, record))
 
     def _tell_all(self, region: int) -> None:
         """Commits have written all that was lost: nobody need ask for it any more."""
@@ -686,7 +683,7 @@ class Rebuilds:
         if record is None or self._refuses(region) or self._why(region):
             return  # who looks it up is told then
         for server_id in self._core.known_to(region):
-            self._spawn(self._tell(server_id, self._newest(record)))
+            self._background.spawn(self._tell(server_id, self._newest(record)))
 
     async def _activate_again(self, region: int) -> None:
         record = self._core.record_of(region)
@@ -772,14 +769,3 @@ class Rebuilds:
             await asyncio.wait_for(self._servers.drop(server_id, commit_id, [region]), TELL_S)
         except Exception as failure:  # any: it asks by itself what becomes of a staged layer
             logger.info("page server %#x was not told to drop a layer: %r", server_id, failure)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(_say_failure)
-
-
-def _say_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (failure := task.exception()) is not None:
-        logger.error("a rebuild failed", exc_info=failure)

@@ -27,7 +27,7 @@ import errno
 import logging
 import socket
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from clamor_ray._protocol.cause import cause_of
@@ -55,6 +55,7 @@ from clamor_ray.actors.page_server.engine_like import (
     Tries,
 )
 from clamor_ray.actors.page_server.version_questions import VersionQuestions
+from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.errors import ClamorError, FreedError, HomeLostError
 
 logger = logging.getLogger("clamor_ray.page_server")
@@ -101,13 +102,13 @@ class ServerCore:
         self._resolver = resolver
         self._server_id = server_id
         self._secret = secret
+        self._background = BackgroundTasks(logger)
         self.versions = VersionQuestions(
-            engine, resolver, server_id, settings, self._spawn, self._define
+            engine, resolver, server_id, settings, self._background.spawn, self._define
         )
         self._settings = settings
         self._listener: socket.socket | None = None
         self._event_fd = -1
-        self._tasks: set[asyncio.Task[None]] = set()
         self._finding_peer: set[int] = set()
         self._finding_region: set[int] = set()
         self._finding_home: set[int] = set()
@@ -157,7 +158,7 @@ class ServerCore:
         self._listener = listener
         self._event_fd = self._engine.fileno()
         loop.add_reader(self._event_fd, self._drain)
-        self._spawn(self._accept_for_ever(listener))
+        self._background.spawn(self._accept_for_ever(listener))
         self._drain()
         return int(listener.getsockname()[1])
 
@@ -166,10 +167,7 @@ class ServerCore:
         if self._event_fd >= 0:
             asyncio.get_running_loop().remove_reader(self._event_fd)
             self._event_fd = -1
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._background.end()
         self._strangers.close()  # of tasks that had not begun
         if self._listener is not None:
             self._listener.close()
@@ -249,30 +247,30 @@ class ServerCore:
             if kind == EventKind.NEED_PEER:
                 if event.server_id not in self._finding_peer:
                     self._finding_peer.add(event.server_id)
-                    self._spawn(self._find_peer(event.server_id))
+                    self._background.spawn(self._find_peer(event.server_id))
             elif kind == EventKind.NEED_REGION:
                 if event.region not in self._finding_region:
                     self._finding_region.add(event.region)
-                    self._spawn(self._find_region(event.region))
+                    self._background.spawn(self._find_region(event.region))
             elif kind == EventKind.REGION_IDLE:
                 _note(self._told_idle, event.region)
                 if event.region != self._retiring:
                     self._idle[event.region] = None
                     if not self._saying_idle:
                         self._saying_idle = True
-                        self._spawn(self._say_idle())
+                        self._background.spawn(self._say_idle())
             elif self.versions.take(event):
                 pass
             elif kind == EventKind.NEED_HOME:
                 if event.region not in self._finding_home:
                     self._finding_home.add(event.region)
-                    self._spawn(self._find_home(event.region, event.server_id))
+                    self._background.spawn(self._find_home(event.region, event.server_id))
             elif kind == EventKind.KEEPER_LOST:
-                self._spawn(self._say_keeper_lost())
+                self._background.spawn(self._say_keeper_lost())
             elif kind == EventKind.TASK_ENDED:
                 if event.error in FINAL:  # else the next attempt may get it
                     end = TaskEnd(event.region, event.version, event.block, event.error)
-                    self._spawn(self._report_end(event.text, end))
+                    self._background.spawn(self._report_end(event.text, end))
             elif kind == EventKind.LOG:
                 logger.warning("%s", event.text)
             elif kind == EventKind.THRASHING:
@@ -613,7 +611,7 @@ class ServerCore:
                     break
                 await asyncio.sleep(min(wait_s, clock.most_s))  # nobody else comes in meanwhile
             stranger = self._strangers.take(sock, host, clock.now_s(loop.time()))
-            self._spawn(self._admit(stranger, address))
+            self._background.spawn(self._admit(stranger, address))
 
     async def _admit(self, stranger: Stranger, address: Any) -> None:
         sock = stranger.sock
@@ -666,18 +664,6 @@ class ServerCore:
                 count,
                 why,
             )
-
-    # -- private
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (failure := task.exception()) is not None:
-            logger.error("a task of the page server failed", exc_info=failure)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -88,7 +88,7 @@ class VersionQuestions:
         resolver: Resolver,
         server_id: int,
         settings: Settings,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
         define: Callable[[RegionRecord], None],
     ) -> None:
         self._engine = engine

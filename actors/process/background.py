@@ -33,6 +33,12 @@ class BackgroundTasks:
         for task in list(self._tasks):
             task.cancel()
 
+    async def end(self) -> None:
+        """Cancels all of them, and waits until they are over."""
+        tasks = list(self._tasks)
+        self.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
