@@ -195,6 +195,10 @@ def test_own_filesystem_travels(s3: Proxy, bucket: str, monkeypatch: pytest.Monk
         splits = sources.text_splits(path, filesystem=filesystem)
         assert splits[0].describe() == f"s3://{bucket}/lines"
         assert _read(splits) == ["one", "two"]
+    sdk_attempts(monkeypatch, SDK_ATTEMPTS)
+    fault = s3.fail("close", path="lines", method="GET", times=4)  # pickled, it would try thrice
+    assert _read(splits) == ["one", "two"]
+    assert fault.hits == 4
 
 
 def test_options_in_the_uri(s3: Proxy, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,6 +270,25 @@ def test_trouble_that_stays(
     s3.fail(how if how != "cut" else "503", path="list-type")
     with pytest.raises(StorageError, match=rf"s3://{bucket}: listing it: failed"):
         sources.npy_splits(f"s3://{bucket}/*.npy")
+
+
+def test_short_ranges_are_tried_again(
+    s3: Proxy, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What the store says when it throttles is longer than what is asked for.
+    sdk_attempts(monkeypatch, 4)
+    _put(s3, f"{bucket}/lines", b"one\ntwo\n")
+    fault = s3.fail("503", path="lines", method="GET", times=3)
+    assert _read(sources.text_splits(f"s3://{bucket}/lines")) == ["one", "two"]
+    assert fault.hits == 3
+    _put(s3, f"{bucket}/x.csv", b"a,b\n1,x\n")
+    fault = s3.fail("503", path="x.csv", method="GET", times=3)
+    assert _read(sources.csv_splits(f"s3://{bucket}/x.csv", ["b"])) == [{"b": "x"}]
+    assert fault.hits == 3
+    fault = s3.fail("503", path="lines", method="GET")
+    with pytest.raises(StorageError, match=rf"s3://{bucket}/lines: reading bytes 0 to 7: failed"):
+        _read(sources.text_splits(f"s3://{bucket}/lines"))
+    assert fault.hits == 4
 
 
 def test_what_is_refused_is_not_tried_again(s3: Proxy, bucket: str) -> None:

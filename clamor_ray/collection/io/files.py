@@ -1,16 +1,18 @@
 """Files of any file system: which ones a path stands for, and what it means where one is not read.
 
 A `Store` says where files are; it is small, pickles, and makes the pyarrow file system where it is
-used: pyarrow's own pickle of an S3 file system forgets the retry strategy, and credentials come
-from the default chain of the process that reads.
+used: pyarrow's own pickle of an S3 file system forgets the retry strategy. Credentials that nobody
+gave come from the default chain of the process that reads.
 
 Requests are retried by Arrow: the SDK's standard strategy for S3, also of a body that breaks off.
-What a caller gives as `filesystem=` retries as it does itself; an S3 that was pickled, three times.
+Other file systems that a caller gives retry as they do themselves.
 
 Facts, and what follows:
 
 * Arrow raises a plain OSError for a page that does not decode and for a request that failed. The
   latter has a number, or says whose error it is: `_OF_STORE` tells them apart.
+* Arrow reads a range into a buffer of its size. Where S3 refuses one of some hundred bytes for now,
+  what it says of that finds no room, and the SDK takes it for final: `persistent` tries again.
 * Closing an output stream of S3 completes the upload, also after an exception. So an object is
   written from memory, whole (`sinks.py`).
 * `pyarrow.dataset` knows no patterns and not what size a file had when it was listed, gives the
@@ -24,12 +26,15 @@ import contextlib
 import fnmatch
 import functools
 import os
+import pickle
+import random
 import re
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -46,6 +51,7 @@ READ_BYTES = 8 << 20  # of one request: what is asked for again when it fails
 _MAGIC = re.compile(r"[*?\[]")
 # pyarrow's options of a file system in its URI; else a question mark is part of a pattern.
 _OPTIONS = re.compile(r"\?((?:[a-z_]+=[^&/*]*)(?:&[a-z_]+=[^&/*]*)*)$")
+_NO_ROOM = "Failed to flush response stream"
 _OF_STORE = re.compile(r"AWS Error|google::cloud::|Azure Error")
 _REFUSED = re.compile(
     r"AWS Error (?:ACCESS_DENIED|NO_SUCH_|INVALID_|EXPIRED_TOKEN|SIGNATURE_|UNRECOGNIZED_"
@@ -58,19 +64,18 @@ Path: TypeAlias = "str | os.PathLike[str]"
 Paths: TypeAlias = "Path | Sequence[Path]"
 T = TypeVar("T")
 U = TypeVar("U")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @functools.lru_cache(maxsize=32)
-def _s3(endpoint: str | None, region: str | None, anonymous: bool) -> Any:
+def _s3(options: bytes) -> Any:
     """One client per process and place: it keeps its connections."""
-    return pafs.S3FileSystem(
-        endpoint_override=endpoint,
-        region=region,
-        anonymous=anonymous,
-        connect_timeout=_CONNECT_S,
-        request_timeout=_REQUEST_S,
-        retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=_SDK_ATTEMPTS),
-    )
+    given = pickle.loads(options)
+    for name, timeout_s in (("connect_timeout", _CONNECT_S), ("request_timeout", _REQUEST_S)):
+        if given.get(name, -1) < 0:  # unset
+            given[name] = timeout_s
+    retries = pafs.AwsStandardS3RetryStrategy(max_attempts=_SDK_ATTEMPTS)
+    return pafs.S3FileSystem(**given, retry_strategy=retries)
 
 
 @dataclass(frozen=True)
@@ -80,25 +85,21 @@ class Store:
     Args:
         kind: "local", "s3" (made anew where it is used), or "given" (pickled as it is).
         given: the file system of "given".
-        endpoint: URL of an S3 that is not Amazon's.
-        region: of S3; None leaves it to the SDK.
-        anonymous: S3 without credentials.
+        options: of `pyarrow.fs.S3FileSystem`, pickled.
         prefix: what people write before a path of this store: "s3://".
         host: the machine that listed the files.
     """
 
     kind: str
     given: Any = field(default=None, compare=False)
-    endpoint: str | None = None
-    region: str | None = None
-    anonymous: bool = False
+    options: bytes = field(default=b"", repr=False)  # may hold a secret
     prefix: str = ""
     host: str = field(default_factory=socket.gethostname)
 
     def filesystem(self) -> Any:
         """The `pyarrow.fs.FileSystem`."""
         if self.kind == "s3":
-            return _s3(self.endpoint, self.region, self.anonymous)
+            return _s3(self.options)
         return pafs.LocalFileSystem() if self.kind == "local" else self.given
 
     @property
@@ -151,13 +152,20 @@ def _s3_store(rest: str) -> tuple[Store, str]:
     if options or (at and user != "anonymous"):
         text = f"s3://{user}{at}{bucket}" + (f"?{options.group(1)}" if options else "")
         given, _ = pafs.FileSystem.from_uri(text)
-        return Store("given", given, prefix="s3://"), f"{bucket}{slash}{key}"
+        return _store_of(given, "s3://"), f"{bucket}{slash}{key}"
     # The SDK in pyarrow knows these variables only for URIs: it is told.
-    named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    endpoint = named.rstrip("/") or None
-    region = _region(bucket, endpoint)
-    store = Store("s3", endpoint=endpoint, region=region, anonymous=bool(at), prefix="s3://")
-    return store, f"{bucket}{slash}{key}"
+    url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    endpoint = url.rstrip("/") or None
+    named = {"region": _region(bucket, endpoint), "anonymous": bool(at)}
+    chosen = pickle.dumps({"endpoint_override": endpoint, **named})
+    return Store("s3", options=chosen, prefix="s3://"), f"{bucket}{slash}{key}"
+
+
+def _store_of(filesystem: Any, prefix: str) -> Store:
+    if not isinstance(filesystem, pafs.S3FileSystem):
+        return Store("given", filesystem, prefix=prefix)
+    _, (options,) = filesystem.__reduce__()  # all but the retry strategy
+    return Store("s3", options=pickle.dumps(options), prefix=prefix or "s3://")
 
 
 def _local(path: str) -> tuple[Store, str]:
@@ -173,9 +181,7 @@ def _given_store(path: str, filesystem: Any) -> tuple[Store, str]:
         filesystem = pafs.PyFileSystem(pafs.FSSpecHandler(filesystem))
     if filesystem.type_name == "local":
         return _local(path)
-    if not prefix and filesystem.type_name == "s3":
-        prefix = "s3://"
-    return Store("given", filesystem, prefix=prefix), path
+    return _store_of(filesystem, prefix), path
 
 
 def locate(path: Path, filesystem: Any = None) -> tuple[Store, str]:
@@ -283,6 +289,24 @@ def _trouble(file: File, part: str, error: OSError) -> ClamorError:
     return StorageError(what)
 
 
+def persistent(read: F) -> F:
+    """Decorates what may read short ranges; see the top of this file. It is called again, with
+    pauses as the SDK makes them."""
+
+    @functools.wraps(read)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for tries in range(1, _SDK_ATTEMPTS):
+            try:
+                return read(*args, **kwargs)
+            except StorageError as error:
+                if _NO_ROOM not in str(error):
+                    raise
+            time.sleep(min(2.0 ** (tries - 1), 20.0) * random.random())
+        return read(*args, **kwargs)
+
+    return cast(F, call)
+
+
 def open_input(file: File) -> Any:
     """A file for Arrow's readers (`pa.NativeFile`); to be closed.
 
@@ -304,6 +328,7 @@ def open_input(file: File) -> Any:
     return source
 
 
+@persistent
 def read_into(file: File, source: Any, start: int, out: memoryview) -> None:
     """Fills `out` with what an open file has from a byte on, in requests of 8 MiB.
 

@@ -15,7 +15,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from clamor_ray.collection.data.blocks import Items
-from clamor_ray.collection.io.files import File, open_input, read_bytes, reading
+from clamor_ray.collection.io.files import File, open_input, persistent, read_bytes, reading
 from clamor_ray.errors import MissingColumnError, SourceError
 
 _LINE_END_BYTES = 64 << 10  # of the first look for the end of a split's last line
@@ -53,6 +53,7 @@ class ParquetPiece:
         last = self.stop - 1
         return f"row groups {self.start}-{last}" if last > self.start else f"row group {last}"
 
+    @persistent
     def read(self) -> Items:
         """The rows as a table.
 
@@ -172,6 +173,7 @@ class CsvPiece:
             "convert_options": convert,
         }
 
+    @persistent
     def column_names(self) -> list[str]:
         """As the file's first block says."""
         with reading(self.file, "first rows"), open_input(self.file) as source:
@@ -180,6 +182,7 @@ class CsvPiece:
             with pacsv.open_csv(_decompressed(self.file, source), **options) as rows:
                 return [str(name) for name in rows.schema.names]
 
+    @persistent
     def _read(self, options: dict[str, Any]) -> pa.Table:
         with reading(self.file, ""), open_input(self.file) as source:
             return pacsv.read_csv(_decompressed(self.file, source), **options)
@@ -246,8 +249,9 @@ class TextPiece:
         """The lines as they are in the file, and the byte where they begin."""
         with open_input(self.file) as source:
             if codec_of(self.file) is not None:
+                packed = pa.py_buffer(read_bytes(self.file, source, 0, self.file.size_bytes))
                 with reading(self.file, "decompressing it"):
-                    return bytearray(_decompressed(self.file, source).read()), 0
+                    return bytearray(_decompressed(self.file, pa.BufferReader(packed)).read()), 0
             begin = max(0, self.start - 1)  # the byte before tells whether a line begins at start
             data = read_bytes(self.file, source, begin, self.stop)
             if self.start:

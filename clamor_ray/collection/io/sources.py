@@ -30,7 +30,14 @@ import pyarrow as pa
 
 from clamor_ray.collection.data import blocks
 from clamor_ray.collection.data.blocks import Items
-from clamor_ray.collection.io.files import File, Paths, files, in_parallel, open_input
+from clamor_ray.collection.io.files import (
+    File,
+    Paths,
+    files,
+    in_parallel,
+    open_input,
+    persistent,
+)
 from clamor_ray.collection.io.npy import NpyPiece, npy_header
 from clamor_ray.collection.io.pieces import (
     CsvPiece,
@@ -312,6 +319,7 @@ def parquet_splits(
     names = _names(columns)
     found = files(paths, filesystem, suffixes=(".parquet", ".pq", ".parq"))
 
+    @persistent
     def row_groups(file: File) -> list[int]:
         with open_input(file) as source:
             parquet = parquet_file(file, source)
