@@ -163,7 +163,7 @@ def main(
     n_edges: int | None,
     exponent: float,
     seed: int,
-    partitions: int | None,
+    n_partitions: int | None,
     out: str | None,
     check: bool,
 ) -> None:
@@ -181,9 +181,9 @@ def main(
     with asked.attached():
         edges = None
         if not data:
-            n_partitions = partitions or default_partitions()
-            edges = Edges(n_vertices, n_edges or 1_000_000, n_partitions, exponent, seed)
-        lines = run(AdjacencyJob(edges, data, partitions, out, check), asked.stages)
+            n = n_partitions or default_partitions()
+            edges = Edges(n_vertices, n_edges or 1_000_000, n, exponent, seed)
+        lines = run(AdjacencyJob(edges, data, n_partitions, out, check), asked.stages)
     same = " All lists equal those of one process." if check else ""
     asked.say(f"\n{lines[0].n_edges:,} edges.{same}\n")
     print_lines(asked.console, lines)

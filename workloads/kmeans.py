@@ -252,7 +252,7 @@ def main(
     means: int,
     iterations: int,
     tolerance: float,
-    partitions: int | None,
+    n_partitions: int | None,
     seed: int,
     save: Path | None,
     out: Path | None,
@@ -273,14 +273,14 @@ def main(
         if not data:
             mixture = Mixture(
                 n_points or (1_000_000 if asked.demo else 12_500_000),
-                partitions or default_partitions(),
+                n_partitions or default_partitions(),
                 *(dimensions, means, seed),
             )
             if save:
                 with asked.stages.stage("save", f"writing points to {save}"):
                     files = [str(path) for path in clusters.save(mixture, save)]
                 mixture = None
-        job = KMeansJob(mixture, data or files, k, iterations, tolerance, partitions, check)
+        job = KMeansJob(mixture, data or files, k, iterations, tolerance, n_partitions, check)
         outcome = run(job, asked.stages)
     print_outcome(asked, outcome)
     if out is not None:

@@ -275,12 +275,9 @@ def check(
 def main(
     asked: CommandRun,
     n_places: int | None,
-    n_queries: int,
     n_moved: int,
     kill: bool,
-    partitions: int | None,
-    seed: int,
-    sample: int,
+    **of_job: Any,
 ) -> None:
     """Looks queries up in a k-d tree, moves places in it, looks them up again, and compares.
 
@@ -294,7 +291,7 @@ def main(
         asked = dataclasses.replace(asked, nodes=asked.nodes or DEMO_NODES)
         if asked.nodes == 1:
             raise click.UsageError("--kill needs a node that is not the driver's: --nodes 2")
-    job = TreeUpdateJob(n_places, n_queries, n_moved, partitions, sample, seed)
+    job = TreeUpdateJob(n_places, n_moved=n_moved, **of_job)
     with asked.attached() as cluster:
         if kill and cluster is None:
             raise click.UsageError("--kill is for a cluster that this program starts itself")

@@ -324,18 +324,11 @@ def main(
     k: int | None,
     n_documents: int | None,
     n_words: int | None,
-    vocabulary: str | None,
-    iterations: int,
-    tolerance: float,
-    share: float,
     alpha: float | None,
     eta: float | None,
     out: Path | None,
-    aggregate: How,
-    partitions: int | None,
-    seed: int,
     picture: Path | None,
-    check: bool,
+    **of_job: Any,
 ) -> None:
     """Finds topics in DOCWORD, a bag of words as the UCI repository has them, or in what it draws.
 
@@ -344,7 +337,7 @@ def main(
     """
     generated = {"--demo": asked.demo, "--documents": n_documents, "--words": n_words}
     refuse_both(data, generated, "documents")
-    if vocabulary and not data:
+    if of_job["vocabulary"] and not data:
         raise click.UsageError("--vocabulary belongs to a file of documents")
     k = k or (10 if asked.demo else 100)
     with asked.attached():
@@ -353,19 +346,10 @@ def main(
             corpus = Corpus(
                 n_documents or (2_000 if asked.demo else 50_000),
                 n_words or (2_000 if asked.demo else 50_000),
-                *(k, partitions or default_partitions()),
-                seed=seed,
+                *(k, of_job["n_partitions"] or default_partitions()),
+                seed=of_job["seed"],
             )
-        job = TopicsJob(
-            *(Prior(k, alpha, eta), iterations, tolerance, share),
-            corpus=corpus,
-            data=data,
-            vocabulary=vocabulary,
-            n_partitions=partitions,
-            seed=seed,
-            how=aggregate,
-            check=check,
-        )
+        job = TopicsJob(Prior(k, alpha, eta), corpus=corpus, data=data, **of_job)
         outcome = run(job, asked.stages)
     print_outcome(asked, job, outcome)
     if picture is not None:

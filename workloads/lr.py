@@ -77,7 +77,7 @@ def make_job(
     "Of lbfgs: pairs of arrays as long as the weights, in the driver's memory.",
 )
 @options.penalty(0.0)
-def main(**own: Any) -> LinearJob:
+def main(**of_job: Any) -> LinearJob:
     """Learns which of two labels ROWS have: libsvm files by path or pattern, or rows it generates.
 
     Of the two labels the larger one is the one whose chance the model gives.
@@ -85,7 +85,7 @@ def main(**own: Any) -> LinearJob:
     Exit status: 0; 1 where the weights are wrong; 2 where the input cannot be used; 3 where the
     library cannot work here.
     """
-    return make_job(**own)
+    return make_job(**of_job)
 
 
 if __name__ == "__main__":

@@ -310,23 +310,11 @@ def write(ranks: Float64, out: Path) -> None:
 )
 @options.number("--iterations", 20)
 @options.real("--tolerance", 1e-6, "It ends where the ranks moved by less (L1 norm).")
-@options.count("--tasks", None, f"Default: {TASKS_PER_CPU} for each CPU.")
+@options.count("--tasks", "n_tasks", f"Default: {TASKS_PER_CPU} for each CPU.")
 @options.seed("Of the graph.")
 @options.check("Rank")
 @options.new_file("--out", "Ranks, Parquet.")
-def main(
-    asked: CommandRun,
-    n_vertices: int | None,
-    degree: float,
-    exponent: float,
-    damping: float,
-    iterations: int,
-    tolerance: float,
-    tasks: int | None,
-    seed: int,
-    check: bool,
-    out: Path | None,
-) -> None:
+def main(asked: CommandRun, n_vertices: int | None, out: Path | None, **of_job: Any) -> None:
     """Ranks the vertices of a power-law graph, with a cap on what each node caches of it.
 
     Prints for each iteration how long it took, how far the ranks moved, and what was fetched,
@@ -335,11 +323,7 @@ def main(
     Exit status: 0; 1 where the ranks are wrong; 2 where an option makes no sense; 3 where the
     library cannot work here.
     """
-    job = PageRankJob(
-        n_vertices or (1 << 20 if asked.demo else 1 << 22),
-        *(degree, exponent, damping, iterations, tolerance, tasks, seed),
-        check=check,
-    )
+    job = PageRankJob(n_vertices or (1 << 20 if asked.demo else 1 << 22), **of_job)
     with asked.attached():
         outcome = run(job, asked.stages)
     if out is not None:

@@ -488,16 +488,12 @@ def main(
     n_rows: int | None,
     n_parameters: int,
     ids: str,
-    iterations: int,
-    rate: float,
-    batches: int,
     skew: float,
-    partitions: int | None,
     seed: int,
     save: Path | None,
     picture: Path | None,
     out: Path | None,
-    check: bool,
+    **of_job: Any,
 ) -> None:
     """Trains on ROWS, files of the Criteo schema by path or pattern, or on rows that it generates.
 
@@ -514,17 +510,14 @@ def main(
         if not data:
             synthetic = Synthetic(
                 n_rows or (DEMO_ROWS if asked.demo else 1_000_000),
-                partitions or default_partitions(),
+                of_job["n_partitions"] or default_partitions(),
                 *(n_parameters, skew, seed),
             )
             if save:
                 with asked.stages.stage("save", f"writing rows to {save}"):
                     files = [str(path) for path in synthetic.save(save)]
                 synthetic = None
-        job = SparseJob(
-            *(synthetic, data or files, n_parameters, ids == "hash", iterations, rate),
-            *(batches, partitions, check),
-        )
+        job = SparseJob(synthetic, data or files, n_parameters, ids == "hash", **of_job)
         outcome = run(job, asked.stages)
     print_outcome(asked, outcome)
     if picture is not None:

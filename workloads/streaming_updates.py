@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import Any
 
 import click
 import numpy as np
@@ -228,17 +229,15 @@ def print_rounds(console: Console, rounds: list[Round], names: list[tuple[str, s
     "--lookups", "n_lookups", "Look-ups of a round. Default: 10,000,000; 300,000 for the demo."
 )
 @click.option("--skew", default=0.99, show_default=True, type=click.FloatRange(0, 4))
-@options.count("--tasks", None, "Of a round. Default: one for each CPU.")
+@options.count("--tasks", "n_tasks", "Of a round. Default: one for each CPU.")
 @options.seed()
 def main(
     asked: CommandRun,
     n_keys: int | None,
-    rounds: int,
     changes: int,
     n_lookups: int | None,
-    skew: float,
-    tasks: int | None,
-    seed: int,
+    n_tasks: int | None,
+    **of_job: Any,
 ) -> None:
     """Changes a hash map in place, round by round, while tasks on all nodes look keys up.
 
@@ -250,17 +249,15 @@ def main(
     with asked.attached():
         job = StreamJob(
             n_keys=n_keys or (1 << 20 if asked.demo else 1 << 25),
-            rounds=rounds,
             n_changes=changes,
             n_lookups=n_lookups or (300_000 if asked.demo else 10_000_000),
-            n_tasks=tasks or max(1, int(ray.cluster_resources().get("CPU", 1))),
-            skew=skew,
-            seed=seed,
+            n_tasks=n_tasks or max(1, int(ray.cluster_resources().get("CPU", 1))),
+            **of_job,
         )
         lines = run(job, asked.stages)
         names = node_names(ray.nodes(), ray.get_runtime_context().get_node_id())
     asked.say(
-        f"\n{(rounds + 1) * job.n_lookups:,} look-ups found what a plain dict holds, "
+        f"\n{(job.rounds + 1) * job.n_lookups:,} look-ups found what a plain dict holds, "
         f"in {len(lines)} versions.\n"
     )
     print_rounds(asked.console, lines, names)

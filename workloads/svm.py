@@ -50,13 +50,13 @@ def make_job(
     "--step", 1.0, "In the first iteration; it falls with the root of their number.", above=True
 )
 @options.penalty(0.01)
-def main(**own: Any) -> LinearJob:
+def main(**of_job: Any) -> LinearJob:
     """Separates ROWS with two labels: libsvm files by path or pattern, or rows it generates.
 
     Exit status: 0; 1 where the weights are wrong; 2 where the input cannot be used; 3 where the
     library cannot work here.
     """
-    return make_job(**own)
+    return make_job(**of_job)
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def main(
     n_files: int,
     seed: int,
     save: Path | None,
-    partitions: int | None,
+    n_partitions: int | None,
     out: Path | None,
     check: bool,
 ) -> None:
@@ -156,7 +156,7 @@ def main(
                 )
             named = [str(path) for path in paths]
         with asked.attached():
-            outcome = run(WordCountJob(named, partitions, check), asked.stages)
+            outcome = run(WordCountJob(named, n_partitions, check), asked.stages)
     print_outcome(asked, outcome)
     if out is not None:
         write(outcome.counts, out)

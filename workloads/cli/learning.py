@@ -176,6 +176,7 @@ def print_iterations(console: Console, lines: Sequence[Iteration], loss: str) ->
 learning_options = options.together(
     click.option(
         "--aggregate",
+        "how",
         type=click.Choice(["split", "tree"]),
         default="split",
         show_default=True,

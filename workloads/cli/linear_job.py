@@ -255,7 +255,7 @@ def linear_program(make: Callable[..., LinearJob]) -> click.Command:
     """A command that learns a linear model.
 
     Args:
-        make: a job of the options that are this model's own; has its options and its help.
+        make: a job of the options; has those that are this model's own, and its help.
     """
 
     @functools.wraps(make)
@@ -263,34 +263,19 @@ def linear_program(make: Callable[..., LinearJob]) -> click.Command:
         asked: CommandRun,
         data: str | None,
         n_rows: int | None,
-        n_features: int | None,
-        zero_based: bool,
-        intercept: bool,
-        aggregate: How,
-        partitions: int | None,
         seed: int,
         picture: Path | None,
         out: Path | None,
-        check: bool,
-        **own: Any,
+        **of_job: Any,
     ) -> None:
         refuse_both(data, {"--demo": asked.demo, "--rows": n_rows}, "rows")
-        job = dataclasses.replace(
-            make(**own),
-            data=data,
-            n_features=n_features,
-            zero_based=zero_based,
-            intercept=intercept,
-            n_partitions=partitions,
-            how=aggregate,
-            check=check,
-        )
+        job = make(data=data, **of_job)
         with asked.attached():
             if not data:
                 sample = Sample(
                     n_rows or (50_000 if asked.demo else 1_000_000),
-                    n_features or (20_000 if asked.demo else 1_000_000),
-                    partitions or default_partitions(),
+                    job.n_features or (20_000 if asked.demo else 1_000_000),
+                    job.n_partitions or default_partitions(),
                     seed=seed,
                 )
                 job = dataclasses.replace(job, sample=sample)

@@ -92,7 +92,9 @@ def new_folder(flag: str, text: str, *names: str) -> Decorator:
 
 def partitions(more: str = "") -> Decorator:
     """--partitions."""
-    return count("--partitions", None, f"Default: {PARTITIONS_PER_CPU} for each CPU{more}.")
+    return count(
+        "--partitions", "n_partitions", f"Default: {PARTITIONS_PER_CPU} for each CPU{more}."
+    )
 
 
 def seed(text: str | None = None) -> Decorator:

@@ -20,7 +20,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.csv as pacsv
 
 from clamor_ray.collection.collection import DataCollection
 from clamor_ray.collection.data import blocks
@@ -30,7 +29,7 @@ from clamor_ray.collection.io.pieces import TextPiece, codec_of
 from clamor_ray.collection.io.sources import FileSplit
 from clamor_ray.errors import SourceError
 
-from .libsvm import Malformed, lines_before
+from .libsvm import Malformed, columns_of, lines_before, shown
 from .rows import Documents
 
 __all__ = ["Header", "bag_splits", "documents_of", "read_bag_of_words", "read_vocabulary"]
@@ -77,20 +76,8 @@ def _parse_at_once(text: bytes) -> Triples | None:
     """None where anything is odd."""
     if not text.strip():
         return np.empty((0, 3), np.int64)
-    try:
-        table = pacsv.read_csv(
-            pa.BufferReader(text),
-            read_options=pacsv.ReadOptions(
-                use_threads=False, column_names=["d", "w", "n"], block_size=len(text) + 1
-            ),
-            parse_options=pacsv.ParseOptions(delimiter=" ", quote_char=False),
-            convert_options=pacsv.ConvertOptions(
-                column_types=dict.fromkeys(("d", "w", "n"), pa.int64()), null_values=[]
-            ),
-        )
-    except pa.ArrowInvalid:
-        return None
-    return np.column_stack([column.to_numpy() for column in table.columns])
+    columns = columns_of(text, ["d", "w", "n"], pa.int64(), " ")
+    return None if columns is None else np.column_stack(columns)
 
 
 def _is_sound(triples: Triples, header: Header) -> bool:
@@ -115,7 +102,7 @@ def _parse_lines(text: bytes, header: Header) -> Triples:
         if not tokens:
             continue
         if len(tokens) != 3 or not all(token.isdigit() and len(token) < 19 for token in tokens):
-            raise Malformed(number, f"{_shown(line)} is not document, word and count")
+            raise Malformed(number, f"{shown(line)} is not document, word and count")
         document, word, count = map(int, tokens)
         if not 1 <= document <= header.n_documents:
             raise Malformed(number, f"document {document} of {header.n_documents:,}")
@@ -127,11 +114,6 @@ def _parse_lines(text: bytes, header: Header) -> Triples:
             raise Malformed(number, f"document {document} comes after document {found[-1][0]}")
         found.append((document, word, count))
     return np.array(found, np.int64).reshape(-1, 3)
-
-
-def _shown(line: bytes) -> str:
-    text = line[:40].decode("ascii", "backslashreplace").rstrip("\r")
-    return repr(text + ("..." if len(line) > 40 else ""))
 
 
 def documents_of(triples: Triples) -> Documents:

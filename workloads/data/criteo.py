@@ -13,8 +13,10 @@ says where.
 
 from __future__ import annotations
 
+import functools
 import io
 import re
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,9 +24,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from clamor_ray.collection.io.pieces import TextPiece, codec_of
+from clamor_ray.collection.io.pieces import TextPiece
 from clamor_ray.collection.io.sources import FileSplit, text_splits
 from clamor_ray.errors import SourceError
+
+from .libsvm import lines_before
 
 __all__ = [
     "N_CATEGORICAL",
@@ -158,14 +162,7 @@ def read(split: FileSplit) -> CriteoRows:
     for piece in split.pieces:
         assert isinstance(piece, TextPiece)
         data, begin = piece.lines()
-
-        def lines_before(piece: TextPiece = piece, begin: int = begin) -> int:
-            if begin == 0 or codec_of(piece.file) is not None:
-                return 0
-            before = TextPiece(piece.file, 0, begin, "utf-8", drop_empty_lines=False)
-            return before.lines()[0][:begin].count(b"\n")
-
-        parts.append(parse(data, piece.file.name, lines_before))
+        parts.append(parse(data, piece.file.name, functools.partial(lines_before, piece, begin)))
     if len(parts) == 1:
         return parts[0]
     return CriteoRows(
@@ -174,13 +171,13 @@ def read(split: FileSplit) -> CriteoRows:
     )
 
 
-def parse(data: Any, name: str, lines_before: Any = lambda: 0) -> CriteoRows:
+def parse(data: Any, name: str, before: Callable[[], int] = lambda: 0) -> CriteoRows:
     """The rows of a text.
 
     Args:
         data: bytes of whole lines. Empty lines are no rows.
         name: of the file, for errors.
-        lines_before: gives how many lines of the file come before; only asked where one is bad.
+        before: gives how many lines of the file come before; only asked where one is bad.
 
     Raises:
         SourceError: A line is none of the schema.
@@ -201,10 +198,10 @@ def parse(data: Any, name: str, lines_before: Any = lambda: 0) -> CriteoRows:
             ),
         )
     except (pa.ArrowException, ValueError, OSError) as failure:
-        raise _malformed(data, name, lines_before(), str(failure)) from None
+        raise _malformed(data, name, before(), str(failure)) from None
     labels = table.column(0)
     if labels.null_count or not np.isin(labels.to_numpy(), (0, 1)).all():
-        raise _malformed(data, name, lines_before(), "a label is neither 0 nor 1")
+        raise _malformed(data, name, before(), "a label is neither 0 nor 1")
     keys = np.empty((N_FEATURES, len(table)), np.uint64)
     for feature in range(N_FEATURES):
         values = _numbers if feature < N_NUMERIC else _words

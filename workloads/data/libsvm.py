@@ -118,8 +118,12 @@ def _parse_at_once(text: bytes, base: int, most: int) -> LabelledRows | None:
         and bool((starts[1:][is_index[:-1]] == ends[:-1][is_index[:-1]] + 1).all())
         and text.count(b":") == int(is_index.sum())
     )
-    numbers = _numbers(text) if in_order else None
-    if numbers is None or len(numbers) != len(starts) or not np.isfinite(numbers).all():
+    tokens = text.translate(_TO_LINES)
+    columns = columns_of(tokens, ["number"], pa.float64(), "\v") if in_order else None
+    if columns is None:
+        return None
+    (numbers,) = columns
+    if len(numbers) != len(starts) or not np.isfinite(numbers).all():
         return None
     indices = numbers[is_index] - base
     row_of = np.cumsum(begins) - 1
@@ -134,23 +138,24 @@ def _parse_at_once(text: bytes, base: int, most: int) -> LabelledRows | None:
     return _made(numbers[begins], indices, first, numbers[is_value])
 
 
-def _numbers(text: bytes) -> npt.NDArray[np.float64] | None:
-    """All tokens, as one column."""
+def columns_of(
+    text: bytes, names: list[str], kind: pa.DataType, delimiter: str
+) -> list[npt.NDArray[Any]] | None:
+    """Columns of numbers, none missing; None where Arrow does not take one for such."""
     try:
         table = pacsv.read_csv(
-            pa.BufferReader(text.translate(_TO_LINES)),
+            pa.BufferReader(text),
             read_options=pacsv.ReadOptions(
-                use_threads=False, column_names=["number"], block_size=len(text) + 1
+                use_threads=False, column_names=names, block_size=len(text) + 1
             ),
-            parse_options=pacsv.ParseOptions(delimiter="\v", quote_char=False),
+            parse_options=pacsv.ParseOptions(delimiter=delimiter, quote_char=False),
             convert_options=pacsv.ConvertOptions(
-                column_types={"number": pa.float64()}, null_values=[]
+                column_types=dict.fromkeys(names, kind), null_values=[]
             ),
         )
     except pa.ArrowInvalid:
         return None
-    column = table.column("number")
-    return None if column.null_count else column.to_numpy()
+    return [column.to_numpy() for column in table.columns]
 
 
 def _made(labels: Any, columns: Any, first: npt.NDArray[np.int64], values: Any) -> LabelledRows:
@@ -181,19 +186,19 @@ def _parse_lines(text: bytes, base: int, most: int) -> LabelledRows:
         for entry in entries:
             index, colon, value = entry.partition(b":")
             if not colon:
-                raise Malformed(number, f"{_shown(entry)} is not index:value")
+                raise Malformed(number, f"{shown(entry)} is not index:value")
             column = _number(number, index, "an index") - base
             if column != math.floor(column):
-                raise Malformed(number, f"an index is a whole number, not {_shown(index)}")
+                raise Malformed(number, f"an index is a whole number, not {shown(index)}")
             if column < 0:
-                raise Malformed(number, f"indices begin at {base}, and this one is {_shown(index)}")
+                raise Malformed(number, f"indices begin at {base}, and this one is {shown(index)}")
             if column >= most:
-                raise Malformed(number, f"index {_shown(index)} is beyond {most:,} features")
+                raise Malformed(number, f"index {shown(index)} is beyond {most:,} features")
             if column <= last:
-                raise Malformed(number, f"index {_shown(index)} does not ascend in its row")
+                raise Malformed(number, f"index {shown(index)} does not ascend in its row")
             last = int(column)
             columns.append(last)
-            values.append(_number(number, value, f"the value of index {_shown(index)}"))
+            values.append(_number(number, value, f"the value of index {shown(index)}"))
         first.append(len(columns))
     return _made(labels, columns, np.array(first, np.int64), values)
 
@@ -204,12 +209,12 @@ def _number(line: int, token: bytes, what: str) -> float:
     except ValueError:
         found = math.nan
     if not math.isfinite(found):
-        raise Malformed(line, f"{what} is a number, not {_shown(token)}")
+        raise Malformed(line, f"{what} is a number, not {shown(token)}")
     return found
 
 
-def _shown(token: bytes) -> str:
-    text = token[:40].decode("ascii", "backslashreplace")
+def shown(token: bytes) -> str:
+    text = token[:40].decode("ascii", "backslashreplace").rstrip("\r")
     return repr(text + ("..." if len(token) > 40 else ""))
 
 
