@@ -11,6 +11,7 @@ import pytest
 
 import clamor_ray as clamor
 from clamor_ray._protocol.registry_client import RegistryClient
+from clamor_ray._session import process_sessions
 from clamor_ray._session import spares as _spares
 from clamor_ray._session.spares import Spares
 from tests.conftest import ClamorCluster
@@ -58,7 +59,7 @@ def test_a_spare_is_given_once_and_not_late(clock: Clock) -> None:
 def test_a_put_and_a_free_make_one_call_at_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the registry writes of each: test_registry_facade.py."""
     fake = FakeSession(Cluster())
-    monkeypatch.setattr(session, "_current", fake)
+    monkeypatch.setattr(process_sessions, "_current", fake)
     calls = fake.cluster.calls
     refs = [clamor.put(np.full(1024, i)) for i in range(2)]  # the first of a row, and the second
     for n in (100, 2000):
