@@ -486,7 +486,18 @@ class JournalFullError(ClamorError):
 
 
 class SnapshotExpired(ClamorError):
-    """The blocks of an old version are kept no longer."""
+    """The blocks of an old version are kept no longer.
+
+    Example:
+        >>> a = clamor.put(np.zeros(10))  # of one this small the newest 64 versions are kept
+        >>> for _ in range(200):
+        ...     with clamor.update(a) as x:
+        ...         x += 1
+        >>> a.at(2)
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.SnapshotExpired: ...
+    """
 
     default_hint = (
         "Read a newer version (ref.refresh()), or raise CLAMOR_HISTORY_BYTES or "

@@ -55,7 +55,6 @@ NOT_ON_ONE_SESSION = {
     "ProtocolError",
     "RangeError",
     "ServerUnavailableError",
-    "SnapshotExpired",
     "SystemCallError",
     "TrapUnavailableError",
     "UnsupportedPlatformError",
