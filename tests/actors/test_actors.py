@@ -198,7 +198,7 @@ def test_a_put_survives_the_restart_of_its_server(
     try:
         assert process.client.trap  # its server runs
         monkeypatch.setattr(create, "copy_in", kill)
-        ref = process.put(array)  # what was filled died with the server; it is put once more
+        ref = process.creator.put(array)  # filled, died with the server, put again
         until(lambda: session.states() | {"ready": 1} == session.states())
         until(lambda: sum(session.states().values()) == 1)
         lease = process.open(ref, private=True)

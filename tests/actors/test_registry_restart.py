@@ -98,7 +98,7 @@ def test_regions_servers_and_data_survive(session: Session, lab: LocalCluster) -
     try:
         array = np.arange(1 << 17)
         longer = np.arange(1 << 18)  # no row of one size, which would have a region in advance
-        first = process.put(array)
+        first = process.creator.put(array)
         servers = [session("ensure_server", node_id) for node_id in lab.node_ids[:2]]
         secret = session("secret")
         before = session("lookup", first.region)
@@ -109,7 +109,7 @@ def test_regions_servers_and_data_survive(session: Session, lab: LocalCluster) -
         for info in servers:  # the same processes: nothing was lost
             assert session("locate", info.server_id) == info
             os.kill(info.pid, 0)
-        second = process.put(longer)
+        second = process.creator.put(longer)
         assert second.region > first.region
         assert second.base_address >= first.base_address + first.length_bytes
         for ref, expected in ((first, array), (second, longer)):

@@ -95,7 +95,7 @@ def record(run: int, partition: int = 0, **how: Any) -> AttemptRecord:
 
 
 def array_of(process: ProcessSession) -> GlobalRef[Any]:
-    return process.put(np.zeros(N_BLOCKS * 512))
+    return process.creator.put(np.zeros(N_BLOCKS * 512))
 
 
 def free(session: Session, *refs: GlobalRef[Any]) -> None:
