@@ -14,7 +14,7 @@
 | CLAMOR_REPLICATION | p2c | whom a busy home sends askers to: p2c, random or off |
 | CLAMOR_CONTROL_TIMEOUT_S | 60 | one call to the registry, page-server start included |
 | CLAMOR_VIEW_REF_BYTES | 65536 | a view from this size on travels as a reference; 0: none does |
-| CLAMOR_ORPHAN_S | 600 | how long a keeper holds memory for a page server that does not come back |
+| CLAMOR_ORPHAN_S | 21600 | how long a keeper holds memory for a page server that is not there |
 | CLAMOR_HISTORY_BYTES | 268435456 | old blocks that a page server keeps in memory, then |
 | CLAMOR_HISTORY_DISK_BYTES | 4294967296 | on its node's disk; 0: none |
 | CLAMOR_SOCKET_DIR | /tmp | where our directory of Unix sockets is made, on every node |
@@ -148,7 +148,7 @@ class Config:
     fault_timeout_s: float = 60.0
     connect_timeout_s: float = 5.0
     control_timeout_s: float = 60.0
-    orphan_s: float = 600.0
+    orphan_s: float = 21600.0
     page_bytes: int = 0
     cache_bytes: int = 0
     cache_policy: str = "sieve"

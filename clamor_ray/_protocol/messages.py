@@ -229,7 +229,7 @@ class ServerConfig:
     fetch_timeout_s: float = 10.0
     fault_timeout_s: float = 60.0
     reattach_s: float = 30.0
-    orphan_timeout_s: float = 600.0
+    orphan_timeout_s: float = 21600.0
     page_bytes: int = 0
     control_timeout_s: float = 60.0
     history_bytes: int = 256 << 20

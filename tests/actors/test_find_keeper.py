@@ -18,6 +18,7 @@ from clamor_ray import errors
 from clamor_ray._native.client import PC_ERR_SYSTEM, PC_ERR_TIMEOUT, error_for
 from clamor_ray._pagecache import lib
 from clamor_ray._protocol import names
+from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import ServerConfig
 from clamor_ray.actors.page_server import keepers, page_server
 from clamor_ray.actors.page_server.keepers import find_keeper
@@ -147,3 +148,9 @@ def test_a_keeper_stays_while_a_start_waits_for_the_registry(
     assert is_there(pid)
     server._held_keepers.release()  # as its end does
     os.waitpid(pid, 0)
+
+
+def test_a_disk_that_is_full_for_an_hour_costs_no_home() -> None:
+    """Ray cannot start a page server meanwhile, so nobody connects. While the raylet lives, only
+    the next page server may say that nobody needs what a keeper has."""
+    assert ServerConfig("scope", "0.1.0").orphan_timeout_s == Config().orphan_s >= 2 * 3600
