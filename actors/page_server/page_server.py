@@ -9,7 +9,7 @@ The registry's process may be killed at any moment, too, and Ray ends the actors
 has made. So a page server is detached, and ends itself: one call to the registry lasts for as long
 as that lives, however often it is restarted, and fails when it is gone for good.
 
-Threads: Ray calls methods on up to 16 threads. The sockets live on one thread of ours that runs a
+Threads: Ray calls methods on up to 32 threads. The sockets live on one thread of ours that runs a
 uvloop; methods reach it only through ``_on_loop``. The engine's own threads never enter Python.
 """
 

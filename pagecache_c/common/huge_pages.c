@@ -15,6 +15,9 @@
  * something slipped through while the setting changed. Memory of layers, of the history's segments
  * and of gathers is never punched under a reader.
  *
+ * Memfds lie on a mount of the kernel's own, which no option of a mount reaches (huge= of /dev/shm, for
+ * one): shmem_enabled and the settings of single sizes alone say what they are made of.
+ *
  * Relies on: a map with MADV_NOHUGEPAGE gives single pages whatever the setting, "force" too. No
  * lock; any thread may enter.
  */
