@@ -351,7 +351,7 @@ class PageServer:
                     logger.error("a keeper cannot be started; again in %g s: %r", pause_s, failure)
             time.sleep(pause_s)
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # must be: see starting
         return f"PageServer({self._node_id[:16]})"
 
     def _on_loop(self, work: Coroutine[Any, Any, _T], timeout_s: float = LOOP_S) -> _T:

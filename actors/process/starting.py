@@ -5,6 +5,10 @@ Facts, and what follows:
 * Ray calls an actor whose constructor raises dead, whatever ``max_restarts`` says. An actor whose
   process ends is restarted. So a constructor raises only what cannot pass, and what may pass
   (a shortage, a slow answer, a process that is still dying) ends the process.
+* Ray unpickles the actor's class first, which imports much. Where that raises, Ray takes a class
+  whose methods all raise. To report the error it asks that for its ``__repr__``. If ours has one,
+  that raises too: the process ends and Ray restarts it. If ours has none, the actor is dead. So the
+  two classes have a ``__repr__`` (seen with Ray 2.60; ``test_start_again.py`` looks at it).
 * A restarted actor is a new process: what counts the tries is a file. Where even that cannot be
   written, the pause is the longest.
 * Ray starts the next process at once: so the pause comes before the end.

@@ -300,7 +300,7 @@ class Registry:
                 len(saved.servers),
             )
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # must be: see starting
         return f"Registry({self._config.job_scope})"
 
     # -- the actor

@@ -23,10 +23,10 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray.actors.page_server.page_server import session_directory
+from clamor_ray.actors.page_server.page_server import PageServer, session_directory
 from clamor_ray.actors.process import journal_watcher, starting
 from clamor_ray.actors.process.throttle import MOST, WINDOW_S
-from clamor_ray.actors.registry.registry import journal_directory
+from clamor_ray.actors.registry.registry import Registry, journal_directory
 from tests.conftest import ANSWER_S, until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
@@ -506,3 +506,41 @@ def test_what_cannot_pass_is_said() -> None:
     assert issubclass(errors.VersionMismatchError, starting.FINAL)
     assert not issubclass(errors.JournalFullError, starting.FINAL)
     assert not issubclass(errors.DescriptorLimitError, starting.FINAL)
+
+
+# In the way of a module that our actors import, and Ray does not: it fails while the mark is there.
+_SHADOW = """
+import os, sys
+if os.path.exists({mark!r}):
+    raise OSError(24, "Too many open files")
+sys.path.remove({directory!r})
+del sys.modules["pyroaring"]
+import pyroaring
+"""
+
+
+@pytest.mark.lab
+def test_its_class_cannot_be_imported_while_a_page_server_starts(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """Ray takes another class, which raises; what saves the actor is that its own has a
+    ``__repr__``."""
+    assert all("__repr__" in vars(each) for each in (PageServer, Registry))
+    mark = tmp_path / "mark"
+    (tmp_path / "pyroaring.py").write_text(_SHADOW.format(mark=str(mark), directory=str(tmp_path)))
+    index = cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(tmp_path)})
+    there = {"num_cpus": 0, "resources": {node_resource(index): 0.001}}
+    put = clamor.remote(put_there).options(**there)
+    (ref,) = ray.get(put.remote(1, 1 << 20), timeout=ANSWER_S)
+    home = cluster.page_server_pid(index)
+    mark.touch()
+    os.kill(home, signal.SIGKILL)
+    until_gone(home)
+    time.sleep(SHORT_S)  # the trouble itself
+    mark.unlink()
+    until(lambda: cluster.page_server_pid(index, ANSWER_S) != home)
+    assert total_of(ref.get()) == 0
+    with clamor.update(ref) as array:
+        array[::4096] = 1
+    assert ray.get(clamor.remote(total_of).options(**there).remote(ref), timeout=ANSWER_S) == 256
+    clamor.free(ref)
