@@ -128,6 +128,6 @@ dist: setup
 	$(PYTHON) -m build
 
 clean:
-	rm -rf build dist .typecheck *.egg-info clamor_ray/_pagecache*.so clamor_ray/_pagecache.c
+	rm -rf build dist .typecheck *.egg-info clamor_ray/_*.so clamor_ray/_pagecache.c
 	rm -f $(VENV)/.installed $(VENV)/.extension
 	$(MAKE) -C pagecache_c clean

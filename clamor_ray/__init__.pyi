@@ -4,6 +4,7 @@ from . import aio as aio
 from . import errors as errors
 from ._build.region import Region as Region
 from ._build.region import region as region
+from ._objects.global_array import GlobalArray as GlobalArray
 from ._objects.pointer import Pointer as Pointer
 from ._read.access_report import reads as reads
 from ._read.gather import gather as gather

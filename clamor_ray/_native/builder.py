@@ -39,11 +39,11 @@ def declarations(header: str) -> str:
 
 
 def sources(c_dir: Path) -> list[str]:
-    """The C files of the library, not of its tests, relative to the project's root."""
+    """The C files of the library, without its tests and its Python types, relative to the root."""
     return sorted(
         str(path.relative_to(c_dir.parent))
         for path in c_dir.rglob("*.c")
-        if path.relative_to(c_dir).parts[0] not in ("tests", "build")
+        if path.relative_to(c_dir).parts[0] not in ("tests", "build", "python")
     )
 
 

@@ -656,6 +656,38 @@ class Client(_Handle):
             among = f"{ids.size} rows in {begin // BLOCK_BYTES}-{(end - 1) // BLOCK_BYTES}"
             self._check(code, mapping_id, among)
 
+    def rows_here(
+        self,
+        mapping_id: int,
+        ids: npt.NDArray[np.int64],
+        n_rows: int,
+        *,
+        offset_bytes: int,
+        stride_bytes: int,
+        row_bytes: int,
+    ) -> bool:
+        """Whether no row need come, as far as this process knows. Asks nobody.
+
+        Args:
+            mapping_id: of a mapping.
+            ids: numbers of rows, contiguous, of any shape; negative ones count from the end.
+            n_rows: that there are.
+            offset_bytes, stride_bytes, row_bytes: as `gather`.
+
+        Returns:
+            True also where an id is no row: NumPy raises its error then.
+        """
+        rows = c.ffi.new("struct pc_rows *", (offset_bytes, stride_bytes, row_bytes))
+        code = self._call(
+            c.lib.pc_client_rows_here,
+            mapping_id,
+            rows,
+            c.ffi.cast("int64_t *", ids.__array_interface__["data"][0]),
+            ids.size,
+            n_rows,
+        )
+        return code != 0
+
     def reads_exact(self, mapping_id: int) -> None:
         """From the next `access_report_begin` on its sets show what is touched, and not what lies
         around, where the trap can (not SIGSEGV)."""

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clamor_ray._objects.arrow_slices import trimmed
+from clamor_ray._objects.global_array import GlobalArray, plain
 from clamor_ray._objects.pointer import Pointer
 from clamor_ray.errors import ClamorWarning, UnpicklableError
 
@@ -201,6 +202,8 @@ def array_reduction(obj: Any) -> Any:
         cls = type(obj)
         if cls is np.ndarray:
             return _reduce_array(obj)
+        if cls is GlobalArray:
+            return _reduce_array(plain(obj))
         if cls is np.memmap:  # its file is not ours to reopen elsewhere
             return _reduce_array(np.asarray(obj))
         if cls in (np.recarray, np.matrix):

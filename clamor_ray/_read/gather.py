@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from clamor_ray._objects.global_array import GlobalArray, plain
 from clamor_ray._objects.ranges import Spans, extent, row_spans
 from clamor_ray._read import opener
 from clamor_ray._read.lease import Leased, read_runs
@@ -67,7 +68,7 @@ def gather(source: Any, ids: Any, *, out: Array | None = None, timeout: float | 
     """
     obj = source.get() if isinstance(source, GlobalRef) else source
     if isinstance(obj, np.ndarray):
-        return _gather_array(obj, ids, out, timeout)
+        return gather_rows(plain(obj) if type(obj) is GlobalArray else obj, ids, out, timeout)
     from clamor_ray._read import gather_tables
 
     take = gather_tables.taker_of(obj)
@@ -136,7 +137,8 @@ def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         raise ValueError("out is read-only")
 
 
-def _gather_array(array: Array, ids: Any, out: Array | None, timeout: float | None) -> Any:
+def gather_rows(array: Array, ids: Any, out: Array | None, timeout: float | None) -> Any:
+    """`array[ids]` of an array that is no `GlobalArray`; see `gather`."""
     if array.ndim == 0:
         raise IndexError("too many indices for array: array is 0-dimensional, but 1 were indexed")
     numbers = row_ids(ids, len(array))
@@ -147,7 +149,7 @@ def _gather_array(array: Array, ids: Any, out: Array | None, timeout: float | No
     leased = None
     if array.nbytes and numbers.size and not array.dtype.hasobject:
         leased = fetch.find(*extent(array))
-    if leased is None or type(array) is not np.ndarray or not _has_whole_rows(array):
+    if leased is None or type(array) is not np.ndarray or not has_whole_rows(array):
         if leased is not None:
             fetch.blocks(leased, row_spans(array, numbers))
         rows = array[numbers.astype(np.intp)]
@@ -165,7 +167,7 @@ def _gather_array(array: Array, ids: Any, out: Array | None, timeout: float | No
     return out
 
 
-def _has_whole_rows(array: Array) -> bool:
+def has_whole_rows(array: Array) -> bool:
     """Whether the page cache can copy the rows: each in one piece, apart, in this order."""
     row_bytes = array[:1].nbytes
     return array[:1].flags.c_contiguous and (len(array) == 1 or array.strides[0] >= row_bytes)
@@ -210,7 +212,10 @@ class Fetch:
 
     def blocks(self, leased: Leased, spans: Spans) -> None:
         """Makes blocks of one mapping resident."""
-        runs = _relative(spans, leased)
+        self.runs(leased, _relative(spans, leased))
+
+    def runs(self, leased: Leased, runs: Spans) -> None:
+        """Makes blocks of one mapping resident, counted from its begin."""
         _session_of(leased).client.prefetch(
             leased.mapping.id, runs, wait=True, timeout_s=self._left_s()
         )

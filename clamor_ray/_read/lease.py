@@ -129,7 +129,7 @@ class Lease:
             self, _release, client, table, token, mapping.id, mapping.address, self._reads, later
         )
         self._finalizer.atexit = False  # the process ends anyway, and others may still look
-        table.add(token, mapping, snapshot, writable=writable)
+        table.add(token, mapping, snapshot, writable=writable, client=client)
         for observer in _observers:
             observer.leased(client, token, mapping, snapshot)
 
@@ -196,11 +196,13 @@ class Leased:
         mapping: where.
         snapshot: what, as a frozen reference; None for what is no version yet.
         writable: it is a private copy: what it holds may be no version's content.
+        client: whose mapping it is; None: what travels inside a reference.
     """
 
     mapping: Mapping
     snapshot: GlobalRef[Any] | None
     writable: bool
+    client: Client | None = None
 
 
 class LeaseTable:
@@ -223,8 +225,9 @@ class LeaseTable:
         snapshot: GlobalRef[Any] | None = None,
         *,
         writable: bool = False,
+        client: Client | None = None,
     ) -> None:
-        self._leased[token] = Leased(mapping, snapshot, writable)
+        self._leased[token] = Leased(mapping, snapshot, writable, client)
         self._change = next(_changes)
 
     def forget(self, token: int) -> None:

@@ -9,6 +9,7 @@ import threading
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from clamor_ray import errors
+from clamor_ray._objects.global_array import with_global_arrays
 from clamor_ray._objects.layout import Plan, format_bytes, put_together
 from clamor_ray._protocol.config import check_page_bytes
 from clamor_ray._read import losses, opener, views
@@ -264,7 +265,7 @@ class GlobalRef(Generic[T]):
         image = lease.bytes()
         if again and stream is None:
             stream = _keep_stream(at, image)
-        obj = put_together(image, at.plan, stream)
+        obj = with_global_arrays(put_together(image, at.plan, stream))
         views.install_for_arrow()  # unpickling may have been the first to import it
         return obj, lease
 

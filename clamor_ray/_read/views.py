@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from clamor_ray._objects.global_array import GlobalArray
 from clamor_ray._objects.ranges import extent
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def array_at(
     """A view of a variable."""
     image: Any = _image_of(ref)
     array: npt.NDArray[Any] = np.ndarray(shape, dtype, image, offset, strides)
-    return array
+    return array.view(GlobalArray)
 
 
 def _buffer_of(ref: GlobalRef[Any], offset: int, n_bytes: int) -> Any:
@@ -136,6 +137,7 @@ def install() -> None:
     from ray.cloudpickle import CloudPickler
 
     CloudPickler.dispatch_table.setdefault(np.ndarray, _reduce_array)
+    CloudPickler.dispatch_table.setdefault(GlobalArray, _reduce_array)
     install_for_arrow()
 
 

@@ -35,7 +35,7 @@ from clamor_ray._protocol.messages import FreeAnswer
 from clamor_ray._protocol.names import server_id_of
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import await_rpc
-from clamor_ray._read import bad_address, losses, views
+from clamor_ray._read import bad_address, indexing, losses, views
 from clamor_ray._read.lease import Lease, LeaseTable
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import end_hooks, starting
@@ -98,6 +98,7 @@ class Session:
         self.server_id = server_id_of(node_id)
         self.creator = self._make_creator()
         views.install()
+        indexing.install()
 
     def _make_creator(self) -> Creator:
         return Creator(

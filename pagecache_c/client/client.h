@@ -8,6 +8,7 @@
  *   idle_mappings.c       mappings that nobody uses, for the next who wants the same
  *   reads.c      read sets
  *   evicted_client.c  what was evicted meanwhile
+ *   seen.c       which blocks this process knows to be here
  *   build.c      building a region in place
  *   stage.c      what a private mapping wrote, and handing it to the page server
  *   requests.c   create, seal, abandon, retire, prefetch, the report of a read set
@@ -94,6 +95,7 @@ struct pc__mapping {
     int build_fd;                    /* while is_building: its memfd; -1: none */
     bool is_dropping;                /* the first reader is at it; others wait */
     bool lost_reads;                 /* what was evicted while read sets are taken nobody knows */
+    _Atomic(_Atomic uint64_t *) seen; /* seen.c; NULL: no block is known to be here */
 };
 
 struct pc__outgoing {
@@ -102,6 +104,10 @@ struct pc__outgoing {
     uint16_t type;
     unsigned char body[PC__OUTGOING_BYTES];
 };
+
+/* These blocks were just here. */
+void pc__seen_add(struct pc__mapping *mapping, uint64_t first_block, uint64_t n_blocks);
+void pc__seen_free(struct pc__mapping *mapping);
 
 #define PC__MAPPING_BUCKETS 1024u
 

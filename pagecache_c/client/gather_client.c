@@ -41,7 +41,7 @@ struct part {
 
 struct gather {
     pc_client *client;
-    const struct pc__mapping *mapping;
+    struct pc__mapping *mapping;
     const struct pc_rows *rows;
     const uint64_t *ids;         /* of this batch */
     uint8_t *out;
@@ -192,6 +192,13 @@ static int start_part(struct gather *gather, struct part *part, size_t begin)
     return send_part(gather, part);
 }
 
+static void note_here(const struct gather *gather, uint64_t id)
+{
+    const uint64_t begin = gather->rows->offset_bytes + id * gather->rows->stride_bytes;
+    const uint64_t past = (begin + gather->rows->row_bytes - 1) / PC_BLOCK_BYTES + 1;
+    pc__seen_add(gather->mapping, begin / PC_BLOCK_BYTES, past - begin / PC_BLOCK_BYTES);
+}
+
 /* What the page server filled in, or what is resident, to where it was asked for. */
 static void copy_part(const struct gather *gather, const struct part *part)
 {
@@ -210,6 +217,8 @@ static void copy_part(const struct gather *gather, const struct part *part)
         if (i == part->begin || id != last) {
             bool comes = bits[unique / 64] >> (unique % 64) & 1u;
             row = comes ? next : mapped(gather->mapping, gather->rows, id);
+            if (!comes)
+                note_here(gather, id);
             next += comes ? row_bytes : 0;
             unique++;
             last = id;

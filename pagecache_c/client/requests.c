@@ -170,6 +170,8 @@ PC_API int pc_client_prefetch(pc_client *client, uint64_t mapping_id, const stru
         rc = prefetch(client, mapping, runs, n_runs, wait, pc__deadline(timeout_ns));
         if (!rc && wait)
             rc = client->trap.ops->opened(&client->trap, &mapping->trapped, runs, n_runs);
+        for (size_t i = 0; i < n_runs && !rc && wait; i++)
+            pc__seen_add(mapping, runs[i].first_block, runs[i].n_blocks);
     }
     pc__unuse(client, mapping);
     return rc;

@@ -88,6 +88,8 @@ def _members(name: str, cls: type[Any]) -> Iterator[tuple[str, Any]]:
         found = inspect.getattr_static(cls, member)
         if member.startswith("_") or not owner.__module__.startswith("clamor_ray"):
             continue
+        if issubclass(cls, np.ndarray) and hasattr(np.ndarray, member):
+            continue  # NumPy's documentation has it
         if isinstance(found, (staticmethod, classmethod)):
             found = found.__func__
         if inspect.isfunction(found) or isinstance(found, property):

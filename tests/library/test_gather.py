@@ -113,7 +113,7 @@ def test_views(session: FakeSession, name: str) -> None:
             for first, n in runs
             for i in range(n)
         }
-        rows = view[ids]
+        rows = np.asarray(view)[ids]
         assert (rows.nbytes == 0) == (not asked)
         assert len(session.fake.prefetched) == bool(rows.nbytes)
 

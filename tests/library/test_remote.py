@@ -60,8 +60,8 @@ def test_references_at_top_level_arrive_as_objects(ref: Any) -> None:
         kinds.options(**OTHER_NODE).remote(ref, 5, [ref, small], a=ref, b={"r": ref}, c=small)
     )
     assert got == (
-        ["ndarray", "int", ["GlobalRef", "GlobalRef"]],
-        {"a": "ndarray", "b": {"r": "GlobalRef"}, "c": "ndarray"},
+        ["GlobalArray", "int", ["GlobalRef", "GlobalRef"]],
+        {"a": "GlobalArray", "b": {"r": "GlobalRef"}, "c": "ndarray"},
     )
 
 
@@ -130,7 +130,7 @@ def outer(refs: list[Any]) -> int:
     import ray
 
     first, second = (kinds.options(num_cpus=0).remote(refs[0]) for _ in range(2))
-    assert ray.get([first, second]) == [(["ndarray"], {})] * 2
+    assert ray.get([first, second]) == [(["GlobalArray"], {})] * 2
     return int(refs[0].get().sum())
 
 
@@ -204,10 +204,10 @@ class Callable:
 
 def test_call_static_and_class_methods(ref: Any) -> None:
     actor = Callable.options(**OTHER_NODE).remote()
-    assert answer(actor.__call__.remote(ref)) == "ndarray"
-    assert answer(actor.of_nobody.remote(ref, other=ref)) == ["ndarray", "ndarray"]
-    assert answer(actor.of_the_class.remote(ref)) == ["Callable", "ndarray"]
-    assert answer(actor.later.remote(ref)) == "ndarray"
+    assert answer(actor.__call__.remote(ref)) == "GlobalArray"
+    assert answer(actor.of_nobody.remote(ref, other=ref)) == ["GlobalArray", "GlobalArray"]
+    assert answer(actor.of_the_class.remote(ref)) == ["Callable", "GlobalArray"]
+    assert answer(actor.later.remote(ref)) == "GlobalArray"
     assert answer(actor.here.remote())
 
 
@@ -216,12 +216,12 @@ def test_what_an_actor_passes_on_to_itself_stays_a_reference(ref: Any) -> None:
     import ray
 
     actor = Callable.options(**OTHER_NODE).remote()
-    assert answer(actor.inside.remote(ref, [ref])) == ["ndarray"] + 6 * ["GlobalRef"]
+    assert answer(actor.inside.remote(ref, [ref])) == ["GlobalArray"] + 6 * ["GlobalRef"]
     stream = actor.inside_a_generator.remote(ref, [ref])
-    assert [ray.get(item, timeout=ANSWER_S) for item in stream] == ["ndarray", "GlobalRef"]
+    assert [ray.get(item, timeout=ANSWER_S) for item in stream] == ["GlobalArray", "GlobalRef"]
     # Afterwards, on the threads that those calls used:
-    assert answer(actor.__call__.remote(ref)) == "ndarray"
-    assert answer(actor.later.remote(ref)) == "ndarray"
+    assert answer(actor.__call__.remote(ref)) == "GlobalArray"
+    assert answer(actor.later.remote(ref)) == "GlobalArray"
 
 
 @clamor.remote

@@ -20,6 +20,7 @@ from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import FreeAnswer, RegionRecord
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
+from clamor_ray._read import indexing
 from clamor_ray._read.lease import LeaseTable
 from clamor_ray._session.session import Session
 from clamor_ray._tasks.task_ends import TaskEnds
@@ -135,6 +136,8 @@ class Cluster:
 class Client:
     """Stands in for `clamor_ray._native.client.Client`."""
 
+    has_all = False  # what `rows_here` says
+
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.mapped: dict[int, _Mapped] = {}
@@ -221,6 +224,24 @@ class Client:
         rows = b"".join(memory[at : at + row_bytes] for at in begin)
         ctypes.memmove(out.ctypes.data, rows, len(rows))
 
+    def rows_here(
+        self,
+        number: int,
+        ids: Any,
+        n_rows: int,
+        *,
+        offset_bytes: int,
+        stride_bytes: int,
+        row_bytes: int,
+    ) -> bool:
+        assert ids.dtype == np.int64
+        assert ids.flags.c_contiguous
+        length = len(self.mapped[number].memory)
+        assert offset_bytes + (n_rows - 1) * stride_bytes + row_bytes <= length
+        if ids.size and (ids.min() < -n_rows or ids.max() >= n_rows):
+            return True
+        return self.has_all
+
     def dirty(self, number: int) -> Any:
         mapped = self.mapped[number]
         now = np.frombuffer(mapped.memory[:], np.uint8).reshape(-1, BLOCK_BYTES)
@@ -248,6 +269,7 @@ class FakeSession(Session):
     """A session over a `Cluster`."""
 
     def __init__(self, cluster: Cluster, config: Config | None = None) -> None:
+        indexing.install()
         self.cluster = cluster
         self.rpc = RegistryClient(self._call_registry)
         self.scope = SCOPE

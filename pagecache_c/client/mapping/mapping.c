@@ -68,6 +68,7 @@ struct pc__mapping *pc__mapping_new(uint64_t region)
 
 void pc__mapping_free(struct pc__mapping *mapping)
 {
+    pc__seen_free(mapping);
     free(mapping->ended);
     free(mapping);
 }

@@ -19,6 +19,7 @@ from tests.support.house.tree import C_FOLDER, c_files
 STANDS_ON: Mapping[str, tuple[str, ...]] = {
     "common": (),
     "kernels": ("common",),
+    "python": (),
     "alloc": ("common",),
     "history": ("common",),
     "ring": ("common", "kernels"),

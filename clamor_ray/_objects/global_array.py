@@ -1,0 +1,142 @@
+"""`GlobalArray`: the arrays of an object that `get` returns. In: views of global memory. Out: the
+same, as arrays that gather absent rows by themselves. Pure: what gathers is set from above.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+LEAST_BYTES: Final = 4096  # a smaller array comes with one fault
+MOST_ITEMS: Final = 10_000  # of containers that are looked through for arrays
+
+_array_type: Any = importlib.import_module("clamor_ray._array_type")  # C has no types to check
+
+if TYPE_CHECKING:
+    _Base = np.ndarray[Any, np.dtype[Any]]
+else:
+    _Base = _array_type.ArrayBase
+
+_take: Callable[[Any, Any], Any] = lambda array, ids: NotImplemented  # noqa: E731
+
+
+def set_gather(gather: Callable[[Any, Any], Any], explain: Callable[[Any], str | None]) -> None:
+    """What absent rows come by.
+
+    Args:
+        gather: (array, key of advanced indexing) -> a new array, or NotImplemented where NumPy is
+            to index.
+        explain: (array) -> what an error says of one that is read-only; None: nothing.
+    """
+    global _take
+    _take = gather
+    _array_type.set_functions(gather, explain)
+
+
+class GlobalArray(_Base):
+    """An array over global memory: an `numpy.ndarray` whose `table[ids]` and `take` gather.
+
+    Where rows that are asked for are not on this node, they come in few round trips, as by
+    `clamor.gather`; where all are here, NumPy indexes as ever. Slices are of this type, too. What
+    is no view of global memory (results of ufuncs, copies, gathered rows) is a plain array, and so
+    is what comes out of a pickle.
+
+    `GlobalRef.get` and tasks give it for an array, also inside dicts, lists and tuples. Arrays
+    inside other objects stay plain.
+
+    Raises:
+        ValueError: It is written to, and it is a version of a variable: use `clamor.update`.
+
+    Example:
+        >>> table = clamor.put(np.arange(10_000.0).reshape(1000, 10)).get()
+        >>> type(table).__name__, isinstance(table, np.ndarray)
+        ('GlobalArray', True)
+        >>> table[[3, 999]].sum(axis=1).tolist()
+        [345.0, 99945.0]
+    """
+
+    __slots__ = ()
+
+    def take(self, indices: Any, axis: Any = None, out: Any = None, mode: Any = "raise") -> Any:
+        """As `numpy.ndarray.take`; absent rows are gathered."""
+        if out is None and mode == "raise" and (axis == 0 or (axis is None and self.ndim == 1)):
+            rows = _take(self, indices if isinstance(indices, np.ndarray) else np.asarray(indices))
+            if rows is not NotImplemented:
+                return rows
+        return plain(self).take(indices, axis, out, mode)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return plain(self).__reduce_ex__(protocol)
+
+    def __reduce__(self) -> Any:
+        return plain(self).__reduce__()
+
+    def __copy__(self) -> Any:
+        return plain(self).__copy__()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return plain(self).__deepcopy__(memo)
+
+
+def plain(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same memory as a plain array."""
+    return array.view(np.ndarray)
+
+
+def _by_plain(name: str) -> Any:
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        return getattr(plain(self), name)(*args, **options)
+
+    method.__name__ = name
+    method.__qualname__ = f"GlobalArray.{name}"
+    method.__doc__ = getattr(np.ndarray, name).__doc__
+    return method
+
+
+# What makes new arrays, but for ufuncs: NumPy would give them this type.
+_NEW: Final = (
+    *("copy", "astype", "flatten", "repeat", "choose", "compress", "byteswap", "argsort"),
+    *("argpartition", "searchsorted", "nonzero", "dot", "round"),
+)
+for _name in _NEW:
+    setattr(GlobalArray, _name, _by_plain(_name))
+
+
+def with_global_arrays(obj: Any) -> Any:
+    """The object with its arrays as `GlobalArray`s: itself, or those in dicts, lists and tuples of
+    it, which are changed in place. Only for an object that nobody else has.
+    """
+    return _converted(obj, iter(range(MOST_ITEMS)))
+
+
+def _converted(obj: Any, left: Iterator[int]) -> Any:
+    cls = type(obj)
+    if cls is np.ndarray:
+        if obj.nbytes < LEAST_BYTES or obj.dtype.hasobject:
+            return obj
+        return obj.view(GlobalArray)
+    if cls is dict:
+        for key, value in zip(list(obj), list(obj.values()), strict=True):
+            if next(left, None) is None:
+                return obj
+            if (made := _converted(value, left)) is not value:
+                obj[key] = made
+    elif cls is list:
+        for index, value in enumerate(obj):
+            if next(left, None) is None:
+                return obj
+            if (made := _converted(value, left)) is not value:
+                obj[index] = made
+    elif cls is tuple:
+        values = []
+        for value in obj:
+            if next(left, None) is None:
+                return obj
+            values.append(_converted(value, left))
+        if any(made is not value for made, value in zip(values, obj, strict=True)):
+            return tuple(values)
+    return obj
