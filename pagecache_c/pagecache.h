@@ -232,6 +232,9 @@ int pc_client_gather(pc_client *client, uint64_t mapping_id, const struct pc_row
 int pc_client_rows_here(pc_client *client, uint64_t mapping_id, const struct pc_rows *rows,
                         const int64_t *ids, uint64_t n_ids, uint64_t n_rows);
 
+/* Whether nothing of the mapping can be absent, for this node is its home: 1 or 0. */
+int pc_client_is_complete(pc_client *client, uint64_t mapping_id);
+
 /* Read sets: drop this process's page-table entries, run, then list what is mapped again.
  * Returns the number of runs (which may exceed capacity: then call again with room). Each begin
  * that succeeded has one end; runs = NULL ends without a look. Calls may overlap: while another

@@ -688,6 +688,10 @@ class Client(_Handle):
         )
         return code != 0
 
+    def is_complete(self, mapping_id: int) -> bool:
+        """Whether nothing of the mapping can be absent: this node is its home."""
+        return self._check(self._call(c.lib.pc_client_is_complete, mapping_id), mapping_id) == 1
+
     def reads_exact(self, mapping_id: int) -> None:
         """From the next `access_report_begin` on its sets show what is touched, and not what lies
         around, where the trap can (not SIGSEGV)."""

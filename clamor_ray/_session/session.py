@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+import numpy as np
 import ray
 
 from clamor_ray import errors
@@ -28,7 +29,7 @@ from clamor_ray._native.client import (
     Client,
     Mapping,
 )
-from clamor_ray._objects.layout import stream_blocks
+from clamor_ray._objects.layout import BLOCK_BYTES, stream_blocks
 from clamor_ray._protocol import names
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import FreeAnswer
@@ -48,6 +49,7 @@ from clamor_ray._version import __version__
 SWEEP_LEAST = 64
 FREED_KEPT = 1024
 RETIRE_S = 1.0  # then the registry is asked to see to it
+LAST_FETCH_BYTES = 4 << 30  # of a mapping: no more of it is fetched when the session ends
 FIRST_LOOK_S = 0.2  # for a page server that is there already
 
 _KEPT_HINT = (
@@ -71,6 +73,7 @@ class Session:
     of_job = True  # whether it is one of this process's job
     in_driver = False
     _journal_fd: int | None = None  # held by the driver
+    _has_left = False
 
     def __init__(
         self, scope: str, registry: Any, node_id: str, config: Config, *, owner: bool
@@ -368,6 +371,52 @@ class Session:
             return False
         return not self.is_here or self.was_told or starting.find_registry(self.scope) is None
 
+    def leave(self) -> None:
+        """This process makes nothing in it any more; it reads until `close`. Idempotent."""
+        if self._has_left:
+            return
+        self._has_left = True
+        for ending in end_hooks.at_end:
+            ending(self)
+        journal_fd, self._journal_fd = self._journal_fd, None
+        if journal_fd is not None:
+            os.close(journal_fd)
+
+    def fetch_leased(self, timeout_s: float) -> int:
+        """Fetches what this process's objects look at, before the session ends.
+
+        Args:
+            timeout_s: For all of it.
+
+        Returns:
+            How many mappings have blocks that did not come: larger ones than
+            `LAST_FETCH_BYTES`, or those that the time did not suffice for.
+        """
+        deadline = time.monotonic() + timeout_s
+        mappings = {leased.mapping for _, leased in self.leases.entries()}
+        n_missing = 0
+        for mapping in sorted(mappings, key=lambda mapping: mapping.length_bytes):
+            all_of_it = np.array([[0, mapping.length_bytes // BLOCK_BYTES]], np.uint64)
+            left_s = max(0.0, deadline - time.monotonic())
+            try:
+                if self.client.is_complete(mapping.id):
+                    continue
+                if mapping.length_bytes > LAST_FETCH_BYTES:
+                    n_missing += 1
+                    continue
+                self.client.prefetch(mapping.id, all_of_it, wait=True, timeout_s=left_s)
+            except errors.ClamorError:
+                n_missing += 1
+        return n_missing
+
+    def wait_until_told(self, timeout_s: float) -> bool:
+        """Whether this node's page server says, within that time, that the session has ended. Then
+        what is here of its memory changes no more."""
+        deadline = time.monotonic() + timeout_s
+        while not self.was_told and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.was_told
+
     def close(self, *, exiting: bool = False) -> None:
         """Ends this process's part. Every address that `get` gave out dies, and is not given out
         again as long as an object is left that looks into it. What libraries built in place stays
@@ -376,14 +425,10 @@ class Session:
         Args:
             exiting: the process ends: what stays is not copied before.
         """
-        for ending in end_hooks.at_end:
-            ending(self)
+        self.leave()
         if len(self.leases):
             end_hooks.left[:] = [table for table in end_hooks.left if len(table)]
             end_hooks.left.append(self.leases)
-        journal_fd, self._journal_fd = self._journal_fd, None
-        if journal_fd is not None:
-            os.close(journal_fd)
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(errors.ClamorError):

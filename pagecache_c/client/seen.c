@@ -134,3 +134,14 @@ PC_API int pc_client_rows_here(pc_client *client, uint64_t mapping_id, const str
     pc__unuse(client, mapping);
     return rc;
 }
+
+PC_API int pc_client_is_complete(pc_client *client, uint64_t mapping_id)
+{
+    struct pc__mapping *mapping;
+    int rc = pc__use(client, mapping_id, &mapping);
+    if (rc)
+        return rc;
+    rc = !mapping->trapped.needs_trap;
+    pc__unuse(client, mapping);
+    return rc;
+}
