@@ -11,6 +11,7 @@ from ._read.gather import gather as gather
 from ._read.hashmap import HashMap as HashMap
 from ._read.prefetch import prefetch as prefetch
 from ._read.ref import GlobalRef as GlobalRef
+from ._read.tree import get as get
 from ._read.views import views_by_value as views_by_value
 from ._ring.group import AllReduceGroup as AllReduceGroup
 from ._session.api import free as free
@@ -41,3 +42,13 @@ from .collection.io.read import read_csv as read_csv
 from .collection.io.read import read_npy as read_npy
 from .collection.io.read import read_parquet as read_parquet
 from .collection.io.read import read_text as read_text
+from .errors import ClamorError as ClamorError
+from .errors import ClamorWarning as ClamorWarning
+from .errors import CommitConflict as CommitConflict
+from .errors import FreedError as FreedError
+from .errors import HomeLostError as HomeLostError
+from .errors import MemberLostError as MemberLostError
+from .errors import NotInitializedError as NotInitializedError
+from .errors import OutOfMemoryError as OutOfMemoryError
+from .errors import SnapshotExpired as SnapshotExpired
+from .errors import WaitTimeoutError as WaitTimeoutError

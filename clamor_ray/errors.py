@@ -7,8 +7,17 @@ exceptions between processes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from clamor_ray._collection_errors import (
+    EmptyCollectionError,
+    FunctionFailedError,
+    LengthMismatchError,
+    MissingColumnError,
+    NondeterministicError,
+    ReadOnlyError,
+    SourceError,
+    StorageError,
+)
+from clamor_ray._error_base import ClamorError, ClamorWarning, LostBlocksWarning
 
 __all__ = [
     "AddressClashError",
@@ -46,6 +55,7 @@ __all__ = [
     "NotAMemberError",
     "NotInPlaceError",
     "NotInitializedError",
+    "NotOpenedError",
     "OutOfMemoryError",
     "PrefetchTimeoutError",
     "ProtocolError",
@@ -66,84 +76,6 @@ __all__ = [
     "VersionMismatchError",
     "WaitTimeoutError",
 ]
-
-
-class ClamorWarning(UserWarning):
-    """Something works, but not the way it was probably meant.
-
-    Example:
-        >>> import warnings
-        >>> with warnings.catch_warnings(record=True) as caught, clamor.region(4096):
-        ...     warnings.simplefilter("always")  # nothing is published before the region's end
-        >>> any(warning.category is clamor.errors.ClamorWarning for warning in caught)
-        True
-    """
-
-
-class LostBlocksWarning(ClamorWarning):
-    """Blocks of a variable that is opened are lost; all others are not.
-
-    Once in each process for each loss. A touch of a lost block ends the process; a commit that
-    writes it makes it whole (`clamor.update(ref, lost=0)`).
-
-    Args:
-        message: which variable and blocks, why, and what to do.
-        region: id of the variable.
-        runs: (first block, number of blocks) of what is lost; empty where nobody could say.
-    """
-
-    def __init__(self, message: str, region: int = 0, runs: Sequence[tuple[int, int]] = ()) -> None:
-        super().__init__(message)
-        self.region = region
-        self.runs = tuple(runs)
-
-
-def _rebuild(cls: type[ClamorError], message: str, state: dict[str, Any]) -> ClamorError:
-    error = cls(message)
-    error.__dict__.update(state)
-    return error
-
-
-class ClamorError(Exception):
-    """Base of everything this library raises on purpose.
-
-    Args:
-        message: what happened, as a sentence.
-        code: the page cache's error code (`enum pc_err`), or None.
-        hint: what to do about it; the class's own where none is given.
-
-    Example:
-        >>> m = clamor.HashMap.build([1, 2], [0.1, 0.2])
-        >>> try:
-        ...     m[7]
-        ... except clamor.errors.ClamorError as error:
-        ...     print(error.message)
-        The hash map has no key 7.
-    """
-
-    default_hint: ClassVar[str] = ""
-
-    code: int | None
-    hint: str
-    # A commit that failed for now: the transaction, still open. It does not travel with a pickle.
-    transaction: Any = None
-
-    def __init__(self, message: str, *, code: int | None = None, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.hint = self.default_hint if hint is None else hint
-
-    @property
-    def message(self) -> str:
-        """What happened, without the hint."""
-        return str(self.args[0]) if self.args else ""
-
-    def __str__(self) -> str:
-        return f"{self.message} {self.hint}".rstrip()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        state = {name: value for name, value in self.__dict__.items() if name != "transaction"}
-        return _rebuild, (type(self), self.message, state)
 
 
 class NotInitializedError(ClamorError):
@@ -278,6 +210,24 @@ class RowIdError(ClamorError, IndexError):
     """
 
     default_hint = "Ids are integers from -n to n - 1, where n is the length of axis 0."
+
+
+class NotOpenedError(ClamorError, TypeError):
+    """A reference was used where its object was meant: NumPy cannot read a reference.
+
+    Opening it would be silent, and could fetch all of the object. So `get` says where that is.
+
+    Example:
+        >>> ref = clamor.put(np.arange(1000))
+        >>> np.sum(ref)
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.NotOpenedError: ...
+        >>> int(np.sum(ref.get()))
+        499500
+    """
+
+    default_hint = "Call ref.get() for the array, in plain Ray tasks, too."
 
 
 class HomeLostError(ClamorError):
@@ -697,140 +647,11 @@ class NotInPlaceError(ClamorError):
     )
 
 
-class FunctionFailedError(ClamorError):
-    """A function that a collection was given has raised. It is not tried again.
-
-    Args:
-        message: stage, partition, input and the function's own traceback.
-        stage: name of the stage.
-        partition: its number.
-        input: what the partition was made of, for people.
-        cause: the exception's type, module and all.
-        code, hint: as `ClamorError`'s.
-
-    Example:
-        >>> clamor.from_items([0]).map(lambda x: 1 / x).collect()
-        Traceback (most recent call last):
-            ...
-        clamor_ray.errors.FunctionFailedError: ...
-    """
-
-    default_hint = "The traceback above is your function's; the same input raises again."
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        stage: str = "",
-        partition: int = -1,
-        input: str = "",
-        cause: str = "",
-        code: int | None = None,
-        hint: str | None = None,
-    ) -> None:
-        super().__init__(message, code=code, hint=hint)
-        self.stage = stage
-        self.partition = partition
-        self.input = input
-        self.cause = cause
-
-
-class ReadOnlyError(FunctionFailedError):
-    """A function has tried to write to a batch, or to a global variable, that it got to read.
-
-    Example:
-        >>> clamor.from_items([0]).map_batches(lambda x: x.sort() or x).collect()
-        Traceback (most recent call last):
-            ...
-        clamor_ray.errors.ReadOnlyError: ...
-    """
-
-    default_hint = (
-        "Batches and global variables are read-only in tasks: copy first (x.copy()); a variable is "
-        "changed with `with clamor.update(ref) as x:`."
-    )
-
-
-class NondeterministicError(ClamorError):
-    """A task that was run again returned something else than before."""
-
-    default_hint = (
-        "Recovery and speculation run tasks again: take random numbers from a seed made of the "
-        "partition, do not depend on time, on the order of sets, or on the machine."
-    )
-
-
-class LengthMismatchError(ClamorError, ValueError):
-    """Two collections that are zipped do not have the same partitions.
-
-    Example:
-        >>> col = clamor.from_items(range(4), partitions=2)
-        >>> col.zip(col.repartition(1))
-        Traceback (most recent call last):
-            ...
-        clamor_ray.errors.LengthMismatchError: ...
-    """
-
-    default_hint = "Zip what was mapped from one collection, or repartition both alike first."
-
-
-class MissingColumnError(ClamorError, KeyError):
-    """A table has no column of that name.
-
-    Example:
-        >>> clamor.from_items([{"x": 1}]).sum("y")
-        Traceback (most recent call last):
-            ...
-        clamor_ray.errors.MissingColumnError: ...
-    """
-
-    default_hint = "Names are matched exactly; see the collection's schema()."
-
-    __str__ = ClamorError.__str__  # KeyError's puts quotes around it
-
-
-class EmptyCollectionError(ClamorError, ValueError):
-    """Nothing can be said of no elements: min, max, mean or reduce of an empty collection.
-
-    Example:
-        >>> clamor.from_items([]).min()
-        Traceback (most recent call last):
-            ...
-        clamor_ray.errors.EmptyCollectionError: ...
-    """
-
-    default_hint = "Give aggregate() a zero, or look at count() first."
-
-
-class SourceError(ClamorError):
-    """An input file is not what it should be: truncated, half-written, another format.
-
-    Example:
-        >>> clamor.read_text("/no/such/file.txt")
-        Traceback (most recent call last):
-            ...
-        clamor_ray.errors.SourceError: ...
-    """
-
-    default_hint = "Write the file again, or leave it out."
-
-
-class StorageError(ClamorError, OSError):
-    """A file system or object store did not do what it was asked, after bounded retries.
-
-    Example:
-        >>> clamor.from_items([{"x": 1}]).write_parquet("/dev/null/table")
-        Traceback (most recent call last):
-            ...
-        clamor_ray.errors.StorageError: ...
-    """
-
-    default_hint = "Look at the cause; what was not written is not there."
-
-    __str__ = ClamorError.__str__
-
-
 class InternalError(ClamorError):
     """This should not happen."""
 
     default_hint = "Please report it with the message above."
+
+
+for _name in __all__:  # wherever they are written down, they are this module's
+    globals()[_name].__module__ = __name__

@@ -5,14 +5,13 @@ same, as arrays that gather absent rows by themselves. Pure: what gathers is set
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 LEAST_BYTES: Final = 4096  # a smaller array comes with one fault
-MOST_ITEMS: Final = 10_000  # of containers that are looked through for arrays
 
 _array_type: Any = importlib.import_module("clamor_ray._array_type")  # C has no types to check
 
@@ -45,8 +44,8 @@ class GlobalArray(_Base):
     is no view of global memory (results of ufuncs, copies, gathered rows) is a plain array, and so
     is what comes out of a pickle.
 
-    `GlobalRef.get` and tasks give it for an array, also inside dicts, lists and tuples. Arrays
-    inside other objects stay plain.
+    `GlobalRef.get` and tasks give it for each array of 4 KiB or more, wherever it is inside the
+    object.
 
     Raises:
         ValueError: It is written to, and it is a version of a variable: use `clamor.update`.
@@ -106,37 +105,8 @@ for _name in _NEW:
     setattr(GlobalArray, _name, _by_plain(_name))
 
 
-def with_global_arrays(obj: Any) -> Any:
-    """The object with its arrays as `GlobalArray`s: itself, or those in dicts, lists and tuples of
-    it, which are changed in place. Only for an object that nobody else has.
-    """
-    return _converted(obj, iter(range(MOST_ITEMS)))
-
-
-def _converted(obj: Any, left: Iterator[int]) -> Any:
-    cls = type(obj)
-    if cls is np.ndarray:
-        if obj.nbytes < LEAST_BYTES or obj.dtype.hasobject:
-            return obj
-        return obj.view(GlobalArray)
-    if cls is dict:
-        for key, value in zip(list(obj), list(obj.values()), strict=True):
-            if next(left, None) is None:
-                return obj
-            if (made := _converted(value, left)) is not value:
-                obj[key] = made
-    elif cls is list:
-        for index, value in enumerate(obj):
-            if next(left, None) is None:
-                return obj
-            if (made := _converted(value, left)) is not value:
-                obj[index] = made
-    elif cls is tuple:
-        values = []
-        for value in obj:
-            if next(left, None) is None:
-                return obj
-            values.append(_converted(value, left))
-        if any(made is not value for made, value in zip(values, obj, strict=True)):
-            return tuple(values)
-    return obj
+def as_global(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """An array over global memory, as `get` gives it."""
+    if array.nbytes < LEAST_BYTES or array.dtype.hasobject:
+        return array
+    return array.view(GlobalArray)

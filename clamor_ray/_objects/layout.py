@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clamor_ray._objects.arrow_slices import trimmed
-from clamor_ray._objects.global_array import GlobalArray, plain
+from clamor_ray._objects.global_array import GlobalArray, as_global, plain
 from clamor_ray._objects.pointer import Pointer
 from clamor_ray.errors import ClamorWarning, UnpicklableError
 
@@ -442,7 +442,36 @@ class _Placeholder:
         return _array_of_bytes, (pickle.PickleBuffer(bytearray()), self.dtype, self.shape, "C")
 
 
-def put_together(image: Any, plan: Plan, stream: bytes | None = None) -> Any:
+def _global_of_bytes(
+    raw: Any, dtype: np.dtype[Any], shape: tuple[int, ...], order: str, *rest: Any
+) -> Any:
+    return as_global(_array_of_bytes(raw, dtype, shape, order, *rest))
+
+
+def _global_from_buffer(raw: Any, dtype: np.dtype[Any], shape: tuple[int, ...], order: str) -> Any:
+    flat: npt.NDArray[Any] = np.frombuffer(raw, dtype)
+    return as_global(flat.reshape(shape, order=order))  # type: ignore[call-overload]
+
+
+# What NumPy's pickles, and ours, make arrays over buffers by; NumPy's stood in two modules.
+_GLOBAL_MAKERS: Final[dict[tuple[str, str], Any]] = {
+    ("numpy._core.numeric", "_frombuffer"): _global_from_buffer,
+    ("numpy.core.numeric", "_frombuffer"): _global_from_buffer,
+    (__name__, "_array_of_bytes"): _global_of_bytes,
+}
+
+
+class _GlobalUnpickler(pickle.Unpickler):
+    """Arrays over buffers become `GlobalArray`s. One that stands twice in the object is one."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        made = _GLOBAL_MAKERS.get((module, name))
+        return super().find_class(module, name) if made is None else made
+
+
+def put_together(
+    image: Any, plan: Plan, stream: bytes | None = None, *, as_globals: bool = False
+) -> Any:
     """Rebuilds the object over a byte array that holds a region's content.
 
     Args:
@@ -450,12 +479,15 @@ def put_together(image: Any, plan: Plan, stream: bytes | None = None) -> Any:
             object's buffers keep it, and nothing else, alive. Read-only in, read-only out.
         plan: as `take_apart` made it.
         stream: the pickle stream, where it is known: then the image is not touched.
+        as_globals: its arrays are `GlobalArray`s.
     """
     buffers = (image[offset : offset + n_bytes] for offset, n_bytes in plan.buffers)
-    if stream is None:
-        inband = image[plan.inband_offset : plan.inband_offset + plan.inband_bytes]
-        return pickle.loads(memoryview(inband), buffers=buffers)
-    return pickle.loads(stream, buffers=buffers)
+    inband: Any = stream
+    if inband is None:
+        inband = memoryview(image[plan.inband_offset : plan.inband_offset + plan.inband_bytes])
+    if as_globals and plan.buffers:
+        return _GlobalUnpickler(io.BytesIO(inband), buffers=buffers).load()
+    return pickle.loads(inband, buffers=buffers)
 
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

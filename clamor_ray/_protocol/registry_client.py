@@ -60,8 +60,8 @@ class RegistryClient:
 
     # -- the actor
 
-    def ping(self) -> int:
-        return self._ask("ping")
+    def ping(self, *, timeout_s: float | None = None) -> int:
+        return self._ask("ping", timeout_s=timeout_s)
 
     def secret(self) -> bytes:
         return self._ask("secret")

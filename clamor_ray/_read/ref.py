@@ -9,7 +9,6 @@ import threading
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from clamor_ray import errors
-from clamor_ray._objects.global_array import with_global_arrays
 from clamor_ray._objects.layout import Plan, format_bytes, put_together
 from clamor_ray._protocol.config import check_page_bytes
 from clamor_ray._read import losses, opener, views
@@ -265,7 +264,7 @@ class GlobalRef(Generic[T]):
         image = lease.bytes()
         if again and stream is None:
             stream = _keep_stream(at, image)
-        obj = with_global_arrays(put_together(image, at.plan, stream))
+        obj = put_together(image, at.plan, stream, as_globals=True)
         views.install_for_arrow()  # unpickling may have been the first to import it
         return obj, lease
 
@@ -522,6 +521,17 @@ class GlobalRef(Generic[T]):
     def __reduce__(self) -> tuple[Any, ...]:
         # Ray's pickler is written in Python: the fewer objects it sees the better.
         return _restore, (self.packed(),)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for what is not there. Names of protocols are asked for by many: they get no advice.
+        hint = "" if name.startswith("_") else f" It refers to the object: use ref.get().{name}."
+        raise AttributeError(
+            f"'GlobalRef' object has no attribute {name!r}.{hint}", name=name, obj=self
+        )
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        # NumPy would make an object array of one reference, and np.sum of that is the reference.
+        raise errors.NotOpenedError(f"{self!r} is a reference, not an array.")
 
     def __repr__(self) -> str:
         state = self._state

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from clamor_ray._read.hashmap import HashMap
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session.process_sessions import current, with_current
 
@@ -105,18 +106,18 @@ def share(object_ref: Any, *, timeout: float = 300.0) -> GlobalRef[Any]:
     return with_current(lambda session: session.creator.share(object_ref, timeout))
 
 
-def free(ref: GlobalRef[Any]) -> None:
+def free(ref: GlobalRef[Any] | HashMap) -> None:
     """Frees a global variable. Processes that read it keep its memory until they are done.
 
     From now on `get` raises `FreedError`. Freeing it again changes nothing.
 
     Args:
-        ref: any reference to it; all others go with it.
+        ref: any reference to it, or what holds one, as a `HashMap`; all others go with it.
 
     Raises:
         NotInitializedError: Before `clamor.init()`.
         SessionMismatchError: It belongs to another session.
-        TypeError: It is no `GlobalRef`.
+        TypeError: It is neither.
 
     Example:
         >>> ref = clamor.put(np.arange(1000))
@@ -124,6 +125,9 @@ def free(ref: GlobalRef[Any]) -> None:
         >>> ref.freed
         True
     """
+    ref_of = getattr(type(ref), "__clamor_ref__", None)
+    if ref_of is not None:
+        ref = ref_of(ref)
     if not isinstance(ref, GlobalRef):
         raise TypeError(f"free takes a GlobalRef, not {type(ref).__qualname__}")
     session = current(ref.scope)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clamor_ray as clamor
-from clamor_ray._objects.global_array import MOST_ITEMS, with_global_arrays
 from clamor_ray._session import process_sessions as _session
 from tests.conftest import ClamorCluster
 from tests.support.fake_session import Cluster, FakeSession
@@ -229,17 +229,28 @@ def test_what_can_be_a_view_is_one(session: FakeSession) -> None:
         assert not part.flags.writeable
 
 
-def test_arrays_in_containers(session: FakeSession) -> None:
-    small = np.arange(3)
-    obj = {"a": TABLE, "b": [TABLE[:, 0].copy(), (TABLE * 2, "text")], "c": small, "d": {1: None}}
-    got = clamor.put(obj).get()
-    assert type(got["a"]) is type(got["b"][0]) is type(got["b"][1][0]) is clamor.GlobalArray
-    assert type(got["c"]) is np.ndarray
-    np.testing.assert_array_equal(got["b"][1][0], TABLE * 2)
-    assert got["b"][1][1] == "text"
-    many = [0] * MOST_ITEMS + [TABLE]
-    assert with_global_arrays(many) is many  # it is not looked through without end
-    assert type(many[-1]) is np.ndarray
+@dataclasses.dataclass
+class Holder:
+    array: Any
+
+
+def test_arrays_in_objects(session: FakeSession) -> None:
+    small, dates = np.arange(3), np.arange("2000", "2040", dtype="M8[D]")
+    turned = np.asfortranarray(TABLE)
+    held = {"a": TABLE, "b": [(TABLE * 2, "text")], "c": small, "d": dates, "e": Holder(TABLE)}
+    got = clamor.put({**held, "f": turned, "g": np.array(["x", None], object)}).get()
+    for array, expected in (
+        (got["a"], TABLE),
+        (got["b"][0][0], TABLE * 2),
+        (got["d"], dates),
+        (got["f"], turned),
+    ):
+        assert type(array) is clamor.GlobalArray
+        np.testing.assert_array_equal(array, expected)
+    assert got["f"].flags.f_contiguous
+    assert type(got["c"]) is type(got["g"]) is np.ndarray
+    assert got["b"][0][1] == "text"
+    assert got["e"].array is got["a"]  # what was one object is one
 
 
 def test_a_write_says_what_to_do(session: FakeSession) -> None:
