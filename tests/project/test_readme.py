@@ -1,4 +1,4 @@
-"""The examples of the README run as they stand, one after the other."""
+"""The examples of the README and of the guide run as they stand, one after the other."""
 
 from __future__ import annotations
 
@@ -14,22 +14,28 @@ from tests.conftest import ClamorCluster
 
 pytestmark = pytest.mark.lab
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README, GUIDE = ROOT / "README.md", ROOT / "docs" / "guide.md"
+# What is looked at behind the first example of a page.
+CHECKS = {
+    README: "",
+    GUIDE: "assert len(answers) == 8 and all(a.shape == (125, 10) for a in answers)\n",
+}
 MARK = "<!-- executed by tests/project/test_readme.py -->"
 
 
-def examples() -> list[str]:
-    text = README.read_text()
+def examples(page: Path) -> list[str]:
+    text = page.read_text()
     found = re.findall(re.escape(MARK) + r"\n```python\n(.*?)```", text, re.DOTALL)
-    assert len(found) == text.count(MARK) == text.count("```python") > 1
+    assert len(found) == text.count(MARK) == text.count("```python") > 0
     return [str(block) for block in found]
 
 
-def test_the_examples_run(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", CHECKS, ids=lambda page: page.name)
+def test_the_examples_run(clamor_cluster: ClamorCluster, tmp_path: Path, page: Path) -> None:
     script = tmp_path / "example.py"
-    check = "assert len(answers) == 8 and all(a.shape == (125, 10) for a in answers)\n"
-    first, *others = examples()
-    script.write_text("\n".join([first, check, *others]))
+    first, *others = examples(page)
+    script.write_text("\n".join([first, CHECKS[page], *others]))
     done = subprocess.run(
         [sys.executable, str(script)],
         env={**os.environ, **clamor_cluster.lab.environment},
@@ -39,9 +45,14 @@ def test_the_examples_run(clamor_cluster: ClamorCluster, tmp_path: Path) -> None
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "node         home" in done.stdout
+    assert ("node         home" in done.stdout) == (page == GUIDE)  # its stats are printed
 
 
-def test_the_examples_are_short() -> None:
-    for example in examples():
+@pytest.mark.parametrize("page", CHECKS, ids=lambda page: page.name)
+def test_the_examples_are_short(page: Path) -> None:
+    for example in examples(page):
         assert len([line for line in example.splitlines() if line.strip()]) <= 20
+
+
+def test_the_readme_takes_two_minutes() -> None:
+    assert len(README.read_text().splitlines()) < 150
