@@ -12,9 +12,11 @@ from __future__ import annotations
 import inspect
 import io
 import pickle
+import types
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 import numpy as np
@@ -69,7 +71,19 @@ class Captured:
         return function, args, kwargs
 
 
+def _code_with_its_file(code: types.CodeType) -> Any:
+    """As cloudpickle has it. Since 3.1.3 that leaves out which file the code is from, so that the
+    traceback of a function that raises would have no lines."""
+    made, values, *rest = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    values = (code.co_filename if value == "<dynamic-code>" else value for value in values)
+    return made, tuple(values), *rest
+
+
 class _Saver(cloudpickle.Pickler):
+    dispatch_table: ClassVar[Any] = ChainMap(
+        {types.CodeType: _code_with_its_file}, cloudpickle.Pickler.dispatch_table
+    )
+
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
         self.variables: list[Variable] = []
