@@ -213,9 +213,11 @@ class RowIdError(ClamorError, IndexError):
 
 
 class NotOpenedError(ClamorError, TypeError):
-    """A reference was used where its object was meant: NumPy cannot read a reference.
+    """A reference was passed to a function of NumPy where its object was meant.
 
     Opening it would be silent, and could fetch all of the object. So `get` says where that is.
+    `np.asarray(ref)` still makes an object array of one reference: lists of references in pandas
+    and NumPy are made so, and NumPy does not say which of both it is asked for.
 
     Example:
         >>> ref = clamor.put(np.arange(1000))

@@ -226,14 +226,15 @@ struct pc_rows {
 int pc_client_gather(pc_client *client, uint64_t mapping_id, const struct pc_rows *rows,
                      const uint64_t *ids, uint64_t n_ids, void *out, uint64_t timeout_ns);
 
-/* Whether no row need come, as far as this process knows: 1 or 0. Asks nobody. Where it is 1, a touch
- * of them is a fault only if they were evicted meanwhile.
+/* Whether no row need come, as far as this process or the kernel knows: 1 or 0. Asks no server. Where it
+ * is 1, a touch of them is a fault only if they were evicted meanwhile.
  * ids: of n_rows rows; negative ones count from the end. PC_ERR_RANGE: one is no row. */
 int pc_client_rows_here(pc_client *client, uint64_t mapping_id, const struct pc_rows *rows,
                         const int64_t *ids, uint64_t n_ids, uint64_t n_rows);
 
-/* Whether nothing of the mapping can be absent, for this node is its home: 1 or 0. */
-int pc_client_is_complete(pc_client *client, uint64_t mapping_id);
+/* How many blocks of the mapping are not here, as the kernel says (0 at its home; all, where it is
+ * too large to look). Asks no server. */
+int64_t pc_client_absent(pc_client *client, uint64_t mapping_id);
 
 /* Read sets: drop this process's page-table entries, run, then list what is mapped again.
  * Returns the number of runs (which may exceed capacity: then call again with room). Each begin

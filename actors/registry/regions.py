@@ -159,6 +159,7 @@ class Regions:
         if length_bytes > 0:
             await self._room.make(length_bytes)
         # No await from here on: others create regions, too.
+        self._abandon_stale()
         record, is_new = self._make(length_bytes, info.server_id, request_id)
         if is_new:
             try:
@@ -178,7 +179,7 @@ class Regions:
         self._ends.carry_out(self._core.abandon_stale(now_s - CREATING_S))
         if (again := self._core.requested(request_id)) is not None:
             return again, False
-        return self._core.create_region(length_bytes, server_id, now_s, request_id), True
+        return self._core.create_region(length_bytes, server_id, time.monotonic(), request_id), True
 
     def seal(self, region: int, source: Source | None = None) -> RegionRecord:
         """The region's bytes are in place: it can be looked up from now on.
@@ -254,7 +255,12 @@ class Regions:
             if is_new:
                 self._core.undo_create(record.region)
             raise
+        self._abandon_stale()  # not before: what took long and is sealed now is none of them
         return record
+
+    def _abandon_stale(self) -> None:
+        """Ends regions whose maker died, or gave up, without a word."""
+        self._ends.carry_out(self._core.abandon_stale(time.monotonic() - CREATING_S))
 
     def abandon(self, region: int, leased: bool = False) -> None:
         """Undoes ``create``, for a maker that has not heard of ``seal``: see

@@ -666,7 +666,7 @@ class Client(_Handle):
         stride_bytes: int,
         row_bytes: int,
     ) -> bool:
-        """Whether no row need come, as far as this process knows. Asks nobody.
+        """Whether no row need come, as far as this process or the kernel knows. Asks no server.
 
         Args:
             mapping_id: of a mapping.
@@ -688,9 +688,10 @@ class Client(_Handle):
         )
         return code != 0
 
-    def is_complete(self, mapping_id: int) -> bool:
-        """Whether nothing of the mapping can be absent: this node is its home."""
-        return self._check(self._call(c.lib.pc_client_is_complete, mapping_id), mapping_id) == 1
+    def absent_blocks(self, mapping_id: int) -> int:
+        """How many blocks of the mapping are not here: none at its home, all where it is larger
+        than 64 GiB. Asks no server."""
+        return self._check(self._call(c.lib.pc_client_absent, mapping_id), mapping_id)
 
     def reads_exact(self, mapping_id: int) -> None:
         """From the next `access_report_begin` on its sets show what is touched, and not what lies

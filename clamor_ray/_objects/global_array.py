@@ -63,9 +63,11 @@ class GlobalArray(_Base):
     def take(self, indices: Any, axis: Any = None, out: Any = None, mode: Any = "raise") -> Any:
         """As `numpy.ndarray.take`; absent rows are gathered."""
         if out is None and mode == "raise" and (axis == 0 or (axis is None and self.ndim == 1)):
-            rows = _take(self, indices if isinstance(indices, np.ndarray) else np.asarray(indices))
-            if rows is not NotImplemented:
-                return rows
+            numbers = indices if isinstance(indices, np.ndarray) else np.asarray(indices)
+            if numbers.dtype.kind in "iu":  # of a mask NumPy takes rows 0 and 1
+                rows = _take(self, numbers)
+                if rows is not NotImplemented:
+                    return rows
         return plain(self).take(indices, axis, out, mode)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -103,6 +105,11 @@ _NEW: Final = (
 )
 for _name in _NEW:
     setattr(GlobalArray, _name, _by_plain(_name))
+
+
+def plain_or_same(value: Any) -> Any:
+    """A `GlobalArray` as a plain array; anything else as it is."""
+    return plain(value) if type(value) is GlobalArray else value
 
 
 def as_global(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

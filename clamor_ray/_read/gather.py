@@ -173,7 +173,7 @@ def has_whole_rows(array: Array) -> bool:
     return array[:1].flags.c_contiguous and (len(array) == 1 or array.strides[0] >= row_bytes)
 
 
-def _relative(spans: Spans, leased: Leased) -> Spans:
+def relative_spans(spans: Spans, leased: Leased) -> Spans:
     """Blocks of the address space as blocks of the mapping."""
     runs: Spans = spans.copy()
     runs[:, 0] -= np.uint64(leased.mapping.address >> 12)
@@ -212,7 +212,7 @@ class Fetch:
 
     def blocks(self, leased: Leased, spans: Spans) -> None:
         """Makes blocks of one mapping resident."""
-        self.runs(leased, _relative(spans, leased))
+        self.runs(leased, relative_spans(spans, leased))
 
     def runs(self, leased: Leased, runs: Spans) -> None:
         """Makes blocks of one mapping resident, counted from its begin."""
@@ -232,7 +232,12 @@ class Fetch:
         """Copies whole rows."""
         session = _session_of(leased)
         row_bytes = array[:1].nbytes
-        read_runs(leased.snapshot, lambda: _relative(row_spans(array, numbers), leased))
+
+        def read() -> Spans:
+            return relative_spans(row_spans(array, numbers), leased)
+
+        read_runs(leased.snapshot, read)
+        session.leases.note_gathered(leased.mapping.id, read)
         try:
             session.client.gather(
                 leased.mapping.id,

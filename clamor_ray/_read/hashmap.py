@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from clamor_ray import errors
 from clamor_ray._native.client import BLOCK_SHIFT
+from clamor_ray._objects.global_array import plain_or_same
 from clamor_ray._objects.hashkeys import is_one
 from clamor_ray._objects.hashtable import Table
 from clamor_ray._objects.ranges import merge
@@ -30,7 +31,8 @@ def table_of(obj: Any) -> Table:
     """
     if not isinstance(obj, dict) or not {"header", "slots"} <= obj.keys():
         raise errors.HashMapCorruptError(
-            f"This is not a hash map of this library: its type is {type(obj).__qualname__}."
+            "This is not a hash map of this library: its type is "
+            f"{type(plain_or_same(obj)).__qualname__}."
         )
     return Table(obj["header"], obj["slots"])
 

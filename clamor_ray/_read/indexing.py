@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from clamor_ray import errors
 from clamor_ray._native.client import Client
 from clamor_ray._objects.global_array import plain, set_gather
-from clamor_ray._objects.ranges import extent
+from clamor_ray._objects.ranges import BLOCK_BYTES, extent, row_spans
 from clamor_ray._read import opener
-from clamor_ray._read.gather import Fetch, gather_rows, has_whole_rows
+from clamor_ray._read.gather import Fetch, gather_rows, has_whole_rows, relative_spans
 from clamor_ray._read.lease import Leased
 
 _FULL = slice(None)
@@ -37,7 +38,10 @@ def item(array: Any, key: Any) -> Any:
     leased = _leased(array)
     if leased is None or is_here(leased, array, numbers):
         return NotImplemented
-    return gather_rows(plain(array), numbers, None, None)
+    try:
+        return gather_rows(plain(array), numbers, None, None)
+    except (errors.DescriptorLimitError, errors.OutOfMemoryError):
+        return NotImplemented  # touches need neither
 
 
 def _numbers(array: Any, ids: Any) -> npt.NDArray[np.int64] | None:
@@ -70,13 +74,20 @@ def _leased(array: Any) -> Leased | None:
 
 
 def is_here(leased: Leased, array: Any, numbers: npt.NDArray[np.int64]) -> bool:
-    """Whether, as far as this process knows, none of the rows need come. Asks nobody.
+    """Whether none of the rows need come, as far as is known without a question.
 
     An id that is no row: true, for NumPy to raise its error.
     """
     client: Client | None = leased.client
-    if client is None or not has_whole_rows(array):
+    if client is None:
         return False
+    if not has_whole_rows(array):
+        if not _are_within(numbers, len(array)):
+            return True
+        positive = np.where(numbers < 0, numbers + len(array), numbers).astype(np.uint64)
+        runs = relative_spans(row_spans(array, positive), leased).astype(np.int64)
+        blocks = np.repeat(runs[:, 0] - np.cumsum(runs[:, 1]) + runs[:, 1], runs[:, 1])
+        return _blocks_are_here(leased, blocks + np.arange(len(blocks)))
     row_bytes = array.nbytes // len(array)
     return client.rows_here(
         leased.mapping.id,
@@ -85,6 +96,20 @@ def is_here(leased: Leased, array: Any, numbers: npt.NDArray[np.int64]) -> bool:
         offset_bytes=array.__array_interface__["data"][0] - leased.mapping.address,
         stride_bytes=array.strides[0] if len(array) > 1 else row_bytes,
         row_bytes=row_bytes,
+    )
+
+
+def _blocks_are_here(leased: Leased, blocks: npt.NDArray[np.int64]) -> bool:
+    """Of blocks counted from the mapping's begin."""
+    n_blocks = leased.mapping.length_bytes // BLOCK_BYTES
+    client: Client | None = leased.client
+    return client is not None and client.rows_here(
+        leased.mapping.id,
+        np.ascontiguousarray(blocks),
+        n_blocks,
+        offset_bytes=0,
+        stride_bytes=BLOCK_BYTES,
+        row_bytes=BLOCK_BYTES,
     )
 
 
@@ -119,8 +144,9 @@ def _elements(array: Any, rows: Any, columns: Any) -> Any:
     begin = array.__array_interface__["data"][0] - leased.mapping.address
     offsets = (first % n_rows) * array.strides[0] + (second % n_columns) * array.strides[1] + begin
     blocks = np.unique(np.concatenate([offsets, offsets + array.itemsize - 1], axis=None) >> 12)
-    spans = np.stack([blocks, np.ones_like(blocks)], axis=1).astype(np.uint64)
-    Fetch(None).runs(leased, spans)
+    if not _blocks_are_here(leased, blocks):
+        spans = np.stack([blocks, np.ones_like(blocks)], axis=1).astype(np.uint64)
+        Fetch(None).runs(leased, spans)
     return NotImplemented
 
 

@@ -79,6 +79,7 @@ def _release(
 ) -> None:
     # Runs wherever the last reference dies, also inside the garbage collector: takes no lock.
     table.forget(token)
+    table.gathered.pop(token, None)
     for observer in _observers:
         observer.released(token)
     with contextlib.suppress(errors.ClamorError):  # the session is gone, and the mapping with it
@@ -129,6 +130,7 @@ class Lease:
             self, _release, client, table, token, mapping.id, mapping.address, self._reads, later
         )
         self._finalizer.atexit = False  # the process ends anyway, and others may still look
+        self._token = token
         table.add(token, mapping, snapshot, writable=writable, client=client)
         for observer in _observers:
             observer.leased(client, token, mapping, snapshot)
@@ -166,6 +168,7 @@ class Lease:
         self._with = also
         self._client.access_report_begin(self.mapping.id)
         self._reads.append(self.mapping.id)
+        self._table.gathered[self._token] = (self.mapping.id, [])
 
     def report_reads(self) -> Runs | None:
         """Tells the page server what was touched since `access_report_begin`: once for each.
@@ -177,8 +180,11 @@ class Lease:
             return None
         mapping_id = self._reads.pop()
         runs = self._client.access_report_end(mapping_id)
+        _, read = self._table.gathered.pop(self._token, (0, []))
         if self._with is not None:  # it counts, though it was here
-            runs = self._with if len(runs) == 0 else union((runs, self._with))
+            read = [*read, self._with]
+        if read:
+            runs = union((runs, *read)) if len(runs) or len(read) > 1 else read[0]
         if self._table.is_news(mapping_id, runs):
             self._client.report_reads(mapping_id, runs)
         return runs
@@ -215,6 +221,8 @@ class LeaseTable:
     def __init__(self) -> None:
         self._leased: dict[int, Leased] = {}
         self._reported: dict[int, tuple[bytes, float]] = {}
+        # Of leases whose read set is being taken: the mapping, and rows that came without a touch.
+        self.gathered: dict[int, tuple[int, list[Runs]]] = {}
         self._change = 0
         self._sorted: tuple[int, list[int], list[Leased]] = (0, [], [])
 
@@ -233,6 +241,14 @@ class LeaseTable:
     def forget(self, token: int) -> None:
         self._leased.pop(token, None)
         self._change = next(_changes)
+
+    def note_gathered(self, mapping_id: int, runs: Callable[[], Runs]) -> None:
+        """Rows of a mapping are read without being touched; `runs` gives their blocks."""
+        sets = [found for at, found in list(self.gathered.values()) if at == mapping_id]
+        if sets:
+            read = runs()
+            for found in sets:
+                found.append(read)
 
     def is_news(self, mapping_id: int, runs: Runs) -> bool:
         """Whether the page server should hear that this was read: it was not told just that of this

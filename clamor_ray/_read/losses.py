@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _told: set[tuple[int, str, int, int]] = set()
 
 
-def _level_of_caller() -> int:
+def level_of_caller() -> int:
     """For `warnings.warn` in the function that calls this: the first frame that is not ours."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == (
@@ -58,17 +58,17 @@ def warn(session: Session, ref: GlobalRef[Any], loss: int) -> None:
             f"Blocks of {ref!r} are lost. This process cannot ask which. Open the variable in the "
             "process that started this one, or in a Ray task: that one is told."
         )
-        warnings.warn(errors.LostBlocksWarning(text, ref.region), stacklevel=_level_of_caller())
+        warnings.warn(errors.LostBlocksWarning(text, ref.region), stacklevel=level_of_caller())
         _told.add(key)
         return
     except errors.ClamorError as failure:  # it is asked again with the next mapping
         text = f"Blocks of {ref!r} are lost. The registry does not say now which: {failure.message}"
-        warnings.warn(errors.LostBlocksWarning(text, ref.region), stacklevel=_level_of_caller())
+        warnings.warn(errors.LostBlocksWarning(text, ref.region), stacklevel=level_of_caller())
         return
     if found is not None:  # else commits have written them meanwhile
         error = found.error(ref.region)
         warning = errors.LostBlocksWarning(
             f"{error.message} {error.hint}", ref.region, runs(BitMap.deserialize(found.blocks))
         )
-        warnings.warn(warning, stacklevel=_level_of_caller())
+        warnings.warn(warning, stacklevel=level_of_caller())
     _told.add(key)

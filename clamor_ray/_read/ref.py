@@ -8,6 +8,9 @@ import pickle
 import threading
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from clamor_ray import errors
 from clamor_ray._objects.layout import Plan, format_bytes, put_together
 from clamor_ray._protocol.config import check_page_bytes
@@ -529,8 +532,16 @@ class GlobalRef(Generic[T]):
             f"'GlobalRef' object has no attribute {name!r}.{hint}", name=name, obj=self
         )
 
-    def __array__(self, *_: Any, **__: Any) -> Any:
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        if ufunc not in (np.equal, np.not_equal):
+            raise errors.NotOpenedError(f"{self!r} is a reference, not an array.")
+        # As of any object: containers look for what is equal.
+        given = [_as_element(value) if isinstance(value, GlobalRef) else value for value in inputs]
+        return getattr(ufunc, method)(*given, **options)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
         # NumPy would make an object array of one reference, and np.sum of that is the reference.
+        # So it does where it is told to (np.asarray, a list of references in a pandas Series).
         raise errors.NotOpenedError(f"{self!r} is a reference, not an array.")
 
     def __repr__(self) -> str:
@@ -541,6 +552,12 @@ class GlobalRef(Generic[T]):
             version = f"version={state.version}, " if state.version else ""
             return f"GlobalRef(inline, {version}{size}{frozen})"
         return f"GlobalRef(region={self._region}, version={state.version}, {size}{frozen})"
+
+
+def _as_element(ref: GlobalRef[Any]) -> npt.NDArray[Any]:
+    element = np.empty((), object)
+    element[()] = ref
+    return element
 
 
 def newest_states(session: Any, refs: list[GlobalRef[Any]]) -> list[State]:

@@ -81,7 +81,7 @@ def init(
     with process_sessions._lock:
         for gone in [session for session in process_sessions.sessions() if not session.is_here]:
             process_sessions._leave(gone)  # ray.shutdown() took the cluster from under it
-            shutdown.retire(gone)
+            shutdown.retire(gone, told_s=0.5)
         session = process_sessions._current
         if isinstance(session, SpawnedSession):
             session = None  # it only reads; it goes on doing that beside the one made here

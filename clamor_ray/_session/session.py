@@ -382,32 +382,36 @@ class Session:
         if journal_fd is not None:
             os.close(journal_fd)
 
-    def fetch_leased(self, timeout_s: float) -> int:
-        """Fetches what this process's objects look at, before the session ends.
+    def fetch_leased(self, timeout_s: float) -> None:
+        """Fetches what this process's objects look at, before the session ends; not of mappings
+        that lack more than `LAST_FETCH_BYTES`.
 
         Args:
             timeout_s: For all of it.
-
-        Returns:
-            How many mappings have blocks that did not come: larger ones than
-            `LAST_FETCH_BYTES`, or those that the time did not suffice for.
         """
         deadline = time.monotonic() + timeout_s
-        mappings = {leased.mapping for _, leased in self.leases.entries()}
-        n_missing = 0
-        for mapping in sorted(mappings, key=lambda mapping: mapping.length_bytes):
+        for mapping in self._leased_mappings():
             all_of_it = np.array([[0, mapping.length_bytes // BLOCK_BYTES]], np.uint64)
-            left_s = max(0.0, deadline - time.monotonic())
+            left_s = deadline - time.monotonic()
+            with contextlib.suppress(errors.ClamorError):  # `n_not_here` says what is missing
+                absent = self.client.absent_blocks(mapping.id)
+                if 0 < absent * BLOCK_BYTES <= LAST_FETCH_BYTES and left_s > 0:
+                    self.client.prefetch(mapping.id, all_of_it, wait=True, timeout_s=left_s)
+
+    def n_not_here(self) -> int:
+        """How many mappings that objects look at lack blocks."""
+        n_missing = 0
+        for mapping in self._leased_mappings():
             try:
-                if self.client.is_complete(mapping.id):
-                    continue
-                if mapping.length_bytes > LAST_FETCH_BYTES:
-                    n_missing += 1
-                    continue
-                self.client.prefetch(mapping.id, all_of_it, wait=True, timeout_s=left_s)
+                n_missing += self.client.absent_blocks(mapping.id) > 0
             except errors.ClamorError:
                 n_missing += 1
         return n_missing
+
+    def _leased_mappings(self) -> list[Mapping]:
+        """Those that are mapped once for all who look at them, the smallest first."""
+        mappings = {leased.mapping for _, leased in self.leases.entries()}
+        return sorted(mappings, key=lambda mapping: mapping.length_bytes)
 
     def wait_until_told(self, timeout_s: float) -> bool:
         """Whether this node's page server says, within that time, that the session has ended. Then

@@ -11,6 +11,7 @@ import warnings
 import ray
 
 from clamor_ray import errors
+from clamor_ray._read import losses
 from clamor_ray._session import end_hooks, process_sessions
 from clamor_ray._session.session import Session
 
@@ -28,41 +29,43 @@ def end(session: Session, exiting: bool = False) -> None:
     """
     ends = session.owner and session.is_here
     outlived = ends and not exiting and len(session.leases) > 0
-    if outlived:
-        session.leave()
-        _fetch_last(session)
-    else:
-        session.close(exiting=exiting)
-    if not ends:
-        return
-    with contextlib.suppress(errors.ClamorError):
-        session.rpc.shutdown(timeout_s=SHUTDOWN_S)
-    with contextlib.suppress(Exception):  # already dead, or the cluster is
-        ray.kill(session.registry)
-    if outlived:
-        retire(session)
-
-
-def retire(session: Session) -> None:
-    """Of a session that has ended: what its objects look at here stays readable, where the page
-    server has said that its memory changes no more. Else their addresses die."""
-    session.leave()
-    if len(session.leases) and session.wait_until_told(TOLD_S):
-        process_sessions._over.append(session)
-    else:
-        session.close()
-
-
-def _fetch_last(session: Session) -> None:
-    n_missing = session.fetch_leased(LAST_FETCH_S)
+    try:
+        if outlived:
+            session.leave()
+            session.fetch_leased(LAST_FETCH_S)
+        else:
+            session.close(exiting=exiting)
+    finally:  # an interrupt does not leave it half ended
+        if ends:
+            with contextlib.suppress(errors.ClamorError):
+                session.rpc.shutdown(timeout_s=SHUTDOWN_S)
+            with contextlib.suppress(Exception):  # already dead, or the cluster is
+                ray.kill(session.registry)
+        n_missing = retire(session) if outlived else 0
     if n_missing:
         warnings.warn(
             f"Blocks of {n_missing} object{'s' if n_missing > 1 else ''} that this process holds "
-            "are not on this node, and the session ends: a touch of one ends the process. Copy "
-            "what you need before clamor.shutdown().",
+            "are not on this node, and the session has ended: a touch of one ends the process. "
+            "Copy what you need before clamor.shutdown().",
             errors.ClamorWarning,
-            stacklevel=5,  # the caller of shutdown()
+            stacklevel=losses.level_of_caller(),
         )
+
+
+def retire(session: Session, told_s: float = TOLD_S) -> int:
+    """Of a session that has ended: what its objects look at here stays readable, where the page
+    server says so in time: that its memory changes no more. Else their addresses die.
+
+    Returns:
+        How many mappings that objects look at lack blocks; all of them where their addresses die.
+    """
+    session.leave()
+    n_leased = len(session.leases)
+    if n_leased and session.wait_until_told(told_s):
+        process_sessions._over.append(session)
+        return session.n_not_here()
+    session.close()
+    return n_leased
 
 
 def shutdown() -> None:
@@ -97,11 +100,15 @@ def end_all(exiting: bool = False) -> None:
     """
     with process_sessions._lock:
         over = list(process_sessions._over)
+        failure: BaseException | None = None
         for session in process_sessions.sessions():
             process_sessions._leave(session)
             end_hooks.scopes.add(session.scope)
             if session._pid == os.getpid():
-                end(session, exiting)
+                try:
+                    end(session, exiting)
+                except BaseException as raised:  # the others are ended all the same
+                    failure = failure or raised
         if exiting:
             for session in over:
                 if session._pid == os.getpid():
@@ -109,3 +116,5 @@ def end_all(exiting: bool = False) -> None:
             process_sessions._over.clear()
         else:
             process_sessions._close_over()
+    if failure is not None:
+        raise failure

@@ -17,6 +17,7 @@ from clamor_ray._native.client import Client
 from clamor_ray._protocol import names
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.registry_client import RegistryClient
+from clamor_ray._read import indexing
 from clamor_ray._read.lease import Lease, LeaseTable
 from clamor_ray._session.announced import announced
 from clamor_ray._session.session import Session
@@ -40,6 +41,7 @@ class SpawnedSession(Session):
     of_job = False  # nothing is made here
 
     def __init__(self, scope: str, node_id: str, sockets_below: str) -> None:
+        indexing.install()
         self.scope = scope
         self.rpc = RegistryClient(self._call_registry)
         self._sockets_below = sockets_below

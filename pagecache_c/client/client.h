@@ -235,6 +235,8 @@ void pc__mapping_tell(const struct pc__mapping *mapping, struct pc_mapping *out)
 /* Around a call that uses a mapping; unuse only after a use that succeeded. Both the client and the
  * mapping stay meanwhile. */
 int pc__use(pc_client *client, uint64_t id, struct pc__mapping **out);
+/* For what asks no server: also where that is gone, or the session has ended. */
+int pc__use_here(pc_client *client, uint64_t id, struct pc__mapping **out);
 void pc__unuse(pc_client *client, struct pc__mapping *mapping);
 /* PC_ERR_RANGE: one is empty, or not inside the region. */
 int pc__runs_check(const struct pc__mapping *mapping, const struct pc_run *runs, size_t n_runs);

@@ -1,12 +1,15 @@
-/* seen.c - which blocks of a mapping this process has known to be here, so that rows on them can be
- * read without a question.
+/* seen.c - which blocks of a mapping are here, as far as this process can tell without a question.
  *
- * A bit for each block, set when the page server has said that the block is resident: a prefetch that
- * was waited for, a row of a gather that did not have to come. Bits are hints: nothing is wrong where
- * one is missing (the rows are gathered), nor where one is stale (a touch of an evicted block is a
- * fault as any other). Stale ones are found by samples: each look asks the kernel (mincore) about
- * SAMPLES of the rows; if one is not here, the bits are forgotten. So where a share s of the rows was
- * evicted, a look finds it out with probability 1 - (1 - s)^SAMPLES.
+ * A bit for each block, set when the page server has said that the block is resident (a prefetch that
+ * was waited for, a row of a gather that did not have to come), or when the kernel has (mincore), which
+ * also knows what came by faults, and answers when the page server is gone. Bits are hints: nothing is
+ * wrong where one is missing (the kernel is asked), nor where one is stale (a touch of an evicted block
+ * is a fault as any other). Stale ones are found by samples: each look asks the kernel about SAMPLES of
+ * the rows; if one is not here, the bits are forgotten. So where a share s of the rows was evicted, a
+ * look finds it out with probability 1 - (1 - s)^SAMPLES.
+ *
+ * mincore(2) says "resident" of everything to who may not ask it (another owner of the memfd): then
+ * absent rows are faulted in, as they are without all this.
  *
  * Memory: one bit a block, made when the first is set; with none there, nothing is known.
  * Threads: any. No lock: words are atomic; bits that are set while others forget may stay.
@@ -17,6 +20,8 @@
 #include <sys/mman.h>
 
 #define SAMPLES 4u
+#define LOOK_BLOCKS 4096u                   /* that one call of mincore is asked about */
+#define MOST_LOOKED_AT (1ull << 24)         /* blocks, 64 GiB: of more none is looked at */
 
 typedef _Atomic uint64_t word;
 
@@ -92,16 +97,24 @@ static bool is_resident(const struct pc__mapping *mapping, uint64_t offset_bytes
 static int are_here(struct pc__mapping *mapping, const struct pc_rows *rows, const int64_t *ids,
                     uint64_t n_ids, uint64_t n_rows)
 {
-    word *words = atomic_load_explicit(&mapping->seen, memory_order_acquire);
+    word *words = words_of(mapping);
     if (!words)
         return 0;
+    bool asked = false;
     for (uint64_t i = 0; i < n_ids; i++) {
         const uint64_t begin = begin_of(rows, ids[i], n_rows);
         const uint64_t last = (begin + rows->row_bytes - 1) / PC_BLOCK_BYTES;
-        for (uint64_t block = begin / PC_BLOCK_BYTES; block <= last; block++)
-            if (!is_seen(words, block))
+        for (uint64_t block = begin / PC_BLOCK_BYTES; block <= last; block++) {
+            if (is_seen(words, block))
+                continue;
+            if (!is_resident(mapping, block * PC_BLOCK_BYTES))
                 return 0;
+            pc__seen_add(mapping, block, 1);
+            asked = true;
+        }
     }
+    if (asked)
+        return 1;
     for (uint64_t i = 0; i < SAMPLES && i < n_ids; i++)
         if (!is_resident(mapping, begin_of(rows, ids[i * n_ids / SAMPLES % n_ids], n_rows))) {
             forget(mapping, words);
@@ -114,7 +127,7 @@ PC_API int pc_client_rows_here(pc_client *client, uint64_t mapping_id, const str
                                const int64_t *ids, uint64_t n_ids, uint64_t n_rows)
 {
     struct pc__mapping *mapping;
-    int rc = pc__use(client, mapping_id, &mapping);
+    int rc = pc__use_here(client, mapping_id, &mapping);
     if (rc)
         return rc;
     const uint64_t length = mapping->trapped.length_bytes;
@@ -135,13 +148,33 @@ PC_API int pc_client_rows_here(pc_client *client, uint64_t mapping_id, const str
     return rc;
 }
 
-PC_API int pc_client_is_complete(pc_client *client, uint64_t mapping_id)
+/* Absent blocks of a range; -1: the kernel does not say. */
+static int64_t absent_in(uint64_t address, uint64_t n_blocks)
+{
+    unsigned char here[LOOK_BLOCKS];
+    int64_t absent = 0;
+    for (uint64_t done = 0; done < n_blocks; done += LOOK_BLOCKS) {
+        const uint64_t n = n_blocks - done < LOOK_BLOCKS ? n_blocks - done : LOOK_BLOCKS;
+        if (mincore(pc__pointer(address + done * PC_BLOCK_BYTES), n * PC_BLOCK_BYTES, here))
+            return -1;
+        for (uint64_t i = 0; i < n; i++)
+            absent += !(here[i] & 1u);
+    }
+    return absent;
+}
+
+PC_API int64_t pc_client_absent(pc_client *client, uint64_t mapping_id)
 {
     struct pc__mapping *mapping;
-    int rc = pc__use(client, mapping_id, &mapping);
+    int rc = pc__use_here(client, mapping_id, &mapping);
     if (rc)
         return rc;
-    rc = !mapping->trapped.needs_trap;
+    const uint64_t n_blocks = mapping->trapped.length_bytes / PC_BLOCK_BYTES;
+    int64_t absent = 0;
+    if (mapping->trapped.needs_trap && n_blocks > MOST_LOOKED_AT)
+        absent = (int64_t)n_blocks;
+    else if (mapping->trapped.needs_trap)
+        absent = absent_in(mapping->trapped.address, n_blocks);
     pc__unuse(client, mapping);
-    return rc;
+    return absent < 0 ? (int64_t)n_blocks : absent;
 }

@@ -116,21 +116,35 @@ IN_PLACE(and);
 IN_PLACE(or);
 IN_PLACE(xor);
 
-/* What a ufunc made of such arrays is a plain array, and a number where NumPy makes one. */
+static bool has_no_axes(PyObject *array)
+{
+    PyObject *ndim = PyObject_GetAttrString(array, "ndim");
+    const bool none = ndim && PyLong_AsLong(ndim) == 0;
+    Py_XDECREF(ndim);
+    PyErr_Clear();
+    return none;
+}
+
+/* What a ufunc made of such arrays is a plain array, and a number where NumPy makes one. NumPy 1 does not
+ * say where that is: it is so wherever nothing was given to write to, and there are no axes. */
 static PyObject *array_wrap(PyObject *self, PyObject *args)
 {
-    PyObject *made = NULL, *context = NULL, *returns_scalar = Py_False;
-    (void)self;
+    PyObject *made = NULL, *context = NULL, *returns_scalar = NULL;
     if (!PyArg_ParseTuple(args, "O|OO:__array_wrap__", &made, &context, &returns_scalar))
         return NULL;
-    if (PyObject_IsTrue(returns_scalar)) {
-        PyObject *nothing = PyTuple_New(0);
-        PyObject *number = nothing ? base_subscript(made, nothing) : NULL;
-        Py_XDECREF(nothing);
-        return number;
+    if (made != self && PyObject_TypeCheck(made, ndarray)) {
+        const int scalar = returns_scalar ? PyObject_IsTrue(returns_scalar) : has_no_axes(made);
+        if (scalar < 0)
+            return NULL;
+        if (scalar) {
+            PyObject *nothing = PyTuple_New(0);
+            PyObject *number = nothing ? base_subscript(made, nothing) : NULL;
+            Py_XDECREF(nothing);
+            return number;
+        }
     }
     Py_INCREF(made);
-    return plain(made);
+    return made == self ? made : plain(made); /* x += y is x still */
 }
 
 static PyMethodDef array_methods[] = {

@@ -53,8 +53,10 @@ from pathlib import Path
 from clamor_ray.actors.registry import registry as module
 from clamor_ray.actors.process import starting
 from clamor_ray._protocol.messages import ServerConfig
+from tests.support.claims_table import ListTable
 
 directory = Path(sys.argv[1])
+module.RayTable = ListTable  # there is no cluster
 module.session_directory = lambda: directory
 module.keeper_process.raylet_pid = lambda: 1
 module.keeper_process.hold_and_watch = lambda *_: -1

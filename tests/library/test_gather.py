@@ -167,12 +167,12 @@ def test_what_is_not_global_is_indexed(session: FakeSession) -> None:
     same(clamor.gather(small, 2), np.float64(2.0))
     objects = np.array([None, "a", {}], object)
     same(clamor.gather(objects, [2, 0]), objects[[2, 0]])
+    assert not session.fake.gathered
     masked = np.ma.masked_array(TABLE[:, 0], TABLE[:, 0] % 2 == 0)
     view = clamor.put(masked).get()
     got = clamor.gather(view, IDS)
     assert type(got) is type(masked)
     np.testing.assert_array_equal(got.mask, masked[IDS].mask)
-    assert not session.fake.gathered
 
 
 def test_before_init(monkeypatch: pytest.MonkeyPatch) -> None:

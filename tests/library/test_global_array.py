@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clamor_ray as clamor
+from clamor_ray import errors
 from clamor_ray._session import process_sessions as _session
 from tests.conftest import ClamorCluster
 from tests.support.fake_session import Cluster, FakeSession
@@ -130,6 +131,45 @@ def test_take(session: FakeSession, axis: int | None) -> None:
     assert view.take(IDS, axis=axis, out=out) is out
     np.testing.assert_array_equal(out, table[IDS])
     same(clamor.put(TABLE).get().take([1, 2], axis=1), TABLE.take([1, 2], axis=1))
+
+
+def test_take_of_a_mask_is_numpys(session: FakeSession) -> None:
+    """NumPy takes rows 0 and 1 by a mask, whatever is here."""
+    for session.fake.has_all in (False, True):
+        view = clamor.put(TABLE).get()
+        same(view.take(MASK, axis=0), TABLE.take(MASK, axis=0))
+
+
+def test_what_is_here_asks_nobody_whatever_its_shape(session: FakeSession) -> None:
+    view = clamor.put(TABLE).get()
+    session.fake.has_all = True
+    before = len(session.fake.prefetched)
+    for cut in (lambda a: a.T, lambda a: a[::-1], lambda a: a[:, ::2]):
+        same(cut(view)[[3, -1]], cut(TABLE)[[3, -1]])
+    same(view[[3, 5], [1, -1]], TABLE[[3, 5], [1, -1]])
+    assert len(session.fake.prefetched) == before
+    assert not session.fake.gathered
+
+
+@pytest.mark.parametrize("error", [errors.DescriptorLimitError, errors.OutOfMemoryError])
+def test_a_gather_that_lacks_something_leaves_it_to_touches(
+    session: FakeSession, error: type[errors.ClamorError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = clamor.put(TABLE).get()
+
+    def gather(*_: Any, **__: Any) -> None:
+        raise error("none is left")
+
+    monkeypatch.setattr(session.fake, "gather", gather)
+    same(view[IDS], TABLE[IDS])
+
+
+def test_what_was_changed_in_place_is_the_same_array(session: FakeSession) -> None:
+    private = clamor.put(TABLE).get(mode="c")
+    before = private
+    private += 1
+    assert private is before
+    assert (private == TABLE + 1).all()
 
 
 def test_views_of_it_gather_too(session: FakeSession) -> None:

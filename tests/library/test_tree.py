@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import clamor_ray as clamor
@@ -74,15 +75,33 @@ def test_what_has_no_reference_is_the_same_object() -> None:
         clamor.get([freed])
 
 
-@pytest.mark.parametrize(
-    "use", [np.sum, np.asarray, np.array, np.mean, lambda ref: np.add(ref, 1)], ids=str
-)
+USES: dict[str, Any] = {
+    "sum": np.sum,
+    "mean": np.mean,
+    "add": lambda ref: np.add(ref, 1),
+    "of the right": lambda ref: np.ones(3) * ref,
+    "concatenate": lambda ref: np.concatenate([np.ones(3), ref]),
+    "sort": np.sort,
+}
+
+
+@pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("content", [np.zeros(1000), 1.0])
-def test_numpy_does_not_take_a_reference_for_an_array(use: Any, content: Any) -> None:
+def test_numpy_does_not_take_a_reference_for_an_array(use: str, content: Any) -> None:
     with pytest.raises(errors.NotOpenedError, match=r"Call ref\.get\(\)") as raised:
-        use(clamor.put(content))
+        USES[use](clamor.put(content))
     assert isinstance(raised.value, TypeError)
     assert pickle.loads(pickle.dumps(raised.value)).message == raised.value.message
+
+
+def test_containers_hold_references() -> None:
+    ref, other = clamor.put(np.zeros(1000)), clamor.put(1.0)
+    for made in (np.array([ref, other], object), pd.Series([ref, other]).to_numpy()):
+        assert made.tolist() == [ref, other]
+        assert (made == ref).tolist() == [True, False]
+        assert ref in made.tolist()
+    assert np.asarray(ref)[()] is ref
+    assert ref not in [np.float64(1), "text"]
 
 
 def test_what_a_reference_lacks_names_get() -> None:

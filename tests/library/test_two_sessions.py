@@ -250,6 +250,7 @@ def make():
 
 
 array = ray.get(make.remote(), timeout=100).get()
+here = clamor.put(np.full(10**5, 3.0)).get()
 assert array[5] == 5
 shutdown.LAST_FETCH_S = 0.0
 with warnings.catch_warnings(record=True) as caught:
@@ -258,7 +259,7 @@ with warnings.catch_warnings(record=True) as caught:
 (warning,) = [w for w in caught if issubclass(w.category, errors.ClamorWarning)]
 assert "Blocks of 1 object that" in str(warning.message), warning.message
 assert warning.filename == "<string>", warning.filename  # this script
-assert array[5] == 5
+assert array[5] == 5 and (array[[3, 5]] == [3, 5]).all() and here.sum() == 3e5
 sys.stdout.write("it has 5 ")
 sys.stdout.flush()
 sys.stdout.write(f"it reads {array[999_999]}")
@@ -275,3 +276,41 @@ def test_what_did_not_come_in_time_names_the_cause(
     assert "it reads" not in done.stdout
     assert done.returncode == 70, done.stdout + done.stderr
     assert "session has ended" in done.stderr
+
+
+INTERRUPTED = (
+    COMMON
+    + """
+import warnings
+from clamor_ray import errors
+from clamor_ray._session import shutdown
+
+ray.init()
+clamor.init()
+
+
+@ray.remote(num_cpus=0, resources={"node1": 0.001})
+def make():
+    return clamor.put(np.arange(10**6))
+
+
+array = ray.get(make.remote(), timeout=100).get()
+shutdown.LAST_FETCH_S = 0.0
+scope = process_sessions.current().scope
+warnings.simplefilter("error")
+try:
+    clamor.shutdown()
+except errors.ClamorWarning:
+    pass
+else:
+    raise AssertionError("it did not warn")
+from clamor_ray._session import starting
+assert starting.find_registry(scope) is None  # it has ended all the same
+assert clamor.init().scope != scope
+print("ended")
+"""
+)
+
+
+def test_a_warning_that_raises_leaves_no_session(clamor_cluster: ClamorCluster) -> None:
+    assert "ended" in driver_script.run(INTERRUPTED, lab=clamor_cluster.lab)

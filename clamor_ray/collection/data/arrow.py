@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clamor_ray import errors
+from clamor_ray._objects.global_array import GlobalArray, plain_or_same
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -37,7 +38,9 @@ def alike(values: Sequence[Any] | Array) -> bool:
     """Whether all are arrays of one shape and one dtype."""
     first = values[0]
     return isinstance(first, np.ndarray) and all(
-        type(value) is np.ndarray and value.shape == first.shape and value.dtype == first.dtype
+        type(value) in (np.ndarray, GlobalArray)
+        and value.shape == first.shape
+        and value.dtype == first.dtype
         for value in values
     )
 
@@ -153,6 +156,9 @@ def table_of_dicts(rows: list[dict[Any, Any]]) -> pa.Table | None:
 
 def _exact(values: list[Any]) -> pa.Array | None:
     kinds = set(map(type, values)) - {type(None)}
+    if GlobalArray in kinds:
+        values = [plain_or_same(value) for value in values]
+        kinds = set(map(type, values)) - {type(None)}
     try:
         if len(kinds) == 1:
             kind = next(iter(kinds))

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from clamor_ray import errors
+from clamor_ray._objects.global_array import GlobalArray, plain_or_same
 from clamor_ray.collection.data import arrow
 from clamor_ray.collection.data.arrow import objects
 from clamor_ray.collection.data.digests import Digest
@@ -98,6 +99,9 @@ def from_items(values: Sequence[Any]) -> Items:
         return np.arange(values.start, values.stop, values.step, dtype=np.int64)
     values = values if isinstance(values, list) else list(values)
     kinds = set(map(type, values))
+    if GlobalArray in kinds:
+        values = [plain_or_same(value) for value in values]
+        kinds = set(map(type, values))
     if len(kinds) != 1:
         return objects(values) if values else EMPTY
     made = _of_one_type(kinds.pop(), values)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from clamor_ray import errors
+from clamor_ray._objects.global_array import GlobalArray
 from clamor_ray._protocol.attempt_record import Failure
 from clamor_ray._read import bad_address
 from clamor_ray._read.ref import GlobalRef
@@ -456,7 +457,7 @@ def _attempt_at(
     array = None
     if failure is None and isinstance(program.out, Folded):
         (out,) = outs
-        if type(out) is np.ndarray:
+        if type(out) in (np.ndarray, GlobalArray):
             array = (out.dtype.name if out.dtype.isnative else out.dtype.str, out.shape)
     elif failure is None:
         made = [out for out in outs if out is not None]

@@ -307,11 +307,8 @@ void pc__mapping_release(pc_client *client, struct pc__mapping *mapping)
         pc__mapping_take_down(client, mapping);
 }
 
-int pc__mapping_use(pc_client *client, uint64_t id, struct pc__mapping **out)
+static int use_found(pc_client *client, uint64_t id, struct pc__mapping **out)
 {
-    int rc = pc__call_refused(client);
-    if (rc)
-        return rc;
     struct pc__mapping *mapping = pc__mapping_find(client, id);
     if (!mapping || mapping->state == PC__MAPPING_OPENING || !mapping->users)
         return pc__fail(PC_ERR_NO_REGION, "no mapping %" PRIu64 " in this process", id);
@@ -325,11 +322,28 @@ int pc__mapping_use(pc_client *client, uint64_t id, struct pc__mapping **out)
     return PC_OK;
 }
 
+int pc__mapping_use(pc_client *client, uint64_t id, struct pc__mapping **out)
+{
+    int rc = pc__call_refused(client);
+    return rc ? rc : use_found(client, id, out);
+}
+
 int pc__use(pc_client *client, uint64_t id, struct pc__mapping **out)
 {
     pc__enter(client);
     pthread_mutex_lock(&client->lock);
     int rc = pc__mapping_use(client, id, out);
+    pthread_mutex_unlock(&client->lock);
+    if (rc)
+        pc__leave(client);
+    return rc;
+}
+
+int pc__use_here(pc_client *client, uint64_t id, struct pc__mapping **out)
+{
+    pc__enter(client);
+    pthread_mutex_lock(&client->lock);
+    int rc = client->state == PC__CONN_CLOSED ? pc__call_refused(client) : use_found(client, id, out);
     pthread_mutex_unlock(&client->lock);
     if (rc)
         pc__leave(client);

@@ -253,66 +253,6 @@ static void test_evicted(int trap)
     pair_stop(&p);
 }
 
-/* What a process knows to be here: the blocks of rows that did not have to come, or that it has
- * fetched, for as long as the samples find them. */
-static void test_here(int trap)
-{
-    struct pair p = pair_start("here", trap, 4 * MIB);
-    uint8_t *all = contents_of(p.c, &p.info, 0), out[64 * 256];
-    struct pc_mapping m = map_at(p.far, &p.info, 0, 0), own = map_at(p.far, &p.info, 0, PC_MAP_PRIVATE);
-    const struct pc_rows rows = {128, 256, 256}; /* one in 16 lies on two blocks */
-    const uint64_t n_rows = rows_in(&p.info, &rows);
-    uint64_t ids[16];
-    int64_t signed_ids[16];
-    for (uint64_t i = 0; i < 16; i++) {
-        ids[i] = 9 * 16 + i;
-        signed_ids[i] = (int64_t)ids[i] - (i % 2 ? (int64_t)n_rows : 0); /* from the end */
-    }
-    CHECK(pc_client_rows_here(p.far, m.id, &rows, signed_ids, 16, n_rows) == 0);
-    const struct pc_run blocks = {9, 1};
-    OK(pc_client_prefetch(p.far, m.id, &blocks, 1, 1, WAIT));
-    CHECK(pc_client_rows_here(p.far, m.id, &rows, signed_ids, 15, n_rows) == 1);
-    CHECK(pc_client_rows_here(p.far, m.id, &rows, signed_ids, 16, n_rows) == 0); /* on block 10, too */
-    for (int i = 0; i < 40; i++)
-        OK(pc_client_gather(p.far, m.id, &rows, ids, 16, out, WAIT)); /* until block 10 is worth it */
-    check_rows(all, &rows, ids, 16, out);
-    CHECK(pc_client_rows_here(p.far, m.id, &rows, signed_ids, 16, n_rows) == 1);
-    CHECK(pc_client_rows_here(p.far, own.id, &rows, signed_ids, 16, n_rows) == 0); /* never asked */
-    struct pc_mapping whole = map_at(p.home, &p.info, 0, 0);
-    CHECK(pc_client_rows_here(p.home, whole.id, &rows, signed_ids, 16, n_rows) == 1);
-    const int64_t wrong[][1] = {{(int64_t)n_rows}, {-(int64_t)n_rows - 1}, {INT64_MAX}, {INT64_MIN}};
-    for (size_t i = 0; i < N(wrong); i++)
-        CHECK(pc_client_rows_here(p.far, m.id, &rows, wrong[i], 1, n_rows) == PC_ERR_RANGE);
-    CHECK(pc_client_rows_here(p.far, m.id, &rows, signed_ids, 1, n_rows + 1) == PC_ERR_RANGE);
-    CHECK(pc_client_rows_here(p.far, m.id, &(struct pc_rows){0, 0, 0}, signed_ids, 1, 1) ==
-          PC_ERR_RANGE);
-    CHECK(pc_client_rows_here(p.far, 77, &rows, signed_ids, 1, n_rows) == PC_ERR_NO_REGION);
-    free(all);
-    pair_stop(&p);
-}
-
-/* Once they are evicted, the samples say so. What a SIGSEGV process has open is not evicted. */
-static void test_here_no_more(int trap)
-{
-    if (trap == PC_TRAP_SIGSEGV)
-        return;
-    told.cache_bytes = 1 * MIB;
-    struct pair p = pair_start("no_more", trap, 16 * MIB);
-    struct pc_mapping m = map_at(p.far, &p.info, 0, 0);
-    const struct pc_rows rows = {0, 4096, 4096};
-    const struct pc_run first = {0, 64}, rest = {64, 2048};
-    int64_t ids[64];
-    for (int64_t i = 0; i < 64; i++)
-        ids[i] = i;
-    OK(pc_client_prefetch(p.far, m.id, &first, 1, 1, WAIT));
-    CHECK(pc_client_rows_here(p.far, m.id, &rows, ids, 64, 4096) == 1);
-    const uint64_t evicted = stats_of(p.s1).evicted_blocks;
-    for (int i = 0; i < 20 && stats_of(p.s1).evicted_blocks < evicted + 2048; i++)
-        OK(pc_client_prefetch(p.far, m.id, &rest, 1, 1, WAIT));
-    SOON(pc_client_rows_here(p.far, m.id, &rows, ids, 64, 4096) == 0);
-    pair_stop(&p);
-}
-
 /* A million and more, in several sorts and many parts. */
 static void test_million(int trap)
 {
@@ -789,8 +729,6 @@ int main(int argc, char **argv)
         TEST(range),
         TEST(what_moves),
         TEST(evicted),
-        TEST(here),
-        TEST(here_no_more),
         TEST(million),
         TEST(breaking_connections),
         TEST(home_lost),
