@@ -120,7 +120,16 @@ class ClamorCluster:
 
     def region(self, ref: clamor.GlobalRef[Any], node: int = 1) -> RegionStats:
         """What a node has of a global variable."""
-        return clamor.stats().region(ref)[self.lab.node_ids[node]]
+        node_id = self.lab.node_ids[node]
+        seen: list[RegionStats] = []
+
+        def is_told() -> bool:  # a busy page server answers too late for one call
+            there = clamor.stats().region(ref)
+            seen[:] = [there[node_id]] if node_id in there else []
+            return bool(seen)
+
+        until(is_told)
+        return seen[0]
 
     def is_gone(self, ref: clamor.GlobalRef[Any]) -> bool:
         """Whether no node has anything of it."""
