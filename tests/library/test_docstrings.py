@@ -104,6 +104,8 @@ def public() -> dict[str, Any]:
     for module, exported in {**names, **ALSO}.items():
         for exported_name in exported:
             value = getattr(importlib.import_module(module), exported_name)
+            if module == "clamor_ray" and getattr(value, "__module__", "") == errors.__name__:
+                continue  # it is looked at where it is
             name = f"{module}.{exported_name}"
             if inspect.isclass(value):
                 found[name] = value
