@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,3 +21,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World(tmp_path / "journal")
     yield world
     world.journal.close()
+
+
+@pytest.fixture
+def raylet() -> Iterator[subprocess.Popen[bytes]]:
+    """What a keeper and a journal's watcher take for their raylet: they end with it."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()

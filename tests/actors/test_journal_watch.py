@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,6 @@ from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.process.keeper_process import hold_and_watch, hold_for_driver
 from tests.conftest import until
 from tests.support.session_rig import watchers
-
-
-@pytest.fixture
-def raylet() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
-    yield process
-    process.kill()
-    process.wait()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,14 +31,6 @@ def directory(tmp_path: Path) -> Iterator[Path]:
         directory = disk / "journal"
         Journal(directory).close()
         yield directory
-
-
-@pytest.fixture
-def raylet() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    yield process
-    process.kill()
-    process.wait()
 
 
 def allocated_bytes(directory: Path) -> int:

@@ -9,6 +9,7 @@ import fcntl
 import inspect
 import os
 import sqlite3
+import subprocess
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,8 @@ from clamor_ray.actors.page_server.page_server import PageServer
 from clamor_ray.actors.process import keeper_process, starting
 from clamor_ray.actors.registry import registry
 from clamor_ray.actors.registry.registry import Registry, journal_directory
+from tests.conftest import until
+from tests.support.session_rig import watchers
 
 CONFIG = ServerConfig("scope", "0.1.0")
 NODE = "ab" * 28
@@ -254,7 +257,9 @@ def test_a_registry_tries_again(
     codes: list[int],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    raylet: subprocess.Popen[bytes],
 ) -> None:
+    monkeypatch.setattr(keeper_process, "raylet_pid", lambda: raylet.pid)
     directory = journal_directory(CONFIG.job_scope)
     directory.mkdir(parents=True)
     registry.Journal(directory).close()  # there was one before
@@ -269,3 +274,5 @@ def test_a_registry_tries_again(
     assert codes == [starting.EXIT_TRY_AGAIN]
     (line,) = [line for line in caplog.messages if "the registry cannot start" in line]
     assert said in line
+    raylet.kill()
+    until(lambda: not watchers(directory))
