@@ -23,6 +23,11 @@ from ._session.shutdown import shutdown as shutdown
 from ._session.starting import InitResult as InitResult
 from ._session.stats import block_map as block_map
 from ._session.stats import stats as stats
+from ._session.variables import VariableInfo as VariableInfo
+from ._session.variables import drop as drop
+from ._session.variables import get_or_create as get_or_create
+from ._session.variables import open as open
+from ._session.variables import variables as variables
 from ._tasks.remote import remote as remote
 from ._version import __version__ as __version__
 from ._write.retry import retry as retry
@@ -48,6 +53,8 @@ from .errors import CommitConflict as CommitConflict
 from .errors import FreedError as FreedError
 from .errors import HomeLostError as HomeLostError
 from .errors import MemberLostError as MemberLostError
+from .errors import NameTakenError as NameTakenError
+from .errors import NoSuchNameError as NoSuchNameError
 from .errors import NotInitializedError as NotInitializedError
 from .errors import OutOfMemoryError as OutOfMemoryError
 from .errors import SnapshotExpired as SnapshotExpired

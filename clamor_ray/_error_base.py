@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
+
+
+def level_of_caller() -> int:
+    """For `warnings.warn` in the function that calls this: the first frame that is not ours."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == (
+        "clamor_ray"
+    ):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 class ClamorWarning(UserWarning):

@@ -18,6 +18,7 @@ from clamor_ray._collection_errors import (
     StorageError,
 )
 from clamor_ray._error_base import ClamorError, ClamorWarning, LostBlocksWarning
+from clamor_ray._naming_errors import NameTakenError, NoSuchNameError
 
 __all__ = [
     "AddressClashError",
@@ -48,8 +49,10 @@ __all__ = [
     "MemberLostError",
     "MissingColumnError",
     "MissingKeyError",
+    "NameTakenError",
     "NestedUpdateError",
     "NoSpaceError",
+    "NoSuchNameError",
     "NoVersionError",
     "NondeterministicError",
     "NotAMemberError",

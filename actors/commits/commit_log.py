@@ -322,6 +322,10 @@ class CommitLog:
 
     # -- questions
 
+    def is_freed(self, region: int) -> bool:
+        """Whether an inline variable was freed; not so long ago that it is forgotten."""
+        return region in self._freed_inline
+
     def newest(self, region: int) -> int:
         """The newest version; 0 for a variable that nobody has written, or that is not known."""
         variable = self._variables.get(region)

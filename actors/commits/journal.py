@@ -21,13 +21,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from clamor_ray._protocol.messages import RegionRecord, ServerInfo, ServerLost
+from clamor_ray._protocol.messages import NamedVariable, RegionRecord, ServerInfo, ServerLost
 from clamor_ray._protocol.source import Source
 from clamor_ray.actors.commits.committed import Entry, Outcome, Trimmed
 from clamor_ray.actors.commits.sqlite_file import SqliteFile, signed, unsigned
 from clamor_ray.actors.lost_homes.lost_blocks import LostBlocks
 
-FORMAT = 1
+FORMAT = 2
 NOTHING: Mapping[int, LostBlocks | None] = MappingProxyType({})
 
 _SCHEMA = """
@@ -57,6 +57,9 @@ CREATE TABLE rehomed (region INTEGER PRIMARY KEY);
 CREATE TABLE lacking (
     region INTEGER PRIMARY KEY, number INTEGER NOT NULL, n_blocks INTEGER NOT NULL,
     blocks BLOB NOT NULL, why TEXT NOT NULL, hint TEXT NOT NULL);
+CREATE TABLE names (name TEXT PRIMARY KEY, region INTEGER NOT NULL, packed BLOB NOT NULL)
+    WITHOUT ROWID;
+CREATE INDEX names_by_region ON names (region);
 """
 
 
@@ -86,6 +89,7 @@ class Saved:
     rehomed: tuple[int, ...] = ()
     dropped: tuple[bytes, ...] = ()
     lacking: tuple[tuple[int, LostBlocks], ...] = ()
+    names: tuple[NamedVariable, ...] = ()
 
 
 def _record_to_json(record: RegionRecord) -> str:
@@ -180,9 +184,11 @@ class Journal(SqliteFile):
                 _insert_region(db, *created)
 
     def set_states(self, states: Iterable[tuple[int, str | None]]) -> None:
-        """Regions have a new state; None: they are gone, and so is all that is known of them."""
+        """Regions have a new state; None: they are gone, and so is all that is known of them. One
+        that ends has no name any more."""
         with self._transaction() as db:
             for region, state in states:
+                db.execute("DELETE FROM names WHERE region = ?", (region,))
                 if state is not None:
                     db.execute("UPDATE regions SET state = ? WHERE region = ?", (state, region))
                     continue
@@ -196,7 +202,7 @@ class Journal(SqliteFile):
         """Inline variables are freed; of others that is not remembered any more."""
         freed = [(region,) for region in regions]
         with self._transaction() as db:
-            for table in ("commits", "plans"):
+            for table in ("commits", "plans", "names"):
                 db.executemany(f"DELETE FROM {table} WHERE region = ?", freed)
             db.executemany(
                 "DELETE FROM freed_inline WHERE region = ?", [(other,) for other in forgotten]
@@ -215,6 +221,16 @@ class Journal(SqliteFile):
                 "INSERT OR IGNORE INTO dropped (token) VALUES (?)", [(token,) for token in tokens]
             )
             db.executemany("DELETE FROM dropped WHERE token = ?", [(other,) for other in forgotten])
+
+    def give_name(self, named: NamedVariable) -> None:
+        """A variable has this name from now on."""
+        with self._transaction() as db:
+            db.execute("INSERT INTO names VALUES (?, ?, ?)", named)
+
+    def drop_name(self, name: str) -> None:
+        """No variable has it any more."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM names WHERE name = ?", (name,))
 
     def save_server(self, info: ServerInfo) -> None:
         """A server registered, or registered again. One that is lost stays lost."""
@@ -347,6 +363,7 @@ class Journal(SqliteFile):
             freed = [region for (region,) in db.execute("SELECT region FROM freed_inline")]
             sources = [(row[0], Source(*row[1:])) for row in db.execute("SELECT * FROM sources")]
             dropped = [row[0] for row in db.execute("SELECT token FROM dropped ORDER BY number")]
+            names = [NamedVariable(*row) for row in db.execute("SELECT * FROM names")]
             rehomed = [region for (region,) in db.execute("SELECT region FROM rehomed")]
             lacking = [
                 (row[0], LostBlocks(*row[1:])) for row in db.execute("SELECT * FROM lacking")
@@ -365,4 +382,5 @@ class Journal(SqliteFile):
             rehomed=tuple(rehomed),
             dropped=tuple(dropped),
             lacking=tuple(lacking),
+            names=tuple(names),
         )

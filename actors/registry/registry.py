@@ -49,6 +49,7 @@ from clamor_ray._protocol.messages import (
     RegistryReport,
     ServerConfig,
     ServerInfo,
+    VariableRecord,
 )
 from clamor_ray._protocol.rendezvous import Guest, Meeting, Waiting
 from clamor_ray._protocol.rpc import pack, unpack
@@ -75,6 +76,7 @@ from clamor_ray.actors.registry.region_ends import RegionEnds
 from clamor_ray.actors.registry.regions import AddressRoom, Regions
 from clamor_ray.actors.registry.registry_core import AddressSpace, RegionState, RegistryCore
 from clamor_ray.actors.registry.servers import PageServers
+from clamor_ray.actors.registry.variable_names import VariableNames
 from clamor_ray.actors.registry.versions import Versions
 from clamor_ray.actors.window.address_claims import REGION_IDS, AddressClaims, Range, RayTable
 
@@ -221,6 +223,7 @@ class Registry:
             here=lineage.server_here,
             background=background,
         )
+        self._names = VariableNames(core, log, journal)
         self._regions = Regions(
             core=core,
             log=log,
@@ -233,7 +236,7 @@ class Registry:
             rebuilds=rebuilds,
             losses=losses,
             background=background,
-            forget=[self._read_sets.forget, lineage.region_freed],
+            forget=[self._read_sets.forget, lineage.region_freed, self._names.region_freed],
         )
         self._meetings = Meetings()
         self._task_ends = TaskEndLog()
@@ -288,6 +291,7 @@ class Registry:
         for info in saved.servers:
             self._servers.find_again(info)
         self._losses.update(dict(saved.lacking))
+        self._names.take_back(saved.names)
         self._rebuilds.activate(saved.rehomed)
         self._lineage.take_back()
         self._ends.carry_out(orders)
@@ -394,6 +398,7 @@ class Registry:
             address_bytes_in_use=self._core.addresses.bytes_in_use,
             servers=reports,
             replay=self._read_sets.counters(),
+            names=self._names.by_region(),
         )
 
     # -- regions
@@ -445,6 +450,24 @@ class Registry:
     async def shared_at(self, server_id: int) -> list[tuple[Pinned, list[Any]]]:
         """See ``Rebuilds.shared_at``."""
         return self._rebuilds.shared_at(server_id)
+
+    # -- names
+
+    async def give_name(self, name: str, region: int, packed: bytes) -> None:
+        """See ``VariableNames.give``."""
+        self._names.give(name, region, packed)
+
+    async def find_name(self, name: str) -> tuple[bytes, Latest] | None:
+        """See ``VariableNames.find``."""
+        return self._names.find(name)
+
+    async def drop_name(self, name: str) -> None:
+        """See ``VariableNames.drop``."""
+        self._names.drop(name)
+
+    async def variables(self) -> list[VariableRecord]:
+        """See ``VariableNames.variables``."""
+        return self._names.variables()
 
     # -- versions
 

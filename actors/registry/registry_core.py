@@ -644,6 +644,13 @@ class RegistryCore:
             return ()
         return entry.homes
 
+    def ready_regions(self) -> list[RegionRecord]:
+        """Regions that can be looked up, by id."""
+        ready = [
+            entry.record for entry in self._regions.values() if entry.state is RegionState.READY
+        ]
+        return sorted(ready, key=lambda record: record.region)
+
     def homed_at(self, server_id: int) -> tuple[int, ...]:
         """Regions that can be looked up and that have a home there."""
         return tuple(

@@ -25,6 +25,7 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
+from clamor_ray._error_base import level_of_caller
 from clamor_ray._objects.arrow_slices import trimmed
 from clamor_ray._objects.global_array import GlobalArray, as_global, plain
 from clamor_ray._objects.pointer import Pointer
@@ -250,8 +251,7 @@ def _warn_travels_whole(obj: object, plan: Plan) -> None:
         "gets it reads and rebuilds that part whole. NumPy arrays, Arrow tables and pandas "
         "frames, alone or inside other objects, are paged in where they are touched.",
         ClamorWarning,
-        # The caller of put(): this, take_apart, Creator.put, a lambda, with_current, put.
-        stacklevel=7,
+        stacklevel=level_of_caller(),
     )
 
 

@@ -10,7 +10,7 @@ must say what they do about a freed region or a lost server.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from clamor_ray._protocol.names import SOCKETS_BELOW
 from clamor_ray._version import __version__
@@ -147,6 +147,41 @@ class Latest:
     plan: bytes | None = None
     payload: bytes | None = None
     loss: int = 0
+
+
+class NamedVariable(NamedTuple):
+    """A name, and what it names.
+
+    Args:
+        name: See ``names.check_name``.
+        region: The region's or inline variable's id.
+        packed: A reference to it (``GlobalRef.packed``).
+    """
+
+    name: str
+    region: int
+    packed: bytes
+
+
+@dataclass(frozen=True)
+class VariableRecord:
+    """A variable that can be opened, as the registry knows it.
+
+    Args:
+        region: The region's or inline variable's id.
+        version: Its newest version.
+        length_bytes: Of the region; 0 for an inline variable.
+        nodes: Ray's hex ids of the nodes of its homes.
+        names: It may have several.
+        packed: A reference to it, where it has a name.
+    """
+
+    region: int
+    version: int
+    length_bytes: int
+    nodes: tuple[str, ...]
+    names: tuple[str, ...]
+    packed: bytes | None
 
 
 @dataclass(frozen=True)
@@ -352,3 +387,4 @@ class RegistryReport:
     address_bytes_in_use: int
     servers: tuple[ServerReport, ...]
     replay: ReadPredictorCounters = ReadPredictorCounters()
+    names: dict[int, str] = field(default_factory=dict)

@@ -18,6 +18,28 @@ SOCKETS_BELOW: Final = "/tmp"
 # 32 bits, and a keeper's file.
 SOCKETS_BELOW_BYTES: Final = 107 - len("/clamor-4294967295/") - (12 + 1 + 16 + 1 + 16 + 7)
 _REGISTRY: Final = "registry-"
+NAME_CHARACTERS: Final = 200  # of a variable's or a session's name, at most
+
+
+def check_name(name: object, what: str) -> str:
+    """A name that a program gives a variable or a session.
+
+    Args:
+        name: 1 to 200 characters, each of which can be printed.
+        what: has it, for the message.
+
+    Raises:
+        TypeError: It is no string.
+        ValueError: It is empty, too long, or has other characters.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a {what} is a string, not {type(name).__qualname__}")
+    if not name or len(name) > NAME_CHARACTERS or not name.isprintable() or name != name.strip():
+        raise ValueError(
+            f"the name of a {what} has 1 to {NAME_CHARACTERS} characters that can be printed, "
+            f"without spaces around it; {name!r} does not"
+        )
+    return name
 
 
 def job_part(gcs_address: str, job_id: str) -> str:

@@ -23,6 +23,7 @@ from clamor_ray._protocol.messages import (
     RegionRecord,
     RegistryReport,
     ServerInfo,
+    VariableRecord,
 )
 from clamor_ray._protocol.rendezvous import Guest, Meeting, Waiting
 from clamor_ray._protocol.rpc import pack, unpack
@@ -131,6 +132,20 @@ class RegistryClient:
 
     def shared_at(self, server_id: int) -> list[tuple[Pinned, list[Any]]]:
         return self._ask("shared_at", server_id)
+
+    # -- names
+
+    def give_name(self, name: str, region: int, packed: bytes) -> None:
+        self._ask("give_name", name, region, packed)
+
+    def find_name(self, name: str) -> tuple[bytes, Latest] | None:
+        return self._ask("find_name", name)
+
+    def drop_name(self, name: str) -> None:
+        self._ask("drop_name", name)
+
+    def variables(self) -> list[VariableRecord]:
+        return self._ask("variables")
 
     # -- versions
 

@@ -9,13 +9,13 @@ that blocks are lost.
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from pyroaring import BitMap
 
 from clamor_ray import errors
+from clamor_ray._error_base import level_of_caller
 from clamor_ray._objects.block_sets import runs
 
 if TYPE_CHECKING:
@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 
 # (process, scope, region, loss) that was warned of; a child of fork is warned too.
 _told: set[tuple[int, str, int, int]] = set()
-
-
-def level_of_caller() -> int:
-    """For `warnings.warn` in the function that calls this: the first frame that is not ours."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == (
-        "clamor_ray"
-    ):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def warn(session: Session, ref: GlobalRef[Any], loss: int) -> None:

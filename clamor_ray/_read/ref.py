@@ -116,6 +116,7 @@ class GlobalRef(Generic[T]):
         "_freed",
         "_frozen",
         "_length_bytes",
+        "_name",
         "_packed",
         "_region",
         "_scope",
@@ -141,6 +142,7 @@ class GlobalRef(Generic[T]):
         self._scope = scope
         self._frozen = frozen
         self._freed = False
+        self._name: str | None = None
         self._packed: tuple[State, bytes] | None = None
         self._state = State(version, plan, payload)
         # What no commit has changed the registry does not know: it is asked of the reference.
@@ -152,6 +154,11 @@ class GlobalRef(Generic[T]):
     def region(self) -> int:
         """Id of the variable."""
         return self._region
+
+    @property
+    def name(self) -> str | None:
+        """What `clamor.put` named it; None: nothing."""
+        return self._name
 
     @property
     def version(self) -> int:
@@ -431,6 +438,7 @@ class GlobalRef(Generic[T]):
             frozen=frozen,
         )
         ref._freed = self._freed
+        ref._name = self._name
         return ref
 
     # -- its end
@@ -478,7 +486,7 @@ class GlobalRef(Generic[T]):
             return known[1]
         first = None if self._first is state else _packed_state(self._first)
         where = (self._region, self._base_address, self._length_bytes, self._scope)
-        content = (where, _packed_state(state), first, self._frozen, self._freed)
+        content = (where, _packed_state(state), first, self._frozen, self._freed, self._name)
         packed = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
         self._packed = (state, packed)
         return packed
@@ -498,9 +506,8 @@ class GlobalRef(Generic[T]):
             >>> int(clamor.GlobalRef.unpacked(packed).get()[7])
             7
         """
-        (region, base_address, length_bytes, scope), now, first, frozen, freed = pickle.loads(
-            packed
-        )
+        where, now, first, frozen, freed, name = pickle.loads(packed)
+        region, base_address, length_bytes, scope = where
 
         def state_of(version: int, lies: tuple[Any, ...], payload: bytes | None) -> State:
             return State(version, Plan(*lies), payload)
@@ -517,6 +524,7 @@ class GlobalRef(Generic[T]):
             first=None if first is None else state_of(*first),
             frozen=frozen,
         )
+        ref._name = name
         if freed:
             ref._mark_freed()
         return ref

@@ -11,9 +11,12 @@ import ray
 from clamor_ray._read.hashmap import HashMap
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session.process_sessions import current, with_current
+from clamor_ray._session.variables import give
 
 
-def put(obj: Any, *, source: Callable[[], Any] | None = None) -> GlobalRef[Any]:
+def put(
+    obj: Any, *, name: str | None = None, source: Callable[[], Any] | None = None
+) -> GlobalRef[Any]:
     """Places an object in the global address space and returns a reference to it.
 
     Its buffers (NumPy arrays, Arrow and pandas data, what SciPy and scikit-learn hold in them,
@@ -22,6 +25,8 @@ def put(obj: Any, *, source: Callable[[], Any] | None = None) -> GlobalRef[Any]:
 
     Args:
         obj: anything that pickle or cloudpickle can pickle.
+        name: that `clamor.open` finds it by, in any process of the session, until it is freed or
+            `clamor.drop` takes the name away.
         source: a callable without arguments that makes an equal object again: the same pickle
             stream, the same buffers. It is run, in a task of its own, where the node that holds
             the object is lost and blocks are wanted that no other node has read. Those that a
@@ -33,6 +38,7 @@ def put(obj: Any, *, source: Callable[[], Any] | None = None) -> GlobalRef[Any]:
     Raises:
         NotInitializedError: Before `clamor.init()`.
         UnpicklableError: Something in the object, or in the source, cannot be pickled.
+        NameTakenError: Another variable of the session has the name.
         TypeError: The source cannot be called.
         OutOfMemoryError: This node has less memory than the object needs.
 
@@ -46,11 +52,15 @@ def put(obj: Any, *, source: Callable[[], Any] | None = None) -> GlobalRef[Any]:
         >>> float(ref.get()["weights"].sum())
         1000.0
     """
-    return with_current(lambda session: session.creator.put(obj, source))
+    return with_current(lambda s: give(s, name, lambda: s.creator.put(obj, source)))
 
 
 def zeros(
-    shape: int | tuple[int, ...], dtype: Any = np.float64, *, capacity: int | None = None
+    shape: int | tuple[int, ...],
+    dtype: Any = np.float64,
+    *,
+    capacity: int | None = None,
+    name: str | None = None,
 ) -> GlobalRef[Any]:
     """A global array of zeros. Nothing is allocated, whatever its size.
 
@@ -59,12 +69,14 @@ def zeros(
         dtype: of the elements, plain data: one that holds no Python objects.
         capacity: length of the first axis that `clamor.update(ref, grow_to=n)` may reach; room
             for it is reserved, not allocated.
+        name: as `put`'s.
 
     Returns:
         A reference to an array of this shape and dtype, in C order.
 
     Raises:
         NotInitializedError: Before `clamor.init()`.
+        NameTakenError: Another variable of the session has the name.
         ValueError: A dtype that holds Python objects, a negative dimension, or a capacity below
             the first one.
 
@@ -73,10 +85,10 @@ def zeros(
         >>> float(w.get()[123456])
         0.0
     """
-    return with_current(lambda session: session.creator.zeros(shape, dtype, capacity))
+    return with_current(lambda s: give(s, name, lambda: s.creator.zeros(shape, dtype, capacity)))
 
 
-def share(object_ref: Any, *, timeout: float = 300.0) -> GlobalRef[Any]:
+def share(object_ref: Any, *, name: str | None = None, timeout: float = 300.0) -> GlobalRef[Any]:
     """Makes an existing Ray object page-accessible; serving it needs no copy of its buffers.
 
     The page server of a node that holds the object pins it and serves its blocks to other nodes
@@ -86,6 +98,7 @@ def share(object_ref: Any, *, timeout: float = 300.0) -> GlobalRef[Any]:
 
     Args:
         object_ref: a `ray.ObjectRef`. A small object, which Ray keeps with its owner, is put.
+        name: as `put`'s.
         timeout: seconds for the object to be ready and pinned.
 
     Returns:
@@ -93,6 +106,7 @@ def share(object_ref: Any, *, timeout: float = 300.0) -> GlobalRef[Any]:
 
     Raises:
         NotInitializedError: Before `clamor.init()`.
+        NameTakenError: Another variable of the session has the name.
         WaitTimeoutError: The object was not ready in time.
         TypeError: It is no `ray.ObjectRef`.
 
@@ -103,11 +117,12 @@ def share(object_ref: Any, *, timeout: float = 300.0) -> GlobalRef[Any]:
     """
     if not isinstance(object_ref, ray.ObjectRef):
         raise TypeError(f"share takes a Ray ObjectRef, not {type(object_ref).__qualname__}")
-    return with_current(lambda session: session.creator.share(object_ref, timeout))
+    return with_current(lambda s: give(s, name, lambda: s.creator.share(object_ref, timeout)))
 
 
 def free(ref: GlobalRef[Any] | HashMap) -> None:
-    """Frees a global variable. Processes that read it keep its memory until they are done.
+    """Frees a global variable, and its name. Processes that read it keep its memory until they are
+    done.
 
     From now on `get` raises `FreedError`. Freeing it again changes nothing.
 

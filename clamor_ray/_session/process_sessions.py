@@ -160,7 +160,7 @@ def current(scope: str | None = None) -> Session:
 
 
 def with_current(make: Callable[[Session], _T]) -> _T:
-    """What `make` makes in this process's session. Two frames above `make` is our caller.
+    """What `make` makes in this process's session.
 
     A worker may still be attached to a session that its driver has ended meanwhile: a page server
     that was killed sends no message, and asking the registry before each call would double what

@@ -11,7 +11,7 @@ import warnings
 import ray
 
 from clamor_ray import errors
-from clamor_ray._read import losses
+from clamor_ray._error_base import level_of_caller
 from clamor_ray._session import end_hooks, process_sessions
 from clamor_ray._session.session import Session
 
@@ -48,7 +48,7 @@ def end(session: Session, exiting: bool = False) -> None:
             "are not on this node, and the session has ended: a touch of one ends the process. "
             "Copy what you need before clamor.shutdown().",
             errors.ClamorWarning,
-            stacklevel=losses.level_of_caller(),
+            stacklevel=level_of_caller(),
         )
 
 

@@ -243,6 +243,7 @@ class Stats:
         regions_by_state: how many global variables are in which state.
         address_bytes_in_use: of the global address space.
         replay: how many read sets were noted, asked for and found (`clamor.remote(replay=...)`).
+        names: id -> name of the variables that have one.
 
     Example:
         >>> stats = clamor.stats()
@@ -254,6 +255,7 @@ class Stats:
     regions_by_state: tuple[tuple[str, int], ...] = ()
     address_bytes_in_use: int = 0
     replay: ReadPredictorCounters | None = None
+    names: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def bytes_received(self) -> int:
@@ -347,6 +349,7 @@ def from_report(report: RegistryReport) -> Stats:
         regions_by_state=tuple(sorted(report.regions_by_state.items())),
         address_bytes_in_use=report.address_bytes_in_use,
         replay=report.replay,
+        names=dict(report.names),
     )
 
 
