@@ -19,6 +19,8 @@ from ._session.api import put as put
 from ._session.api import share as share
 from ._session.api import zeros as zeros
 from ._session.init import init as init
+from ._session.named_sessions import SessionInfo as SessionInfo
+from ._session.named_sessions import sessions as sessions
 from ._session.shutdown import shutdown as shutdown
 from ._session.starting import InitResult as InitResult
 from ._session.stats import block_map as block_map
@@ -55,6 +57,7 @@ from .errors import HomeLostError as HomeLostError
 from .errors import MemberLostError as MemberLostError
 from .errors import NameTakenError as NameTakenError
 from .errors import NoSuchNameError as NoSuchNameError
+from .errors import NoSuchSessionError as NoSuchSessionError
 from .errors import NotInitializedError as NotInitializedError
 from .errors import OutOfMemoryError as OutOfMemoryError
 from .errors import SnapshotExpired as SnapshotExpired

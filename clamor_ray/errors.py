@@ -53,6 +53,7 @@ __all__ = [
     "NestedUpdateError",
     "NoSpaceError",
     "NoSuchNameError",
+    "NoSuchSessionError",
     "NoVersionError",
     "NondeterministicError",
     "NotAMemberError",
@@ -112,6 +113,24 @@ class SessionMismatchError(NotInitializedError):
     default_hint = (
         "Put the object again: a global variable lives as long as the session it was put in."
     )
+
+
+class NoSuchSessionError(NotInitializedError, LookupError):
+    """No session of the cluster has the name.
+
+    Example:
+        >>> clamor.shutdown(session="nobody made it")
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.NoSuchSessionError: ...
+    """
+
+    default_hint = (
+        "clamor.init(session=..., lifetime='detached') makes it; clamor.sessions() lists those "
+        "that there are."
+    )
+
+    __str__ = ClamorError.__str__
 
 
 class SessionEndedError(SessionMismatchError):

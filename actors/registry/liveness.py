@@ -17,7 +17,7 @@ from clamor_ray._protocol.messages import (
     ServerLost,
     ServerRestarting,
 )
-from clamor_ray._protocol.ray_nodes import PING_S, alive_nodes, raylet_is_gone, within
+from clamor_ray._protocol.ray_state import PING_S, alive_nodes, raylet_is_gone, within
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.registry.late_writes import LateWrites
 from clamor_ray.actors.registry.registry_core import RegistryCore, Retire

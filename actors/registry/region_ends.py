@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from clamor_ray._protocol.messages import ServerInfo
-from clamor_ray._protocol.ray_nodes import alive_nodes, within
+from clamor_ray._protocol.ray_state import alive_nodes, within
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.actors.registry.late_writes import LateWrites

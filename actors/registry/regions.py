@@ -22,7 +22,7 @@ from clamor_ray._protocol.messages import (
     RegionRecord,
     ServerLost,
 )
-from clamor_ray._protocol.ray_nodes import within
+from clamor_ray._protocol.ray_state import within
 from clamor_ray._protocol.refusals import IllegalTransition, NoAddresses, RegistryError
 from clamor_ray._protocol.source import SHARED, Source
 from clamor_ray.actors.commits.commit_log import CommitLog

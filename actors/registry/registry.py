@@ -1,4 +1,4 @@
-"""The registry actor: one per job. It is composed of services, and hands each call to one.
+"""The registry actor: one per session. It is composed of services, and hands each call to one.
 
 It carries out the cores' orders, makes page servers appear on nodes, and finds out from Ray which
 servers are lost. It is never on the path of a fault that a node can resolve from what it knows.
@@ -13,8 +13,8 @@ are made, sealed or freed, servers that are new, commits and outcomes. The rest 
 drained, a server that is lost, what a home has acknowledged) is written when it is known, and again
 later where that fails: after a restart without it the question is just asked again.
 
-Names of actors, all in the namespace "clamor": ``registry-<job scope>``,
-``page-server-<job scope>-<first 16 of the node id>``.
+Names of actors, all in the namespace "clamor": ``registry-<job scope>``, or ``session-<name>`` for
+a session that outlives its driver, and ``page-server-<job scope>-<first 16 of the node id>``.
 
 Safety: methods are coroutines on one loop; the core is only touched between awaits.
 """
@@ -49,8 +49,10 @@ from clamor_ray._protocol.messages import (
     RegistryReport,
     ServerConfig,
     ServerInfo,
+    SessionReport,
     VariableRecord,
 )
+from clamor_ray._protocol.ray_state import find_registry
 from clamor_ray._protocol.rendezvous import Guest, Meeting, Waiting
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import Source
@@ -88,7 +90,7 @@ def create_registry(
 ) -> Any:
     """Makes the job's registry on a node, or finds the one that is there.
 
-    The caller's process owns a registry that it makes: call it in the driver.
+    The caller's process owns the registry of a session without a name: call it in the driver.
 
     Args:
         job_scope: 12 hex digits that separate jobs.
@@ -102,9 +104,10 @@ def create_registry(
     return (
         ray.remote(Registry)
         .options(
-            name=names.registry_name(job_scope),
+            name=names.registry_name(job_scope, config.session_name),
             namespace=names.NAMESPACE,
             get_if_exists=True,
+            lifetime="detached" if config.session_name else None,
             num_cpus=0,
             max_restarts=-1,
             max_task_retries=-1,
@@ -128,11 +131,7 @@ def hold_journal(job_scope: str) -> int | None:
 
 def _has_ended(job_scope: str) -> bool:
     """Whether a session of the cluster has: its registry is no actor any more."""
-    try:
-        ray.get_actor(names.registry_name(job_scope), namespace=names.NAMESPACE)
-    except ValueError:
-        return True
-    return False
+    return find_registry(job_scope) is None
 
 
 def _check_nothing_was_given(claims: AddressClaims, directory: Path) -> None:
@@ -191,7 +190,12 @@ class Registry:
         background = self._background = BackgroundTasks(logger)
         journal = self._journal = Journal(directory)
         self._reserve = Reserve(str(directory), keeper_process.RESERVE_BYTES)
-        self._in_use_fd = keeper_process.hold_and_watch(directory, keeper_process.raylet_pid())
+        self._in_use_fd = keeper_process.hold_and_watch(
+            directory,
+            keeper_process.raylet_pid(),
+            # No driver says that it still wants the session.
+            config.orphan_timeout_s if config.session_name else keeper_process.JOURNAL_ORPHAN_S,
+        )
         late = self._late = LateWrites(core, journal, background)
         liveness = self._liveness = Liveness(core, log, handles, late)
         ends = self._ends = RegionEnds(core, handles, late, liveness, background)
@@ -312,6 +316,17 @@ class Registry:
     async def ping(self) -> int:
         """The actor's process id."""
         return os.getpid()
+
+    async def scope(self) -> str:
+        """The session's."""
+        return self._config.job_scope
+
+    async def report(self) -> SessionReport:
+        """What the session is."""
+        regions = self._core.ready_regions()
+        return SessionReport(
+            self._config, len(regions), sum(record.length_bytes for record in regions)
+        )
 
     async def until_end(self) -> None:
         """Answers when the session has been shut down; who waits for it learns from its failure

@@ -17,7 +17,7 @@ from clamor_ray import errors
 from clamor_ray._protocol import names
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import ServerConfig, ServerInfo, ServerReport
-from clamor_ray._protocol.ray_nodes import PING_S, alive_nodes, raylet_is_gone, within
+from clamor_ray._protocol.ray_state import PING_S, alive_nodes, raylet_is_gone, within
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.page_server.page_server import PageServer
 from clamor_ray.actors.process.background import BackgroundTasks

@@ -257,6 +257,8 @@ class ServerConfig:
         cache_bytes: Budget of each node's cached blocks; 0: a quarter of the node's memory.
         cache_policy: Which of them go first (``_native/base.py``: ``POLICIES``).
         replication: Whom a busy home sends askers to (``_native/base.py``: ``REPLICATIONS``).
+        session_name: "": the session ends with its driver.
+        began_at_s: When the session began, since the epoch of Unix.
     """
 
     job_scope: str
@@ -275,6 +277,23 @@ class ServerConfig:
     cache_bytes: int = 0
     cache_policy: str = "sieve"
     replication: str = "p2c"
+    session_name: str = ""
+    began_at_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class SessionReport:
+    """A session, as its registry says.
+
+    Args:
+        config: Its settings, name and scope.
+        n_variables: How many regions can be opened.
+        nbytes: Their length.
+    """
+
+    config: ServerConfig
+    n_variables: int
+    nbytes: int
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """How sessions are named, so that a worker finds its driver's without being told.
 
 A scope is 12 hex digits: 6 from the job, the same in every process of it, and 6 of this session,
-so that a reference from a session that has ended is never taken for one of its successor.
+so that a reference from a session that has ended is never taken for one of its successor. Of a
+session with a name the first 6 are from its name, and its registry's actor has that name: so Ray
+sees to it that there is one.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ SOCKETS_BELOW: Final = "/tmp"
 # 32 bits, and a keeper's file.
 SOCKETS_BELOW_BYTES: Final = 107 - len("/clamor-4294967295/") - (12 + 1 + 16 + 1 + 16 + 7)
 _REGISTRY: Final = "registry-"
+_NAMED: Final = "session-"
 NAME_CHARACTERS: Final = 200  # of a variable's or a session's name, at most
 
 
@@ -52,9 +55,46 @@ def new_scope(gcs_address: str, job_id: str) -> str:
     return job_part(gcs_address, job_id) + secrets.token_hex(3)
 
 
-def registry_name(scope: str) -> str:
-    """The actor name of a session's registry."""
-    return f"{_REGISTRY}{scope}"
+def registry_name(scope: str, session_name: str = "") -> str:
+    """The actor name of a session's registry.
+
+    Args:
+        scope: of the session.
+        session_name: "" for one that ends with its driver.
+    """
+    return f"{_NAMED}{session_name}" if session_name else f"{_REGISTRY}{scope}"
+
+
+def _named_part(session_name: str) -> str:
+    """What all scopes of sessions of a name begin with."""
+    return hashlib.sha256(f"session\0{session_name}".encode()).hexdigest()[:6]
+
+
+def new_named_scope(session_name: str) -> str:
+    """A scope for a session of that name that begins now."""
+    return _named_part(session_name) + secrets.token_hex(3)
+
+
+def names_of_sessions(actor_names: list[str], scope: str = "") -> list[str]:
+    """The names of sessions among the names of actors.
+
+    Args:
+        actor_names: in our namespace.
+        scope: only those that may have this scope.
+
+    Example:
+        >>> names_of_sessions(["registry-aaaaaa000001", "session-index"])
+        ['index']
+        >>> names_of_sessions(["session-index"], new_named_scope("index"))
+        ['index']
+    """
+    found = [name.removeprefix(_NAMED) for name in actor_names if name.startswith(_NAMED)]
+    return [name for name in found if not scope or scope.startswith(_named_part(name))]
+
+
+def scopes(actor_names: list[str]) -> list[str]:
+    """Those of the sessions without a name, among the names of actors."""
+    return [name.removeprefix(_REGISTRY) for name in actor_names if name.startswith(_REGISTRY)]
 
 
 def journal_directory(scope: str) -> str:
@@ -69,8 +109,7 @@ def scopes_of_job(actor_names: list[str], part: str) -> list[str]:
         >>> scopes_of_job(["registry-aaaaaa000001", "registry-bbbbbb000002", "x"], "aaaaaa")
         ['aaaaaa000001']
     """
-    prefix = f"{_REGISTRY}{part}"
-    return [name.removeprefix(_REGISTRY) for name in actor_names if name.startswith(prefix)]
+    return [scope for scope in scopes(actor_names) if scope.startswith(part)]
 
 
 def socket_directory(below: str) -> str:

@@ -133,7 +133,7 @@ def _end_now(actor: Any, name: str) -> None:
 
 
 def _session_ends(session: Session) -> None:
-    if session.owner and session.is_here:
+    if session.is_ending:
         for name, (scope, actors) in list(_made.items()):
             if scope == session.scope:
                 _made.pop(name, None)

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import atexit
 import os
+from typing import Any
 
 import ray
 
 from clamor_ray import errors
 from clamor_ray._protocol.config import Config
-from clamor_ray._session import end_hooks, process_sessions, shutdown, starting
+from clamor_ray._session import end_hooks, named_sessions, process_sessions, shutdown, starting
 from clamor_ray._session.session import Session
 from clamor_ray._session.spawned import SpawnedSession
 from clamor_ray._session.starting import InitResult
@@ -20,6 +21,8 @@ from clamor_ray._session.starting import InitResult
 def init(
     address: str | None = None,
     *,
+    session: str | None = None,
+    lifetime: str | None = None,
     namespace: str | None = None,
     cache_bytes: int | str | None = None,
     cache_policy: str | None = None,
@@ -35,6 +38,12 @@ def init(
 
     Args:
         address: as `ray.init`'s; ignored where Ray is connected already.
+        session: name of a session that outlives its driver. Any process of the cluster attaches to
+            it by the name: another driver, a task, an actor, a replica of Ray Serve. What this
+            process and its tasks make is of it. None: a session that ends with this driver.
+        lifetime: "detached" makes the session of that name where there is none, as the lifetime of
+            Ray's detached actors. It lasts until `clamor.shutdown(session=...)`, or until the node
+            is lost on which it was made.
         namespace: as `ray.init`'s; ours is always "clamor".
         cache_bytes: budget of each node's cached blocks, as a number or as in "4GiB"; homes do
             not count. 0: a quarter of what each node has.
@@ -54,8 +63,10 @@ def init(
         RayClientError: Connected through `ray://`; use `ray job submit`.
         ServerUnavailableError, VersionMismatchError: This node's page server does not start.
         TrapUnavailableError: The kernel refuses the trap that CLAMOR_TRAP asks for.
-        ValueError: A setting makes no sense, or is not that of the session that this driver has
-            already. Nothing was started.
+        NoSuchSessionError: No session has that name, and `lifetime` does not ask for one.
+        ValueError: A setting makes no sense, or is not that of the session that there is already;
+            or this driver has made a session, and asks for another one by name. Nothing was
+            started.
         CacheBudgetError: This node has less memory than `cache_bytes`. (A node that has less and
             joins later raises it in the first task there that uses a global variable.)
 
@@ -64,6 +75,7 @@ def init(
         True
     """
     process_sessions._check_platform()
+    named_sessions.check_arguments(session, lifetime)
     if address is not None and address.startswith("ray://"):
         raise errors.RayClientError(f"{address} is a Ray Client address.")
     starting.check_not_ray_client()
@@ -79,45 +91,68 @@ def init(
             raise errors.RayClientError("RAY_ADDRESS is a Ray Client address.")
         ray.init(address=address, namespace=namespace)
     with process_sessions._lock:
-        for gone in [session for session in process_sessions.sessions() if not session.is_here]:
+        for gone in [part for part in process_sessions.sessions() if not part.is_here]:
             process_sessions._leave(gone)  # ray.shutdown() took the cluster from under it
             shutdown.retire(gone, told_s=0.5)
-        session = process_sessions._current
-        if isinstance(session, SpawnedSession):
-            session = None  # it only reads; it goes on doing that beside the one made here
-        if starting.in_worker():
-            session = process_sessions._attach(None)
         if session is None:
-            session = _make_session(config)
-        elif session.owner:
-            starting.check_same_settings(session.config, config, settings)
+            part = _part_in_own(config, settings)
+        else:
+            part = named_sessions.attach(
+                session,
+                is_made=lifetime is not None,
+                config=config,
+                given=settings,
+                avoid=_still_used(),
+            )
         try:
-            info = session.ensure_server()
-            if session.owner:
-                session.hold_journal()
-            trap = session.client.trap
-            reason = session.client.trap_reason
+            info = part.ensure_server()
+            if part.owner:
+                part.hold_journal()
+            trap = part.client.trap
+            reason = part.client.trap_reason
+            if part.name is not None and part.in_driver:
+                starting.note_session_of_job(part.scope)
         except BaseException:
-            if session is not process_sessions._current:
-                shutdown.end(session)
+            if part is not process_sessions._current:
+                shutdown.end(part)
             raise
-        if session is not process_sessions._current:
-            process_sessions._add(session)
+        if part is not process_sessions._current:
+            process_sessions._add(part)
+        if part.in_driver:
+            _end_with_process()
     if trap != "uffd" and not reason:
-        reason = f"CLAMOR_TRAP={session.config.trap} asks for it"
+        reason = f"CLAMOR_TRAP={part.config.trap} asks for it"
     return InitResult(
         trap=trap,
-        node_id=session.node_id,
+        node_id=part.node_id,
         server_version=info.library_version,
-        scope=session.scope,
+        scope=part.scope,
         trap_reason=reason,
+        session=part.name,
     )
+
+
+def _part_in_own(config: Config, settings: dict[str, Any]) -> Session:
+    """The session of this driver, which is made where there is none; in a worker, of its job."""
+    part = process_sessions._current
+    if isinstance(part, SpawnedSession):
+        part = None  # it only reads; it goes on doing that beside the one made here
+    if starting.in_worker():
+        return process_sessions._attach(None)
+    if part is None:
+        return _make_session(config)
+    if part.owner:
+        starting.check_same_settings(part.config, config, settings)
+    return part
+
+
+def _end_with_process() -> None:
+    process_sessions._once("exit", lambda: atexit.register(shutdown.end_all, exiting=True))
 
 
 def _make_session(config: Config) -> Session:
     node_id = ray.get_runtime_context().get_node_id()
     scope, registry = starting.start_registry(config, node_id, _still_used())
-    process_sessions._once("exit", lambda: atexit.register(shutdown.end_all, exiting=True))
     return Session(scope, registry, node_id, config, owner=True)
 
 

@@ -1,9 +1,10 @@
 """Which sessions this process is attached to: `session.py` is its part in one.
 
-A driver makes a session with `init`. Any process of the cluster finds one when it first needs it:
-by the scope of the reference that arrived, or (a worker) by its job. It may use several at once: no
-two sessions of a cluster have an address or an id in common (`actors/window/address_claims.py`).
-What a worker makes is of its own job's session, where that has one.
+A driver makes a session with `init`, or attaches to one by name (`named_sessions.py`). Any process
+of the cluster finds one when it first needs it: by the scope of the reference that arrived, or (a
+worker) by its job. It may use several at once: no two sessions of a cluster have an address or an
+id in common (`actors/window/address_claims.py`). What a worker makes is of its own job's session,
+where that has one.
 
 Locks: `_lock` guards which sessions there are. It is never taken under `Session._client_lock`, and
 finalizers hold neither.
@@ -20,6 +21,7 @@ from typing import TypeVar
 import ray
 
 from clamor_ray import errors
+from clamor_ray._protocol import ray_state
 from clamor_ray._protocol.config import Config
 from clamor_ray._read import opener
 from clamor_ray._read.lease import Leased
@@ -31,7 +33,9 @@ _T = TypeVar("_T")
 
 _OUTLIVES = (
     "A detached actor or a Serve app that outlives its driver has no session to make variables in. "
-    "It can read and update those of any driver that runs: pass it their references."
+    "It can read and update those of any driver that runs: pass it their references. Or make a "
+    "session that outlives its driver, and attach to it by name: "
+    "clamor.init(session='...', lifetime='detached')."
 )
 
 
@@ -50,7 +54,8 @@ def _check_platform() -> None:
 _lock = threading.RLock()
 _current: Session | None = None  # what this process makes is of this one
 _others: dict[str, Session] = {}  # what else it is attached to, by scope; replaced, not changed
-_over: list[Session] = []  # have ended; something still looks into their memory
+_over: list[Session] = []  # have ended, or this process has left; something looks into their memory
+_ended: Session | None = None  # that this process made variables in, and that others have ended
 _sought = False  # the job's own session, since it was last attached to another's
 _hooks: set[str] = set()
 
@@ -80,7 +85,7 @@ def _before_fork() -> None:
 def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.RLock()
-    for session in sessions():
+    for session in (*sessions(), *_over):
         session.owner = False  # the end of a child is not the end of the session
         try:
             session.after_fork(_was_here)
@@ -100,12 +105,30 @@ def _leave(session: Session) -> None:
 def _forget(session: Session) -> None:
     """It has ended. It is closed when nothing looks into its memory: what is here of it is right,
     and other threads may be at it."""
+    global _ended
     with _lock:
         end_hooks.scopes.add(session.scope)
         if session in sessions():
+            if session is _current:
+                _ended = session
             _leave(session)
             _over.append(session)
         _close_over()
+
+
+def take_back(scope: str) -> Session | None:
+    """Under the lock: this process's part in that session, which may have left it and still have
+    its memory mapped. It is none of this process's sessions until it is added again."""
+    for session in sessions():
+        if session.scope == scope:
+            _leave(session)
+            return session
+    for session in _over:
+        if session.scope == scope and not session.was_told:
+            _over.remove(session)
+            session.come_back()
+            return session
+    return None
 
 
 def _close_over() -> None:
@@ -198,10 +221,16 @@ def _attach(scope: str | None) -> Session:
         return alone
     starting.check_not_ray_client()
     in_worker = starting.in_worker()
+    if not in_worker and session is None and _ended is not None:
+        raise errors.SessionEndedError(
+            f"Session {_ended.name or _ended.scope} has ended: another process has called "
+            "clamor.shutdown(session=...), or the node of its registry is lost.",
+            hint="Call clamor.init() again; what was put in it is gone.",
+        )
     if not in_worker and (session is None or not session.is_here):
         raise errors.NotInitializedError("There is no clamor session in this process.")
     wanted = scope if scope is not None else starting.find_scope_of_job()
-    registry = starting.find_registry(wanted) if wanted is not None else None
+    registry = ray_state.find_registry(wanted) if wanted is not None else None
     if wanted is None or registry is None:
         if scope is not None:
             end_hooks.raise_mismatch(scope)
@@ -230,22 +259,30 @@ def _attach(scope: str | None) -> Session:
 
 
 def _add(found: Session) -> None:
-    """Under the lock: one more session. What this process makes is of the one that it made, of the
-    newest of its job, or else of the newest."""
-    global _current, _others, _sought
+    """Under the lock: one more session. What this process makes is of the one that it made, the one
+    that it has attached to by name last, the newest of its job, or else the newest."""
+    global _current, _others, _sought, _ended
     before = _current
     _sought = False
+    _ended = None
     _register_fork_hook()
-    if before is not None and (before.owner or (before.of_job and not found.of_job)):
+    rank, rank_before = _rank(found), -1 if before is None else _rank(before)
+    if before is not None and rank < rank_before:
         _others = {**_others, found.scope: found}
         return
     _current = found
-    if before is not None and before.of_job:
+    if before is not None and before.of_job and before.name is None and found.name is None:
         end_hooks.scopes.add(before.scope)  # a driver has one at a time
         _over.append(before)
     elif before is not None:
         _others = {**_others, before.scope: before}
     _close_over()
+
+
+def _rank(session: Session) -> int:
+    if session.owner:
+        return 3
+    return 2 if session.name is not None else int(session.of_job)
 
 
 end_hooks.when_found.append(_forget)

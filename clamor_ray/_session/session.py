@@ -30,7 +30,7 @@ from clamor_ray._native.client import (
     Mapping,
 )
 from clamor_ray._objects.layout import BLOCK_BYTES, stream_blocks
-from clamor_ray._protocol import names
+from clamor_ray._protocol import names, ray_state
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import FreeAnswer
 from clamor_ray._protocol.names import server_id_of
@@ -71,6 +71,8 @@ class Session:
     """
 
     of_job = True  # whether it is one of this process's job
+    name: str | None = None  # by which this process has attached to it
+    is_ending = False  # for all: its registry ends with it
     in_driver = False
     _journal_fd: int | None = None  # held by the driver
     _has_left = False
@@ -369,7 +371,7 @@ class Session:
         """Whether its driver ended the session behind this process's back."""
         if self.owner or os.getpid() != self._pid:
             return False
-        return not self.is_here or self.was_told or starting.find_registry(self.scope) is None
+        return not self.is_here or self.was_told or ray_state.find_registry(self.scope) is None
 
     def leave(self) -> None:
         """This process makes nothing in it any more; it reads until `close`. Idempotent."""
@@ -381,6 +383,10 @@ class Session:
         journal_fd, self._journal_fd = self._journal_fd, None
         if journal_fd is not None:
             os.close(journal_fd)
+
+    def come_back(self) -> None:
+        """Undoes `leave`, before `close`."""
+        self._has_left = False
 
     def fetch_leased(self, timeout_s: float) -> None:
         """Fetches what this process's objects look at, before the session ends; not of mappings

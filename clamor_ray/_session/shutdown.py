@@ -12,7 +12,8 @@ import ray
 
 from clamor_ray import errors
 from clamor_ray._error_base import level_of_caller
-from clamor_ray._session import end_hooks, process_sessions
+from clamor_ray._protocol import names
+from clamor_ray._session import end_hooks, named_sessions, process_sessions, starting
 from clamor_ray._session.session import Session
 
 SHUTDOWN_S = 30.0
@@ -20,14 +21,19 @@ LAST_FETCH_S = 10.0
 TOLD_S = 5.0
 
 
-def end(session: Session, exiting: bool = False) -> None:
+def end(session: Session, exiting: bool = False, for_all: bool = False) -> None:
     """Ends this process's part; where it made the session, ends that, too.
 
     Args:
         session: Which this process does not use any more.
         exiting: The process ends: its objects are not looked at any more.
+        for_all: The session ends, whoever made it.
     """
-    ends = session.owner and session.is_here
+    ends = session.is_ending = (session.owner or for_all) and session.is_here
+    if session.in_driver and session.is_here and not ends and not exiting:
+        session.leave()  # it goes on, and so does what this driver reads of it
+        process_sessions._over.append(session)
+        return
     outlived = ends and not exiting and len(session.leases) > 0
     try:
         if outlived:
@@ -68,13 +74,21 @@ def retire(session: Session, told_s: float = TOLD_S) -> int:
     return n_leased
 
 
-def shutdown() -> None:
+def shutdown(*, session: str | None = None) -> None:
     """Ends the session: stops every page server and forgets every global variable.
 
     Objects that `get` returned stay readable in the driver: what is absent of them is fetched
     first, for at most 10 s. In a task or an actor it only detaches that process: a touch of such
     an object ends it with a message. Runs by itself when the driver ends; calling it again changes
-    nothing. Sessions of other drivers go on.
+    nothing. Sessions of other drivers go on. A session that this process attached to by name goes
+    on, too, and what `get` returned of it is still read from there.
+
+    Args:
+        session: name of a session that is ended, whether this process is attached to it or not,
+            and for all processes that are.
+
+    Raises:
+        NoSuchSessionError: No session of the cluster has that name.
 
     Warns:
         ClamorWarning: Blocks of objects that are still held did not come (they took too long, or
@@ -89,7 +103,17 @@ def shutdown() -> None:
         >>> int(array[7])
         7
     """
-    end_all()
+    if session is None:
+        end_all()
+        return
+    names.check_name(session, "session")
+    with process_sessions._lock:
+        part = named_sessions.part_in(session)
+        end_hooks.scopes.add(part.scope)
+        if part.name is not None and part.in_driver:
+            starting.note_session_of_job(None)
+        end(part, for_all=True)
+        process_sessions._close_over()
 
 
 def end_all(exiting: bool = False) -> None:
@@ -106,6 +130,8 @@ def end_all(exiting: bool = False) -> None:
             end_hooks.scopes.add(session.scope)
             if session._pid == os.getpid():
                 try:
+                    if session.name is not None and session.in_driver and session.is_here:
+                        starting.note_session_of_job(None)
                     end(session, exiting)
                 except BaseException as raised:  # the others are ended all the same
                     failure = failure or raised

@@ -5,15 +5,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.experimental import internal_kv
 
 from clamor_ray import errors
-from clamor_ray._protocol import names
+from clamor_ray._protocol import names, ray_state
 from clamor_ray._protocol.config import Config
+from clamor_ray._protocol.messages import ServerConfig
 from clamor_ray._version import __version__
 
 
@@ -27,6 +30,7 @@ class InitResult:
         node_id: Ray's hex id of this node.
         server_version: library version of this node's page server.
         scope: names the session in sockets and actors.
+        session: its name; None where it ends with its driver.
         trap_reason: why it is not "uffd": what the kernel said, or that CLAMOR_TRAP asks for it;
             "" for "uffd".
 
@@ -41,6 +45,7 @@ class InitResult:
     server_version: str
     scope: str
     trap_reason: str = ""
+    session: str | None = None
 
 
 def in_worker() -> bool:
@@ -54,43 +59,63 @@ def check_not_ray_client() -> None:
         raise errors.RayClientError("This driver is connected through Ray Client (ray://).")
 
 
-def find_registry(scope: str) -> Any | None:
-    try:
-        return ray.get_actor(names.registry_name(scope), namespace=names.NAMESPACE)
-    except ValueError:
-        return None
-
-
 def job_scope_part() -> str:
     context = ray.get_runtime_context()
     return names.job_part(context.gcs_address, context.get_job_id())
 
 
 def find_scope_of_job() -> str | None:
-    named = ray.util.list_named_actors(all_namespaces=True)
-    ours = [entry["name"] for entry in named if entry["namespace"] == names.NAMESPACE]
-    scopes = names.scopes_of_job(ours, job_scope_part())
-    return scopes[-1] if scopes else None
+    """The session that this job's driver made, or else the one that it attached to by name."""
+    scopes = names.scopes_of_job(ray_state.actor_names(), job_scope_part())
+    if scopes:
+        return scopes[-1]
+    noted = internal_kv._internal_kv_get(_key_of_job(), namespace=names.NAMESPACE.encode())
+    return None if noted is None else str(noted, "ascii")
 
 
-def check_same_settings(now: Config, asked: Config, given: dict[str, Any]) -> None:
+def note_session_of_job(scope: str | None) -> None:
+    """In a driver that has attached to a session by name: its tasks make variables in it.
+
+    Args:
+        scope: of the session; None: of none any more.
+    """
+    namespace = names.NAMESPACE.encode()
+    if scope is None:
+        internal_kv._internal_kv_del(_key_of_job(), namespace=namespace)
+    else:
+        internal_kv._internal_kv_put(_key_of_job(), scope.encode(), namespace=namespace)
+
+
+def _key_of_job() -> bytes:
+    return f"session-of-{job_scope_part()}".encode()
+
+
+def check_same_settings(
+    now: Config | ServerConfig, asked: Config, given: Mapping[str, Any]
+) -> None:
     for name in (name for name, value in given.items() if value is not None):
         if getattr(asked, name) != getattr(now, name):
             raise ValueError(
                 f"{name}={given[name]!r}, and this session began with {getattr(now, name)!r}; call "
-                "clamor.shutdown() before clamor.init() with other settings"
+                "clamor.shutdown() before clamor.init() with other settings, or leave them out"
             )
 
 
 def start_registry(
-    config: Config, node_id: str, avoid: Sequence[tuple[int, int]]
+    config: Config, node_id: str, avoid: Sequence[tuple[int, int]], session_name: str = ""
 ) -> tuple[str, Any]:
-    """A new session's scope, and its registry. See `create_registry`."""
-    from clamor_ray._protocol.messages import ServerConfig
+    """A new session's scope, and its registry. See `create_registry`.
+
+    Where a session of that name is made at the same time, the registry may have another scope.
+    """
     from clamor_ray.actors.registry.registry import create_registry
 
     context = ray.get_runtime_context()
-    scope = names.new_scope(context.gcs_address, context.get_job_id())
+    scope = (
+        names.new_named_scope(session_name)
+        if session_name
+        else names.new_scope(context.gcs_address, context.get_job_id())
+    )
     registry = create_registry(
         scope,
         node_id,
@@ -110,6 +135,8 @@ def start_registry(
             cache_bytes=config.cache_bytes,
             cache_policy=config.cache_policy,
             replication=config.replication,
+            session_name=session_name,
+            began_at_s=time.time(),
         ),
         avoid,
     )

@@ -107,7 +107,7 @@ def _of(session: Any) -> dict[str, tuple[str, Any]]:
 
 
 def _session_ends(session: Session) -> None:
-    if not session.owner or not session.is_here or session not in _known:
+    if not session.is_ending or (session.owner and session not in _known):
         return
     with contextlib.suppress(RayError):
         for name in _names_alive(session.scope):

@@ -41,7 +41,7 @@ from clamor_ray import errors
 from clamor_ray._native.ring import DTYPES
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.idempotency import TOKEN_BYTES
-from clamor_ray._protocol.ray_nodes import alive_nodes, raylet_is_gone
+from clamor_ray._protocol.ray_state import alive_nodes, raylet_is_gone
 from clamor_ray._protocol.split_aggregation import (
     FETCH_S,
     RING_TIMEOUT_S,

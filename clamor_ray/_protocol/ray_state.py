@@ -1,0 +1,83 @@
+"""What Ray knows of nodes and of sessions, and waiting for its answers with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import ray
+
+from clamor_ray._protocol import names
+
+PING_S = 2.0
+ASK_S = 5.0  # a registry for its session's scope
+
+
+async def within(seconds: float, reference: Any) -> Any:
+    async def wait() -> Any:
+        return await reference
+
+    return await asyncio.wait_for(wait(), seconds)
+
+
+def alive_nodes() -> set[str]:
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def raylet_is_gone(node_id: str) -> bool:
+    """Whether a node's host answers, and nothing listens where its raylet did.
+
+    A raylet never comes back under its node's id. Ray itself counts missed heartbeats, for up to
+    half a minute, before it calls such a node dead.
+    """
+    for node in ray.nodes():
+        if node["NodeID"] == node_id:
+            where = (node["NodeManagerAddress"], node["NodeManagerPort"])
+            try:
+                socket.create_connection(where, PING_S).close()
+            except ConnectionRefusedError:
+                return True
+            except OSError:  # no answer is no news
+                return False
+    return False
+
+
+def actor_names() -> list[str]:
+    """Of the actors in our namespace."""
+    named = ray.util.list_named_actors(all_namespaces=True)
+    return [entry["name"] for entry in named if entry["namespace"] == names.NAMESPACE]
+
+
+def find_registry(scope: str) -> Any | None:
+    """The registry of a session; None: it has ended, or is of another cluster."""
+    if (registry := _actor(names.registry_name(scope))) is not None:
+        return registry
+    for name in names.names_of_sessions(actor_names(), scope):
+        # One of that name may have ended, and another begun.
+        registry = find_named_registry(name)
+        if registry is not None and _has_scope(registry, scope):
+            return registry
+    return None
+
+
+def find_named_registry(session_name: str) -> Any | None:
+    """The registry of the session that has the name; None: there is none."""
+    return _actor(names.registry_name("", session_name))
+
+
+def _actor(name: str) -> Any | None:
+    try:
+        return ray.get_actor(name, namespace=names.NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _has_scope(registry: Any, scope: str) -> bool:
+    """Also where it does not answer now: no id of a variable is of two sessions."""
+    try:
+        return bool(ray.get(registry.scope.remote(), timeout=ASK_S) == scope)
+    except ray.exceptions.ActorDiedError:
+        return False
+    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+        return True

@@ -1,0 +1,205 @@
+"""Sessions that outlive their drivers: found by name, listed, and ended by name.
+
+Such a session's registry is a detached actor of that name, so Ray sees to it that there is one. A
+process that attaches to it does not own it: its end, and `clamor.shutdown()`, leave it as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ray
+
+from clamor_ray import errors
+from clamor_ray._protocol import names, ray_state
+from clamor_ray._protocol.config import Config
+from clamor_ray._protocol.messages import SessionReport
+from clamor_ray._protocol.rpc import await_rpc
+from clamor_ray._session import process_sessions, starting
+from clamor_ray._session.session import Session
+
+ENDING_S: Final = 10.0  # that one of the name may take to be gone, before the next begins
+LIST_S: Final = 5.0
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """A session of the cluster.
+
+    Args:
+        name: that `clamor.init(session=...)` finds it by; None where it ends with its driver.
+        scope: names it in sockets, actors and logs.
+        began_at_s: when it began, in seconds since 1970.
+        n_variables: how many variables it has, without those that travel inside their references.
+        nbytes: their size, whole blocks.
+        error: why the session did not say the rest, which is zeros then; "" where it did.
+
+    Example:
+        >>> found = clamor.init()
+        >>> [info.name for info in clamor.sessions() if info.scope == found.scope]
+        [None]
+    """
+
+    name: str | None
+    scope: str
+    began_at_s: float = 0.0
+    n_variables: int = 0
+    nbytes: int = 0
+    error: str = ""
+
+
+def check_arguments(session: str | None, lifetime: str | None) -> None:
+    """Of `clamor.init`.
+
+    Raises:
+        TypeError, ValueError: They make no sense.
+    """
+    if session is not None:
+        names.check_name(session, "session")
+    if lifetime not in (None, "detached"):
+        raise ValueError(f"lifetime is 'detached' or None, not {lifetime!r}")
+    if lifetime is not None and session is None:
+        raise ValueError(
+            "a detached session has a name: clamor.init(session='...', lifetime='detached')"
+        )
+
+
+def attach(
+    name: str,
+    *,
+    is_made: bool,
+    config: Config,
+    given: Mapping[str, Any],
+    avoid: Sequence[tuple[int, int]] = (),
+) -> Session:
+    """This process's part in the session of that name. Under the lock of `process_sessions`.
+
+    Args:
+        name: of the session.
+        is_made: where there is none it is made.
+        config: this process's settings; those of a session that is made.
+        given: settings that the program has given.
+        avoid: see `create_registry`.
+
+    Raises:
+        NoSuchSessionError: There is none.
+        ValueError: It has other settings, or this process has made a session of its own.
+    """
+    own = process_sessions.attached()
+    if own is not None and own.owner:
+        raise ValueError(
+            "this driver has a session already, which ends with it: call clamor.shutdown() before "
+            f"clamor.init(session={name!r})"
+        )
+    for session in process_sessions.sessions():
+        if session.was_told:
+            process_sessions._forget(session)
+    registry, report = _find(name, is_made, config, avoid)
+    starting.check_same_settings(report.config, config, given)
+    scope = report.config.job_scope
+    found = process_sessions.take_back(scope)
+    if found is None:
+        node_id = ray.get_runtime_context().get_node_id()
+        found = Session(scope, registry, node_id, config, owner=False)
+    found.name = name
+    found.of_job = True
+    return found
+
+
+def _find(
+    name: str, is_made: bool, config: Config, avoid: Sequence[tuple[int, int]]
+) -> tuple[Any, SessionReport]:
+    """The registry of that name, and what it says. One that is about to end is waited for."""
+    deadline = time.monotonic() + ENDING_S
+    while True:
+        registry = ray_state.find_named_registry(name)
+        if registry is None and not is_made:
+            raise errors.NoSuchSessionError(f"No session of this cluster is named {name!r}.")
+        if registry is None:
+            node_id = ray.get_runtime_context().get_node_id()
+            _, registry = starting.start_registry(config, node_id, avoid, name)
+        try:
+            # Of the one that was first, where two processes have made it.
+            report: SessionReport = await_rpc(registry.report.remote(), config.control_timeout_s)
+            return registry, report
+        except errors.ServerUnavailableError:  # also where it is gone: then there is none
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(0.1)
+
+
+def sessions() -> list[SessionInfo]:
+    """The sessions of the cluster, also those of other jobs.
+
+    Returns:
+        Those with a name first, by name.
+
+    Raises:
+        NotInitializedError: Ray is not connected: call `ray.init()` or `clamor.init()`.
+
+    Example:
+        >>> clamor.init().scope in [info.scope for info in clamor.sessions()]
+        True
+    """
+    _check_connected()
+    found: dict[Any, SessionInfo] = {}
+    every = ray_state.actor_names()
+    for name in names.names_of_sessions(every):
+        if (registry := ray_state.find_named_registry(name)) is not None:
+            found[registry.report.remote()] = SessionInfo(name, "")
+    for scope in names.scopes(every):
+        if (registry := ray_state.find_registry(scope)) is not None:
+            found[registry.report.remote()] = SessionInfo(None, scope)
+    ray.wait(list(found), num_returns=len(found), timeout=LIST_S) if found else None
+    listed = [_said(info, answer) for answer, info in found.items()]
+    return sorted(
+        (info for info in listed if info is not None),
+        key=lambda info: (info.name is None, info.name or "", info.scope),
+    )
+
+
+def _said(info: SessionInfo, answer: Any) -> SessionInfo | None:
+    """What a session has said; None: it has ended meanwhile."""
+    try:
+        report: SessionReport = await_rpc(answer, 0.1, owner=False)
+    except errors.SessionEndedError:
+        return None
+    except errors.ClamorError as error:
+        return SessionInfo(info.name, info.scope, error=error.message)
+    return SessionInfo(
+        info.name,
+        report.config.job_scope,
+        report.config.began_at_s,
+        report.n_variables,
+        report.nbytes,
+    )
+
+
+def _check_connected() -> None:
+    if not ray.is_initialized():
+        raise errors.NotInitializedError(
+            "This process is not connected to a cluster.",
+            hint="Call ray.init() or clamor.init() first.",
+        )
+
+
+def part_in(name: str) -> Session:
+    """This process's part in the session of that name, which is about to be ended. Under the lock
+    of `process_sessions`, which does not know it afterwards.
+
+    Raises:
+        NoSuchSessionError: There is none.
+    """
+    _check_connected()
+    config = Config.from_env()
+    registry, report = _find(name, False, config, ())
+    scope = report.config.job_scope
+    session = process_sessions.take_back(scope)
+    if session is None or session._pid != os.getpid():
+        node_id = ray.get_runtime_context().get_node_id()
+        return Session(scope, registry, node_id, config, owner=False)
+    return session
