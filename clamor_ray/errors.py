@@ -217,7 +217,7 @@ class FrozenReferenceError(ClamorError, ValueError):
         clamor_ray.errors.FrozenReferenceError: ...
     """
 
-    default_hint = "Pass the reference that snapshot() or at() was called on, or ref.thawed()."
+    default_hint = "Pass the reference that snapshot() or at() was called on, which moves."
 
 
 class RowIdError(ClamorError, IndexError):

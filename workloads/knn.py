@@ -122,7 +122,7 @@ def run(job: NearestJob, data: Prepared, stages: Stages) -> report.RunReport:
     with stages.stage("put", "putting the variable"):
         ref = clamor.put(index)
     try:
-        sections = observe.sections(index, ref.plan)
+        sections = observe.sections(index, ref._plan)
         del index  # the variable has it now; what is left of the table checks the answers
         before = observe.node_counters(ref)
         result, tasks_by_node = _query(ref, data.queries, job, stages)

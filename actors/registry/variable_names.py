@@ -48,7 +48,7 @@ class VariableNames:
         Args:
             name: See ``names.check_name``.
             region: Its id, or that of an inline variable.
-            packed: A reference to it (``GlobalRef.packed``).
+            packed: A reference to it (``GlobalRef._packed``).
 
         Raises:
             NameTakenError: Another variable has the name.

@@ -13,6 +13,7 @@ import ctypes
 import functools
 import io
 import itertools
+import math
 import operator
 import pickle
 import sys
@@ -28,6 +29,7 @@ import numpy.typing as npt
 from clamor_ray._error_base import level_of_caller
 from clamor_ray._objects.arrow_slices import trimmed
 from clamor_ray._objects.global_array import GlobalArray, as_global, plain
+from clamor_ray._objects.kind import OBJECT, Kind, kind_of, kind_of_array
 from clamor_ray._objects.pointer import Pointer
 from clamor_ray.errors import ClamorWarning, UnpicklableError
 
@@ -56,6 +58,7 @@ class Plan:
         inband_offset: where the stream begins.
         capacity_bytes: end of what is reserved, where that is more than what is there.
         fixed: it holds pointers into itself: at another address it means nothing.
+        kind: of the object.
     """
 
     total_bytes: int
@@ -64,6 +67,15 @@ class Plan:
     inband_offset: int = 0
     capacity_bytes: int = 0
     fixed: bool = False
+    kind: Kind = OBJECT
+
+    @property
+    def object_bytes(self) -> int:
+        """Size of the object: an array's `nbytes`; of any other its stream and its buffers."""
+        if self.kind.shape is not None:
+            dtype: np.dtype[Any] = np.dtype(self.kind.dtype)
+            return dtype.itemsize * math.prod(self.kind.shape)
+        return self.inband_bytes + sum(n_bytes for _, n_bytes in self.buffers)
 
     @property
     def region_bytes(self) -> int:
@@ -72,7 +84,7 @@ class Plan:
         return max(BLOCK_BYTES, round_up(end, BLOCK_BYTES))
 
 
-def make_plan(inband_bytes: int, buffer_bytes: Sequence[int]) -> Plan:
+def make_plan(inband_bytes: int, buffer_bytes: Sequence[int], kind: Kind = OBJECT) -> Plan:
     """Lays out a stream and buffers of these lengths.
 
     Example:
@@ -86,7 +98,7 @@ def make_plan(inband_bytes: int, buffer_bytes: Sequence[int]) -> Plan:
         offset = round_up(end, alignment)
         buffers.append((offset, n_bytes))
         end = offset + n_bytes
-    return Plan(end, inband_bytes, tuple(buffers))
+    return Plan(end, inband_bytes, tuple(buffers), kind=kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +312,7 @@ def take_apart(obj: object) -> Pickled:
             "A clamor.Pointer means nothing in a copy of what it points to.",
             hint="Publish it from the region that it points into: region.publish(pointer).",
         )
-    plan = make_plan(inband.nbytes, [view.nbytes for view in views])
+    plan = make_plan(inband.nbytes, [view.nbytes for view in views], kind_of(obj))
     if plan.inband_bytes > LARGE_INBAND_BYTES and 2 * plan.inband_bytes > plan.total_bytes:
         _warn_travels_whole(obj, plan)
     return Pickled(plan, inband, tuple(views))
@@ -376,6 +388,7 @@ def take_apart_in_place(
         inband_offset=stream_offset,
         capacity_bytes=capacity_bytes,
         fixed=fixed or has_pointers,
+        kind=kind_of(obj),
     )
     return InPlace(plan, tuple(pieces), tuple(views), tuple(arrays))
 
@@ -415,8 +428,9 @@ def take_apart_zeros(shape: Any, dtype: Any, capacity: int | None = None) -> tup
     stream = io.BytesIO()
     pickle.Pickler(stream, protocol=5, buffer_callback=lambda _: False).dump(placeholder)
     inband = stream.getvalue()
+    kind = kind_of_array(dtype, dims)
     if capacity is None:
-        return make_plan(len(inband), [n_bytes]), inband
+        return make_plan(len(inband), [n_bytes], kind), inband
     capacity = operator.index(capacity)
     if not dims or capacity < dims[0]:
         raise ValueError(f"an array of shape {dims} does not fit in a capacity of {capacity} rows")
@@ -428,6 +442,7 @@ def take_apart_zeros(shape: Any, dtype: Any, capacity: int | None = None) -> tup
         len(inband),
         ((offset, n_bytes),),
         capacity_bytes=offset + capacity_bytes,
+        kind=kind,
     )
     return plan, inband
 

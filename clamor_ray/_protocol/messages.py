@@ -155,7 +155,7 @@ class NamedVariable(NamedTuple):
     Args:
         name: See ``names.check_name``.
         region: The region's or inline variable's id.
-        packed: A reference to it (``GlobalRef.packed``).
+        packed: A reference to it (``GlobalRef._packed``).
     """
 
     name: str

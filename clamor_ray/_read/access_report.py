@@ -435,9 +435,9 @@ def reads(ref: Any, *, picture: str | os.PathLike[str] | None = None) -> AccessR
     if not isinstance(ref, GlobalRef):
         raise TypeError(f"reads takes a GlobalRef or a HashMap, not {type(ref).__qualname__}")
     ref._check_not_freed()
-    packed = opener.current(ref.scope).rpc.reads_of(ref.region)
-    name = "an inline variable" if ref.inline else f"region {ref.region}"
-    n_blocks = max(1, ref.length_bytes // BLOCK_BYTES)
+    packed = opener.current(ref._scope).rpc.reads_of(ref._region)
+    name = "an inline variable" if ref._inline else f"region {ref._region}"
+    n_blocks = max(1, ref._length_bytes // BLOCK_BYTES)
     found = from_records(name, ref.version, n_blocks, map(AttemptRecord.of, packed))
     if picture is not None:
         found.save(picture)

@@ -21,13 +21,13 @@ def follow(ref: GlobalRef[Any]) -> None:
                 _followers[key] = alive
             else:
                 del _followers[key]
-        _followers.setdefault((ref.scope, ref.region), []).append(weakref.ref(ref))
+        _followers.setdefault((ref._scope, ref._region), []).append(weakref.ref(ref))
 
 
 def move_followers(at: GlobalRef[Any]) -> None:
     """Moves them to a version, if they are at an older one."""
     with _lock:
-        known = list(_followers.get((at.scope, at.region), []))
+        known = list(_followers.get((at._scope, at._region), []))
     for each in known:
         follower = each()
         if follower is not None:

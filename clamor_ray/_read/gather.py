@@ -249,4 +249,4 @@ class Fetch:
                 timeout_s=self._left_s(),
             )
         except HomeLostError as error:
-            session.explain(error, leased.snapshot.region if leased.snapshot else 0)
+            session.explain(error, leased.snapshot._region if leased.snapshot else 0)

@@ -295,9 +295,9 @@ class HashMap(_Lookups):
         """
         table = self._opened()
         wanted = table.keys_of(keys)
-        if self._ref.inline or wanted.size == 0:
+        if self._ref._inline or wanted.size == 0:
             return
-        session = opener.current(self._ref.scope)
+        session = opener.current(self._ref._scope)
         first = (table.starts(wanted).reshape(-1) + table.slots.ctypes.data).astype(np.int64)
         end = ((first + table.slots.dtype.itemsize - 1) >> BLOCK_SHIFT) + 1
         spans = merge(first >> BLOCK_SHIFT, end)
@@ -365,8 +365,9 @@ class HashMap(_Lookups):
             FreedError, NotInitializedError, ...: As `GlobalRef.refresh`.
 
         Example:
+            >>> import copy
             >>> m = clamor.HashMap.build(np.arange(1000), np.arange(1000) ** 2)
-            >>> other = clamor.HashMap(m.ref.thawed())
+            >>> other = clamor.HashMap(copy.copy(m.ref))
             >>> with clamor.update(m) as t:
             ...     t[3] = 0
             >>> int(other[3]), int(other.refresh()[3])

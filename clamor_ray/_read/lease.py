@@ -309,14 +309,14 @@ class InlineImage:
     """
 
     def __init__(self, snapshot: GlobalRef[Any], *, writable: bool) -> None:
-        payload = snapshot.payload
+        payload = snapshot._payload
         if payload is None:
             raise ValueError(f"{snapshot!r} does not carry its object")
         for observer in _observers:
             observer.read_whole(snapshot)
         image = np.frombuffer(payload, np.uint8)
         self._image = image.copy() if writable else image
-        if not len(snapshot.plan.buffers):
+        if not len(snapshot._plan.buffers):
             return  # nothing can point into it
         token = next(_tokens)
         mapping = Mapping(-token, self._image.__array_interface__["data"][0], len(payload))

@@ -38,27 +38,27 @@ def warn(session: Session, ref: GlobalRef[Any], loss: int) -> None:
         LostBlocksWarning: Where a filter of `warnings` makes errors of these; the next call
             raises it again.
     """
-    key = (os.getpid(), ref.scope, ref.region, loss)
+    key = (os.getpid(), ref._scope, ref._region, loss)
     if key in _told:
         return
     try:
-        found = session.rpc.lost_blocks(ref.region)
+        found = session.rpc.lost_blocks(ref._region)
     except (errors.NotInitializedError, errors.ForkedError):  # it can never ask
         text = (
             f"Blocks of {ref!r} are lost. This process cannot ask which. Open the variable in the "
             "process that started this one, or in a Ray task: that one is told."
         )
-        warnings.warn(errors.LostBlocksWarning(text, ref.region), stacklevel=level_of_caller())
+        warnings.warn(errors.LostBlocksWarning(text, ref._region), stacklevel=level_of_caller())
         _told.add(key)
         return
     except errors.ClamorError as failure:  # it is asked again with the next mapping
         text = f"Blocks of {ref!r} are lost. The registry does not say now which: {failure.message}"
-        warnings.warn(errors.LostBlocksWarning(text, ref.region), stacklevel=level_of_caller())
+        warnings.warn(errors.LostBlocksWarning(text, ref._region), stacklevel=level_of_caller())
         return
     if found is not None:  # else commits have written them meanwhile
-        error = found.error(ref.region)
+        error = found.error(ref._region)
         warning = errors.LostBlocksWarning(
-            f"{error.message} {error.hint}", ref.region, runs(BitMap.deserialize(found.blocks))
+            f"{error.message} {error.hint}", ref._region, runs(BitMap.deserialize(found.blocks))
         )
         warnings.warn(warning, stacklevel=level_of_caller())
     _told.add(key)

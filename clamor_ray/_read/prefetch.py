@@ -78,7 +78,7 @@ def prefetch(target: Any, *, wait: bool = True, timeout: float | None = None) ->
         499500000
     """
     refs, rest = _flatten(target)
-    session = opener.current(refs[0].scope if refs else None)  # without one, this says so
+    session = opener.current(refs[0]._scope if refs else None)  # without one, this says so
     timeout_s = session.config.patience_s if timeout is None else timeout
     deadline = time.monotonic() + timeout_s
 
@@ -87,12 +87,12 @@ def prefetch(target: Any, *, wait: bool = True, timeout: float | None = None) ->
 
     for ref in refs:
         ref._check_not_freed()
-        if ref.inline:
+        if ref._inline:
             continue
-        session = opener.current(ref.scope)
+        session = opener.current(ref._scope)
         lease = session.open(ref)
-        everything = np.array([[0, ref.length_bytes >> BLOCK_SHIFT]], np.uint64)
-        with session.explaining(ref.region):
+        everything = np.array([[0, ref._length_bytes >> BLOCK_SHIFT]], np.uint64)
+        with session.explaining(ref._region):
             lease.prefetch(everything, wait=wait, timeout_s=left_s())
         if not wait:
             weakref.finalize(ref, lease.close).atexit = False  # until then it must not be dropped

@@ -6,19 +6,29 @@ import operator
 import os
 import pickle
 import threading
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from clamor_ray import errors
+from clamor_ray._objects.kind import Kind
 from clamor_ray._objects.layout import Plan, format_bytes, put_together
 from clamor_ray._protocol.config import check_page_bytes
 from clamor_ray._read import losses, opener, views
 from clamor_ray._read.lease import InlineImage
 
+if TYPE_CHECKING:
+    from clamor_ray._session.stats import RegionStats
+
 T = TypeVar("T")
 Mode = Literal["r", "c"]
+
+# What a reference shows. The rest begins with an underscore, and is the package's own.
+FACE: Final = (
+    *("get", "at", "refresh", "snapshot", "free", "name", "version"),
+    *("shape", "dtype", "nbytes", "stats"),
+)
 
 
 class State(NamedTuple):
@@ -49,11 +59,12 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 def _packed_state(state: State) -> tuple[Any, ...]:
     plan = state.plan
     lies = (plan.total_bytes, plan.inband_bytes, plan.buffers, plan.inband_offset)
-    return (state.version, (*lies, plan.capacity_bytes, plan.fixed), state.payload)
+    end = (plan.capacity_bytes, plan.fixed, tuple(plan.kind))
+    return (state.version, (*lies, *end), state.payload)
 
 
 def _restore(packed: bytes) -> GlobalRef[Any]:
-    return GlobalRef.unpacked(packed)
+    return GlobalRef._unpacked(packed)
 
 
 # Pickle streams of versions that were opened lately: a version's never changes. So a task that
@@ -64,18 +75,18 @@ MOST_STREAM_BYTES: Final = 16 << 10
 
 
 def _keep_stream(at: GlobalRef[Any], image: Any) -> bytes | None:
-    plan = at.plan
+    plan = at._plan
     if plan.inband_bytes > MOST_STREAM_BYTES:
         return None
     stream: bytes = image[plan.inband_offset : plan.inband_offset + plan.inband_bytes].tobytes()
     if len(_streams) >= MOST_STREAMS:
         _streams.clear()
-    _streams[at.scope, at.region, at.version] = stream
+    _streams[at._scope, at._region, at.version] = stream
     return stream
 
 
 class GlobalRef(Generic[T]):
-    """A global variable at one of its versions: which region, which version, what lies where.
+    """A global variable at one of its versions, and what sort of object it is.
 
     Made by `clamor.put`, `zeros` and `share`, and by `Region.publish`. Pickling it ships metadata
     only, or, for an object below 4 KiB, the object. It may be passed to tasks and actors, kept,
@@ -95,18 +106,20 @@ class GlobalRef(Generic[T]):
         version: number of commits behind the content.
         base_address: where every process maps it.
         length_bytes: of the region, whole blocks.
-        plan: what lies where.
+        plan: what lies where, and the kind of object.
         scope: the session it belongs to.
         payload: the content, where it travels inside.
         first: state of version 0; None where this is it.
         frozen: it never moves.
 
     Example:
-        >>> ref = clamor.put(np.arange(10**6))
-        >>> int(ref.get()[500_000])
-        500000
-        >>> ref.version, ref.nbytes > 8 * 10**6
-        (0, True)
+        >>> ref = clamor.put(np.ones((1000, 256), np.float32))
+        >>> ref
+        GlobalRef(ndarray float32 (1000, 256), 1000.0 KiB, region ... version 0)
+        >>> ref.shape, ref.dtype, ref.nbytes, len(ref)
+        ((1000, 256), dtype('float32'), 1024000, 1000)
+        >>> float(ref.get()[500, 7])
+        1.0
     """
 
     __slots__ = (
@@ -117,7 +130,7 @@ class GlobalRef(Generic[T]):
         "_frozen",
         "_length_bytes",
         "_name",
-        "_packed",
+        "_packed_at",
         "_region",
         "_scope",
         "_state",
@@ -143,7 +156,7 @@ class GlobalRef(Generic[T]):
         self._frozen = frozen
         self._freed = False
         self._name: str | None = None
-        self._packed: tuple[State, bytes] | None = None
+        self._packed_at: tuple[State, bytes] | None = None
         self._state = State(version, plan, payload)
         # What no commit has changed the registry does not know: it is asked of the reference.
         self._first = self._state if first is None else first
@@ -151,13 +164,8 @@ class GlobalRef(Generic[T]):
     # -- what it is
 
     @property
-    def region(self) -> int:
-        """Id of the variable."""
-        return self._region
-
-    @property
     def name(self) -> str | None:
-        """What `clamor.put` named it; None: nothing."""
+        """What the variable is called; None where it has no name."""
         return self._name
 
     @property
@@ -166,44 +174,51 @@ class GlobalRef(Generic[T]):
         return self._state.version
 
     @property
-    def base_address(self) -> int:
-        """Where every process maps it; 0 where the object travels inside."""
-        return self._base_address
+    def nbytes(self) -> int:
+        """Size of the object in bytes: an array's `nbytes`; of any other object its pickle stream
+        and its buffers."""
+        return self._plan.object_bytes
 
     @property
-    def length_bytes(self) -> int:
-        """Of the region, whole blocks; 0 where the object travels inside."""
-        return self._length_bytes
+    def shape(self) -> tuple[int, ...]:
+        """Of an array; of any other object there is no such attribute."""
+        shape = self._plan.kind.shape
+        if shape is None:
+            raise AttributeError("shape")  # __getattr__ says more
+        return shape
 
     @property
-    def plan(self) -> Plan:
-        """What lies where at this version."""
+    def dtype(self) -> np.dtype[Any]:
+        """Of an array's elements; of any other object there is no such attribute."""
+        kind = self._plan.kind
+        if kind.shape is None:
+            raise AttributeError("dtype")  # __getattr__ says more
+        dtype: np.dtype[Any] = np.dtype(kind.dtype)
+        return dtype
+
+    def __len__(self) -> int:
+        shape = self._plan.kind.shape
+        if not shape:
+            raise TypeError(
+                f"{self!r} has no length: it is no array with an axis. Use len(ref.get())."
+            )
+        return shape[0]
+
+    def __bool__(self) -> bool:
+        return True  # a reference is there, also to an array without elements
+
+    @property
+    def _plan(self) -> Plan:
         return self._state.plan
 
     @property
-    def scope(self) -> str:
-        """The session it belongs to."""
-        return self._scope
-
-    @property
-    def payload(self) -> bytes | None:
-        """The content at this version, where it travels inside."""
+    def _payload(self) -> bytes | None:
         return self._state.payload
 
     @property
-    def frozen(self) -> bool:
-        """Whether it is a snapshot, which never moves to another version."""
-        return self._frozen
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the object: its pickle stream and its buffers."""
-        return self.plan.total_bytes
-
-    @property
-    def inline(self) -> bool:
+    def _inline(self) -> bool:
         """Whether the object travels inside the reference."""
-        return self.payload is not None
+        return self._state.payload is not None
 
     # -- reading
 
@@ -258,10 +273,10 @@ class GlobalRef(Generic[T]):
             raise ValueError(f"mode is 'r' or 'c', not {mode!r}")
         self._check_not_freed()
         at = self.snapshot()
-        if at.payload is not None:
-            return put_together(InlineImage(at, writable=mode == "c").bytes(), at.plan), None
-        session = opener.current(at.scope)
-        stream = _streams.get((at.scope, at.region, at.version)) if again else None
+        if at._payload is not None:
+            return put_together(InlineImage(at, writable=mode == "c").bytes(), at._plan), None
+        session = opener.current(at._scope)
+        stream = _streams.get((at._scope, at._region, at.version)) if again else None
         lease = session.open(
             at,
             private=mode == "c",
@@ -274,7 +289,7 @@ class GlobalRef(Generic[T]):
         image = lease.bytes()
         if again and stream is None:
             stream = _keep_stream(at, image)
-        obj = put_together(image, at.plan, stream, as_globals=True)
+        obj = put_together(image, at._plan, stream, as_globals=True)
         views.install_for_arrow()  # unpickling may have been the first to import it
         return obj, lease
 
@@ -298,7 +313,7 @@ class GlobalRef(Generic[T]):
             return self
         return self._with(self._state, frozen=True)
 
-    def at(self, version: int) -> GlobalRef[T]:
+    def at(self, version: int | None = None) -> GlobalRef[T]:
         """A reference to an old (or the newest) version, which never moves.
 
         The registry is asked, also for the version that this reference is at, and of an old one
@@ -307,7 +322,7 @@ class GlobalRef(Generic[T]):
         object that travels inside the reference its own version is there, and nobody is asked.
 
         Args:
-            version: number of the version, from 0 on.
+            version: number of the version, from 0 on; None is the newest.
 
         Returns:
             A frozen reference to it.
@@ -326,9 +341,11 @@ class GlobalRef(Generic[T]):
             >>> ref = clamor.put(np.zeros(1000))
             >>> with clamor.update(ref) as x:
             ...     x[0] = 1
-            >>> float(ref.at(0).get()[0]), float(ref.at(1).get()[0])
-            (0.0, 1.0)
+            >>> float(ref.at(0).get()[0]), float(ref.at(1).get()[0]), ref.at().version
+            (0.0, 1.0, 1)
         """
+        if version is None:
+            return self._latest().snapshot()
         version = operator.index(version)
         self._check_not_freed()
         state = self._state
@@ -342,24 +359,8 @@ class GlobalRef(Generic[T]):
             losses.warn(session, self, answer.loss)
         return self._with(self._state_of(answer), frozen=True)
 
-    def latest(self) -> GlobalRef[T]:
-        """A new reference at the newest version; this one stays where it is.
-
-        Returns:
-            A reference that is not frozen.
-
-        Raises:
-            FreedError: The variable was freed.
-            NotInitializedError, SessionMismatchError: Its session is not that of this process.
-            ServerUnavailableError: The registry does not answer.
-
-        Example:
-            >>> ref = clamor.put(np.zeros(1000))
-            >>> old = ref.snapshot()
-            >>> clamor.add_at(ref, [0], 1.0)
-            >>> old.latest().version
-            1
-        """
+    def _latest(self) -> GlobalRef[T]:
+        """A new reference at the newest version, which is not frozen; this one stays."""
         self._check_not_freed()
         (state,) = newest_states(opener.current(self._scope), [self])
         return self._with(state, frozen=False)
@@ -371,7 +372,7 @@ class GlobalRef(Generic[T]):
             This reference.
 
         Raises:
-            ValueError: It is a snapshot, which never moves; `latest` gives a new reference.
+            ValueError: It is a snapshot, which never moves; `at()` reads the newest version.
             FreedError: The variable was freed.
             NotInitializedError, SessionMismatchError: Its session is not that of this process.
             ServerUnavailableError: The registry does not answer.
@@ -379,28 +380,23 @@ class GlobalRef(Generic[T]):
         Safe from any thread.
 
         Example:
+            >>> import copy
             >>> ref = clamor.put(np.zeros(1000))
-            >>> other = ref.thawed()
+            >>> other = copy.copy(ref)
             >>> clamor.add_at(ref, [0], 1.0)
             >>> other.version, other.refresh().version
             (0, 1)
         """
         if self._frozen:
-            raise ValueError(f"{self!r} is a snapshot and never moves; use ref.latest()")
-        self._move(self.latest()._state)
+            raise ValueError(
+                f"{self!r} is a snapshot and never moves: refresh the reference that it is of, or "
+                "read ref.at()."
+            )
+        self._move(self._latest()._state)
         return self
 
-    def thawed(self) -> GlobalRef[T]:
-        """A new reference at this version that is not frozen. No message is sent.
-
-        Returns:
-            A reference that `refresh` and updates move.
-
-        Example:
-            >>> ref = clamor.put(np.zeros(1000)).snapshot()
-            >>> ref.thawed().frozen
-            False
-        """
+    def _thawed(self) -> GlobalRef[T]:
+        """A new reference at this version that refresh and updates move. No message is sent."""
         return self._with(self._state, frozen=False)
 
     def _move(self, state: State) -> None:
@@ -413,7 +409,7 @@ class GlobalRef(Generic[T]):
         """What the registry says of a version (`messages.Latest`), completed from here."""
         plan = self._first.plan if latest.plan is None else pickle.loads(latest.plan)
         payload = latest.payload
-        if payload is None and self.inline:
+        if payload is None and self._inline:
             known = next(
                 (state for state in (self._first, self._state) if state.version == latest.version),
                 None,
@@ -443,14 +439,47 @@ class GlobalRef(Generic[T]):
 
     # -- its end
 
-    @property
-    def freed(self) -> bool:
-        """Whether this very reference was given to `clamor.free`."""
-        return self._freed
+    def free(self) -> None:
+        """Frees the variable: `clamor.free(ref)`.
+
+        Raises:
+            NotInitializedError: Before `clamor.init()`.
+            SessionMismatchError: It belongs to another session.
+
+        Example:
+            >>> ref = clamor.put(np.arange(1000))
+            >>> ref.free()
+            >>> ref.get()
+            Traceback (most recent call last):
+            clamor_ray.errors.FreedError: ...
+        """
+        session = opener.current(self._scope)
+        if not self._freed:
+            session.free(self)
+            self._mark_freed()
+
+    def stats(self) -> dict[str, RegionStats]:
+        """This variable's part of `clamor.stats()`: its counters on every node that has a part.
+
+        Returns:
+            Node id -> counters; empty where the object travels inside the reference.
+
+        Raises:
+            FreedError: The variable was freed.
+            NotInitializedError, SessionMismatchError: Its session is not that of this process.
+            ServerUnavailableError: The registry does not answer.
+
+        Example:
+            >>> ref = clamor.put(np.arange(10**5))
+            >>> [counters.is_home for counters in ref.stats().values()]
+            [1]
+        """
+        self._check_not_freed()
+        return opener.current(self._scope).stats_of(self)
 
     def _mark_freed(self) -> None:
         self._freed = True
-        self._packed = None
+        self._packed_at = None
 
     def _check_not_freed(self) -> None:
         if self._freed:
@@ -470,46 +499,29 @@ class GlobalRef(Generic[T]):
     def __hash__(self) -> int:
         return hash(self._key)
 
-    def packed(self) -> bytes:
-        """The whole reference as bytes, for `unpacked`. Made once for each version that it is at.
+    def _packed(self) -> bytes:
+        """The whole reference as bytes, for `_unpacked`. Made once for each version that it is at.
 
-        Returns:
-            A few hundred bytes; with the object inside where it is below 4 KiB.
-
-        Example:
-            >>> ref = clamor.put(np.arange(1000))
-            >>> clamor.GlobalRef.unpacked(ref.packed()) == ref
-            True
+        A few hundred bytes; with the object inside where it is below 4 KiB.
         """
-        state, known = self._state, self._packed
+        state, known = self._state, self._packed_at
         if known is not None and known[0] is state:
             return known[1]
         first = None if self._first is state else _packed_state(self._first)
-        where = (self._region, self._base_address, self._length_bytes, self._scope)
-        content = (where, _packed_state(state), first, self._frozen, self._freed, self._name)
+        where = (self._region, self._base_address, self._length_bytes, self._scope, self._name)
+        content = (where, _packed_state(state), first, self._frozen, self._freed)
         packed = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
-        self._packed = (state, packed)
+        self._packed_at = (state, packed)
         return packed
 
     @staticmethod
-    def unpacked(packed: bytes) -> GlobalRef[Any]:
-        """A reference like the one that gave these bytes.
-
-        Args:
-            packed: what `packed` returned.
-
-        Returns:
-            A new reference at the same version, frozen if that one was.
-
-        Example:
-            >>> packed = clamor.put(np.arange(1000)).packed()
-            >>> int(clamor.GlobalRef.unpacked(packed).get()[7])
-            7
-        """
-        where, now, first, frozen, freed, name = pickle.loads(packed)
-        region, base_address, length_bytes, scope = where
+    def _unpacked(packed: bytes) -> GlobalRef[Any]:
+        """A new reference like the one that gave these bytes."""
+        where, now, first, frozen, freed = pickle.loads(packed)
+        region, base_address, length_bytes, scope, name = where
 
         def state_of(version: int, lies: tuple[Any, ...], payload: bytes | None) -> State:
+            lies = (*lies[:-1], Kind(*lies[-1]))
             return State(version, Plan(*lies), payload)
 
         state = state_of(*now)
@@ -531,14 +543,21 @@ class GlobalRef(Generic[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Ray's pickler is written in Python: the fewer objects it sees the better.
-        return _restore, (self.packed(),)
+        return _restore, (self._packed(),)
 
-    def __getattr__(self, name: str) -> Any:
-        # Only for what is not there. Names of protocols are asked for by many: they get no advice.
-        hint = "" if name.startswith("_") else f" It refers to the object: use ref.get().{name}."
-        raise AttributeError(
-            f"'GlobalRef' object has no attribute {name!r}.{hint}", name=name, obj=self
-        )
+    def __dir__(self) -> list[str]:
+        return sorted(FACE)
+
+    if not TYPE_CHECKING:  # which would take any name for one that is there
+
+        def __getattr__(self, name: str) -> Any:
+            # Only for what is not there. Names of protocols are asked for by many: no advice.
+            hint = ""
+            if not name.startswith("_"):
+                hint = f" It refers to an object ({self._plan.kind}): use ref.get().{name}."
+            raise AttributeError(
+                f"'GlobalRef' object has no attribute {name!r}.{hint}", name=name, obj=self
+            )
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if ufunc not in (np.equal, np.not_equal):
@@ -554,12 +573,12 @@ class GlobalRef(Generic[T]):
 
     def __repr__(self) -> str:
         state = self._state
-        size = format_bytes(state.plan.total_bytes)
-        frozen = ", frozen" if self._frozen else ""
-        if state.payload is not None:
-            version = f"version={state.version}, " if state.version else ""
-            return f"GlobalRef(inline, {version}{size}{frozen})"
-        return f"GlobalRef(region={self._region}, version={state.version}, {size}{frozen})"
+        where = "inline" if self._inline else f"region {self._region}"
+        size, frozen = format_bytes(self.nbytes), ", frozen" if self._frozen else ""
+        name = "" if self._name is None else f"{self._name!r}, "
+        return (
+            f"GlobalRef({name}{state.plan.kind}, {size}, {where} version {state.version}{frozen})"
+        )
 
 
 def _as_element(ref: GlobalRef[Any]) -> npt.NDArray[Any]:
@@ -576,6 +595,6 @@ def newest_states(session: Any, refs: list[GlobalRef[Any]]) -> list[State]:
     """
     if not refs:
         return []
-    answers = session.rpc.latest([ref.region for ref in refs])
+    answers = session.rpc.latest([ref._region for ref in refs])
     by_region = {answer.region: answer for answer in answers}
-    return [ref._state_of(by_region[ref.region]) for ref in refs]
+    return [ref._state_of(by_region[ref._region]) for ref in refs]

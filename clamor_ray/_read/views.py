@@ -69,7 +69,7 @@ def _leased(address: int, n_bytes: int) -> Leased | None:
         return None
     if leased.writable or leased.snapshot is None or _by_value.get(False):
         return None
-    if leased.snapshot.region in session._freed:  # nobody could open it; the bytes are here
+    if leased.snapshot._region in session._freed:  # nobody could open it; the bytes are here
         return None
     return leased
 
@@ -107,7 +107,7 @@ def _reduce_buffer(buffer: Any) -> Any:
 
 
 def _image_of(ref: GlobalRef[Any]) -> npt.NDArray[np.uint8]:
-    return opener.current(ref.scope).open(ref, stream=False).bytes()
+    return opener.current(ref._scope).open(ref, stream=False).bytes()
 
 
 def array_at(

@@ -10,7 +10,7 @@ import ray
 
 from clamor_ray._read.hashmap import HashMap
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session.process_sessions import current, with_current
+from clamor_ray._session.process_sessions import with_current
 from clamor_ray._session.variables import give
 
 
@@ -137,15 +137,13 @@ def free(ref: GlobalRef[Any] | HashMap) -> None:
     Example:
         >>> ref = clamor.put(np.arange(1000))
         >>> clamor.free(ref)
-        >>> ref.freed
-        True
+        >>> ref.get()
+        Traceback (most recent call last):
+        clamor_ray.errors.FreedError: ...
     """
     ref_of = getattr(type(ref), "__clamor_ref__", None)
     if ref_of is not None:
         ref = ref_of(ref)
     if not isinstance(ref, GlobalRef):
         raise TypeError(f"free takes a GlobalRef, not {type(ref).__qualname__}")
-    session = current(ref.scope)
-    if not ref.freed:
-        session.free(ref)
-        ref._mark_freed()
+    ref.free()

@@ -42,6 +42,7 @@ from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import end_hooks, starting
 from clamor_ray._session.announced import announce
 from clamor_ray._session.create import Creator
+from clamor_ray._session.stats import RegionStats, from_report
 from clamor_ray._tasks import task_context
 from clamor_ray._tasks.task_ends import TaskEnds
 from clamor_ray._version import __version__
@@ -223,20 +224,20 @@ class Session:
         ref = ref.snapshot()
         exact = read_set == "exact" or scattered or task_context.wants_exact()
         flags = (MAP_PRIVATE if private else 0) | (MAP_EXACT_READS if exact else 0)
-        flags |= MAP_FIXED if ref.plan.fixed else 0
+        flags |= MAP_FIXED if ref._plan.fixed else 0
         if page_bytes := page_bytes or self.config.page_bytes:
             flags |= (page_bytes.bit_length() - 1) << MAP_PAGE_SHIFT
-        if ref.region in self._freed:
+        if ref._region in self._freed:
             raise errors.FreedError(f"{ref!r} was freed.")
         client = self.client
-        over = self._ended.pop(ref.region, None) if ref.plan.fixed else None
+        over = self._ended.pop(ref._region, None) if ref._plan.fixed else None
         if over is not None and (copy := over()) is not None:
             copy.close()  # its block is over, and its memory must not be used after that
         run = self.task_ends.note(client)
-        with self.explaining(ref.region):
+        with self.explaining(ref._region):
             mapping = self._map_here(client, ref, flags)
         lease = Lease(
-            client, self.leases, mapping, ref.region, writable=private, snapshot=ref, later=again
+            client, self.leases, mapping, ref._region, writable=private, snapshot=ref, later=again
         )
         if warns:
             try:
@@ -247,19 +248,19 @@ class Session:
                 lease.close()
                 raise
         if read_set != "off":
-            lease.access_report_begin(None if stream or not again else stream_blocks(ref.plan))
+            lease.access_report_begin(None if stream or not again else stream_blocks(ref._plan))
         if not stream:
             return lease
         # Unpickling touches the stream at once: fetched here, a lost home is an exception.
-        with self.explaining(ref.region):
-            blocks = stream_blocks(ref.plan)
+        with self.explaining(ref._region):
+            blocks = stream_blocks(ref._plan)
             lease.prefetch(blocks, wait=True, timeout_s=self.config.patience_s)
         return lease
 
     def region_at(self, address: int) -> int:
         """The region that is mapped there here; 0: none is."""
         leased = self.leases.at(address)
-        return leased.snapshot.region if leased is not None and leased.snapshot else 0
+        return leased.snapshot._region if leased is not None and leased.snapshot else 0
 
     @contextlib.contextmanager
     def explaining(self, region: int) -> Iterator[None]:
@@ -282,13 +283,13 @@ class Session:
         try:
             return self._map(client, ref, flags)
         except errors.AddressClashError as error:
-            if self.leases.find(ref.base_address) is None:
+            if self.leases.find(ref._base_address) is None:
                 raise  # it is not ours
             hint = (
                 "Another version of it, or a private copy, is mapped at its address in this "
                 "process: let go of what came from that first."
             )
-            if kept.is_kept(client, ref.region):
+            if kept.is_kept(client, ref._region):
                 hint = _KEPT_HINT
             raise errors.AddressClashError(error.message, code=error.code, hint=hint) from error
 
@@ -300,10 +301,10 @@ class Session:
             left_s = deadline - time.monotonic()
             try:
                 return client.map(
-                    ref.region,
+                    ref._region,
                     ref.version,
-                    ref.base_address,
-                    ref.length_bytes,
+                    ref._base_address,
+                    ref._length_bytes,
                     flags=flags,
                     timeout_s=max(0.0, min(left_s, self.config.connect_timeout_s)),
                 )
@@ -316,19 +317,22 @@ class Session:
                     raise
             time.sleep(0.05)
 
+    def stats_of(self, ref: GlobalRef[Any]) -> dict[str, RegionStats]:
+        return from_report(self.rpc.stats()).region(ref)
+
     # -- freeing
 
     def free(self, ref: GlobalRef[Any]) -> None:
-        if ref.scope != self.scope:
-            end_hooks.raise_mismatch(ref.scope)
+        if ref._scope != self.scope:
+            end_hooks.raise_mismatch(ref._scope)
         # A process that maps nothing tells no server itself: that would start one.
-        client = None if ref.inline else self._client
-        answer = self.rpc.free(ref.region, client.server_id if client else 0)
-        if not ref.inline:
-            self._note_freed(ref.region, ref.base_address)
-        self.creator.forget(ref.region)
+        client = None if ref._inline else self._client
+        answer = self.rpc.free(ref._region, client.server_id if client else 0)
+        if not ref._inline:
+            self._note_freed(ref._region, ref._base_address)
+        self.creator.forget(ref._region)
         if client is not None:
-            self._retire(client, ref.region, answer)
+            self._retire(client, ref._region, answer)
 
     def _retire(self, client: Client, region: int, answer: FreeAnswer) -> None:
         """Tells this node's page server, and through it those that ask it for blocks: messages on

@@ -98,8 +98,11 @@ def shutdown(*, session: str | None = None) -> None:
         >>> ref = clamor.put(np.arange(1000))
         >>> array = ref.get()
         >>> clamor.shutdown()
-        >>> clamor.init().scope == ref.scope  # another session, without the variables of the first
-        False
+        >>> clamor.init().node_id  # another session, without the variables of the first
+        '...'
+        >>> ref.get()
+        Traceback (most recent call last):
+        clamor_ray.errors.SessionEndedError: ...
         >>> int(array[7])
         7
     """

@@ -167,7 +167,7 @@ class RegionStats(_Counters):
     Example:
         >>> ref = clamor.put(np.arange(10**5))
         >>> (counters,) = clamor.stats().region(ref).values()
-        >>> counters.is_home, counters.length_bytes == ref.length_bytes
+        >>> counters.is_home, counters.length_bytes > ref.nbytes
         (1, True)
     """
 
@@ -215,11 +215,11 @@ class NodeStats:
         """Ray's hex id of the node."""
         return self.info.node_id
 
-    def region(self, region: int) -> RegionStats | None:
+    def region(self, region: GlobalRef[Any] | int) -> RegionStats | None:
         """The node's counters of one global variable.
 
         Args:
-            region: id of the variable.
+            region: the variable, or its id.
 
         Returns:
             The counters, or None where the node has no part of it.
@@ -228,10 +228,11 @@ class NodeStats:
             >>> ref = clamor.put(np.arange(10**5))
             >>> here = clamor.init().node_id
             >>> (node,) = [node for node in clamor.stats().nodes if node.node_id == here]
-            >>> node.region(ref.region).length_bytes == ref.length_bytes
+            >>> node.region(ref).length_bytes > ref.nbytes
             True
         """
-        return next((found for found in self.regions if found.region == region), None)
+        number = region if isinstance(region, int) else region._region
+        return next((found for found in self.regions if found.region == number), None)
 
 
 @dataclass(frozen=True)
@@ -318,7 +319,7 @@ class Stats:
             >>> [found.is_home for found in clamor.stats().region(ref).values()]
             [1]
         """
-        found = ((node.node_id, node.region(ref.region)) for node in self.nodes)
+        found = ((node.node_id, node.region(ref)) for node in self.nodes)
         return {node_id: stats for node_id, stats in found if stats is not None}
 
 
@@ -366,7 +367,7 @@ def stats() -> Stats:
 
     Example:
         >>> ref = clamor.put(np.arange(10**5))
-        >>> sum(node.engine.home_bytes for node in clamor.stats().nodes) >= ref.length_bytes
+        >>> sum(node.engine.home_bytes for node in clamor.stats().nodes) > ref.nbytes
         True
     """
     from clamor_ray._session import process_sessions
@@ -406,8 +407,8 @@ def block_map(
         raise ValueError(f"which is one of {', '.join(_SETS)}, not {which!r}")
     if buckets < 1:
         raise ValueError(f"buckets is at least 1, not {buckets}")
-    session = process_sessions.current(ref.scope)
-    if ref.inline:
+    session = process_sessions.current(ref._scope)
+    if ref._inline:
         return {}
-    answer = session.rpc.histogram(ref.region, _SETS[which], buckets)
+    answer = session.rpc.histogram(ref._region, _SETS[which], buckets)
     return {node_id: np.asarray(counts, np.uint32) for node_id, counts in answer.items()}

@@ -26,6 +26,7 @@ class VariableInfo:
         name: its name; None where it has none. `clamor.open(name)` gives a reference.
         region: its id, as in `clamor.stats()`.
         version: its newest version.
+        kind: its type, and an array's dtype and shape; "" where it has no name.
         nbytes: size of the object; where it has no name, of its region, whole blocks.
         nodes: Ray's hex ids of the nodes whose page servers are its homes; empty where the object
             travels inside its references.
@@ -39,6 +40,7 @@ class VariableInfo:
     name: str | None
     region: int
     version: int
+    kind: str
     nbytes: int
     nodes: tuple[str, ...]
 
@@ -57,7 +59,7 @@ def give(session: Session, name: str | None, make: Callable[[], GlobalRef[Any]])
     ref = make()
     ref._name = name
     try:
-        session.rpc.give_name(name, ref.region, ref.packed())
+        session.rpc.give_name(name, ref._region, ref._packed())
     except BaseException:
         session.free(ref)
         raise
@@ -69,7 +71,7 @@ def _found(session: Session, name: str) -> GlobalRef[Any] | None:
     if found is None:
         return None
     packed, latest = found
-    ref = GlobalRef.unpacked(packed)
+    ref = GlobalRef._unpacked(packed)
     ref._move(ref._state_of(latest))
     return ref
 
@@ -184,9 +186,10 @@ def variables() -> list[VariableInfo]:
     """
     found = []
     for record in current().rpc.variables():
-        nbytes = record.length_bytes
+        what = ("", record.length_bytes)
         if record.packed is not None:
-            nbytes = GlobalRef.unpacked(record.packed).nbytes
+            ref = GlobalRef._unpacked(record.packed)
+            what = (str(ref._plan.kind), ref.nbytes)
         for name in record.names or (None,):
-            found.append(VariableInfo(name, record.region, record.version, nbytes, record.nodes))
+            found.append(VariableInfo(name, record.region, record.version, *what, record.nodes))
     return sorted(found, key=lambda info: (info.name is None, info.name or "", info.region))

@@ -32,10 +32,10 @@ def packed(value: Any) -> Any:
     """An argument as it is submitted."""
     cls = type(value)
     if cls is GlobalRef:
-        return _PLAIN + value.packed()
+        return _PLAIN + value._packed()
     if cls is Hinted:
         key = value.key
-        return _HINTED + _HINT.pack(key.digest, key.sure, value.again) + value.ref.packed()
+        return _HINTED + _HINT.pack(key.digest, key.sure, value.again) + value.ref._packed()
     if cls is bytes and value.startswith(_MAGIC):
         return _BYTES + value
     return value
@@ -62,10 +62,10 @@ def unpacked(value: Any) -> Any:
 def _ref_of(packed: bytes) -> GlobalRef[Any]:
     ref = _known.get(packed)
     if ref is None:
-        ref = GlobalRef.unpacked(packed)
+        ref = GlobalRef._unpacked(packed)
         if len(_known) >= MOST_KNOWN:
             _known.clear()
-        if not ref.inline:
+        if not ref._inline:
             _known[packed] = ref
     return ref
 

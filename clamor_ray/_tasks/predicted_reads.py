@@ -60,15 +60,15 @@ class PredictedReads:
         self._answer: Any = None
         self._asked = False
         self._found: dict[int, bytes] = {}
-        self._at = frozenset((ref.region, ref.version) for ref in refs if not ref.inline)
+        self._at = frozenset((ref._region, ref.version) for ref in refs if not ref._inline)
         with _harmless("asking for a read set"):
-            scope = hint.ref.scope
+            scope = hint.ref._scope
             session = opener.current(scope)
             if session._pid != os.getpid():  # a fork cannot reach the registry
                 return
             self._session = session
             away = [
-                ref.region for ref in refs if not ref.inline and (scope, ref.region) not in _here
+                ref._region for ref in refs if not ref._inline and (scope, ref._region) not in _here
             ]
             again = hint.again and not (hint.key.sure and _done.get(hint.key.digest) == self._at)
             if again and away:

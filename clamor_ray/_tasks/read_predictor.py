@@ -61,7 +61,7 @@ class Hinted(NamedTuple):
 def _feed(hasher: Any, value: Any) -> bool:
     """Whether the value is plain, and part of the name now."""
     if isinstance(value, GlobalRef):
-        text = f"{value.scope}/{value.region}".encode()
+        text = f"{value._scope}/{value._region}".encode()
         hasher.update(b"r%d:" % len(text) + text)
         return True
     cls = type(value)
@@ -139,7 +139,7 @@ def hint(
         *((named, keyword) for keyword in named),
     ]:
         value = places[index]  # type: ignore[index]
-        if isinstance(value, GlobalRef) and not value.inline:
+        if isinstance(value, GlobalRef) and not value._inline:
             key = make_key()
             places[index] = Hinted(value, key, submitted.again(key))  # type: ignore[index]
             break

@@ -56,12 +56,12 @@ class _Task:
             # Ray pickles each argument on its own, so that one reference arrives as two. Each is
             # opened at the version that it was pickled with: a call that is run again sees the
             # same.
-            key = (value.scope, value.region, value.version)
+            key = (value._scope, value._region, value.version)
             if key not in opened:
                 obj, lease = value._open("r", read_set, again=True)
                 if lease is not None and read_set != "off":
                     self._leases.append(lease)
-                    self._versions[value.region] = value.version
+                    self._versions[value._region] = value.version
                 opened[key] = obj
             return opened[key]
 

@@ -144,12 +144,12 @@ class TaskContext:
     def _leased(
         self, client: Client, token: int, mapping: Mapping, snapshot: GlobalRef[Any]
     ) -> None:
-        key = (snapshot.region, snapshot.version)
+        key = (snapshot._region, snapshot.version)
         if self.read_set == "exact":
             client.reads_exact(mapping.id)
         client.evicted_begin(mapping.id)
         client.access_report_begin(mapping.id)
-        self._sets[token] = _Set(client, mapping, key, stream_blocks(snapshot.plan))
+        self._sets[token] = _Set(client, mapping, key, stream_blocks(snapshot._plan))
         if token in self._early:
             self._released(token)
 
@@ -310,10 +310,10 @@ def _begin_on_all(context: TaskContext) -> None:
                 context._leased(session.client, token, leased.mapping, leased.snapshot)
             except errors.ClamorError:
                 if token in dict(session.leases.entries()):  # else it has just ended
-                    context._all.add((leased.snapshot.region, leased.snapshot.version))
+                    context._all.add((leased.snapshot._region, leased.snapshot.version))
     for _, leased in inline_images.entries():
         if leased.snapshot is not None:
-            context._all.add((leased.snapshot.region, leased.snapshot.version))
+            context._all.add((leased.snapshot._region, leased.snapshot.version))
 
 
 # ------------------------------------------------------------------ hooks
@@ -353,7 +353,7 @@ def read_whole(snapshot: GlobalRef[Any]) -> None:
         return
     context = _current
     if context is not None and context._on:
-        context._all.add((snapshot.region, snapshot.version))
+        context._all.add((snapshot._region, snapshot.version))
 
 
 def read_runs(snapshot: GlobalRef[Any] | None, runs: Callable[[], Runs]) -> None:
@@ -365,7 +365,7 @@ def read_runs(snapshot: GlobalRef[Any] | None, runs: Callable[[], Runs]) -> None
     """
     context = _current
     if context is not None and snapshot is not None and context._on:
-        context._found.append(((snapshot.region, snapshot.version), runs()))
+        context._found.append(((snapshot._region, snapshot.version), runs()))
 
 
 # ------------------------------------------------------------------ forked children
@@ -461,7 +461,7 @@ class _Children:
     def reported(self, snapshot: GlobalRef[Any]) -> bool:
         """Whether this is a forked child; if so, its parent learns that it opened this."""
         if self._out >= 0:
-            record = _RECORD.pack(snapshot.region, snapshot.version)
+            record = _RECORD.pack(snapshot._region, snapshot.version)
             os.write(self._out, record)  # one description for all of them: each at the end
         return self._out >= 0
 
@@ -484,4 +484,4 @@ def _mapped() -> Iterator[tuple[int, int]]:
     for table in (inline_images, *(session.leases for session in opener.sessions())):
         for _, leased in table.entries():
             if leased.snapshot is not None:
-                yield leased.snapshot.region, leased.snapshot.version
+                yield leased.snapshot._region, leased.snapshot.version

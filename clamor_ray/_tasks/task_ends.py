@@ -96,7 +96,7 @@ class TaskEnds:
                 return
             self._asked, self._waited = run, bool(loss)
         end = self._end
-        if end is not None and (end.region, end.version) == (ref.region, ref.version):
+        if end is not None and (end.region, end.version) == (ref._region, ref.version):
             raise error_of(session, end)
 
 

@@ -328,7 +328,7 @@ class Collector:
                 hint="Call it in the task's own process, with what its children have returned.",
             )
         delta = delta._replace(values=np.array(delta.values, order="C"))
-        region = ref.region
+        region = ref._region
         with self._lock:
             if self._taken:
                 raise errors.ClosedError(

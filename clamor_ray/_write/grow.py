@@ -32,13 +32,13 @@ def grown(ref: GlobalRef[Any], image: Any, length: int) -> Plan:
         NoSpaceError: The region has no room for so many rows.
     """
     length = operator.index(length)
-    array = put_together(image, ref.plan)
+    array = put_together(image, ref._plan)
     if (
         type(array) is not np.ndarray
         or array.ndim == 0
         or not array.flags.c_contiguous
-        or len(ref.plan.buffers) != 1
-        or ref.plan.inband_offset  # built in place: other things may lie behind it
+        or len(ref._plan.buffers) != 1
+        or ref._plan.inband_offset  # built in place: other things may lie behind it
     ):
         raise errors.NotInPlaceError(
             f"{ref!r} cannot grow: it is not one array in C order.",
@@ -47,11 +47,11 @@ def grown(ref: GlobalRef[Any], image: Any, length: int) -> Plan:
     if length < array.shape[0]:
         raise ValueError(f"{ref!r} has {array.shape[0]} rows, which is more than {length}")
     if length == array.shape[0]:
-        return ref.plan
-    ((offset, _),) = ref.plan.buffers
+        return ref._plan
+    ((offset, _),) = ref._plan.buffers
     new, stream = take_apart_zeros((length, *array.shape[1:]), array.dtype)
     ((_, n_bytes),) = new.buffers
-    room_bytes = max(0, ref.length_bytes - offset)
+    room_bytes = max(0, ref._length_bytes - offset)
     if n_bytes > room_bytes or len(stream) > offset:
         raise errors.NoSpaceError(
             f"{ref!r} has room for {format_bytes(room_bytes)}, and {length} rows take "
@@ -60,8 +60,9 @@ def grown(ref: GlobalRef[Any], image: Any, length: int) -> Plan:
         )
     image[: len(stream)] = np.frombuffer(stream, np.uint8)
     return replace(
-        ref.plan,
+        ref._plan,
         total_bytes=offset + n_bytes,
         inband_bytes=len(stream),
         buffers=((offset, n_bytes),),
+        kind=new.kind,
     )

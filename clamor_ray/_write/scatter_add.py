@@ -145,7 +145,7 @@ def _target(w: Any) -> WriteTarget:
 
 
 def _check_not_frozen(ref: GlobalRef[Any]) -> None:
-    if ref.frozen:
+    if ref._frozen:
         raise errors.FrozenReferenceError(f"{ref!r} is a snapshot, and never changes.")
 
 
@@ -174,16 +174,16 @@ def _change(w: Any, make: Make) -> None:
     target = _target(w)
     context = task_context.current()
     if context is not None and id(target.ref) in context.moving:
-        target = WriteTarget(target.ref.thawed())
+        target = WriteTarget(target.ref._thawed())
     into = context.scatter_adds if context is not None else None
-    if context is not None and into is not None and not context.has_made(target.ref.region):
+    if context is not None and into is not None and not context.has_made(target.ref._region):
         _collect(into, target, w, make)
         return
     _check_not_frozen(target.ref)
     if isinstance(w, np.ndarray):
         _check_whole(w, target.ref, _layout_of(target.ref.snapshot()))
     deadline = (
-        time.monotonic() + process_sessions.current(target.ref.scope).config.control_timeout_s
+        time.monotonic() + process_sessions.current(target.ref._scope).config.control_timeout_s
     )
     n_tries = 0
     while True:
@@ -200,7 +200,7 @@ def _change(w: Any, make: Make) -> None:
 
 
 def _change_once(target: WriteTarget, make: Make) -> None:
-    if not any(n_bytes for _, n_bytes in target.ref.plan.buffers):
+    if not any(n_bytes for _, n_bytes in target.ref._plan.buffers):
         array = _checked_array(target.ref.get(), target.ref)
         make(array.shape, array.dtype)  # an array without elements: only what is wrong can be said
         return
@@ -209,7 +209,8 @@ def _change_once(target: WriteTarget, make: Make) -> None:
         array = _checked_array(value, target.ref)
         delta = make(array.shape, array.dtype)
         if delta.values.size:
-            bring(process_sessions.current(target.ref.scope), transaction.lease, array, [delta.ids])
+            session = process_sessions.current(target.ref._scope)
+            bring(session, transaction.lease, array, [delta.ids])
             apply(array, delta)
 
 
@@ -227,7 +228,7 @@ def _collect(into: Collector, target: WriteTarget, w: Any, make: Make) -> None:
     refuse_nested([target])
     _check_not_frozen(ref)
     at = ref.snapshot()
-    key = (at.region, at.version)
+    key = (at._region, at.version)
     if key not in into.layouts:
         into.layouts[key] = _layout_at_or_after(at)
     layout = into.layouts[key]
@@ -239,19 +240,19 @@ def _collect(into: Collector, target: WriteTarget, w: Any, make: Make) -> None:
 
 def _layout_at_or_after(at: GlobalRef[Any]) -> ArrayLayout:
     """Of its version, or of the newest where that is kept no longer: only what grew differs."""
-    deadline = time.monotonic() + process_sessions.current(at.scope).config.control_timeout_s
+    deadline = time.monotonic() + process_sessions.current(at._scope).config.control_timeout_s
     while True:
         try:
             return _layout_of(at)
         except (errors.SnapshotExpired, errors.NoVersionError):
             if time.monotonic() > deadline:
                 raise
-            at = at.latest()
+            at = at._latest()
 
 
 def _layout_of(at: GlobalRef[Any]) -> ArrayLayout:
-    if at.payload is not None:  # no view of it: that would be a read of all of it
-        value = put_together(np.frombuffer(at.payload, np.uint8), at.plan)
+    if at._payload is not None:  # no view of it: that would be a read of all of it
+        value = put_together(np.frombuffer(at._payload, np.uint8), at._plan)
     else:
         value = at.get()
     array = _checked_array(value, at)

@@ -204,23 +204,23 @@ class Transaction:
             )
         for target in self._targets:
             target.ref._check_not_freed()
-            check_can_change(target.ref.plan, repr(target.ref))
+            check_can_change(target.ref._plan, repr(target.ref))
         refuse_nested(self._targets)
         for target in self._targets:
             if target.private:
                 raise ValueError(
                     f"{target.private}; it is not a version of the variable. Pass the reference."
                 )
-        scopes = {target.ref.scope for target in self._targets}
+        scopes = {target.ref._scope for target in self._targets}
         if len(scopes) > 1:
             raise errors.SessionMismatchError("The variables belong to several sessions.")
         session = process_sessions.current(scopes.pop())
-        live = [target.ref for target in self._targets if not target.ref.frozen]
+        live = [target.ref for target in self._targets if not target.ref._frozen]
         newest = iter(newest_states(session, live))
         entries = []
         for target in self._targets:
             ref = target.ref
-            begin = ref if ref.frozen else ref._with(next(newest), frozen=True)
+            begin = ref if ref._frozen else ref._with(next(newest), frozen=True)
             entries.append(self._open(session, target, begin))
         self._session, self._pid, self._write_set = session, os.getpid(), entries
         self._versions = tuple(entry.begin.version for entry in entries)
@@ -231,14 +231,14 @@ class Transaction:
 
     def _open(self, session: Session, target: WriteTarget, begin: GlobalRef[Any]) -> WriteSetEntry:
         lease: Lease | None = None
-        if begin.inline:
+        if begin._inline:
             image = InlineImage(begin, writable=True).bytes()
         else:
             lease = session.open(begin, private=True, warns=self._lost is None)
             image = lease.bytes()
             if self._lost is not None:
                 _fill_lost(session, lease, begin, self._lost)
-        plan = begin.plan
+        plan = begin._plan
         if self._grow_to is not None:
             plan = grown(begin, image, self._grow_to)
         raw = put_together(image, plan)
@@ -364,7 +364,7 @@ class Transaction:
         if context is None:
             self._publish_as(session, changes, None)
             return
-        variables = [target.ref.region for target in self._targets]
+        variables = [target.ref._region for target in self._targets]
         with context.one_commit(session.rpc, variables) as name:
             try:
                 self._publish_as(session, changes, name)
@@ -421,9 +421,9 @@ class Transaction:
         ended = []
         for entry in self._write_set:
             begin, state = entry.begin, entry.begin._state
-            if (version := versions.get(begin.region, 0)) > begin.version:
+            if (version := versions.get(begin._region, 0)) > begin.version:
                 with contextlib.suppress(errors.ClamorError):
-                    state = begin._state_of(session.rpc.at(begin.region, version))
+                    state = begin._state_of(session.rpc.at(begin._region, version))
             entry.target.ref._move(state)
             ended.append(state.version)
         self._versions = tuple(ended)
@@ -444,7 +444,7 @@ class Transaction:
             for change in changes:
                 lease = change.entry.lease
                 if lease is not None:
-                    staged_at[change.entry.begin.region] = session.client.stage(
+                    staged_at[change.entry.begin._region] = session.client.stage(
                         lease.mapping.id, commit_id, change.runs, timeout_s=timeout_s
                     )
             return staged_at
@@ -502,7 +502,7 @@ class Transaction:
     ) -> None:
         for change in changes:
             if change.entry.lease is not None:
-                region = change.entry.begin.region
+                region = change.entry.begin._region
                 # The registry tells the page servers as well: this only makes it sooner.
                 with contextlib.suppress(errors.ClamorError):
                     session.client.resolve(
@@ -518,7 +518,7 @@ class Transaction:
         self._resolve(session, commit_id, changes, versions)
         ended = []
         for entry in self._write_set:
-            version = versions.get(entry.begin.region, entry.begin.version)
+            version = versions.get(entry.begin._region, entry.begin.version)
             entry.target.ref._move(entry.state_at(version))
             ended.append(version)
         self._versions = tuple(ended)
@@ -571,7 +571,7 @@ def _warn_if_rebound(entry: WriteSetEntry) -> None:
 
 def _fill_lost(session: Session, lease: Lease, begin: GlobalRef[Any], value: int) -> None:
     """Blocks that are lost begin with this value in each byte, and are written by the commit."""
-    found = session.rpc.lost_blocks(begin.region)
+    found = session.rpc.lost_blocks(begin._region)
     if found is None:
         return
     lost = runs(BitMap.deserialize(found.blocks))

@@ -26,7 +26,7 @@ class WriteSetEntry:
     Args:
         target: what the user passed.
         begin: the version that is worked on, frozen.
-        plan: what lies where now; not `begin.plan` where the variable has grown.
+        plan: what lies where now; not the one of `begin` where the variable has grown.
         lease: of the private mapping; None where the object travels inside its reference.
         image: all bytes of it.
         raw: the object over `image`.
@@ -62,7 +62,7 @@ class WriteSetEntry:
     def dirty(self, session: Session) -> Runs | None:
         """The blocks that were written; None where nothing was."""
         if self.lease is None:
-            same = self.begin.payload == self.image.tobytes()
+            same = self.begin._payload == self.image.tobytes()
             return None if same else np.empty((0, 2), np.uint64)
         runs = session.client.dirty(self.lease.mapping.id)
         return runs if len(runs) else None
@@ -70,7 +70,7 @@ class WriteSetEntry:
     def state_at(self, version: int) -> State:
         """Of the version that was committed; where nothing was written, of the one it began at."""
         if version == self.begin.version:
-            return State(version, self.begin.plan, self.begin.payload)
+            return State(version, self.begin._plan, self.begin._payload)
         return State(version, self.plan, None if self.lease is not None else self.image.tobytes())
 
 
@@ -91,11 +91,11 @@ class Change:
 
     def write(self, server_id: int) -> Write:
         entry, begin = self.entry, self.entry.begin
-        plan = None if entry.plan == begin.plan else pickle.dumps(entry.plan)
+        plan = None if entry.plan == begin._plan else pickle.dumps(entry.plan)
         if entry.lease is None:
             payload = entry.image.tobytes()
             return Write(
-                region=begin.region,
+                region=begin._region,
                 base_version=begin.version,
                 n_blocks=0,
                 blocks=b"",
@@ -109,7 +109,7 @@ class Change:
             blocks.add_range(first, first + n_blocks)
         layer_bytes = layer_bytes_of(len(self.runs), self.n_blocks)
         return Write(
-            region=begin.region,
+            region=begin._region,
             base_version=begin.version,
             n_blocks=self.n_blocks,
             blocks=blocks.serialize(),

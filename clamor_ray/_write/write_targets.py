@@ -36,7 +36,7 @@ class WriteTarget:
     @property
     def key(self) -> tuple[str, int]:
         """Names the variable."""
-        return self.ref.scope, self.ref.region
+        return self.ref._scope, self.ref._region
 
 
 def write_target_of(value: Any) -> WriteTarget:
@@ -82,10 +82,10 @@ def _target_of_object(obj: Any) -> WriteTarget:
         raise unknown
     snapshot = leased.snapshot
     begin = leased.mapping.address
-    if have != [(begin + offset, n) for offset, n in snapshot.plan.buffers if n]:
+    if have != [(begin + offset, n) for offset, n in snapshot._plan.buffers if n]:
         raise ValueError(
             f"this {name} is a part of {snapshot!r}: a transaction opens whole variables; pass the "
             "object that the part was taken from, or the reference"
         )
     private = f"this {name} is a private copy of {snapshot!r}" if leased.writable else ""
-    return WriteTarget(snapshot.thawed(), private=private)
+    return WriteTarget(snapshot._thawed(), private=private)

@@ -202,7 +202,7 @@ def test_a_put_survives_the_restart_of_its_server(
         until(lambda: session.states() | {"ready": 1} == session.states())
         until(lambda: sum(session.states().values()) == 1)
         lease = process.open(ref, private=True)
-        found = put_together(lease.bytes(), ref.plan)
+        found = put_together(lease.bytes(), ref._plan)
         assert (found == array).all()
         del found
         lease.close()

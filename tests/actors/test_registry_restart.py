@@ -101,22 +101,24 @@ def test_regions_servers_and_data_survive(session: Session, lab: LocalCluster) -
         first = process.creator.put(array)
         servers = [session("ensure_server", node_id) for node_id in lab.node_ids[:2]]
         secret = session("secret")
-        before = session("lookup", first.region)
+        before = session("lookup", first._region)
         kill_registry(session)
         assert session("secret") == secret
-        assert session("lookup", first.region) == before
+        assert session("lookup", first._region) == before
         assert [session("ensure_server", node_id) for node_id in lab.node_ids[:2]] == servers
         for info in servers:  # the same processes: nothing was lost
             assert session("locate", info.server_id) == info
             os.kill(info.pid, 0)
         second = process.creator.put(longer)
-        assert second.region > first.region
-        assert second.base_address >= first.base_address + first.length_bytes
+        assert second._region > first._region
+        assert second._base_address >= first._base_address + first._length_bytes
         for ref, expected in ((first, array), (second, longer)):
-            mapping = other.client.map(ref.region, ref.version, ref.base_address, ref.length_bytes)
+            mapping = other.client.map(
+                ref._region, ref.version, ref._base_address, ref._length_bytes
+            )
             n_blocks = mapping.length_bytes // 4096
             other.client.prefetch(mapping.id, np.array([[0, n_blocks]], np.uint64))
-            ((offset, n_bytes),) = ref.plan.buffers
+            ((offset, n_bytes),) = ref._plan.buffers
             image = (ctypes.c_uint8 * mapping.length_bytes).from_address(mapping.address)
             assert bytes(image[offset : offset + n_bytes]) == expected.tobytes()
             other.client.unmap(mapping.id)
@@ -125,7 +127,7 @@ def test_regions_servers_and_data_survive(session: Session, lab: LocalCluster) -
         process.free(second)
         until(lambda: sum(session.states().values()) == 0)
         assert session("stats").address_bytes_in_use == 0
-        assert session("lookup", first.region) == RegionFreed(first.region)
+        assert session("lookup", first._region) == RegionFreed(first._region)
     finally:
         process.close()
         other.close()

@@ -244,9 +244,9 @@ def test_a_thousand_deaths_leave_nothing(lab: LocalCluster) -> None:
     def die(deaths: int, seed: int) -> None:
         what = {
             "socket": info.socket_name,
-            "region": big.region,
-            "address": big.base_address,
-            "length": big.length_bytes,
+            "region": big._region,
+            "address": big._base_address,
+            "length": big._length_bytes,
             "deaths": deaths,
             "seed": seed,
         }
@@ -293,7 +293,7 @@ def stopped_process(socket: str, trap: str, ref: Any) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [
             *(sys.executable, "-c", _STOPPED, socket, trap),
-            *(str(ref.region), str(ref.base_address), str(ref.length_bytes)),
+            *(str(ref._region), str(ref._base_address), str(ref._length_bytes)),
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -367,8 +367,8 @@ def test_a_lost_home_is_told_to_all_who_wait(lab: LocalCluster) -> None:
                 assert out == "", trap  # it never read anything
         for trap, process in processes.items():
             assert process.returncode == EXIT_NO_DATA, (trap, messages[trap])
-            block = opened.length_bytes // 2 // BLOCK
-            assert f"region {opened.region} version 0 block {block}" in messages[trap]
+            block = opened._length_bytes // 2 // BLOCK
+            assert f"region {opened._region} version 0 block {block}" in messages[trap]
             # Its new home is asked, which has what this node had read; or nobody.
             assert "no page server that is known has the blocks" in messages[trap]
             assert re.search(r"server 0x[0-9a-f]+ (is lost|does not have)", messages[trap])

@@ -87,11 +87,11 @@ def test_the_registry_is_killed(cluster: LocalCluster, filler: Path) -> None:
     assert filler.exists()
     with pytest.raises(errors.JournalFullError):
         commit_until_refused(ref, filler)
-    assert int(ref.latest().get()[1:].sum()) == total
+    assert int(ref._latest().get()[1:].sum()) == total
     filler.unlink()
     with clamor.update(ref) as array:
         array[0] = 7
-    assert int(ref.latest().get()[0]) == 7
+    assert int(ref._latest().get()[0]) == 7
     until(lambda: reserve_bytes() == keeper_process.RESERVE_BYTES, ANSWER_S)
     clamor.free(ref)
 
@@ -103,6 +103,6 @@ def test_the_page_server_is_killed(cluster: LocalCluster, filler: Path) -> None:
     os.kill(server, signal.SIGKILL)
     assert cluster.page_server_pid(0, ANSWER_S) != server
     assert filler.exists()
-    assert int(ref.latest().get().sum()) == int(np.arange(N_NUMBERS).sum())
+    assert int(ref._latest().get().sum()) == int(np.arange(N_NUMBERS).sum())
     filler.unlink()
     clamor.free(ref)

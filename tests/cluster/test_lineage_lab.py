@@ -100,7 +100,7 @@ def array_of(process: ProcessSession) -> GlobalRef[Any]:
 
 def free(session: Session, *refs: GlobalRef[Any]) -> None:
     for ref in refs:
-        session("free", ref.region)
+        session("free", ref._region)
 
 
 def is_expired(ref: GlobalRef[Any], version: int) -> bool:
@@ -117,7 +117,7 @@ def test_what_a_collection_needs_stays_and_no_longer(
 ) -> None:
     ref, other = array_of(process), array_of(process)
     change_all(ref, 2)
-    collection = opened(session, (ref.region, 2))
+    collection = opened(session, (ref._region, 2))
     change_all(ref, 2)
     change_all(other, 24)  # more than all that is kept, of what nobody needs
     assert not is_expired(ref, 2)
@@ -136,7 +136,7 @@ def test_an_old_version_outlives_any_killed_process(
     session: Session, process: ProcessSession
 ) -> None:
     ref, other = array_of(process), array_of(process)
-    collection = opened(session, (ref.region, 0))
+    collection = opened(session, (ref._region, 0))
     change_all(ref, 2)
     kill_registry(session)
     change_all(other, 24)
@@ -203,9 +203,9 @@ def test_a_plain_task_with_a_name_is_shown(session: Session, process: ProcessSes
     import clamor_ray as clamor
 
     ref = array_of(process)
-    sets = {ref.region: bytes(BitMap([1, 2, 60]).serialize())}
+    sets = {ref._region: bytes(BitMap([1, 2, 60]).serialize())}
     before = session("stats").replay.noted
-    who = ("mod.nearest", process.node_id, {ref.region: 0})
+    who = ("mod.nearest", process.node_id, {ref._region: 0})
     session("note_reads", pack(b"d" * 16, sets, who))
     session("note_reads", pack(b"e" * 16, sets))  # one that does not say
     (found,) = clamor.reads(ref).by
@@ -218,11 +218,11 @@ def test_a_plain_task_with_a_name_is_shown(session: Session, process: ProcessSes
 def test_an_attempt_with_a_name_is_replayed(session: Session, process: ProcessSession) -> None:
     ref = array_of(process)
     blocks = bytes(BitMap([7]).serialize())
-    one = record(5, reads=((ref.region, 0, blocks),), predictor_digest=b"n" * 16)
+    one = record(5, reads=((ref._region, 0, blocks),), predictor_digest=b"n" * 16)
     session("note_attempt", one.packed())
     other = session("ensure_server", session.lab.node_ids[1]).server_id
-    packed = session("find_reads", pack(b"n" * 16, True, other, [ref.region]))
+    packed = session("find_reads", pack(b"n" * 16, True, other, [ref._region]))
     from clamor_ray._protocol.rpc import unpack
 
-    assert unpack(packed)[1] == {ref.region: blocks}
+    assert unpack(packed)[1] == {ref._region: blocks}
     free(session, ref)

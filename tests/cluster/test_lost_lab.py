@@ -101,7 +101,7 @@ def test_one_block_of_many(lab: LocalCluster, lost: dict[Any, Any]) -> None:
     for index in (0, 1):
         with pytest.raises(errors.HomeLostError, match=SAID) as caught:
             on(index, prefetch_all, ref)
-        assert f"region {ref.region}" in str(caught.value)
+        assert f"region {ref._region}" in str(caught.value)
         assert "update(ref, lost=0)" in str(caught.value)
     assert around_is(ref, expected)
     # All others are changed as ever, from everywhere.
@@ -153,9 +153,9 @@ def test_a_commit_makes_a_lost_block_whole(
         assert np.array_equal(on(reader, read_all, ref.refresh()), expected)
     assert ref.version == version == 2
     # From that version on; before it stays lost.
-    with pytest.raises(errors.HomeLostError, match=f"region {ref.region}"):
+    with pytest.raises(errors.HomeLostError, match=f"region {ref._region}"):
         clamor.prefetch(before)
-    assert process_sessions.current().rpc.lost_blocks(ref.region) is None
+    assert process_sessions.current().rpc.lost_blocks(ref._region) is None
     os.kill(lab.page_server_pid(1), 9)
     for reader in (0, 1):
         assert np.array_equal(on(reader, read_all, ref), expected)
@@ -235,14 +235,14 @@ def test_opening_a_variable_with_lost_blocks_warns(lost: dict[Any, Any]) -> None
     (warning,) = (found for found in caught if found.category is errors.LostBlocksWarning)
     assert warning.filename == __file__
     assert isinstance(warning.message, errors.LostBlocksWarning)
-    assert (warning.message.region, warning.message.runs) == (ref.region, ((LOST + 1, 1),))
+    assert (warning.message.region, warning.message.runs) == (ref._region, ((LOST + 1, 1),))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.array_equal(ref.get()[:WORDS], expected[:WORDS])  # once in a process
     *said, n_warnings = on(1, said_by_each_way, ref)
     assert len(said) == 5
     for text in said:
-        assert f"region {ref.region}" in text
+        assert f"region {ref._region}" in text
         assert re.search(SAID, text)
     assert n_warnings == "1"
     # Commits have written it: nobody is told any more.
@@ -284,7 +284,7 @@ def test_what_is_run_again_says_why_it_ended(lost: dict[Any, Any], tmp_path: Any
         with pytest.raises(errors.HomeLostError, match=SAID) as caught:
             on_again(index, function, ref)
         said = str(caught.value)
-        assert f"region {ref.region} version 1 block {LOST + 1}" in said
+        assert f"region {ref._region} version 1 block {LOST + 1}" in said
         assert "update(ref, lost=0)" in said
     # Who died of something else goes on.
     for index in (0, 1):
@@ -314,7 +314,7 @@ def commit_until(ref: Any, stop: str, done: str) -> int:
     """Commits without a pause; says in a file which version was the last."""
     version = 0
     while not Path(stop).exists():
-        with clamor.update(ref.latest()) as array:
+        with clamor.update(ref._latest()) as array:
             for block in written_by(version + 1):
                 array[block * WORDS : (block + 1) * WORDS] = version + 1
         version += 1
@@ -327,7 +327,7 @@ def follow_until(ref: Any, stop: str, done: str) -> list[str]:
     """Reads all of the newest version, again and again; returns what was wrong."""
     wrong = []
     while not Path(stop).exists():
-        newest = ref.latest()
+        newest = ref._latest()
         try:
             # Mapped first: what is prefetched for nobody goes with the next version, and a touch
             # of what is on no node any more ends the process.

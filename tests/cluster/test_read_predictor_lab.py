@@ -129,7 +129,7 @@ def test_rows_that_were_gathered_count_as_read(clamor_cluster: ClamorCluster, re
 
 
 def first_block(ref: Any) -> int:
-    return ref.plan.buffers[0][0] // 4096
+    return ref._plan.buffers[0][0] // 4096
 
 
 @clamor.remote(replay=False, **OTHER_NODE)

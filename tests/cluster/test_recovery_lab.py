@@ -216,7 +216,7 @@ def test_a_slow_task_is_copied_and_counts_once(nodes: LocalCluster, tmp_path: Pa
     number = Pins.of(found._node).number
     until(lambda: "cancelled" in outcomes(number))
     assert calls(tmp_path)["0"] == 2
-    assert counters.latest().get()[::600][:6].tolist() == [1] * 6
+    assert counters._latest().get()[::600][:6].tolist() == [1] * 6
 
 
 def test_without_speculation_there_is_no_copy(nodes: LocalCluster, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_held_reference_asks_whether_its_version_is_kept(lab: LocalCluster) ->
     import ray
 
     ref = clamor.put(np.zeros(N))
-    held = ref.thawed()
+    held = ref._thawed()
     assert held.at(0).get()[17] == 0
     for value in range(1, 7):
         change(ref, float(value))
@@ -165,7 +165,7 @@ def test_a_version_that_must_stay(lab: LocalCluster) -> None:
         return found
 
     before = engine()
-    ray.get(server.retain.remote({ref.region: 1}), timeout=TASK_S)
+    ray.get(server.retain.remote({ref._region: 1}), timeout=TASK_S)
     result = start_and_lose(lab, ref)
     change(ref, 2.0)
     for value in range(1, 30):  # each replaces 256 KiB
@@ -175,7 +175,7 @@ def test_a_version_that_must_stay(lab: LocalCluster) -> None:
     assert after["history_retained_bytes"] >= 2 << 20
     assert after["history_expired"] > before["history_expired"] + 10
     assert after["history_retained_expired"] == 0
-    ray.get(server.retain.remote({ref.region: None}), timeout=TASK_S)
+    ray.get(server.retain.remote({ref._region: None}), timeout=TASK_S)
 
     def is_gone() -> bool:
         change(other, 1.0)

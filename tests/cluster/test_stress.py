@@ -379,7 +379,7 @@ def test_a_storm_of_full_disks(lab: LocalCluster, tmp_path: Path, seconds: float
 
     def while_full() -> None:
         nonlocal refused
-        assert len(refs["x"].latest().get()) == N_BLOCKS * 512  # to read needs no journal
+        assert len(refs["x"]._latest().get()) == N_BLOCKS * 512  # to read needs no journal
         try:
             while len(made) < MOST_MADE:
                 made.append(clamor.put(small))
@@ -434,8 +434,8 @@ def test_a_storm_of_kills_in_two_sessions(
         folder.mkdir()
     mine = begin(folders[0])
     with second_driver(lab, tmp_path) as theirs:
-        scope = theirs["x"].scope
-        assert scope != mine["x"].scope
+        scope = theirs["x"]._scope
+        assert scope != mine["x"]._scope
         trouble = troubles.in_turn(
             rng,
             {

@@ -131,7 +131,7 @@ def put_there() -> list[Any]:
 
 
 def change_there(refs: list[Any]) -> list[int]:
-    with clamor.transaction(*(ref.latest() for ref in refs)) as arrays:
+    with clamor.transaction(*(ref._latest() for ref in refs)) as arrays:
         for array in arrays:
             array[::512] += 1
         return [int(array[0]) for array in arrays]
@@ -152,7 +152,7 @@ def test_the_secret_is_nowhere(lab: LocalCluster) -> None:
     assert lab.page_server_pid(1) != home
     until(lambda: troubles.keeper_pids(lab, 0) not in ([], [keeper]))
     kept = clamor.put(np.arange(ITEMS))  # its seal waits until the new keeper has everything
-    clamor.prefetch([ref.latest().get() for ref in refs])
+    clamor.prefetch([ref._latest().get() for ref in refs])
     next(troubles.both(lab, random.Random(0), 1))  # and now a rebuild
     assert ray.get(there(change_there).remote(refs), timeout=ANSWER_S) == [10, 3]
     assert process_sessions.current().rpc.secret() == secret

@@ -181,7 +181,7 @@ def test_a_conflict_crosses_the_wire(clamor_cluster: ClamorCluster, ref: Any) ->
     with pytest.raises(errors.CommitConflict) as caught:
         ray_get(plain(add).remote(old, 3, 1.0))
     conflict = caught.value.cause
-    assert (conflict.region, conflict.base_version, conflict.version) == (ref.region, 0, 1)
+    assert (conflict.region, conflict.base_version, conflict.version) == (ref._region, 0, 1)
     assert conflict.n_blocks == 1
     assert conflict.transaction is None
 
@@ -237,9 +237,9 @@ def test_transactions_over_two_homes(clamor_cluster: ClamorCluster, ref: Any) ->
     sums: list[tuple[float, float]] = []
 
     def watch() -> None:
-        mine = [r.latest() for r in refs]
+        mine = [r._latest() for r in refs]
         while not stop.is_set():
-            with clamor.transaction(*(r.latest() for r in mine)) as (x, y, z):
+            with clamor.transaction(*(r._latest() for r in mine)) as (x, y, z):
                 sums.append((float(x[7] + y[7]), float(y[7] - z[0])))
 
     watcher = threading.Thread(target=watch)
@@ -268,12 +268,12 @@ def test_inline_variables(clamor_cluster: ClamorCluster) -> None:
     assert ray_get(plain(lambda r: r.at(0).get()[2]).remote(small)) == 0
     clamor.free(small)
     with pytest.raises(errors.FreedError):
-        ray_get(plain(add).remote(old.thawed(), 2, 5.0))
+        ray_get(plain(add).remote(old._thawed(), 2, 5.0))
 
 
 def test_what_was_freed_cannot_be_updated(clamor_cluster: ClamorCluster) -> None:
     ref = clamor.put(np.zeros(N))
-    other = ref.latest()
+    other = ref._latest()
     tx = clamor.update(other)
     x = tx.begin()
     x[0] = 1
@@ -472,7 +472,7 @@ def test_structures_of_pointers_are_updated_where_they_lie(clamor_cluster: Clamo
         return ctypes.c_uint64.from_address(inner.value).value
 
     assert ray_get(plain(write_through).remote(ref)) == 1
-    assert ray_get(clamor_cluster.remote(read_through).remote(ref.latest())) == 77
+    assert ray_get(clamor_cluster.remote(read_through).remote(ref._latest())) == 77
     assert ray_get(clamor_cluster.remote(read_through).remote(ref)) == 0
     held = ref.get()
     with pytest.raises(errors.AddressClashError):

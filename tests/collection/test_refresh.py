@@ -24,7 +24,7 @@ def table(clamor_cluster: ClamorCluster) -> Iterator[clamor.GlobalRef[Any]]:
     """Sixteen blocks and more of numbers, whose first block has the pickle stream's neighbours."""
     ref = clamor.put(np.arange(N_BLOCKS * ROW, dtype=float))
     yield ref
-    if not ref.freed:
+    if not ref._freed:
         clamor.free(ref)
 
 

@@ -272,7 +272,7 @@ def test_others_commit_meanwhile(w: clamor.GlobalRef[Any], monkeypatch: pytest.M
     def late(*args: Any) -> Any:
         if times[0]:
             times[0] -= 1
-            with clamor.update(w.latest()) as x:
+            with clamor.update(w._latest()) as x:
                 x[0] += 1000
         return commit(*args)
 
@@ -291,7 +291,7 @@ def test_the_answer_to_the_commit_does_not_come(
 ) -> None:
     """The registry is asked what became of it: it never counts twice, and never silently."""
     w = clamor.zeros(N_ROWS, np.int64)
-    session = process_sessions.current(w.scope)
+    session = process_sessions.current(w._scope)
     commit = session.rpc.commit
 
     def lost(*args: Any, **how: Any) -> Any:
@@ -372,7 +372,7 @@ def test_transactions_of_the_same_task_come_first(w: clamor.GlobalRef[Any]) -> N
         clamor.add_at(w, [1], 10)
 
         def bump() -> None:
-            with clamor.update(w.latest()) as x:
+            with clamor.update(w._latest()) as x:
                 x[1] = max(int(x[1]), 3)
 
         clamor.retry(bump)

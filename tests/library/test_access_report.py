@@ -181,21 +181,21 @@ def test_of_a_variable(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
     ref = clamor.put(np.zeros(64 * 512))
     blocks = bytes(BitMap([1, 2, 40]).serialize())
     said = AttemptRecord(
-        b"t" * 16, 7, "0 map", 3, 0, "mod.f", reads=((ref.region, 0, blocks),), node_id="ab" * 28
+        b"t" * 16, 7, "0 map", 3, 0, "mod.f", reads=((ref._region, 0, blocks),), node_id="ab" * 28
     )
     session.rpc.note_attempt(said.packed())
     found = clamor.reads(ref, picture=tmp_path / "reads.png")
     assert [(entry.stage, entry.partition, list(entry.blocks)) for entry in found.by] == [
         ("0 map", 3, [1, 2, 40])
     ]
-    assert found.n_blocks == ref.length_bytes // 4096
-    assert f"region {ref.region}, version 0" in str(found)
+    assert found.n_blocks == ref._length_bytes // 4096
+    assert f"region {ref._region}, version 0" in str(found)
     assert pixels(tmp_path / "reads.png").std() > 0
     small = clamor.put(5)
-    said = said._replace(partition=4, reads=((small.region, 0, None),))
+    said = said._replace(partition=4, reads=((small._region, 0, None),))
     session.rpc.note_attempt(said.packed())
     assert [entry.n_blocks for entry in clamor.reads(small).by] == [1]
-    session.rpc.note_reads(pack(b"n" * 16, {ref.region: blocks}, ("g", "cd", {ref.region: 0})))
+    session.rpc.note_reads(pack(b"n" * 16, {ref._region: blocks}, ("g", "cd", {ref._region: 0})))
     assert [entry.function for entry in clamor.reads(ref).by] == ["mod.f", "g"]
     clamor.free(ref)
     with pytest.raises(errors.FreedError):

@@ -95,7 +95,7 @@ def get_where_something_lies(refs: list[Any]) -> tuple[str, str, int]:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    at = refs[0].base_address
+    at = refs[0]._base_address
     private_anonymous_fixed = 0x2 | 0x20 | 0x100000
     assert libc.mmap(at, 4096, 3, private_anonymous_fixed, -1, 0) == at
     try:
@@ -111,7 +111,7 @@ def test_an_address_clash_names_both(clamor_cluster: ClamorCluster) -> None:
     ref = clamor.put(np.arange(100_000))
     said, address, total = clamor_cluster.run(get_where_something_lies, [ref])
     assert address in said
-    assert f"region {ref.region}" in said
+    assert f"region {ref._region}" in said
     assert total == 4_999_950_000
     clamor.free(ref)
 

@@ -109,7 +109,7 @@ def test_a_collector_keeps_copies_and_is_bounded() -> None:
     values[:] = 77
     small.add(Ref(2), dense((2,), f4, np.ones(2, f4)))
     refs, sums = small.take()
-    assert [ref.region for ref in refs] == [1, 2]
+    assert [ref._region for ref in refs] == [1, 2]
     assert sums[1].add is not None
     assert sums[1].add.values.tolist() == [400] * 50
     assert sums[2].dense is not None

@@ -177,7 +177,7 @@ def test_workers_of_a_fork_pool(clamor_cluster: ClamorCluster, trap: str) -> Non
     got = clamor_cluster.run_in_trap(trap, read_in_pool, ref, 3)
     assert got == array.reshape(-1, 1024).sum(axis=1).tolist()
     # The workers are other processes of the node: what one fetched the others had.
-    assert clamor_cluster.region(ref).fetched_blocks == ref.length_bytes // 4096
+    assert clamor_cluster.region(ref).fetched_blocks == ref._length_bytes // 4096
     clamor.free(ref)
 
 
@@ -272,7 +272,7 @@ def test_a_child_that_cannot_attach_ends(
     for child in (absent, present):
         assert child.result is None
         assert child.status not in (0, 99), child
-        assert f"clamor: region {ref.region} version 0 block" in child.stderr
+        assert f"clamor: region {ref._region} version 0 block" in child.stderr
         assert "this process ends" in child.stderr
         assert "fork" in child.stderr
     assert own == array.sum()
@@ -291,5 +291,5 @@ def test_a_private_copy_is_not_inherited(clamor_cluster: ClamorCluster, trap: st
     assert own == 300
     assert child.result is None
     assert child.status not in (0, 99), child
-    assert f"clamor: region {ref.region} version 0 block" in child.stderr
+    assert f"clamor: region {ref._region} version 0 block" in child.stderr
     clamor.free(ref)

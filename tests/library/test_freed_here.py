@@ -54,14 +54,14 @@ def test_what_is_remembered_of_freed_variables_is_bounded(
     monkeypatch.setattr(session, "FREED_KEPT", 8)
     monkeypatch.setattr(session, "SWEEP_LEAST", 4)
     held = clamor.put(np.arange(5000))
-    here = {held.base_address}  # in these sessions memory lies elsewhere
+    here = {held._base_address}  # in these sessions memory lies elsewhere
     monkeypatch.setattr(type(deaf.leases), "find", lambda _, at: at if at in here else None)
     clamor.free(held)
     for i in range(100):
         clamor.free(clamor.put(np.full(5000, i)))
     assert len(deaf._freed) < 64
-    assert held.region in deaf._freed
+    assert held._region in deaf._freed
     here.clear()
     for i in range(40):
         clamor.free(clamor.put(np.full(5000, i)))
-    assert held.region not in deaf._freed
+    assert held._region not in deaf._freed

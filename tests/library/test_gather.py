@@ -124,7 +124,7 @@ def test_only_what_the_rows_lie_on_is_prefetched(session: FakeSession) -> None:
     session.fake.prefetched.clear()
     clamor.gather(view, [7, 50, 7])
     ((_, runs, wait),) = session.fake.prefetched
-    first = ref.plan.buffers[0][0] // BLOCK_BYTES
+    first = ref._plan.buffers[0][0] // BLOCK_BYTES
     assert runs == [[first + plane * 100 + row, 1] for plane in range(4) for row in (7, 50)]
     assert wait
 
@@ -162,7 +162,7 @@ def test_no_block_of_a_row_is_missing(
 def test_what_is_not_global_is_indexed(session: FakeSession) -> None:
     same(clamor.gather(TABLE, IDS), TABLE[IDS])
     small = clamor.put(np.arange(10.0))
-    assert small.inline
+    assert small._inline
     same(clamor.gather(small, [1, -1]), np.array([1.0, 9.0]))
     same(clamor.gather(small, 2), np.float64(2.0))
     objects = np.array([None, "a", {}], object)

@@ -138,7 +138,7 @@ def test_two_that_change_the_set_of_keys_always_conflict(m: Any) -> None:
 
 def test_small_maps_are_updated_too(clamor_cluster: ClamorCluster) -> None:
     m = clamor.HashMap.build([b"one", b"two"], [1, 2])
-    assert m.ref.inline
+    assert m.ref._inline
     with clamor.update(m) as t:
         t[b"six"] = 6
     assert m.version == 1

@@ -67,7 +67,7 @@ def look(ref: GlobalRef[Any], expected: float = 0) -> None:
 
 
 def newest(ref: GlobalRef[Any], index: int = 0) -> float:
-    return float(ref.latest().get()[index])
+    return float(ref._latest().get()[index])
 
 
 def on_a_thread(function: Callable[[], None]) -> None:
@@ -247,7 +247,7 @@ def test_the_reference_moves_to_what_was_made_and_no_further(ref: GlobalRef[Any]
         add(copy_of(ref))
     late = ref.snapshot()
     add(copy_of(ref))
-    thawed = late.thawed()
+    thawed = late._thawed()
     with attempt_of(TASK), clamor.update(thawed) as x:
         x[3] = 7
     # Its own beginning was newer than what had been made: it stays there.
@@ -273,7 +273,7 @@ def test_a_real_conflict_is_one(ref: GlobalRef[Any]) -> None:
         on_a_thread(lambda: add(ref))  # the 0th
         with pytest.raises(errors.CommitConflict) as conflict:
             transaction.commit()
-    assert conflict.value.region == ref.region
+    assert conflict.value.region == ref._region
     assert (transaction.status, attempt.commits) == ("aborted", 1)
     assert newest(ref) == 1
 
@@ -311,8 +311,8 @@ def test_an_empty_transaction_commits_its_word(session: FakeSession, ref: Global
                     assert x[1] == 1
             add(copy_of(ref), 1)
         assert attempt.commits == 2
-    assert (newest(ref, 1), ref.latest().version) == (1, 1)
-    keys = {name_of(TASK, n, (ref.region,)).key_region for n in (0, 1)}
+    assert (newest(ref, 1), ref._latest().version) == (1, 1)
+    keys = {name_of(TASK, n, (ref._region,)).key_region for n in (0, 1)}
     assert set(session.cluster.log.keys_of([TASK])) == keys
 
 
@@ -401,7 +401,7 @@ def test_what_an_attempt_made_itself_names_nothing(
         assert attempt.commits == 2
     assert newest(ref) == 1
     keys = session.cluster.log.keys_of([TASK])
-    assert keys == (name_of(TASK, 0, (ref.region,)).key_region,)
+    assert keys == (name_of(TASK, 0, (ref._region,)).key_region,)
 
 
 def write_and_fail(ref: GlobalRef[Any]) -> None:
@@ -482,7 +482,7 @@ def test_threads_of_an_attempt_do_not_share_a_word(ref: GlobalRef[Any]) -> None:
             thread.join(30)
             assert not thread.is_alive()
     assert attempt.commits == n_threads
-    assert ref.latest().get()[:n_threads].tolist() == [1] * n_threads
+    assert ref._latest().get()[:n_threads].tolist() == [1] * n_threads
 
 
 def test_a_dropped_task_commits_nothing(session: FakeSession, ref: GlobalRef[Any]) -> None:

@@ -373,10 +373,10 @@ def test_peers_that_know_the_secret_and_lie(clamor_cluster: ClamorCluster) -> No
     beyond = struct.pack("<Q", (1 << 30) << 24 | 1)
 
     def get(n_runs: int, n_blocks: int, magic: int = MAGIC, kind: int = 1) -> bytes:
-        return GET.pack(magic, kind, 0, 1, 0, ref.region, 0, n_runs, n_blocks) + bytes(ASKER_BYTES)
+        return GET.pack(magic, kind, 0, 1, 0, ref._region, 0, n_runs, n_blocks) + bytes(ASKER_BYTES)
 
     def rows(row_bytes: int, n_rows: int) -> bytes:
-        head = GET.pack(MAGIC, GET_ROWS, 0, 1, 0, ref.region, 0, 0, 0)
+        head = GET.pack(MAGIC, GET_ROWS, 0, 1, 0, ref._region, 0, 0, 0)
         return head + struct.pack("<QII", row_bytes, n_rows, 0)
 
     lies = {

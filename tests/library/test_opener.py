@@ -18,7 +18,7 @@ assert "numpy" not in sys.modules and "ray" not in sys.modules
 ref = pickle.loads(bytes.fromhex({packed!r}))
 assert "clamor_ray._session.process_sessions" not in sys.modules
 from clamor_ray._read import opener
-assert opener.sessions() == () and opener.at_address(ref.base_address) is None
+assert opener.sessions() == () and opener.at_address(ref._base_address) is None
 assert "clamor_ray._session.process_sessions" not in sys.modules
 try:
     ref.get()

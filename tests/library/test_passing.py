@@ -22,7 +22,7 @@ def refs() -> dict[str, GlobalRef[Any]]:
     freed: GlobalRef[Any] = GlobalRef(4, 0, 0x1100_0000_0000, 8192, PLAN, *at)
     freed._mark_freed()
     moved: GlobalRef[Any] = GlobalRef(5, 0, 0x1100_0000_0000, 8192, PLAN, *at)
-    moved.packed()
+    moved._packed()
     moved._move(State(3, Plan(4096, 9), None))
     return {
         "plain": GlobalRef(1, 0, 0x1100_0000_0000, 8192, PLAN, *at),
@@ -35,8 +35,8 @@ def refs() -> dict[str, GlobalRef[Any]]:
 
 
 def fields(ref: GlobalRef[Any]) -> Any:
-    where = (ref.region, ref.base_address, ref.length_bytes, ref.scope)
-    return (*where, ref._state, ref._first, ref.frozen, ref.freed)
+    where = (ref._region, ref._base_address, ref._length_bytes, ref._scope)
+    return (*where, ref._state, ref._first, ref._frozen, ref._freed)
 
 
 @pytest.mark.parametrize("name", refs())
@@ -51,12 +51,12 @@ def test_references_arrive_as_they_were(name: str) -> None:
 
 def test_a_reference_that_moved_is_packed_anew() -> None:
     ref = refs()["plain"]
-    before = ref.packed()
-    assert ref.packed() is before
+    before = ref._packed()
+    assert ref._packed() is before
     ref._move(State(1, PLAN, None))
     assert unpacked(packed(ref)).version == 1
     ref._mark_freed()
-    assert unpacked(packed(ref)).freed
+    assert unpacked(packed(ref))._freed
 
 
 def test_names_of_calls_arrive() -> None:
@@ -86,10 +86,10 @@ def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passing, "MOST_KNOWN", 3)
     for region in range(10):
         ref: GlobalRef[Any] = GlobalRef(region, 0, 0x1100_0000_0000, 8192, PLAN, "s")
-        assert unpacked(packed(ref)).region == region
+        assert unpacked(packed(ref))._region == region
         assert len(passing._known) <= 3
-    assert unpacked(packed(refs()["inline"])).payload == b"hello"
-    assert all(not ref.inline for ref in passing._known.values())
+    assert unpacked(packed(refs()["inline"]))._payload == b"hello"
+    assert all(not ref._inline for ref in passing._known.values())
 
 
 @pytest.mark.parametrize("replay", [None, False])

@@ -322,14 +322,14 @@ def test_no_answer_fails_a_call(monkeypatch: pytest.MonkeyPatch, answer: Any) ->
     ref = session.creator.put(np.zeros(100_000))
     hinted = Hinted(ref, key_of("f", (ref,), {}), True)
     replaying = PredictedReads(hinted, [ref])
-    assert session.registry.asked == [(*hinted.key, session.server_id, [ref.region])]
+    assert session.registry.asked == [(*hinted.key, session.server_id, [ref._region])]
     session.fake.prefetched.clear()
     lease = session.open(ref)
     session.fake.prefetched.clear()
     replaying.fetch([lease])
     assert not session.fake.prefetched
-    replaying.note([(ref.region, runs_of((3, 4)))], "f", {})
-    sets = {ref.region: encode(runs_of((3, 4)))}
+    replaying.note([(ref._region, runs_of((3, 4)))], "f", {})
+    sets = {ref._region: encode(runs_of((3, 4)))}
     who = ("f", session.node_id, {})
     assert session.registry.asked[1:] == [(hinted.key.digest, sets, who)]
 
@@ -338,16 +338,16 @@ def test_what_is_known_is_fetched_and_not_noted_again(monkeypatch: pytest.Monkey
     session = FakeSession(Cluster())
     ref = session.creator.put(np.zeros(100_000))
     there = encode(runs_of((2, 3), (9, 1)))
-    session.registry = Registry(pack(0, {ref.region: there}, []))
+    session.registry = Registry(pack(0, {ref._region: there}, []))
     monkeypatch.setattr(process_sessions, "_current", session)
     replaying = PredictedReads(Hinted(ref, key_of("f", (ref,), {}), True), [ref])
     lease = session.open(ref)
     session.fake.prefetched.clear()
     replaying.fetch([lease])
     assert session.fake.prefetched == [(lease.mapping.id, [[2, 3], [9, 1]], False)]
-    replaying.note([(ref.region, runs_of((2, 3), (9, 1)))], "f", {})
+    replaying.note([(ref._region, runs_of((2, 3), (9, 1)))], "f", {})
     assert len(session.registry.asked) == 1
-    replaying.note([(ref.region, runs_of((2, 3)))], "f", {})
+    replaying.note([(ref._region, runs_of((2, 3)))], "f", {})
     assert len(session.registry.asked) == 2
 
 
@@ -356,7 +356,7 @@ def test_a_first_call_and_one_whose_home_is_here_ask_nothing(
 ) -> None:
     session = FakeSession(Cluster())
     ref = session.creator.put(np.zeros(100_000))
-    session.registry = Registry(pack(0, {}, [ref.region]))
+    session.registry = Registry(pack(0, {}, [ref._region]))
     monkeypatch.setattr(process_sessions, "_current", session)
     monkeypatch.setattr(predicted_reads, "_here", set())
     key = key_of("f", (ref,), {})
@@ -402,7 +402,7 @@ def test_what_was_said_twice_is_said(monkeypatch: pytest.MonkeyPatch, again: boo
         before = len(session.registry.asked)
         replaying = PredictedReads(Hinted(ref, key, again), [ref])
         replaying.fetch([])
-        replaying.note([(ref.region, runs_of(*runs))], "f", {})
+        replaying.note([(ref._region, runs_of(*runs))], "f", {})
         return len(session.registry.asked) - before - again
 
     # Who asks, and is not told, says it again: the registry may have forgotten.

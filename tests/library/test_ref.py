@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import pickle
 import subprocess
@@ -18,11 +19,12 @@ import ray
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._objects import memory
+from clamor_ray._objects.global_array import GlobalArray
 from clamor_ray._objects.layout import Plan, take_apart
 from clamor_ray._protocol import names as _names
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.rpc import await_rpc
-from clamor_ray._read.ref import GlobalRef
+from clamor_ray._read.ref import FACE, GlobalRef
 from clamor_ray._tasks.remote import resolving
 
 PLAN = Plan(1288490189, 120, ((4096, 1288486093),))
@@ -38,8 +40,61 @@ def inline(obj: Any) -> GlobalRef[Any]:
 
 
 def test_repr() -> None:
-    assert repr(REF) == "GlobalRef(region=7, version=1, 1.2 GiB)"
-    assert repr(inline(17)) == "GlobalRef(inline, 5 B)"
+    assert repr(REF) == "GlobalRef(object, 1.2 GiB, region 7 version 1)"
+    assert repr(inline(17)) == "GlobalRef(int, 5 B, inline version 0)"
+
+
+def test_a_reference_shows_a_small_face() -> None:
+    assert dir(REF) == sorted(FACE)
+    shown = {name for name in dir(GlobalRef) if not name.startswith("_")}
+    assert shown == set(FACE)  # and nothing else is there, though dir would not say so
+    assert all(inspect.getdoc(getattr(GlobalRef, name)) for name in FACE)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((1000, 256), np.float32),
+        np.zeros((3, 0), ">i2"),
+        np.zeros((), "M8[ns]"),
+        np.zeros(4, [("a", "f4"), ("b", "S3")]),
+        np.zeros((9, 9))[::2, ::3],
+        np.array([{}, None], object),
+        np.ma.masked_array([1, 2, 3], [0, 1, 0]),
+        np.zeros(5).view(GlobalArray),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_a_reference_to_an_array_knows_what_it_looks_like(array: Any) -> None:
+    ref = pickle.loads(pickle.dumps(inline(array)))
+    assert (ref.shape, ref.dtype, ref.nbytes) == (array.shape, array.dtype, array.nbytes)
+    name = "MaskedArray" if isinstance(array, np.ma.MaskedArray) else "ndarray"
+    assert repr(ref).startswith(f"GlobalRef({name} {array.dtype} {array.shape}, ")
+    assert ref  # also where there are no elements
+    if array.ndim:
+        assert len(ref) == len(array)
+    else:
+        with pytest.raises(TypeError, match=r"has no length.*len\(ref\.get\(\)\)"):
+            len(ref)
+
+
+def test_a_reference_to_another_object_says_what_it_is() -> None:
+    ref = inline({"weights": np.zeros(10)})
+    assert repr(ref).startswith("GlobalRef(dict, ")
+    for name in ("shape", "dtype", "weights"):
+        with pytest.raises(AttributeError, match=rf"\(dict\): use ref\.get\(\)\.{name}"):
+            getattr(ref, name)
+    with pytest.raises(TypeError, match=r"GlobalRef\(dict.* has no length"):
+        len(ref)
+    assert ref
+
+
+def test_a_name_goes_with_its_reference() -> None:
+    ref = inline(1)
+    assert ref.name is None
+    ref._name = "weights"
+    for other in (pickle.loads(pickle.dumps(ref)), ref.snapshot(), copy.copy(ref)):
+        assert other.name == "weights"
 
 
 def test_references_are_small_equal_and_hashable() -> None:
@@ -47,8 +102,8 @@ def test_references_are_small_equal_and_hashable() -> None:
     assert again == REF
     assert hash(again) == hash(REF)
     assert len(pickle.dumps(REF)) < 400
-    assert again.nbytes == 1288490189
-    assert not again.inline
+    assert again.nbytes == 120 + 1288486093
+    assert not again._inline
 
 
 def test_references_are_frozen() -> None:
@@ -59,7 +114,7 @@ def test_references_are_frozen() -> None:
 def test_small_objects_travel_inside() -> None:
     array = np.arange(100.0)
     ref = pickle.loads(pickle.dumps(inline({"a": array, "b": "text"})))
-    assert ref.inline
+    assert ref._inline
     again = ref.get()
     np.testing.assert_array_equal(again["a"], array)
     with pytest.raises(ValueError, match="read-only"):
@@ -83,7 +138,7 @@ def test_a_freed_reference_stays_freed_when_it_travels() -> None:
     ref = inline(1)
     ref._mark_freed()
     for freed in (ref, pickle.loads(pickle.dumps(ref))):
-        with pytest.raises(errors.FreedError, match=r"GlobalRef\(inline"):
+        with pytest.raises(errors.FreedError, match=r"GlobalRef\(.*inline"):
             freed.get()
     with pytest.raises(errors.FreedError):
         clamor.prefetch.__globals__["GlobalRef"]._check_not_freed(ref)

@@ -67,7 +67,7 @@ def test_an_array_built_in_place(clamor_cluster: ClamorCluster) -> None:
         a[:] = expected
         ref = r.publish(a)
     assert ref.version == 0
-    assert ref.plan.buffers[0][1] == expected.nbytes
+    assert ref._plan.buffers[0][1] == expected.nbytes
     np.testing.assert_array_equal(ref.get(), expected)
     assert np.shares_memory(ref.get(), a)  # the same memory, at the same address
     total, head = clamor_cluster.run(lambda x: (float(x.sum()), x[:2].copy()), ref)
@@ -120,8 +120,8 @@ def test_what_lies_outside_is_copied_in(clamor_cluster: ClamorCluster) -> None:
         inside = r.zeros(1000)
         ref = r.publish((inside, outside, "text", outside[:0], inside[10:20]))
         inside[10] = 5
-    (at, _), (copied, n_bytes), *_ = ref.plan.buffers
-    assert (at, n_bytes) == (inside.ctypes.data - ref.base_address, outside.nbytes)
+    (at, _), (copied, n_bytes), *_ = ref._plan.buffers
+    assert (at, n_bytes) == (inside.ctypes.data - ref._base_address, outside.nbytes)
     assert copied % 4096 == 0
     got = clamor_cluster.run(lambda o: (o[0][10], o[1].copy(), o[2], len(o[3]), o[4][0]), ref)
     assert (got[0], got[2:]) == (5, ("text", 0, 5))
@@ -306,7 +306,7 @@ def test_an_unmodified_library(clamor_cluster: ClamorCluster, folder: Path) -> N
             tree = lib.build_tree(ctypes.c_void_p(keys.ctypes.data), ctypes.c_size_t(len(keys)))
             words = lib.build_dictionary(1000)
         ref = r.publish({"tree": r.pointer(tree), "words": r.pointer(words, 64), "n": len(keys)})
-    assert ref.plan.fixed
+    assert ref._plan.fixed
 
     def query(found: Any) -> Any:
         lib = load_tree(path)
@@ -386,13 +386,13 @@ def test_the_address_is_taken(clamor_cluster: ClamorCluster) -> None:
             [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
         )
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE
-        assert libc.mmap(ref.base_address, 4096, 1, flags, -1, 0) == ref.base_address
+        assert libc.mmap(ref._base_address, 4096, 1, flags, -1, 0) == ref._base_address
         try:
             ref.get()
         except errors.AddressClashError as error:
             return str(error)
         finally:
-            libc.munmap(ctypes.c_void_p(ref.base_address), ctypes.c_size_t(4096))
+            libc.munmap(ctypes.c_void_p(ref._base_address), ctypes.c_size_t(4096))
         return "no error"
 
     import ray
@@ -464,8 +464,8 @@ def test_nanoflann(clamor_cluster: ClamorCluster, folder: Path) -> None:
 
 def test_zeros_with_a_capacity(clamor_cluster: ClamorCluster) -> None:
     ref = clamor.zeros((10, 3), np.float32, capacity=10**9)
-    assert ref.length_bytes >= 12 * 10**9
-    assert not ref.inline
+    assert ref._length_bytes >= 12 * 10**9
+    assert not ref._inline
     assert ref.get().shape == (10, 3)
     assert clamor_cluster.run(lambda x: (x.shape, float(x.sum())), ref) == ((10, 3), 0.0)
     clamor.free(ref)

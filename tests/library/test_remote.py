@@ -358,7 +358,7 @@ def test_read_sets(clamor_cluster: ClamorCluster, ref: Any, read_set: str) -> No
         return
     if read_set == "exact":
         assert touched == len(blocks) + 1  # and the pickle stream
-        counts = clamor.block_map(ref, "touched", ref.length_bytes // 4096)
+        counts = clamor.block_map(ref, "touched", ref._length_bytes // 4096)
         home, other = (counts[node_id] for node_id in clamor_cluster.lab.node_ids)
         np.testing.assert_array_equal(np.flatnonzero(other), [0, *(blocks + 1)])
         assert not home.any()

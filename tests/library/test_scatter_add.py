@@ -263,7 +263,7 @@ def test_a_conflict_begins_anew(
     session: FakeSession, ref: GlobalRef[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def other() -> None:
-        with clamor.update(ref.latest()) as x:
+        with clamor.update(ref._latest()) as x:
             x[0] *= 2
             x[1] = 7
 
@@ -296,7 +296,7 @@ def test_a_version_that_is_kept_no_longer_begins_anew(
 
 def test_a_transaction_that_began_before_loses(ref: GlobalRef[Any]) -> None:
     def late() -> None:
-        with clamor.update(ref.latest()) as x:
+        with clamor.update(ref._latest()) as x:
             x[0] = 5
             _in_thread(lambda: clamor.add_at(ref, [0], 1))
 
@@ -318,7 +318,7 @@ def test_threads_that_add_at_once(ref: GlobalRef[Any]) -> None:
     def add(number: int) -> None:
         gate.wait(DEADLINE_S)
         for _ in range(10):
-            clamor.add_at(ref.latest(), [0, number, number], 1)
+            clamor.add_at(ref._latest(), [0, number, number], 1)
 
     threads = [threading.Thread(target=add, args=(n,)) for n in range(1, 5)]
     for thread in threads:
@@ -332,7 +332,7 @@ def test_it_gives_up_in_time(
     session: FakeSession, ref: GlobalRef[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def other() -> None:
-        with clamor.update(ref.latest()) as x:
+        with clamor.update(ref._latest()) as x:
             x[0] += 1
 
     now_s = [100.0]

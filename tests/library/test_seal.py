@@ -51,7 +51,7 @@ def test_a_seal_whose_answer_is_lost_is_sent_again() -> None:
     cluster = Cluster(answer_lost=["seal"])
     ref = FakeSession(cluster).creator.put(np.arange(5000))
     assert cluster.calls == ["create_region", "seal", "seal"]
-    assert ref.region in cluster.content
+    assert ref._region in cluster.content
 
 
 @pytest.mark.parametrize("error", [errors.WaitTimeoutError, errors.ServerUnavailableError])

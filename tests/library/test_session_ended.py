@@ -40,7 +40,7 @@ class App:
     def raised(self, what):
         calls = {
             "get": lambda: self.ref.get(),
-            "latest": lambda: self.ref.latest(),
+            "latest": lambda: self.ref._latest(),
             "update": lambda: clamor.update(self.ref).__enter__(),
             "put": lambda: clamor.put(np.zeros(10**5)),
             "small": lambda: clamor.put(1).refresh(),
@@ -60,7 +60,7 @@ class App:
     def total(self, refs):
         with clamor.update(refs[0]) as x:
             x[0] = 100
-        return float(refs[0].latest().get()[:3].sum())
+        return float(refs[0]._latest().get()[:3].sum())
 
 
 ray.init(address=sys.argv[1], namespace="outlived", log_to_driver=False)
@@ -126,7 +126,7 @@ class App:
         calls = {
             "get": lambda: self.held.get(),
             "first get": lambda: self.other.get(),
-            "latest": lambda: self.held.latest(),
+            "latest": lambda: self.held._latest(),
             "refresh": lambda: self.held.refresh(),
             "at": lambda: self.held.at(0).get(),
             "update": lambda: clamor.update(self.held).__enter__(),

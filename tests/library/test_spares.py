@@ -89,7 +89,7 @@ def test_a_row_of_puts_makes_one_call_each(
     # The first asks for its region, and the second still; the second's answer brings a third.
     assert calls == {"create_region": 2, "seal": 1, "seal_and_create": n - 1}
     assert [int(ref.get()[-1]) for ref in refs] == list(range(n))
-    assert len({ref.region for ref in refs}) == n
+    assert len({ref._region for ref in refs}) == n
     calls.clear()
     for ref in refs:
         clamor.free(ref)

@@ -30,7 +30,7 @@ def total(ref, again):
 def raised(ref, what):
     calls = {
         "put": lambda: clamor.put(np.zeros(10**5)),
-        "latest": lambda: ref.latest(),
+        "latest": lambda: ref._latest(),
         "update": lambda: clamor.update(ref).__enter__(),
         "free": lambda: clamor.free(ref),
         "get": lambda: ref.get(),

@@ -32,7 +32,7 @@ def node(request: pytest.FixtureRequest) -> int:
 def ref(clamor_cluster: ClamorCluster) -> Iterator[Any]:
     """Block i + 1 of the region is row i: the first block is the pickle stream's."""
     ref = clamor.put(np.arange(N_BLOCKS * PER_BLOCK).reshape(N_BLOCKS, PER_BLOCK))
-    assert ref.plan.buffers[0][0] == 4096
+    assert ref._plan.buffers[0][0] == 4096
     yield ref
     clamor.free(ref)
 
@@ -41,7 +41,7 @@ def blocks_of(attempt: TaskContext, ref: Any) -> list[int] | None:
     """Without the stream's; None: all."""
     from pyroaring import BitMap
 
-    (read,) = (read for read in attempt.reads() if read[:2] == (ref.region, ref.version))
+    (read,) = (read for read in attempt.reads() if read[:2] == (ref._region, ref.version))
     if read.blocks is None:
         return None
     blocks = list(BitMap.deserialize(read.blocks))
@@ -106,7 +106,7 @@ def by_another_thread(ref: Any) -> Any:
 
 def by_latest(ref: Any) -> Any:
     with recording(None) as attempt:
-        mine = ref.at(0).thawed().refresh().latest()
+        mine = ref.at(0)._thawed().refresh()._latest()
         x = mine.get()
         assert int(x[7, 0] + x[1000:1003, 3].sum()) > 0
     return blocks_of(attempt, ref)
@@ -222,7 +222,7 @@ def test_mappings_that_were_not_exact_become_so(
 def nothing_is_read(ref: Any) -> Any:
     with recording(None) as attempt:
         clamor.prefetch(ref)
-        assert ref.latest().version == 0
+        assert ref._latest().version == 0
     return [read[:2] for read in attempt.reads() if read.blocks is None], blocks_of(attempt, ref)
 
 
@@ -272,7 +272,7 @@ def test_look_ups_of_a_map(clamor_cluster: ClamorCluster, node: int) -> None:
     hm = clamor.HashMap.build(keys, keys * 2)
     (read,) = run(clamor_cluster, node, look_up, hm, [5])
     blocks = BitMap.deserialize(read.blocks)
-    assert (read.region, read.version) == (hm.ref.region, 0)
+    assert (read.region, read.version) == (hm.ref._region, 0)
     assert 2 <= len(blocks) <= 4  # the stream and the header, and where the key is
     with clamor.update(hm) as table:
         table[5] = 10
@@ -281,7 +281,7 @@ def test_look_ups_of_a_map(clamor_cluster: ClamorCluster, node: int) -> None:
     assert changed == 1
     from clamor_ray._session import process_sessions
 
-    dirty = BitMap.deserialize(process_sessions.current().rpc.changes(hm.ref.region, 0, 1))
+    dirty = BitMap.deserialize(process_sessions.current().rpc.changes(hm.ref._region, 0, 1))
     assert dirty & blocks, "who looked it up must be told"
     clamor.free(hm.ref)
 
@@ -303,8 +303,8 @@ def test_variables_in_their_references(clamor_cluster: ClamorCluster) -> None:
     small, plain = clamor.put(np.arange(10)), clamor.put({"a": 1})
     first, second = run(clamor_cluster, 1, of_inline, small, plain)
     # The first one's array is still alive: it counts.
-    assert first == sorted([(small.region, 0, None), (plain.region, 0, None)])
-    assert second == [(small.region, 0, None)]
+    assert first == sorted([(small._region, 0, None), (plain._region, 0, None)])
+    assert second == [(small._region, 0, None)]
     clamor.free(small)
     clamor.free(plain)
 

@@ -64,10 +64,10 @@ def test_only_dirty_blocks_travel(session: FakeSession, ref: GlobalRef[Any]) -> 
     tx = clamor.update(ref)
     with tx as x:
         x[3 * PER_BLOCK] = 1
-    entry = session.cluster.log._variables[ref.region].entries[0]
+    entry = session.cluster.log._variables[ref._region].entries[0]
     from pyroaring import BitMap
 
-    assert list(BitMap.deserialize(entry.blocks)) == [ref.plan.buffers[0][0] // BLOCK_BYTES + 3]
+    assert list(BitMap.deserialize(entry.blocks)) == [ref._plan.buffers[0][0] // BLOCK_BYTES + 3]
 
 
 def test_an_exception_publishes_nothing(session: FakeSession, ref: GlobalRef[Any]) -> None:
@@ -89,7 +89,7 @@ def test_nothing_written_is_no_version(session: FakeSession, ref: GlobalRef[Any]
     with clamor.update(ref) as x:
         assert x[0] == 0
     assert ref.version == 0
-    assert session.cluster.log.newest(ref.region) == 0
+    assert session.cluster.log.newest(ref._region) == 0
 
 
 @pytest.mark.parametrize("kind", ["ref", "small"])
@@ -120,7 +120,7 @@ def test_snapshots_begin_at_their_version(request: pytest.FixtureRequest, kind: 
     with pytest.raises(errors.CommitConflict) as caught:
         tx.commit()
     assert (caught.value.region, caught.value.base_version, caught.value.version) == (
-        ref.region,
+        ref._region,
         0,
         1,
     )
@@ -154,7 +154,7 @@ def test_a_conflict_names_the_blocks(session: FakeSession, ref: GlobalRef[Any]) 
         x[2 * PER_BLOCK : 5 * PER_BLOCK] = 1
     with pytest.raises(errors.CommitConflict) as caught, clamor.update(old) as x:
         x[3 * PER_BLOCK : 9 * PER_BLOCK] = 2
-    first = ref.plan.buffers[0][0] // BLOCK_BYTES
+    first = ref._plan.buffers[0][0] // BLOCK_BYTES
     assert (caught.value.first_block, caught.value.n_blocks) == (first + 3, 2)
     assert not session.cluster.staged  # nothing is left behind
 
@@ -357,7 +357,7 @@ def test_a_lost_answer_is_asked_for_again(
         x[0] = 1
     assert session.cluster.calls.count("commit") == 2
     assert ref.version == 1  # once, not twice
-    assert session.cluster.log.newest(ref.region) == 1
+    assert session.cluster.log.newest(ref._region) == 1
 
 
 def in_doubt(session: FakeSession, ref: GlobalRef[Any], *, made: bool) -> Any:
@@ -389,10 +389,10 @@ def test_what_is_in_doubt_is_settled_first(
     tx = in_doubt(session, ref, made=made)
     assert session.fake.resolved == []  # the layer may be a version's
     assert tx.commit() == (1,)
-    assert session.cluster.log.newest(ref.region) == 1
+    assert session.cluster.log.newest(ref._region) == 1
     assert session.cluster.calls.count("outcome") == 1
     assert ref.get()[0] == 1
-    assert session.fake.resolved[-1][1:] == (ref.region, 1)
+    assert session.fake.resolved[-1][1:] == (ref._region, 1)
 
 
 def test_a_commit_that_was_made_cannot_be_aborted(
@@ -600,7 +600,7 @@ def test_freed_variables(request: pytest.FixtureRequest, kind: str, session: Fak
     tx = clamor.update(ref)
     x = tx.begin()
     x[0] = 1
-    session.cluster.free(ref.region)
+    session.cluster.free(ref._region)
     with pytest.raises(errors.FreedError):
         tx.commit()
     assert tx.status == "aborted"
@@ -657,7 +657,7 @@ def test_an_object_of_this_process_stands_for_its_variable(
     with clamor.transaction(x, d) as (y, e):
         y[0], e["a"][0] = 1, 2
     assert (plain.version, held.version) == (0, 0)  # nobody told these
-    assert (plain.latest().get()[0], held.latest().get()["a"][0]) == (1, 2)
+    assert (plain._latest().get()[0], held._latest().get()["a"][0]) == (1, 2)
     assert (x[0], d["a"][0]) == (0, 0)
     with clamor.update(x) as y:  # begins at the newest all the same
         assert y[0] == 1
@@ -719,10 +719,11 @@ def test_growing(session: FakeSession) -> None:
         x[399] = 5
     assert ref.get().shape == (400, 600)
     assert ref.get()[399, 0] == 5
-    assert before.get().shape == (10, 600)
+    assert (ref.shape, len(ref)) == ((400, 600), 400)
+    assert before.get().shape == before.shape == (10, 600)
     again = pickle.loads(pickle.dumps(ref))
     assert [again.at(v).get().shape[0] for v in range(3)] == [10, 10, 400]
-    assert before.latest().get().shape == (400, 600)
+    assert before._latest().get().shape == (400, 600)
     with clamor.update(ref) as x:  # also without writing to what is new
         x[0] = 2
     assert ref.get().shape == (400, 600)

@@ -37,7 +37,7 @@ def test_touches_see_the_content(clamor_cluster: ClamorCluster, trap: str) -> No
     rows = np.random.default_rng(1).choice(len(array), 200, replace=False)
     got = clamor_cluster.run_in_trap(trap, sums, ref, rows)
     assert got == (array[rows].tolist(), array.sum(), array.sum())
-    assert clamor_cluster.region(ref).fetched_blocks == ref.length_bytes // BLOCK
+    assert clamor_cluster.region(ref).fetched_blocks == ref._length_bytes // BLOCK
     clamor.free(ref)
 
 
@@ -120,7 +120,7 @@ def test_threads_that_fault_at_once(clamor_cluster: ClamorCluster, trap: str) ->
     ref = clamor.put(array)
     got = clamor_cluster.run_in_trap(trap, touch_from_threads, ref, 6)
     assert got == [sum(int(row.sum()) for row in array.reshape(-1, 512))] * 6
-    assert clamor_cluster.region(ref).fetched_blocks == ref.length_bytes // BLOCK
+    assert clamor_cluster.region(ref).fetched_blocks == ref._length_bytes // BLOCK
     clamor.free(ref)
 
 
@@ -202,7 +202,7 @@ def test_read_sets(clamor_cluster: ClamorCluster, trap: str) -> None:
     clamor_cluster.run_in_trap(trap, exact_touches, ref, rows)
     touched = clamor_cluster.region(ref).touched_blocks
     if trap == "sigsegv":  # sees what it opened, which may be more
-        assert len(rows) + 1 <= touched < ref.length_bytes // BLOCK
+        assert len(rows) + 1 <= touched < ref._length_bytes // BLOCK
     else:
         assert touched == len(rows) + 1  # and the pickle stream
     clamor.free(ref)

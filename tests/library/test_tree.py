@@ -118,7 +118,7 @@ def test_what_a_reference_lacks_names_get() -> None:
 def test_free_takes_what_holds_a_reference() -> None:
     table = clamor.HashMap.build(np.arange(1000), np.arange(1000))
     clamor.free(table)
-    assert table.ref.freed
+    assert table.ref._freed
     with pytest.raises(TypeError, match="takes a GlobalRef, not ndarray"):
         clamor.free(np.zeros(3))
 

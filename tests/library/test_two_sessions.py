@@ -43,7 +43,7 @@ mine = clamor.put(np.full(10**6, float(sys.argv[2])))
 small = clamor.put([1, 2])
 print(ray.get(keeper.use.remote([mine, small]), timeout=60))
 theirs = ray.get(keeper.make.remote(), timeout=60)[0]   # of the actor's own session
-print(theirs.get()[0], theirs.scope != mine.scope, clamor.put(1).scope == mine.scope)
+print(theirs.get()[0], theirs._scope != mine._scope, clamor.put(1)._scope == mine._scope)
 print(mine.get()[0] == float(sys.argv[2]))
 '''
 
@@ -59,13 +59,13 @@ class Keeper:
         assert refs[1].get() == [1, 2]
         with clamor.update(ref) as x:
             x[1] = -1
-        newest = ref.latest().get()
+        newest = ref._latest().get()
         assert newest[1] == -1 and array[1] != -1
         assert clamor.gather(newest, [0, 1, 2]).tolist() == newest[:3].tolist()
         clamor.prefetch(newest)
         self.kept += [array, newest]
         assert apart(*self.kept), [span(a) for a in self.kept]
-        return ref.region, float(array[0])
+        return ref._region, float(array[0])
 
     def make(self):
         return [clamor.put(np.full(10**6, 5.0))]
@@ -121,7 +121,7 @@ class Worker:
     def use(self, refs):
         self.kept.append(refs[0].get())
         assert apart(*self.kept)
-        return [float(a[0]) for a in self.kept], clamor.put(np.zeros(9999)).scope
+        return [float(a[0]) for a in self.kept], clamor.put(np.zeros(9999))._scope
 
 
 worker = Worker.remote()
@@ -138,7 +138,7 @@ for number in range(4):
     kept.append(ref.get())  # a second version, at an address of the kernel's choice
     kept.append(ref.get(mode="c"))
     kept[-1][0] = -2
-    ids.append(ref.region)
+    ids.append(ref._region)
     assert apart(*kept), [span(a) for a in kept]
     clamor.shutdown()
 assert len(set(ids)) == 4

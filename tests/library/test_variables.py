@@ -34,6 +34,7 @@ def ready() -> int:
 def test_a_task_opens_what_the_driver_named(clamor_cluster: ClamorCluster, obj: np.ndarray) -> None:
     ref = clamor.put(obj, name="index")
     assert ref.name == "index"
+    assert repr(ref).startswith("GlobalRef('index', ndarray float64 (")
     with clamor.update(ref) as x:
         x[1] = 7.0
 
@@ -76,7 +77,7 @@ def test_who_loses_a_race_for_a_name_keeps_nothing(
 
     def give_later(name: str, region: int, packed: bytes) -> None:
         monkeypatch.undo()
-        session.rpc.give_name(name, first.region, first.packed())  # somebody is faster
+        session.rpc.give_name(name, first._region, first._packed())  # somebody is faster
         session.rpc.give_name(name, region, packed)
 
     before = ready()
@@ -90,7 +91,7 @@ def test_who_loses_a_race_for_a_name_keeps_nothing(
 def test_many_get_or_create_one(clamor_cluster: ClamorCluster) -> None:
     def one(value: int) -> tuple[int, float]:
         ref = clamor.get_or_create("table", lambda: np.full(10_000, float(value)))
-        return ref.region, float(ref.get()[5])
+        return ref._region, float(ref.get()[5])
 
     tasks = [clamor_cluster.remote(one, node=i % 2).remote(i) for i in range(8)]
     found = ray.get(tasks, timeout=120)
@@ -124,13 +125,16 @@ def test_variables_are_listed(clamor_cluster: ClamorCluster) -> None:
     ref = clamor.put(np.zeros(10_000), name="listed")
     clamor.add_at(ref, [0], 1.0)
     listed = clamor.variables()
+    here = clamor_cluster.attached.node_id
     assert [info.name for info in listed[:2]] == ["listed", "small"]
     assert listed[0] == clamor.VariableInfo(
-        "listed", ref.region, 1, ref.nbytes, (clamor_cluster.attached.node_id,)
+        "listed", ref._region, 1, "ndarray float64 (10000,)", 80_000, (here,)
     )
-    assert listed[1] == clamor.VariableInfo("small", small.region, 0, small.nbytes, ())
-    assert [i.name for i in listed if i.region == nameless.region] == [None]
-    assert clamor.stats().names == {ref.region: "listed", small.region: "small"}
+    assert listed[1] == clamor.VariableInfo(
+        "small", small._region, 0, "ndarray float64 (3,)", 24, ()
+    )
+    assert [i.name for i in listed if i.region == nameless._region] == [None]
+    assert clamor.stats().names == {ref._region: "listed", small._region: "small"}
     clamor.free(nameless)
 
 

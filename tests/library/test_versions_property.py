@@ -296,8 +296,8 @@ class Versions(RuleBasedStateMachine):
         array = ref.get()
         assert np.array_equal(array, content)
         address = int(array.__array_interface__["data"][0])
-        first_byte = 0 if ref.inline else address - ref.base_address
-        self.variables.append(Variable(ref, ref.inline, first_byte, [content]))
+        first_byte = 0 if ref._inline else address - ref._base_address
+        self.variables.append(Variable(ref, ref._inline, first_byte, [content]))
 
     def _put_by(self, hand: int, content: Array) -> Any:
         for _ in range(5):
@@ -326,7 +326,7 @@ class Versions(RuleBasedStateMachine):
                 self.hands[hand].update(variable.ref, changes)
             return
         before = variable.newest
-        ref = variable.ref if hand == 0 else variable.ref.latest()
+        ref = variable.ref if hand == 0 else variable.ref._latest()
         got = self.hands[hand].update(ref, changes)
         content, blocks = variable.versions[-1].copy(), set()
         for change in changes:
@@ -351,7 +351,7 @@ class Versions(RuleBasedStateMachine):
             refs = [v.ref.at(version) for v, version in zip(variables, begun, strict=True)]
         else:
             begun = tuple(v.newest for v in variables)
-            refs = [v.ref.latest() for v in variables]
+            refs = [v.ref._latest() for v in variables]
         assert self.hands[hand].begin(refs) == begun
         content = [v.versions[n].copy() for v, n in zip(variables, begun, strict=True)]
         self.open[hand] = Work(variables, begun, content, [set() for _ in variables])
@@ -434,7 +434,7 @@ class Versions(RuleBasedStateMachine):
     def read_newest(self, data: st.DataObject) -> None:
         hand = self.hand(data)
         variable = self.pick(data)
-        ref = variable.ref.latest()
+        ref = variable.ref._latest()
         assert ref.version == variable.newest
         assert np.array_equal(self.hands[hand].read(ref), variable.versions[-1])
 
@@ -462,7 +462,7 @@ class Versions(RuleBasedStateMachine):
 
     def free(self, data: st.DataObject) -> None:
         variable = self.pick(data)
-        other = variable.ref.latest()
+        other = variable.ref._latest()
         clamor.free(variable.ref)
         variable.freed = True
         with pytest.raises(errors.FreedError):

@@ -208,7 +208,7 @@ def test_without_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_they_cannot_be_had(session: FakeSession, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = clamor.put(np.zeros(50_000))
     stream = ray.cloudpickle.dumps(ref.get())
-    session._freed = {ref.region: ref.base_address}
+    session._freed = {ref._region: ref._base_address}
     with pytest.raises(errors.FreedError):
         pickle.loads(stream)
     monkeypatch.setattr(process_sessions, "_current", None)
@@ -220,7 +220,7 @@ def test_what_was_freed_here_travels_by_value(session: FakeSession) -> None:
     ref = clamor.put(np.arange(50_000))
     view = ref.get()
     assert is_by_reference(view)
-    session._freed = {ref.region: ref.base_address}
+    session._freed = {ref._region: ref._base_address}
     assert not is_by_reference(view)
     np.testing.assert_array_equal(pickle.loads(ray.cloudpickle.dumps(view)), view)
 

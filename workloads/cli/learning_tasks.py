@@ -88,5 +88,5 @@ def add(one: Float64 | None, other: Float64) -> Float64:
 
 def _prefetch(variable: clamor.GlobalRef[Float64]) -> None:
     """Most of it will be used, and all is new: one batch instead of a fault a page."""
-    if not variable.inline:  # a small one came with its reference
+    if not variable._inline:  # a small one came with its reference
         clamor.prefetch(variable.get())

@@ -88,7 +88,7 @@ def node_counters(ref: clamor.GlobalRef[Any]) -> dict[str, NodeCounters]:
     for node in clamor.stats().nodes:
         if node.error:
             raise RuntimeError(f"the page server of node {node.node_id} is silent: {node.error}")
-        region = node.region(ref.region)
+        region = node.region(ref._region)
         counters[node.node_id] = NodeCounters(
             bytes_received=node.engine.bytes_received,
             blocks_fetched=region.fetched_blocks if region else 0,
@@ -101,10 +101,10 @@ def dirty_blocks(ref: clamor.GlobalRef[Any], old_version: int, new_version: int)
     """How many blocks differ between two versions; 1 where the variable travels inside."""
     if old_version == new_version:
         return 0
-    if ref.inline:
+    if ref._inline:
         return 1
-    session = process_sessions.current(ref.scope)
-    blocks = session.rpc.changes(ref.region, old_version, new_version)
+    session = process_sessions.current(ref._scope)
+    blocks = session.rpc.changes(ref._region, old_version, new_version)
     if blocks is None:
         raise RuntimeError(f"the commit log of {ref!r} does not reach back to {old_version}")
     return len(BitMap.deserialize(blocks))

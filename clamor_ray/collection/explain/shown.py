@@ -107,5 +107,5 @@ def _source_text(node: Node) -> str:
 
 def name_of(ref: GlobalRef[Any]) -> str:
     """A variable for people."""
-    kind = ref.plan.type_name if hasattr(ref.plan, "type_name") else "variable"
-    return f"{kind} {ref.region}" if not ref.inline else f"{kind} (inline)"
+    kind = ref._plan.type_name if hasattr(ref._plan, "type_name") else "variable"
+    return f"{kind} {ref._region}" if not ref._inline else f"{kind} (inline)"

@@ -41,7 +41,7 @@ class Variable:
 
     @property
     def region(self) -> int:
-        return self.ref.region
+        return self.ref._region
 
     def at(self, ref: GlobalRef[Any]) -> Variable:
         """The same at another version."""
@@ -102,7 +102,7 @@ class _Saver(cloudpickle.Pickler):
         return self._number(at, moves=at is not obj)  # a snapshot's snapshot is itself
 
     def _number(self, at: GlobalRef[Any], *, moves: bool) -> int:
-        key = (at.scope, at.region, at.version, moves)
+        key = (at._scope, at._region, at.version, moves)
         if key not in self._numbers:
             self._numbers[key] = len(self.variables)
             self.variables.append(Variable(at, moves))

@@ -60,7 +60,7 @@ def targets(session: Any, nodes: Sequence[Node], newest: Mapping[int, Any]) -> T
         key = (region, version)
         if key not in layouts:
             try:
-                layouts[key] = newest[region].at(version).plan != newest[region].plan
+                layouts[key] = newest[region].at(version)._plan != newest[region]._plan
             except errors.SnapshotExpired:
                 layouts[key] = True
         return layouts[key]

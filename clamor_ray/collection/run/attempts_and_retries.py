@@ -333,7 +333,7 @@ class _StageRun:
             for slot in self._stage.slots
         ]
         functions = [captured.name for captured, _ in self._stage.program.functions]
-        regions = [ref.region for ref in self._snapshots]
+        regions = [ref._region for ref in self._snapshots]
         name = repr((functions, inputs, regions, self._made_by, task)).encode()
         key = Key(hashlib.blake2b(name, digest_size=16).digest(), True)
         return key.digest, submitted.again(key)

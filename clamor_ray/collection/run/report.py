@@ -71,7 +71,7 @@ def fetch_ahead(spec: TaskSpec) -> list[Any]:
     Returns:
         Leases that keep them in use until the task is over.
     """
-    refs = [ref for ref in spec.snapshots if not ref.inline]
+    refs = [ref for ref in spec.snapshots if not ref._inline]
     if spec.predictor_key is None or not refs:
         return []
     digest, again = spec.predictor_key
@@ -94,7 +94,7 @@ def _record(spec: TaskSpec, program: Program, **what: Any) -> AttemptRecord:
         attempt=spec.attempt,
         function=", ".join(captured.name for captured, _ in program.functions),
         inputs="; ".join(spec.inputs),
-        snapshots=tuple((ref.region, ref.version) for ref in spec.snapshots),
+        snapshots=tuple((ref._region, ref.version) for ref in spec.snapshots),
         **what,
     )
 

@@ -132,9 +132,9 @@ def apply_at_home(packed: bytes, *found: Any) -> bytes:
     """
     _raise_failures(found)
     order: Order = pickle.loads(packed)
-    refs = [GlobalRef.unpacked(each) for each in order.refs]
+    refs = [GlobalRef._unpacked(each) for each in order.refs]
     session = process_sessions.current(order.scope)
-    regions = [ref.region for ref in refs]
+    regions = [ref._region for ref in refs]
     _drop(session, order.dropped, regions)
     groups = []
     at = 0
@@ -144,7 +144,7 @@ def apply_at_home(packed: bytes, *found: Any) -> bytes:
     writes = []
     try:
         for ref in refs:
-            sums = [unpack_sum(group[ref.region]) for group in groups if ref.region in group]
+            sums = [unpack_sum(group[ref._region]) for group in groups if ref._region in group]
             write = _apply_to(session, order.commit_id, ref, sums)
             if write is not None:
                 writes.append(write)
@@ -164,19 +164,19 @@ def _apply_to(
     session: Session, commit_id: int, ref: GlobalRef[Any], sums: Sequence[Sum]
 ) -> Write | None:
     lease: Lease | None = None
-    if ref.payload is not None:
-        image: Any = np.frombuffer(ref.payload, np.uint8).copy()
+    if ref._payload is not None:
+        image: Any = np.frombuffer(ref._payload, np.uint8).copy()
     else:
         lease = session.open(ref, private=True)
         image = lease.bytes()
-    array = put_together(image, ref.plan)
+    array = put_together(image, ref._plan)
     for one in sums:
         bring(session, lease, array, one.touched)
     apply_sums(array, sums)
     part = WriteSetEntry(
         target=WriteTarget(ref),
         begin=ref,
-        plan=ref.plan,
+        plan=ref._plan,
         lease=lease,
         image=image,
         raw=array,
@@ -218,8 +218,8 @@ class ScatterAddCommit:
     def add(self, partition: int, meta: Meta, sums: Any) -> None:
         """The report of the attempt that counts."""
         for packed in meta.scatter_added:
-            ref = GlobalRef.unpacked(packed)
-            self._refs[ref.region] = ref
+            ref = GlobalRef._unpacked(packed)
+            self._refs[ref._region] = ref
         self._added[partition] = Added(sums, meta.node_id, meta.scatter_added_bytes)
 
     def commit(self) -> None:
@@ -259,10 +259,10 @@ class ScatterAddCommit:
         with the first."""
         node_of = {server_id_of(node): node for node in self._nodes}
         by_home: dict[str | None, list[int]] = {}
-        inline = [ref.region for ref in refs if ref.inline]
+        inline = [ref._region for ref in refs if ref._inline]
         for ref in refs:
-            if not ref.inline:
-                by_home.setdefault(_node_of(session, ref, node_of), []).append(ref.region)
+            if not ref._inline:
+                by_home.setdefault(_node_of(session, ref, node_of), []).append(ref._region)
         homes = sorted(by_home.items(), key=lambda home: home[1])
         if not homes:
             return [(None, inline)]
@@ -314,14 +314,14 @@ class ScatterAddCommit:
     ) -> None:
         states = newest_states(session, list(refs))
         newest = {
-            ref.region: ref._with(state, frozen=True)
+            ref._region: ref._with(state, frozen=True)
             for ref, state in zip(refs, states, strict=True)
         }
         task = ray.remote(apply_at_home)
         answers = []
         began_s = time.monotonic()
         for (node, regions), sums in zip(homes, found, strict=True):
-            packed = tuple(newest[region].packed() for region in regions)
+            packed = tuple(newest[region]._packed() for region in regions)
             order = Order(
                 scope=self._scope, commit_id=commit_id, dropped=dropped, refs=packed, groups=groups
             )
@@ -378,14 +378,14 @@ def _node_of(session: Session, ref: GlobalRef[Any], nodes: Mapping[int, str]) ->
     """The node of a variable's home, among those that are alive. It is where its blocks are, and
     nothing else depends on it: what was heard once will do until that node is gone."""
     known = _homes.setdefault(session, {})
-    if known.get(ref.region) not in nodes:
-        answer = session.rpc.lookup(ref.region)
+    if known.get(ref._region) not in nodes:
+        answer = session.rpc.lookup(ref._region)
         if not isinstance(answer, RegionRecord) or not answer.homes:
             return None  # freed: the next question says so
         while len(known) >= MOST_KNOWN:
             del known[next(iter(known))]
-        known[ref.region] = answer.homes[0]
-    return nodes.get(known[ref.region])
+        known[ref._region] = answer.homes[0]
+    return nodes.get(known[ref._region])
 
 
 def _results(references: Sequence[Any]) -> list[Any]:

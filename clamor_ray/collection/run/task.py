@@ -477,7 +477,7 @@ def _attempt_at(
         digest=digest,
         commits=commits,
         array=array,
-        scatter_added=tuple(ref.packed() for ref in added),
+        scatter_added=tuple(ref._packed() for ref in added),
         scatter_added_bytes=sum(one.n_bytes for one in sums.values()) if added else 0,
     )
     report.note(spec, meta, program)

@@ -142,7 +142,7 @@ def read(job: Job) -> int:
 
     while time.monotonic() < deadline:
         name = rng.choice(sorted(job.refs))
-        ref = job.refs[name].latest()
+        ref = job.refs[name]._latest()
         if rng.random() < 0.4:
             ref = ref.at(max(0, ref.version - rng.randrange(30)))
         array = ref.get()

@@ -48,7 +48,7 @@ def put_zeros() -> Any:
 
 
 def change(refs: list[Any], first: int) -> None:
-    with clamor.update(refs[0].latest()) as array:
+    with clamor.update(refs[0]._latest()) as array:
         array[CHANGED] = -first
 
 
@@ -63,7 +63,7 @@ def look(refs: list[Any], expected: Callable[[int], Array], first: int) -> str:
     deadline = time.monotonic() + LOOK_S
     while True:
         try:
-            array = refs[0].latest().get()
+            array = refs[0]._latest().get()
             clamor.prefetch(array)  # a touch of a lost block would end the process
             wrong = np.flatnonzero(array != expected(first))
             return f"wrong from {wrong[0]} on, {len(wrong)} in all" if len(wrong) else "right"
@@ -96,8 +96,8 @@ class Fate:
         """Whether it is right, or, with blocks that only the node had, said to be lost."""
         if self.had_blocks == N_BLOCKS:
             return answer == "right"
-        what = rf"Blocks of region {self.ref.region} are lost:"
+        what = rf"Blocks of region {self.ref._region} are lost:"
         if not self.had_blocks:
-            what = rf"Region {self.ref.region} is lost:"
+            what = rf"Region {self.ref._region} is lost:"
         said = re.search(what + r".* (\d+) of (\d+) blocks", answer)
         return said is not None and 0 < int(said[1]) <= int(said[2]) - self.had_blocks

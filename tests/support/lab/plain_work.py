@@ -82,10 +82,10 @@ def transfer(refs: list[Any], seed: int, dies: str) -> int:
     rng = np.random.default_rng(seed)
 
     def once(number: int) -> None:
-        with clamor.transaction(x.latest(), y.latest()) as (mine, yours):
+        with clamor.transaction(x._latest(), y._latest()) as (mine, yours):
             blocks = rng.integers(0, N_BLOCKS, 6)
             if not is_balanced(mine, yours, blocks):
-                raise ValueError(f"blocks {blocks} of {x.latest().version}: torn")
+                raise ValueError(f"blocks {blocks} of {x._latest().version}: torn")
             for block in blocks[:3]:
                 rows = slice(int(block) * PER_BLOCK, (int(block) + 1) * PER_BLOCK)
                 mine[rows] += number + 1
@@ -102,13 +102,13 @@ def transfer(refs: list[Any], seed: int, dies: str) -> int:
 
 
 def set_row(z: Any, row: int, value: int) -> None:
-    with clamor.update(z.latest()) as array:
+    with clamor.update(z._latest()) as array:
         array[row * PER_BLOCK] = value
 
 
 def look(refs: list[Any], seed: int) -> dict[str, Any]:
     """Every block of the newest snapshot, in any order; then of the first version."""
-    x, y, z = (ref.latest() for ref in refs)
+    x, y, z = (ref._latest() for ref in refs)
     order = np.random.default_rng(seed).permutation(N_BLOCKS)
     with clamor.transaction(x, y) as (mine, yours):
         balanced = is_balanced(mine, yours, order)
