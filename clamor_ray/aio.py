@@ -1,4 +1,5 @@
-"""The waiting calls for coroutines: `await clamor.aio.get(ref)`, `.prefetch(...)`, `.gather(...)`.
+"""The waiting calls for coroutines: `await clamor.aio.get(ref)`, `.refresh(ref)`, `.prefetch(...)`,
+`.gather(...)`, and `async for version in clamor.aio.watch(ref)`.
 
 An event loop that touches an absent block stops, with everything that runs on it, until the block
 is here. These calls wait on a thread instead: Ray's async actors and Ray Serve's replicas go on
@@ -20,17 +21,18 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, TypeVar
 
 import numpy.typing as npt
 
 from clamor_ray import errors
+from clamor_ray._read import opener
 from clamor_ray._read.gather import gather as _gather
 from clamor_ray._read.prefetch import prefetch as _prefetch
 from clamor_ray._read.ref import GlobalRef, Mode
 
-__all__ = ["gather", "get", "prefetch"]
+__all__ = ["gather", "get", "prefetch", "refresh", "watch"]
 
 MOST_THREADS: Final = 16
 
@@ -189,3 +191,98 @@ async def gather(
         array([ 9,  1, 16])
     """
     return await _on_a_thread(_by(timeout, functools.partial(_gather, source, ids, out=out)))
+
+
+async def refresh(ref: GlobalRef[Any]) -> GlobalRef[Any]:
+    """As `ref.refresh()`, without blocking the event loop.
+
+    Args:
+        ref: the variable.
+
+    Returns:
+        This reference, at the newest version.
+
+    Raises:
+        ValueError, FreedError, SessionMismatchError, ServerUnavailableError: As
+            `GlobalRef.refresh`.
+
+    Example:
+        >>> import asyncio, copy
+        >>> ref = clamor.put(np.zeros(1000))
+        >>> other = copy.copy(ref)
+        >>> clamor.add_at(ref, [0], 1.0)
+        >>> asyncio.run(clamor.aio.refresh(other)).version
+        1
+    """
+    return await _on_a_thread(ref.refresh)
+
+
+async def watch(ref: GlobalRef[Any], *, timeout: float | None = None) -> AsyncIterator[int]:
+    """The newer versions of a variable, as commits make them, wherever they are made.
+
+    `ref` does not move: `await clamor.aio.refresh(ref)`. As `GlobalRef.on_update`: the registry
+    sends one message to each node for a commit, nobody asks in between, and a restart of the
+    registry or of a page server loses no update.
+
+    Args:
+        ref: the variable.
+        timeout: seconds for the next version; None waits until there is one, or an error.
+
+    Yields:
+        Versions, each greater than the one before; the first is greater than the reference's. Of
+        several that came meanwhile only the newest.
+
+    Raises:
+        FreedError: The variable was freed.
+        SessionEndedError: Its driver has ended the session.
+        WaitTimeoutError: There was no version in time.
+        ServerUnavailableError: The registry, or this node's page server, does not answer.
+
+    Example:
+        >>> import asyncio
+        >>> async def first(ref):
+        ...     clamor.add_at(ref, [0], 1.0)
+        ...     async for version in clamor.aio.watch(before):
+        ...         return version
+        >>> ref = clamor.put(np.zeros(1000))
+        >>> before = ref.snapshot()
+        >>> asyncio.run(first(ref))
+        1
+    """
+    loop = asyncio.get_running_loop()
+    came: list[int | BaseException] = []
+    news = asyncio.Event()
+
+    def note(what: int | BaseException) -> None:
+        came.append(what)
+        news.set()
+
+    def tell(what: int | BaseException) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody waits
+            loop.call_soon_threadsafe(note, what)
+
+    def begin() -> Any:
+        ref._check_not_freed()
+        session = opener.current(ref._scope)
+        return session.news.watch(ref._region, ref.version, tell, tell)
+
+    watching = await _on_a_thread(begin)
+    try:
+        while True:
+            try:
+                await asyncio.wait_for(news.wait(), timeout)
+            except asyncio.TimeoutError:
+                raise errors.WaitTimeoutError(
+                    f"{ref!r} had no newer version for {timeout:g} s.",
+                    hint="Nothing is wrong with it: watch it again, or raise the timeout.",
+                ) from None
+            news.clear()
+            versions = [what for what in came if isinstance(what, int)]
+            ends = [what for what in came if isinstance(what, BaseException)]
+            came.clear()
+            if versions:
+                yield versions[-1]
+            if ends:
+                raise ends[0]
+    finally:
+        watching.cancel()

@@ -34,7 +34,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pyroaring import BitMap
 
@@ -95,6 +95,8 @@ class CommitLog:
         self._untrimmed: set[int] = set()
         self._floors: dict[int, int] = {}
         self._retained_expired = 0
+        # Called with a variable that has a new version or is closed: the registry's news.
+        self.when_changed: Callable[[int], object] = lambda region: None
 
     # -- variables
 
@@ -120,6 +122,7 @@ class CommitLog:
                 del self._freed_inline[next(iter(self._freed_inline))]
         elif (variable := self._variables.get(region)) is not None:
             variable.closed = True
+        self.when_changed(region)
 
     def freed_too_many(self, n: int = 1) -> tuple[int, ...]:
         """Freed inline variables of which that is forgotten with the next n that are freed."""
@@ -277,6 +280,7 @@ class CommitLog:
         entries = tuple(entries)
         for entry in entries:
             self._append(entry)
+            self.when_changed(entry.region)
         committed = Committed({entry.region: entry.version for entry in entries})
         self._outcomes[commit_id] = Outcome(committed.versions, now_s)
         return committed
@@ -329,6 +333,15 @@ class CommitLog:
     def newest(self, region: int) -> int:
         """The newest version; 0 for a variable that nobody has written, or that is not known."""
         variable = self._variables.get(region)
+        return variable.newest if variable else 0
+
+    def newest_open(self, region: int) -> int:
+        """The newest version of a variable that may be written.
+
+        Raises:
+            FreedError: It was freed, or never existed.
+        """
+        variable = self._writable(region)
         return variable.newest if variable else 0
 
     def latest(self, region: int) -> Latest:

@@ -152,6 +152,10 @@ class Resolver(Protocol):
             FreedError: There is no such region.
         """
 
+    async def newer(self, known: dict[int, int], wait_s: float) -> dict[int, int]:
+        """Which variables have a newer version than is known, or ``NEWS_FREED``; {} after wait_s,
+        or where a later call waits."""
+
     async def outcome(self, commit_id: int) -> dict[int, int]:
         """The versions that a commit made; {}: none, and it never will."""
 

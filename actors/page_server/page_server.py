@@ -280,7 +280,7 @@ class PageServer:
             ).start(),
         )
         self._pin_all_again(registry.shared_at(server_id), config.fault_timeout_s / 2)
-        port = self._on_loop(self._core.start(host), START_LOOP_S)
+        port = self._on_loop(self._core.start(host, 0, names.news_socket(name)), START_LOOP_S)
         info = ServerInfo(
             server_id=server_id,
             node_id=node_id,

@@ -58,6 +58,11 @@ class RegistryResolver:
         version: int = await asyncio.wrap_future(reference.future())
         return version
 
+    async def newer(self, known: dict[int, int], wait_s: float) -> dict[int, int]:
+        reference = self._registry.newer.remote(self._server_id, known, wait_s)
+        answer: dict[int, int] = await asyncio.wrap_future(reference.future())
+        return answer
+
     async def outcome(self, commit_id: int) -> dict[int, int]:
         reference = self._registry.outcome.remote(commit_id)
         answer: dict[int, int] = await asyncio.wrap_future(reference.future())

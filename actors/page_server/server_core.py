@@ -54,6 +54,7 @@ from clamor_ray.actors.page_server.engine_like import (
     Settings,
     Tries,
 )
+from clamor_ray.actors.page_server.news import NewsServer
 from clamor_ray.actors.page_server.version_questions import VersionQuestions
 from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.errors import ClamorError, FreedError, HomeLostError
@@ -106,6 +107,7 @@ class ServerCore:
         self.versions = VersionQuestions(
             engine, resolver, server_id, settings, self._background.spawn, self._define
         )
+        self._news = NewsServer(resolver.newer, self._background.spawn)
         self._settings = settings
         self._listener: socket.socket | None = None
         self._event_fd = -1
@@ -134,12 +136,13 @@ class ServerCore:
         where = self._listener.getsockname() if self._listener else "closed"
         return f"<ServerCore {self._server_id:#x} at {where}>"
 
-    async def start(self, host: str, port: int = 0) -> int:
+    async def start(self, host: str, port: int = 0, news_socket: str = "") -> int:
         """Listens on the node's address and answers the engine from now on.
 
         Args:
             host: The address that peers use; never a wildcard.
             port: 0 for any.
+            news_socket: Where processes of this node hear of versions; "": nowhere.
 
         Returns:
             The port.
@@ -160,6 +163,8 @@ class ServerCore:
         loop.add_reader(self._event_fd, self._drain)
         self._background.spawn(self._accept_for_ever(listener))
         self._drain()
+        if news_socket:
+            await self._news.start(news_socket)
         return int(listener.getsockname()[1])
 
     async def close(self) -> None:
@@ -168,6 +173,7 @@ class ServerCore:
             asyncio.get_running_loop().remove_reader(self._event_fd)
             self._event_fd = -1
         await self._background.end()
+        self._news.close()
         self._strangers.close()  # of tasks that had not begun
         if self._listener is not None:
             self._listener.close()

@@ -72,6 +72,7 @@ from clamor_ray.actors.process.throttle import throttle
 from clamor_ray.actors.registry.late_writes import LateWrites
 from clamor_ray.actors.registry.liveness import Handles, Liveness
 from clamor_ray.actors.registry.meetings import Meetings
+from clamor_ray.actors.registry.news import News
 from clamor_ray.actors.registry.ray_homes import RayHomes
 from clamor_ray.actors.registry.read_sets import SharedReadSets
 from clamor_ray.actors.registry.region_ends import RegionEnds
@@ -243,6 +244,7 @@ class Registry:
             forget=[self._read_sets.forget, lineage.region_freed, self._names.region_freed],
         )
         self._meetings = Meetings()
+        self._news = News(log)
         self._task_ends = TaskEndLog()
         late.when_gone += [log.forget, rebuilds.forget]
         liveness.when_lost += [
@@ -521,6 +523,10 @@ class Registry:
     async def settled(self, region: int) -> int:
         """See ``Versions.settled``."""
         return self._versions.settled(region)
+
+    async def newer(self, server_id: int, known: dict[int, int], wait_s: float) -> dict[int, int]:
+        """See ``News.newer``."""
+        return await self._news.newer(server_id, known, wait_s)
 
     # -- homes that are lost
 

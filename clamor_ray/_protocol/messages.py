@@ -18,6 +18,7 @@ from clamor_ray._version import __version__
 BLOCK_BYTES = 4096
 EXTENT_BYTES = 64 << 20
 LIBRARY_VERSION: Final = __version__  # what a process says as its `library_version`
+NEWS_FREED = -1  # in place of a newer version: the variable was freed
 INLINE_BASE = 1 << 62  # ids from here up are variables that travel in their references
 
 

@@ -131,6 +131,11 @@ def server_socket(scope: str, node_id: str, below: str) -> str:
     return f"{socket_directory(below)}/{scope}-{node_id[:16]}"
 
 
+def news_socket(server_socket: str) -> str:
+    """The path of the Unix socket where the same page server tells of new versions."""
+    return f"{server_socket}-news"
+
+
 def keeper_socket(scope: str, node_id: str, server_id: int, below: str) -> str:
     """The path of the Unix socket of a page server's keeper; `below` as above."""
     return f"{server_socket(scope, node_id, below)}-{server_id:x}-keeper"

@@ -19,6 +19,9 @@ from clamor_ray._read import losses, opener, views
 from clamor_ray._read.lease import InlineImage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clamor_ray._session.news import Watch
     from clamor_ray._session.stats import RegionStats
 
 T = TypeVar("T")
@@ -26,7 +29,7 @@ Mode = Literal["r", "c"]
 
 # What a reference shows. The rest begins with an underscore, and is the package's own.
 FACE: Final = (
-    *("get", "at", "refresh", "snapshot", "free", "name", "version"),
+    *("get", "at", "refresh", "on_update", "snapshot", "free", "name", "version"),
     *("shape", "dtype", "nbytes", "stats"),
 )
 
@@ -436,6 +439,42 @@ class GlobalRef(Generic[T]):
         ref._freed = self._freed
         ref._name = self._name
         return ref
+
+    def on_update(self, function: Callable[[int], object]) -> Watch:
+        """Calls a function with each newer version that a commit makes, wherever that is made.
+
+        This reference does not move: the function may `refresh` it. All such functions of a process
+        run on one thread, one after the other; of several versions that came meanwhile the newest
+        is told. The registry sends one message to each node for a commit, and nobody asks in
+        between. A restart of the registry or of a page server loses no update.
+
+        Args:
+            function: called with the version, an int; first with one that is newer than this
+                reference's. What it raises is logged.
+
+        Returns:
+            A handle: its `cancel()` ends the calls, and its `error` says why there are none any
+            more (`FreedError`, `SessionEndedError`).
+
+        Raises:
+            FreedError: This reference was freed.
+            NotInitializedError, SessionMismatchError: Its session is not that of this process.
+            ServerUnavailableError: The registry does not answer.
+
+        Safe from any thread.
+
+        Example:
+            >>> import queue
+            >>> ref, versions = clamor.put(np.zeros(1000)), queue.Queue()
+            >>> watch = ref.on_update(versions.put)
+            >>> clamor.add_at(ref, [0], 1.0)
+            >>> versions.get(timeout=60)
+            1
+            >>> watch.cancel()
+        """
+        self._check_not_freed()
+        news = opener.current(self._scope).news
+        return news.call(self._region, self.version, function)
 
     # -- its end
 

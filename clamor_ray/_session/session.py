@@ -42,6 +42,7 @@ from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import end_hooks, starting
 from clamor_ray._session.announced import announce
 from clamor_ray._session.create import Creator
+from clamor_ray._session.news import News
 from clamor_ray._session.stats import RegionStats, from_report
 from clamor_ray._tasks import task_context
 from clamor_ray._tasks.task_ends import TaskEnds
@@ -103,6 +104,7 @@ class Session:
         self._pid = os.getpid()
         self.server_id = server_id_of(node_id)
         self.creator = self._make_creator()
+        self.news = News(self)
         views.install()
         indexing.install()
 
@@ -454,6 +456,7 @@ class Session:
     def after_fork(self, is_here: bool) -> None:
         self._client_lock = threading.Lock()
         self.creator.after_fork()
+        self.news.after_fork()
         if self._client is None:
             return
         why = None

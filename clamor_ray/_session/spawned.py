@@ -20,6 +20,7 @@ from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._read import indexing
 from clamor_ray._read.lease import Lease, LeaseTable
 from clamor_ray._session.announced import announced
+from clamor_ray._session.news import News
 from clamor_ray._session.session import Session
 from clamor_ray._tasks.task_ends import TaskEnds
 
@@ -56,6 +57,7 @@ class SpawnedSession(Session):
         self._client_lock = threading.Lock()
         self._pid = os.getpid()
         self.creator = self._make_creator()
+        self.news = News(self)
 
     @property
     def is_here(self) -> bool:

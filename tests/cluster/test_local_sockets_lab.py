@@ -144,7 +144,7 @@ def test_what_killed_processes_leave_goes_with_the_session(
     home = info_of(cluster, 1)
     directory = os.lstat(names.socket_directory(names.SOCKETS_BELOW))
     assert stat.S_IMODE(directory.st_mode) == 0o700
-    assert len(files_of(session.scope)) == 4  # two nodes, each with a page server and a keeper
+    assert len(files_of(session.scope)) == 6  # two nodes: a page server's two, and a keeper's
     (keeper,) = [
         pid
         for pid in keepers(session.scope)
@@ -154,7 +154,7 @@ def test_what_killed_processes_leave_goes_with_the_session(
     os.kill(keeper, signal.SIGKILL)
     os.kill(home.pid, signal.SIGKILL)
     until(lambda: cluster.page_server_pid(1, ANSWER_S) != home.pid)
-    until(lambda: len(files_of(session.scope)) == 4)  # and none of the keeper that was
+    until(lambda: len(files_of(session.scope)) == 6)  # and none of the keeper that was
     clamor.free(ref)
     clamor.shutdown()
     until(lambda: not files_of(session.scope))
@@ -197,7 +197,7 @@ def test_another_directory_of_the_driver_is_found_by_workers(
         ref = clamor.put(np.full(1 << 20, 2, np.uint8))
         assert ray.get(on_node_1(total_of).remote(ref), timeout=ANSWER_S) == 2 << 20
         assert ray.get(on_node_1(spawned_total).remote([ref]), timeout=ANSWER_S) == 2 << 20
-        assert len(files_of(session.scope, below)) == 4
+        assert len(files_of(session.scope, below)) == 6
         assert not files_of(session.scope)
     finally:
         clamor.shutdown()
@@ -216,7 +216,7 @@ def test_somebody_removes_the_directory_while_a_session_runs(
         home, alive = info_of(cluster, 1), keepers(session.scope)
         shutil.rmtree(directory)
         assert ray.get(on_node_1(total_of).remote(ref), timeout=ANSWER_S) == 7 << 20
-        until(lambda: os.path.isdir(directory) and len(files_of(session.scope, below)) == 4, 10.0)
+        until(lambda: os.path.isdir(directory) and len(files_of(session.scope, below)) == 6, 10.0)
         assert ray.get(on_node_1(spawned_total).remote([ref]), timeout=ANSWER_S) == 7 << 20
         shutil.rmtree(directory)  # and this time nobody has had the time to see it
         os.kill(home.pid, signal.SIGKILL)
