@@ -6,7 +6,9 @@ from ._build.region import Region as Region
 from ._build.region import region as region
 from ._objects.global_array import GlobalArray as GlobalArray
 from ._objects.pointer import Pointer as Pointer
-from ._read.access_report import reads as reads
+from ._observe.access_report import reads as reads
+from ._observe.stats import block_map as block_map
+from ._observe.stats import stats as stats
 from ._read.gather import gather as gather
 from ._read.hashmap import HashMap as HashMap
 from ._read.prefetch import prefetch as prefetch
@@ -23,8 +25,6 @@ from ._session.named_sessions import SessionInfo as SessionInfo
 from ._session.named_sessions import sessions as sessions
 from ._session.shutdown import shutdown as shutdown
 from ._session.starting import InitResult as InitResult
-from ._session.stats import block_map as block_map
-from ._session.stats import stats as stats
 from ._session.variables import VariableInfo as VariableInfo
 from ._session.variables import drop as drop
 from ._session.variables import get_or_create as get_or_create

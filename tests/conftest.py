@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 import clamor_ray as clamor
-from clamor_ray._session.stats import EngineStats, RegionStats
+from clamor_ray._observe.stats import EngineStats, RegionStats
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.availability import REQUIRE_VARIABLE
 from tests.support.lab.cluster import node_resource

@@ -56,6 +56,7 @@ from clamor_ray._protocol.ray_state import find_registry
 from clamor_ray._protocol.rendezvous import Guest, Meeting, Waiting
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import Source
+from clamor_ray.actors.allreduce.meetings import Meetings
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
 from clamor_ray.actors.commits.journal import Journal
@@ -71,7 +72,6 @@ from clamor_ray.actors.process.journal_watcher import Reserve
 from clamor_ray.actors.process.throttle import throttle
 from clamor_ray.actors.registry.late_writes import LateWrites
 from clamor_ray.actors.registry.liveness import Handles, Liveness
-from clamor_ray.actors.registry.meetings import Meetings
 from clamor_ray.actors.registry.news import News
 from clamor_ray.actors.registry.ray_homes import RayHomes
 from clamor_ray.actors.registry.read_sets import SharedReadSets

@@ -21,8 +21,8 @@ from clamor_ray._read.lease import InlineImage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from clamor_ray._observe.stats import RegionStats
     from clamor_ray._session.news import Watch
-    from clamor_ray._session.stats import RegionStats
 
 T = TypeVar("T")
 Mode = Literal["r", "c"]

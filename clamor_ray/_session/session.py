@@ -30,6 +30,7 @@ from clamor_ray._native.client import (
     Mapping,
 )
 from clamor_ray._objects.layout import BLOCK_BYTES, stream_blocks
+from clamor_ray._observe.stats import RegionStats, from_report
 from clamor_ray._protocol import names, ray_state
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import FreeAnswer
@@ -43,7 +44,6 @@ from clamor_ray._session import end_hooks, starting
 from clamor_ray._session.announced import announce
 from clamor_ray._session.create import Creator
 from clamor_ray._session.news import News
-from clamor_ray._session.stats import RegionStats, from_report
 from clamor_ray._tasks import task_context
 from clamor_ray._tasks.task_ends import TaskEnds
 from clamor_ray._version import __version__

@@ -9,8 +9,8 @@ import pytest
 
 from clamor_ray._native import client as _native
 from clamor_ray._native.builder import C_DIR
+from clamor_ray._observe import stats as _stats
 from clamor_ray._protocol.messages import RegistryReport, ServerInfo, ServerReport
-from clamor_ray._session import stats as _stats
 from clamor_ray.actors.page_server.engine_like import EventKind
 from tests.support.server_rig import HERE, FakeEvent, Node, until
 

@@ -13,10 +13,10 @@ from pyroaring import BitMap
 
 import clamor_ray as clamor
 from clamor_ray import errors
+from clamor_ray._observe import access_report
+from clamor_ray._observe.access_report import AccessReport, from_records
 from clamor_ray._protocol.attempt_record import AttemptRecord
 from clamor_ray._protocol.rpc import pack
-from clamor_ray._read import access_report
-from clamor_ray._read.access_report import AccessReport, from_records
 from tests.conftest import ClamorCluster
 
 N_BLOCKS = 1024

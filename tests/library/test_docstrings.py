@@ -33,10 +33,10 @@ MODULES = ("clamor_ray", "clamor_ray.aio", "clamor_ray.errors", "clamor_ray.ray_
 ALSO = {
     "clamor_ray.collection.options": ("Options", "from_env"),
     "clamor_ray._build.arena": ("MallocFunctions",),
-    "clamor_ray._read.access_report": ("AccessReport", "BlocksRead"),
+    "clamor_ray._observe.access_report": ("AccessReport", "BlocksRead"),
     "clamor_ray._read.hashmap": ("MutableHashMap",),
     "clamor_ray._protocol.messages": ("ReadPredictorCounters",),
-    "clamor_ray._session.stats": ("EngineStats", "NodeStats", "RegionStats", "Stats"),
+    "clamor_ray._observe.stats": ("EngineStats", "NodeStats", "RegionStats", "Stats"),
 }
 # These need the death of a process, another machine or kernel, or an error of ours.
 NOT_ON_ONE_SESSION = {

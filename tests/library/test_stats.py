@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from clamor_ray._observe.stats import EngineStats, NodeStats, RegionStats, Stats
 from clamor_ray._protocol.messages import ServerInfo
-from clamor_ray._session.stats import EngineStats, NodeStats, RegionStats, Stats
 
 
 def node(name: str, **counters: int) -> NodeStats:

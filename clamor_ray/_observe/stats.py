@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from clamor_ray._read import opener
+
 if TYPE_CHECKING:
     from clamor_ray._protocol.messages import ReadPredictorCounters, RegistryReport, ServerInfo
     from clamor_ray._read.ref import GlobalRef
@@ -370,9 +372,7 @@ def stats() -> Stats:
         >>> sum(node.engine.home_bytes for node in clamor.stats().nodes) > ref.nbytes
         True
     """
-    from clamor_ray._session import process_sessions
-
-    return from_report(process_sessions.current().rpc.stats())
+    return from_report(opener.current().rpc.stats())
 
 
 def block_map(
@@ -401,13 +401,11 @@ def block_map(
         >>> clamor.block_map(ref, "fetched", buckets=4)  # it is at home here: nothing was fetched
         {'...': array([0, 0, 0, 0], dtype=uint32)}
     """
-    from clamor_ray._session import process_sessions
-
     if which not in _SETS:
         raise ValueError(f"which is one of {', '.join(_SETS)}, not {which!r}")
     if buckets < 1:
         raise ValueError(f"buckets is at least 1, not {buckets}")
-    session = process_sessions.current(ref._scope)
+    session = opener.current(ref._scope)
     if ref._inline:
         return {}
     answer = session.rpc.histogram(ref._region, _SETS[which], buckets)

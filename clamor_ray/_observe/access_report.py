@@ -228,7 +228,7 @@ class AccessReport:
             >>> os.path.exists(path)
             True
         """
-        from clamor_ray._read import picture as _picture
+        from clamor_ray._observe import picture as _picture
 
         groups = list(self.readers().values())
         n_buckets = min(PICTURE_BUCKETS, self.n_blocks)
@@ -261,7 +261,7 @@ class AccessReport:
     def _draw_sum(self, axes: Any, n_buckets: int) -> None:
         from matplotlib.ticker import MaxNLocator
 
-        from clamor_ray._read import picture as _picture
+        from clamor_ray._observe import picture as _picture
 
         edges, _ = self._edges(n_buckets)
         touched = sum((row > 0 for row in self._rows(n_buckets)), np.zeros(n_buckets, np.int64))
@@ -280,7 +280,7 @@ class AccessReport:
         from matplotlib.colors import ListedColormap
         from matplotlib.ticker import MaxNLocator
 
-        from clamor_ray._read import picture as _picture
+        from clamor_ray._observe import picture as _picture
 
         edges, unit = self._edges(n_buckets)
         axes.set_xlabel(f"offset in the variable ({unit})", fontsize=9, color=_picture.INK)
@@ -323,7 +323,7 @@ class AccessReport:
 
     def _label_rows(self, axes: Any, groups: list[list[BlocksRead]]) -> None:
         """Each row where there is room; else where each stage begins."""
-        from clamor_ray._read import picture as _picture
+        from clamor_ray._observe import picture as _picture
 
         begins = [
             row
