@@ -29,7 +29,8 @@ class Options:
         num_cpus: of each task, as Ray's.
         max_retries: of a task whose process or node dies, or whose result is lost.
         check: compare the results of tasks that are run again with those of before.
-        progress: a bar for each stage; None: where stderr is a terminal.
+        progress: a bar for each stage; a line every few seconds where stderr is no terminal. False:
+            neither.
 
     Raises:
         ValueError: A value that makes no sense; it says which.

@@ -1,10 +1,11 @@
-"""Bars of stages: where a terminal is, and nowhere else."""
+"""How far a stage is: a bar where a terminal is, lines in a log."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -13,20 +14,25 @@ import threading
 
 import pytest
 
+from clamor_ray.collection.run.progress import LINE_S, ProgressLines
+
 SCRIPT = """
 import time
 import ray
 import clamor_ray as clamor
+from clamor_ray.collection.run import progress as of_stages
+
+of_stages.LINE_S = 0.3
 
 def by_default(x):
     time.sleep(0.2)
     return x
 
 def wanted(x):
-    return x
+    return by_default(x)
 
 def unwanted(x):
-    return x
+    return by_default(x)
 
 ray.init(address="local", include_dashboard=False, num_cpus=1)
 clamor.init()
@@ -80,7 +86,27 @@ def stderr_of_driver(*, terminal: bool) -> str:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_bars(terminal: bool) -> None:
     text = stderr_of_driver(terminal=terminal)
-    assert "map(wanted)" in text, text
-    assert "/4.00" in text, text
     assert "map(unwanted)" not in text, text
-    assert ("map(by_default)" in text) == terminal, text
+    for name in ("map(by_default)", "map(wanted)"):
+        lines = re.findall(rf"^{re.escape(name)}: \d of 4 \(\d+ s\)$", text, re.MULTILINE)
+        assert name in text, text
+        assert bool(lines) != terminal, text
+    assert ("/4.00" in text) == terminal, text
+    assert terminal or "\r" not in text, text  # in a file that is one line without end
+
+
+def test_a_log_is_told_every_few_seconds() -> None:
+    now_s, said = 100.0, list[str]()
+    lines = ProgressLines(said.append, "x", 2000, clock=lambda: now_s)
+    endless = ProgressLines(said.append, "y", None, clock=lambda: now_s)
+    lines.at(1)
+    now_s += LINE_S - 0.1
+    lines.at(999)
+    assert said == []
+    now_s += 0.1
+    for each in (lines, lines, endless):
+        each.at(1000)
+    assert said == ["x: 1,000 of 2,000 (5 s)", "y: 1,000 (5 s)"]
+    now_s += LINE_S
+    lines.at(1000)  # nothing more is done: it goes on
+    assert said[2:] == ["x: 1,000 of 2,000 (10 s)"]

@@ -20,6 +20,7 @@ from matplotlib.image import imread
 from rich.console import Console
 
 import clamor_ray as clamor
+from clamor_ray.collection.run import progress
 from clamor_ray.workloads.cli import linear_job, program
 from clamor_ray.workloads.cli.stages import Stages
 from clamor_ray.workloads.data import clusters, words
@@ -367,8 +368,11 @@ def test_a_small_demo_is_checked(
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_stage_names_files_as_they_are_called(terminal: bool) -> None:
+def test_a_stage_names_files_as_they_are_called(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Brackets are no marks of the console's."""
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
     console = Console(file=io.StringIO(), width=120, force_terminal=terminal, color_system=None)
     with Stages(console).stage("write", "writing [x] and y", 4) as done:
         done(2)

@@ -18,11 +18,13 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from clamor_ray.collection.run.progress import ProgressLines
+
 
 class Stages:
     """Progress on the console, and how long each stage took.
 
-    On a terminal a live bar; in a log (``ray job submit``) a line per stage and quarter.
+    On a terminal a live bar; in a log (``ray job submit``) a line every few seconds.
     """
 
     def __init__(self, console: Console) -> None:
@@ -47,14 +49,6 @@ class Stages:
                 task = progress.add_task(text, total=total)
                 yield lambda done: progress.update(task, completed=done)
         else:
-            quarters = 0
-
-            def log(done: int) -> None:
-                nonlocal quarters
-                if total and done * 4 // total > quarters:
-                    quarters = done * 4 // total
-                    self.console.print(f"  {text}: {done:,} of {total:,}")
-
-            yield log
+            yield ProgressLines(self.console.print, f"  {text}", total).at
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
         self.console.print(f"[green]✓[/green] {text} [dim]{self.seconds[name]:.2f} s[/dim]")

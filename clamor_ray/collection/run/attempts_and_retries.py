@@ -215,7 +215,7 @@ class _StageRun:
         preferred = {task: _place(self._stage, task) for task in tasks}
         now_s = time.monotonic()
         schedule = StageSchedule(tasks, preferred, self._slots, self._options.policy, now_s)
-        bar = Progress(self._stage.name, len(tasks), self._options.progress)
+        bar = Progress(self._stage.name, len(tasks), self._options.progress is not False)
         heard_s = now_s
         try:
             self._submit_all(schedule, schedule.start(now_s))
@@ -226,6 +226,7 @@ class _StageRun:
                 self._submit_all(schedule, schedule.start(now_s))
                 wait_s = min(schedule.wake_s(now_s) or NODES_S, NODES_S)
                 over = self._wait(max(wait_s, 0.001))
+                bar.look()
                 for reference in over:
                     if self._take(schedule, reference):
                         bar.done()
