@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import runpy
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +19,7 @@ from tests.support.lab import (
     netns_cluster,
     remove_stale,
     require_lab,
+    setup_worker,
 )
 from tests.support.lab.cluster import node_resource
 
@@ -25,6 +29,9 @@ class Echo:
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
+
+    def word(self) -> str | None:
+        return os.environ.get("LAB_WORD")
 
 
 @pytest.mark.lab
@@ -39,6 +46,12 @@ def test_local_nodes_are_apart_and_can_die() -> None:
         ]
         found = ray.get([actor.where.remote() for actor in actors], timeout=60)
         assert tuple(found) == lab.node_ids
+        # One agent for all nodes makes their environments.
+        environment = {"env_vars": {"LAB_WORD": "of node 1"}}
+        own = ray.remote(Echo).options(
+            num_cpus=0, resources={node_resource(1): 0.01}, runtime_env=environment
+        )
+        assert ray.get(own.remote().word.remote(), timeout=60) == "of node 1"
         with pytest.raises(LookupError, match="node 1 has no page server"):
             lab.page_server_pid(1)
         lab.kill_node(1)
@@ -50,10 +63,55 @@ def test_local_nodes_are_apart_and_can_die() -> None:
     assert not ray.is_initialized()
 
 
+@pytest.mark.parametrize(
+    ("context", "is_rays"),
+    [
+        ({"env_vars": {"LAB_A": "a b'c $LAB_WORD", "LAB_B": "${LAB_WORD}/x:${NOBODY}"}}, 0),
+        ({"env_vars": {"LAB_A": "a"}, "command_prefix": ["nice"]}, 1),
+        ({"env_vars": {"LAB_A": "a"}, "py_executable": "/usr/bin/env python3"}, 1),
+        ({"env_vars": {}}, 1),
+    ],
+)
+def test_a_worker_is_set_up_as_rays_script_does_it(
+    context: dict[str, object], is_rays: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray._private.runtime_env.context import RuntimeEnvContext
+
+    texts = f"{setup_worker.CONTEXT}{RuntimeEnvContext(**context).serialize()}"
+    worker = ["default_worker.py", "--name=it's", "--node-manager-port=1"]
+    arguments = [*worker, f"{setup_worker.LANGUAGE}PYTHON", texts]
+    monkeypatch.setattr(os, "environ", before := {**os.environ, "LAB_WORD": "word"})
+    ours = dict(before)
+    command = setup_worker.command(arguments, ours)
+    if is_rays:
+        assert command is None
+        assert ours == before
+        return
+
+    class Became(Exception):
+        pass
+
+    def become(file: str, args: list[str]) -> None:
+        raise Became(file, args)
+
+    monkeypatch.setattr(os, "execvp", become)
+    monkeypatch.setattr(sys, "argv", ["setup_worker.py", *arguments])
+    with pytest.raises(Became) as became:
+        runpy.run_module("ray._private.workers.setup_worker", run_name="__main__")
+    _, (bash, option, line) = became.value.args
+    assert (bash, option) == ("bash", "-c")
+    said = line.replace("exec ", "printf '%s\\0' ", 1)  # what bash makes of it
+    words = subprocess.run(["bash", "-c", said], capture_output=True, text=True, check=True).stdout
+    assert command == words.split("\0")[:-1]
+    assert ours == dict(os.environ)
+    assert ours["LAB_B"] == "word/x:"
+
+
 class LateCluster:
     """Ray's, whose second node does not start in time on the first tries."""
 
     n_late = 0
+    head_node = None
     started: ClassVar[list[subprocess.Popen[bytes]]] = []
 
     def __init__(self, shutdown_at_exit: bool) -> None:

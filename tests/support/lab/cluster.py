@@ -22,6 +22,9 @@ START_TRIES = 3
 LATE = "timed out during startup"  # how Ray says that a node did not start in time
 OBJECT_STORE_BYTES = 150 << 20
 HEALTH_CHECK_PERIOD_MS = 200
+# Of a node, with its actors. By itself Ray ends idle workers of nodes that have more than CPUs, and
+# the next task has to start another one.
+IDLE_WORKERS = 8
 RAY_HEALTH_CHECK_PERIOD_MS = 3000  # what Ray does by itself: benches measure that
 
 
@@ -69,10 +72,11 @@ def agent_ports() -> dict[str, int]:
     return {f"{name}_port": port for name, port in ports.items()}
 
 
-# Instead of a dashboard's agent: what it is started with is nothing to it, and it ends with whoever
-# started it.
+# Instead of an agent: what it is started with is nothing to it, and it ends with whoever started
+# it.
 IDLE = ["setpriv", "--pdeathsig", "KILL", "sh", "-c", "exec sleep infinity"]
 _AGENT_COMMAND = "_build_python_executable_command_memory_profileable"
+SETUP_WORKER = Path(__file__).with_name("setup_worker.py")
 
 
 def add(cluster: Any, **options: Any) -> Any:
@@ -82,7 +86,8 @@ def add(cluster: Any, **options: Any) -> Any:
     a dashboard, and waits for it; and an agent of the dashboard for each node, which measures all
     processes for nobody, and whose end is the node's. A raylet waits until its agents have imported
     all that they want and say their ports, and ends where a busy machine has given them no time:
-    here it is told.
+    here it is told. The nodes have one machine, and one agent for runtime environments: the head's,
+    which nobody kills. Workers that have such an environment import Ray once, not twice.
 
     How that is done is Ray's own affair, and not in every Ray that the library takes. Without it
     nodes start later, and nothing else is different.
@@ -92,12 +97,16 @@ def add(cluster: Any, **options: Any) -> Any:
     from ray._private.node import Node
 
     ports = agent_ports()
+    head = cluster.head_node
+    dashboard = bool(options.get("include_dashboard"))
     start = Node.start_raylet
     tell = getattr(_raylet, "persist_port", None)
     python_command = getattr(services, _AGENT_COMMAND, None)
 
     def agent_command(component: str, *arguments: Any, **how: Any) -> Any:
-        if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT:
+        if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT and not dashboard:
+            return IDLE
+        if component == ray_constants.PROCESS_TYPE_RUNTIME_ENV_AGENT and head is not None:
             return IDLE
         return python_command(component, *arguments, **how)
 
@@ -106,13 +115,16 @@ def add(cluster: Any, **options: Any) -> Any:
             tell(node.get_session_dir_path(), node.node_id, name, port)
         return start(node, *arguments, **how)
 
+    idle = python_command is not None and tell is not None and shutil.which(IDLE[0]) is not None
+    if head is not None and idle:
+        ports["runtime_env_agent_port"] = head.runtime_env_agent_port
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(Node, "start_raylet", start_raylet))
-        if not options.get("include_dashboard"):
+        if not dashboard:
             patches.enter_context(mock.patch.object(Node, "start_api_server"))
-            if python_command is not None and tell is not None and shutil.which(IDLE[0]):
-                patches.enter_context(mock.patch.object(services, _AGENT_COMMAND, agent_command))
-        return cluster.add_node(**ports, **options)
+        if idle:
+            patches.enter_context(mock.patch.object(services, _AGENT_COMMAND, agent_command))
+        return cluster.add_node(**ports, setup_worker_path=str(SETUP_WORKER), **options)
 
 
 @dataclass
@@ -264,6 +276,7 @@ def local_cluster(
         "_system_config": {
             "health_check_period_ms": health_check_period_ms,
             "health_check_initial_delay_ms": health_check_period_ms,
+            "num_workers_soft_limit": IDLE_WORKERS,
         },
     }
     with authenticated() as environment:
