@@ -6,7 +6,7 @@ import asyncio
 import ctypes
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import uvloop
 
 import clamor_ray as clamor
 from clamor_ray._observe.stats import EngineStats, RegionStats
-from tests.support.lab import LocalCluster, local_cluster, require_lab
+from tests.support.lab import LocalCluster, local_cluster, require_lab, worker_logs
 from tests.support.lab.availability import REQUIRE_VARIABLE
 from tests.support.lab.cluster import node_resource
 from tests.support.server_rig import descriptors
@@ -147,6 +147,18 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # A process has one connection to Ray: those who make a cluster of their own go first.
     items.sort(key=lambda item: "clamor_cluster" in getattr(item, "fixturenames", ()))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With a failure, what workers said meanwhile: no cluster of ours runs Ray's log monitor."""
+    report = yield
+    if report.failed:
+        said = worker_logs.since(call.start)
+        report.sections += [(f"Captured {name}", text) for name, text in said.items()]
+    return report
 
 
 @pytest.fixture(scope="session", params=TRAPS)

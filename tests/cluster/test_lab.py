@@ -7,11 +7,13 @@ import runpy
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+from tests.conftest import until
 from tests.support.lab import (
     cluster,
     lab_unavailable,
@@ -20,6 +22,7 @@ from tests.support.lab import (
     remove_stale,
     require_lab,
     setup_worker,
+    worker_logs,
 )
 from tests.support.lab.cluster import node_resource
 
@@ -30,7 +33,8 @@ class Echo:
 
         return str(ray.get_runtime_context().get_node_id())
 
-    def word(self) -> str | None:
+    def say(self, word: str) -> str | None:
+        print(word)
         return os.environ.get("LAB_WORD")
 
 
@@ -46,12 +50,15 @@ def test_local_nodes_are_apart_and_can_die() -> None:
         ]
         found = ray.get([actor.where.remote() for actor in actors], timeout=60)
         assert tuple(found) == lab.node_ids
-        # One agent for all nodes makes their environments.
+        # One agent for all nodes makes their environments; what a worker prints is in its file.
+        began_s = time.time()
         environment = {"env_vars": {"LAB_WORD": "of node 1"}}
         own = ray.remote(Echo).options(
             num_cpus=0, resources={node_resource(1): 0.01}, runtime_env=environment
         )
-        assert ray.get(own.remote().word.remote(), timeout=60) == "of node 1"
+        assert ray.get(own.remote().say.remote("hear me"), timeout=60) == "of node 1"
+        until(lambda: "hear me" in "".join(worker_logs.since(began_s).values()))
+        assert worker_logs.since(time.time() + 60) == {}
         with pytest.raises(LookupError, match="node 1 has no page server"):
             lab.page_server_pid(1)
         lab.kill_node(1)

@@ -59,7 +59,7 @@ def main() -> int:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     shape = (arguments.nodes, arguments.cpus, arguments.object_store_memory)
     if arguments.form == "local":
-        with local_cluster(*shape, connect=False) as local:
+        with local_cluster(*shape, connect=False, log_to_driver=True) as local:
             return _serve(arguments.command, local.environment, [])
     with netns_cluster(*shape, rate=arguments.rate) as netns:
         inside = ["ip", "netns", "exec", netns.namespaces[0]]

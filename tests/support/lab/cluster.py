@@ -234,7 +234,7 @@ def bare_cluster() -> Iterator[None]:
     import ray
 
     with authenticated():
-        cluster, _ = started([{"num_cpus": 1, "no_monitor": True}])
+        cluster, _ = started([{"num_cpus": 1, "no_monitor": True, "include_log_monitor": False}])
         try:
             ray.init(address=cluster.address)
             yield
@@ -249,7 +249,7 @@ def local_cluster(
     num_cpus: int = 1,
     object_store_memory: int = OBJECT_STORE_BYTES,
     connect: bool = True,
-    log_to_driver: bool = True,
+    log_to_driver: bool = False,
     health_check_period_ms: int = HEALTH_CHECK_PERIOD_MS,
     dashboard: bool = False,
 ) -> Iterator[LocalCluster]:
@@ -260,7 +260,8 @@ def local_cluster(
         num_cpus: Of each node.
         object_store_memory: Of each node, in bytes.
         connect: Whether to call ``ray.init`` here.
-        log_to_driver: Whether what workers and raylets say is printed here, on stdout.
+        log_to_driver: Whether what workers and raylets say is printed here, on stdout: by a process
+            that looks into all their files ten times a second.
         health_check_period_ms: How often Ray asks each node whether it lives, and how long it gives
             a new one before; after five refusals in a row the node is dead. Ray's own: 3000, 5000.
         dashboard: Whether Ray's dashboard runs, on any free port: its state API asks it.
@@ -272,6 +273,7 @@ def local_cluster(
     head = {
         "no_monitor": True,  # nothing is scaled here
         "include_dashboard": dashboard,
+        "include_log_monitor": log_to_driver,
         **({"dashboard_port": 0} if dashboard else {}),
         "_system_config": {
             "health_check_period_ms": health_check_period_ms,
