@@ -49,6 +49,8 @@ class Job:
         folder: for the histories; on this machine, as everything.
         seed: of its choices.
         seconds: how long.
+        rest_s: between two transactions, or two snapshots, on average. Workers that never rest take
+            all cores, and what was killed is late to come back.
     """
 
     refs: Mapping[str, Any]
@@ -56,11 +58,16 @@ class Job:
     folder: str
     seed: int
     seconds: float
+    rest_s: float = 0.0
 
     def recorder(self) -> Recorder:
         # Not from the seed: a task that is run again makes the same choices, not the same values.
         process = 1 + secrets.randbelow((1 << 30) - 1)
         return Recorder(process, Path(self.folder, f"{process}-{os.getpid()}.history"))
+
+    def rest(self, rng: random.Random) -> None:
+        if self.rest_s:
+            time.sleep(rng.uniform(0, 2 * self.rest_s))
 
 
 def commit_at_last(work: Any) -> Any:
@@ -126,6 +133,7 @@ def write(job: Job) -> int:
     while time.monotonic() < deadline:
         clamor.retry(transact, recorder, job, rng, attempts=100, most_s=0.1)
         done += 1
+        job.rest(rng)
     return done
 
 
@@ -155,6 +163,7 @@ def read(job: Job) -> int:
             held.pop(rng.randrange(len(held)))
             gc.collect()
         done += 1
+        job.rest(rng)
     return done
 
 
