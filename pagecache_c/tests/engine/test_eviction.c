@@ -200,7 +200,7 @@ static void test_crowd(int argument)
     most_cached += trap == PC_TRAP_SIGSEGV ? 2 * 64 * (256u << 10) : 0; /* of the other clients */
     struct watcher watcher;
     watch_begin(&watcher, &w);
-    crowd(&w, rounds_of(500, 1500), 3);
+    crowd(&w, rounds_of(hunts_races() ? 150 : 500, 1500), 3);
     watch_end(&watcher);
     CHECK(stats_of(w.s1).evicted_blocks > 0);
     pair_stop(&w);
@@ -214,7 +214,7 @@ static void test_windows(int trap)
     most_cached += trap == PC_TRAP_SIGSEGV ? 2 * 64 * (256u << 10) : 0;
     struct watcher watcher;
     watch_begin(&watcher, &w);
-    crowd(&w, rounds_of(1200, 4000), 3);
+    crowd(&w, rounds_of(hunts_races() ? 400 : 1200, 4000), 3);
     watch_end(&watcher);
     pair_stop(&w);
 }
