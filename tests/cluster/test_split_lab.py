@@ -588,7 +588,7 @@ def test_parallelism_may_be_numpys() -> None:
 ENDS = """
 import time
 import numpy as np, ray
-ray.init(address="local", num_cpus=2, include_dashboard=False)
+ray.init()
 import clamor_ray as clamor
 from clamor_ray._session import process_sessions
 from clamor_ray.collection.run import mergers
@@ -611,9 +611,9 @@ print("gone")
 """
 
 
-def test_actors_end_with_the_session() -> None:
+def test_actors_end_with_the_session(clamor_cluster: ClamorCluster) -> None:
     # In a driver of its own: the others here share a session.
-    assert driver_script.run(ENDS).strip().endswith("gone")
+    assert driver_script.run(ENDS, lab=clamor_cluster.lab).strip().endswith("gone")
 
 
 def test_several_processes_at_once(clamor_cluster: ClamorCluster) -> None:

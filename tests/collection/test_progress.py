@@ -15,6 +15,8 @@ import threading
 import pytest
 
 from clamor_ray.collection.run.progress import LINE_S, ProgressLines
+from tests.conftest import ClamorCluster
+from tests.support.lab import LocalCluster
 
 SCRIPT = """
 import time
@@ -34,7 +36,7 @@ def wanted(x):
 def unwanted(x):
     return by_default(x)
 
-ray.init(address="local", include_dashboard=False, num_cpus=1)
+ray.init()
 clamor.init()
 items = clamor.from_items(range(4), partitions=4)
 for function, progress in ((by_default, None), (wanted, True), (unwanted, False)):
@@ -42,10 +44,8 @@ for function, progress in ((by_default, None), (wanted, True), (unwanted, False)
 """
 
 
-def stderr_of_driver(*, terminal: bool) -> str:
+def stderr_of_driver(lab: LocalCluster, *, terminal: bool) -> str:
     """What it says while three stages of four tasks run."""
-    environment = dict(os.environ)
-    environment.pop("RAY_ADDRESS", None)
     ours, theirs = pty.openpty() if terminal else os.pipe()
     if terminal:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -65,7 +65,7 @@ def stderr_of_driver(*, terminal: bool) -> str:
     listener.start()
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT],
-        env=environment,
+        env={**os.environ, **lab.environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=theirs,
@@ -84,8 +84,8 @@ def stderr_of_driver(*, terminal: bool) -> str:
 
 @pytest.mark.lab
 @pytest.mark.parametrize("terminal", [True, False])
-def test_bars(terminal: bool) -> None:
-    text = stderr_of_driver(terminal=terminal)
+def test_bars(terminal: bool, clamor_cluster: ClamorCluster) -> None:
+    text = stderr_of_driver(clamor_cluster.lab, terminal=terminal)
     assert "map(unwanted)" not in text, text
     for name in ("map(by_default)", "map(wanted)"):
         lines = re.findall(rf"^{re.escape(name)}: \d of 4 \(\d+ s\)$", text, re.MULTILINE)

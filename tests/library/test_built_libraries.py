@@ -37,7 +37,7 @@ def used(index):
     assert (index.knn_query(vectors[:10], k=1)[0][:, 0] == range(10)).all()
 
 vectors = np.random.default_rng(0).random((2000, 64), np.float32)
-clamor.init("local")
+clamor.init(*sys.argv[2:])
 hnswlib.Index("l2", 64)  # loads what pybind11 keeps for all
 kept = []
 for ends in ("sealed", "abandoned"):
@@ -77,15 +77,23 @@ print("the end", flush=True)
 
 
 @pytest.mark.parametrize("how", ["exit", "shutdown"])
-def test_a_driver_that_builds_lives_on(how: str, tmp_path: Path) -> None:
+def test_a_driver_that_builds_lives_on(
+    how: str, tmp_path: Path, clamor_cluster: ClamorCluster
+) -> None:
+    """Once in a cluster that it starts itself, once in one that it finds."""
     path = tmp_path / "driver.py"
     path.write_text(SCRIPT)
+    own = how == "exit"
     done = subprocess.run(
-        [sys.executable, str(path), how],
+        [sys.executable, str(path), how, *(["local"] if own else [])],
         capture_output=True,
         text=True,
         timeout=DRIVER_S,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={
+            **os.environ,
+            **({} if own else clamor_cluster.lab.environment),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        },
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split("\n")[-4:] == ["sealed", "abandoned", "the end", ""]

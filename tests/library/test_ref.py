@@ -26,6 +26,7 @@ from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.rpc import await_rpc
 from clamor_ray._read.ref import FACE, GlobalRef
 from clamor_ray._tasks.remote import resolving
+from tests.support.lab import local_cluster, require_lab
 
 PLAN = Plan(1288490189, 120, ((4096, 1288486093),))
 REF: GlobalRef[Any] = GlobalRef(7, 1, 0x1100_0000_0000, PLAN.region_bytes, PLAN, "abcdef123456")
@@ -367,9 +368,9 @@ def test_wrong_decorations() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init("local", num_cpus=2, include_dashboard=False, logging_level="error")
-    yield
-    ray.shutdown()
+    require_lab("local")
+    with local_cluster(1, num_cpus=2):
+        yield
 
 
 def ray_get(reference: Any) -> Any:
