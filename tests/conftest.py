@@ -21,6 +21,7 @@ from tests.support.lab.cluster import node_resource
 from tests.support.server_rig import descriptors
 
 ANSWER_S = 200.0  # a busy machine starts a worker in a minute
+MOST_PAUSE_S = 0.1  # between two looks at what has to come true
 
 TRAPS = ("uffd", "uffd-user", "sigsegv")
 _USER_MODE = "CLAMOR_TEST_USER_MODE"
@@ -138,10 +139,13 @@ class ClamorCluster:
 
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Returns when it is true; fails when it never becomes so."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)  # another process has no way to tell us
+        waited_s = time.monotonic() - began
+        assert waited_s < seconds, "it never came true"
+        # Another process has no way to tell us. What takes long is asked for less often: most
+        # questions go to page servers or the registry, and cost them and us a core's time.
+        time.sleep(min(MOST_PAUSE_S, 0.02 + waited_s / 20))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
