@@ -131,7 +131,11 @@ def run(
     """
     import clamor_ray as clamor
     from tests.support.lab import local_cluster
-    from tests.support.lab.cluster import HEALTH_CHECK_PERIOD_MS, RAY_HEALTH_CHECK_PERIOD_MS
+    from tests.support.lab.cluster import (
+        HEALTH_CHECK_PERIOD_MS,
+        RAY_HEALTH_CHECK_PERIOD_MS,
+        RAY_IDLE_WORKERS,
+    )
 
     log = Log(str(Path(folder) / ("killed" if victim else "alone")))
     n_nodes = SMALL_N_NODES if small else N_NODES
@@ -142,6 +146,7 @@ def run(
         object_store_memory=store_bytes,
         log_to_driver=False,
         health_check_period_ms=period_ms,
+        idle_workers=RAY_IDLE_WORKERS,
     ) as lab:
         trap = clamor.init().trap
         points = logged.load(mixture, log, speculation=False)

@@ -76,7 +76,7 @@ def run(
     """
     import clamor_ray as clamor
     from tests.support.lab import local_cluster
-    from tests.support.lab.cluster import RAY_HEALTH_CHECK_PERIOD_MS
+    from tests.support.lab.cluster import RAY_HEALTH_CHECK_PERIOD_MS, RAY_IDLE_WORKERS
 
     busy, copies = CASES[case]
     log = Log(str(Path(folder) / case))
@@ -90,6 +90,7 @@ def run(
                 object_store_memory=store_bytes,
                 log_to_driver=False,
                 health_check_period_ms=RAY_HEALTH_CHECK_PERIOD_MS,
+                idle_workers=RAY_IDLE_WORKERS,
             )
         )
         for node, group in enumerate(groups):

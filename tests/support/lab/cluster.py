@@ -22,10 +22,9 @@ START_TRIES = 3
 LATE = "timed out during startup"  # how Ray says that a node did not start in time
 OBJECT_STORE_BYTES = 150 << 20
 HEALTH_CHECK_PERIOD_MS = 200
-# Of a node, with its actors. By itself Ray ends idle workers of nodes that have more than CPUs, and
-# the next task has to start another one.
-IDLE_WORKERS = 8
 RAY_HEALTH_CHECK_PERIOD_MS = 3000  # what Ray does by itself: benches measure that
+IDLE_WORKERS = 8
+RAY_IDLE_WORKERS = -1  # likewise
 
 
 def node_resource(index: int) -> str:
@@ -252,6 +251,7 @@ def local_cluster(
     log_to_driver: bool = False,
     health_check_period_ms: int = HEALTH_CHECK_PERIOD_MS,
     dashboard: bool = False,
+    idle_workers: int = IDLE_WORKERS,
 ) -> Iterator[LocalCluster]:
     """Starts n raylets, connects this process to the first, and ends them all.
 
@@ -265,6 +265,9 @@ def local_cluster(
         health_check_period_ms: How often Ray asks each node whether it lives, and how long it gives
             a new one before; after five refusals in a row the node is dead. Ray's own: 3000, 5000.
         dashboard: Whether Ray's dashboard runs, on any free port: its state API asks it.
+        idle_workers: So many processes a node may have, its actors among them, before Ray ends idle
+            workers of it. By itself, -1, it ends them where there are more processes than CPUs, and
+            the next task has to start another one.
     """
     import ray
 
@@ -278,7 +281,7 @@ def local_cluster(
         "_system_config": {
             "health_check_period_ms": health_check_period_ms,
             "health_check_initial_delay_ms": health_check_period_ms,
-            "num_workers_soft_limit": IDLE_WORKERS,
+            "num_workers_soft_limit": idle_workers,
         },
     }
     with authenticated() as environment:
