@@ -27,7 +27,7 @@ from clamor_ray.collection.run import progress as of_stages
 of_stages.LINE_S = 0.3
 
 def by_default(x):
-    time.sleep(0.2)
+    time.sleep(0.3)
     return x
 
 def wanted(x):
