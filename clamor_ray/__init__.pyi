@@ -1,12 +1,14 @@
 """The public names of clamor_ray, and where they are. `__init__.py` loads them from here."""
 
 from . import aio as aio
+from . import collective as collective
+from . import data as data
 from . import errors as errors
 from ._build.region import Region as Region
-from ._build.region import region as region
+from ._build.region import build as build
 from ._objects.global_array import GlobalArray as GlobalArray
 from ._objects.pointer import Pointer as Pointer
-from ._observe.access_report import reads as reads
+from ._observe.access_report import read_report as read_report
 from ._observe.stats import block_map as block_map
 from ._observe.stats import stats as stats
 from ._read.gather import gather as gather
@@ -15,6 +17,9 @@ from ._read.prefetch import prefetch as prefetch
 from ._read.ref import GlobalRef as GlobalRef
 from ._read.tree import get as get
 from ._read.views import views_by_value as views_by_value
+from ._renamed import accumulate as accumulate
+from ._renamed import reads as reads
+from ._renamed import region as region
 from ._ring.group import AllReduceGroup as AllReduceGroup
 from ._session.api import free as free
 from ._session.api import put as put
@@ -33,7 +38,7 @@ from ._session.variables import variables as variables
 from ._tasks.remote import remote as remote
 from ._version import __version__ as __version__
 from ._write.retry import retry as retry
-from ._write.scatter_add import accumulate as accumulate
+from ._write.scatter_add import add as add
 from ._write.scatter_add import add_at as add_at
 from ._write.scatter_add import maximum_at as maximum_at
 from ._write.scatter_add import minimum_at as minimum_at

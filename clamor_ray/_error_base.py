@@ -22,7 +22,7 @@ class ClamorWarning(UserWarning):
 
     Example:
         >>> import warnings
-        >>> with warnings.catch_warnings(record=True) as caught, clamor.region(4096):
+        >>> with warnings.catch_warnings(record=True) as caught, clamor.build(4096):
         ...     warnings.simplefilter("always")  # nothing is published before the region's end
         >>> any(warning.category is clamor.errors.ClamorWarning for warning in caught)
         True

@@ -497,7 +497,7 @@ class NoSpaceError(ClamorError):
     """A file system, or an arena that something is built in, is full.
 
     Example:
-        >>> with clamor.region(4096) as r: r.zeros(1000)
+        >>> with clamor.build(4096) as r: r.zeros(1000)
         Traceback (most recent call last):
             ...
         clamor_ray.errors.NoSpaceError: ...
@@ -559,7 +559,7 @@ class MallocShimError(ClamorError):
 
     Example:
         >>> def build():
-        ...     with clamor.region(4096) as r, r.malloc("libc.so.6"):
+        ...     with clamor.build(4096) as r, r.malloc("libc.so.6"):
         ...         pass
         >>> build()
         Traceback (most recent call last):

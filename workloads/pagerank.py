@@ -155,7 +155,7 @@ def build(
 ) -> clamor.GlobalRef[graphs.Graph]:
     """The graph as a global variable, generated where it will be read: there is no second copy."""
     n_bytes = 4 * job.n_edges + 12 * job.n_vertices + (1 << 20)
-    with clamor.region(n_bytes) as region:
+    with clamor.build(n_bytes) as region:
         graph = graphs.generate(
             job.n_vertices, job.n_edges, job.exponent, job.seed, region.empty, done
         )

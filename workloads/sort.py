@@ -104,7 +104,7 @@ def build(
     job: SortJob, done: Callable[[int], None] = lambda records: None
 ) -> tuple[clamor.GlobalRef[Records], int]:
     """The records as a global variable, generated in place, and their checksum."""
-    with clamor.region(job.n_records * RECORD_BYTES + (1 << 16)) as region:
+    with clamor.build(job.n_records * RECORD_BYTES + (1 << 16)) as region:
         rows = region.empty((job.n_records, RECORD_BYTES), np.uint8)
         records.fill(rows, job.seed, done)
         return region.publish(rows), records.checksum(rows)

@@ -41,7 +41,7 @@ def build_in_place(n_bytes: int) -> dict[str, Any]:
         pids = processes.session_pids()
         n_words = n_bytes // 8
         with processes.peak_memory(list(pids.values())) as peak:
-            with clamor.region(n_bytes + (1 << 20)) as region:
+            with clamor.build(n_bytes + (1 << 20)) as region:
                 words = region.empty(n_words, np.uint64)
                 for first in range(0, n_words, CHUNK_WORDS):
                     n = min(CHUNK_WORDS, n_words - first)

@@ -32,7 +32,7 @@ class MallocFunctions(NamedTuple):
 
     Example:
         >>> import ctypes
-        >>> with clamor.region(1 << 20) as r, r.malloc():
+        >>> with clamor.build(1 << 20) as r, r.malloc():
         ...     f = r.malloc_functions()
         ...     malloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(f.malloc)
         ...     ref = r.publish(r.pointer(malloc(100), 100))

@@ -1,4 +1,4 @@
-"""`clamor.region`: objects built straight into global memory, without a second copy."""
+"""`clamor.build`: objects built straight into global memory, without a second copy."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class Region:
-    """Global memory in which an object is built. Made by `clamor.region`, used in its block.
+    """Global memory in which an object is built. Made by `clamor.build`, used in its block.
 
     Its methods may be called from any thread while the block lasts; "this thread" in their
     descriptions is the caller's.
@@ -60,7 +60,7 @@ class Region:
         ValueError: Fewer than one byte, or a second block.
 
     Example:
-        >>> with clamor.region(1 << 20) as r:
+        >>> with clamor.build(1 << 20) as r:
         ...     ref = r.publish(r.zeros(1000))
         >>> r.nbytes, ref.version
         (1048576, 0)
@@ -234,7 +234,7 @@ class Region:
             ClosedError: Outside of the block.
 
         Example:
-            >>> with clamor.region(1 << 20) as r:
+            >>> with clamor.build(1 << 20) as r:
             ...     a = r.empty((1000, 3), np.float32)
             ...     a[:] = 1
             ...     ref = r.publish(a)
@@ -255,7 +255,7 @@ class Region:
             NoSpaceError, ValueError, ClosedError: As `empty`.
 
         Example:
-            >>> with clamor.region(1 << 20) as r:
+            >>> with clamor.build(1 << 20) as r:
             ...     a = r.zeros(1000)
             ...     a[7] = 1
             ...     ref = r.publish(a)
@@ -294,7 +294,7 @@ class Region:
             ClosedError: Outside of the region's block.
 
         Example:
-            >>> with clamor.region(1 << 20) as r:
+            >>> with clamor.build(1 << 20) as r:
             ...     with r.numpy_allocator():
             ...         b = np.sort(np.arange(1000)[::-1])
             ...     ref = r.publish(b)
@@ -337,7 +337,7 @@ class Region:
 
         Example:
             >>> import pyroaring
-            >>> with clamor.region(1 << 20) as r:
+            >>> with clamor.build(1 << 20) as r:
             ...     with r.malloc(pyroaring):
             ...         bits = pyroaring.BitMap(range(0, 10**5, 3))
             ...     ref = r.publish(np.array(bits.to_array()))
@@ -371,7 +371,7 @@ class Region:
             ClosedError: The region is still being built.
 
         Example:
-            >>> with clamor.region(1 << 20) as r:
+            >>> with clamor.build(1 << 20) as r:
             ...     with r.malloc():
             ...         pass  # C code builds here
             ...     ref = r.publish(r.zeros(1000))
@@ -395,7 +395,7 @@ class Region:
 
         Example:
             >>> import ctypes
-            >>> with clamor.region(1 << 20) as r, r.malloc():
+            >>> with clamor.build(1 << 20) as r, r.malloc():
             ...     f = r.malloc_functions()
             ...     malloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(f.malloc)
             ...     ref = r.publish(r.pointer(malloc(100), 100))
@@ -420,7 +420,7 @@ class Region:
             ClosedError: Outside of the block.
 
         Example:
-            >>> with clamor.region(1 << 20) as r:
+            >>> with clamor.build(1 << 20) as r:
             ...     a = r.zeros(1000)
             ...     ref = r.publish(r.pointer(a.ctypes.data, a.nbytes))
             >>> ref.get().nbytes
@@ -465,7 +465,7 @@ class Region:
             ClosedError: Outside of the block.
 
         Example:
-            >>> with clamor.region(1 << 20) as r:
+            >>> with clamor.build(1 << 20) as r:
             ...     a = r.zeros(1000)
             ...     ref = r.publish({"a": a, "where": r.pointer(a.ctypes.data)})
             >>> ref.get()["a"].shape
@@ -508,7 +508,7 @@ class Region:
         return f"Region{region}({format_bytes(self._length_bytes)}, {self._state})"
 
 
-def region(nbytes: int) -> Region:
+def build(nbytes: int) -> Region:
     """Global memory to build an object in, straight where tasks will read it: no second copy.
 
     Use it in a with block: allocate in it, write, and `publish` one object. When the block ends,
@@ -535,7 +535,7 @@ def region(nbytes: int) -> Region:
         ClamorWarning: The block ended and nothing was published.
 
     Example:
-        >>> with clamor.region(1 << 30) as r:  # what is not used stays free
+        >>> with clamor.build(1 << 30) as r:  # what is not used stays free
         ...     a = r.empty((1000, 16), np.float32)
         ...     a[:] = 7
         ...     ref = r.publish(a)

@@ -42,7 +42,7 @@ class Pointer:
 
     Example:
         >>> import ctypes
-        >>> with clamor.region(1 << 20) as r:
+        >>> with clamor.build(1 << 20) as r:
         ...     a = r.zeros(1000)
         ...     a[0] = 2.5
         ...     ref = r.publish(r.pointer(a.ctypes.data))
@@ -75,7 +75,7 @@ class Pointer:
             A function and its arguments, as `object.__reduce__`.
 
         Example:
-            >>> with clamor.region(1 << 20) as r:
+            >>> with clamor.build(1 << 20) as r:
             ...     ref = r.publish(r.pointer(r.zeros(1000).ctypes.data))
             >>> function, (buffer, address) = ref.get().reduction()
             >>> address == int(ref.get())

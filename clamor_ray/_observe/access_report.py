@@ -1,4 +1,4 @@
-"""`clamor.reads`: which tasks read which blocks of a global variable, as numbers, text or picture.
+"""`clamor.read_report`: which tasks read which blocks of a variable, as numbers, text or picture.
 
 The lineage registry has what each attempt of a task touched (`actors/lineage/lineage.py`); here it
 is added up. Nothing here asks the page servers: `clamor.block_map` says what they did.
@@ -50,7 +50,7 @@ class BlocksRead:
         >>> ray.get(clamor.remote(lambda x: int(x[0])).remote(ref))
         0
         >>> import time
-        >>> while not (report := clamor.reads(ref)).by:  # it is known soon after the task's end
+        >>> while not (report := clamor.read_report(ref)).by:  # known soon after the task's end
         ...     time.sleep(0.01)
         >>> report.by[0].version, report.by[0].outcome
         (0, 'done')
@@ -88,7 +88,7 @@ def _bucketed(blocks: BitMap, n_blocks: int, n_buckets: int) -> npt.NDArray[np.i
 
 
 class AccessReport:
-    """Who read which blocks of a variable. See `clamor.reads`.
+    """Who read which blocks of a variable. See `clamor.read_report`.
 
     Args:
         name: of the variable, for people.
@@ -99,7 +99,7 @@ class AccessReport:
     Attributes are the arguments'; `by` is a list of `BlocksRead`.
 
     Example:
-        >>> report = clamor.reads(clamor.put(np.arange(10**5)))
+        >>> report = clamor.read_report(clamor.put(np.arange(10**5)))
         >>> report.n_blocks, len(report.blocks)  # no task has read it
         (197, 0)
     """
@@ -123,7 +123,7 @@ class AccessReport:
             `BlocksRead.reader` -> the entries of its attempts.
 
         Example:
-            >>> report = clamor.reads(clamor.put(np.arange(1000)))
+            >>> report = clamor.read_report(clamor.put(np.arange(1000)))
             >>> report.readers()  # no task has read it
             {}
         """
@@ -149,7 +149,7 @@ class AccessReport:
 
         Example:
             >>> ref = clamor.put(np.arange(10**5))
-            >>> clamor.reads(ref).counts(4)
+            >>> clamor.read_report(ref).counts(4)
             array([0, 0, 0, 0], dtype=uint32)
         """
         n_buckets = self.n_blocks if n_buckets is None else n_buckets
@@ -224,7 +224,7 @@ class AccessReport:
         Example:
             >>> import os, tempfile
             >>> path = os.path.join(tempfile.mkdtemp(), "reads.png")
-            >>> clamor.reads(clamor.put(np.arange(1000))).save(path)
+            >>> clamor.read_report(clamor.put(np.arange(1000))).save(path)
             >>> os.path.exists(path)
             True
         """
@@ -233,7 +233,7 @@ class AccessReport:
         groups = list(self.readers().values())
         n_buckets = min(PICTURE_BUCKETS, self.n_blocks)
         height_in = 2.2 + 0.2 * min(max(1, len(groups)), MOST_LABELS)
-        figure = _picture.new_figure(10, height_in, "clamor.reads(picture=...)")
+        figure = _picture.new_figure(10, height_in, "clamor.read_report(picture=...)")
         top, heat = figure.subplots(
             2, 1, sharex=True, gridspec_kw={"height_ratios": [0.7, height_in - 1.5]}
         )
@@ -395,7 +395,7 @@ def from_records(
     return AccessReport(name, version, n_blocks, by)
 
 
-def reads(ref: Any, *, picture: str | os.PathLike[str] | None = None) -> AccessReport:
+def read_report(ref: Any, *, picture: str | os.PathLike[str] | None = None) -> AccessReport:
     """Tells who read which blocks of a global variable: partitions of collections, and plain
     tasks.
 
@@ -423,7 +423,7 @@ def reads(ref: Any, *, picture: str | os.PathLike[str] | None = None) -> AccessR
         >>> ray.get(clamor.remote(lambda x: int(x[:512].sum())).remote(ref))
         130816
         >>> import time
-        >>> while not (report := clamor.reads(ref)).by:  # it is known soon after the task's end
+        >>> while not (report := clamor.read_report(ref)).by:  # known soon after the task's end
         ...     time.sleep(0.01)
         >>> len(report.by)
         1

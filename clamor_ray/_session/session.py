@@ -57,7 +57,7 @@ FIRST_LOOK_S = 0.2  # for a page server that is there already
 _KEPT_HINT = (
     "This process built it, and keeps it for the libraries of its malloc() block. Get it in "
     "another process; or, when nothing of those libraries points into it any more, call let_go() "
-    "on the region that clamor.region() returned."
+    "on the region that clamor.build() returned."
 )
 
 

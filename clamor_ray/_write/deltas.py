@@ -128,7 +128,7 @@ def dense(shape: tuple[int, ...], dtype: np.dtype[Any], values: Any) -> Delta:
         TypeError: No numbers, or values that cannot be cast.
         ValueError: It has not the variable's shape.
     """
-    _check_array(shape, dtype, "accumulate")
+    _check_array(shape, dtype, "add")
     array = _as_dtype(values, dtype)
     if array.shape != shape:
         raise ValueError(f"the variable has shape {shape}, and what is added {array.shape}")

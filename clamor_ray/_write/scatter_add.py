@@ -115,7 +115,7 @@ def minimum_at(w: Any, ids: Any, values: Any) -> None:
     _change(w, lambda shape, dtype: sparse("min", shape, dtype, ids, values))
 
 
-def accumulate(w: Any, dense: Any) -> None:
+def add(w: Any, dense: Any) -> None:
     """`w += dense`, for an array of w's own shape. Otherwise as `add_at`.
 
     Args:
@@ -128,7 +128,7 @@ def accumulate(w: Any, dense: Any) -> None:
 
     Example:
         >>> w = clamor.zeros(1000)
-        >>> clamor.accumulate(w, np.arange(1000))
+        >>> clamor.add(w, np.arange(1000))
         >>> float(w.get()[7])
         7.0
     """

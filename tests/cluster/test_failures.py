@@ -171,13 +171,13 @@ def test_a_page_server_dies_while_a_region_is_built(lab: LocalCluster) -> None:
     home = lab.node_ids[0]
     pid = pid_of(home)
     given_up = pytest.raises(errors.ServerUnavailableError, match="while it was built")
-    with given_up, clamor.region(1 << 20) as region:
+    with given_up, clamor.build(1 << 20) as region:
         ref = region.publish(region.zeros(1000))
         os.kill(pid, signal.SIGKILL)
         until(lambda: pid_of(home) != pid, "the page server is started again")
     with pytest.raises(errors.FreedError):
         ref.get()
-    with clamor.region(1 << 20) as region:  # build it again, says the message
+    with clamor.build(1 << 20) as region:  # build it again, says the message
         ref = region.publish(region.zeros(1000))
     assert not ref.get().any()
     clamor.free(ref)

@@ -208,7 +208,7 @@ def test_a_plain_task_with_a_name_is_shown(session: Session, process: ProcessSes
     who = ("mod.nearest", process.node_id, {ref._region: 0})
     session("note_reads", pack(b"d" * 16, sets, who))
     session("note_reads", pack(b"e" * 16, sets))  # one that does not say
-    (found,) = clamor.reads(ref).by
+    (found,) = clamor.read_report(ref).by
     assert (found.function, found.node, found.version) == ("mod.nearest", process.node_id, 0)
     assert list(found.blocks) == [1, 2, 60]
     assert session("stats").replay.noted == before + 2

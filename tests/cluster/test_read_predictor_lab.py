@@ -124,7 +124,7 @@ def test_rows_that_were_gathered_count_as_read(clamor_cluster: ClamorCluster, re
     change_all(ref)
     stage(gathering, ref)
     assert counters().found == begin.found + PARTS
-    read = set(clamor.reads(ref).blocks)
+    read = set(clamor.read_report(ref).blocks)
     assert {int(row) + first_block(ref) for part in range(PARTS) for row in places(part)} <= read
 
 

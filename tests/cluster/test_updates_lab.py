@@ -453,7 +453,7 @@ def test_ordinary_arrays_travel_zero_copy(clamor_cluster: ClamorCluster) -> None
 def test_structures_of_pointers_are_updated_where_they_lie(clamor_cluster: ClamorCluster) -> None:
     import ctypes
 
-    with clamor.region(1 << 20) as r:
+    with clamor.build(1 << 20) as r:
         cells = r.empty(1024, np.uint64)
         cells[:] = 0
         address = cells.__array_interface__["data"][0]

@@ -272,14 +272,14 @@ def test_who_read_what(clamor_cluster: ClamorCluster) -> None:
     ref = clamor.put(np.zeros(100_000))
     numbers(2, 2).map(lambda i, x: x[i * 5120], ref).collect()
     clamor_cluster.run(lambda x: x[90_000], ref)
-    until(lambda: len(clamor.reads(ref).by) >= 3)
-    found = clamor.reads(ref)
+    until(lambda: len(clamor.read_report(ref).by) >= 3)
+    found = clamor.read_report(ref)
     assert {entry.function for entry in found.by} >= {"<lambda>"}
     assert {11, 176} <= {block for entry in found.by for block in entry.blocks}
     table = clamor.HashMap.build(np.arange(1000), np.arange(1000))
-    assert "0 of" in str(clamor.reads(table)) or "no" in str(clamor.reads(table))
+    assert "0 of" in str(clamor.read_report(table)) or "no" in str(clamor.read_report(table))
     with pytest.raises(TypeError, match="GlobalRef"):
-        clamor.reads(3)
+        clamor.read_report(3)
 
 
 def test_long_chains() -> None:

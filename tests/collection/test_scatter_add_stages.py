@@ -96,9 +96,9 @@ def test_whole_arrays_and_rows(w: clamor.GlobalRef[Any]) -> None:
     n = len(w.get())
 
     def work(batch: Any) -> Any:
-        clamor.accumulate(w, np.arange(n))
+        clamor.add(w, np.arange(n))
         clamor.add_at(w, [1, 1], 100)
-        clamor.accumulate(w, np.ones(n, np.int32))
+        clamor.add(w, np.ones(n, np.int32))
         return batch
 
     _numbers(100).map_batches(work).execute()
@@ -417,7 +417,7 @@ def _floats(w: Any, how: dict[str, Any], kill: str = "") -> bytes:
                 os._exit(1)
         ids = seed.integers(0, N_ROWS, 5000)
         clamor.add_at(w, ids, seed.normal(size=(5000, 2)) * 10.0 ** seed.integers(-9, 9, (5000, 1)))
-        clamor.accumulate(w, seed.normal(size=(N_ROWS, 2)))
+        clamor.add(w, seed.normal(size=(N_ROWS, 2)))
         return batch
 
     _numbers(1000, partitions=10).options(**how).map_batches(work).execute()

@@ -171,7 +171,7 @@ def test_without_matplotlib_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match=r"pip install matplotlib") as caught:
         known().save(tmp_path / "reads.png")
-    assert "clamor.reads(picture=...)" in str(caught.value)
+    assert "clamor.read_report(picture=...)" in str(caught.value)
     assert not (tmp_path / "reads.png").exists()
 
 
@@ -184,7 +184,7 @@ def test_of_a_variable(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
         b"t" * 16, 7, "0 map", 3, 0, "mod.f", reads=((ref._region, 0, blocks),), node_id="ab" * 28
     )
     session.rpc.note_attempt(said.packed())
-    found = clamor.reads(ref, picture=tmp_path / "reads.png")
+    found = clamor.read_report(ref, picture=tmp_path / "reads.png")
     assert [(entry.stage, entry.partition, list(entry.blocks)) for entry in found.by] == [
         ("0 map", 3, [1, 2, 40])
     ]
@@ -194,14 +194,14 @@ def test_of_a_variable(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
     small = clamor.put(5)
     said = said._replace(partition=4, reads=((small._region, 0, None),))
     session.rpc.note_attempt(said.packed())
-    assert [entry.n_blocks for entry in clamor.reads(small).by] == [1]
+    assert [entry.n_blocks for entry in clamor.read_report(small).by] == [1]
     session.rpc.note_reads(pack(b"n" * 16, {ref._region: blocks}, ("g", "cd", {ref._region: 0})))
-    assert [entry.function for entry in clamor.reads(ref).by] == ["mod.f", "g"]
+    assert [entry.function for entry in clamor.read_report(ref).by] == ["mod.f", "g"]
     clamor.free(ref)
     with pytest.raises(errors.FreedError):
-        clamor.reads(ref)
+        clamor.read_report(ref)
 
 
 def test_it_is_loaded_when_it_is_used() -> None:
-    assert clamor.reads is access_report.reads
+    assert clamor.read_report is access_report.reads
     assert "reads" in clamor.__all__

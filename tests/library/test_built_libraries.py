@@ -42,7 +42,7 @@ hnswlib.Index("l2", 64)  # loads what pybind11 keeps for all
 kept = []
 for ends in ("sealed", "abandoned"):
     try:
-        with clamor.region(1 << 28) as r:
+        with clamor.build(1 << 28) as r:
             with r.malloc(hnswlib):
                 index = hnswlib.Index("l2", 64)
                 index.init_index(4000, M=12, ef_construction=60)
@@ -112,7 +112,7 @@ class Builder:
     def hnswlib(self) -> Any:
         import hnswlib
 
-        with clamor.region(256 * MIB) as r:
+        with clamor.build(256 * MIB) as r:
             with r.malloc(hnswlib):
                 self.index = hnswlib.Index("l2", DIMENSIONS)
                 self.index.init_index(2 * N, M=12, ef_construction=60)
@@ -137,7 +137,7 @@ class Builder:
     def faiss(self) -> Any:
         import faiss
 
-        with clamor.region(256 * MIB) as r:
+        with clamor.build(256 * MIB) as r:
             with r.malloc(faiss):
                 self.index = faiss.IndexHNSWFlat(DIMENSIONS, 16)
                 self.index.add(some_vectors())
@@ -159,7 +159,7 @@ class Builder:
 
     def words(self, path: str) -> Any:
         self.module = load_words(path)
-        with clamor.region(64 * MIB) as r:
+        with clamor.build(64 * MIB) as r:
             numbers = r.zeros(5000, np.int64)
             with r.malloc(self.module):
                 self.made = self.module.Words(1000)

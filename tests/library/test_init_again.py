@@ -59,7 +59,7 @@ ray.init()
 
 
 def built():
-    with clamor.region(1 << 20) as region:
+    with clamor.build(1 << 20) as region:
         return region.publish(region.zeros(100_000))
 
 

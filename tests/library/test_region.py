@@ -1,4 +1,4 @@
-"""`clamor.region`: arrays, NumPy's allocations and C++ structures built where tasks read them."""
+"""`clamor.build`: arrays, NumPy's allocations and C++ structures built where tasks read them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def home_bytes(cluster: ClamorCluster, length_bytes: int) -> int:
 
 def test_an_array_built_in_place(clamor_cluster: ClamorCluster) -> None:
     expected = RNG.random((MIB // 8, 3))
-    with clamor.region(64 * MIB) as r:
+    with clamor.build(64 * MIB) as r:
         a = r.empty(expected.shape)
         a[:] = expected
         ref = r.publish(a)
@@ -77,7 +77,7 @@ def test_an_array_built_in_place(clamor_cluster: ClamorCluster) -> None:
 
 
 def test_after_the_block_arrays_are_read_only(clamor_cluster: ClamorCluster) -> None:
-    with clamor.region(MIB) as r:
+    with clamor.build(MIB) as r:
         a, b = r.zeros(1000), r.empty(1000, np.int32)
         with r.numpy_allocator():
             c, d = np.arange(1000), np.asfortranarray(np.ones((30, 30)))
@@ -99,7 +99,7 @@ def test_no_second_copy(clamor_cluster: ClamorCluster) -> None:
     gc.collect()
     before = memory_kib("RssAnon")
     clamor_cluster.engine(0)
-    with clamor.region(1 << 40) as r:
+    with clamor.build(1 << 40) as r:
         a = r.empty(n_bytes // 8)
         assert memory_kib("RssAnon") - before < 2048  # nothing until it is written
         a[:] = 3.0
@@ -116,7 +116,7 @@ def test_no_second_copy(clamor_cluster: ClamorCluster) -> None:
 
 def test_what_lies_outside_is_copied_in(clamor_cluster: ClamorCluster) -> None:
     outside = RNG.random(100_000)
-    with clamor.region(4 * MIB) as r:
+    with clamor.build(4 * MIB) as r:
         inside = r.zeros(1000)
         ref = r.publish((inside, outside, "text", outside[:0], inside[10:20]))
         inside[10] = 5
@@ -130,7 +130,7 @@ def test_what_lies_outside_is_copied_in(clamor_cluster: ClamorCluster) -> None:
 
 
 def test_what_was_published_stays_where_it_is(clamor_cluster: ClamorCluster) -> None:
-    with clamor.region(MIB) as r, r.numpy_allocator():
+    with clamor.build(MIB) as r, r.numpy_allocator():
         ref = r.publish(np.full(1000, 7))  # nobody else holds it
         for _ in range(50):
             np.zeros(1000, int)
@@ -139,7 +139,7 @@ def test_what_was_published_stays_where_it_is(clamor_cluster: ClamorCluster) -> 
 
 
 def test_too_full(clamor_cluster: ClamorCluster) -> None:
-    with clamor.region(MIB) as r:
+    with clamor.build(MIB) as r:
         with pytest.raises(errors.NoSpaceError, match="no room for"):
             r.empty(MIB)
         a = r.zeros(1000)
@@ -157,7 +157,7 @@ def test_too_full(clamor_cluster: ClamorCluster) -> None:
 
 def test_an_exception_abandons(clamor_cluster: ClamorCluster) -> None:
     n_regions = clamor_cluster.engine(0).regions
-    with pytest.raises(ZeroDivisionError), clamor.region(MIB) as r:  # noqa: PT012
+    with pytest.raises(ZeroDivisionError), clamor.build(MIB) as r:  # noqa: PT012
         a = r.zeros(1000)
         ref = r.publish(a)
         a[0] = 1
@@ -201,7 +201,7 @@ def test_a_region_whose_seal_was_not_answered_goes_with_its_last_array(
     n_regions = clamor_cluster.engine(0).regions
     with monkeypatch.context() as patch:
         seal_and_interrupt(process_sessions.current(), patch)
-        with pytest.raises(KeyboardInterrupt), clamor.region(MIB) as r:  # noqa: PT012
+        with pytest.raises(KeyboardInterrupt), clamor.build(MIB) as r:  # noqa: PT012
             a = r.zeros(1000)
             a[0] = 1
             ref = r.publish(a)
@@ -216,13 +216,13 @@ def test_a_region_whose_seal_was_not_answered_goes_with_its_last_array(
 def test_nothing_published(clamor_cluster: ClamorCluster) -> None:
     n_regions = clamor_cluster.engine(0).regions
     with pytest.warns(errors.ClamorWarning, match="nothing was published"):  # noqa: SIM117
-        with clamor.region(MIB) as r:
+        with clamor.build(MIB) as r:
             r.zeros(1000)
     until(lambda: clamor_cluster.engine(0).regions <= n_regions)
 
 
 def test_before_the_end_of_the_block(clamor_cluster: ClamorCluster) -> None:
-    with clamor.region(MIB) as r:
+    with clamor.build(MIB) as r:
         ref = r.publish(r.zeros(1000))
         with pytest.raises(errors.ClamorError, match="not sealed yet"):
             ref.get()
@@ -233,8 +233,8 @@ def test_before_the_end_of_the_block(clamor_cluster: ClamorCluster) -> None:
 def test_misuse() -> None:
     for nbytes in (0, -5):
         with pytest.raises(ValueError, match="at least one byte"):
-            clamor.region(nbytes)
-    r = clamor.region(100)
+            clamor.build(nbytes)
+    r = clamor.build(100)
     with pytest.raises(errors.ClosedError, match="with block"):
         r.publish(1)
     with pytest.warns(errors.ClamorWarning), r:  # noqa: PT031
@@ -249,7 +249,7 @@ def test_misuse() -> None:
 
 
 def test_numpy_arrays_that_outlive_everything(clamor_cluster: ClamorCluster) -> None:
-    with clamor.region(16 * MIB) as r, r.numpy_allocator():
+    with clamor.build(16 * MIB) as r, r.numpy_allocator():
         kept = np.arange(MIB)
         ref = r.publish({"kept": kept})
     del r
@@ -263,7 +263,7 @@ def test_numpy_arrays_that_outlive_everything(clamor_cluster: ClamorCluster) -> 
 
 
 def test_fork(clamor_cluster: ClamorCluster) -> None:
-    with clamor.region(MIB) as r:
+    with clamor.build(MIB) as r:
         a = r.zeros(1000)
         child = os.fork()
         if child == 0:
@@ -301,7 +301,7 @@ def test_an_unmodified_library(clamor_cluster: ClamorCluster, folder: Path) -> N
     path = str(compile_library("tree.cpp", folder))
     lib = load_tree(path)
     keys = RNG.random(50_000)
-    with clamor.region(64 * MIB) as r:
+    with clamor.build(64 * MIB) as r:
         with r.malloc(lib):
             tree = lib.build_tree(ctypes.c_void_p(keys.ctypes.data), ctypes.c_size_t(len(keys)))
             words = lib.build_dictionary(1000)
@@ -341,7 +341,7 @@ def test_a_library_may_write_to_what_was_abandoned(
 ) -> None:
     n_regions = clamor_cluster.engine(0).regions
     lib = load_tree(str(compile_library("tree.cpp", folder)))
-    with pytest.warns(errors.ClamorWarning), clamor.region(MIB) as r:  # noqa: PT031
+    with pytest.warns(errors.ClamorWarning), clamor.build(MIB) as r:  # noqa: PT031
         with r.malloc(lib):
             words = lib.build_dictionary(10)
         with pytest.raises(errors.ClosedError, match="end of its block"):
@@ -356,7 +356,7 @@ def test_a_library_may_write_to_what_was_abandoned(
 def test_pointers_only_travel_in_their_region(clamor_cluster: ClamorCluster) -> None:
     import pickle
 
-    with clamor.region(MIB) as r:
+    with clamor.build(MIB) as r:
         pointer = r.pointer(r.zeros(1000).ctypes.data)
         ref = r.publish(pointer)
         with pytest.raises(errors.UnpicklableError, match="by itself"):
@@ -371,7 +371,7 @@ def test_pointers_only_travel_in_their_region(clamor_cluster: ClamorCluster) -> 
 
 
 def test_the_address_is_taken(clamor_cluster: ClamorCluster) -> None:
-    with clamor.region(MIB) as r:
+    with clamor.build(MIB) as r:
         a = r.zeros(1000)
         ref = r.publish((a, r.pointer(a.ctypes.data)))
     del a, r
@@ -434,7 +434,7 @@ def test_nanoflann(clamor_cluster: ClamorCluster, folder: Path) -> None:
     lib = load_kdtree(path)
     coordinates = RNG.random((200_000, 3))
     queries = RNG.random((200, 3))
-    with clamor.region(256 * MIB) as r:
+    with clamor.build(256 * MIB) as r:
         points = r.empty(coordinates.shape)
         points[:] = coordinates
         with r.malloc(lib):

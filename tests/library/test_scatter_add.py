@@ -50,7 +50,7 @@ def test_maximum_minimum_accumulate(ref: GlobalRef[Any]) -> None:
     clamor.maximum_at(ref, [1, 1, 2], [5.0, 4.0, -1.0])
     clamor.minimum_at(ref, [1, 2], [4.5, -2.0])
     assert ref.get()[:4].tolist() == [0, 4.5, -2, 0]
-    clamor.accumulate(ref, np.arange(len(ref.get())))
+    clamor.add(ref, np.arange(len(ref.get())))
     assert ref.get()[:4].tolist() == [0, 5.5, 0, 3]
     assert ref.version == 3
 
@@ -87,7 +87,7 @@ def test_as_numpy(session: FakeSession, dtype: str, shape: tuple[int, ...], orde
     dense = some(shape)
     with np.errstate(all="ignore"):
         after += dense
-    clamor.accumulate(ref, dense)
+    clamor.add(ref, dense)
     np.testing.assert_array_equal(ref.get(), after)
 
 
@@ -130,7 +130,7 @@ def test_nothing_to_add_is_no_version(ref: GlobalRef[Any]) -> None:
     clamor.add_at(ref, np.empty(0, np.int32), 1.0)
     assert ref.refresh().version == 0
     empty = clamor.put(np.empty((0, 3)))
-    clamor.accumulate(empty, np.empty((0, 3)))
+    clamor.add(empty, np.empty((0, 3)))
     assert empty.refresh().version == 0
 
 
@@ -188,7 +188,7 @@ def test_masked_arrays_are_refused(ref: GlobalRef[Any]) -> None:
     with pytest.raises(TypeError, match="ids are a masked array"):
         clamor.add_at(ref, np.ma.masked_array([0, 1], [False, True]), 1)
     with pytest.raises(TypeError, match="values are a masked array"):
-        clamor.accumulate(ref, np.ma.zeros(n))
+        clamor.add(ref, np.ma.zeros(n))
     assert ref.refresh().version == 0
 
 
@@ -196,11 +196,11 @@ def test_what_is_accumulated_has_the_shape(session: FakeSession) -> None:
     ref = clamor.put(np.zeros((3, 4)))
     for values in (1.0, np.ones(4), np.ones((1, 4)), np.ones((4, 3))):
         with pytest.raises(ValueError, match=r"has shape \(3, 4\)"):
-            clamor.accumulate(ref, values)
+            clamor.add(ref, values)
     with pytest.raises(TypeError, match="same_kind"):
-        clamor.accumulate(ref, np.ones((3, 4), complex))
+        clamor.add(ref, np.ones((3, 4), complex))
     scalar = clamor.put(np.zeros(()))
-    clamor.accumulate(scalar, 2)
+    clamor.add(scalar, 2)
     assert scalar.get() == 2
 
 

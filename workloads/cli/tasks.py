@@ -91,7 +91,7 @@ def _copy(parts: list[Records], window: int) -> Records:
 
 def _publish(part: Records, order: Any) -> clamor.GlobalRef[Records]:
     """The rows in this order, put where they will be read: no second copy."""
-    with clamor.region(part.nbytes + (1 << 16)) as region:
+    with clamor.build(part.nbytes + (1 << 16)) as region:
         # At least a row: a region holds what has an address.
         out = region.empty((max(1, len(part)), records.RECORD_BYTES), np.uint8)
         # "clip": with "raise" NumPy makes a copy of the result first.
