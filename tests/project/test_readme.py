@@ -1,4 +1,8 @@
-"""The examples of the README and of the guide run as they stand, one after the other."""
+"""The examples of the README and of every page of docs/ run as they stand, one after the other.
+
+A block that cannot run is marked with the reason (`NOT_RUN`). What a page's examples use, and do
+not make, is in `SETUP`; `CHECKS` looks at what they did.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -15,29 +20,153 @@ from tests.conftest import ClamorCluster
 pytestmark = pytest.mark.lab
 
 ROOT = Path(__file__).parents[2]
-README, GUIDE = ROOT / "README.md", ROOT / "docs" / "guide.md"
-# What is looked at behind the first example of a page.
-CHECKS = {
-    README: "",
-    GUIDE: "assert len(answers) == 8 and all(a.shape == (125, 10) for a in answers)\n",
-}
+README, GUIDE, DOCS = ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs"
+SHORT = (README, GUIDE)  # they begin with what they need, for who pastes them
 MARK = "<!-- executed by tests/project/test_readme.py -->"
+NOT_RUN: Final = re.compile(r"<!-- not run: (\S.*\S) -->")
+BLOCK: Final = re.compile(
+    r"(?:^(?P<mark>[^\n]*)\n)?^```(?:python|py|pycon)\n(?P<code>.*?)^```", re.M | re.S
+)
+
+COMMON = """
+import ctypes
+import numpy as np
+import ray
+import clamor_ray as clamor
+ray.init()
+clamor.init()
+"""
+SETUP = {
+    "building.md": """
+import pathlib
+import subprocess
+pathlib.Path("index.c").write_text('''
+#include <stdlib.h>
+double *build_index(const double *points, size_t n)
+{
+    double *index = malloc(n * sizeof *index);
+    for (size_t i = 0; i < n; i++)
+        index[i] = points[3 * i] + 1;
+    return index;
+}
+''')
+options = "-shared -fPIC -Wl,-soname,libindex.so -o libindex.so index.c"
+subprocess.run(["cc", *options.split()], check=True)
+lib = ctypes.CDLL("./libindex.so")
+lib.build_index.restype = ctypes.c_void_p
+def load_into(points):
+    points[:] = np.arange(points.size).reshape(points.shape)[::-1]
+""",
+    "caching.md": """
+table, ids = clamor.put(np.arange(10**5).reshape(-1, 4)).get(), [7, 1, 7]
+""",
+    "scatter_add.md": """
+w = clamor.put(np.zeros(1000))
+ids, values, dense, steps = [3, 1, 3], [1.0, 2.0, 3.0], np.ones(1000), 2
+data = clamor.from_items(range(8), partitions=2)
+def gradients(batch, w):
+    clamor.add_at(w, [0], 1.0)
+    return batch
+loss = np.sum
+""",
+    "transactions.md": """
+import asyncio
+ref, a, b, something_else = (clamor.put(np.ones(1000)) for _ in range(4))
+ids, delta, new = [1, 2], 1.0, np.zeros(1000)
+def transfer(a, b):
+    with clamor.transaction(a, b) as (x, y):
+        x[1] -= 1
+        y[1] += 1
+""",
+}
+# Behind the first example of a page.
+CHECKS_FIRST = {
+    "guide.md": "assert len(answers) == 8 and all(a.shape == (125, 10) for a in answers)\n",
+}
+# Behind the last one.
+CHECKS = {
+    "building.md": """
+got = ref.get()
+assert got["points"][0, 0] == 3 * 10**7 - 3 and got["order"][0] == 10**7 - 1
+""",
+    "caching.md": """
+import asyncio
+assert rows.tolist() == table[ids].tolist() and stats.cache_bytes > 0
+async def use():
+    replica = Replica.__new__(Replica)  # as Serve does
+    await replica.__init__(clamor.put(np.ones(1000)))
+    return await replica(ids)
+assert asyncio.run(use()) == 3
+""",
+    "scatter_add.md": "assert w.refresh().get()[:4].tolist() == [5, 3, 1, 2]\n",
+    "transactions.md": """
+assert ref.get().tolist() == [0] * 1000 and a.get()[:2].tolist() == [-1, 0]
+async def both():
+    following = asyncio.ensure_future(follow(ref))
+    while not following.done():
+        await asyncio.to_thread(clamor.add_at, ref, [0], 1.0)
+    return await following
+assert asyncio.run(asyncio.wait_for(both(), 60)) >= 1
+""",
+}
+# A member's code: each of two actors runs it.
+IN_ACTORS = {
+    "groups.md": """
+@ray.remote(num_cpus=0)
+class Member:
+    def run(self, group, code):
+        names = {"np": np, "clamor": clamor, "group": group, "gradient": np.full(4, 2.0), "step": 0}
+        exec(code, names)
+        return names["gradient"].tolist(), names["step"]
+members = [Member.remote() for _ in range(2)]
+group = clamor.AllReduceGroup(members)
+got = ray.get([member.run.remote(group, CODE) for member in members], timeout=100)
+assert got == [([2.0] * 4, 1)] * 2, got
+""",
+}
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """(the line before it, the code) of each block of Python."""
+    return [(found["mark"] or "", found["code"]) for found in BLOCK.finditer(page.read_text())]
 
 
 def examples(page: Path) -> list[str]:
-    text = page.read_text()
-    found = re.findall(re.escape(MARK) + r"\n```python\n(.*?)```", text, re.DOTALL)
-    assert len(found) == text.count(MARK) == text.count("```python") > 0
-    return [str(block) for block in found]
+    return [code for mark, code in blocks(page) if mark == MARK]
 
 
-@pytest.mark.parametrize("page", CHECKS, ids=lambda page: page.name)
+PAGES = [page for page in (README, *sorted(DOCS.glob("*.md"))) if blocks(page)]
+
+
+def script_of(page: Path) -> str:
+    first, *others = examples(page)
+    if page in SHORT:
+        return "\n".join([first, CHECKS_FIRST.get(page.name, ""), *others])
+    if page.name in IN_ACTORS:
+        code = "\n".join([first, *others])
+        return f"{COMMON}CODE = {code!r}\n{IN_ACTORS[page.name]}"
+    return "\n".join([COMMON, SETUP[page.name], first, *others, CHECKS[page.name]])
+
+
+def test_each_block_is_run_or_says_why_not() -> None:
+    for page in PAGES:
+        for mark, code in blocks(page):
+            assert mark == MARK or NOT_RUN.fullmatch(mark), f"{page}: {code}"
+    for page in (README, *DOCS.glob("*.md")):
+        text = page.read_text()
+        # None is hidden by the way it is written, and no mark is over something else.
+        assert len(re.findall(r"^[ \t]*```[ \t]*py", text, re.M | re.I)) == len(blocks(page)), page
+        n_marks = text.count(MARK) + len(NOT_RUN.findall(text))
+        assert n_marks == len(blocks(page)), page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_examples_run(clamor_cluster: ClamorCluster, tmp_path: Path, page: Path) -> None:
     script = tmp_path / "example.py"
-    first, *others = examples(page)
-    script.write_text("\n".join([first, CHECKS[page], *others]))
+    script.write_text(script_of(page))
     done = subprocess.run(
         [sys.executable, str(script)],
+        cwd=tmp_path,
         env={**os.environ, **clamor_cluster.lab.environment},
         capture_output=True,
         text=True,
@@ -48,7 +177,7 @@ def test_the_examples_run(clamor_cluster: ClamorCluster, tmp_path: Path, page: P
     assert ("node         home" in done.stdout) == (page == GUIDE)  # its stats are printed
 
 
-@pytest.mark.parametrize("page", CHECKS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", SHORT, ids=lambda page: page.name)
 def test_the_examples_are_short(page: Path) -> None:
     for example in examples(page):
         assert len([line for line in example.splitlines() if line.strip()]) <= 20
