@@ -32,6 +32,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from clamor_ray._objects.layout import format_bytes
 from clamor_ray._protocol.messages import (
     EXTENT_BYTES,
     LocateAnswer,
@@ -134,8 +135,9 @@ class AddressSpace:
             self._used[begin] = begin + need
             return begin
         raise NoAddresses(
-            f"no room for {length_bytes} bytes: {self.bytes_in_use} of "
-            f"{self.end - self.begin} bytes of addresses are in use; free variables first"
+            f"a variable of {format_bytes(length_bytes)} finds no room: "
+            f"{format_bytes(self.bytes_in_use)} of {format_bytes(self.end - self.begin)} of "
+            "addresses are in use"
         )
 
     def reserve(self, base_address: int, length_bytes: int) -> None:

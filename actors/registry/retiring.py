@@ -25,6 +25,7 @@ from typing import Final
 
 from ray.exceptions import ActorDiedError, ActorUnschedulableError
 
+from clamor_ray._protocol.cause import cause_of
 from clamor_ray.actors.registry.registry_core import Retire
 
 logger = logging.getLogger("clamor_ray.registry")
@@ -219,6 +220,7 @@ class Retiring:
         async def tell() -> list[bool | None]:
             return await self._tell(server_id, batch)
 
+        again = queue.pause_s > 0
         queue.attempt = asyncio.get_running_loop().create_task(tell())
         await asyncio.wait({queue.attempt})
         attempt, queue.attempt = queue.attempt, None
@@ -232,12 +234,12 @@ class Retiring:
             self.server_lost(server_id)
             return []
         except asyncio.CancelledError:
-            _log_unanswered(server_id, batch, "its page server has started again")
+            _log_unanswered(server_id, batch, "it has started again", again)
             return batch
         except Exception as failure:  # any: the server may not be reached
             # Should one of the orders be the cause, it is alone in the end.
             queue.is_silent, queue.most = True, len(batch) // 2 or BATCH_MOST
-            _log_unanswered(server_id, batch, failure)
+            _log_unanswered(server_id, batch, failure, again)
             return batch
         queue.is_silent, queue.most = False, min(2 * queue.most, BATCH_MOST)
         told = [(order, left) for order, left in answers if left is not None]
@@ -246,17 +248,21 @@ class Retiring:
         self._done(server_id, told)
         failed = [order for order, left in answers if left is None]
         if failed:
-            _log_unanswered(server_id, failed, "it could not carry them out; its log says why")
+            _log_unanswered(server_id, failed, "it could not let go; its log says why", again)
         return failed
 
 
-def _log_unanswered(server_id: int, orders: list[Retire], why: Exception | str) -> None:
-    # Where the node is gone its page server is called dead soon.
-    level = logging.INFO if isinstance(why, ActorUnschedulableError) else logging.WARNING
+def _log_unanswered(
+    server_id: int, orders: list[Retire], why: Exception | str, again: bool
+) -> None:
+    # Once is nothing that anybody must know: it is said again, and mostly answered then. Where the
+    # node is gone its page server is called dead soon.
+    is_news = again and not isinstance(why, ActorUnschedulableError)
     regions = ", ".join(str(order.region) for order in orders[:6])
     more = ", ..." if len(orders) > 6 else ""
     logger.log(
-        level,
-        "cannot retire %d regions (%s%s) at server %#x yet: %s",
-        *(len(orders), regions, more, server_id, why if isinstance(why, str) else repr(why)),
+        logging.WARNING if is_news else logging.INFO,
+        "page server %#x holds memory of %d freed variable(s) (region %s%s) still: %s. It is asked "
+        "again until it answers or is lost; there is nothing to do",
+        *(server_id, len(orders), regions, more, why if isinstance(why, str) else cause_of(why)),
     )

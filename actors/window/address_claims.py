@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from clamor_ray._protocol.refusals import NoAddresses
+from clamor_ray._objects.layout import format_bytes
+from clamor_ray._protocol.refusals import NoAddresses, TooLarge
 from clamor_ray.actors.registry.registry_core import (
     GUARD_BYTES,
     UNIT_BYTES,
@@ -161,9 +162,16 @@ class AddressClaims:
 
         Raises:
             NoAddresses: The window has no such gap.
+            TooLarge: It never has.
             What the table raises.
         """
         need_bytes = -(-length_bytes // UNIT_BYTES) * UNIT_BYTES + GUARD_BYTES
+        window_bytes = self._window[1] - self._window[0]
+        if need_bytes > window_bytes:
+            raise TooLarge(
+                f"a variable of {format_bytes(length_bytes)} is larger than all addresses that "
+                f"there are, {format_bytes(window_bytes)}"
+            )
         with self._lock:
             return self._claim(need_bytes, known)
 
@@ -218,9 +226,9 @@ class AddressClaims:
                 return found
         used_bytes = sum(c.end - c.begin for c in self._log if not ended[c.scope])
         raise NoAddresses(
-            f"no room for {need_bytes} bytes: the sessions of this cluster use {used_bytes} of "
-            f"{self._window[1] - self._window[0]} bytes of addresses; free variables first, or end "
-            "a session"
+            f"a variable of {format_bytes(need_bytes - GUARD_BYTES)} finds no room: the sessions "
+            f"of this cluster have {format_bytes(used_bytes)} of "
+            f"{format_bytes(self._window[1] - self._window[0])} of addresses"
         )
 
     def _first_gap(self, taken: Iterable[Range], n_bytes: int) -> Range | None:

@@ -11,6 +11,10 @@ class NoAddresses(RegistryError):
     """No gap in the window is large enough."""
 
 
+class TooLarge(NoAddresses):
+    """The whole window is smaller."""
+
+
 class NoSuchRegion(RegistryError):
     """An operation on a region that is not in the table."""
 

@@ -114,8 +114,15 @@ def _meaning_of(cause: BaseException | None) -> errors.ClamorError:
             return errors.FreedError(f"The global variable is going away: {message}")
         case refusals.NoSuchServer():
             return errors.ServerUnavailableError(f"The home is not there: {message}")
+        case refusals.TooLarge():
+            return errors.OutOfMemoryError(
+                f"The variable is too large: {message}",
+                hint="Make several smaller ones. To free others does not help.",
+            )
         case refusals.NoAddresses():
             return errors.OutOfMemoryError(
-                f"The global address space is full: {message}", hint="Free other global variables."
+                f"The global address space is full: {message}",
+                hint="Free variables that are not needed, or end another session of the cluster. "
+                "Addresses are taken by size, whether they are written or not.",
             )
     return errors.InternalError(f"The registry failed with {type(cause).__name__}: {message}")

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clamor_ray import errors
 from clamor_ray._protocol.messages import INLINE_BASE
-from clamor_ray._protocol.refusals import NoAddresses
+from clamor_ray._protocol.refusals import NoAddresses, TooLarge
+from clamor_ray._protocol.rpc import _meaning_of
 from clamor_ray.actors.registry.registry_core import (
     GUARD_BYTES,
     UNIT_BYTES,
@@ -114,12 +116,24 @@ def test_what_the_driver_still_uses_elsewhere_is_left_out() -> None:
     assert mine.begin == WINDOW_BEGIN  # a refused map there is better than none anywhere
 
 
+def test_what_is_larger_than_the_window_says_so() -> None:
+    """To free something, or to end a session, would not help: nobody is asked for that."""
+    with pytest.raises(TooLarge) as caught:
+        session(ListTable(), "a").claim(8 * 10**15, known=0)
+    error = _meaning_of(caught.value)
+    assert isinstance(error, errors.OutOfMemoryError)
+    assert "7.1 PiB is larger than all addresses that there are, 24.0 TiB" in error.message
+    assert error.hint.startswith("Make several smaller ones")
+    full = _meaning_of(NoAddresses("x"))
+    assert full.hint.startswith("Free variables that are not needed, or end another session")
+
+
 def test_a_full_window_gives_the_oldest_of_those_that_have_ended() -> None:
     table, ended = ListTable(), set()
     for number in range(16):
         session(table, f"s{number}", ended, window=WINDOW).claim(1, known=0)
     late = session(table, "late", ended, window=WINDOW)
-    with pytest.raises(NoAddresses, match="free variables first, or end a session"):
+    with pytest.raises(NoAddresses, match=r"a variable of .* finds no room: the sessions of this"):
         late.claim(1, known=0)
     ended |= {"s3", "s9"}
     (mine,) = late.claim(1, known=0)

@@ -79,7 +79,7 @@ def test_the_lowest_gap_that_fits_is_used_again() -> None:
 def test_free_neighbours_are_joined() -> None:
     space = AddressSpace(WINDOW_BEGIN, WINDOW_BEGIN + 6 * UNIT_BYTES)
     parts = [space.allocate(1) for _ in range(3)]
-    with pytest.raises(NoAddresses, match="no room for 1 bytes"):
+    with pytest.raises(NoAddresses, match="a variable of 1 B finds no room"):
         space.allocate(1)
     for part in (parts[0], parts[2], parts[1]):
         space.release(part)

@@ -242,6 +242,28 @@ def test_an_order_that_comes_during_a_call_is_carried_out_too(run: Callable[...,
     run(work)
 
 
+def test_one_call_that_is_not_answered_is_not_said(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retiring, "AGAIN_FIRST_S", 0.02)
+
+    async def work(world: World) -> None:
+        world.troubles[HERE] = [TimeoutError()]
+        world.order(HERE, 1)
+        await until(lambda: world.done == [(HERE, 1, False)])
+        assert not caplog.records
+        world.troubles[HERE] = [TimeoutError(), TimeoutError()]
+        world.order(HERE, 2)
+        await until(lambda: len(world.done) == 2)
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert caplog.messages[0].endswith(
+            "holds memory of 1 freed variable(s) (region 2) still: no answer in time "
+            "(TimeoutError). It is asked again until it answers or is lost; there is nothing to do"
+        )
+
+    run(work)
+
+
 def test_a_failure_of_ours_is_said_and_stops_no_later_order(
     run: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
