@@ -197,7 +197,7 @@ def missing(name: str, value: Any) -> list[str]:
     undescribed = [each for each in _parameters(value) if each not in described]
     if undescribed:
         found.append(f"Args: {', '.join(undescribed)}")
-    if _returns_something(value) and "Returns" not in parts:
+    if _returns_something(value) and not {"Returns", "Yields"} & set(parts):
         found.append("Returns")
     told = parts.get("Raises", "")
     untold = sorted(each for each in raised(value) if not re.search(rf"\b{each}\b", told))
