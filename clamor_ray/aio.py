@@ -228,9 +228,9 @@ async def watch(ref: GlobalRef[Any], *, timeout: float | None = None) -> AsyncIt
         ref: the variable.
         timeout: seconds for the next version; None waits until there is one, or an error.
 
-    Yields:
-        Versions, each greater than the one before; the first is greater than the reference's. Of
-        several that came meanwhile only the newest.
+    Returns:
+        An iterator of versions, each greater than the one before; the first is greater than the
+        reference's. Of several that came meanwhile only the newest.
 
     Raises:
         FreedError: The variable was freed.

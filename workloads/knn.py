@@ -129,7 +129,7 @@ def run(job: NearestJob, data: Prepared, stages: Stages) -> report.RunReport:
         after = observe.node_counters(ref)
         touched = observe.block_map(ref, "touched", HISTOGRAM_BUCKETS)
         fetched = observe.block_map(ref, "fetched", HISTOGRAM_BUCKETS)
-        variable_bytes = ref.nbytes
+        variable_bytes = ref._plan.total_bytes  # what the report cuts in parts
     finally:
         clamor.free(ref)
 
