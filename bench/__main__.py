@@ -15,6 +15,7 @@ NAMES = {
     "commit": "commits of one block and of many, first writes, building in place",
     "cold_read": "a large array read cold on another node, against ray.get",
     "fetch": "a large prefetch against one raw TCP stream; 4 KiB pages per server core",
+    "first_touch": "some rows of a cold table, by every way to read them, against ray.get",
     "gather": "rows by id from another host, against Redis MGET and a Ray actor",
     "hot_pages": "Zipf look-ups from up to 8 hosts over shaped links, against the ideal (root)",
     "idle": "growth of memory, descriptors and threads over 10 minutes of churn",

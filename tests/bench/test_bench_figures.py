@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench import hot_pages, idle
-from bench.drivers import hot_driver
+from bench import first_touch, hot_pages, idle
+from bench.drivers import first_touch_driver, hot_driver
 from bench.peers import redis
 from bench.support import common
 from clamor_ray._objects.hashtable import Table
@@ -120,3 +120,61 @@ def test_words_by_index_are_the_words_in_order() -> None:
 def test_redis_keys_have_eight_bytes_each() -> None:
     ids = np.array([0, 255, 1 << 40])
     assert redis.keys_of(ids) == [int(i).to_bytes(8, "little") for i in ids]
+
+
+def first_touch_reading(
+    way: str, seconds: float, ratio: float, page: object = "auto", share: float = 0.1
+) -> dict[str, object]:
+    return {
+        "row_bytes": 256,
+        "share": share,
+        "order": "random",
+        "way": way,
+        "page_bytes": page,
+        "seconds": seconds,
+        "fetch_ratio": ratio,
+    }
+
+
+def test_first_touch_figures_are_of_the_worst_case_up_to_a_tenth() -> None:
+    readings = [
+        first_touch_reading("index", 1.0, 0.5),
+        first_touch_reading("ray", 4.0, 0.0),
+        first_touch_reading("index", 1.0, 0.7, share=0.01),
+        first_touch_reading("ray", 3.0, 0.0, share=0.01),
+        first_touch_reading("gather", 1.0, 0.9),
+        first_touch_reading("loop", 3.0, 1.6),
+        first_touch_reading("loop", 2.0, 9.0, 65536),
+        first_touch_reading("loop", 2.5, 1.0, 4096),
+        *(first_touch_reading(way, 1.0, 99.0, share=0.5) for way in ("index", "loop", "ray")),
+        {"row_bytes": 256, "present": {"ids_1000": 1.2, "scalar": 1.1, "slice": 1.3}},
+    ]
+    assert first_touch.figures(readings) == {
+        "fetch_ratio": 0.9,
+        "loop_fetch_ratio": 1.6,
+        "loop_ratio": 1.5,
+        "present_ratio": 1.2,
+        "scalar_ratio": 1.3,
+        "index_speedup": 3.0,
+    }
+
+
+def test_first_touch_counts_the_blocks_that_rows_lie_on() -> None:
+    ids = np.array([0, 3, 4, 40])
+    blocks = first_touch_driver.blocks_of(ids, row_bytes=1024, begin=0)
+    assert blocks.tolist() == [0, 1, 10]
+    # Row 3 begins in the first block and ends in the second.
+    shifted = first_touch_driver.blocks_of(ids, row_bytes=1024, begin=64)
+    assert shifted.tolist() == [0, 1, 10]
+    assert first_touch_driver.blocks_of(ids[1:2], 1024, 64).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("order", ["random", "sorted", "clustered"])
+def test_first_touch_chooses_different_rows(order: str) -> None:
+    ids = first_touch_driver.choose(order, 1 << 12, 0.05, np.random.default_rng(2))
+    assert len(np.unique(ids)) == len(ids) == round((1 << 12) * 0.05)
+    assert ids.min() >= 0
+    assert ids.max() < 1 << 12
+    assert (order == "sorted") == bool((np.diff(ids) > 0).all())
+    neighbours = (np.diff(ids) == 1).mean()
+    assert neighbours > 0.9 if order == "clustered" else neighbours < 0.2

@@ -57,6 +57,20 @@ def test_gather_ends_with_the_figures_of_both_cases(bench: Bench) -> None:
 
 @pytest.mark.lab
 @pytest.mark.soak
+def test_first_touch_ends_with_the_figures_of_each_way(bench: Bench) -> None:
+    lines = bench("first_touch", "--small")
+    assert {"kernel", "cores", "page_size", "ray", "trap", "rate"} <= set(lines[0]["environment"])
+    names = {"fetch_ratio", "loop_fetch_ratio", "loop_ratio", "index_speedup"}
+    assert set(lines[-1]["summary"]) == names | {"present_ratio", "scalar_ratio"}
+    assert all(math.isfinite(value) and value > 0 for value in lines[-1]["summary"].values())
+    loops = [line for line in lines if line.get("way") == "loop"]
+    # Of what is fetched by blocks, each touched block has come.
+    assert loops
+    assert all(loop["fetch_ratio"] >= 1 for loop in loops)
+
+
+@pytest.mark.lab
+@pytest.mark.soak
 def test_idle_ends_with_its_figures(bench: Bench) -> None:
     figures = bench("idle", "--small")[-1]["summary"]
     assert set(figures) == {"growth_kib_per_minute", "descriptors", "threads"}
