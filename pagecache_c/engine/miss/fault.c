@@ -3,9 +3,8 @@
  * Entered by the loop that owns the client. Takes region.lock. Everything here is arithmetic; the
  * fetch itself goes out after the lock is dropped.
  *
- * How much is fetched (the papers' page) is learned from use: readahead.c. Where a size was asked
- * for, of this mapping or of the whole engine, it is that. Where a commit has changed what was
- * here, what changed around it is fetched, and no page.
+ * How much is fetched (the papers' page) is learned from use: choose.c. Where a size was asked for,
+ * of this mapping or of the whole engine, it is that.
  */
 #include "engine/cache/cache.h"
 #include "engine/core/core.h"
@@ -22,18 +21,6 @@
 
 static_assert(1u << (PC__PAGE_LEVELS - 1) == PC__DATA_MAX_BLOCKS, "a request holds a page");
 
-/* After a commit: what was here before it, and nothing that was never asked for. */
-static struct pc_run changed_around(const struct pc__blockset *changed, uint64_t block)
-{
-    uint64_t first = block, low = block - block % FIRST_PAGE_BLOCKS;
-    uint64_t limit = low + FIRST_PAGE_BLOCKS < changed->n_blocks ? low + FIRST_PAGE_BLOCKS
-                                                                 : changed->n_blocks;
-    while (first > low && pc__blockset_has(changed, first - 1))
-        first--;
-    return (struct pc_run){.first_block = first,
-                           .n_blocks = pc__blockset_next_absent(changed, block, limit) - first};
-}
-
 static struct pc__readahead *pages_of(struct pc__region *region)
 {
     if (!region->pages) {
@@ -47,27 +34,33 @@ static struct pc__readahead *pages_of(struct pc__region *region)
     return region->pages;
 }
 
-/* What to ask for when `block` is touched; n_blocks = 0: what is on its way will do. */
-static struct pc_run choose(const struct pc_engine *engine, struct pc__session_map *mapping,
-                            uint64_t block, bool in_flight)
+static struct pc__choice choose(const struct pc_engine *engine, struct pc__session_map *mapping,
+                                uint64_t block, bool in_flight)
 {
-    const uint64_t n_blocks = mapping->region->n_blocks;
-    const struct pc__blockset *changed = &mapping->generation->changed_away;
-    struct pc_run run;
-    if (mapping->page_shift)
-        return pc__readahead_fixed(n_blocks, mapping->page_shift, block, in_flight);
-    if (engine->page_shift)
-        return pc__readahead_fixed(n_blocks, engine->page_shift, block, in_flight);
-    struct pc__readahead *pages = pages_of(mapping->region);
-    if (!pages) /* no memory to learn anything */
-        return pc__readahead_fixed(n_blocks, FIRST_PAGE_SHIFT, block, in_flight);
-    if (pc__readahead_sequential(pages, &mapping->streams, block, in_flight, &run))
-        return run;
-    if (!pc__blockset_has(changed, block))
-        return pc__readahead_scattered(pages, &mapping->streams, block);
-    run = changed_around(changed, block);
-    pc__readahead_begin(pages, &mapping->streams, block, run);
-    return run;
+    const struct pc__generation *generation = mapping->generation;
+    const unsigned shift = mapping->page_shift ? mapping->page_shift : engine->page_shift;
+    struct pc__readahead *pages = shift ? NULL : pages_of(mapping->region);
+    const uint64_t most = pc__cache_most_blocks(engine); /* more would push itself out */
+    if (!pages) /* or no memory to learn anything */
+        return pc__choose_fixed(mapping->region->n_blocks, shift ? shift : FIRST_PAGE_SHIFT, block,
+                                in_flight, most);
+    const struct pc__choice_sets sets = {.present = &generation->present,
+                                         .in_flight = &generation->in_flight,
+                                         .changed = &generation->changed_away};
+    return pc__choose(pages, &mapping->streams, &sets, block, in_flight, most);
+}
+
+static int ask(struct pc__batch *batch, struct pc__region *region, struct pc__generation *generation,
+               const struct pc__choice *choice)
+{
+    uint64_t first = choice->run.first_block;
+    const uint64_t end = first + choice->run.n_blocks;
+    int rc = PC_OK;
+    for (unsigned i = 0; i < choice->n_left_out && !rc; i++) {
+        rc = pc__batch_add(batch, region, generation, first, choice->left_out[i] - first);
+        first = choice->left_out[i] + 1;
+    }
+    return rc ? rc : pc__batch_add(batch, region, generation, first, end - first);
 }
 
 static void wake_now(struct pc__session *session, const struct pc__generation *generation,
@@ -129,20 +122,16 @@ void pc__fault(struct pc__loop *loop, struct pc__session *session, uint64_t addr
     pc__count_add(&engine->count.faults_waiting, 1);
     const struct pc_run one = {.first_block = block, .n_blocks = 1};
     pc__cache_touched(engine, generation, &one, 1); /* what is around it is in use */
-    struct pc_run run = choose(engine, mapping, block, in_flight);
-    if (run.n_blocks > pc__cache_most_blocks(engine)) /* it would push itself out */
-        run.n_blocks = pc__cache_most_blocks(engine);
+    const struct pc__choice choice = choose(engine, mapping, block, in_flight);
+    const bool is_page = choice.run.n_blocks <= FIRST_PAGE_BLOCKS &&
+                         block - choice.run.first_block < choice.run.n_blocks;
+    /* The touched block goes first, on the lane that never queues behind bulk: with its page where
+     * that is small, else alone. */
     int rc = PC_OK;
-    if (run.n_blocks && !in_flight && run.n_blocks > FIRST_PAGE_BLOCKS) {
-        /* The touched page goes first, on the lane that never queues behind bulk. */
+    if (!in_flight && !is_page)
         rc = pc__batch_add(&urgent, region, generation, block, 1);
-        if (!rc)
-            rc = pc__batch_add(&ahead, region, generation, run.first_block,
-                               run.n_blocks);
-    } else if (run.n_blocks) {
-        rc = pc__batch_add(in_flight ? &ahead : &urgent, region, generation,
-                           run.first_block, run.n_blocks);
-    }
+    if (!rc && choice.run.n_blocks)
+        rc = ask(!in_flight && is_page ? &urgent : &ahead, region, generation, &choice);
     pthread_mutex_unlock(&region->lock);
     if (in_flight)
         pc__fetch_hurry(loop, region, generation, block);

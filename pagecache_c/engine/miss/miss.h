@@ -79,6 +79,45 @@ void pc__fill_failed(struct pc_engine *engine, struct pc__region *region,
 void pc__fill_answer_slot(const struct pc__generation *generation, const struct pc__waiter *waiter,
                           int status);
 
+/* choose.c: what a fault asks for, beside its block. */
+#define PC__MOST_LEFT_OUT 4u
+struct pc__choice {
+    struct pc_run run;             /* n_blocks = 0: nothing more */
+    uint64_t left_out[PC__MOST_LEFT_OUT]; /* of the run, these blocks stay absent; in order */
+    unsigned n_left_out;
+};
+/* Of the generation: what is here, on its way, and was here before a commit changed it. */
+struct pc__choice_sets {
+    const struct pc__blockset *present, *in_flight, *changed;
+};
+
+/* fetch_budget.c: how much faults may fetch beyond what is touched. */
+#define PC__MARK_BITS 10
+#define PC__LEAST_MARKED 3u        /* blocks beside the touched one: of fewer none is left out */
+/* A block that was left out: touched, it stands for so many. 0: there is none. */
+struct pc__mark {
+    uint64_t block, stands_for;
+};
+/* Of a region, under its lock. */
+struct pc__budget {
+    uint64_t fetched, touched;     /* blocks, so far; touched: as estimated */
+    int64_t room;                  /* in quarters of a block */
+    uint64_t random;
+    struct pc__mark marks[1u << PC__MARK_BITS];
+};
+void pc__budget_init(struct pc__budget *budget);
+/* Blocks that may be asked for beyond those that are touched. */
+uint64_t pc__budget_room(const struct pc__budget *budget);
+void pc__budget_touched(struct pc__budget *budget, uint64_t n_blocks);
+void pc__budget_fetched(struct pc__budget *budget, uint64_t n_blocks);
+/* choice->run is asked for: what of it is absent and not on its way yet, but `block`, which counts by
+ * itself. Says which blocks are to be left out of one run in one_in, at random; 0: of none. */
+void pc__budget_ask(struct pc__budget *budget, const struct pc__choice_sets *sets, uint64_t block,
+                    unsigned one_in, struct pc__choice *choice);
+/* The block was touched, and counted as such. True: it had been left out. */
+bool pc__budget_take_mark(struct pc__budget *budget, const struct pc__choice_sets *sets,
+                          uint64_t block);
+
 /* readahead.c: how much a fault fetches, learned from faults and read sets. */
 #define PC__PAGE_LEVELS 12u /* a page of level l has 2^l blocks: 4 KiB to 8 MiB */
 
@@ -95,6 +134,7 @@ struct pc__readahead {
     unsigned patience;             /* pages that must be shown to believe in smaller ones */
     bool has_shrunk;               /* since it last grew */
     uint64_t window_blocks;        /* what a stream asks for once it is one */
+    struct pc__budget budget;
     struct pc__page_counts faults; /* right for levels >= level */
     struct pc__page_counts probes; /* for levels >= that of probes */
     struct pc__page_counts exact;  /* for all */
@@ -106,6 +146,10 @@ struct pc__readahead {
 
 int pc__readahead_init(struct pc__readahead *pages, uint64_t n_blocks);
 void pc__readahead_free(struct pc__readahead *pages);
+/* The block was touched, had been left out, and is not on its way. True: it belongs to a stream, and *run
+ * is what to ask for next, beside the block; n_blocks = 0: nothing. */
+bool pc__readahead_marked(struct pc__readahead *pages, struct pc__streams *streams, uint64_t block,
+                      struct pc_run *run);
 /* The block was touched and is absent, in_flight: but on its way. True: it belongs to a stream, and
  * *run is what to ask for next: n_blocks = 0: nothing. */
 bool pc__readahead_sequential(struct pc__readahead *pages, struct pc__streams *streams, uint64_t block,
@@ -120,6 +164,13 @@ void pc__readahead_begin(struct pc__readahead *pages, struct pc__streams *stream
 struct pc_run pc__readahead_fixed(uint64_t n_blocks, unsigned shift, uint64_t block, bool in_flight);
 /* A read set shows the run. exact: each of its blocks was touched. */
 void pc__readahead_read(struct pc__readahead *pages, struct pc_run run, bool exact);
+
+/* choose.c. By use, at most most_blocks of it. The block was touched and is absent; in_flight: on its way. */
+struct pc__choice pc__choose(struct pc__readahead *pages, struct pc__streams *streams,
+                             const struct pc__choice_sets *sets, uint64_t block, bool in_flight,
+                             uint64_t most_blocks);
+struct pc__choice pc__choose_fixed(uint64_t n_blocks, unsigned shift, uint64_t block, bool in_flight,
+                                   uint64_t most_blocks);
 
 /* fault.c */
 void pc__fault(struct pc__loop *loop, struct pc__session *session, uint64_t address, int slot);

@@ -23,9 +23,8 @@
  * In words of use: doubling the page pays while the share of pages whose other half is touched too
  * exceeds 2^l / (ROUND_TRIP_BLOCKS + 2^l): 8% for single blocks, 57% for 64 KiB, 96% for 1 MiB.
  * The counts are of all that happened so far, not of the last moments: a tree whose neighbouring
- * leaves are asked for minutes apart still shows that they are asked for. It is the rule of the
- * skier who rents until the rent adds up to the price of skis: whatever comes, smaller pages have
- * not cost more than twice what the right ones would have.
+ * leaves are asked for minutes apart still shows that they are asked for. Pages and windows are taken
+ * as far as fetch_budget.c has room for them. So pages grow only where what they waste is worth it.
  *
  *   larger     is decided by faults alone, which are exact upwards. (Read sets of a kernel without
  *              write protection look exact and are not: they could only ever ask for too much.)
@@ -36,11 +35,11 @@
  * halves it for each of the first scattered faults: single blocks show everything, soonest.
  *
  * Streams. A fault at the end of what a stream has fetched, or in what is on its way, is
- * sequential: its window doubles, then grows by four, up to 8 MiB; the next window is asked for when
- * the reader is within half a window of the end. Faults of streams do not count for the page, but
- * for the first after a scattered one: until then it may just be a neighbour. How far streams got
- * before is kept too: the next one jumps there with its second fault. Streams that end with it
- * make that jump smaller.
+ * sequential: its window doubles, up to 8 MiB; the next window is asked for when the reader is within
+ * half a window of the end, or at a block that was left out. Faults of streams do not count for the
+ * page, but for the first after a scattered one: until then it may just be a neighbour. How far
+ * streams got before is kept too: the next one jumps there with its second fault. Streams that end
+ * with it make that jump smaller.
  *
  * demanded, probed and used belong to the region and not to a version: a commit changes a few blocks,
  * not who wants them. A block that is demanded again (evicted, or changed) begins the record of its
@@ -58,10 +57,14 @@
 #define TOP_BLOCKS (1ull << TOP_LEVEL)
 #define ROUND_TRIP_BLOCKS 12u      /* measured: 30 us and 2.7 us a block between servers of one host;
                                       60 us and 5 us are a 10 Gbit/s network */
+#define LEAST_MARKED_LEVEL 4u      /* of those that are smaller than what was learned */
+#define LEAST_WINDOW 4u
+#define EAGER_WINDOW 64u
 #define PROBE_EVERY 8u
 #define PROBE_LEVELS 2u            /* below the page */
 #define LEAST_FAULTS 16u           /* before pages grow */
 #define LEAST_GAIN 10u             /* a tenth of the cost: for less, pages stay as they are */
+#define LEAST_WORTH 3u             /* below, it is waste for next to nothing */
 #define LEAST_SHOWN 8u             /* pages, before they shrink */
 #define MOST_PATIENCE 128u
 #define MOST_COUNTED 65536u        /* faults; then what was counted counts half */
@@ -76,6 +79,7 @@ int pc__readahead_init(struct pc__readahead *pages, uint64_t n_blocks)
                                 .until_probe = PROBE_EVERY,
                                 .patience = LEAST_SHOWN,
                                 .window_blocks = 1u << FIRST_LEVEL};
+    pc__budget_init(&pages->budget);
     int rc = pc__blockset_init(&pages->demanded, n_blocks);
     if (!rc)
         rc = pc__blockset_init(&pages->probed, n_blocks);
@@ -168,6 +172,14 @@ static void go_to(struct pc__readahead *pages, unsigned level)
     probes_begin(pages);
 }
 
+/* The round trips that pages of that level save are worth LEAST_WORTH times what they waste. There is
+ * not room for all such pages (fetch_budget.c), and those there are save as much for each block. */
+static bool is_worth(const struct pc__page_counts *counts, unsigned level)
+{
+    const uint64_t blocks = counts->n[level] << level, used = counts->n[0];
+    return blocks <= used || ROUND_TRIP_BLOCKS * used >= LEAST_WORTH * (blocks - used);
+}
+
 static void grow(struct pc__readahead *pages)
 {
     if (pages->faults.n[pages->level] > MOST_COUNTED)
@@ -175,6 +187,8 @@ static void grow(struct pc__readahead *pages)
     if (pages->first_faults <= FIRST_LEVEL || pages->faults.n[pages->level] < LEAST_FAULTS)
         return;
     unsigned level = cheapest(&pages->faults, pages->level, pages->level, TOP_LEVEL);
+    while (level > pages->level && !is_worth(&pages->faults, level))
+        level--;
     if (level == pages->level)
         return;
     if (pages->has_shrunk && pages->patience < MOST_PATIENCE)
@@ -244,6 +258,16 @@ static bool is_probe(struct pc__readahead *pages, uint64_t block)
     return pc__blockset_add(&pages->probed, first, 1) >= 0;
 }
 
+/* The level, where there is room for its pages; else the largest that there is room for. Room for less
+ * than LEAST_MARKED_LEVEL adds up instead: the block that is left out would be much of such a page. */
+static unsigned affordable(const struct pc__readahead *pages, unsigned level)
+{
+    const uint64_t most = pc__budget_room(&pages->budget) + 1;
+    while (level > 0 && 1ull << level > most)
+        level = level > LEAST_MARKED_LEVEL ? level - 1 : 0;
+    return level;
+}
+
 struct pc_run pc__readahead_scattered(struct pc__readahead *pages, struct pc__streams *streams,
                                   uint64_t block)
 {
@@ -253,7 +277,7 @@ struct pc_run pc__readahead_scattered(struct pc__readahead *pages, struct pc__st
     if (finds_level)
         pages->level = FIRST_LEVEL - pages->first_faults++;
     const bool probes = !finds_level && is_probe(pages, block);
-    const unsigned level = probes ? probe_level(pages->level) : pages->level;
+    const unsigned level = affordable(pages, probes ? probe_level(pages->level) : pages->level);
     const struct pc_run run = page_of(n_blocks_of(pages), level, block);
     note_demand(pages, block, run, probes);
     pc__readahead_begin(pages, streams, block, run);
@@ -302,16 +326,52 @@ void pc__readahead_begin(struct pc__readahead *pages, struct pc__streams *stream
                                   .used = ++streams->clock};
 }
 
-static void widen(struct pc__readahead *pages, struct pc__stream *stream)
+/* The next window of the stream, beside `block`. Where there is no room for one of which a block is left
+ * out, there is none: room adds up until there is. */
+static struct pc_run extend(struct pc__readahead *pages, struct pc__stream *stream, uint64_t block)
 {
+    const uint64_t room = pc__budget_room(&pages->budget);
+    uint64_t window = stream->window * 2;
+    if (window < pages->window_blocks)
+        window = pages->window_blocks;
+    if (window < LEAST_WINDOW)
+        window = LEAST_WINDOW;
+    if (window > TOP_BLOCKS)
+        window = TOP_BLOCKS;
+    if (window > room)
+        window = room;
+    if (window < LEAST_WINDOW) {
+        stream->end += stream->end == block;
+        return (struct pc_run){0};
+    }
     stream->extensions++;
-    stream->window *= stream->extensions == 1 ? 2 : 4;
-    if (stream->window < pages->window_blocks)
-        stream->window = pages->window_blocks;
-    if (stream->window > TOP_BLOCKS)
-        stream->window = TOP_BLOCKS;
-    if (stream->extensions > 2 && pages->window_blocks < stream->window / 4)
-        pages->window_blocks = stream->window / 4;
+    stream->window = window;
+    if (stream->extensions > 2 && pages->window_blocks < window / 4)
+        pages->window_blocks = window / 4;
+    const struct pc_run run = inside(n_blocks_of(pages), (struct pc_run){stream->end, window});
+    stream->end += window;
+    return run;
+}
+
+/* Small windows may be the last of a short stream. Of large ones the next is asked for in time. */
+static bool is_near_end(const struct pc__stream *stream, uint64_t block)
+{
+    const uint64_t left = stream->end - block;
+    return left <= (stream->window < EAGER_WINDOW ? stream->window / 2 : stream->window);
+}
+
+bool pc__readahead_marked(struct pc__readahead *pages, struct pc__streams *streams, uint64_t block,
+                          struct pc_run *run)
+{
+    struct pc__stream *stream = stream_of(streams, block, true);
+    *run = (struct pc_run){0};
+    if (!stream || !stream->extensions)
+        return false; /* inside a page, in any order */
+    stream->used = ++streams->clock;
+    stream->begin = block;
+    if (is_near_end(stream, block))
+        *run = extend(pages, stream, block);
+    return true;
 }
 
 bool pc__readahead_sequential(struct pc__readahead *pages, struct pc__streams *streams, uint64_t block,
@@ -325,9 +385,7 @@ bool pc__readahead_sequential(struct pc__readahead *pages, struct pc__streams *s
     stream->begin = block;
     if (in_flight && stream->end - block > stream->window / 2)
         return true;
-    widen(pages, stream);
-    *run = inside(n_blocks_of(pages), (struct pc_run){stream->end, stream->window});
-    stream->end += stream->window;
+    *run = extend(pages, stream, block);
     if (!in_flight && stream->extensions == 1) {
         note_demand(pages, block, page_of(n_blocks_of(pages), pages->level, block), false);
         grow(pages);

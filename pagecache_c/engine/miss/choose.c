@@ -1,0 +1,75 @@
+/* choose.c - what a fault asks for. Pure: no lock, no clock, no kernel; the caller has the lock.
+ *
+ * A stream's fault asks for its next window, another for the page around it (readahead.c). Where a
+ * commit has changed what was here, what changed around it is fetched, and no page. All of them stay
+ * within the region's budget (fetch_budget.c), to which they leave blocks out.
+ */
+#include "engine/miss/miss.h"
+
+#define CHANGED_BLOCKS 16u /* aligned so: what changed there comes together */
+#define WINDOWS_A_MARK 1u  /* each window has a block left out: its fault asks for the next window */
+#define PAGES_A_MARK 8u    /* one page in so many, as long as there is room for AMPLE_PAGES more: its */
+#define AMPLE_PAGES 8u     /* fault is one more. Each page where there is less, */
+#define LARGE_PAGE 128u    /* or where one fault more is little, and one block stands for much */
+
+/* After a commit: what was here before it, and nothing that was never asked for. */
+static struct pc_run changed_around(const struct pc__blockset *changed, uint64_t block)
+{
+    uint64_t first = block, low = block - block % CHANGED_BLOCKS;
+    uint64_t limit = low + CHANGED_BLOCKS < changed->n_blocks ? low + CHANGED_BLOCKS
+                                                              : changed->n_blocks;
+    while (first > low && pc__blockset_has(changed, first - 1))
+        first--;
+    return (struct pc_run){.first_block = first,
+                           .n_blocks = pc__blockset_next_absent(changed, block, limit) - first};
+}
+
+static struct pc_run changed_or_page(struct pc__readahead *pages, struct pc__streams *streams,
+                                     const struct pc__choice_sets *sets, uint64_t block)
+{
+    if (!pc__blockset_has(sets->changed, block))
+        return pc__readahead_scattered(pages, streams, block);
+    struct pc_run run = changed_around(sets->changed, block);
+    if (run.n_blocks > pc__budget_room(&pages->budget) + 1)
+        run = (struct pc_run){.first_block = block, .n_blocks = 1};
+    pc__readahead_begin(pages, streams, block, run);
+    return run;
+}
+
+struct pc__choice pc__choose(struct pc__readahead *pages, struct pc__streams *streams,
+                             const struct pc__choice_sets *sets, uint64_t block, bool in_flight,
+                             uint64_t most_blocks)
+{
+    struct pc__budget *budget = &pages->budget;
+    struct pc__choice choice = {.n_left_out = 0};
+    const bool is_first = !budget->fetched; /* of a small variable, one that brings all of it */
+    unsigned one_in = WINDOWS_A_MARK;
+    bool was_left_out = false;
+    if (!in_flight) {
+        pc__budget_touched(budget, 1);
+        pc__budget_fetched(budget, 1);
+        was_left_out = pc__budget_take_mark(budget, sets, block);
+    }
+    if (was_left_out) {
+        (void)pc__readahead_marked(pages, streams, block, &choice.run);
+    } else if (!pc__readahead_sequential(pages, streams, block, in_flight, &choice.run)) {
+        choice.run = changed_or_page(pages, streams, sets, block);
+        const bool is_ample = pc__budget_room(budget) >= AMPLE_PAGES * choice.run.n_blocks;
+        one_in = is_first ? 0 : is_ample && choice.run.n_blocks < LARGE_PAGE ? PAGES_A_MARK : 1;
+    }
+    if (choice.run.n_blocks > most_blocks)
+        choice.run.n_blocks = most_blocks;
+    if (choice.run.n_blocks)
+        pc__budget_ask(budget, sets, block, one_in, &choice);
+    return choice;
+}
+
+struct pc__choice pc__choose_fixed(uint64_t n_blocks, unsigned shift, uint64_t block, bool in_flight,
+                                   uint64_t most_blocks)
+{
+    struct pc__choice choice = {.n_left_out = 0};
+    choice.run = pc__readahead_fixed(n_blocks, shift, block, in_flight);
+    if (choice.run.n_blocks > most_blocks)
+        choice.run.n_blocks = most_blocks;
+    return choice;
+}
