@@ -165,6 +165,11 @@ class RegionStats(_Counters):
         present_blocks: blocks that the node has, of its newest generation.
         fetched_blocks: blocks of those that came from other nodes.
         touched_blocks: blocks of those that processes were seen to touch.
+        fault_fetched_blocks: blocks that page faults have asked for, over all versions, where the
+            page server chose how many. `clamor.gather`, `table[ids]` and `clamor.prefetch` fetch
+            what is asked for, and do not count here.
+        fault_touched_blocks: how many of these processes have touched: an estimate from samples,
+            which may be wrong by some per cent.
 
     Example:
         >>> ref = clamor.put(np.arange(10**5))
@@ -183,6 +188,24 @@ class RegionStats(_Counters):
     present_blocks: int = 0
     fetched_blocks: int = 0
     touched_blocks: int = 0
+    fault_fetched_blocks: int = 0
+    fault_touched_blocks: int = 0
+
+    @property
+    def fault_ratio(self) -> float:
+        """Blocks that page faults have fetched for each block that was touched; 0.0 before there
+        were any. Where it is far above 1, gather the rows (`clamor.gather`, or `table[ids]` on what
+        `get()` returns), or fix the page size (`ref.get(page_bytes=4096)`).
+
+        Example:
+            >>> ref = clamor.put(np.arange(10**5))
+            >>> (counters,) = clamor.stats().region(ref).values()
+            >>> counters.fault_ratio  # it is at home here: there were none
+            0.0
+        """
+        if not self.fault_touched_blocks:
+            return 0.0
+        return self.fault_fetched_blocks / self.fault_touched_blocks
 
 
 @dataclass(frozen=True)

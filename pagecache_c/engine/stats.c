@@ -5,6 +5,7 @@
 #include "engine/core/core.h"
 #include "engine/local/local.h"
 #include "engine/loop.h"
+#include "engine/miss/miss.h"
 #include "engine/store/store.h"
 
 #include <string.h>
@@ -124,6 +125,10 @@ static void list_region(void *arg, struct pc__region *region)
         out->present_blocks = g->present.n_set;
         out->fetched_blocks = g->fetched.n_set;
         out->touched_blocks = g->touched.n_set;
+    }
+    if (region->pages) {
+        out->fault_fetched_blocks = region->pages->budget.fetched;
+        out->fault_touched_blocks = region->pages->budget.touched;
     }
     if (region->home) {
         out->present_blocks = region->n_blocks;

@@ -436,6 +436,25 @@ def test_only_what_was_touched_crosses(clamor_cluster: ClamorCluster) -> None:
     clamor.free(ref)
 
 
+def test_stats_show_what_faults_have_fetched_and_what_was_touched(
+    clamor_cluster: ClamorCluster,
+) -> None:
+    array = numbers(8 * MIB)
+    ref = clamor.put(array)
+    rows = np.random.default_rng(4).choice(len(array), 300, replace=False)
+    assert clamor_cluster.run(touch, ref, rows) == touch(array, rows)
+    touched = distinct_blocks(array, rows)
+    region = clamor_cluster.region(ref)
+    # The stream was prefetched: that block was asked for by no fault.
+    assert touched <= region.fault_fetched_blocks <= region.fetched_blocks
+    assert abs(region.fault_touched_blocks - touched) <= touched / 4
+    assert region.fault_ratio == region.fault_fetched_blocks / region.fault_touched_blocks
+    assert 1 <= region.fault_ratio <= 2
+    home = clamor_cluster.region(ref, node=0)
+    assert (home.fault_fetched_blocks, home.fault_ratio) == (0, 0.0)
+    clamor.free(ref)
+
+
 def total(array: Any) -> int:
     return int(array.sum())
 

@@ -1,4 +1,5 @@
 /* test_engine.c - engines and clients together, over both traps. */
+#include "tests/support/commit.h"
 #include "tests/support/harness.h"
 #include "tests/support/length.h"
 
@@ -96,6 +97,11 @@ static void test_scattered_reads(int trap)
     }
     /* Scattered touches shrink the page: not many times what was touched has crossed. */
     CHECK(stats_of(&c->servers[1]).blocks_fetched < 500 * 3);
+    /* All of it by faults: each of these blocks is asked for once, and touched or not. */
+    struct pc_region_stats region = region_of(&c->servers[1], 1);
+    CHECK(region.fault_fetched_blocks == region.present_blocks);
+    CHECK(region.fault_touched_blocks >= 400 && region.fault_touched_blocks <= 550);
+    CHECK(4 * region.fault_fetched_blocks <= 4 * 64 + 7 * region.fault_touched_blocks);
     pc_client_close(far);
     pc_client_close(home);
     cluster_stop(c);
