@@ -130,6 +130,7 @@ struct pc_mapping {
     uint64_t address;
     uint64_t length_bytes;
     uint32_t loss;             /* number of the loss of blocks of the region; 0: none is lost */
+    uint32_t wastes;           /* 1: faults on this node have fetched far more of it than was touched */
 };
 
 /* Maps a region at its own address; where another map of this region in this process has that

@@ -174,6 +174,8 @@ class Mapping:
     length_bytes: int
     loss: int = 0
     """Number of the loss of blocks of the region; 0: none is lost."""
+    wastes: bool = False
+    """Faults on this node have fetched far more of the region than was touched."""
 
 
 def copy_in(fd: int, offset_bytes: int, source: Any, n_threads: int = 0) -> None:
@@ -372,7 +374,11 @@ class Client(_Handle):
         n_blocks = int(mapped.length_bytes) // BLOCK_BYTES
         self._mapped[int(mapped.id)] = (region, version, n_blocks)
         return Mapping(
-            int(mapped.id), int(mapped.address), int(mapped.length_bytes), int(mapped.loss)
+            int(mapped.id),
+            int(mapped.address),
+            int(mapped.length_bytes),
+            int(mapped.loss),
+            bool(mapped.wastes),
         )
 
     def _check(self, code: int, mapping_id: int, blocks: str | None = None) -> int:

@@ -37,7 +37,7 @@ from clamor_ray._protocol.messages import FreeAnswer
 from clamor_ray._protocol.names import server_id_of
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import await_rpc
-from clamor_ray._read import bad_address, indexing, losses, views
+from clamor_ray._read import bad_address, indexing, losses, views, waste
 from clamor_ray._read.lease import Lease, LeaseTable
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import end_hooks, starting
@@ -222,6 +222,7 @@ class Session:
 
         Warns:
             LostBlocksWarning: Blocks of the variable are lost.
+            ClamorWarning: Faults on this node have fetched far more of it than was touched.
         """
         ref = ref.snapshot()
         exact = read_set == "exact" or scattered or task_context.wants_exact()
@@ -246,7 +247,9 @@ class Session:
                 self.task_ends.check(self, ref, run, mapping.loss)
                 if mapping.loss:
                     losses.warn(self, ref, mapping.loss)
-            except (errors.ClamorError, errors.LostBlocksWarning):
+                if mapping.wastes and not page_bytes:
+                    waste.warn(ref)
+            except (errors.ClamorError, errors.ClamorWarning):
                 lease.close()
                 raise
         if read_set != "off":

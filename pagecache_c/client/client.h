@@ -80,6 +80,7 @@ struct pc__mapping {
     struct pc__trapped trapped;      /* address, length, flags */
     uint64_t id, region, version, inode;
     uint32_t loss;                   /* of blocks of the region: its number, as the server said last */
+    bool wastes;                     /* as the server said when it was opened: PC__OPENED_WASTES */
     uint64_t users;                  /* maps and running calls; 0: goes away */
     uint64_t unused_since_ns;         /* nobody uses it (idle_mappings.c); 0: somebody does */
     uint64_t readers;                /* read sets being taken: entries are dropped at 0 -> 1 */

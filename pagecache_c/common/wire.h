@@ -111,7 +111,8 @@ bool pc__map_flags_fit(uint32_t flags);
 
 struct pc__ctl_opened {
     uint64_t inode;
-    uint32_t needs_trap; /* 0: every hole is a block of zeros (this node is the whole home) */
+    uint32_t needs_trap; /* 0: every hole is a block of zeros (this node is the whole home); else with */
+#define PC__OPENED_WASTES 2u /* this bit where faults fetch far more of the region than is touched */
     uint32_t loss;       /* of blocks of the region: its number; 0: none is lost */
 };
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -452,6 +453,38 @@ def test_stats_show_what_faults_have_fetched_and_what_was_touched(
     assert 1 <= region.fault_ratio <= 2
     home = clamor_cluster.region(ref, node=0)
     assert (home.fault_fetched_blocks, home.fault_ratio) == (0, 0.0)
+    clamor.free(ref)
+
+
+def warned(refs: list[Any], rows: Any) -> tuple[list[str], list[str], float]:
+    """Warnings of an open after some of the rows were read in a loop, then of another."""
+    with warnings.catch_warnings(record=True) as none:
+        warnings.simplefilter("always")
+        got = float(sum(row[0] for row in map(refs[0].get().__getitem__, rows)))
+    gc.collect()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            refs[0].get()
+            gc.collect()
+    return ([str(w.message) for w in none], [str(w.message) for w in caught], got)
+
+
+def test_a_process_is_told_once_that_its_faults_fetch_too_much(
+    clamor_cluster: ClamorCluster,
+) -> None:
+    table = numbers(16 * MIB).reshape(-1, 512)  # 128 MiB, a block a row
+    ref = clamor.put(table)
+    # In order, and most of what lies between them is not touched.
+    rows = np.flatnonzero(np.random.default_rng(5).random(len(table)) < 0.3)
+    before, after, got = clamor_cluster.run(warned, [ref], rows)
+    assert got == pytest.approx(float(table[rows, 0].sum()))
+    region = clamor_cluster.region(ref)
+    assert region.fault_fetched_blocks - region.fault_touched_blocks >= 4096, region
+    assert before == []
+    assert len(after) == 1
+    assert "clamor.gather" in after[0]
+    assert "page_bytes=4096" in after[0]
     clamor.free(ref)
 
 

@@ -265,6 +265,7 @@ void pc__mapping_opened(struct pc__mapping *mapping, const void *body)
     mapping->inode = opened.inode;
     mapping->loss = opened.loss;
     mapping->trapped.needs_trap = opened.needs_trap != 0;
+    mapping->wastes = opened.needs_trap & PC__OPENED_WASTES;
 }
 
 int pc__mapping_install(pc_client *client, struct pc__mapping *mapping, int fd)
@@ -485,7 +486,8 @@ void pc__mapping_tell(const struct pc__mapping *mapping, struct pc_mapping *out)
     *out = (struct pc_mapping){.id = mapping->id,
                                .address = mapping->trapped.address,
                                .length_bytes = mapping->trapped.length_bytes,
-                               .loss = mapping->loss};
+                               .loss = mapping->loss,
+                               .wastes = mapping->wastes};
 }
 
 static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t base_address,

@@ -182,6 +182,8 @@ static int open_ready(struct pc__session *session, struct pc__region *region,
     pc__count_add(&engine->count.mappings, 1);
     opened->inode = generation->inode;
     opened->needs_trap = !generation->complete;
+    if (opened->needs_trap && region->pages && pc__budget_wastes(&region->pages->budget))
+        opened->needs_trap |= PC__OPENED_WASTES;
     opened->loss = region->loss;
     *fd = generation->memfd;
     return PC_OK;

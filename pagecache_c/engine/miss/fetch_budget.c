@@ -29,6 +29,7 @@
 #define QUARTERS_A_TOUCH 7      /* 1.75 blocks may be fetched for each that is touched */
 #define SPARE_BLOCKS 64
 #define MOST_SPARE_BLOCKS 4096  /* two windows of the largest size: what a scan has on its way */
+#define TOLD_BLOCKS 4096u       /* fetched in vain; and half as much again as is touched */
 #define PART_BLOCKS 512u        /* of longer runs one block of each part is left out: one that stands for
                                    more could bring room for much by chance */
 
@@ -42,6 +43,12 @@ void pc__budget_init(struct pc__budget *budget)
 uint64_t pc__budget_room(const struct pc__budget *budget)
 {
     return budget->room > 0 ? (uint64_t)budget->room / QUARTERS : 0;
+}
+
+bool pc__budget_wastes(const struct pc__budget *budget)
+{
+    return budget->fetched >= budget->touched + TOLD_BLOCKS &&
+           2 * budget->fetched >= 3 * budget->touched;
 }
 
 void pc__budget_touched(struct pc__budget *budget, uint64_t n_blocks)

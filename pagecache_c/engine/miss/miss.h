@@ -108,6 +108,8 @@ struct pc__budget {
 void pc__budget_init(struct pc__budget *budget);
 /* Blocks that may be asked for beyond those that are touched. */
 uint64_t pc__budget_room(const struct pc__budget *budget);
+/* Far more was fetched than touched: so much that readers are told. */
+bool pc__budget_wastes(const struct pc__budget *budget);
 void pc__budget_touched(struct pc__budget *budget, uint64_t n_blocks);
 void pc__budget_fetched(struct pc__budget *budget, uint64_t n_blocks);
 /* choice->run is asked for: what of it is absent and not on its way yet, but `block`, which counts by

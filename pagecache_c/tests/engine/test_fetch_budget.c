@@ -319,6 +319,22 @@ static void test_room_is_bounded(void)
     CHECK(pc__budget_room(&budget) == 0, "%llu", (unsigned long long)pc__budget_room(&budget));
 }
 
+/* 16 MiB in vain, and half as much again as was touched. */
+static void test_what_is_told(void)
+{
+    static struct pc__budget budget;
+    pc__budget_init(&budget);
+    pc__budget_fetched(&budget, 4095);
+    CHECK(!pc__budget_wastes(&budget), "little");
+    pc__budget_fetched(&budget, 1);
+    CHECK(pc__budget_wastes(&budget), "4,096 blocks in vain");
+    pc__budget_touched(&budget, 8192);
+    pc__budget_fetched(&budget, 8191);
+    CHECK(!pc__budget_wastes(&budget), "a third of it in vain, but for one block");
+    pc__budget_fetched(&budget, 1);
+    CHECK(pc__budget_wastes(&budget), "a third of it in vain");
+}
+
 /* A small variable comes with its first fault. */
 static void test_small_variable(void)
 {
@@ -349,6 +365,7 @@ int main(void)
     test_what_was_evicted();
     test_what_is_here();
     test_room_is_bounded();
+    test_what_is_told();
     test_small_variable();
     return test_result();
 }
