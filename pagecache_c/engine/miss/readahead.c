@@ -189,7 +189,8 @@ static void grow(struct pc__readahead *pages)
     unsigned level = cheapest(&pages->faults, pages->level, pages->level, TOP_LEVEL);
     while (level > pages->level && !is_worth(&pages->faults, level))
         level--;
-    if (level == pages->level)
+    const uint64_t now = cost(&pages->faults, pages->level);
+    if (level == pages->level || cost(&pages->faults, level) + now / LEAST_GAIN >= now)
         return;
     if (pages->has_shrunk && pages->patience < MOST_PATIENCE)
         pages->patience *= 2; /* it was too early */
