@@ -261,13 +261,18 @@ async def watch(ref: GlobalRef[Any], *, timeout: float | None = None) -> AsyncIt
         with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody waits
             loop.call_soon_threadsafe(note, what)
 
-    def begin() -> Any:
+    watching: list[Any] = []
+    is_over = False
+
+    def begin() -> None:
         ref._check_not_freed()
         session = opener.current(ref._scope)
-        return session.news.watch(ref._region, ref.version, tell, tell)
+        watching.append(session.news.watch(ref._region, ref.version, tell, tell))
+        if is_over:  # who waits for this thread was cancelled
+            watching[0].cancel()
 
-    watching = await _on_a_thread(begin)
     try:
+        await _on_a_thread(begin)
         while True:
             try:
                 await asyncio.wait_for(news.wait(), timeout)
@@ -285,4 +290,6 @@ async def watch(ref: GlobalRef[Any], *, timeout: float | None = None) -> AsyncIt
             if ends:
                 raise ends[0]
     finally:
-        watching.cancel()
+        is_over = True
+        for each in watching:
+            each.cancel()

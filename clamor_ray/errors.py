@@ -147,8 +147,8 @@ class SessionEndedError(SessionMismatchError):
     """
 
     default_hint = (
-        "A global variable lives as long as the driver's session. Put the object again in the "
-        "session that there is now, and pass new references to actors that outlive their driver."
+        "A global variable lives as long as its session. Put the object again in the session that "
+        "there is now, and pass new references to actors that outlive their driver."
     )
 
 

@@ -33,7 +33,6 @@ import ray
 import uvloop
 from pyroaring import BitMap
 from ray.exceptions import (
-    ActorDiedError,
     GetTimeoutError,
     ObjectFetchTimedOutError,
     ObjectLostError,
@@ -59,11 +58,12 @@ from clamor_ray._protocol.messages import (
     ServerReport,
 )
 from clamor_ray._protocol.names import server_id_of
+from clamor_ray._protocol.ray_state import GONE
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import NOT_EQUAL_HINT
 from clamor_ray.actors.lost_homes import new_home, shared_objects
-from clamor_ray.actors.page_server import keepers
+from clamor_ray.actors.page_server import keepers, registry_end
 from clamor_ray.actors.page_server.engine_like import Settings
 from clamor_ray.actors.page_server.registry_resolver import RegistryResolver
 from clamor_ray.actors.page_server.server_core import ServerCore
@@ -91,7 +91,6 @@ PULL_S = 600.0
 NO_KEEPER = "its process and its keeper died together, and with them what only they held"
 RAISED_HINT = "Put the variable again."
 PUBLISH_S = 60.0
-WATCH_PAUSE_S = 1.0
 
 _T = TypeVar("_T")
 
@@ -184,7 +183,7 @@ class PageServer:
         tries = session_directory() / f"clamor-{config.job_scope}-{node_id[:16]}-tries"
         try:
             self._start(config, node_id)
-        except ActorDiedError:  # the session is over, and nobody will come for what is kept
+        except GONE:  # the session is over, and nobody will come for what is kept
             starting.succeeded(tries)
             self._end_keepers(config)
             raise
@@ -224,7 +223,7 @@ class PageServer:
         """What the registry answers, however long it takes to be restarted.
 
         Raises:
-            ActorDiedError: The session is over.
+            GONE: The session is over.
             GetTimeoutError: It said nothing for ``timeout_s``; None: for ``START_CALL_S``.
         """
         reference = getattr(self._registry, method).remote(*arguments)
@@ -246,9 +245,8 @@ class PageServer:
         )
         self._held_keepers.hold()
         # Until this process ends: whoever watches the journal sees that it must be started again.
-        self._lock_fd = keeper_process.hold_beside(
-            session_directory() / names.journal_directory(config.job_scope)
-        )
+        self._journal_directory = session_directory() / names.journal_directory(config.job_scope)
+        self._lock_fd = keeper_process.hold_beside(self._journal_directory)
         socket_directory.prepare(names.socket_directory(config.sockets_below))
         self._cache_bytes = cache_budget(config.cache_bytes, memory_bytes(), node_id)
         registry = RegistryClient(self._ask)
@@ -359,17 +357,8 @@ class PageServer:
 
     def _watch_registry(self, me: Any) -> None:
         """Waits for the registry's end, which is the session's, and then ends this actor."""
-        while True:
-            try:
-                # No deadline: this is the wait for the end itself.
-                ray.get(self._registry.until_end.remote())
-                break
-            except ActorDiedError:
-                break
-            except RayError as failure:
-                logger.warning("the registry does not answer: %r", failure)
-            threading.Event().wait(WATCH_PAUSE_S)
-        logger.info("the registry is gone: so is the session")
+        registry_end.wait(self._registry)
+        registry_end.remove_journal(self._journal_directory)
         try:
             self.stop()
         except Exception as failure:  # any: the process ends here

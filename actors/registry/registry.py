@@ -52,7 +52,7 @@ from clamor_ray._protocol.messages import (
     SessionReport,
     VariableRecord,
 )
-from clamor_ray._protocol.ray_state import find_registry
+from clamor_ray._protocol.ray_state import find_registry, forget_jobs_of
 from clamor_ray._protocol.rendezvous import Guest, Meeting, Waiting
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import Source
@@ -165,6 +165,7 @@ class Registry:
         self._config = config
         self._secret = secret
         self._ended = asyncio.Event()
+        self._is_ending = False
         oom_score.lower()
         directory = journal_directory(config.job_scope)
         is_restart = (directory / "journal").exists()
@@ -324,7 +325,12 @@ class Registry:
         return self._config.job_scope
 
     async def report(self) -> SessionReport:
-        """What the session is."""
+        """What the session is.
+
+        Raises:
+            ClosedError: It is being shut down.
+        """
+        self._check_not_ending()
         regions = self._core.ready_regions()
         return SessionReport(
             self._config, len(regions), sum(record.length_bytes for record in regions)
@@ -346,6 +352,10 @@ class Registry:
             raise ValueError(f"{method!r} is called by its own name")
         return pack(await self._often[method](*arguments))
 
+    def _check_not_ending(self) -> None:
+        if self._is_ending:
+            raise errors.ClosedError("The session was shut down.")
+
     async def secret(self) -> bytes:
         """What page servers prove to each other that they know."""
         return self._secret
@@ -355,6 +365,7 @@ class Registry:
 
         The registry itself stays, and is empty.
         """
+        self._is_ending = True
         self._background.close()
         self._ends.close()
         await self._commits.close()
@@ -366,6 +377,8 @@ class Registry:
         if self._in_use_fd >= 0:
             os.close(self._in_use_fd)
             self._in_use_fd = -1
+        if self._config.session_name:
+            await asyncio.to_thread(forget_jobs_of, self._config.job_scope)
         # Whoever still waits when this actor is killed has Ray tell the driver of it.
         self._ended.set()
 
@@ -475,7 +488,12 @@ class Registry:
         self._names.give(name, region, packed)
 
     async def find_name(self, name: str) -> tuple[bytes, Latest] | None:
-        """See ``VariableNames.find``."""
+        """See ``VariableNames.find``.
+
+        Raises:
+            ClosedError: The session is being shut down.
+        """
+        self._check_not_ending()
         return self._names.find(name)
 
     async def drop_name(self, name: str) -> None:

@@ -106,10 +106,10 @@ class VariableNames:
         names = tuple(sorted(self._names.get(region, ())))
         return VariableRecord(
             region=region,
-            version=self._log.newest(region),
             length_bytes=length_bytes,
             nodes=tuple(nodes),
             names=names,
+            latest=self._log.latest(region),
             packed=self._named[names[0]].packed if names else None,
         )
 

@@ -304,7 +304,7 @@ class Stats:
         return tuple(node for node in self.nodes if node.thrashing)
 
     def __str__(self) -> str:
-        """A line for each node; all counters are attributes."""
+        """A line for each node, and each name; all counters are attributes."""
         from clamor_ray._objects.layout import format_bytes
 
         lines = [("node", "home", "cached", "fetched", "received", "sent", "faults", "variables")]
@@ -322,13 +322,15 @@ class Stats:
             lines.append((node.node_id[:8], *(cells if not node.error else (node.error,))))
         full = [line for line in lines if len(line) == len(lines[0])]
         widths = [max(map(len, column)) for column in zip(*full, strict=True)]
-        return "\n".join(
+        table = [
             "  ".join(
                 cell.ljust(width) if not index else cell.rjust(width)
                 for index, (cell, width) in enumerate(zip(line, widths, strict=False))
             ).rstrip()
             for line in lines
-        )
+        ]
+        named = [f"region {region} is {name!r}" for region, name in sorted(self.names.items())]
+        return "\n".join([*table, *named])
 
     def region(self, ref: GlobalRef[Any]) -> dict[str, RegionStats]:
         """The counters of one global variable on every node that has a part of it.

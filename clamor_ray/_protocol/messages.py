@@ -170,18 +170,18 @@ class VariableRecord:
 
     Args:
         region: The region's or inline variable's id.
-        version: Its newest version.
         length_bytes: Of the region; 0 for an inline variable.
         nodes: Ray's hex ids of the nodes of its homes.
         names: It may have several.
+        latest: Its newest version.
         packed: A reference to it, where it has a name.
     """
 
     region: int
-    version: int
     length_bytes: int
     nodes: tuple[str, ...]
     names: tuple[str, ...]
+    latest: Latest
     packed: bytes | None
 
 

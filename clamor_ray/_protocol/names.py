@@ -97,6 +97,15 @@ def scopes(actor_names: list[str]) -> list[str]:
     return [name.removeprefix(_REGISTRY) for name in actor_names if name.startswith(_REGISTRY)]
 
 
+def job_key(part: str) -> str:
+    """In Ray's key-value store: which session a job's driver has attached to by name.
+
+    Args:
+        part: what `job_part` returns; "" for what all such keys begin with.
+    """
+    return f"session-of-{part}"
+
+
 def journal_directory(scope: str) -> str:
     """The name of the registry's directory, below Ray's directory of the cluster."""
     return f"clamor-registry-{scope}"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from typing import Any, Final
 
 import ray
+from ray.experimental import internal_kv
 
 from clamor_ray._protocol import names
 
 PING_S = 2.0
 ASK_S = 5.0  # a registry for its session's scope
+# What Ray raises of an actor of ours that never comes back: it was killed, or its node is gone.
+GONE: Final = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnschedulableError)
 
 
 async def within(seconds: float, reference: Any) -> Any:
@@ -77,7 +80,15 @@ def _has_scope(registry: Any, scope: str) -> bool:
     """Also where it does not answer now: no id of a variable is of two sessions."""
     try:
         return bool(ray.get(registry.scope.remote(), timeout=ASK_S) == scope)
-    except ray.exceptions.ActorDiedError:
+    except GONE:
         return False
     except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
         return True
+
+
+def forget_jobs_of(scope: str) -> None:
+    """A session with a name ends: no job's tasks are of it, also of drivers that were killed."""
+    namespace = names.NAMESPACE.encode()
+    for key in internal_kv._internal_kv_list(names.job_key("").encode(), namespace=namespace):
+        if internal_kv._internal_kv_get(key, namespace=namespace) == scope.encode():
+            internal_kv._internal_kv_del(key, namespace=namespace)

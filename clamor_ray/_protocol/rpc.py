@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from clamor_ray import errors
-from clamor_ray._protocol import refusals
+from clamor_ray._protocol import ray_state, refusals
 from clamor_ray._protocol.cause import cause_of
 
 _LOST = "The session is lost with it: call clamor.shutdown(), then clamor.init()."
@@ -66,7 +66,7 @@ def await_rpc(reference: Any, timeout_s: float, *, owner: bool = True) -> Any:
     except ray.exceptions.RayTaskError as error:
         got = error
         own = _meaning_of(error.cause)
-    except ray.exceptions.ActorDiedError as error:
+    except ray_state.GONE as error:
         got = error
         own = (
             errors.ServerUnavailableError(f"The registry is dead: {cause_of(error)}", hint=_LOST)

@@ -220,7 +220,9 @@ class HashMap(_Lookups):
         self._cached: tuple[int, Table] | None = None
 
     @classmethod
-    def build(cls, keys: Any, values: Any, *, capacity: int | None = None) -> HashMap:
+    def build(
+        cls, keys: Any, values: Any, *, capacity: int | None = None, name: str | None = None
+    ) -> HashMap:
         """Makes a map and places it in the global address space, on this node.
 
         Args:
@@ -231,6 +233,7 @@ class HashMap(_Lookups):
             capacity: for how many keys there must be room; a quarter more than n where it is
                 None. It is rounded up: the map has a power of two of slots, at least twice as
                 many, each of 1 byte + key + value, and it never grows.
+            name: as `clamor.put`'s; `clamor.HashMap(clamor.open(name))` is the map.
 
         Returns:
             The map, at version 0.
@@ -240,7 +243,7 @@ class HashMap(_Lookups):
             TypeError: Values hold Python objects.
             ValueError: Keys and values are not of one length.
             HashMapFullError: There are more keys than `capacity` makes room for.
-            NotInitializedError, OutOfMemoryError: As `clamor.put`.
+            NotInitializedError, NameTakenError, OutOfMemoryError: As `clamor.put`.
 
         Example:
             >>> words = np.array([b"page", b"block"], "S16")
@@ -251,7 +254,10 @@ class HashMap(_Lookups):
         opener.current()  # without clamor.init() this is said before a long build
         table = Table.build(np.asarray(keys), np.asarray(values), capacity)
         parts = {"header": table.header, "slots": table.slots}
-        return cls(opener.given().with_current(lambda session: session.creator.put(parts)))
+        ref = opener.given().with_current(
+            lambda session: session.named(name, lambda: session.creator.put(parts))
+        )
+        return cls(ref)
 
     @property
     def ref(self) -> GlobalRef[Any]:

@@ -168,7 +168,7 @@ class GlobalRef(Generic[T]):
 
     @property
     def name(self) -> str | None:
-        """What the variable is called; None where it has no name."""
+        """The name that it was put under, or found by; None where there was none."""
         return self._name
 
     @property

@@ -23,6 +23,7 @@ import ray
 
 from clamor_ray import errors
 from clamor_ray._native.ring import BYTES, OPS, address, dtype_code
+from clamor_ray._protocol import ray_state
 from clamor_ray._protocol.rendezvous import Guest, Meeting
 from clamor_ray._ring import group_ends, members
 from clamor_ray._ring.joining import Place, in_ring, join, listen
@@ -200,7 +201,7 @@ class RingGroup:
                     within_s = min(session.config.control_timeout_s, left_s + MEET_MOST_S)
                     found = session.rpc.meet(self._name, self._size, guest, timeout_s=within_s)
                 except (errors.ServerUnavailableError, errors.WaitTimeoutError) as error:
-                    if isinstance(error.__cause__, ray.exceptions.ActorDiedError):
+                    if isinstance(error.__cause__, ray_state.GONE):
                         raise  # the session has ended
                     failure = error
                 else:

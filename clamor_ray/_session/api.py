@@ -11,7 +11,6 @@ import ray
 from clamor_ray._read.hashmap import HashMap
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session.process_sessions import with_current
-from clamor_ray._session.variables import give
 
 
 def put(
@@ -39,7 +38,8 @@ def put(
         NotInitializedError: Before `clamor.init()`.
         UnpicklableError: Something in the object, or in the source, cannot be pickled.
         NameTakenError: Another variable of the session has the name.
-        TypeError: The source cannot be called.
+        TypeError: The source cannot be called; or the object is a reference or a `HashMap`, and a
+            name would be another variable's.
         OutOfMemoryError: This node has less memory than the object needs.
 
     Warns:
@@ -52,7 +52,12 @@ def put(
         >>> float(ref.get()["weights"].sum())
         1000.0
     """
-    return with_current(lambda s: give(s, name, lambda: s.creator.put(obj, source)))
+    if name is not None and (isinstance(obj, GlobalRef) or hasattr(type(obj), "__clamor_ref__")):
+        raise TypeError(
+            f"a {type(obj).__name__} is a variable already, which put would only wrap: give the "
+            "name when it is made, as in clamor.HashMap.build(keys, values, name=...)"
+        )
+    return with_current(lambda s: s.named(name, lambda: s.creator.put(obj, source)))
 
 
 def zeros(
@@ -85,7 +90,7 @@ def zeros(
         >>> float(w.get()[123456])
         0.0
     """
-    return with_current(lambda s: give(s, name, lambda: s.creator.zeros(shape, dtype, capacity)))
+    return with_current(lambda s: s.named(name, lambda: s.creator.zeros(shape, dtype, capacity)))
 
 
 def share(object_ref: Any, *, name: str | None = None, timeout: float = 300.0) -> GlobalRef[Any]:
@@ -117,7 +122,7 @@ def share(object_ref: Any, *, name: str | None = None, timeout: float = 300.0) -
     """
     if not isinstance(object_ref, ray.ObjectRef):
         raise TypeError(f"share takes a Ray ObjectRef, not {type(object_ref).__qualname__}")
-    return with_current(lambda s: give(s, name, lambda: s.creator.share(object_ref, timeout)))
+    return with_current(lambda s: s.named(name, lambda: s.creator.share(object_ref, timeout)))
 
 
 def free(ref: GlobalRef[Any] | HashMap) -> None:

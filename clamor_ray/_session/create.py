@@ -22,6 +22,7 @@ from clamor_ray._objects.layout import (
     take_apart_zeros,
 )
 from clamor_ray._objects.memory import check_room
+from clamor_ray._protocol import ray_state
 from clamor_ray._protocol.config import SEAL_S, Config
 from clamor_ray._protocol.messages import INLINE_BASE
 from clamor_ray._protocol.registry_client import RegistryClient
@@ -179,7 +180,7 @@ class Creator:
             try:
                 return ask()
             except (errors.ServerUnavailableError, errors.WaitTimeoutError) as error:
-                gone = isinstance(error.__cause__, ray.exceptions.ActorDiedError)
+                gone = isinstance(error.__cause__, ray_state.GONE)
                 now = time.monotonic()
                 deadline = now + self._config.reattach_s if deadline is None else deadline
                 if gone or now >= deadline or self._has_ended():

@@ -20,7 +20,7 @@ scopes: set[str] = set()  # of sessions that ended in this process's lifetime
 def raise_ended(scope: str) -> NoReturn:
     """Of a session whose driver has gone."""
     raise errors.SessionEndedError(
-        f"Session {scope} has ended: its driver has, or called clamor.shutdown()."
+        f"Session {scope} has ended: its driver has, or somebody has called clamor.shutdown()."
     )
 
 

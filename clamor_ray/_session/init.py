@@ -40,7 +40,8 @@ def init(
         address: as `ray.init`'s; ignored where Ray is connected already.
         session: name of a session that outlives its driver. Any process of the cluster attaches to
             it by the name: another driver, a task, an actor, a replica of Ray Serve. What this
-            process and its tasks make is of it. None: a session that ends with this driver.
+            process and its tasks make is of it (of a task that is no actor's: what that task
+            makes). None: a session that ends with this driver.
         lifetime: "detached" makes the session of that name where there is none, as the lifetime of
             Ray's detached actors. It lasts until `clamor.shutdown(session=...)`, or until the node
             is lost on which it was made.
@@ -53,7 +54,7 @@ def init(
         page_bytes: what a fault fetches, a power of two from 4 KiB to 8 MiB; 0: by use.
             These four are settings of the session, and come before CLAMOR_CACHE_BYTES,
             CLAMOR_CACHE_POLICY, CLAMOR_REPLICATION and CLAMOR_PAGE_BYTES. In a task or an actor
-            they change nothing.
+            they change nothing, but those of a session with a name must be the same.
 
     Returns:
         The trap in force, this node's id and the version of its page server.
@@ -91,9 +92,12 @@ def init(
             raise errors.RayClientError("RAY_ADDRESS is a Ray Client address.")
         ray.init(address=address, namespace=namespace)
     with process_sessions._lock:
-        for gone in [part for part in process_sessions.sessions() if not part.is_here]:
-            process_sessions._leave(gone)  # ray.shutdown() took the cluster from under it
-            shutdown.retire(gone, told_s=0.5)
+        for part in process_sessions.sessions():
+            if not part.is_here:  # ray.shutdown() took the cluster from under it
+                process_sessions._leave(part)
+                shutdown.retire(part, told_s=0.5)
+            elif part._has_ended():
+                process_sessions._forget(part)
         if session is None:
             part = _part_in_own(config, settings)
         else:
@@ -110,13 +114,13 @@ def init(
                 part.hold_journal()
             trap = part.client.trap
             reason = part.client.trap_reason
-            if part.name is not None and part.in_driver:
-                starting.note_session_of_job(part.scope)
         except BaseException:
-            if part is not process_sessions._current:
+            if part not in (*process_sessions.sessions(), *process_sessions._over):
                 shutdown.end(part)
             raise
-        if part is not process_sessions._current:
+        if session is not None:
+            named_sessions.bind(part, session)
+        elif part not in process_sessions.sessions():
             process_sessions._add(part)
         if part.in_driver:
             _end_with_process()

@@ -6,6 +6,7 @@ process that attaches to it does not own it: its end, and `clamor.shutdown()`, l
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import ray
+from ray.exceptions import RayError
 
 from clamor_ray import errors
 from clamor_ray._protocol import names, ray_state
@@ -95,19 +97,25 @@ def attach(
             "this driver has a session already, which ends with it: call clamor.shutdown() before "
             f"clamor.init(session={name!r})"
         )
-    for session in process_sessions.sessions():
-        if session.was_told:
-            process_sessions._forget(session)
     registry, report = _find(name, is_made, config, avoid)
     starting.check_same_settings(report.config, config, given)
     scope = report.config.job_scope
-    found = process_sessions.take_back(scope)
+    found = process_sessions.of_scope(scope)
     if found is None:
         node_id = ray.get_runtime_context().get_node_id()
         found = Session(scope, registry, node_id, config, owner=False)
-    found.name = name
-    found.of_job = True
     return found
+
+
+def bind(session: Session, name: str) -> None:
+    """What this process makes is of this session from now on; of a plain task, what that makes.
+    Under the lock of `process_sessions`."""
+    session.name = name
+    session.of_job = True
+    session.bound_task = starting.task_id() if starting.in_plain_task() else ""
+    process_sessions._add(session)
+    if session.in_driver:
+        starting.note_session_of_job(session.scope)
 
 
 def _find(
@@ -129,6 +137,11 @@ def _find(
         except errors.ServerUnavailableError:  # also where it is gone: then there is none
             if time.monotonic() >= deadline:
                 raise
+        except errors.ClosedError:  # whoever ends it is about to kill it, or was killed before
+            if time.monotonic() >= deadline:
+                with contextlib.suppress(RayError, ValueError):
+                    ray.kill(registry)
+                deadline += ENDING_S
         time.sleep(0.1)
 
 
@@ -154,7 +167,8 @@ def sessions() -> list[SessionInfo]:
     for scope in names.scopes(every):
         if (registry := ray_state.find_registry(scope)) is not None:
             found[registry.report.remote()] = SessionInfo(None, scope)
-    ray.wait(list(found), num_returns=len(found), timeout=LIST_S) if found else None
+    if found:
+        ray.wait(list(found), num_returns=len(found), timeout=LIST_S)
     listed = [_said(info, answer) for answer, info in found.items()]
     return sorted(
         (info for info in listed if info is not None),
@@ -166,8 +180,11 @@ def _said(info: SessionInfo, answer: Any) -> SessionInfo | None:
     """What a session has said; None: it has ended meanwhile."""
     try:
         report: SessionReport = await_rpc(answer, 0.1, owner=False)
-    except errors.SessionEndedError:
+    except (errors.SessionEndedError, errors.ClosedError):
         return None
+    except errors.WaitTimeoutError:
+        text = f"Its registry did not answer within {LIST_S:g} s."
+        return SessionInfo(info.name, info.scope, error=text)
     except errors.ClamorError as error:
         return SessionInfo(info.name, info.scope, error=error.message)
     return SessionInfo(
@@ -187,18 +204,25 @@ def _check_connected() -> None:
         )
 
 
-def part_in(name: str) -> Session:
-    """This process's part in the session of that name, which is about to be ended. Under the lock
-    of `process_sessions`, which does not know it afterwards.
+def part_in(name: str) -> Session | None:
+    """This process's part in the session of that name, which is about to be ended; None: it did not
+    answer, and was killed. Under the lock of `process_sessions`.
 
     Raises:
         NoSuchSessionError: There is none.
     """
     _check_connected()
     config = Config.from_env()
-    registry, report = _find(name, False, config, ())
+    try:
+        registry, report = _find(name, False, config, ())
+    except (errors.WaitTimeoutError, errors.ServerUnavailableError):
+        hung = ray_state.find_named_registry(name)
+        if hung is not None:  # its page servers end when it is gone
+            with contextlib.suppress(RayError, ValueError):
+                ray.kill(hung)
+        return None
     scope = report.config.job_scope
-    session = process_sessions.take_back(scope)
+    session = process_sessions.of_scope(scope)
     if session is None or session._pid != os.getpid():
         node_id = ray.get_runtime_context().get_node_id()
         return Session(scope, registry, node_id, config, owner=False)

@@ -144,18 +144,19 @@ class News:
                 ).start()
             calls = self._calls
         came: collections.deque[int] = collections.deque()
+        begun: list[Watch] = []  # a version may come before the next line here has it
 
         def call() -> None:
             versions = [came.popleft() for _ in range(len(came))]
-            if versions and not watch._is_cancelled:
+            if versions and not (begun and begun[0]._is_cancelled):
                 function(versions[-1])
 
         def told(newer: int) -> None:
             came.append(newer)
             calls.put(call)
 
-        watch = self.watch(region, version, told)
-        return watch
+        begun.append(self.watch(region, version, told))
+        return begun[0]
 
     def end(self, error: BaseException) -> None:
         """There will be no more news."""
@@ -188,7 +189,9 @@ class News:
         if self._socket is None:
             return  # all is said after the connect
         try:
+            self._socket.settimeout(SEND_S)  # the thread that reads takes a longer one for itself
             self._socket.sendall(lines.encode("ascii"))
+            self._socket.settimeout(LOOK_S)
         except OSError:
             self._close()  # the thread connects again, and says it then
 
@@ -332,6 +335,10 @@ def _call_all(calls: queue.SimpleQueue[Callable[[], object]]) -> None:
 
 def _end(session: Session) -> None:
     """This process leaves the session."""
+    if not session.owner and not session.is_ending and not session.was_told:
+        left = errors.NotInitializedError("This process has left the session: clamor.shutdown().")
+        session.news.end(left)
+        return
     try:
         end_hooks.raise_ended(session.scope)
     except errors.SessionEndedError as error:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import ray
@@ -57,6 +57,7 @@ _others: dict[str, Session] = {}  # what else it is attached to, by scope; repla
 _over: list[Session] = []  # have ended, or this process has left; something looks into their memory
 _ended: Session | None = None  # that this process made variables in, and that others have ended
 _sought = False  # the job's own session, since it was last attached to another's
+_noted: tuple[str, Session] | None = None  # a task, and what its driver is attached to by name
 _hooks: set[str] = set()
 
 
@@ -95,11 +96,15 @@ def _after_fork_in_child() -> None:
 
 
 def _leave(session: Session) -> None:
-    """Under the lock: it is none of this process's sessions any more."""
-    global _current, _others
-    if _current is session:
-        _current = None
-    _others = {scope: other for scope, other in _others.items() if other is not session}
+    """Under the lock: it is none of this process's sessions any more. Of those that are left, what
+    this process makes is of one that it has attached to by name, or of none."""
+    global _current, _others, _noted
+    left = [other for other in sessions() if other is not session]
+    best = _best(left)
+    _current = best if best is not None and (best is _current or best.name is not None) else None
+    _others = {other.scope: other for other in left if other is not _current}
+    if _noted is not None and _noted[1] is session:
+        _noted = None
 
 
 def _forget(session: Session) -> None:
@@ -116,19 +121,11 @@ def _forget(session: Session) -> None:
         _close_over()
 
 
-def take_back(scope: str) -> Session | None:
-    """Under the lock: this process's part in that session, which may have left it and still have
-    its memory mapped. It is none of this process's sessions until it is added again."""
-    for session in sessions():
-        if session.scope == scope:
-            _leave(session)
-            return session
-    for session in _over:
-        if session.scope == scope and not session.was_told:
-            _over.remove(session)
-            session.come_back()
-            return session
-    return None
+def of_scope(scope: str) -> Session | None:
+    """Under the lock: this process's part in that session. It may have left it, and still have its
+    memory mapped: `_add` takes it back."""
+    parts = (*sessions(), *_over)
+    return next((part for part in parts if part.scope == scope and not part.was_told), None)
 
 
 def _close_over() -> None:
@@ -148,7 +145,8 @@ def sessions() -> tuple[Session, ...]:
     current, others = _current, _others
     if not others:
         return () if current is None else (current,)
-    return (*(() if current is None else (current,)), *others.values())
+    first = () if current is None else (current,)
+    return (*first, *(other for other in others.values() if other is not current))
 
 
 def at_address(address: int) -> tuple[Session, Leased] | None:
@@ -171,9 +169,9 @@ def current(scope: str | None = None) -> Session:
     """
     session = _known(scope)
     if session is not None:
-        if session.owner and not session.is_here:
+        if (session.owner or session.in_driver) and not session.is_here:
             raise errors.NotInitializedError(
-                "The session has ended: ray.shutdown() took its cluster from under it."
+                "ray.shutdown() took the cluster from under the session."
             )
         if session.owner or not session.was_told:
             return session
@@ -203,13 +201,34 @@ def with_current(make: Callable[[Session], _T]) -> _T:
 def _known(scope: str | None) -> Session | None:
     """The session of that scope, or the one to make variables in, if no other must be sought."""
     session = _current
-    if session is None or (scope is not None and session.scope != scope):
-        return None if scope is None else _others.get(scope)
-    return session if scope is not None or session.of_job or _sought else None
+    if session is not None and session.bound_task and _in_other_task(session.bound_task):
+        _unbind(session)
+        session = _current
+    if scope is not None:
+        return session if session is not None and session.scope == scope else _others.get(scope)
+    if session is not None and session.of_job:
+        return session
+    if _noted is not None and _noted[0] == starting.task_id():  # who moved on says so to new tasks
+        return _noted[1]
+    return session if _sought else None
+
+
+def _in_other_task(task_id: str) -> bool:
+    """Of plain tasks, which run on the main thread; others have no ids that last."""
+    return threading.current_thread() is threading.main_thread() and task_id != starting.task_id()
+
+
+def _unbind(session: Session) -> None:
+    """The task has ended that had attached to it by name: what later ones make is of their job."""
+    with _lock:
+        if session.bound_task:
+            session.bound_task, session.name = "", None
+            session.of_job = session.scope.startswith(starting.job_scope_part())
+            _add(session)
 
 
 def _attach(scope: str | None) -> Session:
-    global _sought
+    global _sought, _noted
     known = _known(scope)
     if known is not None:
         return known
@@ -230,6 +249,10 @@ def _attach(scope: str | None) -> Session:
     if not in_worker and (session is None or not session.is_here):
         raise errors.NotInitializedError("There is no clamor session in this process.")
     wanted = scope if scope is not None else starting.find_scope_of_job()
+    known = None if wanted is None else of_scope(wanted)
+    if known is not None and known in sessions():
+        _noted = (starting.task_id(), known)
+        return known
     registry = ray_state.find_registry(wanted) if wanted is not None else None
     if wanted is None or registry is None:
         if scope is not None:
@@ -252,31 +275,40 @@ def _attach(scope: str | None) -> Session:
         )
     _check_platform()
     node_id = ray.get_runtime_context().get_node_id()
-    found = Session(wanted, registry, node_id, Config.from_env(), owner=False)
+    found = known or Session(wanted, registry, node_id, Config.from_env(), owner=False)
     _add(found)
+    if scope is None and not found.of_job:
+        _noted = (starting.task_id(), found)
     announce(node_id, found.config.socket_dir)
     return found
 
 
 def _add(found: Session) -> None:
-    """Under the lock: one more session. What this process makes is of the one that it made, the one
-    that it has attached to by name last, the newest of its job, or else the newest."""
+    """Under the lock: one more session, or one whose rank has changed. What this process makes is
+    of the one that it made, the one that it has attached to by name last, the newest of its job, or
+    else the newest. Others look at any moment, without the lock: none is left out meanwhile."""
     global _current, _others, _sought, _ended
-    before = _current
     _sought = False
     _ended = None
     _register_fork_hook()
-    rank, rank_before = _rank(found), -1 if before is None else _rank(before)
-    if before is not None and rank < rank_before:
-        _others = {**_others, found.scope: found}
-        return
-    _current = found
-    if before is not None and before.of_job and before.name is None and found.name is None:
+    if found in _over:
+        _over.remove(found)
+        found.come_back()
+    before = _current
+    parts = [*(part for part in sessions() if part is not found), found]
+    if before is not None and before is not found and _rank(before) == _rank(found) == 1:
         end_hooks.scopes.add(before.scope)  # a driver has one at a time
+        parts.remove(before)
         _over.append(before)
-    elif before is not None:
-        _others = {**_others, before.scope: before}
+    _others = {part.scope: part for part in parts}
+    _current = _best(parts)
+    _others = {part.scope: part for part in parts if part is not _current}
     _close_over()
+
+
+def _best(parts: Sequence[Session]) -> Session | None:
+    """The newest of the highest rank."""
+    return max(reversed(parts), key=_rank, default=None)
 
 
 def _rank(session: Session) -> int:

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -74,6 +74,7 @@ class Session:
 
     of_job = True  # whether it is one of this process's job
     name: str | None = None  # by which this process has attached to it
+    bound_task = ""  # the plain task that has attached by the name: for it alone
     is_ending = False  # for all: its registry ends with it
     in_driver = False
     _journal_fd: int | None = None  # held by the driver
@@ -324,6 +325,28 @@ class Session:
 
     def stats_of(self, ref: GlobalRef[Any]) -> dict[str, RegionStats]:
         return from_report(self.rpc.stats()).region(ref)
+
+    # -- making
+
+    def named(self, name: str | None, make: Callable[[], GlobalRef[Any]]) -> GlobalRef[Any]:
+        """Makes a variable and gives it a name, where there is one to give.
+
+        Raises:
+            NameTakenError: Another variable has the name. What was made is freed.
+        """
+        if name is None:
+            return make()
+        names.check_name(name, "variable")
+        if self.rpc.find_name(name) is not None:  # before gigabytes are copied
+            raise errors.NameTakenError(f"There is a variable named {name!r} already.")
+        ref = make()
+        ref._name = name
+        try:
+            self.rpc.give_name(name, ref._region, ref._packed())
+        except BaseException:
+            self.free(ref)
+            raise
+        return ref
 
     # -- freeing
 

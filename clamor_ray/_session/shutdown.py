@@ -30,8 +30,10 @@ def end(session: Session, exiting: bool = False, for_all: bool = False) -> None:
         for_all: The session ends, whoever made it.
     """
     ends = session.is_ending = (session.owner or for_all) and session.is_here
-    if session.in_driver and session.is_here and not ends and not exiting:
-        session.leave()  # it goes on, and so does what this driver reads of it
+    keeps = session.in_driver or session.name is not None
+    if keeps and session.is_here and not ends and not exiting:
+        session.leave()  # it goes on, and so does what this process reads of it
+        session.name = None
         process_sessions._over.append(session)
         return
     outlived = ends and not exiting and len(session.leases) > 0
@@ -43,10 +45,12 @@ def end(session: Session, exiting: bool = False, for_all: bool = False) -> None:
             session.close(exiting=exiting)
     finally:  # an interrupt does not leave it half ended
         if ends:
-            with contextlib.suppress(errors.ClamorError):
-                session.rpc.shutdown(timeout_s=SHUTDOWN_S)
-            with contextlib.suppress(Exception):  # already dead, or the cluster is
-                ray.kill(session.registry)
+            try:
+                with contextlib.suppress(errors.ClamorError):
+                    session.rpc.shutdown(timeout_s=SHUTDOWN_S)
+            finally:
+                with contextlib.suppress(Exception):  # already dead, or the cluster is
+                    ray.kill(session.registry)
         n_missing = retire(session) if outlived else 0
     if n_missing:
         warnings.warn(
@@ -112,11 +116,17 @@ def shutdown(*, session: str | None = None) -> None:
     names.check_name(session, "session")
     with process_sessions._lock:
         part = named_sessions.part_in(session)
+        if part is None:
+            return
         end_hooks.scopes.add(part.scope)
-        if part.name is not None and part.in_driver:
-            starting.note_session_of_job(None)
+        process_sessions._leave(part)
+        if part in process_sessions._over:
+            process_sessions._over.remove(part)
         end(part, for_all=True)
         process_sessions._close_over()
+        left = process_sessions.attached()
+        if left is not None and left.name is not None and left.in_driver:
+            starting.note_session_of_job(left.scope)
 
 
 def end_all(exiting: bool = False) -> None:
@@ -134,7 +144,7 @@ def end_all(exiting: bool = False) -> None:
             if session._pid == os.getpid():
                 try:
                     if session.name is not None and session.in_driver and session.is_here:
-                        starting.note_session_of_job(None)
+                        starting.unnote_session_of_job(session.scope)
                     end(session, exiting)
                 except BaseException as raised:  # the others are ended all the same
                     failure = failure or raised

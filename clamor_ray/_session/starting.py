@@ -73,31 +73,42 @@ def find_scope_of_job() -> str | None:
     return None if noted is None else str(noted, "ascii")
 
 
-def note_session_of_job(scope: str | None) -> None:
-    """In a driver that has attached to a session by name: its tasks make variables in it.
-
-    Args:
-        scope: of the session; None: of none any more.
-    """
+def note_session_of_job(scope: str) -> None:
+    """In a driver that has attached to a session by name: its tasks make variables in it."""
     namespace = names.NAMESPACE.encode()
-    if scope is None:
+    internal_kv._internal_kv_put(_key_of_job(), scope.encode(), namespace=namespace)
+
+
+def unnote_session_of_job(scope: str) -> None:
+    """In a driver that has left a session: where its tasks would use that one, they do not."""
+    namespace = names.NAMESPACE.encode()
+    if internal_kv._internal_kv_get(_key_of_job(), namespace=namespace) == scope.encode():
         internal_kv._internal_kv_del(_key_of_job(), namespace=namespace)
-    else:
-        internal_kv._internal_kv_put(_key_of_job(), scope.encode(), namespace=namespace)
 
 
 def _key_of_job() -> bytes:
-    return f"session-of-{job_scope_part()}".encode()
+    return names.job_key(job_scope_part()).encode()
+
+
+def task_id() -> str:
+    """Of the task that this thread runs; "" where it runs none, or Ray is not connected."""
+    return (ray.get_runtime_context().get_task_id() or "") if ray.is_initialized() else ""
+
+
+def in_plain_task() -> bool:
+    return in_worker() and not ray.get_runtime_context().get_actor_id()
 
 
 def check_same_settings(
     now: Config | ServerConfig, asked: Config, given: Mapping[str, Any]
 ) -> None:
+    session_name = getattr(now, "session_name", "")
+    ends = f"session={session_name!r}" if session_name else ""
     for name in (name for name, value in given.items() if value is not None):
         if getattr(asked, name) != getattr(now, name):
             raise ValueError(
-                f"{name}={given[name]!r}, and this session began with {getattr(now, name)!r}; call "
-                "clamor.shutdown() before clamor.init() with other settings, or leave them out"
+                f"{name}={given[name]!r}, and this session began with {getattr(now, name)!r}: "
+                f"leave it out, or end the session first with clamor.shutdown({ends})"
             )
 
 

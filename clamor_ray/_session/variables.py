@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clamor_ray import errors
+from clamor_ray._protocol.messages import Latest
 from clamor_ray._protocol.names import check_name
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session.process_sessions import current, with_current
@@ -45,39 +46,21 @@ class VariableInfo:
     nodes: tuple[str, ...]
 
 
-def give(session: Session, name: str | None, make: Callable[[], GlobalRef[Any]]) -> GlobalRef[Any]:
-    """Makes a variable and gives it a name, where there is one to give.
-
-    Raises:
-        NameTakenError: Another variable has the name. What was made is freed.
-    """
-    if name is None:
-        return make()
-    check_name(name, "variable")
-    if session.rpc.find_name(name) is not None:  # before gigabytes are copied
-        raise errors.NameTakenError(f"There is a variable named {name!r} already.")
-    ref = make()
-    ref._name = name
-    try:
-        session.rpc.give_name(name, ref._region, ref._packed())
-    except BaseException:
-        session.free(ref)
-        raise
-    return ref
-
-
 def _found(session: Session, name: str) -> GlobalRef[Any] | None:
     found = session.rpc.find_name(name)
     if found is None:
         return None
-    packed, latest = found
+    return _at(*found)
+
+
+def _at(packed: bytes, latest: Latest) -> GlobalRef[Any]:
     ref = GlobalRef._unpacked(packed)
     ref._move(ref._state_of(latest))
     return ref
 
 
 def _put(name: str, obj: Any, session: Session) -> GlobalRef[Any]:
-    return give(session, name, lambda: session.creator.put(obj))
+    return session.named(name, lambda: session.creator.put(obj))
 
 
 def open(name: str) -> GlobalRef[Any]:
@@ -188,8 +171,9 @@ def variables() -> list[VariableInfo]:
     for record in current().rpc.variables():
         what = ("", record.length_bytes)
         if record.packed is not None:
-            ref = GlobalRef._unpacked(record.packed)
+            ref = _at(record.packed, record.latest)
             what = (str(ref._plan.kind), ref.nbytes)
         for name in record.names or (None,):
-            found.append(VariableInfo(name, record.region, record.version, *what, record.nodes))
+            at = (record.region, record.latest.version)
+            found.append(VariableInfo(name, *at, *what, record.nodes))
     return sorted(found, key=lambda info: (info.name is None, info.name or "", info.region))

@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
+from clamor_ray._session import process_sessions
 from clamor_ray.actors.registry.registry import _has_ended
 from tests.conftest import ANSWER_S, until
 from tests.support import driver_script
@@ -325,4 +327,148 @@ def test_it_ends_with_the_node_of_its_registry(cluster: LocalCluster) -> None:
     assert clamor.init(session=NAME, lifetime="detached").scope != scope
     with pytest.raises(errors.SessionEndedError):
         ref.get()
+    until(lambda: not of_scope(scope), ANSWER_S)  # page servers of other nodes hear of it, too
     clamor.shutdown(session=NAME)
+
+
+@ray.remote(num_cpus=0)
+class Member:
+    """An actor of a driver that is attached by name; it does not attach itself."""
+
+    def work(self) -> tuple[int, int, int]:
+        far = clamor.open("index").get()
+        held = [clamor.put(np.arange(10**5)).get() for _ in range(20)]
+        clamor.prefetch(far[:10])
+        clamor.prefetch(held[0][:10])
+        assert int(held[0][7]) == int(far[7]) == 7
+        n_sessions = len(process_sessions.sessions())
+        return n_sessions, threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+
+def test_a_worker_of_an_attached_driver_has_one_part(cluster: LocalCluster, kept: str) -> None:
+    clamor.init(session=NAME)
+    member = Member.options(resources={node_resource(1): 0.001}).remote()
+    n_sessions, n_threads, n_fds = ray.get(member.work.remote(), timeout=ANSWER_S)
+    assert n_sessions == 1
+    again = ray.get(member.work.remote(), timeout=ANSWER_S)
+    assert again[0] == 1
+    assert again[1] <= n_threads + 5
+    assert again[2] <= n_fds + 30  # a descriptor for each variable of the second time
+    ray.kill(member)
+
+
+def test_a_task_that_attaches_does_so_for_itself(cluster: LocalCluster, kept: str) -> None:
+    @ray.remote(num_cpus=0, resources={node_resource(1): 0.001}, max_calls=0)
+    def attach() -> tuple[int, int]:
+        clamor.init(session=NAME)
+        clamor.put(np.ones(10**5), name="of the task")
+        return os.getpid(), int(clamor.open("index").get()[4])
+
+    @ray.remote(num_cpus=0, resources={node_resource(1): 0.001}, max_calls=0)
+    def plain() -> tuple[int, str]:
+        clamor.put(np.ones(10**5), name=f"of {os.getpid()}")
+        return os.getpid(), clamor.init().scope
+
+    own = clamor.init().scope
+    pid, value = ray.get(attach.remote(), timeout=ANSWER_S)
+    assert value == 4
+
+    def same_worker() -> bool:
+        other, scope = ray.get(plain.remote(), timeout=ANSWER_S)
+        assert scope == own
+        clamor.free(clamor.open(f"of {other}"))
+        return other == pid
+
+    until(same_worker, ANSWER_S)
+    clamor.shutdown()
+    clamor.init(session=NAME)
+    assert {"index", "of the task"} <= {info.name for info in clamor.variables()}
+
+
+def test_the_end_of_one_leaves_the_other(cluster: LocalCluster, kept: str) -> None:
+    @ray.remote(num_cpus=0, resources={node_resource(1): 0.001})
+    def scope() -> str:
+        return clamor.init().scope
+
+    other = clamor.init(session="other", lifetime="detached").scope
+    clamor.init(session=NAME)
+    x = clamor.open("index").get()
+    assert ray.get(scope.remote(), timeout=ANSWER_S) == kept
+    clamor.shutdown(session="other")
+    assert ray.get(scope.remote(), timeout=ANSWER_S) == kept
+    second = clamor.init(session="other", lifetime="detached").scope
+    assert second != other
+    assert ray.get(scope.remote(), timeout=ANSWER_S) == second
+    clamor.shutdown(session="other")
+    assert clamor.put(np.zeros(10**5))._scope == kept
+    assert ray.get(scope.remote(), timeout=ANSWER_S) == kept
+    assert int(x[8]) == 8
+
+
+def test_init_begins_anew_where_another_has_ended_it(cluster: LocalCluster, kept: str) -> None:
+    clamor.init(session=NAME)
+    other_driver(cluster, "clamor.shutdown(session='kept')\n")
+    assert clamor.init().session is None
+    assert int(clamor.put(np.arange(10**5)).get()[5]) == 5
+
+
+def test_who_dies_while_it_ends_a_session_leaves_the_name(cluster: LocalCluster, kept: str) -> None:
+    registry = ray.get_actor("session-kept", namespace="clamor")
+    ray.get(registry.shutdown.remote(), timeout=ANSWER_S)  # and is killed before it kills that
+    assert NAME not in [info.name for info in clamor.sessions()]
+    assert clamor.init(session=NAME, lifetime="detached").scope != kept
+
+
+def test_a_session_that_hangs_can_be_ended(
+    cluster: LocalCluster, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = ray.get_actor("session-kept", namespace="clamor")
+    pid = ray.get(registry.ping.remote(), timeout=ANSWER_S)
+    monkeypatch.setenv("CLAMOR_CONTROL_TIMEOUT_S", "2")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        clamor.shutdown(session=NAME)
+        until(lambda: not of_scope(kept), ANSWER_S)
+    finally:
+        if Path(f"/proc/{pid}").exists():
+            os.kill(pid, signal.SIGCONT)
+    assert NAME not in [info.name for info in clamor.sessions()]
+
+
+def test_other_threads_read_while_one_attaches_again(cluster: LocalCluster, kept: str) -> None:
+    clamor.init(session=NAME)
+    x = clamor.open("index").get()
+    failed: list[BaseException] = []
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            try:
+                clamor.prefetch(x[:10])
+            except BaseException as failure:
+                failed.append(failure)
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(20):
+        clamor.init(session=NAME)
+    is_over.set()
+    reader.join(ANSWER_S)
+    assert failed == []
+
+
+def test_without_its_cluster_it_says_so(cluster: LocalCluster, kept: str) -> None:
+    said = other_driver(
+        cluster,
+        """
+clamor.init(session="kept")
+ray.shutdown()
+try:
+    clamor.open("index")
+except clamor.NotInitializedError as error:
+    print(error, ray.is_initialized())
+""",
+    )
+    assert said.startswith("ray.shutdown() took the cluster"), said
+    assert said.split()[-1] == "False"

@@ -164,3 +164,21 @@ def test_a_bad_name_says_what_a_name_is(clamor_cluster: ClamorCluster, name: str
     with pytest.raises(TypeError, match="make is a callable"):
         clamor.get_or_create("name", 7)  # type: ignore[arg-type]
     assert ready() == before
+
+
+def test_a_hash_map_has_a_name(clamor_cluster: ClamorCluster) -> None:
+    ages = clamor.HashMap.build(np.arange(1000), np.full(1000, 30), name="ages")
+    with clamor.update(ages) as m:
+        m[5] = 55
+    assert clamor.HashMap(clamor.open("ages")).get(5) == 55
+    for obj in (ages, ages.ref):
+        with pytest.raises(TypeError, match="is a variable already"):
+            clamor.put(obj, name="a wrapper")
+
+
+def test_what_has_grown_is_listed_as_it_is(clamor_cluster: ClamorCluster) -> None:
+    ref = clamor.zeros(1000, capacity=5000, name="grows")
+    with clamor.update(ref, grow_to=5000) as x:
+        x[4999] = 1
+    (info,) = [info for info in clamor.variables() if info.name == "grows"]
+    assert (info.version, info.kind, info.nbytes) == (1, "ndarray float64 (5000,)", 40_000)
