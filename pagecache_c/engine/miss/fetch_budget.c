@@ -24,6 +24,7 @@
 #include "engine/miss/miss.h"
 
 #include <assert.h>
+#include <stdlib.h>
 
 #define QUARTERS 4              /* of a block: room is counted in these */
 #define QUARTERS_A_TOUCH 7      /* 1.75 blocks may be fetched for each that is touched */
@@ -38,6 +39,12 @@ static_assert((1u << (PC__PAGE_LEVELS - 1)) / PART_BLOCKS <= PC__MOST_LEFT_OUT, 
 void pc__budget_init(struct pc__budget *budget)
 {
     *budget = (struct pc__budget){.room = QUARTERS * SPARE_BLOCKS, .random = 0x9e3779b97f4a7c15ull};
+}
+
+void pc__budget_free(struct pc__budget *budget)
+{
+    free(budget->marks);
+    budget->marks = NULL;
 }
 
 uint64_t pc__budget_room(const struct pc__budget *budget)
@@ -78,7 +85,20 @@ static uint64_t draw(struct pc__budget *budget, uint64_t n)
 
 static struct pc__mark *slot_of(struct pc__budget *budget, uint64_t block)
 {
-    return &budget->marks[block * 0x9e3779b97f4a7c15ull >> (64 - PC__MARK_BITS)];
+    return &budget->marks[block * 0x9e3779b97f4a7c15ull >> (64 - budget->mark_bits)];
+}
+
+/* Small variables are many, and most of them never need any. False: there is no memory. */
+static bool has_marks(struct pc__budget *budget, uint64_t n_blocks)
+{
+    unsigned bits = 1;
+    if (budget->marks)
+        return true;
+    while (bits < PC__MOST_MARK_BITS && 1ull << bits < n_blocks)
+        bits++;
+    budget->marks = calloc(1u << bits, sizeof *budget->marks);
+    budget->mark_bits = bits;
+    return budget->marks;
 }
 
 static bool is_fresh(const struct pc__choice_sets *sets, uint64_t block)
@@ -103,7 +123,8 @@ void pc__budget_ask(struct pc__budget *budget, const struct pc__choice_sets *set
         others += i != block && is_fresh(sets, i);
     pc__budget_fetched(budget, others);
     choice->n_left_out = 0;
-    if (others < PC__LEAST_MARKED || !one_in || draw(budget, one_in))
+    if (others < PC__LEAST_MARKED || !one_in || draw(budget, one_in) ||
+        !has_marks(budget, sets->present->n_blocks))
         return;
     /* One of each part. */
     const uint64_t parts = (others - 1) / PART_BLOCKS + 1;
@@ -130,8 +151,8 @@ static bool is_valid(const struct pc__choice_sets *sets, uint64_t block)
 bool pc__budget_take_mark(struct pc__budget *budget, const struct pc__choice_sets *sets,
                           uint64_t block)
 {
-    struct pc__mark *mark = slot_of(budget, block);
-    if (!mark->stands_for || mark->block != block)
+    struct pc__mark *mark = budget->marks ? slot_of(budget, block) : NULL;
+    if (!mark || !mark->stands_for || mark->block != block)
         return false;
     const uint64_t others = mark->stands_for - 1; /* the fault has counted the block itself */
     *mark = (struct pc__mark){0};

@@ -92,7 +92,7 @@ struct pc__choice_sets {
 };
 
 /* fetch_budget.c: how much faults may fetch beyond what is touched. */
-#define PC__MARK_BITS 10
+#define PC__MOST_MARK_BITS 10u
 #define PC__LEAST_MARKED 3u        /* blocks beside the touched one: of fewer none is left out */
 /* A block that was left out: touched, it stands for so many. 0: there is none. */
 struct pc__mark {
@@ -103,9 +103,11 @@ struct pc__budget {
     uint64_t fetched, touched;     /* blocks, so far; touched: as estimated */
     int64_t room;                  /* in quarters of a block */
     uint64_t random;
-    struct pc__mark marks[1u << PC__MARK_BITS];
+    struct pc__mark *marks;        /* 1 << mark_bits slots; NULL until a block is left out */
+    unsigned mark_bits;
 };
 void pc__budget_init(struct pc__budget *budget);
+void pc__budget_free(struct pc__budget *budget);
 /* Blocks that may be asked for beyond those that are touched. */
 uint64_t pc__budget_room(const struct pc__budget *budget);
 /* Far more was fetched than touched: so much that readers are told. */

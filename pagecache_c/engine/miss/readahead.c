@@ -95,6 +95,7 @@ void pc__readahead_free(struct pc__readahead *pages)
     pc__blockset_free(&pages->demanded);
     pc__blockset_free(&pages->probed);
     pc__blockset_free(&pages->used);
+    pc__budget_free(&pages->budget);
 }
 
 static uint64_t n_blocks_of(const struct pc__readahead *pages)

@@ -267,6 +267,7 @@ static void test_what_is_left_out(uint64_t n_blocks, unsigned percent, unsigned 
               (unsigned long long)most, (unsigned long long)least);
     pc__blockset_free(&none);
     pc__blockset_free(&all);
+    pc__budget_free(&budget);
 }
 
 /* What came with it was evicted: the block is fetched anew, and says nothing of the rest. */
@@ -283,6 +284,7 @@ static void test_what_was_evicted(void)
     CHECK(!pc__budget_take_mark(&budget, &sets, choice.left_out[0]), "it counts");
     CHECK(budget.touched == 0, "%llu are touched", (unsigned long long)budget.touched);
     pc__blockset_free(&none);
+    pc__budget_free(&budget);
 }
 
 /* What is here, or on its way, is neither counted nor left out. */
@@ -304,6 +306,7 @@ static void test_what_is_here(void)
     }
     pc__blockset_free(&present);
     pc__blockset_free(&in_flight);
+    pc__budget_free(&budget);
 }
 
 /* Room that was not used adds up to two windows, no more. */
@@ -317,6 +320,7 @@ static void test_room_is_bounded(void)
           (unsigned long long)pc__budget_room(&budget));
     pc__budget_fetched(&budget, MOST_SPARE + 10);
     CHECK(pc__budget_room(&budget) == 0, "%llu", (unsigned long long)pc__budget_room(&budget));
+    pc__budget_free(&budget);
 }
 
 /* 16 MiB in vain, and half as much again as was touched. */
@@ -333,6 +337,7 @@ static void test_what_is_told(void)
     CHECK(!pc__budget_wastes(&budget), "a third of it in vain, but for one block");
     pc__budget_fetched(&budget, 1);
     CHECK(pc__budget_wastes(&budget), "a third of it in vain");
+    pc__budget_free(&budget);
 }
 
 /* A small variable comes with its first fault. */
