@@ -6,6 +6,7 @@ from . import data as data
 from . import errors as errors
 from ._build.region import Region as Region
 from ._build.region import build as build
+from ._objects.adapters import register_adapter as register_adapter
 from ._objects.global_array import GlobalArray as GlobalArray
 from ._objects.pointer import Pointer as Pointer
 from ._observe.access_report import read_report as read_report

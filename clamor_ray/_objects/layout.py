@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clamor_ray._error_base import level_of_caller
+from clamor_ray._objects.adapters import registered_reduction
 from clamor_ray._objects.arrow_slices import trimmed
 from clamor_ray._objects.global_array import GlobalArray, as_global, plain
 from clamor_ray._objects.kind import OBJECT, Kind, kind_of, kind_of_array
@@ -246,6 +247,9 @@ class _Pickler(cloudpickle.Pickler):
             return obj.reduction()
         if self.arrays is not None and isinstance(obj, np.ndarray):
             self.arrays.append(obj)
+        reduction = registered_reduction(obj)
+        if reduction is not NotImplemented:
+            return reduction
         reduction = array_reduction(obj)
         if reduction is not NotImplemented:
             return reduction
@@ -289,7 +293,7 @@ def dump(
     pickler.arrays = arrays
     try:
         pickler.dump(obj)
-    except (KeyboardInterrupt, SystemExit, MemoryError):
+    except (KeyboardInterrupt, SystemExit, MemoryError, UnpicklableError):
         raise
     except Exception as error:  # __reduce__ of any class may raise anything
         cls = type(obj)
