@@ -31,6 +31,7 @@ from clamor_ray._objects.adapters import registered_reduction
 from clamor_ray._objects.arrow_slices import trimmed
 from clamor_ray._objects.global_array import GlobalArray, as_global, plain
 from clamor_ray._objects.kind import OBJECT, Kind, kind_of, kind_of_array
+from clamor_ray._objects.library_adapters import library_reduction
 from clamor_ray._objects.pointer import Pointer
 from clamor_ray.errors import ClamorWarning, UnpicklableError
 
@@ -234,7 +235,7 @@ def array_reduction(obj: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
         return _reduce_tensor(torch, obj)
-    return NotImplemented
+    return library_reduction(obj)
 
 
 class _Pickler(cloudpickle.Pickler):
