@@ -335,7 +335,7 @@ def _call_all(calls: queue.SimpleQueue[Callable[[], object]]) -> None:
 
 def _end(session: Session) -> None:
     """This process leaves the session."""
-    if not session.owner and not session.is_ending and not session.was_told:
+    if session.goes_on:
         left = errors.NotInitializedError("This process has left the session: clamor.shutdown().")
         session.news.end(left)
         return

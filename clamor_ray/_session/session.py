@@ -76,6 +76,7 @@ class Session:
     name: str | None = None  # by which this process has attached to it
     bound_task = ""  # the plain task that has attached by the name: for it alone
     is_ending = False  # for all: its registry ends with it
+    goes_on = False  # it is only this process that leaves it
     in_driver = False
     _journal_fd: int | None = None  # held by the driver
     _has_left = False
@@ -418,6 +419,7 @@ class Session:
 
     def come_back(self) -> None:
         """Undoes `leave`, before `close`."""
+        self.goes_on = False
         self._has_left = False
 
     def fetch_leased(self, timeout_s: float) -> None:

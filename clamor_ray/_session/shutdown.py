@@ -32,7 +32,8 @@ def end(session: Session, exiting: bool = False, for_all: bool = False) -> None:
     ends = session.is_ending = (session.owner or for_all) and session.is_here
     keeps = session.in_driver or session.name is not None
     if keeps and session.is_here and not ends and not exiting:
-        session.leave()  # it goes on, and so does what this process reads of it
+        session.goes_on = True  # and so does what this process reads of it
+        session.leave()
         session.name = None
         process_sessions._over.append(session)
         return

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bench import query_share
 from bench.peers import redis
 from tests.bench.conftest import lines_of, run_bench
 from tests.support.lab import remove_stale, require_lab
@@ -67,6 +68,16 @@ def test_first_touch_ends_with_the_figures_of_each_way(bench: Bench) -> None:
     # Of what is fetched by blocks, each touched block has come.
     assert loops
     assert all(loop["fetch_ratio"] >= 1 for loop in loops)
+
+
+@pytest.mark.lab
+@pytest.mark.soak
+def test_query_share_ends_with_the_share_of_each_case(bench: Bench) -> None:
+    lines = bench("query_share", "--small")
+    shares = lines[-1]["summary"]["query_share"]
+    left_out = {"torch row", "polars row", "polars column"}  # what may not be installed
+    assert {*query_share.CASES} - left_out <= set(shares) <= {*query_share.CASES}
+    assert all(math.isfinite(share) and share > 0 for share in shares.values())
 
 
 @pytest.mark.lab
