@@ -266,7 +266,8 @@ def _warn_travels_whole(obj: object, plan: Plan) -> None:
         f"{cls.__module__}.{cls.__qualname__} keeps {format_bytes(plan.inband_bytes)} of its "
         f"{format_bytes(plan.total_bytes)} outside of buffers: it works, but every process that "
         "gets it reads and rebuilds that part whole. NumPy arrays, Arrow tables and pandas "
-        "frames, alone or inside other objects, are paged in where they are touched.",
+        "frames, alone or inside other objects, are paged in where they are touched. For a class "
+        "that can read memory that is not its own, clamor.register_adapter does that.",
         ClamorWarning,
         stacklevel=level_of_caller(),
     )

@@ -37,6 +37,7 @@ ray.init()
 clamor.init()
 """
 SETUP = {
+    "adapters.md": "",
     "building.md": """
 import pathlib
 import subprocess
@@ -89,6 +90,7 @@ CHECKS_FIRST = {
 }
 # Behind the last one.
 CHECKS = {
+    "adapters.md": "assert answer == 64 and not ref.get().words.flags.writeable\n",
     "building.md": """
 got = ref.get()
 assert got["points"][0, 0] == 3 * 10**7 - 3 and got["order"][0] == 10**7 - 1
