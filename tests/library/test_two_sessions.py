@@ -310,8 +310,8 @@ except errors.ClamorWarning:
     pass
 else:
     raise AssertionError("it did not warn")
-from clamor_ray._session import starting
-assert starting.find_registry(scope) is None  # it has ended all the same
+from clamor_ray._protocol import ray_state
+assert ray_state.find_registry(scope) is None  # it has ended all the same
 assert clamor.init().scope != scope
 print("ended")
 """
