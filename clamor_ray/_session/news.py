@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from clamor_ray import errors
 from clamor_ray._protocol import names
+from clamor_ray._protocol.cause import cause_of
 from clamor_ray._session import end_hooks
 
 if TYPE_CHECKING:
@@ -258,7 +259,7 @@ class News:
                 if now - begun >= config.reattach_s:
                     raise errors.ServerUnavailableError(
                         f"This node's page server has not answered for {config.reattach_s:g} s: "
-                        f"{failure}.",
+                        f"{cause_of(failure)}.",
                         hint="Newer versions are not heard of any more: watch the variable again.",
                     ) from failure
                 if now >= ask_at:

@@ -29,7 +29,7 @@ OPS: tuple[Op, ...] = ("add", "max", "min")
 
 class Ref:
     def __init__(self, region: int) -> None:
-        self.region = region
+        self._region = region
 
 
 def _loop(op: Op, ids: Array, values: Array) -> dict[int, Array]:

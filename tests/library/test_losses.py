@@ -48,7 +48,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Any:
     return FakeSession()
 
 
-REF: Any = SimpleNamespace(scope="scope", region=7)
+REF: Any = SimpleNamespace(_scope="scope", _region=7)
 
 
 def warned(session: Any, loss: int, action: Any = "always") -> list[Any]:

@@ -121,7 +121,7 @@ class Process:
     def open(self, region: int = 7, version: int = 3, loss: int = 5) -> None:
         client: Any = self.client
         session: Any = self.session
-        ref: Any = SimpleNamespace(region=region, version=version)
+        ref: Any = SimpleNamespace(_region=region, version=version)
         self.ends.check(session, ref, self.ends.note(client), loss)
 
 
