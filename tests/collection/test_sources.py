@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import glob
 import gzip
 import os
 import pickle
 import socket
+import sys
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clamor_ray.collection.data import blocks
-from clamor_ray.collection.io import sinks, sources
+from clamor_ray.collection.io import npy, sinks, sources
 from clamor_ray.collection.io.files import File, Store, files, read_bytes
 from clamor_ray.errors import MissingColumnError, SourceError, StorageError
 from tests.support.lab import LocalCluster
@@ -503,6 +507,35 @@ def test_npy_files(tmp_path: Path) -> None:
         splits = sources.npy_splits(tmp_path, n=n)
         assert len(splits) == (n or 3)
         assert _read(splits) == list(range(30))
+
+
+class Garbage:
+    """A cycle, whose finalizer lets another thread run."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        time.sleep(0)
+
+
+def test_npy_headers_are_read_on_threads_while_garbage_is_collected(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((10, 3)))
+    (file,) = files(str(tmp_path / "x.npy"))
+    before, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.set_threshold(5)
+    sys.setswitchinterval(1e-6)
+
+    def read(_: int) -> tuple[int, ...]:
+        Garbage()
+        return npy.npy_header(file).shape
+
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(read, range(4000))) == {(10, 3)}
+    finally:
+        gc.set_threshold(*before)
+        sys.setswitchinterval(interval)
 
 
 def test_npy_reads_its_rows_only(tmp_path: Path) -> None:

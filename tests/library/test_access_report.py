@@ -203,5 +203,5 @@ def test_of_a_variable(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
 
 
 def test_it_is_loaded_when_it_is_used() -> None:
-    assert clamor.read_report is access_report.reads
+    assert clamor.read_report is access_report.read_report
     assert "reads" in clamor.__all__

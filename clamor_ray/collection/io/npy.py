@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,9 @@ from clamor_ray.errors import SourceError
 
 _HEADER_BYTES = 4096  # of the first look; NumPy pads to 64, few are longer than 128
 _HEADER_MOST_BYTES = 10_000  # NumPy's own limit: literal_eval is not safe beyond
+# Headers are read on several threads, and up to Python 3.11 a thread that parses may spoil the count
+# of another's recursion, where a collection of garbage comes between: SystemError.
+_parsing = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,8 @@ def npy_header(file: File) -> NpyHeader:
             head = read_bytes(file, source, 0, start + n_bytes)
     try:
         text = head[start : start + n_bytes].decode("utf-8" if head[6] == 3 else "latin-1")
-        said = ast.literal_eval(text)
+        with _parsing:
+            said = ast.literal_eval(text)
         shape = tuple(said["shape"])
         fortran = bool(said["fortran_order"])
         dtype = np.lib.format.descr_to_dtype(said["descr"])
