@@ -169,11 +169,19 @@ def variables() -> list[VariableInfo]:
     """
     found = []
     for record in current().rpc.variables():
-        what = ("", record.length_bytes)
+        kind, nbytes = "", record.length_bytes
         if record.packed is not None:
             ref = _at(record.packed, record.latest)
-            what = (str(ref._plan.kind), ref.nbytes)
+            kind, nbytes = str(ref._plan.kind), ref.nbytes
         for name in record.names or (None,):
-            at = (record.region, record.latest.version)
-            found.append(VariableInfo(name, *at, *what, record.nodes))
+            found.append(
+                VariableInfo(
+                    name=name,
+                    region=record.region,
+                    version=record.latest.version,
+                    kind=kind,
+                    nbytes=nbytes,
+                    nodes=record.nodes,
+                )
+            )
     return sorted(found, key=lambda info: (info.name is None, info.name or "", info.region))

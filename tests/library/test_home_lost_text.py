@@ -178,7 +178,8 @@ class LosingClient(_native.Client):
 
     def __init__(self) -> None:
         self._mapped = {}
-        self._remember(SimpleNamespace(id=8, address=1 << 44, length_bytes=1 << 20, loss=0), 7, 2)
+        mapped = {"address": 1 << 44, "length_bytes": 1 << 20, "loss": 0, "wastes": False}
+        self._remember(SimpleNamespace(id=8, **mapped), 7, 2)
 
     def _call(self, function: Any, *args: Any) -> int:
         return PC_ERR_HOME_LOST
@@ -254,7 +255,8 @@ def test_few_mappings_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "MAPPED_MOST", 4)
     client = LosingClient()
     for number in range(100, 120):
-        client._remember(SimpleNamespace(id=number, address=0, length_bytes=0, loss=0), number, 0)
+        mapped = {"address": 0, "length_bytes": 0, "loss": 0, "wastes": False}
+        client._remember(SimpleNamespace(id=number, **mapped), number, 0)
         assert len(client._mapped) <= 4
     assert {118, 119} <= client._mapped.keys()
 

@@ -15,7 +15,7 @@ from clamor_ray.errors import SourceError
 
 _HEADER_BYTES = 4096  # of the first look; NumPy pads to 64, few are longer than 128
 _HEADER_MOST_BYTES = 10_000  # NumPy's own limit: literal_eval is not safe beyond
-# Headers are read on several threads, and up to Python 3.11 a thread that parses may spoil another's
+# Headers are read on several threads. Up to Python 3.11 a thread that parses may spoil another's
 # count of recursion, where a collection of garbage comes between: SystemError.
 _parsing = threading.Lock()
 
