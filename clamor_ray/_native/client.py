@@ -374,11 +374,11 @@ class Client(_Handle):
         n_blocks = int(mapped.length_bytes) // BLOCK_BYTES
         self._mapped[int(mapped.id)] = (region, version, n_blocks)
         return Mapping(
-            int(mapped.id),
-            int(mapped.address),
-            int(mapped.length_bytes),
-            int(mapped.loss),
-            bool(mapped.wastes),
+            id=int(mapped.id),
+            address=int(mapped.address),
+            length_bytes=int(mapped.length_bytes),
+            loss=int(mapped.loss),
+            wastes=bool(mapped.wastes),
         )
 
     def _check(self, code: int, mapping_id: int, blocks: str | None = None) -> int:

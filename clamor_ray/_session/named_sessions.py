@@ -188,11 +188,11 @@ def _said(info: SessionInfo, answer: Any) -> SessionInfo | None:
     except errors.ClamorError as error:
         return SessionInfo(info.name, info.scope, error=error.message)
     return SessionInfo(
-        info.name,
-        report.config.job_scope,
-        report.config.began_at_s,
-        report.n_variables,
-        report.nbytes,
+        name=info.name,
+        scope=report.config.job_scope,
+        began_at_s=report.config.began_at_s,
+        n_variables=report.n_variables,
+        nbytes=report.nbytes,
     )
 
 
