@@ -28,6 +28,7 @@ from clamor_ray.actors.process import journal_watcher, starting
 from clamor_ray.actors.process.throttle import MOST, WINDOW_S
 from clamor_ray.actors.registry.registry import Registry, journal_directory
 from tests.conftest import ANSWER_S, until
+from tests.support.claims_table import ListTable
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
 from tests.support.session_rig import keepers
@@ -481,6 +482,7 @@ def test_a_registry_that_cannot_take_back_what_it_knew(
     monkeypatch.setattr(module, "session_directory", lambda: tmp_path)
     monkeypatch.setattr(module.keeper_process, "raylet_pid", lambda: 1)
     monkeypatch.setattr(module.keeper_process, "hold_and_watch", lambda *_: -1)
+    monkeypatch.setattr(module, "RayTable", ListTable)  # there may be no cluster
     monkeypatch.setattr(starting.time, "sleep", lambda _: None)
 
     def raises(registry: Any) -> None:
