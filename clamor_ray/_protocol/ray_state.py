@@ -82,7 +82,7 @@ def _has_scope(registry: Any, scope: str) -> bool:
         return bool(ray.get(registry.scope.remote(), timeout=ASK_S) == scope)
     except GONE:
         return False
-    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+    except ray.exceptions.RayError:
         return True
 
 

@@ -23,7 +23,6 @@ from clamor_ray._protocol.messages import (
     RegionRecord,
     RegistryReport,
     ServerInfo,
-    SessionReport,
     VariableRecord,
 )
 from clamor_ray._protocol.rendezvous import Guest, Meeting, Waiting
@@ -64,12 +63,6 @@ class RegistryClient:
 
     def ping(self, *, timeout_s: float | None = None) -> int:
         return self._ask("ping", timeout_s=timeout_s)
-
-    def scope(self) -> str:
-        return self._ask("scope")
-
-    def report(self, *, timeout_s: float | None = None) -> SessionReport:
-        return self._ask("report", timeout_s=timeout_s)
 
     def secret(self) -> bytes:
         return self._ask("secret")

@@ -134,7 +134,11 @@ def test_variables_are_listed(clamor_cluster: ClamorCluster) -> None:
         "small", small._region, 0, "ndarray float64 (3,)", 24, ()
     )
     assert [i.name for i in listed if i.region == nameless._region] == [None]
-    assert clamor.stats().names == {ref._region: "listed", small._region: "small"}
+    stats = clamor.stats()
+    assert stats.names == {ref._region: "listed", small._region: "small"}
+    assert f"region {ref._region} is 'listed'" in str(stats)
+    assert str(clamor.read_report(ref)).startswith("listed, version 1")
+    assert repr(clamor.read_report(small)).startswith("Reads(small, ")
     clamor.free(nameless)
 
 

@@ -109,5 +109,4 @@ def name_of(ref: GlobalRef[Any]) -> str:
     """A variable for people."""
     if ref.name is not None:
         return ref.name
-    kind = ref._plan.type_name if hasattr(ref._plan, "type_name") else "variable"
-    return f"{kind} {ref._region}" if not ref._inline else f"{kind} (inline)"
+    return "variable (inline)" if ref._inline else f"variable {ref._region}"
