@@ -336,7 +336,14 @@ def test_functions_run_on_a_thread_and_may_fail(
     assert called.get(timeout=WAIT_S)[0] == 4  # of those that came meanwhile the newest
     assert "ZeroDivisionError: of the user" in caplog.text
     go.clear()
-    process.call(1, 3, lambda version: go.wait(WAIT_S))  # holds the thread up
+    is_held = threading.Event()
+
+    def hold_up(version: int) -> None:
+        is_held.set()
+        go.wait(WAIT_S)
+
+    process.call(1, 3, hold_up)
+    assert is_held.wait(WAIT_S)  # else version 5 may come before the thread is held up
     node.commit()
     assert direct.version() == 5
     watch.cancel()  # what waits for the thread is not called any more, either
