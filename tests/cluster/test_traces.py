@@ -43,14 +43,16 @@ def lab() -> Iterator[LocalCluster]:
     require_lab("local")
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
-    with local_cluster(2, dashboard=True, connect=False) as lab:
-        every_line = ray.LoggingConfig(log_level="DEBUG")
-        ray.init(address=lab.address, logging_config=every_line, log_to_driver=False)
-        clamor.init()
-        yield lab
-    # Ray sets up the root of this process's loggers, and leaves it so for all later tests.
-    root.setLevel(level)
-    root.handlers[:] = handlers
+    try:
+        with local_cluster(2, dashboard=True, connect=False) as lab:
+            every_line = ray.LoggingConfig(log_level="DEBUG")
+            ray.init(address=lab.address, logging_config=every_line, log_to_driver=False)
+            clamor.init()
+            yield lab
+    finally:
+        # Ray sets up the root of this process's loggers, and leaves it so for all later tests.
+        root.setLevel(level)
+        root.handlers[:] = handlers
 
 
 def there(function: Any) -> Any:
