@@ -211,6 +211,9 @@ class Leased:
     client: Client | None = None
 
 
+_NONE_SORTED: Final[tuple[int, list[int], list[Leased]]] = (0, [], [])
+
+
 class LeaseTable:
     """Finds the mapping of an address. Safe from any thread, and from finalizers: it has no lock,
     every change is one dict operation, and the sorted form is rebuilt by whoever needs it. That
@@ -224,7 +227,7 @@ class LeaseTable:
         # Of leases whose read set is being taken: the mapping, and rows that came without a touch.
         self.gathered: dict[int, tuple[int, list[Runs]]] = {}
         self._change = 0
-        self._sorted: tuple[int, list[int], list[Leased]] = (0, [], [])
+        self._sorted = _NONE_SORTED
 
     def add(
         self,
@@ -241,6 +244,7 @@ class LeaseTable:
     def forget(self, token: int) -> None:
         self._leased.pop(token, None)
         self._change = next(_changes)
+        self._sorted = _NONE_SORTED  # it would keep the snapshot, and so the variable
 
     def note_gathered(self, mapping_id: int, runs: Callable[[], Runs]) -> None:
         """Rows of a mapping are read without being touched; `runs` gives their blocks."""
@@ -280,6 +284,8 @@ class LeaseTable:
             entries = sorted(by_mapping.values(), key=lambda e: (e.mapping.address, e.mapping.id))
             known = (change, [leased.mapping.address for leased in entries], entries)
             self._sorted = known
+            if self._change != change:
+                self._sorted = _NONE_SORTED
         _, starts, entries = known
         index = bisect.bisect_right(starts, address) - 1
         if index < 0:
