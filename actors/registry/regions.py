@@ -16,6 +16,7 @@ from clamor_ray._objects.layout import Plan
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import (
     INLINE_BASE,
+    Counted,
     FreeAnswer,
     LookupAnswer,
     Pinned,
@@ -103,6 +104,7 @@ class Regions:
         losses: Blocks that are lost.
         background: Where spare regions are looked after.
         forget: Are told of a region that is freed or abandoned.
+        count: Is told how the references to a region that is sealed are counted.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Regions:
         losses: Losses,
         background: BackgroundTasks,
         forget: Iterable[Callable[[int], object]],
+        count: Callable[[int, Counted], object],
     ) -> None:
         self._core = core
         self._log = log
@@ -133,6 +136,7 @@ class Regions:
         self._losses = losses
         self._background = background
         self._forget = tuple(forget)
+        self._count = count
         self._given_up: dict[int, None] = {}  # requests; the oldest first
         self._spares = SpareRegions(
             self._which_are_known, lambda region: ends.carry_out(core.abandon(region))
@@ -181,22 +185,29 @@ class Regions:
             return again, False
         return self._core.create_region(length_bytes, server_id, time.monotonic(), request_id), True
 
-    def seal(self, region: int, source: Source | None = None) -> RegionRecord:
+    def seal(
+        self, region: int, source: Source | None = None, counted: Counted | None = None
+    ) -> RegionRecord:
         """The region's bytes are in place: it can be looked up from now on.
 
         Args:
             region: Its id.
             source: What makes them again.
+            counted: How its references are counted; None: it stays until it is freed.
 
         Raises:
             NoSuchRegion, IllegalTransition: See ``RegistryCore.seal``.
             JournalFullError: It is not sealed.
             ProtocolError: The source cannot be read. It is not sealed.
         """
-        return self._seal(region, source, None)
+        return self._seal(region, source, counted, None)
 
     def _seal(
-        self, region: int, source: Source | None, created: tuple[RegionRecord, int, int] | None
+        self,
+        region: int,
+        source: Source | None,
+        counted: Counted | None,
+        created: tuple[RegionRecord, int, int] | None,
     ) -> RegionRecord:
         """Also writes down a region that is made, where there is one: both, or neither."""
         learn = self._read_source(region, source)  # before the journal has it
@@ -208,17 +219,25 @@ class Regions:
             self._journal.create_region(*created)
         record = self._core.seal(region, written=True)
         learn()
+        if counted is not None:
+            self._count(region, counted)
         self._spares.sealed(region)
         self._log.open(region, record.homes, record.length_bytes)
         return record
 
     async def seal_and_create(
-        self, region: int, source: Source | None, length_bytes: int, node_id: str, request_id: int
+        self,
+        region: int,
+        source: Source | None,
+        length_bytes: int,
+        node_id: str,
+        request_id: int,
+        counted: Counted | None = None,
     ) -> RegionRecord | None:
         """``seal``, and ``create`` of one for the next ``put``, which then needs no call.
 
         Args:
-            region, source: As in ``seal``.
+            region, source, counted: As in ``seal``.
             length_bytes, node_id, request_id: As in ``create``.
 
         Returns:
@@ -229,9 +248,9 @@ class Regions:
             As ``seal``.
         """
         if self._servers.is_here(node_id) and self._core.addresses.has_room(length_bytes):
-            record = self._seal_and_make(region, source, length_bytes, node_id, request_id)
+            record = self._seal_and_make(region, source, counted, length_bytes, node_id, request_id)
         else:  # it may take a minute, which a region that is filled does not wait for
-            self.seal(region, source)
+            self.seal(region, source, counted)
             try:
                 record = await self.create(length_bytes, node_id, request_id)
             except (errors.ClamorError, RegistryError, RayError) as failure:
@@ -244,13 +263,20 @@ class Regions:
         return record
 
     def _seal_and_make(
-        self, region: int, source: Source | None, length_bytes: int, node_id: str, request_id: int
+        self,
+        region: int,
+        source: Source | None,
+        counted: Counted | None,
+        length_bytes: int,
+        node_id: str,
+        request_id: int,
     ) -> RegionRecord:
         """Both in one transaction. Nothing need be waited for."""
         server_id = self._core.server_id_at(node_id)
         record, is_new = self._make(length_bytes, server_id, request_id)
         try:
-            self._seal(region, source, (record, request_id, record.region + 1) if is_new else None)
+            created = (record, request_id, record.region + 1) if is_new else None
+            self._seal(region, source, counted, created)
         except BaseException:
             if is_new:
                 self._core.undo_create(record.region)
@@ -307,6 +333,19 @@ class Regions:
         if told := self._ends.hurry(region, but=here):
             await asyncio.wait(told, timeout=FREE_S)
         return FreeAnswer()
+
+    def free_unheld(self, regions: list[int]) -> None:
+        """Frees regions that nobody refers to. Nobody waits for it.
+
+        Raises:
+            JournalFullError: None of them is freed.
+        """
+        ready = [each for each in regions if self._core.state(each) is RegionState.READY]
+        self._journal.set_states([(region, RegionState.FREED.value) for region in ready])
+        orders = [order for region in ready for order in self._core.free(region, written=True)]
+        for region in regions:
+            self._close(region)
+        self._ends.carry_out(orders)
 
     async def lookup(self, region: int, server_id: int = 0) -> LookupAnswer:
         """The region's record with its newest version, or that it is freed or unknown.

@@ -40,6 +40,8 @@ from clamor_ray._protocol.handshake import SECRET_BYTES
 from clamor_ray._protocol.messages import (
     CommitRequest,
     Committed,
+    Counted,
+    Created,
     FreeAnswer,
     Latest,
     LocateAnswer,
@@ -70,6 +72,8 @@ from clamor_ray.actors.process import keeper_process, oom_score, starting
 from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.actors.process.journal_watcher import Reserve
 from clamor_ray.actors.process.throttle import throttle
+from clamor_ray.actors.reference_counting.counts import ReferenceCounts
+from clamor_ray.actors.reference_counting.ray_anchors import RayAnchors
 from clamor_ray.actors.registry.late_writes import LateWrites
 from clamor_ray.actors.registry.liveness import Handles, Liveness
 from clamor_ray.actors.registry.news import News
@@ -230,6 +234,7 @@ class Registry:
             background=background,
         )
         self._names = VariableNames(core, log, journal)
+        counts = self._counts = ReferenceCounts(self._names.has_name)
         self._regions = Regions(
             core=core,
             log=log,
@@ -242,8 +247,15 @@ class Registry:
             rebuilds=rebuilds,
             losses=losses,
             background=background,
-            forget=[self._read_sets.forget, lineage.region_freed, self._names.region_freed],
+            forget=[
+                self._read_sets.forget,
+                lineage.region_freed,
+                self._names.region_freed,
+                counts.forget,
+            ],
+            count=lambda region, counted: counts.begin(region, counted.anchor, counted.inside),
         )
+        self._anchors = RayAnchors(counts, self._regions.free_unheld, background)
         self._meetings = Meetings()
         self._news = News(log)
         self._task_ends = TaskEndLog()
@@ -439,17 +451,44 @@ class Registry:
         """See ``Regions.create``."""
         return await self._regions.create(length_bytes, node_id, request_id)
 
-    async def seal(self, region: int, source: Source | None = None) -> RegionRecord:
+    async def create_counted(
+        self, length_bytes: int, node_id: str, request_id: int, n_anchors: int
+    ) -> Created:
+        """See ``Regions.create`` and ``RayAnchors.make``."""
+        record = await self._regions.create(length_bytes, node_id, request_id)
+        return Created(record, self._anchors.make(n_anchors))
+
+    async def seal(
+        self, region: int, source: Source | None = None, counted: Counted | None = None
+    ) -> RegionRecord:
         """See ``Regions.seal``."""
-        return self._regions.seal(region, source)
+        return self._regions.seal(region, source, counted)
 
     async def seal_and_create(
-        self, region: int, source: Source | None, length_bytes: int, node_id: str, request_id: int
+        self,
+        region: int,
+        source: Source | None,
+        length_bytes: int,
+        node_id: str,
+        request_id: int,
+        counted: Counted | None = None,
     ) -> RegionRecord | None:
         """See ``Regions.seal_and_create``."""
         return await self._regions.seal_and_create(
-            region, source, length_bytes, node_id, request_id
+            region, source, length_bytes, node_id, request_id, counted
         )
+
+    async def anchors(self, n_anchors: int) -> list[Any]:
+        """See ``RayAnchors.make``."""
+        return self._anchors.make(n_anchors)
+
+    async def hold(self, region: int) -> Any:
+        """See ``RayAnchors.of``."""
+        return self._anchors.of(region)
+
+    async def nothing(self, n_times: int) -> list[None] | None:
+        """Returns None so many times: what anchors are made of."""
+        return None if n_times == 1 else [None] * n_times
 
     async def abandon(self, region: int, leased: bool = False) -> None:
         """See ``Regions.abandon``."""
@@ -469,9 +508,13 @@ class Registry:
 
     async def share(
         self, object_refs: list[Any], node_id: str, request_id: int = 0
-    ) -> tuple[RegionRecord, Plan]:
-        """See ``Regions.share``."""
-        return await self._regions.share(object_refs, node_id, request_id)
+    ) -> tuple[RegionRecord, Plan, Any]:
+        """See ``Regions.share``; its references are counted by the anchor, which is the last of
+        the three."""
+        record, plan = await self._regions.share(object_refs, node_id, request_id)
+        (anchor,) = self._anchors.make(1)
+        self._counts.begin(record.region, anchor.binary())
+        return record, plan, anchor
 
     async def give_up_share(self, request_id: int) -> None:
         """See ``Regions.give_up_share``."""
@@ -487,14 +530,15 @@ class Registry:
         """See ``VariableNames.give``."""
         self._names.give(name, region, packed)
 
-    async def find_name(self, name: str) -> tuple[bytes, Latest] | None:
-        """See ``VariableNames.find``.
+    async def find_name(self, name: str) -> tuple[bytes, Latest, Any] | None:
+        """See ``VariableNames.find``, and one more anchor of the variable.
 
         Raises:
             ClosedError: The session is being shut down.
         """
         self._check_not_ending()
-        return self._names.find(name)
+        found = self._names.find(name)
+        return None if found is None else (*found, self._anchors.of(found[1].region))
 
     async def drop_name(self, name: str) -> None:
         """See ``VariableNames.drop``."""

@@ -86,6 +86,10 @@ class VariableNames:
         for name in list(self._names.get(region, ())):
             self._forget(self._named[name])
 
+    def has_name(self, region: int) -> bool:
+        """Whether it has one: then it stays, whoever refers to it."""
+        return region in self._names
+
     def by_region(self) -> dict[int, str]:
         """The first name of each variable that has one."""
         return {region: min(names) for region, names in self._names.items()}

@@ -27,6 +27,7 @@ from clamor_ray._build import (
 )
 from clamor_ray._build.arena import Arena, ArenaBlock, MallocFunctions
 from clamor_ray._build.kept import Kept
+from clamor_ray._counting.anchors import Anchor, Anchors
 from clamor_ray._objects.layout import (
     BLOCK_BYTES,
     BUFFER_ALIGNMENT,
@@ -37,7 +38,6 @@ from clamor_ray._objects.layout import (
 )
 from clamor_ray._objects.pointer import Pointer
 from clamor_ray._protocol.config import SEAL_S
-from clamor_ray._protocol.rpc import new_request_id
 from clamor_ray._read import opener
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef
@@ -80,6 +80,8 @@ class Region:
         self._capsule: Any = None
         self._arrays: list[weakref.ref[npt.NDArray[Any]]] = []
         self._ref: GlobalRef[Any] | None = None
+        self._anchor: Anchor | None = None  # of what was published,
+        self._inside: Anchors = ()  # and of references in it
         self._is_leased = False  # its page server has sealed it: what is mapped here is a lease
         self._published: Any = None  # must stay where it is until the seal
         self._has_malloc = False  # libraries have allocated in it
@@ -89,7 +91,7 @@ class Region:
 
     def _create(self, session: Session) -> tuple[Session, Any]:
         size = self._length_bytes
-        return session, session.rpc.create_region(size, session.node_id, new_request_id())
+        return session, session.creator.create_region(size)
 
     def __enter__(self) -> Region:
         if self._state != "not entered":
@@ -144,6 +146,7 @@ class Region:
     def _seal(self) -> None:
         session, lease, region = self._session, self._lease, self._record.region
         assert lease is not None
+        assert self._anchor is not None
         # First: who writes after the seal gets a ValueError, not a signal, wherever we can.
         for reference in self._arrays:
             array = reference()
@@ -154,7 +157,7 @@ class Region:
                 lease.mapping.id, timeout_s=max(SEAL_S, session.config.connect_timeout_s)
             )
             self._is_leased = True
-            session.creator.seal_at_registry(region)
+            session.creator.seal_built(region, self._anchor, self._inside)
         except errors.FreedError as error:
             raise errors.ServerUnavailableError(
                 f"Region {region} was given up while it was built: the page server of this node "
@@ -172,6 +175,8 @@ class Region:
             assert self._arena is not None
             self._kept = Kept(self._session.client, self._lease, self._arena)
         self._published = self._capsule = self._arena = self._lease = None
+        self._ref = self._anchor = None  # they would keep the variable
+        self._inside = ()
 
     def _abandon(self) -> None:
         if self._ref is not None:
@@ -496,7 +501,8 @@ class Region:
             if self._holds(array):
                 self._remember(array)
         self._published = obj, taken.buffers, blocks
-        self._ref = self._session.creator.ref(self._record, taken.plan)
+        self._anchor, self._inside = self._session.creator.anchor(), taken.inside
+        self._ref = self._session.creator.ref(self._record, taken.plan, (self._anchor,))
         return self._ref
 
     def _holds(self, array: npt.NDArray[Any]) -> bool:

@@ -26,6 +26,7 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
+from clamor_ray._counting.anchors import Anchor, Anchors, collecting
 from clamor_ray._error_base import level_of_caller
 from clamor_ray._objects.adapters import registered_reduction
 from clamor_ray._objects.arrow_slices import trimmed
@@ -105,11 +106,19 @@ def make_plan(inband_bytes: int, buffer_bytes: Sequence[int], kind: Kind = OBJEC
 
 @dataclass(frozen=True, slots=True)
 class Pickled:
-    """An object taken apart. Holds the object's own memory: nothing is copied yet."""
+    """An object taken apart. Holds the object's own memory: nothing is copied yet.
+
+    Args:
+        plan: what lies where.
+        inband: the pickle stream.
+        buffers: out of band.
+        inside: anchors of the references that are in it.
+    """
 
     plan: Plan
     inband: memoryview
     buffers: tuple[memoryview, ...]
+    inside: Anchors = ()
 
     def pieces(self) -> Iterator[tuple[int, memoryview]]:
         """(offset, bytes) of everything that has to be written, in order."""
@@ -274,9 +283,16 @@ def _warn_travels_whole(obj: object, plan: Plan) -> None:
 
 
 def dump(
-    obj: object, arrays: list[npt.NDArray[Any]] | None = None
+    obj: object,
+    arrays: list[npt.NDArray[Any]] | None = None,
+    inside: list[Anchor] | None = None,
 ) -> tuple[memoryview, list[memoryview], bool]:
     """The pickle stream, the buffers out of band, and whether there are pointers in it.
+
+    Args:
+        obj: what is pickled.
+        arrays: gets those that were met.
+        inside: gets the anchors of references that were met.
 
     Raises:
         UnpicklableError: Something in it cannot be pickled; the cause says what.
@@ -294,7 +310,8 @@ def dump(
     pickler = _Pickler(stream, protocol=5, buffer_callback=out_of_band)
     pickler.arrays = arrays
     try:
-        pickler.dump(obj)
+        with collecting() as found:
+            pickler.dump(obj)
     except (KeyboardInterrupt, SystemExit, MemoryError, UnpicklableError):
         raise
     except Exception as error:  # __reduce__ of any class may raise anything
@@ -303,6 +320,8 @@ def dump(
             f"An object of type {cls.__module__}.{cls.__qualname__} cannot be pickled: "
             f"{type(error).__name__}: {error}."
         ) from error
+    if inside is not None:
+        inside += found
     return stream.getbuffer(), views, pickler.has_pointers
 
 
@@ -312,7 +331,8 @@ def take_apart(obj: object) -> Pickled:
     Raises:
         UnpicklableError: Something in it cannot be pickled; the cause says what.
     """
-    inband, views, has_pointers = dump(obj)
+    inside: list[Anchor] = []
+    inband, views, has_pointers = dump(obj, inside=inside)
     if has_pointers:
         raise UnpicklableError(
             "A clamor.Pointer means nothing in a copy of what it points to.",
@@ -321,7 +341,7 @@ def take_apart(obj: object) -> Pickled:
     plan = make_plan(inband.nbytes, [view.nbytes for view in views], kind_of(obj))
     if plan.inband_bytes > LARGE_INBAND_BYTES and 2 * plan.inband_bytes > plan.total_bytes:
         _warn_travels_whole(obj, plan)
-    return Pickled(plan, inband, tuple(views))
+    return Pickled(plan, inband, tuple(views), tuple(inside))
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,12 +353,14 @@ class InPlace:
         pieces: (offset, bytes) of what has to be copied.
         buffers: all of them: they must stay as they are for as long as the region is written.
         arrays: NumPy arrays that were met in the object, wherever they lie.
+        inside: anchors of the references that are in it.
     """
 
     plan: Plan
     pieces: tuple[tuple[int, memoryview], ...]
     buffers: tuple[memoryview, ...]
     arrays: tuple[npt.NDArray[Any], ...]
+    inside: Anchors
 
 
 def take_apart_in_place(
@@ -365,7 +387,8 @@ def take_apart_in_place(
         Whatever `place` raises.
     """
     arrays: list[npt.NDArray[Any]] = []
-    inband, views, has_pointers = dump(obj, arrays)
+    inside: list[Anchor] = []
+    inband, views, has_pointers = dump(obj, arrays, inside)
     pieces: list[tuple[int, memoryview]] = []
 
     def placed(view: memoryview, alignment: int) -> int:
@@ -396,7 +419,13 @@ def take_apart_in_place(
         fixed=fixed or has_pointers,
         kind=kind_of(obj),
     )
-    return InPlace(plan, tuple(pieces), tuple(views), tuple(arrays))
+    return InPlace(
+        plan=plan,
+        pieces=tuple(pieces),
+        buffers=tuple(views),
+        arrays=tuple(arrays),
+        inside=tuple(inside),
+    )
 
 
 def array_shape(shape: Any, dtype: Any) -> tuple[np.dtype[Any], tuple[int, ...], int]:

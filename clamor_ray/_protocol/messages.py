@@ -62,6 +62,33 @@ class FreeAnswer:
 
 
 @dataclass(frozen=True)
+class Counted:
+    """How a variable's references are counted, said when it is sealed.
+
+    Attributes:
+        anchor: Binary id of the Ray object that each of them carries.
+        inside: Anchors of the references that are inside the variable: as long as this one is
+            there, so are theirs.
+    """
+
+    anchor: bytes
+    inside: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True)
+class Created:
+    """A region, and anchors for it and for later ones.
+
+    Attributes:
+        record: Of the region.
+        anchors: ``ray.ObjectRef``s.
+    """
+
+    record: RegionRecord
+    anchors: list[Any]
+
+
+@dataclass(frozen=True)
 class RegionFreed:
     """The region existed and was freed (or abandoned); it never comes back."""
 

@@ -16,6 +16,8 @@ from clamor_ray._objects.layout import Plan
 from clamor_ray._protocol.messages import (
     CommitRequest,
     Committed,
+    Counted,
+    Created,
     FreeAnswer,
     Latest,
     LookupAnswer,
@@ -98,15 +100,30 @@ class RegistryClient:
     def create_region(self, length_bytes: int, node_id: str, request_id: int = 0) -> RegionRecord:
         return self._ask("create_region", length_bytes, node_id, request_id)
 
-    def seal(self, region: int, source: Source | None = None) -> RegionRecord:
-        return self._ask("seal", region, source)
+    def create_counted(
+        self, length_bytes: int, node_id: str, request_id: int, n_anchors: int
+    ) -> Created:
+        return self._ask("create_counted", length_bytes, node_id, request_id, n_anchors)
+
+    def seal(
+        self, region: int, source: Source | None = None, counted: Counted | None = None
+    ) -> RegionRecord:
+        return self._ask("seal", region, source, counted)
 
     def seal_and_create(
-        self, region: int, source: Source | None, length_bytes: int, node_id: str, request_id: int
+        self,
+        region: int,
+        source: Source | None,
+        length_bytes: int,
+        node_id: str,
+        request_id: int,
+        counted: Counted | None = None,
     ) -> RegionRecord | None:
-        return self._ask(
-            "seal_and_create", region, source, length_bytes, node_id, request_id, packed=True
-        )
+        created = (length_bytes, node_id, request_id)
+        return self._ask("seal_and_create", region, source, *created, counted, packed=True)
+
+    def anchors(self, n_anchors: int) -> list[Any]:
+        return self._ask("anchors", n_anchors)
 
     def abandon(self, region: int, leased: bool = False) -> None:
         self._ask("abandon", region, leased)
@@ -124,7 +141,7 @@ class RegistryClient:
         request_id: int = 0,
         *,
         timeout_s: float | None = None,
-    ) -> tuple[RegionRecord, Plan]:
+    ) -> tuple[RegionRecord, Plan, Any]:
         return self._ask("share", object_refs, node_id, request_id, timeout_s=timeout_s)
 
     def give_up_share(self, request_id: int, *, timeout_s: float | None = None) -> None:
@@ -138,7 +155,7 @@ class RegistryClient:
     def give_name(self, name: str, region: int, packed: bytes) -> None:
         self._ask("give_name", name, region, packed)
 
-    def find_name(self, name: str) -> tuple[bytes, Latest] | None:
+    def find_name(self, name: str) -> tuple[bytes, Latest, Any] | None:
         return self._ask("find_name", name)
 
     def drop_name(self, name: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
+from clamor_ray._counting.anchors import Anchor, collecting
 from clamor_ray._objects.layout import Pickled, Plan, take_apart
 from clamor_ray.errors import SourceError, UnpicklableError
 
@@ -56,8 +57,15 @@ def source_of_zeros(plan: Plan, inband: bytes) -> Source:
     return Source(ZEROS, plan.inband_offset, b"", bytes(inband))
 
 
-def source_of_call(source: Callable[[], Any], pickled: Pickled) -> Source:
+def source_of_call(
+    source: Callable[[], Any], pickled: Pickled, inside: list[Anchor] | None = None
+) -> Source:
     """That of `clamor.put(obj, source=...)`.
+
+    Args:
+        source: the callable.
+        pickled: what it made.
+        inside: gets the anchors of the references that it closes over.
 
     Raises:
         TypeError: It cannot be called.
@@ -66,12 +74,15 @@ def source_of_call(source: Callable[[], Any], pickled: Pickled) -> Source:
     if not callable(source):
         raise TypeError(f"source must be a callable, not {type(source).__qualname__}")
     try:
-        what = cloudpickle.dumps(source)
+        with collecting() as found:
+            what = cloudpickle.dumps(source)
     except Exception as error:  # __reduce__ of any class may raise anything
         raise UnpicklableError(
             f"The source cannot be pickled: {type(error).__name__}: {error}.",
             hint="It is run on another node: let it refer to nothing that cannot travel there.",
         ) from error
+    if inside is not None:
+        inside += found
     return Source(CALL, 0, digest_of(pickled.plan, pickled.inband), what)
 
 

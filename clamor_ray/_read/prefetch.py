@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import weakref
 from typing import Any
@@ -90,7 +91,8 @@ def prefetch(target: Any, *, wait: bool = True, timeout: float | None = None) ->
         if ref._inline:
             continue
         session = opener.current(ref._scope)
-        lease = session.open(ref)
+        # The lease keeps a snapshot, which is the reference itself where that is frozen.
+        lease = session.open(copy.copy(ref))
         everything = np.array([[0, ref._length_bytes >> BLOCK_SHIFT]], np.uint64)
         with session.explaining(ref._region):
             lease.prefetch(everything, wait=wait, timeout_s=left_s())

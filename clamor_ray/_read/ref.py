@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import pickle
@@ -12,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clamor_ray import errors
+from clamor_ray._counting import anchors
+from clamor_ray._counting.anchors import Anchor, Anchors
 from clamor_ray._objects.kind import Kind
 from clamor_ray._objects.layout import Plan, format_bytes, put_together
 from clamor_ray._protocol.config import check_page_bytes
@@ -26,6 +29,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Mode = Literal["r", "c"]
+
+_WEAK_HINT: Final = (
+    "This reference was pickled outside Ray's serializer, as to a file, where it does not count. "
+    "Keep a reference in the program, or give the variable a name: clamor.put(obj, name=...)."
+)
 
 # What a reference shows. The rest begins with an underscore, and is the package's own.
 FACE: Final = (
@@ -66,8 +74,35 @@ def _packed_state(state: State) -> tuple[Any, ...]:
     return (state.version, (*lies, *end), state.payload)
 
 
-def _restore(packed: bytes) -> GlobalRef[Any]:
-    return GlobalRef._unpacked(packed)
+def _restore(packed: bytes, *object_refs: Any) -> GlobalRef[Any]:
+    return GlobalRef._unpacked(packed, tuple(map(Anchor, object_refs)))
+
+
+def _restore_inside(packed: bytes) -> GlobalRef[Any]:
+    return GlobalRef._unpacked(packed, anchors.given())
+
+
+def _reduce_for_ray(ref: GlobalRef[Any]) -> tuple[Any, ...]:
+    """In Ray's serializer: an argument, a result, an object of `ray.put`, or a function."""
+    import ray
+
+    context = ray._private.worker.global_worker.get_serialization_context()
+    if anchors.collected() is not None:
+        return ref.__reduce__()
+    if ref._anchors == () and not ref._inline:
+        with contextlib.suppress(errors.ClamorError):  # its session is not here, and it stays weak
+            ref._ask_anchors(opener.current(ref._scope))
+    if context.is_in_band_serialization():
+        return _restore, (ref._packed(), *anchors.object_refs(ref._anchors or ()))
+    anchors.keep(ref._anchors or ())
+    return _restore, (ref._packed(),)
+
+
+def install() -> None:
+    """Teaches Ray's serializer. Idempotent; called where the first reference is met."""
+    from ray.cloudpickle import CloudPickler
+
+    CloudPickler.dispatch_table[GlobalRef] = _reduce_for_ray
 
 
 # Pickle streams of versions that were opened lately: a version's never changes. So a task that
@@ -93,7 +128,13 @@ class GlobalRef(Generic[T]):
 
     Made by `clamor.put`, `zeros` and `share`, and by `Region.publish`. Pickling it ships metadata
     only, or, for an object below 4 KiB, the object. It may be passed to tasks and actors, kept,
-    and compared; it stays valid until `clamor.free` or the end of the session.
+    and compared.
+
+    The variable stays as long as there is a reference to it anywhere, as Ray counts its ObjectRefs:
+    in a process, in the arguments or the result of a task, inside an object in Ray's store or
+    another variable; or an object that `get` gave, or a view of one. It goes within seconds when
+    the last is gone, unless it has a name; `clamor.free` ends it at once. A reference that is
+    pickled otherwise, as to a file, is weak: it does not keep the variable.
 
     A reference reads one version, however many commits pass, and takes it along when it is
     pickled: a task that is run again sees what it first saw. It moves on only where it is told to,
@@ -114,6 +155,7 @@ class GlobalRef(Generic[T]):
         payload: the content, where it travels inside.
         first: state of version 0; None where this is it.
         frozen: it never moves.
+        held_by: what keeps the variable; empty in a weak reference, None where others see to it.
 
     Example:
         >>> ref = clamor.put(np.ones((1000, 256), np.float32))
@@ -127,6 +169,7 @@ class GlobalRef(Generic[T]):
 
     __slots__ = (
         "__weakref__",
+        "_anchors",
         "_base_address",
         "_first",
         "_freed",
@@ -151,7 +194,9 @@ class GlobalRef(Generic[T]):
         *,
         first: State | None = None,
         frozen: bool = False,
+        held_by: Anchors | None = None,
     ) -> None:
+        self._anchors = held_by
         self._region = region
         self._base_address = base_address
         self._length_bytes = length_bytes
@@ -275,24 +320,33 @@ class GlobalRef(Generic[T]):
         if mode not in ("r", "c"):
             raise ValueError(f"mode is 'r' or 'c', not {mode!r}")
         self._check_not_freed()
+        if self._inline:
+            at = self.snapshot()
+            with anchors.giving(at._anchors):
+                return put_together(InlineImage(at, writable=mode == "c").bytes(), at._plan), None
+        session = opener.current(self._scope)
+        is_weak = self._ask_anchors(session)
         at = self.snapshot()
-        if at._payload is not None:
-            return put_together(InlineImage(at, writable=mode == "c").bytes(), at._plan), None
-        session = opener.current(at._scope)
         stream = _streams.get((at._scope, at._region, at.version)) if again else None
-        lease = session.open(
-            at,
-            private=mode == "c",
-            read_set=read_set,
-            scattered=scattered,
-            page_bytes=page_bytes,
-            again=again,
-            stream=stream is None,
-        )
+        try:
+            lease = session.open(
+                at,
+                private=mode == "c",
+                read_set=read_set,
+                scattered=scattered,
+                page_bytes=page_bytes,
+                again=again,
+                stream=stream is None,
+            )
+        except errors.FreedError as error:
+            if not is_weak:
+                raise
+            raise errors.FreedError(error.message, code=error.code, hint=_WEAK_HINT) from error
         image = lease.bytes()
         if again and stream is None:
             stream = _keep_stream(at, image)
-        obj = put_together(image, at._plan, stream, as_globals=True)
+        with anchors.giving(at._anchors):
+            obj = put_together(image, at._plan, stream, as_globals=True)
         views.install_for_arrow()  # unpickling may have been the first to import it
         return obj, lease
 
@@ -435,9 +489,26 @@ class GlobalRef(Generic[T]):
             state.payload,
             first=self._first,
             frozen=frozen,
+            held_by=self._anchors,
         )
         ref._freed = self._freed
         ref._name = self._name
+        return ref
+
+    def _ask_anchors(self, session: Any) -> bool:
+        """Of a weak reference: from now on it counts. Whether it was one."""
+        if self._anchors == () and not self._inline:
+            self._anchors = session.anchors_of(self)
+            return True
+        return False
+
+    def _held(self, held_by: Anchors) -> GlobalRef[T]:
+        """A new reference like this one, with a hold of its own on the variable."""
+        if held_by:
+            install()
+        ref = self._with(self._state, frozen=self._frozen)
+        ref._anchors = held_by
+        ref._packed_at = self._packed_at
         return ref
 
     def on_update(self, function: Callable[[int], object]) -> Watch:
@@ -474,7 +545,9 @@ class GlobalRef(Generic[T]):
         """
         self._check_not_freed()
         news = opener.current(self._scope).news
-        return news.call(self._region, self.version, function)
+        watch = news.call(self._region, self.version, function)
+        watch.held_by = self._anchors  # who waits for versions of it refers to it
+        return watch
 
     # -- its end
 
@@ -518,7 +591,7 @@ class GlobalRef(Generic[T]):
 
     def _mark_freed(self) -> None:
         self._freed = True
-        self._packed_at = None
+        self._packed_at = self._anchors = None
 
     def _check_not_freed(self) -> None:
         if self._freed:
@@ -554,8 +627,10 @@ class GlobalRef(Generic[T]):
         return packed
 
     @staticmethod
-    def _unpacked(packed: bytes) -> GlobalRef[Any]:
-        """A new reference like the one that gave these bytes."""
+    def _unpacked(packed: bytes, held_by: Anchors | None = None) -> GlobalRef[Any]:
+        """A new reference like the one that gave these bytes, with its own hold on the variable."""
+        if held_by:
+            install()  # it may travel on from a process that opens none
         where, now, first, frozen, freed = pickle.loads(packed)
         region, base_address, length_bytes, scope, name = where
 
@@ -574,6 +649,7 @@ class GlobalRef(Generic[T]):
             state.payload,
             first=None if first is None else state_of(*first),
             frozen=frozen,
+            held_by=held_by,
         )
         ref._name = name
         if freed:
@@ -582,7 +658,17 @@ class GlobalRef(Generic[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Ray's pickler is written in Python: the fewer objects it sees the better.
-        return _restore, (self._packed(),)
+        collected = anchors.collected()
+        if collected is None:
+            return _restore, (self._packed(),)
+        collected += self._anchors or ()
+        return _restore_inside, (self._packed(),)
+
+    def __copy__(self) -> GlobalRef[T]:
+        return self._with(self._state, frozen=self._frozen)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GlobalRef[T]:
+        return self.__copy__()
 
     def __dir__(self) -> list[str]:
         return sorted(FACE)

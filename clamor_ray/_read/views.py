@@ -107,7 +107,9 @@ def _reduce_buffer(buffer: Any) -> Any:
 
 
 def _image_of(ref: GlobalRef[Any]) -> npt.NDArray[np.uint8]:
-    return opener.current(ref._scope).open(ref, stream=False).bytes()
+    session = opener.current(ref._scope)
+    ref._ask_anchors(session)
+    return session.open(ref, stream=False).bytes()
 
 
 def array_at(

@@ -7,6 +7,7 @@ is made by the first call of the group, which waits until all members make their
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import hashlib
 import hmac
@@ -22,6 +23,7 @@ import numpy.typing as npt
 import ray
 
 from clamor_ray import errors
+from clamor_ray._counting.anchors import Anchors, collecting, giving
 from clamor_ray._native.ring import BYTES, OPS, address, dtype_code
 from clamor_ray._protocol import ray_state
 from clamor_ray._protocol.rendezvous import Guest, Meeting
@@ -35,6 +37,7 @@ MEET_FIRST_S: Final = 0.005  # between two questions whether all are there
 MEET_MOST_S: Final = 0.2
 MEET_KNOWN_S: Final = 5.0  # what the registry said so long ago it would say again
 MAC_BYTES: Final = 32
+KEPT_PASSED: Final = 64
 DEFAULT_TIMEOUT_S: Final = 60.0
 
 Array = npt.NDArray[Any]
@@ -110,6 +113,8 @@ class RingGroup:
         self._rank = rank
         self._scope = scope
         self._timeout_s = timeout_s
+        # References in objects that were passed on: who gets them asks for anchors of its own.
+        self._passed: collections.deque[Anchors] = collections.deque(maxlen=KEPT_PASSED)
         self._lanes = lanes
         group_ends.here(self)
 
@@ -559,7 +564,10 @@ class RingGroup:
 
     def _swap(self, member: Member, obj: Any, timeout_s: float | None = None) -> Any:
         """Passes an object on; the one that the member before passes."""
-        body = cloudpickle.dumps(obj, protocol=5)
+        with collecting() as held_by:
+            body = cloudpickle.dumps(obj, protocol=5)
+        if held_by:
+            self._passed.append(tuple(held_by))
         said = _mac(member.secret, body) + body
         heard = memoryview(member.ring.swap(said, timeout_s or self._timeout_s))
         mac, body = bytes(heard[:MAC_BYTES]), heard[MAC_BYTES:]
@@ -567,7 +575,8 @@ class RingGroup:
         if not hmac.compare_digest(mac, _mac(member.secret, body)):
             member.ring.shut()
             raise errors.ProtocolError("What came from the member before is not its word.")
-        return cloudpickle.loads(body)
+        with giving(()):  # each is weak, and asks for an anchor when it is opened or passed on
+            return cloudpickle.loads(body)
 
 
 def _mac(secret: bytes, body: Any) -> bytes:

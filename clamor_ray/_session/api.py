@@ -22,10 +22,12 @@ def put(
     PyTorch CPU tensors) are copied once, into memory homed on this node; tasks anywhere read
     them there, block by block. An object below 4 KiB travels inside its reference.
 
+    The variable goes when no reference to it is left anywhere; see `GlobalRef`.
+
     Args:
         obj: anything that pickle or cloudpickle can pickle.
         name: that `clamor.open` finds it by, in any process of the session, until it is freed or
-            `clamor.drop` takes the name away.
+            `clamor.drop` takes the name away. Until then it stays, whoever refers to it.
         source: a callable without arguments that makes an equal object again: the same pickle
             stream, the same buffers. It is run, in a task of its own, where the node that holds
             the object is lost and blocks are wanted that no other node has read. Those that a
@@ -57,7 +59,8 @@ def put(
             f"a {type(obj).__name__} is a variable already, which put would only wrap: give the "
             "name when it is made, as in clamor.HashMap.build(keys, values, name=...)"
         )
-    return with_current(lambda s: s.named(name, lambda: s.creator.put(obj, source)))
+    named = name is not None
+    return with_current(lambda s: s.named(name, lambda: s.creator.put(obj, source, named=named)))
 
 
 def zeros(
@@ -98,8 +101,8 @@ def share(object_ref: Any, *, name: str | None = None, timeout: float = 300.0) -
 
     The page server of a node that holds the object pins it and serves its blocks to other nodes
     from Ray's own store. Processes on that node read through a generation of their own, into which
-    the blocks that they touch are copied. It stays pinned until `clamor.free`, whatever becomes of
-    `object_ref`.
+    the blocks that they touch are copied. It stays pinned as long as there are references to the
+    variable, whatever becomes of `object_ref`, or until `clamor.free`.
 
     Args:
         object_ref: a `ray.ObjectRef`. A small object, which Ray keeps with its owner, is put.
@@ -122,7 +125,10 @@ def share(object_ref: Any, *, name: str | None = None, timeout: float = 300.0) -
     """
     if not isinstance(object_ref, ray.ObjectRef):
         raise TypeError(f"share takes a Ray ObjectRef, not {type(object_ref).__qualname__}")
-    return with_current(lambda s: s.named(name, lambda: s.creator.share(object_ref, timeout)))
+    named = name is not None
+    return with_current(
+        lambda s: s.named(name, lambda: s.creator.share(object_ref, timeout, named=named))
+    )
 
 
 def free(ref: GlobalRef[Any] | HashMap) -> None:

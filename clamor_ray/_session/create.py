@@ -6,12 +6,14 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import ray
 
 from clamor_ray import errors
+from clamor_ray._counting.anchors import Anchor, Anchors, object_refs
+from clamor_ray._counting.pool import AnchorPool
 from clamor_ray._native.client import Client, copy_in
 from clamor_ray._objects.layout import (
     BLOCK_BYTES,
@@ -24,7 +26,7 @@ from clamor_ray._objects.layout import (
 from clamor_ray._objects.memory import check_room
 from clamor_ray._protocol import ray_state
 from clamor_ray._protocol.config import SEAL_S, Config
-from clamor_ray._protocol.messages import INLINE_BASE
+from clamor_ray._protocol.messages import INLINE_BASE, Counted, RegionRecord
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import new_request_id
 from clamor_ray._protocol.source import Source, source_of_call, source_of_zeros
@@ -71,25 +73,36 @@ class Creator:
         self._client = client
         self._has_ended = has_ended
         self._spares = Spares()
-        # Ray objects that are variables, by region: held until they are freed.
-        self._shared: dict[int, Any] = {}
+        self._anchors = self._make_anchors()
 
-    def forget(self, region: int) -> None:
-        """It was freed."""
-        self._shared.pop(region, None)
+    def _make_anchors(self) -> AnchorPool:
+        return AnchorPool(self._rpc.anchors)
 
     def after_fork(self) -> None:
         """In the child."""
         self._spares = Spares()  # the parent's are the parent's
+        self._anchors = self._make_anchors()
 
-    def put(self, obj: object, source: Callable[[], Any] | None = None) -> GlobalRef[Any]:
+    def put(
+        self, obj: object, source: Callable[[], Any] | None = None, *, named: bool = False
+    ) -> GlobalRef[Any]:
+        """As `clamor.put`.
+
+        Args:
+            obj: the object.
+            source: makes it again.
+            named: it gets a name. Then it holds the references that are in it whoever refers to it,
+                which one that travels inside its references cannot.
+        """
         pickled = take_apart(obj)
-        plan = pickled.plan
-        if plan.total_bytes < INLINE_BYTES:
-            return GlobalRef(_inline_id(), 0, 0, 0, plan, self._scope, pickled.image())
+        plan, inside = pickled.plan, list(pickled.inside)
+        if plan.total_bytes < INLINE_BYTES and not (named and inside):
+            where = (_inline_id(), 0, 0, 0)
+            image = pickled.image()
+            return GlobalRef(*where, plan, self._scope, image, held_by=pickled.inside)
         check_room(plan.region_bytes, f"put({type(obj).__qualname__})")
-        again = None if source is None else source_of_call(source, pickled)
-        return self._create(plan, pickled.pieces, again)
+        again = None if source is None else source_of_call(source, pickled, inside)
+        return self._create(plan, pickled.pieces, again, inside)
 
     def zeros(self, shape: Any, dtype: Any, capacity: int | None = None) -> GlobalRef[Any]:
         plan, inband = take_apart_zeros(shape, dtype, capacity)
@@ -104,24 +117,38 @@ class Creator:
         plan: Plan,
         pieces: Callable[[], Iterator[tuple[int, memoryview]]],
         source: Source | None,
+        inside: Sequence[Anchor] = (),
     ) -> GlobalRef[Any]:
         """Puts again where the page server died meanwhile: nothing was there before."""
         deadline = time.monotonic() + self._config.reattach_s
         while True:
             try:
-                return self._try_create(plan, pieces(), source)
+                return self._try_create(plan, pieces(), source, inside)
             except errors.ServerUnavailableError:
                 if time.monotonic() >= deadline or self._has_ended():
                     raise
             time.sleep(0.1)
 
+    def create_region(self, n_bytes: int) -> RegionRecord:
+        """A new region on this node; anchors come along where there is none for it."""
+        request_id = new_request_id()
+        if not (n_anchors := self._anchors.wanted()):
+            return self._rpc.create_region(n_bytes, self._node_id, request_id)
+        created = self._rpc.create_counted(n_bytes, self._node_id, request_id, n_anchors)
+        self._anchors.add(created.anchors)
+        return created.record
+
     def _try_create(
-        self, plan: Plan, pieces: Iterator[tuple[int, memoryview]], source: Source | None
+        self,
+        plan: Plan,
+        pieces: Iterator[tuple[int, memoryview]],
+        source: Source | None,
+        inside: Sequence[Anchor],
     ) -> GlobalRef[Any]:
         client = self._client()
         record = self._spares.take(plan.region_bytes)
         if record is None:
-            record = self._rpc.create_region(plan.region_bytes, self._node_id, new_request_id())
+            record = self.create_region(plan.region_bytes)
         region = record.region
         task_context.made(region)
         try:
@@ -138,7 +165,9 @@ class Creator:
                 os.close(fd)
             try:
                 client.seal(region, timeout_s=max(SEAL_S, self._config.connect_timeout_s))
-                self._seal(region, source, plan.region_bytes)
+                anchor = self.anchor()
+                counted = self._counted(anchor, inside)
+                self._seal(region, source, counted, plan.region_bytes)
             except errors.FreedError as error:
                 # What was not sealed ends with the page server; the registry gives it 10 minutes.
                 raise errors.ServerUnavailableError(
@@ -153,21 +182,33 @@ class Creator:
             with contextlib.suppress(errors.ClamorError):
                 self._rpc.abandon(region)
             raise
-        return self.ref(record, plan)
+        return self.ref(record, plan, (anchor,))
 
-    def seal_at_registry(self, region: int, source: Source | None = None) -> None:
-        """Tells the registry that a region's bytes are in place."""
-        self._until_answered(lambda: self._rpc.seal(region, source))
+    @staticmethod
+    def _counted(anchor: Anchor, inside: Sequence[Anchor]) -> Counted:
+        own, *others = (each.binary() for each in object_refs((anchor, *inside)))
+        return Counted(own, tuple(others))
 
-    def _seal(self, region: int, source: Source | None, region_bytes: int) -> None:
+    def anchor(self) -> Anchor:
+        """For a variable that is made."""
+        return self._until_answered(self._anchors.take)
+
+    def seal_built(self, region: int, anchor: Anchor, inside: Sequence[Anchor]) -> None:
+        """Tells the registry that the bytes of a region are in place that was built there."""
+        counted = self._counted(anchor, inside)
+        self._until_answered(lambda: self._rpc.seal(region, None, counted))
+
+    def _seal(
+        self, region: int, source: Source | None, counted: Counted, region_bytes: int
+    ) -> None:
         """Makes it public. In a row of puts of one size the answer brings the next region."""
         if not self._spares.wanted(region_bytes):
-            self.seal_at_registry(region, source)
+            self._until_answered(lambda: self._rpc.seal(region, source, counted))
             return
         request_id = new_request_id()
         spare = self._until_answered(
             lambda: self._rpc.seal_and_create(
-                region, source, region_bytes, self._node_id, request_id
+                region, source, region_bytes, self._node_id, request_id, counted
             )
         )
         if spare is not None:
@@ -187,7 +228,7 @@ class Creator:
                     raise
             time.sleep(0.1)
 
-    def ref(self, record: Any, plan: Plan) -> GlobalRef[Any]:
+    def ref(self, record: Any, plan: Plan, held_by: Anchors | None = None) -> GlobalRef[Any]:
         """The reference to a region that is made."""
         return GlobalRef(
             record.region,
@@ -196,9 +237,11 @@ class Creator:
             round_up(record.length_bytes, BLOCK_BYTES),
             plan,
             self._scope,
+            held_by=held_by,
         )
 
-    def share(self, object_ref: Any, timeout_s: float) -> GlobalRef[Any]:
+    def share(self, object_ref: Any, timeout_s: float, *, named: bool = False) -> GlobalRef[Any]:
+        """As `clamor.share`; `named` as in `put`."""
         ready, _ = ray.wait([object_ref], timeout=timeout_s, fetch_local=False)
         if not ready:
             raise errors.WaitTimeoutError(
@@ -208,16 +251,18 @@ class Creator:
         where = ray.experimental.get_object_locations([object_ref])[object_ref]
         nodes = list(where.get("node_ids") or ())
         if not nodes:  # Ray keeps small objects with their owner, and errors too
-            return self.put(ray.get(object_ref, timeout=timeout_s))
+            return self.put(ray.get(object_ref, timeout=timeout_s), named=named)
         node_id = self._node_id if self._node_id in nodes else nodes[0]
         request_id = new_request_id()
         try:
-            record, plan = self._rpc.share([object_ref], node_id, request_id, timeout_s=timeout_s)
+            record, plan, object_of_registry = self._rpc.share(
+                [object_ref], node_id, request_id, timeout_s=timeout_s
+            )
         except BaseException:  # registry and page server may go on with it
             with contextlib.suppress(errors.ClamorError):
                 # A registry that is away hears it later: Ray repeats the call.
                 self._rpc.give_up_share(request_id, timeout_s=self._config.connect_timeout_s)
             raise
-        # Registry and page server have it from each other: if both die, Ray counts neither.
-        self._shared[record.region] = object_ref
-        return self.ref(record, plan)
+        # Registry and page server have the object from each other: if both die, Ray counts neither.
+        # So each reference carries it.
+        return self.ref(record, plan, (Anchor(object_of_registry), Anchor(object_ref)))

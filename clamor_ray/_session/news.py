@@ -63,6 +63,7 @@ class Watch:
         self._ended = ended
         self._error: BaseException | None = None
         self._is_cancelled = False
+        self.held_by: object = None  # what keeps the variable meanwhile
 
     @property
     def error(self) -> BaseException | None:
@@ -73,6 +74,7 @@ class Watch:
     def cancel(self) -> None:
         """Hears nothing from now on; a call that has begun goes on. Safe from any thread."""
         self._is_cancelled = True
+        self.held_by = None
         self._news.leave(self)
 
 
@@ -332,6 +334,7 @@ def _call_all(calls: queue.SimpleQueue[Callable[[], object]]) -> None:
             call()
         except Exception:  # any: the user's function; the next version is told all the same
             logger.exception("a function that GlobalRef.on_update was given has failed")
+        del call  # it may close over references
 
 
 def _end(session: Session) -> None:

@@ -21,6 +21,7 @@ import ray
 
 from clamor_ray import errors
 from clamor_ray._build import kept
+from clamor_ray._counting.anchors import Anchor, Anchors
 from clamor_ray._native.client import (
     MAP_EXACT_READS,
     MAP_FIXED,
@@ -38,6 +39,7 @@ from clamor_ray._protocol.names import server_id_of
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import await_rpc
 from clamor_ray._read import bad_address, indexing, losses, views, waste
+from clamor_ray._read import ref as references
 from clamor_ray._read.lease import Lease, LeaseTable
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import end_hooks, starting
@@ -107,6 +109,7 @@ class Session:
         self.server_id = server_id_of(node_id)
         self.creator = self._make_creator()
         self.news = News(self)
+        references.install()
         views.install()
         indexing.install()
 
@@ -324,6 +327,17 @@ class Session:
                     raise
             time.sleep(0.05)
 
+    def anchors_of(self, ref: GlobalRef[Any]) -> Anchors:
+        """What keeps a variable for a reference that has nothing: the registry is asked for it, and
+        nobody waits for the answer."""
+        if os.getpid() != self._pid:
+            return ()
+        return (Anchor(asked=self.ask_anchor(ref._region)),)
+
+    def ask_anchor(self, region: int) -> Any:
+        """Asks the registry for one more anchor; the `ray.ObjectRef` of its answer."""
+        return self.registry.hold.remote(region)
+
     def stats_of(self, ref: GlobalRef[Any]) -> dict[str, RegionStats]:
         return from_report(self.rpc.stats()).region(ref)
 
@@ -359,7 +373,6 @@ class Session:
         answer = self.rpc.free(ref._region, client.server_id if client else 0)
         if not ref._inline:
             self._note_freed(ref._region, ref._base_address)
-        self.creator.forget(ref._region)
         if client is not None:
             self._retire(client, ref._region, answer)
 

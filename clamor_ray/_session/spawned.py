@@ -13,12 +13,14 @@ import weakref
 from typing import Any, NoReturn
 
 from clamor_ray import errors
+from clamor_ray._counting.anchors import Anchors
 from clamor_ray._native.client import Client
 from clamor_ray._protocol import names
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._read import indexing
 from clamor_ray._read.lease import Lease, LeaseTable
+from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session.announced import announced
 from clamor_ray._session.news import News
 from clamor_ray._session.session import Session
@@ -68,6 +70,9 @@ class SpawnedSession(Session):
 
     def _call_registry(self, method: str, *args: object, timeout_s: float | None = None) -> Any:
         self.refuse()
+
+    def anchors_of(self, ref: GlobalRef[Any]) -> Anchors:
+        return ()  # Ray does not know this process: who started it keeps the variable
 
     def refuse(self) -> NoReturn:
         raise errors.NotInitializedError(

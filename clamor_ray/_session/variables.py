@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clamor_ray import errors
+from clamor_ray._counting.anchors import Anchor, Anchors
 from clamor_ray._protocol.messages import Latest
 from clamor_ray._protocol.names import check_name
 from clamor_ray._read.ref import GlobalRef
@@ -50,17 +51,18 @@ def _found(session: Session, name: str) -> GlobalRef[Any] | None:
     found = session.rpc.find_name(name)
     if found is None:
         return None
-    return _at(*found)
+    packed, latest, anchor = found
+    return _at(packed, latest, (Anchor(anchor),))
 
 
-def _at(packed: bytes, latest: Latest) -> GlobalRef[Any]:
-    ref = GlobalRef._unpacked(packed)
+def _at(packed: bytes, latest: Latest, held_by: Anchors | None = None) -> GlobalRef[Any]:
+    ref = GlobalRef._unpacked(packed, held_by)
     ref._move(ref._state_of(latest))
     return ref
 
 
 def _put(name: str, obj: Any, session: Session) -> GlobalRef[Any]:
-    return session.named(name, lambda: session.creator.put(obj))
+    return session.named(name, lambda: session.creator.put(obj, named=True))
 
 
 def open(name: str) -> GlobalRef[Any]:
@@ -132,8 +134,8 @@ def get_or_create(name: str, make: Callable[[], Any]) -> GlobalRef[Any]:
 def drop(name: str) -> None:
     """Takes a variable's name away.
 
-    The variable itself stays: `clamor.free` ends it, with its name. Dropping a name that no
-    variable has changes nothing.
+    The variable itself stays as long as there are references to it; `clamor.free` ends it, with
+    its name. Dropping a name that no variable has changes nothing.
 
     Args:
         name: of the variable.

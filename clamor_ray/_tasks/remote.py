@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import logging
+import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 import ray
 
 from clamor_ray import errors
+from clamor_ray._counting.anchors import Anchor
 from clamor_ray._protocol.config import ReadSets, check_read_sets, read_sets_of_env
 from clamor_ray._read import bad_address
 from clamor_ray._read.lease import Lease
@@ -25,6 +28,8 @@ from clamor_ray._read.ref import GlobalRef
 from clamor_ray._tasks.passing import Passing, is_packed, unpacked
 from clamor_ray._tasks.predicted_reads import PredictedReads
 from clamor_ray._tasks.read_predictor import Hinted, hinting_of
+
+logger = logging.getLogger("clamor_ray")
 
 
 class _Task:
@@ -39,6 +44,7 @@ class _Task:
         self._read_set = read_set
         self._name = name
         self._leases: list[Lease] = []
+        self._anchors: list[weakref.ref[Anchor]] = []  # of what the caller holds for the call
         self._versions: dict[int, int] = {}
         self._replaying: PredictedReads | None = None
 
@@ -57,6 +63,7 @@ class _Task:
             # opened at the version that it was pickled with: a call that is run again sees the
             # same.
             key = (value._scope, value._region, value.version)
+            self._anchors += map(weakref.ref, value._anchors or ())
             if key not in opened:
                 obj, lease = value._open("r", read_set, again=True)
                 if lease is not None and read_set != "off":
@@ -93,15 +100,25 @@ class _Task:
         return args, kwargs
 
     def finish(self) -> None:
-        """Reports what was touched. Never fails the task: it is statistics."""
+        """Reports what was touched, which never fails the task: it is statistics. What outlives the
+        call holds its variable itself from now on."""
         leases, self._leases = self._leases, []
         read = []
         for lease in leases:
             with contextlib.suppress(errors.ClamorError):
                 if (runs := lease.report_reads()) is not None:
                     read.append((lease.region, runs))
+            del lease
         if self._replaying is not None:
             self._replaying.note(read, self._name, self._versions)
+        leases.clear()
+        self._replaying = None
+        for kept in self._anchors:
+            if (anchor := kept()) is not None:
+                try:
+                    anchor.object_ref()
+                except errors.ServerUnavailableError as error:
+                    logger.warning("what %s keeps may be freed: %s", self._name, error.message)
 
 
 def _has_refs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -162,6 +179,7 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
                                 break
                         yield item
             finally:
+                del args, kwargs  # what is left of them then outlives the call
                 task.finish()
 
         return asyncgen
@@ -179,6 +197,7 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
                 with _running():
                     return await function(*args, **kwargs)
             finally:
+                del args, kwargs
                 task.finish()
 
         return coroutine
@@ -203,6 +222,7 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
                                 break
                         yield item
             finally:
+                del args, kwargs
                 task.finish()
             return None
 
@@ -218,6 +238,7 @@ def resolving(function: Callable[..., Any], read_set: ReadSets | None = None) ->
             with _running():
                 return function(*args, **kwargs)
         finally:
+            del args, kwargs
             task.finish()
 
     return plain

@@ -32,6 +32,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from clamor_ray import errors
+from clamor_ray._counting.anchors import giving
 from clamor_ray._objects.block_sets import runs
 from clamor_ray._objects.inplace import check_can_change
 from clamor_ray._objects.layout import BLOCK_BYTES, put_together
@@ -241,7 +242,8 @@ class Transaction:
         plan = begin._plan
         if self._grow_to is not None:
             plan = grown(begin, image, self._grow_to)
-        raw = put_together(image, plan)
+        with giving(begin._anchors):
+            raw = put_together(image, plan)
         value = raw if target.open_as is None else target.open_as(raw)
         entry = WriteSetEntry(
             target=target,

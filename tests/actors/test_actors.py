@@ -102,7 +102,7 @@ def test_a_shared_object_is_served_from_where_it_lies(session: Session, lab: Loc
 
     array = np.arange(1 << 20, dtype=np.float64)
     reference = ray.put({"large": array, "small": np.arange(8)})
-    record, plan = session("share", [reference], lab.node_ids[0])
+    record, plan, _held_by = session("share", [reference], lab.node_ids[0])
     assert plan.total_bytes > array.nbytes
     assert record.homes == (server_id_of(lab.node_ids[0]),)
     assert session("lookup", record.region) == record
@@ -149,7 +149,7 @@ def test_a_shared_object_survives_its_server(session: Session, lab: LocalCluster
     import ray
 
     array = np.arange(1, (1 << 18) + 1, dtype=np.float64)
-    record, plan = session("share", [ray.put(array)], lab.node_ids[1])
+    record, plan, _held_by = session("share", [ray.put(array)], lab.node_ids[1])
     os.kill(session.of_server(1, "ping"), signal.SIGKILL)
     session.of_server(1, "ping")
     here = session("ensure_server", lab.node_ids[0])  # another node: nothing of it is cached
@@ -215,7 +215,7 @@ def test_a_put_survives_the_restart_of_its_server(
 def test_freed_while_its_server_is_down(session: Session, lab: LocalCluster) -> None:
     import ray
 
-    record, _ = session("share", [ray.put(np.zeros(1 << 18))], lab.node_ids[0])
+    record, _, _held_by = session("share", [ray.put(np.zeros(1 << 18))], lab.node_ids[0])
     os.kill(session.of_server(0, "ping"), signal.SIGKILL)
     session("free", record.region)
     until(lambda: sum(session.states().values()) == 0)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import cloudpickle
 import numpy as np
 import pytest
 from pyroaring import BitMap
 
-from clamor_ray._objects.layout import take_apart, take_apart_zeros
+from clamor_ray._objects.layout import Plan, take_apart, take_apart_zeros
 from clamor_ray._protocol.messages import RebuildOrder, RegionRecord
 from clamor_ray._protocol.source import Source, make_again, source_of_call, source_of_zeros
+from clamor_ray._read.ref import GlobalRef
 from clamor_ray.actors.lost_homes.new_home import fill_from_source, written_bytes
 from clamor_ray.errors import SourceError, UnpicklableError
 
@@ -124,6 +126,16 @@ def test_a_source_makes_the_pieces_that_were_put() -> None:
     # They travel between processes as they are.
     travelled = cloudpickle.loads(cloudpickle.dumps(pieces))
     assert [(offset, bytes(piece)) for offset, piece in travelled] == wanted
+
+
+def test_references_inside_make_no_difference() -> None:
+    def again() -> Any:
+        ref: GlobalRef[Any] = GlobalRef(1, 0, 0, 0, Plan(5, 5), "s", b"hello")
+        return [ref, np.arange(3000)]
+
+    pickled = take_apart(again())
+    source = source_of_call(again, pickled)
+    assert len(make_again(source.what, source.digest)) == 2
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
+from clamor_ray._counting.anchors import Anchor
 from clamor_ray._objects.layout import Plan
 from clamor_ray._read.ref import GlobalRef, State
 from clamor_ray._tasks import passing
@@ -79,6 +83,42 @@ def test_bytes_that_look_like_it_are_a_users() -> None:
     for value in (packed(refs()["plain"]), packed(packed(refs()["plain"])), passing._MAGIC):
         assert unpacked(packed(value)) == value
         assert type(unpacked(packed(value))) is bytes
+
+
+def test_what_arrives_has_no_anchor_yet_and_may_ask_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(passing, "_known", {})
+    of_caller = Anchor(ray.ObjectRef(b"1" * 28))
+    ref = refs()["later"]._held((of_caller,))
+    asked: list[int] = []
+
+    class Session:
+        def ask_anchor(self, region: int) -> Any:
+            asked.append(region)
+            answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            answer.set_result(f"anchor of {region}")
+            return SimpleNamespace(future=lambda: answer)
+
+    monkeypatch.setattr(passing.opener, "current", lambda scope: Session())
+    for value in (ref, Hinted(ref, key_of("f", (ref, 1), {}), False)):
+        got = unpacked(packed(value))
+        got = getattr(got, "ref", got)
+        assert fields(got) == fields(ref)
+        (anchor,) = got._anchors
+        assert not asked
+        assert anchor.object_ref() == anchor.object_ref() == "anchor of 2"
+        assert asked == [2]
+        asked.clear()
+    assert [known._anchors for known in passing._known.values()] == [None]  # it keeps nothing
+
+
+def test_a_weak_one_arrives_weak() -> None:
+    for ref in (refs()["later"], refs()["later"]._held(())):
+        assert unpacked(packed(ref))._anchors == ()
+        assert unpacked(packed(Hinted(ref, key_of("f", (ref, 1), {}), False))).ref._anchors == ()
+    inside = refs()["inline"]._held((Anchor(ray.ObjectRef(b"1" * 28)),))
+    assert packed(inside) is inside  # Ray is to count what is inside
 
 
 def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_a_share_without_an_answer_is_given_up(
 def test_a_seal_whose_answer_is_lost_is_sent_again() -> None:
     cluster = Cluster(answer_lost=["seal"])
     ref = FakeSession(cluster).creator.put(np.arange(5000))
-    assert cluster.calls == ["create_region", "seal", "seal"]
+    assert cluster.calls == ["create_counted", "seal", "seal"]
     assert ref._region in cluster.content
 
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import ray
 
 from clamor_ray import errors
+from clamor_ray._counting.anchors import Anchors
 from clamor_ray._native.client import MAP_PRIVATE, Mapping
 from clamor_ray._protocol.config import Config
-from clamor_ray._protocol.messages import FreeAnswer, RegionRecord
+from clamor_ray._protocol.messages import Created, FreeAnswer, RegionRecord
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._read import indexing
@@ -82,12 +84,27 @@ class Cluster:
         self.log.open(number, ())
         return record
 
-    def seal(self, region: int, source: Any = None) -> None: ...
+    def create_counted(
+        self, length_bytes: int, node_id: str, request_id: int, n_anchors: int
+    ) -> Created:
+        record = self.create_region(length_bytes, node_id, request_id)
+        return Created(record, self.anchors(n_anchors))
+
+    def anchors(self, n_anchors: int) -> list[Any]:
+        return [ray.ObjectRef.nil() for _ in range(n_anchors)]  # counted by nobody
+
+    def seal(self, region: int, source: Any = None, counted: Any = None) -> None: ...
 
     def seal_and_create(
-        self, region: int, source: Any, length_bytes: int, node_id: str, request_id: int
+        self,
+        region: int,
+        source: Any,
+        length_bytes: int,
+        node_id: str,
+        request_id: int,
+        counted: Any = None,
     ) -> RegionRecord:
-        self.seal(region, source)
+        self.seal(region, source, counted)
         return self.create_region(length_bytes, node_id, request_id)
 
     def why_lost(self, region: int) -> None: ...
@@ -267,6 +284,9 @@ class Client:
 
 class FakeSession(Session):
     """A session over a `Cluster`."""
+
+    def anchors_of(self, ref: Any) -> Anchors:
+        return ()
 
     def __init__(self, cluster: Cluster, config: Config | None = None) -> None:
         indexing.install()

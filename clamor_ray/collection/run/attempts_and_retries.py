@@ -157,9 +157,7 @@ class Cluster:
             run = _StageRun(self, stage, made, bounds, mark, scope, options, took)
             return run.run(tasks, pinned)
 
-    def submit(
-        self, program: Any, spec: TaskSpec | bytes, n_outs: int, fed: Fed, **how: Any
-    ) -> list[Any]:
+    def submit(self, program: Any, spec: Any, n_outs: int, fed: Fed, **how: Any) -> list[Any]:
         """Starts an attempt; references to its report and its results."""
         references: list[Any] = self._function.options(**how).remote(
             program, spec, n_outs, *fed.objects

@@ -14,6 +14,7 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
+from clamor_ray._counting.anchors import collecting, giving
 from clamor_ray._read.lease import inline_images
 from clamor_ray._session import process_sessions
 from clamor_ray.collection.data.blocks import Columns
@@ -82,7 +83,12 @@ class _Nowhere(io.RawIOBase):
 def _by_pickle(value: Any) -> Any:
     looker = _Looker()
     looker.dump(value)
-    return pickle.loads(cloudpickle.dumps(value, 5)) if looker.found else value
+    if not looker.found:
+        return value
+    with collecting() as held_by:
+        copied = cloudpickle.dumps(value, 5)
+    with giving(tuple(held_by)):
+        return pickle.loads(copied)
 
 
 def detached(value: Any) -> Any:

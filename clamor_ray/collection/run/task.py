@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from clamor_ray import errors
+from clamor_ray._counting.anchors import Anchor, collecting, giving, object_refs
 from clamor_ray._objects.global_array import GlobalArray
 from clamor_ray._protocol.attempt_record import Failure
 from clamor_ray._read import bad_address
@@ -347,20 +348,34 @@ def _explained(failure: BaseException, spec: TaskSpec) -> errors.ClamorError:
 # ------------------------------------------------------------------ a task
 
 
-def packed(spec: TaskSpec) -> TaskSpec | bytes:
-    """A task's spec as bytes, where nothing of the user's is in it: Ray pickles what is no bytes by
-    a pickler written in Python, which also knows classes of the user's script."""
+def packed(spec: TaskSpec) -> TaskSpec | bytes | tuple[Any, ...]:
+    """A task's spec as bytes, and the anchors of its snapshots, where nothing of the user's is in
+    it: Ray pickles other classes by a pickler written in Python, which also knows classes of the
+    user's script."""
     plain = spec.bounds is None and all(
         type(slot) is tuple and all(type(piece) is Piece for piece in slot) for slot in spec.slots
     )
-    return pickle.dumps(spec, 5) if plain else spec
+    if not plain:
+        return spec
+    with collecting() as held_by:
+        made = pickle.dumps(spec, 5)
+    refs = object_refs(tuple(dict.fromkeys(held_by)))
+    return (made, *refs) if refs else made
 
 
-def run_packed(
-    program: bytes, spec: TaskSpec | bytes, n_outs: int, *objects: Any
-) -> tuple[Any, ...]:
+def unpacked(spec: TaskSpec | bytes | tuple[Any, ...]) -> TaskSpec:
+    """What `packed` got."""
+    if isinstance(spec, TaskSpec):
+        return spec
+    made, *held_by = (spec,) if isinstance(spec, bytes) else spec
+    with giving(tuple(map(Anchor, held_by)) or None):
+        task: TaskSpec = pickle.loads(made)
+    return task
+
+
+def run_packed(program: bytes, spec: Any, n_outs: int, *objects: Any) -> tuple[Any, ...]:
     """As `run_partition`: a pickled `Program`, and a `Meta` that is pickled too, if it may be."""
-    task: TaskSpec = pickle.loads(spec) if isinstance(spec, bytes) else spec
+    task = unpacked(spec)
     meta, *outs = run_partition(pickle.loads(program), task, n_outs, *objects)
     plain = meta.failure is None and meta.sample is None
     return (pickle.dumps(meta, 5) if plain else meta, *outs)

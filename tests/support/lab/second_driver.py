@@ -61,7 +61,8 @@ def main(file: str) -> None:
 
     ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
     clamor.init()
-    Path(file).write_bytes(pickle.dumps(variables()))
+    made = variables()
+    Path(file).write_bytes(pickle.dumps(made))  # which are weak: `made` keeps them
     print("ready", flush=True)
     sys.stdin.read()
     clamor.shutdown()
