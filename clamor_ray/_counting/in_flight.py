@@ -62,7 +62,7 @@ class InFlight:
                     parents = {*self._by_task, *self._without_id}
                 for parent in parents:
                     self._look_at(parent)
-            except Exception:  # Ray may be shut down just now; to hold too long harms nobody
+            except Exception:  # to hold too long harms nobody
                 logger.exception("variables that were passed to tasks stay for now")
             with self._lock:
                 if not self._by_task and not self._without_id:
@@ -73,7 +73,9 @@ class InFlight:
         with self._lock:  # those of now: what is submitted meanwhile may not be in the answer
             known = list(self._by_task.get(parent, ()))
             n_without = len(self._without_id.get(parent, ()))
-        pending = self._pending(parent)
+        pending = _pending(parent)
+        if pending is None:
+            return
         with self._lock:
             held = self._by_task.get(parent, {})
             gone = [held.pop(task) for task in known if task not in pending]
@@ -84,15 +86,31 @@ class InFlight:
                 del self._without_id[parent][:n_without]
                 if not self._without_id[parent]:
                     del self._without_id[parent]
-        del gone  # not under the lock
+        while gone:  # not under the lock
+            while _is_ending():
+                time.sleep(LOOK_S)
+            gone.pop()
 
-    def _pending(self, parent: Any) -> set[Any]:
-        import ray
 
-        worker = ray._private.worker.global_worker
-        if not worker.connected:
-            return set()
-        return set(worker.core_worker.get_pending_children_task_ids(parent))
+def _is_ending() -> bool:
+    """Whether `ray.shutdown` is under way. Who calls Ray then from another thread, or drops an
+    object reference there, ends the process."""
+    import ray
+
+    worker = ray._private.worker.global_worker
+    if not hasattr(worker, "core_worker"):
+        return False  # it is over, and references are dropped without Ray
+    return not worker.connected or worker.threads_stopped.is_set()
+
+
+def _pending(parent: Any) -> set[Any] | None:
+    """Tasks that this one submitted and that are not over; None where Ray cannot be asked now."""
+    import ray
+
+    worker = ray._private.worker.global_worker
+    if not worker.connected and not hasattr(worker, "core_worker"):
+        return set()
+    return None if _is_ending() else set(worker.core_worker.get_pending_children_task_ids(parent))
 
 
 in_flight = InFlight()
