@@ -3,7 +3,8 @@
 Each reference carries an *anchor*: an empty Ray object that this registry owns, and whose
 references Ray counts, in whatever process, task, actor or object they are. A variable may have
 several anchors: one of its maker, one for each who found it by its name. It is held as long as one
-of them is alive, or it has a name, or a variable that is held has a reference to it inside.
+of them is alive, or it has a name, or a variable that is held has a reference to it inside. What
+was read of that variable has its anchors: where it is freed, they hold what was inside of it on.
 
 Only a variable that has been counted from its seal on is ever said to be unheld. So one from before
 a restart of the registry, whose anchors went with the old process, stays until it is freed.
@@ -37,6 +38,7 @@ class ReferenceCounts:
         self._region_of: dict[bytes, int] = {}
         self._anchors_of: dict[int, set[bytes]] = {}  # of all that are counted
         self._without: set[int] = set()  # counted, and without an anchor
+        self._freed: set[int] = set()  # with anchors, which hold what is inside
         self._inside: dict[int, tuple[int, ...]] = {}
         self._n_outside: Counter[int] = Counter()
 
@@ -82,7 +84,7 @@ class ReferenceCounts:
     def hold(self, region: int, anchor: bytes) -> None:
         """One more anchor of a region; of no effect where its references are not counted."""
         anchors = self._anchors_of.get(region)
-        if anchors is None:
+        if anchors is None or region in self._freed:
             return
         self._made.discard(anchor)
         self._region_of[anchor] = region
@@ -90,10 +92,17 @@ class ReferenceCounts:
         self._without.discard(region)
 
     def forget(self, region: int) -> None:
-        """It was freed. So what was inside of it is held by nothing of it any more."""
+        """It was freed. What is inside of it is held by its anchors that are alive."""
+        if self._anchors_of.get(region) and region in self._inside:
+            self._freed.add(region)
+        else:
+            self._end(region)
+
+    def _end(self, region: int) -> None:
         for anchor in self._anchors_of.pop(region, ()):
             del self._region_of[anchor]
         self._without.discard(region)
+        self._freed.discard(region)
         for inner in self._inside.pop(region, ()):
             self._n_outside[inner] -= 1
             if not self._n_outside[inner]:
@@ -118,7 +127,9 @@ class ReferenceCounts:
             if region is not None:
                 anchors = self._anchors_of[region]
                 anchors.discard(anchor)
-                if not anchors:
+                if not anchors and region in self._freed:
+                    self._end(region)
+                elif not anchors:
                     self._without.add(region)
         return [
             region

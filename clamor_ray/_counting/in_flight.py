@@ -25,7 +25,7 @@ class InFlight:
     """Safe from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a `__del__` may submit a task wherever memory is taken
         # By the task that submitted. Of one without a result nobody knows the id: it is over at the
         # latest when that task has none under way.
         self._by_task: dict[Any, dict[Any, Anchors]] = {}
@@ -52,7 +52,11 @@ class InFlight:
             if self._is_looking:
                 return
             self._is_looking = True
-        threading.Thread(target=self._look, name="clamor-in-flight", daemon=True).start()
+        thread = threading.Thread(target=self._look, name="clamor-in-flight", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # there is no room for one; the task is submitted, and the next one
+            self._is_looking = False  # tries again
 
     def _look(self) -> None:
         while True:

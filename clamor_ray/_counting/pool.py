@@ -22,7 +22,7 @@ class AnchorPool:
 
     def __init__(self, ask: Callable[[int], list[Any]]) -> None:
         self._ask = ask
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a `__del__` may put wherever memory is taken
         self._anchors: list[Anchor] = []
         self._n_next = 1
 
@@ -34,8 +34,9 @@ class AnchorPool:
 
     def add(self, object_refs: list[Any]) -> None:
         """What an answer has brought."""
+        anchors = [Anchor(each) for each in object_refs]
         with self._lock:
-            self._anchors += map(Anchor, object_refs)
+            self._anchors += anchors
             self._n_next = SECOND if self._n_next == 1 else MOST
 
     def take(self) -> Anchor:

@@ -89,12 +89,10 @@ def _reduce_for_ray(ref: GlobalRef[Any]) -> tuple[Any, ...]:
     context = ray._private.worker.global_worker.get_serialization_context()
     if anchors.collected() is not None:
         return ref.__reduce__()
-    if ref._anchors == () and not ref._inline:
-        with contextlib.suppress(errors.ClamorError):  # its session is not here, and it stays weak
-            ref._ask_anchors(opener.current(ref._scope))
+    held_by = ref._counted()
     if context.is_in_band_serialization():
-        return _restore, (ref._packed(), *anchors.object_refs(ref._anchors or ()))
-    anchors.keep(ref._anchors or ())
+        return _restore, (ref._packed(), *anchors.object_refs(held_by))
+    anchors.keep(held_by)
     return _restore, (ref._packed(),)
 
 
@@ -502,6 +500,13 @@ class GlobalRef(Generic[T]):
             return True
         return False
 
+    def _counted(self) -> Anchors:
+        """What keeps the variable, for who gets this reference; a weak one asks for an anchor."""
+        with contextlib.suppress(errors.ClamorError):  # its session is not here, and it stays weak
+            if self._anchors == ():
+                self._ask_anchors(opener.current(self._scope))
+        return self._anchors or ()
+
     def _held(self, held_by: Anchors) -> GlobalRef[T]:
         """A new reference like this one, with a hold of its own on the variable."""
         if held_by:
@@ -661,7 +666,7 @@ class GlobalRef(Generic[T]):
         collected = anchors.collected()
         if collected is None:
             return _restore, (self._packed(),)
-        collected += self._anchors or ()
+        collected += self._counted()
         return _restore_inside, (self._packed(),)
 
     def __copy__(self) -> GlobalRef[T]:

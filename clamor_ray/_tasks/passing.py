@@ -86,7 +86,7 @@ def _ref_of(packed: bytes, weak: bool) -> GlobalRef[Any]:
 def _anchors_of(value: Any) -> Anchors:
     cls = type(value)
     ref = value if cls is GlobalRef else value.ref if cls is Hinted else None
-    return () if ref is None else ref._anchors or ()
+    return () if ref is None else ref._counted()
 
 
 class Passing:

@@ -31,6 +31,7 @@ class Programs(RuleBasedStateMachine):
         self.alive: dict[bytes, int | None] = {}  # anchor -> its region
         self.inside: dict[int, set[int]] = {}  # every region that is there
         self.uncounted: set[int] = set()
+        self.freed: dict[int, set[int]] = {}  # what was inside of those that were freed
         self.earlier: tuple[list[bytes], set[bytes]] | None = None
 
     def anchor(self) -> bytes:
@@ -42,6 +43,8 @@ class Programs(RuleBasedStateMachine):
     def held(self) -> set[int]:
         held = {region for region in self.alive.values() if region in self.inside}
         held |= self.named | self.uncounted
+        for region in self.freed.keys() & set(self.alive.values()):
+            held |= self.freed[region] & self.inside.keys()
         while more := {inner for region in held for inner in self.inside[region]} - held:
             held |= more & self.inside.keys()
             if not more & self.inside.keys():
@@ -50,13 +53,12 @@ class Programs(RuleBasedStateMachine):
 
     def gone(self, region: int) -> None:
         self.counts.forget(region)
-        del self.inside[region]
+        inside = self.inside.pop(region)
+        if region not in self.uncounted:
+            self.freed[region] = inside
         self.named.discard(region)
         self.uncounted.discard(region)
-        for anchor, its in self.alive.items():
-            if its == region:
-                self.alive[anchor] = None
-        for inner in self.inside.values():
+        for inner in (*self.inside.values(), *self.freed.values()):
             inner.discard(region)
 
     @rule(data=st.data())
@@ -135,16 +137,32 @@ class Programs(RuleBasedStateMachine):
 
     @invariant()
     def it_keeps_nothing_of_what_is_gone(self) -> None:
-        assert self.counts._anchors_of.keys() | self.uncounted == self.inside.keys()
-        assert self.counts._inside.keys() <= self.inside.keys()
+        counted = self.counts._anchors_of.keys() - self.counts._freed
+        assert counted | self.uncounted == self.inside.keys()
+        assert self.counts._inside.keys() <= self.inside.keys() | self.counts._freed
+        assert self.counts._freed <= self.freed.keys()
         if not self.inside and not self.alive:
             self.counts.unheld(self.counts.anchors(), set())
             assert self.counts.is_empty
             assert not self.counts._n_outside
 
 
-Programs.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Programs.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 TestPrograms = Programs.TestCase
+
+
+def test_what_was_read_of_a_freed_variable_holds_what_was_inside() -> None:
+    counts = ReferenceCounts(lambda region: False)
+    counts.made([b"inner", b"outer"])
+    counts.begin(1, b"inner")
+    counts.begin(2, b"outer", [b"inner"])
+    counts.forget(2)
+    counts.hold(2, b"late")
+    for _ in range(2):
+        assert counts.unheld(counts.anchors(), {b"outer"}) == []
+    assert counts.unheld(counts.anchors(), set()) == [1]
+    counts.forget(1)
+    assert counts.is_empty
 
 
 class FakeRef:

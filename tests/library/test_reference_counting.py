@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -269,6 +269,79 @@ def test_inside_ray_objects_and_variables(clamor_cluster: ClamorCluster) -> None
     assert stays(region)
     assert int(small.get()[0].get()[0]) == 9
     del small
+    goes(region)
+
+
+def test_what_was_taken_out_outlives_the_free_of_its_container(
+    clamor_cluster: ClamorCluster,
+) -> None:
+    inner = put(30)
+    outer = clamor.put({"inner": inner, "rest": np.zeros(ITEMS)})
+    region, taken = inner._region, outer.get()["inner"]
+    del inner
+    clamor.free(outer)
+    del outer
+    assert stays(region)
+    assert int(taken.get()[0]) == 30
+    del taken
+    goes(region)
+
+
+def test_a_weak_one_counts_where_it_is_put_or_passed(clamor_cluster: ClamorCluster) -> None:
+    ref = put(31)
+    region = ref._region
+    outer = clamor.put({"inner": pickle.loads(pickle.dumps(ref)), "rest": np.zeros(ITEMS)})
+    del ref
+    assert stays(region)
+    taken = outer.get()["inner"]
+    assert int(taken.get()[0]) == 31
+    del outer, taken
+    goes(region)
+
+    ref = put(32)
+    region = ref._region
+    again = total.remote(pickle.loads(pickle.dumps(ref)), LOOKS_S + 1)
+    del ref
+    assert ray.get(again, timeout=ANSWER_S) == 32 * ITEMS
+    goes(region)
+
+
+class PutsAtItsEnd:
+    made: ClassVar[list[GlobalRef[Any]]] = []
+
+    def __init__(self, ref: GlobalRef[Any]) -> None:
+        self.ref, self.cycle = ref, self
+
+    def __del__(self) -> None:
+        self.made.append(put(int(self.ref.get()[0]) + 1))
+
+
+def test_a_del_may_use_variables(clamor_cluster: ClamorCluster) -> None:
+    ref = put(40)
+    region = ref._region
+    PutsAtItsEnd(ref)
+    del ref
+    goes(region)  # collects garbage first
+    (made,) = PutsAtItsEnd.made
+    assert int(made.get()[0]) == 41
+    region = made._region
+    del made
+    PutsAtItsEnd.made.clear()
+    goes(region)
+
+
+def test_a_fork_drops_nothing_of_its_parents(clamor_cluster: ClamorCluster) -> None:
+    ref = put(50)
+    region = ref._region
+    child = os.fork()
+    if child == 0:
+        del ref
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert stays(region)
+    assert int(ref.get()[0]) == 50
+    del ref
     goes(region)
 
 
