@@ -199,7 +199,7 @@ ray.init(namespace="watch")
 watcher = Watcher.options(name="watcher").remote()
 driver = [sys.executable, "-c", DRIVER, ray.get_runtime_context().gcs_address]
 done = subprocess.run(driver, capture_output=True, text=True, timeout=200)
-assert done.stdout == "1\\n", done.stdout + done.stderr
+assert "1" in done.stdout.splitlines(), done.stdout + done.stderr  # Ray's logs are there, too
 assert ray.get(watcher.error.remote(), timeout=200) == "SessionEndedError"
 clamor.init()
 ref = clamor.put(np.zeros(10**5))
@@ -211,4 +211,4 @@ print(type(watch.error).__name__)
 
 def test_the_end_of_the_session_is_heard(clamor_cluster: ClamorCluster) -> None:
     printed = driver_script.run(ENDED, timeout_s=300, lab=clamor_cluster.lab)
-    assert printed.endswith("SessionEndedError\n")
+    assert "SessionEndedError" in printed.splitlines()
