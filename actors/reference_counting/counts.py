@@ -38,7 +38,7 @@ class ReferenceCounts:
         self._region_of: dict[bytes, int] = {}
         self._anchors_of: dict[int, set[bytes]] = {}  # of all that are counted
         self._without: set[int] = set()  # counted, and without an anchor
-        self._freed: set[int] = set()  # with anchors, which hold what is inside
+        self._freed: set[int] = set()  # what was read of them holds what is inside
         self._inside: dict[int, tuple[int, ...]] = {}
         self._n_outside: Counter[int] = Counter()
 
@@ -92,21 +92,30 @@ class ReferenceCounts:
         self._without.discard(region)
 
     def forget(self, region: int) -> None:
-        """It was freed. What is inside of it is held by its anchors that are alive."""
-        if self._anchors_of.get(region) and region in self._inside:
+        """It was freed. What is inside of it is held for as long as it would have been."""
+        if region in self._inside and self._is_read(region):
             self._freed.add(region)
         else:
             self._end(region)
 
+    def _is_read(self, region: int) -> bool:
+        """There may be references that were taken out of it."""
+        return bool(self._anchors_of.get(region)) or region in self._n_outside
+
     def _end(self, region: int) -> None:
-        for anchor in self._anchors_of.pop(region, ()):
-            del self._region_of[anchor]
-        self._without.discard(region)
-        self._freed.discard(region)
-        for inner in self._inside.pop(region, ()):
-            self._n_outside[inner] -= 1
-            if not self._n_outside[inner]:
-                del self._n_outside[inner]
+        ending = [region]
+        while ending:
+            region = ending.pop()
+            for anchor in self._anchors_of.pop(region, ()):
+                del self._region_of[anchor]
+            self._without.discard(region)
+            self._freed.discard(region)
+            for inner in self._inside.pop(region, ()):
+                self._n_outside[inner] -= 1
+                if not self._n_outside[inner]:
+                    del self._n_outside[inner]
+                    if inner in self._freed and not self._is_read(inner):
+                        ending.append(inner)
 
     def unheld(self, looked_at: Iterable[bytes], alive: Container[bytes]) -> list[int]:
         """Takes in which anchors are alive.
@@ -127,10 +136,10 @@ class ReferenceCounts:
             if region is not None:
                 anchors = self._anchors_of[region]
                 anchors.discard(anchor)
-                if not anchors and region in self._freed:
-                    self._end(region)
-                elif not anchors:
+                if not anchors and region not in self._freed:
                     self._without.add(region)
+                elif not self._is_read(region):
+                    self._end(region)
         return [
             region
             for region in sorted(self._without)

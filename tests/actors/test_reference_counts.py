@@ -41,25 +41,23 @@ class Programs(RuleBasedStateMachine):
         return anchor
 
     def held(self) -> set[int]:
-        held = {region for region in self.alive.values() if region in self.inside}
+        inside = {**self.freed, **self.inside}
+        held = {region for region in self.alive.values() if region in inside}
         held |= self.named | self.uncounted
-        for region in self.freed.keys() & set(self.alive.values()):
-            held |= self.freed[region] & self.inside.keys()
-        while more := {inner for region in held for inner in self.inside[region]} - held:
-            held |= more & self.inside.keys()
-            if not more & self.inside.keys():
+        while more := {inner for region in held for inner in inside[region]} - held:
+            held |= more & inside.keys()
+            if not more & inside.keys():
                 break
-        return held
+        return held & self.inside.keys()
 
     def gone(self, region: int) -> None:
         self.counts.forget(region)
-        inside = self.inside.pop(region)
-        if region not in self.uncounted:
-            self.freed[region] = inside
+        self.freed[region] = self.inside.pop(region)
+        for anchor, its in self.alive.items():
+            if its == region and region in self.uncounted:
+                self.alive[anchor] = None
         self.named.discard(region)
         self.uncounted.discard(region)
-        for inner in (*self.inside.values(), *self.freed.values()):
-            inner.discard(region)
 
     @rule(data=st.data())
     def make(self, data: st.DataObject) -> None:
@@ -68,7 +66,7 @@ class Programs(RuleBasedStateMachine):
         self.alive[anchor] = region
 
     def put_inside(self, region: int, anchor: bytes, data: st.DataObject) -> None:
-        of_regions = sorted(each for each, its in self.alive.items() if its in self.inside)
+        of_regions = sorted(each for each, its in self.alive.items() if its is not None)
         inner = data.draw(st.lists(st.sampled_from(of_regions))) if of_regions else []
         for _ in range(2):  # an answer that is lost is asked for again
             self.counts.begin(region, anchor, inner)
@@ -163,6 +161,36 @@ def test_what_was_read_of_a_freed_variable_holds_what_was_inside() -> None:
     assert counts.unheld(counts.anchors(), set()) == [1]
     counts.forget(1)
     assert counts.is_empty
+
+
+def test_a_freed_one_that_is_inside_of_another_holds_what_is_inside() -> None:
+    counts = ReferenceCounts(lambda region: False)
+    counts.made([b"1", b"2", b"3"])
+    counts.begin(1, b"1")
+    counts.begin(2, b"2", [b"1"])
+    counts.begin(3, b"3", [b"2"])
+    counts.forget(2)
+    assert counts.unheld(counts.anchors(), {b"3"}) == []
+    assert counts.unheld(counts.anchors(), set()) == [3]
+    counts.forget(3)
+    assert counts.unheld(counts.anchors(), set()) == [1]
+    counts.forget(1)
+    assert counts.is_empty
+    assert not counts._freed
+
+
+def test_one_that_its_container_holds_is_freed() -> None:
+    counts = ReferenceCounts(lambda region: False)
+    counts.made([b"1", b"2", b"3"])
+    counts.begin(1, b"1")
+    counts.begin(2, b"2", [b"1"])
+    counts.begin(3, b"3", [b"2"])
+    assert counts.unheld(counts.anchors(), {b"3"}) == []
+    counts.forget(2)  # what was read of it by way of 3 has the anchor of 3
+    assert counts.unheld(counts.anchors(), {b"3"}) == []
+    assert counts.unheld(counts.anchors(), set()) == [3]
+    counts.forget(3)
+    assert counts.unheld(counts.anchors(), set()) == [1]
 
 
 class FakeRef:
