@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 from collections import deque
@@ -283,6 +284,8 @@ async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
 
 
 def descriptors() -> dict[str, str]:
+    """Of this process, by number."""
+    gc.collect()  # a loop of an earlier test may still have some
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the one that lists
