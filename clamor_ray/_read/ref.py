@@ -493,9 +493,13 @@ class GlobalRef(Generic[T]):
         ref._name = self._name
         return ref
 
+    @property
+    def _is_weak(self) -> bool:
+        return self._anchors == () and not self._inline
+
     def _ask_anchors(self, session: Any) -> bool:
         """Of a weak reference: from now on it counts. Whether it was one."""
-        if self._anchors == () and not self._inline:
+        if self._is_weak:
             self._anchors = session.anchors_of(self)
             return True
         return False
@@ -503,7 +507,7 @@ class GlobalRef(Generic[T]):
     def _counted(self) -> Anchors:
         """What keeps the variable, for who gets this reference; a weak one asks for an anchor."""
         with contextlib.suppress(errors.ClamorError):  # its session is not here, and it stays weak
-            if self._anchors == ():
+            if self._is_weak:  # else no session is sought
                 self._ask_anchors(opener.current(self._scope))
         return self._anchors or ()
 
