@@ -14,9 +14,12 @@ loop_ratio          the loop / the loop with the best fixed page size: the worst
 present_ratio       `table[ids]` of 1,000 and 100,000 ids, where all blocks are present / the same
                     on a plain array: the worst.
 scalar_ratio        `table[i, 1]` and `table[i:i + 8]`, likewise.
+leak                regions and bytes at homes that are left after 1,000 variables, whose references
+                    went through tasks, an actor and nested objects: the sum.
+leak_s              how long after the last reference it was so, or LEAK_TIMEOUT_S.
 
 Times are medians of the repetitions. `--link`: the nodes are in network namespaces, each behind a
-link of 1 Gbit/s (needs root).
+link of 1 Gbit/s with round trips of 1 ms (needs root).
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from bench.support.common import emit
 
 MOST_SHARE = 0.1
 RATE = "1gbit"
+ROUND_TRIP_MS = 1.0
 
 
 def figures(records: list[dict[str, Any]]) -> dict[str, float]:
@@ -43,8 +47,11 @@ def figures(records: list[dict[str, Any]]) -> dict[str, float]:
     times: dict[Any, dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
     ratios: dict[str, list[float]] = defaultdict(list)
     present: dict[str, list[float]] = defaultdict(list)
+    left: list[dict[str, Any]] = []
     for record in records:
-        if "present" in record:
+        if "leak" in record:
+            left.append(record)
+        elif "present" in record:
             for name, value in record["present"].items():
                 present["ids" if name.startswith("ids") else "scalar"].append(value)
         elif record["share"] <= MOST_SHARE:
@@ -66,6 +73,8 @@ def figures(records: list[dict[str, Any]]) -> dict[str, float]:
         "loop_ratio": loops,
         "present_ratio": present["ids"],
         "scalar_ratio": present["scalar"],
+        "leak": [record["leak"] for record in left],
+        "leak_s": [record["seconds"] for record in left],
     }
     out = {name: max(values) for name, values in named.items() if values}
     if speedups:
@@ -90,7 +99,13 @@ def on_link(options: Options) -> Iterator[dict[str, Any]]:
     fields = json.dumps(dataclasses.asdict(options))
     command = [sys.executable, "-m", "bench.drivers.first_touch_driver", fields]
     with (
-        netns_cluster(2, num_cpus=2, object_store_memory=store_bytes, rate=RATE) as lab,
+        netns_cluster(
+            2,
+            num_cpus=2,
+            object_store_memory=store_bytes,
+            rate=RATE,
+            round_trip_ms=ROUND_TRIP_MS,
+        ) as lab,
         lab.start(command) as driver,
     ):
         for line in driver.stdout or ():
@@ -110,7 +125,7 @@ def main(arguments: list[str]) -> int:
     """Runs the cases and prints the summary."""
     parser = argparse.ArgumentParser(prog="python -m bench first_touch", description=__doc__)
     parser.add_argument("--small", action="store_true", help="16 MiB, rows of 1 KiB, two shares")
-    parser.add_argument("--link", action="store_true", help="over links of 1 Gbit/s (root)")
+    parser.add_argument("--link", action="store_true", help="1 Gbit/s, 1 ms (root)")
     parser.add_argument("--mib", type=int, help="of the table (512)")
     parser.add_argument("--rows", type=_numbers, help="bytes of a row (256,1024,4096)")
     parser.add_argument("--shares", type=_numbers, help="of the rows (0.001,0.01,...,0.5)")
@@ -134,7 +149,8 @@ def main(arguments: list[str]) -> int:
     records: list[dict[str, Any]] = []
     for line in on_link(options) if given.link else on_loopback(options):
         if "trap" in line:
-            about = {"bench": "first_touch", "rate": RATE if given.link else "loopback", **line}
+            rate = f"{RATE}, {ROUND_TRIP_MS:g} ms" if given.link else "loopback"
+            about = {"bench": "first_touch", "rate": rate, **line}
             emit(common.environment(**about, **dataclasses.asdict(options)))
         else:
             emit(line)

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,8 @@ TIMEOUT_S = 600
 SALT = 7
 CLUSTER_ROWS = 32
 MOST_VERIFIED = 20_000
+LEAK_VARIABLES = 1000
+LEAK_TIMEOUT_S = 60.0
 AUTO = 0
 COUNTERS = ("bytes_received", "blocks_fetched", "rows_fetched", "fetch_requests", "faults")
 
@@ -132,6 +135,67 @@ class Reader:
         }
 
 
+class Holder:
+    """Has references for a while."""
+
+    def __init__(self) -> None:
+        self.refs: list[Any] = []
+
+    def keep(self, refs: list[Any]) -> None:
+        self.refs = refs
+
+    def drop(self) -> None:
+        self.refs = []
+
+
+def leak(b: str) -> dict[str, Any]:
+    """Makes LEAK_VARIABLES of 16 KiB, passes them around, drops all references, and looks at what
+    stays.
+
+    Args:
+        b: id of a node without the driver.
+    """
+    import ray
+
+    import clamor_ray as clamor
+
+    def home_bytes() -> int:
+        return sum(node.engine.home_bytes for node in clamor.stats().nodes)
+
+    def regions() -> set[int]:
+        return {info.region for info in clamor.variables()}
+
+    @ray.remote(num_cpus=0)
+    def given_back(refs: list[Any]) -> list[Any]:
+        return refs
+
+    @clamor.remote(num_cpus=0)
+    def total(array: npt.NDArray[Any]) -> float:
+        return float(array.sum())
+
+    holder = common.pinned(Holder, b).remote()
+    ray.get(holder.keep.remote([]), timeout=TIMEOUT_S)
+    before_regions, before_bytes = regions(), home_bytes()
+    quarter = LEAK_VARIABLES // 4
+    refs = [clamor.put(np.full(2048, number)) for number in range(LEAK_VARIABLES)]
+    kept = ray.put({"nested": [refs[:quarter]]})
+    there = holder.keep.remote(refs[quarter : 2 * quarter])
+    back = given_back.remote(refs[2 * quarter : 3 * quarter])
+    sums = ray.get([total.remote(ref) for ref in refs[3 * quarter :]], timeout=TIMEOUT_S)
+    ray.get([there, back], timeout=TIMEOUT_S)
+    if len(regions() - before_regions) != LEAK_VARIABLES or len(sums) != quarter:
+        raise common.WrongData("variables went while there were references to them")
+    del refs, kept, back
+    ray.get(holder.drop.remote(), timeout=TIMEOUT_S)
+    start = now()
+    while True:
+        left = len(regions() - before_regions) + max(0, home_bytes() - before_bytes)
+        seconds = now() - start
+        if not left or seconds > LEAK_TIMEOUT_S:
+            return {"leak": left, "seconds": seconds}
+        time.sleep(0.1)
+
+
 def _ratio(access: Callable[[Any], Any], ours: Any, plain: Any, n: int) -> float:
     """Median of ours / median of plain, in turn."""
     times: tuple[list[float], list[float]] = ([], [])
@@ -234,6 +298,7 @@ def cases(options: Options, a: str, b: str) -> Iterator[dict[str, Any]]:
         got = ray.get(readers[AUTO].present.remote([ref]), timeout=TIMEOUT_S)
         clamor.free(ref)
         yield {"row_bytes": row_bytes, "present": got}
+    yield leak(b)
 
 
 def main(arguments: list[str]) -> int:

@@ -29,6 +29,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cpus", type=int, default=1, help="of each node")
     parser.add_argument("--object-store-memory", type=int, default=OBJECT_STORE_BYTES)
     parser.add_argument("--rate", default="1gbit", help="of each link; '' for no shaping")
+    parser.add_argument("--round-trip-ms", type=float, default=0.0, help="that links add")
     parser.add_argument("command", nargs="*", help="run on node 0 instead of waiting")
     return parser.parse_args()
 
@@ -61,7 +62,7 @@ def main() -> int:
     if arguments.form == "local":
         with local_cluster(*shape, connect=False, log_to_driver=True) as local:
             return _serve(arguments.command, local.environment, [])
-    with netns_cluster(*shape, rate=arguments.rate) as netns:
+    with netns_cluster(*shape, rate=arguments.rate, round_trip_ms=arguments.round_trip_ms) as netns:
         inside = ["ip", "netns", "exec", netns.namespaces[0]]
         return _serve(arguments.command, dict(netns.environment), inside)
 

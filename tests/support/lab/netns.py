@@ -5,6 +5,8 @@
          |                     |
         p0 (tbf)              p1 (tbf)                  in clamorlab-<pid>-br, with the bridge
 
+eth0 and p<i> are a veth pair; where links have a delay, a pair of `delay.py`.
+
 The bridge lives in a namespace too, so that the host's own network is never touched: everything
 vanishes with the namespaces. The names carry the maker's process id, which is how a later run
 knows what a crashed one left behind. The nodes share a file system, and so the directory of our
@@ -202,15 +204,44 @@ def _address_of(index: int) -> str:
     return f"{SUBNET}.{index + 1}"
 
 
-def _make_network(names: Sequence[str], bridge: str, rate: str) -> None:
+def _start_delays(
+    ending: contextlib.ExitStack, n_nodes: int, bridge: str, round_trip_ms: float
+) -> None:
+    """Makes near<i> and far<i> in the bridge's namespace; their process ends with that."""
+    each_us = round(round_trip_ms * 1000 / 4)  # there and back, two links each time
+    program = (sys.executable, "-m", "tests.support.lab.delay", str(n_nodes), str(each_us))
+    wires = subprocess.Popen(
+        ["ip", "netns", "exec", bridge, *program], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    ending.callback(wires.wait, STOP_S)
+    assert wires.stdout is not None
+    with wires.stdout:
+        if wires.stdout.readline() != "ready\n":
+            raise LabError("links cannot have a delay here: see above")
+
+
+def _make_network(
+    ending: contextlib.ExitStack,
+    names: Sequence[str],
+    bridge: str,
+    rate: str,
+    round_trip_ms: float,
+) -> None:
     _tool("ip", "netns", "add", bridge)
     _tool("ip", "-n", bridge, "link", "add", "br0", "type", "bridge")
     _tool("ip", "-n", bridge, "link", "set", "br0", "up")
+    if round_trip_ms:
+        _start_delays(ending, len(names), bridge, round_trip_ms)
     for index, name in enumerate(names):
         port = f"p{index}"
         _tool("ip", "netns", "add", name)
-        _tool("ip", "-n", bridge, "link", "add", port, "type", "veth")
-        peer = json.loads(_tool("ip", "-n", bridge, "-j", "link", "show", "dev", port))[0]["link"]
+        if round_trip_ms:
+            peer = f"near{index}"
+            _tool("ip", "-n", bridge, "link", "set", f"far{index}", "name", port)
+        else:
+            _tool("ip", "-n", bridge, "link", "add", port, "type", "veth")
+            shown = _tool("ip", "-n", bridge, "-j", "link", "show", "dev", port)
+            peer = json.loads(shown)[0]["link"]
         _tool("ip", "-n", bridge, "link", "set", peer, "netns", name, "name", "eth0")
         _tool("ip", "-n", bridge, "link", "set", port, "master", "br0", "up")
         _tool("ip", "-n", name, "addr", "add", f"{_address_of(index)}/24", "dev", "eth0")
@@ -229,6 +260,29 @@ def _make_network(names: Sequence[str], bridge: str, rate: str) -> None:
                 )
 
 
+@contextlib.contextmanager
+def network(
+    n_nodes: int, rate: str = "1gbit", round_trip_ms: float = 0.0
+) -> Iterator[tuple[str, ...]]:
+    """The namespaces of n nodes, joined; without them, and what runs in them, at the end.
+
+    Args:
+        n_nodes: At least 1.
+        rate, round_trip_ms: As of `netns_cluster`.
+    """
+    remove_stale()
+    prefix = f"{PREFIX}-{os.getpid()}"
+    names = tuple(f"{prefix}-{index}" for index in range(n_nodes))
+    bridge = f"{prefix}-br"
+    with contextlib.ExitStack() as ending:
+        try:
+            _make_network(ending, names, bridge, rate, round_trip_ms)
+            yield names
+        finally:
+            made = {*names, bridge}
+            _remove([name for name in _namespaces() if name in made])
+
+
 _LIST_NODES = """
 import json, ray
 ray.init(address="auto", logging_level="error", log_to_driver=False)
@@ -243,6 +297,7 @@ def netns_cluster(
     num_cpus: int = 1,
     object_store_memory: int = OBJECT_STORE_BYTES,
     rate: str = "1gbit",
+    round_trip_ms: float = 0.0,
 ) -> Iterator[NetnsCluster]:
     """Starts n raylets in namespaces of their own, and removes all of it.
 
@@ -251,11 +306,8 @@ def netns_cluster(
         num_cpus: Of each node.
         object_store_memory: Of each node, in bytes.
         rate: Of each node's link, both ways, in tc's notation ("1gbit"); "" for none.
+        round_trip_ms: That links add to each round trip between two nodes.
     """
-    remove_stale()
-    prefix = f"{PREFIX}-{os.getpid()}"
-    names = [f"{prefix}-{index}" for index in range(n_nodes)]
-    bridge = f"{prefix}-br"
     # Ray's sockets are in it: sun_path has room for 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="cl-", dir="/tmp"))
     environment = {
@@ -266,12 +318,13 @@ def netns_cluster(
             part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part
         ),
     }
-    try:
-        _make_network(names, bridge, rate)
+    with contextlib.ExitStack() as ending:
+        ending.callback(shutil.rmtree, folder, ignore_errors=True)
+        names = ending.enter_context(network(n_nodes, rate, round_trip_ms))
         cluster = NetnsCluster(
             address=environment["RAY_ADDRESS"],
             node_ids=(),
-            namespaces=tuple(names),
+            namespaces=names,
             rate=rate,
             environment=environment,
         )
@@ -310,7 +363,3 @@ def netns_cluster(
             rate=rate,
             environment=environment,
         )
-    finally:
-        made = {*names, bridge}
-        _remove([name for name in _namespaces() if name in made])
-        shutil.rmtree(folder, ignore_errors=True)
