@@ -129,6 +129,7 @@ static void list_region(void *arg, struct pc__region *region)
     if (region->pages) {
         out->fault_fetched_blocks = region->pages->budget.fetched;
         out->fault_touched_blocks = region->pages->budget.touched;
+        out->fault_trip_blocks = region->pages->trip_blocks;
     }
     if (region->home) {
         out->present_blocks = region->n_blocks;

@@ -3,6 +3,11 @@
  * A stream's fault asks for its next window, another for the page around it (readahead.c). Where a
  * commit has changed what was here, what changed around it is fetched, and no page. All of them stay
  * within the region's budget (fetch_budget.c), to which they leave blocks out.
+ *
+ * What a round trip costs is measured: of fetches that had nothing to wait behind, the time is
+ * fitted by trip_ns + n * block_ns (least squares, older ones count less), and trip_ns / block_ns
+ * is the cost in blocks. 30 us and 2.7 us were seen between servers of one host, 60 us and 5 us are
+ * a network of 10 Gbit/s, 1 ms and 35 us a link of 1 Gbit/s to another building.
  */
 #include "engine/miss/miss.h"
 
@@ -11,6 +16,57 @@
 #define PAGES_A_MARK 8u    /* one page in so many, as long as there is room for AMPLE_PAGES more: its */
 #define AMPLE_PAGES 8u     /* fault is one more. Each page where there is less, */
 #define LARGE_PAGE 128u    /* or where one fault more is little, and one block stands for much */
+
+#define TRIPS_REMEMBERED 64.0
+#define LEAST_TRIPS 16u
+#define LEAST_VARIANCE 16.0   /* of their numbers of blocks: else the line may be any */
+#define LATE 3.0             /* times what was expected: a thread slept, which says nothing */
+#define LEAST_TRIP_BLOCKS 4u
+#define MOST_TRIP_BLOCKS 256u
+
+static bool are_known(const struct pc__trips *trips)
+{
+    return trips->n >= LEAST_TRIPS &&
+           trips->blocks_squared - trips->blocks * trips->blocks >= LEAST_VARIANCE;
+}
+
+/* Not above 0 where it is too little to be seen. */
+static double block_ns_of(const struct pc__trips *trips)
+{
+    return (trips->ns_blocks - trips->ns * trips->blocks) /
+           (trips->blocks_squared - trips->blocks * trips->blocks);
+}
+
+void pc__trips_add(struct pc__trips *trips, uint64_t n_blocks, uint64_t ns)
+{
+    const double n = (double)n_blocks;
+    double took = (double)ns;
+    if (are_known(trips)) {
+        const double more_ns = (n - trips->blocks) * block_ns_of(trips);
+        const double most = LATE * (trips->ns + (more_ns > 0 ? more_ns : 0));
+        took = took < most ? took : most;
+    }
+    trips->n++;
+    const double share = (double)trips->n < TRIPS_REMEMBERED ? 1.0 / (double)trips->n
+                                                             : 1.0 / TRIPS_REMEMBERED;
+    trips->blocks += share * (n - trips->blocks);
+    trips->blocks_squared += share * (n * n - trips->blocks_squared);
+    trips->ns += share * (took - trips->ns);
+    trips->ns_blocks += share * (took * n - trips->ns_blocks);
+}
+
+unsigned pc__trip_blocks(const struct pc__trips *trips)
+{
+    if (!are_known(trips))
+        return PC__TRIP_BLOCKS;
+    const double block_ns = block_ns_of(trips);
+    if (block_ns <= 0)
+        return MOST_TRIP_BLOCKS;
+    const double blocks = trips->ns / block_ns - trips->blocks;
+    return blocks < LEAST_TRIP_BLOCKS  ? LEAST_TRIP_BLOCKS
+           : blocks > MOST_TRIP_BLOCKS ? MOST_TRIP_BLOCKS
+                                       : (unsigned)blocks;
+}
 
 /* After a commit: what was here before it, and nothing that was never asked for. */
 static struct pc_run changed_around(const struct pc__blockset *changed, uint64_t block)

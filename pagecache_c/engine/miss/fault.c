@@ -34,9 +34,10 @@ static struct pc__readahead *pages_of(struct pc__region *region)
     return region->pages;
 }
 
-static struct pc__choice choose(const struct pc_engine *engine, struct pc__session_map *mapping,
+static struct pc__choice choose(struct pc__loop *loop, struct pc__session_map *mapping,
                                 uint64_t block, bool in_flight)
 {
+    const struct pc_engine *engine = loop->engine;
     const struct pc__generation *generation = mapping->generation;
     const unsigned shift = mapping->page_shift ? mapping->page_shift : engine->page_shift;
     struct pc__readahead *pages = shift ? NULL : pages_of(mapping->region);
@@ -44,6 +45,11 @@ static struct pc__choice choose(const struct pc_engine *engine, struct pc__sessi
     if (!pages) /* or no memory to learn anything */
         return pc__choose_fixed(mapping->region->n_blocks, shift ? shift : FIRST_PAGE_SHIFT, block,
                                 in_flight, most);
+    const uint64_t home_id = pc__home_of(mapping->region, block);
+    const struct pc__peer *home =
+        home_id && home_id != engine->server_id ? pc__peer_of(loop, home_id) : NULL;
+    if (home)
+        pc__readahead_set_trip(pages, pc__trip_blocks(&home->trips));
     const struct pc__choice_sets sets = {.present = &generation->present,
                                          .in_flight = &generation->in_flight,
                                          .changed = &generation->changed_away};
@@ -122,7 +128,7 @@ void pc__fault(struct pc__loop *loop, struct pc__session *session, uint64_t addr
     pc__count_add(&engine->count.faults_waiting, 1);
     const struct pc_run one = {.first_block = block, .n_blocks = 1};
     pc__cache_touched(engine, generation, &one, 1); /* what is around it is in use */
-    const struct pc__choice choice = choose(engine, mapping, block, in_flight);
+    const struct pc__choice choice = choose(loop, mapping, block, in_flight);
     const bool is_page = choice.run.n_blocks <= FIRST_PAGE_BLOCKS &&
                          block - choice.run.first_block < choice.run.n_blocks;
     /* The touched block goes first, on the lane that never queues behind bulk: with its page where

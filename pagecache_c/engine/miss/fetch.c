@@ -203,6 +203,7 @@ static void lane_pump(struct pc__peer *peer, struct pc__lane *lane)
         if (!fetch->give_up_ns)
             fetch->give_up_ns = now + engine->fault_timeout_ns;
         fetch->sent_ns = now;
+        fetch->was_alone = !lane->n_sent && (lane == &peer->lanes[1] || !peer->lanes[1].n_sent);
         if (!lane->n_sent++)
             lane->progress_ns = now;
         pc__link_push(&lane->sent, &fetch->link);
@@ -570,8 +571,11 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
         }
         if (!lane->in_rows && !take_blocks(engine, lane, fetch))
             return 0;
-        const bool has_bytes = lane->in_rows || sent_from(lane, 0); /* others may go before */
+        const uint64_t came = lane->in_rows ? 0 : sent_from(lane, 0);
+        const bool has_bytes = lane->in_rows || came; /* others may go before */
         const uint64_t sent_ns = fetch->sent_ns;
+        if (came && fetch->was_alone && !fetch->error)
+            pc__trips_add(&peer->trips, came, pc__now_ns() - sent_ns);
         end_answer(peer, lane, fetch);
         int rc = has_bytes ? check_skipped(peer->loop, lane, sent_ns) : PC_OK;
         if (rc)

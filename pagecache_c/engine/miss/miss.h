@@ -17,6 +17,7 @@ struct pc__fetch {
     struct pc__gather *gather;     /* rows are asked for, not blocks (gather.c); or NULL */
     uint64_t give_up_ns;           /* 0: it has not been its turn yet */
     uint64_t sent_ns;              /* its request, the last time */
+    bool was_alone;                /* nothing to wait behind then */
     uint64_t final_ns;             /* of a peer: give_up_ns of the home, once that is asked again */
     uint64_t again_ns;             /* its home did not know the region: when it is asked again */
     uint32_t request_id;
@@ -59,10 +60,17 @@ struct pc__lane {
     uint64_t elsewhere[PC__DATA_MAX_BLOCKS / 64];
 };
 
+/* What fetches from a peer have taken, lately: means, weighted by age (choose.c). */
+struct pc__trips {
+    uint64_t n;
+    double blocks, blocks_squared, ns, ns_blocks;
+};
+
 struct pc__peer {
     struct pc__link link;
     struct pc__loop *loop;
     uint64_t server_id;
+    struct pc__trips trips;
     struct pc__lane lanes[PC__LANES_PER_LOOP];
     struct pc__link unsure;        /* fetches whose region it did not know: NEED_HOME is asked (rehome.c) */
 };
@@ -123,6 +131,7 @@ bool pc__budget_take_mark(struct pc__budget *budget, const struct pc__choice_set
                           uint64_t block);
 
 /* readahead.c: how much a fault fetches, learned from faults and read sets. */
+#define PC__TRIP_BLOCKS 12u /* of a round trip that was not measured */
 #define PC__PAGE_LEVELS 12u /* a page of level l has 2^l blocks: 4 KiB to 8 MiB */
 
 /* How many aligned pages of each level would have been fetched for the touches that were seen. */
@@ -138,6 +147,7 @@ struct pc__readahead {
     unsigned patience;             /* pages that must be shown to believe in smaller ones */
     bool has_shrunk;               /* since it last grew */
     uint64_t window_blocks;        /* what a stream asks for once it is one */
+    unsigned trip_blocks;          /* a round trip costs as much as moving so many */
     struct pc__budget budget;
     struct pc__page_counts faults; /* right for levels >= level */
     struct pc__page_counts probes; /* for levels >= that of probes */
@@ -149,6 +159,8 @@ struct pc__readahead {
 };
 
 int pc__readahead_init(struct pc__readahead *pages, uint64_t n_blocks);
+/* What a round trip to the region's home costs, as measured now. */
+void pc__readahead_set_trip(struct pc__readahead *pages, unsigned blocks);
 void pc__readahead_free(struct pc__readahead *pages);
 /* The block was touched, had been left out, and is not on its way. True: it belongs to a stream, and *run
  * is what to ask for next, beside the block; n_blocks = 0: nothing. */
@@ -169,7 +181,11 @@ struct pc_run pc__readahead_fixed(uint64_t n_blocks, unsigned shift, uint64_t bl
 /* A read set shows the run. exact: each of its blocks was touched. */
 void pc__readahead_read(struct pc__readahead *pages, struct pc_run run, bool exact);
 
-/* choose.c. By use, at most most_blocks of it. The block was touched and is absent; in_flight: on its way. */
+/* choose.c. A fetch that nothing went before has brought so many blocks. */
+void pc__trips_add(struct pc__trips *trips, uint64_t n_blocks, uint64_t ns);
+/* How many blocks a round trip costs, as far as was measured. */
+unsigned pc__trip_blocks(const struct pc__trips *trips);
+/* By use, at most most_blocks of it. The block was touched and is absent; in_flight: on its way. */
 struct pc__choice pc__choose(struct pc__readahead *pages, struct pc__streams *streams,
                              const struct pc__choice_sets *sets, uint64_t block, bool in_flight,
                              uint64_t most_blocks);

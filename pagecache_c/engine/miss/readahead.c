@@ -16,12 +16,14 @@
  *
  * What is best. Let n[l] be the number of different aligned pages of level l that are touched.
  * With pages of level l a reader makes n[l] round trips and moves n[l] * 2^l blocks. A round trip
- * costs as much as moving ROUND_TRIP_BLOCKS; so the level to take is that with the least
+ * costs as much as moving trip_blocks, which is measured (choose.c); so the level to take is that
+ * with the least
  *
- *     cost(l) = n[l] * (ROUND_TRIP_BLOCKS + 2^l)
+ *     cost(l) = n[l] * (trip_blocks + 2^l)
  *
  * In words of use: doubling the page pays while the share of pages whose other half is touched too
- * exceeds 2^l / (ROUND_TRIP_BLOCKS + 2^l): 8% for single blocks, 57% for 64 KiB, 96% for 1 MiB.
+ * exceeds 2^l / (trip_blocks + 2^l). Where that is 12: 8% for single blocks, 57% for 64 KiB, 96%
+ * for 1 MiB.
  * The counts are of all that happened so far, not of the last moments: a tree whose neighbouring
  * leaves are asked for minutes apart still shows that they are asked for. Pages and windows are taken
  * as far as fetch_budget.c has room for them. So pages grow only where what they waste is worth it.
@@ -55,8 +57,7 @@
 #define COARSE_LEVEL 4u            /* what fault-around shows around a touch */
 #define TOP_LEVEL (PC__PAGE_LEVELS - 1)
 #define TOP_BLOCKS (1ull << TOP_LEVEL)
-#define ROUND_TRIP_BLOCKS 12u      /* measured: 30 us and 2.7 us a block between servers of one host;
-                                      60 us and 5 us are a 10 Gbit/s network */
+#define TRIP_STEP 3u / 2u         /* less of a change is noise */
 #define LEAST_MARKED_LEVEL 4u      /* of those that are smaller than what was learned */
 #define LEAST_WINDOW 4u
 #define EAGER_WINDOW 64u
@@ -78,7 +79,8 @@ int pc__readahead_init(struct pc__readahead *pages, uint64_t n_blocks)
     *pages = (struct pc__readahead){.level = FIRST_LEVEL,
                                 .until_probe = PROBE_EVERY,
                                 .patience = LEAST_SHOWN,
-                                .window_blocks = 1u << FIRST_LEVEL};
+                                .window_blocks = 1u << FIRST_LEVEL,
+                                .trip_blocks = PC__TRIP_BLOCKS};
     pc__budget_init(&pages->budget);
     int rc = pc__blockset_init(&pages->demanded, n_blocks);
     if (!rc)
@@ -128,20 +130,28 @@ static bool page_has(const struct pc__blockset *set, unsigned level, uint64_t bl
 
 /* ------------------------------------------------------------- which level */
 
-static uint64_t cost(const struct pc__page_counts *counts, unsigned level)
+void pc__readahead_set_trip(struct pc__readahead *pages, unsigned blocks)
 {
-    return counts->n[level] * (ROUND_TRIP_BLOCKS + (1ull << level));
+    if (blocks > pages->trip_blocks * TRIP_STEP || pages->trip_blocks > blocks * TRIP_STEP)
+        pages->trip_blocks = blocks;
+}
+
+static uint64_t cost(const struct pc__readahead *pages, const struct pc__page_counts *counts,
+                     unsigned level)
+{
+    return counts->n[level] * (pages->trip_blocks + (1ull << level));
 }
 
 /* The cheapest of [from, to], or `level` where none is cheaper by LEAST_GAIN. */
-static unsigned cheapest(const struct pc__page_counts *counts, unsigned level, unsigned from,
-                         unsigned to)
+static unsigned cheapest(const struct pc__readahead *pages, const struct pc__page_counts *counts,
+                         unsigned from, unsigned to)
 {
-    unsigned best = level;
+    const uint64_t now = cost(pages, counts, pages->level);
+    unsigned best = pages->level;
     for (unsigned l = from; l <= to; l++)
-        if (cost(counts, l) < cost(counts, best))
+        if (cost(pages, counts, l) < cost(pages, counts, best))
             best = l;
-    return cost(counts, best) + cost(counts, level) / LEAST_GAIN < cost(counts, level) ? best : level;
+    return cost(pages, counts, best) + now / LEAST_GAIN < now ? best : pages->level;
 }
 
 static void halve(struct pc__page_counts *counts)
@@ -175,10 +185,10 @@ static void go_to(struct pc__readahead *pages, unsigned level)
 
 /* The round trips that pages of that level save are worth LEAST_WORTH times what they waste. There is
  * not room for all such pages (fetch_budget.c), and those there are save as much for each block. */
-static bool is_worth(const struct pc__page_counts *counts, unsigned level)
+static bool is_worth(const struct pc__readahead *pages, unsigned level)
 {
-    const uint64_t blocks = counts->n[level] << level, used = counts->n[0];
-    return blocks <= used || ROUND_TRIP_BLOCKS * used >= LEAST_WORTH * (blocks - used);
+    const uint64_t blocks = pages->faults.n[level] << level, used = pages->faults.n[0];
+    return blocks <= used || pages->trip_blocks * used >= LEAST_WORTH * (blocks - used);
 }
 
 static void grow(struct pc__readahead *pages)
@@ -187,11 +197,11 @@ static void grow(struct pc__readahead *pages)
         halve(&pages->faults);
     if (pages->first_faults <= FIRST_LEVEL || pages->faults.n[pages->level] < LEAST_FAULTS)
         return;
-    unsigned level = cheapest(&pages->faults, pages->level, pages->level, TOP_LEVEL);
-    while (level > pages->level && !is_worth(&pages->faults, level))
+    unsigned level = cheapest(pages, &pages->faults, pages->level, TOP_LEVEL);
+    while (level > pages->level && !is_worth(pages, level))
         level--;
-    const uint64_t now = cost(&pages->faults, pages->level);
-    if (level == pages->level || cost(&pages->faults, level) + now / LEAST_GAIN >= now)
+    const uint64_t now = cost(pages, &pages->faults, pages->level);
+    if (level == pages->level || cost(pages, &pages->faults, level) + now / LEAST_GAIN >= now)
         return;
     if (pages->has_shrunk && pages->patience < MOST_PATIENCE)
         pages->patience *= 2; /* it was too early */
@@ -208,7 +218,7 @@ static void shrink(struct pc__readahead *pages, struct pc__page_counts *shown, u
         halve(shown);
     if (lowest >= level || shown->n[level] < pages->patience)
         return;
-    const unsigned smaller = cheapest(shown, level, lowest, level);
+    const unsigned smaller = cheapest(pages, shown, lowest, level);
     if (smaller == level)
         return;
     for (unsigned l = 0; l < level; l++) { /* what faults would have shown */

@@ -143,6 +143,28 @@ static void test_prefetch(int trap)
     cluster_stop(c);
 }
 
+/* What a round trip costs is measured, and faults are told. */
+static void test_far_home(int trap)
+{
+    struct cluster *c = cluster_start(2, "far");
+    c->servers[0].is_far = true;
+    pc_client *home = attach(&c->servers[0], trap), *far = attach(&c->servers[1], trap);
+    struct pc_region_info info = build(c, &c->servers[0], home, 1, 64 * MIB, 0);
+    struct pc_mapping m = map(far, &info, 0);
+    CHECK(region_of(&c->servers[1], 1).fault_trip_blocks == 0);
+    CHECK(at(&m, 8) == pattern(1, 8));
+    CHECK(region_of(&c->servers[1], 1).fault_trip_blocks == PC__TRIP_BLOCKS);
+    for (uint64_t i = 1; i < 60; i++) {
+        const struct pc_run run = {i * 128, i % 2 ? 1 : 64};
+        OK(pc_client_prefetch(far, m.id, &run, 1, 1, 30 * SECOND));
+    }
+    CHECK(at(&m, 60 * MIB) == pattern(1, 60 * MIB));
+    CHECK(region_of(&c->servers[1], 1).fault_trip_blocks > 2 * PC__TRIP_BLOCKS);
+    pc_client_close(far);
+    pc_client_close(home);
+    cluster_stop(c);
+}
+
 struct reader {
     const struct pc_mapping *m;
     unsigned seed;
@@ -604,6 +626,7 @@ int main(void)
         failed += run_test("whole_region", test_whole_region, trap, 60);
         failed += run_test("home_reads_without_faults", test_home_reads_without_faults, trap, 60);
         failed += run_test("scattered_reads", test_scattered_reads, trap, 60);
+        failed += run_test("far_home", test_far_home, trap, 60);
         failed += run_test("prefetch", test_prefetch, trap, 60);
         failed += run_test("threads", test_threads, trap, 60);
         failed += run_test("breaking_connections", test_breaking_connections, trap, 60);

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define REGION_BLOCKS 65536u /* 256 MiB */
-#define ROUND_TRIP 12u       /* in blocks moved, as readahead.c has it */
+#define ROUND_TRIP PC__TRIP_BLOCKS
 
 struct node {
     struct pc__readahead pages;
@@ -323,6 +323,67 @@ static void test_any(uint64_t seed)
     node_free(node);
 }
 
+/* ------------------------------------------------- what a round trip costs */
+
+/* n fetches of 1 to `most` blocks, each with up to 50% of noise, every 50th very late. */
+static void measure(struct pc__trips *trips, unsigned n, unsigned most, double trip_ns, double block_ns)
+{
+    uint64_t random = 7;
+    for (unsigned i = 0; i < n; i++) {
+        const uint64_t blocks = 1 + next_random(&random) % most;
+        double ns = trip_ns + block_ns * (double)blocks;
+        ns *= 1.0 + (double)(next_random(&random) % 1000) / 2000.0;
+        pc__trips_add(trips, blocks, (uint64_t)(i % 50 == 49 ? 100 * ns : ns));
+    }
+}
+
+static void test_trips_are_measured(void)
+{
+    struct pc__trips trips = {0};
+    CHECK(pc__trip_blocks(&trips) == PC__TRIP_BLOCKS, "nothing measured: %u", pc__trip_blocks(&trips));
+    measure(&trips, 15, 64, 1e6, 35e3);
+    CHECK(pc__trip_blocks(&trips) == PC__TRIP_BLOCKS, "too few: %u", pc__trip_blocks(&trips));
+    measure(&trips, 200, 64, 1e6, 35e3);
+    CHECK(pc__trip_blocks(&trips) >= 14 && pc__trip_blocks(&trips) <= 57, "1 ms, 35 us: %u blocks",
+          pc__trip_blocks(&trips));
+    measure(&trips, 400, 64, 3e4, 2.7e3); /* it was moved next door */
+    CHECK(pc__trip_blocks(&trips) >= 5 && pc__trip_blocks(&trips) <= 22, "30 us, 2.7 us: %u blocks",
+          pc__trip_blocks(&trips));
+    measure(&trips, 400, 64, 5e7, 5e3);
+    CHECK(pc__trip_blocks(&trips) == 256, "50 ms, 5 us: %u blocks", pc__trip_blocks(&trips));
+    trips = (struct pc__trips){0};
+    measure(&trips, 400, 1, 1e6, 35e3); /* single blocks say nothing of what one more costs */
+    CHECK(pc__trip_blocks(&trips) == PC__TRIP_BLOCKS, "all alike: %u", pc__trip_blocks(&trips));
+}
+
+/* Every 8th block of groups of 64. */
+static uint64_t thin_groups(uint64_t step, uint64_t *random)
+{
+    static uint64_t group;
+    if (step % 8 == 0)
+        group = next_random(random) % (REGION_BLOCKS / 64);
+    return step < REGION_BLOCKS / 16 ? group * 64 + step % 8 * 3 % 8 * 8 : THE_END;
+}
+
+/* What is seldom worth its waste on a near node is worth it on a far one. */
+static void test_far_homes(void)
+{
+    struct node *near = node_new(), *far = node_new();
+    pc__readahead_set_trip(&far->pages, 100);
+    run(near, 0, thin_groups, 1);
+    run(far, 0, thin_groups, 1);
+    CHECK(near->pages.level < 2, "near: level %u", near->pages.level);
+    CHECK(far->pages.level > 4, "far: level %u", far->pages.level);
+    CHECK(far->trips < near->trips, "%llu trips near, %llu far", (unsigned long long)near->trips,
+          (unsigned long long)far->trips);
+    pc__readahead_set_trip(&far->pages, 90);
+    CHECK(far->pages.trip_blocks == 100, "noise: %u", far->pages.trip_blocks);
+    pc__readahead_set_trip(&far->pages, 60);
+    CHECK(far->pages.trip_blocks == 60, "a change: %u", far->pages.trip_blocks);
+    node_free(near);
+    node_free(far);
+}
+
 static void test_small_regions(void)
 {
     for (uint64_t n = 1; n < 40; n += 3) {
@@ -360,5 +421,7 @@ int main(void)
     for (uint64_t seed = 1; seed <= 10; seed++)
         test_any(seed);
     test_small_regions();
+    test_trips_are_measured();
+    test_far_homes();
     return test_result();
 }

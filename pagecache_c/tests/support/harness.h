@@ -89,6 +89,7 @@ struct server {
     _Atomic bool undialled; /* with that: who tries has no descriptor for it */
     _Atomic int searched; /* how often somebody has tried that */
     _Atomic bool flaky; /* each connection to it breaks after a while */
+    _Atomic bool is_far; /* each request to it takes FAR_US longer */
 };
 struct pulled {
     uint64_t commit_id;
@@ -129,23 +130,33 @@ static inline void tcp_pair(int fds[2])
     close(listener);
 }
 
-/* Between two servers: passes bytes on and breaks after a few hundred KiB. */
-static inline void *break_after(void *arg)
+#define FAR_US 3000u
+#define FLAKY_BYTES 300000u
+
+/* Between two servers. */
+struct relay {
+    int fds[2];       /* [0] asks, [1] answers */
+    size_t left;      /* bytes, until it breaks */
+    unsigned late_us; /* how long a request takes longer; answers come in many pieces, and do not wait */
+};
+static inline void *relay_run(void *arg)
 {
-    int *fds = arg; /* [0] asks, [1] answers */
+    struct relay *relay = arg;
     char buffer[65536];
-    size_t left = 300000;
-    struct pollfd polls[2] = {{fds[0], POLLIN, 0}, {fds[1], POLLIN, 0}};
-    while (left && poll(polls, 2, 5000) > 0) {
+    struct pollfd polls[2] = {{relay->fds[0], POLLIN, 0}, {relay->fds[1], POLLIN, 0}};
+    while (relay->left && poll(polls, 2, relay->late_us ? -1 : 5000) > 0) {
         int from = polls[0].revents ? 0 : 1;
-        ssize_t got = read(fds[from], buffer, sizeof buffer < left ? sizeof buffer : left);
-        if (got <= 0 || send(fds[1 - from], buffer, (size_t)got, MSG_NOSIGNAL) != got)
+        ssize_t got = read(relay->fds[from], buffer,
+                           sizeof buffer < relay->left ? sizeof buffer : relay->left);
+        if (got > 0 && from == 0 && relay->late_us)
+            usleep(relay->late_us);
+        if (got <= 0 || send(relay->fds[1 - from], buffer, (size_t)got, MSG_NOSIGNAL) != got)
             break;
-        left -= (size_t)got;
+        relay->left -= (size_t)got;
     }
-    close(fds[0]);
-    close(fds[1]);
-    free(fds);
+    close(relay->fds[0]);
+    close(relay->fds[1]);
+    free(relay);
     return NULL;
 }
 
@@ -202,14 +213,16 @@ static inline void connect_servers(struct cluster *cluster, struct server *from,
     for (int lane = 0; lane < pc_engine_peer_lanes(from->engine); lane++) {
         int fds[2];
         tcp_pair(fds);
-        if (to->flaky) {
-            int *middle = malloc(2 * sizeof *middle), more[2];
+        if (to->flaky || to->is_far) {
+            struct relay *relay = malloc(sizeof *relay);
+            int more[2];
             tcp_pair(more);
-            middle[0] = fds[1];
-            middle[1] = more[0];
+            *relay = (struct relay){.fds = {fds[1], more[0]},
+                                    .left = to->flaky ? FLAKY_BYTES : SIZE_MAX,
+                                    .late_us = to->is_far ? FAR_US : 0};
             fds[1] = more[1];
             pthread_t thread;
-            CHECK(!pthread_create(&thread, NULL, break_after, middle));
+            CHECK(!pthread_create(&thread, NULL, relay_run, relay));
             pthread_detach(thread);
         }
         pthread_mutex_lock(&cluster->serving);
