@@ -36,6 +36,27 @@ def set_gather(gather: Callable[[Any, Any], Any], explain: Callable[[Any], str |
     _array_type.set_functions(gather, explain)
 
 
+def believe(begin: int, end: int, is_whole: Callable[[], bool]) -> None:
+    """What the function of `set_gather` says just now to be here, of that memory, is for a moment
+    believed to be: it is not asked again.
+
+    Args:
+        begin, end: of a version's memory, addresses.
+        is_whole: whether all of it is here; called now and then.
+    """
+    if _array_type.believe(begin, end) and is_whole():
+        _array_type.believe_all(begin)
+
+
+def forget(begin: int) -> None:
+    """Nothing is believed of that memory any more. Takes no lock.
+
+    Args:
+        begin: as of `believe`.
+    """
+    _array_type.forget(begin)
+
+
 class GlobalArray(_Base):
     """An array over global memory: an `numpy.ndarray` whose `table[ids]` and `take` gather.
 

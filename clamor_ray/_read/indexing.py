@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from clamor_ray import errors
 from clamor_ray._native.client import Client
-from clamor_ray._objects.global_array import plain, set_gather
+from clamor_ray._objects.global_array import believe, plain, set_gather
 from clamor_ray._objects.ranges import BLOCK_BYTES, extent, row_spans
 from clamor_ray._read import opener
 from clamor_ray._read.gather import Fetch, gather_rows, has_whole_rows, relative_spans
@@ -36,7 +36,11 @@ def item(array: Any, key: Any) -> Any:
     if numbers is None:
         return NotImplemented
     leased = _leased(array)
-    if leased is None or is_here(leased, array, numbers):
+    if leased is None:
+        return NotImplemented
+    if is_here(leased, array, numbers):
+        begin = leased.mapping.address
+        believe(begin, begin + leased.mapping.length_bytes, lambda: _is_whole(leased))
         return NotImplemented
     try:
         return gather_rows(plain(array), numbers, None, None)
@@ -97,6 +101,11 @@ def is_here(leased: Leased, array: Any, numbers: npt.NDArray[np.int64]) -> bool:
         stride_bytes=array.strides[0] if len(array) > 1 else row_bytes,
         row_bytes=row_bytes,
     )
+
+
+def _is_whole(leased: Leased) -> bool:
+    client: Client | None = leased.client
+    return client is not None and client.absent_blocks(leased.mapping.id) == 0
 
 
 def _blocks_are_here(leased: Leased, blocks: npt.NDArray[np.int64]) -> bool:

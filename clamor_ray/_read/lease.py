@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from clamor_ray import errors
 from clamor_ray._native.client import Client, Mapping, Runs
+from clamor_ray._objects import global_array
 from clamor_ray._objects.ranges import union
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def _release(
     # Runs wherever the last reference dies, also inside the garbage collector: takes no lock.
     table.forget(token)
     table.gathered.pop(token, None)
+    global_array.forget(address)
     for observer in _observers:
         observer.released(token)
     with contextlib.suppress(errors.ClamorError):  # the session is gone, and the mapping with it

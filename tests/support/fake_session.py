@@ -259,6 +259,9 @@ class Client:
             return True
         return self.has_all
 
+    def absent_blocks(self, number: int) -> int:
+        return 0 if self.has_all else len(self.mapped[number].memory) // BLOCK_BYTES
+
     def dirty(self, number: int) -> Any:
         mapped = self.mapped[number]
         now = np.frombuffer(mapped.memory[:], np.uint8).reshape(-1, BLOCK_BYTES)
