@@ -13,7 +13,9 @@ index_speedup       `ray.get` and `table[ids]` / `table[ids]` of a global array:
 loop_ratio          the loop / the loop with the best fixed page size: the worst up to 10%.
 present_ratio       `table[ids]` of 1,000 and 100,000 ids, where all blocks are present / the same
                     on a plain array: the worst.
-scalar_ratio        `table[i, 1]` and `table[i:i + 8]`, likewise.
+paged_ratio         the same on a plain array of 4 KiB pages, as a cache has: NumPy's own are huge.
+scalar_ratio        `table[i, 1]`, likewise.
+slice_ratio         `table[i:i + 8]`, likewise.
 leak                regions and bytes at homes that are left after 1,000 variables, whose references
                     went through tasks, an actor and nested objects: the sum.
 leak_s              how long after the last reference it was so, or LEAK_TIMEOUT_S.
@@ -40,6 +42,10 @@ from bench.support.common import emit
 MOST_SHARE = 0.1
 RATE = "1gbit"
 ROUND_TRIP_MS = 1.0
+KIND_OF = {
+    **dict.fromkeys(("ids_1000", "ids_100000"), "ids"),
+    **dict.fromkeys(("small_pages_1000", "small_pages_100000"), "small"),
+}
 
 
 def figures(records: list[dict[str, Any]]) -> dict[str, float]:
@@ -53,7 +59,7 @@ def figures(records: list[dict[str, Any]]) -> dict[str, float]:
             left.append(record)
         elif "present" in record:
             for name, value in record["present"].items():
-                present["ids" if name.startswith("ids") else "scalar"].append(value)
+                present[KIND_OF.get(name, name)].append(value)
         elif record["share"] <= MOST_SHARE:
             case = (record["row_bytes"], record["share"], record["order"])
             times[case][record["way"], record["page_bytes"]].append(record["seconds"])
@@ -72,7 +78,9 @@ def figures(records: list[dict[str, Any]]) -> dict[str, float]:
         "loop_fetch_ratio": ratios["loop"],
         "loop_ratio": loops,
         "present_ratio": present["ids"],
+        "paged_ratio": present["small"],
         "scalar_ratio": present["scalar"],
+        "slice_ratio": present["slice"],
         "leak": [record["leak"] for record in left],
         "leak_s": [record["seconds"] for record in left],
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import mmap
 import statistics
 import sys
 import time
@@ -109,12 +110,17 @@ class Reader:
         return seconds, len(blocks_of(ids, row_bytes, begin))
 
     def present(self, box: list[Any]) -> dict[str, float]:
-        """What access to present blocks costs, in units of the same on a plain array."""
+        """What access to present blocks costs, in units of the same on a plain array: as NumPy
+        makes one, of huge pages, and of pages of the size that a cache has (`small_pages`)."""
         import clamor_ray as clamor
 
         clamor.prefetch(box[0])
         table = box[0].get()
         plain = np.array(table)
+        memory = mmap.mmap(-1, table.nbytes)
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        small = np.frombuffer(memory, table.dtype).reshape(table.shape)
+        small[...] = plain
         rng = np.random.default_rng(3)
         few, many = (rng.integers(0, len(plain), n) for n in (1_000, 100_000))
         rows = rng.integers(0, len(plain) - 8, 2_000).tolist()
@@ -130,6 +136,8 @@ class Reader:
         return {
             "ids_1000": _ratio(lambda array: array[few], table, plain, 300),
             "ids_100000": _ratio(lambda array: array[many], table, plain, 9),
+            "small_pages_1000": _ratio(lambda array: array[few], table, small, 300),
+            "small_pages_100000": _ratio(lambda array: array[many], table, small, 9),
             "scalar": _ratio(scalar, table, plain, 40),
             "slice": _ratio(cut, table, plain, 40),
         }
@@ -165,11 +173,11 @@ def leak(b: str) -> dict[str, Any]:
     def regions() -> set[int]:
         return {info.region for info in clamor.variables()}
 
-    @ray.remote(num_cpus=0)
+    @ray.remote
     def given_back(refs: list[Any]) -> list[Any]:
         return refs
 
-    @clamor.remote(num_cpus=0)
+    @clamor.remote
     def total(array: npt.NDArray[Any]) -> float:
         return float(array.sum())
 

@@ -148,13 +148,19 @@ def test_first_touch_figures_are_of_the_worst_case_up_to_a_tenth() -> None:
         first_touch_reading("loop", 2.5, 1.0, 4096),
         *(first_touch_reading(way, 1.0, 99.0, share=0.5) for way in ("index", "loop", "ray")),
         {"row_bytes": 256, "present": {"ids_1000": 1.2, "scalar": 1.1, "slice": 1.3}},
+        {"row_bytes": 256, "present": {"ids_100000": 2.9, "small_pages_1000": 1.02}},
+        {"leak": 0, "seconds": 3.5},
     ]
     assert first_touch.figures(readings) == {
         "fetch_ratio": 0.9,
         "loop_fetch_ratio": 1.6,
         "loop_ratio": 1.5,
-        "present_ratio": 1.2,
-        "scalar_ratio": 1.3,
+        "present_ratio": 2.9,
+        "paged_ratio": 1.02,
+        "scalar_ratio": 1.1,
+        "slice_ratio": 1.3,
+        "leak": 0,
+        "leak_s": 3.5,
         "index_speedup": 3.0,
     }
 

@@ -62,8 +62,11 @@ def test_first_touch_ends_with_the_figures_of_each_way(bench: Bench) -> None:
     lines = bench("first_touch", "--small")
     assert {"kernel", "cores", "page_size", "ray", "trap", "rate"} <= set(lines[0]["environment"])
     names = {"fetch_ratio", "loop_fetch_ratio", "loop_ratio", "index_speedup"}
-    assert set(lines[-1]["summary"]) == names | {"present_ratio", "scalar_ratio"}
-    assert all(math.isfinite(value) and value > 0 for value in lines[-1]["summary"].values())
+    figures = lines[-1]["summary"]
+    assert figures.pop("leak") == 0
+    names |= {"present_ratio", "paged_ratio", "scalar_ratio", "slice_ratio", "leak_s"}
+    assert set(figures) == names
+    assert all(math.isfinite(value) and value > 0 for value in figures.values())
     loops = [line for line in lines if line.get("way") == "loop"]
     # Of what is fetched by blocks, each touched block has come.
     assert loops

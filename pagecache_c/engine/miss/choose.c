@@ -13,7 +13,7 @@
 
 #define CHANGED_BLOCKS 16u /* aligned so: what changed there comes together */
 #define WINDOWS_A_MARK 1u  /* each window has a block left out: its fault asks for the next window */
-#define PAGES_A_MARK 8u    /* one page in so many, as long as there is room for AMPLE_PAGES more: its */
+#define PAGES_A_MARK 4u    /* one page in so many, as long as there is room for AMPLE_PAGES more: its */
 #define AMPLE_PAGES 8u     /* fault is one more. Each page where there is less, */
 #define LARGE_PAGE 128u    /* or where one fault more is little, and one block stands for much */
 

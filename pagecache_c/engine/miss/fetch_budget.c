@@ -28,7 +28,7 @@
 
 #define QUARTERS 4              /* of a block: room is counted in these */
 #define QUARTERS_A_TOUCH 7      /* 1.75 blocks may be fetched for each that is touched */
-#define SPARE_BLOCKS 64
+#define SPARE_BLOCKS 24
 #define MOST_SPARE_BLOCKS 4096  /* two windows of the largest size: what a scan has on its way */
 #define TOLD_BLOCKS 4096u       /* fetched in vain; and half as much again as is touched */
 #define PART_BLOCKS 512u        /* of longer runs one block of each part is left out: one that stands for

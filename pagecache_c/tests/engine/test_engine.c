@@ -101,7 +101,7 @@ static void test_scattered_reads(int trap)
     struct pc_region_stats region = region_of(&c->servers[1], 1);
     CHECK(region.fault_fetched_blocks == region.present_blocks);
     CHECK(region.fault_touched_blocks >= 400 && region.fault_touched_blocks <= 550);
-    CHECK(4 * region.fault_fetched_blocks <= 4 * 64 + 7 * region.fault_touched_blocks);
+    CHECK(4 * region.fault_fetched_blocks <= 4 * 24 + 7 * region.fault_touched_blocks);
     pc_client_close(far);
     pc_client_close(home);
     cluster_stop(c);

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define REGION_BLOCKS 32768u /* 128 MiB */
-#define SPARE 64u
+#define SPARE 24u
 #define MOST_SPARE 4096u
 #define REPLY_TOUCHES 24u    /* after so many touches what is on its way is here */
 
