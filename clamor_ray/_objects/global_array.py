@@ -5,6 +5,7 @@ same, as arrays that gather absent rows by themselves. Pure: what gathers is set
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 LEAST_BYTES: Final = 4096  # a smaller array comes with one fault
+WHOLE_NS: Final = 1_000_000_000  # that all of a version is here is believed at most
 
 _array_type: Any = importlib.import_module("clamor_ray._array_type")  # C has no types to check
 
@@ -37,15 +39,19 @@ def set_gather(gather: Callable[[Any, Any], Any], explain: Callable[[Any], str |
 
 
 def believe(begin: int, end: int, is_whole: Callable[[], bool]) -> None:
-    """What the function of `set_gather` says just now to be here, of that memory, is for a moment
-    believed to be: it is not asked again.
+    """The function of `set_gather` has just found rows of that memory to be here. Where all of it
+    is, it is not asked again for a moment: 10 ms, and as long again each time that rows are found,
+    for a second in all.
 
     Args:
         begin, end: of a version's memory, addresses.
-        is_whole: whether all of it is here; called now and then.
+        is_whole: whether all of it is here; called now and then, for a hundredth of the time.
     """
-    if _array_type.believe(begin, end) and is_whole():
-        _array_type.believe_all(begin)
+    if _array_type.believe(begin, end):
+        start_ns = time.monotonic_ns()
+        is_here = is_whole()
+        pause_ns = max(WHOLE_NS, 100 * (time.monotonic_ns() - start_ns))
+        _array_type.looked(begin, is_here, WHOLE_NS, pause_ns)
 
 
 def forget(begin: int) -> None:

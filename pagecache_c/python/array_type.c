@@ -5,14 +5,13 @@
  * slices cost what they cost without it, this is C: a `__getitem__` of Python takes longer than NumPy's
  * whole access. Writing to a read-only array raises NumPy's error with our advice behind it.
  *
- * Rows that were all here a moment ago need no function of Python either: it takes as long as NumPy for
- * 300 rows. What it has found to be here is noted, a bit for each block, and believed for BELIEVED_NS;
- * where all of a version is here, that is.
- * Bits are hints: nothing is wrong where one is missing, nor where one is stale (a touch of an evicted
- * block is a fault as any other).
+ * Where all of a version is here no function of Python is needed either: it takes as long as NumPy for 300
+ * rows. Python says so, after it has looked; it is believed for BELIEVED_NS, and then again where the rows
+ * that are asked for are here, for as long as Python said. It is a hint: a touch of a block that was evicted
+ * meanwhile is a fault as any other.
  *
  * Stands on the stable ABI (3.10) and on no header of NumPy's: it takes the slots of numpy.ndarray, and the
- * first fields of an array, which are the same in NumPy 1 and 2. They are checked when this is imported.
+ * first field of an array, which is the same in NumPy 1 and 2. It is checked when this is imported.
  * Threads: all under the GIL; the functions are set once, when the library is imported.
  */
 #define PY_SSIZE_T_CLEAN
@@ -21,8 +20,6 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 static PyTypeObject *ndarray;
@@ -34,33 +31,23 @@ static PyObject *explain;   /* (array) -> what an error says of an array that is
 
 /* ------------------------------------------------------ what is here */
 
-#define BLOCK_SHIFT 12u
 #define MOST_RANGES 16u
 #define BELIEVED_NS 10000000u
-#define WHOLE_EVERY_NS 1000000000u /* to ask about all of a range takes 1 ms for 500 MB */
 
-/* The first fields of a numpy.ndarray, and of its dtype. */
+/* The first field of a numpy.ndarray. */
 struct array {
     PyObject_HEAD
     char *data;
-    int ndim;
-    Py_ssize_t *shape, *strides;
-    PyObject *base;
-    struct dtype *dtype;
 };
-struct dtype {
-    PyObject_HEAD
-    PyTypeObject *scalar_type;
-    char kind, type, byte_order;
-};
-static bool has_fields; /* as far as can be seen, arrays have these */
+static bool has_data; /* as far as can be seen, arrays have it */
 
 /* The memory of a variable's version, in this process. */
 struct range {
     uintptr_t begin, end;
-    uint64_t until_ns, whole_ns, used; /* whole_ns: when all of it was asked about */
-    bool all;                          /* of it is here */
-    uint64_t *here;                    /* a bit for each block */
+    bool all;                      /* of it was here when Python looked */
+    uint64_t until_ns, all_until_ns; /* it is believed; at most */
+    uint64_t look_ns;              /* from then on Python may look at all of it again */
+    uint64_t used;
 };
 static struct range ranges[MOST_RANGES];
 static uint64_t n_used;
@@ -80,127 +67,39 @@ static struct range *range_at(uintptr_t address)
     return NULL;
 }
 
-static void drop(struct range *range)
+static struct range *range_of(PyObject *array)
 {
-    free(range->here);
-    *range = (struct range){0};
+    return has_data ? range_at((uintptr_t)((struct array *)array)->data) : NULL;
 }
 
-static size_t n_words(const struct range *range)
+static bool is_here(PyObject *array)
 {
-    return ((range->end - range->begin) >> BLOCK_SHIFT) / 64 + 1;
+    const struct range *range = range_of(array);
+    return range && range->all && now_ns() < range->until_ns;
 }
 
-/* How many bytes a row has, from its first to its last; 0: its elements lie in another order. */
-static Py_ssize_t row_bytes_of(const struct array *array)
+/* Python has found that something is not here. */
+static void disbelieve(PyObject *array)
 {
-    if (array->ndim < 1 || array->strides[0] <= 0)
-        return 0;
-    if (array->ndim == 1)
-        return array->strides[0];
-    for (int i = 1; i < array->ndim; i++)
-        if (array->strides[i] <= 0 || array->strides[i] * array->shape[i] > array->strides[i - 1])
-            return 0;
-    return array->strides[1] * array->shape[1];
-}
-
-/* Numbers of rows, as NumPy has them: of the machine's integers, in one piece, all within the array. */
-static const int64_t *ids_of(const struct array *array, PyObject *key, Py_ssize_t *n)
-{
-    const struct array *ids = (struct array *)key;
-    if (Py_TYPE(key) != ndarray || ids->ndim != 1 || ids->strides[0] != sizeof(int64_t) ||
-        (uintptr_t)ids->data % sizeof(int64_t) || ids->dtype->kind != 'i' ||
-        ids->dtype->byte_order != '=')
-        return NULL;
-    const int64_t *numbers = (const int64_t *)ids->data, n_rows = array->shape[0];
-    *n = ids->shape[0];
-    bool outside = false;
-    for (Py_ssize_t i = 0; i < *n; i++)
-        outside |= numbers[i] >= n_rows || numbers[i] < -n_rows;
-    return outside ? NULL : numbers;
-}
-
-struct rows {
-    struct range *range;
-    const int64_t *ids;
-    Py_ssize_t n, n_rows, stride, bytes;
-    uintptr_t first; /* of row 0, in the range */
-};
-
-static bool rows_of(PyObject *self, PyObject *key, struct rows *rows)
-{
-    const struct array *array = (struct array *)self;
-    rows->range = has_fields ? range_at((uintptr_t)array->data) : NULL;
-    rows->bytes = rows->range ? row_bytes_of(array) : 0;
-    if (rows->bytes <= 0)
-        return false;
-    rows->first = (uintptr_t)array->data - rows->range->begin;
-    rows->n_rows = array->shape[0];
-    rows->stride = array->strides[0];
-    const uintptr_t length = rows->range->end - rows->range->begin;
-    if (rows->n_rows < 1 || (uintptr_t)rows->bytes > length - rows->first ||
-        (uintptr_t)(rows->n_rows - 1) > (length - rows->first - (uintptr_t)rows->bytes) /
-                                            (uintptr_t)rows->stride)
-        return false;
-    rows->ids = ids_of(array, key, &rows->n);
-    return rows->ids;
-}
-
-struct blocks {
-    uintptr_t first, last;
-};
-static inline struct blocks blocks_of(const struct rows *rows, int64_t id)
-{
-    const uintptr_t at = rows->first + (uintptr_t)((id < 0 ? id + rows->n_rows : id) * rows->stride);
-    return (struct blocks){at >> BLOCK_SHIFT, (at + (uintptr_t)rows->bytes - 1) >> BLOCK_SHIFT};
-}
-
-static bool are_noted(const struct rows rows)
-{
-    const uint64_t *here = rows.range->here;
-    uint64_t all = 1;
-    for (Py_ssize_t i = 0; i < rows.n; i++) {
-        const struct blocks of = blocks_of(&rows, rows.ids[i]);
-        all &= here[of.first / 64] >> of.first % 64;
-        all &= here[of.last / 64] >> of.last % 64;
-        for (uintptr_t block = of.first + 1; block < of.last; block++)
-            all &= here[block / 64] >> block % 64;
-    }
-    return all & 1u;
-}
-
-static void note(const struct rows rows)
-{
-    for (Py_ssize_t i = 0; i < rows.n; i++) {
-        const struct blocks of = blocks_of(&rows, rows.ids[i]);
-        for (uintptr_t block = of.first; block <= of.last; block++)
-            rows.range->here[block / 64] |= 1ull << block % 64;
-    }
-}
-
-static bool rows_are_here(PyObject *self, PyObject *key)
-{
-    const struct range *range = has_fields ? range_at((uintptr_t)((struct array *)self)->data) : NULL;
-    struct rows rows;
-    if (!range || now_ns() >= range->until_ns)
-        return false;
-    return range->all || (rows_of(self, key, &rows) && are_noted(rows));
-}
-
-/* The function of Python has looked. */
-static void note_look(PyObject *self, PyObject *key, bool are_here)
-{
-    struct range *range = has_fields ? range_at((uintptr_t)((struct array *)self)->data) : NULL;
-    struct rows rows;
-    if (!range)
-        return;
-    if (!are_here || now_ns() >= range->until_ns) {
-        memset(range->here, 0, n_words(range) * sizeof *range->here);
+    struct range *range = range_of(array);
+    if (range)
         range->all = false;
-        range->until_ns = 0;
-    } else if (rows_of(self, key, &rows)) {
-        note(rows);
+}
+
+/* The range, or the one that was used longest ago in its place. */
+static struct range *range_for(uintptr_t begin, uintptr_t end)
+{
+    struct range *oldest = &ranges[0];
+    for (unsigned i = 0; i < MOST_RANGES; i++) {
+        if (ranges[i].begin == begin && ranges[i].end == end)
+            return &ranges[i];
+        if (ranges[i].begin < end && ranges[i].end > begin) /* of a mapping that has gone */
+            ranges[i] = (struct range){0};
+        if (ranges[i].used < oldest->used)
+            oldest = &ranges[i];
     }
+    *oldest = (struct range){.begin = begin, .end = end};
+    return oldest;
 }
 
 static PyObject *believe(PyObject *module, PyObject *args)
@@ -209,43 +108,29 @@ static PyObject *believe(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "KK:believe", &begin, &end))
         return NULL;
-    struct range *range = NULL, *oldest = &ranges[0];
-    for (unsigned i = 0; i < MOST_RANGES; i++) {
-        if (ranges[i].begin == begin && ranges[i].end == end)
-            range = &ranges[i];
-        else if (ranges[i].begin < end && ranges[i].end > begin) /* of a mapping that has gone */
-            drop(&ranges[i]);
-        if (ranges[i].used < oldest->used)
-            oldest = &ranges[i];
-    }
-    if (!range) {
-        range = oldest;
-        drop(range);
-        *range = (struct range){.begin = (uintptr_t)begin, .end = (uintptr_t)end};
-        range->here = begin < end ? calloc(n_words(range), sizeof *range->here) : NULL;
-        if (!range->here)
-            drop(range); /* there is no memory, or no such range: Python looks each time */
-    }
-    if (!range->here)
-        Py_RETURN_FALSE;
+    struct range *range = range_for((uintptr_t)begin, (uintptr_t)end);
     const uint64_t now = now_ns();
-    const bool asks = !range->all && (!range->whole_ns || now - range->whole_ns >= WHOLE_EVERY_NS);
     range->used = ++n_used;
-    range->until_ns = now + BELIEVED_NS;
-    if (asks)
-        range->whole_ns = now;
-    return PyBool_FromLong(asks);
+    range->until_ns = now + BELIEVED_NS < range->all_until_ns ? now + BELIEVED_NS
+                                                              : range->all_until_ns;
+    return PyBool_FromLong(now >= range->look_ns);
 }
 
-static PyObject *believe_all(PyObject *module, PyObject *args)
+static PyObject *looked(PyObject *module, PyObject *args)
 {
-    unsigned long long begin = 0;
+    unsigned long long begin = 0, believed_ns = 0, pause_ns = 0;
+    int all = 0;
     (void)module;
-    if (!PyArg_ParseTuple(args, "K:believe_all", &begin))
+    if (!PyArg_ParseTuple(args, "KpKK:looked", &begin, &all, &believed_ns, &pause_ns))
         return NULL;
     struct range *range = range_at((uintptr_t)begin);
-    if (range)
-        range->all = true;
+    if (range) {
+        const uint64_t now = now_ns();
+        range->all = all;
+        range->look_ns = now + pause_ns;
+        range->all_until_ns = now + believed_ns;
+        range->until_ns = now + (believed_ns < BELIEVED_NS ? believed_ns : BELIEVED_NS);
+    }
     Py_RETURN_NONE;
 }
 
@@ -257,30 +142,22 @@ static PyObject *forget(PyObject *module, PyObject *args)
         return NULL;
     struct range *range = range_at((uintptr_t)begin);
     if (range)
-        drop(range);
+        *range = (struct range){0};
     Py_RETURN_NONE;
 }
 
-/* Whether the fields above are those of a numpy.ndarray here. */
-static bool check_fields(PyObject *numpy)
+/* Whether the field above is that of a numpy.ndarray here. */
+static bool check_data(PyObject *numpy)
 {
-    PyObject *made = PyObject_CallMethod(numpy, "arange", "iiis", 0, 6, 1, "int64");
-    PyObject *grid = made ? PyObject_CallMethod(made, "reshape", "ii", 2, 3) : NULL;
-    PyObject *interface = grid ? PyObject_GetAttrString(grid, "__array_interface__") : NULL;
+    PyObject *made = PyObject_CallMethod(numpy, "arange", "i", 6);
+    PyObject *interface = made ? PyObject_GetAttrString(made, "__array_interface__") : NULL;
     PyObject *data = interface ? PyMapping_GetItemString(interface, "data") : NULL;
     PyObject *address = data ? PySequence_GetItem(data, 0) : NULL;
-    bool same = false;
-    if (address) {
-        const struct array *array = (struct array *)grid;
-        same = (uintptr_t)PyLong_AsUnsignedLongLong(address) == (uintptr_t)array->data &&
-               array->ndim == 2 && array->shape[0] == 2 && array->shape[1] == 3 &&
-               array->strides[0] == 24 && array->strides[1] == 8 && array->dtype->kind == 'i' &&
-               array->dtype->byte_order == '=';
-    }
+    const bool same = address && (uintptr_t)PyLong_AsUnsignedLongLong(address) ==
+                                     (uintptr_t)((struct array *)made)->data;
     Py_XDECREF(address);
     Py_XDECREF(data);
     Py_XDECREF(interface);
-    Py_XDECREF(grid);
     Py_XDECREF(made);
     PyErr_Clear();
     return same;
@@ -325,12 +202,12 @@ static PyObject *subscript(PyObject *self, PyObject *key)
 {
     if (!is_advanced(key))
         return base_subscript(self, key);
-    if (gather && !rows_are_here(self, key)) {
+    if (gather && !is_here(self)) {
         PyObject *rows = PyObject_CallFunctionObjArgs(gather, self, key, NULL);
-        if (rows)
-            note_look(self, key, rows == Py_NotImplemented);
-        if (rows != Py_NotImplemented)
+        if (rows != Py_NotImplemented) {
+            disbelieve(self);
             return rows;
+        }
         Py_DECREF(rows);
     }
     return plain(base_subscript(self, key));
@@ -460,9 +337,11 @@ static PyMethodDef functions[] = {
     {"set_functions", set_functions, METH_VARARGS,
      "set_functions(gather, explain): (array, key) -> rows or NotImplemented; (array) -> text or None."},
     {"believe", believe, METH_VARARGS,
-     "believe(begin, end): what gather finds to be in that memory is, for a moment, believed to be. "
-     "Whether it is time to ask about all of it."},
-    {"believe_all", believe_all, METH_VARARGS, "believe_all(begin): all of that memory is here."},
+     "believe(begin, end): something of that memory was found to be here. Whether it is time to look at "
+     "all of it."},
+    {"looked", looked, METH_VARARGS,
+     "looked(begin, all, believed_ns, pause_ns): whether all of that memory is here; for how long it is "
+     "believed at most; how long not to look again."},
     {"forget", forget, METH_VARARGS, "forget(begin): nothing is believed of that memory any more."},
     {NULL, NULL, 0, NULL},
 };
@@ -504,7 +383,7 @@ PyMODINIT_FUNC PyInit__array_type(void)
     ndarray = (PyTypeObject *)PyObject_GetAttrString(numpy, "ndarray");
     if (!ndarray || !take_slots())
         goto out;
-    has_fields = check_fields(numpy);
+    has_data = check_data(numpy);
     bases = PyTuple_Pack(1, (PyObject *)ndarray);
     type = bases ? PyType_FromSpecWithBases(&spec, bases) : NULL;
     made = type ? PyModule_Create(&module) : NULL;
