@@ -267,7 +267,7 @@ async def watch(ref: GlobalRef[Any], *, timeout: float | None = None) -> AsyncIt
     def begin() -> None:
         ref._check_not_freed()
         session = opener.current(ref._scope)
-        watching.append(session.news.watch(ref._region, ref.version, tell, tell))
+        watching.append(session.news.watch(ref._region, ref.version, tell, tell, ref.name))
         if is_over:  # who waits for this thread was cancelled
             watching[0].cancel()
 

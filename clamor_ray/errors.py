@@ -395,9 +395,9 @@ class ExistsError(ClamorError):
 
 
 class RangeError(ClamorError):
-    """Blocks outside the region were asked for."""
+    """Blocks outside the variable were asked for."""
 
-    default_hint = "The reference and the page server disagree about the region; report it."
+    default_hint = "The reference and the page server disagree about the variable; report it."
 
 
 class CommitConflict(ClamorError):

@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from pyroaring import BitMap
 
+from clamor_ray._labels import capital, label
 from clamor_ray._protocol.idempotency import key_kept_in
 from clamor_ray._protocol.messages import (
     BLOCK_BYTES,
@@ -72,6 +73,7 @@ class CommitLog:
 
     Args:
         limits: How much is kept; None: the defaults.
+        label: A variable for people, by its id.
 
     Example:
         >>> log = CommitLog()
@@ -82,8 +84,9 @@ class CommitLog:
         {1: 1}
     """
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, label: Callable[[int], str] = label) -> None:
         self._limits = limits or Limits()
+        self.label = label
         self._variables: dict[int, CommittedVariable] = {}
         self._freed_inline: dict[int, None] = {}
         self._key_ids: dict[bytes, set[int]] = {}  # token -> ids of its idempotency keys
@@ -225,7 +228,7 @@ class CommitLog:
             ProtocolError: A request that makes no sense, or that was carried out before.
         """
         check_request(request)
-        changed = [changed_blocks(write) for write in request.writes]
+        changed = [changed_blocks(write, self.label) for write in request.writes]
         if (outcome := self._outcomes.get(request.commit_id)) is not None:
             if outcome.versions:
                 raise ProtocolError(f"Commit {request.commit_id:#x} was made before.")
@@ -244,17 +247,17 @@ class CommitLog:
             last = changed.max()
             if last >= variable.n_blocks:
                 raise ProtocolError(
-                    f"A commit changes block {last} of region {write.region}, which has "
+                    f"A commit changes block {last} of {self.label(write.region)}, which has "
                     f"{variable.n_blocks}."
                 )
         newest = variable.newest if variable else 0
         if not 0 <= write.base_version <= newest:
             raise NoVersionError(
-                f"The transaction read version {write.base_version} of variable {write.region}, "
+                f"The transaction read version {write.base_version} of {self.label(write.region)}, "
                 f"whose newest is {newest}."
             )
         if variable is not None:
-            check_conflict(variable, write, changed)
+            check_conflict(variable, write, changed, self.label)
         return Entry(
             region=write.region,
             version=newest + 1,
@@ -271,7 +274,7 @@ class CommitLog:
         if variable is None and region >= INLINE_BASE and region not in self._freed_inline:
             return None
         if variable is None or variable.closed:
-            raise FreedError(f"Variable {region} was freed, or never existed.")
+            raise FreedError(f"{capital(self.label(region))} was freed, or never existed.")
         return variable
 
     def apply(self, commit_id: int, entries: Iterable[Entry], now_s: float) -> Committed:
@@ -365,7 +368,7 @@ class CommitLog:
         newest = variable.newest if variable else 0
         if not 0 <= version <= newest:
             raise NoVersionError(
-                f"There is no version {version} of variable {region}; the newest is {newest}."
+                f"There is no version {version} of {self.label(region)}; the newest is {newest}."
             )
         return Latest(region, version) if variable is None else self._at(variable, version)
 
@@ -380,7 +383,7 @@ class CommitLog:
                 payload = variable.entries[variable.after(version) - 1].payload
         if expired:
             raise SnapshotExpired(
-                f"Version {version} of variable {variable.region} is kept no longer; the newest "
+                f"Version {version} of {self.label(variable.region)} is kept no longer; the newest "
                 f"is {variable.newest}.",
                 hint="Read a newer version (ref.refresh()).",
             )
@@ -400,7 +403,8 @@ class CommitLog:
         low, high = sorted((from_version, to_version))
         if low < 0 or high > variable.newest:
             raise NoVersionError(
-                f"There is no version {high} of region {region}; the newest is {variable.newest}."
+                f"There is no version {high} of {self.label(region)}; the newest is "
+                f"{variable.newest}."
             )
         if low == high:
             return BitMap()
@@ -418,7 +422,8 @@ class CommitLog:
         variable = self._known(region)
         if since < variable.horizon:
             raise SnapshotExpired(
-                f"The commits of region {region} before version {variable.horizon} are forgotten."
+                f"The commits of {self.label(region)} before version {variable.horizon} are "
+                "forgotten."
             )
         entries = variable.entries[variable.after(since) :]
         return [(entry.version, entry.commit_id) for entry in entries]
@@ -446,7 +451,7 @@ class CommitLog:
     def _known(self, region: int) -> CommittedVariable:
         variable = self._variables.get(region)
         if variable is None:
-            raise FreedError(f"Region {region} is gone, or never existed.")
+            raise FreedError(f"{capital(self.label(region))} is gone, or never existed.")
         return variable
 
     # -- homes

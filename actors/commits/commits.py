@@ -248,7 +248,7 @@ class Commits:
     def _check_home(self, home: int, write: Write) -> None:
         reason = self._homes.why_lost(home)
         if reason is not None:
-            about = block_sets.of_region(write.region, write.blocks)
+            about = block_sets.of_variable(self._log.label(write.region), write.blocks)
             raise errors.HomeLostError(
                 f"A commit to {about} cannot be made: its home {home:#x} is lost ({reason})."
             )
@@ -318,8 +318,8 @@ class Commits:
         if not last:  # there was no time to ask it
             last = f"the time was over before it was asked{' once more' if again else ''}"
         raise errors.WaitTimeoutError(
-            f"The home {home:#x} of region {write.region} did not fetch the changed blocks within "
-            f"{loop.time() - asked_s:.0f} s: {last}.",
+            f"The home {home:#x} of {self._log.label(write.region)} did not fetch the changed "
+            f"blocks within {loop.time() - asked_s:.0f} s: {last}.",
             hint="Nothing was committed and the transaction is still open: commit again, with a "
             "longer timeout (CLAMOR_CONTROL_TIMEOUT_S), or drop it.",
         )
@@ -393,8 +393,8 @@ class Commits:
                 continue
             if version < oldest:
                 raise errors.SnapshotExpired(
-                    f"The blocks of version {version} of region {region} are kept no longer; the "
-                    f"oldest that is kept is version {oldest}."
+                    f"The blocks of version {version} of {self._log.label(region)} are kept no "
+                    f"longer; the oldest that is kept is version {oldest}."
                 )
 
     # -- outcomes
@@ -483,8 +483,8 @@ class Commits:
         trimmed = self._log.trim(self._now_s())
         for region, version in trimmed.retained:
             logger.warning(
-                "region %d: too many commits for what is remembered of them; of the versions that "
-                "live collections could need, those below %d are known no longer",
+                "variable %d: too many commits for what is remembered of them; of the versions "
+                "that live collections could need, those below %d are known no longer",
                 region,
                 version,
             )

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pyroaring import BitMap
 
+from clamor_ray._labels import capital, label
 from clamor_ray._protocol.messages import INLINE_BASE, Write
 from clamor_ray.actors.commits.committed import CommittedVariable
 from clamor_ray.errors import CommitConflict
 
 
-def check_conflict(variable: CommittedVariable, write: Write, changed: BitMap) -> None:
+def check_conflict(
+    variable: CommittedVariable,
+    write: Write,
+    changed: BitMap,
+    label: Callable[[int], str] = label,
+) -> None:
     """First committer wins, block by block: refuses a write beside which another was faster.
 
     Args:
         variable: What has been committed to it.
         write: What a transaction wants to make the next version.
         changed: The blocks that it changed.
+        label: The variable for people.
 
     Raises:
         CommitConflict: A version after the one that it read changed one of its blocks, or the
@@ -25,7 +34,7 @@ def check_conflict(variable: CommittedVariable, write: Write, changed: BitMap) -
         return
     if write.region >= INLINE_BASE:
         raise CommitConflict(
-            f"Variable {write.region} was changed to version {variable.newest} after this "
+            f"{capital(label(write.region))} was changed to version {variable.newest} after this "
             f"transaction had read version {write.base_version}.",
             write.region,
             write.base_version,
@@ -34,7 +43,7 @@ def check_conflict(variable: CommittedVariable, write: Write, changed: BitMap) -
     base = write.base_version
     if base < variable.horizon:
         raise CommitConflict(
-            f"The transaction read version {base} of region {variable.region}; what changed "
+            f"The transaction read version {base} of {label(variable.region)}; what changed "
             f"before version {variable.horizon} is known no longer.",
             variable.region,
             base,
@@ -49,9 +58,10 @@ def check_conflict(variable: CommittedVariable, write: Write, changed: BitMap) -
             while first + n_blocks in both:
                 n_blocks += 1
             version = variable.entries[index].version
-            what = f"Blocks {first} to {first + n_blocks - 1} of region {variable.region} were"
+            said = label(variable.region)
+            what = f"Blocks {first} to {first + n_blocks - 1} of {said} were"
             if n_blocks == 1:
-                what = f"Block {first} of region {variable.region} was"
+                what = f"Block {first} of {said} was"
             raise CommitConflict(
                 f"{what} changed by version {version} after this transaction had read version "
                 f"{base}.",
@@ -64,7 +74,7 @@ def check_conflict(variable: CommittedVariable, write: Write, changed: BitMap) -
     newest_plan = variable.plan_versions[-1] if variable.plan_versions else 0
     if write.plan is not None and newest_plan > base:
         raise CommitConflict(
-            f"The layout of region {variable.region} was changed by version {newest_plan} "
+            f"The layout of {label(variable.region)} was changed by version {newest_plan} "
             f"after this transaction had read version {base}.",
             variable.region,
             base,

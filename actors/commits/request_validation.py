@@ -7,10 +7,12 @@ starts again, is read here first: after the journal's write nothing may fail any
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 from pyroaring import BitMap
 
+from clamor_ray._labels import label
 from clamor_ray._objects.layout import INLINE_BYTES
 from clamor_ray._protocol.messages import INLINE_BASE, CommitRequest, Write
 from clamor_ray.errors import ProtocolError
@@ -57,13 +59,18 @@ def check_request(request: CommitRequest) -> None:
         raise _refused("it writes a variable twice")
 
 
-def changed_blocks(write: Write) -> BitMap:
+def changed_blocks(write: Write, label: Callable[[int], str] = label) -> BitMap:
     """The blocks that a write of a checked request changes.
+
+    Args:
+        write: One of the request's.
+        label: Its variable for people.
 
     Raises:
         ProtocolError: It makes no sense.
     """
-    where = f" for variable {write.region}"
+    said = label(write.region)
+    where = f" for {said}"
     _check_number("the version that it read", write.base_version, _END, where)
     _check_number("the number of blocks", write.n_blocks, 1 << 32, where)
     _check_number("the layer's size", write.layer_bytes, _END, where)
@@ -73,39 +80,37 @@ def changed_blocks(write: Write) -> BitMap:
             raise _refused(f"the {name} is {type(value).__name__}{where}, not bytes")
     if write.plan is not None and len(write.plan) > MOST_PLAN_BYTES:
         raise _refused(f"the layout has {len(write.plan)} bytes{where}")
-    blocks = _read(write)
+    blocks = _read(write, said)
     if write.region >= INLINE_BASE:
-        _check_inline(write)
+        _check_inline(write, said)
     elif write.payload is not None:
-        raise _refused(f"variable {write.region} lies in a region, and is written by content")
+        raise _refused(f"{said} does not travel in its references, and is written by content")
     elif blocks and not write.layer_bytes:
-        raise _refused(f"{len(blocks)} blocks of variable {write.region} come without a layer")
+        raise _refused(f"{len(blocks)} blocks of {said} come without a layer")
     return blocks
 
 
-def _read(write: Write) -> BitMap:
+def _read(write: Write, said: str) -> BitMap:
     if type(write.blocks) is not bytes:
-        raise _refused(f"the blocks of variable {write.region} are no bytes")
+        raise _refused(f"the blocks of {said} are no bytes")
     try:
         blocks = BitMap.deserialize(write.blocks) if write.blocks else BitMap()
     except ValueError as error:
-        raise _refused(f"the blocks of variable {write.region} cannot be read ({error})") from error
+        raise _refused(f"the blocks of {said} cannot be read ({error})") from error
     if write.blocks and len(blocks.serialize()) != len(write.blocks):
-        raise _refused(f"the blocks of variable {write.region} cannot be read: bytes are left over")
+        raise _refused(f"the blocks of {said} cannot be read: bytes are left over")
     if len(blocks) != write.n_blocks:
-        raise _refused(
-            f"variable {write.region} has {write.n_blocks} blocks by number, {len(blocks)} by name"
-        )
+        raise _refused(f"{said} has {write.n_blocks} blocks by number, {len(blocks)} by name")
     return blocks
 
 
-def _check_inline(write: Write) -> None:
+def _check_inline(write: Write, said: str) -> None:
     if write.payload is None:
-        raise _refused(f"variable {write.region} is in its references, and comes without content")
+        raise _refused(f"{said} is in its references, and comes without content")
     if len(write.payload) > INLINE_BYTES:
         raise _refused(
-            f"the content of variable {write.region} has {len(write.payload)} bytes, and "
+            f"the content of {said} has {len(write.payload)} bytes, and "
             f"references hold {INLINE_BYTES}"
         )
     if write.n_blocks or write.layer_bytes:
-        raise _refused(f"variable {write.region} is in its references, and comes with blocks")
+        raise _refused(f"{said} is in its references, and comes with blocks")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clamor_ray import errors
+from clamor_ray._labels import capital, label
 from clamor_ray._protocol.attempt_record import PLAIN_RUN, AttemptRecord
 from clamor_ray._protocol.messages import INLINE_BASE
 from clamor_ray._protocol.rpc import unpack
@@ -84,6 +85,7 @@ class LineageService:
         note_reads: Gets what an attempt touched, for others like it: (digest, sets).
         timeout_s: How long who opens a collection waits.
         lineage: What decides.
+        label: A variable for people, by its id.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class LineageService:
         note_reads: Callable[[bytes, Mapping[int, bytes]], None],
         timeout_s: float,
         lineage: Lineage | None = None,
+        label: Callable[[int], str] = label,
     ) -> None:
         self.lineage = Lineage() if lineage is None else lineage
         self._journal = LineageJournal(directory)
@@ -101,6 +104,7 @@ class LineageService:
         self._homes = homes
         self._note_reads = note_reads
         self._timeout_s = timeout_s
+        self._label = label
         self._waiting: list[asyncio.Future[None]] = []  # for the next batch
         self._hurry = asyncio.Event()
         self._writing = False
@@ -144,7 +148,9 @@ class LineageService:
                 raise ValueError(f"versions count from 0: {version}")
         for region, _ in pins:
             if not self._is_there(region):
-                raise errors.FreedError(f"Region {region} was freed, or never existed.")
+                raise errors.FreedError(
+                    f"{capital(self._label(region))} was freed, or never existed."
+                )
         left = [(region, version) for region, version in inherited if self._is_there(region)]
         wanted = list(dict.fromkeys((region, version) for region, version in (*pins, *left)))
         moved = self.lineage.open(collection, description, wanted)
@@ -408,8 +414,8 @@ class LineageService:
                 await self._homes.examine(server_id)
                 if (reason := self._homes.why_lost(server_id)) is not None:
                     raise errors.HomeLostError(
-                        f"The home {server_id:#x} of region {', '.join(map(str, floors))} is lost: "
-                        f"{reason}."
+                        f"The home {server_id:#x} of {', '.join(map(self._label, floors))} is "
+                        f"lost: {reason}."
                     )
             call.result()
         finally:

@@ -43,11 +43,15 @@ class LostBlocks:
     why: str
     hint: str
 
-    def error(self, region: int) -> errors.HomeLostError:
-        """For who needs one of them."""
+    def error(self, label: str) -> errors.HomeLostError:
+        """For who needs one of them.
+
+        Args:
+            label: The variable for people.
+        """
         said = block_sets.said(BitMap.deserialize(self.blocks), self.n_blocks)
         return errors.HomeLostError(
-            f"Blocks of region {region} are lost: {said} are on no node. {self.why}.",
+            f"Blocks of {label} are lost: {said} are on no node. {self.why}.",
             hint=self.hint,
         )
 

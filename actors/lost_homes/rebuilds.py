@@ -42,6 +42,7 @@ from typing import Any, TypeVar
 from pyroaring import BitMap
 
 from clamor_ray import errors
+from clamor_ray._labels import capital
 from clamor_ray._objects import block_sets
 from clamor_ray._protocol.messages import (
     BLOCK_BYTES,
@@ -210,7 +211,7 @@ class Rebuilds:
         if (verdict := self.verdict(region)) is not None:
             return verdict
         found = self._losses.of(region)
-        return found.error(region) if found is not None else None
+        return found.error(self._log.label(region)) if found is not None else None
 
     def lost_blocks(self, region: int) -> LostBlocks | None:
         """Which blocks of its newest version are lost, if any are. All of it: see ``verdict``."""
@@ -249,8 +250,8 @@ class Rebuilds:
             if not await self.settle(write.region, max(0.0, deadline - time.monotonic())):
                 why = self._put_off.get(write.region, "")
                 raise errors.WaitTimeoutError(
-                    f"Region {write.region} has lost its home, and does not have another one yet"
-                    f"{why and f': {why}'}.",
+                    f"{capital(self._log.label(write.region))} has lost its home, and does not "
+                    f"have another one yet{why and f': {why}'}.",
                     hint="Nothing was committed and the transaction is still open: commit again.",
                 )
 
@@ -268,7 +269,7 @@ class Rebuilds:
             return None
         record = self._core.peek(region)
         if not isinstance(record, RegionRecord):
-            raise errors.FreedError(f"Region {region} was freed.")
+            raise errors.FreedError(f"{capital(self._log.label(region))} was freed.")
         if server_id in record.homes and not await self._has(server_id, region):
             return None
         return self._newest(record)
@@ -284,10 +285,10 @@ class Rebuilds:
             if await asyncio.wait_for(self._servers.is_home(home, region), ASK_S):
                 return True
         except Exception as failure:  # any: silence is no verdict, and who asks comes again
-            logger.info("home %#x does not say whether it has region %d: %r", home, region, failure)
+            logger.info("home %#x does not say if it has variable %d: %r", home, region, failure)
             return False
         if home in self._core.homes_of(region) and region not in self._activating:
-            logger.error("home %#x has nothing of region %d", home, region)
+            logger.error("home %#x has nothing of variable %d", home, region)
             self._hollow[region] = home
             self._begin(region, self._rebuild(region))
         return False
@@ -306,7 +307,7 @@ class Rebuilds:
             await asyncio.wait({running}, timeout=timeout_s)
         if self._refuses(region):
             raise errors.ServerUnavailableError(
-                f"The new home of region {region} has not heard yet that it is that.",
+                f"The new home of {self._log.label(region)} has not heard yet that it is that.",
                 hint="Ask again.",
             )
 
@@ -324,7 +325,7 @@ class Rebuilds:
         """
         if commit_id in self._staged:
             raise errors.ServerUnavailableError(
-                f"What is staged under {commit_id:#x} is on its way to a region's new home.",
+                f"What is staged under {commit_id:#x} is on its way to a variable's new home.",
                 hint="Ask again.",
             )
 
@@ -373,16 +374,16 @@ class Rebuilds:
             except (_Again, errors.JournalFullError) as failure:
                 self._put_off[region] = str(failure)
             except Exception as failure:  # any: whoever waits for the region must get an answer
-                logger.exception("rebuilding region %d", region)
+                logger.exception("rebuilding variable %d", region)
                 self._put_off[region] = repr(failure)
-            logger.warning("region %d cannot be rebuilt yet: %s", region, self._put_off[region])
+            logger.warning("variable %d cannot be rebuilt yet: %s", region, self._put_off[region])
             if len(attempts.refused) > n_refused or had_source > (attempts.failed is None):
                 continue  # there are others, or there is no source
             tries += 1
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MOST_S)
         logger.error(
-            "region %d is not rebuilt until somebody asks for it: %s; the last of %d tries: %s",
+            "variable %d is not rebuilt until somebody asks for it: %s; the last of %d tries: %s",
             region, why, TRIES, self._put_off[region],
         )  # fmt: skip
 
@@ -466,7 +467,7 @@ class Rebuilds:
         if plan.lost and not n_taken + len(plan.from_source):
             raise self._is_lost(record, why, plan, attempts)
         logger.info(
-            "region %d: %s; its new home is %#x, %d blocks come from caches and %d from its "
+            "variable %d: %s; its new home is %#x, %d blocks come from caches and %d from its "
             "source, %d are lost",
             region, why, plan.home, n_taken, len(plan.from_source), len(plan.lost),
         )  # fmt: skip
@@ -561,7 +562,8 @@ class Rebuilds:
         said = block_sets.said(plan.lost, -(-record.length_bytes // BLOCK_BYTES))
         cause, hint = self._no_source(record.region, attempts)
         return errors.HomeLostError(
-            f"Region {record.region} is lost: {why}, and {said} are on no other node; {cause}.",
+            f"{capital(self._log.label(record.region))} is lost: {why}, and {said} are on no other "
+            f"node; {cause}.",
             hint=hint,
         )
 
@@ -575,7 +577,7 @@ class Rebuilds:
             number=secrets.randbits(31) | 1,
             n_blocks=-(-record.length_bytes // BLOCK_BYTES),
             blocks=bytes(plan.lost.serialize()),
-            why=f"{why[:1].upper()}{why[1:]}, and {cause}".removesuffix("."),
+            why=f"{capital(why)}, and {cause}".removesuffix("."),
             hint=f"{hint} {HEAL_HINT}",
         )
 
@@ -692,7 +694,7 @@ class Rebuilds:
                 await self._activate(self._newest(record))
             return
         except _Again as failure:
-            logger.warning("region %d: %s", region, failure)
+            logger.warning("variable %d: %s", region, failure)
         finally:
             self._activating.discard(region)
         await self._rebuild(region)

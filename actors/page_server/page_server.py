@@ -42,6 +42,7 @@ from ray.exceptions import (
 )
 
 from clamor_ray import errors
+from clamor_ray._labels import label
 from clamor_ray._native import client as _native
 from clamor_ray._objects.layout import BLOCK_BYTES, Pickled, take_apart
 from clamor_ray._objects.memory import COMMIT_HINT, cache_budget, check_room, memory_bytes
@@ -102,7 +103,7 @@ def layer_error(
     it lives, has its blocks and stages them again. A shortage is the home's."""
     if code == _native.PC_ERR_TIMEOUT:
         return errors.WaitTimeoutError(
-            f"The home of region {region} did not take the blocks of commit {commit_id:#x} in "
+            f"The home of {label(region)} did not take the blocks of commit {commit_id:#x} in "
             f"time: page server {from_server:#x}, where they were staged, does not give them, or "
             "the keeper of the home's node takes nothing. The home's log says which.",
             code=code,
@@ -114,7 +115,7 @@ def layer_error(
         where = {"page_server": f"{home:#x}", "staged_at": staged_at}
         return _native.error_for(code, limit, region=region, **where)
     return errors.CommitAbortedError(
-        f"The blocks that commit {commit_id:#x} changes of region {region} are gone: page server "
+        f"The blocks that commit {commit_id:#x} changes of {label(region)} are gone: page server "
         f"{from_server:#x}, where they were staged, ended together with its keeper.",
         code=code,
     )
@@ -443,7 +444,7 @@ class PageServer:
         except errors.FreedError:  # nothing of it is here
             return False
         except errors.ClamorError as failure:
-            logger.warning("region %d cannot be retired yet: %s", region, failure)
+            logger.warning("variable %d cannot be retired yet: %s", region, failure)
             return None
         return leased
 
@@ -483,7 +484,7 @@ class PageServer:
             CommitAbortedError: It is not there any more.
             ClamorError: As the engine says.
         """
-        what = f"Taking the changed blocks of region {region} at their home"
+        what = f"Taking the changed blocks of {label(region)} at their home"
         if not self._engine.has_layer(region, commit_id):  # else it is only asked about
             check_room(layer_bytes, what, COMMIT_HINT)
         code = self._on_loop(
@@ -552,7 +553,7 @@ class PageServer:
             InternalError: Some of the blocks are not here any more.
         """
         n_bytes = len(BitMap.deserialize(blocks)) * BLOCK_BYTES
-        check_room(n_bytes, f"Giving the blocks of region {region} to its new home", COMMIT_HINT)
+        check_room(n_bytes, f"Giving the blocks of {label(region)} to its new home", COMMIT_HINT)
         return self._engine.stage_cached(region, version, commit_id, runs_of(blocks))
 
     def rebuild(self, order: RebuildOrder, made: list[Any]) -> None:
@@ -571,7 +572,7 @@ class PageServer:
         """
         record = order.record
         region = record.region
-        what = f"Becoming the home of region {region}"
+        what = f"Becoming the home of {label(region)}"
         check_room(new_home.written_bytes(order), what, COMMIT_HINT)
         lost = runs_of(order.lost or BitMap().serialize())
         fd = self._engine.rebuild_begin(
@@ -748,7 +749,7 @@ class PageServer:
             if shared_objects.is_shortage(failure) and not isinstance(failure, GetTimeoutError):
                 raise
             self._pinned.pop(region, None)
-            logger.error("region %d cannot be shared again: %r", region, failure)
+            logger.error("variable %d cannot be shared again: %r", region, failure)
 
     def _serve_pinned(self, record: RegionRecord, pickled: Pickled, object_refs: list[Any]) -> None:
         segments = [

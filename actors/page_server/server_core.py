@@ -315,7 +315,7 @@ class ServerCore:
                         self._resolver.lookup(region), self._settings.answer_s
                     )
                 except Exception as failure:  # any: the resolver's promise is to be asked again
-                    logger.warning("cannot look up region %d: %r", region, failure)
+                    logger.warning("cannot look up variable %d: %r", region, failure)
                     if not await for_this_long.pause():
                         break
                     continue
@@ -325,7 +325,7 @@ class ServerCore:
                         if answer.freed:  # no await between: only old leases come back
                             self._engine.retire(region, force=False)
                     except HomeLostError as failure:  # we should have it, and do not
-                        logger.error("region %d: %s", region, failure)
+                        logger.error("variable %d: %s", region, failure)
                         if error := await self._what_became_of(region):
                             break
                         error = Answer.TIMEOUT
@@ -333,7 +333,7 @@ class ServerCore:
                             break
                         continue
                     except ClamorError as failure:  # the engine has told whoever waits
-                        logger.warning("region %d cannot be used here: %s", region, failure)
+                        logger.warning("variable %d cannot be used here: %s", region, failure)
                     return
                 error = Answer.NO_REGION
                 break
@@ -354,12 +354,12 @@ class ServerCore:
             call = self._resolver.rehomed(region, self._server_id)
             await asyncio.wait_for(call, self._settings.answer_s)
         except HomeLostError as failure:
-            logger.error("region %d has lost its home: %s", region, failure)
+            logger.error("variable %d has lost its home: %s", region, failure)
             return Answer.HOME_LOST
         except FreedError:
             return Answer.NO_REGION
         except Exception as failure:  # any: the resolver's promise is to be asked again
-            logger.warning("cannot learn of region %d's new home: %r", region, failure)
+            logger.warning("cannot learn of variable %d's new home: %r", region, failure)
         return 0
 
     def _is_over(self, region: int, answer: RegionRecord) -> bool:
@@ -389,7 +389,7 @@ class ServerCore:
             except Exception as failure:  # any: the resolver's promise is to be asked again
                 if not await for_this_long.pause():
                     # Their addresses stay taken until the job ends; nothing else suffers.
-                    logger.error("cannot report regions %s as idle: %r", regions, failure)
+                    logger.error("cannot report variables %s as idle: %r", regions, failure)
                     break
         for region in regions:
             self._idle.pop(region, None)
@@ -489,7 +489,7 @@ class ServerCore:
                     call = self._resolver.rehomed(region, asked_about)
                     record = await asyncio.wait_for(call, self._settings.answer_s)
                 except HomeLostError as failure:
-                    logger.error("region %d has lost its home: %s", region, failure)
+                    logger.error("variable %d has lost its home: %s", region, failure)
                     error = Answer.HOME_LOST
                     if failure.is_verdict:
                         self.region_lost(region)
@@ -498,17 +498,17 @@ class ServerCore:
                     error = Answer.NO_REGION
                     break
                 except Exception as failure:  # any: the resolver's promise is to be asked again
-                    logger.warning("cannot learn of region %d's new home: %r", region, failure)
+                    logger.warning("cannot learn of variable %d's new home: %r", region, failure)
                     record, pause_s = None, self._settings.backoff_most_s
                 try:
                     if record is not None:
                         self.rehome(record)
                         return  # no await before the end: a question that is put now finds no task
                 except HomeLostError as failure:  # we are it, and have nothing: what became of it?
-                    logger.error("region %d: %s", region, failure)
+                    logger.error("variable %d: %s", region, failure)
                     asked_about, pause_s = self._server_id, self._settings.backoff_most_s
                 except ClamorError as failure:
-                    logger.error("region %d cannot be used at its new home: %s", region, failure)
+                    logger.error("variable %d cannot be used at its new home: %s", region, failure)
                     error = failure.code or Answer.TIMEOUT
                     break
                 await asyncio.sleep(pause_s)

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
+from clamor_ray._labels import label
 from clamor_ray._protocol.messages import Publication, RegionRecord
 from clamor_ray.actors.page_server.engine_like import (
     Answer,
@@ -150,7 +151,7 @@ class VersionQuestions:
             runs = runs_of(blocks)
             return 0
 
-        error = await self._until_answered(ask, f"what changed in region {region}")
+        error = await self._until_answered(ask, f"what changed in {label(region)}")
         with contextlib.suppress(FreedError):  # it is gone, and nobody waits for it
             self._engine.set_changes(region, from_version, to_version, runs, error=error)
 
@@ -159,7 +160,7 @@ class VersionQuestions:
             commits = await self._within(self._resolver.published(region, since))
             return self._publish_all(region, commits)
 
-        error = await self._until_answered(ask, f"the commits of region {region}")
+        error = await self._until_answered(ask, f"the commits of {label(region)}")
         with contextlib.suppress(FreedError):
             self._engine.caught_up(region, error=error)
 
@@ -190,10 +191,10 @@ class VersionQuestions:
             try:
                 self._engine.publish(region, version, commit_id)
             except (HomeLostError, NoVersionError) as failure:
-                text = f"Version {version} of region {region} is not here yet: {failure}"
+                text = f"Version {version} of {label(region)} is not here yet: {failure}"
                 raise WaitTimeoutError(text) from failure
             except ClamorError as failure:
-                logger.error("version %d of region %d is not here: %s", version, region, failure)
+                logger.error("version %d of variable %d is not here: %s", version, region, failure)
                 return failure.code or Answer.TIMEOUT
         return 0
 
@@ -224,7 +225,7 @@ class VersionQuestions:
         except FreedError:  # nobody will need what its commits wrote
             version = ALL_VERSIONS
         except Exception as failure:  # any: the engine asks again
-            logger.info("what the homes of region %d have is not known: %r", region, failure)
+            logger.info("what the homes of variable %d have is not known: %r", region, failure)
             return
         self._engine.settled(region, version)
 
@@ -261,7 +262,7 @@ class VersionQuestions:
                 await self._publish(item)
             except ClamorError as failure:
                 logger.warning(
-                    "cannot publish version %d of region %d yet: %s",
+                    "cannot publish version %d of variable %d yet: %s",
                     item.version,
                     item.region,
                     failure,

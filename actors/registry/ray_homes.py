@@ -7,7 +7,7 @@ of ours where it means something, and stays Ray's where it means "not now".
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import ray
@@ -15,6 +15,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import errors
+from clamor_ray._labels import label
 from clamor_ray._objects import block_sets
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import (
@@ -60,12 +61,6 @@ async def answer_of(reference: Any) -> Any:
         raise
 
 
-def _of(regions: Iterable[int]) -> str:
-    some = list(dict.fromkeys(regions))
-    more = ", ..." if len(some) > REGIONS_SAID else ""
-    return f"of region {', '.join(map(str, some[:REGIONS_SAID]))}{more}"
-
-
 class RayHomes:
     """See ``commits.CommitHomes`` and ``rebuild_servers.Servers``.
 
@@ -74,6 +69,7 @@ class RayHomes:
         handles: The page servers' actors, by id.
         lose: A page server's actor is dead for good.
         examine: Asks Ray what became of a page server.
+        label: A variable for people, by its id.
     """
 
     def __init__(
@@ -82,11 +78,13 @@ class RayHomes:
         handles: dict[int, Any],
         lose: Callable[[int, str], object],
         examine: Callable[[ServerInfo], Awaitable[object]],
+        label: Callable[[int], str] = label,
     ) -> None:
         self._core = core
         self._handles = handles
         self._lose = lose
         self._examine = examine
+        self._label = label
 
     def of(self, region: int) -> tuple[int, ...]:
         return self._core.homes_of(region)
@@ -96,25 +94,25 @@ class RayHomes:
         return answer.reason if isinstance(answer, ServerLost) else None
 
     async def pull(self, home: int, commit_id: int, write: Write) -> None:
-        about = f"of {block_sets.of_region(write.region, write.blocks)}"
+        about = f"of {block_sets.of_variable(self._label(write.region), write.blocks)}"
         arguments = (commit_id, write.region, write.staged_at, write.layer_bytes)
         await self._call(home, "pull", *arguments, about=about)
 
     async def publish(self, home: int, items: list[Publication]) -> list[tuple[int, int]]:
         known: list[tuple[int, int]] = await self._call(
-            home, "publish", items, about=_of(item.region for item in items)
+            home, "publish", items, about=self._of(*(item.region for item in items))
         )
         return known
 
     async def oldest_version(self, home: int, region: int) -> int:
-        oldest: int = await self._call(home, "oldest_version", region, about=f"of region {region}")
+        oldest: int = await self._call(home, "oldest_version", region, about=self._of(region))
         return oldest
 
     async def drop(self, home: int, commit_id: int, regions: list[int]) -> None:
-        await self._call(home, "drop_staged", commit_id, regions, about=_of(regions))
+        await self._call(home, "drop_staged", commit_id, regions, about=self._of(*regions))
 
     async def retain(self, home: int, floors: dict[int, int | None]) -> None:
-        await self._call(home, "retain", floors, about=_of(floors))
+        await self._call(home, "retain", floors, about=self._of(*floors))
 
     async def examine(self, home: int) -> None:
         answer = self._core.locate(home)
@@ -128,7 +126,7 @@ class RayHomes:
         if not isinstance(record, RegionRecord):
             return []
         found: list[tuple[int, bytes]] = await self._call(
-            server_id, "holdings", record, commits, about=f"with blocks of region {region}"
+            server_id, "holdings", record, commits, about=f"with blocks {self._of(region)}"
         )
         return found
 
@@ -142,23 +140,21 @@ class RayHomes:
             version,
             commit_id,
             blocks,
-            about=f"with {block_sets.of_region(region, blocks)}",
+            about=f"with {block_sets.of_variable(self._label(region), blocks)}",
         )
         return layer_bytes
 
     async def rebuild(self, server_id: int, order: RebuildOrder, made: list[Any]) -> None:
-        await self._call(
-            server_id, "rebuild", order, made[:1], about=f"of region {order.record.region}"
-        )
+        await self._call(server_id, "rebuild", order, made[:1], about=self._of(order.record.region))
 
     async def rebuild_drop(self, server_id: int, region: int) -> None:
-        await self._call(server_id, "rebuild_drop", region, about=f"of region {region}")
+        await self._call(server_id, "rebuild_drop", region, about=self._of(region))
 
     async def is_home(self, server_id: int, region: int) -> bool:
-        return bool(await self._call(server_id, "is_home", region, about=f"of region {region}"))
+        return bool(await self._call(server_id, "is_home", region, about=self._of(region)))
 
     async def rehome(self, server_id: int, record: RegionRecord) -> None:
-        await self._call(server_id, "rehome", record, about=f"of region {record.region}")
+        await self._call(server_id, "rehome", record, about=self._of(record.region))
 
     def make_again(self, server_id: int, source: Source) -> list[Any]:
         task = ray.remote(_make).options(name="clamor source", num_returns=2, **self._on(server_id))
@@ -172,7 +168,12 @@ class RayHomes:
         try:
             await made[1]
         except RayError as failure:  # who takes it gets the same, and says what it means
-            logger.info("what makes a region again has failed: %r", failure)
+            logger.info("what makes a variable again has failed: %r", failure)
+
+    def _of(self, *regions: int) -> str:
+        some = list(dict.fromkeys(regions))
+        more = ", ..." if len(some) > REGIONS_SAID else ""
+        return f"of {', '.join(map(self._label, some[:REGIONS_SAID]))}{more}"
 
     def _on(self, server_id: int) -> dict[str, Any]:
         info = self._core.locate(server_id)

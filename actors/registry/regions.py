@@ -421,7 +421,7 @@ class Regions:
             raise
         except Exception as failure:  # pickle raises what it likes
             raise errors.ProtocolError(
-                f"The source of region {region} cannot be read: {cause_of(failure)}"
+                f"The source of {self._log.label(region)} cannot be read: {cause_of(failure)}"
             ) from failure
         return lambda: self._rebuilds.set_shared(region, pinned, object_refs)
 

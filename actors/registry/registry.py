@@ -190,8 +190,12 @@ class Registry:
         claims = AddressClaims(RayTable(), config.job_scope, _has_ended, avoid)
         if not is_restart:
             _check_nothing_was_given(claims, directory)
-        core = self._core = RegistryCore(AddressSpace(ours=False))
-        log = self._log = CommitLog()
+
+        def label(region: int) -> str:
+            return self._names.label(region)  # which stand on those that are made with this
+
+        core = self._core = RegistryCore(AddressSpace(ours=False), label)
+        log = self._log = CommitLog(label=label)
         handles: Handles = {}
         background = self._background = BackgroundTasks(logger)
         journal = self._journal = Journal(directory)
@@ -205,7 +209,7 @@ class Registry:
         late = self._late = LateWrites(core, journal, background)
         liveness = self._liveness = Liveness(core, log, handles, late)
         ends = self._ends = RegionEnds(core, handles, late, liveness, background)
-        homes = RayHomes(core, handles, liveness.lose, liveness.examine)
+        homes = RayHomes(core, handles, liveness.lose, liveness.examine, label)
         losses = self._losses = Losses()
         commits = self._commits = Commits(
             log,
@@ -217,7 +221,7 @@ class Registry:
         )
         self._read_sets = SharedReadSets(core, config.cache_bytes)
         lineage = self._lineage = LineageService(
-            directory, commits.retain, homes, self._read_sets.note, timeout_s
+            directory, commits.retain, homes, self._read_sets.note, timeout_s, label=label
         )
         rebuilds = self._rebuilds = Rebuilds(core, log, journal, homes, lineage.server_here, losses)
         self._versions = Versions(log, journal, commits, rebuilds, timeout_s)

@@ -29,9 +29,10 @@ from __future__ import annotations
 import bisect
 import enum
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from clamor_ray._labels import label
 from clamor_ray._objects.layout import format_bytes
 from clamor_ray._protocol.messages import (
     EXTENT_BYTES,
@@ -261,12 +262,6 @@ class _Region:
         self.homes = tuple(dict.fromkeys(self.record.homes))
 
 
-def _refused(entry: _Region, event: RegionEvent) -> IllegalTransition:
-    return IllegalTransition(
-        f"region {entry.record.region}: no {event.value!r} while {entry.state.value}"
-    )
-
-
 class RegistryCore:
     """Regions, their addresses, and the servers that hold them.
 
@@ -276,6 +271,7 @@ class RegistryCore:
 
     Args:
         addresses: The window to allocate from.
+        label: A variable for people, by its id.
 
     Example:
         >>> core = RegistryCore()
@@ -285,8 +281,11 @@ class RegistryCore:
         ('0x110000000000', (7,))
     """
 
-    def __init__(self, addresses: AddressSpace | None = None) -> None:
+    def __init__(
+        self, addresses: AddressSpace | None = None, label: Callable[[int], str] = label
+    ) -> None:
         self.addresses = addresses or AddressSpace()
+        self._label = label
         self._regions: dict[int, _Region] = {}
         self._first_region = self._next_region = 1
         self._servers: dict[int, ServerInfo] = {}
@@ -379,12 +378,12 @@ class RegistryCore:
         """
         entry = self._entry(region)
         if (entry.state, RegionEvent.SEAL) not in TRANSITIONS:
-            raise _refused(entry, RegionEvent.SEAL)
+            raise self._refused(entry, RegionEvent.SEAL)
         lost = [home for home in entry.homes if home in self._lost]
         if lost and entry.state is RegionState.CREATING:
             raise IllegalTransition(
-                f"region {region}: its home {lost[0]:#x} is lost ({self._lost[lost[0]].reason}), "
-                "and it was not sealed yet"
+                f"{self._label(region)}: its home {lost[0]:#x} is lost "
+                f"({self._lost[lost[0]].reason}), and it was not sealed yet"
             )
 
     def abandon(self, region: int, leased: bool = False) -> tuple[Retire, ...]:
@@ -709,13 +708,18 @@ class RegistryCore:
         entry = self._regions.get(region)
         if entry is None:
             known = "it was freed" if self._was_here(region) else "it never existed"
-            raise NoSuchRegion(f"region {region}: {known}")
+            raise NoSuchRegion(f"{self._label(region)}: {known}")
         return entry
+
+    def _refused(self, entry: _Region, event: RegionEvent) -> IllegalTransition:
+        return IllegalTransition(
+            f"{self._label(entry.record.region)}: no {event.value!r} while {entry.state.value}"
+        )
 
     def _move(self, entry: _Region, event: RegionEvent, written: bool = False) -> None:
         new = TRANSITIONS.get((entry.state, event))
         if new is None:
-            raise _refused(entry, event)
+            raise self._refused(entry, event)
         if entry.state is not new and not written:
             self._changed.add(entry.record.region)
         entry.state = new

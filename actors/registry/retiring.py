@@ -262,7 +262,7 @@ def _log_unanswered(
     more = ", ..." if len(orders) > 6 else ""
     logger.log(
         logging.WARNING if is_news else logging.INFO,
-        "page server %#x holds memory of %d freed variable(s) (region %s%s) still: %s. It is asked "
+        "page server %#x holds memory of %d freed variable(s) (id %s%s) still: %s. It is asked "
         "again until it answers or is lost; there is nothing to do",
         *(server_id, len(orders), regions, more, why if isinstance(why, str) else cause_of(why)),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from clamor_ray import errors
+from clamor_ray._labels import capital, label
 from clamor_ray._protocol.messages import (
     INLINE_BASE,
     Latest,
@@ -61,7 +62,7 @@ class VariableNames:
                 return
             raise errors.NameTakenError(f"There is a variable named {name!r} already.")
         if not self._lives(region):
-            raise errors.FreedError(f"Variable {region} was freed, or is not sealed.")
+            raise errors.FreedError(f"{capital(label(region))} was freed, or is not sealed.")
         named = NamedVariable(name, region, packed)
         self._journal.give_name(named)
         self._note(named)
@@ -89,6 +90,10 @@ class VariableNames:
     def has_name(self, region: int) -> bool:
         """Whether it has one: then it stays, whoever refers to it."""
         return region in self._names
+
+    def label(self, region: int) -> str:
+        """The variable for people: by the first of its names, where it has one."""
+        return label(region, min(self._names.get(region, ()), default=None))
 
     def by_region(self) -> dict[int, str]:
         """The first name of each variable that has one."""

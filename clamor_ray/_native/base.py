@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clamor_ray import errors
+from clamor_ray._labels import label
 from clamor_ray._version import __version__
 
 BLOCK_SHIFT: Final = 12
@@ -108,7 +109,7 @@ ERRORS: Final[dict[int, tuple[type[errors.ClamorError], str]]] = {
         "Other memory is mapped where the global variable must be.",
     ),
     PC_ERR_PROTOCOL: (errors.ProtocolError, "The page server sent an answer that makes no sense."),
-    PC_ERR_RANGE: (errors.RangeError, "Blocks outside the region were asked for."),
+    PC_ERR_RANGE: (errors.RangeError, "Blocks outside the global variable were asked for."),
     PC_ERR_NO_TRAP: (errors.TrapUnavailableError, "The kernel refuses the trap."),
     PC_ERR_EXISTS: (errors.ExistsError, "What was to be done is done already, or under way."),
     PC_ERR_CLOSED: (errors.ClosedError, "The connection to the page server was shut down."),
@@ -244,21 +245,25 @@ def last_detail() -> str:
     return text
 
 
-def error_for(code: int, detail: str = "", **context: object) -> errors.ClamorError:
+def error_for(
+    code: int, detail: str = "", *, region: int | None = None, **context: object
+) -> errors.ClamorError:
     """The exception for a page-cache code. Pure: needs no compiled module.
 
     Args:
         code: a negative `enum pc_err`; an unknown one gives `InternalError`.
         detail: what the C library adds (call, path, address).
-        context: what the caller was doing, e.g. ``region=7``; None values are left out.
+        region: of which variable.
+        context: what the caller was doing, e.g. ``version=7``; None values are left out.
     """
     cls, message = ERRORS.get(
         code, (errors.InternalError, f"The page cache failed with the unknown code {code}.")
     )
-    extra = ", ".join(
+    about = [] if region is None else [label(region)]
+    about += [
         f"{name.replace('_', ' ')} {value}" for name, value in context.items() if value is not None
-    )
-    if extra:
+    ]
+    if extra := ", ".join(about):
         message = f"{message[:-1]} ({extra})."
     said = detail.removeprefix(_SERVER_SAYS) if detail.startswith(_SERVER_SAYS) else ""
     if cause := server_cause(detail):
@@ -281,14 +286,14 @@ def error_for(code: int, detail: str = "", **context: object) -> errors.ClamorEr
     return cls(message, code=code, hint=hint)
 
 
-def check(code: int, **context: object) -> int:
+def check(code: int, *, region: int | None = None, **context: object) -> int:
     """Returns `code` where it is a success or a count, raises its exception where it is not.
 
     Must be called on the thread that made the failing call: the detail is thread-local.
     """
     if code >= 0:
         return code
-    raise error_for(int(code), last_detail(), **context)
+    raise error_for(int(code), last_detail(), region=region, **context)
 
 
 def ns(seconds: float) -> int:

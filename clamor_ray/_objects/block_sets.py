@@ -33,21 +33,21 @@ def said(blocks: BitMap, n_blocks: int) -> str:
     return f"{len(blocks)} of {n_blocks} blocks ({_first(blocks, ', ...')})"
 
 
-def of_region(region: int, blocks: bytes) -> str:
-    """For people: the first of the blocks, and of which region.
+def of_variable(label: str, blocks: bytes) -> str:
+    """For people: the first of the blocks, and of which variable.
 
     Args:
-        region: Its id.
+        label: The variable for people.
         blocks: A serialized BitMap; b"": none are known.
 
     Example:
-        >>> of_region(7, BitMap([3, 4, 5, 9]).serialize())
-        'blocks 3-5, 9 of region 7'
+        >>> of_variable("variable 7", BitMap([3, 4, 5, 9]).serialize())
+        'blocks 3-5, 9 of variable 7'
     """
     known = BitMap.deserialize(blocks) if blocks else BitMap()
     if not known:
-        return f"region {region}"
-    return f"blocks {_first(known, f', ... ({len(known)} in all)')} of region {region}"
+        return label
+    return f"blocks {_first(known, f', ... ({len(known)} in all)')} of {label}"
 
 
 def _first(blocks: BitMap, more: str) -> str:

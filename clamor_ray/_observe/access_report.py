@@ -436,9 +436,8 @@ def read_report(ref: Any, *, picture: str | os.PathLike[str] | None = None) -> A
         raise TypeError(f"read_report takes a GlobalRef or a HashMap, not {type(ref).__qualname__}")
     ref._check_not_freed()
     packed = opener.current(ref._scope).rpc.reads_of(ref._region)
-    name = ref.name or ("an inline variable" if ref._inline else f"region {ref._region}")
     n_blocks = max(1, ref._length_bytes // BLOCK_BYTES)
-    found = from_records(name, ref.version, n_blocks, map(AttemptRecord.of, packed))
+    found = from_records(ref._label, ref.version, n_blocks, map(AttemptRecord.of, packed))
     if picture is not None:
         found.save(picture)
     return found

@@ -309,6 +309,7 @@ class Stats:
 
     def __str__(self) -> str:
         """A line for each node, and each name; all counters are attributes."""
+        from clamor_ray._labels import label
         from clamor_ray._objects.layout import format_bytes
 
         lines = [("node", "home", "cached", "fetched", "received", "sent", "faults", "variables")]
@@ -333,7 +334,7 @@ class Stats:
             ).rstrip()
             for line in lines
         ]
-        named = [f"region {region} is {name!r}" for region, name in sorted(self.names.items())]
+        named = [f"{label(region)} is {name!r}" for region, name in sorted(self.names.items())]
         return "\n".join([*table, *named])
 
     def region(self, ref: GlobalRef[Any]) -> dict[str, RegionStats]:

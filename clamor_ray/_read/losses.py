@@ -56,7 +56,7 @@ def warn(session: Session, ref: GlobalRef[Any], loss: int) -> None:
         warnings.warn(errors.LostBlocksWarning(text, ref._region), stacklevel=level_of_caller())
         return
     if found is not None:  # else commits have written them meanwhile
-        error = found.error(ref._region)
+        error = found.error(ref._label)
         warning = errors.LostBlocksWarning(
             f"{error.message} {error.hint}", ref._region, runs(BitMap.deserialize(found.blocks))
         )

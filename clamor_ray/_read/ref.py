@@ -15,6 +15,7 @@ import numpy.typing as npt
 from clamor_ray import errors
 from clamor_ray._counting import anchors
 from clamor_ray._counting.anchors import Anchor, Anchors
+from clamor_ray._labels import label
 from clamor_ray._objects.kind import Kind
 from clamor_ray._objects.layout import Plan, format_bytes, put_together
 from clamor_ray._protocol.config import check_page_bytes
@@ -158,7 +159,7 @@ class GlobalRef(Generic[T]):
     Example:
         >>> ref = clamor.put(np.ones((1000, 256), np.float32))
         >>> ref
-        GlobalRef(ndarray float32 (1000, 256), 1000.0 KiB, region ... version 0)
+        GlobalRef(ndarray float32 (1000, 256), 1000.0 KiB, variable ... version 0)
         >>> ref.shape, ref.dtype, ref.nbytes, len(ref)
         ((1000, 256), dtype('float32'), 1024000, 1000)
         >>> float(ref.get()[500, 7])
@@ -213,6 +214,13 @@ class GlobalRef(Generic[T]):
     def name(self) -> str | None:
         """The name that it was put under, or found by; None where there was none."""
         return self._name
+
+    @property
+    def _label(self) -> str:
+        """The variable for people."""
+        if self._inline and self._name is None:
+            return "inline variable"  # its number, which nobody else shows, has 19 digits
+        return label(self._region, self._name)
 
     @property
     def version(self) -> int:
@@ -554,7 +562,7 @@ class GlobalRef(Generic[T]):
         """
         self._check_not_freed()
         news = opener.current(self._scope).news
-        watch = news.call(self._region, self.version, function)
+        watch = news.call(self._region, self.version, function, self._name)
         watch.held_by = self._anchors  # who waits for versions of it refers to it
         return watch
 
@@ -707,7 +715,7 @@ class GlobalRef(Generic[T]):
 
     def __repr__(self) -> str:
         state = self._state
-        where = "inline" if self._inline else f"region {self._region}"
+        where = "inline" if self._inline else label(self._region)  # what page servers call it
         size, frozen = format_bytes(self.nbytes), ", frozen" if self._frozen else ""
         name = "" if self._name is None else f"{self._name!r}, "
         return (

@@ -14,6 +14,7 @@ import ray
 from clamor_ray import errors
 from clamor_ray._counting.anchors import Anchor, Anchors, object_refs
 from clamor_ray._counting.pool import AnchorPool
+from clamor_ray._labels import capital, label
 from clamor_ray._native.client import Client, copy_in
 from clamor_ray._objects.layout import (
     BLOCK_BYTES,
@@ -171,8 +172,8 @@ class Creator:
             except errors.FreedError as error:
                 # What was not sealed ends with the page server; the registry gives it 10 minutes.
                 raise errors.ServerUnavailableError(
-                    f"Region {region} was given up while it was filled: the page server of this "
-                    "node was restarted, or the copy took more than 10 minutes.",
+                    f"{capital(label(region))} was given up while it was filled: the page server "
+                    "of this node was restarted, or the copy took more than 10 minutes.",
                     code=error.code,
                     hint="Nothing is left of it: put the object again.",
                 ) from error

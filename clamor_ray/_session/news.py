@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from clamor_ray import errors
+from clamor_ray._labels import capital, label
 from clamor_ray._protocol import names
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._session import end_hooks
@@ -55,12 +56,14 @@ class Watch:
         version: int,
         told: Callable[[int], object],
         ended: Callable[[BaseException], object],
+        name: str | None,
     ) -> None:
         self._news = news
         self._region = region
         self._version = version  # the newest that it was told of
         self._told = told
         self._ended = ended
+        self._name = name
         self._error: BaseException | None = None
         self._is_cancelled = False
         self.held_by: object = None  # what keeps the variable meanwhile
@@ -108,17 +111,18 @@ class News:
         version: int,
         told: Callable[[int], object],
         ended: Callable[[BaseException], object] = lambda error: None,
+        name: str | None = None,
     ) -> Watch:
         """Calls `told` with each version after this one that it hears of, on the thread that hears
         it: it must not wait. Those that came in between are left out. `ended` is called once, where
-        there will be no more.
+        there will be no more. `name` is the variable's, for messages.
 
         Raises:
             What `ensure_server` raises.
         """
         if not self._path:  # a page server may not have been needed here so far
             self._path = names.news_socket(self._session.ensure_server().socket_name)
-        watch = Watch(self, region, version, told, ended)
+        watch = Watch(self, region, version, told, ended, name)
         with self._lock:
             self._watches.setdefault(region, []).append(watch)
             self._send(self._line_of(region))
@@ -132,7 +136,13 @@ class News:
         with self._lock:
             self._take_out(watch)
 
-    def call(self, region: int, version: int, function: Callable[[int], object]) -> Watch:
+    def call(
+        self,
+        region: int,
+        version: int,
+        function: Callable[[int], object],
+        name: str | None = None,
+    ) -> Watch:
         """As `watch`, of a function that may wait: all of them run on one thread of their own. Of
         the versions that have come when it is called it gets the newest.
 
@@ -158,7 +168,7 @@ class News:
             came.append(newer)
             calls.put(call)
 
-        begun.append(self.watch(region, version, told))
+        begun.append(self.watch(region, version, told, name=name))
         return begun[0]
 
     def end(self, error: BaseException) -> None:
@@ -323,7 +333,8 @@ class News:
             if not self._watches:
                 self._close()
         for watch in watches:
-            watch._error = errors.FreedError(f"Variable {region} was freed.")
+            freed = f"{capital(label(region, watch._name))} was freed."
+            watch._error = errors.FreedError(freed)
             watch._ended(watch._error)
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import ray
 
 from clamor_ray import errors
+from clamor_ray._labels import label
 from clamor_ray._native.client import PC_ERR_EXPIRED
 
 if TYPE_CHECKING:
@@ -97,12 +98,12 @@ class TaskEnds:
             self._asked, self._waited = run, bool(loss)
         end = self._end
         if end is not None and (end.region, end.version) == (ref._region, ref.version):
-            raise error_of(session, end)
+            raise error_of(session, end, ref.name)
 
 
-def error_of(session: Session, end: TaskEnd) -> errors.ClamorError:
+def error_of(session: Session, end: TaskEnd, name: str | None = None) -> errors.ClamorError:
     """What the touch would have raised, had it been a call."""
-    where = f"region {end.region} version {end.version} block {end.block}"
+    where = f"{label(end.region, name)} version {end.version} block {end.block}"
     touch = f"An attempt of this task before touched {where}, and its process ended there."
     if end.error == PC_ERR_EXPIRED:
         return errors.SnapshotExpired(f"{touch} The version is kept no longer.", code=end.error)

@@ -55,10 +55,50 @@ def test_the_first_committer_wins_and_the_loser_learns_where(log: CommitLog) -> 
     error = pickle.loads(pickle.dumps(caught.value))
     assert (error.region, error.base_version, error.version) == (1, 0, 1)
     assert (error.first_block, error.n_blocks) == (6, 2)
-    assert "Blocks 6 to 7 of region 1 were changed" in error.message
-    with pytest.raises(errors.CommitConflict, match="Block 8 of region 1 was changed"):
+    assert "Blocks 6 to 7 of variable 1 were changed" in error.message
+    with pytest.raises(errors.CommitConflict, match="Block 8 of variable 1 was changed"):
         log.prepare(CommitRequest(12, (write(1, 1, 8),)))
     assert commit(log, 13, write(1, 2, 3, 6, 7, 9)) == {1: 3}
+
+
+def name_of(region: int) -> str:
+    return {1: "variable 'one'", INLINE: "variable 'inline'"}.get(region, f"variable {region}")
+
+
+def test_errors_say_the_name() -> None:
+    log = CommitLog(Limits(max_commits=2, max_payloads=1), label=name_of)
+    log.open(1, (HOME,), 10 * 4096)
+    commit(log, 10, write(1, 0, 5, plan=b"plan"), inline(0, b"one"))
+
+    def refused(*writes: Write) -> str:
+        with pytest.raises(errors.ClamorError) as caught:
+            log.prepare(CommitRequest(99, writes))
+        return caught.value.message
+
+    assert refused(write(1, 0, 5)).startswith("Block 5 of variable 'one' was changed")
+    assert refused(write(1, 0, plan=b"other")).startswith("The layout of variable 'one' was")
+    assert refused(inline(0, b"two")).startswith("Variable 'inline' was changed to version 1")
+    assert "read version 7 of variable 'one', whose newest is 1" in refused(write(1, 7, 5))
+    assert "changes block 10 of variable 'one', which has 10" in refused(write(1, 1, 10))
+    assert "for variable 'one'" in refused(Write(1, -1, 0, b"", 0, WRITER))
+    assert "blocks of variable 'one' come without a layer" in refused(
+        Write(1, 1, 1, BitMap([5]).serialize(), 0, WRITER)
+    )
+    assert refused(write(3, 0, 5)) == "Variable 3 was freed, or never existed."
+    with pytest.raises(errors.NoVersionError, match="version 9 of variable 'one'"):
+        log.at(1, 9)
+    for base in range(1, 5):
+        commit(log, 10 + base, write(1, base, 6, plan=b"plan"), inline(base, b"more"))
+        log.acknowledge(HOME, 1, base + 1)
+    log.trim(0.0)
+    assert refused(write(1, 0, 5)).startswith("The transaction read version 0 of variable 'one'")
+    for region, version in ((1, 1), (INLINE, 1)):
+        with pytest.raises(errors.SnapshotExpired, match=f"Version 1 of {name_of(region)} is"):
+            log.at(region, version)
+    with pytest.raises(errors.SnapshotExpired, match="commits of variable 'one' before"):
+        log.published(1, 0)
+    log.close(1)
+    assert refused(write(1, 5, 5)) == "Variable 'one' was freed, or never existed."
 
 
 def test_all_writes_of_a_request_or_none(log: CommitLog) -> None:

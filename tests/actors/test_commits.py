@@ -159,7 +159,7 @@ def test_a_home_that_is_silent_is_named_with_the_cause(run) -> None:
         with pytest.raises(errors.WaitTimeoutError) as caught:
             await world.commits.commit(request(7, 3))
         text = caught.value.message
-        assert "region 3" in text
+        assert "variable 3" in text
         assert hex(THERE) in text
         assert "stopped" in text
         assert ": ." not in text
@@ -185,7 +185,7 @@ def test_a_version_that_its_home_keeps_no_longer(run) -> None:
     async def work(world: World) -> None:
         await world.commits.check_kept(1, 0)
         world.homes.oldest = 5
-        with pytest.raises(errors.SnapshotExpired, match=r"version 4 of region 1 .* version 5"):
+        with pytest.raises(errors.SnapshotExpired, match=r"version 4 of variable 1 .* version 5"):
             await world.commits.check_kept(1, 4)
         await world.commits.check_kept(1, 5)
         world.homes.oldest = ConnectionResetError()  # that says nothing of the version
@@ -468,7 +468,7 @@ def test_a_layer_that_is_gone_is_no_lost_home(run) -> None:
     """Its writer's node lost it, page server and keeper together; the writer can stage it again."""
     gone = layer_error(PC_ERR_HOME_LOST, 1, 3, HERE, THERE)
     assert type(gone) is errors.CommitAbortedError
-    assert "region 3" in str(gone)
+    assert "variable 3" in str(gone)
     assert "0xa" in str(gone)
     assert type(layer_error(PC_ERR_NO_MEMORY, 1, 3, HERE, THERE)) is errors.OutOfMemoryError
 

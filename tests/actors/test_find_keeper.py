@@ -84,7 +84,7 @@ def test_the_message_names_the_keeper() -> None:
     said = "the page server says: the keeper of this node has taken nothing for 31 s"
     error = error_for(PC_ERR_TIMEOUT, said, region=7)
     assert isinstance(error, errors.WaitTimeoutError)
-    assert "(region 7): the keeper of this node has taken nothing for 31 s" in str(error)
+    assert "(variable 7): the keeper of this node has taken nothing for 31 s" in str(error)
     assert "overloaded" not in str(error)
     assert "Try again" in str(error)
     said = "the page server says: the keeper of this node was not given it: a system call failed"
@@ -94,7 +94,7 @@ def test_the_message_names_the_keeper() -> None:
 def test_a_pull_that_takes_too_long_names_both_ends() -> None:
     error = layer_error(PC_ERR_TIMEOUT, 0x11, 7, 0x22, 0x33)
     assert isinstance(error, errors.WaitTimeoutError)
-    for part in ("region 7", "0x11", "0x22", "keeper"):
+    for part in ("variable 7", "0x11", "0x22", "keeper"):
         assert part in str(error)
 
 

@@ -204,10 +204,12 @@ def node(log: CommitLog) -> Iterator[Node]:
 class Heard:
     """What one watch was told."""
 
-    def __init__(self, news: ProcessNews, region: int = 1, version: int = 0) -> None:
+    def __init__(
+        self, news: ProcessNews, region: int = 1, version: int = 0, name: str | None = None
+    ) -> None:
         self.versions: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.ends: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-        self.watch = news.watch(region, version, self.versions.put, self.ends.put)
+        self.watch = news.watch(region, version, self.versions.put, self.ends.put, name)
 
     def version(self) -> int:
         return self.versions.get(timeout=WAIT_S)
@@ -265,11 +267,14 @@ def test_a_restart_of_the_page_server_loses_nothing(node: Node) -> None:
 def test_freed_ends_a_watch(node: Node) -> None:
     process = node.process()
     heard, other = Heard(process), Heard(process, region=2)
+    named = Heard(process, name="index")
     node.commit()
-    assert heard.version() == 1
+    assert heard.version() == named.version() == 1
     node.on_loop(lambda: node.log.close(1))
     assert isinstance(heard.end(), errors.FreedError)
     assert isinstance(heard.watch.error, errors.FreedError)
+    assert heard.watch.error.message == "Variable 1 was freed."
+    assert str(named.end()).startswith("Variable 'index' was freed.")
     node.commit(2)
     assert other.version() == 1  # the connection is still there
 

@@ -220,7 +220,7 @@ def test_a_home_that_is_short_of_something_names_itself(
     monkeypatch.setattr(PageServer, "_on_loop", lambda _, work, __: asyncio.run(work))
     with pytest.raises((errors.OutOfMemoryError, errors.DescriptorLimitError)) as failure:
         server.pull(0x77, 7, WRITERS, 2 * BLOCK)
-    assert "(region 7, page server 0x1)" in str(failure.value)
+    assert "(variable 7, page server 0x1)" in str(failure.value)
     assert ("RLIMIT_NOFILE" in str(failure.value)) == (code == _native.PC_ERR_DESCRIPTORS)
     assert f"{WRITERS}" not in str(failure.value)
 
@@ -234,4 +234,4 @@ def test_a_home_that_may_open_nothing_names_itself(server: PageServer) -> None:
             server._engine.pull(7, 0x77, WRITERS, 2 * BLOCK)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert "(region 7, page server 0x1): RLIMIT_NOFILE of the page server" in str(failure.value)
+    assert "(variable 7, page server 0x1): RLIMIT_NOFILE of the page server" in str(failure.value)

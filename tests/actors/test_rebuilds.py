@@ -116,7 +116,7 @@ def test_only_blocks_on_no_server_are_lost(world: World) -> None:
         assert world.journal.load().lacking == ((world.region, lost),)
         why = world.rebuilds.why_lost(world.region)
         assert why is not None
-        assert f"region {world.region}" in why.message
+        assert f"variable {world.region}" in why.message
         assert "1 of 10 blocks (4) are on no node" in why.message
         assert "its home 0x1 is lost (its node is dead)" in why.message.lower()
         assert "without a source" in why.message

@@ -630,7 +630,7 @@ def test_a_source_that_cannot_be_read_changes_nothing(run: Callable[..., None], 
             registry.seal(record.region, source),
             registry.seal_and_create(record.region, source, 8192, NODE, 5),
         ):
-            with pytest.raises(errors.ProtocolError, match="source of region 1 cannot be read"):
+            with pytest.raises(errors.ProtocolError, match="source of variable 1 cannot be read"):
                 await method
             saved = registry._journal.load()
             assert [region.state for region in saved.regions] == ["creating"]
@@ -664,7 +664,7 @@ def test_a_source_in_the_journal_that_cannot_be_read_is_dropped(
         await registry.commit(CommitRequest(5, (write(1, 0),)))
 
     run(write_down, after)
-    assert "the source of region 1 cannot be read" in caplog.text.lower()
+    assert "the source of variable 1 cannot be read" in caplog.text.lower()
 
 
 def test_what_is_called_often_is_answered_packed(run: Callable[..., None]) -> None:

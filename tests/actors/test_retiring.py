@@ -264,14 +264,14 @@ def test_one_call_that_is_not_answered_is_not_said(
         world.order(HERE, 1)
         await until(lambda: world.done == [(HERE, 1, False)])
         assert not of_ours(caplog)
-        assert "holds memory of 1 freed variable(s) (region 1)" in caplog.text  # for who looks
+        assert "holds memory of 1 freed variable(s) (id 1)" in caplog.text  # for who looks
         world.troubles[HERE] = [TimeoutError(), TimeoutError()]
         world.order(HERE, 2)
         await until(lambda: len(world.done) == 2)
         (record,) = of_ours(caplog)
         assert record.levelname == "WARNING"
         assert record.getMessage().endswith(
-            "holds memory of 1 freed variable(s) (region 2) still: no answer in time "
+            "holds memory of 1 freed variable(s) (id 2) still: no answer in time "
             "(TimeoutError). It is asked again until it answers or is lost; there is nothing to do"
         )
 

@@ -238,7 +238,7 @@ def test_a_page_server_and_its_keeper_die_together(cluster: LocalCluster) -> Non
         clamor.free(new)
     assert ray.get(on_node_1(total_of).remote(read), timeout=ANSWER_S) == 1 << 20
     assert ray.get(on_node_1(total_of).remote(made), timeout=ANSWER_S) == 0
-    with pytest.raises(errors.HomeLostError, match=f"egion {unread._region} is lost"):
+    with pytest.raises(errors.HomeLostError, match=f"ariable {unread._region} is lost"):
         unread.get()
     for ref in (mine, read, unread, made):
         clamor.free(ref)
@@ -352,7 +352,7 @@ def test_the_keeper_dies_right_after_a_server_reached_it(
     try:
         assert total_of(unread.get()) == 1 << 20
     except errors.HomeLostError as lost:
-        named = rf"(?s)egion {unread._region} is lost.* of \d+ blocks \("
+        named = rf"(?s)ariable {unread._region} is lost.* of \d+ blocks \("
         assert re.search(named, lost.message), lost.message  # noqa: PT017 - either is right
     (new,) = ray.get(on_node_1(put_there).remote(1, 1 << 20), timeout=ANSWER_S)
     assert ray.get(on_node_1(add_one).remote([new]), timeout=ANSWER_S) == 1
@@ -380,7 +380,7 @@ def test_the_actor_of_a_node_that_lives_is_dead(cluster: LocalCluster) -> None:
     home = cluster.page_server_pid(1, ANSWER_S)
     ray.kill(cluster.page_server(1), no_restart=True)
     until_gone(home)
-    named = rf"(?s)egion {unread._region} is lost.* of \d+ blocks \("
+    named = rf"(?s)ariable {unread._region} is lost.* of \d+ blocks \("
     with pytest.raises(errors.HomeLostError, match=named):
         unread.get()
     assert ray.get(on_node_1(total_of).remote(read), timeout=ANSWER_S) == 0

@@ -150,6 +150,22 @@ def test_names_are_as_a_model_says(tmp_path: Path) -> None:
     program.TestCase("runTest").runTest()
 
 
+def test_the_first_of_its_names_is_what_a_variable_is_called(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    region = registry.make().region
+    assert registry.names.label(region) == f"variable {region}"
+    for name in ("second", "first"):
+        registry.names.give(name, region, b"")
+    assert registry.names.label(region) == "variable 'first'"
+    registry.names.drop("first")
+    assert registry.names.label(region) == "variable 'second'"
+    registry.free(region)
+    assert registry.names.label(region) == f"variable {region}"
+    with pytest.raises(errors.FreedError, match=f"^Variable {region} was freed"):
+        registry.names.give("third", region, b"")
+    registry.journal.close()
+
+
 def test_a_full_journal_gives_and_drops_no_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,7 +101,7 @@ def test_one_block_of_many(lab: LocalCluster, lost: dict[Any, Any]) -> None:
     for index in (0, 1):
         with pytest.raises(errors.HomeLostError, match=SAID) as caught:
             on(index, prefetch_all, ref)
-        assert f"region {ref._region}" in str(caught.value)
+        assert f"variable {ref._region}" in str(caught.value)
         assert "update(ref, lost=0)" in str(caught.value)
     assert around_is(ref, expected)
     # All others are changed as ever, from everywhere.
@@ -153,7 +153,7 @@ def test_a_commit_makes_a_lost_block_whole(
         assert np.array_equal(on(reader, read_all, ref.refresh()), expected)
     assert ref.version == version == 2
     # From that version on; before it stays lost.
-    with pytest.raises(errors.HomeLostError, match=f"region {ref._region}"):
+    with pytest.raises(errors.HomeLostError, match=f"variable {ref._region}"):
         clamor.prefetch(before)
     assert process_sessions.current().rpc.lost_blocks(ref._region) is None
     os.kill(lab.page_server_pid(1), 9)
@@ -242,7 +242,7 @@ def test_opening_a_variable_with_lost_blocks_warns(lost: dict[Any, Any]) -> None
     *said, n_warnings = on(1, said_by_each_way, ref)
     assert len(said) == 5
     for text in said:
-        assert f"region {ref._region}" in text
+        assert f"variable {ref._region}" in text
         assert re.search(SAID, text)
     assert n_warnings == "1"
     # Commits have written it: nobody is told any more.
@@ -284,7 +284,7 @@ def test_what_is_run_again_says_why_it_ended(lost: dict[Any, Any], tmp_path: Any
         with pytest.raises(errors.HomeLostError, match=SAID) as caught:
             on_again(index, function, ref)
         said = str(caught.value)
-        assert f"region {ref._region} version 1 block {LOST + 1}" in said
+        assert f"variable {ref._region} version 1 block {LOST + 1}" in said
         assert "update(ref, lost=0)" in said
     # Who died of something else goes on.
     for index in (0, 1):

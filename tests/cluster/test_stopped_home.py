@@ -111,7 +111,7 @@ def test_reads_and_commits_name_it_and_the_cause(lab: LocalCluster) -> None:
     for failure in (cannot_read, cannot_gather):
         assert seconds_in(rf"server {name} is not reached for (\d+) s: \w", str(failure)) >= 20
         assert "lost" not in str(failure).replace("Nothing is lost", "")
-    pattern = rf"home {name} of region {written._region} did not fetch .* within (\d+) s: \w"
+    pattern = rf"home {name} of variable {written._region} did not fetch .* within (\d+) s: \w"
     assert seconds_in(pattern, str(cannot_commit)) >= 35
     assert "stopped" in str(cannot_commit)
     assert ": ." not in str(cannot_commit)

@@ -38,7 +38,7 @@ def record(
 
 
 def known(*records: AttemptRecord, n_blocks: int = N_BLOCKS) -> AccessReport:
-    return from_records("region 5", 4, n_blocks, records)
+    return from_records("variable 5", 4, n_blocks, records)
 
 
 def test_one_entry_for_each_attempt() -> None:
@@ -80,7 +80,7 @@ def test_nobody() -> None:
     assert found.by == []
     assert found.counts(4).tolist() == [0, 0, 0, 0]
     assert str(found) == (
-        "region 5, version 4, 4.0 MiB: 0 of 1,024 blocks were read (0%)\n"
+        "variable 5, version 4, 4.0 MiB: 0 of 1,024 blocks were read (0%)\n"
         "nobody is known to have read it"
     )
 
@@ -99,13 +99,13 @@ def test_the_table() -> None:
         record(-1, [9], run=0, stage="", function="workloads.knn.nearest"),
     )
     assert str(found).split("\n") == [
-        "region 5, version 4, 4.0 MiB: 768 of 1,024 blocks were read (75%)",
+        "variable 5, version 4, 4.0 MiB: 768 of 1,024 blocks were read (75%)",
         "reader                function      node     version  blocks  where (of 4.0 MiB)",
         "0 map_batches+a_r…[1] lookup        3f2a91c0       3     512  ·········█████████",
         "0 map[0]              lookup        2 nodes     3..4     256  ████▄·············",
         "(task)                nearest       3f2a91c0       3       1  █·················",
     ]
-    assert repr(found) == "Reads(region 5, version 4: 3 readers, 768 of 1024 blocks)"
+    assert repr(found) == "Reads(variable 5, version 4: 3 readers, 768 of 1024 blocks)"
 
 
 def test_a_long_table_says_that_there_is_more() -> None:
@@ -148,7 +148,7 @@ def test_pictures_of_any_size(tmp_path: Path, n_partitions: int) -> None:
     assert "0 map[0] lookup" in text
     assert "1 zip[0] lookup" in text
     assert "offset in the variable (KiB)" in text
-    assert "region 5, version 4, 48.0 KiB" in text
+    assert "variable 5, version 4, 48.0 KiB" in text
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_of_a_variable(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
         ("0 map", 3, [1, 2, 40])
     ]
     assert found.n_blocks == ref._length_bytes // 4096
-    assert f"region {ref._region}, version 0" in str(found)
+    assert f"variable {ref._region}, version 0" in str(found)
     assert pixels(tmp_path / "reads.png").std() > 0
     small = clamor.put(5)
     said = said._replace(partition=4, reads=((small._region, 0, None),))

@@ -111,7 +111,7 @@ def test_an_address_clash_names_both(clamor_cluster: ClamorCluster) -> None:
     ref = clamor.put(np.arange(100_000))
     said, address, total = clamor_cluster.run(get_where_something_lies, [ref])
     assert address in said
-    assert f"region {ref._region}" in said
+    assert f"variable {ref._region}" in said
     assert total == 4_999_950_000
     clamor.free(ref)
 

@@ -119,7 +119,7 @@ def test_no_message_takes_a_text_that_may_be_empty() -> None:
 @pytest.mark.parametrize(
     ("refusal", "meaning"),
     [
-        (refusals.NoSuchRegion("region 7"), errors.FreedError),
+        (refusals.NoSuchRegion("variable 7"), errors.FreedError),
         (refusals.IllegalTransition("it ends"), errors.FreedError),
         (refusals.NoSuchServer("server 7"), errors.ServerUnavailableError),
         (refusals.NoAddresses("no gap"), errors.OutOfMemoryError),

@@ -44,7 +44,7 @@ def test_each_code_has_its_exception(name: str, code: int) -> None:
     assert type(error) is not errors.InternalError
     assert error.code == code
     assert error.hint
-    assert "region 7" in str(error)
+    assert "variable 7" in str(error)
     assert "version" not in error.message.partition("(region")[2]
     assert "mmap: reason" in str(error)
 
@@ -60,7 +60,7 @@ def test_a_limit_of_maps_is_not_a_want_of_memory() -> None:
     assert type(limit) is errors.OutOfMemoryError
     assert "vm.max_map_count" in limit.hint
     assert "larger node" not in limit.hint
-    ours = _native.error_for(code, "MADV_DONTFORK of region 7: Cannot allocate memory")
+    ours = _native.error_for(code, "MADV_DONTFORK of variable 7: Cannot allocate memory")
     assert ours.hint == limit.hint
     memory = _native.error_for(code, "writing to a home: No space left on device")
     assert "larger node" in memory.hint
@@ -93,7 +93,7 @@ def test_what_the_server_says_is_said_once() -> None:
     detail = "the page server says: the blocks of that version are kept no longer"
     error = _native.error_for(_native.PC_ERR_EXPIRED, detail, region=3, version=1)
     assert error.message == (
-        "The blocks of this version of the global variable are kept no longer (region 3, version "
+        "The blocks of this version of the global variable are kept no longer (variable 3, version "
         "1), says the page server."
     )
     assert "no room for 7" in _native.error_for(-2, "no room for 7").message

@@ -494,7 +494,7 @@ def test_a_map_travels_as_its_reference(clamor_cluster: ClamorCluster) -> None:
     assert again.ref == m.ref
     assert again.version == m.version == 0
     np.testing.assert_array_equal(again.get(keys), np.sqrt(keys))
-    assert "region " in repr(m)
+    assert "variable " in repr(m)
 
     some = keys[::1000]
     name, found, n = clamor_cluster.run(_look, m, some)

@@ -19,9 +19,11 @@ from ray.exceptions import ActorDiedError
 
 import clamor_ray
 from clamor_ray import errors
+from clamor_ray._labels import label
 from clamor_ray._native import client as _native
 from clamor_ray._native.base import PC_ERR_HOME_LOST
 from clamor_ray._protocol.messages import Write
+from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
 from clamor_ray.actors.registry.ray_homes import RayHomes
 
@@ -39,13 +41,15 @@ IN_PYTHON = {
     ],
     ("actors/commits/commits.py", "Commits._check_home"): ["{about}"],
     # Of versions that are kept or let go: no blocks were asked for. It ends in the registry's log.
-    ("actors/lineage/lineage_service.py", "LineageService._retain_watched"): ["region {"],
+    ("actors/lineage/lineage_service.py", "LineageService._retain_watched"): [
+        "{', '.join(map(self._label, floors))}"
+    ],
     ("actors/registry/ray_homes.py", "RayHomes._call"): ["{about}"],  # with blocks, below
     ("actors/lost_homes/rebuilds.py", "Rebuilds._is_lost"): [
-        "Region {record.region} is lost: {why}, and {said}"
+        "{capital(self._log.label(record.region))} is lost: {why}, and {said}"
     ],
     ("actors/lost_homes/lost_blocks.py", "LostBlocks.error"): [
-        "Blocks of region {region} are lost: {said}"
+        "Blocks of {label} are lost: {said}"
     ],
 }
 # The same in C, with a text.
@@ -208,7 +212,7 @@ def test_what_a_call_on_a_mapping_says(name: str) -> None:
     }
     with pytest.raises(errors.HomeLostError) as caught:
         calls[name]()
-    assert "region 7, version 2" in caught.value.message
+    assert "variable 7, version 2" in caught.value.message
     assert "mapping" not in caught.value.message
     blocks = {
         "prefetch": "blocks 3-5, 9)",
@@ -222,7 +226,7 @@ def test_what_a_call_on_a_mapping_says(name: str) -> None:
 def test_what_opening_one_says() -> None:
     with pytest.raises(errors.HomeLostError) as caught:
         LosingClient().map(9, 4, 1 << 44, 3 << 12)
-    assert "(region 9, version 4, blocks among 0-2)" in caught.value.message
+    assert "(variable 9, version 4, blocks among 0-2)" in caught.value.message
 
 
 SAYS = "the page server says: "
@@ -234,12 +238,12 @@ SAYS = "the page server says: "
         (SAYS + "server 0x2 is lost, and no other has them", "server 0x2 is lost, and no other"),
         (SAYS + "server 0x2 does not have them", "server 0x2 does not have them"),
         (SAYS + "no server has it", "this node's page server knows none that has them"),
-        ("version 1 of region 7 was never staged here", "was never staged here"),
+        ("version 1 of variable 7 was never staged here", "was never staged here"),
     ],
 )
 def test_it_says_what_is_known_and_no_more(detail: str, known: str) -> None:
     said = _native.error_for(PC_ERR_HOME_LOST, detail, region=7, version=2, blocks="3").message
-    assert said.startswith("Blocks of the global variable are missing (region 7, version 2, ")
+    assert said.startswith("Blocks of the global variable are missing (variable 7, version 2, ")
     assert known in said
     assert "gone" not in said
 
@@ -263,7 +267,7 @@ def test_few_mappings_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 HOME_ID = 0x2A
 MANY = BitMap(range(0, 40, 2))
-MANY_SAID = "blocks 0, 2, 4, 6, 8, 10, ... (20 in all) of region 7"
+MANY_SAID = "blocks 0, 2, 4, 6, 8, 10, ... (20 in all) of variable 7"
 
 
 def writing(blocks: BitMap) -> Write:
@@ -273,13 +277,14 @@ def writing(blocks: BitMap) -> Write:
 @pytest.mark.parametrize(
     ("blocks", "said"),
     [
-        (BitMap([3, 4, 5, 9]), "blocks 3-5, 9 of region 7"),
+        (BitMap([3, 4, 5, 9]), "blocks 3-5, 9 of variable 7"),
         (MANY, MANY_SAID),
-        (BitMap(), "to region 7 cannot be made"),  # only its plan changes
+        (BitMap(), "to variable 7 cannot be made"),  # only its plan changes
     ],
 )
 def test_what_a_commit_to_a_lost_home_says(blocks: BitMap, said: str) -> None:
     commits = object.__new__(Commits)
+    commits._log = CommitLog()
     commits._homes = SimpleNamespace(why_lost=lambda home: "its node is dead")  # type: ignore[assignment]
     with pytest.raises(errors.HomeLostError) as caught:
         commits._check_home(HOME_ID, writing(blocks))
@@ -312,6 +317,7 @@ def test_what_a_call_about_blocks_says(call: Callable[[RayHomes], Awaitable[Any]
     lost: list[int] = []
     homes = object.__new__(RayHomes)
     homes._handles = {HOME_ID: DeadActor()}
+    homes._label = label
     homes._lose = lambda home, why: lost.append(home)
 
     async def ask() -> None:

@@ -48,7 +48,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Any:
     return FakeSession()
 
 
-REF: Any = SimpleNamespace(_scope="scope", _region=7)
+REF: Any = SimpleNamespace(_scope="scope", _region=7, _label="variable 'index'")
 
 
 def warned(session: Any, loss: int, action: Any = "always") -> list[Any]:
@@ -62,7 +62,7 @@ def test_once_for_each_loss(session: Any) -> None:
     (warning,) = warned(session, 5)
     assert isinstance(warning, errors.LostBlocksWarning)
     assert isinstance(warning, errors.ClamorWarning)
-    assert "region 7" in str(warning)
+    assert "variable 'index'" in str(warning)
     assert "3 of 100 blocks (3-4, 9)" in str(warning)
     assert "Its home is lost" in str(warning)
     assert "Put it again." in str(warning)

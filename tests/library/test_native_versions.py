@@ -81,7 +81,7 @@ def test_an_unsealed_region_cannot_be_mapped(pair: Pair) -> None:
     mapping = pair.client.build(REGION, BASE, LENGTH)
     with pytest.raises(errors.FreedError, match="not sealed"):
         pair.client.map(REGION, 0, BASE, LENGTH)
-    with pytest.raises(errors.AddressClashError, match="region 7"):
+    with pytest.raises(errors.AddressClashError, match="variable 7"):
         pair.client.build(REGION, BASE, LENGTH)
     pair.client.unmap(mapping.id)
     again = pair.client.build(REGION, BASE, LENGTH)  # it was abandoned

@@ -18,6 +18,7 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
+from clamor_ray._labels import capital, label
 from clamor_ray._objects import memory
 from clamor_ray._objects.global_array import GlobalArray
 from clamor_ray._objects.layout import Plan, take_apart
@@ -41,8 +42,20 @@ def inline(obj: Any) -> GlobalRef[Any]:
 
 
 def test_repr() -> None:
-    assert repr(REF) == "GlobalRef(object, 1.2 GiB, region 7 version 1)"
+    assert repr(REF) == "GlobalRef(object, 1.2 GiB, variable 7 version 1)"
     assert repr(inline(17)) == "GlobalRef(int, 5 B, inline version 0)"
+    named = REF._with(REF._state, frozen=False)
+    named._name = "index"
+    assert repr(named) == "GlobalRef('index', object, 1.2 GiB, variable 7 version 1)"
+
+
+def test_label() -> None:
+    named = inline(17)
+    assert (REF._label, named._label) == ("variable 7", "inline variable")
+    named._name = "it's"
+    assert named._label == 'variable "it\'s"'
+    assert (label(3), label(3, "index")) == ("variable 3", "variable 'index'")
+    assert capital(label(3, "index")) == "Variable 'index'"
 
 
 def test_a_reference_shows_a_small_face() -> None:

@@ -118,10 +118,12 @@ class Process:
         self.session, self.client = FakeSession(), FakeClient()
         self.ends = _task_ends.TaskEnds()
 
-    def open(self, region: int = 7, version: int = 3, loss: int = 5) -> None:
+    def open(
+        self, region: int = 7, version: int = 3, loss: int = 5, name: str | None = None
+    ) -> None:
         client: Any = self.client
         session: Any = self.session
-        ref: Any = SimpleNamespace(_region=region, version=version)
+        ref: Any = SimpleNamespace(_region=region, version=version, name=name)
         self.ends.check(session, ref, self.ends.note(client), loss)
 
 
@@ -137,7 +139,7 @@ def test_what_was_lost_is_raised_with_the_touch(process: Process) -> None:
         with pytest.raises(errors.HomeLostError) as caught:
             process.open()
         assert "2 of 9 blocks are lost." in str(caught.value)
-        assert "region 7 version 3 block 20" in str(caught.value)
+        assert "variable 7 version 3 block 20" in str(caught.value)
         assert str(caught.value).endswith("Do this.")
         assert caught.value.code == PC_ERR_HOME_LOST
     assert len(process.session.asked) == 1
@@ -145,14 +147,16 @@ def test_what_was_lost_is_raised_with_the_touch(process: Process) -> None:
 
 def test_where_the_registry_does_not_say_why_it_is_lost(process: Process) -> None:
     process.session.end = LOST
-    with pytest.raises(errors.HomeLostError, match="region 7 version 3 block 20"):
+    with pytest.raises(errors.HomeLostError, match="variable 7 version 3 block 20"):
         process.open()
 
 
 def test_what_was_kept_no_longer_is_raised(process: Process) -> None:
     process.session.end = EXPIRED
-    with pytest.raises(errors.SnapshotExpired, match="region 7 version 3 block 20"):
+    with pytest.raises(errors.SnapshotExpired, match="variable 7 version 3 block 20"):
         process.open(loss=0)
+    with pytest.raises(errors.SnapshotExpired, match="variable 'index' version 3 block 20"):
+        process.open(loss=0, name="index")
 
 
 def test_other_variables_and_versions_are_opened(process: Process) -> None:

@@ -136,10 +136,24 @@ def test_variables_are_listed(clamor_cluster: ClamorCluster) -> None:
     assert [i.name for i in listed if i.region == nameless._region] == [None]
     stats = clamor.stats()
     assert stats.names == {ref._region: "listed", small._region: "small"}
-    assert f"region {ref._region} is 'listed'" in str(stats)
-    assert str(clamor.read_report(ref)).startswith("listed, version 1")
-    assert repr(clamor.read_report(small)).startswith("Reads(small, ")
+    assert f"variable {ref._region} is 'listed'" in str(stats)
+    assert str(clamor.read_report(ref)).startswith("variable 'listed', version 1")
+    assert repr(clamor.read_report(small)).startswith("Reads(variable 'small', ")
     clamor.free(nameless)
+
+
+@pytest.mark.parametrize("obj", [np.zeros(10_000), np.zeros(3)], ids=["region", "inline"])
+def test_errors_say_the_name(clamor_cluster: ClamorCluster, obj: np.ndarray) -> None:
+    ref = clamor.put(obj, name="contended")
+    old = ref.snapshot()
+    clamor.add_at(ref, [0], 1.0)
+    with (
+        pytest.raises(errors.CommitConflict, match="ariable 'contended'"),
+        clamor.update(old) as x,
+    ):
+        x[0] = 2.0
+    with pytest.raises(errors.NoVersionError, match="version 9 of variable 'contended'"):
+        ref.at(9)
 
 
 def test_names_outlive_the_registry(clamor_cluster: ClamorCluster) -> None:

@@ -87,8 +87,8 @@ def test_versions_travel(travel: Any, frozen: bool) -> None:
 
 
 def test_repr_says_what_it_is() -> None:
-    assert repr(a_ref(3)) == "GlobalRef(object, 15.6 KiB, region 7 version 3)"
-    assert repr(a_ref(3).snapshot()) == "GlobalRef(object, 15.6 KiB, region 7 version 3, frozen)"
+    assert repr(a_ref(3)) == "GlobalRef(object, 15.6 KiB, variable 7 version 3)"
+    assert repr(a_ref(3).snapshot()) == "GlobalRef(object, 15.6 KiB, variable 7 version 3, frozen)"
 
 
 def test_snapshots_never_move() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from pyroaring import BitMap
 
-from clamor_ray._read.ref import GlobalRef
 from clamor_ray.collection.explain.shown_stage import ShownStage
 from clamor_ray.collection.options import Options
 from clamor_ray.collection.plan.changes import Targets, is_touched
@@ -75,7 +74,7 @@ def _shown(
     for variable in dict.fromkeys(stage.variables):
         frozen = "" if variable.moves else " (frozen)"
         n_blocks = _n_read(stage, variable, parts)
-        variables.append((name_of(variable.ref) + frozen, variable.ref.version, n_blocks))
+        variables.append((variable.ref._label + frozen, variable.ref.version, n_blocks))
     gone = lost(parts)
     dirty = sum(
         part.number not in gone and is_touched(part.meta.reads, part.as_of, targets)
@@ -103,10 +102,3 @@ def _source_text(node: Node) -> str:
         return f"{source.kind} ({len(source.splits)} partitions)"
     first, last = source.splits[0].describe(), source.splits[-1].describe()
     return f"{source.kind}: {first}" + (f" to {last}" if len(source.splits) > 1 else "")
-
-
-def name_of(ref: GlobalRef[Any]) -> str:
-    """A variable for people."""
-    if ref.name is not None:
-        return ref.name
-    return "variable (inline)" if ref._inline else f"variable {ref._region}"

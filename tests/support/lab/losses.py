@@ -96,8 +96,8 @@ class Fate:
         """Whether it is right, or, with blocks that only the node had, said to be lost."""
         if self.had_blocks == N_BLOCKS:
             return answer == "right"
-        what = rf"Blocks of region {self.ref._region} are lost:"
+        what = rf"Blocks of variable {self.ref._region} are lost:"
         if not self.had_blocks:
-            what = rf"Region {self.ref._region} is lost:"
+            what = rf"Variable {self.ref._region} is lost:"
         said = re.search(what + r".* (\d+) of (\d+) blocks", answer)
         return said is not None and 0 < int(said[1]) <= int(said[2]) - self.had_blocks
