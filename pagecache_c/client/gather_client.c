@@ -95,7 +95,7 @@ static int check(const struct pc__mapping *mapping, const struct pc_rows *rows,
     if (rows->row_bytes == 0 || rows->row_bytes > length ||
         rows->offset_bytes > length - rows->row_bytes)
         return pc__fail(PC_ERR_RANGE, "rows of %" PRIu64 " bytes from %" PRIu64
-                        " on, in a region of %" PRIu64 " bytes",
+                        " on, in a variable of %" PRIu64 " bytes",
                         rows->row_bytes, rows->offset_bytes, length);
     const uint64_t last = rows->stride_bytes == 0
                               ? UINT64_MAX

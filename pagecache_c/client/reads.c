@@ -45,7 +45,7 @@ static int drop_entries(pc_client *client, const struct pc__mapping *mapping)
     const struct pc__trapped *trapped = &mapping->trapped;
     int rc = client->trap.ops->reads_begin(&client->trap, trapped);
     if (!rc && madvise(pc__pointer(trapped->address), trapped->length_bytes, MADV_DONTNEED))
-        rc = pc__fail_errno("MADV_DONTNEED of region %" PRIu64, mapping->region);
+        rc = pc__fail_errno("MADV_DONTNEED of variable %" PRIu64, mapping->region);
     return rc;
 }
 

@@ -39,8 +39,8 @@ int pc__create(pc_client *client, uint64_t region, uint64_t base_address, uint64
     }
     pc__fds_close(call.fds, &call.n_fds);
     return call.fds_lost
-               ? pc__fail(PC_ERR_DESCRIPTORS, "no descriptor for region %" PRIu64, region)
-               : pc__fail(PC_ERR_PROTOCOL, "the page server made region %" PRIu64
+               ? pc__fail(PC_ERR_DESCRIPTORS, "no descriptor for variable %" PRIu64, region)
+               : pc__fail(PC_ERR_PROTOCOL, "the page server made variable %" PRIu64
                                            " and sent no memory", region);
 }
 
@@ -83,7 +83,7 @@ PC_API int pc_client_retire(pc_client *client, uint64_t region, int alone,
     const uint64_t deadline_ns = pc__deadline(timeout_ns);
     struct pc__call call = {0};
     if (!region || n_servers > PC__RETIRE_MOST || (alone && n_servers))
-        return pc__fail(PC_ERR_RANGE, "region %" PRIu64 " and %zu servers", region, n_servers);
+        return pc__fail(PC_ERR_RANGE, "variable %" PRIu64 " and %zu servers", region, n_servers);
     pc__enter(client);
     int rc = pc__call_start(client, PC__CTL_RETIRE, &body, sizeof body, servers,
                             n_servers * sizeof *servers, deadline_ns, &call);

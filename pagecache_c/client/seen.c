@@ -135,7 +135,7 @@ PC_API int pc_client_rows_here(pc_client *client, uint64_t mapping_id, const str
         rows->offset_bytes > length - rows->row_bytes ||
         (n_rows - 1) > (length - rows->row_bytes - rows->offset_bytes) /
                            (rows->stride_bytes ? rows->stride_bytes : 1)) {
-        rc = pc__fail(PC_ERR_RANGE, "rows that do not lie in the region");
+        rc = pc__fail(PC_ERR_RANGE, "rows that do not lie in the variable");
     } else {
         rc = 1;
         for (uint64_t i = 0; i < n_ids && rc == 1; i++)

@@ -29,7 +29,7 @@ static int use_private(pc_client *client, uint64_t id, struct pc__mapping **out)
 {
     int rc = pc__use(client, id, out);
     if (!rc && !pc__is_private(*out)) {
-        rc = pc__fail(PC_ERR_RANGE, "region %" PRIu64 " is mapped to be read: only a private "
+        rc = pc__fail(PC_ERR_RANGE, "variable %" PRIu64 " is mapped to be read: only a private "
                       "mapping has blocks of its own", (*out)->region);
         pc__unuse(client, *out);
     }
@@ -57,10 +57,10 @@ static int blank_run(const struct pc__mapping *mapping, const struct pc_run *run
     const size_t n_bytes = run->n_blocks << PC_BLOCK_SHIFT;
     if (mmap(at, n_bytes, PROT_READ | PROT_WRITE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED)
-        return pc__fail_errno("mmap of %" PRIu64 " blocks of region %" PRIu64
+        return pc__fail_errno("mmap of %" PRIu64 " blocks of variable %" PRIu64
                               " (ENOMEM: see vm.max_map_count)", run->n_blocks, mapping->region);
     if (madvise(at, n_bytes, MADV_DONTFORK))
-        return pc__fail_errno("MADV_DONTFORK of region %" PRIu64, mapping->region);
+        return pc__fail_errno("MADV_DONTFORK of variable %" PRIu64, mapping->region);
     (void)madvise(at, n_bytes, MADV_DONTDUMP);
     memset(at, 0, n_bytes);
     return PC_OK;
@@ -202,7 +202,7 @@ PC_API int pc_client_resolve(pc_client *client, uint64_t mapping_id, uint64_t co
     const struct pc__ctl_stage message = {.region = region, .commit_id = commit_id,
                                           .version = version, .mapping_id = mapping_id};
     if (commit_id == 0 || region == 0)
-        return pc__fail(PC_ERR_RANGE, "commit %" PRIu64 " of region %" PRIu64, commit_id, region);
+        return pc__fail(PC_ERR_RANGE, "commit %" PRIu64 " of variable %" PRIu64, commit_id, region);
     pc__enter(client);
     pthread_mutex_lock(&client->lock);
     int rc = pc__call_refused(client);

@@ -34,7 +34,7 @@ void pc__siglog_hex(struct pc__siglog *line, uint64_t number)
 
 void pc__siglog_block(struct pc__siglog *line, uint64_t region, uint64_t version, uint64_t block)
 {
-    pc__siglog_text(line, "region ");
+    pc__siglog_text(line, "variable ");
     pc__siglog_number(line, region);
     pc__siglog_text(line, " version ");
     pc__siglog_number(line, version);

@@ -20,7 +20,7 @@ struct pc__siglog {
 void pc__siglog_text(struct pc__siglog *line, const char *text);
 void pc__siglog_number(struct pc__siglog *line, uint64_t number);
 void pc__siglog_hex(struct pc__siglog *line, uint64_t number);
-/* "region R version V block B" */
+/* "variable R version V block B" */
 void pc__siglog_block(struct pc__siglog *line, uint64_t region, uint64_t version, uint64_t block);
 /* Writes the line to stderr with one write(2). */
 void pc__siglog_write(struct pc__siglog *line);

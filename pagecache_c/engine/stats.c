@@ -151,7 +151,7 @@ PC_API int pc_engine_histogram(pc_engine *engine, uint64_t id, int which, uint32
 {
     struct pc__region *region = pc__region_get(engine, id);
     if (!region)
-        return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
+        return pc__fail(PC_ERR_NO_REGION, "variable %llu", (unsigned long long)id);
     memset(buckets, 0, n_buckets * sizeof *buckets);
     pthread_mutex_lock(&region->lock);
     const struct pc__generation *g = NULL; /* the fullest */

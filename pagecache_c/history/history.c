@@ -218,7 +218,7 @@ static int find_records(const struct pc__history *history, uint64_t region, uint
     const uint64_t floor = pc__index_floor(found, before);
     if (version < floor)
         return pc__fail(PC_ERR_EXPIRED,
-                        "region %llu version %llu: the oldest that is kept is %llu",
+                        "variable %llu version %llu: the oldest that is kept is %llu",
                         (unsigned long long)region, (unsigned long long)version,
                         (unsigned long long)floor);
     *records = pc__index_at(found, version);

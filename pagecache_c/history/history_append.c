@@ -177,7 +177,7 @@ static int append_skip(struct pc__history *history, uint64_t region, uint64_t ve
         free(record);
     return rc == PC_OK ? PC_OK
                        : pc__fail(PC_ERR_NO_MEMORY,
-                                  "a note in the history of region %llu: try again later",
+                                  "a note in the history of variable %llu: try again later",
                                   (unsigned long long)region);
 }
 

@@ -111,7 +111,7 @@ void pc__history_log_retained(struct pc__history *history, uint64_t region, uint
         return;
     floor->has_logged = true;
     snprintf(text, sizeof text,
-             "region %llu: versions %llu to %llu, which live collections may need, are kept no "
+             "variable %llu: versions %llu to %llu, which live collections may need, are kept no "
              "longer, and more may follow: %s",
              (unsigned long long)region, (unsigned long long)floor->version,
              (unsigned long long)version, why);

@@ -368,7 +368,7 @@ def test_a_lost_home_is_told_to_all_who_wait(lab: LocalCluster) -> None:
         for trap, process in processes.items():
             assert process.returncode == EXIT_NO_DATA, (trap, messages[trap])
             block = opened._length_bytes // 2 // BLOCK
-            assert f"region {opened._region} version 0 block {block}" in messages[trap]
+            assert f"variable {opened._region} version 0 block {block}" in messages[trap]
             # Its new home is asked, which has what this node had read; or nobody.
             assert "no page server that is known has the blocks" in messages[trap]
             assert re.search(r"server 0x[0-9a-f]+ (is lost|does not have)", messages[trap])

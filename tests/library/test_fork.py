@@ -272,7 +272,7 @@ def test_a_child_that_cannot_attach_ends(
     for child in (absent, present):
         assert child.result is None
         assert child.status not in (0, 99), child
-        assert f"clamor: region {ref._region} version 0 block" in child.stderr
+        assert f"clamor: variable {ref._region} version 0 block" in child.stderr
         assert "this process ends" in child.stderr
         assert "fork" in child.stderr
     assert own == array.sum()
@@ -291,5 +291,5 @@ def test_a_private_copy_is_not_inherited(clamor_cluster: ClamorCluster, trap: st
     assert own == 300
     assert child.result is None
     assert child.status not in (0, 99), child
-    assert f"clamor: region {ref._region} version 0 block" in child.stderr
+    assert f"clamor: variable {ref._region} version 0 block" in child.stderr
     clamor.free(ref)

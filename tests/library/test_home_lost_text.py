@@ -54,9 +54,9 @@ IN_PYTHON = {
 }
 # The same in C, with a text.
 IN_C = {
-    ("definitions.c", "pc_engine_define_region"): "region %llu",
-    ("layer.c", "publish"): "region %llu",
-    ("rebuild.c", "pc__rebuild_become_home"): "region %llu",
+    ("definitions.c", "pc_engine_define_region"): "variable %llu",
+    ("layer.c", "publish"): "variable %llu",
+    ("rebuild.c", "pc__rebuild_become_home"): "variable %llu",
     # Of a whole keeper, and so of no region: what it was not given yet it does not know, so nobody
     # can name blocks here. Only its page server hears it, says so in its log, and joins again as
     # another one; the registry then names the regions and blocks that are lost by that.

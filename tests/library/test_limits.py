@@ -128,7 +128,7 @@ client.close()
 
 def test_an_address_clash_names_both(server: Server) -> None:
     said = run_python(_CLASH, server.name, BASE, LENGTH)
-    assert f"region 1 must be mapped at {BASE:#x}-{BASE + LENGTH:#x}" in said
+    assert f"variable 1 must be mapped at {BASE:#x}-{BASE + LENGTH:#x}" in said
     assert "/etc/passwd" in said
     assert f"{BASE + 4096:x}" in said
 

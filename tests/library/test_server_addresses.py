@@ -53,7 +53,7 @@ def client() -> Iterator[_native.Client]:
 
 
 def check(refused: errors.ClamorError, region: int) -> None:
-    assert f"region {region}" in refused.message
+    assert f"variable {region}" in refused.message
     assert "at the page server of this node: mmap of a " in refused.message
     assert "vm.max_map_count" in refused.hint
     assert "larger node" not in str(refused)

@@ -186,11 +186,11 @@ static int clash(const struct pc__mapping *mapping, uint64_t base)
     what_is_there(base, end, there, sizeof there);
     if (!pc__range_overlaps(base, end, &range) || range.region != mapping->region)
         return pc__fail(PC_ERR_CLASH,
-                        "region %" PRIu64 " must be mapped at %#" PRIx64 "-%#" PRIx64
+                        "variable %" PRIu64 " must be mapped at %#" PRIx64 "-%#" PRIx64
                         ", where this process has: %s", mapping->region, base, end, there);
     return pc__fail(PC_ERR_CLASH,
-                    "region %" PRIu64 " version %" PRIu64 " must be mapped at %#" PRIx64 "-%#" PRIx64
-                    ", where this process has %sversion %" PRIu64 " of it: %s",
+                    "variable %" PRIu64 " version %" PRIu64 " must be mapped at %#" PRIx64
+                    "-%#" PRIx64 ", where this process has %sversion %" PRIu64 " of it: %s",
                     mapping->region, mapping->version, base, end,
                     range.flags & PC_MAP_PRIVATE ? "a private copy of " : "", range.version, there);
 }
@@ -228,10 +228,10 @@ int pc__mapping_lay(pc_client *client, const struct pc__mapping *mapping, int fd
     int share = pc__is_private(mapping) ? MAP_PRIVATE : MAP_SHARED;
     if (mmap(at, trapped->length_bytes, prot, share | MAP_FIXED | MAP_NORESERVE, fd, 0) ==
         MAP_FAILED)
-        return pc__fail_errno("mmap of region %" PRIu64, mapping->region);
+        return pc__fail_errno("mmap of variable %" PRIu64, mapping->region);
     pc__huge_pages_refuse(at, trapped->length_bytes);
     if (madvise(at, trapped->length_bytes, MADV_DONTFORK))
-        return pc__fail_errno("MADV_DONTFORK of region %" PRIu64, mapping->region);
+        return pc__fail_errno("MADV_DONTFORK of variable %" PRIu64, mapping->region);
     (void)madvise(at, trapped->length_bytes, MADV_DONTDUMP); /* a dump would fetch all of it */
     const struct pc__range_view range = {
         .begin = trapped->address,
@@ -249,11 +249,11 @@ int pc__mapping_check_memory(const struct pc__mapping *mapping, int fd, uint64_t
 {
     struct stat st;
     if (fstat(fd, &st))
-        return pc__fail_errno("fstat of region %" PRIu64, mapping->region);
+        return pc__fail_errno("fstat of variable %" PRIu64, mapping->region);
     if ((uint64_t)st.st_ino == inode && (uint64_t)st.st_size == mapping->trapped.length_bytes)
         return PC_OK;
     return pc__fail(PC_ERR_PROTOCOL,
-                    "the page server's memory of region %" PRIu64 " is %" PRIu64
+                    "the page server's memory of variable %" PRIu64 " is %" PRIu64
                     " bytes long and should be %" PRIu64,
                     mapping->region, (uint64_t)st.st_size, mapping->trapped.length_bytes);
 }
@@ -314,7 +314,8 @@ static int use_found(pc_client *client, uint64_t id, struct pc__mapping **out)
     if (!mapping || mapping->state == PC__MAPPING_OPENING || !mapping->users)
         return pc__fail(PC_ERR_NO_REGION, "no mapping %" PRIu64 " in this process", id);
     if (mapping->state == PC__MAPPING_GUARDED)
-        return pc__fail(PC_ERR_FORKED, "region %" PRIu64 " did not survive fork", mapping->region);
+        return pc__fail(PC_ERR_FORKED, "variable %" PRIu64 " did not survive fork",
+                        mapping->region);
     if (mapping->is_building)
         return pc__fail(PC_ERR_NO_REGION, "region %" PRIu64 " is being built and is not sealed yet",
                         mapping->region);
@@ -366,7 +367,7 @@ int pc__runs_check(const struct pc__mapping *mapping, const struct pc_run *runs,
         if (runs[i].n_blocks == 0 || runs[i].first_block >= n_blocks ||
             runs[i].n_blocks > n_blocks - runs[i].first_block)
             return pc__fail(PC_ERR_RANGE, "run %zu, %" PRIu64 " blocks at %" PRIu64
-                            ", is not inside the region's %" PRIu64 " blocks",
+                            ", is not inside the variable's %" PRIu64 " blocks",
                             i, runs[i].n_blocks, runs[i].first_block, n_blocks);
     return PC_OK;
 }
@@ -398,10 +399,10 @@ int pc__mapping_lease(pc_client *client, struct pc__mapping *mapping, uint64_t d
         if (rc)
             return rc;
         if (mapping->is_leased && call->fds_lost)
-            return pc__fail(PC_ERR_DESCRIPTORS, "no descriptor for region %" PRIu64,
+            return pc__fail(PC_ERR_DESCRIPTORS, "no descriptor for variable %" PRIu64,
                             mapping->region);
         if (mapping->is_leased)
-            return pc__fail(PC_ERR_PROTOCOL, "the page server opened region %" PRIu64
+            return pc__fail(PC_ERR_PROTOCOL, "the page server opened variable %" PRIu64
                             " and sent no memory", mapping->region);
     }
 }
@@ -458,14 +459,14 @@ static int share(pc_client *client, const struct pc__mapping *wanted, uint64_t b
         if (!found)
             return 0;
         if (found->state == PC__MAPPING_GUARDED)
-            return pc__fail(PC_ERR_FORKED, "region %" PRIu64 " did not survive fork",
+            return pc__fail(PC_ERR_FORKED, "variable %" PRIu64 " did not survive fork",
                             found->region);
         if (found->is_building)
             return pc__fail(PC_ERR_NO_REGION, "region %" PRIu64
                             " is being built here and is not sealed yet", found->region);
         if (found->trapped.length_bytes != wanted->trapped.length_bytes)
             return pc__fail(PC_ERR_EXISTS,
-                            "region %" PRIu64 " is mapped here with %" PRIu64
+                            "variable %" PRIu64 " is mapped here with %" PRIu64
                             " bytes, and %" PRIu64 " bytes were asked for",
                             found->region, found->trapped.length_bytes,
                             wanted->trapped.length_bytes);
@@ -475,7 +476,7 @@ static int share(pc_client *client, const struct pc__mapping *wanted, uint64_t b
             return 1;
         }
         if (pc__clock_ns() >= deadline_ns)
-            return pc__fail(PC_ERR_TIMEOUT, "another thread is mapping region %" PRIu64,
+            return pc__fail(PC_ERR_TIMEOUT, "another thread is mapping variable %" PRIu64,
                             found->region);
         pc__changed_wait(client, deadline_ns);
     }
@@ -502,7 +503,7 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
         return pc__fail(PC_ERR_NO_TRAP, "this process's SIGSEGV handler cannot be replaced");
     struct pc__mapping *mapping = pc__mapping_new(region);
     if (!mapping)
-        return pc__fail(PC_ERR_NO_MEMORY, "a mapping of region %" PRIu64, region);
+        return pc__fail(PC_ERR_NO_MEMORY, "a mapping of variable %" PRIu64, region);
     mapping->version = version;
     mapping->trapped.length_bytes = length_bytes;
     mapping->trapped.flags = flags;
@@ -544,7 +545,8 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
     if (!rc)
         rc = pc__call_refused(client);
     if (!rc && mapping->error)
-        rc = pc__fail(mapping->error, "the page server restarted without region %" PRIu64, region);
+        rc = pc__fail(mapping->error, "the page server restarted without variable %" PRIu64,
+                      region);
     if (rc) {
         pc__mapping_take_down(client, mapping);
     } else {

@@ -25,7 +25,8 @@ struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind 
 void pc__keep_refused(void *engine, int rc, const struct pc__kept *what)
 {
     pc__engine_event(engine, PC_EVENT_LOG, rc, what->region, 0,
-                     "the keeper was not given a part of region %llu: a crash of this server would lose it: %s",
+                     "the keeper was not given a part of variable %llu: a crash of this server would "
+                     "lose it: %s",
                      (unsigned long long)what->region, pc_strerror(rc));
 }
 

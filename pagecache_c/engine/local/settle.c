@@ -42,7 +42,7 @@ static int note(struct pc__settling *settling, int memfd, const struct pc__regio
 {
     struct stat st;
     if (fstat(memfd, &st))
-        return pc__fail_errno("fstat of a memfd of region %llu", (unsigned long long)region->id);
+        return pc__fail_errno("fstat of a memfd of variable %llu", (unsigned long long)region->id);
     if (settling->n_noted == settling->capacity) {
         const size_t capacity = settling->capacity ? settling->capacity * 2 : 64;
         struct pc__noted *grown = realloc(settling->noted, capacity * sizeof *grown);
@@ -143,8 +143,8 @@ static void say_ended(struct pc_engine *engine, const struct pc__process *proces
                       const struct pc__noted *noted)
 {
     pc__engine_event(engine, PC_EVENT_LOG, PC_ERR_TIMEOUT, noted->region, engine->server_id,
-                     "process %d, which maps version %llu of region %llu, is ended: it was stopped, or had "
-                     "no time, for %.1f s while this page server was restarted; its memory would move "
+                     "process %d, which maps version %llu of variable %llu, is ended: it was stopped, "
+                     "or had no time, for %.1f s while this page server was restarted; its memory would move "
                      "under it. Ray retries its task",
                      (int)process->pid, (unsigned long long)noted->version,
                      (unsigned long long)noted->region,

@@ -165,7 +165,7 @@ PC_API int pc_engine_pull(pc_engine *engine, uint64_t region, uint64_t commit_id
         pc__region_put(engine, home);
     }
     if (behind)
-        return pc__fail(PC_ERR_TIMEOUT, "the home of region %llu has commits to apply first",
+        return pc__fail(PC_ERR_TIMEOUT, "the home of variable %llu has commits to apply first",
                         (unsigned long long)region);
     struct pc__pull *pull = calloc(1, sizeof *pull);
     if (!pull)

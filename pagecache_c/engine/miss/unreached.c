@@ -122,7 +122,7 @@ void pc__unreached_error_text(struct pc_engine *engine, uint64_t server_id, uint
                  (unsigned long long)server_id, seconds_since(at->since_ns, now_ns), at->cause);
     else if (unknown && is_recent(engine, unknown, now_ns))
         snprintf(text, text_bytes,
-                 "server 0x%llx answers, for %llu s, that it does not know the region; no other is "
+                 "server 0x%llx answers, for %llu s, that it does not know the variable; no other is "
                  "known to have it",
                  (unsigned long long)server_id, seconds_since(unknown->since_ns, now_ns));
     else

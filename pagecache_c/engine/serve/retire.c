@@ -61,15 +61,15 @@ static int judge(const struct pc__region *region, uint64_t from)
     case PC__REGION_READY:
         if (!from || is_home(region, from))
             return 1;
-        return pc__fail(PC_ERR_DENIED, "server %016llx is not the home of region %llu",
+        return pc__fail(PC_ERR_DENIED, "server %016llx is not the home of variable %llu",
                         (unsigned long long)from, (unsigned long long)region->id);
     case PC__REGION_CREATING:
-        return pc__fail(PC_ERR_NO_REGION, "region %llu is not sealed yet",
+        return pc__fail(PC_ERR_NO_REGION, "variable %llu is not sealed yet",
                         (unsigned long long)region->id);
     default:
         if (!region->asked_region)
             return 0;
-        return pc__fail(PC_ERR_TIMEOUT, "region %llu is being looked up",
+        return pc__fail(PC_ERR_TIMEOUT, "variable %llu is being looked up",
                         (unsigned long long)region->id);
     }
 }
@@ -217,7 +217,7 @@ static int tell_others(struct pc__session *session, const struct pc__ctl_message
     struct pc_engine *engine = session->loop->engine;
     struct retiring *retiring = calloc(1, sizeof *retiring);
     if (!retiring)
-        return pc__fail(PC_ERR_NO_MEMORY, "a region that is freed");
+        return pc__fail(PC_ERR_NO_MEMORY, "a variable that is freed");
     *retiring = (struct retiring){.loop = session->loop,
                                   .session_id = session->id,
                                   .until_ns = pc__now_ns() + ANSWER_NS,
@@ -236,7 +236,7 @@ static int tell_others(struct pc__session *session, const struct pc__ctl_message
     pthread_mutex_unlock(&engine->retiring.lock);
     if (full) {
         free(retiring);
-        return pc__fail(PC_ERR_NO_MEMORY, "%u regions that are freed", MOST_RETIRING);
+        return pc__fail(PC_ERR_NO_MEMORY, "%u variables that are freed", MOST_RETIRING);
     }
     for (int i = 0; i < engine->n_loops; i++) {
         const struct pc__mail mail = {.run = pc__served_retire, .a = head->region, .b = id};

@@ -563,7 +563,7 @@ static void *run(void *arg)
         pthread_mutex_unlock(&region->lock);
         if (tries_again)
             pc__engine_event(engine, PC_EVENT_LOG, rc, region->id, 0,
-                             "region %llu: a commit cannot be applied yet: %s",
+                             "variable %llu: a commit cannot be applied yet: %s",
                              (unsigned long long)region->id, pc_last_message());
         if (rc < 0)
             pc__region_release(engine, region, rc, 0, false);

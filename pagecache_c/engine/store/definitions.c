@@ -22,7 +22,7 @@ PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_inf
 {
     if (!pc__region_info_valid(info) ||
         n_homes != (info->length_bytes + PC_EXTENT_BYTES - 1) / PC_EXTENT_BYTES)
-        return pc__fail(PC_ERR_RANGE, "region %llu: %zu homes for %llu bytes",
+        return pc__fail(PC_ERR_RANGE, "variable %llu: %zu homes for %llu bytes",
                         (unsigned long long)info->region, n_homes,
                         (unsigned long long)info->length_bytes);
     uint64_t *copy = calloc(n_homes, sizeof *copy);
@@ -44,11 +44,12 @@ PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_inf
     } else if (is_home && !region->home && region->prepared) {
         rc = pc__rebuild_become_home(engine, region);
     } else if (is_home && (!region->home || region->home->base.memfd < 0)) {
-        rc = pc__fail(PC_ERR_HOME_LOST, "region %llu is homed here, and the keeper did not have it",
+        rc = pc__fail(PC_ERR_HOME_LOST,
+                      "variable %llu is homed here, and the keeper did not have it",
                       (unsigned long long)info->region);
     } else if (region->n_blocks && (region->length_bytes != info->length_bytes ||
                                     region->base_address != info->base_address)) {
-        rc = pc__fail(PC_ERR_PROTOCOL, "region %llu differs from what the keeper held",
+        rc = pc__fail(PC_ERR_PROTOCOL, "variable %llu differs from what the keeper held",
                       (unsigned long long)info->region);
     }
     if (!rc && region->state == PC__REGION_UNKNOWN) {
@@ -94,7 +95,8 @@ PC_API int pc_engine_create_shared(pc_engine *engine, const struct pc_region_inf
 {
     *fd = -1;
     if (!pc__region_info_valid(info))
-        return pc__fail(PC_ERR_RANGE, "region %llu: base or length", (unsigned long long)info->region);
+        return pc__fail(PC_ERR_RANGE, "variable %llu: base or length",
+                        (unsigned long long)info->region);
     struct pc__region *region = pc__region_get_or_add(engine, info->region);
     if (!region)
         return pc__fail(PC_ERR_NO_MEMORY, "a region record");
@@ -110,7 +112,7 @@ PC_API int pc_engine_create_shared(pc_engine *engine, const struct pc_region_inf
     }
     pthread_mutex_unlock(&region->lock);
     int rc = fresh ? pc__home_make(engine, region, segments, n_segments, fd)
-                   : pc__fail(PC_ERR_EXISTS, "region %llu", (unsigned long long)info->region);
+                   : pc__fail(PC_ERR_EXISTS, "variable %llu", (unsigned long long)info->region);
     if (fresh && rc && again) { /* the changes stay, for another try */
         pthread_mutex_lock(&region->lock);
         pc__region_goes(region, PC__REGION_GIVE_UP); /* freed meanwhile, it stays so */
@@ -126,7 +128,7 @@ PC_API int pc_engine_seal(pc_engine *engine, uint64_t id)
 {
     struct pc__region *region = pc__region_get(engine, id);
     if (!region)
-        return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
+        return pc__fail(PC_ERR_NO_REGION, "variable %llu", (unsigned long long)id);
     int rc = pc__region_seal(engine, region, false);
     if (!rc)
         pc__region_release(engine, region, PC_OK, 0, false);
@@ -168,7 +170,7 @@ PC_API int pc_engine_set_changes(pc_engine *engine, uint64_t id, uint64_t from_v
     for (size_t i = 0; i < n_runs && !changes.error; i++)
         if (!runs[i].n_blocks || runs[i].first_block >= region->n_blocks ||
             runs[i].n_blocks > region->n_blocks - runs[i].first_block)
-            changes.error = pc__fail(PC_ERR_RANGE, "changes outside of region %llu",
+            changes.error = pc__fail(PC_ERR_RANGE, "changes outside of variable %llu",
                                      (unsigned long long)id);
     if (!changes.error && n_runs) {
         changes.runs = calloc(n_runs, sizeof *runs);

@@ -256,7 +256,7 @@ static void take_published(struct pc_engine *engine, struct pc__region *region)
         }
         if (layer->version == next)
             pc__engine_event(engine, PC_EVENT_LOG, PC_ERR_RANGE, region->id, 0,
-                             "version %llu of region %llu has blocks outside of it",
+                             "version %llu of variable %llu has blocks outside of it",
                              (unsigned long long)next, (unsigned long long)region->id);
         pc__layer_end(engine, layer); /* else it was applied already, before a restart */
     }
@@ -303,7 +303,7 @@ static int publish(struct pc_engine *engine, struct pc__region *region, uint64_t
     int rc = PC_OK;
     if (is_undecided) {
         rc = ask_about(engine, id, commit_id)
-                 ? pc__fail(PC_ERR_NO_REGION, "region %llu is not known here (yet)",
+                 ? pc__fail(PC_ERR_NO_REGION, "variable %llu is not known here (yet)",
                             (unsigned long long)id)
                  : PC_OK;
     } else if (!is_home || !is_new) { /* its home pulled it, or it is known */
@@ -330,7 +330,7 @@ static int publish(struct pc_engine *engine, struct pc__region *region, uint64_t
             *waited_for = region->parked || !pc__link_empty(&region->pending);
             pthread_mutex_unlock(&region->lock);
         } else {
-            rc = pc__fail(PC_ERR_HOME_LOST, "version %llu of region %llu was never staged here",
+            rc = pc__fail(PC_ERR_HOME_LOST, "version %llu of variable %llu was never staged here",
                           (unsigned long long)version, (unsigned long long)id);
         }
     }

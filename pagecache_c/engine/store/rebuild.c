@@ -55,7 +55,7 @@ static int hold(struct pc_engine *engine, struct pc__region *region, uint64_t id
     }
     return held->generation || held->layer
                ? PC_OK
-               : pc__fail(PC_ERR_NO_GENERATION, "version %llu of region %llu",
+               : pc__fail(PC_ERR_NO_GENERATION, "version %llu of variable %llu",
                           (unsigned long long)version, (unsigned long long)id);
 }
 
@@ -210,7 +210,7 @@ static int copy_some(struct pc__region *region, const struct held *held, uint64_
                 : 0;
         rc = k ? read_all(generation->memfd, out, k << PC_BLOCK_SHIFT, at << PC_BLOCK_SHIFT)
                : pc__fail(PC_ERR_NO_GENERATION,
-                          "blocks of version %llu of region %llu are not here any more",
+                          "blocks of version %llu of variable %llu are not here any more",
                           (unsigned long long)version, (unsigned long long)region->id);
     }
     pthread_mutex_unlock(&region->lock);
@@ -335,14 +335,14 @@ static struct pc__home *new_home(struct pc_engine *engine, const struct pc_regio
 static int may_prepare(const struct pc__region *region, const struct pc_region_info *info)
 {
     if (region->forgotten || region->state == PC__REGION_RETIRED)
-        return pc__fail(PC_ERR_NO_REGION, "region %llu was freed",
+        return pc__fail(PC_ERR_NO_REGION, "variable %llu was freed",
                         (unsigned long long)info->region);
     if (region->home || region->state == PC__REGION_CREATING)
-        return pc__fail(PC_ERR_EXISTS, "region %llu is homed here",
+        return pc__fail(PC_ERR_EXISTS, "variable %llu is homed here",
                         (unsigned long long)info->region);
     if (region->n_blocks && (region->length_bytes != info->length_bytes ||
                              region->base_address != info->base_address))
-        return pc__fail(PC_ERR_PROTOCOL, "region %llu differs from what is known here",
+        return pc__fail(PC_ERR_PROTOCOL, "variable %llu differs from what is known here",
                         (unsigned long long)info->region);
     return PC_OK;
 }
@@ -352,7 +352,7 @@ PC_API int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_inf
 {
     *fd = -1;
     if (!pc__region_info_valid(info))
-        return pc__fail(PC_ERR_RANGE, "region %llu: base or length",
+        return pc__fail(PC_ERR_RANGE, "variable %llu: base or length",
                         (unsigned long long)info->region);
     if (n_lost && check_runs(lost, n_lost, info->length_bytes >> PC_BLOCK_SHIFT) < 0)
         return PC_ERR_RANGE;
@@ -391,7 +391,7 @@ static int is_being_filled(const struct pc__region *region, int fd)
     if (fstat(fd, &st))
         return pc__fail_errno("fstat of a home memfd");
     if (!region->prepared || region->prepared_sealed || region->prepared->base.inode != st.st_ino)
-        return pc__fail(PC_ERR_NO_REGION, "region %llu is not being rebuilt by this attempt",
+        return pc__fail(PC_ERR_NO_REGION, "variable %llu is not being rebuilt by this attempt",
                         (unsigned long long)region->id);
     return PC_OK;
 }
@@ -422,7 +422,7 @@ PC_API int pc_engine_rebuild_take(pc_engine *engine, uint64_t id, int fd, uint64
         pthread_mutex_unlock(&region->lock);
     }
     if (!rc && !layer)
-        rc = pc__fail(PC_ERR_NO_VERSION, "nothing is staged for region %llu",
+        rc = pc__fail(PC_ERR_NO_VERSION, "nothing is staged for variable %llu",
                       (unsigned long long)id);
     if (!rc) /* should another attempt begin meanwhile, fd is not of that, and the seal is refused */
         rc = write_layer(layer, region->n_blocks, fd);
@@ -454,7 +454,7 @@ PC_API int pc_engine_rebuild_seal(pc_engine *engine, uint64_t id, int fd)
 {
     struct pc__region *region = pc__region_get(engine, id);
     if (!region)
-        return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
+        return pc__fail(PC_ERR_NO_REGION, "variable %llu", (unsigned long long)id);
     (void)pc__engine_makes_huge_pages(engine); /* its writer may have met them */
     pthread_mutex_lock(&region->lock);
     int rc = is_being_filled(region, fd);
@@ -518,7 +518,7 @@ int pc__rebuild_adopt(struct pc_engine *engine, struct pc__region *region,
 int pc__rebuild_become_home(struct pc_engine *engine, struct pc__region *region)
 {
     if (!region->prepared || !region->prepared_sealed)
-        return pc__fail(PC_ERR_HOME_LOST, "region %llu is homed here, and is not here",
+        return pc__fail(PC_ERR_HOME_LOST, "variable %llu is homed here, and is not here",
                         (unsigned long long)region->id);
     region->home = region->prepared;
     int rc = pc__region_home_generation(engine, region);
@@ -554,7 +554,7 @@ PC_API int pc_engine_set_homes(pc_engine *engine, uint64_t id, const uint64_t *h
 {
     struct pc__region *region = pc__region_get(engine, id);
     if (!region)
-        return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
+        return pc__fail(PC_ERR_NO_REGION, "variable %llu", (unsigned long long)id);
     struct pc__home *unwanted = NULL;
     bool here = false;
     for (size_t i = 0; i < n_homes; i++)
@@ -567,9 +567,9 @@ PC_API int pc_engine_set_homes(pc_engine *engine, uint64_t id, const uint64_t *h
         region->prepared = NULL;
     }
     if (region->state != PC__REGION_READY)
-        rc = pc__fail(PC_ERR_NO_REGION, "region %llu is not used here", (unsigned long long)id);
+        rc = pc__fail(PC_ERR_NO_REGION, "variable %llu is not used here", (unsigned long long)id);
     else if (n_homes != (region->length_bytes + PC_EXTENT_BYTES - 1) / PC_EXTENT_BYTES)
-        rc = pc__fail(PC_ERR_RANGE, "region %llu: %zu homes", (unsigned long long)id, n_homes);
+        rc = pc__fail(PC_ERR_RANGE, "variable %llu: %zu homes", (unsigned long long)id, n_homes);
     else if (here && !region->home)
         rc = pc__rebuild_become_home(engine, region);
     if (!rc)
@@ -590,7 +590,7 @@ PC_API int pc_engine_region_lacks(pc_engine *engine, uint64_t id, uint32_t loss)
 {
     struct pc__region *region = pc__region_get(engine, id);
     if (!region)
-        return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
+        return pc__fail(PC_ERR_NO_REGION, "variable %llu", (unsigned long long)id);
     pthread_mutex_lock(&region->lock);
     region->loss = loss;
     pthread_mutex_unlock(&region->lock);
@@ -603,7 +603,7 @@ PC_API int pc_engine_region_lost(pc_engine *engine, uint64_t id, int error)
 {
     struct pc__region *region = pc__region_get(engine, id);
     if (!region)
-        return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
+        return pc__fail(PC_ERR_NO_REGION, "variable %llu", (unsigned long long)id);
     pthread_mutex_lock(&region->lock);
     region->lost = error < 0 ? error : PC_ERR_HOME_LOST;
     pthread_mutex_unlock(&region->lock);
@@ -616,7 +616,7 @@ PC_API int pc_engine_home_lost(pc_engine *engine, uint64_t id, uint64_t server_i
 {
     struct pc__region *region = pc__region_get(engine, id);
     if (!region)
-        return pc__fail(PC_ERR_NO_REGION, "region %llu", (unsigned long long)id);
+        return pc__fail(PC_ERR_NO_REGION, "variable %llu", (unsigned long long)id);
     pthread_mutex_lock(&region->lock);
     region->asked_home = false;
     pthread_mutex_unlock(&region->lock);

@@ -68,7 +68,7 @@ int pc__region_home_generation(struct pc_engine *engine, struct pc__region *regi
         return PC_OK;
     struct pc__generation *generation = pc__generation_new(region->n_blocks, true);
     if (!generation)
-        return pc__fail(PC_ERR_NO_MEMORY, "a generation of region %llu",
+        return pc__fail(PC_ERR_NO_MEMORY, "a generation of variable %llu",
                         (unsigned long long)region->id);
     generation->memfd = base->memfd;
     generation->inode = base->inode;
@@ -94,7 +94,7 @@ int pc__region_seal(struct pc_engine *engine, struct pc__region *region, bool bu
     size_t n_homes = (region->length_bytes + PC_EXTENT_BYTES - 1) / PC_EXTENT_BYTES;
     uint64_t *homes = calloc(n_homes, sizeof *homes);
     if (!homes)
-        return pc__fail(PC_ERR_NO_MEMORY, "homes of region %llu", (unsigned long long)region->id);
+        return pc__fail(PC_ERR_NO_MEMORY, "homes of variable %llu", (unsigned long long)region->id);
     for (size_t i = 0; i < n_homes; i++)
         homes[i] = engine->server_id;
     (void)pc__engine_makes_huge_pages(engine); /* its writer may have met them */
@@ -134,7 +134,7 @@ static int adopt_store(struct pc__store *store, struct pc__region *region,
 {
     if (store->memfd >= 0) {
         close(fd);
-        return pc__fail(PC_ERR_PROTOCOL, "the keeper holds two stores of region %llu",
+        return pc__fail(PC_ERR_PROTOCOL, "the keeper holds two stores of variable %llu",
                         (unsigned long long)region->id);
     }
     int rc = pc__store_open(store, fd, kept->inode, region->length_bytes, kept->version);
@@ -208,7 +208,8 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
     if (!pc__region_info_valid(&info) || fstat(fd, &st) ||
         ((uint64_t)st.st_size != kept->length_bytes && !has_notes(kept, &st))) {
         close(fd);
-        return pc__fail(PC_ERR_PROTOCOL, "the keeper's record of region %llu does not fit its memfd",
+        return pc__fail(PC_ERR_PROTOCOL,
+                        "the keeper's record of variable %llu does not fit its memfd",
                         (unsigned long long)kept->region);
     }
     if (kept->kind == PC__KEPT_HOME && !kept->sealed) {
@@ -225,7 +226,7 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
     int rc;
     if (!pc__region_sized(region, kept->base_address, kept->length_bytes)) {
         close(fd);
-        rc = pc__fail(PC_ERR_PROTOCOL, "the keeper holds region %llu in two lengths",
+        rc = pc__fail(PC_ERR_PROTOCOL, "the keeper holds variable %llu in two lengths",
                       (unsigned long long)kept->region);
     } else if (kept->kind == PC__KEPT_CACHE) {
         rc = adopt_generation(engine, region, kept, fd);

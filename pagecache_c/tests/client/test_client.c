@@ -293,7 +293,7 @@ static void test_counts(struct world *world)
     two = world_map(world, client, PAGED, 0); /* exact serves it */
     CHECK(one.id == two.id && block_is_right(&two, PAGED, 1000), "exact serves coarse");
     FAILS(pc_client_map(client, 77, ANY, BASE + (8ull << 30), LENGTH, 0, 10 * SECOND, &other),
-          PC_ERR_NO_REGION, "region");
+          PC_ERR_NO_REGION, "variable");
     FAILS(pc_client_map(client, PAGED, ANY, 0x1000, LENGTH, 0, 10 * SECOND, &other), PC_ERR_RANGE, "");
     FAILS(pc_client_map(client, PAGED, ANY, BASE, LENGTH + 1, 0, 10 * SECOND, &other), PC_ERR_RANGE, "");
     FAILS(pc_client_map(client, PAGED, ANY, BASE, 0, 0, 10 * SECOND, &other), PC_ERR_RANGE, "");
@@ -538,7 +538,7 @@ static void test_ends(struct world *world)
 {
     expect_end(world, write_to_read_only, -SIGSEGV, "");
     expect_end(world, touch_what_is_not_there, 70, "not mapped in this process");
-    expect_end(world, touch_what_was_unmapped, 70, "region 1 version 5 block 9");
+    expect_end(world, touch_what_was_unmapped, 70, "variable 1 version 5 block 9");
 }
 
 /* --------------------------------------------------------------------- main */

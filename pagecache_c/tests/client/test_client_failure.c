@@ -208,7 +208,7 @@ static void test_lies(struct world *world)
     struct pc_mapping mapping;
     for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
         *lies[i] = 1;
-        FAILS(try_map(world, client, PAGED, 0, SECOND, &mapping), PC_ERR_PROTOCOL, "region 1");
+        FAILS(try_map(world, client, PAGED, 0, SECOND, &mapping), PC_ERR_PROTOCOL, "variable 1");
         FAILS(try_map(world, client, PAGED, PC_MAP_PRIVATE, SECOND, &mapping), PC_ERR_PROTOCOL, "");
         *lies[i] = 0;
         EVENTUALLY(world->fake->live_mappings == 0);
@@ -234,7 +234,7 @@ static void touch(struct world *world)
 static void test_failed_fault(struct world *world)
 {
     world->fake->fail_faults = 1;
-    expect_end(world, touch, 70, "region 1 version 5 block 33 cannot be read from server 0x77");
+    expect_end(world, touch, 70, "variable 1 version 5 block 33 cannot be read from server 0x77");
     expect_end(world, touch, 70, "the fake says so");
 }
 
@@ -279,7 +279,7 @@ static void touch_in_child_of_task(struct world *world)
 
 static void test_last_words(struct world *world)
 {
-    static const char said[] = "region 1 version 5 block 33 cannot be read from server 0x77";
+    static const char said[] = "variable 1 version 5 block 33 cannot be read from server 0x77";
     const struct pc__ctl_last_words *words = &world->fake->words;
     world->fake->fail_faults = 1;
     expect_end(world, touch, 70, said);
@@ -411,7 +411,7 @@ static void server_dies_for_good(struct world *world)
 
 static void test_no_reattach(struct world *world)
 {
-    expect_end(world, server_dies_for_good, 70, "region 1 version 5 block 44");
+    expect_end(world, server_dies_for_good, 70, "variable 1 version 5 block 44");
 }
 
 static void server_dies_while_stopped(struct world *world)
@@ -703,7 +703,7 @@ static void test_fork(struct world *world)
     for (uint64_t block = 0; block < BLOCKS; block++)
         CHECK(block_is_right(&parent.mapping, PAGED, block), "block %lu in the parent", block);
     CHECK(load(parent.private.address) == 5, "the parent's private copy");
-    expect_end(world, child_whose_server_refuses, 70, "region 1 version 5 block 0");
+    expect_end(world, child_whose_server_refuses, 70, "variable 1 version 5 block 0");
     OK(pc_client_close(parent.client));
 }
 
@@ -715,7 +715,7 @@ static void test_fork_without_server(struct world *world)
     }
     world->reattach_ns = 200 * MS;
     make_parent(world);
-    expect_end(world, child_without_server, 70, "region 1 version 5 block 0");
+    expect_end(world, child_without_server, 70, "variable 1 version 5 block 0");
     OK(pc_client_close(parent.client)); /* while it looks for a server */
 }
 

@@ -168,7 +168,7 @@ static void touch_when_nobody_kept_it(struct world *world)
 
 static void test_touches(struct world *world)
 {
-    expect_end(world, touch_after_the_end, 70, "region 1 version 5 block 3");
+    expect_end(world, touch_after_the_end, 70, "variable 1 version 5 block 3");
     expect_end(world, touch_after_the_end, 70, "its session has ended (clamor.shutdown()");
     expect_end(world, touch_a_copy_after_the_end, 70, "its session has ended (clamor.shutdown()");
     expect_end(world, touch_when_nobody_kept_it, 70, "its session has ended");

@@ -251,7 +251,7 @@ static void test_stage_refusals(struct world *world)
     FAILS(pc_client_stage(client, 999, COMMIT, &sound, 1, 0, 10 * SECOND, NULL), PC_ERR_NO_REGION,
           "999");
     FAILS(pc_client_resolve(client, 0, 0, PAGED, 1), PC_ERR_RANGE, "commit 0");
-    FAILS(pc_client_resolve(client, 0, COMMIT, 0, 1), PC_ERR_RANGE, "region 0");
+    FAILS(pc_client_resolve(client, 0, COMMIT, 0, 1), PC_ERR_RANGE, "variable 0");
     CHECK(world->fake->stages == 0, "the server was asked");
     size_t before = n_open_descriptors();
     world->fake->refuse_stage = PC_ERR_NO_MEMORY;

@@ -86,7 +86,7 @@ static void test_fixed(struct world *world)
     OK(pc_client_unmap(client, other.id));
     for (size_t i = 0; i < 2; i++) {
         FAILS(pc_client_map(client, PAGED, NEWER, BASE, LENGTH, (uint32_t)flags[i], 10 * SECOND, &other),
-              PC_ERR_CLASH, "region 1 version 6");
+              PC_ERR_CLASH, "variable 1 version 6");
         CHECK(strstr(pc_last_message(), "version 5 of it"), "%s", pc_last_message());
     }
     /* A version that is mapped elsewhere gets its own address as soon as that is free. */
@@ -230,7 +230,7 @@ static void test_versions_fork(struct world *world)
     store(parent.private.address + 4096, 5);
     expect_end(world, child_attaches, 0, "");
     expect_end(world, child_touches_private, 70, "private copy");
-    expect_end(world, child_touches_newer, 70, "region 1 version 6 block 12");
+    expect_end(world, child_touches_newer, 70, "variable 1 version 6 block 12");
     expect_end(world, child_maps_over_private, 0, "");
     check_all(&parent.two, NEWER_CONTENT);
     CHECK(load(parent.private.address + 4096) == 5, "the parent's");
@@ -285,7 +285,7 @@ static void test_build(struct world *world)
           "not sealed");
     FAILS(pc_client_dirty(client, made.id, &run, 1), PC_ERR_NO_REGION, "not sealed");
     FAILS(pc_client_reads_begin(client, made.id), PC_ERR_NO_REGION, "not sealed");
-    FAILS(pc_client_build(client, MADE, MADE_BASE, LENGTH, SECOND, &other), PC_ERR_CLASH, "region 4");
+    FAILS(pc_client_build(client, MADE, MADE_BASE, LENGTH, SECOND, &other), PC_ERR_CLASH, "variable 4");
     OK(pc_client_build_seal(client, made.id, 30 * SECOND));
     CHECK(world->fake->made_state == FAKE_SEALED && world->fake->live_mappings == 1, "%d leases",
           world->fake->live_mappings);
@@ -486,7 +486,7 @@ static void test_fork_while_building(struct world *world)
     parent.client = world_client(world);
     parent.made = build(world, parent.client);
     fill(&parent.made);
-    expect_end(world, child_touches_build, 70, "region 4 version 0 block 0");
+    expect_end(world, child_touches_build, 70, "variable 4 version 0 block 0");
     expect_end(world, child_unmaps_build, 0, "");
     check_filled(&parent.made);
     OK(pc_client_build_seal(parent.client, parent.made.id, 30 * SECOND));
@@ -642,7 +642,7 @@ static void test_kept_in_a_fork(struct world *world)
     store(parent.made.address, 99);
     expect_end(world, child_of_kept, 0, "");
     CHECK(load(parent.made.address) == 99, "the parent's");
-    expect_end(world, child_without_a_server, 70, "region 4 version 0 block 0");
+    expect_end(world, child_without_a_server, 70, "variable 4 version 0 block 0");
     OK(pc_client_close(parent.client));
 }
 

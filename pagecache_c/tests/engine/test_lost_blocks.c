@@ -166,7 +166,7 @@ static int status_of_touch(struct world *w, int node, uint64_t version, uint64_t
     close(out[0]);
     waitpid(child, &status, 0);
     CHECK(WIFEXITED(status));
-    snprintf(named, sizeof named, "region %llu version %llu block %llu cannot be read",
+    snprintf(named, sizeof named, "variable %llu version %llu block %llu cannot be read",
              (unsigned long long)w->info.region, (unsigned long long)version,
              (unsigned long long)block);
     if (WEXITSTATUS(status) == 70 && !strstr(text, named)) {

@@ -210,7 +210,7 @@ static void until_its_deadline(int trap, bool answers)
         join(&q);
         CHECK(q.rc == PC_ERR_TIMEOUT);
         CHECK(q.took_ns >= 2 * SECOND - SECOND / 10 && q.took_ns < 15 * SECOND);
-        CHECK(strstr(q.text, "server 0x1000 answers") && strstr(q.text, "does not know the region"));
+        CHECK(strstr(q.text, "server 0x1000 answers") && strstr(q.text, "does not know the variable"));
         CHECK(!strstr(q.text, "lost"));
     }
     world_end(&w);

@@ -15,7 +15,7 @@ static size_t n_said_retained;
 static void hear_last(void *arg, const char *text)
 {
     hear(arg, text);
-    if (strncmp(text, "region ", 7) == 0) {
+    if (strncmp(text, "variable ", 9) == 0) {
         n_said_retained++;
         snprintf(last_said, sizeof last_said, "%s", text);
     }
@@ -156,7 +156,7 @@ static void test_all_retained(const struct budget *is)
           stats.retained_expired, stats.expired);
     CHECK(stats.retained_expired + stats.records == 500, "%lu", stats.records);
     CHECK(n_said_retained == 2, "once for each floor: %zu", n_said_retained);
-    CHECK(strstr(last_said, "region 5") || strstr(last_said, "region 6"), "%s", last_said);
+    CHECK(strstr(last_said, "variable 5") || strstr(last_said, "variable 6"), "%s", last_said);
     CHECK(strstr(last_said, "versions 0 to "), "%s", last_said);
     CHECK(stats.retained_bytes * 2 > is->memory_bytes + is->disk_bytes, "%lu", stats.retained_bytes);
     for (uint64_t r = 0; r < 2; r++) {
@@ -230,7 +230,7 @@ static void test_too_large(void)
         CHECK(pc__history_floor(history, 1, ones) == ones, "it fits nowhere");
         CHECK(stats_of(history).retained_expired == ones - 1 && n_said_retained == 1, "%lu, %zu",
               stats_of(history).retained_expired, n_said_retained);
-        CHECK(strstr(last_said, "region 1: versions 0 to ") &&
+        CHECK(strstr(last_said, "variable 1: versions 0 to ") &&
               strstr(last_said, "could not be kept"), "%s", last_said);
         check_bounds(history, &all[i]);
         pc__history_close(history);
