@@ -133,9 +133,7 @@ bool pc__budget_take_mark(struct pc__budget *budget, const struct pc__choice_set
 /* readahead.c: how much a fault fetches, learned from faults and read sets. */
 #define PC__TRIP_BLOCKS 12u /* of a round trip that was not measured */
 #define PC__PAGE_LEVELS 12u /* a page of level l has 2^l blocks: 4 KiB to 8 MiB */
-
-/* How many aligned pages of each level would have been fetched for the touches that were seen. */
-struct pc__page_counts {
+struct pc__page_counts { /* of each level: that would have been fetched for the touches that were seen */
     uint64_t n[PC__PAGE_LEVELS];
 };
 
@@ -159,8 +157,7 @@ struct pc__readahead {
 };
 
 int pc__readahead_init(struct pc__readahead *pages, uint64_t n_blocks);
-/* What a round trip to the region's home costs, as measured now. */
-void pc__readahead_set_trip(struct pc__readahead *pages, unsigned blocks);
+void pc__readahead_set_trip(struct pc__readahead *pages, unsigned blocks); /* as measured now */
 void pc__readahead_free(struct pc__readahead *pages);
 /* The block was touched, had been left out, and is not on its way. True: it belongs to a stream, and *run
  * is what to ask for next, beside the block; n_blocks = 0: nothing. */
@@ -181,9 +178,8 @@ struct pc_run pc__readahead_fixed(uint64_t n_blocks, unsigned shift, uint64_t bl
 /* A read set shows the run. exact: each of its blocks was touched. */
 void pc__readahead_read(struct pc__readahead *pages, struct pc_run run, bool exact);
 
-/* choose.c. A fetch that nothing went before has brought so many blocks. */
+/* choose.c. Of a fetch that had nothing to wait behind; what a round trip costs, in blocks moved. */
 void pc__trips_add(struct pc__trips *trips, uint64_t n_blocks, uint64_t ns);
-/* How many blocks a round trip costs, as far as was measured. */
 unsigned pc__trip_blocks(const struct pc__trips *trips);
 /* By use, at most most_blocks of it. The block was touched and is absent; in_flight: on its way. */
 struct pc__choice pc__choose(struct pc__readahead *pages, struct pc__streams *streams,
