@@ -50,10 +50,14 @@ def carry(pairs: list[tuple[int, int]], delay_s: float) -> None:
         wait_s = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
         readable, _, _ = select.select(list(other), [], [], wait_s)
         for device in readable:
-            with contextlib.suppress(BlockingIOError):
+            try:
                 for _ in range(MOST_AT_ONCE):
                     frame = os.read(device, MOST_FRAME_BYTES)
                     under_way.append((time.monotonic() + delay_s, other[device], frame))
+            except BlockingIOError:
+                pass
+            except OSError:  # it went with its namespace; the others go on
+                del other[device]
         while under_way and under_way[0][0] <= time.monotonic():
             _, device, frame = under_way.popleft()
             with contextlib.suppress(OSError):  # a device is down: the frame is lost
