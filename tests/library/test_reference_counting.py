@@ -575,20 +575,27 @@ class Program:
         self.region: dict[int, int] = {}
         self.here: dict[int, list[Any]] = {}
         self.stored: list[tuple[int, Any]] = []
+        self.inside: list[tuple[int, GlobalRef[Any]]] = []  # of another variable
+        self.named: dict[int, str] = {}
         self.running: list[tuple[int, Any]] = []
         self.actors: list[Any] = []
         self.kept: list[set[int]] = []
 
     def step(self) -> None:
         steps: list[Callable[[], None]] = [self.make, self.task, self.store, self.give, self.take]
-        self.random.choice([*steps, self.drop, self.drop, self.forget, self.kill])()
+        steps += [self.put_inside, self.take_out, self.drop, self.drop, self.forget, self.kill]
+        self.random.choice(steps)()
 
     def some(self, of: Any) -> Any:
         return self.random.choice(sorted(of)) if of else None
 
     def make(self) -> None:
         number = len(self.region)
-        if self.random.random() < 0.5:
+        way = self.random.random()
+        if way < 0.2:
+            self.named[number] = f"program {id(self)}, {number}"
+            ref = clamor.put(np.full(ITEMS, number), name=self.named[number])
+        elif way < 0.5:
             ref = put(number)
         else:
             ref = ray.get(make.remote(number), timeout=ANSWER_S)["made"]
@@ -605,6 +612,17 @@ class Program:
     def store(self) -> None:
         if (number := self.some(self.here)) is not None:
             self.stored.append((number, ray.put({"ref": self.here[number][0]})))
+
+    def put_inside(self) -> None:
+        if (number := self.some(self.here)) is not None:
+            outer = clamor.put({"inner": self.here[number][0], "rest": np.zeros(ITEMS)})
+            self.inside.append((number, outer))
+
+    def take_out(self) -> None:
+        if self.inside:
+            number, outer = self.inside.pop(self.random.randrange(len(self.inside)))
+            self.here.setdefault(number, []).append(outer.get()["inner"])
+            clamor.free(outer)
 
     def give(self) -> None:
         if len(self.actors) < 3:
@@ -632,6 +650,10 @@ class Program:
     def forget(self) -> None:
         if self.stored:
             self.stored.pop(self.random.randrange(len(self.stored)))
+        if self.inside:
+            self.inside.pop(self.random.randrange(len(self.inside)))
+        if self.named:
+            clamor.drop(self.named.pop(self.some(self.named)))
         place = self.some(range(len(self.actors)))
         number = None if place is None else self.some(self.kept[place])
         if number is not None:
@@ -652,8 +674,10 @@ class Program:
             assert value == number * ITEMS
         del got, run
         self.running.clear()
-        held = {*self.here, *(number for number, _ in self.stored), *set().union(*self.kept)}
+        held = {*self.here, *self.named, *set().union(*self.kept)}
+        held |= {number for number, _ in (*self.stored, *self.inside)}
         wanted = {self.region[number] for number in held}
+        wanted |= {outer._region for _, outer in self.inside}
         gc.collect()
         until(lambda: not regions() - self.known - wanted, GONE_S)
         assert wanted <= regions()
@@ -661,6 +685,10 @@ class Program:
             assert int(refs[0].get()[0]) == number
         for number, stored in self.stored:
             assert int(ray.get(stored, timeout=ANSWER_S)["ref"].get()[0]) == number
+        for number, outer in self.inside:
+            assert int(outer.get()["inner"].get()[0]) == number
+        for number, name in self.named.items():
+            assert int(clamor.open(name).get()[0]) == number
         for actor, kept in zip(self.actors, self.kept, strict=True):
             sums = ray.get(actor.sums.remote(), timeout=ANSWER_S)
             assert sums == {number: float(number * ITEMS) for number in kept}
@@ -675,6 +703,8 @@ def test_random_programs(clamor_cluster: ClamorCluster, seed: int) -> None:
         for _ in range(12):
             program.step()
         program.check()
+    for name in program.named.values():
+        clamor.drop(name)
 
 
 def test_variables_from_before_a_restart_stay(clamor_cluster: ClamorCluster) -> None:
