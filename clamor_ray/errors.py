@@ -152,6 +152,18 @@ class SessionEndedError(SessionMismatchError):
     )
 
 
+class ObjectsInUseError(ClamorError):
+    """`clamor.shutdown()` in a driver that holds objects of which not all blocks are on this node,
+    and did not come in time. A touch of such a block would end the process, so the session goes on.
+    """
+
+    default_hint = (
+        "Let go of these objects (del), or copy what you need of them, and call clamor.shutdown() "
+        "again. clamor.shutdown(force=True) ends the session all the same; at the end of the "
+        "process that happens by itself."
+    )
+
+
 class RayClientError(ClamorError):
     """The driver is connected through Ray Client (`ray://`).
 

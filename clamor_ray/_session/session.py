@@ -435,21 +435,32 @@ class Session:
         self.goes_on = False
         self._has_left = False
 
-    def fetch_leased(self, timeout_s: float) -> None:
+    def fetch_leased(self, timeout_s: float) -> int:
         """Fetches what this process's objects look at, before the session ends; not of mappings
         that lack more than `LAST_FETCH_BYTES`.
 
         Args:
             timeout_s: For all of it.
+
+        Returns:
+            How many mappings lack blocks that may still come: none of a home that is lost.
         """
         deadline = time.monotonic() + timeout_s
+        n_missing = 0
         for mapping in self._leased_mappings():
             all_of_it = np.array([[0, mapping.length_bytes // BLOCK_BYTES]], np.uint64)
             left_s = deadline - time.monotonic()
-            with contextlib.suppress(errors.ClamorError):  # `n_not_here` says what is missing
+            try:
                 absent = self.client.absent_blocks(mapping.id)
                 if 0 < absent * BLOCK_BYTES <= LAST_FETCH_BYTES and left_s > 0:
                     self.client.prefetch(mapping.id, all_of_it, wait=True, timeout_s=left_s)
+                    absent = self.client.absent_blocks(mapping.id)
+            except errors.HomeLostError:
+                absent = 0
+            except errors.ClamorError:
+                absent = 1
+            n_missing += absent > 0
+        return n_missing
 
     def n_not_here(self) -> int:
         """How many mappings that objects look at lack blocks."""

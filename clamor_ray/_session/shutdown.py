@@ -41,7 +41,6 @@ def end(session: Session, exiting: bool = False, for_all: bool = False) -> None:
     try:
         if outlived:
             session.leave()
-            session.fetch_leased(LAST_FETCH_S)
         else:
             session.close(exiting=exiting)
     finally:  # an interrupt does not leave it half ended
@@ -63,6 +62,28 @@ def end(session: Session, exiting: bool = False, for_all: bool = False) -> None:
         )
 
 
+def _fetch_objects(session: Session, force: bool) -> None:
+    """Of a session that is to end: what this process's objects look at comes here first.
+
+    Args:
+        session: Whole so far, and so it stays where this raises, or is interrupted.
+        force: It ends all the same.
+
+    Raises:
+        ObjectsInUseError: Not all of it came.
+    """
+    if session._pid != os.getpid() or not session.is_here or not len(session.leases):
+        return
+    lacking = session.fetch_leased(LAST_FETCH_S)
+    if force or not lacking or session.was_told or session._has_ended():
+        return
+    s = "s" if lacking > 1 else ""
+    raise errors.ObjectsInUseError(
+        f"The session goes on: blocks of {lacking} object{s} that this process holds are not on "
+        f"this node, and did not come within {LAST_FETCH_S:g} s (or it lacks more than 4 GiB)."
+    )
+
+
 def retire(session: Session, told_s: float = TOLD_S) -> int:
     """Of a session that has ended: what its objects look at here stays readable, where the page
     server says so in time: that its memory changes no more. Else their addresses die.
@@ -79,7 +100,7 @@ def retire(session: Session, told_s: float = TOLD_S) -> int:
     return n_leased
 
 
-def shutdown(*, session: str | None = None) -> None:
+def shutdown(*, session: str | None = None, force: bool = False) -> None:
     """Ends the session: stops every page server and forgets every global variable.
 
     Objects that `get` returned stay readable in the driver: what is absent of them is fetched
@@ -91,13 +112,16 @@ def shutdown(*, session: str | None = None) -> None:
     Args:
         session: name of a session that is ended, whether this process is attached to it or not,
             and for all processes that are.
+        force: end it although objects that this process holds lack blocks: a touch of such a block
+            ends the process with a message. At the end of the process it is so by itself.
 
     Raises:
         NoSuchSessionError: No session of the cluster has that name.
+        ObjectsInUseError: Blocks of objects that are still held did not come (they took too long,
+            or the object is larger than 4 GiB). The session goes on as before.
 
     Warns:
-        ClamorWarning: Blocks of objects that are still held did not come (they took too long, or
-            the object is larger than 4 GiB): a touch of one ends the process with a message.
+        ClamorWarning: With `force`, or where a home or the registry is lost: blocks are missing.
 
     Example:
         >>> ref = clamor.put(np.arange(1000))
@@ -112,13 +136,14 @@ def shutdown(*, session: str | None = None) -> None:
         7
     """
     if session is None:
-        end_all()
+        end_all(force=force)
         return
     names.check_name(session, "session")
     with process_sessions._lock:
         part = named_sessions.part_in(session)
         if part is None:
             return
+        _fetch_objects(part, force)
         end_hooks.scopes.add(part.scope)
         process_sessions._leave(part)
         if part in process_sessions._over:
@@ -130,16 +155,23 @@ def shutdown(*, session: str | None = None) -> None:
             starting.note_session_of_job(left.scope)
 
 
-def end_all(exiting: bool = False) -> None:
+def end_all(exiting: bool = False, force: bool = False) -> None:
     """Ends each session that this process is attached to, or was.
 
     Args:
         exiting: the process ends: see `Session.close`.
+        force: see `shutdown`.
     """
     with process_sessions._lock:
         over = list(process_sessions._over)
         failure: BaseException | None = None
         for session in process_sessions.sessions():
+            if session.owner and not exiting:
+                try:
+                    _fetch_objects(session, force)
+                except BaseException as raised:  # it stays; the others are ended all the same
+                    failure = failure or raised
+                    continue
             process_sessions._leave(session)
             end_hooks.scopes.add(session.scope)
             if session._pid == os.getpid():

@@ -261,7 +261,7 @@ assert array[5] == 5
 shutdown.LAST_FETCH_S = 0.0
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    clamor.shutdown()
+    clamor.shutdown(force=True)
 (warning,) = [w for w in caught if issubclass(w.category, errors.ClamorWarning)]
 assert "Blocks of 1 object that" in str(warning.message), warning.message
 assert warning.filename == "<string>", warning.filename  # this script
@@ -282,6 +282,61 @@ def test_what_did_not_come_in_time_names_the_cause(
     assert "it reads" not in done.stdout
     assert done.returncode == 70, done.stdout + done.stderr
     assert "session has ended" in done.stderr
+
+
+REFUSED = (
+    COMMON
+    + """
+from clamor_ray import errors
+from clamor_ray._session import shutdown
+
+ray.init()
+clamor.init()
+
+
+@ray.remote(num_cpus=0, resources={"node1": 0.001})
+def make():
+    return clamor.put(np.arange(10**6))
+
+
+ref = ray.get(make.remote(), timeout=100)
+array, scope = ref.get(), process_sessions.current().scope
+assert array[5] == 5
+shutdown.LAST_FETCH_S = 0.0
+for _ in range(2):
+    try:
+        clamor.shutdown()
+    except errors.ObjectsInUseError as error:
+        assert "1 object that this process holds" in str(error), error
+        assert "clamor.shutdown(force=True)" in str(error), error
+    else:
+        raise AssertionError("it ended")
+    # As if nobody had called it.
+    assert clamor.init().scope == scope
+    assert ref.refresh() == 0 and ref.get()[7] == 7
+    assert ray.get(make.remote(), timeout=100).get()[9] == 9
+    assert clamor.put(np.full(10**5, 2.0)).get().sum() == 2e5
+assert (array == np.arange(10**6)).all()
+clamor.shutdown()  # nothing is missing now
+assert (array == np.arange(10**6)).all()
+assert clamor.init().scope != scope
+array = ray.get(make.remote(), timeout=100).get()
+if LETS_GO:
+    del array
+    clamor.shutdown()
+print("it went on")
+"""
+)
+
+
+@pytest.mark.parametrize("trap", ["uffd", "sigsegv"])
+def test_shutdown_refuses_where_blocks_are_missing(
+    trap: str, clamor_cluster: ClamorCluster
+) -> None:
+    script = REFUSED.replace("LETS_GO", str(trap == "uffd"))  # else it ends with the process
+    done = driver_script.start(script, lab=clamor_cluster.lab, CLAMOR_TRAP=trap)
+    assert "it went on" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 INTERRUPTED = (
@@ -305,7 +360,7 @@ shutdown.LAST_FETCH_S = 0.0
 scope = process_sessions.current().scope
 warnings.simplefilter("error")
 try:
-    clamor.shutdown()
+    clamor.shutdown(force=True)
 except errors.ClamorWarning:
     pass
 else:
