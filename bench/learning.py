@@ -194,7 +194,7 @@ def _attached(options: argparse.Namespace, store_bytes: int) -> Iterator[str]:
     try:
         yield clamor.init().trap
     finally:
-        clamor.shutdown()
+        clamor.shutdown(force=True)
         ray.shutdown()
 
 

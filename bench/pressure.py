@@ -86,7 +86,7 @@ def run_case(
             before = after
         graphs.check(ranks, expected)
     finally:
-        clamor.shutdown()
+        clamor.shutdown(force=True)
     timed = lines[1:]
     return {
         "iteration_s": common.spread([line["seconds"] for line in timed]),
@@ -151,7 +151,7 @@ def main(arguments: list[str]) -> int:
     environment = common.environment(library=clamor.__version__, bench="pressure")
     seconds: dict[tuple[str, float], list[float]] = {}
     with common.two_nodes(store_bytes=256 << 20) as nodes:
-        clamor.shutdown()  # every case has its own
+        clamor.shutdown(force=True)  # every case has its own
         environment["environment"].update(
             trap=nodes.trap,
             vertices=n_vertices,

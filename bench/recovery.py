@@ -166,7 +166,7 @@ def run(
             stage = logged.stage_of(failed_in)
             unheard = executions.ended_and_again(log.lines(), killer.node, stage)
             lost, detection_s = killer.lost | unheard, killer.detection_s
-        clamor.shutdown()
+        clamor.shutdown(force=True)
     lines = log.lines()
     return {
         "killed": victim is not None,

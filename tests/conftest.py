@@ -186,7 +186,7 @@ def clamor_cluster() -> Iterator[ClamorCluster]:
     with local_cluster(2) as lab:
         attached = clamor.init()
         yield ClamorCluster(lab, attached)
-        clamor.shutdown()
+        clamor.shutdown(force=True)
 
 
 @pytest.fixture(params=["uvloop", "asyncio"])

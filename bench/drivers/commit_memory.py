@@ -65,7 +65,7 @@ def build_in_place(n_bytes: int) -> dict[str, Any]:
             "ratio": (peak.peak_bytes - peak.start_bytes) / n_bytes,
         }
     finally:
-        clamor.shutdown()
+        clamor.shutdown(force=True)
         ray.shutdown()
 
 
@@ -118,5 +118,5 @@ def long_run(n_commits: int) -> dict[str, float]:
             growth[f"{what}_growth"] = float(state[what] - before[what])
         return {"commits": float(n_commits), **growth}
     finally:
-        clamor.shutdown()
+        clamor.shutdown(force=True)
         ray.shutdown()

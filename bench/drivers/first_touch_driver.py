@@ -327,7 +327,7 @@ def main(arguments: list[str]) -> int:
         for record in cases(options, own, other):
             emit(record)
     finally:
-        clamor.shutdown()
+        clamor.shutdown(force=True)
         ray.shutdown()
     return 0
 

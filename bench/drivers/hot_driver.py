@@ -282,7 +282,7 @@ def main(arguments: list[str]) -> int:
             note("ray.get on all hosts")
             emit(session.run_ray())
     finally:
-        clamor.shutdown()
+        clamor.shutdown(force=True)
         ray.shutdown()
     return 0
 

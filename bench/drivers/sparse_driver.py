@@ -290,7 +290,7 @@ def main(arguments: list[str]) -> int:
         for case in cases:
             run(case)
     finally:
-        clamor.shutdown()
+        clamor.shutdown(force=True)
         ray.shutdown()
     return 0
 

@@ -282,7 +282,7 @@ def _end_session() -> None:
     import clamor_ray as clamor
 
     with contextlib.suppress(Exception):
-        clamor.shutdown()
+        clamor.shutdown(force=True)
 
 
 @contextlib.contextmanager

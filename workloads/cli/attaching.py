@@ -34,7 +34,7 @@ def attached(nodes: int | None, stages: Stages, **settings: Any) -> Iterator[Any
         try:
             yield None
         finally:
-            clamor.shutdown()
+            clamor.shutdown(force=True)
         return
     from ray.cluster_utils import Cluster
 
@@ -54,7 +54,7 @@ def attached(nodes: int | None, stages: Stages, **settings: Any) -> Iterator[Any
     try:
         yield cluster
     finally:
-        clamor.shutdown()
+        clamor.shutdown(force=True)
         ray.shutdown()
         cluster.shutdown()
 

@@ -163,7 +163,7 @@ def work(lab: LocalCluster, folder: Path) -> dict[str, Any]:
     found["keepers"] = [status(pid) for pid in sorted(keepers(scope))]
     for ref in refs:
         clamor.free(ref)
-    clamor.shutdown()
+    clamor.shutdown(force=True)
     return found
 
 

@@ -65,7 +65,7 @@ def main(file: str) -> None:
     Path(file).write_bytes(pickle.dumps(made))  # which are weak: `made` keeps them
     print("ready", flush=True)
     sys.stdin.read()
-    clamor.shutdown()
+    clamor.shutdown(force=True)
 
 
 if __name__ == "__main__":
