@@ -141,7 +141,7 @@ def test_a_held_reference_asks_whether_its_version_is_kept(lab: LocalCluster) ->
         except clamor.errors.SnapshotExpired as error:
             return str(error)
 
-    with pytest.raises(clamor.errors.SnapshotExpired, match="version 0 of region"):
+    with pytest.raises(clamor.errors.SnapshotExpired, match="version 0 of variable"):
         held.at(0)
     task = at_its_own.options(resources={node_resource(1): 0.01}).remote([held])
     assert "are kept no longer" in ray.get(task, timeout=TASK_S)

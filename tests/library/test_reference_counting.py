@@ -580,6 +580,7 @@ class Program:
         self.running: list[tuple[int, Any]] = []
         self.actors: list[Any] = []
         self.kept: list[set[int]] = []
+        self.gave: list[Any] = []  # actors that passed references on
 
     def step(self) -> None:
         steps: list[Callable[[], None]] = [self.make, self.task, self.store, self.give, self.take]
@@ -639,6 +640,7 @@ class Program:
         number = None if place is None else self.some(self.kept[place])
         if number is not None:
             (ref,) = ray.get(self.actors[place].give.remote(number), timeout=ANSWER_S)
+            self.gave.append(self.actors[place])
             self.here.setdefault(number, []).append(ref)
 
     def drop(self) -> None:
@@ -661,7 +663,8 @@ class Program:
             self.kept[place].discard(number)
 
     def kill(self) -> None:
-        if self.actors and self.random.random() < 0.5:
+        """Not one that passed a reference on: Ray loses what it gave, its own ObjectRefs too."""
+        if self.actors and self.actors[0] not in self.gave and self.random.random() < 0.5:
             ray.kill(self.actors.pop(0))
             self.kept.pop(0)
 

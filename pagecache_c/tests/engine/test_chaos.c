@@ -58,12 +58,12 @@ struct door {
 /* Puts somebody in the middle who breaks the connection after a while. */
 static int flimsy(int fd)
 {
-    int *middle = malloc(2 * sizeof *middle), more[2];
+    struct relay *middle = malloc(sizeof *middle);
+    int more[2];
     tcp_pair(more);
-    middle[0] = fd;
-    middle[1] = more[0];
+    *middle = (struct relay){.fds = {fd, more[0]}, .left = FLAKY_BYTES};
     pthread_t thread;
-    CHECK(!pthread_create(&thread, NULL, break_after, middle));
+    CHECK(!pthread_create(&thread, NULL, relay_run, middle));
     pthread_detach(thread);
     return more[1];
 }
