@@ -313,7 +313,7 @@ for _ in range(2):
         raise AssertionError("it ended")
     # As if nobody had called it.
     assert clamor.init().scope == scope
-    assert ref.refresh() == 0 and ref.get()[7] == 7
+    assert ref.refresh().version == 0 and ref.get()[7] == 7
     assert ray.get(make.remote(), timeout=100).get()[9] == 9
     assert clamor.put(np.full(10**5, 2.0)).get().sum() == 2e5
 assert (array == np.arange(10**6)).all()
