@@ -60,6 +60,7 @@ __all__ = [
     "NotInPlaceError",
     "NotInitializedError",
     "NotOpenedError",
+    "ObjectsInUseError",
     "OutOfMemoryError",
     "PrefetchTimeoutError",
     "ProtocolError",

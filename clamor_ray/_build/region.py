@@ -28,6 +28,7 @@ from clamor_ray._build import (
 from clamor_ray._build.arena import Arena, ArenaBlock, MallocFunctions
 from clamor_ray._build.kept import Kept
 from clamor_ray._counting.anchors import Anchor, Anchors
+from clamor_ray._labels import capital, label
 from clamor_ray._objects.layout import (
     BLOCK_BYTES,
     BUFFER_ALIGNMENT,
@@ -160,8 +161,8 @@ class Region:
             session.creator.seal_built(region, self._anchor, self._inside)
         except errors.FreedError as error:
             raise errors.ServerUnavailableError(
-                f"Region {region} was given up while it was built: the page server of this node "
-                "was restarted, or the block took more than 10 minutes.",
+                f"{capital(label(region))} was given up while it was built: the page server of "
+                "this node was restarted, or the block took more than 10 minutes.",
                 code=error.code,
                 hint="Nothing is left of it: build it again.",
             ) from error

@@ -42,6 +42,10 @@ FACE: Final = (
     *("shape", "dtype", "nbytes", "stats"),
 )
 
+_FORMERLY: Final = {
+    "latest": "A reference at the newest version is ref.at() (frozen), or copy.copy(ref).refresh()."
+}
+
 
 class State(NamedTuple):
     """What a commit may change of a variable: all of it moves at once.
@@ -695,7 +699,9 @@ class GlobalRef(Generic[T]):
         def __getattr__(self, name: str) -> Any:
             # Only for what is not there. Names of protocols are asked for by many: no advice.
             hint = ""
-            if not name.startswith("_"):
+            if name in _FORMERLY:
+                hint = f" {_FORMERLY[name]}"
+            elif not name.startswith("_"):
                 hint = f" It refers to an object ({self._plan.kind}): use ref.get().{name}."
             raise AttributeError(
                 f"'GlobalRef' object has no attribute {name!r}.{hint}", name=name, obj=self

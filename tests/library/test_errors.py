@@ -112,10 +112,10 @@ def test_a_code_whose_class_has_another_hint_says_what_is_true_of_it() -> None:
     for code in (_native.PC_ERR_NO_GENERATION, _native.PC_ERR_NO_PEER):
         assert "clamor.init()" not in said(code)
         assert _native.error_for(code).hint != errors.ServerUnavailableError.default_hint
-    sealed = said(_native.PC_ERR_EXISTS, "region 4 is sealed, or another thread is at it")
+    sealed = said(_native.PC_ERR_EXISTS, "variable 4 is sealed, or another thread is at it")
     assert "id exists already" not in sealed  # no id is given out twice
     assert "two sessions" not in sealed
-    assert "region 4 is sealed" in sealed
+    assert "variable 4 is sealed" in sealed
     assert "clamor.init()" not in errors.ServerUnavailableError.default_hint
 
 

@@ -532,6 +532,27 @@ def test_cycles_and_exceptions(clamor_cluster: ClamorCluster) -> None:
     goes(region)
 
 
+@ray.remote(num_cpus=0, max_retries=0)
+def fails(value: int) -> None:
+    raise ValueError(put(value), os.getpid())
+
+
+def test_an_exception_of_a_task_keeps_it(clamor_cluster: ClamorCluster) -> None:
+    """Ray pickles it by itself, in the task's worker and to look at it here, and would pin an
+    ObjectRef in it for as long."""
+    failed = fails.remote(24)
+    with pytest.raises(ray.exceptions.RayTaskError) as raised:
+        ray.get(failed, timeout=ANSWER_S)
+    ref, pid = raised.value.cause.args
+    region, again = ref._region, ref.snapshot()
+    os.kill(pid, signal.SIGKILL)
+    del failed, raised, ref
+    assert stays(region)
+    assert int(again.get()[0]) == 24
+    clamor.free(again)
+    assert region not in regions()
+
+
 def test_free_does_not_wait_for_references(clamor_cluster: ClamorCluster) -> None:
     ref = put(17)
     region, other = ref._region, copy.copy(ref)
@@ -569,8 +590,9 @@ def home_bytes() -> int:
 class Program:
     """A random program, and by whom each variable is held. Variables are numbered."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, markers: Path) -> None:
         self.random = random.Random(seed)
+        self.markers = markers
         self.known = regions()
         self.region: dict[int, int] = {}
         self.here: dict[int, list[Any]] = {}
@@ -585,6 +607,7 @@ class Program:
     def step(self) -> None:
         steps: list[Callable[[], None]] = [self.make, self.task, self.store, self.give, self.take]
         steps += [self.put_inside, self.take_out, self.drop, self.drop, self.forget, self.kill]
+        steps += [self.task_that_dies]
         self.random.choice(steps)()
 
     def some(self, of: Any) -> Any:
@@ -608,6 +631,13 @@ class Program:
             ref = self.here[number][0]
             pause_s = self.random.random()
             run = total.remote(ref, pause_s) if number % 2 else same.remote([ref])
+            self.running.append((number, run))
+
+    def task_that_dies(self) -> None:
+        """Its worker is killed, and Ray runs it again in another."""
+        if (number := self.some(self.here)) is not None:
+            marker = str(self.markers / uuid.uuid4().hex)
+            run = total_at_second_try.remote(self.here[number][0], marker)
             self.running.append((number, run))
 
     def store(self) -> None:
@@ -697,9 +727,8 @@ class Program:
             assert sums == {number: float(number * ITEMS) for number in kept}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_programs(clamor_cluster: ClamorCluster, seed: int) -> None:
-    program = Program(seed)
+def run_program(seed: int, markers: Path) -> None:
+    program = Program(seed, markers)
     for _ in range(4):
         program.make()
         program.make()
@@ -708,6 +737,18 @@ def test_random_programs(clamor_cluster: ClamorCluster, seed: int) -> None:
         program.check()
     for name in program.named.values():
         clamor.drop(name)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_programs(clamor_cluster: ClamorCluster, tmp_path: Path, seed: int) -> None:
+    run_program(seed, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_many_random_programs(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
+    for seed in range(3, 33):
+        run_program(seed, tmp_path)
 
 
 def test_variables_from_before_a_restart_stay(clamor_cluster: ClamorCluster) -> None:

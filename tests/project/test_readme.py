@@ -1,7 +1,8 @@
 """The examples of the README and of every page of docs/ run as they stand, one after the other.
 
 A block that cannot run is marked with the reason (`NOT_RUN`). What a page's examples use, and do
-not make, is in `SETUP`; `CHECKS` looks at what they did.
+not make, is in `SETUP`; `CHECKS` looks at what they did. Blocks that need a driver of their own are
+put together in `SCRIPTS`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 README, GUIDE, DOCS = ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs"
 SHORT = (README, GUIDE)  # they begin with what they need, for who pastes them
 MARK = "<!-- executed by tests/project/test_readme.py -->"
+BY_ITSELF = "<!-- executed by itself by tests/project/test_readme.py -->"  # a script of its own
 NOT_RUN: Final = re.compile(r"<!-- not run: (\S.*\S) -->")
 BLOCK: Final = re.compile(
     r"(?:^(?P<mark>[^\n]*)\n)?^```(?:python|py|pycon)\n(?P<code>.*?)^```", re.M | re.S
@@ -118,6 +120,26 @@ async def both():
 assert asyncio.run(asyncio.wait_for(both(), 60)) >= 1
 """,
 }
+# With all blocks of a page that are executed by themselves, in order.
+SCRIPTS = {
+    "guide.md": """
+import numpy as np
+import ray
+import clamor_ray as clamor
+ray.init(namespace="prices")
+table = np.arange(10**5)
+{0}
+clamor.shutdown()
+{1}
+serve.start(proxy_location="Disabled")
+try:
+    app = serve.run(Prices.bind(), name="prices", route_prefix=None)
+    assert app.remote(7).result(timeout_s=60) == 7
+finally:
+    serve.shutdown()
+    clamor.shutdown(session="prices")
+""",
+}
 # A member's code: each of two actors runs it.
 IN_ACTORS = {
     "groups.md": """
@@ -140,8 +162,8 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return [(found["mark"] or "", found["code"]) for found in BLOCK.finditer(page.read_text())]
 
 
-def examples(page: Path) -> list[str]:
-    return [code for mark, code in blocks(page) if mark == MARK]
+def examples(page: Path, wanted: str = MARK) -> list[str]:
+    return [code for mark, code in blocks(page) if mark == wanted]
 
 
 PAGES = [page for page in (README, *sorted(DOCS.glob("*.md"))) if blocks(page)]
@@ -160,36 +182,50 @@ def script_of(page: Path) -> str:
 def test_each_block_is_run_or_says_why_not() -> None:
     for page in PAGES:
         for mark, code in blocks(page):
-            assert mark == MARK or NOT_RUN.fullmatch(mark), f"{page}: {code}"
+            assert mark in (MARK, BY_ITSELF) or NOT_RUN.fullmatch(mark), f"{page}: {code}"
+        assert bool(examples(page, BY_ITSELF)) == (page.name in SCRIPTS)
     for page in (README, *DOCS.glob("*.md")):
         text = page.read_text()
         # None is hidden by the way it is written, and no mark is over something else.
         assert len(re.findall(r"^[ \t]*```[ \t]*py", text, re.M | re.I)) == len(blocks(page)), page
-        n_marks = text.count(MARK) + len(NOT_RUN.findall(text))
+        n_marks = text.count(MARK) + text.count(BY_ITSELF) + len(NOT_RUN.findall(text))
         assert n_marks == len(blocks(page)), page
+
+
+def run(cluster: ClamorCluster, directory: Path, script: str) -> str:
+    """What it prints; it has a directory of its own, and the lab's cluster."""
+    path = directory / "example.py"
+    path.write_text(script)
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        cwd=directory,
+        env={**os.environ, **cluster.lab.environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", sorted(SCRIPTS))
+def test_examples_run_by_themselves(
+    clamor_cluster: ClamorCluster, tmp_path: Path, page: str
+) -> None:
+    run(clamor_cluster, tmp_path, SCRIPTS[page].format(*examples(DOCS / page, BY_ITSELF)))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_examples_run(clamor_cluster: ClamorCluster, tmp_path: Path, page: Path) -> None:
-    script = tmp_path / "example.py"
-    script.write_text(script_of(page))
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env={**os.environ, **clamor_cluster.lab.environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed = run(clamor_cluster, tmp_path, script_of(page))
     prints_stats = page.name in ("guide.md", "memory.md")
-    assert (re.search("node +home", done.stdout) is not None) == prints_stats
+    assert (re.search("node +home", printed) is not None) == prints_stats
 
 
 @pytest.mark.parametrize("page", SHORT, ids=lambda page: page.name)
 def test_the_examples_are_short(page: Path) -> None:
-    for example in examples(page):
+    for example in (*examples(page), *examples(page, BY_ITSELF)):
         assert len([line for line in example.splitlines() if line.strip()]) <= 20
 
 

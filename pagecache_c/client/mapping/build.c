@@ -37,7 +37,7 @@ static int add(pc_client *client, uint64_t region, uint64_t base_address, uint64
         return rc;
     struct pc__mapping *mapping = pc__mapping_new(region);
     if (!mapping)
-        return pc__fail(PC_ERR_NO_MEMORY, "a mapping of region %" PRIu64, region);
+        return pc__fail(PC_ERR_NO_MEMORY, "a mapping of variable %" PRIu64, region);
     mapping->build_fd = -1;
     mapping->trapped.length_bytes = length_bytes;
     mapping->trapped.flags = PC_MAP_FIXED;
@@ -56,7 +56,7 @@ static int add(pc_client *client, uint64_t region, uint64_t base_address, uint64
 static int lay(pc_client *client, struct pc__mapping *mapping, int fd)
 {
     struct stat st;
-    int rc = fstat(fd, &st) ? pc__fail_errno("fstat of region %" PRIu64, mapping->region) : PC_OK;
+    int rc = fstat(fd, &st) ? pc__fail_errno("fstat of variable %" PRIu64, mapping->region) : PC_OK;
     if (!rc) {
         mapping->inode = (uint64_t)st.st_ino;
         rc = pc__mapping_check_memory(mapping, fd, mapping->inode);
@@ -123,9 +123,9 @@ static int seal_begin(pc_client *client, uint64_t id, struct pc__mapping **out)
     if (!mapping || mapping->state == PC__MAPPING_OPENING)
         return pc__fail(PC_ERR_NO_REGION, "no mapping %" PRIu64 " in this process", id);
     if (mapping->state == PC__MAPPING_GUARDED)
-        return pc__fail(PC_ERR_FORKED, "region %" PRIu64 " did not survive fork", mapping->region);
+        return pc__fail(PC_ERR_FORKED, "variable %" PRIu64 " did not survive fork", mapping->region);
     if (!mapping->is_building || mapping->is_sealing)
-        return pc__fail(PC_ERR_EXISTS, "region %" PRIu64 " is sealed, or another thread is at it",
+        return pc__fail(PC_ERR_EXISTS, "variable %" PRIu64 " is sealed, or another thread is at it",
                         mapping->region);
     mapping->is_sealing = true;
     mapping->users++;
@@ -151,7 +151,7 @@ static int make_private(pc_client *client, struct pc__mapping *mapping)
     int rc = pc__mapping_lay(client, mapping, mapping->build_fd, PROT_READ | PROT_WRITE);
     if (!rc && madvise(pc__pointer(mapping->trapped.address), mapping->trapped.length_bytes,
                        MADV_DOFORK))
-        rc = pc__fail_errno("MADV_DOFORK of region %" PRIu64, mapping->region);
+        rc = pc__fail_errno("MADV_DOFORK of variable %" PRIu64, mapping->region);
     mapping->is_built = !rc;
     pthread_mutex_unlock(&client->lock);
     return rc;
@@ -162,7 +162,7 @@ static int protect(const struct pc__mapping *mapping, int prot)
     if (mapping->is_kept)
         return PC_OK;
     if (mprotect(pc__pointer(mapping->trapped.address), mapping->trapped.length_bytes, prot))
-        return pc__fail_errno("mprotect of region %" PRIu64, mapping->region);
+        return pc__fail_errno("mprotect of variable %" PRIu64, mapping->region);
     return PC_OK;
 }
 
@@ -205,11 +205,11 @@ static int open_sealed(pc_client *client, struct pc__mapping *mapping, uint64_t 
     memcpy(&opened, call.body, sizeof opened);
     rc = opened.inode == mapping->inode
              ? pc__mapping_check_memory(mapping, call.fds[0], opened.inode)
-             : pc__fail(PC_ERR_PROTOCOL, "the page server sealed other memory than region %" PRIu64
+             : pc__fail(PC_ERR_PROTOCOL, "the page server sealed other memory than variable %" PRIu64
                         " was built in", mapping->region);
     pc__fds_close(call.fds, &call.n_fds);
     if (!rc && opened.needs_trap)
-        rc = pc__fail(PC_ERR_PROTOCOL, "the page server says that blocks of region %" PRIu64
+        rc = pc__fail(PC_ERR_PROTOCOL, "the page server says that blocks of variable %" PRIu64
                       " are absent at its home", mapping->region);
     if (rc)
         end_lease(client, mapping);
@@ -227,7 +227,7 @@ static int seal(pc_client *client, struct pc__mapping *mapping, uint64_t deadlin
     if (rc == PC_ERR_NO_REGION || rc == PC_ERR_NO_GENERATION)
         mapping->may_be_sealed = false; /* lost with the server that it was made at */
     if (rc && !mapping->may_be_sealed && protect(mapping, PROT_READ | PROT_WRITE))
-        return pc__fail_errno("mprotect of region %" PRIu64 " after a seal that failed",
+        return pc__fail_errno("mprotect of variable %" PRIu64 " after a seal that failed",
                               mapping->region);
     return rc;
 }
@@ -274,9 +274,9 @@ PC_API int pc_client_build_keep(pc_client *client, uint64_t mapping_id)
     pthread_mutex_lock(&client->lock);
     int rc = find_built(client, mapping_id, &mapping);
     if (!rc && mapping->state == PC__MAPPING_GUARDED)
-        rc = pc__fail(PC_ERR_FORKED, "region %" PRIu64 " did not survive fork", mapping->region);
+        rc = pc__fail(PC_ERR_FORKED, "variable %" PRIu64 " did not survive fork", mapping->region);
     if (!rc && (!mapping->is_building || mapping->is_sealing))
-        rc = pc__fail(PC_ERR_EXISTS, "region %" PRIu64 " is not being built", mapping->region);
+        rc = pc__fail(PC_ERR_EXISTS, "variable %" PRIu64 " is not being built", mapping->region);
     if (!rc)
         mapping->is_kept = true;
     pthread_mutex_unlock(&client->lock);
@@ -290,7 +290,7 @@ static int drop(pc_client *client, uint64_t mapping_id)
     pthread_mutex_lock(&client->lock);
     int rc = find_built(client, mapping_id, &mapping);
     if (!rc && (!mapping->is_building || mapping->is_sealing || !mapping->is_kept))
-        rc = pc__fail(PC_ERR_EXISTS, "region %" PRIu64 " is not being built, or not to be kept",
+        rc = pc__fail(PC_ERR_EXISTS, "variable %" PRIu64 " is not being built, or not to be kept",
                       mapping->region);
     if (!rc)
         mapping->is_sealing = true;
@@ -330,7 +330,7 @@ PC_API int pc_client_build_let_go(pc_client *client, uint64_t mapping_id)
     pthread_mutex_lock(&client->lock);
     int rc = find_built(client, mapping_id, &mapping);
     if (!rc && mapping->is_building)
-        rc = pc__fail(PC_ERR_EXISTS, "region %" PRIu64 " is still being built", mapping->region);
+        rc = pc__fail(PC_ERR_EXISTS, "variable %" PRIu64 " is still being built", mapping->region);
     if (!rc) {
         mapping->is_kept = false;
         pc__build_close_fd(mapping);
@@ -351,7 +351,7 @@ static int copy_blocks(const struct pc__mapping *mapping)
             return PC_OK;
         end = begin < 0 ? begin : lseek(mapping->build_fd, begin, SEEK_HOLE);
         if (end < 0)
-            return pc__fail_errno("looking for the blocks of region %" PRIu64, mapping->region);
+            return pc__fail_errno("looking for the blocks of variable %" PRIu64, mapping->region);
         for (off_t at = begin; at < end; at += PC_BLOCK_BYTES)
             (void)__atomic_fetch_or(base + at, 0, __ATOMIC_RELAXED);
     }
@@ -411,6 +411,6 @@ int pc__build_share(pc_client *client, struct pc__mapping *mapping)
     pc__mapping_release(client, mapping);
     pthread_mutex_unlock(&client->lock);
     return n < 0 ? (int)n
-                 : pc__fail(PC_ERR_CLASH, "region %" PRIu64 " was built in this process, and libraries "
+                 : pc__fail(PC_ERR_CLASH, "variable %" PRIu64 " was built in this process, and libraries "
                             "have written to its memory since; their copy is at its address", region);
 }

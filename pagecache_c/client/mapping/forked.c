@@ -184,7 +184,7 @@ static int open_again(const struct pc__patience *patience, int fd, struct pc__ma
         return pc__mapping_install(patience->client, mapping, call.fds[0]);
     }
     pc__fds_close(call.fds, &call.n_fds);
-    return pc__fail(call.status < 0 ? call.status : PC_ERR_PROTOCOL, "region %" PRIu64 ": %s",
+    return pc__fail(call.status < 0 ? call.status : PC_ERR_PROTOCOL, "variable %" PRIu64 ": %s",
                     mapping->region, pc_strerror(call.status));
 }
 
@@ -205,7 +205,7 @@ static int lease_again(const struct pc__patience *patience, int fd, struct pc__m
     if (call.status == PC_OK && opened.inode == mapping->inode && !opened.needs_trap)
         return PC_OK;
     return pc__fail(call.status < 0 ? call.status : PC_ERR_NO_GENERATION,
-                    "region %" PRIu64 ", which was built before the fork", mapping->region);
+                    "variable %" PRIu64 ", which was built before the fork", mapping->region);
 }
 
 /* Under no lock: nobody else is in this client, it is FORKED. */

@@ -317,7 +317,7 @@ static int use_found(pc_client *client, uint64_t id, struct pc__mapping **out)
         return pc__fail(PC_ERR_FORKED, "variable %" PRIu64 " did not survive fork",
                         mapping->region);
     if (mapping->is_building)
-        return pc__fail(PC_ERR_NO_REGION, "region %" PRIu64 " is being built and is not sealed yet",
+        return pc__fail(PC_ERR_NO_REGION, "variable %" PRIu64 " is being built and is not sealed yet",
                         mapping->region);
     mapping->users++;
     *out = mapping;
@@ -462,7 +462,7 @@ static int share(pc_client *client, const struct pc__mapping *wanted, uint64_t b
             return pc__fail(PC_ERR_FORKED, "variable %" PRIu64 " did not survive fork",
                             found->region);
         if (found->is_building)
-            return pc__fail(PC_ERR_NO_REGION, "region %" PRIu64
+            return pc__fail(PC_ERR_NO_REGION, "variable %" PRIu64
                             " is being built here and is not sealed yet", found->region);
         if (found->trapped.length_bytes != wanted->trapped.length_bytes)
             return pc__fail(PC_ERR_EXISTS,

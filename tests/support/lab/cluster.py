@@ -154,6 +154,11 @@ class LocalCluster:
         raylet = node.all_processes["raylet"][0].process.pid
         return [raylet, *descendants(raylet)]
 
+    def head_processes(self) -> list[int]:
+        """Ids of all that the head has started: GCS, raylet, and all below."""
+        started = [each.process.pid for of in self._nodes[0].all_processes.values() for each in of]
+        return [pid for one in started for pid in (one, *descendants(one))]
+
     def kill_node(self, index: int) -> None:
         """Ends a node as a crash would: the raylet and all below it by SIGKILL, at once."""
         if index == 0:
