@@ -152,6 +152,7 @@ def _part_in_own(config: Config, settings: dict[str, Any]) -> Session:
 
 def _end_with_process() -> None:
     process_sessions._once("exit", lambda: atexit.register(shutdown.end_all, exiting=True))
+    process_sessions._once("ray.shutdown", shutdown.end_before_ray)
 
 
 def _make_session(config: Config) -> Session:

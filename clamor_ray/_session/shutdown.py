@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import warnings
+from typing import Any
 
 import ray
 
@@ -56,7 +58,7 @@ def end(session: Session, exiting: bool = False, for_all: bool = False) -> None:
         warnings.warn(
             f"Blocks of {n_missing} object{'s' if n_missing > 1 else ''} that this process holds "
             "are not on this node, and the session has ended: a touch of one ends the process. "
-            "Copy what you need before clamor.shutdown().",
+            "Copy what you need before the session ends.",
             errors.ClamorWarning,
             stacklevel=level_of_caller(),
         )
@@ -153,6 +155,39 @@ def shutdown(*, session: str | None = None, force: bool = False) -> None:
         left = process_sessions.attached()
         if left is not None and left.name is not None and left.in_driver:
             starting.note_session_of_job(left.scope)
+
+
+def end_before_ray() -> None:
+    """From now on `ray.shutdown()` ends the sessions of this driver first: it takes the page
+    servers from under what its objects look at, and Ray has no hook for that."""
+    shutdown_ray = ray.shutdown
+
+    @functools.wraps(shutdown_ray)
+    def shutdown_both(*arguments: Any, **options: Any) -> Any:
+        try:
+            if ray.is_initialized():
+                _end_own()
+        finally:
+            shutdown_ray(*arguments, **options)
+
+    ray.shutdown = shutdown_both
+
+
+def _end_own() -> None:
+    """Ends the sessions that this driver has made, as Ray will. Of others, where the cluster goes
+    too, it only fetches what objects look at."""
+    node = ray._private.worker._global_node
+    cluster_ends = node is not None and node.is_head()
+    with process_sessions._lock:
+        for session in process_sessions.sessions():
+            if session._pid != os.getpid() or not session.is_here:
+                continue
+            if session.owner or cluster_ends:
+                _fetch_objects(session, force=True)
+            if session.owner:
+                process_sessions._leave(session)
+                end_hooks.scopes.add(session.scope)
+                end(session)
 
 
 def end_all(exiting: bool = False, force: bool = False) -> None:

@@ -339,6 +339,52 @@ def test_shutdown_refuses_where_blocks_are_missing(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+RAY_ENDS = (
+    COMMON
+    + """
+import warnings
+from clamor_ray import errors
+from clamor_ray._session import shutdown
+
+
+@ray.remote(num_cpus=0, resources={"node1": 0.001})
+def make():
+    return clamor.put(np.arange(10**6))
+
+
+scopes = set()
+for comes in (True, False):
+    ray.init()
+    scopes.add(clamor.init().scope)
+    array = ray.get(make.remote(), timeout=100).get()
+    assert array[5] == 5
+    shutdown.LAST_FETCH_S = 10.0 * comes
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ray.shutdown()
+    assert not ray.is_initialized()
+    said = [str(w.message) for w in caught if issubclass(w.category, errors.ClamorWarning)]
+    if comes:
+        assert said == [] and (array == np.arange(10**6)).all()
+    else:
+        assert "Blocks of 1 object" in said[0] and array[5] == 5
+    try:
+        clamor.put(np.zeros(10**5))
+    except errors.NotInitializedError:
+        pass
+    else:
+        raise AssertionError("there is a session")
+assert len(scopes) == 2
+print("it went on")
+"""
+)
+
+
+def test_arrays_stay_readable_after_ray_shutdown(clamor_cluster: ClamorCluster) -> None:
+    """As in a notebook that ends Ray, and not the session."""
+    assert "it went on" in driver_script.run(RAY_ENDS, lab=clamor_cluster.lab)
+
+
 INTERRUPTED = (
     COMMON
     + """
