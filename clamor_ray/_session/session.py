@@ -53,6 +53,7 @@ from clamor_ray._version import __version__
 SWEEP_LEAST = 64
 FREED_KEPT = 1024
 RETIRE_S = 1.0  # then the registry is asked to see to it
+MOST_LOOKED_AT_BYTES = 64 << 30  # of a mapping: `Client.absent_blocks` takes all of a larger one
 LAST_FETCH_BYTES = 4 << 30  # of a mapping: no more of it is fetched when the session ends
 FIRST_LOOK_S = 0.2  # for a page server that is there already
 
@@ -435,7 +436,7 @@ class Session:
         self.goes_on = False
         self._has_left = False
 
-    def fetch_leased(self, timeout_s: float) -> int:
+    def fetch_leased(self, timeout_s: float) -> list[tuple[Mapping, GlobalRef[Any]]]:
         """Fetches what this process's objects look at, before the session ends; not of mappings
         that lack more than `LAST_FETCH_BYTES`.
 
@@ -443,24 +444,47 @@ class Session:
             timeout_s: For all of it.
 
         Returns:
-            How many mappings lack blocks that may still come: none of a home that is lost.
+            What to ask `may_come` about; no version of a home that is lost, or that is kept no
+            longer.
         """
         deadline = time.monotonic() + timeout_s
-        n_missing = 0
+        leased = {leased.mapping: leased.snapshot for _, leased in self.leases.entries()}
+        fetched = []
         for mapping in self._leased_mappings():
-            all_of_it = np.array([[0, mapping.length_bytes // BLOCK_BYTES]], np.uint64)
-            left_s = deadline - time.monotonic()
+            if (ref := leased.get(mapping)) is None:  # no version: what is built here is here
+                continue
             try:
-                absent = self.client.absent_blocks(mapping.id)
-                if 0 < absent * BLOCK_BYTES <= LAST_FETCH_BYTES and left_s > 0:
-                    self.client.prefetch(mapping.id, all_of_it, wait=True, timeout_s=left_s)
-                    absent = self.client.absent_blocks(mapping.id)
-            except errors.HomeLostError:
-                absent = 0
+                self._fetch(mapping, deadline)
+            except (errors.HomeLostError, errors.SnapshotExpired):
+                continue
             except errors.ClamorError:
-                absent = 1
-            n_missing += absent > 0
-        return n_missing
+                pass  # `may_come` says what is missing
+            fetched.append((mapping, ref))
+        return fetched
+
+    def _fetch(self, mapping: Mapping, deadline: float) -> None:
+        """As long as it comes nearer: what is fetched may push out others, and then itself."""
+        all_of_it = np.array([[0, mapping.length_bytes // BLOCK_BYTES]], np.uint64)
+        least = LAST_FETCH_BYTES // BLOCK_BYTES + 1
+        while 0 < (absent := self.client.absent_blocks(mapping.id)) < least:
+            least = absent
+            if (left_s := deadline - time.monotonic()) <= 0:
+                return
+            self.client.prefetch(mapping.id, all_of_it, wait=True, timeout_s=left_s)
+
+    def may_come(self, mapping: Mapping, ref: GlobalRef[Any]) -> bool:
+        """Whether a mapping lacks blocks, and not for good. To be asked when all were fetched: what
+        came last may have pushed out what was here."""
+        n_blocks = mapping.length_bytes // BLOCK_BYTES
+        try:
+            absent = self.client.absent_blocks(mapping.id)
+            if not absent or (absent == n_blocks and mapping.length_bytes > MOST_LOOKED_AT_BYTES):
+                return False  # of so much nobody says what is here
+            return self.rpc.why_lost(ref._region) is None
+        except errors.ServerUnavailableError as error:
+            return not isinstance(error.__cause__, ray_state.GONE)  # without a registry nothing is
+        except errors.ClamorError:
+            return True
 
     def n_not_here(self) -> int:
         """How many mappings that objects look at lack blocks."""

@@ -76,13 +76,16 @@ def _fetch_objects(session: Session, force: bool) -> None:
     """
     if session._pid != os.getpid() or not session.is_here or not len(session.leases):
         return
-    lacking = session.fetch_leased(LAST_FETCH_S)
-    if force or not lacking or session.was_told or session._has_ended():
+    fetched = session.fetch_leased(LAST_FETCH_S)
+    if force or session.was_told or session._has_ended():
+        return
+    if not (lacking := sum(session.may_come(*each) for each in fetched)):
         return
     s = "s" if lacking > 1 else ""
     raise errors.ObjectsInUseError(
         f"The session goes on: blocks of {lacking} object{s} that this process holds are not on "
-        f"this node, and did not come within {LAST_FETCH_S:g} s (or it lacks more than 4 GiB)."
+        f"this node: they did not come within {LAST_FETCH_S:g} s, or are more than 4 GiB, or more "
+        "than the node's cache has room for."
     )
 
 
@@ -179,12 +182,12 @@ def _end_own() -> None:
     node = ray._private.worker._global_node
     cluster_ends = node is not None and node.is_head()
     with process_sessions._lock:
-        for session in process_sessions.sessions():
-            if session._pid != os.getpid() or not session.is_here:
-                continue
-            if session.owner or cluster_ends:
+        for session in (*process_sessions.sessions(), *process_sessions._over):
+            if cluster_ends and not session.owner and not session.was_told:
                 _fetch_objects(session, force=True)
-            if session.owner:
+        for session in process_sessions.sessions():
+            if session.owner and session._pid == os.getpid() and session.is_here:
+                _fetch_objects(session, force=True)
                 process_sessions._leave(session)
                 end_hooks.scopes.add(session.scope)
                 end(session)

@@ -33,6 +33,9 @@ static PyObject *explain;   /* (array) -> what an error says of an array that is
 
 #define MOST_RANGES 16u
 #define BELIEVED_NS 10000000u
+#define SMALL_BYTES (16ull << 20)        /* to look at it costs as much as a few calls */
+#define FIRST_LOOK_NS_PER_MIB 640000ull  /* a hundred times what it costs */
+#define FIRST_LOOK_MOST_NS 1000000000ull
 
 /* The first field of a numpy.ndarray. */
 struct array {
@@ -99,6 +102,10 @@ static struct range *range_for(uintptr_t begin, uintptr_t end)
             oldest = &ranges[i];
     }
     *oldest = (struct range){.begin = begin, .end = end};
+    if (end - begin > SMALL_BYTES) { /* not at once: it may be opened for these rows only */
+        const uint64_t later_ns = ((end - begin) >> 20) * FIRST_LOOK_NS_PER_MIB;
+        oldest->look_ns = now_ns() + (later_ns < FIRST_LOOK_MOST_NS ? later_ns : FIRST_LOOK_MOST_NS);
+    }
     return oldest;
 }
 

@@ -56,6 +56,7 @@ NOT_ON_ONE_SESSION = {
     "LostBlocksWarning",
     "MemberLostError",
     "NondeterministicError",
+    "ObjectsInUseError",
     "PrefetchTimeoutError",
     "ProtocolError",
     "RangeError",

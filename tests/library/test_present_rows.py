@@ -136,6 +136,17 @@ def test_all_is_looked_at_seldom(looks: Looks) -> None:
         assert 1 <= looks.n_whole <= 2 + (time.monotonic() - began) / WHOLE_S
 
 
+def test_what_is_large_and_opened_for_a_moment_is_not_looked_at(looks: Looks) -> None:
+    view = table()
+    looks.memory = (begin_of(view), begin_of(view) + (1 << 30))
+    for _ in range(5):
+        assert looks.are_asked(view, IDS, IDS)
+        global_array.forget(begin_of(view))  # its last lease has ended
+    assert looks.n_whole == 0
+    until(lambda: looks.are_asked(view, IDS) and looks.n_whole == 1)  # where it stays
+    looks.go_on(view, IDS)
+
+
 def test_many_arrays_at_once(looks: Looks) -> None:
     views = [table(N + n) for n in range(40)]
     for _ in range(2):

@@ -339,6 +339,47 @@ def test_shutdown_refuses_where_blocks_are_missing(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+CROWDED = (
+    COMMON
+    + """
+from clamor_ray import errors
+
+ray.init()
+clamor.init(cache_bytes="16MiB")
+
+
+@ray.remote(num_cpus=0, resources={"node1": 0.001})
+def make():
+    return clamor.put(np.arange(12 << 17))  # 12 MiB
+
+
+refs = [ray.get(make.remote(), timeout=100) for _ in range(2)]
+first, second = (ref.get() for ref in refs)
+try:
+    clamor.shutdown()
+except errors.ObjectsInUseError as error:
+    assert "room" in str(error), error
+else:
+    raise AssertionError("what came last has pushed out what was here")
+del second
+clamor.free(refs[1])
+try:
+    with clamor.build(1 << 20) as region:
+        built = region.zeros(1000)
+        raise KeyError
+except KeyError:
+    pass
+clamor.shutdown()  # there is room now; what was built and not sealed is nobody's
+assert (first == np.arange(12 << 17)).all()
+print("it went on")
+"""
+)
+
+
+def test_shutdown_refuses_where_not_all_has_room(clamor_cluster: ClamorCluster) -> None:
+    assert "it went on" in driver_script.run(CROWDED, lab=clamor_cluster.lab)
+
+
 RAY_ENDS = (
     COMMON
     + """

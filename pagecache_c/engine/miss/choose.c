@@ -21,6 +21,7 @@
 #define LEAST_TRIPS 16u
 #define LEAST_VARIANCE 16.0   /* of their numbers of blocks: else the line may be any */
 #define LATE 3.0             /* times what was expected: a thread slept, which says nothing */
+#define LATE_AT_FIRST 10.0   /* times the best so far, while nothing is known: it waited for a restart, say */
 #define LEAST_TRIP_BLOCKS 4u
 #define MOST_TRIP_BLOCKS 256u
 
@@ -37,6 +38,29 @@ static double block_ns_of(const struct pc__trips *trips)
            (trips->blocks_squared - trips->blocks * trips->blocks);
 }
 
+static unsigned as_blocks(const struct pc__trips *trips)
+{
+    const double block_ns = block_ns_of(trips);
+    if (block_ns <= 0)
+        return MOST_TRIP_BLOCKS;
+    const double blocks = trips->ns / block_ns - trips->blocks;
+    return blocks < LEAST_TRIP_BLOCKS  ? LEAST_TRIP_BLOCKS
+           : blocks > MOST_TRIP_BLOCKS ? MOST_TRIP_BLOCKS
+                                       : (unsigned)blocks;
+}
+
+/* While nothing is known. What was late is left out; where all before it were, it is the first. */
+static bool is_late_at_first(struct pc__trips *trips, double n, double ns)
+{
+    const double each = ns / (PC__TRIP_BLOCKS + n);
+    if (trips->n && each > LATE_AT_FIRST * trips->best_ns)
+        return true;
+    if (!trips->n || each * LATE_AT_FIRST < trips->best_ns)
+        *trips = (struct pc__trips){.best_ns = each, .known_blocks = trips->known_blocks};
+    trips->best_ns = each < trips->best_ns ? each : trips->best_ns;
+    return false;
+}
+
 void pc__trips_add(struct pc__trips *trips, uint64_t n_blocks, uint64_t ns)
 {
     const double n = (double)n_blocks;
@@ -45,6 +69,8 @@ void pc__trips_add(struct pc__trips *trips, uint64_t n_blocks, uint64_t ns)
         const double more_ns = (n - trips->blocks) * block_ns_of(trips);
         const double most = LATE * (trips->ns + (more_ns > 0 ? more_ns : 0));
         took = took < most ? took : most;
+    } else if (is_late_at_first(trips, n, took)) {
+        return;
     }
     trips->n++;
     const double share = (double)trips->n < TRIPS_REMEMBERED ? 1.0 / (double)trips->n
@@ -53,19 +79,8 @@ void pc__trips_add(struct pc__trips *trips, uint64_t n_blocks, uint64_t ns)
     trips->blocks_squared += share * (n * n - trips->blocks_squared);
     trips->ns += share * (took - trips->ns);
     trips->ns_blocks += share * (took * n - trips->ns_blocks);
-}
-
-unsigned pc__trip_blocks(const struct pc__trips *trips)
-{
-    if (!are_known(trips))
-        return PC__TRIP_BLOCKS;
-    const double block_ns = block_ns_of(trips);
-    if (block_ns <= 0)
-        return MOST_TRIP_BLOCKS;
-    const double blocks = trips->ns / block_ns - trips->blocks;
-    return blocks < LEAST_TRIP_BLOCKS  ? LEAST_TRIP_BLOCKS
-           : blocks > MOST_TRIP_BLOCKS ? MOST_TRIP_BLOCKS
-                                       : (unsigned)blocks;
+    if (are_known(trips)) /* it stays while all answers have one size, which says nothing */
+        trips->known_blocks = as_blocks(trips);
 }
 
 /* After a commit: what was here before it, and nothing that was never asked for. */

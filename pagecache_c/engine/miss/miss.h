@@ -63,7 +63,8 @@ struct pc__lane {
 /* What fetches from a peer have taken, lately: means, weighted by age (choose.c). */
 struct pc__trips {
     uint64_t n;
-    double blocks, blocks_squared, ns, ns_blocks;
+    double blocks, blocks_squared, ns, ns_blocks, best_ns;
+    unsigned known_blocks; /* a round trip costs as much as so many, when that was last known; or 0 */
 };
 
 struct pc__peer {
@@ -180,7 +181,6 @@ void pc__readahead_read(struct pc__readahead *pages, struct pc_run run, bool exa
 
 /* choose.c. Of a fetch that had nothing to wait behind; what a round trip costs, in blocks moved. */
 void pc__trips_add(struct pc__trips *trips, uint64_t n_blocks, uint64_t ns);
-unsigned pc__trip_blocks(const struct pc__trips *trips);
 /* By use, at most most_blocks of it. The block was touched and is absent; in_flight: on its way. */
 struct pc__choice pc__choose(struct pc__readahead *pages, struct pc__streams *streams,
                              const struct pc__choice_sets *sets, uint64_t block, bool in_flight,
