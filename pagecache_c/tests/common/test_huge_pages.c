@@ -182,7 +182,8 @@ static void test_settings(int unused)
     CHECK(!unlink(path) && !rmdir(directory));
 }
 
-/* How many maps of our memory there are in this process; all of them refuse huge pages. */
+/* How many maps of our memory there are in this process that refuse huge pages; -1: one does not. A
+ * thread of a server may have made it just now, and say so next. */
 static int maps_that_refuse(void)
 {
     char line[512];
@@ -196,9 +197,8 @@ static int maps_that_refuse(void)
                       strstr(line, "memfd:clamor-history");
         if (strncmp(line, "VmFlags:", 8) != 0)
             continue;
-        if (is_ours && !strstr(line, " nh"))
-            FAIL("a map of shared memory takes huge pages");
-        n += is_ours;
+        if (is_ours && n >= 0)
+            n = strstr(line, " nh") ? n + 1 : -1;
         is_ours = false;
     }
     fclose(file);
@@ -218,7 +218,7 @@ static void test_all_maps(int trap)
     struct pc_mapping h1 = map_at(home, &info, 1, 0), w1 = map_at(far, &info, 1, PC_MAP_PRIVATE);
     struct pc_mapping built;
     OK(pc_client_build(home, 7, PC_WINDOW_BEGIN + ((uint64_t)7 << 28), MIB, WAIT, &built));
-    CHECK(maps_that_refuse() >= 9);
+    SOON(maps_that_refuse() >= 9);
     OK(pc_client_unmap(home, h0.id));
     OK(pc_client_unmap(home, h1.id));
     OK(pc_client_unmap(far, f0.id));
