@@ -41,7 +41,8 @@ class Looks:
         if not self.are_here:
             return np.asarray(array)[key]
         begin = begin_of(array)
-        end = -(-(begin + BLOCK + array.nbytes) // BLOCK) * BLOCK
+        data = int(array.__array_interface__["data"][0])
+        end = -(-(data + array.nbytes) // BLOCK) * BLOCK  # not into the memory of the next array
         global_array.believe(*(self.memory or (begin, end)), self._look_at_all)
         return NotImplemented
 
