@@ -448,10 +448,9 @@ class Session:
             longer.
         """
         deadline = time.monotonic() + timeout_s
-        leased = {leased.mapping: leased.snapshot for _, leased in self.leases.entries()}
         fetched = []
-        for mapping in self._leased_mappings():
-            if (ref := leased.get(mapping)) is None:  # no version: what is built here is here
+        for mapping, ref in self._leased_mappings():
+            if ref is None:  # no version: what is built here is here
                 continue
             try:
                 self._fetch(mapping, deadline)
@@ -489,17 +488,17 @@ class Session:
     def n_not_here(self) -> int:
         """How many mappings that objects look at lack blocks."""
         n_missing = 0
-        for mapping in self._leased_mappings():
+        for mapping, _ in self._leased_mappings():
             try:
                 n_missing += self.client.absent_blocks(mapping.id) > 0
             except errors.ClamorError:
                 n_missing += 1
         return n_missing
 
-    def _leased_mappings(self) -> list[Mapping]:
-        """Those that are mapped once for all who look at them, the smallest first."""
-        mappings = {leased.mapping for _, leased in self.leases.entries()}
-        return sorted(mappings, key=lambda mapping: mapping.length_bytes)
+    def _leased_mappings(self) -> list[tuple[Mapping, GlobalRef[Any] | None]]:
+        """What is mapped once for all who look at it, the smallest first, and of which version."""
+        mappings = {leased.mapping: leased.snapshot for _, leased in self.leases.entries()}
+        return sorted(mappings.items(), key=lambda item: item[0].length_bytes)
 
     def wait_until_told(self, timeout_s: float) -> bool:
         """Whether this node's page server says, within that time, that the session has ended. Then

@@ -122,8 +122,8 @@ def shutdown(*, session: str | None = None, force: bool = False) -> None:
 
     Raises:
         NoSuchSessionError: No session of the cluster has that name.
-        ObjectsInUseError: Blocks of objects that are still held did not come (they took too long,
-            or the object is larger than 4 GiB). The session goes on as before.
+        ObjectsInUseError: Blocks of objects that are still held did not come: they took too long,
+            are more than 4 GiB, or more than the node's cache has room for. The session goes on.
 
     Warns:
         ClamorWarning: With `force`, or where a home or the registry is lost: blocks are missing.

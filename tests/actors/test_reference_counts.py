@@ -163,12 +163,18 @@ def test_what_was_read_of_a_freed_variable_holds_what_was_inside() -> None:
     assert counts.is_empty
 
 
-def test_a_freed_one_that_is_inside_of_another_holds_what_is_inside() -> None:
+def three_nested() -> ReferenceCounts:
+    """1 is inside of 2, and 2 inside of 3; each has an anchor of its own."""
     counts = ReferenceCounts(lambda region: False)
     counts.made([b"1", b"2", b"3"])
     counts.begin(1, b"1")
     counts.begin(2, b"2", [b"1"])
     counts.begin(3, b"3", [b"2"])
+    return counts
+
+
+def test_a_freed_one_that_is_inside_of_another_holds_what_is_inside() -> None:
+    counts = three_nested()
     counts.forget(2)
     assert counts.unheld(counts.anchors(), {b"3"}) == []
     assert counts.unheld(counts.anchors(), set()) == [3]
@@ -180,11 +186,7 @@ def test_a_freed_one_that_is_inside_of_another_holds_what_is_inside() -> None:
 
 
 def test_one_that_its_container_holds_is_freed() -> None:
-    counts = ReferenceCounts(lambda region: False)
-    counts.made([b"1", b"2", b"3"])
-    counts.begin(1, b"1")
-    counts.begin(2, b"2", [b"1"])
-    counts.begin(3, b"3", [b"2"])
+    counts = three_nested()
     assert counts.unheld(counts.anchors(), {b"3"}) == []
     counts.forget(2)  # what was read of it by way of 3 has the anchor of 3
     assert counts.unheld(counts.anchors(), {b"3"}) == []
