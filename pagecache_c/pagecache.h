@@ -360,6 +360,7 @@ struct pc_region_info {
     uint64_t base_address;
     uint64_t length_bytes;
     uint32_t loss;             /* as in pc_mapping; of a definition only */
+    uint64_t term;             /* which of its homes in turn: pc_engine_set_homes_of */
 };
 /* homes[i] is the server id of 64 MiB extent i; n_homes = ceil(length / 64 MiB).
  * PC_ERR_HOME_LOST: some are homed here, and a restart could not bring them back. */
@@ -428,12 +429,60 @@ int pc_engine_rebuild_take(pc_engine *engine, uint64_t region, int fd, uint64_t 
 int pc_engine_rebuild_copy(pc_engine *engine, uint64_t region, int fd, uint64_t version,
                            const struct pc_run *runs, size_t n_runs);
 int pc_engine_rebuild_seal(pc_engine *engine, uint64_t region, int fd);
+/* The same at another version than the one that it was begun with, a later one: commits have gone on. */
+int pc_engine_rebuild_seal_at(pc_engine *engine, uint64_t region, int fd, uint64_t version);
 /* Lets go of what that attempt has prepared, sealed or not; of what any has, where fd is -1. What is
  * not there, and a home, stays as it is: PC_OK. */
 int pc_engine_rebuild_drop(pc_engine *engine, uint64_t region, int fd);
-/* The homes of a region that is known here are others now; who waits for its blocks turns to them.
- * PC_ERR_HOME_LOST: this server is one, and nothing was prepared. */
+/* The homes of a region that is known here are others now; who waits for its blocks turns to them. A
+ * server that was the home, and is not named, is that no longer (move.c).
+ * PC_ERR_HOME_LOST: this server is one, and nothing was prepared. PC_ERR_NO_REGION: it is not used here. */
 int pc_engine_set_homes(pc_engine *engine, uint64_t region, const uint64_t *homes, size_t n_homes);
+/* The same, in order: these are the region's homes since its term-th one (from 1 on) is the home; it is
+ * also said with a definition, and with the beginning of a rebuild or a move: of what would be the home.
+ * What is said of an earlier term than what was heard last changes nothing: PC_OK. 0: the order is not
+ * known; a home that has a term does not end with it. PC_ERR_EXISTS: this server is not named, and
+ * became the home in this very term. A home's term outlives a restart. */
+int pc_engine_set_homes_of(pc_engine *engine, uint64_t region, uint64_t term, const uint64_t *homes,
+                           size_t n_homes);
+
+/* A home that lives moves to another server, the taker, while readers read and writers commit: move.c.
+ *   1. taker: pc_engine_rebuild_begin. PC_ERR_TIMEOUT: it was the home itself a moment ago; ask again.
+ *      What pc_engine_retain has said there of the region before is forgotten: say it again.
+ *   2. giver: pc_engine_home_blocks of the newest version v; pc_engine_stage_home of some of them at v;
+ *      taker: pc_engine_pull, pc_engine_rebuild_take; giver: pc_engine_drop_staged. And so on.
+ *   3. the same with the blocks that commits have changed in (v, w], at w; as often as one likes.
+ *   4. commits are held back, after all that are decided were published at the giver; 3. once more, at
+ *      their version. Blocks that are not staged again must be the same in all of these versions.
+ *   5. records of the history, from the oldest that is to stay readable on, in order and without a gap up
+ *      to the version before that one: pc_engine_stage_record, pull, pc_engine_rebuild_take_record. The
+ *      most of them can move while commits go on. None need move: older versions expire then.
+ *   6. taker: pc_engine_rebuild_seal_at that version. From here on it outlives the taker's process; until
+ *      here the death of that costs the attempt: pull, take and seal say PC_ERR_NO_REGION.
+ *   7. the registry writes down that the taker is the home. Then pc_engine_set_homes_of: at the taker,
+ *      where PC_ERR_HOME_LOST says that the giver must stay the home; then at the giver; and only then do
+ *      commits go on, here and at the taker. A giver that is restarted has not heard it.
+ * Given up before 7.: pc_engine_rebuild_drop, and what is staged; the giver has noticed nothing.
+ *
+ * The runs of blocks that hold data at a version; the others are zeros (or lost: the registry knows those).
+ * It may be more, never less. Returns their number, which may exceed capacity. PC_ERR_NO_REGION: this
+ * is not the home; PC_ERR_NO_VERSION: it does not know the version (yet); PC_ERR_EXPIRED: any more. */
+int64_t pc_engine_home_blocks(pc_engine *engine, uint64_t region, uint64_t version,
+                              struct pc_run *runs, size_t capacity);
+/* Stages blocks that the home has at a version under commit_id, for another server to pull. The runs must
+ * be sorted and disjoint; zeros among them travel too. Returns the layer's bytes. Errors as above, and
+ * PC_ERR_HOME_LOST: a block is lost. */
+int64_t pc_engine_stage_home(pc_engine *engine, uint64_t region, uint64_t version,
+                             uint64_t commit_id, const struct pc_run *runs, size_t n_runs);
+/* Stages a record of the home's history: what this version had in the blocks that the next commit
+ * replaced, which must be published here. PC_ERR_EXPIRED: it is not kept. PC_ERR_HOME_LOST: blocks of
+ * it were lost then. In both cases older ones are of no use. Else as above. */
+int64_t pc_engine_stage_record(pc_engine *engine, uint64_t region, uint64_t version,
+                               uint64_t commit_id);
+/* At the taker: takes such a record, that is staged here, into the history of what is prepared. Of
+ * records that leave a gap those before it are dropped; one that is not above the last changes nothing.
+ * Waits for the worker: of no event loop. Errors as of pc_engine_rebuild_take. */
+int pc_engine_rebuild_take_record(pc_engine *engine, uint64_t region, int fd, uint64_t commit_id);
 /* Answers NEED_HOME: server_id was its home, and there will be no other. Who waits fails with error. */
 int pc_engine_home_lost(pc_engine *engine, uint64_t region, uint64_t server_id, int error);
 /* Blocks of the region are lost: the number of that loss, or 0 where none is. Who opens it is told so

@@ -359,19 +359,93 @@ class Engine(_Handle):
         """All of it is there. It serves once this server is said to be the home."""
         check(self._call(c.lib.pc_engine_rebuild_seal, region, fd), region=region)
 
+    def rebuild_seal_at(self, region: int, fd: int, version: int) -> None:
+        """The same at a later version than the one that it was begun with.
+
+        Raises:
+            FreedError: Another attempt has begun since, or this process has.
+        """
+        check(
+            self._call(c.lib.pc_engine_rebuild_seal_at, region, fd, version),
+            region=region,
+            version=version,
+        )
+
+    def home_blocks(self, region: int, version: int) -> Runs:
+        """The blocks of a home here that hold data at a version: shape (n, 2), first block and number
+        of blocks. The others are zeros, or lost."""
+        return collect_runs(
+            lambda runs, capacity: check(
+                self._call(c.lib.pc_engine_home_blocks, region, version, runs, capacity),
+                region=region,
+                version=version,
+            )
+        )
+
+    def stage_home(self, region: int, version: int, commit_id: int, runs: Runs) -> int:
+        """Makes a layer of blocks that the home here has at a version, for another server to pull.
+
+        Returns:
+            Its bytes.
+
+        Raises:
+            FreedError: This server is not the home.
+            NoVersionError: The home does not know the version yet.
+            SnapshotExpired: Nor any more.
+            HomeLostError: Some of the blocks are lost.
+        """
+        pointer, n_runs, _keep = runs_pointer(runs)
+        return check(
+            self._call(c.lib.pc_engine_stage_home, region, version, commit_id, pointer, n_runs),
+            region=region,
+            version=version,
+        )
+
+    def stage_record(self, region: int, version: int, commit_id: int) -> int:
+        """Makes a layer of what this version had in the blocks that the next commit replaced.
+
+        Returns:
+            Its bytes.
+
+        Raises:
+            SnapshotExpired: It is not kept: older ones are of no use.
+            HomeLostError: Blocks of it were lost then: likewise.
+        """
+        return check(
+            self._call(c.lib.pc_engine_stage_record, region, version, commit_id),
+            region=region,
+            version=version,
+        )
+
+    def rebuild_take_record(self, region: int, fd: int, commit_id: int) -> None:
+        """Takes such a layer, that is staged here, into the history of what is prepared. It waits for the
+        worker: not on an event loop."""
+        check(
+            self._call(c.lib.pc_engine_rebuild_take_record, region, fd, commit_id), region=region
+        )
+
     def rebuild_drop(self, region: int, fd: int = -1) -> None:
         """Lets go of what the attempt with this memfd has prepared; -1: of what any has."""
         check(self._call(c.lib.pc_engine_rebuild_drop, region, fd), region=region)
 
-    def set_homes(self, region: int, homes: Sequence[int]) -> None:
-        """The homes of a region that is known here are others now. Answers NEED_HOME.
+    def set_homes(self, region: int, homes: Sequence[int], term: int = 0) -> None:
+        """The homes of a region that is known here are others now. Answers NEED_HOME. A home here that is
+        not named ends.
+
+        Args:
+            region: Which.
+            homes: Of each extent.
+            term: Which of its homes in turn: what is older than what was heard changes nothing. 0: nobody
+                knows.
 
         Raises:
             FreedError: It is not known here.
             HomeLostError: This server is one of them, and has nothing of it.
         """
         ids = c.ffi.new("uint64_t[]", list(homes))
-        check(self._call(c.lib.pc_engine_set_homes, region, ids, len(homes)), region=region)
+        check(
+            self._call(c.lib.pc_engine_set_homes_of, region, term, ids, len(homes)), region=region
+        )
 
     def region_lacks(self, region: int, loss: int) -> None:
         """Blocks of the region are lost: the number of that loss, which comes with each mapping

@@ -74,7 +74,7 @@ static void forget_strangers(struct pc_engine *engine)
     n = pc__history_regions(engine->history, ids, n);
     for (size_t i = 0; i < n; i++) {
         struct pc__region *region = pc__region_get(engine, ids[i]);
-        if (!region || !region->home)
+        if (!region || !(region->home || region->prepared))
             pc__history_forget(engine->history, ids[i]);
         if (region)
             pc__region_put(engine, region);
@@ -204,7 +204,9 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     pthread_cond_init(&engine->worker.wake, &monotonic);
     pthread_condattr_destroy(&monotonic);
     pc__leases_open(engine);
+    pthread_cond_init(&engine->worker.ran, NULL);
     pc__link_init(&engine->worker.later);
+    pc__link_init(&engine->worker.errands);
     pc__link_init(&engine->staged);
     pc__link_init(&engine->retained);
     engine->ask_settled_at_ns = UINT64_MAX;

@@ -198,14 +198,6 @@ bool pc__history_has(struct pc__history *history, uint64_t region, uint64_t vers
     return has;
 }
 
-uint64_t pc__history_floor(struct pc__history *history, uint64_t region, uint64_t before)
-{
-    pthread_mutex_lock(&history->lock);
-    const uint64_t floor = pc__index_floor(pc__index_get(&history->index, region), before);
-    pthread_mutex_unlock(&history->lock);
-    return floor;
-}
-
 /* The lock is held. The records [version, before) of the region, one after the other; *n is 0 if
  * version >= before. */
 static int find_records(const struct pc__history *history, uint64_t region, uint64_t version,
@@ -224,6 +216,36 @@ static int find_records(const struct pc__history *history, uint64_t region, uint
     *records = pc__index_at(found, version);
     *n = before - version;
     return PC_OK;
+}
+
+int64_t pc__history_runs(struct pc__history *history, uint64_t region, uint64_t version,
+                         struct pc_run *runs, size_t capacity)
+{
+    struct pc__record *const *records = NULL;
+    uint64_t n = 0;
+
+    pthread_mutex_lock(&history->lock);
+    const struct pc__history_region *found = pc__index_get(&history->index, region);
+    int64_t rc = PC_ERR_EXPIRED;
+    if (found && version <= pc__index_newest(found))
+        rc = find_records(history, region, version, version + 1, &records, &n);
+    if (rc == PC_OK) {
+        const struct pc__record *record = records[0];
+        for (size_t i = 0; i < record->n_runs && i < capacity; i++)
+            runs[i] = (struct pc_run){.first_block = record->runs[i].first_block,
+                                      .n_blocks = record->runs[i].n_blocks};
+        rc = (int64_t)record->n_runs;
+    }
+    pthread_mutex_unlock(&history->lock);
+    return rc;
+}
+
+uint64_t pc__history_floor(struct pc__history *history, uint64_t region, uint64_t before)
+{
+    pthread_mutex_lock(&history->lock);
+    const uint64_t floor = pc__index_floor(pc__index_get(&history->index, region), before);
+    pthread_mutex_unlock(&history->lock);
+    return floor;
 }
 
 int pc__history_next(struct pc__history *history, uint64_t region, uint64_t version,

@@ -90,6 +90,10 @@ int pc__history_retain(struct pc__history *history, uint64_t region, uint64_t ve
 bool pc__history_has(struct pc__history *history, uint64_t region, uint64_t version);
 /* Is it, or a newer one of the region, there, with its blocks or skipped? */
 bool pc__history_noted(struct pc__history *history, uint64_t region, uint64_t version);
+/* The runs of the record, for another home of the region. Returns their number, which may exceed capacity.
+ * PC_ERR_EXPIRED: it is not there, or keeps nothing. */
+int64_t pc__history_runs(struct pc__history *history, uint64_t region, uint64_t version,
+                         struct pc_run *runs, size_t capacity);
 /* The oldest version that can be read against a base of version before; before if none older. */
 uint64_t pc__history_floor(struct pc__history *history, uint64_t region, uint64_t before);
 

@@ -50,6 +50,7 @@ void pc__region_goes(struct pc__region *region, enum pc__region_step step);
  *   READY  =>  n_blocks > 0, it has homes, and no creator
  *   mappings = the sum of mappings over its generations; of each: followers <= mappings
  *   of each generation: it has room for n_blocks
+ *   former  =>  no home, and none that is prepared
  *   of a home: base.version <= applied <= latest; history_from - applied is 0 or 1; its pending layers have
  *   the versions applied + 1, ..., latest, in this order. */
 const char *pc__region_audit(const struct pc__region *region);
@@ -65,6 +66,7 @@ int pc__memfd_punch(int memfd, uint64_t first, uint64_t n); /* blocks */
 
 /* kept.c */
 #define PC__KEPT_HOLES_AT 8 /* in pc__kept.reserved: how many holes of the base count */
+#define PC__KEPT_TERM_AT 16 /* and the term of the region's home */
 /* Gives it to the keeper, now or later (pc__keep_wait, pc__keep_when). Negative: it never will have it,
  * and the log has a line; no process may be told that it is safe. */
 int pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd);
@@ -81,6 +83,9 @@ int pc__keep_when(struct pc_engine *engine, pc__keeper_heard *heard, void *arg);
 void pc__keep_error_text(struct pc_engine *engine, int rc, char *text, size_t text_bytes);
 struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind kind,
                             uint64_t inode, uint64_t version);
+/* The same of a base that its home has left. */
+struct pc__kept pc__kept_of_left(const struct pc__region *region,
+                                 const struct pc__generation *generation);
 
 /* layer_file.c: one layer. open: owns fd, in every case. */
 int pc__layer_open(int fd, uint64_t bytes, uint64_t region, uint64_t commit_id,

@@ -156,6 +156,8 @@ struct pc__worker {
     struct pc__region **queue;     /* ring; each with a reference */
     size_t capacity, begin, n;
     struct pc__link later;         /* regions that failed, by retry_at_ns; each with a reference */
+    struct pc__link errands;       /* struct pc__errand: what only this thread may do, for others; */
+    pthread_cond_t ran;            /* they wait for that */
 };
 
 /* leases.c: what outlives its connection. All of it under lock, which nests inside all. */

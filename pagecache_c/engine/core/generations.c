@@ -59,7 +59,8 @@ void pc__generation_put(struct pc_engine *engine, struct pc__generation *generat
     pc__generation_put(engine, generation->source);
     if (generation->map)
         munmap(generation->map, generation->present.n_blocks << PC_BLOCK_SHIFT);
-    if (!generation->complete && generation->memfd >= 0) {
+    pc__count_sub(&engine->open_holes, generation->open_holes);
+    if ((!generation->complete || generation->was_base) && generation->memfd >= 0) {
         if (!generation->is_layer)
             pc__unkeep(engine, generation->inode, false);
         close(generation->memfd);

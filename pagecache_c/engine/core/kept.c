@@ -19,6 +19,21 @@ struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind 
                                          [3] = region->is_mapped,
                                          [4] = region->base_is_builders}};
     memcpy(kept.reserved + PC__KEPT_HOLES_AT, &region->open_holes, sizeof region->open_holes);
+    memcpy(kept.reserved + PC__KEPT_TERM_AT, &region->term, sizeof region->term);
+    return kept;
+}
+
+struct pc__kept pc__kept_of_left(const struct pc__region *region,
+                                 const struct pc__generation *generation)
+{
+    struct pc__kept kept =
+        pc__kept_of(region, PC__KEPT_CACHE, generation->inode, generation->version);
+    kept.reserved[2] = generation->built_in_place;
+    kept.reserved[3] = kept.reserved[4] = false;
+    kept.reserved[5] = true;
+    kept.reserved[6] = generation->is_torn;
+    memcpy(kept.reserved + PC__KEPT_HOLES_AT, &generation->open_holes,
+           sizeof generation->open_holes);
     return kept;
 }
 

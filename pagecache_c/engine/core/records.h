@@ -47,6 +47,7 @@ struct pc__home {
     struct pc__store folded;       /* brought into the base: to go when all have left that may have */
     uint64_t leaving_in;           /* resolved it, up to this epoch */
     struct pc__directory *directory; /* other servers that have blocks of it (directory.c), or NULL */
+    struct pc__generation *base_left_to; /* +1 ref: of a former home, has the base's memfd now; or NULL */
 };
 
 /* One node's memfd of one version of one region. */
@@ -58,6 +59,11 @@ struct pc__generation {
     uint64_t inode;
     uint64_t version;
     bool complete; /* the base of a home: holes are zeros, no trap is needed */
+    bool was_base; /* complete, and its home has moved away: it changes no more, is given to nobody new,
+                      and goes with its last lease (move.c) */
+    bool is_torn;  /* of those: the home left while its base was being changed. Only who follows reads it */
+    bool built_in_place;           /* of those, as of the region when it was homed here; */
+    uint64_t open_holes;           /* and likewise */
     bool is_layer;                 /* of a layer that is being pulled: no region's */
     bool has_strays;               /* the file may have blocks that present does not: an insert
                                        failed half-way, or could not be noted */
@@ -66,7 +72,7 @@ struct pc__generation {
     uint64_t forks;                /* generations that take blocks from this one */
     struct pc__generation *source; /* +1 ref: of a fork, which takes from it what is the same there */
     struct pc__blockset changed;   /* of a fork: what is not */
-    struct pc__blockset present;   /* not kept for a complete one */
+    struct pc__blockset present;   /* not kept for the base of a home */
     struct pc__blockset in_flight;
     struct pc__blockset fetched;
     struct pc__blockset touched;
@@ -137,6 +143,10 @@ struct pc__region {
     struct pc__home *home;
     struct pc__home *prepared;     /* to be the home once the registry has it so (rebuild.c); or NULL */
     bool prepared_sealed;          /* all of it is there */
+    uint64_t prepared_term;        /* the term in which it would be the home */
+    struct pc__home *former;       /* it has moved away; until nobody looks at it any more (move.c); or NULL */
+    uint64_t term;                 /* which of the region's homes in turn `homes` are, as was heard last;
+                                      0: it was not said */
     struct pc__readahead *pages;       /* how much a fault fetches, once there was one; or NULL */
     struct pc__link generations;
     uint64_t mappings;

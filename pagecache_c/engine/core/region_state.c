@@ -75,5 +75,7 @@ const char *pc__region_audit(const struct pc__region *region)
     }
     if (mappings != region->mappings)
         return "each mapping is of one generation";
+    if (region->former && (region->home || region->prepared))
+        return "another home begins when nobody looks at the former one any more";
     return region->home ? check_home(region->home) : NULL;
 }

@@ -117,9 +117,12 @@ void pc__session_drop_mapping(struct pc__session *session, struct pc__session_ma
 static int attach_ready(struct pc_engine *engine, struct pc__region *region,
                         const struct pc__generation *generation, const struct pc__ctl_open *open)
 {
-    const struct pc__home *home = generation->complete ? region->home : NULL;
+    const struct pc__home *home =
+        generation->complete && !generation->was_base ? region->home : NULL;
     bool fits = generation->version == open->version ||
                 generation->version == open->version + open->follows;
+    if (generation->is_torn && !open->follows)
+        return PC_ERR_EXPIRED;
     if (!fits || !home || !home->base_changes)
         return fits ? PC_OK : PC_ERR_EXPIRED;
     bool comes = open->follows && generation->version == open->version &&
@@ -138,6 +141,12 @@ static struct pc__generation *base_of_builder(const struct pc__region *region,
                                               const struct pc__ctl_open *open)
 {
     struct pc__generation *base = region->base_is_builders ? pc__home_base_generation(region) : NULL;
+    struct pc__generation *left = base || !open->inode
+                                      ? NULL
+                                      : pc__generation_by_inode((struct pc__region *)(uintptr_t)region,
+                                                                open->inode);
+    if (left && left->was_base && left->version == open->version && !left->is_torn)
+        return left; /* also where its home has moved away since */
     bool is = base && base->inode == open->inode && base->version == open->version &&
               !region->home->base_changes;
     return is ? base : NULL;

@@ -38,7 +38,7 @@ struct pc__noted {
 };
 
 static int note(struct pc__settling *settling, int memfd, const struct pc__region *region,
-                uint64_t version)
+                uint64_t version, bool built_in_place)
 {
     struct stat st;
     if (fstat(memfd, &st))
@@ -55,8 +55,7 @@ static int note(struct pc__settling *settling, int memfd, const struct pc__regio
                                                               .inode = st.st_ino,
                                                               .region = region->id,
                                                               .version = version,
-                                                              .built_in_place =
-                                                                  region->built_in_place};
+                                                              .built_in_place = built_in_place};
     return PC_OK;
 }
 
@@ -74,12 +73,14 @@ int pc__settle_begin(struct pc_engine *engine, uint64_t settle_ns)
     for (size_t b = 0; b < PC__REGION_BUCKETS; b++)
         for (const struct pc__region *r = engine->regions[b]; r && !rc; r = r->hash_next) {
             if (r->home && r->home->base.memfd >= 0)
-                rc = note(settling, r->home->base.memfd, r, r->home->base.version);
+                rc = note(settling, r->home->base.memfd, r, r->home->base.version,
+                          r->built_in_place);
             pc__each(link, (struct pc__link *)(uintptr_t)&r->generations)
             {
                 const struct pc__generation *g = pc__of(link, struct pc__generation, link);
                 if (g->adopted && !rc)
-                    rc = note(settling, g->memfd, r, g->version);
+                    rc = note(settling, g->memfd, r, g->version,
+                              r->built_in_place || g->built_in_place);
             }
         }
     if (settling->n_noted)

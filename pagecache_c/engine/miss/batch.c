@@ -231,7 +231,8 @@ static int fill_from_source(struct pc__loop *loop, struct pc__fetch *fetch, stru
     return fill_part(loop, fetch, n, rc);
 }
 
-/* This node is the home of the blocks, but processes map a generation of its own. */
+/* This node is the home of the blocks, but processes map a generation of its own. PC_ERR_NO_REGION: it
+ * is not the home any more. */
 static int fill_from_home(struct pc__loop *loop, struct pc__fetch *fetch)
 {
     struct pc_engine *engine = loop->engine;
@@ -239,10 +240,15 @@ static int fill_from_home(struct pc__loop *loop, struct pc__fetch *fetch)
     const struct pc_run *run = &fetch->runs[fetch->at_run];
     uint64_t version = fetch->generation->version;
     pthread_mutex_lock(&region->lock);
+    struct pc__home *home = region->home;
+    if (!home) {
+        pthread_mutex_unlock(&region->lock);
+        return PC_ERR_NO_REGION;
+    }
     struct pc__home_part part =
-        pc__home_resolve(engine, region, version, run->first_block, run->n_blocks);
+        pc__home_resolve(engine, region, home, version, run->first_block, run->n_blocks);
     int rc = pc__home_knows(engine, region, version);
-    unsigned held = pc__home_hold(region->home);
+    unsigned held = pc__home_hold(home);
     pthread_mutex_unlock(&region->lock);
     if (!rc && part.kind == PC__HOME_ZEROS) {
         rc = pc__fill_zeros(engine, region, fetch->generation, run->first_block, part.n_blocks);
@@ -258,36 +264,54 @@ static int fill_from_home(struct pc__loop *loop, struct pc__fetch *fetch)
         rc = fill_part(loop, fetch, n, PC_OK);
     } else if (!rc) {
         rc = fill_part(loop, fetch, 1,
-                       pc__home_compose(engine, region, version, part.kind, run->first_block,
-                                        loop->bounce));
+                       pc__home_compose(engine, region, home, version, part.kind,
+                                        run->first_block, loop->bounce));
     }
-    pc__home_release(engine, region, held);
+    pc__home_release(engine, region, home, held);
     return rc;
+}
+
+/* False: this node is not the home of what is left of it. */
+static bool is_here(const struct pc__fetch *fetch)
+{
+    struct pc__region *region = fetch->region;
+    pthread_mutex_lock(&region->lock);
+    const bool here = fetch->source || region->home;
+    pthread_mutex_unlock(&region->lock);
+    return here;
+}
+
+/* As with another that is named as the home, and is none. False: no memory. */
+static bool ask_who_is_home(struct pc__loop *loop, struct pc__fetch *fetch)
+{
+    struct pc__peer *self = pc__peer_of(loop, loop->engine->server_id);
+    if (self)
+        pc__rehome_unknown(self, fetch);
+    return self != NULL;
 }
 
 void pc__fetch_fill_here(struct pc__loop *loop, struct pc__fetch *fetch)
 {
     struct pc_engine *engine = loop->engine;
-    struct pc__region *region = fetch->region;
-    struct pc__peer *self = NULL;
     int rc = PC_OK;
-    pthread_mutex_lock(&region->lock);
-    const bool here = fetch->source || region->home;
-    pthread_mutex_unlock(&region->lock);
-    if (!here && (self = pc__peer_of(loop, engine->server_id))) {
-        pc__rehome_unknown(self, fetch); /* as with another that is named as the home, and is none */
-        return;
-    }
-    if (!here)
+    if (!is_here(fetch)) {
+        if (ask_who_is_home(loop, fetch))
+            return;
         rc = PC_ERR_NO_MEMORY;
+    }
     if (!loop->bounce && !(loop->bounce = malloc(PC__BOUNCE_BLOCKS * PC_BLOCK_BYTES)))
         rc = PC_ERR_NO_MEMORY;
     struct pc__batch again;
     pc__batch_init(&again, fetch->urgent, fetch->prefetch);
     if (!rc && fetch->gather)
-        pc__gather_here(engine, fetch);
+        rc = pc__gather_here(engine, fetch);
     while (!rc && fetch->n_blocks)
         rc = fetch->source ? fill_from_source(loop, fetch, &again) : fill_from_home(loop, fetch);
+    if (rc == PC_ERR_NO_REGION && !is_here(fetch)) { /* the home has moved away meanwhile */
+        if (ask_who_is_home(loop, fetch))
+            return; /* nothing is asked again: it has no source */
+        rc = PC_ERR_NO_MEMORY;
+    }
     if (rc)
         pc__fetch_fail(engine, fetch, rc);
     pc__fetch_drop(engine, fetch);

@@ -48,12 +48,15 @@ uint64_t pc__gather_first_block(const struct pc__fetch *fetch)
     return fetch->gather->offsets[0] >> PC_BLOCK_SHIFT;
 }
 
-void pc__gather_here(struct pc_engine *engine, struct pc__fetch *fetch)
+int pc__gather_here(struct pc_engine *engine, struct pc__fetch *fetch)
 {
     const struct pc__gather *gather = fetch->gather;
     int rc = pc__rows_copy(engine, fetch->region, fetch->generation->version, &gather->rows,
                            gather->offsets, gather->into);
+    if (rc == PC_ERR_NO_REGION)
+        return rc;
     finish(fetch, rc == PC__WAIT ? PC_ERR_NO_VERSION : rc);
+    return PC_OK;
 }
 
 /* 1: the answer is not to be read any further; 0: more bytes are needed. */

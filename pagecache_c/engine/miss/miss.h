@@ -244,7 +244,7 @@ int pc__gather_take(struct pc_engine *engine, struct pc__lane *lane, struct pc__
 uint8_t *pc__gather_into(const struct pc__lane *lane, const struct pc__fetch *fetch);
 void pc__gather_failed(struct pc_engine *engine, struct pc__fetch *fetch, int error);
 /* Rows of a region that has its home here since they were asked for. */
-void pc__gather_here(struct pc_engine *engine, struct pc__fetch *fetch);
+int pc__gather_here(struct pc_engine *engine, struct pc__fetch *fetch);
 uint64_t pc__gather_first_block(const struct pc__fetch *fetch);
 
 /* redirect.c: fetches that a home has sent to others. */

@@ -58,8 +58,8 @@ struct pc__reply *pc__reply_new(void)
 
 void pc__reply_free(struct pc_engine *engine, struct pc__reply *reply)
 {
-    if (reply->holds)
-        pc__home_release(engine, reply->region, reply->held);
+    if (reply->home)
+        pc__home_release(engine, reply->region, reply->home, reply->held);
     if (reply->region)
         pc__region_put(engine, reply->region);
     pc__layer_put(reply->layer);
@@ -137,8 +137,8 @@ static int add_part(struct pc_engine *engine, struct pc__reply *reply,
                     const struct pc__request *request, struct pc__parts *parts, uint64_t position,
                     uint64_t block, uint64_t past, uint64_t *n)
 {
-    struct pc__home_part part = pc__home_resolve(engine, reply->region, request->header.version,
-                                                 block, past - block);
+    struct pc__home_part part = pc__home_resolve(engine, reply->region, reply->region->home,
+                                                 request->header.version, block, past - block);
     *n = part.n_blocks;
     if (part.kind == PC__HOME_LOST) {
         set_bits(parts->elsewhere, position, *n);
@@ -224,12 +224,12 @@ static int add_version(struct pc_engine *engine, struct pc__reply *reply,
     if (!rc)
         rc = pc__home_knows(engine, region, version);
     if (!rc) {
-        reply->held = pc__home_hold(region->home);
-        reply->holds = true;
+        reply->home = region->home;
+        reply->held = pc__home_hold(reply->home);
     }
     pthread_mutex_unlock(&region->lock);
     for (size_t i = 0; i < parts->n_composed && !rc; i++)
-        rc = pc__home_compose(engine, region, version, parts->composed[i].kind,
+        rc = pc__home_compose(engine, region, reply->home, version, parts->composed[i].kind,
                               parts->composed[i].block, reply->composed + (i << PC_BLOCK_SHIFT));
     return rc;
 }

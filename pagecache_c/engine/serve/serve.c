@@ -124,6 +124,11 @@ static bool park(struct served *served, struct pc__region *region)
     if (served->caught_up)
         return false;
     pthread_mutex_lock(&region->lock);
+    if (!region->home) { /* it has just moved away: nothing is to come here */
+        pthread_mutex_unlock(&region->lock);
+        served->parked_error = PC_ERR_NO_REGION;
+        return false;
+    }
     bool ask = !region->asked_published;
     region->asked_published = true;
     served->question = region->published_questions + 1;

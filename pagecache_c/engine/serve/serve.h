@@ -79,7 +79,7 @@ struct pc__piece {
 struct pc__reply {
     struct pc__reply *next;
     struct pc__region *region; /* or NULL */
-    bool holds;                /* the region's home, in the epoch `held` */
+    struct pc__home *home;     /* which it holds, in the epoch `held`; or NULL */
     unsigned held;
     struct pc__layer *layer;   /* or NULL */
     uint8_t *head;             /* the first piece */

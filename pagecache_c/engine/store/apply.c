@@ -16,6 +16,11 @@
  * overlay still has each of its blocks, so nobody looks at what changes. Not in the middle of 3: with
  * half of a layer the overlay is of no version, and so would be the base.
  *
+ * A home may move away at any moment (move.c): the worker finds that out with the next hold of
+ * region.lock, and goes no further. What it has begun to write into a base it writes to the end: those
+ * who follow the base read on. It alone frees a home that has moved, so one that it is at work on is
+ * there. With region.home == home the keeper may be told of it; else the giver has told it otherwise.
+ *
  * Locks: the worker takes region.lock for arithmetic, never over copying.
  */
 #include "engine/core/core.h"
@@ -93,9 +98,9 @@ static bool nap(struct pc__worker *worker, uint64_t n_ns)
 /* Under region.lock, which it drops and takes: waits a little for readers of this epoch and of those
  * before it. 1: they are gone; BUSY: not yet; negative: the engine stops.
  * Connections that stall are closed after fetch_timeout, and with them their replies. */
-static int readers_leave(struct pc_engine *engine, struct pc__region *region, uint64_t epoch)
+static int readers_leave(struct pc_engine *engine, struct pc__region *region,
+                         struct pc__home *home, uint64_t epoch)
 {
-    struct pc__home *home = region->home;
     uint64_t until = pc__now_ns() + PATIENCE_NS, now;
     while (!pc__home_left(home, epoch)) {
         now = pc__now_ns();
@@ -113,15 +118,14 @@ static int readers_leave(struct pc_engine *engine, struct pc__region *region, ui
 }
 
 /* What was replaced goes once nobody looks at it any more. 1, BUSY or negative, as above. */
-static int let_go(struct pc_engine *engine, struct pc__region *region)
+static int let_go(struct pc_engine *engine, struct pc__region *region, struct pc__home *home)
 {
-    struct pc__home *home = region->home;
     pthread_mutex_lock(&region->lock);
     if (!home->leaving && home->folded.memfd < 0) {
         pthread_mutex_unlock(&region->lock);
         return 1;
     }
-    int rc = readers_leave(engine, region, home->leaving_in);
+    int rc = readers_leave(engine, region, home, home->leaving_in);
     struct pc__layer *layer = home->leaving;
     struct pc__store folded = home->folded;
     if (rc == 1) {
@@ -168,6 +172,7 @@ static int replace(int memfd, uint64_t first, uint64_t n, const uint8_t *bytes, 
 struct old_blocks {
     struct pc_engine *engine;
     struct pc__region *region;
+    const struct pc__home *home;
 };
 
 /* For the history: what the applied version has there. Only this thread changes it. */
@@ -175,10 +180,11 @@ static int read_old(void *arg, uint64_t block, uint64_t n, uint8_t *out)
 {
     struct old_blocks *old = arg;
     struct pc__region *region = old->region;
+    const struct pc__home *home = old->home;
     while (n) {
         pthread_mutex_lock(&region->lock);
         struct pc__home_part part =
-            pc__home_resolve(old->engine, region, region->home->applied, block, n);
+            pc__home_resolve(old->engine, region, home, home->applied, block, n);
         pthread_mutex_unlock(&region->lock);
         int rc = PC_OK;
         if (part.kind == PC__HOME_ZEROS || part.kind == PC__HOME_LOST) /* which nobody is given */
@@ -186,8 +192,7 @@ static int read_old(void *arg, uint64_t block, uint64_t n, uint8_t *out)
         else if (part.kind == PC__HOME_MEMORY)
             memcpy(out, part.bytes, part.n_blocks << PC_BLOCK_SHIFT);
         else
-            rc = pc__home_compose(old->engine, region, region->home->applied, part.kind, block,
-                                  out);
+            rc = pc__home_compose(old->engine, region, home, home->applied, part.kind, block, out);
         if (rc)
             return rc;
         out += part.n_blocks << PC_BLOCK_SHIFT;
@@ -197,33 +202,52 @@ static int read_old(void *arg, uint64_t block, uint64_t n, uint8_t *out)
     return PC_OK;
 }
 
-static int make_overlay(struct pc_engine *engine, struct pc__region *region)
+/* The store is whole, at that version. 1: it is the keeper's; 0: the home has moved away, and what there
+ * is of it is not a home's; negative. */
+static int keep_store(struct pc_engine *engine, struct pc__region *region, struct pc__home *home,
+                      enum pc__kept_kind kind, const struct pc__store *store, uint64_t version)
+{
+    int rc = 0;
+    pthread_mutex_lock(&region->lock);
+    if (region->home == home) {
+        const struct pc__kept kept = pc__kept_of(region, kind, store->inode, version);
+        rc = pc__keep(engine, &kept, store->memfd);
+        rc = rc ? rc : 1;
+    } else if (kind == PC__KEPT_HOME) {
+        pc__move_base_is_whole(engine, region, home, version);
+    }
+    pthread_mutex_unlock(&region->lock);
+    return rc;
+}
+
+/* 1: there is one now; 0: the home has moved away; negative. */
+static int make_overlay(struct pc_engine *engine, struct pc__region *region, struct pc__home *home)
 {
     struct pc__store overlay = {.memfd = -1};
     uint64_t inode;
     int fd = pc__memfd_make(region->length_bytes, &inode);
     if (fd < 0)
         return fd;
-    int rc = pc__store_open(&overlay, fd, inode, region->length_bytes, region->home->applied);
+    int rc = pc__store_open(&overlay, fd, inode, region->length_bytes, home->applied);
     if (rc) {
         pc__store_close(engine, &overlay, region->length_bytes);
         return rc;
     }
-    const struct pc__kept kept = pc__kept_of(region, PC__KEPT_OVERLAY, inode, overlay.version);
-    rc = pc__keep(engine, &kept, fd);
-    if (rc) { /* without it a new server would have none of what is written there */
+    rc = keep_store(engine, region, home, PC__KEPT_OVERLAY, &overlay, overlay.version);
+    if (rc != 1) { /* without it a new server would have none of what is written there */
         pc__store_close(engine, &overlay, region->length_bytes);
         return rc;
     }
     pthread_mutex_lock(&region->lock);
-    region->home->overlay = overlay;
+    home->overlay = overlay;
     pthread_mutex_unlock(&region->lock);
-    return PC_OK;
+    return 1;
 }
 
 struct change {
     struct pc_engine *engine;
     struct pc__region *region; /* +1 ref */
+    struct pc__home *home;     /* which stays until it has heard */
 };
 
 /* In the keeper's thread. */
@@ -232,9 +256,9 @@ static void change_heard(void *arg, int rc, bool cancelled)
     struct change *change = arg;
     struct pc__region *region = change->region;
     pthread_mutex_lock(&region->lock);
-    region->home->change_said = false;
-    region->home->change_heard = !rc;
-    region->home->change_rc = rc;
+    change->home->change_said = false;
+    change->home->change_heard = !rc;
+    change->home->change_rc = rc;
     if (!cancelled)
         pc__worker_queue(change->engine, region);
     pthread_mutex_unlock(&region->lock);
@@ -243,14 +267,13 @@ static void change_heard(void *arg, int rc, bool cancelled)
 }
 
 /* Under region.lock. PC_OK: heard; BUSY: change_heard is called. */
-static int say_change(struct pc_engine *engine, struct pc__region *region)
+static int say_change(struct pc_engine *engine, struct pc__region *region, struct pc__home *home)
 {
-    struct pc__home *home = region->home;
     struct pc__kept kept = pc__kept_of(region, PC__KEPT_HOME, home->base.inode, home->base.version);
     struct change *change = malloc(sizeof *change);
     if (!change)
         return pc__fail(PC_ERR_NO_MEMORY, "a message to the keeper");
-    *change = (struct change){engine, region};
+    *change = (struct change){engine, region, home};
     kept.reserved[0] = true;
     int rc = pc__keep(engine, &kept, home->base.memfd);
     if (!rc)
@@ -265,22 +288,25 @@ static int say_change(struct pc_engine *engine, struct pc__region *region)
 }
 
 /* That the base is being changed is heard before it is: else the next server would take it for whole.
- * 1: it may change now; BUSY: not heard yet; negative. A slow keeper holds up this region alone: who
+ * 1: it may change now; 0: the home has moved away; BUSY: not heard yet; negative. A slow keeper holds up this region alone: who
  * opens it meanwhile takes a fork. */
-static int may_change_base(struct pc_engine *engine, struct pc__region *region)
+static int may_change_base(struct pc_engine *engine, struct pc__region *region,
+                           struct pc__home *home)
 {
-    struct pc__home *home = region->home;
     if (home->n_segments)
         return 1;
     pthread_mutex_lock(&region->lock);
-    int rc = home->change_rc;
+    const bool stays = region->home == home;
+    int rc = stays ? home->change_rc : PC_OK;
     home->change_rc = PC_OK;
     const bool failed = rc != PC_OK;
-    if (!failed && home->change_said)
+    if (stays && !failed && home->change_said)
         rc = BUSY;
-    else if (!failed && !home->change_heard)
-        rc = say_change(engine, region);
+    else if (stays && !failed && !home->change_heard)
+        rc = say_change(engine, region, home);
     pthread_mutex_unlock(&region->lock);
+    if (!stays)
+        return 0;
     if (failed) {
         char text[PC__KEEPING_TEXT_BYTES];
         pc__keep_error_text(engine, rc, text, sizeof text);
@@ -289,17 +315,16 @@ static int may_change_base(struct pc_engine *engine, struct pc__region *region)
     return rc ? rc : 1;
 }
 
-/* The base is whole again, at that version. */
-static int keep_base(struct pc_engine *engine, struct pc__region *region, uint64_t version)
+/* The base is whole again, at that version. 1, 0 or negative, as keep_store. */
+static int keep_base(struct pc_engine *engine, struct pc__region *region, struct pc__home *home,
+                     uint64_t version)
 {
-    const struct pc__store *base = &region->home->base;
-    if (region->home->n_segments)
-        return PC_OK;
+    if (home->n_segments)
+        return 1;
     pthread_mutex_lock(&region->lock);
-    region->home->change_heard = false; /* also where it cannot be said: then the change is said anew */
+    home->change_heard = false; /* also where it cannot be said: then the change is said anew */
     pthread_mutex_unlock(&region->lock);
-    const struct pc__kept kept = pc__kept_of(region, PC__KEPT_HOME, base->inode, version);
-    return pc__keep(engine, &kept, base->memfd);
+    return keep_store(engine, region, home, PC__KEPT_HOME, &home->base, version);
 }
 
 static int write_layer(struct pc_engine *engine, const struct pc__layer *layer, int memfd)
@@ -323,43 +348,48 @@ static int note_layer(struct pc__blockset *data, const struct pc__layer *layer)
 }
 
 /* The version that the base is at from now on. Under region.lock. */
-static void base_is_at(struct pc__region *region, uint64_t version)
+static void base_is_at(struct pc__region *region, struct pc__home *home, uint64_t version)
 {
     struct pc__generation *g = pc__home_base_generation(region);
-    region->home->base.version = version;
-    region->home->base_changes = false;
+    home->base.version = version;
+    home->base_changes = false;
     if (g)
         pc__generation_is_at(g, version);
 }
 
-static int keep_old(struct pc_engine *engine, struct pc__region *region,
+static int keep_old(struct pc_engine *engine, struct pc__region *region, struct pc__home *home,
                     const struct pc__layer *layer)
 {
-    struct old_blocks old = {engine, region};
+    struct old_blocks old = {engine, region, home};
     uint64_t version = layer->version - 1;
-    if (region->home->history_from > version)
+    if (home->history_from > version)
         return PC_OK; /* done, maybe before this server died: the base may be half changed since */
     return pc__history_append(engine->history, region->id, version, layer->runs, layer->n_runs,
                               read_old, &old);
 }
 
-/* Applies the next layer. 1: done; 0: there is none; BUSY; negative: to be tried again. */
-static int apply_next(struct pc_engine *engine, struct pc__region *region)
+/* Under region.lock. */
+static struct pc__layer *next_layer(const struct pc__region *region, struct pc__home *home)
 {
-    struct pc__home *home = region->home;
+    const bool none = region->home != home || pc__link_empty(&home->pending);
+    return none ? NULL : pc__of(home->pending.next, struct pc__layer, link);
+}
+
+/* Applies the next layer. 1: done; 0: there is none, or the home has moved away; BUSY; negative: to be
+ * tried again. */
+static int apply_next(struct pc_engine *engine, struct pc__region *region, struct pc__home *home)
+{
     pthread_mutex_lock(&region->lock);
-    struct pc__layer *layer = pc__link_empty(&home->pending)
-                                  ? NULL
-                                  : pc__of(home->pending.next, struct pc__layer, link);
+    struct pc__layer *layer = next_layer(region, home);
     bool to_base = layer && home->overlay.memfd < 0 && !pc__home_base_leased(engine, region, layer->version);
     if (to_base)
         home->base_changes = true; /* no lease on it from here on */
     if (layer && home->lost) /* before the history has what it replaces, and knows no better */
-        pc__lost_written(home->lost, layer);
+        pc__lost_written(home->lost, layer, layer->version);
     pthread_mutex_unlock(&region->lock);
     if (!layer)
         return 0;
-    int rc = keep_old(engine, region, layer);
+    int rc = keep_old(engine, region, home, layer);
     if (rc)
         return rc;
     pthread_mutex_lock(&region->lock);
@@ -367,31 +397,30 @@ static int apply_next(struct pc_engine *engine, struct pc__region *region)
         home->history_from = layer->version;
         home->replaced_in = home->epoch;
     }
-    rc = readers_leave(engine, region, home->replaced_in);
+    rc = readers_leave(engine, region, home, home->replaced_in);
     home->overlay_is_torn |= rc == 1 && !to_base;
     pthread_mutex_unlock(&region->lock);
     if (rc != 1)
         return rc;
     if (to_base)
-        rc = may_change_base(engine, region);
+        rc = may_change_base(engine, region, home);
     else if (home->overlay.memfd < 0)
-        rc = make_overlay(engine, region);
-    if (rc < 0 || rc == BUSY)
+        rc = make_overlay(engine, region, home);
+    if (rc != 1)
         return rc;
     struct pc__store *store = to_base ? &home->base : &home->overlay;
     rc = write_layer(engine, layer, store->memfd);
     if (rc)
         return rc;
-    if (to_base) {
-        rc = keep_base(engine, region, layer->version);
-    } else {
-        const struct pc__kept kept =
-            pc__kept_of(region, PC__KEPT_OVERLAY, store->inode, layer->version);
-        rc = pc__keep(engine, &kept, store->memfd);
-    }
-    if (rc) /* the keeper has the old label still: the layer must not go */
+    rc = to_base ? keep_base(engine, region, home, layer->version)
+                 : keep_store(engine, region, home, PC__KEPT_OVERLAY, store, layer->version);
+    if (rc != 1) /* the keeper has the old label still: the layer must not go */
         return rc;
     pthread_mutex_lock(&region->lock);
+    if (region->home != home) {
+        pthread_mutex_unlock(&region->lock);
+        return 0;
+    }
     rc = note_layer(&store->data, layer);
     if (rc) { /* nobody can be told that the blocks are there: as if nothing was written */
         pthread_mutex_unlock(&region->lock);
@@ -400,7 +429,7 @@ static int apply_next(struct pc_engine *engine, struct pc__region *region)
     home->applied = store->version = layer->version;
     home->overlay_is_torn = false;
     if (to_base)
-        base_is_at(region, layer->version);
+        base_is_at(region, home, layer->version);
     pc__link_remove(&layer->link);
     home->leaving = layer;
     home->leaving_in = home->epoch;
@@ -408,7 +437,7 @@ static int apply_next(struct pc_engine *engine, struct pc__region *region)
     pthread_mutex_unlock(&region->lock);
     PC__AUDIT(pc__history_audit(engine->history));
     pc__count_add(&engine->count.commits_applied, 1);
-    return let_go(engine, region);
+    return let_go(engine, region, home);
 }
 
 static int write_overlay(struct pc_engine *engine, const struct pc__home *home)
@@ -440,28 +469,31 @@ static int note_overlay(struct pc__home *home)
     return PC_OK;
 }
 
-/* 1: done, or nothing to do; BUSY; negative: to be tried again. */
-static int fold(struct pc_engine *engine, struct pc__region *region)
+/* 1: done, or nothing to do; 0: the home has moved away; BUSY; negative: to be tried again. */
+static int fold(struct pc_engine *engine, struct pc__region *region, struct pc__home *home)
 {
-    struct pc__home *home = region->home;
     pthread_mutex_lock(&region->lock);
-    bool can = home->overlay.memfd >= 0 && !home->overlay_is_torn &&
+    bool can = region->home == home && home->overlay.memfd >= 0 && !home->overlay_is_torn &&
                !pc__home_base_leased(engine, region, home->applied);
     if (can)
         home->base_changes = true;
     pthread_mutex_unlock(&region->lock);
     if (!can)
         return 1;
-    int rc = may_change_base(engine, region);
+    int rc = may_change_base(engine, region, home);
     if (rc != 1)
         return rc;
     rc = write_overlay(engine, home);
     if (rc)
         return rc;
-    rc = keep_base(engine, region, home->applied);
-    if (rc) /* as above: nor the overlay */
+    rc = keep_base(engine, region, home, home->applied);
+    if (rc != 1) /* as above: nor the overlay */
         return rc;
     pthread_mutex_lock(&region->lock);
+    if (region->home != home) {
+        pthread_mutex_unlock(&region->lock);
+        return 0;
+    }
     rc = note_overlay(home);
     if (rc) {
         pthread_mutex_unlock(&region->lock);
@@ -470,9 +502,9 @@ static int fold(struct pc_engine *engine, struct pc__region *region)
     home->folded = home->overlay; /* a server that dies before it goes folds it again */
     home->overlay = (struct pc__store){.memfd = -1};
     home->leaving_in = home->epoch;
-    base_is_at(region, home->applied);
+    base_is_at(region, home, home->applied);
     pthread_mutex_unlock(&region->lock);
-    return let_go(engine, region);
+    return let_go(engine, region, home);
 }
 
 /* Who waits for this version, or for room, need not wait for the next. */
@@ -487,12 +519,13 @@ static void release_waiting(struct pc_engine *engine, struct pc__region *region)
 
 /* Nobody maps the base: what was allocated by reading its holes goes. Under the lock to the end: a
  * process that began to read meanwhile would miss these blocks in its read set. 1, or negative. */
-static int give_back_holes(struct pc_engine *engine, struct pc__region *region)
+static int give_back_holes(struct pc_engine *engine, struct pc__region *region,
+                           struct pc__home *home)
 {
     pthread_mutex_lock(&region->lock);
     const struct pc__generation *g = pc__home_base_generation(region);
-    bool is_read = !g || g->mappings || engine->settle_until_ns;
-    int rc = is_read ? PC_OK : pc__home_punch_holes(region->home);
+    bool is_read = region->home != home || !g || g->mappings || engine->settle_until_ns;
+    int rc = is_read ? PC_OK : pc__home_punch_holes(home);
     pthread_mutex_unlock(&region->lock);
     return rc ? rc : 1;
 }
@@ -500,34 +533,81 @@ static int give_back_holes(struct pc_engine *engine, struct pc__region *region)
 /* 1: there is more to do; negative: to be tried again. */
 static int serve_region(struct pc_engine *engine, struct pc__region *region)
 {
-    if (!region->home || region->home->base.memfd < 0)
+    pc__move_end_former(engine, region);
+    pthread_mutex_lock(&region->lock);
+    struct pc__home *home = region->home;
+    const bool here = home && home->base.memfd >= 0;
+    pthread_mutex_unlock(&region->lock);
+    if (!here)
         return PC_OK;
-    int rc = let_go(engine, region);
+    int rc = let_go(engine, region, home);
     if (rc == 1)
-        rc = fold(engine, region); /* before anything goes under it, also one that was broken off */
+        rc = fold(engine, region, home); /* before anything goes under it, also one that was broken off */
     for (int n = 0; rc == 1 && n < LAYERS_A_TURN; n++) {
-        rc = apply_next(engine, region);
+        rc = apply_next(engine, region, home);
         if (rc == 1)
             release_waiting(engine, region);
     }
     bool more = rc == 1;
     if (!rc)
-        rc = fold(engine, region);
+        rc = fold(engine, region, home);
     if (rc == 1 && !more)
-        rc = give_back_holes(engine, region);
+        rc = give_back_holes(engine, region, home);
     if (rc == 1 && !more && region->n_blocks >= PC__WARM_LEAST_BLOCKS)
-        more = pc__home_warm(region->home);
+        more = pc__home_warm(home);
     return rc < 0 ? rc : more;
 }
 
 /* ------------------------------------------------------------------ thread */
+
+struct pc__errand {
+    struct pc__link link;
+    int (*run)(void *arg);
+    void *arg;
+    int rc;
+    bool done;
+};
+
+int pc__worker_do(struct pc_engine *engine, int (*run)(void *arg), void *arg)
+{
+    struct pc__worker *worker = &engine->worker;
+    struct pc__errand errand = {.run = run, .arg = arg};
+    pthread_mutex_lock(&worker->lock);
+    const bool runs = worker->started && !worker->stopping;
+    if (runs) {
+        pc__link_push(&worker->errands, &errand.link);
+        pthread_cond_signal(&worker->wake);
+    }
+    while (runs && !errand.done)
+        pthread_cond_wait(&worker->ran, &worker->lock);
+    pthread_mutex_unlock(&worker->lock);
+    return runs ? errand.rc : PC_ERR_CLOSED;
+}
+
+/* Under worker.lock, which it drops for each of them. */
+static void run_errands(struct pc__worker *worker)
+{
+    while (!pc__link_empty(&worker->errands)) {
+        struct pc__errand *errand = pc__of(worker->errands.next, struct pc__errand, link);
+        pc__link_remove(&errand->link);
+        errand->rc = PC_ERR_CLOSED;
+        if (!worker->stopping) {
+            pthread_mutex_unlock(&worker->lock);
+            const int rc = errand->run(errand->arg);
+            pthread_mutex_lock(&worker->lock);
+            errand->rc = rc;
+        }
+        errand->done = true; /* its owner takes it away */
+        pthread_cond_broadcast(&worker->ran);
+    }
+}
 
 static struct pc__region *next_region(struct pc__worker *worker)
 {
     struct pc__region *region = NULL;
     uint64_t due;
     pthread_mutex_lock(&worker->lock);
-    while ((due = queue_due(worker)), !worker->n && !worker->stopping) {
+    while (run_errands(worker), (due = queue_due(worker)), !worker->n && !worker->stopping) {
         const struct timespec until = timespec_of(due);
         if (due == UINT64_MAX)
             pthread_cond_wait(&worker->wake, &worker->lock);

@@ -33,16 +33,17 @@ PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_inf
     }
     memcpy(copy, homes, n_homes * sizeof *copy);
     int rc = PC_OK;
-    bool is_home = false;
+    bool is_home = false, left = false;
     for (size_t i = 0; i < n_homes; i++)
         is_home |= homes[i] == engine->server_id;
+    pthread_mutex_lock(&engine->publish_lock);
     pthread_mutex_lock(&region->lock);
     if (region->state == PC__REGION_READY) {
         rc = PC_OK; /* sealed here while the question was on its way */
     } else if (region->state != PC__REGION_UNKNOWN) {
         rc = PC_ERR_NO_REGION; /* freed meanwhile, or not sealed yet */
     } else if (is_home && !region->home && region->prepared) {
-        rc = pc__rebuild_become_home(engine, region);
+        rc = pc__rebuild_become_home(engine, region, info->term);
     } else if (is_home && (!region->home || region->home->base.memfd < 0)) {
         rc = pc__fail(PC_ERR_HOME_LOST,
                       "variable %llu is homed here, and the keeper did not have it",
@@ -52,7 +53,16 @@ PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_inf
         rc = pc__fail(PC_ERR_PROTOCOL, "variable %llu differs from what the keeper held",
                       (unsigned long long)info->region);
     }
+    /* It has moved away, and the server before this one had not heard of it. */
+    left = !rc && region->state == PC__REGION_UNKNOWN && !is_home && region->home;
+    if (left && info->term < region->term)
+        rc = pc__fail(PC_ERR_TIMEOUT, "variable %llu has moved here since: ask again",
+                      (unsigned long long)info->region);
+    left = left && !rc;
+    if (left)
+        pc__move_leave(engine, region);
     if (!rc && region->state == PC__REGION_UNKNOWN) {
+        region->term = info->term > region->term ? info->term : region->term;
         region->version = info->version > region->version ? info->version : region->version;
         (void)pc__region_sized(region, info->base_address, info->length_bytes);
         region->homes = copy;
@@ -62,6 +72,9 @@ PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_inf
     if (!rc)
         region->loss = info->loss;
     pthread_mutex_unlock(&region->lock);
+    pthread_mutex_unlock(&engine->publish_lock);
+    if (left)
+        pc__move_left(engine, region);
     free(copy);
     if (rc != PC_ERR_HOME_LOST) /* that is for the registry to say: Python asks, and tells who waits */
         definition_came(engine, region, rc);

@@ -156,11 +156,12 @@ static int advance(struct pc_engine *engine, struct pc__region *region,
 static int fork_from(struct pc_engine *engine, struct pc__region *region,
                      struct pc__generation *source, uint64_t version, struct pc__generation **out)
 {
+    const size_t n_changed = source->version == version ? 0 : region->changes.n_runs;
     struct pc__blockset changed;
     int rc = pc__blockset_init(&changed, region->n_blocks);
     if (rc)
         return rc;
-    for (size_t i = 0; i < region->changes.n_runs && !rc; i++)
+    for (size_t i = 0; i < n_changed && !rc; i++)
         rc = pc__blockset_add(&changed, region->changes.runs[i].first_block,
                               region->changes.runs[i].n_blocks) < 0
                  ? PC_ERR_NO_MEMORY
@@ -191,9 +192,9 @@ static struct pc__generation *best(struct pc_engine *engine, struct pc__region *
     pc__each(link, &region->generations)
     {
         struct pc__generation *g = of_link(link);
-        if (g->complete)
+        if (g->complete && (!g->was_base || g->is_torn))
             continue;
-        bool can = settled && !is_behind && !pc__generation_leased(g, version) && !g->forks &&
+        bool can = settled && !is_behind && !g->was_base && !pc__generation_leased(g, version) && !g->forks &&
                    !g->in_flight.n_set && g->version < version && !pc__windows_orphaned(g);
         if (found && (can < *moves || (can == *moves && g->present.n_set <= found->present.n_set)))
             continue;
@@ -210,6 +211,10 @@ static int from_nothing_or(struct pc_engine *engine, struct pc__region *region, 
     struct pc__generation *g = best(engine, region, version, &moves);
     if (!g)
         return make(engine, region, version, out);
+    if (g->version == version) { /* a base that its home has left: all of it is the same */
+        *out = g;
+        return fork_from(engine, region, g, version, out);
+    }
     uint64_t from = g->version < version ? g->version : version;
     uint64_t to = g->version < version ? version : g->version;
     const struct pc__changes *known = &region->changes;
@@ -246,7 +251,7 @@ int pc__generation_for(struct pc_engine *engine, struct pc__region *region, uint
     pc__each(link, &region->generations)
     {
         struct pc__generation *g = of_link(link);
-        if (g->version != version ||
+        if (g->version != version || g->was_base ||
             (g->complete && (home->base_changes || region->base_is_builders)))
             continue;
         if (g->gone)
@@ -295,10 +300,10 @@ void pc__generations_trim(struct pc_engine *engine, struct pc__region *region)
     pc__each(link, &region->generations)
     {
         struct pc__generation *g = of_link(link);
-        if (g->complete || g->mappings)
+        if ((g->complete && !g->was_base) || g->mappings)
             continue;
         struct pc__generation *loser = g;
-        if (!none && (!kept || g->present.n_set > kept->present.n_set)) {
+        if (!none && !g->was_base && (!kept || g->present.n_set > kept->present.n_set)) {
             loser = kept;
             kept = g;
         }

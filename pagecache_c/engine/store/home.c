@@ -120,10 +120,22 @@ struct pc__home *pc__home_new(void)
     return home;
 }
 
+/* The memfd is a generation's now: only our map of it goes. */
+static void leave_base(struct pc_engine *engine, struct pc__home *home, uint64_t length_bytes)
+{
+    munmap((void *)(uintptr_t)home->base.map, length_bytes);
+    pc__blockset_free(&home->base.data);
+    home->base = (struct pc__store){.memfd = -1};
+    pc__generation_put(engine, home->base_left_to);
+    home->base_left_to = NULL;
+}
+
 void pc__home_free(struct pc_engine *engine, struct pc__home *home, uint64_t length_bytes)
 {
     if (!home)
         return;
+    if (home->base_left_to)
+        leave_base(engine, home, length_bytes);
     pc__store_close(engine, &home->base, length_bytes);
     pc__store_close(engine, &home->overlay, length_bytes);
     pc__store_close(engine, &home->folded, length_bytes);
@@ -209,7 +221,7 @@ struct pc__generation *pc__home_base_generation(const struct pc__region *region)
     pc__each(link, (struct pc__link *)(uintptr_t)&region->generations)
     {
         struct pc__generation *g = pc__of(link, struct pc__generation, link);
-        if (g->complete)
+        if (g->complete && !g->was_base)
             return g;
     }
     return NULL;
@@ -231,6 +243,11 @@ unsigned pc__home_hold(struct pc__home *home)
     return held;
 }
 
+bool pc__home_is_read(const struct pc__home *home)
+{
+    return home->readers[0] || home->readers[1];
+}
+
 bool pc__home_left(struct pc__home *home, uint64_t epoch)
 {
     if (home->epoch == epoch && !home->readers[(epoch + 1) % 2])
@@ -238,12 +255,13 @@ bool pc__home_left(struct pc__home *home, uint64_t epoch)
     return home->epoch > epoch + 1 || (home->epoch == epoch + 1 && !home->readers[epoch % 2]);
 }
 
-void pc__home_release(struct pc_engine *engine, struct pc__region *region, unsigned held)
+void pc__home_release(struct pc_engine *engine, struct pc__region *region, struct pc__home *home,
+                      unsigned held)
 {
     pthread_mutex_lock(&region->lock);
-    bool last = --region->home->readers[held] == 0 && held != region->home->epoch % 2;
-    if (last && region->home->held_up)
-        pc__worker_queue(engine, region);
+    bool last = --home->readers[held] == 0 && held != home->epoch % 2;
+    if ((last && home->held_up) || (home == region->former && !pc__home_is_read(home)))
+        pc__worker_queue(engine, region); /* from here on home may be gone */
     pthread_mutex_unlock(&region->lock);
     if (!last)
         return;
@@ -369,10 +387,10 @@ static bool of_pending(const struct pc__home *home, uint64_t version, uint64_t b
     return false;
 }
 
-struct pc__home_part pc__home_resolve(struct pc_engine *engine, struct pc__region *region,
-                                      uint64_t version, uint64_t block, uint64_t n)
+struct pc__home_part pc__home_resolve(struct pc_engine *engine, const struct pc__region *region,
+                                      const struct pc__home *home, uint64_t version,
+                                      uint64_t block, uint64_t n)
 {
-    const struct pc__home *home = region->home;
     struct pc__home_part part;
     uint64_t limit = block + n;
     if (version > home->applied && of_pending(home, version, block, &limit, &part))
@@ -412,15 +430,16 @@ int pc__home_knows(const struct pc_engine *engine, const struct pc__region *regi
     return PC_OK;
 }
 
-int pc__home_compose(struct pc_engine *engine, struct pc__region *region, uint64_t version,
-                     enum pc__home_kind kind, uint64_t block, uint8_t *out)
+int pc__home_compose(struct pc_engine *engine, struct pc__region *region,
+                     const struct pc__home *home, uint64_t version, enum pc__home_kind kind,
+                     uint64_t block, uint8_t *out)
 {
     if (kind == PC__HOME_MIXED) {
-        compose_base(region->home, block, out);
+        compose_base(home, block, out);
         return PC_OK;
     }
     pthread_mutex_lock(&region->lock);
-    uint64_t before = region->home->history_from;
+    uint64_t before = home->history_from;
     pthread_mutex_unlock(&region->lock);
     int rc = pc__history_read(engine->history, region->id, version, before, block, out);
     if (rc == 0) /* it was there when it was resolved: it was dropped meanwhile */

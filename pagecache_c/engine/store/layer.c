@@ -156,17 +156,17 @@ void pc__layer_drop_staged(struct pc_engine *engine, uint64_t region, uint64_t c
     pthread_mutex_unlock(&engine->publish_lock);
 }
 
-/* The region is gone: nobody will ask for them, nor say what becomes of them. */
-void pc__layers_forget(struct pc_engine *engine, uint64_t region)
+static void drop_those(struct pc_engine *engine, uint64_t region,
+                       bool (*is_one)(const struct pc__layer *layer))
 {
     struct pc__link gone;
-    pc__retained_forget(engine, region);
     pc__link_init(&gone);
     pthread_mutex_lock(&engine->publish_lock);
     pthread_mutex_lock(&engine->lock);
     pc__each(link, &engine->staged)
     {
-        if (pc__of(link, struct pc__layer, link)->region != region)
+        const struct pc__layer *layer = pc__of(link, struct pc__layer, link);
+        if (layer->region != region || !is_one(layer))
             continue;
         pc__link_remove(link);
         pc__link_push(&gone, link);
@@ -178,6 +178,29 @@ void pc__layers_forget(struct pc_engine *engine, uint64_t region)
         pc__layer_end(engine, pc__of(at, struct pc__layer, link));
     }
     pthread_mutex_unlock(&engine->publish_lock);
+}
+
+/* Published, and still here for want of those before: a home's that has moved away. */
+static bool is_published(const struct pc__layer *layer)
+{
+    return layer->version != 0;
+}
+
+static bool is_any(const struct pc__layer *layer)
+{
+    (void)layer;
+    return true;
+}
+
+void pc__layers_drop_published(struct pc_engine *engine, uint64_t region)
+{
+    drop_those(engine, region, is_published);
+}
+
+void pc__layers_forget(struct pc_engine *engine, uint64_t region)
+{
+    pc__retained_forget(engine, region);
+    drop_those(engine, region, is_any);
 }
 
 struct pc__layer *pc__layer_get(struct pc_engine *engine, uint64_t layer_id)

@@ -115,12 +115,12 @@ bool pc__lost_at(const struct pc__lost *lost, uint64_t version, uint64_t block, 
     return true;
 }
 
-void pc__lost_written(struct pc__lost *lost, const struct pc__layer *layer)
+void pc__lost_written(struct pc__lost *lost, const struct pc__layer *layer, uint64_t version)
 {
     for (uint32_t i = 0; i < layer->n_runs; i++) {
         uint64_t at = layer->runs[i].first_block, limit = at + layer->runs[i].n_blocks;
         for (; (at = pc__blockset_next(&lost->blocks, at, limit)) < limit; at++)
             if (lost->first_versions[at] == PC__LOST_YET)
-                lost->first_versions[at] = layer->version;
+                lost->first_versions[at] = version;
     }
 }

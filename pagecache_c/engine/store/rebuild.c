@@ -111,7 +111,7 @@ static int add_set(struct pc__blockset *blocks, const struct pc__blockset *from)
     return PC_OK;
 }
 
-static int64_t runs_of(const struct pc__blockset *blocks, struct pc_run *runs, size_t capacity)
+int64_t pc__rebuild_runs_of(const struct pc__blockset *blocks, struct pc_run *runs, size_t capacity)
 {
     uint64_t at = 0, limit = blocks->n_blocks;
     size_t n = 0;
@@ -143,7 +143,7 @@ PC_API int64_t pc_engine_cached_blocks(pc_engine *engine, uint64_t id, uint64_t 
             pthread_mutex_unlock(&region->lock);
         }
         if (!n)
-            n = runs_of(&blocks, runs, capacity);
+            n = pc__rebuild_runs_of(&blocks, runs, capacity);
         pc__blockset_free(&blocks);
     }
     let_go(engine, &held);
@@ -171,6 +171,11 @@ static int write_all(int fd, const void *bytes, uint64_t n_bytes, uint64_t offse
         n_bytes -= (uint64_t)wrote;
     }
     return PC_OK;
+}
+
+int pc__rebuild_write(int fd, const void *bytes, uint64_t n_bytes, uint64_t offset)
+{
+    return write_all(fd, bytes, n_bytes, offset, false);
 }
 
 static int read_all(int fd, uint8_t *out, uint64_t n_bytes, uint64_t offset)
@@ -241,8 +246,7 @@ static int copy_runs(struct pc__region *region, const struct held *held, uint64_
     return rc;
 }
 
-/* How many blocks, or negative. */
-static int64_t check_runs(const struct pc_run *runs, size_t n_runs, uint64_t n_blocks)
+int64_t pc__rebuild_check_runs(const struct pc_run *runs, size_t n_runs, uint64_t n_blocks)
 {
     uint64_t end = 0, n = 0;
     for (size_t i = 0; i < n_runs; i++) {
@@ -256,11 +260,11 @@ static int64_t check_runs(const struct pc_run *runs, size_t n_runs, uint64_t n_b
     return n ? (int64_t)n : pc__fail(PC_ERR_RANGE, "a layer of no blocks");
 }
 
-static int64_t stage_from(struct pc_engine *engine, struct pc__region *region,
-                          const struct held *held, uint64_t version, uint64_t commit_id,
-                          const struct pc_run *runs, size_t n_runs)
+int64_t pc__rebuild_stage(struct pc_engine *engine, struct pc__region *region, uint64_t version,
+                          uint64_t commit_id, const struct pc_run *runs, size_t n_runs,
+                          pc__blocks_write *write, void *arg)
 {
-    int64_t n = check_runs(runs, n_runs, region->n_blocks);
+    int64_t n = pc__rebuild_check_runs(runs, n_runs, region->n_blocks);
     if (n < 0)
         return n;
     const struct pc__layer_head head = {.magic = PC__LAYER_MAGIC,
@@ -278,12 +282,24 @@ static int64_t stage_from(struct pc_engine *engine, struct pc__region *region,
     if (!rc)
         rc = write_all(fd, runs, n_runs * sizeof *runs, sizeof head, false);
     if (!rc)
-        rc = copy_runs(region, held, version, runs, n_runs, fd, head.data_offset);
+        rc = write(arg, runs, n_runs, fd, head.data_offset);
     if (rc)
         close(fd);
     else
         rc = pc__layer_stage(engine, region->id, commit_id, bytes, fd, 0);
     return rc ? rc : (int64_t)bytes;
+}
+
+struct cached {
+    struct pc__region *region;
+    const struct held *held;
+    uint64_t version;
+};
+
+static int write_cached(void *arg, const struct pc_run *runs, size_t n_runs, int fd, uint64_t offset)
+{
+    const struct cached *cached = arg;
+    return copy_runs(cached->region, cached->held, cached->version, runs, n_runs, fd, offset);
 }
 
 PC_API int64_t pc_engine_stage_cached(pc_engine *engine, uint64_t id, uint64_t version,
@@ -293,8 +309,10 @@ PC_API int64_t pc_engine_stage_cached(pc_engine *engine, uint64_t id, uint64_t v
     struct pc__region *region = pc__region_get(engine, id);
     struct held held;
     int64_t rc = hold(engine, region, id, version, &held);
+    struct cached cached = {region, &held, version};
     if (!rc)
-        rc = stage_from(engine, region, &held, version, commit_id, runs, n_runs);
+        rc = pc__rebuild_stage(engine, region, version, commit_id, runs, n_runs, write_cached,
+                               &cached);
     let_go(engine, &held);
     if (region)
         pc__region_put(engine, region);
@@ -310,6 +328,7 @@ static int keep_prepared(struct pc_engine *engine, const struct pc__region *regi
     struct pc__kept kept = pc__kept_of(region, PC__KEPT_HOME, base->inode, base->version);
     kept.sealed = sealed;
     kept.reserved[1] = prepared;
+    memcpy(kept.reserved + PC__KEPT_TERM_AT, &region->prepared_term, sizeof region->prepared_term);
     return pc__keep(engine, &kept, base->memfd);
 }
 
@@ -340,11 +359,26 @@ static int may_prepare(const struct pc__region *region, const struct pc_region_i
     if (region->home || region->state == PC__REGION_CREATING)
         return pc__fail(PC_ERR_EXISTS, "variable %llu is homed here",
                         (unsigned long long)info->region);
+    if (region->former)
+        return pc__fail(PC_ERR_TIMEOUT, "the former home of variable %llu is still read here: ask again",
+                        (unsigned long long)info->region);
     if (region->n_blocks && (region->length_bytes != info->length_bytes ||
                              region->base_address != info->base_address))
         return pc__fail(PC_ERR_PROTOCOL, "variable %llu differs from what is known here",
                         (unsigned long long)info->region);
     return PC_OK;
+}
+
+void pc__rebuild_end(struct pc_engine *engine, struct pc__region *region, struct pc__home *prepared)
+{
+    if (!prepared)
+        return;
+    pthread_mutex_lock(&region->lock);
+    const bool is_home = region->home || region->former;
+    pthread_mutex_unlock(&region->lock);
+    if (!is_home) /* what still comes of it goes with the next attempt, or with the region */
+        pc__history_forget(engine->history, region->id);
+    pc__home_free(engine, prepared, region->length_bytes);
 }
 
 PC_API int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_info *info,
@@ -354,7 +388,7 @@ PC_API int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_inf
     if (!pc__region_info_valid(info))
         return pc__fail(PC_ERR_RANGE, "variable %llu: base or length",
                         (unsigned long long)info->region);
-    if (n_lost && check_runs(lost, n_lost, info->length_bytes >> PC_BLOCK_SHIFT) < 0)
+    if (n_lost && pc__rebuild_check_runs(lost, n_lost, info->length_bytes >> PC_BLOCK_SHIFT) < 0)
         return PC_ERR_RANGE;
     struct pc__home *home = new_home(engine, info, lost, n_lost), *old = home;
     struct pc__region *region = home ? pc__region_get_or_add(engine, info->region) : NULL;
@@ -369,10 +403,15 @@ PC_API int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_inf
             old = region->prepared; /* of an attempt that came to nothing */
             region->prepared = home;
             region->prepared_sealed = false;
+            region->prepared_term = info->term;
             (void)keep_prepared(engine, region, false, true); /* the seal does it again */
         }
+        else if (region->former)
+            pc__worker_queue(engine, region); /* should it not have been, for want of memory */
         pthread_mutex_unlock(&region->lock);
     }
+    if (!rc) /* also what a home before had: versions that came since would be missing between */
+        pc__history_forget(engine->history, info->region);
     pc__home_free(engine, old, info->length_bytes);
     if (rc && *fd >= 0) {
         close(*fd);
@@ -383,9 +422,7 @@ PC_API int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_inf
     return rc;
 }
 
-/* Under region.lock: fd is of what is being prepared, and not of an attempt before this one, whose
- * caller does not know yet that nobody waits for it. */
-static int is_being_filled(const struct pc__region *region, int fd)
+int pc__rebuild_is_filled_by(const struct pc__region *region, int fd)
 {
     struct stat st;
     if (fstat(fd, &st))
@@ -411,6 +448,21 @@ static int write_layer(const struct pc__layer *layer, uint64_t n_blocks, int fd)
     return rc;
 }
 
+/* Blocks that were lost when it was begun, and that a commit has written since. Which of the versions up
+ * to the layer's did is not known here: older ones are refused. */
+static int note_found(struct pc__region *region, int fd, const struct pc__layer *layer)
+{
+    struct pc__layer_head head;
+    pthread_mutex_lock(&region->lock);
+    const int rc = pc__rebuild_is_filled_by(region, fd);
+    if (!rc && region->prepared->lost) {
+        memcpy(&head, layer->map, sizeof head);
+        pc__lost_written(region->prepared->lost, layer, head.base_version);
+    }
+    pthread_mutex_unlock(&region->lock);
+    return rc;
+}
+
 PC_API int pc_engine_rebuild_take(pc_engine *engine, uint64_t id, int fd, uint64_t commit_id)
 {
     struct pc__region *region = pc__region_get(engine, id);
@@ -418,7 +470,7 @@ PC_API int pc_engine_rebuild_take(pc_engine *engine, uint64_t id, int fd, uint64
     int rc = PC_ERR_NO_REGION;
     if (region) {
         pthread_mutex_lock(&region->lock);
-        rc = is_being_filled(region, fd);
+        rc = pc__rebuild_is_filled_by(region, fd);
         pthread_mutex_unlock(&region->lock);
     }
     if (!rc && !layer)
@@ -426,6 +478,8 @@ PC_API int pc_engine_rebuild_take(pc_engine *engine, uint64_t id, int fd, uint64
                       (unsigned long long)id);
     if (!rc) /* should another attempt begin meanwhile, fd is not of that, and the seal is refused */
         rc = write_layer(layer, region->n_blocks, fd);
+    if (!rc)
+        rc = note_found(region, fd, layer);
     pc__layer_put(layer);
     if (!rc)
         pc__layer_drop_staged(engine, id, commit_id);
@@ -441,7 +495,7 @@ PC_API int pc_engine_rebuild_copy(pc_engine *engine, uint64_t id, int fd, uint64
     struct held held;
     int64_t rc = hold(engine, region, id, version, &held);
     if (!rc)
-        rc = check_runs(runs, n_runs, region->n_blocks);
+        rc = pc__rebuild_check_runs(runs, n_runs, region->n_blocks);
     if (rc > 0)
         rc = copy_runs(region, &held, version, runs, n_runs, fd, IN_PLACE);
     let_go(engine, &held);
@@ -450,14 +504,32 @@ PC_API int pc_engine_rebuild_copy(pc_engine *engine, uint64_t id, int fd, uint64
     return (int)rc;
 }
 
-PC_API int pc_engine_rebuild_seal(pc_engine *engine, uint64_t id, int fd)
+/* Under region.lock. Commits have gone on since it was begun. */
+static int set_version(struct pc_engine *engine, struct pc__region *region, uint64_t version)
+{
+    struct pc__home *home = region->prepared;
+    if (version < home->base.version)
+        return pc__fail(PC_ERR_RANGE, "variable %llu is prepared at version %llu, and not before",
+                        (unsigned long long)region->id, (unsigned long long)home->base.version);
+    /* After a restart such a record would say that this version was being replaced. */
+    if (pc__history_noted(engine->history, region->id, version))
+        return pc__fail(PC_ERR_RANGE, "the history of variable %llu goes beyond version %llu",
+                        (unsigned long long)region->id, (unsigned long long)version);
+    home->base.version = home->applied = home->latest = home->history_from = version;
+    return PC_OK;
+}
+
+/* version: NULL, the one that it was begun with. */
+static int seal(struct pc_engine *engine, uint64_t id, int fd, const uint64_t *version)
 {
     struct pc__region *region = pc__region_get(engine, id);
     if (!region)
         return pc__fail(PC_ERR_NO_REGION, "variable %llu", (unsigned long long)id);
     (void)pc__engine_makes_huge_pages(engine); /* its writer may have met them */
     pthread_mutex_lock(&region->lock);
-    int rc = is_being_filled(region, fd);
+    int rc = pc__rebuild_is_filled_by(region, fd);
+    if (!rc && version)
+        rc = set_version(engine, region, *version);
     if (!rc) {
         struct pc__store *base = &region->prepared->base;
         rc = pc__memfd_blocks(&base->data, base->memfd, region->length_bytes);
@@ -471,6 +543,16 @@ PC_API int pc_engine_rebuild_seal(pc_engine *engine, uint64_t id, int fd)
         rc = pc__keep_wait(engine); /* the journal says next that it is here */
     pc__region_put(engine, region);
     return rc;
+}
+
+PC_API int pc_engine_rebuild_seal(pc_engine *engine, uint64_t id, int fd)
+{
+    return seal(engine, id, fd, NULL);
+}
+
+PC_API int pc_engine_rebuild_seal_at(pc_engine *engine, uint64_t id, int fd, uint64_t version)
+{
+    return seal(engine, id, fd, &version);
 }
 
 PC_API int pc_engine_rebuild_drop(pc_engine *engine, uint64_t id, int fd)
@@ -488,7 +570,7 @@ PC_API int pc_engine_rebuild_drop(pc_engine *engine, uint64_t id, int fd)
         region->prepared = NULL;
     }
     pthread_mutex_unlock(&region->lock);
-    pc__home_free(engine, dropped, region->length_bytes);
+    pc__rebuild_end(engine, region, dropped);
     pc__region_put(engine, region);
     return PC_OK;
 }
@@ -510,12 +592,13 @@ int pc__rebuild_adopt(struct pc_engine *engine, struct pc__region *region,
     home->applied = home->latest = home->history_from = kept->version;
     region->prepared = home;
     region->prepared_sealed = !rc;
+    memcpy(&region->prepared_term, kept->reserved + PC__KEPT_TERM_AT, sizeof region->prepared_term);
     return rc;
 }
 
 /* The keeper first: a server that dies in between is the home when it comes back, as the registry has
  * it in its journal. */
-int pc__rebuild_become_home(struct pc_engine *engine, struct pc__region *region)
+int pc__rebuild_become_home(struct pc_engine *engine, struct pc__region *region, uint64_t term)
 {
     if (!region->prepared || !region->prepared_sealed)
         return pc__fail(PC_ERR_HOME_LOST, "variable %llu is homed here, and is not here",
@@ -525,6 +608,7 @@ int pc__rebuild_become_home(struct pc_engine *engine, struct pc__region *region)
     region->home = NULL;
     if (rc)
         return rc;
+    region->term = region->prepared_term = term;
     (void)keep_prepared(engine, region, true, false); /* else the registry tells the next server */
     region->home = region->prepared;
     region->prepared = NULL;
@@ -552,33 +636,83 @@ static int tell_loops(struct pc_engine *engine, uint64_t region, uint64_t server
 PC_API int pc_engine_set_homes(pc_engine *engine, uint64_t id, const uint64_t *homes,
                                size_t n_homes)
 {
+    return pc_engine_set_homes_of(engine, id, 0, homes, n_homes);
+}
+
+/* Under region.lock: whether what is said was overtaken by what was said since. */
+static bool is_old(const struct pc__region *region, uint64_t term)
+{
+    return term < region->term;
+}
+
+/* Under region.lock: this server is not among the homes of that term. What was prepared for a later one
+ * stays. Without terms nobody knows that there is a later one. */
+static struct pc__home *take_unwanted(struct pc__region *region, uint64_t term)
+{
+    struct pc__home *unwanted = term >= region->prepared_term ? region->prepared : NULL;
+    if (unwanted)
+        region->prepared = NULL;
+    return unwanted;
+}
+
+/* Under publish_lock and region.lock. *left: it was the home. */
+static int take_homes(struct pc_engine *engine, struct pc__region *region, uint64_t term,
+                      const uint64_t *homes, size_t n_homes, bool here, bool *left)
+{
+    /* Also where it was not defined since a restart. */
+    const bool leaves = !here && region->home && (region->state == PC__REGION_READY ||
+                                                  region->state == PC__REGION_UNKNOWN);
+    if (region->state != PC__REGION_READY && !leaves)
+        return pc__fail(PC_ERR_NO_REGION, "variable %llu is not used here",
+                        (unsigned long long)region->id);
+    if (n_homes != (region->length_bytes + PC_EXTENT_BYTES - 1) / PC_EXTENT_BYTES)
+        return pc__fail(PC_ERR_RANGE, "variable %llu: %zu homes", (unsigned long long)region->id,
+                        n_homes);
+    if (leaves && term && term == region->term)
+        return pc__fail(PC_ERR_EXISTS, "variable %llu has its home here in term %llu",
+                        (unsigned long long)region->id, (unsigned long long)term);
+    if (leaves) {
+        region->term = term;
+        pc__move_leave(engine, region);
+        *left = true;
+    }
+    if (region->state != PC__REGION_READY)
+        return PC_OK; /* whose homes they are comes with the definition */
+    int rc = here && !region->home ? pc__rebuild_become_home(engine, region, term) : PC_OK;
+    if (rc)
+        return rc;
+    region->lost = PC_OK;
+    region->term = term;
+    for (size_t i = 0; i < n_homes; i++)
+        __atomic_store_n(&region->homes[i], homes[i], __ATOMIC_RELAXED);
+    return PC_OK;
+}
+
+PC_API int pc_engine_set_homes_of(pc_engine *engine, uint64_t id, uint64_t term,
+                                  const uint64_t *homes, size_t n_homes)
+{
     struct pc__region *region = pc__region_get(engine, id);
     if (!region)
         return pc__fail(PC_ERR_NO_REGION, "variable %llu", (unsigned long long)id);
     struct pc__home *unwanted = NULL;
-    bool here = false;
+    bool here = false, left = false;
     for (size_t i = 0; i < n_homes; i++)
         here |= homes[i] == engine->server_id;
+    pthread_mutex_lock(&engine->publish_lock);
     pthread_mutex_lock(&region->lock);
     region->asked_home = false;
     int rc = PC_OK;
-    if (!here) { /* also where nobody has used the region: it is told so just once */
-        unwanted = region->prepared;
-        region->prepared = NULL;
-    }
-    if (region->state != PC__REGION_READY)
-        rc = pc__fail(PC_ERR_NO_REGION, "variable %llu is not used here", (unsigned long long)id);
-    else if (n_homes != (region->length_bytes + PC_EXTENT_BYTES - 1) / PC_EXTENT_BYTES)
-        rc = pc__fail(PC_ERR_RANGE, "variable %llu: %zu homes", (unsigned long long)id, n_homes);
-    else if (here && !region->home)
-        rc = pc__rebuild_become_home(engine, region);
-    if (!rc)
-        region->lost = PC_OK;
-    for (size_t i = 0; i < n_homes && !rc; i++)
-        __atomic_store_n(&region->homes[i], homes[i], __ATOMIC_RELAXED);
+    const bool old = is_old(region, term);
+    if (!old && !here) /* also where nobody has used the region: it is told so just once */
+        unwanted = take_unwanted(region, term);
+    if (!old)
+        rc = take_homes(engine, region, term, homes, n_homes, here, &left);
     pthread_mutex_unlock(&region->lock);
-    pc__home_free(engine, unwanted, region->length_bytes);
-    if (!rc && here)
+    pthread_mutex_unlock(&engine->publish_lock);
+    pc__rebuild_end(engine, region, unwanted);
+    if (left)
+        pc__move_left(engine, region);
+    if (!rc && here && !old)
         pc__retained_forget(engine, id); /* the base has it */
     if (!rc)
         rc = tell_loops(engine, id, 0, PC_OK);

@@ -228,6 +228,8 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
         close(fd);
         rc = pc__fail(PC_ERR_PROTOCOL, "the keeper holds variable %llu in two lengths",
                       (unsigned long long)kept->region);
+    } else if (kept->kind == PC__KEPT_CACHE && kept->reserved[5]) {
+        rc = pc__move_adopt_base(engine, region, kept, fd);
     } else if (kept->kind == PC__KEPT_CACHE) {
         rc = adopt_generation(engine, region, kept, fd);
     } else if (kept->kind == PC__KEPT_HOME && kept->reserved[1]) {
@@ -246,6 +248,7 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
         region->is_mapped = kept->reserved[3] != 0;
         region->base_is_builders = kept->reserved[4] != 0;
         memcpy(&region->open_holes, kept->reserved + PC__KEPT_HOLES_AT, sizeof region->open_holes);
+        memcpy(&region->term, kept->reserved + PC__KEPT_TERM_AT, sizeof region->term);
         if (!rc && region->is_mapped)
             rc = pc__region_home_generation(engine, region);
     }
@@ -321,7 +324,7 @@ static void settle_regions(struct pc_engine *engine)
         for (struct pc__region *r = engine->regions[b]; r; r = r->hash_next) {
             pthread_mutex_lock(&r->lock);
             pc__generations_trim(engine, r);
-            if (r->home)
+            if (r->home || r->former)
                 pc__worker_queue(engine, r);
             pthread_mutex_unlock(&r->lock);
         }
@@ -361,9 +364,10 @@ void pc__region_end(struct pc_engine *engine, struct pc__region *region)
 {
     pc__each(link, &region->generations)
         pc__generation_drop(engine, region, pc__of(link, struct pc__generation, link));
-    if (region->home && region->forgotten)
+    if ((region->home || region->former || region->prepared) && region->forgotten)
         pc__history_forget(engine->history, region->id);
     pc__count_sub(&engine->open_holes, region->open_holes);
     pc__home_free(engine, region->home, region->length_bytes);
     pc__home_free(engine, region->prepared, region->length_bytes);
+    pc__home_free(engine, region->former, region->length_bytes);
 }

@@ -25,6 +25,7 @@ struct piece {
 struct look_up {
     struct pc_engine *engine;
     struct pc__region *region;
+    struct pc__home *home;   /* of these rows: the region's may be another server by now */
     uint64_t version;
     uint64_t first, past;    /* the blocks of part; first == past: none yet */
     struct pc__home_part part;
@@ -40,7 +41,7 @@ static void look_up(struct look_up *at, uint64_t offset, uint64_t row_bytes)
         n = PC_BLOCK_BYTES - into < left ? PC_BLOCK_BYTES - into : left;
         if (block < at->first || block >= at->past) {
             uint64_t most = at->region->n_blocks - block;
-            at->part = pc__home_resolve(at->engine, at->region, at->version, block,
+            at->part = pc__home_resolve(at->engine, at->region, at->home, at->version, block,
                                         most < LOOKED_UP_BLOCKS ? most : LOOKED_UP_BLOCKS);
             at->first = block;
             at->past = block + at->part.n_blocks;
@@ -61,6 +62,7 @@ static int look_up_all(struct look_up *at, const uint64_t *offsets, size_t n, ui
     at->n = 0;
     at->first = at->past = 0;
     pthread_mutex_lock(&region->lock);
+    at->home = region->home;
     bool here = region->home && region->home->base.memfd >= 0 &&
                 region->state != PC__REGION_CREATING;
     int rc = PC_ERR_NO_REGION;
@@ -103,8 +105,8 @@ static int copy_all(const struct look_up *at, uint8_t *out)
         }
         int rc = block == piece->block
                      ? PC_OK
-                     : pc__home_compose(at->engine, at->region, at->version, piece->kind,
-                                        piece->block, composed);
+                     : pc__home_compose(at->engine, at->region, at->home, at->version,
+                                        piece->kind, piece->block, composed);
         if (rc)
             return rc;
         block = piece->block;
@@ -124,7 +126,7 @@ int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t 
         if (rc)
             return rc;
         rc = copy_all(&at, out + done * rows->row_bytes);
-        pc__home_release(engine, region, held);
+        pc__home_release(engine, region, at.home, held);
         if (rc)
             return rc;
     }

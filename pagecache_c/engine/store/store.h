@@ -53,7 +53,7 @@ void pc__store_close(struct pc_engine *engine, struct pc__store *store, uint64_t
 /* Whether a lease needs the base to stay as it is, if it were to go to that version. */
 bool pc__home_base_leased(const struct pc_engine *engine, const struct pc__region *region,
                           uint64_t to_version);
-struct pc__generation *pc__home_base_generation(const struct pc__region *region);
+struct pc__generation *pc__home_base_generation(const struct pc__region *region); /* or NULL */
 /* The worker, with nothing else to do for the region: takes the next of a new base's blocks into this
  * process's page table, which else costs the first answer of each 64 KiB a page fault. True: there
  * are more. */
@@ -63,12 +63,15 @@ bool pc__home_warm(struct pc__home *home);
  * worker gives them back. Both under region.lock. A reader sees zeros before and after. */
 uint64_t pc__home_read_holes(const struct pc__home *home);
 int pc__home_punch_holes(struct pc__home *home);
-/* Around looking at bytes that resolve gave out: from under region.lock until release. */
+/* Around looking at bytes that resolve gave out: from under region.lock until release. The home stays
+ * until then, also where it has moved away since. */
 unsigned pc__home_hold(struct pc__home *home);
+bool pc__home_is_read(const struct pc__home *home); /* by anybody; under region.lock */
 /* The worker, under region.lock: whether all readers of this epoch and of those before it have left.
  * No epoch begins before the last but one is empty, so there are never readers of more than two. */
 bool pc__home_left(struct pc__home *home, uint64_t epoch);
-void pc__home_release(struct pc_engine *engine, struct pc__region *region, unsigned held);
+void pc__home_release(struct pc_engine *engine, struct pc__region *region, struct pc__home *home,
+                      unsigned held);
 /* The worker waits for readers or for the keeper. They queue the region then; no other thread needs to. */
 bool pc__home_is_held_up(const struct pc__home *home);
 /* It has more to apply than it should have: writers wait. */
@@ -86,15 +89,17 @@ struct pc__home_part {
     int memfd;                     /* MEMORY: has it at offset; or -1 */
     uint64_t offset;
 };
-struct pc__home_part pc__home_resolve(struct pc_engine *engine, struct pc__region *region,
-                                      uint64_t version, uint64_t block, uint64_t n);
+struct pc__home_part pc__home_resolve(struct pc_engine *engine, const struct pc__region *region,
+                                      const struct pc__home *home, uint64_t version,
+                                      uint64_t block, uint64_t n);
 /* Whether what was resolved is what the version was. To be asked after resolving, still locked:
  * PC_OK, PC_ERR_NO_VERSION (none such, or not heard of yet) or PC_ERR_EXPIRED. */
 int pc__home_knows(const struct pc_engine *engine, const struct pc__region *region,
                    uint64_t version);
 /* One block of kind MIXED or HISTORY, composed. Needs no lock, while held. */
-int pc__home_compose(struct pc_engine *engine, struct pc__region *region, uint64_t version,
-                     enum pc__home_kind kind, uint64_t block, uint8_t *out);
+int pc__home_compose(struct pc_engine *engine, struct pc__region *region,
+                     const struct pc__home *home, uint64_t version, enum pc__home_kind kind,
+                     uint64_t block, uint8_t *out);
 
 /* rows.c: at the home. Status, or PC__WAIT: it has not heard of the version yet. */
 int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t version,
@@ -118,15 +123,47 @@ struct pc__lost *pc__lost_open(int memfd, uint64_t length_bytes, const struct pc
 void pc__lost_close(struct pc__lost *lost); /* NULL is none */
 /* Whether the version has no such block, and for how many from there on, *n at most, that is alike. */
 bool pc__lost_at(const struct pc__lost *lost, uint64_t version, uint64_t block, uint64_t *n);
-/* From its version on the layer's blocks are there. As often as one likes. */
-void pc__lost_written(struct pc__lost *lost, const struct pc__layer *layer);
+/* From this version on the layer's blocks are there. As often as one likes. */
+void pc__lost_written(struct pc__lost *lost, const struct pc__layer *layer, uint64_t version);
 
 /* rebuild.c: a region gets another home. */
 /* Takes back what was prepared; owns fd. */
 int pc__rebuild_adopt(struct pc_engine *engine, struct pc__region *region,
                       const struct pc__kept *kept, int fd);
 /* Under region.lock, where there is no home: what was prepared is it from now on. */
-int pc__rebuild_become_home(struct pc_engine *engine, struct pc__region *region);
+int pc__rebuild_become_home(struct pc_engine *engine, struct pc__region *region, uint64_t term);
+/* Of what is prepared, whose home was not taken over: it goes, with the history that came for it. NULL: none. */
+void pc__rebuild_end(struct pc_engine *engine, struct pc__region *region, struct pc__home *prepared);
+/* Under region.lock: fd is of what is being prepared, and not of an attempt before this one, whose
+ * caller does not know yet that nobody waits for it. */
+int pc__rebuild_is_filled_by(const struct pc__region *region, int fd);
+/* How many blocks, or negative: they must be sorted, disjoint, and lie in the region. */
+int64_t pc__rebuild_check_runs(const struct pc_run *runs, size_t n_runs, uint64_t n_blocks);
+/* Returns the number of runs, which may exceed capacity. */
+int64_t pc__rebuild_runs_of(const struct pc__blockset *blocks, struct pc_run *runs, size_t capacity);
+int pc__rebuild_write(int fd, const void *bytes, uint64_t n_bytes, uint64_t offset);
+/* Stages a layer of these blocks of a version; write puts them into the file, one after the other from
+ * offset on. Returns the layer's bytes. */
+typedef int pc__blocks_write(void *arg, const struct pc_run *runs, size_t n_runs, int fd,
+                             uint64_t offset);
+int64_t pc__rebuild_stage(struct pc_engine *engine, struct pc__region *region, uint64_t version,
+                          uint64_t commit_id, const struct pc_run *runs, size_t n_runs,
+                          pc__blocks_write *write, void *arg);
+
+/* move.c: a home that lives moves to another server. */
+/* Under publish_lock and region.lock, which has a home: it is not the home any more. What its node has
+ * mapped of it stays. The caller releases who waits for it. */
+void pc__move_leave(struct pc_engine *engine, struct pc__region *region);
+/* After that, under no lock: who waits for the home tries elsewhere. */
+void pc__move_left(struct pc_engine *engine, struct pc__region *region);
+/* The worker: frees a home that has moved away, if nobody looks at it any more. */
+void pc__move_end_former(struct pc_engine *engine, struct pc__region *region);
+/* The worker, under region.lock: the base of a home that has moved away meanwhile is at one version. */
+void pc__move_base_is_whole(struct pc_engine *engine, struct pc__region *region,
+                            struct pc__home *home, uint64_t version);
+/* Takes back a base that a home had left before a restart; owns fd. */
+int pc__move_adopt_base(struct pc_engine *engine, struct pc__region *region,
+                        const struct pc__kept *kept, int fd);
 
 /* region.c: of a base that is adopted, whether blocks of it are lost. */
 int pc__region_adopt_notes(struct pc__home *home, const struct pc__kept *kept);
@@ -144,7 +181,9 @@ int pc__layer_publish(struct pc_engine *engine, uint64_t region, uint64_t commit
 void pc__layer_drop_staged(struct pc_engine *engine, uint64_t region, uint64_t commit_id);
 /* Their writer has ended: their outcome is asked for. */
 void pc__layers_orphan(struct pc_engine *engine, uint64_t owner);
+/* The region is gone: nobody will ask for them, nor say what becomes of them. */
 void pc__layers_forget(struct pc_engine *engine, uint64_t region);
+void pc__layers_drop_published(struct pc_engine *engine, uint64_t region);
 struct pc__layer *pc__layer_get(struct pc_engine *engine, uint64_t layer_id); /* +1 ref, or NULL */
 uint64_t pc__layers_deadline(struct pc__loop *loop);
 void pc__layers_tick(struct pc__loop *loop, uint64_t now_ns);
@@ -169,5 +208,8 @@ void pc__retained_close(struct pc_engine *engine);
 int pc__worker_start(struct pc_engine *engine);
 void pc__worker_stop(struct pc_engine *engine);
 void pc__worker_free(struct pc_engine *engine);
+/* Has the worker run it, between two regions, and waits for that: what it returned, or PC_ERR_CLOSED. Of
+ * no loop, under no lock. */
+int pc__worker_do(struct pc_engine *engine, int (*run)(void *arg), void *arg);
 
 #endif

@@ -323,7 +323,7 @@ static void test_follower_attaches(int trap)
     SOON(worker_is_held_up(region));
     cut_off_all(server->engine);
     SOON(somebody_waits(region)); /* its ATTACH */
-    pc__home_release(server->engine, region, held);
+    pc__home_release(server->engine, region, region->home, held);
     SOON(stats_of(server).reattached == 1);
     CHECK(commit(c, server, client, &info, 1, some, N(some)) == 2);
     usleep(300000);
