@@ -331,7 +331,7 @@ static inline void answer_home(struct cluster *cluster, struct server *server,
     uint64_t *homes = malloc(n * sizeof *homes);
     for (size_t i = 0; i < n; i++)
         homes[i] = found.home;
-    int rc = pc_engine_set_homes(server->engine, event->region, homes, n);
+    int rc = pc_engine_set_homes_of(server->engine, event->region, found.info.term, homes, n);
     CHECK(rc == PC_OK || rc == PC_ERR_NO_REGION);
     free(homes);
 }

@@ -1,0 +1,768 @@
+/* test_move.c - a home that lives moves to another server while readers read and writers commit, over both
+ * traps. The tests do what the registry does. */
+#include "tests/support/engine_main.h"
+#include "tests/support/keepers.h"
+#include "tests/support/leaks.h"
+#include "tests/support/moves.h"
+
+#include <sys/stat.h>
+
+#define N_BLOCKS 256u
+enum { GIVER, TAKER, READER, N_SERVERS };
+
+static const struct pc_run all = {0, N_BLOCKS};
+static const struct pc_run some[] = {{3, 1}, {100, 50}, {200, 7}}, one[] = {{101, 3}}, two[] = {{7, 2}};
+#define N(runs) (sizeof(runs) / sizeof(runs)[0])
+
+struct world {
+    struct process_counts counts;
+    struct cluster *c;
+    struct server *servers;
+    pc_client *clients[N_SERVERS];
+    struct pc_region_info info; /* homed at GIVER */
+    uint64_t latest;
+};
+
+static struct world world_begin(int trap, uint64_t data_from)
+{
+    struct world w = {.counts = process_counts(), .c = cluster_start(N_SERVERS, "move")};
+    w.servers = w.c->servers;
+    for (int i = 0; i < N_SERVERS; i++)
+        w.clients[i] = attach(&w.servers[i], trap);
+    w.info = build(w.c, &w.servers[GIVER], w.clients[GIVER], 1, (uint64_t)N_BLOCKS << 12, data_from);
+    return w;
+}
+
+static void world_end(struct world *w)
+{
+    clients_close(w->clients, N_SERVERS);
+    for (int i = 0; i < N_SERVERS; i++)
+        SOON(stats_of(&w->servers[i]).layers == 0);
+    cluster_end(w->c, &w->counts);
+}
+
+static void commit_at(struct world *w, int node, const struct pc_run *runs, size_t n)
+{
+    CHECK(commit(w->c, &w->servers[node], w->clients[node], &w->info, w->latest, runs, n) ==
+          w->latest + 1);
+    w->latest++;
+}
+
+static struct move begin(struct world *w, int from, int to)
+{
+    return move_begin(w->c, &w->servers[from], &w->servers[to], w->info);
+}
+
+/* Every version from every node. */
+static void check_all(struct world *w)
+{
+    for (int i = 0; i < N_SERVERS; i++)
+        for (uint64_t version = w->latest + 1; version-- > 0;)
+            check_at(w->c, w->clients[i], &w->info, version);
+}
+
+static bool has_former(const struct server *server, uint64_t id)
+{
+    struct pc__region *region = pc__region_get(server->engine, id);
+    if (!region)
+        return false;
+    pthread_mutex_lock(&region->lock);
+    const bool has = region->former != NULL;
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(server->engine, region);
+    return has;
+}
+
+/* Commits go on between all steps, and after it. Whoever mapped what reads on. */
+static void check_moves_with_commits(int trap, int writer)
+{
+    struct world w = world_begin(trap, 0);
+    struct pc_mapping mine = map_at(w.clients[GIVER], &w.info, 0, 0); /* of the base, without a trap */
+    struct pc_mapping theirs = map_at(w.clients[READER], &w.info, 0, 0);
+    commit_at(&w, writer, some, N(some));
+    commit_at(&w, writer, one, N(one));
+    struct move m = begin(&w, GIVER, TAKER);
+    commit_at(&w, writer, two, N(two));
+    move_bulk(&m);
+    commit_at(&w, writer, some, N(some));
+    CHECK(move_delta(&m));
+    move_records(&m, 0, 2);
+    commit_at(&w, writer, one, N(one));
+    CHECK(move_delta(&m) && !move_delta(&m));
+    move_records(&m, 2, w.latest);
+    move_seal(&m);
+    CHECK(!region_of(m.to, 1).is_home);
+    move_switch(&m);
+    SOON(!has_former(m.from, 1));
+    CHECK(region_of(m.to, 1).oldest_version == 0);
+    check_version(w.c, &mine, &w.info, 0);
+    check_all(&w);
+    commit_at(&w, GIVER, two, N(two));
+    commit_at(&w, TAKER, some, N(some));
+    commit_at(&w, READER, one, N(one));
+    check_version(w.c, &mine, &w.info, 0);
+    check_version(w.c, &theirs, &w.info, 0);
+    check_all(&w);
+    CHECK(stats_of(m.from).home_bytes == 0 && stats_of(m.from).history_records == 0);
+    OK(pc_client_unmap(w.clients[GIVER], mine.id));
+    OK(pc_client_unmap(w.clients[READER], theirs.id));
+    check_all(&w);
+    world_end(&w);
+}
+
+static void test_moves_with_commits(int trap)
+{
+    for (int writer = 0; writer < N_SERVERS; writer++)
+        check_moves_with_commits(trap, writer);
+}
+
+/* Of what is not moved of the history, nobody gets anything. */
+static void test_history_is_moved_in_part(int trap)
+{
+    struct world w = world_begin(trap, 0);
+    struct pc_mapping mapping;
+    for (int i = 0; i < 4; i++)
+        commit_at(&w, READER, i % 2 ? one : some, i % 2 ? N(one) : N(some));
+    struct move m = begin(&w, GIVER, TAKER);
+    move_bulk(&m);
+    move_record(&m, 0); /* and a gap: it is of no use */
+    move_records(&m, 2, 4);
+    CHECK(pc_engine_stage_record(m.from->engine, 1, 4, 5) == PC_ERR_NO_VERSION);
+    move_seal(&m);
+    move_switch(&m);
+    CHECK(region_of(m.to, 1).oldest_version == 2);
+    for (int i = 0; i < N_SERVERS; i++) {
+        for (uint64_t version = 4; version >= 2; version--)
+            check_at(w.c, w.clients[i], &w.info, version);
+        int rc = try_map(w.clients[i], &w.info, 1, 0, &mapping);
+        if (!rc) {
+            rc = pc_client_prefetch(w.clients[i], mapping.id, &all, 1, 1, WAIT);
+            OK(pc_client_unmap(w.clients[i], mapping.id));
+        }
+        CHECK(rc == PC_ERR_EXPIRED);
+    }
+    world_end(&w);
+}
+
+static void commit_zeros(struct world *w, int node, struct pc_run run)
+{
+    struct transaction t;
+    OK(try_begin(w->c, &w->servers[node], w->clients[node], &w->info, w->latest, &t));
+    memset((void *)(uintptr_t)block_at(&t.m, run.first_block), 0, run.n_blocks << 12);
+    CHECK(pc_client_dirty(t.client, t.m.id, t.runs, 1) == 1);
+    t.n_runs = 1;
+    OK(try_stage(&t));
+    OK(try_pull(&t));
+    CHECK(decide(&t) == ++w->latest);
+    tell(&t);
+    OK(pc_client_unmap(t.client, t.m.id));
+}
+
+/* [first, past) of the mapping is zeros, or as it was built. */
+static void check_words(const struct pc_mapping *m, uint64_t first, uint64_t past, bool built)
+{
+    for (uint64_t o = first << 12; o < past << 12; o += 8)
+        CHECK(at(m, o) == (built ? pattern(1, o) : 0));
+}
+
+/* Half of it was never written: it is nowhere after the move either. What a commit made zeros is zeros. */
+static void test_holes_and_zeros(int trap)
+{
+    struct world w = world_begin(trap, (uint64_t)N_BLOCKS / 2 << 12);
+    const struct pc_run zeroed = {200, 20};
+    struct pc_run runs[4];
+    struct stat st;
+    struct move m = begin(&w, GIVER, TAKER);
+    CHECK(pc_engine_home_blocks(m.from->engine, 1, 0, runs, 4) == 1 &&
+          runs[0].first_block == N_BLOCKS / 2 && runs[0].n_blocks == N_BLOCKS / 2);
+    move_bulk(&m);
+    commit_zeros(&w, READER, zeroed);
+    CHECK(move_delta(&m));
+    move_records(&m, 0, 1);
+    int fd = dup(m.fd);
+    move_seal(&m);
+    move_switch(&m);
+    OK(fstat(fd, &st));
+    close(fd);
+    CHECK((uint64_t)st.st_blocks * 512 == (uint64_t)N_BLOCKS / 2 << 12);
+    CHECK(pc_engine_home_blocks(m.to->engine, 1, 1, runs, 4) == 1 && runs[0].n_blocks == N_BLOCKS / 2);
+    for (int i = 0; i < N_SERVERS; i++)
+        for (uint64_t version = 0; version < 2; version++) {
+            struct pc_mapping mapping = map_at(w.clients[i], &w.info, version, 0);
+            check_words(&mapping, 0, N_BLOCKS / 2, false);
+            check_words(&mapping, N_BLOCKS / 2, 200, true);
+            check_words(&mapping, 200, 220, version == 0);
+            check_words(&mapping, 220, N_BLOCKS, true);
+            OK(pc_client_unmap(w.clients[i], mapping.id));
+        }
+    world_end(&w);
+}
+
+/* It is given up before and after the seal: nobody has noticed, and nothing stays of it. */
+static void test_given_up(int trap)
+{
+    struct world w = world_begin(trap, 0);
+    commit_at(&w, READER, some, N(some));
+    commit_at(&w, READER, one, N(one));
+    for (int sealed = 0; sealed < 2; sealed++) {
+        struct move m = begin(&w, GIVER, TAKER);
+        move_bulk(&m);
+        move_records(&m, 0, w.latest);
+        CHECK(stats_of(m.to).history_records == w.latest);
+        int fd = dup(m.fd);
+        if (sealed)
+            move_seal(&m);
+        else
+            close(m.fd);
+        OK(pc_engine_rebuild_drop(m.to->engine, 1, fd));
+        CHECK(pc_engine_rebuild_take_record(m.to->engine, 1, fd, 5) == PC_ERR_NO_REGION);
+        CHECK(pc_engine_rebuild_seal_at(m.to->engine, 1, fd, 9) == PC_ERR_NO_REGION);
+        close(fd);
+        CHECK(stats_of(m.to).history_records == 0);
+        CHECK(stats_of(m.to).layers == 0 && region_of(m.from, 1).is_home);
+        commit_at(&w, TAKER, two, N(two));
+        check_all(&w);
+    }
+    move_all(w.c, &w.servers[GIVER], &w.servers[TAKER], w.info);
+    check_all(&w);
+    world_end(&w);
+}
+
+/* What is asked for at the wrong server, or of a version that there is not. */
+static void test_what_is_not_there(int trap)
+{
+    struct world w = world_begin(trap, 0);
+    commit_at(&w, READER, some, N(some));
+    pc_engine *giver = w.servers[GIVER].engine, *taker = w.servers[TAKER].engine;
+    struct pc_run runs[4];
+    check_at(w.c, w.clients[TAKER], &w.info, 1);
+    CHECK(pc_engine_home_blocks(taker, 1, 1, runs, 4) == PC_ERR_NO_REGION);
+    CHECK(pc_engine_home_blocks(giver, 77, 1, runs, 4) == PC_ERR_NO_REGION);
+    CHECK(pc_engine_home_blocks(giver, 1, 2, runs, 4) == PC_ERR_NO_VERSION);
+    CHECK(pc_engine_stage_home(taker, 1, 1, 5, &all, 1) == PC_ERR_NO_REGION);
+    CHECK(pc_engine_stage_home(giver, 1, 2, 5, &all, 1) == PC_ERR_NO_VERSION);
+    CHECK(pc_engine_stage_home(giver, 1, 1, 5, NULL, 0) == PC_ERR_RANGE);
+    CHECK(pc_engine_stage_record(giver, 1, 1, 5) == PC_ERR_NO_VERSION);
+    CHECK(pc_engine_stage_record(taker, 1, 0, 5) == PC_ERR_NO_REGION);
+    struct move m = begin(&w, GIVER, TAKER);
+    CHECK(pc_engine_rebuild_take_record(taker, 1, m.fd, 5) == PC_ERR_NO_VERSION);
+    move_bulk(&m);
+    move_record(&m, 0);
+    CHECK(pc_engine_rebuild_seal_at(taker, 1, m.fd, 0) == PC_ERR_RANGE); /* it was begun at 1 */
+    CHECK(stats_of(&w.servers[GIVER]).layers == 0);
+    move_seal(&m);
+    move_switch(&m);
+    check_all(&w);
+    world_end(&w);
+}
+
+/* It moves round and round; what was said of an earlier home comes late, and ends none. */
+static void test_late_words(int trap)
+{
+    struct world w = world_begin(trap, 0);
+    commit_at(&w, READER, some, N(some));
+    struct server *a = &w.servers[GIVER], *b = &w.servers[TAKER];
+    check_at(w.c, w.clients[TAKER], &w.info, 1);
+    for (int turn = 0; turn < 4; turn++) {
+        struct server *from = turn % 2 ? b : a, *to = turn % 2 ? a : b;
+        move_all(w.c, from, to, w.info);
+        commit_at(&w, turn % N_SERVERS, turn % 2 ? one : some, turn % 2 ? N(one) : N(some));
+        const uint64_t term = (uint64_t)turn + 1;
+        OK(pc_engine_set_homes_of(to->engine, 1, term - 1, &from->id, 1));
+        OK(pc_engine_set_homes(to->engine, 1, &from->id, 1));
+        CHECK(pc_engine_set_homes_of(to->engine, 1, term, &from->id, 1) == PC_ERR_EXISTS);
+        OK(pc_engine_set_homes_of(to->engine, 1, term, &to->id, 1));
+        CHECK(region_of(to, 1).is_home && !region_of(from, 1).is_home);
+    }
+    struct move m = begin(&w, GIVER, TAKER); /* nor what is prepared for a later term */
+    move_bulk(&m);
+    OK(pc_engine_set_homes_of(b->engine, 1, 4, &a->id, 1));
+    move_seal(&m);
+    OK(pc_engine_set_homes(b->engine, 1, &a->id, 1));
+    move_switch(&m);
+    check_at(w.c, w.clients[READER], &w.info, w.latest);
+    world_end(&w);
+}
+
+/* Without terms the last word counts. */
+static void test_without_terms(int trap)
+{
+    struct world w = world_begin(trap, 0);
+    commit_at(&w, READER, some, N(some));
+    check_at(w.c, w.clients[TAKER], &w.info, 1);
+    struct move m = begin(&w, GIVER, TAKER);
+    pthread_mutex_lock(&w.c->lock);
+    w.c->regions[0].home = m.to->id;
+    pthread_mutex_unlock(&w.c->lock);
+    OK(pc_engine_rebuild_drop(m.to->engine, 1, m.fd));
+    close(m.fd);
+    m.info.term = 0;
+    OK(pc_engine_rebuild_begin(m.to->engine, &m.info, NULL, 0, &m.fd));
+    move_bulk(&m);
+    move_records(&m, 0, 1);
+    move_seal(&m);
+    OK(pc_engine_set_homes(m.to->engine, 1, &m.to->id, 1));
+    OK(pc_engine_set_homes(m.from->engine, 1, &m.to->id, 1));
+    CHECK(region_of(m.to, 1).is_home && !region_of(m.from, 1).is_home);
+    check_all(&w);
+    world_end(&w);
+}
+
+struct held_home {
+    struct server *server;
+    struct pc__region *region;
+    struct pc__home *home;
+    unsigned held;
+};
+
+/* As a reply that does not get on. */
+static struct held_home hold(struct server *server)
+{
+    struct held_home h = {.server = server, .region = pc__region_get(server->engine, 1)};
+    pthread_mutex_lock(&h.region->lock);
+    h.home = h.region->home;
+    h.held = pc__home_hold(h.home);
+    pthread_mutex_unlock(&h.region->lock);
+    return h;
+}
+
+static void release(struct held_home *h)
+{
+    pc__home_release(h->server->engine, h->region, h->home, h->held);
+    pc__region_put(h->server->engine, h->region);
+}
+
+static bool worker_waits(const struct held_home *h)
+{
+    pthread_mutex_lock(&h->region->lock);
+    const bool waits = h->home->base_changes && h->home->held_up;
+    pthread_mutex_unlock(&h->region->lock);
+    return waits;
+}
+
+/* A home that leaves in the middle of its worker's work, with replies on their way and a follower. */
+static void test_leaves_in_the_middle(int trap)
+{
+    struct world w = world_begin(trap, 0);
+    struct transaction t;
+    struct server *giver = &w.servers[GIVER];
+    int fd;
+    OK(try_begin(w.c, giver, w.clients[GIVER], &w.info, 0, &t));
+    write_runs(&t, some, N(some));
+    OK(try_stage(&t));
+    CHECK(decide(&t) == ++w.latest);
+    struct held_home h = hold(giver);
+    tell(&t); /* it follows: the base is to change under it */
+    SOON(worker_waits(&h));
+    struct move m = begin(&w, GIVER, TAKER);
+    move_bulk(&m);
+    move_records(&m, 0, 1); /* whose commit is not applied */
+    move_seal(&m);
+    move_switch(&m);
+    check_version(w.c, &t.m, &w.info, 1);
+    usleep(50000);
+    CHECK(has_former(giver, 1));
+    const struct pc_region_info info = m.info;
+    CHECK(pc_engine_rebuild_begin(giver->engine, &info, NULL, 0, &fd) == PC_ERR_TIMEOUT);
+    check_at(w.c, w.clients[GIVER], &w.info, 1);
+    release(&h);
+    SOON(!has_former(giver, 1));
+    check_version(w.c, &t.m, &w.info, 1);
+    check_all(&w);
+    move_all(w.c, m.to, giver, w.info); /* and back, beside what is still mapped of it */
+    check_version(w.c, &t.m, &w.info, 1);
+    commit_at(&w, READER, one, N(one));
+    check_version(w.c, &t.m, &w.info, 1);
+    OK(pc_client_unmap(w.clients[GIVER], t.m.id));
+    check_all(&w);
+    world_end(&w);
+}
+
+/* Who waits at the giver, on its node or elsewhere, gets it from the taker. */
+static void *open_newest(void *arg)
+{
+    void **args = arg;
+    const struct world *w = args[0];
+    check_at(w->c, args[1], &w->info, w->latest);
+    return NULL;
+}
+
+static void test_who_waits_goes_on(int trap)
+{
+    struct world w = world_begin(trap, 0);
+    struct server *giver = &w.servers[GIVER];
+    pthread_t threads[2];
+    commit_at(&w, READER, some, N(some));
+    for (int i = 0; i < N_SERVERS; i++)
+        check_at(w.c, w.clients[i], &w.info, 1);
+    giver->quiet = giver->hold_published = true; /* it hears of no more commits */
+    struct transaction t;
+    OK(try_begin(w.c, &w.servers[TAKER], w.clients[TAKER], &w.info, 1, &t));
+    write_runs(&t, one, N(one));
+    struct move m = begin(&w, GIVER, TAKER);
+    move_bulk(&m);
+    move_records(&m, 0, 1);
+    move_seal(&m);
+    move_write_down(&m);
+    move_tell_taker(&m);
+    OK(try_stage(&t));
+    OK(try_pull(&t));
+    CHECK(decide(&t) == ++w.latest);
+    tell(&t);
+    OK(pc_client_unmap(w.clients[TAKER], t.m.id));
+    for (int i = 0; i < 2; i++) {
+        void **args = malloc(2 * sizeof *args);
+        args[0] = &w;
+        args[1] = w.clients[i ? READER : GIVER];
+        CHECK(!pthread_create(&threads[i], NULL, open_newest, args));
+    }
+    SOON(giver->published_asked >= 1);
+    usleep(100000); /* both wait there */
+    move_tell_giver(&m);
+    giver->hold_published = false;
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    check_all(&w);
+    world_end(&w);
+}
+
+/* A layer that was pulled for a commit which is not decided before the move. */
+static void test_a_commit_begins_before(int trap)
+{
+    struct world w = world_begin(trap, 0);
+    struct transaction t;
+    OK(try_begin(w.c, &w.servers[READER], w.clients[READER], &w.info, 0, &t));
+    write_runs(&t, some, N(some));
+    OK(try_stage(&t));
+    OK(try_pull(&t));
+    move_all(w.c, &w.servers[GIVER], &w.servers[TAKER], w.info);
+    CHECK(pc_engine_has_layer(w.servers[GIVER].engine, 1, t.id));
+    OK(try_pull(&t)); /* anew */
+    CHECK(decide(&t) == ++w.latest);
+    tell(&t);
+    OK(pc_engine_drop_staged(w.servers[GIVER].engine, 1, t.id));
+    OK(pc_client_unmap(w.clients[READER], t.m.id));
+    check_all(&w);
+    world_end(&w);
+}
+
+/* ------------------------------------------------------------------ restarts */
+
+struct kept {
+    struct world w;
+    struct keeper keeper;
+    int server, to_keeper, trap;
+};
+
+/* That server has a keeper. */
+static struct kept kept_world(int trap, int server)
+{
+    struct kept k = {.keeper = keeper_start("move"), .server = server, .trap = trap};
+    struct world *w = &k.w;
+    *w = (struct world){.counts = process_counts(), .c = cluster_new(N_SERVERS)};
+    w->servers = w->c->servers;
+    told.settle_ns = 2 * SECOND;
+    k.to_keeper = keeper_connect(&k.keeper);
+    for (int i = 0; i < N_SERVERS; i++) {
+        server_start(w->c, i, "move", i == server ? k.to_keeper : -1);
+        w->clients[i] = attach(&w->servers[i], trap);
+    }
+    w->info = build(w->c, &w->servers[GIVER], w->clients[GIVER], 1, (uint64_t)N_BLOCKS << 12, 0);
+    w->counts.descriptors++; /* to the keeper */
+    return k;
+}
+
+static void restart(struct kept *k)
+{
+    server_stop(k->w.c, k->server);
+    close(k->to_keeper);
+    k->to_keeper = keeper_connect(&k->keeper);
+    server_start(k->w.c, k->server, "move", k->to_keeper);
+}
+
+static void kept_end(struct kept *k)
+{
+    for (int i = 0; i < N_SERVERS; i++)
+        (void)pc_engine_retire(k->w.servers[i].engine, 1, 1);
+    world_end(&k->w);
+    keeper_stop(&k->keeper);
+    close(k->to_keeper);
+}
+
+/* The taker dies before the seal: it begins again. After it, the taker has all of it, also old versions. */
+static void test_the_taker_restarts(int trap)
+{
+    struct kept k = kept_world(trap, TAKER);
+    struct world *w = &k.w;
+    for (int i = 0; i < 3; i++)
+        commit_at(w, READER, i % 2 ? one : some, i % 2 ? N(one) : N(some));
+    struct pc_mapping mapping = map_at(w->clients[TAKER], &w->info, 1, 0);
+    struct move m = begin(w, GIVER, TAKER);
+    move_bulk(&m);
+    move_records(&m, 0, 3);
+    restart(&k);
+    CHECK(pc_engine_rebuild_seal_at(m.to->engine, 1, m.fd, 3) == PC_ERR_NO_REGION);
+    close(m.fd);
+    CHECK(stats_of(m.to).history_records == 0);
+    m = begin(w, GIVER, TAKER);
+    move_bulk(&m);
+    commit_at(w, READER, two, N(two));
+    CHECK(move_delta(&m));
+    move_records(&m, 0, 4);
+    move_seal(&m);
+    restart(&k);
+    CHECK(!region_of(m.to, 1).is_home && stats_of(m.to).history_records == 4);
+    move_switch(&m);
+    check_all(w);
+    restart(&k);
+    CHECK(region_of(m.to, 1).is_home);
+    OK(pc_engine_set_homes_of(m.to->engine, 1, m.info.term - 1, &m.from->id, 1)); /* a late word */
+    CHECK(region_of(m.to, 1).is_home);
+    check_all(w);
+    check_version(w->c, &mapping, &w->info, 1);
+    commit_at(w, GIVER, two, N(two));
+    check_all(w);
+    OK(pc_client_unmap(w->clients[TAKER], mapping.id));
+    kept_end(&k);
+}
+
+/* The giver dies before it hears of it, and again afterwards. Who maps its base reads on. */
+static void check_giver_restarts(int trap, bool defined)
+{
+    struct kept k = kept_world(trap, GIVER);
+    struct world *w = &k.w;
+    struct pc_mapping mapping = map_at(w->clients[GIVER], &w->info, 0, 0);
+    for (int i = 0; i < 3; i++) /* to an overlay */
+        commit_at(w, READER, i % 2 ? one : some, i % 2 ? N(one) : N(some));
+    struct move m = begin(w, GIVER, TAKER);
+    move_bulk(&m);
+    move_records(&m, 0, w->latest);
+    move_seal(&m);
+    move_write_down(&m);
+    move_tell_taker(&m);
+    if (defined) { /* by whoever opens it, or attaches */
+        restart(&k);
+        SOON(stats_of(m.from).reattached == 1);
+    } else { /* or with the registry's word, which may come first */
+        OK(pc_client_unmap(w->clients[GIVER], mapping.id));
+        pc_client_close(w->clients[GIVER]);
+        restart(&k);
+        CHECK(region_of(m.from, 1).is_home);
+        OK(move_tell(&m, m.from));
+        w->clients[GIVER] = attach(m.from, trap);
+    }
+    CHECK(!region_of(m.from, 1).is_home && region_of(m.to, 1).is_home);
+    for (int turn = 0; turn < 3; turn++) {
+        commit_at(w, turn, turn % 2 ? one : some, turn % 2 ? N(one) : N(some));
+        if (defined)
+            check_version(w->c, &mapping, &w->info, 0);
+        check_all(w);
+        restart(&k);
+        CHECK(!region_of(m.from, 1).is_home);
+    }
+    SOON(stats_of(m.from).reattached == (defined ? 1 : 0));
+    if (defined) {
+        check_version(w->c, &mapping, &w->info, 0);
+        OK(pc_client_unmap(w->clients[GIVER], mapping.id));
+    }
+    check_all(w);
+    SOON(!has_former(m.from, 1));
+    move_all(w->c, m.to, m.from, w->info); /* and back */
+    check_all(w);
+    restart(&k);
+    check_all(w);
+    kept_end(&k);
+}
+
+static void test_the_giver_restarts(int trap)
+{
+    check_giver_restarts(trap, true);
+}
+
+static void test_the_giver_restarts_and_is_told(int trap)
+{
+    check_giver_restarts(trap, false);
+}
+
+/* ---------------------------------------------------------------------- storm */
+
+#define STORM_BLOCKS 64u
+#define STORM_DEPTH 24u    /* versions that move along */
+#define STORM_READERS 2u   /* of each server */
+
+struct storm {
+    struct world w;
+    pthread_rwlock_t commits; /* held back: written */
+    _Atomic bool over;
+    _Atomic uint64_t n_read, n_expired, n_commits, n_moves;
+};
+struct stormer {
+    struct storm *s;
+    int node;
+    pc_client *client;
+    unsigned seed;
+};
+
+static unsigned some_number(unsigned *seed, unsigned below)
+{
+    *seed = *seed * 1664525u + 1013904223u;
+    return (*seed >> 8) % below;
+}
+
+/* Rows of the version, which need no mapped block. */
+static int gather_some(struct stormer *me, const struct pc_mapping *m, uint64_t version)
+{
+    const struct pc_rows rows = {.stride_bytes = PC_BLOCK_BYTES, .row_bytes = 8};
+    uint64_t ids[16], out[16];
+    struct world *w = &me->s->w;
+    for (size_t i = 0; i < N(ids); i++)
+        ids[i] = some_number(&me->seed, STORM_BLOCKS);
+    int rc = pc_client_gather(me->client, m->id, &rows, ids, N(ids), out, WAIT);
+    uint64_t *owners = registry_owners(w->c->registry, 1, version, STORM_BLOCKS);
+    for (size_t i = 0; i < N(ids) && !rc; i++)
+        CHECK(out[i] == (owners[ids[i]] ? written(1, owners[ids[i]], ids[i] << 12)
+                                        : pattern(1, ids[i] << 12)));
+    free(owners);
+    return rc;
+}
+
+/* By faults, all at once, or by rows. Versions that faults are for are young: none expires on the way. */
+static void *storm_reads(void *arg)
+{
+    struct stormer *me = arg;
+    struct world *w = &me->s->w;
+    const struct pc_run whole = {0, STORM_BLOCKS};
+    while (!me->s->over) {
+        uint64_t latest = registry_latest(w->c->registry, 1);
+        unsigned how = some_number(&me->seed, 3);
+        uint64_t back = some_number(&me->seed, how ? 8 : 2);
+        uint64_t version = back < latest ? latest - back : latest;
+        struct pc_mapping m;
+        int rc = try_map(me->client, &w->info, version, 0, &m);
+        if (!rc) {
+            if (how == 1)
+                rc = pc_client_prefetch(me->client, m.id, &whole, 1, 1, WAIT);
+            if (how == 2)
+                rc = gather_some(me, &m, version);
+            else if (!rc)
+                check_version(w->c, &m, &w->info, version);
+            OK(pc_client_unmap(me->client, m.id));
+        }
+        CHECK(rc == PC_OK || rc == PC_ERR_EXPIRED);
+        me->s->n_read += !rc;
+        me->s->n_expired += rc != 0;
+    }
+    return NULL;
+}
+
+static void *storm_writes(void *arg)
+{
+    struct stormer *me = arg;
+    struct world *w = &me->s->w;
+    while (!me->s->over) {
+        struct transaction t;
+        uint64_t base = registry_latest(w->c->registry, 1);
+        struct pc_run run = {some_number(&me->seed, STORM_BLOCKS - 8), 1 + some_number(&me->seed, 8)};
+        int rc = try_begin(w->c, &w->servers[me->node], me->client, &w->info, base, &t);
+        if (rc == PC_ERR_EXPIRED)
+            continue;
+        OK(rc);
+        rc = pc_client_prefetch(me->client, t.m.id, &run, 1, 1, WAIT); /* a write reads the rest first */
+        if (!rc) {
+            write_runs(&t, &run, 1);
+            OK(try_stage(&t));
+            pthread_rwlock_rdlock(&me->s->commits);
+            OK(try_pull(&t));
+            me->s->n_commits += decide(&t) != 0;
+            tell(&t);
+            pthread_rwlock_unlock(&me->s->commits);
+        }
+        CHECK(rc == PC_OK || rc == PC_ERR_EXPIRED);
+        OK(pc_client_unmap(me->client, t.m.id));
+        usleep(2000 + some_number(&me->seed, 4000));
+    }
+    return NULL;
+}
+
+static void storm_move(struct storm *s, int from, int to)
+{
+    struct world *w = &s->w;
+    struct move m = begin(w, from, to);
+    move_bulk(&m);
+    for (int i = 0; i < 3; i++)
+        (void)move_delta(&m);
+    pthread_rwlock_wrlock(&s->commits);
+    (void)move_delta(&m);
+    uint64_t oldest = region_of(m.from, 1).oldest_version;
+    if (m.version > STORM_DEPTH && oldest < m.version - STORM_DEPTH)
+        oldest = m.version - STORM_DEPTH;
+    move_records(&m, oldest, m.version);
+    move_seal(&m);
+    move_switch(&m);
+    pthread_rwlock_unlock(&s->commits);
+    s->n_moves++;
+}
+
+static void test_storm(int trap)
+{
+    static const uint64_t storm_ns = 4 * SECOND;
+    struct storm s = {.w = world_begin(trap, 0)};
+    struct stormer them[N_SERVERS * (STORM_READERS + 1)];
+    pthread_t threads[N(them)];
+    size_t n = 0;
+    pthread_rwlockattr_t fair;
+    pthread_rwlockattr_init(&fair);
+    pthread_rwlockattr_setkind_np(&fair, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&s.commits, &fair);
+    pthread_rwlockattr_destroy(&fair);
+    clients_close(s.w.clients, N_SERVERS);
+    memset(s.w.clients, 0, sizeof s.w.clients);
+    OK(pc_engine_retire(s.w.servers[GIVER].engine, 1, 1));
+    s.w.c->n_regions = 0;
+    pc_client *builder = attach(&s.w.servers[GIVER], trap);
+    s.w.info = build(s.w.c, &s.w.servers[GIVER], builder, 1, (uint64_t)STORM_BLOCKS << 12, 0);
+    for (int node = 0; node < N_SERVERS; node++)
+        for (unsigned i = 0; i <= STORM_READERS; i++, n++) {
+            them[n] = (struct stormer){&s, node, attach(&s.w.servers[node], trap), (unsigned)n * 7919};
+            CHECK(!pthread_create(&threads[n], NULL, i ? storm_reads : storm_writes, &them[n]));
+        }
+    const uint64_t until = now_ns() + storm_ns;
+    for (int turn = 0; now_ns() < until || turn < 6; turn++)
+        storm_move(&s, turn % N_SERVERS, (turn + 1) % N_SERVERS);
+    s.over = true;
+    for (size_t i = 0; i < n; i++)
+        pthread_join(threads[i], NULL);
+    if (getenv("SAY_STORM"))
+        fprintf(stderr, "%llu moves, %llu commits, %llu reads, %llu expired\n",
+                (unsigned long long)s.n_moves, (unsigned long long)s.n_commits,
+                (unsigned long long)s.n_read, (unsigned long long)s.n_expired);
+    CHECK(s.n_commits > 10 && s.n_read > 10 && s.n_expired < s.n_read);
+    for (size_t i = 0; i < n; i++) {
+        check_at(s.w.c, them[i].client, &s.w.info, registry_latest(s.w.c->registry, 1));
+        pc_client_close(them[i].client);
+    }
+    pc_client_close(builder);
+    pthread_rwlock_destroy(&s.commits);
+    world_end(&s.w);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct engine_test tests[] = {
+        TEST(moves_with_commits),
+        TEST(history_is_moved_in_part),
+        TEST(holes_and_zeros),
+        TEST(given_up),
+        TEST(what_is_not_there),
+        TEST(late_words),
+        TEST(without_terms),
+        TEST(leaves_in_the_middle),
+        TEST(who_waits_goes_on),
+        TEST(a_commit_begins_before),
+        TEST(the_taker_restarts),
+        TEST(the_giver_restarts),
+        TEST(the_giver_restarts_and_is_told),
+        TEST(storm),
+    };
+    return run_over_traps(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL) != 0;
+}
