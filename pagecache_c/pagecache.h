@@ -448,7 +448,7 @@ int pc_engine_set_homes_of(pc_engine *engine, uint64_t region, uint64_t term, co
 
 /* A home that lives moves to another server, the taker, while readers read and writers commit: move.c.
  *   1. taker: pc_engine_rebuild_begin. PC_ERR_TIMEOUT: it was the home itself a moment ago; ask again.
- *      What pc_engine_retain has said there of the region before is forgotten: say it again.
+ *      (What pc_engine_retain has said there ends when a home leaves.)
  *   2. giver: pc_engine_home_blocks of the newest version v; pc_engine_stage_home of some of them at v;
  *      taker: pc_engine_pull, pc_engine_rebuild_take; giver: pc_engine_drop_staged. And so on.
  *   3. the same with the blocks that commits have changed in (v, w], at w; as often as one likes.
@@ -461,7 +461,8 @@ int pc_engine_set_homes_of(pc_engine *engine, uint64_t region, uint64_t term, co
  *      here the death of that costs the attempt: pull, take and seal say PC_ERR_NO_REGION.
  *   7. the registry writes down that the taker is the home. Then pc_engine_set_homes_of: at the taker,
  *      where PC_ERR_HOME_LOST says that the giver must stay the home; then at the giver; and only then do
- *      commits go on, here and at the taker. A giver that is restarted has not heard it.
+ *      commits go on, here and at the taker. A giver that is restarted has not heard it. A home in memory of others
+ *      (pc_engine_create_shared) needs that until pc_region_stats.leaves_home is 0.
  * Given up before 7.: pc_engine_rebuild_drop, and what is staged; the giver has noticed nothing.
  *
  * The runs of blocks that hold data at a version; the others are zeros (or lost: the registry knows those).
@@ -523,7 +524,7 @@ struct pc_engine_stats {
     uint64_t blocks_fetched, bytes_received, bytes_sent, blocks_served;
     uint64_t zero_blocks, local_blocks;
     uint64_t prefetch_requests, prefetched_blocks;
-    uint64_t home_bytes, cached_bytes;
+    uint64_t home_bytes, cached_bytes; /* home: also of bases that are mapped here still */
     uint64_t bad_messages, reattached;
     uint64_t advances, forks;          /* generations moved to a newer version in place; beside it */
     uint64_t layers, layer_bytes;      /* staged or published, not applied yet */
@@ -543,6 +544,7 @@ int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out);
 struct pc_region_stats {
     uint64_t region, version, length_bytes; /* version: the newest that is known here */
     uint64_t is_home, mappings, generations, oldest_version; /* oldest: that the home can serve */
+    uint64_t leaves_home; /* 1: it was the home; replies on their way still read from it */
     uint64_t present_blocks, fetched_blocks, touched_blocks;
     /* By faults whose page is chosen by use: blocks that they asked for, and how many of these were
      * touched, as estimated. trip_blocks: how many blocks a round trip to the home costs, as faults

@@ -35,9 +35,9 @@ static void add_sizes(void *arg, struct pc__region *region)
     }
     pc__each(link, &region->generations)
     {
+        const struct pc__generation *g = pc__of(link, struct pc__generation, link);
         out->generations++;
-        out->cached_bytes += pc__of(link, struct pc__generation, link)->present.n_set
-                             << PC_BLOCK_SHIFT;
+        *(g->was_base ? &out->home_bytes : &out->cached_bytes) += g->present.n_set << PC_BLOCK_SHIFT;
     }
 }
 
@@ -114,6 +114,7 @@ static void list_region(void *arg, struct pc__region *region)
                                     .version = region->version,
                                     .length_bytes = region->length_bytes,
                                     .is_home = region->home != NULL,
+                                    .leaves_home = region->former != NULL,
                                     .mappings = region->mappings};
     /* Of several generations: of the fullest. */
     pc__each(link, &region->generations)

@@ -171,8 +171,13 @@ void pc__history_release_dead(struct pc__history *history)
 
 void pc__history_forget(struct pc__history *history, uint64_t region)
 {
+    (void)pc__history_retain(history, region, UINT64_MAX);
+    pc__history_drop(history, region);
+}
+
+void pc__history_drop(struct pc__history *history, uint64_t region)
+{
     pthread_mutex_lock(&history->lock);
-    (void)pc__index_retain(&history->index, region, UINT64_MAX);
     if (pc__index_drop(&history->index, region, UINT64_MAX) > 0)
         pc__history_release_dead(history);
     pthread_mutex_unlock(&history->lock);

@@ -116,6 +116,8 @@ int64_t pc__history_read_many(struct pc__history *history, uint64_t region, uint
 /* The region is gone. Segments of which nothing is left go at once, others when they age out. Not
  * noted in the segments: after a restart its records may be there again (pc__history_regions). */
 void pc__history_forget(struct pc__history *history, uint64_t region);
+/* The same, but the region is not gone: what is retained of it from now on stays as it was said. */
+void pc__history_drop(struct pc__history *history, uint64_t region);
 
 void pc__history_stats(struct pc__history *history, struct pc__history_stats *out);
 /* For audits: what must hold, and does not; or NULL. Takes the lock. */

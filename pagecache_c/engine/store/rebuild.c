@@ -23,12 +23,18 @@
 
 /* ------------------------------------------------------------ what is here */
 
+/* Also of a base that its home has left: it is no generation's that others fill. */
+static bool has_cached(const struct pc__generation *generation)
+{
+    return !generation->complete || (generation->was_base && !generation->is_torn);
+}
+
 static struct pc__generation *generation_at(struct pc__region *region, uint64_t version)
 {
     pc__each(link, &region->generations)
     {
         struct pc__generation *g = pc__of(link, struct pc__generation, link);
-        if (!g->complete && g->version == version)
+        if (has_cached(g) && g->version == version)
             return g;
     }
     return NULL;
@@ -77,7 +83,7 @@ PC_API int64_t pc_engine_cached_versions(pc_engine *engine, uint64_t id, uint64_
     pc__each(link, &region->generations)
     {
         const struct pc__generation *g = pc__of(link, struct pc__generation, link);
-        bool is_new = !g->complete && g->present.n_set;
+        bool is_new = has_cached(g) && g->present.n_set;
         for (size_t i = 0; is_new && i < n_retained; i++)
             is_new = versions[i] != g->version;
         if (!is_new)
@@ -377,7 +383,7 @@ void pc__rebuild_end(struct pc_engine *engine, struct pc__region *region, struct
     const bool is_home = region->home || region->former;
     pthread_mutex_unlock(&region->lock);
     if (!is_home) /* what still comes of it goes with the next attempt, or with the region */
-        pc__history_forget(engine->history, region->id);
+        pc__history_drop(engine->history, region->id);
     pc__home_free(engine, prepared, region->length_bytes);
 }
 
@@ -411,7 +417,7 @@ PC_API int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_inf
         pthread_mutex_unlock(&region->lock);
     }
     if (!rc) /* also what a home before had: versions that came since would be missing between */
-        pc__history_forget(engine->history, info->region);
+        pc__history_drop(engine->history, info->region);
     pc__home_free(engine, old, info->length_bytes);
     if (rc && *fd >= 0) {
         close(*fd);

@@ -3,6 +3,7 @@
 #include "tests/support/engine_main.h"
 #include "tests/support/keepers.h"
 #include "tests/support/leaks.h"
+#include "tests/support/moves.h"
 
 #define N_BLOCKS 512u
 enum { HOME, PEER, READER, N_SERVERS };
@@ -283,6 +284,30 @@ static void test_only_those_are_lost_at_a_reader(int trap)
     world_end(&w);
 }
 
+/* It moves while commits write what is lost. Versions in which more was lost stay behind. */
+static void test_it_moves(int trap)
+{
+    struct world w = world_of(trap, false);
+    prepare(&w, &w.servers[PEER]);
+    activate(&w, &w.servers[PEER]);
+    write_all_of(&w, READER, 1, one_of_three, N(one_of_three));
+    struct move m = move_begin_without(w.c, &w.servers[PEER], &w.servers[READER], w.info, after_one,
+                                       N(after_one));
+    CHECK(pc_engine_stage_home(m.from->engine, 1, 2, 5, lost, 1) == PC_ERR_HOME_LOST);
+    move_bulk(&m);
+    write_all_of(&w, PEER, 2, three_and_more, N(three_and_more));
+    CHECK(move_delta(&m));
+    for (uint64_t version = 1; version < 3; version++)
+        CHECK(pc_engine_stage_record(m.from->engine, 1, version, 5) == PC_ERR_HOME_LOST);
+    move_seal(&m);
+    move_switch(&m);
+    CHECK(region_of(m.to, 1).oldest_version == 3);
+    check_lost_everywhere(&w, 3, after_more, N(after_more));
+    write_all_of(&w, READER, 3, after_more, N(after_more));
+    check_lost_everywhere(&w, 4, NULL, 0);
+    world_end(&w);
+}
+
 static void restart_peer(struct world *w)
 {
     pc_client_close(w->clients[PEER]);
@@ -386,6 +411,7 @@ int main(int argc, char **argv)
         TEST(only_those_are_lost_at_a_peer),
         TEST(only_those_are_lost_at_a_reader),
         TEST(restarts),
+        TEST(it_moves),
         TEST(who_opens_it_is_told),
         TEST(runs_that_make_no_sense),
     };

@@ -61,16 +61,9 @@ static void check_all(struct world *w)
             check_at(w->c, w->clients[i], &w->info, version);
 }
 
-static bool has_former(const struct server *server, uint64_t id)
+static bool has_former(struct server *server, uint64_t id)
 {
-    struct pc__region *region = pc__region_get(server->engine, id);
-    if (!region)
-        return false;
-    pthread_mutex_lock(&region->lock);
-    const bool has = region->former != NULL;
-    pthread_mutex_unlock(&region->lock);
-    pc__region_put(server->engine, region);
-    return has;
+    return region_of(server, id).leaves_home;
 }
 
 /* Commits go on between all steps, and after it. Whoever mapped what reads on. */
@@ -103,8 +96,10 @@ static void check_moves_with_commits(int trap, int writer)
     check_version(w.c, &mine, &w.info, 0);
     check_version(w.c, &theirs, &w.info, 0);
     check_all(&w);
-    CHECK(stats_of(m.from).home_bytes == 0 && stats_of(m.from).history_records == 0);
+    CHECK(stats_of(m.from).home_bytes == (uint64_t)N_BLOCKS << 12);
+    CHECK(stats_of(m.from).history_records == 0);
     OK(pc_client_unmap(w.clients[GIVER], mine.id));
+    SOON(stats_of(m.from).home_bytes == 0);
     OK(pc_client_unmap(w.clients[READER], theirs.id));
     check_all(&w);
     world_end(&w);
@@ -246,9 +241,9 @@ static void test_what_is_not_there(int trap)
     CHECK(pc_engine_stage_record(taker, 1, 0, 5) == PC_ERR_NO_REGION);
     struct move m = begin(&w, GIVER, TAKER);
     CHECK(pc_engine_rebuild_take_record(taker, 1, m.fd, 5) == PC_ERR_NO_VERSION);
+    CHECK(pc_engine_rebuild_seal_at(taker, 1, m.fd, 0) == PC_ERR_RANGE); /* it was begun at 1 */
     move_bulk(&m);
     move_record(&m, 0);
-    CHECK(pc_engine_rebuild_seal_at(taker, 1, m.fd, 0) == PC_ERR_RANGE); /* it was begun at 1 */
     CHECK(stats_of(&w.servers[GIVER]).layers == 0);
     move_seal(&m);
     move_switch(&m);
@@ -378,20 +373,26 @@ static void test_leaves_in_the_middle(int trap)
     world_end(&w);
 }
 
-/* Who waits at the giver, on its node or elsewhere, gets it from the taker. */
+struct opener {
+    struct world *w;
+    int node;
+};
+
 static void *open_newest(void *arg)
 {
-    void **args = arg;
-    const struct world *w = args[0];
-    check_at(w->c, args[1], &w->info, w->latest);
+    const struct opener *o = arg;
+    check_at(o->w->c, o->w->clients[o->node], &o->w->info, o->w->latest);
     return NULL;
 }
 
-static void test_who_waits_goes_on(int trap)
+/* Who waits at the giver for a version that came after it gets that from the taker. */
+static void check_who_waits(int trap, int node)
 {
+    told.fetch_timeout_ns = told.fault_timeout_ns = WAIT; /* else a connection that waits too long helps */
     struct world w = world_begin(trap, 0);
     struct server *giver = &w.servers[GIVER];
-    pthread_t threads[2];
+    struct opener opener = {&w, node};
+    pthread_t thread;
     commit_at(&w, READER, some, N(some));
     for (int i = 0; i < N_SERVERS; i++)
         check_at(w.c, w.clients[i], &w.info, 1);
@@ -410,20 +411,25 @@ static void test_who_waits_goes_on(int trap)
     CHECK(decide(&t) == ++w.latest);
     tell(&t);
     OK(pc_client_unmap(w.clients[TAKER], t.m.id));
-    for (int i = 0; i < 2; i++) {
-        void **args = malloc(2 * sizeof *args);
-        args[0] = &w;
-        args[1] = w.clients[i ? READER : GIVER];
-        CHECK(!pthread_create(&threads[i], NULL, open_newest, args));
-    }
-    SOON(giver->published_asked >= 1);
-    usleep(100000); /* both wait there */
+    CHECK(!pthread_create(&thread, NULL, open_newest, &opener));
+    SOON(giver->published_asked == 1);
     move_tell_giver(&m);
+    if (node == GIVER)
+        giver->hold_published = false; /* it asks which blocks changed, in its turn */
+    pthread_join(thread, NULL);
     giver->hold_published = false;
-    for (int i = 0; i < 2; i++)
-        pthread_join(threads[i], NULL);
     check_all(&w);
     world_end(&w);
+}
+
+static void test_who_waits_elsewhere(int trap)
+{
+    check_who_waits(trap, READER);
+}
+
+static void test_who_waits_there(int trap)
+{
+    check_who_waits(trap, GIVER);
 }
 
 /* A layer that was pulled for a commit which is not decided before the move. */
@@ -757,7 +763,8 @@ int main(int argc, char **argv)
         TEST(late_words),
         TEST(without_terms),
         TEST(leaves_in_the_middle),
-        TEST(who_waits_goes_on),
+        TEST(who_waits_elsewhere),
+        TEST(who_waits_there),
         TEST(a_commit_begins_before),
         TEST(the_taker_restarts),
         TEST(the_giver_restarts),

@@ -27,8 +27,10 @@ static inline uint64_t move_published(struct move *m)
     return version;
 }
 
-static inline struct move move_begin(struct cluster *c, struct server *from, struct server *to,
-                                     struct pc_region_info info)
+/* lost: blocks that the home lacks, and that no commit has written since. */
+static inline struct move move_begin_without(struct cluster *c, struct server *from,
+                                             struct server *to, struct pc_region_info info,
+                                             const struct pc_run *lost, size_t n_lost)
 {
     struct move m = {.c = c, .from = from, .to = to, .info = info};
     m.info.version = m.version = move_published(&m);
@@ -37,9 +39,15 @@ static inline struct move move_begin(struct cluster *c, struct server *from, str
     pthread_mutex_unlock(&c->lock);
     int rc = PC_ERR_TIMEOUT;
     for (uint64_t until = now_ns() + WAIT; rc == PC_ERR_TIMEOUT && now_ns() < until; usleep(1000))
-        rc = pc_engine_rebuild_begin(to->engine, &m.info, NULL, 0, &m.fd);
+        rc = pc_engine_rebuild_begin(to->engine, &m.info, lost, n_lost, &m.fd);
     OK(rc);
     return m;
+}
+
+static inline struct move move_begin(struct cluster *c, struct server *from, struct server *to,
+                                     struct pc_region_info info)
+{
+    return move_begin_without(c, from, to, info, NULL, 0);
 }
 
 /* Staged, and pulled: it is at the taker under that id, and at nobody else. */
