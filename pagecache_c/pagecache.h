@@ -441,7 +441,8 @@ int pc_engine_set_homes(pc_engine *engine, uint64_t region, const uint64_t *home
 /* The same, in order: these are the region's homes since its term-th one (from 1 on) is the home; it is
  * also said with a definition, and with the beginning of a rebuild or a move: of what would be the home.
  * What is said of an earlier term than what was heard last changes nothing: PC_OK. 0: the order is not
- * known; a home that has a term does not end with it. PC_ERR_EXISTS: this server is not named, and
+ * known; a home that has a term does not end with it, so who numbers
+ * them once does so always. PC_ERR_EXISTS: this server is not named, and
  * became the home in this very term. A home's term outlives a restart. */
 int pc_engine_set_homes_of(pc_engine *engine, uint64_t region, uint64_t term, const uint64_t *homes,
                            size_t n_homes);

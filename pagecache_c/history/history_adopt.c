@@ -96,7 +96,8 @@ static int load(struct pc__history_segment *segment, struct found_records *found
 }
 
 /* By region and version, for records move between segments; of two that are the same the one on
- * disk. */
+ * disk. One that keeps nothing goes before one that does: that is of a home that was here before
+ * (store/move.c), and what it keeps may not be all that its version had. */
 static int compare_records(const void *left, const void *right)
 {
     const struct found *a = left, *b = right;
@@ -104,6 +105,8 @@ static int compare_records(const void *left, const void *right)
         return a->record->region < b->record->region ? -1 : 1;
     if (a->record->version != b->record->version)
         return a->record->version < b->record->version ? -1 : 1;
+    if (a->record->is_skipped != b->record->is_skipped)
+        return a->record->is_skipped ? -1 : 1;
     return (int)b->segment->store->is_disk - (int)a->segment->store->is_disk;
 }
 

@@ -148,7 +148,7 @@ PC_API int64_t pc_engine_stage_home(pc_engine *engine, uint64_t id, uint64_t ver
     return rc;
 }
 
-#define LOOK_AT_ONCE_BLOCKS 65536u /* under one hold of the lock */
+#define LOOK_AT_ONCE_BLOCKS 4096u /* under one hold of the lock */
 
 /* Adds those of [first, past) that are not zeros. Under region.lock. */
 static int add_data(const struct of_home *of, struct pc__blockset *data, uint64_t first, uint64_t past)
@@ -248,8 +248,20 @@ PC_API int64_t pc_engine_stage_record(pc_engine *engine, uint64_t id, uint64_t v
 
 /* ------------------------------------------------------------------ the taker */
 
+/* Also where nothing of the version before is to be had, that is noted, as it is where a commit keeps
+ * nothing: after a restart there may be records of a home that was here long ago, of which this server
+ * knew nothing any more. Those were right, but for blocks that were lost then. */
+static int begin_at(struct pc_engine *engine, uint64_t region, uint64_t version)
+{
+    const bool begins = version && !pc__history_noted(engine->history, region, version - 1);
+    return begins ? pc__history_skip(engine->history, region, version - 1) : PC_OK;
+}
+
 struct record {
     struct pc_engine *engine;
+    struct pc__region *region;
+    int fd;
+    uint64_t version;              /* without a layer: the history ends before it */
     struct pc__layer *layer;
 };
 
@@ -266,15 +278,36 @@ static int read_record(void *arg, uint64_t block, uint64_t n, uint8_t *out)
     return PC_OK;
 }
 
+static int check_filled(const struct record *record)
+{
+    pthread_mutex_lock(&record->region->lock);
+    int rc = pc__rebuild_is_filled_by(record->region, record->fd);
+    pthread_mutex_unlock(&record->region->lock);
+    return rc;
+}
+
 /* By the worker, which alone appends: nothing else of the history changes meanwhile. */
 static int append_record(void *arg)
 {
     const struct record *record = arg;
     struct pc__layer *layer = record->layer;
-    struct pc__layer_head head;
-    memcpy(&head, layer->map, sizeof head);
+    struct pc__layer_head head = {.base_version = record->version};
+    int rc = check_filled(record);
+    if (!rc && layer)
+        memcpy(&head, layer->map, sizeof head);
+    if (!rc)
+        rc = begin_at(record->engine, record->region->id, head.base_version);
+    if (rc || !layer)
+        return rc;
     return pc__history_append(record->engine->history, layer->region, head.base_version, layer->runs,
                               layer->n_runs, read_record, layer);
+}
+
+int pc__move_end_history(struct pc_engine *engine, struct pc__region *region, int fd, uint64_t version)
+{
+    struct record end = {engine, region, fd, version, NULL};
+    int rc = pc__worker_do(engine, append_record, &end);
+    return rc ? pc__fail(rc, "the history of variable %llu", (unsigned long long)region->id) : PC_OK;
 }
 
 PC_API int pc_engine_rebuild_take_record(pc_engine *engine, uint64_t id, int fd, uint64_t commit_id)
@@ -282,10 +315,8 @@ PC_API int pc_engine_rebuild_take_record(pc_engine *engine, uint64_t id, int fd,
     struct pc__region *region = pc__region_get(engine, id);
     if (!region)
         return pc__fail(PC_ERR_NO_REGION, "variable %llu", (unsigned long long)id);
-    struct record record = {engine, pc__layer_get(engine, pc__layer_id(id, commit_id))};
-    pthread_mutex_lock(&region->lock);
-    int rc = pc__rebuild_is_filled_by(region, fd);
-    pthread_mutex_unlock(&region->lock);
+    struct record record = {engine, region, fd, 0, pc__layer_get(engine, pc__layer_id(id, commit_id))};
+    int rc = check_filled(&record);
     if (!rc && !record.layer)
         rc = pc__fail(PC_ERR_NO_VERSION, "nothing is staged for variable %llu",
                       (unsigned long long)id);

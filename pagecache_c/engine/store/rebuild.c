@@ -532,10 +532,19 @@ static int seal(struct pc_engine *engine, uint64_t id, int fd, const uint64_t *v
     if (!region)
         return pc__fail(PC_ERR_NO_REGION, "variable %llu", (unsigned long long)id);
     (void)pc__engine_makes_huge_pages(engine); /* its writer may have met them */
+    uint64_t at = 0;
     pthread_mutex_lock(&region->lock);
     int rc = pc__rebuild_is_filled_by(region, fd);
     if (!rc && version)
         rc = set_version(engine, region, *version);
+    if (!rc)
+        at = region->prepared->base.version;
+    pthread_mutex_unlock(&region->lock);
+    if (!rc)
+        rc = pc__move_end_history(engine, region, fd, at);
+    pthread_mutex_lock(&region->lock);
+    if (!rc)
+        rc = pc__rebuild_is_filled_by(region, fd);
     if (!rc) {
         struct pc__store *base = &region->prepared->base;
         rc = pc__memfd_blocks(&base->data, base->memfd, region->length_bytes);

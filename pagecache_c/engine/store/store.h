@@ -161,6 +161,9 @@ void pc__move_end_former(struct pc_engine *engine, struct pc__region *region);
 /* The worker, under region.lock: the base of a home that has moved away meanwhile is at one version. */
 void pc__move_base_is_whole(struct pc_engine *engine, struct pc__region *region,
                             struct pc__home *home, uint64_t version);
+/* The history of what is prepared through fd ends before this version, or has nothing. Waits for the
+ * worker. */
+int pc__move_end_history(struct pc_engine *engine, struct pc__region *region, int fd, uint64_t version);
 /* Takes back a base that a home had left before a restart; owns fd. */
 int pc__move_adopt_base(struct pc_engine *engine, struct pc__region *region,
                         const struct pc__kept *kept, int fd);
