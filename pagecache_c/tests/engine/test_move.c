@@ -289,9 +289,8 @@ static void test_without_terms(int trap)
     pthread_mutex_lock(&w.c->lock);
     w.c->regions[0].home = m.to->id;
     pthread_mutex_unlock(&w.c->lock);
-    OK(pc_engine_rebuild_drop(m.to->engine, 1, m.fd));
     close(m.fd);
-    m.info.term = 0;
+    m.info.term = 0; /* anew */
     OK(pc_engine_rebuild_begin(m.to->engine, &m.info, NULL, 0, &m.fd));
     move_bulk(&m);
     move_records(&m, 0, 1);
@@ -590,166 +589,39 @@ static void test_the_giver_restarts_and_is_told(int trap)
     check_giver_restarts(trap, false);
 }
 
-/* ---------------------------------------------------------------------- storm */
-
-#define STORM_BLOCKS 64u
-#define STORM_DEPTH 24u    /* versions that move along */
-#define STORM_READERS 2u   /* of each server */
-
-struct storm {
-    struct world w;
-    pthread_rwlock_t commits; /* held back: written */
-    _Atomic bool over;
-    _Atomic uint64_t n_read, n_expired, n_commits, n_moves;
-};
-struct stormer {
-    struct storm *s;
-    int node;
-    pc_client *client;
-    unsigned seed;
-};
-
-static unsigned some_number(unsigned *seed, unsigned below)
+/* It dies when the keeper has heard of the base alone: what is left there of the home answers nobody. */
+static void test_the_giver_dies_while_it_leaves(int trap)
 {
-    *seed = *seed * 1664525u + 1013904223u;
-    return (*seed >> 8) % below;
-}
-
-/* Rows of the version, which need no mapped block. */
-static int gather_some(struct stormer *me, const struct pc_mapping *m, uint64_t version)
-{
-    const struct pc_rows rows = {.stride_bytes = PC_BLOCK_BYTES, .row_bytes = 8};
-    uint64_t ids[16], out[16];
-    struct world *w = &me->s->w;
-    for (size_t i = 0; i < N(ids); i++)
-        ids[i] = some_number(&me->seed, STORM_BLOCKS);
-    int rc = pc_client_gather(me->client, m->id, &rows, ids, N(ids), out, WAIT);
-    uint64_t *owners = registry_owners(w->c->registry, 1, version, STORM_BLOCKS);
-    for (size_t i = 0; i < N(ids) && !rc; i++)
-        CHECK(out[i] == (owners[ids[i]] ? written(1, owners[ids[i]], ids[i] << 12)
-                                        : pattern(1, ids[i] << 12)));
-    free(owners);
-    return rc;
-}
-
-/* By faults, all at once, or by rows. Versions that faults are for are young: none expires on the way. */
-static void *storm_reads(void *arg)
-{
-    struct stormer *me = arg;
-    struct world *w = &me->s->w;
-    const struct pc_run whole = {0, STORM_BLOCKS};
-    while (!me->s->over) {
-        uint64_t latest = registry_latest(w->c->registry, 1);
-        unsigned how = some_number(&me->seed, 3);
-        uint64_t back = some_number(&me->seed, how ? 8 : 2);
-        uint64_t version = back < latest ? latest - back : latest;
-        struct pc_mapping m;
-        int rc = try_map(me->client, &w->info, version, 0, &m);
-        if (!rc) {
-            if (how == 1)
-                rc = pc_client_prefetch(me->client, m.id, &whole, 1, 1, WAIT);
-            if (how == 2)
-                rc = gather_some(me, &m, version);
-            else if (!rc)
-                check_version(w->c, &m, &w->info, version);
-            OK(pc_client_unmap(me->client, m.id));
-        }
-        CHECK(rc == PC_OK || rc == PC_ERR_EXPIRED);
-        me->s->n_read += !rc;
-        me->s->n_expired += rc != 0;
-    }
-    return NULL;
-}
-
-static void *storm_writes(void *arg)
-{
-    struct stormer *me = arg;
-    struct world *w = &me->s->w;
-    while (!me->s->over) {
-        struct transaction t;
-        uint64_t base = registry_latest(w->c->registry, 1);
-        struct pc_run run = {some_number(&me->seed, STORM_BLOCKS - 8), 1 + some_number(&me->seed, 8)};
-        int rc = try_begin(w->c, &w->servers[me->node], me->client, &w->info, base, &t);
-        if (rc == PC_ERR_EXPIRED)
-            continue;
-        OK(rc);
-        rc = pc_client_prefetch(me->client, t.m.id, &run, 1, 1, WAIT); /* a write reads the rest first */
-        if (!rc) {
-            write_runs(&t, &run, 1);
-            OK(try_stage(&t));
-            pthread_rwlock_rdlock(&me->s->commits);
-            OK(try_pull(&t));
-            me->s->n_commits += decide(&t) != 0;
-            tell(&t);
-            pthread_rwlock_unlock(&me->s->commits);
-        }
-        CHECK(rc == PC_OK || rc == PC_ERR_EXPIRED);
-        OK(pc_client_unmap(me->client, t.m.id));
-        usleep(2000 + some_number(&me->seed, 4000));
-    }
-    return NULL;
-}
-
-static void storm_move(struct storm *s, int from, int to)
-{
-    struct world *w = &s->w;
-    struct move m = begin(w, from, to);
+    struct kept k = kept_world(trap, GIVER);
+    struct world *w = &k.w;
+    struct pc_mapping mapping = map_at(w->clients[GIVER], &w->info, 0, 0);
+    commit_at(w, READER, some, N(some)); /* to an overlay */
+    SOON(stats_of(&w->servers[GIVER]).commits_applied == 1);
+    struct move m = begin(w, GIVER, TAKER);
     move_bulk(&m);
-    for (int i = 0; i < 3; i++)
-        (void)move_delta(&m);
-    pthread_rwlock_wrlock(&s->commits);
-    (void)move_delta(&m);
-    uint64_t oldest = region_of(m.from, 1).oldest_version;
-    if (m.version > STORM_DEPTH && oldest < m.version - STORM_DEPTH)
-        oldest = m.version - STORM_DEPTH;
-    move_records(&m, oldest, m.version);
+    move_records(&m, 0, w->latest);
     move_seal(&m);
-    move_switch(&m);
-    pthread_rwlock_unlock(&s->commits);
-    s->n_moves++;
-}
-
-static void test_storm(int trap)
-{
-    static const uint64_t storm_ns = 4 * SECOND;
-    struct storm s = {.w = world_begin(trap, 0)};
-    struct stormer them[N_SERVERS * (STORM_READERS + 1)];
-    pthread_t threads[N(them)];
-    size_t n = 0;
-    pthread_rwlockattr_t fair;
-    pthread_rwlockattr_init(&fair);
-    pthread_rwlockattr_setkind_np(&fair, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-    pthread_rwlock_init(&s.commits, &fair);
-    pthread_rwlockattr_destroy(&fair);
-    clients_close(s.w.clients, N_SERVERS);
-    memset(s.w.clients, 0, sizeof s.w.clients);
-    OK(pc_engine_retire(s.w.servers[GIVER].engine, 1, 1));
-    s.w.c->n_regions = 0;
-    pc_client *builder = attach(&s.w.servers[GIVER], trap);
-    s.w.info = build(s.w.c, &s.w.servers[GIVER], builder, 1, (uint64_t)STORM_BLOCKS << 12, 0);
-    for (int node = 0; node < N_SERVERS; node++)
-        for (unsigned i = 0; i <= STORM_READERS; i++, n++) {
-            them[n] = (struct stormer){&s, node, attach(&s.w.servers[node], trap), (unsigned)n * 7919};
-            CHECK(!pthread_create(&threads[n], NULL, i ? storm_reads : storm_writes, &them[n]));
-        }
-    const uint64_t until = now_ns() + storm_ns;
-    for (int turn = 0; now_ns() < until || turn < 6; turn++)
-        storm_move(&s, turn % N_SERVERS, (turn + 1) % N_SERVERS);
-    s.over = true;
-    for (size_t i = 0; i < n; i++)
-        pthread_join(threads[i], NULL);
-    if (getenv("SAY_STORM"))
-        fprintf(stderr, "%llu moves, %llu commits, %llu reads, %llu expired\n",
-                (unsigned long long)s.n_moves, (unsigned long long)s.n_commits,
-                (unsigned long long)s.n_read, (unsigned long long)s.n_expired);
-    CHECK(s.n_commits > 10 && s.n_read > 10 && s.n_expired < s.n_read);
-    for (size_t i = 0; i < n; i++) {
-        check_at(s.w.c, them[i].client, &s.w.info, registry_latest(s.w.c->registry, 1));
-        pc_client_close(them[i].client);
-    }
-    pc_client_close(builder);
-    pthread_rwlock_destroy(&s.commits);
-    world_end(&s.w);
+    move_write_down(&m);
+    move_tell_taker(&m);
+    struct pc__region *region = pc__region_get(m.from->engine, 1);
+    pthread_mutex_lock(&region->lock);
+    const struct pc__generation *base = pc__home_base_generation(region);
+    const struct pc__kept kept = pc__kept_of_left(region, base);
+    OK(pc__keep(m.from->engine, &kept, base->memfd));
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(m.from->engine, region);
+    restart(&k);
+    CHECK(pc_engine_home_blocks(m.from->engine, 1, 0, NULL, 0) == PC_ERR_NO_REGION);
+    SOON(stats_of(m.from).reattached == 1); /* with the definition */
+    CHECK(!region_of(m.from, 1).is_home);
+    SOON(!has_former(m.from, 1));
+    CHECK(stats_of(m.from).home_bytes == (uint64_t)N_BLOCKS << 12); /* it is not one that is evicted */
+    check_version(w->c, &mapping, &w->info, 0);
+    commit_at(w, READER, one, N(one));
+    check_version(w->c, &mapping, &w->info, 0);
+    check_all(w);
+    OK(pc_client_unmap(w->clients[GIVER], mapping.id));
+    kept_end(&k);
 }
 
 int main(int argc, char **argv)
@@ -769,7 +641,7 @@ int main(int argc, char **argv)
         TEST(the_taker_restarts),
         TEST(the_giver_restarts),
         TEST(the_giver_restarts_and_is_told),
-        TEST(storm),
+        TEST(the_giver_dies_while_it_leaves),
     };
     return run_over_traps(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL) != 0;
 }
