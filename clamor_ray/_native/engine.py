@@ -179,11 +179,13 @@ class Engine(_Handle):
         length_bytes: int,
         homes: Sequence[int],
         loss: int = 0,
+        term: int = 0,
     ) -> None:
         """Answers NEED_REGION. `homes[i]` is the server id of 64 MiB extent i; `loss` as in
-        `region_lacks`."""
+        `region_lacks`, `term` as in `set_homes`."""
         info = self._info(region, version, base_address, length_bytes)
         info.loss = loss
+        info.term = term
         ids = c.ffi.new("uint64_t[]", list(homes))
         check(self._call(c.lib.pc_engine_define_region, info, ids, len(homes)), region=region)
 
@@ -323,7 +325,13 @@ class Engine(_Handle):
         )
 
     def rebuild_begin(
-        self, region: int, version: int, base_address: int, length_bytes: int, lost: Runs
+        self,
+        region: int,
+        version: int,
+        base_address: int,
+        length_bytes: int,
+        lost: Runs,
+        term: int = 0,
     ) -> int:
         """Makes the memfd of a region whose home this server is to be: the caller's to close.
 
@@ -331,8 +339,10 @@ class Engine(_Handle):
             region, version, base_address, length_bytes: Of the region.
             lost: Blocks that nobody has: who needs one gets HomeLostError, at versions before the
                 first that writes it.
+            term: In which this server would be the home, as in `set_homes`.
         """
         info = self._info(region, version, base_address, length_bytes)
+        info.term = term
         fd = c.ffi.new("int *")
         pointer, n_runs, _keep = runs_pointer(lost)
         check(self._call(c.lib.pc_engine_rebuild_begin, info, pointer, n_runs, fd), region=region)
@@ -372,8 +382,8 @@ class Engine(_Handle):
         )
 
     def home_blocks(self, region: int, version: int) -> Runs:
-        """The blocks of a home here that hold data at a version: shape (n, 2), first block and number
-        of blocks. The others are zeros, or lost."""
+        """The blocks of a home here that hold data at a version: shape (n, 2), first block and
+        number of blocks. The others are zeros, or lost."""
         return collect_runs(
             lambda runs, capacity: check(
                 self._call(c.lib.pc_engine_home_blocks, region, version, runs, capacity),
@@ -418,25 +428,23 @@ class Engine(_Handle):
         )
 
     def rebuild_take_record(self, region: int, fd: int, commit_id: int) -> None:
-        """Takes such a layer, that is staged here, into the history of what is prepared. It waits for the
-        worker: not on an event loop."""
-        check(
-            self._call(c.lib.pc_engine_rebuild_take_record, region, fd, commit_id), region=region
-        )
+        """Takes such a layer, that is staged here, into the history of what is prepared. It waits
+        for the worker: not on an event loop."""
+        check(self._call(c.lib.pc_engine_rebuild_take_record, region, fd, commit_id), region=region)
 
     def rebuild_drop(self, region: int, fd: int = -1) -> None:
         """Lets go of what the attempt with this memfd has prepared; -1: of what any has."""
         check(self._call(c.lib.pc_engine_rebuild_drop, region, fd), region=region)
 
     def set_homes(self, region: int, homes: Sequence[int], term: int = 0) -> None:
-        """The homes of a region that is known here are others now. Answers NEED_HOME. A home here that is
-        not named ends.
+        """The homes of a region that is known here are others now. Answers NEED_HOME. A home here
+        that is not named ends.
 
         Args:
             region: Which.
             homes: Of each extent.
-            term: Which of its homes in turn: what is older than what was heard changes nothing. 0: nobody
-                knows.
+            term: Which of its homes in turn: what is older than what was heard changes nothing.
+                0: nobody knows.
 
         Raises:
             FreedError: It is not known here.

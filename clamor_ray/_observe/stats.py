@@ -162,7 +162,8 @@ class RegionStats(_Counters):
         mappings: mappings of it in processes of the node.
         generations: versions of it that the node holds memory for.
         oldest_version: the oldest that the home can serve.
-        leaves_home: 1 where the node was its home, and other nodes still read what they asked it for.
+        leaves_home: 1 where the node was its home, and other nodes still read what they asked of
+            it.
         present_blocks: blocks that the node has, of its newest generation.
         fetched_blocks: blocks of those that came from other nodes.
         touched_blocks: blocks of those that processes were seen to touch.
