@@ -9,6 +9,8 @@
  * then the store is `prepared`: nobody is served from it, and after a crash of this server it is
  * again just that.
  *
+ * A home that lives moves in much the same way: move.c, which says what a term is.
+ *
  * Fetches that wait for a home: miss/rehome.c. Locks: region.lock for what is prepared and for the homes.
  */
 #include "engine/core/core.h"

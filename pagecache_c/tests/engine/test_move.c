@@ -13,6 +13,11 @@ enum { GIVER, TAKER, READER, N_SERVERS };
 static const struct pc_run all = {0, N_BLOCKS};
 static const struct pc_run some[] = {{3, 1}, {100, 50}, {200, 7}}, one[] = {{101, 3}}, two[] = {{7, 2}};
 #define N(runs) (sizeof(runs) / sizeof(runs)[0])
+#if defined(__SANITIZE_THREAD__)
+static const bool is_tsan = true;
+#else
+static const bool is_tsan = false;
+#endif
 
 struct world {
     struct process_counts counts;
@@ -451,6 +456,41 @@ static void test_a_commit_begins_before(int trap)
     world_end(&w);
 }
 
+/* Who has built a region in place keeps it, and so do its children, at the version that it is at. */
+static void test_built_in_place(int trap)
+{
+    struct world w = {.counts = process_counts(), .c = cluster_start(N_SERVERS, "move")};
+    struct pc_mapping built;
+    int status;
+    w.servers = w.c->servers;
+    for (int i = 0; i < N_SERVERS; i++)
+        w.clients[i] = attach(&w.servers[i], trap);
+    w.info = (struct pc_region_info){.region = 1,
+                                     .base_address = PC_WINDOW_BEGIN + (1ull << 28),
+                                     .length_bytes = (uint64_t)N_BLOCKS << 12};
+    pc_client *builder = w.clients[GIVER];
+    OK(pc_client_build(builder, 1, w.info.base_address, w.info.length_bytes, WAIT, &built));
+    fill_pattern((uint64_t *)(uintptr_t)built.address, 1, 0, w.info.length_bytes);
+    OK(pc_client_build_keep(builder, built.id)); /* a library goes on with it: children have it too */
+    OK(pc_client_build_seal(builder, built.id, WAIT));
+    publish(w.c, w.info, w.servers[GIVER].id);
+    move_all(w.c, &w.servers[GIVER], &w.servers[TAKER], w.info);
+    commit_at(&w, READER, some, N(some));
+    check_words(&built, 0, N_BLOCKS, true);
+    fflush(NULL);
+    pid_t child = is_tsan ? 0 : fork(); /* the child starts a thread */
+    if (!child && !is_tsan) {
+        OK(pc_client_after_fork(builder));
+        check_words(&built, 0, N_BLOCKS, true);
+        _exit(0);
+    }
+    if (child)
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    OK(pc_client_unmap(builder, built.id));
+    check_all(&w);
+    world_end(&w);
+}
+
 /* ------------------------------------------------------------------ restarts */
 
 struct kept {
@@ -638,6 +678,7 @@ int main(int argc, char **argv)
         TEST(who_waits_elsewhere),
         TEST(who_waits_there),
         TEST(a_commit_begins_before),
+        TEST(built_in_place),
         TEST(the_taker_restarts),
         TEST(the_giver_restarts),
         TEST(the_giver_restarts_and_is_told),
