@@ -459,11 +459,11 @@ int pc_engine_set_homes_of(pc_engine *engine, uint64_t region, uint64_t term, co
  *      to the version before that one: pc_engine_stage_record, pull, pc_engine_rebuild_take_record. The
  *      most of them can move while commits go on. None need move: older versions expire then.
  *   6. taker: pc_engine_rebuild_seal_at that version. From here on it outlives the taker's process; until
- *      here the death of that costs the attempt: pull, take and seal say PC_ERR_NO_REGION.
+ *      here the death of that costs the attempt: take and seal say PC_ERR_NO_REGION.
  *   7. the registry writes down that the taker is the home. Then pc_engine_set_homes_of: at the taker,
  *      where PC_ERR_HOME_LOST says that the giver must stay the home, and PC_ERR_NO_REGION that nobody has
  *      used it there: the definition makes it the home then. Next at the giver; and only after that do
- *      commits go on, here and at the taker. A giver that is restarted has not heard it. A home in memory of others
+ *      commits go on. A giver that is restarted meanwhile has not heard it. A home in memory of others
  *      (pc_engine_create_shared) needs that until pc_region_stats.leaves_home is 0.
  * Given up before 7.: pc_engine_rebuild_drop, and what is staged; the giver has noticed nothing.
  *
