@@ -100,14 +100,20 @@ def _record_to_json(record: RegionRecord) -> str:
             homes[-1][1] += 1
         else:
             homes.append([home, 1])
-    return json.dumps([record.region, record.base_address, record.length_bytes, homes])
+    where = [record.base_address, record.length_bytes, homes]
+    return json.dumps([record.region, *where, record.term])
 
 
 def _record_from_json(text: str) -> RegionRecord:
-    region, base_address, length_bytes, runs = json.loads(text)
+    region, base_address, length_bytes, runs, *term = json.loads(text)
     homes = tuple(home for home, count in runs for _ in range(count))
     return RegionRecord(
-        region=region, version=0, base_address=base_address, length_bytes=length_bytes, homes=homes
+        region=region,
+        version=0,
+        base_address=base_address,
+        length_bytes=length_bytes,
+        homes=homes,
+        term=term[0] if term else 1,  # before there were terms, nobody had another home than that
     )
 
 

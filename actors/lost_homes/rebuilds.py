@@ -423,8 +423,11 @@ class Rebuilds:
             for server_id, commit_id, _ in staged:
                 self._staged.discard(commit_id)
                 self._background.spawn(self._drop(server_id, commit_id, region))
-        if self._core.state(region) is not RegionState.READY:
+        now = self._core.record_of(region)
+        if now is None or self._core.state(region) is not RegionState.READY:
             return
+        if now.term + 1 != record.term:
+            raise _Again("it has got another home meanwhile")
         if self._servers.why_lost(plan.home) is not None or (
             self._log.newest(region) != record.version
         ):
@@ -473,7 +476,8 @@ class Rebuilds:
         )  # fmt: skip
         attempts.heading = plan.home
         self._load[plan.home] += 1
-        record = replace(record, version=version, homes=(plan.home,) * len(record.homes))
+        homes = (plan.home,) * len(record.homes)
+        record = replace(record, version=version, homes=homes, term=record.term + 1)
         self._core.lookup(region, plan.home)
         await self._stage(region, plan, staged)
         return record, plan

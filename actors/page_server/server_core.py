@@ -243,6 +243,7 @@ class ServerCore:
             record.length_bytes,
             record.homes,
             record.loss,
+            record.term,
         )
 
     # -- the engine's questions
@@ -533,7 +534,7 @@ class ServerCore:
             self._define(record)
         with contextlib.suppress(FreedError):  # nobody has used it here
             self._engine.region_lacks(record.region, record.loss)
-            self._engine.set_homes(record.region, record.homes)
+            self._engine.set_homes(record.region, record.homes, record.term)
 
     def _give_up(self, server_id: int, for_s: float, cause: str, answered: Answer) -> None:
         """It is not lost: that is for the registry to say. Who waits for it waits on."""

@@ -661,13 +661,14 @@ class RegistryCore:
         )
 
     def rehome(self, region: int, server_id: int) -> RegionRecord:
-        """All of the region is homed at this server from now on.
+        """All of the region is homed at this server from now on: the next term.
 
         Raises:
             NoSuchRegion: Not in the table.
         """
         entry = self._entry(region)
-        entry.record = replace(entry.record, homes=(server_id,) * len(entry.record.homes))
+        homes = (server_id,) * len(entry.record.homes)
+        entry.record = replace(entry.record, homes=homes, term=entry.record.term + 1)
         entry.homes = (server_id,)
         entry.known_to.add(server_id)
         return entry.record

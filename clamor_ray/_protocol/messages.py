@@ -36,6 +36,8 @@ class RegionRecord:
         freed: No new leases. Only a server that may hold old ones gets such a record: its
             processes go on reading, also after it was restarted.
         loss: The number of the loss of blocks of it (``LostBlocks.number``); 0: none is lost.
+        term: Which of its homes in turn these are: 1 the first. What a server hears of an earlier
+            term after a later one changes nothing there.
     """
 
     region: int
@@ -45,6 +47,7 @@ class RegionRecord:
     homes: tuple[int, ...]
     freed: bool = False
     loss: int = 0
+    term: int = 1
 
 
 @dataclass(frozen=True)

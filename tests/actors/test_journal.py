@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import signal
 import stat
@@ -98,6 +99,20 @@ def test_a_seal_makes_the_next_region_too(directory: Path) -> None:
     ]
     assert saved.sources == ((1, source),)
     assert saved.next_region == 3
+    journal.close()
+
+
+def test_a_region_that_was_written_without_a_term_is_in_its_first(directory: Path) -> None:
+    journal = Journal(directory)
+    journal.create_region(RECORD, 0, 2)
+    with journal._transaction() as db:
+        db.execute("UPDATE regions SET record = json_remove(record, '$[4]')")
+    (region,) = journal.load().regions
+    assert region.record == RECORD
+    assert RECORD.term == 1
+    journal.rehome(dataclasses.replace(RECORD, term=7), 0)
+    (region,) = journal.load().regions
+    assert region.record.term == 7
     journal.close()
 
 

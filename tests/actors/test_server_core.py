@@ -277,6 +277,7 @@ def test_waiters_for_a_lost_home_are_told_of_the_new_one(run_core) -> None:
                 ("homes", 11, (HERE,)),
             }
             assert here.known.asked_versions.count(("rehomed", 7, LOST)) == 4
+            assert here.engine.terms[7] == here.engine.terms[11] == RECORD.term
 
     run_core(work)
 

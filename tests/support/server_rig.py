@@ -72,6 +72,7 @@ class FakeEngine:
         self.unknown: set[int] = set()  # regions that are not defined
         self.published: dict[int, int] = {}
         self.losses: dict[int, int] = {}
+        self.terms: dict[int, int] = {}
         self.staged: set[int] = set()
 
     def ask(self, event: FakeEvent) -> None:
@@ -88,13 +89,13 @@ class FakeEngine:
             os.eventfd_read(self._fd)
         return None
 
-    def define_region(self, region, version, base_address, length_bytes, homes, loss=0) -> None:
+    def define_region(self, region, version, base_address, length_bytes, homes, loss, term) -> None:
         if HERE in homes and region not in self.adopted:
             raise HomeLostError("It is not here.")
         if (region, False) in self.retired:
             raise FreedError("It is retired.")
         self.unknown.discard(region)
-        self.losses[region] = loss
+        self.losses[region], self.terms[region] = loss, term
         self.answers.append(("define", region, version, base_address, length_bytes, tuple(homes)))
 
     def refuse_region(self, region: int, error: int) -> None:
@@ -133,9 +134,10 @@ class FakeEngine:
         self.published[region] = max(version, self.published.get(region, 0))
         self.answers.append(("publish", region, version, commit_id))
 
-    def set_homes(self, region: int, homes) -> None:
+    def set_homes(self, region: int, homes, term: int) -> None:
         if region in self.unknown:
             raise FreedError("It is not known here.")
+        self.terms[region] = term
         self.answers.append(("homes", region, tuple(homes)))
 
     def home_lost(self, region: int, server_id: int, error: int) -> None:
