@@ -11,6 +11,7 @@ other. The owner keeps the object meanwhile: the session that has shared it hold
 from __future__ import annotations
 
 import errno
+import hashlib
 import pickle
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ import ray
 from ray.exceptions import GetTimeoutError, ObjectFetchTimedOutError
 
 from clamor_ray import errors
-from clamor_ray._objects.layout import Plan
+from clamor_ray._objects.layout import BLOCK_BYTES, Pickled, Plan
 from clamor_ray._protocol.messages import Pinned, RegionRecord
 from clamor_ray._protocol.source import SHARED, Source
 
@@ -32,6 +33,20 @@ SHORTAGES: Final = (
     errors.WaitTimeoutError,
 )
 SHORTAGE_ERRNOS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+
+
+def is_in_place(offset: int, view: memoryview) -> bool:
+    """Whether a piece is served from where it lies, and not from a copy."""
+    return offset > 0 and view.nbytes >= BLOCK_BYTES
+
+
+def digest_of(pickled: Pickled) -> bytes:
+    """See ``Pinned``."""
+    digest = hashlib.sha256(repr(pickled.plan).encode())
+    for offset, view in pickled.pieces():
+        if not is_in_place(offset, view):
+            digest.update(view)
+    return digest.digest()
 
 
 def source_of(plan: Plan, digest: bytes, object_ref: Any) -> Source:

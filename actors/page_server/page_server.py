@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import logging
 import os
@@ -31,23 +30,14 @@ from typing import Any, TypeVar
 import numpy as np
 import ray
 import uvloop
-from pyroaring import BitMap
-from ray.exceptions import (
-    GetTimeoutError,
-    ObjectFetchTimedOutError,
-    ObjectLostError,
-    RayError,
-    RayTaskError,
-    WorkerCrashedError,
-)
+from ray.exceptions import GetTimeoutError, RayError
 
 from clamor_ray import errors
 from clamor_ray._labels import label
 from clamor_ray._native import client as _native
-from clamor_ray._objects.layout import BLOCK_BYTES, Pickled, take_apart
+from clamor_ray._objects.layout import Pickled, take_apart
 from clamor_ray._objects.memory import COMMIT_HINT, cache_budget, check_room, memory_bytes
 from clamor_ray._protocol import names
-from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import (
     LIBRARY_VERSION,
     Pinned,
@@ -62,13 +52,12 @@ from clamor_ray._protocol.names import server_id_of
 from clamor_ray._protocol.ray_state import GONE
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
-from clamor_ray._protocol.source import NOT_EQUAL_HINT
-from clamor_ray.actors.lost_homes import new_home, shared_objects
+from clamor_ray.actors.lost_homes import shared_objects
 from clamor_ray.actors.page_server import keepers, registry_end
 from clamor_ray.actors.page_server.engine_like import Settings
+from clamor_ray.actors.page_server.rebuilt_homes import FETCH_OBJECT_S, RebuiltHomes
 from clamor_ray.actors.page_server.registry_resolver import RegistryResolver
 from clamor_ray.actors.page_server.server_core import ServerCore
-from clamor_ray.actors.page_server.version_questions import runs_of
 from clamor_ray.actors.process import (
     descriptors,
     keeper_process,
@@ -86,11 +75,9 @@ MOST_LIVES = 64  # of a node, that are looked for when nobody says which one is 
 LOOP_S = 10.0
 START_LOOP_S = 60.0
 RENEWING_S = 8.0  # less than the registry waits for a server to stop
-FETCH_OBJECT_S = 120.0
 BROUGHT_OBJECT_S = 0.1  # of an object that is on this node already
 PULL_S = 600.0
 NO_KEEPER = "its process and its keeper died together, and with them what only they held"
-RAISED_HINT = "Put the variable again."
 PUBLISH_S = 60.0
 
 _T = TypeVar("_T")
@@ -143,19 +130,6 @@ def _history_directory(config: ServerConfig) -> str:
             hint="Set CLAMOR_HISTORY_DIR to one that every node has.",
         )
     return directory
-
-
-def _in_place(offset: int, view: memoryview) -> bool:
-    """Whether a piece is served from where it lies, and not from a copy."""
-    return offset > 0 and view.nbytes >= BLOCK_BYTES
-
-
-def _digest(pickled: Pickled) -> bytes:
-    digest = hashlib.sha256(repr(pickled.plan).encode())
-    for offset, view in pickled.pieces():
-        if not _in_place(offset, view):
-            digest.update(view)
-    return digest.digest()
 
 
 class PageServer:
@@ -277,6 +251,9 @@ class PageServer:
             keeper_lost=lambda: threading.Thread(
                 target=self._renew_keeper, args=(config,), name="clamor-keeper", daemon=True
             ).start(),
+        )
+        self._rebuilt_homes = RebuiltHomes(
+            self._engine, self._core.versions.keep, self._on_loop, self.pull
         )
         self._pin_all_again(registry.shared_at(server_id), config.fault_timeout_s / 2)
         port = self._on_loop(self._core.start(host, 0, names.news_socket(name)), START_LOOP_S)
@@ -514,131 +491,20 @@ class PageServer:
     def holdings(
         self, record: RegionRecord, commits: list[tuple[int, int]]
     ) -> list[tuple[int, bytes]]:
-        """What is here of a region: (version, serialized BitMap of its blocks).
-
-        Args:
-            record: What it is; its home is lost.
-            commits: (version, commit id) of its last commits. What this node has staged of them
-                counts, also where the writer died before it could say what became of it.
-        """
-        region = record.region
-
-        async def keep() -> None:
-            for version, commit_id in commits:
-                # It is freed meanwhile, or this was its home and has nothing of it.
-                with contextlib.suppress(errors.FreedError, errors.HomeLostError):
-                    self._core.versions.keep(record, version, commit_id)
-
-        self._on_loop(keep())
-        return [
-            (version, bytes(new_home.blocks_of(runs).serialize()))
-            for version in self._engine.cached_versions(region)
-            if len(runs := self._engine.cached_blocks(region, version))
-        ]
+        """See ``RebuiltHomes.holdings``."""
+        return self._rebuilt_homes.holdings(record, commits)
 
     def stage_cached(self, region: int, version: int, commit_id: int, blocks: bytes) -> int:
-        """Makes a layer of cached blocks, which the new home pulls, and then drops.
-
-        Args:
-            region: Its id.
-            version: That the blocks are cached at.
-            commit_id: What the layer is staged under.
-            blocks: Serialized BitMap.
-
-        Returns:
-            The layer's bytes.
-
-        Raises:
-            OutOfMemoryError: There is no room for it.
-            InternalError: Some of the blocks are not here any more.
-        """
-        n_bytes = len(BitMap.deserialize(blocks)) * BLOCK_BYTES
-        check_room(n_bytes, f"Giving the blocks of {label(region)} to its new home", COMMIT_HINT)
-        return self._engine.stage_cached(region, version, commit_id, runs_of(blocks))
+        """See ``RebuiltHomes.stage_cached``."""
+        return self._rebuilt_homes.stage_cached(region, version, commit_id, blocks)
 
     def rebuild(self, order: RebuildOrder, made: list[Any]) -> None:
-        """Gets ready to be the home of a region; ``rehome`` makes it that.
-
-        Args:
-            order: What comes from where.
-            made: A list of one ObjectRef of what the source has made, or an empty one. It is there:
-                this call takes one of the actor's threads.
-
-        Raises:
-            OutOfMemoryError: There is no room for it.
-            SourceError: The source raised, or has made something else than it did.
-            WaitTimeoutError: What it has made cannot be had now.
-            What the engine raises.
-        """
-        record = order.record
-        region = record.region
-        what = f"Becoming the home of {label(region)}"
-        check_room(new_home.written_bytes(order), what, COMMIT_HINT)
-        lost = runs_of(order.lost or BitMap().serialize())
-        fd = self._engine.rebuild_begin(
-            region, record.version, record.base_address, record.length_bytes, lost
-        )
-        try:
-            for version, blocks in order.cached:
-                self._engine.rebuild_copy(region, fd, version, runs_of(blocks))
-            for server_id, commit_id, layer_bytes in order.takes:
-                self.pull(commit_id, region, server_id, layer_bytes)
-                self._engine.rebuild_take(region, fd, commit_id)
-            if order.from_source:
-                new_home.fill_from_source(fd, order, self._pieces(order, made))
-            self._engine.rebuild_seal(region, fd)
-        except BaseException:
-            self._engine.rebuild_drop(region, fd)
-            raise
-        finally:
-            os.close(fd)
+        """See ``RebuiltHomes.rebuild``."""
+        self._rebuilt_homes.rebuild(order, made)
 
     def rebuild_drop(self, region: int) -> None:
-        """The region is lost for good: lets go of what was got ready here, and refuses who opens
-        it."""
-        self._engine.rebuild_drop(region)
-        with contextlib.suppress(errors.FreedError):  # nobody has used it here
-            self._engine.region_lost(region, _native.PC_ERR_HOME_LOST)
-
-    @staticmethod
-    def _pieces(order: RebuildOrder, made: list[Any]) -> list[tuple[int, Any]]:
-        if not made:
-            return list(order.pieces)
-        try:
-            found = ray.get(made[0], timeout=FETCH_OBJECT_S)
-        except RayTaskError as failure:
-            cause = failure.cause
-            if isinstance(cause, errors.SourceError):
-                raise cause from None
-            if shared_objects.is_shortage(cause):
-                raise errors.WaitTimeoutError(
-                    f"The source found no room: {cause_of(cause)}"
-                ) from failure
-            raise errors.SourceError(f"It raised: {cause!r}.", hint=RAISED_HINT) from failure
-        except GetTimeoutError as failure:
-            raise errors.WaitTimeoutError(
-                f"What the source has made was not brought within {FETCH_OBJECT_S:g} s."
-            ) from failure
-        except (
-            ObjectFetchTimedOutError,
-            WorkerCrashedError,
-        ) as failure:  # killed for want of memory?
-            raise errors.WaitTimeoutError(
-                f"The source was not run: {cause_of(failure)}"
-            ) from failure
-        except ObjectLostError as failure:
-            raise errors.SourceError(
-                f"Ray cannot bring it: {cause_of(failure)}", hint=RAISED_HINT
-            ) from failure
-        if not order.digest:
-            return list(found)
-        pickled = take_apart(found)
-        if _digest(pickled) != order.digest:
-            raise errors.SourceError(
-                "The shared object was made again by Ray, and pickles to a different layout.",
-                hint=NOT_EQUAL_HINT,
-            )
-        return list(pickled.pieces())
+        """See ``RebuiltHomes.drop``."""
+        self._rebuilt_homes.drop(region)
 
     def is_home(self, region: int) -> bool:
         """Whether the region's blocks are here, as at its home."""
@@ -712,7 +578,7 @@ class PageServer:
         )
         try:
             self._serve_pinned(record, pickled, object_refs)
-            digest = _digest(pickled)
+            digest = shared_objects.digest_of(pickled)
             source = shared_objects.source_of(pickled.plan, digest, object_refs[0])
             ray.get(self._registry.seal.remote(record.region, source), timeout=CALL_S)
         except BaseException:
@@ -742,7 +608,7 @@ class PageServer:
         region = pinned.record.region
         try:
             pickled = take_apart(ray.get(object_refs[0], timeout=within_s))
-            if _digest(pickled) != pinned.digest:
+            if shared_objects.digest_of(pickled) != pinned.digest:
                 raise errors.UnpicklableError("The object pickles to a different layout each time.")
             self._serve_pinned(pinned.record, pickled, object_refs)
         except Exception as failure:  # any other: the rest goes on, and who reads it has it rebuilt
@@ -755,7 +621,7 @@ class PageServer:
         segments = [
             _native.Segment(offset, view.nbytes, np.frombuffer(view, np.uint8).ctypes.data)
             for offset, view in pickled.pieces()
-            if _in_place(offset, view)
+            if shared_objects.is_in_place(offset, view)
         ]
         # The views hold the store's memory; the reference holds the object in the store.
         self._pinned[record.region] = (object_refs, pickled)
@@ -764,7 +630,7 @@ class PageServer:
         )
         try:
             for offset, view in pickled.pieces():
-                if not _in_place(offset, view):
+                if not shared_objects.is_in_place(offset, view):
                     _native.copy_in(fd, offset, view)
         finally:
             os.close(fd)

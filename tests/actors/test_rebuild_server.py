@@ -27,6 +27,7 @@ from clamor_ray._objects import memory
 from clamor_ray._protocol.messages import Pinned, RebuildOrder, RegionRecord
 from clamor_ray.actors.page_server import page_server
 from clamor_ray.actors.page_server.page_server import PageServer
+from clamor_ray.actors.page_server.rebuilt_homes import RebuiltHomes
 
 BLOCK = 4096
 WRITERS = 0xDEAD_BEEF  # another page server
@@ -36,12 +37,17 @@ ZEROS_OF = bytes(BitMap(range(N_BLOCKS)).serialize())
 SPARSE = RebuildOrder(RECORD, (), (), ZEROS_OF, pieces=((64, b"the pickle stream"),))
 
 
+def unused(*_: object) -> None:
+    raise AssertionError("nothing is on another server here")
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
     server = PageServer.__new__(PageServer)
     server._engine = _native.Engine(
         f"clamor-test-{secrets.token_hex(6)}", server_id=1, history_directory="/tmp"
     )
+    server._rebuilt_homes = RebuiltHomes(server._engine, unused, unused, unused)
     monkeypatch.setattr(memory, "available_bytes", lambda: 2 << 20)
     try:
         yield server
@@ -83,7 +89,7 @@ def test_nothing_stays_of_an_attempt_that_fails(
         assert prepared() == 2  # the engine's, and the attempt's own descriptor
         raise errors.SourceError("It raised.")
 
-    monkeypatch.setattr(PageServer, "_pieces", staticmethod(fail))
+    monkeypatch.setattr(RebuiltHomes, "_pieces", staticmethod(fail))
     with pytest.raises(errors.SourceError):
         server.rebuild(SPARSE, [])
     assert prepared() == 0
