@@ -55,6 +55,7 @@ from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray.actors.lost_homes import shared_objects
 from clamor_ray.actors.page_server import keepers, registry_end
 from clamor_ray.actors.page_server.engine_like import Settings
+from clamor_ray.actors.page_server.moved_homes import MovedHomes
 from clamor_ray.actors.page_server.rebuilt_homes import FETCH_OBJECT_S, RebuiltHomes
 from clamor_ray.actors.page_server.registry_resolver import RegistryResolver
 from clamor_ray.actors.page_server.server_core import ServerCore
@@ -254,6 +255,13 @@ class PageServer:
         )
         self._rebuilt_homes = RebuiltHomes(
             self._engine, self._core.versions.keep, self._on_loop, self.pull
+        )
+        self._moved_homes = MovedHomes(
+            self._engine,
+            self.pull,
+            lambda region: self._ask("lookup", region, timeout_s=CALL_S),
+            self.rehome,
+            self._unpin,
         )
         self._pin_all_again(registry.shared_at(server_id), config.fault_timeout_s / 2)
         port = self._on_loop(self._core.start(host, 0, names.news_socket(name)), START_LOOP_S)
@@ -506,6 +514,52 @@ class PageServer:
         """See ``RebuiltHomes.drop``."""
         self._rebuilt_homes.drop(region)
 
+    # -- homes that move
+
+    def home_blocks(self, region: int, version: int) -> bytes:
+        """See ``MovedHomes.home_blocks``."""
+        return self._moved_homes.home_blocks(region, version)
+
+    def stage_home(self, region: int, version: int, commit_id: int, blocks: bytes) -> int:
+        """See ``MovedHomes.stage_home``."""
+        return self._moved_homes.stage_home(region, version, commit_id, blocks)
+
+    def stage_records(
+        self, region: int, first_version: int, commit_ids: list[int], most_bytes: int
+    ) -> list[int]:
+        """See ``MovedHomes.stage_records``."""
+        return self._moved_homes.stage_records(region, first_version, commit_ids, most_bytes)
+
+    def drop_layers(self, region: int, commit_ids: list[int]) -> None:
+        """See ``MovedHomes.drop_layers``."""
+        self._moved_homes.drop_layers(region, commit_ids)
+
+    def take_begin(self, record: RegionRecord, attempt: int, n_bytes: int, lost: bytes) -> None:
+        """See ``MovedHomes.begin``."""
+        self._moved_homes.begin(record, attempt, n_bytes, lost)
+
+    def take(
+        self, region: int, attempt: int, from_server: int, layers: list[tuple[int, int]]
+    ) -> None:
+        """See ``MovedHomes.take``."""
+        self._moved_homes.take(region, attempt, from_server, layers)
+
+    def take_records(
+        self, region: int, attempt: int, from_server: int, layers: list[tuple[int, int]]
+    ) -> None:
+        """See ``MovedHomes.take_records``."""
+        self._moved_homes.take_records(region, attempt, from_server, layers)
+
+    def take_seal(self, region: int, attempt: int, version: int) -> None:
+        """See ``MovedHomes.seal``."""
+        self._moved_homes.seal(region, attempt, version)
+
+    def take_drop(self, region: int, attempt: int) -> None:
+        """See ``MovedHomes.drop``."""
+        self._moved_homes.drop(region, attempt)
+
+    # -- who the homes are
+
     def is_home(self, region: int) -> bool:
         """Whether the region's blocks are here, as at its home."""
         return any(found["region"] == region and found["is_home"] for found in self.region_stats())
@@ -521,6 +575,9 @@ class PageServer:
             self._core.rehome(record)
 
         self._on_loop(tell())
+        self._moved_homes.told(record)
+        if self._engine.server_id not in record.homes and record.region in self._pinned:
+            self._moved_homes.left(record.region)
 
     # -- Ray objects
 
@@ -642,6 +699,7 @@ class PageServer:
         if self._stopped:
             return
         self._stopped = True
+        self._moved_homes.close()
         try:
             self._engine.end()
             self._on_loop(self._core.close())

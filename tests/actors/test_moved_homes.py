@@ -1,0 +1,296 @@
+"""A page server that gives a home, and one that takes it: two engines in this process, no Ray."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from pyroaring import BitMap
+
+from clamor_ray import errors
+from clamor_ray._native import client as _native
+from clamor_ray._protocol.messages import LookupAnswer, RegionRecord, RegionUnknown
+from clamor_ray.actors.page_server import moved_homes
+from clamor_ray.actors.page_server.engine_like import EventKind
+from clamor_ray.actors.page_server.moved_homes import MovedHomes
+
+BLOCK = 4096
+N_BLOCKS = 64
+GIVER, TAKER = 0xA, 0xB
+HERE = RegionRecord(7, 0, 0x1300_0000_0000, N_BLOCKS * BLOCK, (GIVER,))
+THERE = RegionRecord(7, 0, 0x1300_0000_0000, N_BLOCKS * BLOCK, (TAKER,), term=2)
+DATA = BitMap([*range(3, 9), 40])
+NONE = b""
+
+
+def content(blocks: BitMap, seed: int) -> dict[int, bytes]:
+    random = np.random.default_rng(seed)
+    return {block: random.bytes(BLOCK) for block in blocks}
+
+
+class Server:
+    """An engine, and the part of its page server that moves homes."""
+
+    def __init__(self, server_id: int) -> None:
+        name = f"clamor-test-{secrets.token_hex(6)}"
+        self.engine = _native.Engine(name, server_id=server_id, history_directory="/tmp")
+        self.answer: LookupAnswer | Exception = RegionUnknown(7)
+        self.unpinned: list[int] = []
+        self.moved = MovedHomes(
+            self.engine, self.pull, self.look_up, self.rehome, self.unpinned.append
+        )
+
+    def pull(self, commit_id: int, region: int, from_server: int, layer_bytes: int) -> None:
+        self.engine.pull(region, commit_id, from_server, layer_bytes)
+        while select.select([self.engine.fileno()], [], [], 10.0)[0]:
+            while (event := self.engine.next_event()) is not None:
+                if event.kind == EventKind.PULLED:
+                    assert (event.commit_id, event.error) == (commit_id, 0)
+                    return
+        raise AssertionError("it was not pulled")
+
+    def look_up(self, region: int) -> LookupAnswer:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def define(self, record: RegionRecord) -> None:
+        self.engine.define_region(
+            *(record.region, record.version, record.base_address, record.length_bytes),
+            *(record.homes, record.loss, record.term),
+        )
+
+    def rehome(self, record: RegionRecord) -> None:
+        if self.engine.server_id in record.homes:
+            self.define(record)
+        self.engine.set_homes(record.region, record.homes, record.term)
+        self.moved.told(record)
+
+    @property
+    def is_home(self) -> bool:
+        return any(found["is_home"] for found in self.engine.region_stats())
+
+
+def prepared() -> int:
+    """Files that are as long as the region and that this process has open."""
+    n_files = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            n_files += os.stat(f"/proc/self/fd/{fd}").st_size == HERE.length_bytes
+        except FileNotFoundError:
+            continue  # that of the listing itself
+    return n_files
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[Server, Server]]:
+    """The giver has the home, with data in some blocks; the taker is connected to it."""
+    giver, taker = Server(GIVER), Server(TAKER)
+    try:
+        fd = giver.engine.create_shared(7, 0, HERE.base_address, HERE.length_bytes, [])
+        for block, found in content(DATA, 1).items():
+            _native.copy_in(fd, block * BLOCK, memoryview(found))
+        os.close(fd)
+        giver.engine.seal(7)
+        for lane in range(taker.engine.peer_lanes):
+            ours, theirs = socket.socketpair()
+            giver.engine.serve(TAKER, theirs.detach())
+            taker.engine.add_peer(GIVER, lane, ours.detach())
+        yield giver, taker
+    finally:
+        for server in (giver, taker):
+            server.moved.close()
+            server.engine.stop()
+
+
+def carry(giver: Server, taker: Server, blocks: BitMap, commit_id: int, attempt: int = 1) -> None:
+    n_bytes = giver.moved.stage_home(7, 0, commit_id, bytes(blocks.serialize()))
+    taker.moved.take(7, attempt, GIVER, [(commit_id, n_bytes)])
+    giver.moved.drop_layers(7, [commit_id])
+
+
+def blocks_at(server: Server) -> dict[int, bytes]:
+    """What a home has, read out of a layer of it."""
+    found = BitMap.deserialize(server.moved.home_blocks(7, 0))
+    n_bytes = server.moved.stage_home(7, 0, 99, bytes(found.serialize()))
+    other = Server(0xC)
+    try:
+        for lane in range(other.engine.peer_lanes):
+            ours, theirs = socket.socketpair()
+            server.engine.serve(0xC, theirs.detach())
+            other.engine.add_peer(server.engine.server_id, lane, ours.detach())
+        fd = other.engine.rebuild_begin(7, 0, HERE.base_address, HERE.length_bytes, [])
+        other.pull(99, 7, server.engine.server_id, n_bytes)
+        other.engine.rebuild_take(7, fd, 99)
+        read = {block: os.pread(fd, BLOCK, block * BLOCK) for block in found}
+        os.close(fd)
+        return read
+    finally:
+        server.moved.drop_layers(7, [99])
+        other.engine.stop()
+
+
+def test_a_home_moves(servers: tuple[Server, Server]) -> None:
+    giver, taker = servers
+    assert BitMap.deserialize(giver.moved.home_blocks(7, 0)) == DATA
+    taker.moved.begin(THERE, 1, 7 * BLOCK, NONE)
+    carry(giver, taker, DATA & BitMap(range(5)), 1)
+    carry(giver, taker, DATA - BitMap(range(5)), 2)
+    taker.moved.seal(7, 1, 0)
+    assert not taker.is_home
+    taker.rehome(THERE)
+    giver.rehome(THERE)
+    assert (giver.is_home, taker.is_home) == (False, True)
+    assert blocks_at(taker) == content(DATA, 1)
+    assert giver.engine.stats()["layers"] == taker.engine.stats()["layers"] == 0
+    assert prepared() == 1  # at the taker; no descriptor of the attempt is left
+    with pytest.raises(errors.ServerUnavailableError, match="does not know this attempt"):
+        taker.moved.seal(7, 1, 0)
+
+
+def test_an_old_word_changes_nothing(servers: tuple[Server, Server]) -> None:
+    giver, taker = servers
+    taker.moved.begin(THERE, 1, 0, NONE)
+    carry(giver, taker, DATA, 1)
+    taker.moved.seal(7, 1, 0)
+    taker.rehome(THERE)
+    giver.rehome(THERE)
+    taker.rehome(HERE)  # of the term before; it was on its way
+    assert taker.is_home
+
+
+def test_another_attempt_ends_the_one_before(servers: tuple[Server, Server]) -> None:
+    giver, taker = servers
+    before = prepared()
+    taker.moved.begin(THERE, 1, 0, NONE)
+    taker.moved.begin(THERE, 2, 0, NONE)
+    taker.moved.drop(7, 1)  # late
+    with pytest.raises(errors.ServerUnavailableError):
+        carry(giver, taker, DATA, 1, attempt=1)
+    carry(giver, taker, DATA, 2, attempt=2)
+    taker.moved.drop(7, 2)
+    taker.moved.drop(7, 2)
+    assert prepared() == before
+    with pytest.raises(errors.HomeLostError):
+        taker.define(THERE)
+
+
+def test_what_a_server_before_this_one_had_sealed_is_dropped(
+    servers: tuple[Server, Server],
+) -> None:
+    giver, taker = servers
+    taker.moved.begin(THERE, 1, 0, NONE)
+    carry(giver, taker, DATA, 1)
+    taker.moved.seal(7, 1, 0)
+    again = MovedHomes(taker.engine, taker.pull, taker.look_up, taker.rehome, taker.unpinned.append)
+    again.drop(7, 1)
+    with pytest.raises(errors.HomeLostError):
+        taker.define(THERE)
+
+
+def test_records_that_are_not_kept_are_of_no_use(servers: tuple[Server, Server]) -> None:
+    giver, _ = servers
+    with pytest.raises(errors.NoVersionError):
+        giver.moved.stage_records(7, 0, [1, 2], 1 << 20)
+
+    class Engine:
+        def stage_record(self, region: int, version: int, commit_id: int) -> int:
+            if version < 5:
+                raise errors.SnapshotExpired("It is not kept.")
+            return 10 * version
+
+    giver.moved._engine = Engine()  # type: ignore[assignment]
+    assert giver.moved.stage_records(7, 3, [1, 2, 3, 4, 5], 100) == [0, 0, 50, 60]
+
+
+def test_a_taker_without_room_says_so(
+    servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, taker = servers
+    before = prepared()
+    monkeypatch.setattr(moved_homes, "check_room", no_room)
+    with pytest.raises(errors.OutOfMemoryError, match="Becoming the home of variable 7"):
+        taker.moved.begin(THERE, 1, 1 << 30, NONE)
+    assert prepared() == before
+
+
+def no_room(n_bytes: int, what: str, hint: str) -> None:
+    raise errors.OutOfMemoryError(f"{what} needs {n_bytes}.", hint=hint)
+
+
+def silence() -> float:
+    return time.monotonic() + moved_homes.SILENCE_S + 1.0
+
+
+def test_what_nobody_asks_for_is_dropped(servers: tuple[Server, Server]) -> None:
+    giver, taker = servers
+    before = prepared()
+    taker.moved.begin(THERE, 1, 0, NONE)
+    carry(giver, taker, DATA, 1)
+    taker.moved.look(time.monotonic())
+    assert prepared() > before
+    taker.moved.look(silence())
+    assert prepared() == before
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_home", "stays"),
+    [
+        (RuntimeError("the registry is being restarted"), False, True),
+        (HERE, False, False),
+        (RegionUnknown(7), False, False),
+        (THERE, True, False),
+    ],
+    ids=["no answer", "giver", "gone", "taker"],
+)
+def test_what_is_sealed_is_the_registrys_to_say(
+    servers: tuple[Server, Server], answer: Any, is_home: bool, stays: bool
+) -> None:
+    """Its journal may have it already."""
+    giver, taker = servers
+    taker.moved.begin(THERE, 1, 0, NONE)
+    carry(giver, taker, DATA, 1)
+    taker.moved.seal(7, 1, 0)
+    taker.answer = answer
+    taker.moved.look(silence())
+    assert taker.is_home == is_home
+    assert bool(taker.moved._attempts) == stays
+
+
+def test_what_is_taken_at_the_moment_is_not_silent(servers: tuple[Server, Server]) -> None:
+    _, taker = servers
+    taker.moved.begin(THERE, 1, 0, NONE)
+    with taker.moved._attempts[7].busy:
+        taker.moved.look(silence())
+    assert taker.moved._attempts
+
+
+def test_an_object_is_let_go_of_when_nobody_reads_it(servers: tuple[Server, Server]) -> None:
+    giver, _ = servers
+    giver.moved.left(8)  # of which no reply is on its way
+    giver.moved.look(time.monotonic())
+    assert giver.unpinned == [8]
+    giver.moved.look(time.monotonic())
+    assert giver.unpinned == [8]
+
+
+def test_nothing_is_looked_at_for_ever(
+    servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moved_homes, "LOOK_S", 0.01)
+    _, taker = servers
+    taker.moved.begin(THERE, 1, 0, NONE)
+    assert any(each.name == "clamor-moves" for each in threading.enumerate())
+    taker.moved.drop(7, 1)
+    deadline_s = time.monotonic() + 20.0
+    while any(each.name == "clamor-moves" for each in threading.enumerate()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
