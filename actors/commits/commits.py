@@ -9,6 +9,9 @@ One commit:
                          nothing can change in between. From here on the versions are public
     homes             -> are told in the background, in batches, until they acknowledge
 
+One to a region whose home is just moving waits before the decision (``held_commits``); then its
+layers go to the new home, and it is decided.
+
 A commit whose homes are all on the writer's node, and whose layers have just been staged, never
 waits: it is decided within its one call.
 
@@ -33,6 +36,7 @@ from clamor_ray._objects import block_sets
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import CommitRequest, Committed, Publication, Write
 from clamor_ray.actors.commits.commit_log import CommitLog
+from clamor_ray.actors.commits.held_commits import HeldCommits
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.commits.request_validation import check_request
 from clamor_ray.actors.lost_homes.lost_blocks import Losses
@@ -92,6 +96,7 @@ class Commits:
         losses: Which blocks are lost: those that a commit writes are whole again.
         restarted_s: When this process began, by the monotonic clock, where another one was sent
             commits before it.
+        held: Regions whose commits wait.
     """
 
     def __init__(
@@ -103,6 +108,7 @@ class Commits:
         now_s: Callable[[], float] = time.time,
         losses: Losses | None = None,
         restarted_s: float | None = None,
+        held: HeldCommits | None = None,
     ) -> None:
         self._log = log
         self._journal = journal
@@ -111,6 +117,7 @@ class Commits:
         self._now_s = now_s
         self._losses = losses if losses is not None else Losses()
         self._restarted_s = restarted_s
+        self._held = held if held is not None else HeldCommits()
         self._running: dict[int, asyncio.Future[Committed]] = {}
         self._pulling: dict[int, asyncio.Semaphore] = {}
         self._telling: set[int] = set()
@@ -148,7 +155,8 @@ class Commits:
         self._check_homes(request)
         pulls = self._pulls_of(request)
         staged_ago_s = self._staged_ago_s(request)
-        if all(self._is_own(pull) for pull in pulls) and staged_ago_s <= FRESH_S:
+        is_held = self._held.is_held(write.region for write in request.writes)
+        if not is_held and all(map(self._is_own, pulls)) and staged_ago_s <= FRESH_S:
             return self._decide(request)
         running = self._running[commit_id] = asyncio.get_running_loop().create_future()
         running.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -219,14 +227,34 @@ class Commits:
                     if now_s - answered_s[home, write.region] > FRESH_S
                 ]
                 await self._pull(request, stale, answered_s, deadline)
+                waited = await self._until_released(request, deadline)
                 self._check_homes(request)  # they may have been lost meanwhile,
                 asked = pulls
                 pulls = self._pulls_of(request)  # or the region has got another one
-                if all(pull in asked for pull in pulls):
+                # After a wait what has been answered may be stale.
+                if not waited and all(pull in asked for pull in pulls):
                     return self._decide(request)
         except (errors.CommitConflict, errors.CommitAbortedError, errors.FreedError):
             self._drop(request.commit_id, [pull for pull in pulls if not self._is_own(pull)])
             raise
+
+    async def _until_released(self, request: CommitRequest, deadline: float) -> bool:
+        """Waits while a home of its regions moves. Whether it had to; no await where not.
+
+        Raises:
+            WaitTimeoutError: It moves still. Nothing was committed.
+        """
+        regions = [write.region for write in request.writes]
+        if not self._held.is_held(regions):
+            return False
+        if not await self._held.until_released(regions, deadline):
+            moving = next(region for region in regions if self._held.is_held([region]))
+            raise errors.WaitTimeoutError(
+                f"The home of {self._log.label(moving)} moves to another node, and one of both "
+                "nodes has not answered in time.",
+                hint="Nothing was committed and the transaction is still open: commit again.",
+            )
+        return True
 
     def _decide(self, request: CommitRequest) -> Committed:
         """No await in here: what was checked is what is written."""
@@ -425,6 +453,15 @@ class Commits:
             if home not in self._telling:
                 self._telling.add(home)
                 self._background.spawn(self._tell(home))
+
+    async def tell_now(self, home: int) -> None:
+        """Tells a home once what it has not acknowledged, without a pause before it.
+
+        Raises:
+            What the call raises.
+        """
+        if items := self._log.unacknowledged(home):
+            self._acknowledge(home, await self._homes.publish(home, items))
 
     async def _tell(self, home: int) -> None:
         """Batches, every tick, until the home knows everything or is lost."""

@@ -18,6 +18,7 @@ from clamor_ray.actors.commits import commits as commits_module
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
 from clamor_ray.actors.commits.committed import Limits
+from clamor_ray.actors.commits.held_commits import HeldCommits
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.page_server.page_server import layer_error
 
@@ -82,6 +83,7 @@ class World:
         for region, homes in self.homes.homes.items():
             self.log.open(region, homes)
         self.now_s = 0.0
+        self.held = HeldCommits()
         self.commits = Commits(
             self.log,
             self.journal,
@@ -89,6 +91,7 @@ class World:
             timeout_s,
             lambda: self.now_s,
             restarted_s=restarted_s,
+            held=self.held,
         )
 
     def versions(self) -> list[int]:
@@ -628,5 +631,72 @@ def test_what_is_beyond_the_limits_leaves_the_journal(run) -> None:
         world.now_s = 100.0
         await world.commits.commit(request(99, 1, base=10))
         await until(lambda: len(world.journal.load().outcomes) == 2)
+
+    run(work)
+
+
+def test_a_commit_to_what_moves_waits_and_goes_to_the_new_home(run) -> None:
+    """Its layer was staged at the giver, or pulled by it: the taker has neither."""
+
+    async def work(world: World) -> None:
+        world.held.hold(1)
+        waiting = [
+            asyncio.ensure_future(world.commits.commit(request(7, 1))),
+            asyncio.ensure_future(world.commits.commit(request(8, 1, 3, base=0))),
+        ]
+        await asyncio.sleep(0.05)
+        assert world.versions() == [0, 0, 0]
+        assert await world.commits.commit(request(9, 2))  # another region's goes on
+        world.homes.homes[1] = (ELSEWHERE,)
+        world.log.rehome(1, ELSEWHERE)
+        world.held.release(1)
+        assert (await waiting[0]).versions == {1: 1}
+        with pytest.raises(errors.CommitConflict):  # it wrote the same
+            await waiting[1]
+        assert (ELSEWHERE, 7, 1) in world.homes.pulled
+        assert world.versions() == [1, 1, 0]
+
+    run(work)
+
+
+def test_a_commit_that_pulls_when_its_home_begins_to_move_waits_too(run) -> None:
+    async def work(world: World) -> None:
+        async def hold(home: int) -> None:
+            world.homes.pull_does = None
+            world.held.hold(3)
+
+        world.homes.pull_does = hold
+        waiting = asyncio.ensure_future(world.commits.commit(request(7, 3)))
+        await asyncio.sleep(0.05)
+        assert world.versions() == [0, 0, 0]
+        world.held.release(3)
+        assert (await waiting).versions == {3: 1}
+        assert {home for home, _, _ in world.homes.pulled} == {THERE}
+
+    run(work)
+
+
+def test_a_move_that_takes_too_long_leaves_the_transaction_open(run) -> None:
+    async def work(world: World) -> None:
+        world.held.hold(1)
+        with pytest.raises(errors.WaitTimeoutError, match="home of variable 1 moves") as failure:
+            await world.commits.commit(request(7, 1, timeout_s=0.1))
+        assert "commit again" in failure.value.hint
+        world.held.release(1)
+        assert (await world.commits.commit(request(7, 1))).versions == {1: 1}
+
+    run(work)
+
+
+def test_a_home_is_told_at_once_where_somebody_waits_for_it(run, monkeypatch) -> None:
+    monkeypatch.setattr(commits_module, "TICK_S", 60.0)
+
+    async def work(world: World) -> None:
+        await world.commits.commit(request(7, 1))
+        assert world.log.settled(1) == 0
+        await world.commits.tell_now(HERE)
+        assert world.log.settled(1) == 1
+        await world.commits.tell_now(HERE)
+        assert len(world.homes.told) == 1
 
     run(work)
