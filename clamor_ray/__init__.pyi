@@ -12,6 +12,7 @@ from ._objects.pointer import Pointer as Pointer
 from ._observe.access_report import read_report as read_report
 from ._observe.stats import block_map as block_map
 from ._observe.stats import stats as stats
+from ._protocol.messages import DrainResult as DrainResult
 from ._read.gather import gather as gather
 from ._read.hashmap import HashMap as HashMap
 from ._read.prefetch import prefetch as prefetch
@@ -26,6 +27,7 @@ from ._session.api import free as free
 from ._session.api import put as put
 from ._session.api import share as share
 from ._session.api import zeros as zeros
+from ._session.drain import drain as drain
 from ._session.init import init as init
 from ._session.named_sessions import SessionInfo as SessionInfo
 from ._session.named_sessions import sessions as sessions

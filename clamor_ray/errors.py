@@ -31,6 +31,7 @@ __all__ = [
     "CommitConflict",
     "DeniedError",
     "DescriptorLimitError",
+    "DrainTimeoutError",
     "EmptyCollectionError",
     "ExistsError",
     "ForkedError",
@@ -52,7 +53,9 @@ __all__ = [
     "NameTakenError",
     "NestedUpdateError",
     "NoSpaceError",
+    "NoOtherNodeError",
     "NoSuchNameError",
+    "NoSuchNodeError",
     "NoSuchSessionError",
     "NoVersionError",
     "NondeterministicError",
@@ -357,6 +360,44 @@ class PrefetchTimeoutError(WaitTimeoutError):
     """The blocks did not arrive in time. What did arrive stays."""
 
     default_hint = "Ask again with a longer timeout, or with wait=False."
+
+
+class DrainTimeoutError(WaitTimeoutError):
+    """`clamor.drain` was not done in time. What it names is still on the node.
+
+    Example:
+        >>> ref = clamor.put(np.zeros(1000))
+        >>> clamor.drain(clamor.init().node_id, timeout=0.0)
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.DrainTimeoutError: ...
+    """
+
+    default_hint = (
+        "Nothing is lost, and all of it can be used as before. Call clamor.drain again, with a "
+        "longer timeout, before the node goes."
+    )
+
+
+class NoOtherNodeError(ClamorError):
+    """`clamor.drain` found no other node that could take what the node has."""
+
+    default_hint = "Nothing was moved. Add a node to the cluster, or free variables, and try again."
+
+
+class NoSuchNodeError(ClamorError, LookupError):
+    """No living node of the cluster has the id.
+
+    Example:
+        >>> clamor.drain("nobody")
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.NoSuchNodeError: ...
+    """
+
+    default_hint = "ray.nodes() lists the nodes, and their ids (NodeID)."
+
+    __str__ = ClamorError.__str__
 
 
 class ProtocolError(ClamorError):

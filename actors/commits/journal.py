@@ -27,7 +27,7 @@ from clamor_ray.actors.commits.committed import Entry, Outcome, Trimmed
 from clamor_ray.actors.commits.sqlite_file import SqliteFile, signed, unsigned
 from clamor_ray.actors.lost_homes.lost_blocks import LostBlocks
 
-FORMAT = 2
+FORMAT = 3
 NOTHING: Mapping[int, LostBlocks | None] = MappingProxyType({})
 
 _SCHEMA = """
@@ -54,6 +54,8 @@ CREATE TABLE sources (
     region INTEGER PRIMARY KEY, kind TEXT NOT NULL, at INTEGER NOT NULL, digest BLOB NOT NULL,
     what BLOB NOT NULL);
 CREATE TABLE rehomed (region INTEGER PRIMARY KEY);
+CREATE TABLE givers (region INTEGER PRIMARY KEY, server_id INTEGER NOT NULL);
+CREATE TABLE leaving (server_id INTEGER PRIMARY KEY);
 CREATE TABLE lacking (
     region INTEGER PRIMARY KEY, number INTEGER NOT NULL, n_blocks INTEGER NOT NULL,
     blocks BLOB NOT NULL, why TEXT NOT NULL, hint TEXT NOT NULL);
@@ -90,6 +92,8 @@ class Saved:
     dropped: tuple[bytes, ...] = ()
     lacking: tuple[tuple[int, LostBlocks], ...] = ()
     names: tuple[NamedVariable, ...] = ()
+    givers: tuple[tuple[int, int], ...] = ()
+    leaving: tuple[int, ...] = ()
 
 
 def _record_to_json(record: RegionRecord) -> str:
@@ -200,7 +204,7 @@ class Journal(SqliteFile):
                     continue
                 for table in (
                     *("regions", "commits", "plans", "acknowledgements", "sources", "rehomed"),
-                    "lacking",
+                    *("lacking", "givers"),
                 ):
                     db.execute(f"DELETE FROM {table} WHERE region = ?", (region,))
 
@@ -252,10 +256,24 @@ class Journal(SqliteFile):
         with self._transaction() as db:
             server_id = signed(lost.server_id)
             db.execute("REPLACE INTO servers VALUES (?, '', ?)", (server_id, lost.reason))
-            db.execute("DELETE FROM acknowledgements WHERE server_id = ?", (server_id,))
+            for table in ("acknowledgements", "leaving"):
+                db.execute(f"DELETE FROM {table} WHERE server_id = ?", (server_id,))
 
-    def rehome(self, record: RegionRecord, version: int, lost: LostBlocks | None = None) -> None:
-        """The region has another home, which has it at this version, but for what is lost."""
+    def rehome(
+        self,
+        record: RegionRecord,
+        version: int,
+        lost: LostBlocks | None = None,
+        giver: int | None = None,
+    ) -> None:
+        """The region has another home, which has it at this version, but for what is lost.
+
+        Args:
+            record: With the new home, and its term.
+            version: The newest.
+            lost: What is.
+            giver: The home before it, which lives and has not heard of that; see ``giver_heard``.
+        """
         region = record.region
         with self._transaction() as db:
             db.execute(
@@ -268,6 +286,19 @@ class Journal(SqliteFile):
             )
             db.execute("INSERT OR IGNORE INTO rehomed VALUES (?)", (region,))
             _set_lacking(db, {region: lost})
+            db.execute("DELETE FROM givers WHERE region = ?", (region,))
+            if giver is not None:
+                db.execute("INSERT INTO givers VALUES (?, ?)", (region, signed(giver)))
+
+    def giver_heard(self, region: int) -> None:
+        """Who was the region's home before has heard that it is not, or is lost."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM givers WHERE region = ?", (region,))
+
+    def leave(self, server_id: int) -> None:
+        """A server gives its homes away, and takes none from now on."""
+        with self._transaction() as db:
+            db.execute("INSERT OR IGNORE INTO leaving VALUES (?)", (signed(server_id),))
 
     # -- commits
 
@@ -371,6 +402,8 @@ class Journal(SqliteFile):
             dropped = [row[0] for row in db.execute("SELECT token FROM dropped ORDER BY number")]
             names = [NamedVariable(*row) for row in db.execute("SELECT * FROM names")]
             rehomed = [region for (region,) in db.execute("SELECT region FROM rehomed")]
+            givers = [(row[0], unsigned(row[1])) for row in db.execute("SELECT * FROM givers")]
+            leaving = [unsigned(row[0]) for row in db.execute("SELECT * FROM leaving")]
             lacking = [
                 (row[0], LostBlocks(*row[1:])) for row in db.execute("SELECT * FROM lacking")
             ]
@@ -389,4 +422,6 @@ class Journal(SqliteFile):
             dropped=tuple(dropped),
             lacking=tuple(lacking),
             names=tuple(names),
+            givers=tuple(givers),
+            leaving=tuple(leaving),
         )

@@ -58,6 +58,7 @@ from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.lost_homes import rebuild_plan
 from clamor_ray.actors.lost_homes.lost_blocks import HEAL_HINT, Losses, LostBlocks
 from clamor_ray.actors.lost_homes.rebuild_servers import Servers
+from clamor_ray.actors.lost_homes.unheard_homes import UnheardHomes
 from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 
@@ -116,6 +117,9 @@ class Rebuilds:
         servers: The page servers.
         rehomed: Is told the id of a page server that is the home of more than before.
         losses: What is lost of which regions.
+        unheard: Whose new home may not have heard that it is that.
+        is_leaving: Whether a server is to give its homes away: no region comes to it while there
+            is another one.
     """
 
     def __init__(
@@ -126,17 +130,20 @@ class Rebuilds:
         servers: Servers,
         rehomed: Callable[[int], object] = lambda server_id: None,
         losses: Losses | None = None,
+        unheard: UnheardHomes | None = None,
+        is_leaving: Callable[[int], bool] = lambda server_id: False,
     ) -> None:
         self._core = core
         self._log = log
         self._journal = journal
         self._servers = servers
         self._rehomed = rehomed
+        self._is_leaving = is_leaving
         self._losses = losses if losses is not None else Losses()
         self._losses.healed = self._tell_all
         self._sources: dict[int, Source] = {}
         self._shared: dict[int, tuple[Pinned, list[Any]]] = {}
-        self._activating: set[int] = set()  # their new home may not have heard that it is that
+        self._activating = unheard if unheard is not None else UnheardHomes()
         self._hollow: dict[int, int] = {}  # region -> its home, which lives and has nothing of it
         self._staged: set[int] = set()  # commit ids of layers that running rebuilds wait for
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -175,6 +182,11 @@ class Rebuilds:
         if home is not None:
             self._rebuilt[region] = home
             self._load[home] += 1
+
+    def moved(self, region: int, home: int) -> None:
+        """The region has moved to this home, which has all that the one before had."""
+        self._set_rebuilt(region, home)
+        self._put_off.pop(region, None)
 
     def forget(self, region: int) -> None:
         """It is gone."""
@@ -229,6 +241,7 @@ class Rebuilds:
         """
         if self._core.state(region) is not RegionState.READY:
             return True
+        await self._activating.moving.until_over(region, timeout_s)
         if self._why(region) and region not in self._lost:
             self._begin(region, self._rebuild(region))
         if (running := self._running.get(region)) is not None:
@@ -305,6 +318,8 @@ class Rebuilds:
             self._begin(region, self._rebuild(region))
         if (running := self._running.get(region)) is not None:
             await asyncio.wait({running}, timeout=timeout_s)
+        else:
+            await self._activating.until_over(region, timeout_s)
         if self._refuses(region):
             raise errors.ServerUnavailableError(
                 f"The new home of {self._log.label(region)} has not heard yet that it is that.",
@@ -345,7 +360,8 @@ class Rebuilds:
         return ""
 
     def _begin(self, region: int, work: Coroutine[Any, Any, None]) -> None:
-        if region in self._running or region in self._lost:
+        moves = region in self._activating.moving  # who was the home before has it all
+        if moves or region in self._running or region in self._lost:
             work.close()
             return
 
@@ -527,6 +543,12 @@ class Rebuilds:
         region = record.region
         making_at = attempts.made[0] if attempts.made is not None else 0
 
+        servers = [
+            info.server_id
+            for info in self._core.servers()
+            if info.server_id not in attempts.refused
+        ]
+
         def changed_since(older: int) -> BitMap | None:
             return self._log.changes(region, older, version) if older <= version else None
 
@@ -535,11 +557,7 @@ class Rebuilds:
             [held for held in holdings if self._servers.why_lost(held.server_id) is None],
             changed_since,
             has_source=self._has_source(region) and attempts.failed is None,
-            servers=[
-                info.server_id
-                for info in self._core.servers()
-                if info.server_id not in attempts.refused
-            ],
+            servers=[each for each in servers if not self._is_leaving(each)] or servers,
             # Where its source runs already it goes on.
             load=lambda server_id: -1 if server_id == making_at else self._load[server_id],
         )

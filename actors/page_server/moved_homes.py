@@ -214,22 +214,32 @@ class MovedHomes:
             What ``PageServer.pull`` and ``Engine.rebuild_take`` raise.
         """
         found = self._find(region, attempt)
-        with found.busy:
-            for commit_id, layer_bytes in layers:
-                self._pull(commit_id, region, from_server, layer_bytes)
-                self._engine.rebuild_take(region, found.fd, commit_id)
-        found.heard_s = time.monotonic()
+        self._take_all(found, from_server, layers, self._engine.rebuild_take)
 
     def take_records(
         self, region: int, attempt: int, from_server: int, layers: list[tuple[int, int]]
     ) -> None:
         """Takes records of the history, in the order of their versions. As ``take``."""
         found = self._find(region, attempt)
-        with found.busy:
+        self._take_all(found, from_server, layers, self._engine.rebuild_take_record)
+
+    def _take_all(
+        self,
+        attempt: _Attempt,
+        from_server: int,
+        layers: list[tuple[int, int]],
+        take: Callable[[int, int, int], None],
+    ) -> None:
+        region = attempt.record.region
+        with attempt.busy:
             for commit_id, layer_bytes in layers:
-                self._pull(commit_id, region, from_server, layer_bytes)
-                self._engine.rebuild_take_record(region, found.fd, commit_id)
-        found.heard_s = time.monotonic()
+                try:
+                    self._pull(commit_id, region, from_server, layer_bytes)
+                    take(region, attempt.fd, commit_id)
+                except BaseException:
+                    self._engine.drop_staged(region, commit_id)  # nobody would ask for it soon
+                    raise
+        attempt.heard_s = time.monotonic()
 
     def seal(self, region: int, attempt: int, version: int) -> None:
         """All of it is here, at this version. It serves once ``rehome`` has said so.

@@ -62,7 +62,7 @@ async def answer_of(reference: Any) -> Any:
 
 
 class RayHomes:
-    """See ``commits.CommitHomes`` and ``rebuild_servers.Servers``.
+    """See ``commits.CommitHomes``, ``rebuild_servers.Servers`` and ``move_servers.MoveServers``.
 
     Args:
         core: Knows who is home of what, and who is lost.
@@ -155,6 +155,55 @@ class RayHomes:
 
     async def rehome(self, server_id: int, record: RegionRecord) -> None:
         await self._call(server_id, "rehome", record, about=self._of(record.region))
+
+    async def home_blocks(self, giver: int, region: int, version: int) -> bytes:
+        about = self._of(region)
+        return bytes(await self._call(giver, "home_blocks", region, version, about=about))
+
+    async def stage_home(
+        self, giver: int, region: int, version: int, commit_id: int, blocks: bytes
+    ) -> int:
+        about = f"with {block_sets.of_variable(self._label(region), blocks)}"
+        arguments = (region, version, commit_id, blocks)
+        layer_bytes: int = await self._call(giver, "stage_home", *arguments, about=about)
+        return layer_bytes
+
+    async def stage_records(
+        self, giver: int, region: int, first_version: int, commit_ids: list[int], most_bytes: int
+    ) -> list[int]:
+        arguments = (region, first_version, commit_ids, most_bytes)
+        layers_bytes: list[int] = await self._call(
+            giver, "stage_records", *arguments, about=self._of(region)
+        )
+        return layers_bytes
+
+    async def drop_layers(self, giver: int, region: int, commit_ids: list[int]) -> None:
+        await self._call(giver, "drop_layers", region, commit_ids, about=self._of(region))
+
+    async def take_begin(
+        self, taker: int, record: RegionRecord, attempt: int, n_bytes: int, lost: bytes
+    ) -> None:
+        arguments = (record, attempt, n_bytes, lost)
+        await self._call(taker, "take_begin", *arguments, about=self._of(record.region))
+
+    async def take(
+        self, taker: int, region: int, attempt: int, giver: int, layers: list[tuple[int, int]]
+    ) -> None:
+        arguments = (region, attempt, giver, layers)
+        await self._call(taker, "take", *arguments, about=self._of(region))
+
+    async def take_records(
+        self, taker: int, region: int, attempt: int, giver: int, layers: list[tuple[int, int]]
+    ) -> None:
+        arguments = (region, attempt, giver, layers)
+        await self._call(taker, "take_records", *arguments, about=self._of(region))
+
+    async def take_seal(self, taker: int, region: int, attempt: int, version: int) -> None:
+        arguments = (region, attempt, version)
+        await self._call(taker, "take_seal", *arguments, about=self._of(region))
+
+    async def take_drop(self, taker: int, region: int, attempt: int) -> None:
+        await self._call(taker, "take_drop", region, attempt, about=self._of(region))
 
     def make_again(self, server_id: int, source: Source) -> list[Any]:
         task = ray.remote(_make).options(name="clamor source", num_returns=2, **self._on(server_id))

@@ -42,6 +42,7 @@ from clamor_ray._protocol.messages import (
     Committed,
     Counted,
     Created,
+    DrainResult,
     FreeAnswer,
     Latest,
     LocateAnswer,
@@ -61,12 +62,17 @@ from clamor_ray._protocol.source import Source
 from clamor_ray.actors.allreduce.meetings import Meetings
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
+from clamor_ray.actors.commits.held_commits import HeldCommits
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.lineage.lineage import LineageCounters
 from clamor_ray.actors.lineage.lineage_service import LineageService
 from clamor_ray.actors.lost_homes.lost_blocks import Losses, LostBlocks
 from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
 from clamor_ray.actors.lost_homes.task_end_log import TaskEnd, TaskEndLog
+from clamor_ray.actors.lost_homes.unheard_homes import UnheardHomes
+from clamor_ray.actors.moves.drains import Drains
+from clamor_ray.actors.moves.moves import Moves
+from clamor_ray.actors.moves.switches import Switches
 from clamor_ray.actors.page_server.page_server import session_directory
 from clamor_ray.actors.process import keeper_process, oom_score, starting
 from clamor_ray.actors.process.background import BackgroundTasks
@@ -211,6 +217,7 @@ class Registry:
         ends = self._ends = RegionEnds(core, handles, late, liveness, background)
         homes = RayHomes(core, handles, liveness.lose, liveness.examine, label)
         losses = self._losses = Losses()
+        held, unheard = HeldCommits(), UnheardHomes()
         commits = self._commits = Commits(
             log,
             journal,
@@ -218,13 +225,28 @@ class Registry:
             timeout_s,
             losses=losses,
             restarted_s=time.monotonic() if is_restart else None,
+            held=held,
         )
         self._read_sets = SharedReadSets(core, config.cache_bytes)
         lineage = self._lineage = LineageService(
             directory, commits.retain, homes, self._read_sets.note, timeout_s, label=label
         )
-        rebuilds = self._rebuilds = Rebuilds(core, log, journal, homes, lineage.server_here, losses)
-        self._versions = Versions(log, journal, commits, rebuilds, timeout_s)
+        rebuilds = self._rebuilds = Rebuilds(
+            *(core, log, journal, homes, lineage.server_here, losses, unheard),
+            lambda server_id: self._drains.is_leaving(server_id),
+        )
+        self._switches = Switches(
+            *(core, log, journal, homes, held, losses, unheard),
+            moved=rebuilds.moved,
+            rehomed=lineage.server_here,
+            look_again=lambda region: rebuilds.settle(region, 0.0),
+        )
+        self._moves = Moves(
+            *(core, log, homes, commits, held, losses, self._switches),
+            floor_of=lineage.lineage.floor,
+        )
+        self._drains = Drains(core, journal, self._moves, label)
+        self._versions = Versions(log, journal, commits, rebuilds, self._moves, timeout_s)
         self._servers = PageServers(
             config=config,
             core=core,
@@ -315,6 +337,8 @@ class Registry:
             self._servers.find_again(info)
         self._losses.update(dict(saved.lacking))
         self._names.take_back(saved.names)
+        self._drains.take_back(saved.leaving)
+        self._switches.take_back(saved.givers)  # first: they tell the new homes themselves
         self._rebuilds.activate(saved.rehomed)
         self._lineage.take_back()
         self._ends.carry_out(orders)
@@ -385,6 +409,8 @@ class Registry:
         self._background.close()
         self._ends.close()
         await self._commits.close()
+        await self._moves.close()
+        await self._switches.close()
         await self._rebuilds.close()
         await self._lineage.stop()
         await self._servers.stop_all()
@@ -445,6 +471,7 @@ class Registry:
             servers=reports,
             replay=self._read_sets.counters(),
             names=self._names.by_region(),
+            moves=self._moves.counters(),
         )
 
     # -- regions
@@ -615,6 +642,18 @@ class Registry:
     async def end_of_task(self, task: str, wait_s: float) -> TaskEnd | None:
         """See ``TaskEndLog.find``."""
         return await self._task_ends.find(task, wait_s)
+
+    # -- homes that move
+
+    async def drain(self, node_id: str, drain_s: float) -> DrainResult:
+        """Moves all homes off a node. See ``Drains.drain``.
+
+        Raises:
+            NoSuchNodeError: No living node has this id.
+        """
+        self._check_not_ending()
+        server_id = await self._servers.to_drain(node_id, self._drains.others)
+        return await self._drains.drain(server_id, node_id, drain_s)
 
     # -- what tasks read
 

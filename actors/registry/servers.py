@@ -167,6 +167,29 @@ class PageServers:
                     ray.kill(handle)
                 raise
 
+    async def to_drain(self, node_id: str, others: Callable[[int], list[int]]) -> int:
+        """The id of the page server of a node that is to be drained. Where no other one is there
+        that could take what it has, the other nodes get theirs.
+
+        Args:
+            node_id: Ray's hex id of the node.
+            others: Who could take what a server has.
+
+        Raises:
+            NoSuchNodeError: No living node has this id.
+        """
+        alive = await asyncio.to_thread(alive_nodes)
+        if node_id not in alive:
+            raise errors.NoSuchNodeError(f"No living node of the cluster has the id {node_id!r}.")
+        server_id = self._core.server_id_at(node_id)
+        for other in alive if not others(server_id) else ():
+            try:
+                if other != node_id:
+                    await self.ensure(other)
+            except errors.ClamorError as failure:
+                logger.warning("node %s gets no page server: %s", other, failure)
+        return server_id
+
     async def _started(self, node_id: str, handle: Any) -> ServerInfo:
         """Waits until the server registers, says why it cannot, or dies without a word.
 

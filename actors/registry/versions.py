@@ -13,6 +13,7 @@ from clamor_ray.actors.commits.commits import Commits
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.commits.request_validation import check_request
 from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
+from clamor_ray.actors.moves.moves import Moves
 
 COMMIT_TRIES: Final = 3
 
@@ -25,6 +26,7 @@ class Versions:
         journal: Where that is written first.
         commits: Carries them out.
         rebuilds: What of lost homes must be waited for.
+        moves: Whose layers are no commits.
         timeout_s: What a commit has that does not say so.
     """
 
@@ -34,12 +36,14 @@ class Versions:
         journal: Journal,
         commits: Commits,
         rebuilds: Rebuilds,
+        moves: Moves,
         timeout_s: float,
     ) -> None:
         self._log = log
         self._journal = journal
         self._commits = commits
         self._rebuilds = rebuilds
+        self._moves = moves
         self._timeout_s = timeout_s
 
     def latest(self, regions: list[int]) -> list[Latest]:
@@ -104,6 +108,7 @@ class Versions:
             JournalFullError, ServerUnavailableError: Ask again.
         """
         self._rebuilds.check_outcome(commit_id)
+        self._moves.check_outcome(commit_id)
         return await self._commits.outcome(commit_id)
 
     def drop_keys(self, tokens: list[bytes]) -> int:

@@ -15,7 +15,12 @@ import numpy.typing as npt
 from clamor_ray._read import opener
 
 if TYPE_CHECKING:
-    from clamor_ray._protocol.messages import ReadPredictorCounters, RegistryReport, ServerInfo
+    from clamor_ray._protocol.messages import (
+        MoveCounters,
+        ReadPredictorCounters,
+        RegistryReport,
+        ServerInfo,
+    )
     from clamor_ray._read.ref import GlobalRef
 
 _SETS = {"present": 0, "fetched": 1, "touched": 2}  # enum pc_block_set
@@ -277,6 +282,7 @@ class Stats:
         address_bytes_in_use: of the global address space.
         replay: how many read sets were noted, asked for and found (`clamor.remote(replay=...)`).
         names: id -> name of the variables that have one.
+        moves: homes that were moved (`clamor.drain`), since the registry started.
 
     Example:
         >>> stats = clamor.stats()
@@ -289,6 +295,7 @@ class Stats:
     address_bytes_in_use: int = 0
     replay: ReadPredictorCounters | None = None
     names: Mapping[int, str] = field(default_factory=dict)
+    moves: MoveCounters | None = None
 
     @property
     def bytes_received(self) -> int:
@@ -386,6 +393,7 @@ def from_report(report: RegistryReport) -> Stats:
         address_bytes_in_use=report.address_bytes_in_use,
         replay=report.replay,
         names=dict(report.names),
+        moves=report.moves,
     )
 
 

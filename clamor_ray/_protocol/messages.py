@@ -430,6 +430,43 @@ class ReadPredictorCounters:
 
 
 @dataclass(frozen=True)
+class MoveCounters:
+    """Homes that were moved from one node to another since the registry started.
+
+    Args:
+        finished: moves that ended well.
+        bytes: of memory that these carried, each block as often as it was carried.
+
+    Example:
+        >>> clamor.stats().moves.finished >= 0
+        True
+    """
+
+    finished: int = 0
+    bytes: int = 0
+
+
+class DrainResult(NamedTuple):
+    """What `clamor.drain` has moved off a node.
+
+    Attributes:
+        moved: number of variables.
+        bytes: of memory that were carried, each block as often as it was carried.
+        seconds: how long it took.
+
+    Example:
+        >>> ref = clamor.put(np.arange(10**5))
+        >>> moved, n_bytes, seconds = clamor.drain(clamor.init().node_id)
+        >>> moved >= 1
+        True
+    """
+
+    moved: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class RegistryReport:
     """The registry's own part of ``stats()``, and that of every page server."""
 
@@ -438,3 +475,4 @@ class RegistryReport:
     servers: tuple[ServerReport, ...]
     replay: ReadPredictorCounters = ReadPredictorCounters()
     names: dict[int, str] = field(default_factory=dict)
+    moves: MoveCounters = MoveCounters()

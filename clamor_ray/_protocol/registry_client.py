@@ -18,6 +18,7 @@ from clamor_ray._protocol.messages import (
     Committed,
     Counted,
     Created,
+    DrainResult,
     FreeAnswer,
     Latest,
     LookupAnswer,
@@ -197,6 +198,11 @@ class RegistryClient:
 
     def end_of_task(self, task: str, wait_s: float) -> TaskEnd | None:
         return self._ask("end_of_task", task, wait_s)
+
+    # -- homes that move
+
+    def drain(self, node_id: str, drain_s: float, *, timeout_s: float | None = None) -> DrainResult:
+        return self._ask("drain", node_id, drain_s, timeout_s=timeout_s)
 
     # -- what tasks read
 

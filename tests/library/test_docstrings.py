@@ -39,7 +39,7 @@ ALSO = {
     "clamor_ray._build.arena": ("MallocFunctions",),
     "clamor_ray._observe.access_report": ("AccessReport", "BlocksRead"),
     "clamor_ray._read.hashmap": ("MutableHashMap",),
-    "clamor_ray._protocol.messages": ("ReadPredictorCounters",),
+    "clamor_ray._protocol.messages": ("MoveCounters", "ReadPredictorCounters"),
     "clamor_ray._session.variables": ("open",),
     "clamor_ray._observe.stats": ("EngineStats", "NodeStats", "RegionStats", "Stats"),
 }

@@ -1,0 +1,250 @@
+"""Moves everything off a server whose node is to go. No Ray.
+
+From its beginning on the server takes no home of others, by moves or rebuilds, while there is
+another server; also after its end, and after a restart of the registry. What is put on its node
+meanwhile is made there, and moves too.
+
+Each region goes to the server that has the least: the fewest bytes of homes, of regions that were
+asked for, whether they hold data or not. Where that one has no room the next one is asked.
+
+Thread safety: everything belongs to one asyncio loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn, Protocol
+
+from clamor_ray import errors
+from clamor_ray._labels import label
+from clamor_ray._objects.layout import format_bytes
+from clamor_ray._protocol.messages import DrainResult
+from clamor_ray.actors.commits.journal import Journal
+from clamor_ray.actors.moves.moves import AT_ONCE, MoveFailed, NoRoom
+from clamor_ray.actors.registry.registry_core import RegistryCore
+
+logger = logging.getLogger("clamor_ray.registry")
+
+PAUSE_S = 0.2  # before a region is tried again
+PAUSE_MOST_S = 5.0
+REGIONS_SAID = 4
+
+
+def least_loaded(
+    servers: Iterable[int], load_bytes: Mapping[int, int], refused: Iterable[int] = ()
+) -> int | None:
+    """The server that has the least; of those that have equally little the first.
+
+    Args:
+        servers: Who may be chosen.
+        load_bytes: What each has.
+        refused: Who is not asked again.
+
+    Returns:
+        None where there is none.
+
+    Example:
+        >>> least_loaded([7, 8, 9], {7: 10, 9: 4}, refused=[8])
+        9
+    """
+    left = [each for each in servers if each not in set(refused)]
+    return min(left, key=lambda server_id: load_bytes.get(server_id, 0), default=None)
+
+
+class MovesOne(Protocol):
+    """What of ``Moves`` a drain needs."""
+
+    async def move(self, region: int, taker: int) -> int:
+        """See ``Moves.move``."""
+
+
+@dataclass
+class _Drain:
+    """One that is under way.
+
+    Args:
+        server_id: Everything goes from here.
+        load_bytes: Of the homes of each server.
+        running: The moves, and whose they are.
+        pauses_s: Of regions that could not be moved: how long it takes until they are tried again.
+        again_s: When that is.
+        refused: Who had no room for a region, since all have last been asked.
+        why: What has failed last.
+        n_moved: How many were moved.
+        n_bytes: What that carried.
+    """
+
+    server_id: int
+    load_bytes: Counter[int]
+    running: dict[asyncio.Task[int], tuple[int, int]] = field(default_factory=dict)
+    pauses_s: dict[int, float] = field(default_factory=dict)
+    again_s: dict[int, float] = field(default_factory=dict)
+    refused: dict[int, set[int]] = field(default_factory=dict)
+    why: str = ""
+    n_moved: int = 0
+    n_bytes: int = 0
+
+
+class Drains:
+    """See the file's head.
+
+    Args:
+        core: Regions and servers.
+        journal: Where it is written which servers leave.
+        moves: Moves one.
+        label: A variable for people, by its id.
+    """
+
+    def __init__(
+        self,
+        core: RegistryCore,
+        journal: Journal,
+        moves: MovesOne,
+        label: Callable[[int], str] = label,
+    ) -> None:
+        self._core = core
+        self._journal = journal
+        self._moves = moves
+        self._label = label
+        self._leaving: set[int] = set()
+        self._turns: dict[int, asyncio.Lock] = {}
+
+    def take_back(self, leaving: Iterable[int]) -> None:
+        """What the journal has."""
+        self._leaving.update(leaving)
+
+    def is_leaving(self, server_id: int) -> bool:
+        """Whether it is to get no home of others."""
+        return server_id in self._leaving
+
+    def others(self, server_id: int) -> list[int]:
+        """Who can take its homes."""
+        return [
+            info.server_id
+            for info in self._core.servers()
+            if info.server_id != server_id and info.server_id not in self._leaving
+        ]
+
+    async def drain(self, server_id: int, node_id: str, timeout_s: float) -> DrainResult:
+        """Moves all homes off a server. A second call, also at the same time, does what is left.
+
+        Args:
+            server_id: The server.
+            node_id: Its node, for people.
+            timeout_s: For all of it.
+
+        Raises:
+            NoOtherNodeError: There is no other server. Nothing has changed.
+            DrainTimeoutError: Something is there still.
+            JournalFullError: Nothing has changed.
+        """
+        began_s = time.monotonic()
+        if not self.others(server_id):
+            raise errors.NoOtherNodeError(
+                f"Node {node_id} cannot be drained: no other node of the session can take what it "
+                "has."
+            )
+        self._journal.leave(server_id)
+        self._leaving.add(server_id)
+        drain = _Drain(server_id, self._load_bytes())
+        turn = self._turns.setdefault(server_id, asyncio.Lock())
+        try:
+            await asyncio.wait_for(self._in_turn(turn, drain), timeout_s)
+        except asyncio.TimeoutError:
+            if self._core.homed_at(server_id):
+                self._raise_late(drain, node_id, timeout_s)
+        return DrainResult(drain.n_moved, drain.n_bytes, time.monotonic() - began_s)
+
+    async def _in_turn(self, turn: asyncio.Lock, drain: _Drain) -> None:
+        async with turn:
+            try:
+                await self._move_all(drain)
+            finally:
+                for task in drain.running:
+                    task.cancel()
+                await asyncio.gather(*drain.running, return_exceptions=True)
+                for region, taker in drain.running.values():  # it is written, and ends by itself
+                    drain.n_moved += taker in self._core.homes_of(region)
+
+    async def _move_all(self, drain: _Drain) -> None:
+        while True:
+            under_way = {region for region, _ in drain.running.values()}
+            there = [each for each in self._core.homed_at(drain.server_id) if each not in under_way]
+            if not there and not drain.running:
+                return
+            now_s = time.monotonic()
+            for region in there:
+                if len(drain.running) >= AT_ONCE:
+                    break
+                if drain.again_s.get(region, 0.0) <= now_s:
+                    self._begin(drain, region)
+            if drain.running:
+                await asyncio.wait(
+                    drain.running, timeout=PAUSE_S, return_when=asyncio.FIRST_COMPLETED
+                )
+            else:
+                await asyncio.sleep(PAUSE_S)
+            for task in [task for task in drain.running if task.done()]:
+                self._end(drain, task)
+
+    def _begin(self, drain: _Drain, region: int) -> None:
+        refused = drain.refused.setdefault(region, set())
+        taker = least_loaded(self.others(drain.server_id), drain.load_bytes, refused)
+        if taker is None:
+            drain.why = drain.why if refused else "there is no other node any more"
+            refused.clear()  # they may have room by and by
+            self._put_off(drain, region)
+            return
+        drain.load_bytes[taker] += self._length_bytes(region)
+        task = asyncio.ensure_future(self._moves.move(region, taker))
+        drain.running[task] = region, taker
+
+    def _end(self, drain: _Drain, task: asyncio.Task[int]) -> None:
+        region, taker = drain.running.pop(task)
+        try:
+            drain.n_bytes += task.result()
+            drain.n_moved += 1
+            return
+        except NoRoom as failure:
+            drain.refused[region].add(taker)
+            drain.why = str(failure)
+        except MoveFailed as failure:
+            drain.why = str(failure)
+            self._put_off(drain, region)
+        except Exception as failure:  # any: the others go on
+            logger.exception("moving variable %d", region)
+            drain.why = repr(failure)
+            self._put_off(drain, region)
+        drain.load_bytes[taker] -= self._length_bytes(region)
+        logger.warning("variable %d is not moved to %#x: %s", region, taker, drain.why)
+
+    def _put_off(self, drain: _Drain, region: int) -> None:
+        pause_s = drain.pauses_s.get(region, PAUSE_S)
+        drain.pauses_s[region] = min(2 * pause_s, PAUSE_MOST_S)
+        drain.again_s[region] = time.monotonic() + pause_s
+
+    def _length_bytes(self, region: int) -> int:
+        record = self._core.record_of(region)
+        return record.length_bytes if record is not None else 0
+
+    def _load_bytes(self) -> Counter[int]:
+        load_bytes: Counter[int] = Counter()
+        for record in self._core.ready_regions():
+            load_bytes[record.homes[0]] += record.length_bytes
+        return load_bytes
+
+    def _raise_late(self, drain: _Drain, node_id: str, timeout_s: float) -> NoReturn:
+        stays = self._core.homed_at(drain.server_id)
+        some = ", ".join(map(self._label, stays[:REGIONS_SAID]))
+        more = len(stays) - REGIONS_SAID
+        n_bytes = format_bytes(sum(map(self._length_bytes, stays)))
+        raise errors.DrainTimeoutError(
+            f"Node {node_id} has not been drained within {timeout_s:g} s: {some}"
+            f"{f' and {more} more' if more > 0 else ''} ({n_bytes}) are still there"
+            f"{drain.why and f'; the last failure: {drain.why}'}."
+        )

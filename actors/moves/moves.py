@@ -1,0 +1,410 @@
+"""Moves a home that lives to another server, while readers read and writers commit. No Ray.
+
+One move:
+
+    begun     -> the taker gets ready, at the newest version that the giver knows
+    blocks    -> all that hold data, in layers of ``LAYER_BLOCKS``; then those that commits have
+                 changed since, until few are left. Each layer is of the newest version of its time
+    records   -> of the history, the oldest first
+    held      -> commits wait before their decision; those that are decided are published at the
+                 giver. The last blocks and records follow
+    sealed    -> the taker has all, and its keeper has it
+    journal   -> from here on the taker is the home, in the next term (``switches``)
+    told      -> the taker, then the giver. Then commits go on
+
+Commits are held back for ``HOLD_S`` at most before the journal is written. What fails before that
+costs nothing but time: the taker drops what it has, the giver has noticed nothing, and somebody
+tries again. A call that fails or takes too long ends the attempt, because nobody knows what of it
+was done: a layer that comes late must not replace a later one. If the giver is lost, its regions
+are rebuilt as any (``lost_homes``), unless the taker is sealed already.
+
+Thread safety: everything belongs to one asyncio loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+from pyroaring import BitMap
+
+from clamor_ray import errors
+from clamor_ray._protocol.messages import BLOCK_BYTES, MoveCounters, RegionRecord
+from clamor_ray.actors.commits.commit_log import CommitLog
+from clamor_ray.actors.commits.held_commits import HeldCommits
+from clamor_ray.actors.lost_homes.lost_blocks import Losses
+from clamor_ray.actors.moves.move_servers import MoveServers
+from clamor_ray.actors.moves.switches import Switches, watched
+from clamor_ray.actors.process.background import BackgroundTasks
+from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
+
+logger = logging.getLogger("clamor_ray.registry")
+
+AT_ONCE = 2  # of one giver
+LAYER_BLOCKS = (64 << 20) // BLOCK_BYTES
+FEW_BLOCKS = (4 << 20) // BLOCK_BYTES  # they go while commits are held back
+RECORDS_AT_ONCE = 64
+FEW_RECORDS = 8
+ROUNDS = 32  # after the first of each block and record; then commits are held back all the same
+PAUSE_S = 0.02
+BEGIN_S = 10.0  # until a taker that was the home itself a moment ago has let go of that
+CALL_S = 120.0
+PUBLISH_S = 10.0  # until the giver knows what is decided
+DROP_S = 10.0
+HOLD_S = 5.0
+
+_T = TypeVar("_T")
+
+
+class MoveFailed(Exception):
+    """It is not made now; the text says why. The giver is the home still."""
+
+
+class NoRoom(MoveFailed):
+    """The taker has none: another one may."""
+
+
+class Publishes(Protocol):
+    """What of ``Commits`` a move needs."""
+
+    async def tell_now(self, home: int) -> None:
+        """Tells a home once of what it has not acknowledged."""
+
+
+@dataclass
+class _Move:
+    """One that is under way.
+
+    Args:
+        record: The region's, with the taker as its home.
+        giver: Its home.
+        attempt: The taker knows it by this number.
+        at: The version that all of ``todo``, and all that is there, is of.
+        todo: Blocks that the taker lacks.
+        next_record: The version of the next record that the taker gets.
+        n_bytes: What it has got.
+    """
+
+    record: RegionRecord
+    giver: int
+    attempt: int
+    at: int = 0
+    todo: BitMap = field(default_factory=BitMap)
+    next_record: int = 0
+    n_bytes: int = 0
+
+    @property
+    def region(self) -> int:
+        return self.record.region
+
+    @property
+    def taker(self) -> int:
+        return self.record.homes[0]
+
+
+class Moves:
+    """See the file's head.
+
+    Args:
+        core: Regions and servers.
+        log: Versions and changes.
+        servers: The page servers.
+        commits: Tells homes what is decided.
+        held: Regions whose commits wait.
+        losses: What is lost of which regions.
+        switches: Makes the taker the home.
+        floor_of: The oldest version of a region that a live collection could need.
+    """
+
+    def __init__(
+        self,
+        core: RegistryCore,
+        log: CommitLog,
+        servers: MoveServers,
+        commits: Publishes,
+        held: HeldCommits,
+        losses: Losses,
+        switches: Switches,
+        floor_of: Callable[[int], int | None] = lambda region: None,
+    ) -> None:
+        self._core = core
+        self._log = log
+        self._servers = servers
+        self._commits = commits
+        self._held = held
+        self._losses = losses
+        self._switches = switches
+        self._floor_of = floor_of
+        self._moving: set[int] = set()  # regions
+        self._staged: set[int] = set()  # commit ids of layers that are no commits
+        self._turns: dict[int, asyncio.Semaphore] = {}  # by giver
+        self._background = BackgroundTasks(logger)
+        self._finished = 0
+        self._finished_bytes = 0
+
+    def counters(self) -> MoveCounters:
+        """What was moved since the registry began."""
+        return MoveCounters(self._finished, self._finished_bytes)
+
+    def check_outcome(self, commit_id: int) -> None:
+        """Is asked before anybody hears that a layer belongs to no commit.
+
+        Raises:
+            ServerUnavailableError: A move that runs waits for the layer: ask again.
+        """
+        if commit_id in self._staged:
+            raise errors.ServerUnavailableError(
+                f"What is staged under {commit_id:#x} is on its way to a variable's next home.",
+                hint="Ask again.",
+            )
+
+    async def close(self) -> None:
+        """Ends what runs."""
+        await self._background.end()
+
+    async def move(self, region: int, taker: int) -> int:
+        """Moves a region's home to a server. It takes the time that it takes: cancel it, and it is
+        given up, unless the journal is written: then it ends by itself.
+
+        Returns:
+            The bytes that were moved.
+
+        Raises:
+            MoveFailed: It is not moved; nothing else has changed.
+        """
+        record = self._core.record_of(region)
+        homes = self._core.homes_of(region)
+        if record is None or len(homes) != 1:
+            raise MoveFailed("it is not there any more")
+        if region in self._moving:
+            raise MoveFailed("it moves already")
+        (giver,) = homes
+        if giver == taker:
+            return 0
+        self._moving.add(region)
+        try:
+            async with self._turns.setdefault(giver, asyncio.Semaphore(AT_ONCE)):
+                record = replace(record, homes=(taker,) * len(record.homes), term=record.term + 1)
+                move = _Move(record, giver, secrets.randbits(63) | 1)
+                await self._carry_all(move)
+                self._finished += 1
+                self._finished_bytes += move.n_bytes
+                return move.n_bytes
+        finally:
+            self._moving.discard(region)
+
+    async def _carry_all(self, move: _Move) -> None:
+        try:
+            await self._begin(move)
+            await self._copy(move)
+            switched = await self._switch(move)
+        except BaseException as failure:
+            self._background.spawn(self._drop(move))
+            if isinstance(failure, errors.ClamorError):  # of the journal, or the log
+                raise MoveFailed(str(failure)) from failure
+            raise
+        if not await asyncio.shield(switched):
+            raise MoveFailed("the taker was lost before the giver had heard of it")
+
+    # -- steps
+
+    def _check(self, move: _Move) -> None:
+        """
+        Raises:
+            MoveFailed: It is of no use to go on.
+        """
+        now = self._core.record_of(move.region)
+        if now is None or self._core.state(move.region) is not RegionState.READY:
+            raise MoveFailed("it was freed")
+        if now.term + 1 != move.record.term:
+            raise MoveFailed("it has got another home meanwhile")
+        if (reason := self._servers.why_lost(move.taker)) is not None:
+            raise MoveFailed(f"the taker {move.taker:#x} is lost: {reason}")
+
+    async def _begin(self, move: _Move) -> None:
+        region = move.region
+        self._core.lookup(region, move.taker)  # it is told when the region is freed
+        move.at = await self._published(move)
+        blocks = await self._call(
+            move.giver, self._servers.home_blocks(move.giver, region, move.at)
+        )
+        move.todo = BitMap.deserialize(blocks)
+        found = self._losses.of(region)
+        n_bytes = len(move.todo) * BLOCK_BYTES
+        record = replace(move.record, version=move.at)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + BEGIN_S
+        while True:
+            self._check(move)
+            call = self._servers.take_begin(
+                move.taker, record, move.attempt, n_bytes, found.blocks if found else b""
+            )
+            try:
+                await watched(self._servers, move.taker, call, CALL_S)
+                break
+            except errors.WaitTimeoutError as failure:
+                if loop.time() >= deadline:
+                    raise MoveFailed(str(failure)) from failure
+            except (errors.OutOfMemoryError, errors.DescriptorLimitError) as failure:
+                raise NoRoom(str(failure)) from failure
+            except Exception as failure:  # any: nobody knows what was done
+                raise self._failed(move.taker, failure) from failure
+            await asyncio.sleep(PAUSE_S)
+        if (floor := self._floor_of(region)) is not None:
+            await self._call(move.taker, self._servers.retain(move.taker, {region: floor}))
+        move.next_record = await self._call(
+            move.giver, self._servers.oldest_version(move.giver, region)
+        )
+
+    async def _copy(self, move: _Move) -> None:
+        """While commits go on, until little is left."""
+        rounds = ROUNDS
+        rounds += len(move.todo) // LAYER_BLOCKS
+        rounds += max(0, move.at - move.next_record) // RECORDS_AT_ONCE
+        while rounds:
+            rounds -= 1
+            self._check(move)
+            self._catch_up(move, await self._published(move))
+            if len(move.todo) > FEW_BLOCKS:
+                await self._carry(move)
+            elif move.at - move.next_record > FEW_RECORDS:
+                await self._carry_records(move)
+            else:
+                return
+
+    async def _switch(self, move: _Move) -> asyncio.Future[bool]:
+        """Commits are held back, and the taker is the home, or it is not.
+
+        Returns:
+            Whether it is, once it and the giver have heard.
+        """
+        self._check(move)
+        self._held.hold(move.region)
+        try:
+            await asyncio.wait_for(self._last(move), HOLD_S)
+            # No await from here on: what is checked is what is written.
+            self._check(move)
+            if self._log.newest(move.region) != move.at:
+                raise MoveFailed("a commit was made that the taker lacks")
+            return self._switches.begin(replace(move.record, version=move.at), move.giver)
+        except asyncio.TimeoutError:
+            self._held.release(move.region)
+            raise MoveFailed(f"the last of it did not come within {HOLD_S:g} s") from None
+        except BaseException:
+            self._held.release(move.region)
+            raise
+
+    async def _last(self, move: _Move) -> None:
+        """What is left, while no commit is decided."""
+        newest = self._log.newest(move.region)
+        while (known := await self._published(move)) < newest:  # noqa: ASYNC110 - no event says it
+            await asyncio.sleep(PAUSE_S)
+        self._catch_up(move, known)
+        while move.todo:
+            await self._carry(move)
+        while move.next_record < move.at:
+            await self._carry_records(move)
+        call = self._servers.take_seal(move.taker, move.region, move.attempt, move.at)
+        await self._call(move.taker, call)
+
+    # -- what each step is made of
+
+    async def _published(self, move: _Move) -> int:
+        """A version that the giver knows: the newest, if it is told in time."""
+        region = move.region
+        newest = self._log.newest_open(region)
+        if self._log.settled(region) < newest:
+            try:
+                call = self._commits.tell_now(move.giver)
+                await watched(self._servers, move.giver, call, PUBLISH_S)
+            except Exception as failure:  # any: it may be restarting
+                raise self._failed(move.giver, failure) from failure
+        return self._log.settled(region)
+
+    def _catch_up(self, move: _Move, version: int) -> None:
+        """What commits have changed up to this version is to come again."""
+        if version <= move.at:
+            return
+        changed = self._log.changes(move.region, move.at, version)
+        if changed is None:
+            raise MoveFailed("there were more commits meanwhile than are remembered")
+        move.todo |= changed
+        move.at = version
+
+    async def _carry(self, move: _Move) -> None:
+        """Some blocks of ``todo``."""
+        some = BitMap(move.todo[:LAYER_BLOCKS])
+        packed = bytes(some.serialize())
+        (commit_id,) = ids = self._ids(1)
+        try:
+            layer_bytes = await self._call(
+                move.giver,
+                self._servers.stage_home(move.giver, move.region, move.at, commit_id, packed),
+            )
+            layers = [(commit_id, layer_bytes)]
+            call = self._servers.take(move.taker, move.region, move.attempt, move.giver, layers)
+            await self._call(move.taker, call)
+        finally:
+            self._background.spawn(self._drop_layers(move, ids))
+        move.todo -= some
+        move.n_bytes += layer_bytes
+
+    async def _carry_records(self, move: _Move) -> None:
+        """Some records of the history."""
+        ids = self._ids(min(move.at - move.next_record, RECORDS_AT_ONCE))
+        most_bytes = LAYER_BLOCKS * BLOCK_BYTES
+        try:
+            call = self._servers.stage_records(
+                move.giver, move.region, move.next_record, ids, most_bytes
+            )
+            layers_bytes = await self._call(move.giver, call)
+            layers = [each for each in zip(ids, layers_bytes, strict=False) if each[1]]
+            if layers:
+                call_taker = self._servers.take_records(
+                    move.taker, move.region, move.attempt, move.giver, layers
+                )
+                await self._call(move.taker, call_taker)
+        finally:
+            self._background.spawn(self._drop_layers(move, ids))
+        move.next_record += len(layers_bytes)
+        move.n_bytes += sum(layers_bytes)
+
+    def _ids(self, n: int) -> list[int]:
+        ids = [secrets.randbits(64) | 1 for _ in range(n)]
+        self._staged.update(ids)
+        return ids
+
+    async def _call(self, server_id: int, call: Coroutine[Any, Any, _T]) -> _T:
+        """
+        Raises:
+            MoveFailed: Whatever it is.
+        """
+        try:
+            return await watched(self._servers, server_id, call, CALL_S)
+        except Exception as failure:  # any: nobody knows what was done
+            raise self._failed(server_id, failure) from failure
+
+    @staticmethod
+    def _failed(server_id: int, failure: Exception) -> MoveFailed:
+        if isinstance(failure, errors.OutOfMemoryError | errors.DescriptorLimitError):
+            return NoRoom(str(failure))
+        return MoveFailed(f"page server {server_id:#x}: {failure!r}")
+
+    async def _drop_layers(self, move: _Move, ids: list[int]) -> None:
+        self._staged.difference_update(ids)
+        call = self._servers.drop_layers(move.giver, move.region, ids)
+        try:
+            await asyncio.wait_for(call, DROP_S)
+        except Exception as failure:  # any: it asks by itself what becomes of a staged layer
+            logger.info("page server %#x was not told to drop layers: %r", move.giver, failure)
+
+    async def _drop(self, move: _Move) -> None:
+        call = self._servers.take_drop(move.taker, move.region, move.attempt)
+        try:
+            await asyncio.wait_for(call, DROP_S)
+        except Exception as failure:  # any: it drops by itself what nobody asks for
+            logger.info("page server %#x was not told to drop a move: %r", move.taker, failure)

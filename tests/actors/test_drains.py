@@ -1,0 +1,234 @@
+"""Everything off a server: no Ray, page servers that are made up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyroaring import BitMap
+
+from clamor_ray import errors
+from clamor_ray.actors.lost_homes import rebuild_plan
+from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
+from clamor_ray.actors.moves import drains
+from clamor_ray.actors.moves.drains import Drains
+from clamor_ray.actors.moves.moves import AT_ONCE, MoveFailed, NoRoom
+from tests.support.move_rig import GIVER, OTHER, TAKER, World, run
+
+WAIT_S = 10.0
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(drains, "PAUSE_S", 0.002)
+    monkeypatch.setattr(drains, "PAUSE_MOST_S", 0.01)
+    world = World(tmp_path / "journal")
+    yield world
+    world.journal.close()
+
+
+def of(world: World, work: Callable[[], Any]) -> None:
+    async def whole() -> None:
+        try:
+            await work()
+        finally:
+            await world.close()
+
+    run(whole)
+
+
+async def drain(world: World, server_id: int = GIVER, timeout_s: float = WAIT_S) -> Any:
+    return await world.drains.drain(server_id, f"node {server_id}", timeout_s)
+
+
+def test_everything_goes_to_those_that_have_least(world: World) -> None:
+    async def work() -> None:
+        regions = [world.region, *(world.add_region() for _ in range(5))]
+        world.add_region(OTHER, n_blocks=90)
+        result = await drain(world)
+        assert result.moved == 6
+        assert result.bytes > 0
+        assert result.seconds > 0
+        assert world.core.homed_at(GIVER) == ()
+        homes = [world.home(region) for region in regions]
+        assert (homes.count(TAKER), homes.count(OTHER)) == (4, 2)  # 160 blocks, and 90 + 80
+        again = await drain(world)
+        assert (again.moved, again.bytes) == (0, 0)
+        await world.check()
+
+    of(world, work)
+
+
+def test_what_is_put_meanwhile_moves_too(world: World) -> None:
+    async def work() -> None:
+        world.servers.before["take_seal"] = [world.add_region]
+        assert (await drain(world)).moved == 2
+        assert world.core.homed_at(GIVER) == ()
+
+    of(world, work)
+
+
+def test_nothing_comes_to_a_server_that_leaves(world: World) -> None:
+    """Nor after the drain, nor after a restart of the registry."""
+
+    async def work() -> None:
+        await drain(world)
+        assert world.drains.others(OTHER) == [TAKER]
+        await world.close()
+        world.restart()
+        assert world.drains.is_leaving(GIVER)
+        region = world.add_region(OTHER)
+        await drain(world, OTHER)
+        assert world.home(region) == TAKER
+        with pytest.raises(errors.NoOtherNodeError, match="node 2 cannot be drained"):
+            await drain(world, TAKER)
+        assert not world.drains.is_leaving(TAKER)
+
+    of(world, work)
+
+
+@pytest.mark.parametrize(
+    ("leaving", "expected"), [({2}, 3), ({2, 3}, 2)], ids=["another one", "there is no other"]
+)
+def test_a_rebuild_goes_elsewhere_while_it_can(
+    world: World, leaving: set[int], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homes: list[int] = []
+    plan = rebuild_plan.plan
+
+    def note(*arguments: Any, **how: Any) -> Any:
+        found = plan(*arguments, **how)
+        assert found is not None
+        homes.append(found.home)
+        raise RuntimeError("that is all that was asked")
+
+    async def work() -> None:
+        rebuilds = Rebuilds(
+            *(world.core, world.log, world.journal, world.servers),  # type: ignore[arg-type]
+            is_leaving=leaving.__contains__,
+        )
+        monkeypatch.setattr(rebuild_plan, "plan", note)
+        world.lose(GIVER)
+        holdings = [rebuild_plan.Holding(TAKER, 0, BitMap(range(40)))]
+        record = world.core.record_of(world.region)
+        assert record is not None
+        from clamor_ray.actors.lost_homes.rebuilds import _Attempts
+
+        with pytest.raises(RuntimeError):
+            rebuilds._plan(record, 0, holdings, _Attempts())
+        assert homes == [expected]
+
+    of(world, work)
+
+
+def test_without_another_server_nothing_begins(tmp_path: Path) -> None:
+    world = World(tmp_path / "journal", n_servers=1)
+
+    async def work() -> None:
+        with pytest.raises(errors.NoOtherNodeError) as failure:
+            await drain(world)
+        assert "Add a node" in failure.value.hint
+        assert world.journal.load().leaving == ()
+
+    of(world, work)
+    world.journal.close()
+
+
+class FakeMoves:
+    """Does what a test says."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.does: list[BaseException] = []
+        self.asked: list[tuple[int, int]] = []
+        self.under_way = self.most = 0
+
+    async def move(self, region: int, taker: int) -> int:
+        self.asked.append((region, taker))
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            await asyncio.sleep(0.001)
+            if self.does:
+                raise self.does.pop(0)
+        finally:
+            self.under_way -= 1
+        self.world.core.rehome(region, taker)
+        return 10
+
+
+def test_a_server_without_room_is_passed_over(world: World) -> None:
+    async def work() -> None:
+        fake = FakeMoves(world)
+        fake.does = [NoRoom("no memory"), NoRoom("no memory"), NoRoom("no memory")]
+        result = await Drains(world.core, world.journal, fake).drain(GIVER, "node 1", WAIT_S)
+        assert [taker for _, taker in fake.asked] == [TAKER, OTHER, TAKER, OTHER]
+        assert (result.moved, result.bytes) == (1, 10)
+
+    of(world, work)
+
+
+def test_what_fails_for_now_is_tried_again(world: World) -> None:
+    async def work() -> None:
+        fake = FakeMoves(world)
+        regions = [world.add_region() for _ in range(8)]
+        fake.does = [MoveFailed("restarting"), RuntimeError("a mistake of ours")]
+        result = await Drains(world.core, world.journal, fake).drain(GIVER, "node 1", WAIT_S)
+        assert result.moved == len(regions) + 1
+        assert fake.most == AT_ONCE
+
+    of(world, work)
+
+
+def test_what_stays_is_named(world: World) -> None:
+    async def work() -> None:
+        for _ in range(5):
+            world.add_region()
+        fake = FakeMoves(world)
+        fake.does = [NoRoom("The node is full.")] * 10_000
+        with pytest.raises(errors.DrainTimeoutError) as failure:
+            await Drains(world.core, world.journal, fake).drain(GIVER, "node 1", 0.1)
+        text = failure.value.message
+        assert "Node node 1 has not been drained within 0.1 s" in text
+        assert "variable 1, variable 2, variable 3, variable 4 and 2 more" in text
+        assert "The node is full" in text
+        assert "Nothing is lost" in failure.value.hint
+        assert isinstance(failure.value, errors.WaitTimeoutError)
+        assert fake.under_way == 0
+
+    of(world, work)
+
+
+def test_a_move_that_is_written_ends_though_the_time_is_over(world: World) -> None:
+    async def work() -> None:
+        world.servers.before["rehome"] = [lambda: asyncio.sleep(0.2)]
+        assert (await drain(world, timeout_s=0.1)).moved == 1
+        await world.unheard.moving.until_over(world.region, WAIT_S)
+        assert world.home() == TAKER
+        await world.check()
+
+    of(world, work)
+
+
+def test_two_drains_of_a_server_do_it_once(world: World) -> None:
+    async def work() -> None:
+        for _ in range(4):
+            world.add_region()
+        first, second = await asyncio.gather(drain(world), drain(world))
+        assert first.moved + second.moved == 5
+        assert world.core.homed_at(GIVER) == ()
+
+    of(world, work)
+
+
+def test_servers_that_are_lost_take_nothing(world: World) -> None:
+    async def work() -> None:
+        world.add_region()
+        world.servers.before["take"] = [lambda: world.lose(TAKER)]
+        assert (await drain(world)).moved == 2
+        assert world.home() == OTHER
+
+    of(world, work)
