@@ -699,8 +699,8 @@ class PageServer:
         if self._stopped:
             return
         self._stopped = True
-        self._moved_homes.close()
         try:
+            self._moved_homes.close()
             self._engine.end()
             self._on_loop(self._core.close())
             self._engine.stop()

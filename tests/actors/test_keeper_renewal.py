@@ -61,6 +61,7 @@ def test_one_that_is_being_started_leaves_with_the_session(monkeypatch: pytest.M
         _renewing=threading.Lock(),
         _engine=engine,
         _core=SimpleNamespace(close=lambda: None),
+        _moved_homes=SimpleNamespace(close=lambda: None),
         _on_loop=lambda _: None,
         _pinned={},
     )
@@ -148,6 +149,7 @@ def test_the_keeper_is_told_to_leave_whatever_else_fails(fails_at: str) -> None:
         _renewing=threading.Lock(),
         _engine=engine,
         _core=SimpleNamespace(close=lambda: None),
+        _moved_homes=SimpleNamespace(close=lambda: None),
         _on_loop=fail if fails_at == "close" else lambda _: None,
         _pinned={1: "an object"},
     )

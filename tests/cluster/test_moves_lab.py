@@ -1,0 +1,240 @@
+"""Homes move to other nodes while processes read and write, and page servers are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clamor_ray as clamor
+from clamor_ray import errors
+from tests.conftest import until
+from tests.support.lab import LocalCluster, local_cluster, require_lab
+from tests.support.lab.cluster import node_resource
+
+pytestmark = pytest.mark.lab
+
+WORDS = 512  # of 8 bytes: a row is a block
+N_ROWS = 2000
+TASK_S = 90.0
+DRAIN_S = 60.0
+
+
+@pytest.fixture
+def lab() -> Iterator[LocalCluster]:
+    require_lab("local")
+    with local_cluster(2) as lab:
+        clamor.init()
+        try:
+            yield lab
+        finally:
+            clamor.shutdown()
+
+
+def on(index: int, function: Any, *arguments: Any) -> Any:
+    import ray
+
+    task = ray.remote(function).options(num_cpus=0, resources={node_resource(index): 0.01})
+    return ray.get(task.remote(*arguments), timeout=TASK_S)
+
+
+def home_of(ref: Any) -> str:
+    (home,) = (node_id for node_id, entry in clamor.stats().region(ref).items() if entry.is_home)
+    return str(home)
+
+
+def written_by(version: int) -> Any:
+    """The rows that a commit writes, all with its number."""
+    rng = np.random.default_rng(version)
+    first = int(rng.integers(0, N_ROWS))
+    return np.unique([*range(first, min(first + 30, N_ROWS)), *rng.integers(0, N_ROWS, 20)])
+
+
+class History:
+    """What each version is."""
+
+    def __init__(self) -> None:
+        self._rows = [np.zeros(N_ROWS, np.int64)]
+
+    def at(self, version: int) -> Any:
+        while len(self._rows) <= version:
+            rows = self._rows[-1].copy()
+            rows[written_by(len(self._rows))] = len(self._rows)
+            self._rows.append(rows)
+        return self._rows[version]
+
+    def check(self, array: Any, version: int) -> None:
+        expected = self.at(version)
+        wrong = np.flatnonzero((np.asarray(array) != expected[:, None]).any(axis=1))
+        assert not len(wrong), (version, wrong[:5], np.asarray(array)[wrong[0]], expected[wrong[0]])
+
+
+class Crowd:
+    """Threads that do something again and again; what they raise is raised by ``stop``."""
+
+    def __init__(self, *works: Callable[[], None]) -> None:
+        self._over = threading.Event()
+        self._failures: list[BaseException] = []
+        self.rounds = [0] * len(works)
+        self._threads = [
+            threading.Thread(target=self._run, args=(i, work)) for i, work in enumerate(works)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, index: int, work: Callable[[], None]) -> None:
+        try:
+            while not self._over.is_set():
+                work()
+                self.rounds[index] += 1
+        except BaseException as failure:
+            self._failures.append(failure)
+
+    def stop(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(TASK_S)
+        if self._failures:
+            raise self._failures[0]
+
+
+def read_version(ref: Any, version: int) -> Any:
+    return np.array(ref.at(version).get())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [False, True], ids=["nobody dies", "page servers are killed"])
+def test_a_home_moves_from_node_to_node_under_readers_and_writers(
+    kills: bool, lab: LocalCluster
+) -> None:
+    """Each node goes once its homes have: nothing of it is missed."""
+    rng = random.Random(kills)
+    ref = clamor.put(np.zeros((N_ROWS, WORDS), np.int64))
+    history = History()
+
+    def write() -> None:
+        with clamor.update(ref.at()) as array:
+            version = len(committed) + 1
+            array[written_by(version)] = version
+        committed.append(version)
+        time.sleep(0.01)
+
+    def read() -> None:
+        snapshot = ref.at()
+        history.check(snapshot.get(), snapshot.version)
+
+    def read_old() -> None:
+        version = random.randint(max(0, len(committed) - 50), len(committed))
+        old = ref.at(version)
+        array = np.array(old.get())
+        history.check(array, version)
+
+    committed: list[int] = []
+    crowd = Crowd(write, read, read_old)
+    try:
+        until(lambda: len(committed) > 5, "commits", TASK_S)
+        home = 0
+        for turn in range(4):
+            taker = lab.add_node(num_cpus=1, object_store_memory=150 << 20) if turn else 1
+            on(taker, os.getpid)  # it is there
+            before = len(committed)
+            killer = contextlib.ExitStack()
+            if kills:
+                victims = [home, taker] if turn % 2 else [taker, home]
+                stop = threading.Event()
+                thread = threading.Thread(target=kill_some, args=(lab, victims, rng, stop))
+                thread.start()
+                killer.callback(thread.join, TASK_S)
+                killer.callback(stop.set)
+            with killer:
+                result = clamor.drain(lab.node_ids[home], timeout=DRAIN_S)
+            assert result.moved >= 1
+            assert home_of(ref) == lab.node_ids[taker]
+            until(lambda before=before: len(committed) > before + 3, "commits go on", TASK_S)
+            if home:
+                lab.kill_node(home)
+            home = taker
+        until(lambda: all(n > 3 for n in crowd.rounds), "all have read and written", TASK_S)
+    finally:
+        crowd.stop()
+    ref.refresh()
+    assert ref.version == len(committed)
+    history.check(ref.get(), ref.version)
+    history.check(on(home, lambda ref: np.array(ref.get()), ref), ref.version)
+    assert clamor.stats().moves.finished >= 4
+
+
+def kill_some(
+    lab: LocalCluster, victims: list[int], rng: random.Random, stop: threading.Event
+) -> None:
+    """SIGKILL at a few moments, as long as the drain takes."""
+    for victim in victims:
+        if stop.wait(rng.uniform(0.0, 0.3)):
+            return
+        with contextlib.suppress(Exception):  # it has no page server yet
+            os.kill(lab.page_server_pid(victim, 5.0), signal.SIGKILL)
+
+
+def put_there(n: int) -> list[Any]:
+    return [clamor.put(np.full(10**5, i)) for i in range(n)]
+
+
+def test_everything_leaves_a_node_and_it_can_go(lab: LocalCluster) -> None:
+    import ray
+
+    index = lab.add_node(num_cpus=1, object_store_memory=150 << 20)
+    node = lab.node_ids[index]
+    refs = on(index, put_there, 20)
+    changed, named = refs[3], on(index, lambda: clamor.put(np.arange(10**5), name="stays"))
+    for value in (7, 8):
+        with clamor.update(changed) as array:
+            array[5] = value
+    there = {node_resource(index): 0.01}
+    plain = ray.remote(lambda: np.arange(10**6)).options(num_cpus=0, resources=there).remote()
+    ray.wait([plain], fetch_local=False)
+    shared = clamor.share(plain)
+    assert home_of(shared) == home_of(named) == node
+    mapped = refs[0].get()
+    result = clamor.drain(node, timeout=DRAIN_S)
+    assert result.moved == 22
+    assert result.bytes > 20 * 800_000
+    assert 0 < result.seconds < DRAIN_S
+    assert clamor.stats().moves.finished == 22
+    assert clamor.drain(node).moved == 0
+    late = on(index, put_there, 1)[0]  # puts there still work
+    assert home_of(late) == node
+    assert clamor.drain(node).moved == 1
+    assert node not in {home_of(ref) for ref in (*refs, named, shared, late)}
+    on(index, lambda refs: [int(ref.get()[0]) for ref in refs], refs)  # and readers there
+    lab.kill_node(index)
+    for i, ref in enumerate(refs):
+        if ref is not changed:
+            assert np.array_equal(ref.get(), np.full(10**5, i))
+    assert mapped[10**5 - 1] == 0
+    assert [int(changed.at(v).get()[5]) for v in range(3)] == [3, 7, 8]
+    assert np.array_equal(clamor.open("stays").get(), np.arange(10**5))
+    assert np.array_equal(shared.get(), np.arange(10**6))
+    with clamor.update(changed.at()) as array:
+        array[5] = 9
+    assert int(changed.at().get()[5]) == 9
+
+
+def test_what_cannot_be_drained_says_so(lab: LocalCluster) -> None:
+    ref = clamor.put(np.zeros(10**5))
+    with pytest.raises(errors.NoSuchNodeError, match="nobody"):
+        clamor.drain("nobody")
+    with pytest.raises(errors.DrainTimeoutError, match=rf"variable {ref._region}"):
+        clamor.drain(lab.node_ids[0], timeout=0.0)
+    assert clamor.drain(lab.node_ids[0]).moved >= 1
+    with pytest.raises(errors.NoOtherNodeError) as failure:
+        clamor.drain(lab.node_ids[1])
+    assert "Add a node" in str(failure.value)
+    assert not ref.get().any()
