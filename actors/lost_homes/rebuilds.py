@@ -241,7 +241,8 @@ class Rebuilds:
         """
         if self._core.state(region) is not RegionState.READY:
             return True
-        await self._activating.moving.until_over(region, timeout_s)
+        if self._why(region):  # who had it before it moved may still have all of it
+            await self._activating.moving.until_over(region, timeout_s)
         if self._why(region) and region not in self._lost:
             self._begin(region, self._rebuild(region))
         if (running := self._running.get(region)) is not None:

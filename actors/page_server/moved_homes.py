@@ -195,7 +195,9 @@ class MovedHomes:
             record.term,
         )
         with self._lock:
-            self._attempts[region] = _Attempt(attempt, record, fd, time.monotonic())
+            self._attempts[region] = _Attempt(
+                number=attempt, record=record, fd=fd, heard_s=time.monotonic()
+            )
         self._watch()
 
     def take(

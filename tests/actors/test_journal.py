@@ -116,6 +116,29 @@ def test_a_region_that_was_written_without_a_term_is_in_its_first(directory: Pat
     journal.close()
 
 
+def test_who_gave_a_home_away_is_known_until_that_one_has_heard(directory: Path) -> None:
+    journal = Journal(directory)
+    for region in (1, 2, 3):
+        journal.create_region(dataclasses.replace(RECORD, region=region), 0, region + 1)
+        journal.rehome(dataclasses.replace(RECORD, region=region), 0, None, BIG)
+    assert journal.load().givers == ((1, BIG), (2, BIG), (3, BIG))
+    journal.giver_heard(1)
+    journal.rehome(dataclasses.replace(RECORD, region=2), 0)  # it is another one's again
+    journal.set_states([(3, None)])
+    assert journal.load().givers == ()
+    journal.close()
+
+
+def test_servers_that_leave_stay_so_until_they_are_lost(directory: Path) -> None:
+    journal = Journal(directory)
+    for server_id in (BIG, BIG, 7):
+        journal.leave(server_id)
+    assert set(journal.load().leaving) == {BIG, 7}
+    journal.lose_server(ServerLost(7, "its node is dead"))
+    assert journal.load().leaving == (BIG,)
+    journal.close()
+
+
 def test_what_is_gone_leaves_nothing(directory: Path) -> None:
     journal = Journal(directory)
     journal.create_region(RECORD, 0, 2)

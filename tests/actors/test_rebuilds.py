@@ -64,47 +64,6 @@ def test_from_peers(world: World) -> None:
     run(work)
 
 
-def test_each_home_has_a_term_of_its_own(world: World) -> None:
-    """Messages to a server overtake each other: the later term is what counts."""
-    told: list[int] = []
-
-    async def rehome(server_id: int, record: RegionRecord) -> None:
-        told.append(record.term)
-
-    async def work() -> None:
-        world.servers.cached = {PEER: [(1, ALL)], OTHER: [(1, ALL)]}
-        world.servers.rehome = rehome  # type: ignore[method-assign]
-        for lost, term in ((HOME, 2), (PEER, 3)):
-            world.lose(lost)
-            assert await world.settle()
-            assert world.servers.orders[-1][1].record.term == term
-            assert told[-1] == term
-            (region,) = world.journal.load().regions
-            assert region.record.term == term
-
-    run(work)
-
-
-def test_a_region_that_got_another_home_meanwhile_is_left_alone(world: World) -> None:
-    """As by a move that ended just then: what is rebuilt may lack what that one has."""
-
-    def moved() -> None:
-        record = world.core.rehome(world.region, OTHER)
-        world.log.rehome(world.region, OTHER)
-        world.journal.rehome(record, 1)
-
-    async def work() -> None:
-        world.servers.cached = {PEER: [(0, ALL)]}
-        world.servers.before["rebuild"] = [moved]
-        world.lose(HOME)
-        assert await world.settle()
-        assert world.home() == OTHER
-        assert world.rebuilds.lost_blocks(world.region) is None
-        world.check()
-
-    run(work)
-
-
 def test_the_journal_knows_it_before_the_servers(world: World) -> None:
     async def work() -> None:
         world.servers.cached = {PEER: [(1, ALL)]}
