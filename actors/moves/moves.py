@@ -207,7 +207,7 @@ class Moves:
             if isinstance(failure, errors.ClamorError):  # of the journal, or the log
                 raise MoveFailed(str(failure)) from failure
             raise
-        if not await asyncio.shield(switched):
+        if not await switched:  # cancelled, it ends by itself
             raise MoveFailed("the taker was lost before the giver had heard of it")
 
     # -- steps

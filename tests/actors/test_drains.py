@@ -213,12 +213,13 @@ def test_a_move_that_is_written_ends_though_the_time_is_over(world: World) -> No
     of(world, work)
 
 
-def test_two_drains_of_a_server_do_it_once(world: World) -> None:
+def test_two_drains_of_a_server_do_it_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         for _ in range(4):
             world.add_region()
         first, second = await asyncio.gather(drain(world), drain(world))
         assert first.moved + second.moved == 5
+        assert "is not moved" not in caplog.text
         assert world.core.homed_at(GIVER) == ()
 
     of(world, work)
