@@ -246,7 +246,9 @@ class Registry:
             floor_of=lineage.lineage.floor,
         )
         self._drains = Drains(core, journal, self._moves, label)
-        self._versions = Versions(log, journal, commits, rebuilds, self._moves, timeout_s)
+        self._versions = Versions(
+            *(log, journal, commits, rebuilds, timeout_s), self._moves.check_outcome
+        )
         self._servers = PageServers(
             config=config,
             core=core,

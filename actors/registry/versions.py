@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Final
 
 from clamor_ray import errors
@@ -13,7 +14,6 @@ from clamor_ray.actors.commits.commits import Commits
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.commits.request_validation import check_request
 from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
-from clamor_ray.actors.moves.moves import Moves
 
 COMMIT_TRIES: Final = 3
 
@@ -26,8 +26,8 @@ class Versions:
         journal: Where that is written first.
         commits: Carries them out.
         rebuilds: What of lost homes must be waited for.
-        moves: Whose layers are no commits.
         timeout_s: What a commit has that does not say so.
+        check_outcome: Is asked before anybody hears that a layer belongs to no commit.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class Versions:
         journal: Journal,
         commits: Commits,
         rebuilds: Rebuilds,
-        moves: Moves,
         timeout_s: float,
+        check_outcome: Callable[[int], object] = lambda commit_id: None,
     ) -> None:
         self._log = log
         self._journal = journal
         self._commits = commits
         self._rebuilds = rebuilds
-        self._moves = moves
+        self._check_outcome = check_outcome
         self._timeout_s = timeout_s
 
     def latest(self, regions: list[int]) -> list[Latest]:
@@ -108,7 +108,7 @@ class Versions:
             JournalFullError, ServerUnavailableError: Ask again.
         """
         self._rebuilds.check_outcome(commit_id)
-        self._moves.check_outcome(commit_id)
+        self._check_outcome(commit_id)
         return await self._commits.outcome(commit_id)
 
     def drop_keys(self, tokens: list[bytes]) -> int:
