@@ -8,7 +8,8 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,98 +78,82 @@ class History:
         assert not len(wrong), (version, wrong[:5], np.asarray(array)[wrong[0]], expected[wrong[0]])
 
 
-class Crowd:
-    """Threads that do something again and again; what they raise is raised by ``stop``."""
-
-    def __init__(self, *works: Callable[[], None]) -> None:
-        self._over = threading.Event()
-        self._failures: list[BaseException] = []
-        self.rounds = [0] * len(works)
-        self._threads = [
-            threading.Thread(target=self._run, args=(i, work)) for i, work in enumerate(works)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _run(self, index: int, work: Callable[[], None]) -> None:
-        try:
-            while not self._over.is_set():
-                work()
-                self.rounds[index] += 1
-        except BaseException as failure:
-            self._failures.append(failure)
-
-    def stop(self) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join(TASK_S)
-        if self._failures:
-            raise self._failures[0]
+def write_until(over: Path, ref: Any) -> int:
+    """Commits, one after the other; the only ones of the variable. How many."""
+    n_commits = 0
+    while not over.exists():
+        newest = ref.at()
+        version = newest.version + 1
+        with clamor.update(newest) as array:
+            array[written_by(version)] = version
+        n_commits += 1
+        time.sleep(0.01)
+    return n_commits
 
 
-def read_version(ref: Any, version: int) -> Any:
-    return np.array(ref.at(version).get())
+def read_until(over: Path, ref: Any, back: int) -> int:
+    """Reads all of the newest version, or of one that is that far back. How often."""
+    history, rng, n_reads = History(), random.Random(back), 0
+    while not over.exists():
+        snapshot = ref.at()
+        if back:
+            snapshot = ref.at(rng.randint(max(0, snapshot.version - back), snapshot.version))
+        history.check(np.array(snapshot.get()), snapshot.version)
+        n_reads += 1
+    return n_reads
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [False, True], ids=["nobody dies", "page servers are killed"])
 def test_a_home_moves_from_node_to_node_under_readers_and_writers(
-    kills: bool, lab: LocalCluster
+    kills: bool, lab: LocalCluster, tmp_path: Path
 ) -> None:
     """Each node goes once its homes have: nothing of it is missed."""
+    import ray
+
     rng = random.Random(kills)
     ref = clamor.put(np.zeros((N_ROWS, WORDS), np.int64))
-    history = History()
+    over = tmp_path / "over"
 
-    def write() -> None:
-        with clamor.update(ref.at()) as array:
-            version = len(committed) + 1
-            array[written_by(version)] = version
-        committed.append(version)
-        time.sleep(0.01)
+    def here(function: Any, *arguments: Any) -> Any:
+        task = ray.remote(function).options(
+            num_cpus=0, resources={node_resource(0): 0.01}, max_retries=0
+        )
+        return task.remote(over, ref, *arguments)
 
-    def read() -> None:
-        snapshot = ref.at()
-        history.check(snapshot.get(), snapshot.version)
-
-    def read_old() -> None:
-        version = random.randint(max(0, len(committed) - 50), len(committed))
-        old = ref.at(version)
-        array = np.array(old.get())
-        history.check(array, version)
-
-    committed: list[int] = []
-    crowd = Crowd(write, read, read_old)
+    crowd = [here(write_until), here(read_until, 0), here(read_until, 20)]
     try:
-        until(lambda: len(committed) > 5, "commits", TASK_S)
+        until(lambda: ref.at().version > 5)
         home = 0
         for turn in range(4):
             taker = lab.add_node(num_cpus=1, object_store_memory=150 << 20) if turn else 1
-            on(taker, os.getpid)  # it is there
-            before = len(committed)
-            killer = contextlib.ExitStack()
-            if kills:
-                victims = [home, taker] if turn % 2 else [taker, home]
-                stop = threading.Event()
-                thread = threading.Thread(target=kill_some, args=(lab, victims, rng, stop))
-                thread.start()
-                killer.callback(thread.join, TASK_S)
-                killer.callback(stop.set)
-            with killer:
-                result = clamor.drain(lab.node_ids[home], timeout=DRAIN_S)
-            assert result.moved >= 1
+            on(taker, lambda ref: int(ref.at().get()[0, 0]), ref)  # its page server is there
+            stop = threading.Event()
+            victims = [home, taker] if turn % 2 else [taker, home]
+            killer = threading.Thread(
+                target=kill_some, args=(lab, victims if kills else [], rng, stop)
+            )
+            killer.start()
+            try:
+                assert clamor.drain(lab.node_ids[home], timeout=DRAIN_S).moved >= 1
+            finally:
+                stop.set()
+                killer.join(TASK_S)
             assert home_of(ref) == lab.node_ids[taker]
-            until(lambda before=before: len(committed) > before + 3, "commits go on", TASK_S)
+            before = ref.at().version
+            until(lambda before=before: ref.at().version > before + 3)
             if home:
                 lab.kill_node(home)
             home = taker
-        until(lambda: all(n > 3 for n in crowd.rounds), "all have read and written", TASK_S)
     finally:
-        crowd.stop()
-    ref.refresh()
-    assert ref.version == len(committed)
-    history.check(ref.get(), ref.version)
-    history.check(on(home, lambda ref: np.array(ref.get()), ref), ref.version)
+        over.touch()
+    rounds = ray.get(crowd, timeout=TASK_S)
+    assert min(rounds) > 3, rounds
+    newest = ref.at()
+    assert newest.version == rounds[0]
+    history = History()
+    history.check(newest.get(), newest.version)
+    history.check(on(home, lambda ref: np.array(ref.get()), newest), newest.version)
     assert clamor.stats().moves.finished >= 4
 
 
