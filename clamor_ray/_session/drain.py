@@ -14,9 +14,9 @@ ANSWER_S: Final = 30.0  # what the registry has on top: nodes may get their page
 def drain(node_id: str, timeout: float = 60.0) -> DrainResult:
     """Moves all variables that are homed on a node to other nodes, while they are used.
 
-    Reads go on, and so do commits: one that comes at the last step of a move waits for it, usually
-    for some ten milliseconds. Old versions move too. What is put on the node meanwhile moves as
-    well. From its call on, no variable of another node is moved to this one, or rebuilt on it; what
+    Reads go on, and so do commits: one that comes at the last step of a move waits for it, at most
+    for some seconds while both page servers answer. Old versions move too. What is put on the node
+    meanwhile moves as well. From its call on, no variable of another node is moved to this one, or rebuilt on it; what
     its own processes put later is homed there. The node's page server goes on, for the processes of
     the node, until the session or the node ends.
 
