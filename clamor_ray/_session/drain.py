@@ -16,9 +16,9 @@ def drain(node_id: str, timeout: float = 60.0) -> DrainResult:
 
     Reads go on, and so do commits: one that comes at the last step of a move waits for it, at most
     for some seconds while both page servers answer. Old versions move too. What is put on the node
-    meanwhile moves as well. From its call on, no variable of another node is moved to this one, or rebuilt on it; what
-    its own processes put later is homed there. The node's page server goes on, for the processes of
-    the node, until the session or the node ends.
+    meanwhile moves as well. From its call on, no variable of another node is moved to this one, or
+    rebuilt on it; what its own processes put later is homed there. The node's page server goes on,
+    for the processes of the node, until the session or the node ends.
 
     Calling it again moves what has come since.
 
