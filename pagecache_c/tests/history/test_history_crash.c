@@ -116,7 +116,10 @@ static void serve(struct server *server, uint64_t seed)
         struct home_read from = {.server = server, .region = region};
         const uint64_t bits = written_by(region, applied + 1);
         const size_t n = runs_of(bits, runs);
-        const int rc = pc__history_append(history, region, applied, runs, n, read_home, &from);
+        /* An append skips too, now and then: where the budgets are full of what is retained. */
+        const int rc = region == 0 && applied % 16 == 7
+                           ? pc__history_skip(history, region, applied)
+                           : pc__history_append(history, region, applied, runs, n, read_home, &from);
         CHECK(rc == PC_OK, "%d: %s", rc, pc_last_message());
         for (uint64_t b = 0; b < N_BLOCKS; b++)
             if (bits >> b & 1) {
@@ -212,7 +215,7 @@ static void check_after_death(uint64_t seed, struct found *found)
     found->twice += kept.n < n_kept;
     for (uint64_t region = 0; region < N_REGIONS; region++) {
         const uint64_t applied = homes->applied[region];
-        const bool is_begun = pc__history_has(history, region, applied);
+        const bool is_begun = pc__history_noted(history, region, applied); /* with its blocks, or skipped */
         const uint64_t before = is_begun ? applied + 1 : applied;
         const uint64_t floor = pc__history_floor(history, region, before);
         found->unfinished += is_begun;
