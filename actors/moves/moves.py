@@ -33,6 +33,7 @@ from typing import Any, Protocol, TypeVar
 from pyroaring import BitMap
 
 from clamor_ray import errors
+from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import BLOCK_BYTES, MoveCounters, RegionRecord
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.held_commits import HeldCommits
@@ -205,7 +206,7 @@ class Moves:
         except BaseException as failure:
             self._background.spawn(self._drop(move))
             if isinstance(failure, errors.ClamorError):  # of the journal, or the log
-                raise MoveFailed(str(failure)) from failure
+                raise MoveFailed(cause_of(failure)) from failure
             raise
         if not await switched:  # cancelled, it ends by itself
             raise MoveFailed("the taker was lost before the giver had heard of it")
