@@ -55,6 +55,7 @@ class NewsServer:
         self._listener: asyncio.Server | None = None
         self._path = ""
         self._inode = 0
+        self._is_closed = False
 
     async def start(self, path: str) -> None:
         """Listens at a path, in a directory that only this user can enter."""
@@ -64,7 +65,8 @@ class NewsServer:
         self._spawn(self._look_for_ever())
 
     def close(self) -> None:
-        """Disconnects all."""
+        """Disconnects all, for good."""
+        self._is_closed = True
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -74,6 +76,8 @@ class NewsServer:
             os.unlink(self._path)
 
     async def _listen(self) -> None:
+        if self._is_closed:  # what looks after the file may not have ended yet
+            return
         if self._listener is not None:
             self._listener.close()
         with contextlib.suppress(FileNotFoundError):
@@ -88,6 +92,8 @@ class NewsServer:
         except BaseException:
             listener.close()
             raise
+        if self._is_closed:  # meanwhile
+            self.close()
 
     def _has_file(self) -> bool:
         try:

@@ -51,11 +51,14 @@ IN_PYTHON = {
     ("actors/lost_homes/lost_blocks.py", "LostBlocks.error"): [
         "Blocks of {label} are lost: {said}"
     ],
+    # Of a page server, while a variable moves: `Moves` and `Switches` say of which one, in a log.
+    ("actors/moves/switches.py", "watched"): ["Page server {server_id:#x} is lost: {reason}"],
 }
 # The same in C, with a text.
 IN_C = {
     ("definitions.c", "pc_engine_define_region"): "variable %llu",
     ("layer.c", "publish"): "variable %llu",
+    ("move.c", "take_piece"): "block %llu of variable %llu is lost",
     ("rebuild.c", "pc__rebuild_become_home"): "variable %llu",
     # Of a whole keeper, and so of no region: what it was not given yet it does not know, so nobody
     # can name blocks here. Only its page server hears it, says so in its log, and joins again as
@@ -85,7 +88,7 @@ CODES = {
     ("actors/page_server/server_core.py", "ServerCore.region_lost"): 1,
     ("actors/page_server/server_core.py", "ServerCore._lose"): 1,
     ("actors/page_server/page_server.py", "layer_error"): 1,  # compares
-    ("actors/page_server/page_server.py", "PageServer.rebuild_drop"): 1,
+    ("actors/page_server/rebuilt_homes.py", "RebuiltHomes.drop"): 1,
 }
 
 
