@@ -76,7 +76,7 @@ class NewsServer:
             os.unlink(self._path)
 
     async def _listen(self) -> None:
-        if self._is_closed:  # what looks after the file may not have ended yet
+        if self._has_closed():  # what looks after the file may not have ended yet
             return
         if self._listener is not None:
             self._listener.close()
@@ -92,8 +92,11 @@ class NewsServer:
         except BaseException:
             listener.close()
             raise
-        if self._is_closed:  # meanwhile
+        if self._has_closed():  # meanwhile
             self.close()
+
+    def _has_closed(self) -> bool:
+        return self._is_closed
 
     def _has_file(self) -> bool:
         try:
