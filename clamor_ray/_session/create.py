@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import ray
 
 from clamor_ray import errors
+from clamor_ray._build.spares import Spares
 from clamor_ray._counting.anchors import Anchor, Anchors, object_refs
 from clamor_ray._counting.pool import AnchorPool
 from clamor_ray._labels import capital, label
@@ -32,7 +33,6 @@ from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import new_request_id
 from clamor_ray._protocol.source import Source, source_of_call, source_of_zeros
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session.spares import Spares
 from clamor_ray._tasks import task_context
 
 _T = TypeVar("_T")

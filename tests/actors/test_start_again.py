@@ -248,7 +248,7 @@ class Putter:
     """Puts variables of one size in a row, so that the registry gives it regions in advance."""
 
     def __init__(self) -> None:
-        from clamor_ray._session import spares
+        from clamor_ray._build import spares
 
         spares.KEEP_S = 10 * ANSWER_S  # node and server take their time on a busy machine
 

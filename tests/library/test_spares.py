@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import clamor_ray as clamor
+from clamor_ray._build import spares as _spares
+from clamor_ray._build.spares import Spares
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._session import process_sessions
-from clamor_ray._session import spares as _spares
-from clamor_ray._session.spares import Spares
 from tests.conftest import ClamorCluster
 from tests.support.fake_session import Cluster, FakeSession
 
