@@ -272,7 +272,8 @@ class Journal(SqliteFile):
             record: With the new home, and its term.
             version: The newest.
             lost: What is.
-            giver: The home before it, which lives and has not heard of that; see ``giver_heard``.
+            giver: The home before it, which lives and has not heard of that; or the home itself,
+                where the region goes back to it. See ``giver_heard``.
         """
         region = record.region
         with self._transaction() as db:
@@ -291,7 +292,7 @@ class Journal(SqliteFile):
                 db.execute("INSERT INTO givers VALUES (?, ?)", (region, signed(giver)))
 
     def giver_heard(self, region: int) -> None:
-        """Who was the region's home before has heard that it is not, or is lost."""
+        """The giver has heard who the home is, or is lost."""
         with self._transaction() as db:
             db.execute("DELETE FROM givers WHERE region = ?", (region,))
 

@@ -2,8 +2,9 @@
 
 Commits to the region are held back by whoever begins a switch, and go on when it has ended: when
 both have heard, or are lost. So until the giver has heard, it has all there is: a taker that turns
-out to have nothing, or is lost before that, gives the region back, in one more term. A switch goes
-on after a restart of the registry: the journal has who the giver was.
+out to have nothing, or is lost before that, gives the region back, in one more term: commits go on
+when the giver has heard of that. A switch goes on after a restart of the registry: the journal has
+who the giver is.
 
 What fails is tried again, however long it takes. A commit waits for its own deadline.
 """
@@ -142,7 +143,7 @@ class Switches:
                 self._moved(region, record.homes[0])
                 self._spawn(region, giver)
 
-    def _write(self, record: RegionRecord, giver: int | None) -> None:
+    def _write(self, record: RegionRecord, giver: int) -> None:
         """No await in here: what is written is what is true."""
         region, home = record.region, record.homes[0]
         self._journal.rehome(record, record.version, self._losses.of(region), giver)
@@ -175,6 +176,8 @@ class Switches:
     async def _tell_both(self, region: int, giver: int) -> bool:
         """Whether the taker is the home in the end."""
         (taker,) = self._core.homes_of(region) or (0,)
+        if taker == giver:
+            return await self._tell_home_again(region, giver)
         if await self._tell(taker, region):
             self._unheard.discard(region)
             self._rehomed(taker)
@@ -229,15 +232,22 @@ class Switches:
         while (now := self._record(region)) is not None:
             homes = (giver,) * len(now.homes)
             try:
-                self._write(replace(now, homes=homes, term=now.term + 1), None)
+                self._write(replace(now, homes=homes, term=now.term + 1), giver)
                 break
             except errors.JournalFullError as failure:
                 logger.warning("%s", failure)
             await asyncio.sleep(PAUSE_MOST_S)
-        await self._tell(giver, region)
+        await self._tell_home_again(region, giver)
+
+    async def _tell_home_again(self, region: int, home: int) -> bool:
+        """Until it has heard, a late word of the term before would still end its home: the journal
+        has that it must hear, and commits are held, also after a restart of the registry."""
+        is_home = await self._tell(home, region)
+        self._heard(region)
+        return is_home
 
     def _heard(self, region: int) -> None:
-        """Should it not be written, the next registry tells them once more."""
+        """Should it not be written, the next registry says it once more."""
         try:
             self._journal.giver_heard(region)
         except errors.JournalFullError as failure:

@@ -423,6 +423,62 @@ def test_the_registry_is_killed_after_the_journal(world: World, n_heard: int) ->
     of(world, work)
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_registry_is_killed_before_the_giver_has_heard_that_it_is_the_home_again(
+    world: World, lost: bool
+) -> None:
+    """A late word of the term before would still end its home: the next registry holds commits
+    back too, until the giver has heard."""
+
+    def vanish() -> None:
+        world.servers.attempts.clear()
+        if lost:
+            world.lose(TAKER)
+
+    async def work() -> None:
+        world.servers.before["rehome"] = [vanish, lambda: asyncio.sleep(1000)]
+        moving = asyncio.ensure_future(world.moves.move(world.region, TAKER))
+        await until(lambda: told_at(world)[-1:] == [(GIVER, GIVER)])
+        moving.cancel()
+        await world.close()
+        assert world.journal.load().givers == ((world.region, GIVER),)
+        world.servers.calls.clear()
+        world.restart()
+        assert world.home() == GIVER
+        assert world.held.is_held([world.region])
+        made = await world.commit(6)
+        assert made.versions == {world.region: 4}
+        assert told_at(world)[:1] == [(GIVER, GIVER)]
+        await until(lambda: not world.journal.load().givers)
+        record = world.core.record_of(world.region)
+        assert record is not None
+        assert record.term == 3
+        world.servers.layers.clear()  # of which the giver asks what became of them
+        await world.check()
+
+    of(world, work)
+
+
+def test_what_goes_back_to_a_giver_that_has_heard_is_not_there(world: World) -> None:
+    """It heard of the taker, which was lost then: nobody has it, and commits are not held."""
+
+    def lose() -> None:
+        del world.servers.homes[GIVER, world.region]
+        world.lose(TAKER)
+        raise RuntimeError("its answer is lost")
+
+    async def work() -> None:
+        world.servers.before["rehome"] = [lambda: None, lose]
+        with pytest.raises(MoveFailed, match="before the giver had heard"):
+            await world.moves.move(world.region, TAKER)
+        assert world.home() == GIVER
+        assert world.journal.load().givers == ()
+        assert not world.held.is_held([world.region])
+        await until(lambda: world.again == [world.region])  # whether it is to be rebuilt
+
+    of(world, work)
+
+
 @pytest.mark.parametrize("step", BEFORE_THE_JOURNAL)
 def test_the_registry_is_killed_before_the_journal(world: World, step: str) -> None:
     async def work() -> None:
