@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,6 +68,22 @@ def test_an_old_word_changes_nothing(servers: tuple[Server, Server]) -> None:
     taker.rehome(THERE)
     giver.rehome(THERE)
     taker.rehome(HERE)  # of the term before; it was on its way
+    assert taker.is_home
+
+
+def test_what_is_prepared_for_a_later_term_is_no_home_in_an_earlier_one(
+    servers: tuple[Server, Server],
+) -> None:
+    """It was the home before, and is to be it again: a word of that time is on its way still."""
+    giver, taker = servers
+    later = replace(THERE, term=4)
+    taker.moved.begin(later, 1, 0, NONE)
+    carry(giver, taker, DATA, 1)
+    taker.moved.seal(7, 1, 0)
+    with pytest.raises(errors.WaitTimeoutError, match="prepared here for a later term"):
+        taker.rehome(THERE)
+    assert not taker.is_home
+    taker.rehome(later)
     assert taker.is_home
 
 

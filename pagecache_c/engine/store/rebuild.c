@@ -620,6 +620,9 @@ int pc__rebuild_become_home(struct pc_engine *engine, struct pc__region *region,
     if (!region->prepared || !region->prepared_sealed)
         return pc__fail(PC_ERR_HOME_LOST, "variable %llu is homed here, and is not here",
                         (unsigned long long)region->id);
+    if (term && term < region->prepared_term) /* it was the home then; who is it now is not said here */
+        return pc__fail(PC_ERR_TIMEOUT, "variable %llu is prepared here for a later term: ask again",
+                        (unsigned long long)region->id);
     region->home = region->prepared;
     int rc = pc__region_home_generation(engine, region);
     region->home = NULL;
