@@ -443,9 +443,12 @@ int pc_engine_set_homes(pc_engine *engine, uint64_t region, const uint64_t *home
  * What is said of an earlier term than what was heard last changes nothing: PC_OK. 0: the order is not
  * known; a home that has a term does not end with it, so who numbers
  * them once does so always. PC_ERR_EXISTS: this server is not named, and
- * became the home in this very term. A home's term outlives a restart. */
+ * became the home in this very term. A home's term outlives a restart: with pc_engine_wait_for_keeper. */
 int pc_engine_set_homes_of(pc_engine *engine, uint64_t region, uint64_t term, const uint64_t *homes,
                            size_t n_homes);
+/* Waits until the keeper has what it was given until now. PC_ERR_TIMEOUT: it does not take it, and no other
+ * keeper has come. Of no event loop. */
+int pc_engine_wait_for_keeper(pc_engine *engine);
 
 /* A home that lives moves to another server, the taker, while readers read and writers commit: move.c.
  *   1. taker: pc_engine_rebuild_begin. PC_ERR_TIMEOUT: it was the home itself a moment ago; ask again.

@@ -569,6 +569,7 @@ class PageServer:
 
         Raises:
             HomeLostError: This server is one, and has nothing of it.
+            WaitTimeoutError: This server is one, and the keeper has not heard of that.
         """
 
         async def tell() -> None:
@@ -576,7 +577,9 @@ class PageServer:
 
         self._on_loop(tell())
         self._moved_homes.told(record)
-        if self._engine.server_id not in record.homes and record.region in self._pinned:
+        if self._engine.server_id in record.homes:  # the home before is told next, or commits go on
+            self._engine.wait_for_keeper()
+        elif record.region in self._pinned:
             self._moved_homes.left(record.region)
 
     # -- Ray objects

@@ -455,6 +455,15 @@ class Engine(_Handle):
             self._call(c.lib.pc_engine_set_homes_of, region, term, ids, len(homes)), region=region
         )
 
+    def wait_for_keeper(self) -> None:
+        """Waits until the keeper has what it was given until now, as the homes that this server
+        has heard of: then they outlive it. Not on an event loop.
+
+        Raises:
+            WaitTimeoutError: The keeper does not take it.
+        """
+        check(self._call(c.lib.pc_engine_wait_for_keeper))
+
     def region_lacks(self, region: int, loss: int) -> None:
         """Blocks of the region are lost: the number of that loss, which comes with each mapping
         from now on; 0: none are.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +17,14 @@ from clamor_ray import errors
 from clamor_ray._protocol.messages import RegionUnknown
 from clamor_ray.actors.page_server import moved_homes
 from clamor_ray.actors.page_server.moved_homes import MovedHomes
+from clamor_ray.actors.page_server.page_server import PageServer
 from tests.support.engine_pair import (
     BLOCK,
     DATA,
     GIVER,
     HERE,
     NONE,
+    TAKER,
     THERE,
     Server,
     blocks_at,
@@ -85,6 +89,27 @@ def test_what_is_prepared_for_a_later_term_is_no_home_in_an_earlier_one(
     assert not taker.is_home
     taker.rehome(later)
     assert taker.is_home
+
+
+def test_who_is_the_home_has_heard_it_when_its_keeper_has() -> None:
+    """The registry goes on then: it tells the home before, or lets commits go on."""
+    said: list[str] = []
+
+    def wait_for_keeper() -> None:
+        said.append("keeper")
+        raise errors.WaitTimeoutError("The keeper is stopped.")
+
+    server: Any = PageServer.__new__(PageServer)
+    server._engine = SimpleNamespace(server_id=TAKER, wait_for_keeper=wait_for_keeper)
+    server._core = SimpleNamespace(rehome=lambda record: said.append("engine"))
+    server._moved_homes = SimpleNamespace(told=lambda record: None)
+    server._pinned = {}
+    server._on_loop = asyncio.run
+    with pytest.raises(errors.WaitTimeoutError, match="stopped"):
+        server.rehome(THERE)
+    assert said == ["engine", "keeper"]
+    server.rehome(HERE)
+    assert said == ["engine", "keeper", "engine"]
 
 
 def test_another_attempt_ends_the_one_before(servers: tuple[Server, Server]) -> None:

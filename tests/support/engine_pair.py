@@ -68,6 +68,7 @@ class Server:
             self.define(record)
         self.engine.set_homes(record.region, record.homes, record.term)
         self.moved.told(record)
+        self.engine.wait_for_keeper()
 
     @property
     def is_home(self) -> bool:

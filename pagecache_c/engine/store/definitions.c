@@ -62,6 +62,8 @@ PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_inf
     if (left)
         pc__move_leave(engine, region);
     if (!rc && region->state == PC__REGION_UNKNOWN) {
+        if (is_home && info->term > region->term)
+            pc__move_stays(engine, region, info->term);
         region->term = info->term > region->term ? info->term : region->term;
         region->version = info->version > region->version ? info->version : region->version;
         (void)pc__region_sized(region, info->base_address, info->length_bytes);

@@ -31,7 +31,8 @@
  *
  * Which of two homes is the later one: messages to a server can overtake each other. So the registry
  * numbers a region's homes in turn (the term), and what was said of an earlier one is not heard. The
- * keeper has the number too. Without numbers (0) the last one said is believed.
+ * keeper has the number too, also of a home that stays the home in a later term (pc__move_stays). What
+ * is prepared for a term is no home in an earlier one. Without numbers (0) the last one said is believed.
  *
  * Locks: leaving needs publish_lock, so that no commit is published meanwhile, and region.lock.
  */
@@ -392,6 +393,17 @@ void pc__move_leave(struct pc_engine *engine, struct pc__region *region)
     region->open_holes = 0;
     region->is_mapped = region->built_in_place = region->base_is_builders = false;
     pc__worker_queue(engine, region);
+}
+
+void pc__move_stays(struct pc_engine *engine, struct pc__region *region, uint64_t term)
+{
+    const struct pc__home *home = region->home;
+    region->term = term;
+    if (home->base.memfd < 0 || home->n_segments || home->base_changes)
+        return; /* the worker says it with what it has made of the base */
+    const struct pc__kept kept =
+        pc__kept_of(region, PC__KEPT_HOME, home->base.inode, home->base.version);
+    (void)pc__keep(engine, &kept, home->base.memfd);
 }
 
 void pc__move_left(struct pc_engine *engine, struct pc__region *region)

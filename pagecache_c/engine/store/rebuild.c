@@ -572,6 +572,11 @@ PC_API int pc_engine_rebuild_seal_at(pc_engine *engine, uint64_t id, int fd, uin
     return seal(engine, id, fd, &version);
 }
 
+PC_API int pc_engine_wait_for_keeper(pc_engine *engine)
+{
+    return pc__keep_wait(engine);
+}
+
 PC_API int pc_engine_rebuild_drop(pc_engine *engine, uint64_t id, int fd)
 {
     struct stat st = {0};
@@ -702,6 +707,8 @@ static int take_homes(struct pc_engine *engine, struct pc__region *region, uint6
     if (rc)
         return rc;
     region->lost = PC_OK;
+    if (here && term > region->term)
+        pc__move_stays(engine, region, term);
     region->term = term;
     for (size_t i = 0; i < n_homes; i++)
         __atomic_store_n(&region->homes[i], homes[i], __ATOMIC_RELAXED);

@@ -156,6 +156,8 @@ int64_t pc__rebuild_stage(struct pc_engine *engine, struct pc__region *region, u
 void pc__move_leave(struct pc_engine *engine, struct pc__region *region);
 /* After that, under no lock: who waits for the home tries elsewhere. */
 void pc__move_left(struct pc_engine *engine, struct pc__region *region);
+/* Under region.lock: the home here is the home in that term, a later one, and the keeper is told so. */
+void pc__move_stays(struct pc_engine *engine, struct pc__region *region, uint64_t term);
 /* The worker: frees a home that has moved away, if nobody looks at it any more. */
 void pc__move_end_former(struct pc_engine *engine, struct pc__region *region);
 /* The worker, under region.lock: the base of a home that has moved away meanwhile is at one version. */

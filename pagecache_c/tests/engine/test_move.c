@@ -629,6 +629,26 @@ static void test_the_giver_restarts_and_is_told(int trap)
     check_giver_restarts(trap, false);
 }
 
+/* It gives its home, is the home again before it has heard, and dies: what was said of the taker comes late. */
+static void test_the_home_again_restarts(int trap)
+{
+    struct kept k = kept_world(trap, GIVER);
+    struct world *w = &k.w;
+    commit_at(w, READER, some, N(some));
+    struct move m = begin(w, GIVER, TAKER);
+    move_bulk(&m);
+    move_seal(&m);
+    OK(pc_engine_set_homes_of(m.from->engine, 1, m.info.term + 1, &m.from->id, 1));
+    OK(pc_engine_wait_for_keeper(m.from->engine));
+    restart(&k);
+    OK(pc_engine_set_homes_of(m.from->engine, 1, m.info.term, &m.to->id, 1));
+    CHECK(region_of(m.from, 1).is_home);
+    OK(pc_engine_rebuild_drop(m.to->engine, 1, -1));
+    commit_at(w, READER, one, N(one));
+    check_all(w);
+    kept_end(&k);
+}
+
 /* It dies when the keeper has heard of the base alone: what is left there of the home answers nobody. */
 static void test_the_giver_dies_while_it_leaves(int trap)
 {
@@ -682,6 +702,7 @@ int main(int argc, char **argv)
         TEST(the_taker_restarts),
         TEST(the_giver_restarts),
         TEST(the_giver_restarts_and_is_told),
+        TEST(the_home_again_restarts),
         TEST(the_giver_dies_while_it_leaves),
     };
     return run_over_traps(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL) != 0;
