@@ -1,8 +1,8 @@
 # setup  .venv, the library in it, its C extension       demo   the main job on a local 3-node cluster
 # test   all C and Python tests                          lint   ruff, mypy --strict, import-linter
 # bench  make bench B=cold_read [ARGS=--small]           dist   sdist and wheel
-# model  the model of versions, exhaustively (spin)      house  the numbers of the code's shape
-# soak   all C tests under every sanitizer, long fuzzing, long storms, benches, the model: hours
+# model  the models of docs/model, exhaustively (spin)    house  the numbers of the code's shape
+# soak   all C tests under every sanitizer, long fuzzing, long storms, benches, the models: hours
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -91,6 +91,8 @@ model:
 	docs/model/run.sh -DPART_HOME
 	docs/model/run.sh -DPART_NODE
 	docs/model/run.sh -DNB=1 -DNO_EXPIRY
+	docs/model/run.sh moves.pml
+	docs/model/run.sh moves.pml -DCALM
 
 # HOUSE_ARGS: --detail says what makes a number, --check fails where one is over its target.
 house: setup

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
-from tests.support.lab.availability import REQUIRE_VARIABLE
+from tests.support.spin import EXACT, QUICK, check, holds, switches_of
 
-MODEL = Path(__file__).resolve().parents[2] / "docs" / "model"
+MODEL = "versions.pml"
 
 PARTS = {
     "home": ["-DPART_HOME"],
@@ -21,7 +17,6 @@ PARTS = {
 }
 # The same in the gate: one block at home, and of the whole what 2^22 bits have room for (each step
 # is reached in it). `make soak` and `make model` leave nothing out.
-EXACT = "-O2 -DCOLLAPSE"
 SHORT = {
     "home": (["-DPART_HOME", "-DNB=1"], EXACT, ""),
     "node": (PARTS["node"], EXACT, ""),
@@ -56,45 +51,17 @@ SWITCHES = {"RECHECK": ["-DNB=1"]}
 SEARCH = {"TURN": "-DT_REVERSE"}
 
 
-def check(
-    *switches: str, timeout_s: float = 280, cflags: str = EXACT, arguments: str = ""
-) -> subprocess.CompletedProcess[str]:
-    missing = [tool for tool in ("spin", "gcc") if shutil.which(tool) is None]
-    if missing:
-        text = f"{' and '.join(missing)} not installed: the model of versions cannot be checked"
-        if os.environ.get(REQUIRE_VARIABLE) == "1":
-            pytest.fail(f"{text} ({REQUIRE_VARIABLE}=1)", pytrace=False)
-        pytest.skip(text)
-    done = subprocess.run(
-        [str(MODEL / "run.sh"), *switches],
-        env={**os.environ, "PAN_CFLAGS": cflags, "PAN_ARGS": arguments},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    return done
-
-
-def holds(done: subprocess.CompletedProcess[str]) -> None:
-    assert done.returncode == 0, done.stdout
-    # A step that is never reached would prove nothing about itself.
-    unreached = re.findall(r'versions\.pml:\d+, state \d+, "(.*)"', done.stdout)
-    assert set(unreached) == {"-end-"}, done.stdout
-
-
 @pytest.mark.parametrize("part", PARTS)
 def test_the_model_holds(part: str) -> None:
     switches, cflags, arguments = SHORT[part]
-    holds(check(*switches, cflags=cflags, arguments=arguments))
+    holds(MODEL, check(MODEL, *switches, cflags=cflags, arguments=arguments))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1500)  # 17 million states: two minutes on a machine with nothing else to do
 @pytest.mark.parametrize("part", ["home", "whole"])
 def test_the_model_holds_in_every_state(part: str) -> None:
-    holds(check(*PARTS[part], timeout_s=1400))
+    holds(MODEL, check(MODEL, *PARTS[part], timeout_s=1400))
 
 
 @pytest.mark.parametrize(
@@ -102,15 +69,12 @@ def test_the_model_holds_in_every_state(part: str) -> None:
 )
 def test_the_model_finds_a_broken_rule(rule: str, part: str) -> None:
     says = BROKEN[rule][part]
-    # To compile takes longer than to search.
-    cflags = f"-O0 -DCOLLAPSE {SEARCH.get(rule, '')}"
-    done = check(*PARTS[part], *SWITCHES.get(rule, []), f"-DBREAK_{rule}", cflags=cflags)
+    switches = [*PARTS[part], *SWITCHES.get(rule, []), f"-DBREAK_{rule}"]
+    done = check(MODEL, *switches, cflags=f"{QUICK} {SEARCH.get(rule, '')}")
     assert done.returncode == 1, done.stdout
     assert re.search(rf"assertion violated .*{says}", done.stdout), done.stdout
 
 
 def test_every_switch_of_the_model_is_tried() -> None:
-    source = (MODEL / "versions.pml").read_text()
-    head, _, body = source.partition("#ifndef NB")
-    names = set(re.findall(r"BREAK_([A-Z_]+)", body))
-    assert names == set(re.findall(r"BREAK_([A-Z_]+) ", head)) == set(BROKEN)
+    said, used = switches_of(MODEL)
+    assert said == used == set(BROKEN)
