@@ -142,6 +142,15 @@ struct pc_mapping {
 int pc_client_map(pc_client *client, uint64_t region, uint64_t version, uint64_t base_address,
                   uint64_t length_bytes, uint32_t flags, uint64_t timeout_ns,
                   struct pc_mapping *out);
+/* The same at addresses of pc_addresses_reserve: for pieces of a variable, each a region, that must lie
+ * side by side. Shares no mapping; not with FIXED. The addresses are the mapping's from the call on; where
+ * it fails they are given back. */
+int pc_client_map_at(pc_client *client, uint64_t region, uint64_t version, uint64_t base_address,
+                     uint64_t length_bytes, uint32_t flags, uint64_t reserved, uint64_t timeout_ns,
+                     struct pc_mapping *out);
+/* Addresses without access, so that nobody else takes them. */
+int pc_addresses_reserve(uint64_t length_bytes, uint64_t *address);
+int pc_addresses_release(uint64_t address, uint64_t length_bytes);
 int pc_client_unmap(pc_client *client, uint64_t mapping_id);
 /* As pc_client_unmap, but where nobody else uses the mapping, the next pc_client_map of the same
  * version in this process may still have it, for half a second and until the page server needs it

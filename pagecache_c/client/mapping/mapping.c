@@ -4,7 +4,8 @@
  * this process (versions of it, private copies) the first one gets it, and others go where there
  * is room. So they do where what is looked at of an ended session has the address: another cluster
  * gives out the same ones. With PC_MAP_FIXED there is no elsewhere. Addresses are reserved under
- * the lock, so that who finds them taken also finds by whom.
+ * the lock, so that who finds them taken also finds by whom. Pieces of one variable, each a region, must
+ * lie side by side: who maps those elsewhere reserves addresses for all first, and says where each goes.
  *
  * Order of a map: reserve the addresses with no access; OPEN; lay the memfd over them, still with
  * no access; tell the signal table; arm; let the process in. No thread can read a hole at any
@@ -491,8 +492,11 @@ void pc__mapping_tell(const struct pc__mapping *mapping, struct pc_mapping *out)
                                .wastes = mapping->wastes};
 }
 
+/* *reserved: addresses that the caller has reserved for it, 0 from when they are the mapping's; NULL: see
+ * the file's head. */
 static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t base_address,
-               uint64_t length_bytes, uint32_t flags, uint64_t timeout_ns, struct pc_mapping *out)
+               uint64_t length_bytes, uint32_t flags, uint64_t *reserved, uint64_t timeout_ns,
+               struct pc_mapping *out)
 {
     uint64_t deadline_ns = pc__deadline(timeout_ns);
     memset(out, 0, sizeof *out);
@@ -512,9 +516,10 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
     pthread_mutex_lock(&client->lock);
     if (flags & PC_MAP_PRIVATE)
         pc__idle_end_all(client, region);
-    int rc = flags & PC_MAP_PRIVATE ? pc__call_refused(client)
-                                    : share(client, mapping, base_address, deadline_ns, &shared);
-    if (rc == 0 && (flags & (PC_MAP_FIXED | PC_MAP_PRIVATE)) == PC_MAP_FIXED)
+    int rc = flags & PC_MAP_PRIVATE || reserved
+                 ? pc__call_refused(client)
+                 : share(client, mapping, base_address, deadline_ns, &shared);
+    if (rc == 0 && !reserved && (flags & (PC_MAP_FIXED | PC_MAP_PRIVATE)) == PC_MAP_FIXED)
         built = find_built(client, mapping, base_address);
     if (built) {
         pc__mapping_tell(built, out);
@@ -525,8 +530,12 @@ static int map(pc_client *client, uint64_t region, uint64_t version, uint64_t ba
             memset(out, 0, sizeof *out);
         return rc;
     }
-    if (rc == 0)
+    if (rc == 0 && !reserved)
         rc = pc__mapping_reserve(mapping, base_address);
+    if (rc == 0 && reserved) {
+        mapping->trapped.address = *reserved;
+        *reserved = 0;
+    }
     if (rc == 0) {
         mapping->id = ++client->next_mapping_id;
         pc__mapping_add(client, mapping);
@@ -564,9 +573,41 @@ PC_API int pc_client_map(pc_client *client, uint64_t region, uint64_t version,
                          uint64_t timeout_ns, struct pc_mapping *out)
 {
     pc__enter(client);
-    int rc = map(client, region, version, base_address, length_bytes, flags, timeout_ns, out);
+    int rc = map(client, region, version, base_address, length_bytes, flags, NULL, timeout_ns, out);
     pc__leave(client);
     return rc;
+}
+
+PC_API int pc_client_map_at(pc_client *client, uint64_t region, uint64_t version,
+                            uint64_t base_address, uint64_t length_bytes, uint32_t flags,
+                            uint64_t reserved, uint64_t timeout_ns, struct pc_mapping *out)
+{
+    pc__enter(client);
+    int rc = reserved && !(flags & PC_MAP_FIXED)
+                 ? map(client, region, version, base_address, length_bytes, flags, &reserved,
+                       timeout_ns, out)
+                 : pc__fail(PC_ERR_RANGE, "variable %" PRIu64 " cannot be mapped at %#" PRIx64
+                            " with flags %u", region, reserved, flags);
+    pc__leave(client);
+    if (rc && reserved)
+        (void)munmap(pc__pointer(reserved), length_bytes);
+    return rc;
+}
+
+PC_API int pc_addresses_reserve(uint64_t length_bytes, uint64_t *address)
+{
+    void *at = mmap(NULL, length_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED)
+        return pc__fail_errno("mmap of %" PRIu64 " bytes of addresses", length_bytes);
+    *address = (uint64_t)(uintptr_t)at;
+    return PC_OK;
+}
+
+PC_API int pc_addresses_release(uint64_t address, uint64_t length_bytes)
+{
+    if (munmap(pc__pointer(address), length_bytes))
+        return pc__fail_errno("munmap of %" PRIu64 " bytes of addresses", length_bytes);
+    return PC_OK;
 }
 
 PC_API int pc_client_unmap(pc_client *client, uint64_t mapping_id)

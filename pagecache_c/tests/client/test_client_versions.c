@@ -104,6 +104,48 @@ static void test_fixed(struct world *world)
     OK(pc_client_close(client));
 }
 
+/* Pieces of one variable lie side by side wherever there is room for all. */
+static void test_side_by_side(struct world *world)
+{
+    pc_client *client = world_client(world);
+    struct pc_mapping own = world_map(world, client, PAGED, 0), one, two, third;
+    uint64_t at;
+    OK(pc_addresses_reserve(3 * LENGTH, &at));
+    OK(pc_client_map_at(client, PAGED, ANY, BASE, LENGTH, 0, at, 10 * SECOND, &one));
+    OK(pc_client_map_at(client, PAGED, NEWER, BASE, LENGTH, 0, at + LENGTH, 10 * SECOND, &two));
+    OK(pc_client_map_at(client, PAGED, ANY, BASE, LENGTH, PC_MAP_PRIVATE, at + 2 * LENGTH,
+                        10 * SECOND, &third));
+    CHECK(one.address == at && two.address == at + LENGTH && third.address == at + 2 * LENGTH,
+          "%#lx %#lx %#lx", one.address, two.address, third.address);
+    CHECK(one.id != own.id, "shared with who lies elsewhere");
+    check_all(&two, NEWER_CONTENT);
+    store(third.address, 17);
+    check_all(&one, PAGED);
+    check_all(&own, PAGED);
+    CHECK(load(third.address) == 17 && block_is_right(&third, PAGED, 3), "the private one");
+    /* Who asks for the version has the one at its address, or one of those. */
+    OK(pc_client_unmap(client, two.id));
+    CHECK(mmap((void *)(uintptr_t)(at + LENGTH), LENGTH, PROT_NONE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != MAP_FAILED,
+          "its addresses are given back");
+    OK(pc_addresses_release(at + LENGTH, LENGTH));
+    OK(pc_client_unmap(client, one.id));
+    OK(pc_client_unmap(client, third.id));
+    /* What fails gives the addresses back, and no others. */
+    OK(pc_addresses_reserve(2 * LENGTH, &at));
+    FAILS(pc_client_map_at(client, PAGED, ANY, BASE, LENGTH, PC_MAP_FIXED, at, 10 * SECOND, &one),
+          PC_ERR_RANGE, "cannot be mapped at");
+    FAILS(pc_client_map_at(client, PAGED, ANY + 2, BASE, LENGTH, 0, at + LENGTH, 10 * SECOND, &one),
+          PC_ERR_NO_REGION, "");
+    for (uint64_t i = 0; i < 2; i++)
+        CHECK(mmap((void *)(uintptr_t)(at + i * LENGTH), LENGTH, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != MAP_FAILED,
+              "addresses that are still taken: %lu", i);
+    OK(pc_addresses_release(at, 2 * LENGTH));
+    EVENTUALLY(world->fake->live_mappings == 1);
+    OK(pc_client_close(client));
+}
+
 static void test_foreign_memory(struct world *world)
 {
     void *at = (void *)(uintptr_t)(BASE + LENGTH - 4096);
@@ -649,7 +691,8 @@ static void test_kept_in_a_fork(struct world *world)
 int main(int argc, char **argv)
 {
     static const struct test tests[] = {
-        TEST(two_versions), TEST(private_at_its_address), TEST(fixed), TEST(foreign_memory),
+        TEST(two_versions), TEST(private_at_its_address), TEST(fixed), TEST(side_by_side),
+        TEST(foreign_memory),
         TEST(versions_from_threads), TEST(versions_reattach), TEST(versions_fork), TEST(build),
         TEST(sealed_is_read_only), TEST(abandon), TEST(refused_seal), TEST(late_seal),
         TEST(death_while_building), TEST(death_in_seal), TEST(death_after_seal),
