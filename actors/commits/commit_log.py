@@ -16,6 +16,8 @@ What is kept is bounded:
   that began there is refused. The newest commit always stays, and so does every one that some home
   has not acknowledged;
 * per inline variable its newest ``max_payloads`` contents;
+* of a variable in pieces, whose own region has no blocks, which versions of the pieces belong
+  together: as long as its commits;
 * more than that where ``retain`` says that a live collection could need it: commits and contents
   from its floor on go last, after everything else of the same budget. But at most ``max_retained``
   of one variable stay so, and ``budget_bytes`` is the bound for all of them too;
@@ -35,6 +37,7 @@ import bisect
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from pyroaring import BitMap
 
@@ -48,6 +51,8 @@ from clamor_ray._protocol.messages import (
     Latest,
     Publication,
     Write,
+    pack_row,
+    unpack_row,
 )
 from clamor_ray.actors.commits.committed import (
     CommittedVariable,
@@ -88,6 +93,8 @@ class CommitLog:
         self._limits = limits or Limits()
         self.label = label
         self._variables: dict[int, CommittedVariable] = {}
+        self._pieces: dict[int, range] = {}  # of a variable in pieces
+        self._whole: dict[int, int] = {}  # piece -> its variable
         self._freed_inline: dict[int, None] = {}
         self._key_ids: dict[bytes, set[int]] = {}  # token -> ids of its idempotency keys
         self._dropped: dict[bytes, None] = {}  # tokens, the oldest first
@@ -116,6 +123,12 @@ class CommitLog:
                 acknowledged=dict.fromkeys(distinct, 0),
             )
 
+    def open_pieces(self, region: int, pieces: range) -> None:
+        """The variable, whose pieces are open, may be written from now on."""
+        self.open(region, (), 0)
+        self._pieces[region] = pieces
+        self._whole.update(dict.fromkeys(pieces, region))
+
     def close(self, region: int) -> None:
         """It is freed: no commit, no new reader. What page servers ask is answered still."""
         if region >= INLINE_BASE:
@@ -140,6 +153,8 @@ class CommitLog:
     def forget(self, region: int) -> None:
         """It is gone, with all that was known of it. Outcomes stay."""
         self._floors.pop(region, None)
+        self._whole.pop(region, None)
+        self._pieces.pop(region, None)
         variable = self._variables.pop(region, None)
         if variable is not None:
             self._note_key(variable.entries[-1] if variable.entries else None, gone=True)
@@ -235,9 +250,33 @@ class CommitLog:
             raise CommitAbortedError(
                 f"Commit {request.commit_id:#x} came after its page server had given it up."
             )
-        return tuple(
+        entries = tuple(
             self._prepare(request.commit_id, write, blocks)
             for write, blocks in zip(request.writes, changed, strict=True)
+        )
+        return self._with_rows(entries)
+
+    def _with_rows(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        """Of variables in pieces: which versions of the pieces belong to the new one.
+
+        Raises:
+            ProtocolError: A piece is written, and not its variable.
+        """
+        new = {entry.region: entry.version for entry in entries}
+        for region in new:
+            if (whole := self._whole.get(region)) is not None and whole not in new:
+                raise ProtocolError(
+                    f"A commit changes piece {region} of {self.label(whole)}, and makes no version "
+                    "of that."
+                )
+        return tuple(
+            entry
+            if (pieces := self._pieces.get(entry.region)) is None
+            else replace(
+                entry,
+                payload=pack_row([new.get(p) or self.newest(p) for p in pieces]),
+            )
+            for entry in entries
         )
 
     def _prepare(self, commit_id: int, write: Write, changed: BitMap) -> Entry:
@@ -284,7 +323,14 @@ class CommitLog:
         for entry in entries:
             self._append(entry)
             self.when_changed(entry.region)
-        committed = Committed({entry.region: entry.version for entry in entries})
+        committed = Committed(
+            {entry.region: entry.version for entry in entries},
+            {
+                entry.region: entry.payload
+                for entry in entries
+                if entry.payload is not None and entry.region in self._pieces
+            },
+        )
         self._outcomes[commit_id] = Outcome(committed.versions, now_s)
         return committed
 
@@ -314,7 +360,14 @@ class CommitLog:
     def answered(self, commit_id: int) -> Committed | None:
         """The answer that this commit got before; None: none, or it was aborted."""
         outcome = self._outcomes.get(commit_id)
-        return Committed(outcome.versions) if outcome is not None and outcome.versions else None
+        if outcome is None or not outcome.versions:
+            return None
+        rows = {
+            region: pack_row(self.row(region, version))
+            for region, version in outcome.versions.items()
+            if region in self._pieces
+        }
+        return Committed(outcome.versions, rows)
 
     # -- outcomes
 
@@ -377,7 +430,7 @@ class CommitLog:
         plan = variable.plans[variable.plan_versions[index]] if index >= 0 else None
         payload = None
         expired = index < 0 and variable.plans_lost
-        if variable.region >= INLINE_BASE and version > 0:
+        if self._has_content(variable.region) and version > 0:
             expired |= version <= variable.horizon
             if not expired:
                 payload = variable.entries[variable.after(version) - 1].payload
@@ -389,6 +442,31 @@ class CommitLog:
             )
         return Latest(region=variable.region, version=version, plan=plan, payload=payload)
 
+    def _has_content(self, region: int) -> bool:
+        """Whether an entry has what the version is, and not only what it changed."""
+        return region >= INLINE_BASE or region in self._pieces
+
+    def pieces_of(self, region: int) -> range:
+        """The pieces of a variable in pieces; of any other none."""
+        return self._pieces.get(region, range(0))
+
+    def n_blocks(self, region: int) -> int:
+        """Of a region that is open, and has blocks.
+
+        Raises:
+            FreedError: It is gone, or never was.
+        """
+        return self._known(region).n_blocks or 0
+
+    def row(self, region: int, version: int) -> tuple[int, ...]:
+        """The version of each piece at a version of a variable in pieces.
+
+        Raises:
+            FreedError, NoVersionError, SnapshotExpired: See ``at``.
+        """
+        payload = self.at(region, version).payload
+        return unpack_row(payload, len(self.pieces_of(region)))
+
     def changes(self, region: int, from_version: int, to_version: int) -> BitMap | None:
         """The blocks in which two versions of a region may differ, in either order.
 
@@ -399,6 +477,8 @@ class CommitLog:
             FreedError: It is gone, or never was.
             NoVersionError: One of the versions does not exist.
         """
+        if region in self._pieces:
+            return self._changes_of_pieces(region, from_version, to_version)
         variable = self._known(region)
         low, high = sorted((from_version, to_version))
         if low < 0 or high > variable.newest:
@@ -411,6 +491,22 @@ class CommitLog:
         if low < variable.horizon:
             return None
         return BitMap.union(*variable.blocks[variable.after(low) : variable.after(high)])
+
+    def _changes_of_pieces(self, region: int, from_version: int, to_version: int) -> BitMap | None:
+        """Blocks are counted from the variable's first byte."""
+        try:
+            rows = self.row(region, from_version), self.row(region, to_version)
+        except SnapshotExpired:
+            return None
+        changed = BitMap()
+        first_block = 0
+        for piece, old, new in zip(self._pieces[region], *rows, strict=True):
+            found = self.changes(piece, old, new)
+            if found is None:
+                return None
+            changed |= found.shift(first_block)
+            first_block += self.n_blocks(piece)
+        return changed
 
     def published(self, region: int, since: int) -> list[tuple[int, int]]:
         """(version, commit id) of each commit after a version, in order.
@@ -518,7 +614,7 @@ class CommitLog:
         floor = self._floors.get(variable.region)
         if floor is None:
             return variable.newest
-        if variable.region >= INLINE_BASE:
+        if self._has_content(variable.region):
             return max(0, floor - 1)  # the content is in the entry that made the version
         return floor
 
@@ -580,8 +676,8 @@ class CommitLog:
             variable.plans_lost = True
         if n_retained > 0:
             self._retained_expired += n_retained
-            inline = region >= INLINE_BASE
-            forgotten.retained[region] = variable.horizon + 1 if inline else variable.horizon
+            has_content = self._has_content(region)
+            forgotten.retained[region] = variable.horizon + 1 if has_content else variable.horizon
         return n
 
     def _trim_outcomes(self, now_s: float) -> tuple[int, ...]:

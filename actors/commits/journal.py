@@ -27,7 +27,7 @@ from clamor_ray.actors.commits.committed import Entry, Outcome, Trimmed
 from clamor_ray.actors.commits.sqlite_file import SqliteFile, signed, unsigned
 from clamor_ray.actors.lost_homes.lost_blocks import LostBlocks
 
-FORMAT = 3
+FORMAT = 4
 NOTHING: Mapping[int, LostBlocks | None] = MappingProxyType({})
 
 _SCHEMA = """
@@ -105,11 +105,13 @@ def _record_to_json(record: RegionRecord) -> str:
         else:
             homes.append([home, 1])
     where = [record.base_address, record.length_bytes, homes]
-    return json.dumps([record.region, *where, record.term])
+    pieces = [record.n_pieces, record.piece_bytes, record.piece_of, int(record.is_followed)]
+    return json.dumps([record.region, *where, record.term, *(pieces if any(pieces) else ())])
 
 
 def _record_from_json(text: str) -> RegionRecord:
-    region, base_address, length_bytes, runs, *term = json.loads(text)
+    region, base_address, length_bytes, runs, term, *pieces = json.loads(text)
+    n_pieces, piece_bytes, piece_of, is_followed = pieces or (0, 0, 0, 0)
     homes = tuple(home for home, count in runs for _ in range(count))
     return RegionRecord(
         region=region,
@@ -117,7 +119,11 @@ def _record_from_json(text: str) -> RegionRecord:
         base_address=base_address,
         length_bytes=length_bytes,
         homes=homes,
-        term=term[0] if term else 1,  # before there were terms, nobody had another home than that
+        term=term,
+        n_pieces=n_pieces,
+        piece_bytes=piece_bytes,
+        piece_of=piece_of,
+        is_followed=bool(is_followed),
     )
 
 
@@ -133,11 +139,19 @@ def _set_lacking(db: sqlite3.Connection, lost: Mapping[int, LostBlocks | None]) 
 
 
 def _insert_region(
-    db: sqlite3.Connection, record: RegionRecord, request_id: int, next_region: int
+    db: sqlite3.Connection,
+    record: RegionRecord,
+    request_id: int,
+    next_region: int,
+    pieces: Iterable[RegionRecord] = (),
 ) -> None:
     db.execute(
         "INSERT INTO regions VALUES (?, 'creating', ?, ?)",
         (record.region, signed(request_id), _record_to_json(record)),
+    )
+    db.executemany(
+        "INSERT INTO regions VALUES (?, 'creating', 0, ?)",
+        [(piece.region, _record_to_json(piece)) for piece in pieces],
     )
     db.execute("REPLACE INTO meta VALUES ('next_region', ?)", (next_region,))
 
@@ -168,10 +182,16 @@ class Journal(SqliteFile):
 
     # -- regions and servers
 
-    def create_region(self, record: RegionRecord, request_id: int, next_region: int) -> None:
-        """A region exists, that nobody can look up yet."""
+    def create_region(
+        self,
+        record: RegionRecord,
+        request_id: int,
+        next_region: int,
+        pieces: Iterable[RegionRecord] = (),
+    ) -> None:
+        """A region exists, that nobody can look up yet; of a variable in pieces also these."""
         with self._transaction() as db:
-            _insert_region(db, record, request_id, next_region)
+            _insert_region(db, record, request_id, next_region, pieces)
 
     def seal(
         self,

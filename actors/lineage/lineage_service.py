@@ -75,6 +75,16 @@ class _Home:
     telling: bool = False
 
 
+class Rows(Protocol):
+    """What of ``CommitLog`` is asked of variables in pieces."""
+
+    def pieces_of(self, region: int) -> range:
+        """The pieces; of any other variable none."""
+
+    def row(self, region: int, version: int) -> tuple[int, ...]:
+        """The version of each piece at a version of the variable."""
+
+
 class LineageService:
     """See the file's head.
 
@@ -97,6 +107,7 @@ class LineageService:
         timeout_s: float,
         lineage: Lineage | None = None,
         label: Callable[[int], str] = label,
+        rows: Rows | None = None,
     ) -> None:
         self.lineage = Lineage() if lineage is None else lineage
         self._journal = LineageJournal(directory)
@@ -105,6 +116,7 @@ class LineageService:
         self._note_reads = note_reads
         self._timeout_s = timeout_s
         self._label = label
+        self._rows = rows
         self._waiting: list[asyncio.Future[None]] = []  # for the next batch
         self._hurry = asyncio.Event()
         self._writing = False
@@ -152,14 +164,29 @@ class LineageService:
                     f"{capital(self._label(region))} was freed, or never existed."
                 )
         left = [(region, version) for region, version in inherited if self._is_there(region)]
-        wanted = list(dict.fromkeys((region, version) for region, version in (*pins, *left)))
+        named = [(region, version) for region, version in (*pins, *left)]
+        wanted = list(dict.fromkeys([*named, *self._pieces_of(named)]))
         moved = self.lineage.open(collection, description, wanted)
         self._move(moved)
         await self._saved(deadline)
         await self._until_told((region for region, _ in wanted), deadline)
 
+    def _pieces_of(self, pins: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """What has the bytes of variables in pieces, and at which versions. None of a version that
+        is kept no longer: who reads it learns that."""
+        found: list[tuple[int, int]] = []
+        for region, version in pins:
+            pieces = self._rows.pieces_of(region) if self._rows is not None else ()
+            if self._rows is not None and pieces:
+                with contextlib.suppress(errors.SnapshotExpired, errors.FreedError):
+                    found += zip(pieces, self._rows.row(region, version), strict=True)
+        return found
+
     def _is_there(self, region: int) -> bool:
-        return region >= INLINE_BASE or bool(self._homes.of(region))
+        if region >= INLINE_BASE or self._homes.of(region):
+            return True
+        pieces = self._rows.pieces_of(region) if self._rows is not None else ()
+        return any(map(self._homes.of, pieces))
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + TELL_SHARE * self._timeout_s

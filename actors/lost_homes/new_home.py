@@ -52,7 +52,7 @@ def written_bytes(order: RebuildOrder) -> int:
         return n_bytes + (len(BitMap.deserialize(source)) * BLOCK_BYTES if source else 0)
     touched = BitMap()
     for offset, piece in order.pieces:
-        for begin, end in _parts(order.from_source, offset, len(piece)):
+        for begin, end in _parts(order.from_source, offset - order.before_bytes, len(piece)):
             touched.add_range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES))
     return n_bytes + len(touched) * BLOCK_BYTES
 
@@ -107,12 +107,13 @@ def fill_from_source(fd: int, order: RebuildOrder, pieces: Iterable[tuple[int, A
     Args:
         fd: The memfd, with all that came from other servers.
         order: Which blocks are wanted, and which are compared.
-        pieces: (offset in the region, bytes) of all that the source makes; the rest is zeros.
+        pieces: (offset, bytes) of all that the source makes; the rest is zeros. Offsets count from
+            the first byte of the region, or, of a piece, of its variable.
 
     Raises:
         SourceError: It made something else than before. Nothing was written.
     """
-    views = [(offset, memoryview(piece).cast("B")) for offset, piece in pieces]
+    views = [(offset - order.before_bytes, memoryview(piece).cast("B")) for offset, piece in pieces]
     for offset, view in views:
         for begin, end in _parts(order.compared, offset, view.nbytes):
             _check_equal(fd, view[begin - offset : end - offset], begin)

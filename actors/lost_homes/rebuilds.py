@@ -501,7 +501,7 @@ class Rebuilds:
 
     def _runs_source(self, region: int, plan: rebuild_plan.RebuildPlan) -> bool:
         """Whether something is run for it, which takes nobody knows how long."""
-        source = self._sources.get(region)
+        source = self._sources.get(self._core.whole_of(region))
         return bool(plan.from_source) and (source is None or source.kind == CALL)
 
     async def _ask_all(self, region: int) -> tuple[list[rebuild_plan.Holding], list[int]]:
@@ -564,7 +564,7 @@ class Rebuilds:
         )
 
     def _has_source(self, region: int) -> bool:
-        return region in self._sources or region in self._shared
+        return self._core.whole_of(region) in self._sources or region in self._shared
 
     def _no_source(self, region: int, attempts: _Attempts) -> tuple[str, str]:
         """Why no source makes what is lost, and what to do."""
@@ -627,7 +627,7 @@ class Rebuilds:
             _Again: The new home is lost, or the source runs still: the next try waits for it.
         """
         turn = self._sources_of.setdefault(plan.home, asyncio.Semaphore(SOURCES_AT_ONCE))
-        source = self._sources.get(region)
+        source = self._sources.get(self._core.whole_of(region))
         self._put_off[region] = f"what makes it again is run on the node of {plan.home:#x}"
         async with turn:
             if attempts.made is None or attempts.made[0] != plan.home:
@@ -662,8 +662,9 @@ class Rebuilds:
             from_source=bytes(plan.from_source.serialize()) if plan.from_source else b"",
             compared=bytes(plan.compared.serialize()) if plan.compared else b"",
             lost=bytes(plan.lost.serialize()) if plan.lost else b"",
+            before_bytes=self._core.before_bytes(record.region),
         )
-        source = self._sources.get(record.region)
+        source = self._sources.get(self._core.whole_of(record.region))
         if plan.from_source and source is not None and source.kind != CALL:
             order = replace(order, pieces=((source.offset, source.what),))
         elif plan.from_source and source is None:

@@ -151,7 +151,7 @@ class Drains:
             )
         self._journal.leave(server_id)
         self._leaving.add(server_id)
-        drain = _Drain(server_id, self._load_bytes())
+        drain = _Drain(server_id, self.load_bytes())
         turn = self._turns.setdefault(server_id, asyncio.Lock())
         try:
             await asyncio.wait_for(self._in_turn(turn, drain), timeout_s)
@@ -232,10 +232,12 @@ class Drains:
         record = self._core.record_of(region)
         return record.length_bytes if record is not None else 0
 
-    def _load_bytes(self) -> Counter[int]:
+    def load_bytes(self) -> Counter[int]:
+        """The bytes of all homes, by server."""
         load_bytes: Counter[int] = Counter()
         for record in self._core.ready_regions():
-            load_bytes[record.homes[0]] += record.length_bytes
+            for home in record.homes[:1]:  # a variable in pieces has none itself
+                load_bytes[home] += record.length_bytes
         return load_bytes
 
     def _raise_late(self, drain: _Drain, node_id: str, timeout_s: float) -> NoReturn:

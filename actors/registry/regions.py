@@ -173,6 +173,44 @@ class Regions:
                 raise
         return record
 
+    async def create_pieces(
+        self, length_bytes: int, piece_bytes: int, node_id: str, request_id: int = 0
+    ) -> list[RegionRecord]:
+        """A new variable in pieces, whose bytes are made on a node. Each piece is sealed when it is
+        made, and may move then; the variable itself is sealed when all are. Each seal gives it 600
+        s more.
+
+        Args:
+            length_bytes: More than one piece.
+            piece_bytes: Of each piece but the last, a multiple of 2 MiB.
+            node_id, request_id: As in ``create``.
+
+        Returns:
+            The variable's record, and that of each piece.
+
+        Raises:
+            See ``create``.
+        """
+        info = await self._servers.ensure(node_id)
+        await self._room.make(length_bytes)
+        # No await from here on.
+        self._abandon_stale()
+        if request_id in self._given_up:
+            raise IllegalTransition(f"request {request_id:#x} was given up by its maker")
+        is_new = self._core.requested(request_id) is None
+        whole = self._core.create_pieces(
+            length_bytes, piece_bytes, info.server_id, time.monotonic(), request_id
+        )
+        pieces = [record for each in whole.pieces if (record := self._core.record_of(each))]
+        if is_new:
+            try:
+                next_region = whole.pieces[-1] + 1
+                self._journal.create_region(whole, request_id, next_region, pieces)
+            except errors.JournalFullError:
+                self._core.undo_create(whole.region)
+                raise
+        return [whole, *pieces]
+
     def _make(
         self, length_bytes: int, server_id: int, request_id: int
     ) -> tuple[RegionRecord, bool]:
@@ -213,6 +251,7 @@ class Regions:
         learn = self._read_source(region, source)  # before the journal has it
         if self._core.state(region) is RegionState.CREATING:
             self._core.check_seal(region)
+            self._check_pieces(region)
             self._journal.seal(region, source, created)
         elif created is not None:
             self._core.check_seal(region)
@@ -222,8 +261,26 @@ class Regions:
         if counted is not None:
             self._count(region, counted)
         self._spares.sealed(region)
-        self._log.open(region, record.homes, record.length_bytes)
+        if record.n_pieces:
+            self._log.open_pieces(region, record.pieces)
+        else:
+            self._log.open(region, record.homes, record.length_bytes)
+        if record.piece_of:
+            self._core.goes_on(record.piece_of, time.monotonic())
         return record
+
+    def _check_pieces(self, region: int) -> None:
+        """
+        Raises:
+            IllegalTransition: A piece of the variable is not sealed, or its home is lost.
+        """
+        record = self._core.record_of(region)
+        for piece in record.pieces if record else ():
+            homes = self._core.homes_of(piece)
+            if not homes or any(isinstance(self._core.locate(home), ServerLost) for home in homes):
+                raise IllegalTransition(
+                    f"piece {piece} of {self._log.label(region)} is not made, or lost"
+                )
 
     async def seal_and_create(
         self,
@@ -291,8 +348,10 @@ class Regions:
     def abandon(self, region: int, leased: bool = False) -> None:
         """Undoes ``create``, for a maker that has not heard of ``seal``: see
         ``RegistryCore.abandon``. A call of ``seal`` that comes later is refused."""
+        regions = (*self._core.pieces_of(region), region)
         orders = self._core.abandon(region, leased)
-        self._close(region)
+        for each in regions:
+            self._close(each)
         self._ends.carry_out(orders)
 
     async def free(self, region: int, here: int = 0) -> FreeAnswer:
@@ -315,6 +374,8 @@ class Regions:
             self._journal.free_inline([region], self._log.freed_too_many())
             self._close(region)
             return FreeAnswer()
+        if self._core.pieces_of(region):
+            return await self._free_pieces(region)
         if self._core.state(region) is RegionState.READY:
             self._journal.set_states([(region, RegionState.FREED.value)])
         # Where it was freed before, its state does not change.
@@ -334,12 +395,23 @@ class Regions:
             await asyncio.wait(told, timeout=FREE_S)
         return FreeAnswer()
 
+    async def _free_pieces(self, region: int) -> FreeAnswer:
+        """All servers are told by the registry: those of many pieces are many."""
+        pieces = self._core.pieces_of(region)
+        if self._core.state(region) is RegionState.CREATING:
+            raise IllegalTransition(f"{self._log.label(region)} is not sealed")
+        self.free_unheld([region])
+        if told := [each for piece in pieces for each in self._ends.hurry(piece)]:
+            await asyncio.wait(told, timeout=FREE_S)
+        return FreeAnswer()
+
     def free_unheld(self, regions: list[int]) -> None:
-        """Frees regions that nobody refers to. Nobody waits for it.
+        """Frees regions that nobody refers to, with their pieces. Nobody waits for it.
 
         Raises:
             JournalFullError: None of them is freed.
         """
+        regions = [each for region in regions for each in (*self._core.pieces_of(region), region)]
         ready = [each for each in regions if self._core.state(each) is RegionState.READY]
         self._journal.set_states([(region, RegionState.FREED.value) for region in ready])
         orders = [order for region in ready for order in self._core.free(region, written=True)]

@@ -42,6 +42,7 @@ from clamor_ray._protocol.messages import (
     Committed,
     Counted,
     Created,
+    CreatedPieces,
     DrainResult,
     FreeAnswer,
     Latest,
@@ -72,6 +73,7 @@ from clamor_ray.actors.lost_homes.task_end_log import TaskEnd, TaskEndLog
 from clamor_ray.actors.lost_homes.unheard_homes import UnheardHomes
 from clamor_ray.actors.moves.drains import Drains
 from clamor_ray.actors.moves.moves import Moves
+from clamor_ray.actors.moves.placements import Placements
 from clamor_ray.actors.moves.switches import Switches
 from clamor_ray.actors.page_server.page_server import session_directory
 from clamor_ray.actors.process import keeper_process, oom_score, starting
@@ -87,11 +89,12 @@ from clamor_ray.actors.registry.ray_homes import RayHomes
 from clamor_ray.actors.registry.read_sets import SharedReadSets
 from clamor_ray.actors.registry.region_ends import RegionEnds
 from clamor_ray.actors.registry.regions import AddressRoom, Regions
-from clamor_ray.actors.registry.registry_core import AddressSpace, RegionState, RegistryCore
+from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 from clamor_ray.actors.registry.servers import PageServers
 from clamor_ray.actors.registry.variable_names import VariableNames
 from clamor_ray.actors.registry.versions import Versions
 from clamor_ray.actors.window.address_claims import REGION_IDS, AddressClaims, Range, RayTable
+from clamor_ray.actors.window.address_space import AddressSpace
 
 logger = logging.getLogger("clamor_ray.registry")
 
@@ -229,7 +232,9 @@ class Registry:
         )
         self._read_sets = SharedReadSets(core, config.cache_bytes)
         lineage = self._lineage = LineageService(
-            directory, commits.retain, homes, self._read_sets.note, timeout_s, label=label
+            *(directory, commits.retain, homes, self._read_sets.note, timeout_s),
+            label=label,
+            rows=log,
         )
         rebuilds = self._rebuilds = Rebuilds(
             *(core, log, journal, homes, lineage.server_here, losses, unheard),
@@ -246,6 +251,7 @@ class Registry:
             floor_of=lineage.lineage.floor,
         )
         self._drains = Drains(core, journal, self._moves, label)
+        self._placements = Placements(core, self._moves, self._drains, label)
         self._versions = Versions(
             *(log, journal, commits, rebuilds, timeout_s), self._moves.check_outcome
         )
@@ -320,9 +326,11 @@ class Registry:
         for region in saved.regions:
             state = self._core.state(region.record.region)
             if state in (RegionState.READY, RegionState.FREED, RegionState.DROPPING):
-                self._log.open(
-                    region.record.region, region.record.homes, region.record.length_bytes
-                )
+                record = region.record
+                if record.n_pieces:
+                    self._log.open_pieces(record.region, record.pieces)
+                else:
+                    self._log.open(record.region, record.homes, record.length_bytes)
                 if state is not RegionState.READY:
                     self._log.close(region.record.region)
         self._log.restore(
@@ -373,7 +381,7 @@ class Registry:
             ClosedError: It is being shut down.
         """
         self._check_not_ending()
-        regions = self._core.ready_regions()
+        regions = [record for record in self._core.ready_regions() if not record.piece_of]
         return SessionReport(
             self._config, len(regions), sum(record.length_bytes for record in regions)
         )
@@ -483,6 +491,27 @@ class Registry:
     ) -> RegionRecord:
         """See ``Regions.create``."""
         return await self._regions.create(length_bytes, node_id, request_id)
+
+    async def create_pieces(
+        self, length_bytes: int, piece_bytes: int, node_id: str, request_id: int, n_anchors: int
+    ) -> CreatedPieces:
+        """See ``Regions.create_pieces``, ``Placements.homes`` and ``RayAnchors.make``."""
+        whole, *pieces = await self._regions.create_pieces(
+            length_bytes, piece_bytes, node_id, request_id
+        )
+        homes = self._placements.homes(len(pieces), pieces[0].homes[0])
+        anchors = self._anchors.make(n_anchors) if n_anchors else []
+        return CreatedPieces(whole, tuple(pieces), homes, anchors)
+
+    async def spread_over(self, node_id: str) -> int:
+        """How many page servers there are for a variable's pieces, once each living node has its
+        own."""
+        await self._servers.to_drain(node_id, lambda server_id: [])
+        return len(self._drains.others(0))
+
+    async def place(self, region: int, server_id: int, place_s: float) -> None:
+        """See ``Placements.place``."""
+        await self._placements.place(region, server_id, place_s)
 
     async def create_counted(
         self, length_bytes: int, node_id: str, request_id: int, n_anchors: int
@@ -630,12 +659,12 @@ class Registry:
         return await self._rebuilds.new_home(region, server_id)
 
     async def why_lost(self, region: int) -> errors.HomeLostError | None:
-        """See ``Rebuilds.why_lost``."""
-        return self._rebuilds.why_lost(region)
+        """See ``Versions.why_lost``."""
+        return self._versions.why_lost(region)
 
     async def lost_blocks(self, region: int) -> LostBlocks | None:
-        """See ``Rebuilds.lost_blocks``."""
-        return self._rebuilds.lost_blocks(region)
+        """See ``Versions.lost_blocks``."""
+        return self._versions.lost_blocks(region)
 
     async def task_ended(self, task: str, end: TaskEnd) -> None:
         """See ``TaskEndLog.note``."""

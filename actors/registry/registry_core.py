@@ -26,14 +26,12 @@ Invariants, which ``check`` verifies:
 
 from __future__ import annotations
 
-import bisect
 import enum
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from clamor_ray._labels import label
-from clamor_ray._objects.layout import format_bytes
 from clamor_ray._protocol.messages import (
     EXTENT_BYTES,
     LocateAnswer,
@@ -45,145 +43,10 @@ from clamor_ray._protocol.messages import (
     ServerLost,
 )
 from clamor_ray._protocol.names import server_id_of
-from clamor_ray._protocol.refusals import (
-    IllegalTransition,
-    NoAddresses,
-    NoSuchRegion,
-    NoSuchServer,
-)
+from clamor_ray._protocol.refusals import IllegalTransition, NoSuchRegion, NoSuchServer
+from clamor_ray.actors.window.address_space import AddressSpace
 
-WINDOW_BEGIN = 0x1100_0000_0000
-WINDOW_END = 0x2900_0000_0000
-UNIT_BYTES = 2 << 20
-GUARD_BYTES = UNIT_BYTES
 FIRST_VERSION = 0  # the state after no commit; what the engine gives a new home
-
-
-def _round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
-
-
-class AddressSpace:
-    """First fit over what is ours of the window; every range ends in a guard gap that nobody maps.
-
-    Args:
-        begin: First address, a multiple of 2 MiB.
-        end: One past the last, a multiple of 2 MiB.
-        ours: All of it is ours; else what ``own`` and ``reserve`` are given.
-    """
-
-    def __init__(
-        self, begin: int = WINDOW_BEGIN, end: int = WINDOW_END, *, ours: bool = True
-    ) -> None:
-        if begin % UNIT_BYTES or end % UNIT_BYTES or begin >= end:
-            raise ValueError(f"no window: {begin:#x} to {end:#x}")
-        self.begin = begin
-        self.end = end
-        self._others: list[tuple[int, int]] = [(begin, end)]  # not ours
-        self._free: list[tuple[int, int]] = []
-        self._used: dict[int, int] = {}
-        if ours:
-            self.acquire(begin, end)
-
-    def acquire(self, begin: int, end: int) -> None:
-        """These addresses are ours from now on; those that were change nothing."""
-        for low, high in self._take_from_others(begin, end):
-            self._give(low, high)
-
-    def _take_from_others(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """What of the range was not ours, and is now."""
-        rest: list[tuple[int, int]] = []
-        taken: list[tuple[int, int]] = []
-        for low, high in self._others:
-            cuts = [(low, min(high, begin)), (max(low, end), high)]
-            rest += [(b, e) for b, e in cuts if b < e]
-            if max(low, begin) < min(high, end):
-                taken.append((max(low, begin), min(high, end)))
-        self._others = rest
-        return taken
-
-    def has_room(self, length_bytes: int) -> bool:
-        """Whether ``allocate`` would find a gap."""
-        need = _round_up(length_bytes, UNIT_BYTES) + GUARD_BYTES
-        return any(end - begin >= need for begin, end in self._free)
-
-    @property
-    def bytes_in_use(self) -> int:
-        """Of addresses, guard gaps included."""
-        return sum(end - begin for begin, end in self._used.items())
-
-    def ranges(self) -> list[tuple[int, int]]:
-        """The used ranges (begin, end with guard), by address."""
-        return sorted(self._used.items())
-
-    def allocate(self, length_bytes: int) -> int:
-        """The lowest 2 MiB-aligned address with room for the length and the guard.
-
-        Raises:
-            ValueError: A length below 1.
-            NoAddresses: No gap is large enough.
-        """
-        if length_bytes < 1:
-            raise ValueError(f"a region of {length_bytes} bytes")
-        need = _round_up(length_bytes, UNIT_BYTES) + GUARD_BYTES
-        for index, (begin, end) in enumerate(self._free):
-            if end - begin < need:
-                continue
-            if end - begin == need:
-                del self._free[index]
-            else:
-                self._free[index] = (begin + need, end)
-            self._used[begin] = begin + need
-            return begin
-        raise NoAddresses(
-            f"a variable of {format_bytes(length_bytes)} finds no room: "
-            f"{format_bytes(self.bytes_in_use)} of {format_bytes(self.end - self.begin)} of "
-            "addresses are in use"
-        )
-
-    def reserve(self, base_address: int, length_bytes: int) -> None:
-        """Takes the range that ``allocate`` once gave out, after a restart.
-
-        Raises:
-            ValueError: It is not free.
-        """
-        end = base_address + _round_up(length_bytes, UNIT_BYTES) + GUARD_BYTES
-        self.acquire(base_address, end)  # it once was: the journal is read before the cluster's log
-        index = bisect.bisect_right(self._free, (base_address, self.end)) - 1
-        if index < 0 or self._free[index][0] > base_address or self._free[index][1] < end:
-            raise ValueError(f"the addresses {base_address:#x} to {end:#x} are not free")
-        free_begin, free_end = self._free[index]
-        rest = [(free_begin, base_address), (end, free_end)]
-        self._free[index : index + 1] = [(b, e) for b, e in rest if b < e]
-        self._used[base_address] = end
-
-    def release(self, base_address: int) -> None:
-        """Gives a range back, joined with its free neighbours."""
-        self._give(base_address, self._used.pop(base_address))
-
-    def _give(self, begin: int, end: int) -> None:
-        index = bisect.bisect_left(self._free, (begin, end))
-        if index < len(self._free) and self._free[index][0] == end:
-            end = self._free.pop(index)[1]
-        if index > 0 and self._free[index - 1][1] == begin:
-            index -= 1
-            begin = self._free.pop(index)[0]
-        self._free.insert(index, (begin, end))
-
-    def check(self) -> None:
-        """Raises AssertionError unless used, free and others' ranges tile the window."""
-        where = self.begin
-        was_free = False
-        tiles = [(b, e, False) for b, e in self._used.items()]
-        tiles += [(b, e, False) for b, e in self._others]
-        tiles += [(b, e, True) for b, e in self._free]
-        for begin, end, is_free in sorted(tiles):
-            assert begin == where, f"gap or overlap at {where:#x}"
-            assert end > begin, f"empty range at {begin:#x}"
-            assert not (is_free and was_free), f"free ranges not joined at {begin:#x}"
-            assert begin % UNIT_BYTES == 0
-            where, was_free = end, is_free
-        assert where == self.end
 
 
 class RegionState(enum.Enum):
@@ -345,6 +208,87 @@ class RegistryCore:
             self._by_request[request_id] = record.region
         return record
 
+    def create_pieces(
+        self,
+        length_bytes: int,
+        piece_bytes: int,
+        server_id: int,
+        now_s: float = 0.0,
+        request_id: int = 0,
+    ) -> RegionRecord:
+        """A new variable in pieces: its own region, which has no home, and one region for each
+        piece, homed at one server. Each is sealed by itself, the variable's own the last.
+
+        Args:
+            length_bytes: More than one piece.
+            piece_bytes: Of each piece but the last, a multiple of 2 MiB.
+            server_id, now_s, request_id: As in ``create_region``.
+
+        Raises:
+            ValueError: There would be one piece.
+            NoAddresses, NoSuchServer: See ``create_region``.
+        """
+        if (again := self.requested(request_id)) is not None:
+            return again
+        if server_id not in self._servers:
+            raise NoSuchServer(f"server {server_id:#x} is not registered")
+        n_pieces = -(-length_bytes // piece_bytes)
+        if n_pieces < 2:
+            raise ValueError(f"{length_bytes} bytes in pieces of {piece_bytes}")
+        lengths = [piece_bytes] * (n_pieces - 1)
+        lengths.append(length_bytes - sum(lengths))
+        base_address = self.addresses.allocate(length_bytes)
+        begins = self.addresses.split(base_address, lengths)
+        whole = RegionRecord(
+            region=self._next_region,
+            version=FIRST_VERSION,
+            base_address=base_address,
+            length_bytes=length_bytes,
+            homes=(),
+            n_pieces=n_pieces,
+            piece_bytes=piece_bytes,
+        )
+        pieces = [
+            RegionRecord(
+                region=region,
+                version=FIRST_VERSION,
+                base_address=begin,
+                length_bytes=n_bytes,
+                homes=(server_id,) * -(-n_bytes // EXTENT_BYTES),
+                piece_of=whole.region,
+                is_followed=region != whole.pieces[-1],
+            )
+            for region, begin, n_bytes in zip(whole.pieces, begins, lengths, strict=True)
+        ]
+        for record in (whole, *pieces):
+            requested = request_id if record is whole else 0
+            self._regions[record.region] = _Region(
+                record, now_s, requested, known_to=set(record.homes)
+            )
+            self._creating[record.region] = None
+        self._next_region += 1 + n_pieces
+        if request_id:
+            self._by_request[request_id] = whole.region
+        return whole
+
+    def pieces_of(self, region: int) -> list[int]:
+        """The pieces of a variable in pieces that are not gone; none of any other region."""
+        entry = self._regions.get(region)
+        pieces = entry.record.pieces if entry is not None else ()
+        return [piece for piece in pieces if piece in self._regions]
+
+    def whole_of(self, region: int) -> int:
+        """The variable of a piece; of any other region that itself."""
+        entry = self._regions.get(region)
+        return region if entry is None else entry.record.piece_of or region
+
+    def before_bytes(self, region: int) -> int:
+        """Where a piece begins in its variable; 0 for any other region."""
+        entry, whole = self._regions.get(region), self._regions.get(self.whole_of(region))
+        if entry is None or whole is None:
+            return 0
+        return entry.record.base_address - whole.record.base_address
+
     def requested(self, request_id: int) -> RegionRecord | None:
         """The region that this request made before, if it is not gone."""
         region = self._by_request.get(request_id)
@@ -352,7 +296,8 @@ class RegistryCore:
 
     def undo_create(self, region: int) -> None:
         """As if ``create_region`` had not been: nobody has heard of the region yet."""
-        self._forget(self._regions[region])
+        for each in (*self.pieces_of(region), region):
+            self._forget(self._regions[each])
 
     def seal(self, region: int, *, written: bool = False) -> RegionRecord:
         """From now on the region can be looked up. Sealing it again changes nothing.
@@ -388,7 +333,8 @@ class RegistryCore:
 
     def abandon(self, region: int, leased: bool = False) -> tuple[Retire, ...]:
         """The maker gave up before it heard of ``seal``. Unknown and finished regions are left as
-        they are. One that was sealed ends as by ``free``: the maker may map it.
+        they are. One that was sealed ends as by ``free``: the maker may map it. The pieces of a
+        variable go with it.
 
         Args:
             region: Its id.
@@ -397,6 +343,12 @@ class RegistryCore:
         entry = self._regions.get(region)
         if entry is None:
             return ()
+        orders: list[Retire] = []
+        for piece in self.pieces_of(region):
+            orders += self.abandon(piece, leased)
+        return (*orders, *self._abandon(entry, leased))
+
+    def _abandon(self, entry: _Region, leased: bool) -> tuple[Retire, ...]:
         was = entry.state
         self._move(entry, RegionEvent.ABANDON_LEASED if leased else RegionEvent.ABANDON)
         if was is RegionState.CREATING:
@@ -412,10 +364,23 @@ class RegistryCore:
                 lambda number: self._regions[number].created_s < before_s, self._creating
             )
         )
-        return tuple(order for number in stale for order in self.abandon(number))
+        orders: list[Retire] = []
+        for number in stale:
+            if number in self._creating:  # a piece goes with its variable
+                orders += self.abandon(number)
+        return tuple(orders)
+
+    def goes_on(self, region: int, now_s: float) -> None:
+        """The maker of a region that is not sealed is at work: its time begins anew."""
+        entry = self._regions.get(region)
+        if entry is not None and entry.state is RegionState.CREATING:
+            entry.created_s = now_s
+            del self._creating[region]
+            self._creating[region] = None
 
     def free(self, region: int, *, written: bool = False) -> tuple[Retire, ...]:
-        """Starts the end of a region; freeing a freed one again changes nothing.
+        """Starts the end of a region; freeing a freed one again changes nothing. Pieces are freed
+        each by itself.
 
         Args:
             region: Its id.
@@ -596,7 +561,7 @@ class RegistryCore:
         self._lost = {server.server_id: server for server in lost}
         orders: list[Retire] = []
         for record, state, request_id in regions:
-            self.addresses.reserve(record.base_address, record.length_bytes)
+            self._reserve(record)
             entry = _Region(
                 record=record,
                 created_s=now_s,
@@ -615,6 +580,12 @@ class RegistryCore:
             elif state is RegionState.DROPPING:
                 orders += self._drop(entry)
         return tuple(orders)
+
+    def _reserve(self, record: RegionRecord) -> None:
+        if record.n_pieces:
+            return  # its pieces have the addresses
+        guarded = not record.is_followed
+        self.addresses.reserve(record.base_address, record.length_bytes, guarded=guarded)
 
     # -- reports
 
@@ -688,7 +659,8 @@ class RegistryCore:
     def check(self) -> None:
         """Raises AssertionError when an invariant of this file does not hold."""
         self.addresses.check()
-        bases = [entry.record.base_address for entry in self._regions.values()]
+        records = [entry.record for entry in self._regions.values()]
+        bases = [record.base_address for record in records if not record.n_pieces]
         assert sorted(bases) == [begin for begin, _ in self.addresses.ranges()]
         for entry in self._regions.values():
             assert entry.state is not RegionState.GONE
@@ -767,7 +739,8 @@ class RegistryCore:
         self._forget(entry)
 
     def _forget(self, entry: _Region) -> None:
-        self.addresses.release(entry.record.base_address)
+        if not entry.record.n_pieces:  # whose pieces have the addresses
+            self.addresses.release(entry.record.base_address)
         del self._regions[entry.record.region]
         self._creating.pop(entry.record.region, None)
         self._ending.discard(entry.record.region)

@@ -93,6 +93,9 @@ class VariableNames:
 
     def label(self, region: int) -> str:
         """The variable for people: by the first of its names, where it has one."""
+        record = self._core.record_of(region)
+        if record is not None and record.piece_of:
+            return f"piece {region - record.piece_of} of {self.label(record.piece_of)}"
         return label(region, min(self._names.get(region, ()), default=None))
 
     def by_region(self) -> dict[int, str]:
@@ -102,7 +105,7 @@ class VariableNames:
     def variables(self) -> list[VariableRecord]:
         """All variables that can be opened and that the registry knows: regions, by id, then inline
         ones that have a name."""
-        regions = self._core.ready_regions()
+        regions = (record for record in self._core.ready_regions() if not record.piece_of)
         inline = sorted(region for region in self._names if region >= INLINE_BASE)
         return [
             *(self._record(record.region, record.length_bytes) for record in regions),
@@ -110,7 +113,9 @@ class VariableNames:
         ]
 
     def _record(self, region: int, length_bytes: int) -> VariableRecord:
-        homes = map(self._core.locate, self._core.homes_of(region))
+        regions = self._core.pieces_of(region) or (region,)
+        servers = dict.fromkeys(home for each in regions for home in self._core.homes_of(each))
+        homes = map(self._core.locate, servers)
         nodes = dict.fromkeys(home.node_id for home in homes if isinstance(home, ServerInfo))
         names = tuple(sorted(self._names.get(region, ())))
         return VariableRecord(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 from collections.abc import Callable
 from typing import Final
+
+from pyroaring import BitMap
 
 from clamor_ray import errors
 from clamor_ray._protocol.messages import CommitRequest, Committed, Latest
@@ -13,6 +16,7 @@ from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.commits.request_validation import check_request
+from clamor_ray.actors.lost_homes.lost_blocks import LostBlocks
 from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
 
 COMMIT_TRIES: Final = 3
@@ -65,10 +69,46 @@ class Versions:
         found = self._log.at(region, version)
         if (lost := self._rebuilds.verdict(region)) is not None:
             raise lost
-        if version < self._log.newest(region):
-            await self._commits.check_kept(region, version)
-        blocks = self._rebuilds.lost_blocks(region)
+        row = self._row(region, version)
+        kept = (
+            self._commits.check_kept(*each) for each in row if each[1] < self._log.newest(each[0])
+        )
+        await asyncio.gather(*kept)
+        blocks = self.lost_blocks(region)
         return found if blocks is None else dataclasses.replace(found, loss=blocks.number)
+
+    def _row(self, region: int, version: int) -> list[tuple[int, int]]:
+        """(region, version) of all that has bytes of a variable's version."""
+        pieces = self._log.pieces_of(region)
+        if not pieces:
+            return [(region, version)]
+        return list(zip(pieces, self._log.row(region, version), strict=True))
+
+    def why_lost(self, region: int) -> errors.HomeLostError | None:
+        """Why the variable, or blocks of it, are lost, if they are."""
+        pieces = self._log.pieces_of(region)
+        if not pieces:
+            return self._rebuilds.why_lost(region)
+        return next(filter(None, map(self._rebuilds.why_lost, pieces)), None)
+
+    def lost_blocks(self, region: int) -> LostBlocks | None:
+        """Which blocks of its newest version are lost, if any are. Where all of it is, or all of a
+        piece, ``why_lost`` says so.
+        """
+        pieces = self._log.pieces_of(region)
+        if not pieces:
+            return self._rebuilds.lost_blocks(region)
+        blocks = BitMap()
+        first_block, some = 0, None
+        for piece in pieces:
+            n_blocks = self._log.n_blocks(piece)
+            if (found := self._rebuilds.lost_blocks(piece)) is not None:
+                blocks |= BitMap.deserialize(found.blocks).shift(first_block)
+                some = some or found
+            first_block += n_blocks
+        if some is None:
+            return None
+        return dataclasses.replace(some, n_blocks=first_block, blocks=bytes(blocks.serialize()))
 
     async def may_commit(self, request: CommitRequest) -> None:
         """Raises what ``commit`` would raise now; its layers need not be staged yet."""

@@ -25,7 +25,7 @@ from typing import Final, Protocol
 
 from clamor_ray._objects.layout import format_bytes
 from clamor_ray._protocol.refusals import NoAddresses, TooLarge
-from clamor_ray.actors.registry.registry_core import (
+from clamor_ray.actors.window.address_space import (
     GUARD_BYTES,
     UNIT_BYTES,
     WINDOW_BEGIN,

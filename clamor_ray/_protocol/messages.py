@@ -9,6 +9,8 @@ must say what they do about a freed region or a lost server.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -38,6 +40,12 @@ class RegionRecord:
         loss: The number of the loss of blocks of it (``LostBlocks.number``); 0: none is lost.
         term: Which of its homes in turn these are: 1 the first. What a server hears of an earlier
             term after a later one changes nothing there.
+        n_pieces: Of a variable in pieces: how many regions have its bytes. Their ids follow this
+            one, their addresses are adjacent, and each has a home and versions of its own. This
+            region has no home, and its versions say which ones of the pieces belong together.
+        piece_bytes: Of each piece but the last, which may be shorter.
+        piece_of: Of a piece: the region of its variable.
+        is_followed: Of a piece: the next one begins where this one ends.
     """
 
     region: int
@@ -48,6 +56,15 @@ class RegionRecord:
     freed: bool = False
     loss: int = 0
     term: int = 1
+    n_pieces: int = 0
+    piece_bytes: int = 0
+    piece_of: int = 0
+    is_followed: bool = False
+
+    @property
+    def pieces(self) -> range:
+        """The regions of the pieces."""
+        return range(self.region + 1, self.region + 1 + self.n_pieces)
 
 
 @dataclass(frozen=True)
@@ -88,6 +105,23 @@ class Created:
     """
 
     record: RegionRecord
+    anchors: list[Any]
+
+
+@dataclass(frozen=True)
+class CreatedPieces:
+    """A variable in pieces, and anchors for it and for later ones.
+
+    Attributes:
+        whole: The record of the variable's own region.
+        pieces: That of each piece.
+        homes: The server that each piece is to be homed at when it is made.
+        anchors: ``ray.ObjectRef``s.
+    """
+
+    whole: RegionRecord
+    pieces: tuple[RegionRecord, ...]
+    homes: tuple[int, ...]
     anchors: list[Any]
 
 
@@ -154,9 +188,16 @@ class CommitRequest:
 
 @dataclass(frozen=True)
 class Committed:
-    """The transaction is visible: the new version of each variable that it wrote."""
+    """The transaction is visible.
+
+    Args:
+        versions: The new version of each variable and piece that it wrote.
+        rows: Of each variable in pieces that it wrote the versions of the pieces
+            (``pack_row``).
+    """
 
     versions: dict[int, int]
+    rows: dict[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -168,8 +209,9 @@ class Latest:
         version: Its version.
         plan: The newest plan that a commit up to this version brought; None: version 0's, which
             every reference holds.
-        payload: Content of an inline variable; None for regions, and for an inline variable's
-            version 0, which every reference holds.
+        payload: Content of an inline variable; of a variable in pieces the version of each
+            (``pack_row``). None for other regions, and for version 0: an inline
+            variable's every reference holds, and of pieces it is 0 of each.
         loss: In answer to ``at``: as in ``RegionRecord``.
     """
 
@@ -354,6 +396,7 @@ class RebuildOrder:
         from_source: Serialized BitMap of the blocks that the source must make; b"": none.
         compared: Of those that the source makes too, and that must then be the same.
         pieces: (offset, bytes) of what the source makes, where it is known.
+        before_bytes: Of a piece of a variable: where it begins in what the source makes.
         digest: Of an object that was shared; b"": the source's answer is a list of pieces.
         lost: Serialized BitMap of the blocks that no server has and no source makes; b"": none.
     """
@@ -366,6 +409,7 @@ class RebuildOrder:
     pieces: tuple[tuple[int, bytes], ...] = ()
     digest: bytes = b""
     lost: bytes = b""
+    before_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -450,7 +494,7 @@ class DrainResult(NamedTuple):
     """What `clamor.drain` has moved off a node.
 
     Attributes:
-        moved: number of variables.
+        moved: number of variables, and of pieces of such as are spread.
         bytes: of memory that were carried, each block as often as it was carried.
         seconds: how long it took.
 
@@ -476,3 +520,33 @@ class RegistryReport:
     replay: ReadPredictorCounters = ReadPredictorCounters()
     names: dict[int, str] = field(default_factory=dict)
     moves: MoveCounters = MoveCounters()
+
+
+def pack_row(versions: Sequence[int]) -> bytes:
+    """The versions of a variable's pieces that belong together, as bytes.
+
+    Args:
+        versions: Of each piece, in the order of their addresses.
+
+    Example:
+        >>> unpack_row(pack_row([3, 0, 7]), 3)
+        (3, 0, 7)
+    """
+    return struct.pack(f"<{len(versions)}Q", *versions)
+
+
+def unpack_row(packed: bytes | None, n_pieces: int) -> tuple[int, ...]:
+    """The row that ``pack_row`` was given.
+
+    Args:
+        packed: None for version 0.
+        n_pieces: Its length.
+
+    Raises:
+        ValueError: It is another number of versions.
+    """
+    if packed is None:
+        return (0,) * n_pieces
+    if len(packed) != 8 * n_pieces:
+        raise ValueError(f"{len(packed)} bytes are no versions of {n_pieces} pieces")
+    return struct.unpack(f"<{n_pieces}Q", packed)

@@ -18,6 +18,7 @@ from clamor_ray._protocol.messages import (
     Committed,
     Counted,
     Created,
+    CreatedPieces,
     DrainResult,
     FreeAnswer,
     Latest,
@@ -105,6 +106,20 @@ class RegistryClient:
         self, length_bytes: int, node_id: str, request_id: int, n_anchors: int
     ) -> Created:
         return self._ask("create_counted", length_bytes, node_id, request_id, n_anchors)
+
+    def spread_over(self, node_id: str) -> int:
+        return self._ask("spread_over", node_id)
+
+    def create_pieces(
+        self, length_bytes: int, piece_bytes: int, node_id: str, request_id: int, n_anchors: int
+    ) -> CreatedPieces:
+        arguments = (length_bytes, piece_bytes, node_id, request_id, n_anchors)
+        return self._ask("create_pieces", *arguments)
+
+    def place(
+        self, region: int, server_id: int, place_s: float, *, timeout_s: float | None = None
+    ) -> None:
+        self._ask("place", region, server_id, place_s, timeout_s=timeout_s)
 
     def seal(
         self, region: int, source: Source | None = None, counted: Counted | None = None

@@ -13,13 +13,6 @@ from clamor_ray import errors
 from clamor_ray._protocol.messages import INLINE_BASE
 from clamor_ray._protocol.refusals import NoAddresses, TooLarge
 from clamor_ray._protocol.rpc import _meaning_of
-from clamor_ray.actors.registry.registry_core import (
-    GUARD_BYTES,
-    UNIT_BYTES,
-    WINDOW_BEGIN,
-    WINDOW_END,
-    AddressSpace,
-)
 from clamor_ray.actors.window.address_claims import (
     LEAST_BYTES,
     MOST_BYTES,
@@ -27,6 +20,13 @@ from clamor_ray.actors.window.address_claims import (
     AddressClaims,
     Claim,
     gaps,
+)
+from clamor_ray.actors.window.address_space import (
+    GUARD_BYTES,
+    UNIT_BYTES,
+    WINDOW_BEGIN,
+    WINDOW_END,
+    AddressSpace,
 )
 from tests.support.claims_table import ListTable
 

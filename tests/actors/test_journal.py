@@ -102,17 +102,27 @@ def test_a_seal_makes_the_next_region_too(directory: Path) -> None:
     journal.close()
 
 
-def test_a_region_that_was_written_without_a_term_is_in_its_first(directory: Path) -> None:
+def test_the_record_of_a_region_comes_back_whole(directory: Path) -> None:
     journal = Journal(directory)
+    whole = RegionRecord(4, 0, 1 << 44, (6 << 20) + 5, (), n_pieces=3, piece_bytes=2 << 20)
+    pieces = [
+        RegionRecord(5, 0, 1 << 44, 2 << 20, (7,), piece_of=4, is_followed=True),
+        RegionRecord(6, 0, (1 << 44) + (2 << 20), 5, (7,), piece_of=4),
+    ]
     journal.create_region(RECORD, 0, 2)
-    with journal._transaction() as db:
-        db.execute("UPDATE regions SET record = json_remove(record, '$[4]')")
-    (region,) = journal.load().regions
-    assert region.record == RECORD
-    assert RECORD.term == 1
+    journal.create_region(whole, 77, 7, pieces)
     journal.rehome(dataclasses.replace(RECORD, term=7), 0)
-    (region,) = journal.load().regions
-    assert region.record.term == 7
+    journal.rehome(dataclasses.replace(pieces[1], homes=(8,), term=2), 0)
+    saved = journal.load()
+    assert [region.record for region in saved.regions] == [
+        dataclasses.replace(RECORD, term=7),
+        whole,
+        pieces[0],
+        dataclasses.replace(pieces[1], homes=(8,), term=2),
+    ]
+    assert [region.request_id for region in saved.regions] == [0, 77, 0, 0]
+    assert {region.state for region in saved.regions} == {"creating"}
+    assert saved.next_region == 7
     journal.close()
 
 

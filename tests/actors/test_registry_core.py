@@ -20,16 +20,18 @@ from clamor_ray._protocol.messages import (
 from clamor_ray._protocol.names import server_id_of
 from clamor_ray._protocol.refusals import IllegalTransition, NoAddresses, NoSuchRegion, NoSuchServer
 from clamor_ray.actors.registry.registry_core import (
-    GUARD_BYTES,
     TRANSITIONS,
-    UNIT_BYTES,
-    WINDOW_BEGIN,
-    WINDOW_END,
-    AddressSpace,
     RegionEvent,
     RegionState,
     RegistryCore,
     Retire,
+)
+from clamor_ray.actors.window.address_space import (
+    GUARD_BYTES,
+    UNIT_BYTES,
+    WINDOW_BEGIN,
+    WINDOW_END,
+    AddressSpace,
 )
 
 HOME, READER, OTHER = 11, 22, 33

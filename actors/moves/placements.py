@@ -1,0 +1,105 @@
+"""Where the pieces of a new variable go: in turn over all servers. No Ray.
+
+Who makes the variable makes each piece on its own node and seals it; then the piece moves to its
+home (``moves``), so no node has more than a few pieces that are not its own. A piece whose home has
+no room goes to the server that has the least, and stays where it was made if that one has room.
+
+Thread safety: everything belongs to one asyncio loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from clamor_ray import errors
+from clamor_ray._labels import capital, label
+from clamor_ray._protocol.cause import cause_of
+from clamor_ray.actors.moves.drains import Drains, MovesOne, least_loaded
+from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
+from clamor_ray.actors.registry.registry_core import RegistryCore
+
+logger = logging.getLogger("clamor_ray.registry")
+
+PAUSE_S = 0.2  # before a piece that could not be moved is tried again
+
+
+class Placements:
+    """See the file's head.
+
+    Args:
+        core: Regions and servers.
+        moves: Moves one.
+        drains: Which servers take nothing.
+        label: A variable for people, by its id.
+    """
+
+    def __init__(
+        self,
+        core: RegistryCore,
+        moves: MovesOne,
+        drains: Drains,
+        label: Callable[[int], str] = label,
+    ) -> None:
+        self._core = core
+        self._moves = moves
+        self._drains = drains
+        self._label = label
+        self._next = 0  # variables of few pieces begin at different servers
+
+    def homes(self, n_pieces: int, maker: int) -> tuple[int, ...]:
+        """The server that each piece goes to.
+
+        Args:
+            n_pieces: How many there are.
+            maker: The server where they are made.
+
+        Returns:
+            The maker alone, where there is no other.
+        """
+        servers = self._drains.others(0) or [maker]
+        first = self._next % len(servers)
+        self._next = first + n_pieces
+        return tuple(servers[(first + index) % len(servers)] for index in range(n_pieces))
+
+    async def place(self, region: int, home: int, place_s: float) -> None:
+        """Moves a piece that is sealed to its home, or to another server that has room.
+
+        Args:
+            region: The piece.
+            home: The server that it is to be homed at.
+            place_s: How long that may take.
+
+        Raises:
+            OutOfMemoryError: No other server has room for it, and it is not to stay.
+            WaitTimeoutError: It has not been moved in time.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + place_s
+        refused: set[int] = set()
+        why = ""
+        while True:
+            try:
+                left_s = max(0.0, deadline - loop.time())
+                await asyncio.wait_for(self._moves.move(region, home), left_s)
+                return
+            except NoRoom as failure:
+                refused.add(home)
+                others = (each for each in self._drains.others(0) if each not in refused)
+                other = least_loaded(others, self._drains.load_bytes())
+                if other is None:
+                    raise errors.OutOfMemoryError(
+                        f"No node has room for {self._label(region)}: {cause_of(failure)}.",
+                        hint="Free variables, or add nodes.",
+                    ) from failure
+                home = other
+            except MoveFailed as failure:
+                why = cause_of(failure)
+                logger.warning("%s is not moved to %#x: %s", self._label(region), home, why)
+                await asyncio.sleep(PAUSE_S)
+            except asyncio.TimeoutError as failure:
+                raise errors.WaitTimeoutError(
+                    f"{capital(self._label(region))} has not been moved to its home within "
+                    f"{place_s:g} s{why and f': {why}'}."
+                ) from failure

@@ -1,0 +1,143 @@
+"""Makes a variable in pieces: each is filled on this node, sealed, and moved to its home.
+
+So this node needs memory for the pieces that are under way, and for those that stay.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from clamor_ray import errors
+from clamor_ray._native.client import Client, copy_in
+from clamor_ray._objects.layout import round_up
+from clamor_ray._objects.memory import check_room
+from clamor_ray._protocol.config import SEAL_S, Config
+from clamor_ray._protocol.messages import CreatedPieces, RegionRecord
+from clamor_ray._protocol.registry_client import RegistryClient
+
+UNIT_BYTES: Final = 2 << 20
+PIECES_A_SERVER: Final = 4
+MOST_PIECES: Final = 64  # of what is no larger than these pieces of 1 GiB
+LARGE_BYTES: Final = 1 << 30
+MOST_LARGE: Final = 1024
+UNDER_WAY: Final = 2  # on their way to their homes
+LEAST_RATE: Final = 10e6  # bytes per second, for deadlines
+PLACE_S: Final = 60.0
+
+Content = Sequence[tuple[int, memoryview]]
+
+
+def piece_bytes_of(length_bytes: int, n_servers: int) -> int:
+    """Of each piece but the last: some for each server, not too many, none too large.
+
+    Args:
+        length_bytes: of the variable.
+        n_servers: that it is spread over.
+
+    Returns:
+        A multiple of 2 MiB.
+
+    Example:
+        >>> piece_bytes_of(100 << 20, 4) >> 20, piece_bytes_of(1 << 20, 4) >> 20
+        (8, 2)
+        >>> piece_bytes_of(1 << 40, 4) >> 30
+        1
+    """
+    n_pieces = min(MOST_PIECES, PIECES_A_SERVER * n_servers)
+    n_pieces = max(n_pieces, min(MOST_LARGE, -(-length_bytes // LARGE_BYTES)))
+    return round_up(-(-length_bytes // n_pieces), UNIT_BYTES)
+
+
+class PieceMaker:
+    """See the file's head. For one variable, by one thread.
+
+    Args:
+        created: what the registry has made.
+        content: (offset, bytes) of all that is not zeros.
+        client: of this node's page server.
+        rpc: calls the registry.
+        config: of this process.
+        until_answered: makes a call of the registry again whose answer was lost.
+    """
+
+    def __init__(
+        self,
+        created: CreatedPieces,
+        content: Content,
+        *,
+        client: Client,
+        rpc: RegistryClient,
+        config: Config,
+        until_answered: Callable[[Callable[[], Any]], Any],
+    ) -> None:
+        self._created = created
+        self._content = content
+        self._client = client
+        self._rpc = rpc
+        self._config = config
+        self._until_answered = until_answered
+        self._placing: collections.deque[concurrent.futures.Future[None]] = collections.deque()
+
+    def make(self) -> None:
+        """All pieces are at their homes when this returns.
+
+        Raises:
+            OutOfMemoryError: No node has room for one of them.
+            ServerUnavailableError: A page server was restarted, or is lost: make all of it again.
+            WaitTimeoutError: A piece could not be moved in time.
+        """
+        pool = concurrent.futures.ThreadPoolExecutor(UNDER_WAY, "clamor-pieces")
+        try:
+            for piece, home in zip(self._created.pieces, self._created.homes, strict=True):
+                while len(self._placing) >= UNDER_WAY:
+                    self._placing.popleft().result()
+                self._make_room(piece)
+                self._fill(piece)
+                if home not in piece.homes:
+                    self._placing.append(pool.submit(self._place, piece, home))
+            while self._placing:
+                self._placing.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _make_room(self, piece: RegionRecord) -> None:
+        while True:
+            try:
+                check_room(piece.length_bytes, "A piece of the variable")
+                return
+            except errors.OutOfMemoryError:
+                if not self._placing:
+                    raise
+            self._placing.popleft().result()
+
+    def _fill(self, piece: RegionRecord) -> None:
+        region, connect_s = piece.region, self._config.connect_timeout_s
+        where = (region, piece.base_address, piece.length_bytes)
+        fd = self._client.create(*where, timeout_s=connect_s)
+        try:
+            begin = piece.base_address - self._created.whole.base_address
+            end = begin + piece.length_bytes
+            for offset, view in self._content:
+                low, high = max(begin, offset), min(end, offset + view.nbytes)
+                if low < high:
+                    copy_in(fd, low - begin, view[low - offset : high - offset])
+        except BaseException:
+            with contextlib.suppress(errors.ClamorError):
+                self._client.abandon(region, timeout_s=connect_s)
+            raise
+        finally:
+            os.close(fd)
+        self._client.seal(region, timeout_s=max(SEAL_S, connect_s))
+        self._until_answered(lambda: self._rpc.seal(region))
+
+    def _place(self, piece: RegionRecord, home: int) -> None:
+        place_s = PLACE_S + piece.length_bytes / LEAST_RATE
+        timeout_s = place_s + self._config.control_timeout_s
+        self._until_answered(
+            lambda: self._rpc.place(piece.region, home, place_s, timeout_s=timeout_s)
+        )

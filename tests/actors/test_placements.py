@@ -1,0 +1,126 @@
+"""Where the pieces of a new variable go. No Ray, page servers that are made up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clamor_ray import errors
+from clamor_ray.actors.moves import placements
+from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
+from clamor_ray.actors.moves.placements import Placements
+from tests.support.move_rig import GIVER, OTHER, TAKER, World, run
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(placements, "PAUSE_S", 0.002)
+    world = World(tmp_path / "journal")
+    yield world
+    world.journal.close()
+
+
+class FakeMoves:
+    """Moves that go as they are told."""
+
+    def __init__(self, *outcomes: Exception | None) -> None:
+        self.outcomes = list(outcomes)
+        self.asked: list[tuple[int, int]] = []
+
+    async def move(self, region: int, taker: int) -> int:
+        self.asked.append((region, taker))
+        outcome = self.outcomes.pop(0) if self.outcomes else None
+        if outcome is not None:
+            raise outcome
+        return 1
+
+
+def placed(world: World, *outcomes: Exception | None) -> tuple[Placements, FakeMoves]:
+    moves = FakeMoves(*outcomes)
+    return Placements(world.core, moves, world.drains, lambda region: f"variable {region}"), moves
+
+
+def of(world: World, work: Any) -> None:
+    async def whole() -> None:
+        try:
+            await work()
+        finally:
+            await world.close()
+
+    run(whole)
+
+
+def test_pieces_go_to_all_servers_in_turn(world: World) -> None:
+    async def work() -> None:
+        found, _ = placed(world)
+        homes = found.homes(6, GIVER)
+        assert sorted(homes) == sorted([GIVER, TAKER, OTHER] * 2)
+        assert homes[:3] == homes[3:]
+        assert {found.homes(1, GIVER)[0] for _ in range(3)} == {GIVER, TAKER, OTHER}
+        await world.drains.drain(OTHER, "node", 10.0)
+        assert set(found.homes(4, GIVER)) == {GIVER, TAKER}  # that one leaves
+
+    of(world, work)
+
+
+def test_a_piece_really_moves(world: World) -> None:
+    async def work() -> None:
+        found = Placements(world.core, world.moves, world.drains)
+        await found.place(world.region, OTHER, 10.0)
+        assert world.home(world.region) == OTHER
+        await found.place(world.region, OTHER, 10.0)  # the answer was lost
+        await world.check()
+
+    of(world, work)
+
+
+def test_a_home_without_room_is_passed_over(world: World) -> None:
+    async def work() -> None:
+        world.add_region(OTHER, n_blocks=90)
+        found, moves = placed(world, NoRoom("full"))
+        await found.place(world.region, OTHER, 10.0)
+        assert [taker for _, taker in moves.asked] == [OTHER, TAKER]  # which has the least
+
+    of(world, work)
+
+
+def test_where_nobody_has_room_that_is_said(world: World) -> None:
+    async def work() -> None:
+        found, moves = placed(world, *[NoRoom("it is full")] * 9)
+        with pytest.raises(errors.OutOfMemoryError, match="it is full") as failure:
+            await found.place(world.region, TAKER, 10.0)
+        assert {taker for _, taker in moves.asked} == {GIVER, TAKER, OTHER}
+        assert "add nodes" in str(failure.value)
+
+    of(world, work)
+
+
+def test_a_move_that_fails_for_now_is_tried_again(world: World) -> None:
+    async def work() -> None:
+        found, moves = placed(world, *[MoveFailed("restarting")] * 3)
+        await found.place(world.region, TAKER, 10.0)
+        assert len(moves.asked) == 4
+
+    of(world, work)
+
+
+def test_a_piece_that_cannot_be_moved_in_time_says_so(world: World) -> None:
+    async def work() -> None:
+        found, _ = placed(world, *[MoveFailed("it is restarting")] * 999)
+        with pytest.raises(errors.WaitTimeoutError, match="it is restarting"):
+            await found.place(world.region, TAKER, 0.05)
+
+        class Slow(FakeMoves):
+            async def move(self, region: int, taker: int) -> int:
+                await asyncio.sleep(10.0)
+                return 1
+
+        slow = Placements(world.core, Slow(), world.drains)
+        with pytest.raises(errors.WaitTimeoutError, match=r"within 0\.05 s"):
+            await slow.place(world.region, TAKER, 0.05)
+
+    of(world, work)
