@@ -634,12 +634,7 @@ class Client(_Handle):
             RangeError: a row lies outside of the region; nothing has moved.
             PrefetchTimeoutError, HomeLostError, ServerUnavailableError.
         """
-        if not ids.flags.c_contiguous or ids.dtype != np.uint64:
-            raise ValueError("ids are a contiguous array of uint64")
-        if not out.flags.c_contiguous or not out.flags.writeable:
-            raise ValueError("rows are copied to a contiguous, writable array")
-        if out.nbytes != ids.size * row_bytes:
-            raise ValueError(f"{ids.size} rows of {row_bytes} bytes do not fit {out.nbytes} bytes")
+        self._check_rows(ids, out, row_bytes)
         if ids.size == 0:
             return
         rows = c.ffi.new("struct pc_rows *")
@@ -661,6 +656,15 @@ class Client(_Handle):
             end = offset_bytes + int(ids.max()) * stride_bytes + row_bytes
             among = f"{ids.size} rows in {begin // BLOCK_BYTES}-{(end - 1) // BLOCK_BYTES}"
             self._check(code, mapping_id, among)
+
+    @staticmethod
+    def _check_rows(ids: npt.NDArray[np.uint64], out: npt.NDArray[Any], row_bytes: int) -> None:
+        if not ids.flags.c_contiguous or ids.dtype != np.uint64:
+            raise ValueError("ids are a contiguous array of uint64")
+        if not out.flags.c_contiguous or not out.flags.writeable:
+            raise ValueError("rows are copied to a contiguous, writable array")
+        if out.nbytes != ids.size * row_bytes:
+            raise ValueError(f"{ids.size} rows of {row_bytes} bytes do not fit {out.nbytes} bytes")
 
     def rows_here(
         self,

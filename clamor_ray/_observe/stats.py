@@ -5,16 +5,18 @@ Plain numbers, counted since each page server started; the difference of two is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from clamor_ray._native.base import BLOCK_BYTES
 from clamor_ray._read import opener
 
 if TYPE_CHECKING:
+    from clamor_ray._native.pieced_client import PieceVersion
     from clamor_ray._protocol.messages import (
         MoveCounters,
         ReadPredictorCounters,
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
         ServerInfo,
     )
     from clamor_ray._read.ref import GlobalRef
+    from clamor_ray._session.session import Session
 
 _SETS = {"present": 0, "fetched": 1, "touched": 2}  # enum pc_block_set
 
@@ -157,16 +160,17 @@ class EngineStats(_Counters):
 @dataclass(frozen=True, eq=False)
 class RegionStats(_Counters):
     """One global variable on one node; an attribute each, or by name as of a mapping. The names are
-    those of `struct pc_region_stats`. A block is 4 KiB.
+    those of `struct pc_region_stats`. A block is 4 KiB. Of a variable that is spread they are the
+    sums over its pieces that the node has.
 
     Args:
         region: id of the variable.
         version: the newest that the node knows.
         length_bytes: its length in bytes.
-        is_home: 1 where the node is its home, else 0.
+        is_home: 1 where the node is its home, or that of a part, else 0.
         mappings: mappings of it in processes of the node.
         generations: versions of it that the node holds memory for.
-        oldest_version: the oldest that the home can serve.
+        oldest_version: the oldest that the home can serve; 0 of a variable that is spread.
         leaves_home: 1 where the node was its home, and other nodes still read what they asked of
             it.
         present_blocks: blocks that the node has, of its newest generation.
@@ -268,8 +272,25 @@ class NodeStats:
             >>> node.region(ref).length_bytes > ref.nbytes
             True
         """
-        number = region if isinstance(region, int) else region._region
-        return next((found for found in self.regions if found.region == number), None)
+        if isinstance(region, int):
+            return next((found for found in self.regions if found.region == region), None)
+        pieces = [piece.region for piece in region._piece_versions()]
+        if not pieces:
+            return self.region(region._region)
+        return _of_pieces(region, [found for found in self.regions if found.region in pieces])
+
+
+def _of_pieces(ref: GlobalRef[Any], found: Sequence[RegionStats]) -> RegionStats | None:
+    """The counters of a variable's pieces as one; None where there are none."""
+    if not found:
+        return None
+    most = ("is_home", "leaves_home", "generations", "fault_trip_blocks")
+    values = {
+        name: (max if name in most else sum)(getattr(each, name) for each in found)
+        for name in (field.name for field in fields(RegionStats))
+    }
+    values |= {"region": ref._region, "version": ref.version, "length_bytes": ref._length_bytes}
+    return RegionStats(**values | {"oldest_version": 0})
 
 
 @dataclass(frozen=True)
@@ -365,6 +386,8 @@ class Stats:
         return {node_id: stats for node_id, stats in found if stats is not None}
 
 
+MOST_PARTS: Final = 4096  # of one piece, in a map of a variable
+
 _C = TypeVar("_C", EngineStats, RegionStats)
 
 
@@ -449,5 +472,26 @@ def block_map(
     session = opener.current(ref._scope)
     if ref._inline:
         return {}
+    if pieces := ref._piece_versions():
+        return _map_of_pieces(session, pieces, _SETS[which], buckets)
     answer = session.rpc.histogram(ref._region, _SETS[which], buckets)
     return {node_id: np.asarray(counts, np.uint32) for node_id, counts in answer.items()}
+
+
+def _map_of_pieces(
+    session: Session, pieces: Sequence[PieceVersion], which: int, buckets: int
+) -> dict[str, npt.NDArray[np.uint32]]:
+    """Of each piece in parts of its own, each of which counts where its middle lies."""
+    found: dict[str, npt.NDArray[np.uint32]] = {}
+    total_blocks = sum(piece.length_bytes for piece in pieces) / BLOCK_BYTES
+    first_block = 0.0
+    for piece in pieces:
+        n_blocks = piece.length_bytes / BLOCK_BYTES
+        n_parts = min(int(n_blocks), MOST_PARTS)
+        middles = first_block + (np.arange(n_parts) + 0.5) * (n_blocks / n_parts)
+        into = (middles * (buckets / total_blocks)).astype(np.intp)
+        for node_id, counts in session.rpc.histogram(piece.region, which, n_parts).items():
+            here = found.setdefault(node_id, np.zeros(buckets, np.uint32))
+            np.add.at(here, into, np.asarray(counts, np.uint32))
+        first_block += n_blocks
+    return found

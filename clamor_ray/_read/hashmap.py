@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -221,9 +221,15 @@ class HashMap(_Lookups):
 
     @classmethod
     def build(
-        cls, keys: Any, values: Any, *, capacity: int | None = None, name: str | None = None
+        cls,
+        keys: Any,
+        values: Any,
+        *,
+        capacity: int | None = None,
+        name: str | None = None,
+        home: Literal["spread"] | None = None,
     ) -> HashMap:
-        """Makes a map and places it in the global address space, on this node.
+        """Makes a map and places it in the global address space.
 
         Args:
             keys: shape (n,), integers or bytes ("S12"). The width of bytes is the map's: keys
@@ -233,7 +239,7 @@ class HashMap(_Lookups):
             capacity: for how many keys there must be room; a quarter more than n where it is
                 None. It is rounded up: the map has a power of two of slots, at least twice as
                 many, each of 1 byte + key + value, and it never grows.
-            name: as `clamor.put`'s; `clamor.HashMap(clamor.open(name))` is the map.
+            name, home: as `clamor.put`'s; `clamor.HashMap(clamor.open(name))` is the map.
 
         Returns:
             The map, at version 0.
@@ -255,7 +261,7 @@ class HashMap(_Lookups):
         table = Table.build(np.asarray(keys), np.asarray(values), capacity)
         parts = {"header": table.header, "slots": table.slots}
         ref = opener.given().with_current(
-            lambda session: session.named(name, lambda: session.creator.put(parts))
+            lambda session: session.named(name, lambda: session.creator.put(parts, home=home))
         )
         return cls(ref)
 

@@ -7,7 +7,7 @@ import operator
 import os
 import pickle
 import threading
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,13 @@ from clamor_ray import errors
 from clamor_ray._counting import anchors
 from clamor_ray._counting.anchors import Anchor, Anchors
 from clamor_ray._labels import label
-from clamor_ray._objects.kind import Kind
+from clamor_ray._native.pieced_client import PieceVersion
 from clamor_ray._objects.layout import Plan, format_bytes, put_together
 from clamor_ray._protocol.config import check_page_bytes
+from clamor_ray._protocol.messages import unpack_row
 from clamor_ray._read import losses, opener, views
 from clamor_ray._read.lease import InlineImage
+from clamor_ray._read.state import Pieces, State, packed_state, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,20 +49,6 @@ _FORMERLY: Final = {
 }
 
 
-class State(NamedTuple):
-    """What a commit may change of a variable: all of it moves at once.
-
-    Args:
-        version: number of commits behind it.
-        plan: what lies where.
-        payload: the content, where it travels inside the reference.
-    """
-
-    version: int
-    plan: Plan
-    payload: bytes | None
-
-
 _move_lock = threading.Lock()
 
 
@@ -70,13 +58,6 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def _packed_state(state: State) -> tuple[Any, ...]:
-    plan = state.plan
-    lies = (plan.total_bytes, plan.inband_bytes, plan.buffers, plan.inband_offset)
-    end = (plan.capacity_bytes, plan.fixed, tuple(plan.kind))
-    return (state.version, (*lies, *end), state.payload)
 
 
 def _restore(packed: bytes, *object_refs: Any) -> GlobalRef[Any]:
@@ -159,6 +140,8 @@ class GlobalRef(Generic[T]):
         first: state of version 0; None where this is it.
         frozen: it never moves.
         held_by: what keeps the variable; empty in a weak reference, None where others see to it.
+        pieces: of a variable whose bytes several regions have.
+        row: the versions of these; none: those of version 0.
 
     Example:
         >>> ref = clamor.put(np.ones((1000, 256), np.float32))
@@ -180,6 +163,7 @@ class GlobalRef(Generic[T]):
         "_length_bytes",
         "_name",
         "_packed_at",
+        "_pieces",
         "_region",
         "_scope",
         "_state",
@@ -198,8 +182,11 @@ class GlobalRef(Generic[T]):
         first: State | None = None,
         frozen: bool = False,
         held_by: Anchors | None = None,
+        pieces: Pieces | None = None,
+        row: tuple[int, ...] = (),
     ) -> None:
         self._anchors = held_by
+        self._pieces = pieces
         self._region = region
         self._base_address = base_address
         self._length_bytes = length_bytes
@@ -208,7 +195,9 @@ class GlobalRef(Generic[T]):
         self._freed = False
         self._name: str | None = None
         self._packed_at: tuple[State, bytes] | None = None
-        self._state = State(version, plan, payload)
+        if pieces is not None and not row:
+            row = (0,) * pieces.n
+        self._state = State(version, plan, payload, row)
         # What no commit has changed the registry does not know: it is asked of the reference.
         self._first = self._state if first is None else first
 
@@ -476,6 +465,9 @@ class GlobalRef(Generic[T]):
         """What the registry says of a version (`messages.Latest`), completed from here."""
         plan = self._first.plan if latest.plan is None else pickle.loads(latest.plan)
         payload = latest.payload
+        if self._pieces is not None:
+            row = unpack_row(payload, self._pieces.n)
+            return State(latest.version, plan, None, row)
         if payload is None and self._inline:
             known = next(
                 (state for state in (self._first, self._state) if state.version == latest.version),
@@ -487,6 +479,22 @@ class GlobalRef(Generic[T]):
                 )
             payload = known.payload
         return State(latest.version, plan, payload)
+
+    def _state_after(
+        self, plan: Plan, payload: bytes | None, version: int, packed_row: bytes | None
+    ) -> State:
+        """Of the version that a commit to this one has made."""
+        if self._pieces is None:
+            return State(version, plan, payload)
+        return State(version, plan, None, unpack_row(packed_row, self._pieces.n))
+
+    def _piece_versions(self) -> list[PieceVersion]:
+        """The pieces at the version that this reference reads; none of a variable without."""
+        if self._pieces is None:
+            return []
+        return self._pieces.at(
+            self._state.row, self._region, self._base_address, self._length_bytes
+        )
 
     def _with(self, state: State, *, frozen: bool) -> GlobalRef[T]:
         ref: GlobalRef[T] = GlobalRef(
@@ -500,6 +508,8 @@ class GlobalRef(Generic[T]):
             first=self._first,
             frozen=frozen,
             held_by=self._anchors,
+            pieces=self._pieces,
+            row=state.row,
         )
         ref._freed = self._freed
         ref._name = self._name
@@ -640,9 +650,10 @@ class GlobalRef(Generic[T]):
         state, known = self._state, self._packed_at
         if known is not None and known[0] is state:
             return known[1]
-        first = None if self._first is state else _packed_state(self._first)
+        first = None if self._first is state else packed_state(self._first)
         where = (self._region, self._base_address, self._length_bytes, self._scope, self._name)
-        content = (where, _packed_state(state), first, self._frozen, self._freed)
+        pieces = () if self._pieces is None else tuple(self._pieces)
+        content = ((*where, *pieces), packed_state(state), first, self._frozen, self._freed)
         packed = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
         self._packed_at = (state, packed)
         return packed
@@ -653,11 +664,7 @@ class GlobalRef(Generic[T]):
         if held_by:
             install()  # it may travel on from a process that opens none
         where, now, first, frozen, freed = pickle.loads(packed)
-        region, base_address, length_bytes, scope, name = where
-
-        def state_of(version: int, lies: tuple[Any, ...], payload: bytes | None) -> State:
-            lies = (*lies[:-1], Kind(*lies[-1]))
-            return State(version, Plan(*lies), payload)
+        region, base_address, length_bytes, scope, name, *pieces = where
 
         state = state_of(*now)
         ref: GlobalRef[Any] = GlobalRef(
@@ -671,6 +678,8 @@ class GlobalRef(Generic[T]):
             first=None if first is None else state_of(*first),
             frozen=frozen,
             held_by=held_by,
+            pieces=Pieces(*pieces) if pieces else None,
+            row=state.row,
         )
         ref._name = name
         if freed:

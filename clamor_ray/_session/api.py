@@ -10,11 +10,16 @@ import ray
 
 from clamor_ray._read.hashmap import HashMap
 from clamor_ray._read.ref import GlobalRef
+from clamor_ray._session.create import Home
 from clamor_ray._session.process_sessions import with_current
 
 
 def put(
-    obj: Any, *, name: str | None = None, source: Callable[[], Any] | None = None
+    obj: Any,
+    *,
+    name: str | None = None,
+    source: Callable[[], Any] | None = None,
+    home: Home | None = None,
 ) -> GlobalRef[Any]:
     """Places an object in the global address space and returns a reference to it.
 
@@ -32,6 +37,9 @@ def put(
             stream, the same buffers. It is run, in a task of its own, where the node that holds
             the object is lost and blocks are wanted that no other node has read. Those that a
             commit has changed it cannot make. A small object needs none.
+        home: "spread" homes parts of the object on all nodes in turn, so that it may be larger than
+            the memory of any node, and readers do not all ask one. None homes it on this node; or
+            spreads it, where this node has no room for it and there are others.
 
     Returns:
         A reference to version 0 of the new global variable.
@@ -42,7 +50,9 @@ def put(
         NameTakenError: Another variable of the session has the name.
         TypeError: The source cannot be called; or the object is a reference or a `HashMap`, and a
             name would be another variable's.
-        OutOfMemoryError: This node has less memory than the object needs.
+        OutOfMemoryError: This node has less memory than the object needs, and there is no other;
+            or all of them have.
+        ValueError: No such home.
 
     Warns:
         ClamorWarning: Most of the object is not in buffers, so that it travels whole.
@@ -60,7 +70,9 @@ def put(
             "name when it is made, as in clamor.HashMap.build(keys, values, name=...)"
         )
     named = name is not None
-    return with_current(lambda s: s.named(name, lambda: s.creator.put(obj, source, named=named)))
+    return with_current(
+        lambda s: s.named(name, lambda: s.creator.put(obj, source, named=named, home=home))
+    )
 
 
 def zeros(
@@ -69,6 +81,7 @@ def zeros(
     *,
     capacity: int | None = None,
     name: str | None = None,
+    home: Home | None = None,
 ) -> GlobalRef[Any]:
     """A global array of zeros. Nothing is allocated, whatever its size.
 
@@ -78,6 +91,8 @@ def zeros(
         capacity: length of the first axis that `clamor.update(ref, grow_to=n)` may reach; room
             for it is reserved, not allocated.
         name: as `put`'s.
+        home: "spread" homes parts of the array on all nodes in turn: what is written to a part
+            takes memory of its home. None homes all of it on this node.
 
     Returns:
         A reference to an array of this shape and dtype, in C order.
@@ -86,14 +101,16 @@ def zeros(
         NotInitializedError: Before `clamor.init()`.
         NameTakenError: Another variable of the session has the name.
         ValueError: A dtype that holds Python objects, a negative dimension, or a capacity below
-            the first one.
+            the first one; or no such home.
 
     Example:
         >>> w = clamor.zeros(10**9, np.float32)  # 4 GB of addresses, no memory
         >>> float(w.get()[123456])
         0.0
     """
-    return with_current(lambda s: s.named(name, lambda: s.creator.zeros(shape, dtype, capacity)))
+    return with_current(
+        lambda s: s.named(name, lambda: s.creator.zeros(shape, dtype, capacity, home))
+    )
 
 
 def share(object_ref: Any, *, name: str | None = None, timeout: float = 300.0) -> GlobalRef[Any]:

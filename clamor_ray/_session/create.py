@@ -7,16 +7,18 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import ray
 
 from clamor_ray import errors
+from clamor_ray._build.pieces import PieceMaker, piece_bytes_of
 from clamor_ray._build.spares import Spares
 from clamor_ray._counting.anchors import Anchor, Anchors, object_refs
 from clamor_ray._counting.pool import AnchorPool
 from clamor_ray._labels import capital, label
-from clamor_ray._native.client import Client, copy_in
+from clamor_ray._native.client import copy_in
+from clamor_ray._native.pieced_client import PiecedClient
 from clamor_ray._objects.layout import (
     BLOCK_BYTES,
     INLINE_BYTES,
@@ -33,9 +35,21 @@ from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import new_request_id
 from clamor_ray._protocol.source import Source, source_of_call, source_of_zeros
 from clamor_ray._read.ref import GlobalRef
+from clamor_ray._read.state import Pieces
 from clamor_ray._tasks import task_context
 
 _T = TypeVar("_T")
+Home = Literal["spread"]
+
+
+def _is_spread(home: str | None) -> bool:
+    """
+    Raises:
+        ValueError: No such home.
+    """
+    if home not in (None, "spread"):
+        raise ValueError(f"home is 'spread' or None, not {home!r}")
+    return home is not None
 
 
 def _inline_id() -> int:
@@ -64,7 +78,7 @@ class Creator:
         config: Config,
         *,
         rpc: RegistryClient,
-        client: Callable[[], Client],
+        client: Callable[[], PiecedClient],
         has_ended: Callable[[], bool],
     ) -> None:
         self._scope = scope
@@ -85,33 +99,49 @@ class Creator:
         self._anchors = self._make_anchors()
 
     def put(
-        self, obj: object, source: Callable[[], Any] | None = None, *, named: bool = False
+        self,
+        obj: object,
+        source: Callable[[], Any] | None = None,
+        *,
+        named: bool = False,
+        home: Home | None = None,
     ) -> GlobalRef[Any]:
         """As `clamor.put`.
 
         Args:
             obj: the object.
             source: makes it again.
+            home: "spread", or where there is room.
             named: it gets a name. Then it holds the references that are in it whoever refers to it,
                 which one that travels inside its references cannot.
         """
+        spread = _is_spread(home)
         pickled = take_apart(obj)
         plan, inside = pickled.plan, list(pickled.inside)
         if plan.total_bytes < INLINE_BYTES and not (named and inside):
             where = (_inline_id(), 0, 0, 0)
             image = pickled.image()
             return GlobalRef(*where, plan, self._scope, image, held_by=pickled.inside)
-        check_room(plan.region_bytes, f"put({type(obj).__qualname__})")
         again = None if source is None else source_of_call(source, pickled, inside)
-        return self._create(plan, pickled.pieces, again, inside)
+        if not spread:
+            try:
+                check_room(plan.region_bytes, f"put({type(obj).__qualname__})")
+            except errors.OutOfMemoryError:
+                if self._rpc.spread_over(self._node_id) < 2:
+                    raise
+                spread = True
+        return self._create(plan, pickled.pieces, again, inside, spread)
 
-    def zeros(self, shape: Any, dtype: Any, capacity: int | None = None) -> GlobalRef[Any]:
+    def zeros(
+        self, shape: Any, dtype: Any, capacity: int | None = None, home: Home | None = None
+    ) -> GlobalRef[Any]:
+        spread = _is_spread(home)
         plan, inband = take_apart_zeros(shape, dtype, capacity)
         if plan.region_bytes <= INLINE_BYTES and plan.total_bytes < INLINE_BYTES:
             payload = inband.ljust(plan.total_bytes, b"\0")
             return GlobalRef(_inline_id(), 0, 0, 0, plan, self._scope, payload)
         source = source_of_zeros(plan, inband)
-        return self._create(plan, lambda: iter([(0, memoryview(inband))]), source)
+        return self._create(plan, lambda: iter([(0, memoryview(inband))]), source, (), spread)
 
     def _create(
         self,
@@ -119,11 +149,18 @@ class Creator:
         pieces: Callable[[], Iterator[tuple[int, memoryview]]],
         source: Source | None,
         inside: Sequence[Anchor] = (),
+        spread: bool = False,
     ) -> GlobalRef[Any]:
         """Puts again where the page server died meanwhile: nothing was there before."""
         deadline = time.monotonic() + self._config.reattach_s
         while True:
             try:
+                if spread:
+                    n_servers = self._rpc.spread_over(self._node_id)
+                    piece_bytes = piece_bytes_of(plan.region_bytes, n_servers)
+                    if piece_bytes < plan.region_bytes:
+                        content = list(pieces())
+                        return self._try_create_pieces(plan, piece_bytes, content, source, inside)
                 return self._try_create(plan, pieces(), source, inside)
             except errors.ServerUnavailableError:
                 if time.monotonic() >= deadline or self._has_ended():
@@ -185,6 +222,48 @@ class Creator:
             raise
         return self.ref(record, plan, (anchor,))
 
+    def _try_create_pieces(
+        self,
+        plan: Plan,
+        piece_bytes: int,
+        content: list[tuple[int, memoryview]],
+        source: Source | None,
+        inside: Sequence[Anchor],
+    ) -> GlobalRef[Any]:
+        client = self._client()
+        wanted = self._anchors.wanted()
+        created = self._rpc.create_pieces(
+            plan.region_bytes, piece_bytes, self._node_id, new_request_id(), wanted
+        )
+        self._anchors.add(created.anchors)
+        whole = created.whole
+        task_context.made(whole.region)
+        try:
+            try:
+                PieceMaker(
+                    created,
+                    content,
+                    client=client,
+                    rpc=self._rpc,
+                    config=self._config,
+                    until_answered=self._until_answered,
+                ).make()
+                anchor = self.anchor()
+                counted = self._counted(anchor, inside)
+                self._until_answered(lambda: self._rpc.seal(whole.region, source, counted))
+            except errors.FreedError as error:
+                raise errors.ServerUnavailableError(
+                    f"{capital(label(whole.region))} was given up while it was filled: a page "
+                    "server was restarted or lost, or a piece took more than 10 minutes.",
+                    code=error.code,
+                    hint="Nothing is left of it: put the object again.",
+                ) from error
+        except BaseException:
+            with contextlib.suppress(errors.ClamorError):
+                self._rpc.abandon(whole.region)
+            raise
+        return self.ref(whole, plan, (anchor,))
+
     @staticmethod
     def _counted(anchor: Anchor, inside: Sequence[Anchor]) -> Counted:
         own, *others = (each.binary() for each in object_refs((anchor, *inside)))
@@ -239,6 +318,7 @@ class Creator:
             plan,
             self._scope,
             held_by=held_by,
+            pieces=Pieces(record.n_pieces, record.piece_bytes) if record.n_pieces else None,
         )
 
     def share(self, object_ref: Any, timeout_s: float, *, named: bool = False) -> GlobalRef[Any]:

@@ -27,9 +27,9 @@ from clamor_ray._native.client import (
     MAP_FIXED,
     MAP_PAGE_SHIFT,
     MAP_PRIVATE,
-    Client,
     Mapping,
 )
+from clamor_ray._native.pieced_client import PiecedClient
 from clamor_ray._objects.layout import BLOCK_BYTES, stream_blocks
 from clamor_ray._observe.stats import RegionStats, from_report
 from clamor_ray._protocol import names, ray_state
@@ -103,7 +103,7 @@ class Session:
         # shared without asking it. The newest, and those that are mapped.
         self._freed: dict[int, int] = {}
         self._freed_after_sweep = 0
-        self._client: Client | None = None
+        self._client: PiecedClient | None = None
         self.task_ends = TaskEnds()
         self._client_lock = threading.Lock()
         self._pid = os.getpid()
@@ -142,7 +142,7 @@ class Session:
             self._journal_fd = starting.hold_journal(self.scope)
 
     @property
-    def client(self) -> Client:
+    def client(self) -> PiecedClient:
         """The connection to the page server, made on first use."""
         client = self._client
         if client is not None:
@@ -154,7 +154,7 @@ class Session:
                     bad_address.hook()
             return self._client
 
-    def _connect(self) -> Client:
+    def _connect(self) -> PiecedClient:
         name = names.server_socket(self.scope, self.node_id, self.config.socket_dir)
         deadline = time.monotonic() + self.config.reattach_s
         pause_s = 0.05
@@ -162,7 +162,7 @@ class Session:
         connect_s = min(FIRST_LOOK_S, self.config.connect_timeout_s)
         while True:
             try:
-                client = Client(
+                client = PiecedClient(
                     name,
                     trap=self.config.trap,
                     connect_timeout_s=connect_s,
@@ -290,7 +290,7 @@ class Session:
             raise error
         raise errors.HomeLostError(why.message, code=error.code, hint=why.hint) from error
 
-    def _map_here(self, client: Client, ref: GlobalRef[Any], flags: int) -> Mapping:
+    def _map_here(self, client: PiecedClient, ref: GlobalRef[Any], flags: int) -> Mapping:
         try:
             return self._map(client, ref, flags)
         except errors.AddressClashError as error:
@@ -304,21 +304,18 @@ class Session:
                 hint = _KEPT_HINT
             raise errors.AddressClashError(error.message, code=error.code, hint=hint) from error
 
-    def _map(self, client: Client, ref: GlobalRef[Any], flags: int) -> Mapping:
+    def _map(self, client: PiecedClient, ref: GlobalRef[Any], flags: int) -> Mapping:
         # In short waits: a restarting server is worth all of fault_timeout_s, an ended session,
         # which looks the same from here, nothing.
         deadline = time.monotonic() + self.config.fault_timeout_s
         while True:
             left_s = deadline - time.monotonic()
             try:
-                return client.map(
-                    ref._region,
-                    ref.version,
-                    ref._base_address,
-                    ref._length_bytes,
-                    flags=flags,
-                    timeout_s=max(0.0, min(left_s, self.config.connect_timeout_s)),
-                )
+                timeout_s = max(0.0, min(left_s, self.config.connect_timeout_s))
+                if pieces := ref._piece_versions():
+                    return client.map_pieces(pieces, flags=flags, timeout_s=timeout_s)
+                where = (ref._region, ref.version, ref._base_address, ref._length_bytes)
+                return client.map(*where, flags=flags, timeout_s=timeout_s)
             except (errors.ServerUnavailableError, errors.WaitTimeoutError):
                 if self._has_ended():
                     for heard in end_hooks.when_found:
@@ -377,7 +374,7 @@ class Session:
         if client is not None:
             self._retire(client, ref._region, answer)
 
-    def _retire(self, client: Client, region: int, answer: FreeAnswer) -> None:
+    def _retire(self, client: PiecedClient, region: int, answer: FreeAnswer) -> None:
         """Tells this node's page server, and through it those that ask it for blocks: messages on
         sockets, where calls of actors take milliseconds."""
         try:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from clamor_ray import errors
 from clamor_ray._counting.anchors import Anchors
-from clamor_ray._native.client import Client
+from clamor_ray._native.pieced_client import PiecedClient
 from clamor_ray._protocol import names
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.registry_client import RegistryClient
@@ -81,9 +81,9 @@ class SpawnedSession(Session):
             hint=_HINT,
         )
 
-    def _connect(self) -> Client:
+    def _connect(self) -> PiecedClient:
         try:
-            return Client(
+            return PiecedClient(
                 names.server_socket(self.scope, self.node_id, self._sockets_below),
                 trap=self.config.trap,
                 connect_timeout_s=self.config.connect_timeout_s,

@@ -97,7 +97,10 @@ class TaskEnds:
                 return
             self._asked, self._waited = run, bool(loss)
         end = self._end
-        if end is not None and (end.region, end.version) == (ref._region, ref.version):
+        if end is None:
+            return
+        opened = [(ref._region, ref.version), *(piece[:2] for piece in ref._piece_versions())]
+        if (end.region, end.version) in opened:
             raise error_of(session, end, ref.name)
 
 

@@ -38,7 +38,7 @@ from clamor_ray._objects.inplace import check_can_change
 from clamor_ray._objects.layout import BLOCK_BYTES, put_together
 from clamor_ray._objects.memory import COMMIT_HINT, check_room
 from clamor_ray._protocol.idempotency import IdempotencyKey, Name, key_kept_in
-from clamor_ray._protocol.messages import CommitRequest
+from clamor_ray._protocol.messages import CommitRequest, Committed
 from clamor_ray._read import bad_address
 from clamor_ray._read.lease import InlineImage, Lease
 from clamor_ray._read.ref import GlobalRef, newest_states
@@ -359,7 +359,7 @@ class Transaction:
         for entry in self._write_set:
             runs = entry.dirty(session)
             if runs is not None:
-                changes.append(Change(entry, runs))
+                changes.append(Change.of(session, entry, runs))
             else:
                 _warn_if_rebound(entry)
         context = task_context.current()
@@ -378,9 +378,9 @@ class Transaction:
     def _publish_as(self, session: Session, changes: list[Change], name: Name | None) -> None:
         """Args: name: of the transaction, where it is to be made once."""
         if not changes and name is None:
-            self._committed(session, 0, {}, changes)
+            self._committed(session, 0, Committed({}), changes)
             return
-        writes = tuple(change.write(session.server_id) for change in changes)
+        writes = tuple(w for change in changes for w in change.writes(session.server_id))
         total_bytes = sum(write.layer_bytes for write in writes)
         timeout_s = session.config.control_timeout_s + total_bytes / LEAST_COPY_RATE
         for attempt in range(MOST_TRIES):
@@ -397,7 +397,7 @@ class Transaction:
                     replace(write, staged_at=staged_at.get(write.region, 0)) for write in writes
                 )
                 request = replace(request, writes=(*key, *staged))
-                versions = self._ask(session, request, changes, began_s)
+                made = self._ask(session, request, changes, began_s)
             except errors.CommitAbortedError:
                 self._drop(session, commit_id, changes)
                 if attempt == MOST_TRIES - 1:
@@ -408,7 +408,7 @@ class Transaction:
                 self._was_made(session, conflict.region)
                 return
             else:
-                self._committed(session, commit_id, versions, changes)
+                self._committed(session, commit_id, made, changes)
                 return
 
     def _was_made(self, session: Session, key_region: int) -> None:
@@ -440,15 +440,11 @@ class Transaction:
         timeout_s: float,
     ) -> dict[int, int]:
         """Returns: which page server has each region's layer."""
-        staged_at = {}
+        staged_at: dict[int, int] = {}
         try:
             check_room(total_bytes, "The commit", COMMIT_HINT)
             for change in changes:
-                lease = change.entry.lease
-                if lease is not None:
-                    staged_at[change.entry.begin._region] = session.client.stage(
-                        lease.mapping.id, commit_id, change.runs, timeout_s=timeout_s
-                    )
+                staged_at |= change.stage(session.client, commit_id, timeout_s)
             return staged_at
         except BaseException:
             self._drop(session, commit_id, changes)
@@ -456,7 +452,7 @@ class Transaction:
 
     def _ask(
         self, session: Session, request: CommitRequest, changes: list[Change], began_s: float
-    ) -> dict[int, int]:
+    ) -> Committed:
         """The registry's word. Where it does not come the transaction is in doubt.
 
         Args: began_s: when staging began, by the monotonic clock.
@@ -481,7 +477,7 @@ class Transaction:
                 raise
             else:
                 self._in_doubt = None
-                return dict(answer.versions)
+                return answer
             time.sleep(pause_s)
             pause_s = min(1.0, 2 * pause_s)
 
@@ -490,38 +486,32 @@ class Transaction:
         if self._in_doubt is None:
             return False
         commit_id, changes = self._in_doubt
-        versions = session.rpc.outcome(commit_id)
+        versions = dict(session.rpc.outcome(commit_id))
+        rows = {
+            begin._region: session.rpc.at(begin._region, versions[begin._region]).payload or b""
+            for change in changes
+            if (begin := change.entry.begin)._pieces is not None and begin._region in versions
+        }
         self._in_doubt = None
         if versions:
-            self._committed(session, commit_id, dict(versions), changes)
+            self._committed(session, commit_id, Committed(versions, rows), changes)
             return True
         self._drop(session, commit_id, changes)  # marked by the question: it never commits
         return False
 
-    @staticmethod
-    def _resolve(
-        session: Session, commit_id: int, changes: list[Change], versions: dict[int, int]
-    ) -> None:
-        for change in changes:
-            if change.entry.lease is not None:
-                region = change.entry.begin._region
-                # The registry tells the page servers as well: this only makes it sooner.
-                with contextlib.suppress(errors.ClamorError):
-                    session.client.resolve(
-                        commit_id, region, versions.get(region, 0), change.entry.lease.mapping.id
-                    )
-
     def _drop(self, session: Session, commit_id: int, changes: list[Change]) -> None:
-        self._resolve(session, commit_id, changes, {})
+        for change in changes:
+            change.resolve(session.client, commit_id, {})
 
     def _committed(
-        self, session: Session, commit_id: int, versions: dict[int, int], changes: list[Change]
+        self, session: Session, commit_id: int, made: Committed, changes: list[Change]
     ) -> None:
-        self._resolve(session, commit_id, changes, versions)
+        for change in changes:
+            change.resolve(session.client, commit_id, made.versions)
         ended = []
         for entry in self._write_set:
-            version = versions.get(entry.begin._region, entry.begin.version)
-            entry.target.ref._move(entry.state_at(version))
+            version = made.versions.get(entry.begin._region, entry.begin.version)
+            entry.target.ref._move(entry.state_at(version, made.rows))
             ended.append(version)
         self._versions = tuple(ended)
         self._finish("committed")

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from pyroaring import BitMap
 
+from clamor_ray import errors
 from clamor_ray._native.client import Runs
+from clamor_ray._native.pieced_client import Part, PiecedClient
 from clamor_ray._objects.inplace import Fingerprint, check_in_place, fingerprint, is_worth_a_look
 from clamor_ray._objects.layout import BLOCK_BYTES, Plan
 from clamor_ray._protocol.messages import Write
 from clamor_ray._read.lease import Lease
-from clamor_ray._read.ref import GlobalRef, State
+from clamor_ray._read.ref import GlobalRef
+from clamor_ray._read.state import State
 from clamor_ray._session.session import Session
 from clamor_ray._write.write_targets import WriteTarget
 
@@ -67,56 +72,107 @@ class WriteSetEntry:
         runs = session.client.dirty(self.lease.mapping.id)
         return runs if len(runs) else None
 
-    def state_at(self, version: int) -> State:
-        """Of the version that was committed; where nothing was written, of the one it began at."""
+    def state_at(self, version: int, rows: Mapping[int, bytes]) -> State:
+        """Of the version that was committed; where nothing was written, of the one it began at.
+
+        Args:
+            version: its number.
+            rows: what belongs to it of variables in pieces (`Committed.rows`).
+        """
         if version == self.begin.version:
-            return State(version, self.begin._plan, self.begin._payload)
-        return State(version, self.plan, None if self.lease is not None else self.image.tobytes())
+            return self.begin._state
+        payload = None if self.lease is not None else self.image.tobytes()
+        return self.begin._state_after(self.plan, payload, version, rows.get(self.begin._region))
 
 
 @dataclass(frozen=True)
 class Change:
-    """What one variable brings to a commit."""
+    """What one variable brings to a commit.
+
+    Args:
+        entry: the variable.
+        runs: blocks that were written, counted from its first byte.
+        parts: the same by region: one, or each piece that was written; none where the object
+            travels inside its reference.
+    """
 
     entry: WriteSetEntry
     runs: Runs
+    parts: tuple[Part, ...]
 
-    @property
-    def n_blocks(self) -> int:
-        return int(self.runs[:, 1].sum())
+    @classmethod
+    def of(cls, session: Session, entry: WriteSetEntry, runs: Runs) -> Change:
+        """Those blocks of a variable."""
+        if entry.lease is None:
+            return cls(entry, runs, ())
+        return cls(entry, runs, tuple(session.client.parts(entry.lease.mapping.id, runs)))
 
-    @property
-    def n_bytes(self) -> int:
-        return self.n_blocks * BLOCK_BYTES
+    def _region(self, part: Part) -> int:
+        return part.region or self.entry.begin._region
 
-    def write(self, server_id: int) -> Write:
+    def writes(self, server_id: int) -> tuple[Write, ...]:
+        """What the registry is told, the variable first."""
         entry, begin = self.entry, self.entry.begin
         plan = None if entry.plan == begin._plan else pickle.dumps(entry.plan)
-        if entry.lease is None:
-            payload = entry.image.tobytes()
-            return Write(
-                region=begin._region,
-                base_version=begin.version,
-                n_blocks=0,
-                blocks=b"",
-                layer_bytes=0,
-                staged_at=0,
-                plan=plan,
-                payload=payload,
-            )
-        blocks = BitMap()
-        for first, n_blocks in self.runs.tolist():
-            blocks.add_range(first, first + n_blocks)
-        layer_bytes = layer_bytes_of(len(self.runs), self.n_blocks)
-        return Write(
+        whole = Write(
             region=begin._region,
             base_version=begin.version,
-            n_blocks=self.n_blocks,
-            blocks=blocks.serialize(),
-            layer_bytes=layer_bytes,
-            staged_at=server_id,
+            n_blocks=0,
+            blocks=b"",
+            layer_bytes=0,
+            staged_at=0,
             plan=plan,
         )
+        if entry.lease is None:
+            return (replace(whole, payload=entry.image.tobytes()),)
+        if begin._pieces is None:
+            return (_with_blocks(whole, self.runs, server_id),)
+        pieces = (
+            _with_blocks(
+                replace(whole, region=part.region, base_version=part.version, plan=None),
+                part.runs,
+                server_id,
+            )
+            for part in self.parts
+        )
+        return (whole, *pieces)
+
+    def stage(self, client: PiecedClient, commit_id: int, timeout_s: float) -> dict[int, int]:
+        """Copies the blocks to this node's page server.
+
+        Returns:
+            Which page server has each region's layer.
+
+        Raises:
+            See `Client.stage`.
+        """
+        return {
+            self._region(part): client.stage(
+                part.mapping_id, commit_id, part.runs, timeout_s=timeout_s
+            )
+            for part in self.parts
+        }
+
+    def resolve(self, client: PiecedClient, commit_id: int, versions: Mapping[int, int]) -> None:
+        """Tells the page server what became of the layers. The registry tells it as well: this only
+        makes it sooner."""
+        for part in self.parts:
+            region = self._region(part)
+            with contextlib.suppress(errors.ClamorError):
+                client.resolve(commit_id, region, versions.get(region, 0), part.mapping_id)
+
+
+def _with_blocks(write: Write, runs: Runs, server_id: int) -> Write:
+    blocks = BitMap()
+    for first, n_blocks in runs.tolist():
+        blocks.add_range(first, first + n_blocks)
+    return replace(
+        write,
+        n_blocks=len(blocks),
+        blocks=blocks.serialize(),
+        layer_bytes=layer_bytes_of(len(runs), len(blocks)),
+        staged_at=server_id,
+    )
 
 
 _LAYER_HEAD_BYTES: Final = 56  # struct pc__layer_head

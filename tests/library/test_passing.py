@@ -12,7 +12,8 @@ import ray
 
 from clamor_ray._counting.anchors import Anchor
 from clamor_ray._objects.layout import Plan
-from clamor_ray._read.ref import GlobalRef, State
+from clamor_ray._read.ref import GlobalRef
+from clamor_ray._read.state import State
 from clamor_ray._tasks import passing
 from clamor_ray._tasks.passing import Passing, is_packed, packed, unpacked
 from clamor_ray._tasks.read_predictor import Hinted, hinting_of, key_of

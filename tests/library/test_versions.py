@@ -14,7 +14,8 @@ import pytest
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._objects.layout import Plan
-from clamor_ray._read.ref import GlobalRef, State
+from clamor_ray._read.ref import GlobalRef
+from clamor_ray._read.state import State
 from clamor_ray._session import process_sessions
 from tests.support.fake_session import SCOPE, Cluster, FakeSession
 

@@ -22,9 +22,9 @@ import cloudpickle
 import numpy as np
 
 from clamor_ray import errors
-from clamor_ray._read.followers import follow
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._read.views import array_at, place_of
+from clamor_ray.collection.plan.followers import follow
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,8 @@ from clamor_ray import errors
 from clamor_ray._objects.layout import put_together
 from clamor_ray._objects.memory import COMMIT_HINT, check_room
 from clamor_ray._protocol.attempt_record import Failure
-from clamor_ray._protocol.messages import CommitRequest, RegionRecord, Write
+from clamor_ray._protocol.messages import CommitRequest, Committed, RegionRecord, Write
 from clamor_ray._protocol.names import server_id_of
-from clamor_ray._read.followers import move_followers
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef, newest_states
 from clamor_ray._session import process_sessions
@@ -49,6 +48,7 @@ from clamor_ray._write.retry import pause_s
 from clamor_ray._write.scatter_add import AGAIN
 from clamor_ray._write.write_set import Change, WriteSetEntry
 from clamor_ray._write.write_targets import WriteTarget
+from clamor_ray.collection.plan.followers import move_followers
 from clamor_ray.collection.plan.task_messages import Meta
 from clamor_ray.collection.run.schedule import group_of
 
@@ -135,21 +135,20 @@ def apply_at_home(packed: bytes, *found: Any) -> bytes:
     refs = [GlobalRef._unpacked(each) for each in order.refs]
     session = process_sessions.current(order.scope)
     regions = [ref._region for ref in refs]
-    _drop(session, order.dropped, regions)
+    staged = [*regions, *(piece.region for ref in refs for piece in ref._piece_versions())]
+    _drop(session, order.dropped, staged)
     groups = []
     at = 0
     for n in order.groups:
         groups.append(merge([regions], *found[at : at + n]) if n > 1 else found[at])
         at += n
-    writes = []
+    writes: list[Write] = []
     try:
         for ref in refs:
             sums = [unpack_sum(group[ref._region]) for group in groups if ref._region in group]
-            write = _apply_to(session, order.commit_id, ref, sums)
-            if write is not None:
-                writes.append(write)
+            writes += _apply_to(session, order.commit_id, ref, sums)
     except BaseException:
-        _drop(session, order.commit_id, regions)
+        _drop(session, order.commit_id, staged)
         raise
     return pickle.dumps(writes, 5)
 
@@ -162,7 +161,7 @@ def _drop(session: Session, commit_id: int, regions: Sequence[int]) -> None:
 
 def _apply_to(
     session: Session, commit_id: int, ref: GlobalRef[Any], sums: Sequence[Sum]
-) -> Write | None:
+) -> list[Write]:
     lease: Lease | None = None
     if ref._payload is not None:
         image: Any = np.frombuffer(ref._payload, np.uint8).copy()
@@ -185,15 +184,14 @@ def _apply_to(
     )
     runs = part.dirty(session)
     if runs is None:
-        return None
-    change = Change(part, runs)
-    write = change.write(session.server_id)
-    if lease is None:
-        return write
-    check_room(write.layer_bytes, "The commit", COMMIT_HINT)
-    timeout_s = session.config.control_timeout_s + write.layer_bytes / LEAST_RATE
-    staged_at = session.client.stage(lease.mapping.id, commit_id, runs, timeout_s=timeout_s)
-    return replace(write, staged_at=staged_at)
+        return []
+    change = Change.of(session, part, runs)
+    writes = change.writes(session.server_id)
+    layer_bytes = sum(write.layer_bytes for write in writes)
+    check_room(layer_bytes, "The commit", COMMIT_HINT)
+    timeout_s = session.config.control_timeout_s + layer_bytes / LEAST_RATE
+    staged_at = change.stage(session.client, commit_id, timeout_s)
+    return [replace(write, staged_at=staged_at.get(write.region, 0)) for write in writes]
 
 
 # ------------------------------------------------------------------ on the driver
@@ -333,14 +331,17 @@ class ScatterAddCommit:
             return
         payloads = {write.region: write.payload for write in writes}
 
-        def move(versions: Mapping[int, int]) -> None:
-            for region, version in versions.items():
+        def move(versions: Mapping[int, int], rows: Mapping[int, bytes]) -> None:
+            for region in versions.keys() & newest.keys():
                 ref = newest[region]
-                state = ref._state._replace(version=version, payload=payloads[region])
+                state = ref._state_after(
+                    ref._plan, payloads[region], versions[region], rows.get(region)
+                )
                 move_followers(ref._with(state, frozen=True))
 
         try:
-            move(_commit(session, commit_id, writes, began_s))
+            made = _commit(session, commit_id, writes, began_s)
+            move(made.versions, made.rows)
         except _InDoubt as doubt:
             failure = doubt.__cause__
             assert failure is not None
@@ -351,7 +352,7 @@ class ScatterAddCommit:
                     raise
                 warnings.warn(str(unknown), errors.ClamorWarning, stacklevel=2)
                 raise failure from None  # an interrupt stays one
-            move(versions)
+            move(versions, _rows(session, newest, versions))
             if versions and isinstance(failure, errors.ClamorError):
                 return
             if versions:
@@ -407,9 +408,7 @@ class _InDoubt(Exception):
     """Whether a commit was made is not known: its answer did not come. The cause says why."""
 
 
-def _commit(
-    session: Session, commit_id: int, writes: Sequence[Write], began_s: float
-) -> dict[int, int]:
+def _commit(session: Session, commit_id: int, writes: Sequence[Write], began_s: float) -> Committed:
     """The registry's word. The same id gets the same answer, however often it is asked.
 
     Args: began_s: when staging began, by the monotonic clock.
@@ -427,8 +426,7 @@ def _commit(
         while True:
             try:
                 request = replace(request, staged_ago_s=time.monotonic() - began_s)
-                answer = session.rpc.commit(request, timeout_s=timeout_s + ANSWER_MARGIN_S)
-                return dict(answer.versions)
+                return session.rpc.commit(request, timeout_s=timeout_s + ANSWER_MARGIN_S)
             except errors.ServerUnavailableError:
                 if time.monotonic() > deadline:
                     raise
@@ -440,6 +438,17 @@ def _commit(
         raise
     except BaseException as interrupted:  # any: it may be between the question and its answer
         raise _InDoubt from interrupted
+
+
+def _rows(
+    session: Session, refs: Mapping[int, GlobalRef[Any]], versions: Mapping[int, int]
+) -> dict[int, bytes]:
+    """Of variables in pieces: which versions of the pieces belong to these."""
+    return {
+        region: session.rpc.at(region, version).payload or b""
+        for region, version in versions.items()
+        if region in refs and refs[region]._pieces is not None
+    }
 
 
 def _settled(session: Session, commit_id: int) -> dict[int, int]:

@@ -1,0 +1,261 @@
+"""Several regions as one mapping, against NumPy. No Ray: an engine in this process is the home."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clamor_ray import errors
+from clamor_ray._native import client as _native
+from clamor_ray._native.pieced_client import FIRST_ID, PiecedClient, PieceVersion
+from tests.conftest import until
+
+BASE = 0x1300_0000_0000
+PIECE_BLOCKS = 512
+PIECE_BYTES = PIECE_BLOCKS * 4096
+LENGTHS = [PIECE_BYTES, PIECE_BYTES, 40 * 4096]
+N_BYTES = sum(LENGTHS)
+N_BLOCKS = N_BYTES // 4096
+REGIONS = [7, 8, 9]
+ROW_BYTES = 5000  # some lie in two pieces
+N_ROWS = N_BYTES // ROW_BYTES
+
+
+def some_bytes(seed: int) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, N_BYTES, np.uint8)
+
+
+@dataclass
+class World:
+    engine: _native.Engine
+    client: PiecedClient
+    content: npt.NDArray[np.uint8]
+    row: list[int] = field(default_factory=lambda: [0, 0, 0])
+
+    def pieces(self, row: list[int] | None = None) -> list[PieceVersion]:
+        begins = np.cumsum([0, *LENGTHS[:-1]])
+        return [
+            PieceVersion(region, version, BASE + int(begin), length)
+            for region, version, begin, length in zip(
+                REGIONS, row or self.row, begins, LENGTHS, strict=True
+            )
+        ]
+
+    def map(self, flags: int = 0, row: list[int] | None = None) -> _native.Mapping:
+        return self.client.map_pieces(self.pieces(row), flags=flags)
+
+    def commit(self, mapping: _native.Mapping) -> list[int]:
+        """What a private mapping has that is new, as a version of each piece that was written."""
+        commit_id = secrets.randbits(63) | 1
+        for part in self.client.parts(mapping.id, self.client.dirty(mapping.id)):
+            self.client.stage(part.mapping_id, commit_id, part.runs)
+            index = REGIONS.index(part.region)
+            self.row[index] += 1
+            self.engine.publish(part.region, self.row[index], commit_id)
+        return list(self.row)
+
+
+@pytest.fixture(params=["auto", "sigsegv"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    name = f"clamor-test-{secrets.token_hex(6)}"
+    engine = _native.Engine(name, server_id=1, stage_timeout_s=30.0, history_directory="/tmp")
+    client = PiecedClient(name, trap=request.param)
+    world = World(engine, client, some_bytes(1))
+    begin = 0
+    for piece in world.pieces():
+        fd = client.create(piece.region, piece.base_address, piece.length_bytes)
+        _native.copy_in(fd, 0, world.content[begin : begin + piece.length_bytes])
+        os.close(fd)
+        client.seal(piece.region)
+        begin += piece.length_bytes
+    try:
+        yield world
+    finally:
+        client.close()
+        for piece in world.pieces():
+            with contextlib.suppress(errors.FreedError):
+                while True:
+                    PiecedClient.unmap_ended(piece.base_address)
+        engine.stop()
+
+
+def maps() -> list[str]:
+    return Path("/proc/self/maps").read_text().splitlines()
+
+
+def taken_bytes(first: int) -> int:
+    """Of so many addresses as the variable has."""
+    found = 0
+    for line in maps():
+        begin, end = (int(number, 16) for number in line.split()[0].split("-"))
+        found += max(0, min(end, first + N_BYTES) - max(begin, first))
+    return found
+
+
+def memory(mapping: _native.Mapping) -> npt.NDArray[np.uint8]:
+    raw = (ctypes.c_uint8 * mapping.length_bytes).from_address(mapping.address)
+    return np.frombuffer(raw, np.uint8)
+
+
+def test_they_are_one_piece_of_memory(world: World) -> None:
+    mapping = world.map()
+    assert mapping.id >= FIRST_ID
+    assert (mapping.address, mapping.length_bytes) == (BASE, N_BYTES)
+    assert np.array_equal(memory(mapping), world.content)
+    again = world.map()
+    assert again.address == BASE
+    world.client.unmap(mapping.id)
+    assert np.array_equal(memory(again), world.content)
+    with pytest.raises(errors.FreedError, match="No mapping"):
+        world.client.unmap(mapping.id)
+    with pytest.raises(errors.FreedError, match="No mapping"):
+        world.client.dirty(mapping.id)
+    world.client.unmap_later(again.id)
+    assert world.map().address == BASE
+
+
+def test_what_is_written_to_a_private_one_is_told_by_piece(world: World) -> None:
+    private = world.map(_native.MAP_PRIVATE)
+    view = memory(private)
+    for block in (0, PIECE_BLOCKS - 1, PIECE_BLOCKS, N_BLOCKS - 1):
+        view[block * 4096] ^= 1
+    dirty = world.client.dirty(private.id)
+    assert dirty.tolist() == [[0, 1], [PIECE_BLOCKS - 1, 2], [N_BLOCKS - 1, 1]]
+    parts = world.client.parts(private.id, dirty)
+    assert [(part.region, part.version) for part in parts] == [(7, 0), (8, 0), (9, 0)]
+    assert [part.runs.tolist() for part in parts] == [
+        [[0, 1], [PIECE_BLOCKS - 1, 1]],
+        [[0, 1]],
+        [[39, 1]],
+    ]
+    with pytest.raises(errors.RangeError, match="outside"):
+        world.client.parts(private.id, np.array([[N_BLOCKS - 1, 2]], np.uint64))
+    blank = np.array([[PIECE_BLOCKS - 2, 4]], np.uint64)
+    world.client.blank(private.id, blank)
+    begin = (PIECE_BLOCKS - 2) * 4096
+    assert not memory(private)[begin : begin + 4 * 4096].any()
+
+
+def test_versions_of_one_variable_beside_each_other(world: World) -> None:
+    """An old version keeps its addresses; the new one lies elsewhere, in one piece."""
+    old = world.map()
+    private = world.map(_native.MAP_PRIVATE)
+    assert private.address != BASE
+    assert np.array_equal(memory(private), world.content)
+    changed = world.content.copy()
+    for at in (3, PIECE_BYTES + 17):
+        changed[at] ^= 255
+        memory(private)[at] ^= 255
+    row = world.commit(private)
+    assert row == [1, 1, 0]
+    new = world.map()
+    assert new.address not in (BASE, private.address)
+    assert np.array_equal(memory(new), changed)
+    assert np.array_equal(memory(old), world.content)
+    with pytest.raises(errors.AddressClashError):
+        world.map(_native.MAP_FIXED)
+    for mapping in (old, private, new):
+        world.client.unmap(mapping.id)
+    assert world.map().address == BASE
+    assert np.array_equal(memory(world.map()), changed)
+
+
+def test_a_version_that_is_not_there_leaves_nothing_behind(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved: list[int] = []
+    map_all = world.client._map_all
+
+    def note(pieces, flags, at, deadline):
+        reserved.append(at)
+        return map_all(pieces, flags, at, deadline)
+
+    monkeypatch.setattr(world.client, "_map_all", note)
+    for n_before in (0, len(REGIONS)):
+        held = world.map() if n_before else None
+        reserved.clear()
+        with pytest.raises(errors.WaitTimeoutError):  # there is no registry that says so
+            world.client.map_pieces(world.pieces([0, 0, 5]), timeout_s=0.2)
+        until(lambda n=n_before: world.engine.stats()["mappings"] == n)
+        assert [at != 0 for at in reserved] == [False] + [True] * bool(held)
+        assert sum(taken_bytes(at) for at in reserved if at) == 0
+        assert taken_bytes(BASE) == (N_BYTES if held else 0)
+        assert held is None or np.array_equal(memory(held), world.content)
+
+
+def test_rows_are_gathered_across_pieces(world: World) -> None:
+    mapping = world.map()
+    rows = world.content[: N_ROWS * ROW_BYTES].reshape(N_ROWS, ROW_BYTES)
+    lies = {"offset_bytes": 0, "stride_bytes": ROW_BYTES, "row_bytes": ROW_BYTES}
+
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(st.integers(0, N_ROWS - 1), max_size=40))
+    def check(numbers: list[int]) -> None:
+        crossing = [PIECE_BYTES // ROW_BYTES, 2 * PIECE_BYTES // ROW_BYTES]
+        ids = np.array(numbers + crossing * (len(numbers) % 2), np.uint64)
+        out = np.zeros((ids.size, ROW_BYTES), np.uint8)
+        world.client.gather(mapping.id, ids, out, **lies)
+        assert np.array_equal(out, rows[ids.astype(np.int64)])
+        assert world.client.rows_here(mapping.id, ids.astype(np.int64), N_ROWS, **lies)
+
+    check()
+    part = {"offset_bytes": 100, "stride_bytes": ROW_BYTES, "row_bytes": 8}
+    ids = np.arange(N_ROWS, dtype=np.uint64)
+    out = np.zeros(N_ROWS, np.uint64)
+    world.client.gather(mapping.id, ids, out, **part)
+    assert np.array_equal(out.view(np.uint8).reshape(-1, 8), rows[:, 100:108])
+    with pytest.raises(errors.RangeError, match="outside"):
+        world.client.gather(mapping.id, np.array([N_ROWS], np.uint64), out[:625], **lies)
+    with pytest.raises(ValueError, match="do not fit"):
+        world.client.gather(mapping.id, ids, out[:5], **part)
+
+
+def test_what_was_read_is_told_of_all_pieces(world: World) -> None:
+    mapping = world.map(_native.MAP_EXACT_READS)
+    blocks = np.array([[1, 2], [PIECE_BLOCKS - 1, 2], [N_BLOCKS - 3, 3]], np.uint64)
+    world.client.prefetch(mapping.id, blocks)
+    world.client.prefetch(mapping.id, blocks, wait=False)
+    assert world.client.absent_blocks(mapping.id) == 0  # it is at home here
+    world.client.evicted_begin(mapping.id)
+    world.client.access_report_begin(mapping.id)
+    assert int(memory(mapping)[PIECE_BYTES]) == int(world.content[PIECE_BYTES])
+    read = world.client.access_report_end(mapping.id)
+    assert any(first <= PIECE_BLOCKS < first + n for first, n in read.tolist())
+    world.client.report_reads(mapping.id, read)
+    assert world.client.evicted(mapping.id).shape[1] == 2
+    world.client.evicted_end(mapping.id)
+    world.client.access_report_begin(mapping.id)
+    world.client.access_report_drop(mapping.id)
+
+
+def test_one_regions_mappings_are_as_ever(world: World) -> None:
+    piece = world.pieces()[1]
+    mapping = world.client.map(*piece)
+    assert mapping.id < FIRST_ID
+    (part,) = world.client.parts(mapping.id, np.array([[0, 3]], np.uint64))
+    assert (part.mapping_id, part.region) == (mapping.id, 0)
+    out = np.zeros(10, np.uint8)
+    ids = np.arange(10, dtype=np.uint64)
+    lies = {"offset_bytes": 0, "stride_bytes": 4096, "row_bytes": 1}
+    world.client.gather(mapping.id, ids, out, **lies)
+    assert out.tolist() == world.content[PIECE_BYTES::4096][:10].tolist()
+    assert world.client.rows_here(mapping.id, ids.astype(np.int64), 10, **lies)
+
+
+def test_its_addresses_outlive_the_client_and_are_let_go_of(world: World) -> None:
+    mapping = world.map()
+    world.client.close()
+    assert taken_bytes(BASE) == N_BYTES
+    world.client.unmap(mapping.id)
+    assert taken_bytes(BASE) == 0
