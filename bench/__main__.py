@@ -30,6 +30,7 @@ NAMES = {
     "recovery": "k-means while a node is killed: what that iteration costs, what runs again",
     "sim": "replication on 10 to 10,000 nodes, simulated with the engine's own choice",
     "sparse_lr": "sparse logistic regression, against a parameter server of Ray actors (root)",
+    "spread": "cold readers and commits of a variable that is spread, against one home (root)",
     "straggler": "k-means with one busy node of four, with and without copies of slow tasks (root)",
     "update": "a hash map that changes between look-ups on three nodes, against ray.put anew",
 }

@@ -1,0 +1,151 @@
+"""Variables that are spread over nodes: what users do with one, while nodes and servers go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clamor_ray as clamor
+from clamor_ray import errors
+from tests.cluster.test_moves_lab import (
+    on,
+)
+from tests.conftest import until
+from tests.support.lab import LocalCluster, local_cluster, require_lab
+
+pytestmark = pytest.mark.lab
+
+N = 3_000_000  # of 8 bytes: 12 pieces of 2 MiB
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[LocalCluster]:
+    require_lab("local")
+    with local_cluster(3) as lab:
+        clamor.init()
+        try:
+            yield lab
+        finally:
+            clamor.shutdown()
+
+
+def homes_of(ref: Any) -> set[str]:
+    return {node_id for node_id, entry in clamor.stats().region(ref).items() if entry.is_home}
+
+
+def change(ref: Any, first: int, n: int, value: int) -> int:
+    with clamor.update(ref) as array:
+        array[first : first + n] = value
+    return ref.version
+
+
+def test_what_users_do_with_any_array(three: LocalCluster) -> None:
+    content = np.arange(N, dtype=np.int64)
+    ref = clamor.put(content, home="spread", name="spread")
+    assert homes_of(ref) == set(three.node_ids)
+    assert np.array_equal(ref.get(), content)
+    (info,) = [info for info in clamor.variables() if info.name == "spread"]
+    assert set(info.nodes) == homes_of(ref)
+    assert info.nbytes == content.nbytes
+    before = ref.snapshot()
+    old = ref.get()
+    # Changes in several pieces, here and elsewhere: each reader sees all of a version.
+    with clamor.update(ref) as array:
+        array[0] = array[N - 1] = array[N // 2] = -1
+    content[[0, N - 1, N // 2]] = -1
+    border = (2 << 20) // 8  # a piece ends about here
+    assert on(2, change, ref, border - 1000, 2000, 7) == 2
+    content[border - 1000 : border + 1000] = 7
+    assert ref.refresh().version == 2
+    assert np.array_equal(ref.get(), content)
+    assert np.array_equal(on(1, lambda ref: np.array(ref.get()), ref), content)
+    assert np.array_equal(old, np.arange(N))
+    assert np.array_equal(before.get(), old)
+    assert np.array_equal(ref.at(0).get(), old)
+    assert int(ref.at(1).get()[border]) == border
+    # Rows from all over.
+    ids = np.random.default_rng(1).integers(0, N, 5000)
+    assert np.array_equal(
+        on(1, lambda ref, ids: clamor.gather(ref.get(), ids), ref, ids), content[ids]
+    )
+    assert np.array_equal(on(2, lambda ref, ids: ref.get()[ids], ref, ids), content[ids])
+    clamor.prefetch(ref.get()[border - 5000 : border + 5000])
+    clamor.add_at(ref, ids, 3)
+    np.add.at(content, ids, 3)
+    assert np.array_equal(ref.get(), content)
+    # Two variables, one commit.
+    other = clamor.put(np.zeros(1000))
+    with clamor.transaction(ref, other) as (x, y):
+        x[5] = 55
+        y[5] = 55
+    assert (int(ref.get()[5]), float(other.get()[5])) == (55, 55.0)
+    content[5] = 55
+    assert np.array_equal(clamor.open("spread").get(), content)
+    shown = clamor.block_map(ref, "present", buckets=24)
+    assert set(shown) == set(three.node_ids)
+    assert sum(int(counts.sum()) for counts in shown.values()) >= content.nbytes // 4096
+    ref.free()
+    with pytest.raises(errors.FreedError):
+        ref.get()
+    assert int(old[3]) == 3  # what is read stays
+
+
+def test_rows_of_tables_cross_pieces(three: LocalCluster) -> None:
+    table = np.random.default_rng(0).random((6000, 125))  # rows of 1,000 bytes
+    ref = clamor.put({"table": table, "name": "x"}, home="spread")
+    ids = np.arange(0, 6000, 7)
+    assert np.array_equal(on(1, lambda ref: np.array(ref.get()["table"]), ref), table)
+    found = on(2, lambda ref, ids: ref.get()["table"][ids], ref, ids)
+    assert np.array_equal(found, table[ids])
+    assert ref.get()["name"] == "x"
+
+
+def test_a_hash_map(three: LocalCluster) -> None:
+    keys = np.arange(100_000)
+    m = clamor.HashMap.build(keys, keys * 3.0, home="spread")
+    assert homes_of(m._ref) == set(three.node_ids)
+    some = np.random.default_rng(3).integers(0, len(keys), 2000)
+    assert np.array_equal(on(1, lambda m, some: m.get(some), m, some), some * 3.0)
+    with clamor.update(m) as changed:
+        changed[some[:10]] = 7.0
+    found = on(2, lambda m, some: m.get(some), m, some[:10])
+    assert np.array_equal(found, np.full(10, 7.0))
+
+
+def test_the_first_commit_to_a_block_wins(three: LocalCluster) -> None:
+    ref = clamor.zeros(N, np.int64, home="spread")
+    began = ref.snapshot()
+    assert change(ref, 10, 1, 1) == 1
+    with pytest.raises(errors.CommitConflict), clamor.update(began) as array:
+        array[10] = 2
+    with clamor.update(began) as array:  # another block, of another piece
+        array[N - 1] = 3
+    newest = ref.at()
+    assert newest.version == 2
+    assert (int(newest.get()[10]), int(newest.get()[N - 1])) == (1, 3)
+
+
+def test_it_goes_when_nobody_refers_to_it(three: LocalCluster) -> None:
+    def n_ready() -> int:
+        return dict(clamor.stats().regions_by_state)["ready"]
+
+    before = n_ready()
+    ref = clamor.put(np.arange(N), home="spread")
+    assert n_ready() > before + 3
+    del ref
+    until(lambda: n_ready() <= before)
+    with pytest.raises(ValueError, match="home is 'spread'"):
+        clamor.put(np.zeros(1000), home="elsewhere")  # type: ignore[arg-type]
+
+
+def test_a_collection_reads_a_version_of_it(three: LocalCluster) -> None:
+    """However many commits come after."""
+    ref = clamor.put(np.ones(N), home="spread")
+    rows = range(0, N, N // 100)
+    found = clamor.from_items(rows).map(lambda row: float(ref.get()[row]))
+    with clamor.update(ref) as array:
+        array[:] = 2.0
+    assert sum(found.collect()) == len(rows)

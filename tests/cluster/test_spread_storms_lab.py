@@ -1,0 +1,134 @@
+"""Variables that are spread over nodes, while the registry, page servers and nodes go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clamor_ray as clamor
+from clamor_ray import errors
+from clamor_ray._session import process_sessions
+from tests.cluster.test_moves_lab import (
+    DRAIN_S,
+    N_ROWS,
+    TASK_S,
+    WORDS,
+    History,
+    on,
+    read_until,
+    write_until,
+)
+from tests.cluster.test_spread_lab import N, change, homes_of
+from tests.conftest import until
+from tests.support.lab import LocalCluster, local_cluster, require_lab
+from tests.support.lab.cluster import node_resource
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture
+def lab() -> Iterator[LocalCluster]:
+    require_lab("local")
+    with local_cluster(3) as lab:
+        clamor.init()
+        try:
+            yield lab
+        finally:
+            clamor.shutdown()
+
+
+def test_the_registry_is_killed(lab: LocalCluster) -> None:
+    ref = clamor.put(np.arange(N), home="spread", name="kept")
+    with clamor.update(ref) as array:
+        array[0] = array[N - 1] = -5
+    os.kill(process_sessions.current().rpc.ping(), signal.SIGKILL)
+    assert np.array_equal(ref.get()[1:5], [1, 2, 3, 4])
+    found = clamor.open("kept")
+    assert found.version == 1
+    assert (int(found.get()[0]), int(found.get()[N - 1])) == (-5, -5)
+    assert int(found.at(0).get()[N - 1]) == N - 1
+    assert on(2, change, found, 7, 1, 9) == 2
+    assert int(found.refresh().get()[7]) == 9
+
+
+def test_a_node_dies_and_a_source_makes_its_pieces_again(lab: LocalCluster) -> None:
+    def make() -> Any:
+        return np.arange(N)
+
+    ref = clamor.put(make(), home="spread", source=make)
+    zeros = clamor.zeros(N, np.int64, home="spread")
+    bare = clamor.put(make() + 1, home="spread")
+    with clamor.update(ref) as array:
+        array[3] = -3
+    lab.kill_node(2)
+    expected = make()
+    expected[3] = -3
+    assert np.array_equal(on(1, lambda ref: np.array(ref.get()), ref), expected)
+    assert not on(1, lambda ref: np.array(ref.get()), zeros).any()
+    with pytest.raises(
+        errors.HomeLostError, match=rf"Piece \d+ of variable {bare._region} is lost"
+    ):
+        clamor.prefetch(bare.get())
+    assert lab.node_ids[2] not in homes_of(ref)
+
+
+@pytest.mark.slow
+def test_a_storm(lab: LocalCluster, tmp_path: Path) -> None:
+    """Page servers are killed, and nodes are drained and go, under readers and writers."""
+    import ray
+
+    rng = random.Random(5)
+    ref = clamor.put(np.zeros((N_ROWS, WORDS), np.int64), home="spread")
+    over, stop = tmp_path / "over", threading.Event()
+
+    def here(function: Any, *arguments: Any) -> Any:
+        task = ray.remote(function).options(
+            num_cpus=0, resources={node_resource(0): 0.01}, max_retries=0
+        )
+        return task.remote(over, ref, *arguments)
+
+    crowd = [here(write_until), here(read_until, 0), here(read_until, 20)]
+
+    def kill_now_and_then() -> None:
+        while not stop.wait(rng.uniform(1.0, 4.0)):
+            with contextlib.suppress(Exception):  # it is just starting
+                os.kill(lab.page_server_pid(rng.choice(alive), 5.0), signal.SIGKILL)
+
+    alive = [0, 1, 2]
+    killer = threading.Thread(target=kill_now_and_then)
+    killer.start()
+    try:
+        until(lambda: ref.at().version > 5)
+        for victim in (1, 2):
+            joined = lab.add_node(num_cpus=1, object_store_memory=150 << 20)
+            on(joined, lambda ref: int(ref.at().get()[0, 0]), ref)  # its page server is there
+            alive.append(joined)
+            clamor.drain(lab.node_ids[victim], timeout=DRAIN_S)
+            alive.remove(victim)
+            assert lab.node_ids[victim] not in homes_of(ref)
+            before = ref.at().version
+            until(lambda before=before: ref.at().version > before + 3)
+            lab.kill_node(victim)
+        time.sleep(2.0)
+    finally:
+        stop.set()
+        killer.join(TASK_S)
+        over.touch()
+    rounds = ray.get(crowd, timeout=TASK_S)
+    assert min(rounds) > 3, rounds
+    newest = ref.at()
+    assert newest.version == rounds[0]
+    history = History()
+    for index in (0, alive[-1]):
+        found = on(index, lambda ref: np.array(ref.get()), newest)
+        history.check(found, newest.version)
