@@ -311,10 +311,15 @@ class PiecedClient(Client):
             RangeError: They do not lie in the variable.
         """
         if mapping_id < FIRST_ID:
-            return [Part(mapping_id, 0, 0, runs)]
+            return [Part(mapping_id=mapping_id, region=0, version=0, runs=runs)]
         pieced = self._find(mapping_id)
         return [
-            Part(pieced.ids[index], pieced.pieces[index].region, pieced.pieces[index].version, some)
+            Part(
+                mapping_id=pieced.ids[index],
+                region=pieced.pieces[index].region,
+                version=pieced.pieces[index].version,
+                runs=some,
+            )
             for index, some in pieced.split(runs)
         ]
 
