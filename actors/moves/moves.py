@@ -4,7 +4,8 @@ One move:
 
     begun     -> the taker gets ready, at the newest version that the giver knows
     blocks    -> all that hold data, in layers of ``LAYER_BLOCKS``; then those that commits have
-                 changed since, until few are left. Each layer is of the newest version of its time
+                 changed since, until few are left. Each layer is of the newest version of its time,
+                 and the giver stages the next one while the taker takes it
     records   -> of the history, the oldest first
     held      -> commits wait before their decision; those that are decided are published at the
                  giver. The last blocks and records follow
@@ -69,6 +70,13 @@ class NoRoom(MoveFailed):
     """The taker has none: another one may."""
 
 
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancels those that run; nobody asks any more what they raise."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Publishes(Protocol):
     """What of ``Commits`` a move needs."""
 
@@ -84,10 +92,10 @@ class _Move:
         record: The region's, with the taker as its home.
         giver: Its home.
         attempt: The taker knows it by this number.
-        at: The version that all of ``todo``, and all that is there, is of.
-        todo: Blocks that the taker lacks.
-        next_record: The version of the next record that the taker gets.
-        n_bytes: What it has got.
+        at: The version that all of ``todo``, and all that was staged, is of.
+        todo: Blocks that are to be staged.
+        next_record: The version of the next record that is to be staged.
+        n_bytes: What the taker has got.
     """
 
     record: RegionRecord
@@ -105,6 +113,21 @@ class _Move:
     @property
     def taker(self) -> int:
         return self.record.homes[0]
+
+
+@dataclass
+class _Staged:
+    """What the giver has for the taker.
+
+    Args:
+        ids: What it is staged under, and maybe is not.
+        layers: (commit id, bytes) of those that the taker is to get.
+        are_records: Of the history; else they are blocks.
+    """
+
+    ids: list[int]
+    layers: list[tuple[int, int]]
+    are_records: bool
 
 
 class Moves:
@@ -266,16 +289,22 @@ class Moves:
         rounds = ROUNDS
         rounds += len(move.todo) // LAYER_BLOCKS
         rounds += max(0, move.at - move.next_record) // RECORDS_AT_ONCE
-        while rounds:
-            rounds -= 1
-            self._check(move)
-            self._catch_up(move, await self._published(move))
-            if len(move.todo) > FEW_BLOCKS:
-                await self._carry(move)
-            elif move.at - move.next_record > FEW_RECORDS:
-                await self._carry_records(move)
-            else:
-                return
+        taking: list[asyncio.Task[None]] = []  # one that runs, and one that waits for it
+        try:
+            while rounds:
+                self._check(move)
+                self._catch_up(move, await self._published(move))
+                if (staged := await self._stage(move)) is not None:
+                    rounds -= 1
+                    taking.append(self._begin_to_take(move, staged, taking[-1:]))
+                elif not taking:
+                    return
+                while len(taking) > (1 if staged is not None else 0):
+                    await taking[0]
+                    del taking[0]
+            await asyncio.gather(*taking)
+        finally:
+            await _end(taking)
 
     async def _switch(self, move: _Move) -> asyncio.Future[bool]:
         """Commits are held back, and the taker is the home, or it is not.
@@ -305,10 +334,14 @@ class Moves:
         while (known := await self._published(move)) < newest:  # noqa: ASYNC110 - no event says it
             await asyncio.sleep(PAUSE_S)
         self._catch_up(move, known)
-        while move.todo:
-            await self._carry(move)
-        while move.next_record < move.at:
-            await self._carry_records(move)
+        both = [
+            asyncio.ensure_future(self._last_blocks(move)),
+            asyncio.ensure_future(self._last_records(move)),
+        ]
+        try:
+            await asyncio.gather(*both)
+        finally:
+            await _end(both)
         call = self._servers.take_seal(move.taker, move.region, move.attempt, move.at)
         await self._call(move.taker, call)
 
@@ -336,43 +369,75 @@ class Moves:
         move.todo |= changed
         move.at = version
 
-    async def _carry(self, move: _Move) -> None:
+    async def _stage(self, move: _Move) -> _Staged | None:
+        """The next of it. None: little is left."""
+        if len(move.todo) > FEW_BLOCKS:
+            return await self._stage_blocks(move)
+        if move.at - move.next_record > FEW_RECORDS:
+            return await self._stage_records(move)
+        return None
+
+    async def _last_blocks(self, move: _Move) -> None:
+        while move.todo:
+            await self._begin_to_take(move, await self._stage_blocks(move), [])
+
+    async def _last_records(self, move: _Move) -> None:
+        while move.next_record < move.at:
+            await self._begin_to_take(move, await self._stage_records(move), [])
+
+    async def _stage_blocks(self, move: _Move) -> _Staged:
         """Some blocks of ``todo``."""
         some = BitMap(move.todo[:LAYER_BLOCKS])
         packed = bytes(some.serialize())
         (commit_id,) = ids = self._ids(1)
-        try:
-            layer_bytes = await self._call(
-                move.giver,
-                self._servers.stage_home(move.giver, move.region, move.at, commit_id, packed),
-            )
-            layers = [(commit_id, layer_bytes)]
-            call = self._servers.take(move.taker, move.region, move.attempt, move.giver, layers)
-            await self._call(move.taker, call)
-        finally:
-            self._background.spawn(self._drop_layers(move, ids))
+        call = self._servers.stage_home(move.giver, move.region, move.at, commit_id, packed)
+        layer_bytes = await self._call_to_stage(move, ids, call)
         move.todo -= some
-        move.n_bytes += layer_bytes
+        return _Staged(ids, [(commit_id, layer_bytes)], are_records=False)
 
-    async def _carry_records(self, move: _Move) -> None:
+    async def _stage_records(self, move: _Move) -> _Staged:
         """Some records of the history."""
         ids = self._ids(min(move.at - move.next_record, RECORDS_AT_ONCE))
         most_bytes = LAYER_BLOCKS * BLOCK_BYTES
-        try:
-            call = self._servers.stage_records(
-                move.giver, move.region, move.next_record, ids, most_bytes
-            )
-            layers_bytes = await self._call(move.giver, call)
-            layers = [each for each in zip(ids, layers_bytes, strict=False) if each[1]]
-            if layers:
-                call_taker = self._servers.take_records(
-                    move.taker, move.region, move.attempt, move.giver, layers
-                )
-                await self._call(move.taker, call_taker)
-        finally:
-            self._background.spawn(self._drop_layers(move, ids))
+        call = self._servers.stage_records(
+            move.giver, move.region, move.next_record, ids, most_bytes
+        )
+        layers_bytes = await self._call_to_stage(move, ids, call)
         move.next_record += len(layers_bytes)
-        move.n_bytes += sum(layers_bytes)
+        layers = [each for each in zip(ids, layers_bytes, strict=False) if each[1]]
+        return _Staged(ids, layers, are_records=True)
+
+    async def _call_to_stage(
+        self, move: _Move, ids: list[int], call: Coroutine[Any, Any, _T]
+    ) -> _T:
+        try:
+            return await self._call(move.giver, call)
+        except BaseException:
+            self._background.spawn(self._drop_layers(move, ids))
+            raise
+
+    def _begin_to_take(
+        self, move: _Move, staged: _Staged, before: list[asyncio.Task[None]]
+    ) -> asyncio.Task[None]:
+        """The taker gets it, once all that was staged before is there."""
+        taking = asyncio.ensure_future(self._take(move, staged, before))
+        taking.add_done_callback(  # also of one that is cancelled before it has begun
+            lambda _: self._background.spawn(self._drop_layers(move, staged.ids))
+        )
+        return taking
+
+    async def _take(
+        self, move: _Move, staged: _Staged, before: list[asyncio.Task[None]]
+    ) -> None:
+        for each in before:
+            await each
+        if not staged.layers:
+            return
+        servers = self._servers
+        take = servers.take_records if staged.are_records else servers.take
+        call = take(move.taker, move.region, move.attempt, move.giver, staged.layers)
+        await self._call(move.taker, call)
+        move.n_bytes += sum(layer_bytes for _, layer_bytes in staged.layers)
 
     def _ids(self, n: int) -> list[int]:
         ids = [secrets.randbits(64) | 1 for _ in range(n)]

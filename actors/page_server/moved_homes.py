@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from pyroaring import BitMap
@@ -33,6 +34,7 @@ from clamor_ray.actors.page_server.version_questions import runs_of
 logger = logging.getLogger("clamor_ray.page_server")
 
 SILENCE_S = 60.0
+PULLS_AT_ONCE = 8  # of one call
 LOOK_S = 1.0  # between looks at what goes on, while anything does
 
 
@@ -234,14 +236,28 @@ class MovedHomes:
     ) -> None:
         region = attempt.record.region
         with attempt.busy:
-            for commit_id, layer_bytes in layers:
-                try:
-                    self._pull(commit_id, region, from_server, layer_bytes)
+            try:
+                self._pull_all(region, from_server, layers)
+                for commit_id, _ in layers:
                     take(region, attempt.fd, commit_id)
-                except BaseException:
-                    self._engine.drop_staged(region, commit_id)  # nobody would ask for it soon
-                    raise
+            except BaseException:
+                for commit_id, _ in layers:  # nobody would ask for them soon
+                    self._engine.drop_staged(region, commit_id)
+                raise
         attempt.heard_s = time.monotonic()
+
+    def _pull_all(self, region: int, from_server: int, layers: list[tuple[int, int]]) -> None:
+        """Side by side: records are many and small, and each takes a round trip."""
+        with ThreadPoolExecutor(PULLS_AT_ONCE, "clamor-pull") as threads:
+            pulls = [
+                threads.submit(self._pull, commit_id, region, from_server, layer_bytes)
+                for commit_id, layer_bytes in layers
+            ]
+            try:
+                for pull in pulls:
+                    pull.result()
+            finally:
+                threads.shutdown(wait=False, cancel_futures=True)
 
     def seal(self, region: int, attempt: int, version: int) -> None:
         """All of it is here, at this version. It serves once ``rehome`` has said so.

@@ -156,6 +156,46 @@ def test_records_that_are_not_kept_are_of_no_use(servers: tuple[Server, Server])
     assert giver.moved.stage_records(7, 3, [1, 2, 3, 4, 5], 100) == [0, 0, 50, 60]
 
 
+def test_layers_of_one_call_are_pulled_side_by_side(servers: tuple[Server, Server]) -> None:
+    giver, taker = servers
+    both = threading.Barrier(2, timeout=10.0)
+
+    def pull(commit_id: int, region: int, from_server: int, layer_bytes: int) -> None:
+        both.wait()
+        taker.pull(commit_id, region, from_server, layer_bytes)
+
+    taker.moved._pull = pull
+    taker.moved.begin(THERE, 1, 0, NONE)
+    halves = {1: DATA & BitMap(range(5)), 2: DATA - BitMap(range(5))}
+    layers = [
+        (commit_id, giver.moved.stage_home(7, 0, commit_id, bytes(blocks.serialize())))
+        for commit_id, blocks in halves.items()
+    ]
+    taker.moved.take(7, 1, GIVER, layers)
+    giver.moved.drop_layers(7, [1, 2])
+    taker.moved.seal(7, 1, 0)
+    taker.rehome(THERE)
+    giver.rehome(THERE)
+    assert blocks_at(taker) == content(DATA, 1)
+
+
+def test_of_layers_of_which_one_is_gone_none_stays(servers: tuple[Server, Server]) -> None:
+    giver, taker = servers
+    taker.moved.begin(THERE, 1, 0, NONE)
+    n_bytes = giver.moved.stage_home(7, 0, 1, bytes(DATA.serialize()))
+
+    def pull(commit_id: int, region: int, from_server: int, layer_bytes: int) -> None:
+        if commit_id == 2:
+            raise errors.CommitAbortedError("It is gone.")
+        taker.pull(commit_id, region, from_server, layer_bytes)
+
+    taker.moved._pull = pull
+    with pytest.raises(errors.CommitAbortedError):
+        taker.moved.take(7, 1, GIVER, [(1, n_bytes), (2, n_bytes)])
+    giver.moved.drop_layers(7, [1])
+    assert taker.engine.stats()["layers"] == 0
+
+
 def test_a_taker_without_room_says_so(
     servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,6 +127,49 @@ def test_a_block_that_changes_after_it_was_carried_is_carried_again(world: World
     of(world, work)
 
 
+def n_calls(world: World, method: str) -> int:
+    return sum(call[0] == method for call in world.servers.calls)
+
+
+def test_the_giver_stages_the_next_layer_while_the_taker_takes_one(world: World) -> None:
+    under_way: list[int] = []
+    real = world.servers.take
+
+    async def take(*arguments: Any) -> None:
+        under_way.append(1)
+        assert len(under_way) == 1, "two at a time: the later one might be overwritten"
+        turn = min(n_calls(world, "take") + 2, 4)  # of 28 blocks: 8, 8, 8 and 4
+        await until(lambda: n_calls(world, "stage_home") >= turn)
+        await asyncio.sleep(0.01)
+        assert n_calls(world, "stage_home") <= turn, "layers pile up"
+        await real(*arguments)
+        under_way.pop()
+
+    world.servers.take = take  # type: ignore[method-assign]
+
+    async def work() -> None:
+        await world.moves.move(world.region, TAKER)
+        assert n_calls(world, "take") > 2
+        await world.check()
+
+    of(world, work)
+
+
+def test_a_take_that_fails_while_the_next_is_staged_leaves_neither(world: World) -> None:
+    async def fail() -> None:
+        await until(lambda: n_calls(world, "stage_home") == 2)
+        raise RuntimeError("it is restarting")
+
+    async def work() -> None:
+        world.servers.before["take"] = [fail]
+        with pytest.raises(MoveFailed, match="restarting"):
+            await world.moves.move(world.region, TAKER)
+        assert n_calls(world, "take") == 1
+        await world.check()
+
+    of(world, work)
+
+
 def test_a_commit_that_comes_while_they_are_held_waits_and_is_made(world: World) -> None:
     waiting: list[asyncio.Task[Any]] = []
 

@@ -7,6 +7,7 @@ import os
 import secrets
 import select
 import socket
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -39,11 +40,17 @@ class Server:
         self.engine = _native.Engine(name, server_id=server_id, history_directory="/tmp")
         self.answer: LookupAnswer | Exception = RegionUnknown(7)
         self.unpinned: list[int] = []
+        self._pulling = threading.Lock()
         self.moved = MovedHomes(
             self.engine, self.pull, self.look_up, self.rehome, self.unpinned.append
         )
 
     def pull(self, commit_id: int, region: int, from_server: int, layer_bytes: int) -> None:
+        """One at a time: who waits takes all events."""
+        with self._pulling:
+            self._pull(commit_id, region, from_server, layer_bytes)
+
+    def _pull(self, commit_id: int, region: int, from_server: int, layer_bytes: int) -> None:
         self.engine.pull(region, commit_id, from_server, layer_bytes)
         while select.select([self.engine.fileno()], [], [], 10.0)[0]:
             while (event := self.engine.next_event()) is not None:
