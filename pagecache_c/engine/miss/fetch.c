@@ -42,6 +42,7 @@ struct pc__peer *pc__peer_of(struct pc__loop *loop, uint64_t server_id)
     pc__link_init(&peer->unsure);
     for (int i = 0; i < PC__LANES_PER_LOOP; i++) {
         peer->lanes[i].fd = -1;
+        peer->lanes[i].layer_requests = PC__LAYER_REQUESTS;
         pc__link_init(&peer->lanes[i].queued);
         pc__link_init(&peer->lanes[i].sent);
     }
@@ -180,6 +181,15 @@ static int encode(struct pc__loop *loop, struct pc__lane *lane, struct pc__fetch
     return PC_OK;
 }
 
+/* How many may be on the wire when the first that is queued is sent. */
+static uint32_t most_sent(const struct pc__peer *peer, const struct pc__lane *lane)
+{
+    const struct pc__fetch *next = pc__of(lane->queued.next, struct pc__fetch, link);
+    if (lane == &peer->lanes[0])
+        return PC__URGENT_REQUESTS;
+    return next->generation->is_layer ? lane->layer_requests : PC__BULK_REQUESTS;
+}
+
 /* Sends what may be sent: queued fetches become requests, request bytes go to the socket. */
 static void lane_pump(struct pc__peer *peer, struct pc__lane *lane)
 {
@@ -189,8 +199,7 @@ static void lane_pump(struct pc__peer *peer, struct pc__lane *lane)
             ask_for_peer(peer, lane);
         return;
     }
-    uint32_t most = lane == &peer->lanes[0] ? PC__URGENT_REQUESTS : PC__BULK_REQUESTS;
-    while (lane->n_sent < most && !pc__link_empty(&lane->queued)) {
+    while (!pc__link_empty(&lane->queued) && lane->n_sent < most_sent(peer, lane)) {
         struct pc__fetch *fetch = pc__of(lane->queued.next, struct pc__fetch, link);
         pc__link_remove(&fetch->link);
         int rc = encode(peer->loop, lane, fetch);
@@ -574,6 +583,9 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
         const uint64_t came = lane->in_rows ? 0 : sent_from(lane, 0);
         const bool has_bytes = lane->in_rows || came; /* others may go before */
         const uint64_t sent_ns = fetch->sent_ns;
+        if (fetch->generation->is_layer && lane == &peer->lanes[1])
+            lane->layer_requests = pc__layer_requests(lane->layer_requests, lane->n_sent,
+                                                      pc__now_ns() - sent_ns);
         if (came && fetch->was_alone && !fetch->error)
             pc__trips_add(&peer->trips, came, pc__now_ns() - sent_ns);
         end_answer(peer, lane, fetch);

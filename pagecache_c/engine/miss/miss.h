@@ -34,7 +34,22 @@ struct pc__fetch {
 #define PC__URGENT_REQUESTS 16 /* on the wire at once; the rest waits in the lane's queue */
 #define PC__REQUEST_BLOCKS 64u  /* at once: the home decides for each request which server answers */
 #define PC__BULK_REQUESTS 32   /* enough for the wire, little to wait behind */
+#define PC__URGENT_LAYER_BLOCKS 256u /* a commit waits for a layer that is so small */
 #define PC__RX_BYTES (1u << 20)
+
+/* A layer is in no hurry, and may be large. What is asked for waits on the way, in buffers that the answers
+ * to others pass too: of a link of 1 Gbit/s, 8 MiB are 67 ms. So just as many requests are on the wire
+ * as keep it busy: more where answers come at once, fewer where they take long. */
+#define PC__LAYER_REQUESTS 8 /* at first */
+#define PC__LAYER_REQUESTS_LEAST 2u /* one is on its way while the other is put together */
+#define PC__LAYER_TRIP_NS 10000000u
+static inline uint32_t pc__layer_requests(uint32_t most, uint32_t n_sent, uint64_t took_ns)
+{
+    if (took_ns > PC__LAYER_TRIP_NS)
+        return most > PC__LAYER_REQUESTS_LEAST ? most - 1 : most;
+    /* With fewer on the wire nobody knows how long more of them take. */
+    return n_sent >= most && most < PC__BULK_REQUESTS ? most + 1 : most;
+}
 
 /* One connection to a peer, on which we ask. */
 struct pc__lane {
@@ -45,6 +60,7 @@ struct pc__lane {
     struct pc__link queued;        /* fetches not sent yet */
     struct pc__link sent;          /* fetches on the wire, oldest first */
     uint32_t n_sent;
+    uint32_t layer_requests;       /* so many may be on the wire when one of a layer is sent */
     uint64_t progress_ns;          /* when bytes last came, or the first of sent was sent */
     uint8_t *tx;                   /* request bytes that the socket did not take yet */
     size_t tx_bytes, tx_capacity;

@@ -102,7 +102,7 @@ static void begin_pull(struct pc__loop *loop, struct pc__mail *mail)
     *job = (struct pc__job){.done = all_came, .arg = pull, .remaining_blocks = region->n_blocks, .n_runs = 1};
     job->runs[0] = (struct pc_run){.n_blocks = region->n_blocks};
     struct pc__batch batch;
-    pc__batch_init(&batch, false, true);
+    pc__batch_init(&batch, region->n_blocks <= PC__URGENT_LAYER_BLOCKS, true);
     pthread_mutex_lock(&region->lock);
     int rc = pc__batch_add(&batch, region, generation, 0, region->n_blocks);
     if (!rc)

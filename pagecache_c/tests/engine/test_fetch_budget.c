@@ -350,8 +350,33 @@ static void test_small_variable(void)
     model_free(m);
 }
 
+/* How many requests for a layer are on the wire at most, in the end and of the last 100, where each answer
+ * takes the link so long; idle: all requests are not more than these. */
+static uint32_t most_of_link(uint64_t answer_ns, uint32_t idle)
+{
+    uint32_t most = PC__LAYER_REQUESTS, highest = 0;
+    for (int i = 0; i < 1000; i++) {
+        const uint32_t n_sent = most < idle ? most : idle;
+        most = pc__layer_requests(most, n_sent, n_sent * answer_ns);
+        highest = i >= 900 && most > highest ? most : highest;
+    }
+    return highest;
+}
+
+/* Others wait behind it for little more than PC__LAYER_TRIP_NS, and the link is never idle. */
+static void test_layers_on_the_wire(void)
+{
+    const uint64_t gbit_ns = 2097152; /* of PC__REQUEST_BLOCKS */
+    CHECK(most_of_link(gbit_ns, UINT32_MAX) == PC__LAYER_TRIP_NS / gbit_ns + 1, "1 Gbit/s: %u",
+          most_of_link(gbit_ns, UINT32_MAX));
+    CHECK(most_of_link(gbit_ns * 10, UINT32_MAX) == PC__LAYER_REQUESTS_LEAST, "100 Mbit/s");
+    CHECK(most_of_link(gbit_ns / 10, UINT32_MAX) == PC__BULK_REQUESTS, "10 Gbit/s");
+    CHECK(most_of_link(gbit_ns / 10, 3) == PC__LAYER_REQUESTS, "it grows though it is not used");
+}
+
 int main(void)
 {
+    test_layers_on_the_wire();
     test_bound("scan", scan, 100);
     for (unsigned percent = 1; percent <= 50; percent = percent * 2 + 1) {
         test_bound("uniform", uniform, percent);
