@@ -25,11 +25,12 @@ from clamor_ray._labels import label
 from clamor_ray._objects.layout import format_bytes
 from clamor_ray._protocol.messages import DrainResult
 from clamor_ray.actors.commits.journal import Journal
-from clamor_ray.actors.moves.moves import AT_ONCE, MoveFailed, NoRoom
+from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
 from clamor_ray.actors.registry.registry_core import RegistryCore
 
 logger = logging.getLogger("clamor_ray.registry")
 
+BEGUN_AT_ONCE = 4  # of them, some copy, and others wait for their turn or are at their end
 PAUSE_S = 0.2  # before a region is tried again
 PAUSE_MOST_S = 5.0
 REGIONS_SAID = 4
@@ -179,7 +180,7 @@ class Drains:
                 return
             now_s = time.monotonic()
             for region in there:
-                if len(drain.running) >= AT_ONCE:
+                if len(drain.running) >= BEGUN_AT_ONCE:
                     break
                 if drain.again_s.get(region, 0.0) <= now_s:
                     self._begin(drain, region)

@@ -46,9 +46,9 @@ from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 
 logger = logging.getLogger("clamor_ray.registry")
 
-AT_ONCE = 2  # of one giver
-LAYER_BLOCKS = (64 << 20) // BLOCK_BYTES
-FEW_BLOCKS = (4 << 20) // BLOCK_BYTES  # they go while commits are held back
+AT_ONCE = 2  # of one giver: the blocks of so many are copied side by side
+LAYER_BLOCKS = (16 << 20) // BLOCK_BYTES
+FEW_BLOCKS = (1 << 20) // BLOCK_BYTES  # they go while commits are held back
 RECORDS_AT_ONCE = 64
 FEW_RECORDS = 8
 ROUNDS = 32  # after the first of each block and record; then commits are held back all the same
@@ -96,6 +96,7 @@ class _Move:
         todo: Blocks that are to be staged.
         next_record: The version of the next record that is to be staged.
         n_bytes: What the taker has got.
+        has_begun: The taker may know of it.
     """
 
     record: RegionRecord
@@ -105,6 +106,7 @@ class _Move:
     todo: BitMap = field(default_factory=BitMap)
     next_record: int = 0
     n_bytes: int = 0
+    has_begun: bool = False
 
     @property
     def region(self) -> int:
@@ -211,23 +213,28 @@ class Moves:
             return 0
         self._moving.add(region)
         try:
-            async with self._turns.setdefault(giver, asyncio.Semaphore(AT_ONCE)):
-                record = replace(record, homes=(taker,) * len(record.homes), term=record.term + 1)
-                move = _Move(record, giver, secrets.randbits(63) | 1)
-                await self._carry_all(move)
-                self._finished += 1
-                self._finished_bytes += move.n_bytes
-                return move.n_bytes
+            record = replace(record, homes=(taker,) * len(record.homes), term=record.term + 1)
+            move = _Move(record, giver, secrets.randbits(63) | 1)
+            await self._carry_all(move)
+            self._finished += 1
+            self._finished_bytes += move.n_bytes
+            return move.n_bytes
         finally:
             self._moving.discard(region)
 
     async def _carry_all(self, move: _Move) -> None:
         try:
-            await self._begin(move)
-            await self._copy(move)
+            # What comes after that waits more than it copies: the next one has its turn then.
+            async with self._turns.setdefault(move.giver, asyncio.Semaphore(AT_ONCE)):
+                await self._begin(move)
+                rounds = 1 + len(move.todo) // LAYER_BLOCKS
+                rounds += max(0, move.at - move.next_record) // RECORDS_AT_ONCE
+                await self._copy(move, rounds, RECORDS_AT_ONCE)
+            await self._copy(move, ROUNDS, FEW_RECORDS)
             switched = await self._switch(move)
         except BaseException as failure:
-            self._background.spawn(self._drop(move))
+            if move.has_begun:
+                self._background.spawn(self._drop(move))
             if isinstance(failure, errors.ClamorError):  # of the journal, or the log
                 raise MoveFailed(cause_of(failure)) from failure
             raise
@@ -264,6 +271,7 @@ class Moves:
         deadline = loop.time() + BEGIN_S
         while True:
             self._check(move)
+            move.has_begun = True
             call = self._servers.take_begin(
                 move.taker, record, move.attempt, n_bytes, found.blocks if found else b""
             )
@@ -284,17 +292,14 @@ class Moves:
             move.giver, self._servers.oldest_version(move.giver, region)
         )
 
-    async def _copy(self, move: _Move) -> None:
-        """While commits go on, until little is left."""
-        rounds = ROUNDS
-        rounds += len(move.todo) // LAYER_BLOCKS
-        rounds += max(0, move.at - move.next_record) // RECORDS_AT_ONCE
+    async def _copy(self, move: _Move, rounds: int, few_records: int) -> None:
+        """While commits go on, until little is left, or so often."""
         taking: list[asyncio.Task[None]] = []  # one that runs, and one that waits for it
         try:
             while rounds:
                 self._check(move)
                 self._catch_up(move, await self._published(move))
-                if (staged := await self._stage(move)) is not None:
+                if (staged := await self._stage(move, few_records)) is not None:
                     rounds -= 1
                     taking.append(self._begin_to_take(move, staged, taking[-1:]))
                 elif not taking:
@@ -369,11 +374,11 @@ class Moves:
         move.todo |= changed
         move.at = version
 
-    async def _stage(self, move: _Move) -> _Staged | None:
+    async def _stage(self, move: _Move, few_records: int) -> _Staged | None:
         """The next of it. None: little is left."""
         if len(move.todo) > FEW_BLOCKS:
             return await self._stage_blocks(move)
-        if move.at - move.next_record > FEW_RECORDS:
+        if move.at - move.next_record > few_records:
             return await self._stage_records(move)
         return None
 

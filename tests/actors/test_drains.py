@@ -15,7 +15,7 @@ from clamor_ray.actors.lost_homes import rebuild_plan
 from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
 from clamor_ray.actors.moves import drains
 from clamor_ray.actors.moves.drains import Drains
-from clamor_ray.actors.moves.moves import AT_ONCE, MoveFailed, NoRoom
+from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
 from tests.support.move_rig import GIVER, OTHER, TAKER, World, run
 
 WAIT_S = 10.0
@@ -178,7 +178,7 @@ def test_what_fails_for_now_is_tried_again(world: World) -> None:
         fake.does = [MoveFailed("restarting"), RuntimeError("a mistake of ours")]
         result = await Drains(world.core, world.journal, fake).drain(GIVER, "node 1", WAIT_S)
         assert result.moved == len(regions) + 1
-        assert fake.most == AT_ONCE
+        assert fake.most == drains.BEGUN_AT_ONCE
 
     of(world, work)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -586,22 +587,54 @@ def test_a_region_moves_once_at_a_time(world: World) -> None:
     of(world, work)
 
 
-def test_two_of_a_giver_move_at_once(world: World) -> None:
+def test_the_blocks_of_two_of_a_giver_are_copied_at_once(world: World) -> None:
     most = 0
+    n_taken: Counter[int] = Counter()
+    real = world.servers.take
+
+    async def take(taker: int, region: int, *arguments: Any) -> None:
+        nonlocal most
+        copied = [each for _, each in world.servers.attempts if n_taken[each] < 3]
+        most = max(most, len(copied))
+        await asyncio.sleep(0.005)
+        await real(taker, region, *arguments)
+        n_taken[region] += 1  # of 26 blocks: 8, 8 and 8; the others go while commits are held
 
     async def work() -> None:
+        world.servers.take = take  # type: ignore[method-assign]
         regions = [world.add_region() for _ in range(6)]
-        real = world.servers.take_seal
-
-        async def seal(*arguments: Any) -> None:
-            nonlocal most
-            most = max(most, len(world.servers.attempts))
-            await asyncio.sleep(0.005)
-            await real(*arguments)
-
-        world.servers.take_seal = seal  # type: ignore[method-assign]
         await asyncio.gather(*(world.moves.move(region, TAKER) for region in regions))
         assert most == 2
+
+    of(world, work)
+
+
+def test_of_one_that_waits_for_its_turn_the_taker_hears_nothing(world: World) -> None:
+    """Of what it has prepared for the region, by a rebuild, nothing is dropped."""
+
+    async def work() -> None:
+        regions = [world.add_region() for _ in range(3)]
+        world.servers.before["home_blocks"] = [lambda: asyncio.sleep(1000)] * 2
+        moving = [asyncio.ensure_future(world.moves.move(each, TAKER)) for each in regions]
+        await until(lambda: n_calls(world, "home_blocks") == 2)
+        for each in moving:
+            each.cancel()
+        await asyncio.gather(*moving, return_exceptions=True)
+        await asyncio.sleep(0.01)
+        assert n_calls(world, "home_blocks") == 2
+        assert n_calls(world, "take_drop") == 0
+
+    of(world, work)
+
+
+def test_while_two_are_at_their_end_the_next_are_copied(world: World) -> None:
+    async def next_ones() -> None:
+        await until(lambda: n_calls(world, "take_begin") == 4)
+
+    async def work() -> None:
+        regions = [world.add_region() for _ in range(4)]
+        world.servers.before["take_seal"] = [next_ones, next_ones]
+        await asyncio.gather(*(world.moves.move(region, TAKER) for region in regions))
 
     of(world, work)
 
