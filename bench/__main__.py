@@ -14,6 +14,7 @@ NAMES = {
     "allreduce": "sums over 2 to 8 members, against Open MPI, gloo, Ray (root for half of it)",
     "commit": "commits of one block and of many, first writes, building in place",
     "cold_read": "a large array read cold on another node, against ray.get",
+    "drain": "everything off a node while others read and write (root)",
     "fetch": "a large prefetch against one raw TCP stream; 4 KiB pages per server core",
     "first_touch": "some rows of a cold table, by every way to read them, against ray.get",
     "gather": "rows by id from another host, against Redis MGET and a Ray actor",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench import first_touch, hot_pages, idle
-from bench.drivers import first_touch_driver, hot_driver
+from bench import drain, first_touch, hot_pages, idle
+from bench.drivers import drain_driver, first_touch_driver, hot_driver
 from bench.peers import redis
 from bench.support import common
 from clamor_ray._objects.hashtable import Table
@@ -184,3 +184,30 @@ def test_first_touch_chooses_different_rows(order: str) -> None:
     assert (order == "sorted") == bool((np.diff(ids) > 0).all())
     neighbours = (np.diff(ids) == 1).mean()
     assert neighbours > 0.9 if order == "clustered" else neighbours < 0.2
+
+
+def test_drain_counts_what_was_under_way_while_it_ran() -> None:
+    times = np.array([(0, 10), (5, 21), (20, 25), (29, 40), (30, 31), (7, 90)])
+    assert drain_driver.within(times, 20, 30).tolist() == [[5, 21], [20, 25], [29, 40], [7, 90]]
+
+
+def test_drain_latencies_are_some_that_were_measured() -> None:
+    begin = np.arange(2001) * 10**9
+    took_ns = np.arange(1, 2002) * 10**6
+    found = drain_driver.latencies(np.stack([begin, begin + took_ns], axis=1))
+    assert found == {"p50_ms": 1001, "p99_ms": 1981, "p999_ms": 1999, "max_ms": 2001, "n": 2001}
+
+
+def test_drain_figures_are_of_the_raw_stream_and_of_both_phases() -> None:
+    run = {
+        "bytes_per_s": 90e6,
+        "before": {"read": {"p999_ms": 2.0}, "commit": {"p999_ms": 9.0}},
+        "during": {"read": {"p999_ms": 20.0}, "commit": {"p999_ms": 90.0}},
+    }
+    assert drain.figures(run, 120e6) == {
+        "evacuation_share": 0.75,
+        "read_stall_ms": 20.0,
+        "commit_stall_ms": 90.0,
+        "read_before_ms": 2.0,
+        "commit_before_ms": 9.0,
+    }

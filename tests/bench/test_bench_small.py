@@ -110,6 +110,27 @@ def test_hot_pages_ends_with_its_figures_and_leaves_no_namespace() -> None:
     assert remove_stale() == []
 
 
+@pytest.mark.lab
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.soak
+def test_drain_ends_with_its_figures_and_leaves_no_namespace() -> None:
+    require_lab("netns")
+    lines = lines_of(run_bench("drain", "--small"))
+    assert {"kernel", "cores", "page_size", "ray", "trap", "rate"} <= set(lines[0]["environment"])
+    names = {"evacuation_share", "read_stall_ms", "commit_stall_ms"}
+    names |= {"read_before_ms", "commit_before_ms"}
+    assert set(lines[-1]["summary"]) == names
+    assert all(math.isfinite(value) and value > 0 for value in lines[-1]["summary"].values())
+    run = lines[-2]
+    assert run["bytes"] >= 2 * 16 << 20
+    for phase in ("before", "during"):
+        for what in ("read", "commit", "update"):
+            assert run[phase][what]["n"] > 10
+            assert run[phase][what]["max_ms"] >= run[phase][what]["p50_ms"] > 0
+    assert remove_stale() == []
+
+
 def test_unknown_name_lists_those_there_are() -> None:
     done = run_bench("nothing")
     assert done.returncode == 2
