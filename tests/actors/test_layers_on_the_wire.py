@@ -1,4 +1,4 @@
-"""How a page server asks for layers: a server that is made up answers, over plain sockets. No Ray."""
+"""How a page server asks for layers: a made-up server answers, over plain sockets. No Ray."""
 
 from __future__ import annotations
 
