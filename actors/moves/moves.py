@@ -431,9 +431,7 @@ class Moves:
         )
         return taking
 
-    async def _take(
-        self, move: _Move, staged: _Staged, before: list[asyncio.Task[None]]
-    ) -> None:
+    async def _take(self, move: _Move, staged: _Staged, before: list[asyncio.Task[None]]) -> None:
         for each in before:
             await each
         if not staged.layers:

@@ -181,15 +181,6 @@ static int encode(struct pc__loop *loop, struct pc__lane *lane, struct pc__fetch
     return PC_OK;
 }
 
-/* How many may be on the wire when the first that is queued is sent. */
-static uint32_t most_sent(const struct pc__peer *peer, const struct pc__lane *lane)
-{
-    const struct pc__fetch *next = pc__of(lane->queued.next, struct pc__fetch, link);
-    if (lane == &peer->lanes[0])
-        return PC__URGENT_REQUESTS;
-    return next->generation->is_layer ? lane->layer_requests : PC__BULK_REQUESTS;
-}
-
 /* Sends what may be sent: queued fetches become requests, request bytes go to the socket. */
 static void lane_pump(struct pc__peer *peer, struct pc__lane *lane)
 {
@@ -199,7 +190,7 @@ static void lane_pump(struct pc__peer *peer, struct pc__lane *lane)
             ask_for_peer(peer, lane);
         return;
     }
-    while (!pc__link_empty(&lane->queued) && lane->n_sent < most_sent(peer, lane)) {
+    while (!pc__link_empty(&lane->queued) && lane->n_sent < pc__most_sent(peer, lane)) {
         struct pc__fetch *fetch = pc__of(lane->queued.next, struct pc__fetch, link);
         pc__link_remove(&fetch->link);
         int rc = encode(peer->loop, lane, fetch);
@@ -584,8 +575,7 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
         const bool has_bytes = lane->in_rows || came; /* others may go before */
         const uint64_t sent_ns = fetch->sent_ns;
         if (fetch->generation->is_layer && lane == &peer->lanes[1])
-            lane->layer_requests = pc__layer_requests(lane->layer_requests, lane->n_sent,
-                                                      pc__now_ns() - sent_ns);
+            pc__layer_came(lane, pc__now_ns() - sent_ns);
         if (came && fetch->was_alone && !fetch->error)
             pc__trips_add(&peer->trips, came, pc__now_ns() - sent_ns);
         end_answer(peer, lane, fetch);

@@ -34,22 +34,7 @@ struct pc__fetch {
 #define PC__URGENT_REQUESTS 16 /* on the wire at once; the rest waits in the lane's queue */
 #define PC__REQUEST_BLOCKS 64u  /* at once: the home decides for each request which server answers */
 #define PC__BULK_REQUESTS 32   /* enough for the wire, little to wait behind */
-#define PC__URGENT_LAYER_BLOCKS 256u /* a commit waits for a layer that is so small */
 #define PC__RX_BYTES (1u << 20)
-
-/* A layer is in no hurry, and may be large. What is asked for waits on the way, in buffers that the answers
- * to others pass too: of a link of 1 Gbit/s, 8 MiB are 67 ms. So just as many requests are on the wire
- * as keep it busy: more where answers come at once, fewer where they take long. */
-#define PC__LAYER_REQUESTS 8 /* at first */
-#define PC__LAYER_REQUESTS_LEAST 2u /* one is on its way while the other is put together */
-#define PC__LAYER_TRIP_NS 10000000u
-static inline uint32_t pc__layer_requests(uint32_t most, uint32_t n_sent, uint64_t took_ns)
-{
-    if (took_ns > PC__LAYER_TRIP_NS)
-        return most > PC__LAYER_REQUESTS_LEAST ? most - 1 : most;
-    /* With fewer on the wire nobody knows how long more of them take. */
-    return n_sent >= most && most < PC__BULK_REQUESTS ? most + 1 : most;
-}
 
 /* One connection to a peer, on which we ask. */
 struct pc__lane {
@@ -116,6 +101,14 @@ struct pc__choice_sets {
     const struct pc__blockset *present, *in_flight, *changed;
 };
 
+/* pull.c: how many requests of a layer are on the wire. */
+#define PC__LAYER_REQUESTS 8        /* at first */
+#define PC__LAYER_REQUESTS_LEAST 2u /* one is on its way while the other is put together */
+#define PC__LAYER_TRIP_NS 10000000u
+uint32_t pc__layer_requests(uint32_t most, uint32_t n_sent, uint64_t took_ns);
+void pc__layer_came(struct pc__lane *lane, uint64_t took_ns);
+uint32_t pc__most_sent(const struct pc__peer *peer, const struct pc__lane *lane);
+
 /* fetch_budget.c: how much faults may fetch beyond what is touched. */
 #define PC__MOST_MARK_BITS 10u
 #define PC__LEAST_MARKED 3u        /* blocks beside the touched one: of fewer none is left out */
@@ -144,8 +137,7 @@ void pc__budget_fetched(struct pc__budget *budget, uint64_t n_blocks);
 void pc__budget_ask(struct pc__budget *budget, const struct pc__choice_sets *sets, uint64_t block,
                     unsigned one_in, struct pc__choice *choice);
 /* The block was touched, and counted as such. True: it had been left out. */
-bool pc__budget_take_mark(struct pc__budget *budget, const struct pc__choice_sets *sets,
-                          uint64_t block);
+bool pc__budget_take_mark(struct pc__budget *budget, const struct pc__choice_sets *sets, uint64_t block);
 
 /* readahead.c: how much a fault fetches, learned from faults and read sets. */
 #define PC__TRIP_BLOCKS 12u /* of a round trip that was not measured */
@@ -212,8 +204,7 @@ void pc__fault_read_slots(struct pc__loop *loop, struct pc__session *session);
 void pc__fault_attached(struct pc__session *session, uint64_t address, uint64_t length_bytes);
 void pc__fault_check_stray(struct pc__session *session, uint64_t now_ns);
 
-/* batch.c */
-/* Takes absent blocks of [first, first + n) that are not being fetched yet, marks them in flight,
+/* batch.c: takes absent blocks of [first, first + n) that are not being fetched yet, marks them in flight,
  * and asks their homes. Called with region.lock held; the requests go out in _submit, without. */
 struct pc__batch {
     struct pc__link fetches;
@@ -235,6 +226,11 @@ void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch);
 /* A thread is stopped at a block that waits in a bulk queue of this loop: to the urgent one. */
 void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region,
                      const struct pc__generation *generation, uint64_t block);
+void pc__fetch_queue(struct pc__loop *loop, struct pc__fetch *fetch); /* to the lane of its server */
+/* This loop's record of a server, made where there is none; NULL: no memory. */
+struct pc__peer *pc__peer_of(struct pc__loop *loop, uint64_t server_id);
+/* A peer's lanes that have no connection are asked for again, where something waits for one. */
+void pc__peer_ask_again(struct pc__peer *peer);
 void pc__lane_event(struct pc__loop *loop, struct pc__peer *peer, int lane, uint32_t events);
 void pc__peer_connected(struct pc__loop *loop, struct pc__mail *mail);
 void pc__peer_is_lost(struct pc__loop *loop, struct pc__mail *mail);
@@ -242,8 +238,7 @@ uint64_t pc__peers_deadline(struct pc__loop *loop); /* earliest, or UINT64_MAX *
 void pc__peers_tick(struct pc__loop *loop, uint64_t now_ns);
 void pc__peers_close(struct pc__loop *loop);
 
-/* fetch_rows.c */
-/* Rows that one home is asked for. */
+/* fetch_rows.c: rows that one home is asked for. */
 struct pc__gather {
     /* On the loop that asked: all are there, or why not, for want of that server. */
     void (*came)(struct pc__region *region, void *arg, int status, uint64_t server_id);
@@ -259,13 +254,12 @@ void pc__gather_encode(const struct pc__fetch *fetch, uint8_t *at);
 int pc__gather_take(struct pc_engine *engine, struct pc__lane *lane, struct pc__fetch *fetch);
 uint8_t *pc__gather_into(const struct pc__lane *lane, const struct pc__fetch *fetch);
 void pc__gather_failed(struct pc_engine *engine, struct pc__fetch *fetch, int error);
-/* Rows of a region that has its home here since they were asked for. */
+/* Its home is here since they were asked for. */
 int pc__gather_here(struct pc_engine *engine, struct pc__fetch *fetch);
 uint64_t pc__gather_first_block(const struct pc__fetch *fetch);
 
 /* redirect.c: fetches that a home has sent to others. */
 #define PC__REDIRECT_PATIENCE_NS 3000000000ull /* with a server that is not the home */
-
 /* The first of a lane's sent fetches: the blocks of the bitmap do not come with its answer. From a
  * home, sources has a pc__data_elsewhere for each; from a peer, the home is asked for them. *fetch is
  * replaced, in its list, by one of the n_left others. Negative: nothing has changed. */
@@ -274,19 +268,15 @@ int pc__redirect(struct pc__loop *loop, struct pc__fetch **fetch, const uint64_t
 /* One that asks a peer (home_id is set), and is in no list: its home is to answer. */
 void pc__redirect_failed(struct pc__loop *loop, struct pc__fetch *fetch);
 /* What tells the home that all of it has come. Returns its length, at most PC__HELD_BYTES. */
-#define PC__HELD_BYTES                                                     \
-    (sizeof(struct pc__data_header) + sizeof(struct pc__data_asker) +      \
+#define PC__HELD_BYTES                                                \
+    (sizeof(struct pc__data_header) + sizeof(struct pc__data_asker) + \
      PC__DATA_MAX_RUNS * sizeof(uint64_t))
 size_t pc__redirect_held(const struct pc_engine *engine, const struct pc__fetch *fetch, uint8_t *out);
-
-/* fetch.c: to the lane of its server. */
-void pc__fetch_queue(struct pc__loop *loop, struct pc__fetch *fetch);
 
 /* answer.c: PC_OK, or why what a peer says is no answer to this fetch. */
 int pc__answer_fits(const struct pc__data_header *header, const struct pc__fetch *fetch);
 
-/* rehome.c */
-/* The peer is lost. What waits in its lane goes to another home, or stays until NEED_HOME is answered;
+/* rehome.c: the peer is lost. What waits in its lane goes to another home, or stays until NEED_HOME is answered;
  * what cannot be had any more goes to failed. */
 void pc__rehome_await(struct pc__loop *loop, struct pc__peer *peer, struct pc__lane *lane,
                       struct pc__link *failed);
@@ -296,11 +286,6 @@ void pc__rehome_unknown(struct pc__peer *peer, struct pc__fetch *fetch);
 uint64_t pc__rehome_deadline(const struct pc__peer *peer); /* when to look, or UINT64_MAX */
 void pc__rehome_tick(struct pc__peer *peer, uint64_t now_ns);
 void pc__rehome_close(struct pc__peer *peer);
-
-/* fetch.c: this loop's record of a server, made where there is none; NULL: no memory. */
-struct pc__peer *pc__peer_of(struct pc__loop *loop, uint64_t server_id);
-/* fetch.c: a peer's lanes that have no connection are asked for again, where something waits for one. */
-void pc__peer_ask_again(struct pc__peer *peer);
 
 /* unreached.c */
 void pc__unreached_forget(struct pc_engine *engine, uint64_t server_id);

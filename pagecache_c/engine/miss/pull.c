@@ -11,6 +11,34 @@
 #include <fcntl.h>
 #include <stdlib.h>
 
+#define URGENT_LAYER_BLOCKS 256u /* a commit waits for a layer that is so small */
+
+/* A layer is in no hurry, and may be large. What is asked for waits on the way, in buffers that the answers
+ * to others pass too: of a link of 1 Gbit/s, 8 MiB are 67 ms. So just as many requests are on the wire
+ * as keep it busy: more where answers come at once, fewer where they take long. */
+uint32_t pc__layer_requests(uint32_t most, uint32_t n_sent, uint64_t took_ns)
+{
+    if (took_ns > PC__LAYER_TRIP_NS)
+        return most > PC__LAYER_REQUESTS_LEAST ? most - 1 : most;
+    /* With fewer on the wire nobody knows how long more of them take. */
+    return n_sent >= most && most < PC__BULK_REQUESTS ? most + 1 : most;
+}
+
+/* An answer of a layer has come whole. */
+void pc__layer_came(struct pc__lane *lane, uint64_t took_ns)
+{
+    lane->layer_requests = pc__layer_requests(lane->layer_requests, lane->n_sent, took_ns);
+}
+
+/* How many may be on the wire when the first that is queued is sent. */
+uint32_t pc__most_sent(const struct pc__peer *peer, const struct pc__lane *lane)
+{
+    const struct pc__fetch *next = pc__of(lane->queued.next, struct pc__fetch, link);
+    if (lane == &peer->lanes[0])
+        return PC__URGENT_REQUESTS;
+    return next->generation->is_layer ? lane->layer_requests : PC__BULK_REQUESTS;
+}
+
 struct pc__pull {
     struct pc_engine *engine;
     struct pc__region *region;         /* a region of its own: the file's blocks */
@@ -102,7 +130,7 @@ static void begin_pull(struct pc__loop *loop, struct pc__mail *mail)
     *job = (struct pc__job){.done = all_came, .arg = pull, .remaining_blocks = region->n_blocks, .n_runs = 1};
     job->runs[0] = (struct pc_run){.n_blocks = region->n_blocks};
     struct pc__batch batch;
-    pc__batch_init(&batch, region->n_blocks <= PC__URGENT_LAYER_BLOCKS, true);
+    pc__batch_init(&batch, region->n_blocks <= URGENT_LAYER_BLOCKS, true);
     pthread_mutex_lock(&region->lock);
     int rc = pc__batch_add(&batch, region, generation, 0, region->n_blocks);
     if (!rc)
