@@ -104,6 +104,8 @@ int pc_ended_unmap(uint64_t address);
 /* 1: its page server has said that the session ended. What is here stays readable; every call but
  * unmap gives PC_ERR_ENDED, and a touch of an absent block ends the process with that cause. */
 int pc_client_has_ended(pc_client *client);
+/* Whether the page server is reached now. If not, it is restarted, or somebody must start another one. */
+int pc_client_is_connected(pc_client *client);
 /* Which task runs in this process, PC_TASK_BYTES long; all zeros: none, or several at once. Where the
  * page server ends the process because a block cannot be read, it is told of it
  * (PC_EVENT_TASK_ENDED): who runs the task again can say why. Sends nothing now. */
@@ -318,6 +320,12 @@ struct pc_engine_options {
 /* Takes back what the keeper holds, then listens. */
 int pc_engine_start(const struct pc_engine_options *options, pc_engine **out);
 int pc_engine_stop(pc_engine *engine);
+/* How much here would be missed: homes, leases (also of connections that have ended), staged layers. */
+int64_t pc_engine_in_use(pc_engine *engine);
+/* pc_engine_stop for a server whose node needs it no more. Returns what pc_engine_in_use says at the
+ * very end, when nothing can begin any more. Above 0, somebody came at the last moment: the keeper has
+ * all that is needed for the next server, as after any stop. */
+int64_t pc_engine_leave(pc_engine *engine);
 /* Answers KEEPER_LOST: the new keeper is given everything. keeper_fd stays the caller's. */
 int pc_engine_renew_keeper(pc_engine *engine, int keeper_fd);
 /* Tells all clients that the session has ended. pc_engine_stop follows. */

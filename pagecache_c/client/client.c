@@ -287,6 +287,16 @@ PC_API int pc_client_has_ended(pc_client *client)
     return ended;
 }
 
+PC_API int pc_client_is_connected(pc_client *client)
+{
+    pc__enter(client);
+    pthread_mutex_lock(&client->lock);
+    int connected = client->state == PC__CONN_UP;
+    pthread_mutex_unlock(&client->lock);
+    pc__leave(client);
+    return connected;
+}
+
 PC_API int pc_client_task(pc_client *client, const uint8_t *task)
 {
     pc__enter(client);

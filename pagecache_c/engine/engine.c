@@ -282,7 +282,7 @@ PC_API int pc_engine_end(pc_engine *engine)
     return PC_OK;
 }
 
-PC_API int pc_engine_stop(pc_engine *engine)
+PC_API int64_t pc_engine_leave(pc_engine *engine)
 {
     /* Leases that end from here on are the next server's to take over, and one loop ends before
      * another: as after a restart, nothing that was leased may go or change. */
@@ -293,6 +293,7 @@ PC_API int pc_engine_stop(pc_engine *engine)
     pc__worker_stop(engine);
     for (int i = 0; i < engine->n_loops; i++) /* all, before any goes: they write to each other */
         pc__loop_join(&engine->loops[i]);
+    const int64_t in_use = pc_engine_in_use(engine);
     pc__settle_stop(engine);
     for (int i = 0; i < engine->n_loops; i++)
         if (engine->loops[i].epoll >= 0)
@@ -340,6 +341,12 @@ PC_API int pc_engine_stop(pc_engine *engine)
     pthread_mutex_destroy(&engine->publish_lock);
     pc__retiring_close(engine);
     free(engine);
+    return in_use;
+}
+
+PC_API int pc_engine_stop(pc_engine *engine)
+{
+    (void)pc_engine_leave(engine);
     return PC_OK;
 }
 

@@ -98,6 +98,24 @@ PC_API int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out)
     return PC_OK;
 }
 
+static void add_home(void *arg, struct pc__region *region)
+{
+    int64_t *n = arg;
+    *n += region->home || region->former;
+}
+
+PC_API int64_t pc_engine_in_use(pc_engine *engine)
+{
+    int64_t n = (int64_t)(pc__count_get(&engine->count.mappings) +
+                          pc__count_get(&engine->count.leases_at_stop));
+    each_region(engine, add_home, &n);
+    pthread_mutex_lock(&engine->lock);
+    pc__each(link, &engine->staged)
+        n++;
+    pthread_mutex_unlock(&engine->lock);
+    return n;
+}
+
 struct region_list {
     struct pc_engine *engine;
     struct pc_region_stats *out;

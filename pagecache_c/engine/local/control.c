@@ -39,6 +39,8 @@ static void close_session(struct pc__session *session)
     const bool stages = lessee ? lessee->stages : session->stages;
     const bool goes_on = (session->n_mappings || stages) && lessee && !session->left &&
                          !loop->stopping && pc__lessee_lives(lessee);
+    if (loop->stopping)
+        pc__count_add(&loop->engine->count.leases_at_stop, session->n_mappings);
     while (session->n_mappings)
         pc__session_drop_mapping(session, &session->mappings[session->n_mappings - 1], goes_on);
     pc__session_gathers_end(session);

@@ -456,7 +456,7 @@ static inline void server_start(struct cluster *cluster, int i, const char *tag,
     CHECK(!pthread_create(&server->thread, NULL, play_python, args));
 }
 
-static inline void server_stop(struct cluster *cluster, int i)
+static inline pc_engine *server_let_go(struct cluster *cluster, int i)
 {
     struct server *server = &cluster->servers[i];
     CHECK(write(server->stop[1], "x", 1) == 1);
@@ -468,9 +468,14 @@ static inline void server_stop(struct cluster *cluster, int i)
     const char *broken = pc__engine_audit(engine);
     if (broken)
         FAIL(broken);
-    OK(pc_engine_stop(engine));
     close(server->stop[0]);
     close(server->stop[1]);
+    return engine;
+}
+
+static inline void server_stop(struct cluster *cluster, int i)
+{
+    OK(pc_engine_stop(server_let_go(cluster, i)));
 }
 
 static inline struct cluster *cluster_new(int n)
