@@ -27,6 +27,7 @@ from ._session.api import free as free
 from ._session.api import put as put
 from ._session.api import share as share
 from ._session.api import zeros as zeros
+from ._session.drain import cancel_drain as cancel_drain
 from ._session.drain import drain as drain
 from ._session.init import init as init
 from ._session.named_sessions import SessionInfo as SessionInfo

@@ -53,6 +53,7 @@ __all__ = [
     "NameTakenError",
     "NestedUpdateError",
     "NoSpaceError",
+    "DrainCancelledError",
     "NoOtherNodeError",
     "NoSuchNameError",
     "NoSuchNodeError",
@@ -376,6 +377,15 @@ class DrainTimeoutError(WaitTimeoutError):
     default_hint = (
         "Nothing is lost, and all of it can be used as before. Call clamor.drain again, with a "
         "longer timeout, before the node goes."
+    )
+
+
+class DrainCancelledError(ClamorError):
+    """`clamor.cancel_drain` was called while `clamor.drain` moved what is on the node."""
+
+    default_hint = (
+        "What was moved stays where it is now, and the rest stays on the node, which takes "
+        "variables again. Call clamor.drain again if the node is to go."
     )
 
 

@@ -321,6 +321,11 @@ class Journal(SqliteFile):
         with self._transaction() as db:
             db.execute("INSERT OR IGNORE INTO leaving VALUES (?)", (signed(server_id),))
 
+    def stay(self, server_id: int) -> None:
+        """A server takes homes again."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM leaving WHERE server_id = ?", (signed(server_id),))
+
     # -- commits
 
     def commit(

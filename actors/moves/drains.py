@@ -1,7 +1,8 @@
 """Moves everything off a server whose node is to go. No Ray.
 
 From its beginning on the server takes no home of others, by moves or rebuilds, while there is
-another server; also after its end, and after a restart of the registry. What is put on its node
+another server; also after its end, and after a restart of the registry; until that is cancelled,
+or the server has ended (``departures``). What is put on its node
 meanwhile is made there, and moves too.
 
 Each region goes to the server that has the least: the fewest bytes of homes, of regions that were
@@ -114,6 +115,7 @@ class Drains:
         self._label = label
         self._leaving: set[int] = set()
         self._turns: dict[int, asyncio.Lock] = {}
+        self._running: dict[int, set[asyncio.Task[None]]] = {}
 
     def take_back(self, leaving: Iterable[int]) -> None:
         """What the journal has."""
@@ -122,6 +124,15 @@ class Drains:
     def is_leaving(self, server_id: int) -> bool:
         """Whether it is to get no home of others."""
         return server_id in self._leaving
+
+    @property
+    def leaving(self) -> tuple[int, ...]:
+        """All that are to get none."""
+        return tuple(sorted(self._leaving))
+
+    def is_running(self, server_id: int) -> bool:
+        """Whether homes are moved off it now."""
+        return bool(self._running.get(server_id))
 
     def others(self, server_id: int) -> list[int]:
         """Who can take its homes."""
@@ -142,6 +153,7 @@ class Drains:
         Raises:
             NoOtherNodeError: There is no other server. Nothing has changed.
             DrainTimeoutError: Something is there still.
+            DrainCancelledError: See ``cancel``.
             JournalFullError: Nothing has changed.
         """
         began_s = time.monotonic()
@@ -154,12 +166,44 @@ class Drains:
         self._leaving.add(server_id)
         drain = _Drain(server_id, self.load_bytes())
         turn = self._turns.setdefault(server_id, asyncio.Lock())
+        work = asyncio.ensure_future(self._in_turn(turn, drain))
+        self._running.setdefault(server_id, set()).add(work)
         try:
-            await asyncio.wait_for(self._in_turn(turn, drain), timeout_s)
+            await asyncio.wait_for(work, timeout_s)
         except asyncio.TimeoutError:
             if self._core.homed_at(server_id):
                 self._raise_late(drain, node_id, timeout_s)
+        except asyncio.CancelledError:
+            if server_id in self._leaving:
+                raise  # it is who asked that goes
+            raise errors.DrainCancelledError(
+                f"The drain of node {node_id} was cancelled: {drain.n_moved} variables were moved."
+            ) from None
+        finally:
+            self._running[server_id].discard(work)
         return DrainResult(drain.n_moved, drain.n_bytes, time.monotonic() - began_s)
+
+    def cancel(self, server_id: int) -> bool:
+        """The server takes homes again. Drains of it that run raise ``DrainCancelledError``; a move
+        that the journal has ends by itself.
+
+        Returns:
+            Whether it was leaving.
+
+        Raises:
+            JournalFullError: Nothing has changed.
+        """
+        if server_id not in self._leaving:
+            return False
+        self._journal.stay(server_id)
+        self._leaving.discard(server_id)
+        for work in self._running.get(server_id, ()):
+            work.cancel()
+        return True
+
+    def forget(self, server_id: int) -> None:
+        """It is lost, or has left."""
+        self._leaving.discard(server_id)
 
     async def _in_turn(self, turn: asyncio.Lock, drain: _Drain) -> None:
         async with turn:

@@ -64,6 +64,11 @@ class NewsServer:
         self._spawn(self._ask_for_ever())
         self._spawn(self._look_for_ever())
 
+    @property
+    def n_watching(self) -> int:
+        """Connections that watch something. Any thread."""
+        return sum(map(bool, list(self._watched.values())))
+
     def close(self) -> None:
         """Disconnects all, for good."""
         self._is_closed = True

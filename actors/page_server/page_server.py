@@ -152,6 +152,7 @@ class PageServer:
         self._renewing = threading.Lock()  # a keeper is being started in place of another
         self._info: ServerInfo | None = None
         self._stopped = False
+        self._ending = threading.Lock()
         oom_score.lower()
         here = ray.get_runtime_context().get_node_id()
         if here != node_id:
@@ -696,22 +697,61 @@ class PageServer:
             os.close(fd)
         self._engine.seal(record.region)
 
+    # -- the end
+
+    def in_use(self) -> int:
+        """How much of what is here would be missed: homes, leases and staged layers, processes that
+        watch variables, objects that are being shared. A process that is only connected uses
+        nothing: it connects again."""
+        with self._lock:
+            n_pinning = sum(not told.done() for told in self._pinning.values())
+        return self._engine.in_use + self._core.n_watching + n_pinning
+
+    def leave(self) -> int:
+        """Ends this server and its keeper where nothing here is in use. The session goes on, and
+        its processes are told nothing: who needs a page server here has another one started.
+
+        Returns:
+            Its id, where it has ended, now or before; 0: it is in use.
+        """
+        with self._ending:
+            if not self._stopped:
+                if self.in_use():
+                    return 0
+                self._stopped = True
+                try:
+                    self._moved_homes.close()
+                    self._on_loop(self._core.close())
+                    if n_missed := self._engine.leave():
+                        raise RuntimeError(f"{n_missed} uses of it have begun meanwhile")
+                except Exception as failure:
+                    # The keeper has all: the next process of this actor goes on, as after a kill.
+                    logger.warning("this server does not end, and is restarted: %r", failure)
+                    logging.shutdown()
+                    os._exit(starting.EXIT_TRY_AGAIN)
+                self._end_keeper()
+        return self._engine.server_id
+
     def stop(self) -> None:
         """The session has ended: tells its processes, and lets go of everything, the keeper
         included. Idempotent."""
-        if self._stopped:
-            return
-        self._stopped = True
-        try:
-            self._moved_homes.close()
-            self._engine.end()
-            self._on_loop(self._core.close())
-            self._engine.stop()
-        finally:  # it would stay for CLAMOR_ORPHAN_S, with all memory
-            # One that is being started in place of another would stay when this process is gone.
-            has_turn = self._renewing.acquire(timeout=RENEWING_S)
-            with contextlib.suppress(errors.ClamorError):
-                self._keeper.quit()
-            if has_turn:
-                self._renewing.release()
-            self._pinned.clear()
+        with self._ending:
+            if self._stopped:
+                return
+            self._stopped = True
+            try:
+                self._moved_homes.close()
+                self._engine.end()
+                self._on_loop(self._core.close())
+                self._engine.stop()
+            finally:  # it would stay for CLAMOR_ORPHAN_S, with all memory
+                self._end_keeper()
+
+    def _end_keeper(self) -> None:
+        # One that is being started in place of another would stay when this process is gone.
+        has_turn = self._renewing.acquire(timeout=RENEWING_S)
+        with contextlib.suppress(errors.ClamorError):
+            self._keeper.quit()
+        if has_turn:
+            self._renewing.release()
+        self._pinned.clear()

@@ -42,7 +42,13 @@ from clamor_ray._protocol.handshake import (
     Refusal,
     ServerHandshake,
 )
-from clamor_ray._protocol.messages import ConnectionCounters, RegionRecord, ServerInfo, ServerLost
+from clamor_ray._protocol.messages import (
+    ConnectionCounters,
+    RegionRecord,
+    ServerInfo,
+    ServerLost,
+    has_left,
+)
 from clamor_ray.actors.lost_homes.task_end_log import TaskEnd
 from clamor_ray.actors.page_server.admission import ATTENDED_PARTS, Attended, Stranger, Strangers
 from clamor_ray.actors.page_server.engine_like import (
@@ -193,6 +199,11 @@ class ServerCore:
     def thrashing(self) -> int:
         """How often the engine has said that its budget is too small. Any thread."""
         return self._thrashing
+
+    @property
+    def n_watching(self) -> int:
+        """Processes of the node that watch variables. Any thread."""
+        return self._news.n_watching
 
     def retire(self, region: int, force: bool, record: RegionRecord | None = None) -> bool:
         """The region is freed. An answer about it that is still on its way is not used any more:
@@ -543,7 +554,8 @@ class ServerCore:
 
     def _lose(self, server_id: int, reason: str) -> None:
         self._peers_lost += 1
-        logger.error("page server %#x is lost: %s", server_id, reason)
+        level = logging.INFO if has_left(reason) else logging.ERROR
+        logger.log(level, "page server %#x is lost: %s", server_id, reason)
         self._engine.peer_lost(server_id, Answer.HOME_LOST)
 
     async def _connect(self, info: ServerInfo) -> None:

@@ -16,6 +16,7 @@ from clamor_ray._protocol.messages import (
     ServerInfo,
     ServerLost,
     ServerRestarting,
+    has_left,
 )
 from clamor_ray._protocol.ray_state import PING_S, alive_nodes, raylet_is_gone, within
 from clamor_ray.actors.commits.commit_log import CommitLog
@@ -102,7 +103,10 @@ class Liveness:
             reason: Why.
             is_there: The node has joined again already, or is about to.
         """
-        logger.error("page server %#x is lost: %s", server_id, reason)
+        if has_left(reason):
+            logger.info("page server %#x: %s", server_id, reason)
+        else:
+            logger.error("page server %#x is lost: %s", server_id, reason)
         info = self._core.locate(server_id)
         self._handles.pop(server_id, None)
         orders = self._core.server_lost(server_id, reason)

@@ -27,6 +27,7 @@ import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ from clamor_ray.actors.lost_homes.lost_blocks import Losses, LostBlocks
 from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
 from clamor_ray.actors.lost_homes.task_end_log import TaskEnd, TaskEndLog
 from clamor_ray.actors.lost_homes.unheard_homes import UnheardHomes
+from clamor_ray.actors.moves.departures import Departures
 from clamor_ray.actors.moves.drains import Drains
 from clamor_ray.actors.moves.moves import Moves
 from clamor_ray.actors.moves.placements import Placements
@@ -267,6 +269,12 @@ class Registry:
             here=lineage.server_here,
             background=background,
         )
+        self._departures = Departures(
+            *(core, log, self._drains, self._servers),
+            stays=lambda server_id: (
+                core.node_of(server_id) == ray.get_runtime_context().get_node_id()
+            ),
+        )
         self._names = VariableNames(core, log, journal)
         counts = self._counts = ReferenceCounts(self._names.has_name)
         self._regions = Regions(
@@ -298,6 +306,7 @@ class Registry:
             lambda loss: rebuilds.server_lost(loss.server_id),
             ends.server_lost,
             self._servers.server_lost,
+            lambda loss: self._drains.forget(loss.server_id),
         ]
         self._often: dict[str, Callable[..., Awaitable[Any]]] = {
             "latest": self.latest,
@@ -348,6 +357,8 @@ class Registry:
         self._losses.update(dict(saved.lacking))
         self._names.take_back(saved.names)
         self._drains.take_back(saved.leaving)
+        self._servers.take_back(saved.leaving)
+        self._departures.watch()
         self._switches.take_back(saved.givers)  # first: they tell the new homes themselves
         self._rebuilds.activate(saved.rehomed)
         self._lineage.take_back()
@@ -419,6 +430,7 @@ class Registry:
         self._background.close()
         self._ends.close()
         await self._commits.close()
+        await self._departures.close()
         await self._moves.close()
         await self._switches.close()
         await self._rebuilds.close()
@@ -474,14 +486,14 @@ class Registry:
 
     async def stats(self, timeout_s: float = 5.0) -> RegistryReport:
         """Counters of all page servers; one that does not answer in time says so in ``error``."""
-        reports = await self._servers.reports(timeout_s)
+        reports = await self._servers.reports(timeout_s, self._drains.is_leaving)
         return RegistryReport(
             regions_by_state=self._core.count_by_state(),
             address_bytes_in_use=self._core.addresses.bytes_in_use,
             servers=reports,
             replay=self._read_sets.counters(),
             names=self._names.by_region(),
-            moves=self._moves.counters(),
+            moves=replace(self._moves.counters(), left=self._departures.n_left),
         )
 
     # -- regions
@@ -684,7 +696,21 @@ class Registry:
         """
         self._check_not_ending()
         server_id = await self._servers.to_drain(node_id, self._drains.others)
-        return await self._drains.drain(server_id, node_id, drain_s)
+        try:
+            result = await self._drains.drain(server_id, node_id, drain_s)
+            return result._replace(leaves=self._departures.leaves(server_id))
+        finally:
+            self._departures.watch()
+
+    async def cancel_drain(self, node_id: str) -> bool:
+        """See ``Drains.cancel``.
+
+        Raises:
+            NoSuchNodeError: No living node has this id.
+        """
+        self._check_not_ending()
+        await self._servers.check_alive(node_id)
+        return self._drains.cancel(self._core.server_id_at(node_id))
 
     # -- what tasks read
 

@@ -526,6 +526,11 @@ class RegistryCore:
         info = self._servers.get(server_id)
         return info or ServerLost(server_id, "no such page server ever registered")
 
+    def node_of(self, server_id: int) -> str | None:
+        """The node of a server that is registered and not lost."""
+        info = self._servers.get(server_id)
+        return info.node_id if info else None
+
     def servers(self) -> tuple[ServerInfo, ...]:
         """All that are registered and not lost."""
         return tuple(self._servers.values())
@@ -630,6 +635,10 @@ class RegistryCore:
             for region, entry in self._regions.items()
             if entry.state is RegionState.READY and server_id in entry.homes
         )
+
+    def is_maker(self, server_id: int) -> bool:
+        """Whether a region that cannot be looked up yet is to have its home there."""
+        return any(server_id in self._regions[region].homes for region in self._creating)
 
     def rehome(self, region: int, server_id: int) -> RegionRecord:
         """All of the region is homed at this server from now on: the next term.

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 import ray
@@ -16,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from clamor_ray import errors
 from clamor_ray._protocol import names
 from clamor_ray._protocol.cause import cause_of
-from clamor_ray._protocol.messages import ServerConfig, ServerInfo, ServerReport
+from clamor_ray._protocol.messages import LEFT, ServerConfig, ServerInfo, ServerReport
 from clamor_ray._protocol.ray_state import PING_S, alive_nodes, raylet_is_gone, within
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.page_server.page_server import PageServer
@@ -38,6 +39,8 @@ logger = logging.getLogger("clamor_ray.registry")
 START_SERVER_S = 55.0  # less than a call to the registry has: its caller is told why
 STOP_S: Final = 10.0
 STOP_PAUSE_S: Final = 0.2
+LEAVE_S: Final = 30.0  # a server that is to end may have to end connections first
+NAME_S: Final = 5.0  # until Ray has forgotten the name of an actor that was killed
 RENEWED = "it has joined again as another one, without what it held"
 
 
@@ -89,6 +92,8 @@ class PageServers:
         self._starting: dict[str, asyncio.Lock] = {}
         self._starts: dict[str, asyncio.Future[ServerInfo]] = {}  # by node
         self._start_troubles: dict[str, errors.ClamorError] = {}
+        self._ending: set[str] = set()  # nodes whose server is asked to leave
+        self._asked_to_leave: set[int] = set()  # which may have ended already
 
     def find_again(self, info: ServerInfo) -> None:
         """One that the journal knows."""
@@ -124,7 +129,8 @@ class PageServers:
 
     def is_here(self, node_id: str) -> bool:
         """Whether the node has a page server, so that ``ensure`` need not wait for one."""
-        return isinstance(self._core.locate(self._core.server_id_at(node_id)), ServerInfo)
+        server_id = self._core.server_id_at(node_id)
+        return node_id not in self._ending and isinstance(self._core.locate(server_id), ServerInfo)
 
     async def ensure(self, node_id: str) -> ServerInfo:
         """The node's page server, started if there is none yet.
@@ -167,6 +173,19 @@ class PageServers:
                     ray.kill(handle)
                 raise
 
+    async def check_alive(self, node_id: str) -> set[str]:
+        """
+        Returns:
+            The living nodes.
+
+        Raises:
+            NoSuchNodeError: This is none of them.
+        """
+        alive = await asyncio.to_thread(alive_nodes)
+        if node_id not in alive:
+            raise errors.NoSuchNodeError(f"No living node of the cluster has the id {node_id!r}.")
+        return alive
+
     async def to_drain(self, node_id: str, others: Callable[[int], list[int]]) -> int:
         """The id of the page server of a node that is to be drained. Where no other one is there
         that could take what it has, the other nodes get theirs.
@@ -178,9 +197,7 @@ class PageServers:
         Raises:
             NoSuchNodeError: No living node has this id.
         """
-        alive = await asyncio.to_thread(alive_nodes)
-        if node_id not in alive:
-            raise errors.NoSuchNodeError(f"No living node of the cluster has the id {node_id!r}.")
+        alive = await self.check_alive(node_id)
         server_id = self._core.server_id_at(node_id)
         for other in alive if not others(server_id) else ():
             try:
@@ -311,9 +328,66 @@ class PageServers:
         except (errors.ClamorError, RayError) as failure:  # it is dead, or whoever needs it asks
             logger.warning("node %s does not join again: %r", node_id, failure)
 
+    # -- servers that leave
+
+    def take_back(self, leaving: Iterable[int]) -> None:
+        """After a restart of the registry: the one before may have asked them to end."""
+        self._asked_to_leave.update(leaving)
+
+    async def in_use(self, server_id: int) -> int | None:
+        """See ``EndsServers.in_use``."""
+        if server_id in self._asked_to_leave:
+            return 0  # it says when it is asked to leave
+        if (handle := self._handles.get(server_id)) is None:
+            return None
+        try:
+            in_use: int = await within(CALL_S, handle.in_use.remote())
+            return in_use
+        except ActorDiedError as failure:
+            self._liveness.actor_died(server_id, failure)
+        except (RayError, asyncio.TimeoutError) as failure:
+            logger.info("page server %#x does not say what is in use: %r", server_id, failure)
+        return None
+
+    async def leave(self, server_id: int, may_leave: Callable[[], bool]) -> bool:
+        """See ``EndsServers.leave``. Where the answer is lost, the server may have ended: it is
+        asked until it says so, or says that it goes on. Its node gets no other one before."""
+        info = self._core.locate(server_id)
+        handle = self._handles.get(server_id)
+        if not isinstance(info, ServerInfo) or handle is None:
+            return False
+        node_id = info.node_id
+        async with self._starting.setdefault(node_id, asyncio.Lock()):
+            if not may_leave() and server_id not in self._asked_to_leave:
+                return False
+            self._ending.add(node_id)
+            self._asked_to_leave.add(server_id)
+            try:
+                ended: int = await within(LEAVE_S, handle.leave.remote())
+            except ActorDiedError as failure:
+                self._liveness.actor_died(server_id, failure)
+                return False
+            except (RayError, asyncio.TimeoutError) as failure:
+                logger.warning("page server %#x does not say if it ends: %r", server_id, failure)
+                return False
+            finally:
+                self._ending.discard(node_id)
+            self._asked_to_leave.discard(server_id)
+            if not ended:
+                return False
+            for each in {server_id, ended}:  # another one where it was restarted meanwhile
+                self._liveness.lose(each, LEFT, is_there=True)
+            self._late.save_changed()
+            with contextlib.suppress(RayError, ValueError):
+                ray.kill(handle)
+            await asyncio.to_thread(_until_forgotten, self._config.job_scope, node_id)
+            return True
+
     # -- all of them
 
-    async def reports(self, timeout_s: float) -> tuple[ServerReport, ...]:
+    async def reports(
+        self, timeout_s: float, is_leaving: Callable[[int], bool] = lambda server_id: False
+    ) -> tuple[ServerReport, ...]:
         """Their counters; one that does not answer in time says why in ``error``."""
 
         async def ask(info: ServerInfo) -> ServerReport:
@@ -322,7 +396,7 @@ class PageServers:
                 return ServerReport(info, error="it is gone, or not here yet")
             try:
                 report: ServerReport = await within(timeout_s, handle.stats.remote())
-                return report
+                return replace(report, leaving=is_leaving(info.server_id))
             except (RayError, asyncio.TimeoutError) as failure:
                 return ServerReport(info, error=cause_of(failure))
 
@@ -354,6 +428,18 @@ class PageServers:
         await asyncio.gather(*(_stop(handle) for handle in handles))
         for info in self._core.servers():
             self._core.server_lost(info.server_id, "the session was shut down")
+
+
+def _until_forgotten(job_scope: str, node_id: str) -> None:
+    """The next page server of the node has the same name: it must not be taken for this one."""
+    deadline = time.monotonic() + NAME_S
+    while time.monotonic() < deadline:
+        try:
+            ray.get_actor(page_server_name(job_scope, node_id), namespace=names.NAMESPACE)
+        except ValueError:
+            return
+        time.sleep(0.02)
+    logger.warning("Ray has not ended the page server of node %s within %g s", node_id, NAME_S)
 
 
 async def _stop(handle: Any) -> None:

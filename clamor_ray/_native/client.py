@@ -282,6 +282,15 @@ class Client(_Handle):
         except (errors.ClosedError, errors.ForkedError):  # a poisoned handle says nothing of it
             return False
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the page server is reached now. Where not, it is restarted, or has ended because
+        no process of the node used it: then somebody must have the registry start another one."""
+        try:
+            return check(self._call(c.lib.pc_client_is_connected)) != 0
+        except (errors.ClosedError, errors.ForkedError):  # the call that follows says why
+            return True
+
     def note_task(self, task: bytes) -> None:
         """Which task runs here: should a block that cannot be read end the process, its page server
         is told so (TASK_ENDED). Sends nothing now.

@@ -136,6 +136,25 @@ class Engine(_Handle):
         """Tells all clients that the session has ended. `stop` follows."""
         check(self._call(c.lib.pc_engine_end))
 
+    @property
+    def in_use(self) -> int:
+        """How much here would be missed: homes, leases (also of processes whose connection has
+        ended), staged layers."""
+        return check(self._call(c.lib.pc_engine_in_use))
+
+    def leave(self) -> int:
+        """As `stop`, of a server that no process of the node uses.
+
+        Returns:
+            `in_use` at the very end. Above 0 somebody came at the last moment: the keeper has all
+            that the next server needs.
+        """
+        pointer = self._take()
+        if pointer is None:
+            return 0
+        self._drain()
+        return check(c.lib.pc_engine_leave(pointer))
+
     def stop(self) -> None:
         """Stops serving and joins the threads. Idempotent."""
         pointer = self._take()

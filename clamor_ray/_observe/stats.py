@@ -237,6 +237,8 @@ class NodeStats:
         cache_bytes: the budget of its cached blocks; `engine.cached_bytes` is what they take.
         thrashing: how often, at most every ten seconds, it found that it fetches again what it
             has just evicted: the budget is too small for what tasks use at once.
+        leaving: it was drained (`clamor.drain`): it takes no variables of other nodes, and ends
+            when no process of its node uses it.
 
     Example:
         >>> clamor.init().node_id in [node.node_id for node in clamor.stats().nodes]
@@ -250,6 +252,7 @@ class NodeStats:
     error: str = ""
     cache_bytes: int = 0
     thrashing: int = 0
+    leaving: bool = False
 
     @property
     def node_id(self) -> str:
@@ -303,7 +306,7 @@ class Stats:
         address_bytes_in_use: of the global address space.
         replay: how many read sets were noted, asked for and found (`clamor.remote(replay=...)`).
         names: id -> name of the variables that have one.
-        moves: homes that were moved (`clamor.drain`), since the registry started.
+        moves: what `clamor.drain` has done, since the registry started.
 
     Example:
         >>> stats = clamor.stats()
@@ -407,6 +410,7 @@ def from_report(report: RegistryReport) -> Stats:
             error=server.error,
             cache_bytes=server.cache_bytes,
             thrashing=server.thrashing,
+            leaving=server.leaving,
         )
         for server in report.servers
     )

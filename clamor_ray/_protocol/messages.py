@@ -299,6 +299,14 @@ class ServerLost:
     reason: str
 
 
+LEFT = "it has left: its homes were moved, and no process of its node used it"
+
+
+def has_left(reason: str) -> bool:
+    """Whether a server is gone because it was drained, and had nothing any more."""
+    return reason == LEFT
+
+
 @dataclass(frozen=True)
 class ServerRestarting:
     """The server is down for now; ask again."""
@@ -438,6 +446,7 @@ class ServerReport:
         error: Why it did not answer.
         cache_bytes: The budget that is in force there.
         thrashing: How often its engine said that the budget is too small.
+        leaving: It was drained, and takes no homes.
     """
 
     info: ServerInfo
@@ -447,6 +456,7 @@ class ServerReport:
     error: str = ""
     cache_bytes: int = 0
     thrashing: int = 0
+    leaving: bool = False
 
 
 @dataclass(frozen=True)
@@ -480,6 +490,7 @@ class MoveCounters:
     Args:
         finished: moves that ended well.
         bytes: of memory that these carried, each block as often as it was carried.
+        left: page servers that have ended, because they were drained and nothing used them.
 
     Example:
         >>> clamor.stats().moves.finished >= 0
@@ -488,6 +499,7 @@ class MoveCounters:
 
     finished: int = 0
     bytes: int = 0
+    left: int = 0
 
 
 class DrainResult(NamedTuple):
@@ -497,17 +509,20 @@ class DrainResult(NamedTuple):
         moved: number of variables, and of pieces of such as are spread.
         bytes: of memory that were carried, each block as often as it was carried.
         seconds: how long it took.
+        leaves: the node's page server ends as soon as no process of the node uses it. False for
+            the node of the session's driver.
 
     Example:
         >>> ref = clamor.put(np.arange(10**5))
-        >>> moved, n_bytes, seconds = clamor.drain(clamor.init().node_id)
-        >>> moved >= 1
-        True
+        >>> moved, n_bytes, seconds, leaves = clamor.drain(clamor.init().node_id)
+        >>> moved >= 1, leaves
+        (True, False)
     """
 
     moved: int
     bytes: int
     seconds: float
+    leaves: bool = False
 
 
 @dataclass(frozen=True)

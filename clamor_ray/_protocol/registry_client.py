@@ -76,8 +76,8 @@ class RegistryClient:
 
     # -- page servers
 
-    def ensure_server(self, node_id: str) -> ServerInfo:
-        return self._ask("ensure_server", node_id)
+    def ensure_server(self, node_id: str, *, timeout_s: float | None = None) -> ServerInfo:
+        return self._ask("ensure_server", node_id, timeout_s=timeout_s)
 
     def begin_server(self, node_id: str) -> tuple[int, bool]:
         return self._ask("begin_server", node_id)
@@ -218,6 +218,9 @@ class RegistryClient:
 
     def drain(self, node_id: str, drain_s: float, *, timeout_s: float | None = None) -> DrainResult:
         return self._ask("drain", node_id, drain_s, timeout_s=timeout_s)
+
+    def cancel_drain(self, node_id: str) -> bool:
+        return self._ask("cancel_drain", node_id)
 
     # -- what tasks read
 

@@ -1,4 +1,4 @@
-"""`clamor.drain`: everything off a node that is to go."""
+"""`clamor.drain` and `clamor.cancel_drain`: everything off a node that is to go, or not."""
 
 from __future__ import annotations
 
@@ -17,20 +17,28 @@ def drain(node_id: str, timeout: float = 60.0) -> DrainResult:
     Reads go on, and so do commits: one that comes at the last step of a move waits for it, at most
     for some seconds while both page servers answer. Old versions move too. What is put on the node
     meanwhile moves as well. From its call on, no variable of another node is moved to this one, or
-    rebuilt on it; what its own processes put later is homed there. The node's page server goes on,
-    for the processes of the node, until the session or the node ends.
+    rebuilt on it; what its own processes put later is homed there.
 
-    Calling it again moves what has come since.
+    After that the node's page server goes on as long as processes of the node use it: as long as
+    they have what `get` gave them, change a variable, or watch one. Then it ends, with its memory,
+    and nothing of the session keeps the node. A process of the node that opens or puts a variable
+    later gets another page server, which takes variables as any. The page server on the node of the
+    session's driver does not end: the session is there.
+
+    Calling it again moves what has come since. `clamor.cancel_drain` undoes it.
 
     Args:
         node_id: Ray's hex id of the node, as in `ray.nodes()`.
         timeout: seconds, for all of it.
 
     Returns:
-        How many variables were moved, their bytes, and how long it took.
+        How many variables were moved, their bytes, how long it took, and whether the page server
+        ends when nothing uses it.
 
     Raises:
-        DrainTimeoutError: Something is still there, which it names. Nothing is lost.
+        DrainTimeoutError: Something is still there, which it names. Nothing is lost. The node takes
+            no variables of others still.
+        DrainCancelledError: `clamor.cancel_drain` was called meanwhile.
         NoOtherNodeError: The cluster has no other node that could take it.
         NoSuchNodeError: No living node has this id.
         JournalFullError: Nothing was begun.
@@ -52,3 +60,32 @@ def drain(node_id: str, timeout: float = 60.0) -> DrainResult:
     return with_current(
         lambda session: session.rpc.drain(node_id, timeout, timeout_s=timeout + ANSWER_S)
     )
+
+
+def cancel_drain(node_id: str) -> bool:
+    """Undoes `clamor.drain`: variables may come to the node again, and its page server stays.
+
+    A `clamor.drain` of the node that runs raises `DrainCancelledError`. What was moved does not
+    come back by itself.
+
+    Args:
+        node_id: Ray's hex id of the node, as in `ray.nodes()`.
+
+    Returns:
+        Whether the node was drained, or being drained. False, too, where its page server has ended
+        since: then there is nothing to undo, because the next one takes variables.
+
+    Raises:
+        NoSuchNodeError: No living node has this id.
+        JournalFullError: Nothing has changed.
+        NotInitializedError: Before `clamor.init()`.
+
+    Safe from any thread.
+
+    Example:
+        >>> node_id = clamor.init().node_id
+        >>> result = clamor.drain(node_id)
+        >>> clamor.cancel_drain(node_id), clamor.cancel_drain(node_id)
+        (True, False)
+    """
+    return with_current(lambda session: session.rpc.cancel_drain(node_id))

@@ -146,6 +146,8 @@ class Session:
         """The connection to the page server, made on first use."""
         client = self._client
         if client is not None:
+            if not client.is_connected:
+                self._have_served(client)
             return client
         with self._client_lock:
             if self._client is None:
@@ -153,6 +155,16 @@ class Session:
                 if self._client.trap != "uffd":
                     bad_address.hook()
             return self._client
+
+    def _have_served(self, client: PiecedClient) -> None:
+        """The page server is being restarted; or it has ended, because its node was drained and
+        nothing used it. Then the registry starts another one, and the client finds that by itself:
+        what is called next waits for it."""
+        if os.getpid() != self._pid or client.has_ended:
+            return
+        # Whoever calls gets the error of its own call, which waits as it does for a restart.
+        with contextlib.suppress(errors.ClamorError):
+            self.rpc.ensure_server(self.node_id, timeout_s=self.config.connect_timeout_s)
 
     def _connect(self) -> PiecedClient:
         name = names.server_socket(self.scope, self.node_id, self.config.socket_dir)
@@ -317,6 +329,8 @@ class Session:
                 where = (ref._region, ref.version, ref._base_address, ref._length_bytes)
                 return client.map(*where, flags=flags, timeout_s=timeout_s)
             except (errors.ServerUnavailableError, errors.WaitTimeoutError):
+                if not client.is_connected:
+                    self._have_served(client)
                 if self._has_ended():
                     for heard in end_hooks.when_found:
                         heard(self)

@@ -81,6 +81,9 @@ class SpawnedSession(Session):
             hint=_HINT,
         )
 
+    def _have_served(self, client: PiecedClient) -> None:
+        """Nobody is asked for another page server: it waits for one."""
+
     def _connect(self) -> PiecedClient:
         try:
             return PiecedClient(

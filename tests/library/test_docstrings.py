@@ -55,6 +55,7 @@ NOT_ON_ONE_SESSION = {
     "JournalFullError",
     "LostBlocksWarning",
     "MemberLostError",
+    "DrainCancelledError",
     "NoOtherNodeError",
     "NondeterministicError",
     "ObjectsInUseError",
