@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +34,9 @@ from clamor_ray.actors.registry.registry_core import RegistryCore
 logger = logging.getLogger("clamor_ray.registry")
 
 LOOK_S = 1.0
+# From a region's record to its memory, which is in use. One that was made in advance, and is not
+# needed, is no reason to stay: who needs it later is refused, and makes another one.
+MAKING_S = 5.0
 QUIET_S = 3.0  # a process of the node that has just let go of a variable may open the next one
 
 
@@ -77,6 +80,7 @@ class Departures:
         drains: Who leaves.
         servers: The page servers.
         stays: Whether a server never ends: the one of the session's own node.
+        keeps: Whether the node of a server runs what may need it, and could get no other one.
     """
 
     def __init__(
@@ -86,12 +90,14 @@ class Departures:
         drains: Drains,
         servers: EndsServers,
         stays: Callable[[int], bool],
+        keeps: Callable[[int], Awaitable[bool]] | None = None,
     ) -> None:
         self._core = core
         self._log = log
         self._drains = drains
         self._servers = servers
         self._stays = stays
+        self._keeps = keeps
         self._unused: dict[int, _Unused] = {}
         self._background = BackgroundTasks(logger)
         self._is_watching = False
@@ -136,6 +142,8 @@ class Departures:
         unused = self._unused.setdefault(server_id, _Unused(now_s, self._newest()))
         if now_s < unused.since_s + QUIET_S or not self._are_settled(unused.newest):
             return
+        if self._keeps is not None and await self._keeps(server_id):
+            return
         del self._unused[server_id]
         if await self._servers.leave(server_id, lambda: self._may_leave(server_id)):
             self.n_left += 1
@@ -145,7 +153,7 @@ class Departures:
             not self.leaves(server_id)
             or self._drains.is_running(server_id)
             or self._core.homed_at(server_id)
-            or self._core.is_maker(server_id)
+            or self._core.is_maker(server_id, time.monotonic() - MAKING_S)
         )
 
     def _newest(self) -> dict[int, int]:

@@ -699,13 +699,22 @@ class PageServer:
 
     # -- the end
 
-    def in_use(self) -> int:
+    def in_use(self, but_homes: bool = False) -> int:
         """How much of what is here would be missed: homes, leases and staged layers, processes that
         watch variables, objects that are being shared. A process that is only connected uses
-        nothing: it connects again."""
+        nothing: it connects again.
+
+        Args:
+            but_homes: Homes do not count.
+        """
         with self._lock:
             n_pinning = sum(not told.done() for told in self._pinning.values())
-        return self._engine.in_use + self._core.n_watching + n_pinning
+        n_used = self._engine.in_use + self._core.n_watching + n_pinning
+        if not but_homes:
+            return n_used
+        return n_used - sum(
+            bool(found["is_home"] or found["leaves_home"]) for found in self.region_stats()
+        )
 
     def leave(self) -> int:
         """Ends this server and its keeper where nothing here is in use. The session goes on, and

@@ -26,7 +26,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ from clamor_ray._protocol.messages import (
     SessionReport,
     VariableRecord,
 )
-from clamor_ray._protocol.ray_state import find_registry, forget_jobs_of
+from clamor_ray._protocol.ray_state import alive_nodes, find_registry, forget_jobs_of
 from clamor_ray._protocol.rendezvous import Guest, Meeting, Waiting
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import Source
@@ -72,8 +72,11 @@ from clamor_ray.actors.lost_homes.lost_blocks import Losses, LostBlocks
 from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
 from clamor_ray.actors.lost_homes.task_end_log import TaskEnd, TaskEndLog
 from clamor_ray.actors.lost_homes.unheard_homes import UnheardHomes
+from clamor_ray.actors.moves import ray_nodes
+from clamor_ray.actors.moves.announced_drains import AnnouncedDrains
 from clamor_ray.actors.moves.departures import Departures
 from clamor_ray.actors.moves.drains import Drains
+from clamor_ray.actors.moves.idle_nodes import IdleNodes
 from clamor_ray.actors.moves.moves import Moves
 from clamor_ray.actors.moves.placements import Placements
 from clamor_ray.actors.moves.switches import Switches
@@ -269,11 +272,23 @@ class Registry:
             here=lineage.server_here,
             background=background,
         )
+
+        def is_here(server_id: int) -> bool:
+            return bool(core.node_of(server_id) == ray.get_runtime_context().get_node_id())
+
         self._departures = Departures(
             *(core, log, self._drains, self._servers),
-            stays=lambda server_id: (
-                core.node_of(server_id) == ray.get_runtime_context().get_node_id()
-            ),
+            stays=is_here,
+            keeps=lambda server_id: self._announced.keeps(core.node_of(server_id) or ""),
+        )
+        self._announced = AnnouncedDrains(
+            *(core, self._drains, ray_nodes, self._prepare_drain),
+            begun=self._departures.watch,
+            label=label,
+        )
+        self._idle_nodes = IdleNodes(
+            *(core, self._drains, ray_nodes, self._servers.used, is_here, config.idle_node_s),
+            begun=self._departures.watch,
         )
         self._names = VariableNames(core, log, journal)
         counts = self._counts = ReferenceCounts(self._names.has_name)
@@ -307,6 +322,7 @@ class Registry:
             ends.server_lost,
             self._servers.server_lost,
             lambda loss: self._drains.forget(loss.server_id),
+            lambda loss: self._idle_nodes.forget(loss.server_id),
         ]
         self._often: dict[str, Callable[..., Awaitable[Any]]] = {
             "latest": self.latest,
@@ -359,6 +375,8 @@ class Registry:
         self._drains.take_back(saved.leaving)
         self._servers.take_back(saved.leaving)
         self._departures.watch()
+        self._announced.watch()
+        self._idle_nodes.watch()
         self._switches.take_back(saved.givers)  # first: they tell the new homes themselves
         self._rebuilds.activate(saved.rehomed)
         self._lineage.take_back()
@@ -430,6 +448,8 @@ class Registry:
         self._background.close()
         self._ends.close()
         await self._commits.close()
+        await self._idle_nodes.close()
+        await self._announced.close()
         await self._departures.close()
         await self._moves.close()
         await self._switches.close()
@@ -701,6 +721,10 @@ class Registry:
             return result._replace(leaves=self._departures.leaves(server_id))
         finally:
             self._departures.watch()
+
+    async def _prepare_drain(self, server_id: int, but: Collection[str]) -> None:
+        if not self._drains.others(server_id):
+            await self._servers.ensure_at(await asyncio.to_thread(alive_nodes) - set(but))
 
     async def cancel_drain(self, node_id: str) -> bool:
         """See ``Drains.cancel``.

@@ -636,9 +636,10 @@ class RegistryCore:
             if entry.state is RegionState.READY and server_id in entry.homes
         )
 
-    def is_maker(self, server_id: int) -> bool:
-        """Whether a region that cannot be looked up yet is to have its home there."""
-        return any(server_id in self._regions[region].homes for region in self._creating)
+    def is_maker(self, server_id: int, after_s: float) -> bool:
+        """Whether a region is made there, since then, that cannot be looked up yet."""
+        made = (entry for entry in map(self._regions.get, self._creating) if entry)
+        return any(server_id in each.homes and each.created_s > after_s for each in made)
 
     def rehome(self, region: int, server_id: int) -> RegionRecord:
         """All of the region is homed at this server from now on: the next term.

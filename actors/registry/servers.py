@@ -199,13 +199,18 @@ class PageServers:
         """
         alive = await self.check_alive(node_id)
         server_id = self._core.server_id_at(node_id)
-        for other in alive if not others(server_id) else ():
-            try:
-                if other != node_id:
-                    await self.ensure(other)
-            except errors.ClamorError as failure:
-                logger.warning("node %s gets no page server: %s", other, failure)
+        if not others(server_id):
+            await self.ensure_at(alive - {node_id})
         return server_id
+
+    async def ensure_at(self, node_ids: Iterable[str]) -> None:
+        """The page servers of these nodes, as far as they can be had: so that there is one that can
+        take what another has."""
+        for node_id in node_ids:
+            try:
+                await self.ensure(node_id)
+            except errors.ClamorError as failure:
+                logger.warning("node %s gets no page server: %s", node_id, failure)
 
     async def _started(self, node_id: str, handle: Any) -> ServerInfo:
         """Waits until the server registers, says why it cannot, or dies without a word.
@@ -338,10 +343,17 @@ class PageServers:
         """See ``EndsServers.in_use``."""
         if server_id in self._asked_to_leave:
             return 0  # it says when it is asked to leave
+        return await self._in_use(server_id, False)
+
+    async def used(self, server_id: int) -> int | None:
+        """The same, homes not counted."""
+        return await self._in_use(server_id, True)
+
+    async def _in_use(self, server_id: int, but_homes: bool) -> int | None:
         if (handle := self._handles.get(server_id)) is None:
             return None
         try:
-            in_use: int = await within(CALL_S, handle.in_use.remote())
+            in_use: int = await within(CALL_S, handle.in_use.remote(but_homes))
             return in_use
         except ActorDiedError as failure:
             self._liveness.actor_died(server_id, failure)

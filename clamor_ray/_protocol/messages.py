@@ -340,6 +340,8 @@ class ServerConfig:
         replication: Whom a busy home sends askers to (``_native/base.py``: ``REPLICATIONS``).
         session_name: "": the session ends with its driver.
         began_at_s: When the session began, since the epoch of Unix.
+        idle_node_s: A node that nothing uses for so long is drained, where an autoscaler runs; 0:
+            none is.
     """
 
     job_scope: str
@@ -360,6 +362,7 @@ class ServerConfig:
     replication: str = "p2c"
     session_name: str = ""
     began_at_s: float = 0.0
+    idle_node_s: float = 60.0
 
 
 @dataclass(frozen=True)

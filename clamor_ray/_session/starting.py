@@ -148,6 +148,7 @@ def start_registry(
             replication=config.replication,
             session_name=session_name,
             began_at_s=time.time(),
+            idle_node_s=config.idle_node_s,
         ),
         avoid,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -148,14 +149,16 @@ def test_one_that_is_not_drained_stays(world: World) -> None:
 
 
 @pytest.mark.parametrize("what", ["homed", "made"])
-def test_what_is_put_there_meanwhile_keeps_it(world: World, what: str) -> None:
+def test_what_is_put_there_meanwhile_keeps_it(
+    world: World, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where that comes at the last moment."""
 
     def make() -> None:
         if what == "homed":
             world.add_region()
         else:
-            world.core.create_region(4096, GIVER)
+            world.core.create_region(4096, GIVER, time.monotonic())
 
     async def work(ends: Ends, watched: Departures) -> None:
         await drain(world)
@@ -167,9 +170,7 @@ def test_what_is_put_there_meanwhile_keeps_it(world: World, what: str) -> None:
         if what == "homed":
             await drain(world)
         else:
-            (made,) = world.core._creating
-            world.core.abandon(made)
-            world.core.dropped(made, GIVER)
+            monkeypatch.setattr(departures, "MAKING_S", 0.0)  # so long nobody takes for it
         await until(lambda: ends.ended)
 
     of(world, work)
@@ -318,5 +319,24 @@ def test_a_full_journal_cancels_nothing(world: World, monkeypatch: pytest.Monkey
         with pytest.raises(errors.JournalFullError):
             world.drains.cancel(GIVER)
         assert world.drains.is_leaving(GIVER)
+
+    of(world, work)
+
+
+def test_one_that_its_node_may_need_again_goes_on(world: World) -> None:
+    """Ray would start no other one there."""
+    kept = {GIVER}
+
+    async def keeps(server_id: int) -> bool:
+        return server_id in kept
+
+    async def work(ends: Ends, watched: Departures) -> None:
+        watched._keeps = keeps
+        await drain(world)
+        watched.watch()
+        await for_long()
+        assert ends.ended == []
+        kept.clear()
+        await until(lambda: ends.ended)
 
     of(world, work)

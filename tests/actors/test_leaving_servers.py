@@ -45,12 +45,18 @@ class Keeper:
 class Engine:
     server_id = 7
     in_use = 0
+    homes = 0
+    leaving_homes = 0
     missed = 0  # what comes while it ends
     n_left = 0
 
     def leave(self) -> int:
         self.n_left += 1
         return self.missed
+
+    def region_stats(self) -> list[dict[str, int]]:
+        homes = [{"is_home": 1, "leaves_home": 0}] * self.homes
+        return [*homes, *[{"is_home": 0, "leaves_home": 1}] * self.leaving_homes]
 
 
 class Exited(BaseException):
@@ -106,6 +112,13 @@ def test_it_goes_on_while_it_is_used(server: Any, what: str) -> None:
         assert server.leave() == 7
 
 
+def test_homes_are_no_use_of_its_own_node(server: Any) -> None:
+    server._engine.homes, server._engine.leaving_homes = 3, 1
+    server._engine.in_use = 4 + 2
+    assert server.in_use() == 6
+    assert server.in_use(but_homes=True) == 2
+
+
 @pytest.mark.parametrize("why", ["a lease", "the loop is busy"])
 def test_what_comes_at_the_last_moment_makes_it_a_restart(
     server: Any, why: str, caplog: pytest.LogCaptureFixture
@@ -135,11 +148,13 @@ class Handle:
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
         self.calls: list[str] = []
+        self.arguments: list[tuple[Any, ...]] = []
         self.meanwhile: Callable[[], object] = lambda: None
 
     def __getattr__(self, method: str) -> Any:
-        async def call() -> Any:
+        async def call(*arguments: Any) -> Any:
             self.calls.append(method)
+            self.arguments.append(arguments)
             self.meanwhile()
             answer = self.answers.pop(0)
             if isinstance(answer, BaseException):
@@ -302,5 +317,7 @@ def test_what_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert await rig.servers.in_use(FIRST) == 3
         assert await rig.servers.in_use(FIRST) is None  # it does not answer
         assert await rig.servers.in_use(SECOND) is None  # it is not known
+        assert await rig.servers.used(FIRST) == 1
+        assert rig.handle.arguments == [(False,), (False,), (True,)]
 
-    of(tmp_path, monkeypatch, work, 3, RayError("away"))
+    of(tmp_path, monkeypatch, work, 3, RayError("away"), 1)

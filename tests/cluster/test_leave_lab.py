@@ -13,6 +13,9 @@ import pytest
 
 import clamor_ray as clamor
 from clamor_ray import errors
+from clamor_ray._protocol.ray_state import alive_nodes
+from clamor_ray.actors.moves import ray_nodes
+from tests.cluster.test_ray_nodes import drain_node
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
@@ -164,20 +167,46 @@ def test_it_comes_and_goes_under_tasks_and_kills(lab: LocalCluster) -> None:
     worker, refs = on(1, put_there, N)
     del worker
     for turn in range(4):
+        actor = actor_of(lab, 1)
         clamor.drain(lab.node_ids[1])
         if turn == 1:
             os.kill(lab.page_server_pid(1), signal.SIGKILL)
         if turn == 2:
             os.kill(registry_pid(), signal.SIGKILL)
         # Now and then, and less and less often: one of them meets the end.
-        pause_s = 0.5
+        pause_s = 2.5
         deadline = time.monotonic() + LEAVE_S
-        while not has_left(lab, 1):
+        while state_of(actor)[0] != "DEAD":
             assert time.monotonic() < deadline
             assert on(1, sums, refs)[1] == EXPECTED
             time.sleep(pause_s)
             pause_s += 0.5
-        until(lambda: keeper_pids(lab, 1) == [], LEAVE_S)
         assert sums(refs)[1] == EXPECTED
         refs = on(1, put_there, N)[1]
     assert on(1, sums, refs)[1] == EXPECTED
+
+
+def test_a_node_that_ray_takes_away_goes_before_its_deadline(lab: LocalCluster) -> None:
+    """Nobody calls anything. A task that runs there keeps its page server."""
+    import ray
+
+    index = lab.add_node(num_cpus=1, object_store_memory=150 << 20)
+    node = lab.node_ids[index]
+    refs = on(index, put_there, N)[1]
+    there = {node_resource(index): 0.01}
+    running = ray.remote(read_late).options(num_cpus=1, resources=there).remote(refs, 3 * LONG_S)
+    until(lambda: node in ray_nodes.nodes_in_use(), TASK_S)
+    began = time.monotonic()
+    assert drain_node(node, int((time.time() + 10 * LEAVE_S) * 1000))
+    until(lambda: clamor.stats().moves.finished == N, LEAVE_S)
+    assert time.monotonic() - began < 2 * LONG_S, "the task runs still"
+    assert ray.get(running, timeout=TASK_S) == EXPECTED
+    until(lambda: node not in alive_nodes(), LEAVE_S)
+    assert clamor.stats().moves.left == 1
+    assert sums(refs)[1] == EXPECTED
+
+
+def read_late(refs: list[Any], pause_s: float) -> list[int]:
+    """Opens nothing for longer than a page server waits that may end."""
+    time.sleep(pause_s)
+    return sums(refs)[1]

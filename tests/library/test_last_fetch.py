@@ -20,6 +20,8 @@ class CacheThatIsFull:
         fails: what fetching a mapping raises, by its id.
     """
 
+    is_connected = True
+
     def __init__(self, fails: dict[int, errors.ClamorError]) -> None:
         self.fails = fails
         self.here: list[tuple[int, int]] = []  # (mapping, block), the oldest first

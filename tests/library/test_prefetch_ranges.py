@@ -250,6 +250,7 @@ def test_mappings_come_and_go() -> None:
 
 class FakeClient:
     has_ended = False
+    is_connected = True
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, list[list[int]], bool]] = []
