@@ -1,7 +1,7 @@
 """Regions that were given out in advance, for a ``put`` that may never come.
 
 ``seal_and_create`` makes the next region of a row of puts before it is asked for. The process that
-has it keeps it for some seconds (``_session/spares.py``: ``KEEP_S``), or ends without a message.
+has it keeps it for some seconds (``_build/spares.py``: ``KEEP_S``), or ends without a message.
 The home of a region knows whether a ``put`` fills it; so after a while the homes are asked, and
 regions that they do not know are given back. A put that comes even later, of a process that was
 stopped, is refused at its seal, and begins anew with another region.
