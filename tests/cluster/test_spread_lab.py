@@ -129,14 +129,16 @@ def test_the_first_commit_to_a_block_wins(three: LocalCluster) -> None:
 
 
 def test_it_goes_when_nobody_refers_to_it(three: LocalCluster) -> None:
-    def n_ready() -> int:
-        return dict(clamor.stats().regions_by_state)["ready"]
-
-    before = n_ready()
     ref = clamor.put(np.arange(N), home="spread")
-    assert n_ready() > before + 3
+    regions = {ref._region, *(piece.region for piece in ref._piece_versions())}
+
+    def there() -> set[int]:
+        return regions & {each.region for node in clamor.stats().nodes for each in node.regions}
+
+    assert len(there()) == len(regions) - 1  # its own has no bytes
     del ref
-    until(lambda: n_ready() <= before)
+    until(lambda: not there())
+    assert not regions & {info.region for info in clamor.variables()}
     with pytest.raises(ValueError, match="home is 'spread'"):
         clamor.put(np.zeros(1000), home="elsewhere")  # type: ignore[arg-type]
 
