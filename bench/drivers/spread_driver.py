@@ -73,20 +73,17 @@ class Session:
         task = ray.remote(function).options(num_cpus=0, scheduling_strategy=where)
         return task.remote(*arguments)
 
-    def put(self, array: Any, home: str | None) -> Any:
-        import clamor_ray as clamor
-
-        return clamor.put(array, home=home)
-
     def read(self, home: str | None) -> dict[str, Any]:
         """All readers at once, each its own part of a variable that no other host has seen."""
         import ray
 
+        import clamor_ray as clamor
+
         seed = secrets.randbits(32)
         words = np.random.default_rng(seed).integers(0, 1 << 62, self.options.mib << 17)
-        ref = self.put(words, home)
+        ref = clamor.put(words, home=home)
         n = self.options.hosts * READERS_A_HOST
-        warm = [self.on(i // READERS_A_HOST, abs, 1) for i in range(n)]
+        warm = [self.on(i // READERS_A_HOST, _nothing) for i in range(n)]
         ray.get(warm, timeout=TIMEOUT_S)
         begin = time.monotonic() + LEAD_S
         running = [self.on(i // READERS_A_HOST, read_part, ref, i, n, begin) for i in range(n)]
@@ -111,7 +108,7 @@ class Session:
         n_words = 64 << 17
         zeros = np.zeros(n_words, np.int64)
         refs = {
-            "one": ray.get(self.on(1, clamor.put, zeros), timeout=TIMEOUT_S),
+            "one": ray.get(self.on(1, _put, zeros), timeout=TIMEOUT_S),
             "spread": clamor.put(zeros, home="spread"),
         }
         every = n_words // self.options.blocks
@@ -128,6 +125,15 @@ class Session:
             found = ray.get(self.on(2 % self.options.hosts, _every, ref, every), timeout=TIMEOUT_S)
             common.verify("commits", found, np.full(len(found), self.options.commits))
         return runs
+
+
+def _nothing() -> None: ...
+
+
+def _put(array: Any) -> Any:
+    import clamor_ray as clamor
+
+    return clamor.put(array)
 
 
 def _every(ref: Any, every: int) -> Any:
