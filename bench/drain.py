@@ -5,9 +5,9 @@ registry, the drained one, and two with readers and writers. All variables are h
 Readers read blocks that their node does not have, one at a time. Writers change one block and
 commit. Both pause after each. First they are measured undisturbed, then while `clamor.drain` runs.
 
-evacuation_share   bytes that the drain moved per second / those of one raw TCP stream between two
-                   of the same hosts in the same run. What readers and writers need of the link
-                   is in neither.
+evacuation_share   bytes that the drain moved per second / those of a raw TCP stream between two of
+                   the same hosts in the same run, the best of three. What readers and writers need
+                   of the link is in neither.
 read_stall_ms      of the reads that were under way while it ran, p99.9: a touch of one block.
 commit_stall_ms    of `commit`, likewise.
 *_before_ms        the same before the drain.
@@ -49,12 +49,13 @@ def figures(run: dict[str, Any], link_bytes_per_s: float) -> dict[str, float]:
 
 
 def link_rate(lab: Any, n_mib: int) -> float:
-    """Bytes per second of one stream, out of the host that is drained."""
+    """Bytes per second of the best of three streams out of the host that is drained: what slows one
+    of them down is the machine, not the link."""
 
     def start(node: int) -> _stream.Start:
         return lambda arguments: lab.start([sys.executable, *arguments], node=node)
 
-    return _stream.rate(start(2), start(1), lab.node_address(2), n_mib)
+    return max(_stream.rate(start(2), start(1), lab.node_address(2), n_mib) for _ in range(3))
 
 
 def main(arguments: list[str]) -> int:
