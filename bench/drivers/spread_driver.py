@@ -33,19 +33,26 @@ class Options:
     repetitions: int
 
 
-def read_part(ref: Any, index: int, n_parts: int, begin: float) -> tuple[float, int]:
-    """One reader: all of its part, cold. When it ended, and what it found."""
-    array = ref.get()
-    size = len(array) // n_parts
-    part = array[index * size : (index + 1) * size]
-    wait_s = begin - time.monotonic()
-    if wait_s < 0:
-        raise RuntimeError(
-            f"this reader is {-wait_s:.3f} s late: the readers did not start at once"
-        )
-    time.sleep(wait_s)
-    total = int(np.bitwise_xor.reduce(part))
-    return time.monotonic(), total
+class Reader:
+    """Two of them are on each host."""
+
+    def prepare(self, ref: Any, index: int, n_parts: int) -> None:
+        """Opens the variable. Nothing of the part has come yet."""
+        array = ref.get()
+        size = len(array) // n_parts
+        self.part = array[index * size : (index + 1) * size]
+
+    def read(self, begin: float) -> tuple[float, int]:
+        """All of the part, from one moment of the machine's clock on: when that ended, and what was
+        found."""
+        wait_s = begin - time.monotonic()
+        if wait_s < 0:
+            raise RuntimeError(f"this reader is {-wait_s:.3f} s late: not all began at one moment")
+        time.sleep(wait_s)
+        total = int(np.bitwise_xor.reduce(self.part))
+        end = time.monotonic()
+        del self.part
+        return end, total
 
 
 class Session:
@@ -64,6 +71,16 @@ class Session:
             key=lambda node: [int(part) for part in node["NodeManagerAddress"].split(".")],
         )
         self.nodes = [node["NodeID"] for node in nodes]
+        self.readers = [
+            self.made(host, Reader) for host in range(options.hosts) for _ in range(READERS_A_HOST)
+        ]
+
+    def made(self, host: int, cls: type) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        where = NodeAffinitySchedulingStrategy(self.nodes[host], soft=False)
+        return ray.remote(cls).options(num_cpus=0, scheduling_strategy=where).remote()
 
     def on(self, host: int, function: Any, *arguments: Any) -> Any:
         import ray
@@ -82,12 +99,11 @@ class Session:
         seed = secrets.randbits(32)
         words = np.random.default_rng(seed).integers(0, 1 << 62, self.options.mib << 17)
         ref = clamor.put(words, home=home)
-        n = self.options.hosts * READERS_A_HOST
-        warm = [self.on(i // READERS_A_HOST, _nothing) for i in range(n)]
-        ray.get(warm, timeout=TIMEOUT_S)
+        n = len(self.readers)
+        prepared = [reader.prepare.remote(ref, i, n) for i, reader in enumerate(self.readers)]
+        ray.get(prepared, timeout=TIMEOUT_S)
         begin = time.monotonic() + LEAD_S
-        running = [self.on(i // READERS_A_HOST, read_part, ref, i, n, begin) for i in range(n)]
-        ends = ray.get(running, timeout=TIMEOUT_S)
+        ends = ray.get([reader.read.remote(begin) for reader in self.readers], timeout=TIMEOUT_S)
         size = len(words) // n
         for index, (_, found) in enumerate(ends):
             part = words[index * size : (index + 1) * size]
@@ -125,9 +141,6 @@ class Session:
             found = ray.get(self.on(2 % self.options.hosts, _every, ref, every), timeout=TIMEOUT_S)
             common.verify("commits", found, np.full(len(found), self.options.commits))
         return runs
-
-
-def _nothing() -> None: ...
 
 
 def _put(array: Any) -> Any:
