@@ -320,8 +320,9 @@ struct pc_engine_options {
 /* Takes back what the keeper holds, then listens. */
 int pc_engine_start(const struct pc_engine_options *options, pc_engine **out);
 int pc_engine_stop(pc_engine *engine);
-/* How much here would be missed: homes, leases (also of connections that have ended), staged layers. */
-int64_t pc_engine_in_use(pc_engine *engine);
+/* How much here would be missed: homes, leases (also of connections that have ended, and after a restart
+ * those that may come back), staged layers. but_homes: neither homes nor layers of other nodes. */
+int64_t pc_engine_in_use(pc_engine *engine, int but_homes);
 /* pc_engine_stop for a server whose node needs it no more. Returns what pc_engine_in_use says at the
  * very end, when nothing can begin any more. Above 0, somebody came at the last moment: the keeper has
  * all that is needed for the next server, as after any stop. */

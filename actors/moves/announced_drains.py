@@ -86,6 +86,7 @@ class AnnouncedDrains:
         self._label = label
         self._now_s = now_s
         self._announced: dict[str, float] = {}
+        self._has_heard = False  # Ray's first answer
         self._draining: set[str] = set()
         self._background = BackgroundTasks(logger)
 
@@ -97,9 +98,14 @@ class AnnouncedDrains:
         """Looks for such nodes from now on."""
         self._background.spawn(self._watch())
 
+    @property
+    def announced(self) -> set[str]:
+        """The nodes that Ray drains."""
+        return set(self._announced)
+
     async def keeps(self, node_id: str) -> bool:
         """Whether a node runs something that may need a page server, and could get no other one."""
-        if node_id not in self._announced:
+        if self._has_heard and node_id not in self._announced:
             return False
         try:
             return node_id in await asyncio.to_thread(self._nodes.nodes_in_use)
@@ -116,6 +122,7 @@ class AnnouncedDrains:
                 logger.warning("Ray does not say which nodes it drains: %r", failure)
                 pause_s = min(2 * pause_s, LOOK_MOST_S)
             else:
+                self._has_heard = True
                 pause_s = LOOK_S
             for node_id in self._announced:
                 if node_id not in self._draining and self._is_to_drain(node_id):

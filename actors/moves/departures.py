@@ -3,10 +3,11 @@
 One server:
 
     leaving  -> it takes no homes of others (``drains``). It is looked at once a second
-    unused   -> no region has its home there, or is being made there; no drain of it runs; and it
-                says that nothing there is in use. This holds for ``QUIET_S``, and by then the homes
-                have acknowledged what was committed before that: the commits of its own node are
-                at the homes for good, so nobody needs its copies of them
+    unused   -> no region has its home there, or is being made there, and none anywhere waits for a
+                new home; no drain of it runs; and it says that nothing there is in use. This holds
+                for ``QUIET_S``, and by then the homes have acknowledged what was committed before
+                that: the commits of its own node are at the homes for good, so nobody needs its
+                copies of them
     left     -> it ends, with its keeper. It is as lost, but nobody misses it: a process of its node
                 that needs a page server later gets another one, which does not leave
 
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from clamor_ray import errors
-from clamor_ray._protocol.messages import ServerInfo
+from clamor_ray._protocol.messages import ServerInfo, ServerLost
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.moves.drains import Drains
 from clamor_ray.actors.process.background import BackgroundTasks
@@ -42,6 +43,9 @@ QUIET_S = 3.0  # a process of the node that has just let go of a variable may op
 
 class EndsServers(Protocol):
     """The page servers, by id."""
+
+    def asked_to_leave(self) -> set[int]:
+        """Those whose answer is not known: they may have ended."""
 
     async def in_use(self, server_id: int) -> int | None:
         """How much is in use there; None: it does not answer."""
@@ -80,6 +84,7 @@ class Departures:
         drains: Who leaves.
         servers: The page servers.
         stays: Whether a server never ends: the one of the session's own node.
+        is_lost_for_good: Whether a region whose home is lost will have no other.
         keeps: Whether the node of a server runs what may need it, and could get no other one.
     """
 
@@ -90,6 +95,7 @@ class Departures:
         drains: Drains,
         servers: EndsServers,
         stays: Callable[[int], bool],
+        is_lost_for_good: Callable[[int], bool] = lambda region: False,
         keeps: Callable[[int], Awaitable[bool]] | None = None,
     ) -> None:
         self._core = core
@@ -97,6 +103,7 @@ class Departures:
         self._drains = drains
         self._servers = servers
         self._stays = stays
+        self._is_lost_for_good = is_lost_for_good
         self._keeps = keeps
         self._unused: dict[int, _Unused] = {}
         self._background = BackgroundTasks(logger)
@@ -118,11 +125,14 @@ class Departures:
             self._background.spawn(self._watch())
 
     def _to_watch(self) -> list[int]:
-        return [each for each in self._drains.leaving if not self._stays(each)]
+        leaving = set(self._drains.leaving) | self._servers.asked_to_leave()
+        return [each for each in sorted(leaving) if not self._stays(each)]
 
     async def _watch(self) -> None:
         try:
             while watched := self._to_watch():
+                for gone in self._unused.keys() - set(watched):  # its drain was cancelled
+                    del self._unused[gone]
                 for server_id in watched:
                     if not isinstance(self._core.locate(server_id), ServerInfo):
                         continue  # it has not registered again yet
@@ -135,11 +145,16 @@ class Departures:
             self._is_watching = False
 
     async def _look(self, server_id: int) -> None:
+        if server_id in self._servers.asked_to_leave():  # also where its drain was cancelled since
+            self.n_left += await self._servers.leave(server_id, lambda: False)
+            return
         if not self._may_leave(server_id) or await self._servers.in_use(server_id) != 0:
             self._unused.pop(server_id, None)
             return
         now_s = time.monotonic()
-        unused = self._unused.setdefault(server_id, _Unused(now_s, self._newest()))
+        unused = self._unused.get(server_id)
+        if unused is None:
+            unused = self._unused[server_id] = _Unused(now_s, self._newest())
         if now_s < unused.since_s + QUIET_S or not self._are_settled(unused.newest):
             return
         if self._keeps is not None and await self._keeps(server_id):
@@ -154,6 +169,16 @@ class Departures:
             or self._drains.is_running(server_id)
             or self._core.homed_at(server_id)
             or self._core.is_maker(server_id, time.monotonic() - MAKING_S)
+            or self._waits_for_a_home()
+        )
+
+    def _waits_for_a_home(self) -> bool:
+        """Whether a region is rebuilt, or will be: any server may have what that needs."""
+        return any(
+            isinstance(self._core.locate(home), ServerLost)
+            and not self._is_lost_for_good(record.region)
+            for record in self._core.ready_regions()
+            for home in record.homes[:1]
         )
 
     def _newest(self) -> dict[int, int]:

@@ -19,6 +19,7 @@ from ray.experimental import internal_kv
 STATUS_KEY = b"__autoscaling_status"
 STALE_S = 120.0  # a monitor writes it every few seconds
 OURS = ("page-server-", "registry-", "session-")  # how names of our actors begin
+CLASSES = ("PageServer", "Registry")
 SMALLEST = 1e-6  # of a resource; Ray counts in ten-thousandths
 
 
@@ -77,5 +78,5 @@ def nodes_in_use() -> set[str]:
     } | {
         actor["Address"]["NodeID"]
         for actor in _state().actor_table(None, None, "ALIVE").values()
-        if not actor["Name"].startswith(OURS)
+        if not (actor["Name"].startswith(OURS) and actor["ActorClassName"] in CLASSES)
     }

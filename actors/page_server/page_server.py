@@ -705,16 +705,11 @@ class PageServer:
         nothing: it connects again.
 
         Args:
-            but_homes: Homes do not count.
+            but_homes: Neither homes count, nor layers of other nodes.
         """
         with self._lock:
             n_pinning = sum(not told.done() for told in self._pinning.values())
-        n_used = self._engine.in_use + self._core.n_watching + n_pinning
-        if not but_homes:
-            return n_used
-        return n_used - sum(
-            bool(found["is_home"] or found["leaves_home"]) for found in self.region_stats()
-        )
+        return self._engine.in_use(but_homes) + self._core.n_watching + n_pinning
 
     def leave(self) -> int:
         """Ends this server and its keeper where nothing here is in use. The session goes on, and

@@ -92,6 +92,7 @@ class PageServers:
         self._starting: dict[str, asyncio.Lock] = {}
         self._starts: dict[str, asyncio.Future[ServerInfo]] = {}  # by node
         self._start_troubles: dict[str, errors.ClamorError] = {}
+        self._at_work: set[asyncio.Task[None]] = set()  # starts that nobody waits for any more
         self._ending: set[str] = set()  # nodes whose server is asked to leave
         self._asked_to_leave: set[int] = set()  # which may have ended already
 
@@ -203,14 +204,28 @@ class PageServers:
             await self.ensure_at(alive - {node_id})
         return server_id
 
-    async def ensure_at(self, node_ids: Iterable[str]) -> None:
+    async def ensure_at(self, node_ids: Iterable[str], wait_s: float | None = None) -> None:
         """The page servers of these nodes, as far as they can be had: so that there is one that can
-        take what another has."""
-        for node_id in node_ids:
+        take what another has.
+
+        Args:
+            node_ids: Of the nodes.
+            wait_s: Those that need longer go on starting; None: all are waited for.
+        """
+
+        async def one(node_id: str) -> None:
             try:
                 await self.ensure(node_id)
             except errors.ClamorError as failure:
                 logger.warning("node %s gets no page server: %s", node_id, failure)
+
+        starting = {node_id for node_id in node_ids if not self.is_here(node_id)}
+        tasks = [asyncio.ensure_future(one(node_id)) for node_id in starting]
+        if tasks:
+            self._at_work.update(tasks)
+            for task in tasks:
+                task.add_done_callback(self._at_work.discard)
+            await asyncio.wait(tasks, timeout=wait_s)
 
     async def _started(self, node_id: str, handle: Any) -> ServerInfo:
         """Waits until the server registers, says why it cannot, or dies without a word.
@@ -359,7 +374,13 @@ class PageServers:
             self._liveness.actor_died(server_id, failure)
         except (RayError, asyncio.TimeoutError) as failure:
             logger.info("page server %#x does not say what is in use: %r", server_id, failure)
+            if isinstance(info := self._core.locate(server_id), ServerInfo):
+                await self._liveness.examine(info)  # its node may be dead: nobody else may ask
         return None
+
+    def asked_to_leave(self) -> set[int]:
+        """See ``EndsServers.asked_to_leave``."""
+        return set(self._asked_to_leave)
 
     async def leave(self, server_id: int, may_leave: Callable[[], bool]) -> bool:
         """See ``EndsServers.leave``. Where the answer is lost, the server may have ended: it is

@@ -136,11 +136,14 @@ class Engine(_Handle):
         """Tells all clients that the session has ended. `stop` follows."""
         check(self._call(c.lib.pc_engine_end))
 
-    @property
-    def in_use(self) -> int:
+    def in_use(self, but_homes: bool = False) -> int:
         """How much here would be missed: homes, leases (also of processes whose connection has
-        ended), staged layers."""
-        return check(self._call(c.lib.pc_engine_in_use))
+        ended, or that have yet to come back after a restart), staged layers.
+
+        Args:
+            but_homes: Neither homes count, nor layers that other nodes have staged.
+        """
+        return check(self._call(c.lib.pc_engine_in_use, int(but_homes)))
 
     def leave(self) -> int:
         """As `stop`, of a server that no process of the node uses.

@@ -293,7 +293,7 @@ PC_API int64_t pc_engine_leave(pc_engine *engine)
     pc__worker_stop(engine);
     for (int i = 0; i < engine->n_loops; i++) /* all, before any goes: they write to each other */
         pc__loop_join(&engine->loops[i]);
-    const int64_t in_use = pc_engine_in_use(engine);
+    const int64_t in_use = pc_engine_in_use(engine, 0);
     pc__settle_stop(engine);
     for (int i = 0; i < engine->n_loops; i++)
         if (engine->loops[i].epoll >= 0)

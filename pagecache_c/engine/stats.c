@@ -101,17 +101,20 @@ PC_API int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out)
 static void add_home(void *arg, struct pc__region *region)
 {
     int64_t *n = arg;
-    *n += region->home || region->former;
+    *n += region->home || region->former || region->prepared;
 }
 
-PC_API int64_t pc_engine_in_use(pc_engine *engine)
+PC_API int64_t pc_engine_in_use(pc_engine *engine, int but_homes)
 {
     int64_t n = (int64_t)(pc__count_get(&engine->count.mappings) +
                           pc__count_get(&engine->count.leases_at_stop));
-    each_region(engine, add_home, &n);
+    const uint64_t settles = engine->settle_until_ns; /* UINT64_MAX: at the engine's end */
+    n += settles && settles != UINT64_MAX; /* processes may come back, and have leases */
+    if (!but_homes)
+        each_region(engine, add_home, &n);
     pthread_mutex_lock(&engine->lock);
     pc__each(link, &engine->staged)
-        n++;
+        n += !but_homes || pc__of(link, struct pc__layer, link)->owner;
     pthread_mutex_unlock(&engine->lock);
     return n;
 }

@@ -30,7 +30,11 @@ class Ends:
         self.asked: list[int] = []
         self.ended: list[int] = []
         self.refuses = 0
+        self.silent: set[int] = set()  # asked to leave, and nobody knows the answer
         self.before_end: list[Callable[[], Any]] = []
+
+    def asked_to_leave(self) -> set[int]:
+        return set(self.silent)
 
     async def in_use(self, server_id: int) -> int | None:
         self.asked.append(server_id)
@@ -40,8 +44,9 @@ class Ends:
     async def leave(self, server_id: int, may_leave: Callable[[], bool]) -> bool:
         if self.before_end:
             self.before_end.pop(0)()
-        if not may_leave():
+        if not may_leave() and server_id not in self.silent:
             return False
+        self.silent.discard(server_id)
         if self.refuses:
             self.refuses -= 1
             return False
@@ -338,5 +343,47 @@ def test_one_that_its_node_may_need_again_goes_on(world: World) -> None:
         assert ends.ended == []
         kept.clear()
         await until(lambda: ends.ended)
+
+    of(world, work)
+
+
+def test_where_a_region_waits_for_a_new_home_nobody_leaves(world: World) -> None:
+    """It may have what the rebuild needs."""
+
+    async def work(ends: Ends, watched: Departures) -> None:
+        lost_for_good: set[int] = set()
+        watched._is_lost_for_good = lost_for_good.__contains__
+        lost = world.add_region(OTHER)
+        await drain(world)
+        world.core.server_lost(OTHER, "its node is dead")
+        watched.watch()
+        await for_long()
+        assert ends.ended == []
+        lost_for_good.update([lost, *world.core.homed_at(OTHER)])
+        await until(lambda: ends.ended == [GIVER])
+
+    of(world, work)
+
+
+def test_who_was_asked_is_asked_also_after_a_cancel(world: World) -> None:
+    """It may have ended: nobody else would notice."""
+
+    async def work(ends: Ends, watched: Departures) -> None:
+        await drain(world)
+        ends.silent.add(GIVER)
+        world.drains.cancel(GIVER)
+        watched.watch()
+        await until(lambda: ends.ended == [GIVER])
+
+    of(world, work)
+
+
+def test_after_a_cancel_it_has_its_time_again(world: World) -> None:
+    async def work(ends: Ends, watched: Departures) -> None:
+        ends.uses[TAKER] = [1]
+        world.drains.take_back([TAKER])  # another one that leaves, so that it goes on looking
+        watched._unused[GIVER] = departures._Unused(0.0, {})  # of a drain that was cancelled
+        watched.watch()
+        await until(lambda: GIVER not in watched._unused)
 
     of(world, work)

@@ -44,9 +44,8 @@ class Keeper:
 
 class Engine:
     server_id = 7
-    in_use = 0
-    homes = 0
-    leaving_homes = 0
+    n_used = 0
+    n_homes = 0
     missed = 0  # what comes while it ends
     n_left = 0
 
@@ -54,9 +53,8 @@ class Engine:
         self.n_left += 1
         return self.missed
 
-    def region_stats(self) -> list[dict[str, int]]:
-        homes = [{"is_home": 1, "leaves_home": 0}] * self.homes
-        return [*homes, *[{"is_home": 0, "leaves_home": 1}] * self.leaving_homes]
+    def in_use(self, but_homes: bool = False) -> int:
+        return self.n_used if but_homes else self.n_used + self.n_homes
 
 
 class Exited(BaseException):
@@ -98,7 +96,7 @@ def test_it_ends_with_its_keeper_and_says_so_again(server: Any) -> None:
 @pytest.mark.parametrize("what", ["engine", "watching", "pinning"])
 def test_it_goes_on_while_it_is_used(server: Any, what: str) -> None:
     if what == "engine":
-        server._engine.in_use = 2
+        server._engine.n_used = 2
     elif what == "watching":
         server._core.n_watching = 1
     else:
@@ -113,8 +111,7 @@ def test_it_goes_on_while_it_is_used(server: Any, what: str) -> None:
 
 
 def test_homes_are_no_use_of_its_own_node(server: Any) -> None:
-    server._engine.homes, server._engine.leaving_homes = 3, 1
-    server._engine.in_use = 4 + 2
+    server._engine.n_homes, server._engine.n_used = 4, 2
     assert server.in_use() == 6
     assert server.in_use(but_homes=True) == 2
 
@@ -314,8 +311,16 @@ def test_one_that_is_dead_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(rig: Rig) -> None:
+        examined: list[int] = []
+
+        async def examine(info: ServerInfo) -> None:
+            examined.append(info.server_id)
+
+        monkeypatch.setattr(rig.servers._liveness, "examine", examine)
         assert await rig.servers.in_use(FIRST) == 3
+        assert examined == []
         assert await rig.servers.in_use(FIRST) is None  # it does not answer
+        assert examined == [FIRST]  # its node may be dead
         assert await rig.servers.in_use(SECOND) is None  # it is not known
         assert await rig.servers.used(FIRST) == 1
         assert rig.handle.arguments == [(False,), (False,), (True,)]

@@ -155,8 +155,8 @@ def test_more_than_a_node_has_is_refused_with_the_numbers() -> None:
 
 
 def test_after_how_long_an_idle_node_is_drained() -> None:
-    assert Config.from_env({}).idle_node_s == 60.0
-    assert Config.from_env({"CLAMOR_IDLE_NODE_S": "0"}).idle_node_s == 0.0
+    assert Config.from_env({}).idle_node_s == 0.0  # none is
+    assert Config.from_env({"CLAMOR_IDLE_NODE_S": "300"}).idle_node_s == 300.0
     assert Config.from_env({"CLAMOR_IDLE_NODE_S": "2.5"}).idle_node_s == 2.5
     with pytest.raises(ValueError, match="CLAMOR_IDLE_NODE_S is a number of seconds, 0 or more"):
         Config.from_env({"CLAMOR_IDLE_NODE_S": "-1"})

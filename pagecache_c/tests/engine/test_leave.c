@@ -37,7 +37,7 @@ static void world_end(struct world *w)
 
 static int64_t in_use(const struct server *server)
 {
-    return pc_engine_in_use(server->engine);
+    return pc_engine_in_use(server->engine, 0);
 }
 
 static void test_what_is_in_use(int trap)
@@ -45,6 +45,7 @@ static void test_what_is_in_use(int trap)
     struct world w = world_of(trap);
     CHECK(in_use(w.leaver) == 0); /* a client that maps nothing is nobody's need */
     CHECK(in_use(w.home) == 1);
+    CHECK(pc_engine_in_use(w.home->engine, 1) == 0); /* of its own node nothing */
     struct pc_mapping shared = map_at(w.clients[LEAVER], &w.info, 0, 0);
     CHECK(in_use(w.leaver) == 1);
     check_version(w.c, &shared, &w.info, 0);
@@ -55,7 +56,9 @@ static void test_what_is_in_use(int trap)
     write_runs(&t, &one, 1);
     OK(try_stage(&t));
     CHECK(in_use(w.leaver) == 2); /* the private mapping, and the layer */
+    CHECK(pc_engine_in_use(w.leaver->engine, 1) == 2);
     OK(try_pull(&t));
+    CHECK(in_use(w.home) == 2 && pc_engine_in_use(w.home->engine, 1) == 0); /* another node's layer */
     CHECK(decide(&t) == 1);
     tell(&t);
     OK(pc_client_unmap(w.clients[LEAVER], t.m.id));
