@@ -66,6 +66,7 @@ from clamor_ray.actors.commits.conflicts import check_conflict
 from clamor_ray.actors.commits.request_validation import changed_blocks, check_request
 from clamor_ray.errors import (
     CommitAbortedError,
+    CommitConflict,
     FreedError,
     NoVersionError,
     ProtocolError,
@@ -296,7 +297,10 @@ class CommitLog:
                 f"whose newest is {newest}."
             )
         if variable is not None:
-            check_conflict(variable, write, changed, self.label)
+            try:
+                check_conflict(variable, write, changed, self.label)
+            except CommitConflict as conflict:
+                raise self._of_variable(conflict) from None
         return Entry(
             region=write.region,
             version=newest + 1,
@@ -306,6 +310,16 @@ class CommitLog:
             payload=write.payload,
             changed=changed,
         )
+
+    def _of_variable(self, conflict: CommitConflict) -> CommitConflict:
+        """Of a piece: with the id, the newest version and the blocks of its variable."""
+        whole = self._whole.get(conflict.region)
+        if whole is None:
+            return conflict
+        before = range(self._pieces[whole].start, conflict.region)
+        conflict.first_block += sum(map(self.n_blocks, before))
+        conflict.region, conflict.version = whole, self.newest(whole)
+        return conflict
 
     def _writable(self, region: int) -> CommittedVariable | None:
         """None for an inline variable of which nobody has told us yet."""
@@ -362,11 +376,12 @@ class CommitLog:
         outcome = self._outcomes.get(commit_id)
         if outcome is None or not outcome.versions:
             return None
-        rows = {
-            region: pack_row(self.row(region, version))
+        found = {
+            region: self._row_of(region, version)
             for region, version in outcome.versions.items()
             if region in self._pieces
         }
+        rows = {region: row for region, row in found.items() if row is not None}
         return Committed(outcome.versions, rows)
 
     # -- outcomes
@@ -457,6 +472,13 @@ class CommitLog:
             FreedError: It is gone, or never was.
         """
         return self._known(region).n_blocks or 0
+
+    def _row_of(self, region: int, version: int) -> bytes | None:
+        """What belongs to a version that a commit made; None where that is forgotten."""
+        variable = self._variables.get(region)
+        if variable is None or not variable.horizon < version <= variable.newest:
+            return None
+        return variable.entries[variable.after(version) - 1].payload
 
     def row(self, region: int, version: int) -> tuple[int, ...]:
         """The version of each piece at a version of a variable in pieces.

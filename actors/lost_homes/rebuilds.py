@@ -449,6 +449,9 @@ class Rebuilds:
             self._log.newest(region) != record.version
         ):
             raise _Again("the new home is lost too")
+        servers = [info.server_id for info in self._core.servers()]
+        if self._is_leaving(plan.home) and not all(map(self._is_leaving, servers)):
+            raise _Again("the new home is drained")
         # No await in here: from the journal on it is the home.
         lost = self._lost_of(record, why, plan, attempts)
         self._journal.rehome(record, record.version, lost)

@@ -144,6 +144,7 @@ class Moves:
         losses: What is lost of which regions.
         switches: Makes the taker the home.
         floor_of: The oldest version of a region that a live collection could need.
+        is_leaving: Whether a server is to get no home of others.
     """
 
     def __init__(
@@ -156,6 +157,7 @@ class Moves:
         losses: Losses,
         switches: Switches,
         floor_of: Callable[[int], int | None] = lambda region: None,
+        is_leaving: Callable[[int], bool] = lambda server_id: False,
     ) -> None:
         self._core = core
         self._log = log
@@ -165,6 +167,7 @@ class Moves:
         self._losses = losses
         self._switches = switches
         self._floor_of = floor_of
+        self._is_leaving = is_leaving
         self._moving: set[int] = set()  # regions
         self._staged: set[int] = set()  # commit ids of layers that are no commits
         self._turns: dict[int, asyncio.Semaphore] = {}  # by giver
@@ -255,6 +258,8 @@ class Moves:
             raise MoveFailed("it has got another home meanwhile")
         if (reason := self._servers.why_lost(move.taker)) is not None:
             raise MoveFailed(f"the taker {move.taker:#x} is lost: {reason}")
+        if self._is_leaving(move.taker):
+            raise MoveFailed(f"the taker {move.taker:#x} is drained itself")
 
     async def _begin(self, move: _Move) -> None:
         region = move.region
@@ -417,6 +422,9 @@ class Moves:
     ) -> _T:
         try:
             return await self._call(move.giver, call)
+        except NoRoom as failure:  # of the giver: another taker would not help
+            self._background.spawn(self._drop_layers(move, ids))
+            raise MoveFailed(cause_of(failure)) from failure
         except BaseException:
             self._background.spawn(self._drop_layers(move, ids))
             raise

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from clamor_ray import errors
 from clamor_ray._labels import capital, label
 from clamor_ray._protocol.cause import cause_of
+from clamor_ray._protocol.messages import ServerLost
+from clamor_ray._protocol.refusals import NoSuchRegion
 from clamor_ray.actors.moves.drains import Drains, MovesOne, least_loaded
 from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
 from clamor_ray.actors.registry.registry_core import RegistryCore
@@ -68,32 +70,29 @@ class Placements:
 
         Args:
             region: The piece.
-            home: The server that it is to be homed at.
+            home: The server that it is to be homed at; 0: the one that has the least.
             place_s: How long that may take.
 
         Raises:
             OutOfMemoryError: No other server has room for it, and it is not to stay.
+            NoSuchRegion: It is not there any more, or lost with the server where it was made.
             WaitTimeoutError: It has not been moved in time.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + place_s
         refused: set[int] = set()
+        may_stay = home != 0  # where it was made, if all others refuse
         why = ""
         while True:
+            home = self._taker(region, home, may_stay, refused, why)
             try:
                 left_s = max(0.0, deadline - loop.time())
                 await asyncio.wait_for(self._moves.move(region, home), left_s)
                 return
             except NoRoom as failure:
+                why = cause_of(failure)
                 refused.add(home)
-                others = (each for each in self._drains.others(0) if each not in refused)
-                other = least_loaded(others, self._drains.load_bytes())
-                if other is None:
-                    raise errors.OutOfMemoryError(
-                        f"No node has room for {self._label(region)}: {cause_of(failure)}.",
-                        hint="Free variables, or add nodes.",
-                    ) from failure
-                home = other
+                home = 0
             except MoveFailed as failure:
                 why = cause_of(failure)
                 logger.warning("%s is not moved to %#x: %s", self._label(region), home, why)
@@ -103,3 +102,35 @@ class Placements:
                     f"{capital(self._label(region))} has not been moved to its home within "
                     f"{place_s:g} s{why and f': {why}'}."
                 ) from failure
+
+    def _home_of(self, region: int) -> int:
+        """
+        Raises:
+            NoSuchRegion: It is not there any more, or its home is lost.
+        """
+        homes = self._core.homes_of(region)
+        if not homes:
+            raise NoSuchRegion(f"{self._label(region)}: it was given up")
+        if isinstance(lost := self._core.locate(homes[0]), ServerLost):
+            raise NoSuchRegion(f"{self._label(region)}: where it was made is lost: {lost.reason}")
+        return homes[0]
+
+    def _taker(self, region: int, home: int, may_stay: bool, refused: set[int], why: str) -> int:
+        """The home, where that can take it; else the one that has the least of those that can.
+
+        Raises:
+            OutOfMemoryError: All have refused.
+        """
+        maker = self._home_of(region)
+        others = [each for each in self._drains.others(0) if each not in refused]
+        if home in others:
+            return home
+        found = least_loaded([each for each in others if each != maker], self._drains.load_bytes())
+        if found is not None:
+            return found
+        if may_stay:
+            return maker
+        raise errors.OutOfMemoryError(
+            f"No other node has room for {self._label(region)}{why and f': {why}'}.",
+            hint="Free variables, or add nodes.",
+        )

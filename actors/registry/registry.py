@@ -103,6 +103,8 @@ from clamor_ray.actors.window.address_space import AddressSpace
 
 logger = logging.getLogger("clamor_ray.registry")
 
+SPREAD_START_S = 15.0  # for page servers of nodes that a variable is spread over
+
 
 def create_registry(
     job_scope: str, node_id: str, config: ServerConfig, avoid: Sequence[Range] = ()
@@ -254,6 +256,7 @@ class Registry:
         self._moves = Moves(
             *(core, log, homes, commits, held, losses, self._switches),
             floor_of=lineage.lineage.floor,
+            is_leaving=lambda server_id: self._drains.is_leaving(server_id),
         )
         self._drains = Drains(core, journal, self._moves, label)
         self._placements = Placements(core, self._moves, self._drains, label)
@@ -279,6 +282,7 @@ class Registry:
         self._departures = Departures(
             *(core, log, self._drains, self._servers),
             stays=is_here,
+            is_lost_for_good=lambda region: rebuilds.verdict(region) is not None,
             keeps=lambda server_id: self._announced.keeps(core.node_of(server_id) or ""),
         )
         self._announced = AnnouncedDrains(
@@ -538,7 +542,9 @@ class Registry:
     async def spread_over(self, node_id: str) -> int:
         """How many page servers there are for a variable's pieces, once each living node has its
         own."""
-        await self._servers.to_drain(node_id, lambda server_id: [])
+        alive = await self._servers.check_alive(node_id)
+        leaving = self._announced.announced
+        await self._servers.ensure_at(alive - leaving, SPREAD_START_S)
         return len(self._drains.others(0))
 
     async def place(self, region: int, server_id: int, place_s: float) -> None:
@@ -716,6 +722,7 @@ class Registry:
         """
         self._check_not_ending()
         server_id = await self._servers.to_drain(node_id, self._drains.others)
+        self._idle_nodes.forget(server_id)  # from now on it leaves because somebody has asked
         try:
             result = await self._drains.drain(server_id, node_id, drain_s)
             return result._replace(leaves=self._departures.leaves(server_id))

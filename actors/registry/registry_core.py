@@ -371,12 +371,14 @@ class RegistryCore:
         return tuple(orders)
 
     def goes_on(self, region: int, now_s: float) -> None:
-        """The maker of a region that is not sealed is at work: its time begins anew."""
-        entry = self._regions.get(region)
-        if entry is not None and entry.state is RegionState.CREATING:
-            entry.created_s = now_s
-            del self._creating[region]
-            self._creating[region] = None
+        """The maker of a variable that is not sealed is at work: its time begins anew, and that of
+        its pieces."""
+        for each in (region, *self.pieces_of(region)):
+            entry = self._regions.get(each)
+            if entry is not None and entry.state is RegionState.CREATING:
+                entry.created_s = now_s
+                del self._creating[each]
+                self._creating[each] = None
 
     def free(self, region: int, *, written: bool = False) -> tuple[Retire, ...]:
         """Starts the end of a region; freeing a freed one again changes nothing. Pieces are freed

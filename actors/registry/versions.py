@@ -11,6 +11,7 @@ from typing import Final
 from pyroaring import BitMap
 
 from clamor_ray import errors
+from clamor_ray._native.pieced_client import loss_of_pieces
 from clamor_ray._protocol.messages import CommitRequest, Committed, Latest
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
@@ -99,16 +100,23 @@ class Versions:
         if not pieces:
             return self._rebuilds.lost_blocks(region)
         blocks = BitMap()
+        numbers = []
         first_block, some = 0, None
         for piece in pieces:
-            n_blocks = self._log.n_blocks(piece)
-            if (found := self._rebuilds.lost_blocks(piece)) is not None:
+            found = self._rebuilds.lost_blocks(piece)
+            numbers.append(found.number if found is not None else 0)
+            if found is not None:
                 blocks |= BitMap.deserialize(found.blocks).shift(first_block)
                 some = some or found
-            first_block += n_blocks
+            first_block += self._log.n_blocks(piece)
         if some is None:
             return None
-        return dataclasses.replace(some, n_blocks=first_block, blocks=bytes(blocks.serialize()))
+        return dataclasses.replace(
+            some,
+            number=loss_of_pieces(numbers),
+            n_blocks=first_block,
+            blocks=bytes(blocks.serialize()),
+        )
 
     async def may_commit(self, request: CommitRequest) -> None:
         """Raises what ``commit`` would raise now; its layers need not be staged yet."""

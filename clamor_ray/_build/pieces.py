@@ -9,7 +9,8 @@ import collections
 import concurrent.futures
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from clamor_ray import errors
@@ -28,6 +29,7 @@ MOST_LARGE: Final = 1024
 UNDER_WAY: Final = 2  # on their way to their homes
 LEAST_RATE: Final = 10e6  # bytes per second, for deadlines
 PLACE_S: Final = 60.0
+LAYERS_BYTES: Final = 64 << 20  # in which pieces are on their way: `actors/moves/moves.py`
 
 Content = Sequence[tuple[int, memoryview]]
 
@@ -82,6 +84,7 @@ class PieceMaker:
         self._config = config
         self._until_answered = until_answered
         self._placing: collections.deque[concurrent.futures.Future[None]] = collections.deque()
+        self._here: list[RegionRecord] = []  # pieces that stay on this node
 
     def make(self) -> None:
         """All pieces are at their homes when this returns.
@@ -98,34 +101,53 @@ class PieceMaker:
                     self._placing.popleft().result()
                 self._make_room(piece)
                 self._fill(piece)
-                if home not in piece.homes:
+                if home in piece.homes:
+                    self._here.append(piece)
+                else:
                     self._placing.append(pool.submit(self._place, piece, home))
             while self._placing:
                 self._placing.popleft().result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
+    def _parts(self, piece: RegionRecord) -> Iterator[tuple[int, memoryview]]:
+        """(offset in the piece, bytes) of what it has."""
+        begin = piece.base_address - self._created.whole.base_address
+        end = begin + piece.length_bytes
+        for offset, view in self._content:
+            low, high = max(begin, offset), min(end, offset + view.nbytes)
+            if low < high:
+                yield low - begin, view[low - offset : high - offset]
+
     def _make_room(self, piece: RegionRecord) -> None:
+        """For the piece, and for the layers in which others are on their way. Where this node has
+        no room, what was to stay here goes elsewhere.
+
+        Raises:
+            OutOfMemoryError: No node has any.
+        """
+        needed_bytes = sum(view.nbytes for _, view in self._parts(piece))
         while True:
             try:
-                check_room(piece.length_bytes, "A piece of the variable")
+                check_room(
+                    needed_bytes + min(needed_bytes, LAYERS_BYTES), "A piece of the variable"
+                )
                 return
             except errors.OutOfMemoryError:
-                if not self._placing:
+                if not self._placing and not self._here:
                     raise
-            self._placing.popleft().result()
+            if self._placing:
+                self._placing.popleft().result()
+            else:
+                self._place(self._here.pop(), 0)
 
     def _fill(self, piece: RegionRecord) -> None:
         region, connect_s = piece.region, self._config.connect_timeout_s
         where = (region, piece.base_address, piece.length_bytes)
         fd = self._client.create(*where, timeout_s=connect_s)
         try:
-            begin = piece.base_address - self._created.whole.base_address
-            end = begin + piece.length_bytes
-            for offset, view in self._content:
-                low, high = max(begin, offset), min(end, offset + view.nbytes)
-                if low < high:
-                    copy_in(fd, low - begin, view[low - offset : high - offset])
+            for offset, view in self._parts(piece):
+                copy_in(fd, offset, view)
         except BaseException:
             with contextlib.suppress(errors.ClamorError):
                 self._client.abandon(region, timeout_s=connect_s)
@@ -138,6 +160,12 @@ class PieceMaker:
     def _place(self, piece: RegionRecord, home: int) -> None:
         place_s = PLACE_S + piece.length_bytes / LEAST_RATE
         timeout_s = place_s + self._config.control_timeout_s
-        self._until_answered(
-            lambda: self._rpc.place(piece.region, home, place_s, timeout_s=timeout_s)
-        )
+        deadline = time.monotonic() + self._config.reattach_s
+        while True:
+            try:
+                self._rpc.place(piece.region, home, place_s, timeout_s=timeout_s)
+                return
+            except errors.ServerUnavailableError:  # the registry is being restarted
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.1)

@@ -16,7 +16,8 @@ import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -62,6 +63,23 @@ class Part(NamedTuple):
     region: int
     version: int
     runs: Runs
+
+
+def loss_of_pieces(numbers: Iterable[int]) -> int:
+    """One number for the losses of a variable's pieces: another one where one of them is another.
+
+    Args:
+        numbers: Of each piece, in the order of their addresses; 0: nothing of it is lost.
+
+    Returns:
+        Below 2**32; 0: nothing is lost.
+
+    Example:
+        >>> loss_of_pieces([0, 0, 0]), loss_of_pieces([0, 5, 0]) != loss_of_pieces([5, 5, 0])
+        (0, True)
+    """
+    lost = [(index, number) for index, number in enumerate(numbers) if number]
+    return zlib.crc32(repr(lost).encode()) | 1 if lost else 0
 
 
 class _Pieced:
@@ -182,7 +200,7 @@ class PiecedClient(Client):
             id=pieced_id,
             address=pieced.address,
             length_bytes=pieced.length_bytes,
-            loss=max(each.loss for each in mapped),
+            loss=loss_of_pieces(each.loss for each in mapped),
             wastes=any(each.wastes for each in mapped),
         )
 
@@ -204,27 +222,22 @@ class PiecedClient(Client):
         try:
             for piece in pieces:
                 timeout_s = max(0.0, deadline - time.monotonic())
-                if reserved:
-                    at += piece.length_bytes  # given back where the call fails
-                    mapping = self._map_at(piece, flags, at - piece.length_bytes, timeout_s)
-                else:
-                    mapping = self.map(*piece, flags=flags, timeout_s=timeout_s)
-                mapped.append(mapping)
+                if not reserved:
+                    mapped.append(self.map(*piece, flags=flags, timeout_s=timeout_s))
+                    continue
+                out = c.ffi.new("struct pc_mapping *")
+                code = self._call(c.lib.pc_client_map_at, *piece, flags, at, ns(timeout_s), out)
+                at += piece.length_bytes  # the mapping's, or given back
+                check(code, region=piece.region, version=piece.version)
+                mapped.append(self._remember(out, piece.region, piece.version))
         except BaseException:
             for mapping in mapped:
-                with contextlib.suppress(errors.ClamorError):
-                    super().unmap(mapping.id)
+                self._let_go(super().unmap, mapping.id, mapping.address)
             left_bytes = reserved + sum(piece.length_bytes for piece in pieces) - at
             if reserved and left_bytes:
                 check(c.lib.pc_addresses_release(at, left_bytes))
             raise
         return mapped
-
-    def _map_at(self, piece: PieceVersion, flags: int, at: int, timeout_s: float) -> Mapping:
-        out = c.ffi.new("struct pc_mapping *")
-        code = self._call(c.lib.pc_client_map_at, *piece, flags, at, ns(timeout_s), out)
-        check(code, region=piece.region, version=piece.version)
-        return self._remember(out, piece.region, piece.version)
 
     def unmap(self, mapping_id: int) -> None:
         self._unmap_each(mapping_id, super().unmap)
@@ -241,14 +254,17 @@ class PiecedClient(Client):
             raise errors.FreedError(f"No mapping {mapping_id} in this process.")
         at = pieced.address
         for piece, part_id in zip(pieced.pieces, pieced.ids, strict=True):
-            try:
-                unmap(part_id)
-            except errors.ClosedError:  # it keeps the addresses for us
-                with contextlib.suppress(errors.ClamorError):
-                    self.unmap_ended(at)
-            except errors.ClamorError:
-                pass  # the session is gone, and the mapping with it
+            self._let_go(unmap, part_id, at)
             at += piece.length_bytes
+
+    def _let_go(self, unmap: Callable[[int], None], part_id: int, at: int) -> None:
+        try:
+            unmap(part_id)
+        except errors.ClosedError:  # it keeps the addresses for us
+            with contextlib.suppress(errors.ClamorError):
+                self.unmap_ended(at)
+        except errors.ClamorError:
+            pass  # the session is gone, and the mapping with it
 
     # -- all of a mapping
 

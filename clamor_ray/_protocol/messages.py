@@ -362,7 +362,7 @@ class ServerConfig:
     replication: str = "p2c"
     session_name: str = ""
     began_at_s: float = 0.0
-    idle_node_s: float = 60.0
+    idle_node_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -123,14 +123,33 @@ class Creator:
             image = pickled.image()
             return GlobalRef(*where, plan, self._scope, image, held_by=pickled.inside)
         again = None if source is None else source_of_call(source, pickled, inside)
-        if not spread:
-            try:
+        try:
+            if not spread:
                 check_room(plan.region_bytes, f"put({type(obj).__qualname__})")
-            except errors.OutOfMemoryError:
-                if self._rpc.spread_over(self._node_id) < 2:
-                    raise
-                spread = True
-        return self._create(plan, pickled.pieces, again, inside, spread)
+            return self._create(plan, pickled.pieces, again, inside, spread)
+        except errors.OutOfMemoryError as full:
+            if spread or self._rpc.spread_over(self._node_id) < 2:
+                raise
+            return self._spread_after_all(full, plan, pickled.pieces, again, inside)
+
+    def _spread_after_all(
+        self,
+        full: errors.OutOfMemoryError,
+        plan: Plan,
+        pieces: Callable[[], Iterator[tuple[int, memoryview]]],
+        source: Source | None,
+        inside: Sequence[Anchor],
+    ) -> GlobalRef[Any]:
+        """This node has no room for all of it."""
+        try:
+            return self._create(plan, pieces, source, inside, True)
+        except errors.OutOfMemoryError as failure:
+            raise errors.OutOfMemoryError(
+                f"{full.message.rstrip('.')}; nor has it room when it is spread over the nodes: "
+                f"{failure.message}",
+                code=failure.code,
+                hint=failure.hint,
+            ) from failure
 
     def zeros(
         self, shape: Any, dtype: Any, capacity: int | None = None, home: Home | None = None

@@ -46,7 +46,7 @@ from clamor_ray._session import process_sessions
 from clamor_ray._session.session import Session
 from clamor_ray._tasks import task_context
 from clamor_ray._write.grow import grown
-from clamor_ray._write.write_set import Change, WriteSetEntry
+from clamor_ray._write.write_set import Change, WriteSetEntry, rows_at
 from clamor_ray._write.write_targets import WriteTarget, write_target_of
 
 ASK_FIRST_BYTES: Final = 8 << 20  # from here on a conflict is asked for before blocks are copied
@@ -487,11 +487,7 @@ class Transaction:
             return False
         commit_id, changes = self._in_doubt
         versions = dict(session.rpc.outcome(commit_id))
-        rows = {
-            begin._region: session.rpc.at(begin._region, versions[begin._region]).payload or b""
-            for change in changes
-            if (begin := change.entry.begin)._pieces is not None and begin._region in versions
-        }
+        rows = rows_at(session, [change.entry.begin for change in changes], versions)
         self._in_doubt = None
         if versions:
             self._committed(session, commit_id, Committed(versions, rows), changes)

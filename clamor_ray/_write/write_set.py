@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -79,10 +79,12 @@ class WriteSetEntry:
             version: its number.
             rows: what belongs to it of variables in pieces (`Committed.rows`).
         """
-        if version == self.begin.version:
+        row = rows.get(self.begin._region)
+        is_known = self.begin._pieces is None or row is not None
+        if version == self.begin.version or not is_known:  # it was freed since
             return self.begin._state
         payload = None if self.lease is not None else self.image.tobytes()
-        return self.begin._state_after(self.plan, payload, version, rows.get(self.begin._region))
+        return self.begin._state_after(self.plan, payload, version, row)
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,26 @@ class Change:
             region = self._region(part)
             with contextlib.suppress(errors.ClamorError):
                 client.resolve(commit_id, region, versions.get(region, 0), part.mapping_id)
+
+
+def rows_at(
+    session: Session, refs: Iterable[GlobalRef[Any]], versions: Mapping[int, int]
+) -> dict[int, bytes]:
+    """As `Committed.rows`, of a commit whose answer was lost; none of a variable that was freed
+    since, or of a version that is kept no longer.
+
+    Raises:
+        ServerUnavailableError, WaitTimeoutError: The registry does not answer.
+    """
+    rows: dict[int, bytes] = {}
+    for ref in refs:
+        if ref._pieces is None or ref._region not in versions:
+            continue
+        with contextlib.suppress(errors.FreedError, errors.SnapshotExpired, errors.HomeLostError):
+            row = session.rpc.at(ref._region, versions[ref._region]).payload
+            if row is not None:
+                rows[ref._region] = row
+    return rows
 
 
 def _with_blocks(write: Write, runs: Runs, server_id: int) -> Write:

@@ -95,9 +95,10 @@ def test_a_maker_that_dies_leaves_nothing() -> None:
     whole = core.create_pieces(LENGTH, PIECE, HOME, now_s=0.0)
     core.seal(whole.pieces[0])
     core.goes_on(whole.region, 50.0)  # it is at work: a piece is sealed
-    assert core.abandon_stale(50.0) != ()  # the pieces that it has not made yet
+    assert core.abandon_stale(50.0) == ()
     assert core.state(whole.region) is RegionState.CREATING
     assert core.state(whole.pieces[0]) is RegionState.READY
+    assert core.state(whole.pieces[1]) is RegionState.CREATING
     core.abandon_stale(51.0)
     assert core.state(whole.region) is RegionState.GONE
     assert core.state(whole.pieces[0]) is RegionState.FREED
@@ -196,10 +197,26 @@ def test_a_version_says_which_versions_of_the_pieces_it_is() -> None:
 def test_the_first_commit_to_a_block_wins() -> None:
     log = opened()
     commit(log, 1, whole_write(0), piece_write(1, 0, 5))
-    with pytest.raises(errors.CommitConflict, match="Block 5 of variable 12"):
+    with pytest.raises(errors.CommitConflict, match="Block 5 of variable 12") as caught:
         log.prepare(CommitRequest(2, (whole_write(0), piece_write(1, 0, 5, 6))))
+    conflict = caught.value  # is of the variable, and of its blocks
+    assert (conflict.region, conflict.version) == (WHOLE, 1)
+    assert (conflict.first_block, conflict.n_blocks) == (PIECE_BLOCKS + 5, 1)
     commit(log, 3, whole_write(0), piece_write(1, 0, 6))
     assert log.row(WHOLE, 2) == (0, 2, 0)
+
+
+def test_an_answer_is_the_same_after_it_is_freed() -> None:
+    """Who asks again drops nothing that was committed."""
+    log = opened()
+    commit(log, 1, whole_write(0), piece_write(1, 0, 5))
+    before = log.answered(1)
+    log.close(WHOLE)
+    assert log.answered(1) == before
+    log.forget(WHOLE)
+    found = log.answered(1)
+    assert found is not None
+    assert (found.versions, found.rows) == (before.versions, {})
 
 
 def test_a_layout_is_the_whole_variables() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from clamor_ray import errors
+from clamor_ray._protocol.refusals import NoSuchRegion
 from clamor_ray.actors.moves import placements
 from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
 from clamor_ray.actors.moves.placements import Placements
@@ -88,12 +89,64 @@ def test_a_home_without_room_is_passed_over(world: World) -> None:
     of(world, work)
 
 
+def test_a_home_that_is_drained_meanwhile_is_passed_over(world: World) -> None:
+    async def work() -> None:
+        found, moves = placed(world)
+        await world.drains.drain(OTHER, "node", 10.0)
+        await found.place(world.region, OTHER, 10.0)
+        assert [taker for _, taker in moves.asked] == [TAKER]
+
+    of(world, work)
+
+
+def test_what_was_to_stay_goes_elsewhere(world: World) -> None:
+    """Where its maker has no room for the next piece."""
+
+    async def work() -> None:
+        world.add_region(TAKER, n_blocks=90)
+        found, moves = placed(world, NoRoom("full"))
+        await found.place(world.region, 0, 10.0)
+        assert [taker for _, taker in moves.asked] == [OTHER, TAKER]
+        found, moves = placed(world, *[NoRoom("it is full")] * 9)
+        with pytest.raises(errors.OutOfMemoryError, match="it is full"):
+            await found.place(world.region, 0, 10.0)
+        assert GIVER not in {taker for _, taker in moves.asked}
+
+    of(world, work)
+
+
+def test_what_is_given_up_or_lost_is_not_placed(world: World) -> None:
+    async def work() -> None:
+        found, moves = placed(world, *[MoveFailed("restarting")] * 9)
+        world.core.free(world.region)
+        with pytest.raises(NoSuchRegion, match="given up"):
+            await found.place(world.region, TAKER, 10.0)
+        lost = world.add_region()
+        world.core.server_lost(GIVER, "its node is dead")
+        with pytest.raises(NoSuchRegion, match="its node is dead"):
+            await found.place(lost, TAKER, 10.0)
+        assert moves.asked == []
+
+    of(world, work)
+
+
+def test_where_nobody_else_has_room_it_stays(world: World) -> None:
+    async def work() -> None:
+        found, moves = placed(world, NoRoom("full"), NoRoom("full"))
+        await found.place(world.region, TAKER, 10.0)
+        assert [taker for _, taker in moves.asked] == [TAKER, OTHER, GIVER]
+
+    of(world, work)
+
+
 def test_where_nobody_has_room_that_is_said(world: World) -> None:
+    """Of what was to stay, and cannot: its maker has no room for what follows."""
+
     async def work() -> None:
         found, moves = placed(world, *[NoRoom("it is full")] * 9)
         with pytest.raises(errors.OutOfMemoryError, match="it is full") as failure:
-            await found.place(world.region, TAKER, 10.0)
-        assert {taker for _, taker in moves.asked} == {GIVER, TAKER, OTHER}
+            await found.place(world.region, 0, 10.0)
+        assert {taker for _, taker in moves.asked} == {TAKER, OTHER}
         assert "add nodes" in str(failure.value)
 
     of(world, work)

@@ -80,10 +80,11 @@ def test_wrong_types(clamor_cluster: ClamorCluster) -> None:
 def test_more_than_the_memory(
     clamor_cluster: ClamorCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clamor_ray._objects.memory.available_bytes", lambda: 10 << 20)
+    monkeypatch.setattr("clamor_ray._objects.memory.available_bytes", lambda: 1 << 20)
     before = dict(clamor.stats().regions_by_state)
     with pytest.raises(
-        errors.OutOfMemoryError, match=r"needs 16\.0 MiB .* has 10\.0 MiB"
+        errors.OutOfMemoryError,
+        match=r"needs 16\.0 MiB .* has 1\.0 MiB .* nor has it room when it is spread",
     ) as caught:
         clamor.put(np.zeros(2 << 20))
     assert isinstance(caught.value, MemoryError)

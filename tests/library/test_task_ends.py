@@ -11,6 +11,7 @@ import pytest
 
 from clamor_ray import errors
 from clamor_ray._native.client import PC_ERR_EXPIRED, PC_ERR_HOME_LOST
+from clamor_ray._native.pieced_client import PieceVersion
 from clamor_ray._tasks import task_ends as _task_ends
 from clamor_ray._tasks.task_ends import Run
 from clamor_ray.actors.lost_homes import task_end_log
@@ -119,11 +120,18 @@ class Process:
         self.ends = _task_ends.TaskEnds()
 
     def open(
-        self, region: int = 7, version: int = 3, loss: int = 5, name: str | None = None
+        self,
+        region: int = 7,
+        version: int = 3,
+        loss: int = 5,
+        name: str | None = None,
+        pieces: tuple[PieceVersion, ...] = (),
     ) -> None:
         client: Any = self.client
         session: Any = self.session
-        ref: Any = SimpleNamespace(_region=region, version=version, name=name)
+        ref: Any = SimpleNamespace(
+            _region=region, version=version, name=name, _piece_versions=lambda: pieces
+        )
         self.ends.check(session, ref, self.ends.note(client), loss)
 
 
@@ -165,6 +173,15 @@ def test_other_variables_and_versions_are_opened(process: Process) -> None:
     process.open(version=4)
     with pytest.raises(errors.HomeLostError):
         process.open()
+
+
+def test_the_touch_may_have_been_of_a_piece(process: Process) -> None:
+    process.session.end = LOST
+    pieces = [PieceVersion(6, 9, 1 << 44, 4096), PieceVersion(7, 3, 2 << 44, 4096)]
+    process.open(region=5, version=12, pieces=(pieces[0],))
+    process.open(region=5, version=12, pieces=(pieces[0], pieces[1]._replace(version=4)))
+    with pytest.raises(errors.HomeLostError):
+        process.open(region=5, version=12, pieces=tuple(pieces))
 
 
 def test_an_end_for_another_reason_is_asked_about_once(process: Process) -> None:

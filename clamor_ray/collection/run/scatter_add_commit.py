@@ -46,7 +46,7 @@ from clamor_ray._write.deltas import Sum, apply_sums, merged
 from clamor_ray._write.packed_sums import pack_sum, unpack_sum
 from clamor_ray._write.retry import pause_s
 from clamor_ray._write.scatter_add import AGAIN
-from clamor_ray._write.write_set import Change, WriteSetEntry
+from clamor_ray._write.write_set import Change, WriteSetEntry, rows_at
 from clamor_ray._write.write_targets import WriteTarget
 from clamor_ray.collection.plan.followers import move_followers
 from clamor_ray.collection.plan.task_messages import Meta
@@ -334,6 +334,8 @@ class ScatterAddCommit:
         def move(versions: Mapping[int, int], rows: Mapping[int, bytes]) -> None:
             for region in versions.keys() & newest.keys():
                 ref = newest[region]
+                if ref._pieces is not None and region not in rows:
+                    continue  # it was freed since, or the registry is away again
                 state = ref._state_after(
                     ref._plan, payloads[region], versions[region], rows.get(region)
                 )
@@ -352,7 +354,10 @@ class ScatterAddCommit:
                     raise
                 warnings.warn(str(unknown), errors.ClamorWarning, stacklevel=2)
                 raise failure from None  # an interrupt stays one
-            move(versions, _rows(session, newest, versions))
+            rows: dict[int, bytes] = {}
+            with contextlib.suppress(errors.ServerUnavailableError, errors.WaitTimeoutError):
+                rows = rows_at(session, newest.values(), versions)
+            move(versions, rows)
             if versions and isinstance(failure, errors.ClamorError):
                 return
             if versions:
@@ -438,17 +443,6 @@ def _commit(session: Session, commit_id: int, writes: Sequence[Write], began_s: 
         raise
     except BaseException as interrupted:  # any: it may be between the question and its answer
         raise _InDoubt from interrupted
-
-
-def _rows(
-    session: Session, refs: Mapping[int, GlobalRef[Any]], versions: Mapping[int, int]
-) -> dict[int, bytes]:
-    """Of variables in pieces: which versions of the pieces belong to these."""
-    return {
-        region: session.rpc.at(region, version).payload or b""
-        for region, version in versions.items()
-        if region in refs and refs[region]._pieces is not None
-    }
 
 
 def _settled(session: Session, commit_id: int) -> dict[int, int]:
