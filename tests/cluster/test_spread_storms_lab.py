@@ -100,9 +100,14 @@ def test_a_storm(lab: LocalCluster, tmp_path: Path) -> None:
     crowd = [here(write_until), here(read_until, 0), here(read_until, 20)]
 
     def kill_now_and_then() -> None:
-        while not stop.wait(rng.uniform(1.0, 4.0)):
+        """The next one when the last is there again: a commit needs all of them."""
+        while not stop.wait(rng.uniform(1.0, 3.0)):
             with contextlib.suppress(Exception):  # it is just starting
-                os.kill(lab.page_server_pid(rng.choice(alive), 5.0), signal.SIGKILL)
+                victim = rng.choice(alive)
+                killed = lab.page_server_pid(victim, 5.0)
+                os.kill(killed, signal.SIGKILL)
+                while not stop.wait(0.2) and lab.page_server_pid(victim, 30.0) == killed:
+                    pass
 
     alive = [0, 1, 2]
     killer = threading.Thread(target=kill_now_and_then)

@@ -115,12 +115,12 @@ def test_the_next_server_is_found_by_the_same_client() -> None:
     try:
         assert client.is_connected
         assert client.server_id == 1
-        assert node.engine.in_use == 0
+        assert node.engine.in_use() == 0
         os.close(client.create(1, BASE, LENGTH))
         client.seal(1)
-        assert node.engine.in_use == 1
+        assert node.engine.in_use() == 1
         node.engine.retire(1, force=True)
-        until(lambda: node.engine.in_use == 0)
+        until(lambda: node.engine.in_use() == 0)
         assert node.engine.leave() == 0
         assert node.engine.leave() == 0
         until(lambda: not client.is_connected)
@@ -132,7 +132,7 @@ def test_the_next_server_is_found_by_the_same_client() -> None:
         assert client.server_id == 2
         os.close(session.client.create(2, BASE, LENGTH))
         client.seal(2)
-        assert node.engine.in_use == 1
+        assert node.engine.in_use() == 1
         assert node.n_started == 2
         assert node.engine.leave() == 1, "it has a home: that is said"
     finally:
