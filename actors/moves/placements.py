@@ -63,7 +63,8 @@ class Placements:
         servers = self._drains.others(0) or [maker]
         first = self._next % len(servers)
         self._next = first + n_pieces
-        return tuple(servers[(first + index) % len(servers)] for index in range(n_pieces))
+        n = len(servers)  # each round begins one further: who reads every n-th piece asks all homes
+        return tuple(servers[(first + index + index // n) % n] for index in range(n_pieces))
 
     async def place(self, region: int, home: int, place_s: float) -> None:
         """Moves a piece that is sealed to its home, or to another server that has room.
