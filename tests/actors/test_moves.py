@@ -247,6 +247,24 @@ def test_a_step_that_fails_costs_nothing_but_the_attempt(
 
 
 @pytest.mark.parametrize("step", BEFORE_THE_JOURNAL)
+def test_a_taker_that_is_drained_meanwhile_takes_nothing(world: World, step: str) -> None:
+    """Whoever drained it may end it: it had nothing when that was done."""
+    leaving: set[int] = set()
+
+    async def work() -> None:
+        world.moves._is_leaving = leaving.__contains__
+        world.servers.before[step] = [lambda: leaving.add(TAKER)]
+        with pytest.raises(MoveFailed, match="drained itself"):
+            await world.moves.move(world.region, TAKER)
+        assert world.home() == GIVER
+        await world.moves.move(world.region, OTHER)
+        assert world.home() == OTHER
+        await world.check()
+
+    of(world, work)
+
+
+@pytest.mark.parametrize("step", BEFORE_THE_JOURNAL)
 def test_the_taker_is_restarted(world: World, step: str) -> None:
     async def work() -> None:
         world.servers.before[step] = [lambda: world.servers.restart(TAKER)]
