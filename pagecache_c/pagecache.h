@@ -104,8 +104,7 @@ int pc_ended_unmap(uint64_t address);
 /* 1: its page server has said that the session ended. What is here stays readable; every call but
  * unmap gives PC_ERR_ENDED, and a touch of an absent block ends the process with that cause. */
 int pc_client_has_ended(pc_client *client);
-/* Whether the page server is reached now. If not, it is restarted, or somebody must start another one. */
-int pc_client_is_connected(pc_client *client);
+int pc_client_is_connected(pc_client *client); /* if not, its server is restarted, or has ended */
 /* Which task runs in this process, PC_TASK_BYTES long; all zeros: none, or several at once. Where the
  * page server ends the process because a block cannot be read, it is told of it
  * (PC_EVENT_TASK_ENDED): who runs the task again can say why. Sends nothing now. */
@@ -144,14 +143,12 @@ struct pc_mapping {
 int pc_client_map(pc_client *client, uint64_t region, uint64_t version, uint64_t base_address,
                   uint64_t length_bytes, uint32_t flags, uint64_t timeout_ns,
                   struct pc_mapping *out);
-/* The same at addresses of pc_addresses_reserve: for pieces of a variable, each a region, that must lie
- * side by side. Shares no mapping; not with FIXED. The addresses are the mapping's from the call on; where
- * it fails they are given back. */
+/* The same at addresses of pc_addresses_reserve: for pieces of a variable, which lie side by side. Shares
+ * no mapping; not with FIXED. The addresses are the mapping's; where the call fails they are given back. */
 int pc_client_map_at(pc_client *client, uint64_t region, uint64_t version, uint64_t base_address,
                      uint64_t length_bytes, uint32_t flags, uint64_t reserved, uint64_t timeout_ns,
                      struct pc_mapping *out);
-/* Addresses without access, so that nobody else takes them. */
-int pc_addresses_reserve(uint64_t length_bytes, uint64_t *address);
+int pc_addresses_reserve(uint64_t length_bytes, uint64_t *address); /* without access: nobody takes them */
 int pc_addresses_release(uint64_t address, uint64_t length_bytes);
 int pc_client_unmap(pc_client *client, uint64_t mapping_id);
 /* As pc_client_unmap, but where nobody else uses the mapping, the next pc_client_map of the same
@@ -323,9 +320,8 @@ int pc_engine_stop(pc_engine *engine);
 /* How much here would be missed: homes, leases (also of connections that have ended, and after a restart
  * those that may come back), staged layers. but_homes: neither homes nor layers of other nodes. */
 int64_t pc_engine_in_use(pc_engine *engine, int but_homes);
-/* pc_engine_stop for a server whose node needs it no more. Returns what pc_engine_in_use says at the
- * very end, when nothing can begin any more. Above 0, somebody came at the last moment: the keeper has
- * all that is needed for the next server, as after any stop. */
+/* pc_engine_stop for a server whose node needs it no more. Returns what pc_engine_in_use says at the very
+ * end. Above 0, somebody came at the last moment: the keeper has all that the next server needs. */
 int64_t pc_engine_leave(pc_engine *engine);
 /* Answers KEEPER_LOST: the new keeper is given everything. keeper_fd stays the caller's. */
 int pc_engine_renew_keeper(pc_engine *engine, int keeper_fd);
@@ -453,19 +449,17 @@ int pc_engine_rebuild_seal_at(pc_engine *engine, uint64_t region, int fd, uint64
  * not there, and a home, stays as it is: PC_OK. */
 int pc_engine_rebuild_drop(pc_engine *engine, uint64_t region, int fd);
 /* The homes of a region that is known here are others now; who waits for its blocks turns to them. A
- * server that was the home, and is not named, is that no longer (move.c).
- * PC_ERR_HOME_LOST: this server is one, and nothing was prepared. PC_ERR_NO_REGION: it is not used here. */
+ * server that was the home, and is not named, is that no longer (move.c). PC_ERR_HOME_LOST: this server is
+ * one, and nothing was prepared. PC_ERR_NO_REGION: it is not used here. */
 int pc_engine_set_homes(pc_engine *engine, uint64_t region, const uint64_t *homes, size_t n_homes);
 /* The same, in order: these are the region's homes since its term-th one (from 1 on) is the home; it is
  * also said with a definition, and with the beginning of a rebuild or a move: of what would be the home.
- * What is said of an earlier term than what was heard last changes nothing: PC_OK. 0: the order is not
- * known; a home that has a term does not end with it, so who numbers
- * them once does so always. PC_ERR_EXISTS: this server is not named, and
- * became the home in this very term. A home's term outlives a restart: with pc_engine_wait_for_keeper. */
+ * An earlier term than was heard last changes nothing: PC_OK. 0: the order is not known; a home that has a
+ * term does not end with it, so who numbers them once does so always. PC_ERR_EXISTS: this server is not
+ * named, and became the home in this very term. With pc_engine_wait_for_keeper it outlives a restart. */
 int pc_engine_set_homes_of(pc_engine *engine, uint64_t region, uint64_t term, const uint64_t *homes,
                            size_t n_homes);
-/* Waits until the keeper has what it was given until now. PC_ERR_TIMEOUT: it does not take it, and no other
- * keeper has come. Of no event loop. */
+/* Waits until the keeper has what it was given until now. PC_ERR_TIMEOUT: none takes it. Of no event loop. */
 int pc_engine_wait_for_keeper(pc_engine *engine);
 
 /* A home that lives moves to another server, the taker, while readers read and writers commit: move.c.
@@ -491,21 +485,18 @@ int pc_engine_wait_for_keeper(pc_engine *engine);
  * The runs of blocks that hold data at a version; the others are zeros (or lost: the registry knows those).
  * It may be more, never less. Returns their number, which may exceed capacity. PC_ERR_NO_REGION: this
  * is not the home; PC_ERR_NO_VERSION: it does not know the version (yet); PC_ERR_EXPIRED: any more. */
-int64_t pc_engine_home_blocks(pc_engine *engine, uint64_t region, uint64_t version,
-                              struct pc_run *runs, size_t capacity);
-/* Stages blocks that the home has at a version under commit_id, for another server to pull. The runs must
- * be sorted and disjoint; zeros among them travel too. Returns the layer's bytes. Errors as above, and
- * PC_ERR_HOME_LOST: a block is lost. */
+int64_t pc_engine_home_blocks(pc_engine *engine, uint64_t region, uint64_t version, struct pc_run *runs,
+                              size_t capacity);
+/* Stages blocks that the home has at a version, for another server to pull: sorted, disjoint runs; zeros
+ * travel too. Returns the layer's bytes. Errors as above, and PC_ERR_HOME_LOST: a block is lost. */
 int64_t pc_engine_stage_home(pc_engine *engine, uint64_t region, uint64_t version,
                              uint64_t commit_id, const struct pc_run *runs, size_t n_runs);
-/* Stages a record of the home's history: what this version had in the blocks that the next commit
- * replaced, which must be published here. PC_ERR_EXPIRED: it is not kept. PC_ERR_HOME_LOST: blocks of
- * it were lost then. In both cases older ones are of no use. Else as above. */
-int64_t pc_engine_stage_record(pc_engine *engine, uint64_t region, uint64_t version,
-                               uint64_t commit_id);
-/* At the taker: takes such a record, that is staged here, into the history of what is prepared. Of
- * records that leave a gap those before it are dropped; one that is not above the last changes nothing.
- * Waits for the worker: of no event loop. Errors as of pc_engine_rebuild_take. */
+/* Stages a record of the home's history: what this version had in the blocks that the next commit, which
+ * must be published here, replaced. PC_ERR_EXPIRED: it is not kept. PC_ERR_HOME_LOST: blocks of it were lost
+ * then. In both cases older ones are of no use. Else as above. */
+int64_t pc_engine_stage_record(pc_engine *engine, uint64_t region, uint64_t version, uint64_t commit_id);
+/* At the taker: takes such a record into the history of what is prepared. Those before a gap are dropped; one
+ * that is not above the last changes nothing. Of no event loop. Errors as of pc_engine_rebuild_take. */
 int pc_engine_rebuild_take_record(pc_engine *engine, uint64_t region, int fd, uint64_t commit_id);
 /* Answers NEED_HOME: server_id was its home, and there will be no other. Who waits fails with error. */
 int pc_engine_home_lost(pc_engine *engine, uint64_t region, uint64_t server_id, int error);
