@@ -59,6 +59,7 @@ from clamor_ray.actors.lost_homes import rebuild_plan
 from clamor_ray.actors.lost_homes.lost_blocks import HEAL_HINT, Losses, LostBlocks
 from clamor_ray.actors.lost_homes.rebuild_servers import Servers
 from clamor_ray.actors.lost_homes.unheard_homes import UnheardHomes
+from clamor_ray.actors.lost_homes.watched_calls import watched
 from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 
@@ -72,7 +73,6 @@ STAGE_S = 120.0
 REBUILD_S = 900.0
 TELL_S = 10.0
 REHOME_S = 5.0  # who asks for a new home waits so long for each answer
-LOOK_S = 3.0  # a server that is silent for so long is looked after
 AT_ONCE = 4
 SOURCES_AT_ONCE = 4  # on a node
 SOURCE_S = 600.0
@@ -729,29 +729,14 @@ class Rebuilds:
     # -- calls
 
     async def _watched(self, server_id: int, call: Coroutine[Any, Any, _T], timeout_s: float) -> _T:
-        """Waits for a server's answer, and looks after it meanwhile.
+        """See ``watched``.
 
         Raises:
-            _Again: It is lost.
-            TimeoutError: It has not answered in time.
-            Whatever the call raises.
+            _Again: The server is lost.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        task = asyncio.ensure_future(call)
-        try:
-            while True:
-                left_s = deadline - loop.time()
-                done, _ = await asyncio.wait({task}, timeout=max(0.0, min(LOOK_S, left_s)))
-                if done:
-                    return task.result()
-                await self._servers.examine(server_id)
-                if (reason := self._servers.why_lost(server_id)) is not None:
-                    raise _Again(f"the page server {server_id:#x} is lost: {reason}")
-                if left_s <= LOOK_S:
-                    raise asyncio.TimeoutError
-        finally:
-            task.cancel()
+        return await watched(
+            self._servers, server_id, call, timeout_s, lambda what: _Again(f"the {what}")
+        )
 
     async def _needed(
         self,

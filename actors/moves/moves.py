@@ -39,8 +39,9 @@ from clamor_ray._protocol.messages import BLOCK_BYTES, MoveCounters, RegionRecor
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.held_commits import HeldCommits
 from clamor_ray.actors.lost_homes.lost_blocks import Losses
+from clamor_ray.actors.lost_homes.watched_calls import watched
 from clamor_ray.actors.moves.move_servers import MoveServers
-from clamor_ray.actors.moves.switches import Switches, watched
+from clamor_ray.actors.moves.switches import Switches
 from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from clamor_ray import errors
 from clamor_ray._protocol.messages import RegionRecord
@@ -24,6 +24,7 @@ from clamor_ray.actors.commits.held_commits import HeldCommits
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.lost_homes.lost_blocks import Losses
 from clamor_ray.actors.lost_homes.unheard_homes import UnheardHomes
+from clamor_ray.actors.lost_homes.watched_calls import Examined, watched
 from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 
@@ -32,45 +33,12 @@ logger = logging.getLogger("clamor_ray.registry")
 PAUSE_S = 0.05
 PAUSE_MOST_S = 5.0
 TELL_S = 10.0
-LOOK_S = 3.0  # a server that is silent for so long is looked after
-
-_T = TypeVar("_T")
 
 
-class Told(Protocol):
+class Told(Examined, Protocol):
     """The page servers, by id, as a switch wants them. See ``MoveServers``."""
 
-    def why_lost(self, server_id: int) -> str | None: ...
-    async def examine(self, server_id: int) -> None: ...
     async def rehome(self, server_id: int, record: RegionRecord) -> None: ...
-
-
-async def watched(
-    servers: Told, server_id: int, call: Coroutine[Any, Any, _T], timeout_s: float
-) -> _T:
-    """Waits for a server's answer, and looks after it meanwhile.
-
-    Raises:
-        HomeLostError: It is lost.
-        TimeoutError: It has not answered in time.
-        Whatever the call raises.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    task = asyncio.ensure_future(call)
-    try:
-        while True:
-            left_s = deadline - loop.time()
-            done, _ = await asyncio.wait({task}, timeout=max(0.0, min(LOOK_S, left_s)))
-            if done:
-                return task.result()
-            await servers.examine(server_id)
-            if (reason := servers.why_lost(server_id)) is not None:
-                raise errors.HomeLostError(f"Page server {server_id:#x} is lost: {reason}.")
-            if left_s <= LOOK_S:
-                raise asyncio.TimeoutError
-    finally:
-        task.cancel()
 
 
 class Switches:

@@ -52,7 +52,7 @@ IN_PYTHON = {
         "Blocks of {label} are lost: {said}"
     ],
     # Of a page server, while a variable moves: `Moves` and `Switches` say of which one, in a log.
-    ("actors/moves/switches.py", "watched"): ["Page server {server_id:#x} is lost: {reason}"],
+    ("actors/lost_homes/watched_calls.py", "_lost"): ["{capital(what)}"],
 }
 # The same in C, with a text.
 IN_C = {
