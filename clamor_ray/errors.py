@@ -395,6 +395,19 @@ class NoOtherNodeError(ClamorError):
     default_hint = "Nothing was moved. Add a node to the cluster, or free variables, and try again."
 
 
+class TooFewNodesError(ClamorError):
+    """The cluster has fewer nodes than the redundancy of a variable needs.
+
+    Example:
+        >>> clamor.put(np.zeros(10**4), redundancy="raid1", copies=100)
+        Traceback (most recent call last):
+            ...
+        clamor_ray.errors.TooFewNodesError: ...
+    """
+
+    default_hint = "Add nodes, or take less redundancy."
+
+
 class NoSuchNodeError(ClamorError, LookupError):
     """No living node of the cluster has the id.
 

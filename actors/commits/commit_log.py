@@ -54,6 +54,7 @@ from clamor_ray._protocol.messages import (
     pack_row,
     unpack_row,
 )
+from clamor_ray._redundancy.groups import Groups
 from clamor_ray.actors.commits.committed import (
     CommittedVariable,
     Entry,
@@ -63,6 +64,7 @@ from clamor_ray.actors.commits.committed import (
     Trimmed,
 )
 from clamor_ray.actors.commits.conflicts import check_conflict
+from clamor_ray.actors.commits.piece_table import PieceTable
 from clamor_ray.actors.commits.request_validation import changed_blocks, check_request
 from clamor_ray.errors import (
     CommitAbortedError,
@@ -94,8 +96,7 @@ class CommitLog:
         self._limits = limits or Limits()
         self.label = label
         self._variables: dict[int, CommittedVariable] = {}
-        self._pieces: dict[int, range] = {}  # of a variable in pieces
-        self._whole: dict[int, int] = {}  # piece -> its variable
+        self._pieces = PieceTable()
         self._freed_inline: dict[int, None] = {}
         self._key_ids: dict[bytes, set[int]] = {}  # token -> ids of its idempotency keys
         self._dropped: dict[bytes, None] = {}  # tokens, the oldest first
@@ -124,11 +125,16 @@ class CommitLog:
                 acknowledged=dict.fromkeys(distinct, 0),
             )
 
-    def open_pieces(self, region: int, pieces: range) -> None:
-        """The variable, whose pieces are open, may be written from now on."""
+    def open_pieces(self, region: int, pieces: range, groups: Groups | None = None) -> None:
+        """The variable, whose pieces are open, may be written from now on.
+
+        Args:
+            region: Its id.
+            pieces: Parity pieces too.
+            groups: Of them; None: it has no redundancy.
+        """
         self.open(region, (), 0)
-        self._pieces[region] = pieces
-        self._whole.update(dict.fromkeys(pieces, region))
+        self._pieces.open(region, pieces, groups or Groups(len(pieces)))
 
     def close(self, region: int) -> None:
         """It is freed: no commit, no new reader. What page servers ask is answered still."""
@@ -154,8 +160,7 @@ class CommitLog:
     def forget(self, region: int) -> None:
         """It is gone, with all that was known of it. Outcomes stay."""
         self._floors.pop(region, None)
-        self._whole.pop(region, None)
-        self._pieces.pop(region, None)
+        self._pieces.forget(region)
         variable = self._variables.pop(region, None)
         if variable is not None:
             self._note_key(variable.entries[-1] if variable.entries else None, gone=True)
@@ -261,18 +266,13 @@ class CommitLog:
         """Of variables in pieces: which versions of the pieces belong to the new one.
 
         Raises:
-            ProtocolError: A piece is written, and not its variable.
+            ProtocolError: See ``PieceTable.check``.
         """
+        self._pieces.check(entries, self.label)
         new = {entry.region: entry.version for entry in entries}
-        for region in new:
-            if (whole := self._whole.get(region)) is not None and whole not in new:
-                raise ProtocolError(
-                    f"A commit changes piece {region} of {self.label(whole)}, and makes no version "
-                    "of that."
-                )
         return tuple(
             entry
-            if (pieces := self._pieces.get(entry.region)) is None
+            if not (pieces := self._pieces.pieces_of(entry.region))
             else replace(
                 entry,
                 payload=pack_row([new.get(p) or self.newest(p) for p in pieces]),
@@ -296,7 +296,7 @@ class CommitLog:
                 f"The transaction read version {write.base_version} of {self.label(write.region)}, "
                 f"whose newest is {newest}."
             )
-        if variable is not None:
+        if variable is not None and not self._pieces.is_parity(write.region):
             try:
                 check_conflict(variable, write, changed, self.label)
             except CommitConflict as conflict:
@@ -313,10 +313,10 @@ class CommitLog:
 
     def _of_variable(self, conflict: CommitConflict) -> CommitConflict:
         """Of a piece: with the id, the newest version and the blocks of its variable."""
-        whole = self._whole.get(conflict.region)
+        whole = self._pieces.whole_of(conflict.region)
         if whole is None:
             return conflict
-        before = range(self._pieces[whole].start, conflict.region)
+        before = range(self._pieces.pieces_of(whole).start, conflict.region)
         conflict.first_block += sum(map(self.n_blocks, before))
         conflict.region, conflict.version = whole, self.newest(whole)
         return conflict
@@ -462,8 +462,22 @@ class CommitLog:
         return region >= INLINE_BASE or region in self._pieces
 
     def pieces_of(self, region: int) -> range:
-        """The pieces of a variable in pieces; of any other none."""
-        return self._pieces.get(region, range(0))
+        """The pieces of a variable in pieces, parity pieces too; of any other none."""
+        return self._pieces.pieces_of(region)
+
+    def data_of(self, region: int) -> range:
+        """The pieces that have a variable's bytes; of any other none."""
+        return self._pieces.data_of(region)
+
+    def takes_deltas(self, region: int) -> bool:
+        """Whether a commit says of it what changes, and not what is written."""
+        return self._pieces.takes_deltas(region)
+
+    def row_with(self, piece: int, version: int) -> tuple[int, ...] | None:
+        """The versions of all pieces at the newest version of a variable that has this version of
+        one of them; None where that is forgotten, or there is none."""
+        whole = self._variables.get(self._pieces.whole_of(piece) or 0)
+        return None if whole is None else self._pieces.row_with(whole, piece, version)
 
     def n_blocks(self, region: int) -> int:
         """Of a region that is open, and has blocks.
@@ -481,7 +495,7 @@ class CommitLog:
         return variable.entries[variable.after(version) - 1].payload
 
     def row(self, region: int, version: int) -> tuple[int, ...]:
-        """The version of each piece at a version of a variable in pieces.
+        """The version of each piece, parity pieces too, at a version of a variable in pieces.
 
         Raises:
             FreedError, NoVersionError, SnapshotExpired: See ``at``.
@@ -522,7 +536,7 @@ class CommitLog:
             return None
         changed = BitMap()
         first_block = 0
-        for piece, old, new in zip(self._pieces[region], *rows, strict=True):
+        for piece, old, new in zip(self.data_of(region), *rows, strict=False):
             found = self.changes(piece, old, new)
             if found is None:
                 return None

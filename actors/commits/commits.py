@@ -260,7 +260,8 @@ class Commits:
         """No await in here: what was checked is what is written."""
         entries = self._log.prepare(request)
         now_s = self._now_s()
-        lost = self._losses.without(entries)
+        # A delta makes no block whole.
+        lost = self._losses.without(e for e in entries if not self._log.takes_deltas(e.region))
         self._journal.commit(request.commit_id, entries, now_s, lost)
         answer = self._log.apply(request.commit_id, entries, now_s)
         self._losses.update(lost)

@@ -106,12 +106,13 @@ def _record_to_json(record: RegionRecord) -> str:
             homes.append([home, 1])
     where = [record.base_address, record.length_bytes, homes]
     pieces = [record.n_pieces, record.piece_bytes, record.piece_of, int(record.is_followed)]
+    pieces += [record.group_width, record.group_parity, int(record.is_parity)]
     return json.dumps([record.region, *where, record.term, *(pieces if any(pieces) else ())])
 
 
 def _record_from_json(text: str) -> RegionRecord:
     region, base_address, length_bytes, runs, term, *pieces = json.loads(text)
-    n_pieces, piece_bytes, piece_of, is_followed = pieces or (0, 0, 0, 0)
+    n_pieces, piece_bytes, piece_of, is_followed, width, n_parity, is_parity = pieces or (0,) * 7
     homes = tuple(home for home, count in runs for _ in range(count))
     return RegionRecord(
         region=region,
@@ -124,6 +125,9 @@ def _record_from_json(text: str) -> RegionRecord:
         piece_bytes=piece_bytes,
         piece_of=piece_of,
         is_followed=bool(is_followed),
+        group_width=width,
+        group_parity=n_parity,
+        is_parity=bool(is_parity),
     )
 
 
@@ -285,6 +289,7 @@ class Journal(SqliteFile):
         version: int,
         lost: LostBlocks | None = None,
         giver: int | None = None,
+        others: Mapping[int, LostBlocks] = MappingProxyType({}),
     ) -> None:
         """The region has another home, which has it at this version, but for what is lost.
 
@@ -294,6 +299,7 @@ class Journal(SqliteFile):
             lost: What is.
             giver: The home before it, which lives and has not heard of that; or the home itself,
                 where the region goes back to it. See ``giver_heard``.
+            others: What is lost of other regions with it.
         """
         region = record.region
         with self._transaction() as db:
@@ -306,7 +312,7 @@ class Journal(SqliteFile):
                 [(region, signed(home), version) for home in dict.fromkeys(record.homes)],
             )
             db.execute("INSERT OR IGNORE INTO rehomed VALUES (?)", (region,))
-            _set_lacking(db, {region: lost})
+            _set_lacking(db, {**others, region: lost})
             db.execute("DELETE FROM givers WHERE region = ?", (region,))
             if giver is not None:
                 db.execute("INSERT INTO givers VALUES (?, ?)", (region, signed(giver)))

@@ -15,7 +15,7 @@ Tests: ``tests/actors/test_rebuild_plan.py`` compares it with a model that holds
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyroaring import BitMap
 
@@ -54,6 +54,7 @@ class RebuildPlan:
         from_source: What the variable's source must make.
         compared: Blocks of `takes` that the source makes too: its content must be the same there.
         lost: What nobody has.
+        from_group: What the other pieces of its group make.
     """
 
     home: int
@@ -61,6 +62,7 @@ class RebuildPlan:
     from_source: BitMap
     compared: BitMap
     lost: BitMap
+    from_group: BitMap = field(default_factory=BitMap)
 
 
 def plan(
@@ -71,6 +73,7 @@ def plan(
     has_source: bool,
     servers: Iterable[int],
     load: Callable[[int], int] = lambda server_id: 0,
+    from_group: BitMap | None = None,
 ) -> RebuildPlan | None:
     """Decides where each block of the newest version comes from.
 
@@ -83,6 +86,8 @@ def plan(
         servers: Who can be the home.
         load: What a server has to do already. Of those that have equally much of the region the one
             that has the least to do becomes the home; of those the first.
+        from_group: What the other pieces of its group make. That is not asked of caches, which
+            have no old versions.
 
     Returns:
         None where nobody can be the home.
@@ -95,7 +100,7 @@ def plan(
         (7, [[0, 1], [2]], [3])
     """
     candidates = list(dict.fromkeys(servers))
-    everything = BitMap(range(n_blocks))
+    everything = BitMap(range(n_blocks)) - (from_group or BitMap())
     good: list[Take] = []
     for holding in holdings:
         changed = changed_since(holding.version)
@@ -125,4 +130,5 @@ def plan(
         from_source=from_source,
         compared=(everything - missing) & sourced if from_source else BitMap(),
         lost=missing - from_source,
+        from_group=from_group or BitMap(),
     )

@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 from clamor_ray._protocol.messages import RebuildOrder, RegionRecord
 from clamor_ray._protocol.source import Source
+from clamor_ray.actors.lost_homes.repairs import RepairServers
 
 
-class Servers(Protocol):
+class Servers(RepairServers, Protocol):
     """The page servers, by id. Exceptions but those named mean: not now, try again."""
 
     def why_lost(self, server_id: int) -> str | None:

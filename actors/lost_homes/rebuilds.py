@@ -43,7 +43,6 @@ from pyroaring import BitMap
 
 from clamor_ray import errors
 from clamor_ray._labels import capital
-from clamor_ray._objects import block_sets
 from clamor_ray._protocol.messages import (
     BLOCK_BYTES,
     CommitRequest,
@@ -56,8 +55,10 @@ from clamor_ray._protocol.source import CALL, Source
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.lost_homes import rebuild_plan
-from clamor_ray.actors.lost_homes.lost_blocks import HEAL_HINT, Losses, LostBlocks
+from clamor_ray.actors.lost_homes.loss import Loss, together
+from clamor_ray.actors.lost_homes.lost_blocks import Losses, LostBlocks
 from clamor_ray.actors.lost_homes.rebuild_servers import Servers
+from clamor_ray.actors.lost_homes.repairs import Repairable, Repairs
 from clamor_ray.actors.lost_homes.unheard_homes import UnheardHomes
 from clamor_ray.actors.lost_homes.watched_calls import watched
 from clamor_ray.actors.process.background import BackgroundTasks
@@ -78,11 +79,6 @@ SOURCES_AT_ONCE = 4  # on a node
 SOURCE_S = 600.0
 COMMITS_SAID = 1000  # layers of older ones have been resolved for long
 
-NO_SOURCE_HINT = (
-    "Put it again. Where its making can be repeated, clamor.put(obj, source=make) lets it be made "
-    "again by itself; what other nodes have read of it is kept in any case."
-)
-
 _T = TypeVar("_T")
 
 
@@ -99,12 +95,16 @@ class _Attempts:
         made: What a source is making, or has made, and for which new home.
         heading: The new home that this try has chosen; 0: none yet.
         failed: Why the source does not make it again: it is not asked any more.
+        group: What the others of its group make, at this try.
+        number: Of the attempt, at the new home.
     """
 
     refused: set[int] = field(default_factory=set)
     made: tuple[int, list[Any]] | None = None
     heading: int = 0
     failed: errors.SourceError | None = None
+    group: Repairable | None = None
+    number: int = field(default_factory=lambda: secrets.randbits(63) | 1)
 
 
 class Rebuilds:
@@ -154,6 +154,9 @@ class Rebuilds:
         self._rebuilt: dict[int, int] = {}  # region -> the home that it has got
         self._load: Counter[int] = Counter()  # regions that a server has got, or is to get
         self._background = BackgroundTasks(logger)
+        repairs = Repairs(core, log, servers, self._losses, self._staged, self._background.spawn)
+        self._repairs = repairs
+        self.repair_set, self.n_degraded = repairs.repair_set, repairs.n_degraded
 
     # -- what is known of regions
 
@@ -429,10 +432,12 @@ class Rebuilds:
                 record, plan = found
                 if not (runs := self._runs_source(region, plan)):
                     await self._prepare(record, plan, tuple(staged), attempts, [])
+                    await self._bring(record, plan, attempts)
             if runs:
                 made = await self._make(region, plan, attempts)
                 async with self._turn:
                     await self._prepare(record, plan, tuple(staged), attempts, made)
+                    await self._bring(record, plan, attempts)
         finally:
             if attempts.heading:
                 self._load[attempts.heading] -= 1
@@ -453,9 +458,9 @@ class Rebuilds:
         if self._is_leaving(plan.home) and not all(map(self._is_leaving, servers)):
             raise _Again("the new home is drained")
         # No await in here: from the journal on it is the home.
-        lost = self._lost_of(record, why, plan, attempts)
-        self._journal.rehome(record, record.version, lost)
-        self._losses.update({region: lost})
+        lost = self._lost_by(record, why, plan, attempts)
+        self._journal.rehome(record, record.version, lost.get(region), others=lost)
+        self._losses.update({region: None} | lost)
         self._activating.add(region)
         try:
             self._core.rehome(region, plan.home)
@@ -487,12 +492,13 @@ class Rebuilds:
         if plan.lost and silent:
             raise _Again("a page server that may have blocks of it does not answer")
         n_taken = sum(len(take.blocks) for take in plan.takes)
-        if plan.lost and not n_taken + len(plan.from_source):
-            raise self._is_lost(record, why, plan, attempts)
+        if plan.lost and not n_taken + len(plan.from_source) + len(plan.from_group):
+            raise self._loss(record, why, plan, attempts).all_of_it()
         logger.info(
-            "variable %d: %s; its new home is %#x, %d blocks come from caches and %d from its "
-            "source, %d are lost",
-            region, why, plan.home, n_taken, len(plan.from_source), len(plan.lost),
+            "variable %d: %s; its new home is %#x, %d blocks come from its group, %d from caches "
+            "and %d from its source, %d are lost",
+            *(region, why, plan.home, len(plan.from_group), n_taken),
+            *(len(plan.from_source), len(plan.lost)),
         )  # fmt: skip
         attempts.heading = plan.home
         self._load[plan.home] += 1
@@ -556,56 +562,45 @@ class Rebuilds:
         def changed_since(older: int) -> BitMap | None:
             return self._log.changes(region, older, version) if older <= version else None
 
+        found = attempts.group = self._repairs.repairable(region)
         return rebuild_plan.plan(
             -(-record.length_bytes // BLOCK_BYTES),
             [held for held in holdings if self._servers.why_lost(held.server_id) is None],
             changed_since,
             has_source=self._has_source(region) and attempts.failed is None,
-            servers=[each for each in servers if not self._is_leaving(each)] or servers,
+            servers=self._core.apart(
+                region, [each for each in servers if not self._is_leaving(each)] or servers
+            ),
             # Where its source runs already it goes on.
             load=lambda server_id: -1 if server_id == making_at else self._load[server_id],
+            from_group=found.blocks if found is not None else None,
         )
 
     def _has_source(self, region: int) -> bool:
+        record = self._core.record_of(region)
+        if record is not None and record.is_parity:
+            return False
         return self._core.whole_of(region) in self._sources or region in self._shared
 
-    def _no_source(self, region: int, attempts: _Attempts) -> tuple[str, str]:
-        """Why no source makes what is lost, and what to do."""
-        if attempts.failed is not None:
-            return f"its source cannot make them again. {attempts.failed.message}", (
-                attempts.failed.hint
-            )
-        if self._has_source(region):
-            return (
-                "commits have changed them, so that its source does not make them",
-                "Put it again, and make the changes again.",
-            )
-        return "it was put without a source", NO_SOURCE_HINT
-
-    def _is_lost(
+    def _loss(
         self, record: RegionRecord, why: str, plan: rebuild_plan.RebuildPlan, attempts: _Attempts
-    ) -> errors.HomeLostError:
-        said = block_sets.said(plan.lost, -(-record.length_bytes // BLOCK_BYTES))
-        cause, hint = self._no_source(record.region, attempts)
-        return errors.HomeLostError(
-            f"{capital(self._log.label(record.region))} is lost: {why}, and {said} are on no other "
-            f"node; {cause}.",
-            hint=hint,
-        )
+    ) -> Loss:
+        label, n_blocks = self._log.label(record.region), -(-record.length_bytes // BLOCK_BYTES)
+        has_source = self._has_source(record.region)
+        return Loss(label, why, plan.lost, n_blocks, attempts.failed, has_source)
 
-    def _lost_of(
+    def _lost_by(
         self, record: RegionRecord, why: str, plan: rebuild_plan.RebuildPlan, attempts: _Attempts
-    ) -> LostBlocks | None:
+    ) -> dict[int, LostBlocks]:
+        """What is lost of which regions when this is the home."""
         if not plan.lost:
-            return None
-        cause, hint = self._no_source(record.region, attempts)
-        return LostBlocks(
-            number=secrets.randbits(31) | 1,
-            n_blocks=-(-record.length_bytes // BLOCK_BYTES),
-            blocks=bytes(plan.lost.serialize()),
-            why=f"{capital(why)}, and {cause}".removesuffix("."),
-            hint=f"{hint} {HEAL_HINT}",
-        )
+            return {}
+        found = self._loss(record, why, plan, attempts).blocks()
+        # A parity as well: the next commit to such a block does not know what was there.
+        return {record.region: found} | {
+            each: together(self._losses.of(each), found, self._log.n_blocks(each))
+            for each in self._repairs.stale_parity(record.region)
+        }
 
     async def _stage(
         self, region: int, plan: rebuild_plan.RebuildPlan, staged: list[tuple[int, int, int]]
@@ -666,6 +661,8 @@ class Rebuilds:
             compared=bytes(plan.compared.serialize()) if plan.compared else b"",
             lost=bytes(plan.lost.serialize()) if plan.lost else b"",
             before_bytes=self._core.before_bytes(record.region),
+            attempt=attempts.number if plan.from_group else 0,
+            more_bytes=len(plan.from_group) * BLOCK_BYTES,
         )
         source = self._sources.get(self._core.whole_of(record.region))
         if plan.from_source and source is not None and source.kind != CALL:
@@ -681,6 +678,21 @@ class Rebuilds:
         except _Again:
             attempts.made = None  # it may be what failed: for want of memory, say
             raise
+
+    async def _bring(
+        self, record: RegionRecord, plan: rebuild_plan.RebuildPlan, attempts: _Attempts
+    ) -> None:
+        """What its group makes: the home that is prepared has all then.
+
+        Raises:
+            _Again: It failed for now.
+        """
+        if not plan.from_group or attempts.group is None:
+            return
+        try:
+            await self._repairs.bring(record, plan.home, attempts.number, attempts.group)
+        except Exception as failure:  # any: homes that give may be restarting, or lost
+            raise _Again(f"its group does not make it now: {failure!r}") from failure
 
     async def _activate(self, record: RegionRecord) -> None:
         """The new home serves from here on; the others are told as a favour: they ask."""

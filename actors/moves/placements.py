@@ -18,6 +18,7 @@ from clamor_ray._labels import capital, label
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import ServerLost
 from clamor_ray._protocol.refusals import NoSuchRegion
+from clamor_ray._redundancy.groups import Groups, homes_of
 from clamor_ray.actors.moves.drains import Drains, MovesOne, least_loaded
 from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
 from clamor_ray.actors.registry.registry_core import RegistryCore
@@ -50,21 +51,21 @@ class Placements:
         self._label = label
         self._next = 0  # variables of few pieces begin at different servers
 
-    def homes(self, n_pieces: int, maker: int) -> tuple[int, ...]:
-        """The server that each piece goes to.
+    def homes(self, groups: Groups, maker: int, is_fixed: bool = False) -> tuple[int, ...]:
+        """The server that each piece goes to, parity pieces too.
 
         Args:
-            n_pieces: How many there are.
+            groups: Of the pieces.
             maker: The server where they are made.
+            is_fixed: As in ``Shape``.
 
         Returns:
             The maker alone, where there is no other.
         """
         servers = self._drains.others(0) or [maker]
         first = self._next % len(servers)
-        self._next = first + n_pieces
-        n = len(servers)  # each round begins one further: who reads every n-th piece asks all homes
-        return tuple(servers[(first + index + index // n) % n] for index in range(n_pieces))
+        self._next = first + groups.n_pieces
+        return tuple(homes_of(groups, servers, first, is_fixed))
 
     async def place(self, region: int, home: int, place_s: float) -> None:
         """Moves a piece that is sealed to its home, or to another server that has room.
@@ -126,7 +127,8 @@ class Placements:
         others = [each for each in self._drains.others(0) if each not in refused]
         if home in others:
             return home
-        found = least_loaded([each for each in others if each != maker], self._drains.load_bytes())
+        others = self._core.apart(region, [each for each in others if each != maker])
+        found = least_loaded(others, self._drains.load_bytes())
         if found is not None:
             return found
         if may_stay:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from clamor_ray._objects.layout import BLOCK_BYTES
 from clamor_ray._objects.memory import COMMIT_HINT, check_room
 from clamor_ray._protocol.messages import LookupAnswer, RegionRecord
 from clamor_ray.actors.lost_homes import new_home
+from clamor_ray.actors.lost_homes.repairs import Staged
 from clamor_ray.actors.page_server.rebuilt_homes import Pull
 from clamor_ray.actors.page_server.version_questions import runs_of
 
@@ -154,6 +156,31 @@ class MovedHomes:
                 break
         return layers_bytes
 
+    def stage_versions(self, region: int, wanted: list[tuple[int, int, bytes]]) -> list[int]:
+        """Makes layers of blocks of a home here, for what others of its group make again.
+
+        Args:
+            region: Its id.
+            wanted: (version, commit id, serialized BitMap) of each.
+
+        Returns:
+            The bytes of each layer; 0: that version is kept no longer.
+
+        Raises:
+            What ``stage_home`` raises; nothing stays staged then.
+        """
+        layers_bytes: list[int] = []
+        try:
+            for version, commit_id, blocks in wanted:
+                try:
+                    layers_bytes.append(self.stage_home(region, version, commit_id, blocks))
+                except errors.SnapshotExpired:
+                    layers_bytes.append(0)
+        except BaseException:
+            self.drop_layers(region, [commit_id for _, commit_id, _ in wanted])
+            raise
+        return layers_bytes
+
     def drop_layers(self, region: int, commit_ids: list[int]) -> None:
         """What was staged here for the taker is there, or is not wanted."""
         for commit_id in commit_ids:
@@ -226,6 +253,66 @@ class MovedHomes:
         """Takes records of the history, in the order of their versions. As ``take``."""
         found = self._find(region, attempt)
         self._take_all(found, from_server, layers, self._engine.rebuild_take_record)
+
+    def adopt(self, record: RegionRecord, attempt: int, fd: int) -> None:
+        """What a rebuild has begun is gone on with as an attempt. Owns fd.
+
+        Args:
+            record: As in ``begin``.
+            attempt: The registry's number for it.
+            fd: Of what is prepared.
+        """
+        with self._lock:
+            before = self._attempts.pop(record.region, None)
+            self._attempts[record.region] = _Attempt(
+                number=attempt, record=record, fd=fd, heard_s=time.monotonic()
+            )
+        if before is not None:
+            self._end(before)
+        self._watch()
+
+    def take_repaired(
+        self, region: int, attempt: int, are_records: bool, staged: list[Staged]
+    ) -> None:
+        """Takes what others of the piece's group make: the XOR of their layers of each version.
+
+        Args:
+            region: The piece.
+            attempt: As in ``begin``.
+            are_records: Of the history, in the order of their versions; else they are blocks.
+            staged: (version, [(server, region, commit id, bytes)]).
+
+        Raises:
+            As ``take``.
+        """
+        found = self._find(region, attempt)
+        engine = self._engine
+        take = engine.rebuild_take_record if are_records else engine.rebuild_take
+        with found.busy, ThreadPoolExecutor(PULLS_AT_ONCE, "clamor-pull") as threads:
+            made: list[int] = []
+            try:
+                pulls = [
+                    threads.submit(self._pull, commit_id, member, server, layer_bytes)
+                    for _, layers in staged
+                    for server, member, commit_id, layer_bytes in layers
+                ]
+                for pull in pulls:
+                    pull.result()
+                for version, layers in staged:
+                    parts = [(member, commit_id) for _, member, commit_id, _ in layers]
+                    made.append(secrets.randbits(64) | 1)
+                    engine.stage_xor(region, version, made[-1], parts)
+                    take(region, found.fd, made[-1])
+            except BaseException:
+                for _, layers in staged:
+                    for _, member, commit_id, _ in layers:
+                        engine.drop_staged(member, commit_id)
+                for commit_id in made:
+                    engine.drop_staged(region, commit_id)
+                raise
+            finally:
+                threads.shutdown(wait=False, cancel_futures=True)
+        found.heard_s = time.monotonic()
 
     def _take_all(
         self,

@@ -53,6 +53,7 @@ from clamor_ray._protocol.ray_state import GONE
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray.actors.lost_homes import shared_objects
+from clamor_ray.actors.lost_homes.repairs import Staged
 from clamor_ray.actors.page_server import keepers, registry_end
 from clamor_ray.actors.page_server.engine_like import Settings
 from clamor_ray.actors.page_server.moved_homes import MovedHomes
@@ -254,15 +255,16 @@ class PageServer:
                 target=self._renew_keeper, args=(config,), name="clamor-keeper", daemon=True
             ).start(),
         )
-        self._rebuilt_homes = RebuiltHomes(
-            self._engine, self._core.versions.keep, self._on_loop, self.pull
-        )
         self._moved_homes = MovedHomes(
             self._engine,
             self.pull,
             lambda region: self._ask("lookup", region, timeout_s=CALL_S),
             self.rehome,
             self._unpin,
+        )
+        self._rebuilt_homes = RebuiltHomes(
+            *(self._engine, self._core.versions.keep, self._on_loop, self.pull),
+            self._moved_homes.adopt,
         )
         self._pin_all_again(registry.shared_at(server_id), config.fault_timeout_s / 2)
         port = self._on_loop(self._core.start(host, 0, names.news_socket(name)), START_LOOP_S)
@@ -550,6 +552,16 @@ class PageServer:
     ) -> None:
         """See ``MovedHomes.take_records``."""
         self._moved_homes.take_records(region, attempt, from_server, layers)
+
+    def stage_versions(self, region: int, wanted: list[tuple[int, int, bytes]]) -> list[int]:
+        """See ``MovedHomes.stage_versions``."""
+        return self._moved_homes.stage_versions(region, wanted)
+
+    def take_repaired(
+        self, region: int, attempt: int, are_records: bool, staged: list[Staged]
+    ) -> None:
+        """See ``MovedHomes.take_repaired``."""
+        self._moved_homes.take_repaired(region, attempt, are_records, staged)
 
     def take_seal(self, region: int, attempt: int, version: int) -> None:
         """See ``MovedHomes.seal``."""

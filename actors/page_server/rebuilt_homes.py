@@ -49,6 +49,7 @@ class RebuiltHomes:
         keep: See ``VersionQuestions.keep``.
         on_loop: Runs a coroutine on the server's loop, and waits for it.
         pull: See ``PageServer.pull``.
+        go_on: See ``MovedHomes.adopt``.
     """
 
     def __init__(
@@ -57,11 +58,13 @@ class RebuiltHomes:
         keep: Callable[[RegionRecord, int, int], None],
         on_loop: Callable[..., Any],
         pull: Pull,
+        go_on: Callable[[RegionRecord, int, int], None],
     ) -> None:
         self._engine = engine
         self._keep = keep
         self._on_loop = on_loop
         self._pull = pull
+        self._go_on = go_on
 
     def holdings(
         self, record: RegionRecord, commits: list[tuple[int, int]]
@@ -139,7 +142,10 @@ class RebuiltHomes:
                 self._engine.rebuild_take(region, fd, commit_id)
             if order.from_source:
                 new_home.fill_from_source(fd, order, self._pieces(order, made))
-            self._engine.rebuild_seal(region, fd)
+            if order.attempt:  # its group makes the rest, and then it is sealed
+                self._go_on(record, order.attempt, os.dup(fd))
+            else:
+                self._engine.rebuild_seal(region, fd)
         except BaseException:
             self._engine.rebuild_drop(region, fd)
             raise

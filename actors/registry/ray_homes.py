@@ -27,6 +27,7 @@ from clamor_ray._protocol.messages import (
     Write,
 )
 from clamor_ray._protocol.source import Source, make_again
+from clamor_ray.actors.lost_homes.repairs import Staged
 from clamor_ray.actors.registry.registry_core import RegistryCore
 
 logger = logging.getLogger("clamor_ray.registry")
@@ -176,6 +177,19 @@ class RayHomes:
             giver, "stage_records", *arguments, about=self._of(region)
         )
         return layers_bytes
+
+    async def stage_versions(
+        self, giver: int, region: int, wanted: list[tuple[int, int, bytes]]
+    ) -> list[int]:
+        about = self._of(region)
+        found: list[int] = await self._call(giver, "stage_versions", region, wanted, about=about)
+        return found
+
+    async def take_repaired(
+        self, taker: int, region: int, attempt: int, are_records: bool, staged: list[Staged]
+    ) -> None:
+        arguments = (region, attempt, are_records, staged)
+        await self._call(taker, "take_repaired", *arguments, about=self._of(region))
 
     async def drop_layers(self, giver: int, region: int, commit_ids: list[int]) -> None:
         await self._call(giver, "drop_layers", region, commit_ids, about=self._of(region))

@@ -26,6 +26,7 @@ from clamor_ray._protocol.messages import (
 from clamor_ray._protocol.ray_state import within
 from clamor_ray._protocol.refusals import IllegalTransition, NoAddresses, RegistryError
 from clamor_ray._protocol.source import SHARED, Source
+from clamor_ray._redundancy.groups import NO_GROUPS, Shape
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.lost_homes import shared_objects
@@ -174,16 +175,22 @@ class Regions:
         return record
 
     async def create_pieces(
-        self, length_bytes: int, piece_bytes: int, node_id: str, request_id: int = 0
+        self,
+        length_bytes: int,
+        piece_bytes: int,
+        node_id: str,
+        request_id: int = 0,
+        shape: Shape = NO_GROUPS,
     ) -> list[RegionRecord]:
         """A new variable in pieces, whose bytes are made on a node. Each piece is sealed when it is
         made, and may move then; the variable itself is sealed when all are. Each seal gives it 600
         s more.
 
         Args:
-            length_bytes: More than one piece.
+            length_bytes: More than one piece, where there is no redundancy.
             piece_bytes: Of each piece but the last, a multiple of 2 MiB.
             node_id, request_id: As in ``create``.
+            shape: Of its groups.
 
         Returns:
             The variable's record, and that of each piece.
@@ -199,7 +206,7 @@ class Regions:
             raise IllegalTransition(f"request {request_id:#x} was given up by its maker")
         is_new = self._core.requested(request_id) is None
         whole = self._core.create_pieces(
-            length_bytes, piece_bytes, info.server_id, time.monotonic(), request_id
+            length_bytes, piece_bytes, info.server_id, time.monotonic(), request_id, shape
         )
         pieces = [record for each in whole.pieces if (record := self._core.record_of(each))]
         if is_new:
@@ -262,7 +269,7 @@ class Regions:
             self._count(region, counted)
         self._spares.sealed(region)
         if record.n_pieces:
-            self._log.open_pieces(region, record.pieces)
+            self._log.open_pieces(region, record.pieces, record.groups)
         else:
             self._log.open(region, record.homes, record.length_bytes)
         if record.piece_of:

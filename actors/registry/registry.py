@@ -52,6 +52,7 @@ from clamor_ray._protocol.messages import (
     Pinned,
     RegionRecord,
     RegistryReport,
+    RepairSet,
     ServerConfig,
     ServerInfo,
     SessionReport,
@@ -61,6 +62,7 @@ from clamor_ray._protocol.ray_state import alive_nodes, find_registry, forget_jo
 from clamor_ray._protocol.rendezvous import Guest, Meeting, Waiting
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import Source
+from clamor_ray._redundancy.groups import NO_GROUPS, Shape
 from clamor_ray.actors.allreduce.meetings import Meetings
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
@@ -155,21 +157,6 @@ def _has_ended(job_scope: str) -> bool:
     return find_registry(job_scope) is None
 
 
-def _check_nothing_was_given(claims: AddressClaims, directory: Path) -> None:
-    """For a registry without a journal: an earlier one of its session would have given out ids and
-    addresses, which page servers and processes still use.
-
-    Raises:
-        InternalError: There was one.
-    """
-    if not claims.is_new():
-        raise errors.InternalError(
-            f"The journal of this session, {directory}, is gone: its variables cannot be found "
-            "again, and their ids and addresses must not be given twice.",
-            hint="See who removed it. Call clamor.shutdown(), then clamor.init().",
-        )
-
-
 class Registry:
     """See the file's head. Calls are documented at the services that answer them.
 
@@ -205,7 +192,7 @@ class Registry:
         config, timeout_s = self._config, self._config.control_timeout_s
         claims = AddressClaims(RayTable(), config.job_scope, _has_ended, avoid)
         if not is_restart:
-            _check_nothing_was_given(claims, directory)
+            claims.check_is_new(directory)
 
         def label(region: int) -> str:
             return self._names.label(region)  # which stand on those that are made with this
@@ -357,7 +344,7 @@ class Registry:
             if state in (RegionState.READY, RegionState.FREED, RegionState.DROPPING):
                 record = region.record
                 if record.n_pieces:
-                    self._log.open_pieces(record.region, record.pieces)
+                    self._log.open_pieces(record.region, record.pieces, record.groups)
                 else:
                     self._log.open(record.region, record.homes, record.length_bytes)
                 if state is not RegionState.READY:
@@ -451,13 +438,9 @@ class Registry:
         self._is_ending = True
         self._background.close()
         self._ends.close()
-        await self._commits.close()
-        await self._idle_nodes.close()
-        await self._announced.close()
-        await self._departures.close()
-        await self._moves.close()
-        await self._switches.close()
-        await self._rebuilds.close()
+        drains = (self._idle_nodes, self._announced, self._departures)
+        for service in (self._commits, *drains, self._moves, self._switches, self._rebuilds):
+            await service.close()
         await self._lineage.stop()
         await self._servers.stop_all()
         self._journal.close()
@@ -518,6 +501,7 @@ class Registry:
             replay=self._read_sets.counters(),
             names=self._names.by_region(),
             moves=replace(self._moves.counters(), left=self._departures.n_left),
+            degraded=self._rebuilds.n_degraded(),
         )
 
     # -- regions
@@ -529,13 +513,19 @@ class Registry:
         return await self._regions.create(length_bytes, node_id, request_id)
 
     async def create_pieces(
-        self, length_bytes: int, piece_bytes: int, node_id: str, request_id: int, n_anchors: int
+        self,
+        length_bytes: int,
+        piece_bytes: int,
+        node_id: str,
+        request_id: int,
+        n_anchors: int,
+        shape: Shape = NO_GROUPS,
     ) -> CreatedPieces:
         """See ``Regions.create_pieces``, ``Placements.homes`` and ``RayAnchors.make``."""
         whole, *pieces = await self._regions.create_pieces(
-            length_bytes, piece_bytes, node_id, request_id
+            length_bytes, piece_bytes, node_id, request_id, shape
         )
-        homes = self._placements.homes(len(pieces), pieces[0].homes[0])
+        homes = self._placements.homes(whole.groups, pieces[0].homes[0], shape.is_fixed)
         anchors = self._anchors.make(n_anchors) if n_anchors else []
         return CreatedPieces(whole, tuple(pieces), homes, anchors)
 
@@ -546,6 +536,10 @@ class Registry:
         leaving = self._announced.announced
         await self._servers.ensure_at(alive - leaving, SPREAD_START_S)
         return len(self._drains.others(0))
+
+    async def repair_of(self, region: int, version: int) -> RepairSet | None:
+        """See ``Repairs.repair_set``."""
+        return self._rebuilds.repair_set(region, version)
 
     async def place(self, region: int, server_id: int, place_s: float) -> None:
         """See ``Placements.place``."""

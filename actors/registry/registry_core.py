@@ -44,6 +44,7 @@ from clamor_ray._protocol.messages import (
 )
 from clamor_ray._protocol.names import server_id_of
 from clamor_ray._protocol.refusals import IllegalTransition, NoSuchRegion, NoSuchServer
+from clamor_ray._redundancy.groups import NO_GROUPS, Groups, Shape, lengths_of
 from clamor_ray.actors.window.address_space import AddressSpace
 
 FIRST_VERSION = 0  # the state after no commit; what the engine gives a new home
@@ -215,50 +216,57 @@ class RegistryCore:
         server_id: int,
         now_s: float = 0.0,
         request_id: int = 0,
+        shape: Shape = NO_GROUPS,
     ) -> RegionRecord:
         """A new variable in pieces: its own region, which has no home, and one region for each
         piece, homed at one server. Each is sealed by itself, the variable's own the last.
 
         Args:
-            length_bytes: More than one piece.
+            length_bytes: More than one piece, where there is no redundancy.
             piece_bytes: Of each piece but the last, a multiple of 2 MiB.
             server_id, now_s, request_id: As in ``create_region``.
+            shape: Of its groups: parity pieces are made too.
 
         Raises:
-            ValueError: There would be one piece.
+            ValueError: There would be one piece, without redundancy.
             NoAddresses, NoSuchServer: See ``create_region``.
         """
         if (again := self.requested(request_id)) is not None:
             return again
         if server_id not in self._servers:
             raise NoSuchServer(f"server {server_id:#x} is not registered")
-        n_pieces = -(-length_bytes // piece_bytes)
-        if n_pieces < 2:
+        groups = Groups(-(-length_bytes // piece_bytes), shape.width, shape.n_parity)
+        if groups.n_regions < 2:
             raise ValueError(f"{length_bytes} bytes in pieces of {piece_bytes}")
-        lengths = [piece_bytes] * (n_pieces - 1)
-        lengths.append(length_bytes - sum(lengths))
+        lengths = lengths_of(groups, length_bytes, piece_bytes)
         base_address = self.addresses.allocate(length_bytes)
-        begins = self.addresses.split(base_address, lengths)
+        begins = self.addresses.split(base_address, lengths[: groups.n_pieces])
+        begins += self.addresses.allocate_all(lengths[groups.n_pieces :], undo=begins)
         whole = RegionRecord(
             region=self._next_region,
             version=FIRST_VERSION,
             base_address=base_address,
             length_bytes=length_bytes,
             homes=(),
-            n_pieces=n_pieces,
+            n_pieces=groups.n_pieces,
             piece_bytes=piece_bytes,
+            group_width=shape.width,
+            group_parity=shape.n_parity,
         )
         pieces = [
             RegionRecord(
-                region=region,
+                region=whole.region + 1 + index,
                 version=FIRST_VERSION,
                 base_address=begin,
                 length_bytes=n_bytes,
                 homes=(server_id,) * -(-n_bytes // EXTENT_BYTES),
                 piece_of=whole.region,
-                is_followed=region != whole.pieces[-1],
+                is_followed=index < groups.n_pieces - 1,
+                group_width=shape.width,
+                group_parity=shape.n_parity,
+                is_parity=groups.is_parity(index),
             )
-            for region, begin, n_bytes in zip(whole.pieces, begins, lengths, strict=True)
+            for index, (begin, n_bytes) in enumerate(zip(begins, lengths, strict=True))
         ]
         for record in (whole, *pieces):
             requested = request_id if record is whole else 0
@@ -266,7 +274,7 @@ class RegistryCore:
                 record, now_s, requested, known_to=set(record.homes)
             )
             self._creating[record.region] = None
-        self._next_region += 1 + n_pieces
+        self._next_region += 1 + len(pieces)
         if request_id:
             self._by_request[request_id] = whole.region
         return whole
@@ -281,6 +289,20 @@ class RegistryCore:
         """The variable of a piece; of any other region that itself."""
         entry = self._regions.get(region)
         return region if entry is None else entry.record.piece_of or region
+
+    def others_of(self, region: int) -> list[int]:
+        """The other pieces of a piece's group; none of any other region."""
+        whole = self._regions.get(self.whole_of(region))
+        if whole is None or not whole.record.group_width or whole.record.region == region:
+            return []
+        first = whole.record.pieces.start
+        return [first + index for index in whole.record.groups.others(region - first)]
+
+    def apart(self, region: int, servers: Iterable[int]) -> list[int]:
+        """Those that have no other piece of a piece's group; all of them, where there are none."""
+        servers = list(servers)
+        taken = {home for each in self.others_of(region) for home in self.homes_of(each)}
+        return [server for server in servers if server not in taken] or servers
 
     def before_bytes(self, region: int) -> int:
         """Where a piece begins in its variable; 0 for any other region."""

@@ -95,7 +95,8 @@ class VariableNames:
         """The variable for people: by the first of its names, where it has one."""
         record = self._core.record_of(region)
         if record is not None and record.piece_of:
-            return f"piece {region - record.piece_of} of {self.label(record.piece_of)}"
+            what = "parity piece" if record.is_parity else "piece"
+            return f"{what} {region - record.piece_of} of {self.label(record.piece_of)}"
         return label(region, min(self._names.get(region, ()), default=None))
 
     def by_region(self) -> dict[int, str]:

@@ -80,14 +80,14 @@ class Versions:
 
     def _row(self, region: int, version: int) -> list[tuple[int, int]]:
         """(region, version) of all that has bytes of a variable's version."""
-        pieces = self._log.pieces_of(region)
+        pieces = self._log.data_of(region)
         if not pieces:
             return [(region, version)]
-        return list(zip(pieces, self._log.row(region, version), strict=True))
+        return list(zip(pieces, self._log.row(region, version), strict=False))
 
     def why_lost(self, region: int) -> errors.HomeLostError | None:
         """Why the variable, or blocks of it, are lost, if they are."""
-        pieces = self._log.pieces_of(region)
+        pieces = self._log.data_of(region)
         if not pieces:
             return self._rebuilds.why_lost(region)
         return next(filter(None, map(self._rebuilds.why_lost, pieces)), None)
@@ -96,7 +96,7 @@ class Versions:
         """Which blocks of its newest version are lost, if any are. Where all of it is, or all of a
         piece, ``why_lost`` says so.
         """
-        pieces = self._log.pieces_of(region)
+        pieces = self._log.data_of(region)
         if not pieces:
             return self._rebuilds.lost_blocks(region)
         blocks = BitMap()

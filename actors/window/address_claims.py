@@ -21,8 +21,10 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Protocol
 
+from clamor_ray import errors
 from clamor_ray._objects.layout import format_bytes
 from clamor_ray._protocol.refusals import NoAddresses, TooLarge
 from clamor_ray.actors.window.address_space import (
@@ -181,6 +183,23 @@ class AddressClaims:
         with self._lock:
             self._read_log()
             return not self._mine()
+
+    def check_is_new(self, directory: Path) -> None:
+        """For a registry without a journal: an earlier one of its session would have given out ids
+        and addresses, which page servers and processes still use.
+
+        Args:
+            directory: Of the journal.
+
+        Raises:
+            InternalError: There was one.
+        """
+        if not self.is_new():
+            raise errors.InternalError(
+                f"The journal of this session, {directory}, is gone: its variables cannot be found "
+                "again, and their ids and addresses must not be given twice.",
+                hint="See who removed it. Call clamor.shutdown(), then clamor.init().",
+            )
 
     def _read_log(self) -> None:
         first_new = len(self._log)

@@ -96,6 +96,26 @@ class AddressSpace:
             "addresses are in use"
         )
 
+    def allocate_all(self, lengths_bytes: Sequence[int], undo: Sequence[int] = ()) -> list[int]:
+        """``allocate`` of each, or of none.
+
+        Args:
+            lengths_bytes: Of each.
+            undo: Ranges that are released where there is no room.
+
+        Raises:
+            ValueError, NoAddresses: See ``allocate``.
+        """
+        begins: list[int] = []
+        try:
+            for length_bytes in lengths_bytes:
+                begins.append(self.allocate(length_bytes))
+        except NoAddresses:
+            for begin in (*begins, *undo):
+                self.release(begin)
+            raise
+        return begins
+
     def split(self, base_address: int, lengths_bytes: Sequence[int]) -> list[int]:
         """Makes adjacent ranges of one that was allocated: each is released by itself. The last one
         has the guard gap.

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from clamor_ray import errors
 from clamor_ray._native.client import Client, copy_in
 from clamor_ray._objects.layout import round_up
@@ -34,12 +36,13 @@ LAYERS_BYTES: Final = 64 << 20  # in which pieces are on their way: `actors/move
 Content = Sequence[tuple[int, memoryview]]
 
 
-def piece_bytes_of(length_bytes: int, n_servers: int) -> int:
+def piece_bytes_of(length_bytes: int, n_servers: int, width: int = 0) -> int:
     """Of each piece but the last: some for each server, not too many, none too large.
 
     Args:
         length_bytes: of the variable.
         n_servers: that it is spread over.
+        width: pieces of a group: their number is a multiple of it, or little less.
 
     Returns:
         A multiple of 2 MiB.
@@ -52,7 +55,41 @@ def piece_bytes_of(length_bytes: int, n_servers: int) -> int:
     """
     n_pieces = min(MOST_PIECES, PIECES_A_SERVER * n_servers)
     n_pieces = max(n_pieces, min(MOST_LARGE, -(-length_bytes // LARGE_BYTES)))
+    if width > 1:
+        n_pieces = max(1, n_pieces // width) * width
     return round_up(-(-length_bytes // n_pieces), UNIT_BYTES)
+
+
+def xor_of(contents: Sequence[Content], length_bytes: int) -> list[tuple[int, memoryview]]:
+    """The XOR of several pieces' bytes.
+
+    Args:
+        contents: of each (offset, bytes) of all that is not zeros.
+        length_bytes: of the longest.
+
+    Returns:
+        The same of the XOR.
+
+    Example:
+        >>> parts = xor_of([[(0, memoryview(b"\x01\x02"))], [(1, memoryview(b"\x03\x04"))]], 10)
+        >>> [(offset, bytes(view)) for offset, view in parts]
+        [(0, b'\x01\x01\x04')]
+    """
+    spans = sorted((at, at + view.nbytes) for parts in contents for at, view in parts)
+    if not spans:
+        return []
+    made = np.zeros(length_bytes, np.uint8)  # what nobody writes takes no memory
+    for parts in contents:
+        for at, view in parts:
+            out = made[at : at + view.nbytes]
+            np.bitwise_xor(out, np.frombuffer(view, np.uint8), out=out)
+    joined = [spans[0]]
+    for begin, end in spans[1:]:
+        if begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((begin, end))
+    return [(begin, memoryview(made)[begin:end]) for begin, end in joined]
 
 
 class PieceMaker:
@@ -96,11 +133,13 @@ class PieceMaker:
         """
         pool = concurrent.futures.ThreadPoolExecutor(UNDER_WAY, "clamor-pieces")
         try:
-            for piece, home in zip(self._created.pieces, self._created.homes, strict=True):
+            regions = zip(self._created.pieces, self._created.homes, strict=True)
+            for index, (piece, home) in enumerate(regions):
                 while len(self._placing) >= UNDER_WAY:
                     self._placing.popleft().result()
-                self._make_room(piece)
-                self._fill(piece)
+                parts = self._parts_of(index, piece)
+                self._make_room(sum(view.nbytes for _, view in parts))
+                self._fill(piece, parts)
                 if home in piece.homes:
                     self._here.append(piece)
                 else:
@@ -110,8 +149,17 @@ class PieceMaker:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
+    def _parts_of(self, index: int, piece: RegionRecord) -> list[tuple[int, memoryview]]:
+        """(offset in the piece, bytes) of what a piece has, of a parity piece too."""
+        groups = self._created.whole.groups
+        if not groups.is_parity(index):
+            return list(self._parts(piece))
+        data = [self._created.pieces[i] for i in groups.data_of(groups.group_of(index))]
+        of_each = [list(self._parts(each)) for each in data]
+        return of_each[0] if groups.are_copies else xor_of(of_each, piece.length_bytes)
+
     def _parts(self, piece: RegionRecord) -> Iterator[tuple[int, memoryview]]:
-        """(offset in the piece, bytes) of what it has."""
+        """(offset in the piece, bytes) of what a data piece has."""
         begin = piece.base_address - self._created.whole.base_address
         end = begin + piece.length_bytes
         for offset, view in self._content:
@@ -119,14 +167,13 @@ class PieceMaker:
             if low < high:
                 yield low - begin, view[low - offset : high - offset]
 
-    def _make_room(self, piece: RegionRecord) -> None:
-        """For the piece, and for the layers in which others are on their way. Where this node has
+    def _make_room(self, needed_bytes: int) -> None:
+        """For a piece, and for the layers in which others are on their way. Where this node has
         no room, what was to stay here goes elsewhere.
 
         Raises:
             OutOfMemoryError: No node has any.
         """
-        needed_bytes = sum(view.nbytes for _, view in self._parts(piece))
         while True:
             try:
                 check_room(
@@ -141,12 +188,12 @@ class PieceMaker:
             else:
                 self._place(self._here.pop(), 0)
 
-    def _fill(self, piece: RegionRecord) -> None:
+    def _fill(self, piece: RegionRecord, parts: Content) -> None:
         region, connect_s = piece.region, self._config.connect_timeout_s
         where = (region, piece.base_address, piece.length_bytes)
         fd = self._client.create(*where, timeout_s=connect_s)
         try:
-            for offset, view in self._parts(piece):
+            for offset, view in parts:
                 copy_in(fd, offset, view)
         except BaseException:
             with contextlib.suppress(errors.ClamorError):

@@ -307,6 +307,8 @@ class Stats:
         replay: how many read sets were noted, asked for and found (`clamor.remote(replay=...)`).
         names: id -> name of the variables that have one.
         moves: what `clamor.drain` has done, since the registry started.
+        degraded: pieces of variables with redundancy that would not survive the loss of one more
+            node: a node was lost, and they are being made again, or there are too few nodes.
 
     Example:
         >>> stats = clamor.stats()
@@ -320,6 +322,7 @@ class Stats:
     replay: ReadPredictorCounters | None = None
     names: Mapping[int, str] = field(default_factory=dict)
     moves: MoveCounters | None = None
+    degraded: int = 0
 
     @property
     def bytes_received(self) -> int:
@@ -421,6 +424,7 @@ def from_report(report: RegistryReport) -> Stats:
         replay=report.replay,
         names=dict(report.names),
         moves=report.moves,
+        degraded=report.degraded,
     )
 
 

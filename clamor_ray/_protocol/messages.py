@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from clamor_ray._protocol.names import SOCKETS_BELOW
+from clamor_ray._redundancy.groups import Groups
 from clamor_ray._version import __version__
 
 BLOCK_BYTES = 4096
@@ -46,6 +47,9 @@ class RegionRecord:
         piece_bytes: Of each piece but the last, which may be shorter.
         piece_of: Of a piece: the region of its variable.
         is_followed: Of a piece: the next one begins where this one ends.
+        group_width, group_parity: Of a variable in pieces, and of each: the shape of its groups
+            (``Groups``); 0: it has none. The parity pieces follow those that have its bytes.
+        is_parity: Of a piece: it has none of the variable's bytes.
     """
 
     region: int
@@ -60,11 +64,24 @@ class RegionRecord:
     piece_bytes: int = 0
     piece_of: int = 0
     is_followed: bool = False
+    group_width: int = 0
+    group_parity: int = 0
+    is_parity: bool = False
+
+    @property
+    def groups(self) -> Groups:
+        """Of the pieces of a variable."""
+        return Groups(self.n_pieces, self.group_width, self.group_parity)
 
     @property
     def pieces(self) -> range:
-        """The regions of the pieces."""
-        return range(self.region + 1, self.region + 1 + self.n_pieces)
+        """The regions of the pieces, of parity pieces too."""
+        return range(self.region + 1, self.region + 1 + self.groups.n_regions)
+
+    @property
+    def has_repair(self) -> bool:
+        """Whether it is a piece that others make again."""
+        return bool(self.piece_of and self.group_width)
 
 
 @dataclass(frozen=True)
@@ -123,6 +140,19 @@ class CreatedPieces:
     pieces: tuple[RegionRecord, ...]
     homes: tuple[int, ...]
     anchors: list[Any]
+
+
+@dataclass(frozen=True)
+class RepairSet:
+    """What a version of a piece can be made of, while its home is lost or slow.
+
+    Args:
+        members: (region, version, server id) of each. Where none is there, it cannot be made.
+        is_mirror: Each of them is a copy of it; else it is the XOR of all.
+    """
+
+    members: tuple[tuple[int, int, int], ...]
+    is_mirror: bool
 
 
 @dataclass(frozen=True)
@@ -410,6 +440,8 @@ class RebuildOrder:
         before_bytes: Of a piece of a variable: where it begins in what the source makes.
         digest: Of an object that was shared; b"": the source's answer is a list of pieces.
         lost: Serialized BitMap of the blocks that no server has and no source makes; b"": none.
+        attempt: Not 0: the pieces of its group make the rest, which comes under this number.
+        more_bytes: Of that, about.
     """
 
     record: RegionRecord
@@ -421,6 +453,8 @@ class RebuildOrder:
     digest: bytes = b""
     lost: bytes = b""
     before_bytes: int = 0
+    attempt: int = 0
+    more_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -538,6 +572,7 @@ class RegistryReport:
     replay: ReadPredictorCounters = ReadPredictorCounters()
     names: dict[int, str] = field(default_factory=dict)
     moves: MoveCounters = MoveCounters()
+    degraded: int = 0
 
 
 def pack_row(versions: Sequence[int]) -> bytes:

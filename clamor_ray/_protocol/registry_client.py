@@ -32,6 +32,7 @@ from clamor_ray._protocol.messages import (
 from clamor_ray._protocol.rendezvous import Guest, Meeting, Waiting
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import Source
+from clamor_ray._redundancy.groups import NO_GROUPS, Shape
 
 if TYPE_CHECKING:
     from clamor_ray.actors.lost_homes.lost_blocks import LostBlocks
@@ -111,9 +112,15 @@ class RegistryClient:
         return self._ask("spread_over", node_id)
 
     def create_pieces(
-        self, length_bytes: int, piece_bytes: int, node_id: str, request_id: int, n_anchors: int
+        self,
+        length_bytes: int,
+        piece_bytes: int,
+        node_id: str,
+        request_id: int,
+        n_anchors: int,
+        shape: Shape = NO_GROUPS,
     ) -> CreatedPieces:
-        arguments = (length_bytes, piece_bytes, node_id, request_id, n_anchors)
+        arguments = (length_bytes, piece_bytes, node_id, request_id, n_anchors, shape)
         return self._ask("create_pieces", *arguments)
 
     def place(

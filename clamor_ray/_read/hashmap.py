@@ -19,6 +19,7 @@ from clamor_ray._objects.ranges import merge
 from clamor_ray._read import opener
 from clamor_ray._read.prefetch import split_by_mapping
 from clamor_ray._read.ref import GlobalRef
+from clamor_ray._redundancy.levels import LevelName, level_of
 
 Array = npt.NDArray[Any]
 
@@ -228,6 +229,8 @@ class HashMap(_Lookups):
         capacity: int | None = None,
         name: str | None = None,
         home: Literal["spread"] | None = None,
+        redundancy: LevelName | None = None,
+        copies: int = 2,
     ) -> HashMap:
         """Makes a map and places it in the global address space.
 
@@ -239,7 +242,8 @@ class HashMap(_Lookups):
             capacity: for how many keys there must be room; a quarter more than n where it is
                 None. It is rounded up: the map has a power of two of slots, at least twice as
                 many, each of 1 byte + key + value, and it never grows.
-            name, home: as `clamor.put`'s; `clamor.HashMap(clamor.open(name))` is the map.
+            name, home, redundancy, copies: as `clamor.put`'s;
+                `clamor.HashMap(clamor.open(name))` is the map.
 
         Returns:
             The map, at version 0.
@@ -260,8 +264,9 @@ class HashMap(_Lookups):
         opener.current()  # without clamor.init() this is said before a long build
         table = Table.build(np.asarray(keys), np.asarray(values), capacity)
         parts = {"header": table.header, "slots": table.slots}
+        level = level_of(home, redundancy, copies)
         ref = opener.given().with_current(
-            lambda session: session.named(name, lambda: session.creator.put(parts, home=home))
+            lambda session: session.named(name, lambda: session.creator.put(parts, level=level))
         )
         return cls(ref)
 

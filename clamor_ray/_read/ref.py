@@ -196,7 +196,7 @@ class GlobalRef(Generic[T]):
         self._name: str | None = None
         self._packed_at: tuple[State, bytes] | None = None
         if pieces is not None and not row:
-            row = (0,) * pieces.n
+            row = (0,) * pieces.groups.n_regions
         self._state = State(version, plan, payload, row)
         # What no commit has changed the registry does not know: it is asked of the reference.
         self._first = self._state if first is None else first
@@ -466,7 +466,7 @@ class GlobalRef(Generic[T]):
         plan = self._first.plan if latest.plan is None else pickle.loads(latest.plan)
         payload = latest.payload
         if self._pieces is not None:
-            row = unpack_row(payload, self._pieces.n)
+            row = unpack_row(payload, self._pieces.groups.n_regions)
             return State(latest.version, plan, None, row)
         if payload is None and self._inline:
             known = next(
@@ -486,7 +486,7 @@ class GlobalRef(Generic[T]):
         """Of the version that a commit to this one has made."""
         if self._pieces is None:
             return State(version, plan, payload)
-        return State(version, plan, None, unpack_row(packed_row, self._pieces.n))
+        return State(version, plan, None, unpack_row(packed_row, self._pieces.groups.n_regions))
 
     def _piece_versions(self) -> list[PieceVersion]:
         """The pieces at the version that this reference reads; none of a variable without."""

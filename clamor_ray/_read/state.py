@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from clamor_ray._native.pieced_client import PieceVersion
 from clamor_ray._objects.kind import Kind
 from clamor_ray._objects.layout import Plan
+from clamor_ray._redundancy.groups import Groups
 
 
 class State(NamedTuple):
@@ -16,7 +17,7 @@ class State(NamedTuple):
         version: number of commits behind it.
         plan: what lies where.
         payload: the content, where it travels inside the reference.
-        row: of a variable in pieces, the version of each piece.
+        row: of a variable in pieces, the version of each piece, parity pieces too.
     """
 
     version: int
@@ -31,10 +32,17 @@ class Pieces(NamedTuple):
     Args:
         n: how many.
         piece_bytes: of each but the last, which may be shorter.
+        width, n_parity: of groups of them (`Groups`); 0: there are none. Parity pieces follow.
     """
 
     n: int
     piece_bytes: int
+    width: int = 0
+    n_parity: int = 0
+
+    @property
+    def groups(self) -> Groups:
+        return Groups(self.n, self.width, self.n_parity)
 
     def at(
         self, row: tuple[int, ...], region: int, base_address: int, length_bytes: int
@@ -52,7 +60,7 @@ class Pieces(NamedTuple):
                 base_address=base_address + index * self.piece_bytes,
                 length_bytes=min(self.piece_bytes, length_bytes - index * self.piece_bytes),
             )
-            for index, version in enumerate(row)
+            for index, version in enumerate(row[: self.n])
         ]
 
 

@@ -10,6 +10,7 @@ import ray
 
 from clamor_ray._read.hashmap import HashMap
 from clamor_ray._read.ref import GlobalRef
+from clamor_ray._redundancy.levels import LevelName, level_of
 from clamor_ray._session.create import Home
 from clamor_ray._session.process_sessions import with_current
 
@@ -20,6 +21,8 @@ def put(
     name: str | None = None,
     source: Callable[[], Any] | None = None,
     home: Home | None = None,
+    redundancy: LevelName | None = None,
+    copies: int = 2,
 ) -> GlobalRef[Any]:
     """Places an object in the global address space and returns a reference to it.
 
@@ -40,6 +43,12 @@ def put(
         home: "spread" homes parts of the object on all nodes in turn, so that it may be larger than
             the memory of any node, and readers do not all ask one. None homes it on this node; or
             spreads it, where this node has no room for it and there are others.
+        redundancy: how an object that is spread survives the loss of a node, with all of its
+            versions. "raid1" keeps `copies` copies of each block on as many nodes. "raid5" keeps a
+            parity of the blocks of 2 to 8 nodes on another one, in turn; "raid4" has all parities
+            on one node: one node may be lost. "raid0" is home="spread", and survives none. An
+            object below 4 KiB needs none.
+        copies: of each block, for "raid1"; one fewer than that may be lost.
 
     Returns:
         A reference to version 0 of the new global variable.
@@ -52,7 +61,8 @@ def put(
             name would be another variable's.
         OutOfMemoryError: This node has less memory than the object needs, and there is no other;
             or all of them have.
-        ValueError: No such home.
+        TooFewNodesError: The redundancy needs more nodes than there are.
+        ValueError: No such home or redundancy, or copies that make no sense.
 
     Warns:
         ClamorWarning: Most of the object is not in buffers, so that it travels whole.
@@ -69,9 +79,9 @@ def put(
             f"a {type(obj).__name__} is a variable already, which put would only wrap: give the "
             "name when it is made, as in clamor.HashMap.build(keys, values, name=...)"
         )
-    named = name is not None
+    named, level = name is not None, level_of(home, redundancy, copies)
     return with_current(
-        lambda s: s.named(name, lambda: s.creator.put(obj, source, named=named, home=home))
+        lambda s: s.named(name, lambda: s.creator.put(obj, source, named=named, level=level))
     )
 
 
@@ -82,6 +92,8 @@ def zeros(
     capacity: int | None = None,
     name: str | None = None,
     home: Home | None = None,
+    redundancy: LevelName | None = None,
+    copies: int = 2,
 ) -> GlobalRef[Any]:
     """A global array of zeros. Nothing is allocated, whatever its size.
 
@@ -93,6 +105,7 @@ def zeros(
         name: as `put`'s.
         home: "spread" homes parts of the array on all nodes in turn: what is written to a part
             takes memory of its home. None homes all of it on this node.
+        redundancy, copies: as `put`'s.
 
     Returns:
         A reference to an array of this shape and dtype, in C order.
@@ -101,15 +114,17 @@ def zeros(
         NotInitializedError: Before `clamor.init()`.
         NameTakenError: Another variable of the session has the name.
         ValueError: A dtype that holds Python objects, a negative dimension, or a capacity below
-            the first one; or no such home.
+            the first one; or no such home or redundancy.
+        TooFewNodesError: The redundancy needs more nodes than there are.
 
     Example:
         >>> w = clamor.zeros(10**9, np.float32)  # 4 GB of addresses, no memory
         >>> float(w.get()[123456])
         0.0
     """
+    level = level_of(home, redundancy, copies)
     return with_current(
-        lambda s: s.named(name, lambda: s.creator.zeros(shape, dtype, capacity, home))
+        lambda s: s.named(name, lambda: s.creator.zeros(shape, dtype, capacity, level))
     )
 
 

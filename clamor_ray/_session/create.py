@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import ray
 
@@ -36,20 +36,13 @@ from clamor_ray._protocol.rpc import new_request_id
 from clamor_ray._protocol.source import Source, source_of_call, source_of_zeros
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._read.state import Pieces
+from clamor_ray._redundancy.groups import Shape
+from clamor_ray._redundancy.levels import Level
 from clamor_ray._tasks import task_context
 
 _T = TypeVar("_T")
 Home = Literal["spread"]
-
-
-def _is_spread(home: str | None) -> bool:
-    """
-    Raises:
-        ValueError: No such home.
-    """
-    if home not in (None, "spread"):
-        raise ValueError(f"home is 'spread' or None, not {home!r}")
-    return home is not None
+SPREAD: Final = Level("raid0")
 
 
 def _inline_id() -> int:
@@ -104,18 +97,17 @@ class Creator:
         source: Callable[[], Any] | None = None,
         *,
         named: bool = False,
-        home: Home | None = None,
+        level: Level | None = None,
     ) -> GlobalRef[Any]:
         """As `clamor.put`.
 
         Args:
             obj: the object.
             source: makes it again.
-            home: "spread", or where there is room.
+            level: how it is spread; None: it has one home, where there is room.
             named: it gets a name. Then it holds the references that are in it whoever refers to it,
                 which one that travels inside its references cannot.
         """
-        spread = _is_spread(home)
         pickled = take_apart(obj)
         plan, inside = pickled.plan, list(pickled.inside)
         if plan.total_bytes < INLINE_BYTES and not (named and inside):
@@ -124,11 +116,11 @@ class Creator:
             return GlobalRef(*where, plan, self._scope, image, held_by=pickled.inside)
         again = None if source is None else source_of_call(source, pickled, inside)
         try:
-            if not spread:
+            if level is None:
                 check_room(plan.region_bytes, f"put({type(obj).__qualname__})")
-            return self._create(plan, pickled.pieces, again, inside, spread)
+            return self._create(plan, pickled.pieces, again, inside, level)
         except errors.OutOfMemoryError as full:
-            if spread or self._rpc.spread_over(self._node_id) < 2:
+            if level is not None or self._rpc.spread_over(self._node_id) < 2:
                 raise
             return self._spread_after_all(full, plan, pickled.pieces, again, inside)
 
@@ -142,7 +134,7 @@ class Creator:
     ) -> GlobalRef[Any]:
         """This node has no room for all of it."""
         try:
-            return self._create(plan, pieces, source, inside, True)
+            return self._create(plan, pieces, source, inside, SPREAD)
         except errors.OutOfMemoryError as failure:
             raise errors.OutOfMemoryError(
                 f"{full.message.rstrip('.')}; nor has it room when it is spread over the nodes: "
@@ -152,15 +144,14 @@ class Creator:
             ) from failure
 
     def zeros(
-        self, shape: Any, dtype: Any, capacity: int | None = None, home: Home | None = None
+        self, shape: Any, dtype: Any, capacity: int | None = None, level: Level | None = None
     ) -> GlobalRef[Any]:
-        spread = _is_spread(home)
         plan, inband = take_apart_zeros(shape, dtype, capacity)
         if plan.region_bytes <= INLINE_BYTES and plan.total_bytes < INLINE_BYTES:
             payload = inband.ljust(plan.total_bytes, b"\0")
             return GlobalRef(_inline_id(), 0, 0, 0, plan, self._scope, payload)
         source = source_of_zeros(plan, inband)
-        return self._create(plan, lambda: iter([(0, memoryview(inband))]), source, (), spread)
+        return self._create(plan, lambda: iter([(0, memoryview(inband))]), source, (), level)
 
     def _create(
         self,
@@ -168,18 +159,19 @@ class Creator:
         pieces: Callable[[], Iterator[tuple[int, memoryview]]],
         source: Source | None,
         inside: Sequence[Anchor] = (),
-        spread: bool = False,
+        level: Level | None = None,
     ) -> GlobalRef[Any]:
         """Puts again where the page server died meanwhile: nothing was there before."""
         deadline = time.monotonic() + self._config.reattach_s
         while True:
             try:
-                if spread:
+                if level is not None:
                     n_servers = self._rpc.spread_over(self._node_id)
-                    piece_bytes = piece_bytes_of(plan.region_bytes, n_servers)
-                    if piece_bytes < plan.region_bytes:
-                        content = list(pieces())
-                        return self._try_create_pieces(plan, piece_bytes, content, source, inside)
+                    shape = level.shape(n_servers)
+                    piece_bytes = piece_bytes_of(plan.region_bytes, n_servers, shape.width)
+                    if piece_bytes < plan.region_bytes or shape.width:
+                        content, laid = list(pieces()), (piece_bytes, shape)
+                        return self._try_create_pieces(plan, laid, content, source, inside)
                 return self._try_create(plan, pieces(), source, inside)
             except errors.ServerUnavailableError:
                 if time.monotonic() >= deadline or self._has_ended():
@@ -244,15 +236,16 @@ class Creator:
     def _try_create_pieces(
         self,
         plan: Plan,
-        piece_bytes: int,
+        laid: tuple[int, Shape],
         content: list[tuple[int, memoryview]],
         source: Source | None,
         inside: Sequence[Anchor],
     ) -> GlobalRef[Any]:
+        """`laid`: bytes of each piece, and the shape of their groups."""
         client = self._client()
         wanted = self._anchors.wanted()
         created = self._rpc.create_pieces(
-            plan.region_bytes, piece_bytes, self._node_id, new_request_id(), wanted
+            plan.region_bytes, laid[0], self._node_id, new_request_id(), wanted, laid[1]
         )
         self._anchors.add(created.anchors)
         whole = created.whole
@@ -337,7 +330,11 @@ class Creator:
             plan,
             self._scope,
             held_by=held_by,
-            pieces=Pieces(record.n_pieces, record.piece_bytes) if record.n_pieces else None,
+            pieces=Pieces(
+                record.n_pieces, record.piece_bytes, record.group_width, record.group_parity
+            )
+            if record.n_pieces
+            else None,
         )
 
     def share(self, object_ref: Any, timeout_s: float, *, named: bool = False) -> GlobalRef[Any]:

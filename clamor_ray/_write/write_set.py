@@ -21,6 +21,7 @@ from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._read.state import State
 from clamor_ray._session.session import Session
+from clamor_ray._write.parity import ParityPart, parities_of
 from clamor_ray._write.write_targets import WriteTarget
 
 
@@ -96,18 +97,21 @@ class Change:
         runs: blocks that were written, counted from its first byte.
         parts: the same by region: one, or each piece that was written; none where the object
             travels inside its reference.
+        parities: what that changes of parity pieces.
     """
 
     entry: WriteSetEntry
     runs: Runs
     parts: tuple[Part, ...]
+    parities: tuple[ParityPart, ...] = ()
 
     @classmethod
     def of(cls, session: Session, entry: WriteSetEntry, runs: Runs) -> Change:
         """Those blocks of a variable."""
         if entry.lease is None:
             return cls(entry, runs, ())
-        return cls(entry, runs, tuple(session.client.parts(entry.lease.mapping.id, runs)))
+        parts = tuple(session.client.parts(entry.lease.mapping.id, runs))
+        return cls(entry, runs, parts, parities_of(entry.begin, parts))
 
     def _region(self, part: Part) -> int:
         return part.region or self.entry.begin._region
@@ -129,15 +133,15 @@ class Change:
             return (replace(whole, payload=entry.image.tobytes()),)
         if begin._pieces is None:
             return (_with_blocks(whole, self.runs, server_id),)
-        pieces = (
+        pieces = [(part.region, part.version, part.runs) for part in self.parts]
+        pieces += [(each.region, each.version, each.runs()) for each in self.parities]
+        written = (
             _with_blocks(
-                replace(whole, region=part.region, base_version=part.version, plan=None),
-                part.runs,
-                server_id,
+                replace(whole, region=region, base_version=version, plan=None), runs, server_id
             )
-            for part in self.parts
+            for region, version, runs in pieces
         )
-        return (whole, *pieces)
+        return (whole, *written)
 
     def stage(self, client: PiecedClient, commit_id: int, timeout_s: float) -> dict[int, int]:
         """Copies the blocks to this node's page server.
@@ -148,12 +152,15 @@ class Change:
         Raises:
             See `Client.stage`.
         """
-        return {
+        staged_at = {
             self._region(part): client.stage(
                 part.mapping_id, commit_id, part.runs, timeout_s=timeout_s
             )
             for part in self.parts
         }
+        for each in self.parities:
+            staged_at[each.region] = each.stage(client, self.entry.begin, commit_id, timeout_s)
+        return staged_at
 
     def resolve(self, client: PiecedClient, commit_id: int, versions: Mapping[int, int]) -> None:
         """Tells the page server what became of the layers. The registry tells it as well: this only
@@ -162,6 +169,9 @@ class Change:
             region = self._region(part)
             with contextlib.suppress(errors.ClamorError):
                 client.resolve(commit_id, region, versions.get(region, 0), part.mapping_id)
+        for each in self.parities:
+            with contextlib.suppress(errors.ClamorError):
+                client.resolve(commit_id, each.region, versions.get(each.region, 0))
 
 
 def rows_at(

@@ -1,0 +1,84 @@
+"""The levels of redundancy that a variable can have, as the user names them. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+from clamor_ray import errors
+from clamor_ray._redundancy.groups import Shape
+
+LevelName = Literal["raid0", "raid1", "raid4", "raid5"]
+LEVELS: Final[tuple[LevelName, ...]] = ("raid0", "raid1", "raid4", "raid5")
+PARITY_NODES: Final = 3  # with two nodes a parity is a copy
+MOST_WIDTH: Final = 8  # what is lost is made again from so many others
+
+
+class Level(NamedTuple):
+    """One of them.
+
+    Args:
+        name: of the level.
+        copies: of each block, for "raid1".
+    """
+
+    name: LevelName
+    copies: int = 2
+
+    @property
+    def n_nodes(self) -> int:
+        """How many it needs."""
+        return {"raid0": 1, "raid1": self.copies}.get(self.name, PARITY_NODES)
+
+    def shape(self, n_nodes: int) -> Shape:
+        """Of the groups, with so many nodes.
+
+        Raises:
+            TooFewNodesError: There are not enough.
+
+        Example:
+            >>> Level("raid5").shape(5), Level("raid1", copies=3).shape(4)
+            (Shape(width=4, n_parity=1, is_fixed=False), Shape(width=1, n_parity=2, is_fixed=False))
+        """
+        if n_nodes < self.n_nodes:
+            copies = f" with copies={self.copies}" if self.name == "raid1" else ""
+            raise errors.TooFewNodesError(
+                f'redundancy="{self.name}"{copies} needs {self.n_nodes} nodes that take '
+                f"variables; there are {n_nodes}.",
+                hint='Add nodes, or take "raid1" with fewer copies, or "raid0".',
+            )
+        if self.name == "raid0":
+            return Shape()
+        if self.name == "raid1":
+            return Shape(width=1, n_parity=self.copies - 1)
+        return Shape(width=min(n_nodes - 1, MOST_WIDTH), n_parity=1, is_fixed=self.name == "raid4")
+
+
+def level_of(home: str | None, redundancy: str | None, copies: int) -> Level | None:
+    """What `put` and its like were asked for.
+
+    Args:
+        home: "spread" or None.
+        redundancy: a level's name or None.
+        copies: of each block, for "raid1"; 2 for the others.
+
+    Returns:
+        None: one home, where there is room.
+
+    Raises:
+        ValueError: No such home or level, or a number of copies that makes no sense.
+
+    Example:
+        >>> level_of("spread", None, 2), level_of(None, "raid1", 3), level_of(None, None, 2)
+        (Level(name='raid0', copies=2), Level(name='raid1', copies=3), None)
+    """
+    if home not in (None, "spread"):
+        raise ValueError(f"home is 'spread' or None, not {home!r}")
+    if redundancy is not None and redundancy not in LEVELS:
+        raise ValueError(f"redundancy is one of {', '.join(LEVELS)}, not {redundancy!r}")
+    if copies != 2 and redundancy != "raid1":
+        raise ValueError('copies is for redundancy="raid1"')
+    if type(copies) is not int or copies < 2:
+        raise ValueError(f"copies is a number from 2 on, not {copies!r}")
+    if redundancy is None:
+        return None if home is None else Level("raid0")
+    return Level(redundancy, copies)  # type: ignore[arg-type]

@@ -1,0 +1,101 @@
+"""What a commit brings to the parity pieces of a variable (`clamor_ray._redundancy`).
+
+The writer has the old and the new bytes, so it says what changes: their XOR. Of a piece of which
+there are copies it says the new bytes. (Camelot, section 3.5, without its reads before writes.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from pyroaring import BitMap
+
+from clamor_ray import errors
+from clamor_ray._native.base import Runs
+from clamor_ray._native.client import ParityMember
+from clamor_ray._native.pieced_client import Part, PiecedClient
+from clamor_ray._objects import block_sets
+from clamor_ray._read.ref import GlobalRef
+
+
+class ParityPart(NamedTuple):
+    """One parity piece of a commit.
+
+    Args:
+        region: of it.
+        version: of it, at the version that the transaction began at.
+        parts: of its group's data pieces, those that are written.
+        is_copy: it has the same bytes as the one data piece.
+    """
+
+    region: int
+    version: int
+    parts: tuple[Part, ...]
+    is_copy: bool
+
+    def runs(self) -> Runs:
+        """The blocks that change: those that any of the pieces changes."""
+        blocks = BitMap()
+        for part in self.parts:
+            for first, n_blocks in part.runs.tolist():
+                blocks.add_range(first, first + n_blocks)
+        return np.array(block_sets.runs(blocks), np.uint64).reshape(-1, 2)
+
+    def stage(
+        self, client: PiecedClient, begin: GlobalRef[object], commit_id: int, timeout_s: float
+    ) -> int:
+        """Copies what changes to this node's page server.
+
+        Returns:
+            Its id.
+
+        Raises:
+            See `Client.stage`, and `Client.map`: the old bytes that are not on this node are
+            fetched.
+        """
+        with contextlib.ExitStack() as stack:
+            members = []
+            for part in self.parts:
+                old = 0 if self.is_copy else stack.enter_context(_old_bytes(client, begin, part))
+                members.append(ParityMember(part.mapping_id, old, part.runs))
+            return client.stage_parity(self.region, commit_id, members, timeout_s=timeout_s)
+
+
+@contextlib.contextmanager
+def _old_bytes(client: PiecedClient, begin: GlobalRef[object], part: Part) -> Iterator[int]:
+    """A mapping of the version that a transaction began at."""
+    piece = next(each for each in begin._piece_versions() if each.region == part.region)
+    mapping = client.map(*piece)
+    try:
+        yield mapping.id
+    finally:
+        with contextlib.suppress(errors.ClamorError):
+            client.unmap(mapping.id)
+
+
+def parities_of(begin: GlobalRef[object], parts: Iterable[Part]) -> tuple[ParityPart, ...]:
+    """The parity pieces that a commit changes with some blocks of a variable.
+
+    Args:
+        begin: the version that the transaction began at.
+        parts: the blocks.
+    """
+    if begin._pieces is None or not begin._pieces.width:
+        return ()
+    groups, first = begin._pieces.groups, begin._region + 1
+    by_group: dict[int, list[Part]] = {}
+    for part in parts:
+        by_group.setdefault(groups.group_of(part.region - first), []).append(part)
+    return tuple(
+        ParityPart(
+            region=first + index,
+            version=begin._state.row[index],
+            parts=tuple(some),
+            is_copy=groups.are_copies,
+        )
+        for group, some in by_group.items()
+        for index in groups.parity_of(group)
+    )
