@@ -1,7 +1,7 @@
 """Builds `clamor_ray._pagecache` from pagecache_c; setup.py names it in cffi_modules.
 
-The declarations are read from pagecache.h as they stand, between its cdef marks, so header and
-binding cannot differ.
+The declarations are read from the public headers as they stand, between their cdef marks, so
+headers and binding cannot differ.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from cffi import FFI
 
 ROOT = Path(__file__).resolve().parents[2]
 C_DIR = ROOT / "pagecache_c"
+HEADERS = ("pagecache.h", "pagecache_kernels.h")  # the first includes the other
 
 BEGIN = "/* cdef-begin */"
 END = "/* cdef-end */"
@@ -34,7 +35,7 @@ def declarations(header: str) -> str:
     _, begin, rest = header.partition(BEGIN)
     text, end, _ = rest.partition(END)
     if not begin or not end:
-        raise ValueError("pagecache.h has lost its cdef marks")
+        raise ValueError("a public header has lost its cdef marks")
     return text
 
 
@@ -51,7 +52,8 @@ def make_builder() -> FFI:
     if not sys.platform.startswith("linux"):
         raise SystemExit("clamor-ray needs Linux: its page cache stands on memfd and userfaultfd.")
     builder = FFI()
-    builder.cdef(declarations((C_DIR / "pagecache.h").read_text(encoding="utf-8")))
+    for header in HEADERS:
+        builder.cdef(declarations((C_DIR / header).read_text(encoding="utf-8")))
     builder.set_source(
         "clamor_ray._pagecache",
         '#include "pagecache.h"',

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Lint as a test: the export list is the public header's; nothing in the signal objects calls what
+# Lint as a test: the export list is the public headers'; nothing in the signal objects calls what
 # a signal handler may not call.
 # Environment: SIGNAL_OBJECTS (skipped while there are none), CC.
 # A sanitizer's own calls (__asan_*, __ubsan_*, __tsan_*) are its business.
@@ -9,16 +9,16 @@ trap 'rm -rf "$scratch"' EXIT
 failed=0
 
 # The compiler takes the comments out; a function is a pc_ name before a bracket at file level.
-sed -n '/cdef-begin/,/cdef-end/p' pagecache.h | ${CC:-gcc} -E -P -x c - |
+sed -n '/cdef-begin/,/cdef-end/p' pagecache.h pagecache_kernels.h | ${CC:-gcc} -E -P -x c - |
     grep -oE '\bpc_[a-z0-9_]+ *\(' | tr -d ' (' | sort -u >"$scratch/header"
 sed -n '/^global:/,/^local:/s/^ *\(pc_[a-z0-9_]*\);.*/\1/p' pagecache.map |
     sort >"$scratch/map"
 if [ ! -s "$scratch/header" ]; then
-    echo "no functions found between the cdef marks of pagecache.h"
+    echo "no functions found between the cdef marks of the public headers"
     failed=1
 fi
 if ! diff "$scratch/header" "$scratch/map" >"$scratch/diff"; then
-    echo "pagecache.h (<) and pagecache.map (>) differ:"
+    echo "the public headers (<) and pagecache.map (>) differ:"
     cat "$scratch/diff"
     failed=1
 fi
