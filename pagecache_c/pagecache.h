@@ -209,6 +209,22 @@ int64_t pc_client_dirty(pc_client *client, uint64_t mapping_id, struct pc_run *r
 int pc_client_stage(pc_client *client, uint64_t mapping_id, uint64_t commit_id,
                     const struct pc_run *runs, size_t n_runs, int n_threads, uint64_t timeout_ns,
                     uint64_t *server_id);
+/* What a commit writes of one piece of a group whose parity it changes too. */
+struct pc_parity_member {
+    uint64_t mapping_id;       /* PRIVATE */
+    const struct pc_run *runs; /* sorted and disjoint */
+    size_t n_runs;
+};
+/* Makes the layer of the group's parity, a region that need not be mapped here, and hands it over as
+ * pc_client_stage does. It has every block that a member has. is_delta: the XOR of what the blocks were
+ * and are, over all members; the parity's home XORs it into what it has. What they were is mapped
+ * meanwhile, and fetched where it is absent: PC_ERR_HOME_LOST where nobody has it. Else a mirror, of one
+ * member: its blocks as they are. pc_client_resolve without a mapping says what became of it.
+ * Returns how many runs it has, and writes up to capacity: as many as the members have are enough. */
+int64_t pc_client_stage_parity(pc_client *client, uint64_t region, uint64_t commit_id, int is_delta,
+                               const struct pc_parity_member *members, size_t n_members,
+                               int n_threads, uint64_t timeout_ns, struct pc_run *runs,
+                               size_t capacity, uint64_t *server_id, uint64_t *layer_bytes);
 /* What became of a layer that this client staged: its version, or 0: it is to be dropped. Sends,
  * does not wait. mapping_id: that it was copied from, or 0. Where the version is the next after the
  * mapping's, the mapping shows that one from now on, for what differs is private to it: it does not
@@ -439,6 +455,17 @@ int64_t pc_engine_stage_cached(pc_engine *engine, uint64_t region, uint64_t vers
 int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_info *info,
                             const struct pc_run *lost, size_t n_lost, int *fd);
 int pc_engine_rebuild_take(pc_engine *engine, uint64_t region, int fd, uint64_t commit_id);
+/* Makes one layer of the region, staged under commit_id, of layers that are staged here: the XOR of their
+ * blocks, where one that lacks a block counts as zeros. So a block comes back from the other members of a
+ * group, and a mirror from one. The parts are dropped then. version: that the blocks are of. Returns the
+ * layer's bytes. PC_ERR_NO_VERSION: a part is not staged here; PC_ERR_PROTOCOL: one is a delta;
+ * PC_ERR_RANGE: one is the layer that is to be made, or has blocks outside of the region. */
+struct pc_layer_part {
+    uint64_t region;
+    uint64_t commit_id;
+};
+int64_t pc_engine_stage_xor(pc_engine *engine, uint64_t region, uint64_t version, uint64_t commit_id,
+                            const struct pc_layer_part *parts, size_t n_parts);
 /* Copies blocks that are here at a version into it: what it has itself need be no layer. */
 int pc_engine_rebuild_copy(pc_engine *engine, uint64_t region, int fd, uint64_t version,
                            const struct pc_run *runs, size_t n_runs);

@@ -75,6 +75,11 @@ int64_t pc_rows_blocks(uint64_t offset_bytes, uint64_t row_bytes, uint64_t n_row
  * (Linux 5.14, and not under every trap); the others are copied when they are touched. */
 int pc_populate(void *mapping, const struct pc_run *runs, uint64_t n_runs);
 
+/* ---------------------------------------------------------------- parity */
+
+/* out[i] ^= a[i], of n_bytes bytes at any alignment. out may be a, and else they lie apart. */
+int pc_xor_into(void *out, const void *a, size_t n_bytes);
+
 /* cdef-end */
 
 #endif

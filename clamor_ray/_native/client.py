@@ -77,7 +77,6 @@ from clamor_ray._native.base import (
     WINDOW_BEGIN,
     WINDOW_END,
     Runs,
-    _Handle,
     c,
     check,
     collect_runs,
@@ -89,6 +88,7 @@ from clamor_ray._native.base import (
     server_cause,
 )
 from clamor_ray._native.engine import Engine, Event, Keeper, Segment, keeper_run
+from clamor_ray._native.parity import ParityLayer, ParityMember, _ParityCalls
 from clamor_ray._version import __version__
 
 __all__ = [
@@ -148,6 +148,8 @@ __all__ = [
     "PC_ERR_TIMEOUT",
     "PC_ERR_VERSION_MISMATCH",
     "POLICIES",
+    "ParityLayer",
+    "ParityMember",
     "REPLICATIONS",
     "Runs",
     "Segment",
@@ -218,7 +220,7 @@ def _raise_late(what: str, timeout_s: float, hint: str | None = None) -> NoRetur
     raise errors.PrefetchTimeoutError(message, code=PC_ERR_TIMEOUT, hint=hint)
 
 
-class Client(_Handle):
+class Client(_ParityCalls):
     """This process's connection to the page server of its node.
 
     Args:

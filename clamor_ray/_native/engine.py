@@ -449,6 +449,35 @@ class Engine(_Handle):
             version=version,
         )
 
+    def stage_xor(
+        self, region: int, version: int, commit_id: int, parts: Sequence[tuple[int, int]]
+    ) -> int:
+        """Makes a layer of layers that are staged here: their XOR, of every block that one has.
+
+        The parts are dropped.
+
+        Args:
+            region: Of which blocks come back.
+            version: That they are of.
+            commit_id: Of the layer that is made; `rebuild_take` takes it.
+            parts: (region, commit id) of each. A block that one lacks counts as zeros.
+
+        Returns:
+            Its bytes.
+
+        Raises:
+            FreedError: The region is not known here.
+            NoVersionError: A part is not staged here.
+            ProtocolError: A part is a delta, which is no content.
+            RangeError: A part is the layer itself, or has blocks outside of the region.
+        """
+        packed = c.ffi.new("struct pc_layer_part[]", list(parts))
+        return check(
+            self._call(c.lib.pc_engine_stage_xor, region, version, commit_id, packed, len(packed)),
+            region=region,
+            version=version,
+        )
+
     def rebuild_take_record(self, region: int, fd: int, commit_id: int) -> None:
         """Takes such a layer, that is staged here, into the history of what is prepared. It waits
         for the worker: not on an event loop."""

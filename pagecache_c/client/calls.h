@@ -103,4 +103,11 @@ int pc__outbox_send(pc_client *client, uint16_t type, const void *body, size_t b
 void pc__outbox_flush(pc_client *client);
 void pc__outbox_clear(pc_client *client);
 
+/* stage.c */
+/* The layer's file, with its head and runs; the caller has said whose it is, fills in the blocks, hands it
+ * over, and closes it. */
+int pc__layer_begin(struct pc__layer_head *head, const struct pc_run *runs, size_t n_runs);
+int pc__layer_hand_over(pc_client *client, int fd, const struct pc__layer_head *head,
+                        uint64_t deadline_ns, uint64_t *server_id);
+
 #endif

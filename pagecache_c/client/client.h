@@ -264,6 +264,12 @@ int pc__build_share(pc_client *client, struct pc__mapping *mapping);
 int pc__create(pc_client *client, uint64_t region, uint64_t base_address, uint64_t length_bytes,
                uint64_t timeout_ns, int *fd);
 
+/* stage.c: a commit's layer. */
+/* As pc__use, of a private mapping. */
+int pc__use_private(pc_client *client, uint64_t id, struct pc__mapping **out);
+/* PC_ERR_RANGE: they are not inside the region, not sorted, or overlap; or there are none. */
+int pc__layer_check_runs(const struct pc__mapping *mapping, const struct pc_run *runs, size_t n_runs);
+
 /* copy_in.c: bytes of this process into a memfd. */
 /* The runs of blocks that begin at base, one after the other, to offset_bytes of the file. What may
  * not be read by a system call (a block behind a trap, a window that is closed) is read by this

@@ -24,8 +24,7 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 
-/* On success pc__unuse ends it. */
-static int use_private(pc_client *client, uint64_t id, struct pc__mapping **out)
+int pc__use_private(pc_client *client, uint64_t id, struct pc__mapping **out)
 {
     int rc = pc__use(client, id, out);
     if (!rc && !pc__is_private(*out)) {
@@ -40,7 +39,7 @@ PC_API int64_t pc_client_dirty(pc_client *client, uint64_t mapping_id, struct pc
                                size_t capacity)
 {
     struct pc__mapping *mapping;
-    int rc = use_private(client, mapping_id, &mapping);
+    int rc = pc__use_private(client, mapping_id, &mapping);
     if (rc)
         return rc;
     int64_t n = pc__read_set(PC__SCAN_COPIED, mapping->trapped.address,
@@ -70,7 +69,7 @@ PC_API int pc_client_blank(pc_client *client, uint64_t mapping_id, const struct 
                            size_t n_runs)
 {
     struct pc__mapping *mapping;
-    int rc = use_private(client, mapping_id, &mapping);
+    int rc = pc__use_private(client, mapping_id, &mapping);
     if (rc)
         return rc;
     rc = pc__runs_check(mapping, runs, n_runs);
@@ -82,7 +81,7 @@ PC_API int pc_client_blank(pc_client *client, uint64_t mapping_id, const struct 
 
 /* ------------------------------------------------------------------- layer */
 
-static int check_runs(const struct pc__mapping *mapping, const struct pc_run *runs, size_t n_runs)
+int pc__layer_check_runs(const struct pc__mapping *mapping, const struct pc_run *runs, size_t n_runs)
 {
     if (n_runs == 0 || n_runs > UINT32_MAX)
         return pc__fail(PC_ERR_RANGE, "a layer of %zu runs", n_runs);
@@ -125,24 +124,43 @@ static int fix(int fd)
     return pc__fail_errno("sealing a layer");
 }
 
-static int fill(int fd, const struct pc__mapping *mapping, const struct pc__layer_head *head,
-                uint64_t layer_bytes, const struct pc_run *runs, int n_threads)
+static uint64_t layer_bytes_of(const struct pc__layer_head *head)
 {
-    if (ftruncate(fd, (off_t)layer_bytes))
-        return pc__fail_errno("a layer of %" PRIu64 " bytes", layer_bytes);
-    int rc = write_head(fd, head, runs);
-    if (!rc)
-        rc = pc__copy_runs(fd, head->data_offset, mapping->trapped.address, runs, head->n_runs,
-                           n_threads);
-    return rc ? rc : fix(fd);
+    return head->data_offset + (head->n_blocks << PC_BLOCK_SHIFT);
 }
 
-static int send_layer(pc_client *client, const struct pc__ctl_stage *stage, const int *fd,
-                      uint64_t deadline_ns, uint64_t *server_id)
+int pc__layer_begin(struct pc__layer_head *head, const struct pc_run *runs, size_t n_runs)
 {
-    struct pc__call call = {.gives = fd};
+    head->magic = PC__LAYER_MAGIC;
+    head->n_runs = (uint32_t)n_runs;
+    head->data_offset = pc__layer_data_offset(n_runs);
+    head->n_blocks = 0;
+    for (size_t i = 0; i < n_runs; i++)
+        head->n_blocks += runs[i].n_blocks;
+    int fd = memfd_create("clamor-layer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return pc__fail_errno("memfd of a layer");
+    int rc = PC_OK;
+    if (ftruncate(fd, (off_t)layer_bytes_of(head)))
+        rc = pc__fail_errno("a layer of %" PRIu64 " bytes", layer_bytes_of(head));
+    if (!rc)
+        rc = write_head(fd, head, runs);
+    if (!rc)
+        return fd;
+    close(fd);
+    return rc;
+}
+
+int pc__layer_hand_over(pc_client *client, int fd, const struct pc__layer_head *head,
+                        uint64_t deadline_ns, uint64_t *server_id)
+{
+    const struct pc__ctl_stage message = {.region = head->region, .commit_id = head->commit_id,
+                                          .layer_bytes = layer_bytes_of(head)};
+    struct pc__call call = {.gives = &fd};
     struct pc__ctl_staged staged;
-    int rc = pc__call(client, PC__CTL_STAGE, stage, sizeof *stage, true, deadline_ns, &call);
+    int rc = fix(fd);
+    if (!rc)
+        rc = pc__call(client, PC__CTL_STAGE, &message, sizeof message, true, deadline_ns, &call);
     if (rc)
         return rc;
     pc__fds_close(call.fds, &call.n_fds);
@@ -158,24 +176,17 @@ static int stage(pc_client *client, const struct pc__mapping *mapping, uint64_t 
                  const struct pc_run *runs, size_t n_runs, int n_threads, uint64_t deadline_ns,
                  uint64_t *server_id)
 {
-    int rc = check_runs(mapping, runs, n_runs);
+    int rc = pc__layer_check_runs(mapping, runs, n_runs);
     if (rc)
         return rc;
-    struct pc__layer_head head = {.magic = PC__LAYER_MAGIC, .region = mapping->region,
-                                  .commit_id = commit_id, .base_version = mapping->version,
-                                  .data_offset = pc__layer_data_offset(n_runs),
-                                  .n_runs = (uint32_t)n_runs};
-    for (size_t i = 0; i < n_runs; i++)
-        head.n_blocks += runs[i].n_blocks;
-    const struct pc__ctl_stage message = {
-        .region = mapping->region, .commit_id = commit_id,
-        .layer_bytes = head.data_offset + (head.n_blocks << PC_BLOCK_SHIFT)};
-    int fd = memfd_create("clamor-layer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    struct pc__layer_head head = {.region = mapping->region, .commit_id = commit_id,
+                                  .base_version = mapping->version};
+    int fd = pc__layer_begin(&head, runs, n_runs);
     if (fd < 0)
-        return pc__fail_errno("memfd of a layer");
-    rc = fill(fd, mapping, &head, message.layer_bytes, runs, n_threads);
+        return fd;
+    rc = pc__copy_runs(fd, head.data_offset, mapping->trapped.address, runs, n_runs, n_threads);
     if (!rc)
-        rc = send_layer(client, &message, &fd, deadline_ns, server_id);
+        rc = pc__layer_hand_over(client, fd, &head, deadline_ns, server_id);
     close(fd);
     return rc;
 }
@@ -187,7 +198,7 @@ PC_API int pc_client_stage(pc_client *client, uint64_t mapping_id, uint64_t comm
     struct pc__mapping *mapping;
     if (commit_id == 0 || n_threads < 0)
         return pc__fail(PC_ERR_RANGE, "commit %" PRIu64 " with %d threads", commit_id, n_threads);
-    int rc = use_private(client, mapping_id, &mapping);
+    int rc = pc__use_private(client, mapping_id, &mapping);
     if (rc)
         return rc;
     rc = stage(client, mapping, commit_id, runs, n_runs, n_threads, pc__deadline(timeout_ns),

@@ -281,8 +281,10 @@ int pc__layer_parse(const void *bytes, size_t n_bytes, uint64_t layer_bytes, uin
     if (n_bytes < sizeof checked || (uintptr_t)bytes % _Alignof(struct pc_run) != 0)
         return PC_ERR_PROTOCOL;
     memcpy(&checked, bytes, sizeof checked);
-    if (checked.magic != PC__LAYER_MAGIC || checked.reserved != 0 || checked.region == 0 ||
-        checked.commit_id == 0 || checked.n_blocks == 0 || checked.n_runs == 0)
+    const bool may_be_empty = checked.flags == PC__LAYER_MADE_WHOLE;
+    if (checked.magic != PC__LAYER_MAGIC || checked.flags > PC__LAYER_MADE_WHOLE ||
+        checked.region == 0 || checked.commit_id == 0 ||
+        (!may_be_empty && (checked.n_blocks == 0 || checked.n_runs == 0)))
         return PC_ERR_PROTOCOL;
     if ((n_bytes - sizeof checked) / sizeof(struct pc_run) < checked.n_runs)
         return PC_ERR_PROTOCOL;

@@ -239,6 +239,12 @@ struct pc__control_page {
  * disjoint), zeros up to the next block boundary, then the blocks in the order of the runs. A file
  * of exactly data_offset + n_blocks * 4 KiB, fixed once it is staged. */
 #define PC__LAYER_MAGIC 0x3152594c43ull
+/* The blocks are a delta: what they were XOR what they are. They are no version's content, and nothing may
+ * take them for that; the home XORs them with the version before. */
+#define PC__LAYER_DELTA 1u
+/* Made of a delta by the home: content as any other's, but for blocks that are lost, which it lacks. So it
+ * may have no block at all. It never leaves its home and its keeper. */
+#define PC__LAYER_MADE_WHOLE 2u
 struct pc__layer_head {
     uint64_t magic;
     uint64_t region;
@@ -247,7 +253,7 @@ struct pc__layer_head {
     uint64_t n_blocks;
     uint64_t data_offset;  /* in bytes; a multiple of the block */
     uint32_t n_runs;
-    uint32_t reserved;
+    uint32_t flags;        /* PC__LAYER_DELTA or PC__LAYER_MADE_WHOLE, or 0 */
 };
 static_assert(sizeof(struct pc__layer_head) == 56, "layer");
 static inline uint64_t pc__layer_data_offset(uint64_t n_runs)

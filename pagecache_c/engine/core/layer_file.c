@@ -83,7 +83,7 @@ int pc__layer_open(int fd, uint64_t bytes, uint64_t region, uint64_t commit_id,
         rc = pc__layer_parse(layer->map, bytes, bytes, 0, &head, &layer->runs);
     if (!rc && (head.region != region || head.commit_id != commit_id))
         rc = pc__fail(PC_ERR_PROTOCOL, "a layer of another commit");
-    if (!rc && !(layer->positions = calloc(head.n_runs, sizeof *layer->positions)))
+    if (!rc && !(layer->positions = calloc(head.n_runs + 1u, sizeof *layer->positions)))
         rc = pc__fail(PC_ERR_NO_MEMORY, "a layer's index");
     if (rc) {
         unmap(layer);
@@ -92,6 +92,7 @@ int pc__layer_open(int fd, uint64_t bytes, uint64_t region, uint64_t commit_id,
     layer->data_offset = head.data_offset;
     layer->n_blocks = head.n_blocks;
     layer->n_runs = head.n_runs;
+    layer->flags = head.flags;
     for (uint32_t i = 1; i < head.n_runs; i++)
         layer->positions[i] = layer->positions[i - 1] + layer->runs[i - 1].n_blocks;
     *out = layer;

@@ -104,6 +104,8 @@ struct pc__layer {
     uint64_t *positions;           /* of each run's first block among the data */
     uint64_t data_offset, n_blocks;
     uint32_t n_runs;
+    uint32_t flags;                /* PC__LAYER_DELTA, ... (wire.h) */
+    bool unheard;                  /* made whole here: the keeper has not said that it has it */
     _Atomic uint32_t refs;         /* its list, each reply that sends of it */
     uint64_t owner;                /* staged: pc__layer_owner of its session, or 0 */
     uint64_t ask_at_ns;            /* staged: when to ask what became of it */

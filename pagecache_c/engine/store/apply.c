@@ -1,6 +1,6 @@
 /* apply.c - the worker: a thread that brings published layers into their homes.
  *
- * One layer of version v + 1, where v is applied:
+ * One layer of version v + 1, where v is applied (a delta is made whole first: parity.c):
  *   1. the blocks that it replaces go to the history, as the record of v; from then on whoever
  *      resolves v finds them there, and v + 1 in the layer: nobody new looks at what will change;
  *   2. the epoch turns, and whoever may still look at the store leaves (replies on their way). The
@@ -37,10 +37,6 @@
 #define RETRY_NS 1000000000ull /* of a region that failed */
 #define LAYERS_A_TURN 16 /* then other regions, and who waits for this one, get theirs */
 #define PATIENCE_NS 20000000ull /* with readers; then other regions get their turn */
-
-/* 1 and less are a step's results; BUSY: readers or the keeper hold it up, and the last of those, or
- * what the keeper heard, queues the region again. */
-#define BUSY 2
 
 /* ------------------------------------------------------------------- queue */
 
@@ -96,7 +92,7 @@ static bool nap(struct pc__worker *worker, uint64_t n_ns)
 }
 
 /* Under region.lock, which it drops and takes: waits a little for readers of this epoch and of those
- * before it. 1: they are gone; BUSY: not yet; negative: the engine stops.
+ * before it. 1: they are gone; PC__BUSY: not yet; negative: the engine stops.
  * Connections that stall are closed after fetch_timeout, and with them their replies. */
 static int readers_leave(struct pc_engine *engine, struct pc__region *region,
                          struct pc__home *home, uint64_t epoch)
@@ -106,7 +102,7 @@ static int readers_leave(struct pc_engine *engine, struct pc__region *region,
         now = pc__now_ns();
         home->held_up |= now >= until;
         if (home->held_up)
-            return BUSY;
+            return PC__BUSY;
         pthread_mutex_unlock(&region->lock);
         bool goes_on = nap(&engine->worker, until - now);
         pthread_mutex_lock(&region->lock);
@@ -117,7 +113,7 @@ static int readers_leave(struct pc_engine *engine, struct pc__region *region,
     return 1;
 }
 
-/* What was replaced goes once nobody looks at it any more. 1, BUSY or negative, as above. */
+/* What was replaced goes once nobody looks at it any more. 1, PC__BUSY or negative, as above. */
 static int let_go(struct pc_engine *engine, struct pc__region *region, struct pc__home *home)
 {
     pthread_mutex_lock(&region->lock);
@@ -266,7 +262,7 @@ static void change_heard(void *arg, int rc, bool cancelled)
     free(change);
 }
 
-/* Under region.lock. PC_OK: heard; BUSY: change_heard is called. */
+/* Under region.lock. PC_OK: heard; PC__BUSY: change_heard is called. */
 static int say_change(struct pc_engine *engine, struct pc__region *region, struct pc__home *home)
 {
     struct pc__kept kept = pc__kept_of(region, PC__KEPT_HOME, home->base.inode, home->base.version);
@@ -284,11 +280,11 @@ static int say_change(struct pc_engine *engine, struct pc__region *region, struc
         pc__ref_take(&region->refs); /* which change_heard drops */
     else
         free(change);
-    return rc == 1 ? BUSY : rc;
+    return rc == 1 ? PC__BUSY : rc;
 }
 
 /* That the base is being changed is heard before it is: else the next server would take it for whole.
- * 1: it may change now; 0: the home has moved away; BUSY: not heard yet; negative. A slow keeper holds up this region alone: who
+ * 1: it may change now; 0: the home has moved away; PC__BUSY: not heard yet; negative. A slow keeper holds up this region alone: who
  * opens it meanwhile takes a fork. */
 static int may_change_base(struct pc_engine *engine, struct pc__region *region,
                            struct pc__home *home)
@@ -301,7 +297,7 @@ static int may_change_base(struct pc_engine *engine, struct pc__region *region,
     home->change_rc = PC_OK;
     const bool failed = rc != PC_OK;
     if (stays && !failed && home->change_said)
-        rc = BUSY;
+        rc = PC__BUSY;
     else if (stays && !failed && !home->change_heard)
         rc = say_change(engine, region, home);
     pthread_mutex_unlock(&region->lock);
@@ -375,10 +371,13 @@ static struct pc__layer *next_layer(const struct pc__region *region, struct pc__
     return none ? NULL : pc__of(home->pending.next, struct pc__layer, link);
 }
 
-/* Applies the next layer. 1: done; 0: there is none, or the home has moved away; BUSY; negative: to be
+/* Applies the next layer. 1: done; 0: there is none, or the home has moved away; PC__BUSY; negative: to be
  * tried again. */
 static int apply_next(struct pc_engine *engine, struct pc__region *region, struct pc__home *home)
 {
+    int rc = pc__delta_make_whole(engine, region, home);
+    if (rc != 1)
+        return rc;
     pthread_mutex_lock(&region->lock);
     struct pc__layer *layer = next_layer(region, home);
     bool to_base = layer && home->overlay.memfd < 0 && !pc__home_base_leased(engine, region, layer->version);
@@ -389,7 +388,7 @@ static int apply_next(struct pc_engine *engine, struct pc__region *region, struc
     pthread_mutex_unlock(&region->lock);
     if (!layer)
         return 0;
-    int rc = keep_old(engine, region, home, layer);
+    rc = keep_old(engine, region, home, layer);
     if (rc)
         return rc;
     pthread_mutex_lock(&region->lock);
@@ -469,7 +468,7 @@ static int note_overlay(struct pc__home *home)
     return PC_OK;
 }
 
-/* 1: done, or nothing to do; 0: the home has moved away; BUSY; negative: to be tried again. */
+/* 1: done, or nothing to do; 0: the home has moved away; PC__BUSY; negative: to be tried again. */
 static int fold(struct pc_engine *engine, struct pc__region *region, struct pc__home *home)
 {
     pthread_mutex_lock(&region->lock);

@@ -3,7 +3,8 @@
  *   base      a memfd at version B. Processes of this node map it as it is, without a trap.
  *   overlay   the blocks that changed in (B, applied], while somebody leases B, or while the base
  *             lies in somebody else's memory. Nobody maps it.
- *   pending   layers of (applied, latest]: published, not applied yet.
+ *   pending   layers of (applied, latest]: published, not applied yet. Of a delta the block is what the
+ *             version before has, XORed with it.
  *   history   what versions below `applied` had in the blocks that later ones replaced.
  *
  * A block of version v is in the newest pending layer <= v that has it; else, for a v that is past,
@@ -19,6 +20,7 @@
  */
 #include "engine/core/core.h"
 #include "engine/store/store.h"
+#include "kernels/xor.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -373,6 +375,10 @@ static bool of_pending(const struct pc__home *home, uint64_t version, uint64_t b
         if (layer->version > version)
             continue;
         at = pc__layer_find(layer, block, &n);
+        if (at != UINT64_MAX && layer->flags & PC__LAYER_DELTA) {
+            *out = (struct pc__home_part){.kind = PC__HOME_DELTA, .n_blocks = 1, .memfd = -1};
+            return true;
+        }
         if (at != UINT64_MAX) {
             uint64_t offset = layer->data_offset + (at << PC_BLOCK_SHIFT);
             *out = (struct pc__home_part){.kind = PC__HOME_MEMORY,
@@ -387,14 +393,49 @@ static bool of_pending(const struct pc__home *home, uint64_t version, uint64_t b
     return false;
 }
 
+/* The newest layer of (applied, version] that has the block and comes before `before` (NULL: the end), and
+ * its bytes; or NULL. */
+static const struct pc__layer *pending_before(const struct pc__home *home,
+                                              const struct pc__layer *before, uint64_t version,
+                                              uint64_t block, const uint8_t **bytes)
+{
+    const struct pc__link *link = before ? before->link.prev : home->pending.prev;
+    for (; link != &home->pending; link = link->prev) {
+        const struct pc__layer *layer = pc__of((struct pc__link *)(uintptr_t)link, struct pc__layer, link);
+        uint64_t n, at = layer->version > version ? UINT64_MAX : pc__layer_find(layer, block, &n);
+        if (at == UINT64_MAX)
+            continue;
+        *bytes = layer->map + layer->data_offset + (at << PC_BLOCK_SHIFT);
+        return layer;
+    }
+    return NULL;
+}
+
+/* Whether deltas are all that there is of the block since it was lost: they do not heal it. */
+static bool delta_of_lost(const struct pc__home *home, uint64_t version, uint64_t block)
+{
+    const struct pc__layer *layer = NULL;
+    const uint8_t *bytes;
+    uint64_t n = 1;
+    if (!home->lost)
+        return false;
+    while ((layer = pending_before(home, layer, version, block, &bytes)))
+        if (!(layer->flags & PC__LAYER_DELTA))
+            return false;
+    return pc__lost_at(home->lost, home->applied, block, &n);
+}
+
 struct pc__home_part pc__home_resolve(struct pc_engine *engine, const struct pc__region *region,
                                       const struct pc__home *home, uint64_t version,
                                       uint64_t block, uint64_t n)
 {
     struct pc__home_part part;
     uint64_t limit = block + n;
-    if (version > home->applied && of_pending(home, version, block, &limit, &part))
+    if (version > home->applied && of_pending(home, version, block, &limit, &part)) {
+        if (part.kind == PC__HOME_DELTA && delta_of_lost(home, version, block))
+            part.kind = PC__HOME_LOST;
         return part;
+    }
     if (home->lost) { /* before the history: for versions before the first it has nothing that was ours */
         n = limit - block;
         if (pc__lost_at(home->lost, version, block, &n))
@@ -419,15 +460,56 @@ struct pc__home_part pc__home_resolve(struct pc_engine *engine, const struct pc_
 }
 
 /* A record that is dropped raises the floor in the same moment: whoever missed it sees that here. */
+static int knows(const struct pc_engine *engine, const struct pc__region *region,
+                 const struct pc__home *home, uint64_t version)
+{
+    if (version > home->latest)
+        return PC_ERR_NO_VERSION;
+    if (version < home->history_from &&
+        version < pc__history_floor(engine->history, region->id, home->history_from))
+        return PC_ERR_EXPIRED;
+    return PC_OK;
+}
+
 int pc__home_knows(const struct pc_engine *engine, const struct pc__region *region,
                    uint64_t version)
 {
-    if (version > region->home->latest)
-        return PC_ERR_NO_VERSION;
-    if (version < region->home->history_from &&
-        version < pc__history_floor(engine->history, region->id, region->home->history_from))
-        return PC_ERR_EXPIRED;
-    return PC_OK;
+    return knows(engine, region, region->home, version);
+}
+
+/* What the layers from there on are to be XORed with, and those. A delta goes when the worker has made it
+ * whole: so it is looked at under region.lock. Since it was resolved it may have been applied, even. */
+static int compose_delta(struct pc_engine *engine, struct pc__region *region,
+                         const struct pc__home *home, uint64_t version, uint64_t block, uint8_t *out)
+{
+    const struct pc__layer *layer = NULL;
+    const uint8_t *bytes;
+    uint8_t below[PC_BLOCK_BYTES];
+    struct pc__home_part part = {.kind = PC__HOME_ZEROS};
+    bool whole = false;
+    int rc = PC_OK;
+    memset(out, 0, PC_BLOCK_BYTES);
+    pthread_mutex_lock(&region->lock);
+    while (!whole && (layer = pending_before(home, layer, version, block, &bytes))) {
+        pc__xor(out, out, bytes, PC_BLOCK_BYTES);
+        whole = !(layer->flags & PC__LAYER_DELTA);
+    }
+    version = version < home->applied ? version : home->applied;
+    if (!whole) {
+        part = pc__home_resolve(engine, region, home, version, block, 1);
+        rc = knows(engine, region, home, version);
+    }
+    if (!rc && part.kind == PC__HOME_MEMORY)
+        pc__xor(out, out, part.bytes, PC_BLOCK_BYTES);
+    pthread_mutex_unlock(&region->lock);
+    if (rc || part.kind == PC__HOME_MEMORY || part.kind == PC__HOME_ZEROS)
+        return rc;
+    rc = part.kind == PC__HOME_LOST
+             ? PC_ERR_HOME_LOST
+             : pc__home_compose(engine, region, home, version, part.kind, block, below);
+    if (!rc)
+        pc__xor(out, out, below, PC_BLOCK_BYTES);
+    return rc;
 }
 
 int pc__home_compose(struct pc_engine *engine, struct pc__region *region,
@@ -438,6 +520,8 @@ int pc__home_compose(struct pc_engine *engine, struct pc__region *region,
         compose_base(home, block, out);
         return PC_OK;
     }
+    if (kind == PC__HOME_DELTA)
+        return compose_delta(engine, region, home, version, block, out);
     pthread_mutex_lock(&region->lock);
     uint64_t before = home->history_from;
     pthread_mutex_unlock(&region->lock);

@@ -38,7 +38,7 @@ static struct pc__layer *find(struct pc_engine *engine, uint64_t region, uint64_
     return NULL;
 }
 
-static int keep_layer(struct pc_engine *engine, const struct pc__layer *layer)
+int pc__layer_keep(struct pc_engine *engine, const struct pc__layer *layer)
 {
     const struct pc__kept kept = {.region = layer->region,
                                   .version = layer->version,
@@ -92,7 +92,7 @@ int pc__layer_keep_again(struct pc_engine *engine, uint64_t region, uint64_t com
     pthread_mutex_lock(&engine->lock);
     const struct pc__layer *layer = find(engine, region, commit_id);
     pthread_mutex_unlock(&engine->lock);
-    int rc = layer ? keep_layer(engine, layer) : PC_OK;
+    int rc = layer ? pc__layer_keep(engine, layer) : PC_OK;
     pthread_mutex_unlock(&engine->publish_lock);
     return rc;
 }
@@ -104,6 +104,10 @@ int pc__layer_stage(struct pc_engine *engine, uint64_t region, uint64_t commit_i
     int rc = pc__layer_open(fd, bytes, region, commit_id, &layer);
     if (rc)
         return rc;
+    if (layer->flags & PC__LAYER_MADE_WHOLE) {
+        pc__layer_put(layer);
+        return pc__fail(PC_ERR_PROTOCOL, "a layer that only its home makes");
+    }
     layer->owner = owner;
     pthread_mutex_lock(&engine->lock);
     bool again = stays(engine, layer);
@@ -112,13 +116,25 @@ int pc__layer_stage(struct pc_engine *engine, uint64_t region, uint64_t commit_i
         pc__layer_put(layer);
         return pc__layer_keep_again(engine, region, commit_id);
     }
-    rc = keep_layer(engine, layer); /* before anybody can publish it */
+    rc = pc__layer_keep(engine, layer); /* before anybody can publish it */
     if (rc) {
         pc__unkeep(engine, layer->inode, false);
         pc__layer_put(layer);
         return rc;
     }
     return add_staged(engine, layer, engine->stage_timeout_ns);
+}
+
+/* Made whole, and the server died before the delta was gone. Where that comes second, it does not stay. */
+static void drop_delta(struct pc_engine *engine, const struct pc__layer *whole)
+{
+    pthread_mutex_lock(&engine->lock);
+    struct pc__layer *delta = find(engine, whole->region, whole->commit_id);
+    if (delta)
+        pc__link_remove(&delta->link);
+    pthread_mutex_unlock(&engine->lock);
+    if (delta)
+        pc__layer_end(engine, delta);
 }
 
 int pc__layer_adopt(struct pc_engine *engine, const struct pc__kept *kept, int fd)
@@ -130,6 +146,8 @@ int pc__layer_adopt(struct pc_engine *engine, const struct pc__kept *kept, int f
         return PC_OK;
     }
     layer->version = kept->version;
+    if (layer->flags & PC__LAYER_MADE_WHOLE)
+        drop_delta(engine, layer);
     return add_staged(engine, layer,
                       engine->stage_timeout_ns < ASK_ADOPTED_NS ? engine->stage_timeout_ns
                                                                 : ASK_ADOPTED_NS);
@@ -242,6 +260,8 @@ static struct pc__layer *take_next(struct pc_engine *engine, uint64_t region, ui
 
 static bool lies_in(const struct pc__layer *layer, uint64_t n_blocks)
 {
+    if (!layer->n_runs)
+        return true;
     const struct pc_run *last = &layer->runs[layer->n_runs - 1];
     return last->first_block + last->n_blocks <= n_blocks;
 }
@@ -331,7 +351,8 @@ static int publish(struct pc_engine *engine, struct pc__region *region, uint64_t
                  : PC_OK;
     } else if (!is_home || !is_new) { /* its home pulled it, or it is known */
         struct pc__layer *layer = take_out(engine, id, commit_id);
-        if (layer && !is_home && lies_in(layer, used_blocks))
+        const bool is_content = layer && !(layer->flags & PC__LAYER_DELTA);
+        if (is_content && !is_home && lies_in(layer, used_blocks))
             pc__retained_add(engine, layer, version); /* the home may be lost before anybody reads it */
         else if (layer)
             pc__layer_end(engine, layer);
@@ -345,7 +366,7 @@ static int publish(struct pc_engine *engine, struct pc__region *region, uint64_t
         }
         pthread_mutex_unlock(&engine->lock);
         if (layer) {
-            (void)keep_layer(engine, layer); /* says the version; else the next server asks for it */
+            (void)pc__layer_keep(engine, layer); /* says the version; else the next server asks for it */
             pc__layer_put(layer);
             take_published(engine, region);
             pthread_mutex_lock(&region->lock);

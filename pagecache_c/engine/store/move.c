@@ -321,7 +321,10 @@ PC_API int pc_engine_rebuild_take_record(pc_engine *engine, uint64_t id, int fd,
     if (!rc && !record.layer)
         rc = pc__fail(PC_ERR_NO_VERSION, "nothing is staged for variable %llu",
                       (unsigned long long)id);
-    const struct pc_run *last = record.layer ? &record.layer->runs[record.layer->n_runs - 1] : NULL;
+    if (!rc && record.layer->flags)
+        rc = pc__fail(PC_ERR_PROTOCOL, "a delta of variable %llu has no content",
+                      (unsigned long long)id);
+    const struct pc_run *last = !rc ? &record.layer->runs[record.layer->n_runs - 1] : NULL;
     if (!rc && last->first_block + last->n_blocks > region->n_blocks)
         rc = pc__fail(PC_ERR_RANGE, "blocks outside of the region");
     if (!rc && (rc = pc__worker_do(engine, append_record, &record)))

@@ -484,6 +484,9 @@ PC_API int pc_engine_rebuild_take(pc_engine *engine, uint64_t id, int fd, uint64
     if (!rc && !layer)
         rc = pc__fail(PC_ERR_NO_VERSION, "nothing is staged for variable %llu",
                       (unsigned long long)id);
+    if (!rc && layer->flags)
+        rc = pc__fail(PC_ERR_PROTOCOL, "a delta of variable %llu has no content",
+                      (unsigned long long)id);
     if (!rc) /* should another attempt begin meanwhile, fd is not of that, and the seal is refused */
         rc = write_layer(layer, region->n_blocks, fd);
     if (!rc)

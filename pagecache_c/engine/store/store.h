@@ -79,6 +79,7 @@ bool pc__home_is_behind(const struct pc__home *home);
 /* Where the blocks of a version are. Describes up to n blocks from block on that are alike. */
 enum pc__home_kind {
     PC__HOME_ZEROS, PC__HOME_MEMORY, PC__HOME_MIXED, PC__HOME_HISTORY,
+    PC__HOME_DELTA,                /* a pending layer has what it is to be XORed with */
     PC__HOME_LOST                  /* no server had it when the home was rebuilt, and none of its versions
                                       up to this one wrote it */
 };
@@ -96,7 +97,7 @@ struct pc__home_part pc__home_resolve(struct pc_engine *engine, const struct pc_
  * PC_OK, PC_ERR_NO_VERSION (none such, or not heard of yet) or PC_ERR_EXPIRED. */
 int pc__home_knows(const struct pc_engine *engine, const struct pc__region *region,
                    uint64_t version);
-/* One block of kind MIXED or HISTORY, composed. Needs no lock, while held. */
+/* One block of kind MIXED, HISTORY or DELTA, composed. Needs no lock, while held. */
 int pc__home_compose(struct pc_engine *engine, struct pc__region *region,
                      const struct pc__home *home, uint64_t version, enum pc__home_kind kind,
                      uint64_t block, uint8_t *out);
@@ -173,7 +174,13 @@ int pc__move_adopt_base(struct pc_engine *engine, struct pc__region *region,
 /* region.c: of a base that is adopted, whether blocks of it are lost. */
 int pc__region_adopt_notes(struct pc__home *home, const struct pc__kept *kept);
 
+/* parity.c: layers that are deltas, or are made of several. */
+/* A step of the worker: 1: the next layer of the home, if there is one, is no delta, and the keeper has it.
+ * 0: the home has moved away. PC__BUSY: the keeper has not said so yet. Negative: to be tried again. */
+int pc__delta_make_whole(struct pc_engine *engine, struct pc__region *region, struct pc__home *home);
+
 /* layer.c */
+int pc__layer_keep(struct pc_engine *engine, const struct pc__layer *layer);
 /* Owns fd. owner: pc__layer_owner of the client, or 0. */
 int pc__layer_stage(struct pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t bytes,
                     int fd, uint64_t owner);
@@ -209,6 +216,9 @@ size_t pc__retained_versions(struct pc_engine *engine, uint64_t region, uint64_t
 void pc__retained_close(struct pc_engine *engine);
 
 /* apply.c */
+/* 1 and less are a step's results; BUSY: readers or the keeper hold it up, and the last of those, or
+ * what the keeper heard, queues the region again. */
+#define PC__BUSY 2
 #define PC__PENDING_MOST_BYTES (256ull << 20) /* published and not applied: writers wait beyond it */
 int pc__worker_start(struct pc_engine *engine);
 void pc__worker_stop(struct pc_engine *engine);

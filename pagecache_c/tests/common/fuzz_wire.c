@@ -187,7 +187,8 @@ static void try_layer(const uint8_t *bytes, size_t n_bytes, uint64_t region_bloc
         return;
     must((const uint8_t *)runs == bytes + sizeof layer_bytes + sizeof head);
     must(sizeof head + head.n_runs * sizeof *runs <= n_bytes - sizeof layer_bytes);
-    must(head.n_runs >= 1 && head.region != 0 && head.commit_id != 0 && head.reserved == 0);
+    must(head.region != 0 && head.commit_id != 0 && head.flags <= PC__LAYER_MADE_WHOLE);
+    must(head.n_runs >= 1 || head.flags == PC__LAYER_MADE_WHOLE);
     must(head.data_offset >= sizeof head + head.n_runs * sizeof *runs);
     for (uint32_t i = 0; i < head.n_runs; i++) {
         must(runs[i].n_blocks > 0 && runs[i].first_block >= end);

@@ -94,7 +94,11 @@ static const struct {
     {"one run fewer", AT(head.n_runs), 4, LAYER_RUNS - 1, PC_ERR_PROTOCOL},
     {"one run more", AT(head.n_runs), 4, LAYER_RUNS + 1, PC_ERR_PROTOCOL},
     {"4 G runs", AT(head.n_runs), 4, UINT32_MAX, PC_ERR_PROTOCOL},
-    {"reserved", AT(head.reserved), 4, 1, PC_ERR_PROTOCOL},
+    {"a delta", AT(head.flags), 4, PC__LAYER_DELTA, PC_OK},
+    {"made whole", AT(head.flags), 4, PC__LAYER_MADE_WHOLE, PC_OK},
+    {"both", AT(head.flags), 4, PC__LAYER_DELTA | PC__LAYER_MADE_WHOLE, PC_ERR_PROTOCOL},
+    {"a flag that is none", AT(head.flags), 4, 4, PC_ERR_PROTOCOL},
+    {"all flags", AT(head.flags), 4, UINT32_MAX, PC_ERR_PROTOCOL},
     {"an empty run", AT(runs[1].n_blocks), 8, 0, PC_ERR_PROTOCOL},
     {"runs that overlap", AT(runs[1].first_block), 8, 1, PC_ERR_PROTOCOL},
     {"runs apart", AT(runs[1].first_block), 8, 3, PC_OK},
@@ -131,10 +135,31 @@ static void test_layer_breakages(void)
               PC_ERR_PROTOCOL, "runs that are not there");
 }
 
+/* Of a delta of lost blocks nothing is left. */
+static void test_empty_layer(void)
+{
+    struct layer layer = sound_layer();
+    layer.head.n_runs = 0;
+    layer.head.n_blocks = 0;
+    layer.head.flags = PC__LAYER_MADE_WHOLE;
+    CHECK(parse_layer(&layer, sizeof layer.head, PC_BLOCK_BYTES, 0) == PC_OK, "made whole");
+    CHECK(parse_layer(&layer, sizeof layer.head, 2 * PC_BLOCK_BYTES, 0) == PC_ERR_PROTOCOL,
+          "with a block");
+    layer.head.n_blocks = 1;
+    CHECK(parse_layer(&layer, sizeof layer.head, 2 * PC_BLOCK_BYTES, 0) == PC_ERR_PROTOCOL,
+          "with a block in no run");
+    layer.head.n_blocks = 0;
+    layer.head.flags = PC__LAYER_DELTA;
+    CHECK(parse_layer(&layer, sizeof layer.head, PC_BLOCK_BYTES, 0) == PC_ERR_PROTOCOL, "a delta");
+    layer.head.flags = 0;
+    CHECK(parse_layer(&layer, sizeof layer.head, PC_BLOCK_BYTES, 0) == PC_ERR_PROTOCOL, "content");
+}
+
 int main(void)
 {
     make_arena();
     test_layer();
+    test_empty_layer();
     test_layer_breakages();
     return test_result();
 }

@@ -25,12 +25,14 @@ STANDS_ON: Mapping[str, tuple[str, ...]] = {
     "history": ("common",),
     "ring": ("common", "kernels"),
     "trap": ("common",),
-    "client": ("common", "trap"),
+    "client": ("common", "kernels", "trap"),
     "client/mapping": ("common", "trap", "client"),
     "engine/keeper": ("common",),
     "engine/core": ("common", "history", "engine/keeper"),
     "engine/cache": ("common", "engine/core"),
-    "engine/store": ("common", "history", "engine/keeper", "engine/core", "engine/cache"),
+    "engine/store": (
+        "common", "kernels", "history", "engine/keeper", "engine/core", "engine/cache",
+    ),
     "engine/miss": ("common", "engine/core", "engine/cache", "engine/store"),
     "engine/serve": ("common", "engine/core", "engine/cache", "engine/store", "engine/miss"),
     "engine/local": (
