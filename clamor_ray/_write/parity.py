@@ -6,14 +6,12 @@ there are copies it says the new bytes. (Camelot, section 3.5, without its reads
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 from pyroaring import BitMap
 
-from clamor_ray import errors
 from clamor_ray._native.base import Runs
 from clamor_ray._native.client import ParityMember
 from clamor_ray._native.pieced_client import Part, PiecedClient
@@ -44,36 +42,19 @@ class ParityPart(NamedTuple):
                 blocks.add_range(first, first + n_blocks)
         return np.array(block_sets.runs(blocks), np.uint64).reshape(-1, 2)
 
-    def stage(
-        self, client: PiecedClient, begin: GlobalRef[object], commit_id: int, timeout_s: float
-    ) -> int:
+    def stage(self, client: PiecedClient, commit_id: int, timeout_s: float) -> int:
         """Copies what changes to this node's page server.
 
         Returns:
             Its id.
 
         Raises:
-            See `Client.stage`, and `Client.map`: the old bytes that are not on this node are
-            fetched.
+            See `Client.stage_parity`.
         """
-        with contextlib.ExitStack() as stack:
-            members = []
-            for part in self.parts:
-                old = 0 if self.is_copy else stack.enter_context(_old_bytes(client, begin, part))
-                members.append(ParityMember(part.mapping_id, old, part.runs))
-            return client.stage_parity(self.region, commit_id, members, timeout_s=timeout_s)
-
-
-@contextlib.contextmanager
-def _old_bytes(client: PiecedClient, begin: GlobalRef[object], part: Part) -> Iterator[int]:
-    """A mapping of the version that a transaction began at."""
-    piece = next(each for each in begin._piece_versions() if each.region == part.region)
-    mapping = client.map(*piece)
-    try:
-        yield mapping.id
-    finally:
-        with contextlib.suppress(errors.ClamorError):
-            client.unmap(mapping.id)
+        members = [ParityMember(part.mapping_id, part.runs) for part in self.parts]
+        return client.stage_parity(
+            self.region, commit_id, members, delta=not self.is_copy, timeout_s=timeout_s
+        ).server_id
 
 
 def parities_of(begin: GlobalRef[object], parts: Iterable[Part]) -> tuple[ParityPart, ...]:

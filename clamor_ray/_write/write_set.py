@@ -159,7 +159,7 @@ class Change:
             for part in self.parts
         }
         for each in self.parities:
-            staged_at[each.region] = each.stage(client, self.entry.begin, commit_id, timeout_s)
+            staged_at[each.region] = each.stage(client, commit_id, timeout_s)
         return staged_at
 
     def resolve(self, client: PiecedClient, commit_id: int, versions: Mapping[int, int]) -> None:

@@ -329,9 +329,9 @@ def test_what_fails_for_long_is_put_off_and_no_verdict(
         if fails:
             raise failure
 
-    def full(record: RegionRecord, version: int, lost: LostBlocks | None) -> None:
+    def full(record: RegionRecord, version: int, lost: LostBlocks | None, **more: Any) -> None:
         fail()
-        rehome(record, version, lost)
+        rehome(record, version, lost, **more)
 
     async def work() -> None:
         nonlocal fails
@@ -759,7 +759,7 @@ def test_what_is_no_load_any_more(world: World) -> None:
         world.servers.cached = {PEER: [(1, ALL)]}
         rehome, n_calls = world.journal.rehome, []
 
-        def full_once(record: RegionRecord, *rest: Any) -> None:
+        def full_once(record: RegionRecord, *rest: Any, **more: Any) -> None:
             n_calls.append(record.region)
             if len(n_calls) == 1:
                 raise errors.JournalFullError("The disk is full.")
