@@ -106,6 +106,7 @@ from clamor_ray.actors.window.address_space import AddressSpace
 logger = logging.getLogger("clamor_ray.registry")
 
 SPREAD_START_S = 15.0  # for page servers of nodes that a variable is spread over
+GROUPS_START_S = 45.0  # the same, where that says how many nodes may be lost
 
 
 def create_registry(
@@ -529,12 +530,13 @@ class Registry:
         anchors = self._anchors.make(n_anchors) if n_anchors else []
         return CreatedPieces(whole, tuple(pieces), homes, anchors)
 
-    async def spread_over(self, node_id: str) -> int:
+    async def spread_over(self, node_id: str, for_groups: bool = False) -> int:
         """How many page servers there are for a variable's pieces, once each living node has its
         own."""
         alive = await self._servers.check_alive(node_id)
         leaving = self._announced.announced
-        await self._servers.ensure_at(alive - leaving, SPREAD_START_S)
+        wait_s = GROUPS_START_S if for_groups else SPREAD_START_S
+        await self._servers.ensure_at(alive - leaving, wait_s)
         return len(self._drains.others(0))
 
     async def repair_of(self, region: int, version: int) -> RepairSet | None:

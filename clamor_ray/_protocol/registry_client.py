@@ -108,8 +108,8 @@ class RegistryClient:
     ) -> Created:
         return self._ask("create_counted", length_bytes, node_id, request_id, n_anchors)
 
-    def spread_over(self, node_id: str) -> int:
-        return self._ask("spread_over", node_id)
+    def spread_over(self, node_id: str, for_groups: bool = False) -> int:
+        return self._ask("spread_over", node_id, for_groups)
 
     def create_pieces(
         self,

@@ -166,7 +166,8 @@ class Creator:
         while True:
             try:
                 if level is not None:
-                    n_servers = self._rpc.spread_over(self._node_id)
+                    for_groups = level.n_nodes > 1
+                    n_servers = self._rpc.spread_over(self._node_id, for_groups)
                     shape = level.shape(n_servers)
                     piece_bytes = piece_bytes_of(plan.region_bytes, n_servers, shape.width)
                     if piece_bytes < plan.region_bytes or shape.width:
