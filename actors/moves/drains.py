@@ -239,7 +239,8 @@ class Drains:
 
     def _begin(self, drain: _Drain, region: int) -> None:
         refused = drain.refused.setdefault(region, set())
-        taker = least_loaded(self.others(drain.server_id), drain.load_bytes, refused)
+        left = [each for each in self.others(drain.server_id) if each not in refused]
+        taker = least_loaded(self._core.apart(region, left), drain.load_bytes)
         if taker is None:
             drain.why = drain.why if refused else "there is no other node any more"
             refused.clear()  # they may have room by and by

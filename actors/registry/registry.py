@@ -81,6 +81,7 @@ from clamor_ray.actors.moves.drains import Drains
 from clamor_ray.actors.moves.idle_nodes import IdleNodes
 from clamor_ray.actors.moves.moves import Moves
 from clamor_ray.actors.moves.placements import Placements
+from clamor_ray.actors.moves.separations import Separations
 from clamor_ray.actors.moves.switches import Switches
 from clamor_ray.actors.page_server.page_server import session_directory
 from clamor_ray.actors.process import keeper_process, oom_score, starting
@@ -231,8 +232,13 @@ class Registry:
             label=label,
             rows=log,
         )
+
+        def has_more(server_id: int) -> None:
+            lineage.server_here(server_id)
+            self._separations.look()
+
         rebuilds = self._rebuilds = Rebuilds(
-            *(core, log, journal, homes, lineage.server_here, losses, unheard),
+            *(core, log, journal, homes, has_more, losses, unheard),
             lambda server_id: self._drains.is_leaving(server_id),
         )
         self._switches = Switches(
@@ -248,6 +254,7 @@ class Registry:
         )
         self._drains = Drains(core, journal, self._moves, label)
         self._placements = Placements(core, self._moves, self._drains, label)
+        self._separations = Separations(core, self._moves, self._drains, label)
         self._versions = Versions(
             *(log, journal, commits, rebuilds, timeout_s), self._moves.check_outcome
         )
@@ -260,7 +267,7 @@ class Registry:
             late=late,
             liveness=liveness,
             ends=ends,
-            here=lineage.server_here,
+            here=has_more,
             background=background,
         )
 
@@ -358,29 +365,26 @@ class Registry:
             saved.freed_inline,
             saved.dropped,
         )
-        for number, source in saved.sources:
-            self._regions.know_source(number, source)
+        for known in saved.sources:
+            self._regions.know_source(*known)
         for info in saved.servers:
             self._servers.find_again(info)
         self._losses.update(dict(saved.lacking))
         self._names.take_back(saved.names)
         self._drains.take_back(saved.leaving)
         self._servers.take_back(saved.leaving)
-        self._departures.watch()
-        self._announced.watch()
-        self._idle_nodes.watch()
+        for service in (self._departures, self._announced, self._idle_nodes):
+            service.watch()
         self._switches.take_back(saved.givers)  # first: they tell the new homes themselves
         self._rebuilds.activate(saved.rehomed)
         self._lineage.take_back()
         self._ends.carry_out(orders)
+        self._separations.look()
         self._commits.tell_homes()
         self._commits.tidy_soon()
         if saved.servers:
-            logger.info(
-                "the journal brought back %d regions and %d page servers",
-                len(saved.regions),
-                len(saved.servers),
-            )
+            n = len(saved.regions), len(saved.servers)
+            logger.info("the journal brought back %d regions and %d page servers", *n)
 
     def __repr__(self) -> str:  # must be: see starting
         return f"Registry({self._config.job_scope})"
@@ -439,7 +443,7 @@ class Registry:
         self._is_ending = True
         self._background.close()
         self._ends.close()
-        drains = (self._idle_nodes, self._announced, self._departures)
+        drains = (self._idle_nodes, self._announced, self._departures, self._separations)
         for service in (self._commits, *drains, self._moves, self._switches, self._rebuilds):
             await service.close()
         await self._lineage.stop()

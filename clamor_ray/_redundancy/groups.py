@@ -137,9 +137,9 @@ def homes_of(groups: Groups, servers: Sequence[int], first: int, is_fixed: bool)
 
     Example:
         >>> homes_of(Groups(4, 2, 1), [10, 11, 12], 0, is_fixed=False)  # RAID-5
-        [10, 11, 12, 10, 12, 11]
+        [10, 11, 11, 12, 12, 10]
         >>> homes_of(Groups(4, 2, 1), [10, 11, 12], 0, is_fixed=True)  # RAID-4
-        [11, 12, 11, 12, 10, 10]
+        [11, 12, 12, 11, 10, 10]
         >>> homes_of(Groups(3), [10, 11, 12], 1, is_fixed=False)
         [11, 12, 10]
     """
@@ -152,7 +152,7 @@ def homes_of(groups: Groups, servers: Sequence[int], first: int, is_fixed: bool)
         parity = [servers[first % n]]
         data = [server for server in servers if server not in parity]
     for group in range(groups.n_groups):
-        begin = first + group + group // n if groups.are_copies else first + group * groups.width
+        begin = first + group + (group // n if groups.are_copies else 0)
         for j, index in enumerate(groups.data_of(group)):
             homes[index] = data[(begin + j) % len(data)]
         for j, index in enumerate(groups.parity_of(group)):
