@@ -50,7 +50,8 @@ def test_no_server_has_two_of_a_group(
     servers = list(range(100, 100 + groups.width + groups.n_parity + more))
     is_fixed &= groups.n_parity == 1
     homes = homes_of(groups, servers, first, is_fixed)
-    assert len(homes) == groups.n_regions and set(homes) <= set(servers)
+    assert len(homes) == groups.n_regions
+    assert set(homes) <= set(servers)
     for group in range(groups.n_groups):
         members = groups.members(group)
         assert len({homes[index] for index in members}) == len(members)
@@ -101,7 +102,8 @@ def test_the_xor_of_contents(given_contents: list[list[tuple[int, bytes]]]) -> N
     for parts in given_contents:
         one = np.zeros(100, np.uint8)
         apart = [  # views of a piece do not overlap
-            (at, view) for index, (at, view) in enumerate(parts)
+            (at, view)
+            for index, (at, view) in enumerate(parts)
             if not any(at < b + len(w) and b < at + len(view) for b, w in parts[:index])
         ]
         for at, view in apart:
@@ -128,8 +130,8 @@ def test_levels() -> None:
         with pytest.raises(ValueError, match="copies"):
             level_of(None, "raid1", copies)  # type: ignore[arg-type]
     for name in ("raid4", "raid5"):
-        with pytest.raises(errors.TooFewNodesError, match="needs 3 nodes.*there are 2"):
+        with pytest.raises(errors.TooFewNodesError, match=r"needs 3 nodes.*there are 2"):
             Level(name).shape(2)  # type: ignore[arg-type]
-    with pytest.raises(errors.TooFewNodesError, match="copies=4 needs 4 nodes.*there are 3"):
+    with pytest.raises(errors.TooFewNodesError, match=r"copies=4 needs 4 nodes.*there are 3"):
         Level("raid1", 4).shape(3)
     assert Level("raid5").shape(30).width == 8
