@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from pyroaring import BitMap
 
 import clamor_ray as clamor
 from clamor_ray import errors
+from clamor_ray._session import process_sessions
 from tests.cluster.test_moves_lab import on
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
@@ -134,3 +138,78 @@ def test_levels_that_need_more_nodes(lab: LocalCluster) -> None:
         clamor.put(np.ones(N), redundancy="raid6")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="copies is for"):
         clamor.put(np.ones(N), redundancy="raid5", copies=3)
+
+
+def test_the_registry_is_killed_and_then_a_node(lab: LocalCluster, victim: int) -> None:
+    model = Model(2, redundancy="raid5", name="kept")
+    model.commit(1)
+    os.kill(process_sessions.current().rpc.ping(), signal.SIGKILL)
+    model.commit()
+    lab.kill_node(victim)
+    model.check(1)
+    model.check_old()
+    found = clamor.open("kept")
+    assert np.array_equal(read_all(found), model.versions[-1])
+    model.commit(2)
+    model.check()
+    clamor.free(model.ref)
+
+
+def test_two_nodes_are_lost_at_once(lab: LocalCluster, victim: int) -> None:
+    """Only what both had of a group is lost, and who reads it is told which blocks."""
+    second = lab.add_node(num_cpus=1, object_store_memory=150 << 20)
+    content = np.arange(N)
+    ref = clamor.put(content, redundancy="raid5")
+    copies = clamor.put(content, redundancy="raid1", copies=3)
+    change(ref, [5, N - 1], -1)
+    change(copies, [5, N - 1], -1)
+    content[[5, N - 1]] = -1
+    lab.kill_node(victim)
+    lab.kill_node(second)
+    assert np.array_equal(on(1, read_all, copies), content)
+    with pytest.raises(errors.HomeLostError, match="lost"):
+        clamor.prefetch(on_this_node(ref))
+    lost = lost_blocks(ref)
+    n_blocks = -(-ref.nbytes // 4096)
+    assert 0 < len(lost) < n_blocks
+    words = np.arange(N) // 512
+    whole = ~np.isin(words, list(lost))
+    rows = np.flatnonzero(whole)[::977]
+    assert np.array_equal(clamor.gather(on_this_node(ref), rows), content[rows])
+    # A commit that writes what is lost makes it whole; its parity is not, and makes nothing.
+    with clamor.update(ref, lost=0) as array:
+        array[:] = content
+    assert np.array_equal(read_all(ref), content)
+    assert clamor.stats().degraded > 0
+    ref.free()
+    copies.free()
+
+
+def on_this_node(ref: Any) -> Any:
+    return ref.get()
+
+
+def lost_blocks(ref: Any) -> set[int]:
+    found = process_sessions.current().rpc.lost_blocks(ref._region)
+    return set(BitMap.deserialize(found.blocks)) if found is not None else set()
+
+
+def test_zeros_maps_and_small_ones(lab: LocalCluster, victim: int) -> None:
+    zeros = clamor.zeros((N // 4, 4), np.float32, redundancy="raid5")
+    small = clamor.put(np.arange(1000), redundancy="raid1")
+    inline = clamor.put([1, 2, 3], redundancy="raid5")
+    keys = np.arange(50_000)
+    m = clamor.HashMap.build(keys, keys * 2.0, redundancy="raid4")
+    clamor.add_at(zeros, [3, 3, N // 4 - 1], 1.0)
+    with clamor.update(m) as changed:
+        changed[keys[:5]] = 9.0
+    lab.kill_node(victim)
+    found = read_all(zeros)
+    assert float(found.sum()) == 12.0
+    assert float(found[3, 0]) == 2.0
+    assert np.array_equal(on(1, read_all, small), np.arange(1000))
+    assert inline.get() == [1, 2, 3]
+    assert np.array_equal(m.get(keys[3:7]), [9.0, 9.0, 10.0, 12.0])
+    with clamor.update(zeros) as array:
+        array[0] = 5
+    assert float(zeros.get()[0, 0]) == 5.0
