@@ -15,7 +15,8 @@ at a time for each. Where it fails for now (a server that gives is restarted or 
 is lost or has no room, blocks were evicted meanwhile) it begins again, ``TRIES`` times; then it is
 put off until somebody asks for the region. Blocks that are on no node, and that no source makes,
 are lost; the rest is rebuilt. Only where nothing at all is left the region is lost for good, and
-everybody gets the same ``HomeLostError``.
+everybody gets the same ``HomeLostError``. A piece of a variable is rebuilt even then, with all of
+its blocks lost: the variable's other pieces are read as before.
 
 ``AT_ONCE`` of them are under way at a time. One whose source runs, or whose new home is to be told,
 takes the time that it takes: it is not counted, and holds up no other. No page server waits for a
@@ -36,7 +37,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pyroaring import BitMap
@@ -55,10 +56,11 @@ from clamor_ray._protocol.source import CALL, Source
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.lost_homes import rebuild_plan
+from clamor_ray.actors.lost_homes.attempts import Again, Attempts
 from clamor_ray.actors.lost_homes.loss import Loss, together
 from clamor_ray.actors.lost_homes.lost_blocks import Losses, LostBlocks
 from clamor_ray.actors.lost_homes.rebuild_servers import Servers
-from clamor_ray.actors.lost_homes.repairs import Repairable, Repairs
+from clamor_ray.actors.lost_homes.repairs import Repairs
 from clamor_ray.actors.lost_homes.unheard_homes import UnheardHomes
 from clamor_ray.actors.lost_homes.watched_calls import watched
 from clamor_ray.actors.process.background import BackgroundTasks
@@ -80,31 +82,6 @@ SOURCE_S = 600.0
 COMMITS_SAID = 1000  # layers of older ones have been resolved for long
 
 _T = TypeVar("_T")
-
-
-class _Again(Exception):
-    """It failed for now; the text says why."""
-
-
-@dataclass
-class _Attempts:
-    """What the tries of one rebuild know of those before.
-
-    Args:
-        refused: Servers that had no room to be the home, since all have last been asked.
-        made: What a source is making, or has made, and for which new home.
-        heading: The new home that this try has chosen; 0: none yet.
-        failed: Why the source does not make it again: it is not asked any more.
-        group: What the others of its group make, at this try.
-        number: Of the attempt, at the new home.
-    """
-
-    refused: set[int] = field(default_factory=set)
-    made: tuple[int, list[Any]] | None = None
-    heading: int = 0
-    failed: errors.SourceError | None = None
-    group: Repairable | None = None
-    number: int = field(default_factory=lambda: secrets.randbits(63) | 1)
 
 
 class Rebuilds:
@@ -379,7 +356,7 @@ class Rebuilds:
         self._running[region] = self._background.spawn(run())
 
     async def _rebuild(self, region: int) -> None:
-        pause_s, tries, attempts = PAUSE_S, 0, _Attempts()
+        pause_s, tries, attempts = PAUSE_S, 0, Attempts()
         while tries < TRIES:
             if self._core.state(region) is not RegionState.READY or not (why := self._why(region)):
                 return
@@ -391,7 +368,7 @@ class Rebuilds:
             except errors.HomeLostError as verdict:
                 self._give_up(region, verdict)
                 return
-            except (_Again, errors.JournalFullError) as failure:
+            except (Again, errors.JournalFullError) as failure:
                 self._put_off[region] = str(failure)
             except Exception as failure:  # any: whoever waits for the region must get an answer
                 logger.exception("rebuilding variable %d", region)
@@ -417,11 +394,11 @@ class Rebuilds:
             for server_id in self._core.known_to(region):
                 self._background.spawn(self._drop_prepared(server_id, region))
 
-    async def _try(self, region: int, why: str, attempts: _Attempts) -> None:
+    async def _try(self, region: int, why: str, attempts: Attempts) -> None:
         """
         Raises:
             HomeLostError: Its blocks are nowhere, or its source cannot make them.
-            _Again, JournalFullError: It failed for now.
+            Again, JournalFullError: It failed for now.
         """
         staged: list[tuple[int, int, int]] = []
         try:
@@ -449,14 +426,14 @@ class Rebuilds:
         if now is None or self._core.state(region) is not RegionState.READY:
             return
         if now.term + 1 != record.term:
-            raise _Again("it has got another home meanwhile")
+            raise Again("it has got another home meanwhile")
         if self._servers.why_lost(plan.home) is not None or (
             self._log.newest(region) != record.version
         ):
-            raise _Again("the new home is lost too")
+            raise Again("the new home is lost too")
         servers = [info.server_id for info in self._core.servers()]
         if self._is_leaving(plan.home) and not all(map(self._is_leaving, servers)):
-            raise _Again("the new home is drained")
+            raise Again("the new home is drained")
         # No await in here: from the journal on it is the home.
         lost = self._lost_by(record, why, plan, attempts)
         self._journal.rehome(record, record.version, lost.get(region), others=lost)
@@ -472,7 +449,7 @@ class Rebuilds:
             self._activating.discard(region)
 
     async def _stage_all(
-        self, region: int, why: str, attempts: _Attempts, staged: list[tuple[int, int, int]]
+        self, region: int, why: str, attempts: Attempts, staged: list[tuple[int, int, int]]
     ) -> tuple[RegionRecord, rebuild_plan.RebuildPlan] | None:
         """What is to be done, with what others give for it staged; None: it was freed."""
         record = self._core.record_of(region)
@@ -486,13 +463,14 @@ class Rebuilds:
         plan = self._plan(record, version, holdings, attempts)
         if plan is None:
             if not attempts.refused:
-                raise _Again("no page server has joined that could be its new home")
+                raise Again("no page server has joined that could be its new home")
             attempts.refused.clear()  # they may have room by and by
-            raise _Again("no node has room to be its new home")
+            raise Again("no node has room to be its new home")
         if plan.lost and silent:
-            raise _Again("a page server that may have blocks of it does not answer")
+            raise Again("a page server that may have blocks of it does not answer")
         n_taken = sum(len(take.blocks) for take in plan.takes)
-        if plan.lost and not n_taken + len(plan.from_source) + len(plan.from_group):
+        n_made = len(plan.from_source) + len(plan.from_group)
+        if plan.lost and not n_taken + n_made and not self._is_opened_part(region):
             raise self._loss(record, why, plan, attempts).all_of_it()
         logger.info(
             "variable %d: %s; its new home is %#x, %d blocks come from its group, %d from caches "
@@ -507,6 +485,13 @@ class Rebuilds:
         self._core.lookup(region, plan.home)
         await self._stage(region, plan, staged)
         return record, plan
+
+    def _is_opened_part(self, region: int) -> bool:
+        """Whether it is a piece of a variable that can be opened: then others of its pieces may be
+        there, and nobody could open the variable without this one. A variable whose pieces are
+        being made is made again."""
+        whole = self._core.whole_of(region)
+        return whole != region and self._core.state(whole) is RegionState.READY
 
     def _runs_source(self, region: int, plan: rebuild_plan.RebuildPlan) -> bool:
         """Whether something is run for it, which takes nobody knows how long."""
@@ -548,7 +533,7 @@ class Rebuilds:
         record: RegionRecord,
         version: int,
         holdings: list[rebuild_plan.Holding],
-        attempts: _Attempts,
+        attempts: Attempts,
     ) -> rebuild_plan.RebuildPlan | None:
         region = record.region
         making_at = attempts.made[0] if attempts.made is not None else 0
@@ -583,14 +568,14 @@ class Rebuilds:
         return self._core.whole_of(region) in self._sources or region in self._shared
 
     def _loss(
-        self, record: RegionRecord, why: str, plan: rebuild_plan.RebuildPlan, attempts: _Attempts
+        self, record: RegionRecord, why: str, plan: rebuild_plan.RebuildPlan, attempts: Attempts
     ) -> Loss:
         label, n_blocks = self._log.label(record.region), -(-record.length_bytes // BLOCK_BYTES)
         has_source = self._has_source(record.region)
         return Loss(label, why, plan.lost, n_blocks, attempts.failed, has_source)
 
     def _lost_by(
-        self, record: RegionRecord, why: str, plan: rebuild_plan.RebuildPlan, attempts: _Attempts
+        self, record: RegionRecord, why: str, plan: rebuild_plan.RebuildPlan, attempts: Attempts
     ) -> dict[int, LostBlocks]:
         """What is lost of which regions when this is the home."""
         if not plan.lost:
@@ -617,12 +602,12 @@ class Rebuilds:
             staged.append((take.server_id, commit_id, layer_bytes))
 
     async def _make(
-        self, region: int, plan: rebuild_plan.RebuildPlan, attempts: _Attempts
+        self, region: int, plan: rebuild_plan.RebuildPlan, attempts: Attempts
     ) -> list[Any]:
         """What the source makes, once it is there. Takes the time that it takes.
 
         Raises:
-            _Again: The new home is lost, or the source runs still: the next try waits for it.
+            Again: The new home is lost, or the source runs still: the next try waits for it.
         """
         turn = self._sources_of.setdefault(plan.home, asyncio.Semaphore(SOURCES_AT_ONCE))
         source = self._sources.get(self._core.whole_of(region))
@@ -638,7 +623,7 @@ class Rebuilds:
             try:
                 await self._watched(plan.home, self._servers.until_made(made), SOURCE_S)
             except asyncio.TimeoutError:
-                raise _Again(f"what makes it again has not ended within {SOURCE_S:g} s") from None
+                raise Again(f"what makes it again has not ended within {SOURCE_S:g} s") from None
         return made
 
     async def _prepare(
@@ -646,7 +631,7 @@ class Rebuilds:
         record: RegionRecord,
         plan: rebuild_plan.RebuildPlan,
         takes: tuple[tuple[int, int, int], ...],
-        attempts: _Attempts,
+        attempts: Attempts,
         made: list[Any],
     ) -> None:
         order = RebuildOrder(
@@ -674,25 +659,25 @@ class Rebuilds:
             await self._needed(plan.home, call, REBUILD_S, attempts.refused)
         except errors.SourceError as failure:
             attempts.failed, attempts.made = failure, None
-            raise _Again(failure.message) from failure
-        except _Again:
+            raise Again(failure.message) from failure
+        except Again:
             attempts.made = None  # it may be what failed: for want of memory, say
             raise
 
     async def _bring(
-        self, record: RegionRecord, plan: rebuild_plan.RebuildPlan, attempts: _Attempts
+        self, record: RegionRecord, plan: rebuild_plan.RebuildPlan, attempts: Attempts
     ) -> None:
         """What its group makes: the home that is prepared has all then.
 
         Raises:
-            _Again: It failed for now.
+            Again: It failed for now.
         """
         if not plan.from_group or attempts.group is None:
             return
         try:
             await self._repairs.bring(record, plan.home, attempts.number, attempts.group)
         except Exception as failure:  # any: homes that give may be restarting, or lost
-            raise _Again(f"its group does not make it now: {failure!r}") from failure
+            raise Again(f"its group does not make it now: {failure!r}") from failure
 
     async def _activate(self, record: RegionRecord) -> None:
         """The new home serves from here on; the others are told as a favour: they ask."""
@@ -705,11 +690,11 @@ class Rebuilds:
             except errors.HomeLostError as failure:
                 if self._servers.why_lost(home) is None:
                     self._hollow[record.region] = home
-                    raise _Again("the new home has nothing of it any more") from failure
-                raise _Again("the new home is lost too") from failure
+                    raise Again("the new home has nothing of it any more") from failure
+                raise Again("the new home is lost too") from failure
             except Exception as failure:  # any: it may be restarting
                 if self._servers.why_lost(home) is not None:
-                    raise _Again("the new home is lost too") from failure
+                    raise Again("the new home is lost too") from failure
                 logger.warning("the new home %#x cannot be told yet: %r", home, failure)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MOST_S)
@@ -732,7 +717,7 @@ class Rebuilds:
             if record is not None:
                 await self._activate(self._newest(record))
             return
-        except _Again as failure:
+        except Again as failure:
             logger.warning("variable %d: %s", region, failure)
         finally:
             self._activating.discard(region)
@@ -744,10 +729,10 @@ class Rebuilds:
         """See ``watched``.
 
         Raises:
-            _Again: The server is lost.
+            Again: The server is lost.
         """
         return await watched(
-            self._servers, server_id, call, timeout_s, lambda what: _Again(f"the {what}")
+            self._servers, server_id, call, timeout_s, lambda what: Again(f"the {what}")
         )
 
     async def _needed(
@@ -757,17 +742,17 @@ class Rebuilds:
         timeout_s: float,
         refused: set[int] | None = None,
     ) -> _T:
-        """As ``_watched``; what fails for now is ``_Again``. refused: who has no room."""
+        """As ``_watched``; what fails for now is ``Again``. refused: who has no room."""
         try:
             return await self._watched(server_id, call, timeout_s)
-        except (_Again, errors.SourceError):
+        except (Again, errors.SourceError):
             raise
         except (errors.OutOfMemoryError, errors.DescriptorLimitError) as failure:
             if refused is not None:
                 refused.add(server_id)
-            raise _Again(str(failure)) from failure
+            raise Again(str(failure)) from failure
         except Exception as failure:  # any: a server that gives may be restarting, or lost
-            raise _Again(f"page server {server_id:#x}: {failure!r}") from failure
+            raise Again(f"page server {server_id:#x}: {failure!r}") from failure
 
     async def _tell(self, server_id: int, record: RegionRecord) -> None:
         try:

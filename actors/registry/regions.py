@@ -279,12 +279,14 @@ class Regions:
     def _check_pieces(self, region: int) -> None:
         """
         Raises:
-            IllegalTransition: A piece of the variable is not sealed, or its home is lost.
+            IllegalTransition: A piece of the variable is not sealed, or its home or blocks of it
+                are lost.
         """
         record = self._core.record_of(region)
         for piece in record.pieces if record else ():
             homes = self._core.homes_of(piece)
-            if not homes or any(isinstance(self._core.locate(home), ServerLost) for home in homes):
+            is_lost = any(isinstance(self._core.locate(home), ServerLost) for home in homes)
+            if not homes or is_lost or self._losses.of(piece) is not None:
                 raise IllegalTransition(
                     f"piece {piece} of {self._log.label(region)} is not made, or lost"
                 )

@@ -90,11 +90,14 @@ class Versions:
         pieces = self._log.data_of(region)
         if not pieces:
             return self._rebuilds.why_lost(region)
-        return next(filter(None, map(self._rebuilds.why_lost, pieces)), None)
+        if (verdict := next(filter(None, map(self._rebuilds.verdict, pieces)), None)) is not None:
+            return verdict
+        blocks = self.lost_blocks(region)
+        return blocks.error(self._log.label(region)) if blocks is not None else None
 
     def lost_blocks(self, region: int) -> LostBlocks | None:
-        """Which blocks of its newest version are lost, if any are. Where all of it is, or all of a
-        piece, ``why_lost`` says so.
+        """Which blocks of its newest version are lost, if any are. Where all of it is, ``why_lost``
+        says so. Of a variable in pieces, the cause is that of its first piece with a loss.
         """
         pieces = self._log.data_of(region)
         if not pieces:

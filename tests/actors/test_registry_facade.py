@@ -40,6 +40,7 @@ from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import SHARED, Source
 from clamor_ray.actors.commits.committed import Limits
+from clamor_ray.actors.lost_homes.lost_blocks import LostBlocks
 from clamor_ray.actors.process import keeper_process
 from clamor_ray.actors.registry import late_writes, regions, retiring, spare_regions
 from clamor_ray.actors.registry import registry as registry_module
@@ -269,6 +270,24 @@ def test_what_is_filled_at_a_lost_home_is_not_sealed(run: Callable[..., None]) -
             await registry.seal(record.region)
         assert [region.state for region in registry._journal.load().regions] == ["creating"]
         assert await registry.lookup(record.region) == RegionUnknown(record.region)
+
+    run(work)
+
+
+def test_what_has_lost_blocks_of_a_piece_is_not_sealed(run: Callable[..., None]) -> None:
+    """Its maker has put them there: it makes all of it again."""
+
+    async def work(registry: Registry) -> None:
+        await registry.register_server(INFO)
+        created = await registry.create_pieces(4 << 20, 2 << 20, NODE, 0, 0)
+        for piece in created.pieces:
+            await registry.seal(piece.region)
+        lost = LostBlocks(1, 512, bytes(BitMap([3]).serialize()), "Why", "Do.")
+        registry._losses.update({created.pieces[1].region: lost})
+        with pytest.raises(IllegalTransition, match="not made, or lost"):
+            await registry.seal(created.whole.region)
+        registry._losses.update({created.pieces[1].region: None})
+        await registry.seal(created.whole.region)
 
     run(work)
 
