@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clamor_ray import errors
+from clamor_ray._native import piece_maps
 from clamor_ray._native.base import BLOCK_BYTES, BLOCK_SHIFT, MAP_FIXED, Runs, c, check, ns
 from clamor_ray._native.client import Client, Mapping
 
@@ -31,6 +32,7 @@ FIRST_ID: Final = 1 << 48  # ids of one region's mappings count from 1
 AT_ONCE: Final = 8  # pieces that a gather asks for at the same time
 
 _T = TypeVar("_T")
+_ids = itertools.count(FIRST_ID)  # of all clients: `piece_maps` has the mappings of all
 
 
 class PieceVersion(NamedTuple):
@@ -157,7 +159,6 @@ class PiecedClient(Client):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._pieced: dict[int, _Pieced] = {}
-        self._pieced_ids = itertools.count(FIRST_ID)
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
         super().__init__(*args, **options)
 
@@ -184,6 +185,7 @@ class PiecedClient(Client):
             timeout_s: for all answers.
 
         Raises:
+            OutOfMemoryError: Pieces would have more than their share of the process's maps.
             As `map`. Nothing is mapped then.
         """
         deadline = time.monotonic() + timeout_s
@@ -193,9 +195,12 @@ class PiecedClient(Client):
             if flags & MAP_FIXED:
                 raise
             mapped = self._map_elsewhere(pieces, flags, deadline)
-        pieced_id = next(self._pieced_ids)
+        pieced_id = next(_ids)
         pieced = _Pieced(pieces, [each.id for each in mapped], mapped[0].address)
         self._pieced[pieced_id] = pieced
+        if not piece_maps.add(pieced_id, pieced.address, len(pieced.pieces)):
+            self.unmap(pieced_id)
+            raise piece_maps.too_many(len(pieced.pieces))
         return Mapping(
             id=pieced_id,
             address=pieced.address,
@@ -249,6 +254,7 @@ class PiecedClient(Client):
         if mapping_id < FIRST_ID:
             unmap(mapping_id)
             return
+        piece_maps.remove(mapping_id)
         pieced = self._pieced.pop(mapping_id, None)
         if pieced is None:
             raise errors.FreedError(f"No mapping {mapping_id} in this process.")

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from clamor_ray import errors
 from clamor_ray._native import client as _native
+from clamor_ray._native import piece_maps
 from clamor_ray._native.pieced_client import FIRST_ID, PiecedClient, PieceVersion
 from tests.conftest import until
 
@@ -251,6 +252,33 @@ def test_one_regions_mappings_are_as_ever(world: World) -> None:
     world.client.gather(mapping.id, ids, out, **lies)
     assert out.tolist() == world.content[PIECE_BYTES::4096][:10].tolist()
     assert world.client.rows_here(mapping.id, ids.astype(np.int64), 10, **lies)
+
+
+def test_pieces_have_a_share_of_the_processs_maps(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = int(Path("/proc/sys/vm/max_map_count").read_text())
+    assert piece_maps.most() == allowed // 10
+    monkeypatch.setattr(piece_maps, "_maps", {})  # other tests unmap nothing
+    monkeypatch.setattr(piece_maps, "most", lambda: 2 * len(REGIONS))
+    first = world.map()
+    again = world.map()  # the same memory, so no map more
+    private = world.map(_native.MAP_PRIVATE)
+    assert piece_maps.count() == 2 * len(REGIONS)
+    taken = len(maps())
+    with pytest.raises(errors.OutOfMemoryError, match="3 pieces needs as many maps") as caught:
+        world.map(_native.MAP_PRIVATE)
+    assert "vm.max_map_count" in caught.value.hint
+    assert len(maps()) == taken
+    world.client.unmap(first.id)
+    assert piece_maps.count() == 2 * len(REGIONS)
+    world.client.unmap(again.id)
+    assert piece_maps.count() == len(REGIONS)
+    other = world.map(_native.MAP_PRIVATE)
+    assert np.array_equal(memory(other), world.content)
+    for mapping in (private, other):
+        world.client.unmap(mapping.id)
+    assert piece_maps.count() == 0
 
 
 def test_its_addresses_outlive_the_client_and_are_let_go_of(world: World) -> None:
