@@ -29,6 +29,7 @@ MOST_PIECES: Final = 64  # of what is no larger than these pieces of 1 GiB
 LARGE_BYTES: Final = 1 << 30
 MOST_LARGE: Final = 1024
 UNDER_WAY: Final = 2  # on their way to their homes
+EMPTY_UNDER_WAY: Final = 8  # of those that have no bytes, so that they take no memory
 LEAST_RATE: Final = 10e6  # bytes per second, for deadlines
 PLACE_S: Final = 60.0
 LAYERS_BYTES: Final = 64 << 20  # in which pieces are on their way: `actors/moves/moves.py`
@@ -131,13 +132,14 @@ class PieceMaker:
             ServerUnavailableError: A page server was restarted, or is lost: make all of it again.
             WaitTimeoutError: A piece could not be moved in time.
         """
-        pool = concurrent.futures.ThreadPoolExecutor(UNDER_WAY, "clamor-pieces")
+        pool = concurrent.futures.ThreadPoolExecutor(EMPTY_UNDER_WAY, "clamor-pieces")
         try:
             regions = zip(self._created.pieces, self._created.homes, strict=True)
             for index, (piece, home) in enumerate(regions):
-                while len(self._placing) >= UNDER_WAY:
-                    self._placing.popleft().result()
                 parts = self._parts_of(index, piece)
+                most = UNDER_WAY if parts else EMPTY_UNDER_WAY
+                while len(self._placing) >= most:
+                    self._placing.popleft().result()
                 self._make_room(sum(view.nbytes for _, view in parts))
                 self._fill(piece, parts)
                 if home in piece.homes:

@@ -95,7 +95,8 @@ def zeros(
     redundancy: LevelName | None = None,
     copies: int = 2,
 ) -> GlobalRef[Any]:
-    """A global array of zeros. Nothing is allocated, whatever its size.
+    """A global array of zeros. Nothing is allocated, whatever its size: memory is taken by what is
+    written.
 
     Args:
         shape: length of each axis, a number or a tuple of them.
@@ -104,7 +105,8 @@ def zeros(
             for it is reserved, not allocated.
         name: as `put`'s.
         home: "spread" homes parts of the array on all nodes in turn: what is written to a part
-            takes memory of its home. None homes all of it on this node.
+            takes memory of its home. None homes all of it on this node, or spreads it where this
+            node has no room for all of it and there are others.
         redundancy, copies: as `put`'s.
 
     Returns:

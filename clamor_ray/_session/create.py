@@ -151,7 +151,17 @@ class Creator:
             payload = inband.ljust(plan.total_bytes, b"\0")
             return GlobalRef(_inline_id(), 0, 0, 0, plan, self._scope, payload)
         source = source_of_zeros(plan, inband)
+        if level is None and self._is_too_large(plan.total_bytes):
+            level = SPREAD
         return self._create(plan, lambda: iter([(0, memoryview(inband))]), source, (), level)
+
+    def _is_too_large(self, n_bytes: int) -> bool:
+        """Whether this node has no room for so much, and there are others."""
+        try:
+            check_room(n_bytes, "zeros")
+        except errors.OutOfMemoryError:
+            return self._rpc.spread_over(self._node_id) > 1
+        return False
 
     def _create(
         self,

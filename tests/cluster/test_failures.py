@@ -227,10 +227,14 @@ def kernel_objects(pid: int) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_a_thousand_deaths_leave_nothing(lab: LocalCluster) -> None:
+def test_a_thousand_deaths_leave_nothing(
+    lab: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ray
 
-    big = clamor.zeros(64 << 30, np.uint8)  # absent everywhere: each touch is a fault
+    with monkeypatch.context() as roomy:  # so that it is one region
+        roomy.setattr("clamor_ray._objects.memory.available_bytes", lambda: 128 << 30)
+        big = clamor.zeros(64 << 30, np.uint8)  # absent everywhere: each touch is a fault
 
     @clamor.remote(num_cpus=0, resources={node_resource(1): 0.01})
     def first(array: Any) -> int:

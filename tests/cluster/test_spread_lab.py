@@ -103,6 +103,34 @@ def test_rows_of_tables_cross_pieces(three: LocalCluster) -> None:
     assert ref.get()["name"] == "x"
 
 
+def home_bytes() -> int:
+    return sum(node.engine.home_bytes for node in clamor.stats().nodes)
+
+
+def test_what_nobody_has_written_takes_no_memory(three: LocalCluster) -> None:
+    before = home_bytes()
+    ref = clamor.zeros(24 << 30, np.uint8, home="spread")
+    assert homes_of(ref) == set(three.node_ids)
+    assert len(ref._piece_versions()) >= 24
+    assert home_bytes() - before <= 4096  # the stream's block
+    assert change(ref, 20 << 30, 5000, 7) == 1
+    assert home_bytes() - before <= 4 * 4096
+    assert on(1, lambda ref: int(ref.get()[(20 << 30) + 4999]), ref) == 7
+    ref.free()
+
+
+def test_zeros_that_this_node_has_no_room_for_are_spread(
+    three: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as small:
+        small.setattr("clamor_ray._objects.memory.available_bytes", lambda: 8 << 20)
+        large, little = clamor.zeros(N, np.int64), clamor.zeros(N // 10, np.int64)
+    assert homes_of(large) == set(three.node_ids)
+    assert homes_of(little) == {three.node_ids[0]}
+    assert on(1, change, large, N - 10, 10, 3) == 1
+    assert int(large.refresh().get()[N - 1]) == 3
+
+
 def test_a_hash_map(three: LocalCluster) -> None:
     keys = np.arange(100_000)
     m = clamor.HashMap.build(keys, keys * 3.0, home="spread")
