@@ -130,7 +130,13 @@ def zeros(
     )
 
 
-def share(object_ref: Any, *, name: str | None = None, timeout: float = 300.0) -> GlobalRef[Any]:
+def share(
+    object_ref: Any,
+    *,
+    name: str | None = None,
+    timeout: float = 300.0,
+    home: Home | None = None,
+) -> GlobalRef[Any]:
     """Makes an existing Ray object page-accessible; serving it needs no copy of its buffers.
 
     The page server of a node that holds the object pins it and serves its blocks to other nodes
@@ -142,6 +148,7 @@ def share(object_ref: Any, *, name: str | None = None, timeout: float = 300.0) -
         object_ref: a `ray.ObjectRef`. A small object, which Ray keeps with its owner, is put.
         name: as `put`'s.
         timeout: seconds for the object to be ready and pinned.
+        home: None: the node whose store has the object. It cannot be "spread": nothing is copied.
 
     Returns:
         A reference to version 0 of a global variable with the object's content.
@@ -151,6 +158,8 @@ def share(object_ref: Any, *, name: str | None = None, timeout: float = 300.0) -
         NameTakenError: Another variable of the session has the name.
         WaitTimeoutError: The object was not ready in time.
         TypeError: It is no `ray.ObjectRef`.
+        ValueError: It is to be spread. `clamor.put(ray.get(object_ref), home="spread")`, best in a
+            task on a node that has the object, copies it to all nodes.
 
     Example:
         >>> ref = clamor.share(ray.put(np.arange(10**5)))
@@ -159,6 +168,12 @@ def share(object_ref: Any, *, name: str | None = None, timeout: float = 300.0) -
     """
     if not isinstance(object_ref, ray.ObjectRef):
         raise TypeError(f"share takes a Ray ObjectRef, not {type(object_ref).__qualname__}")
+    if home is not None:
+        raise ValueError(
+            f"share cannot have home={home!r}: it copies nothing, so all blocks are homed on the "
+            "node whose store has the object. Use clamor.put(ray.get(object_ref), home='spread'), "
+            "which copies it to all nodes; it takes least time in a task on a node that has it."
+        )
     named = name is not None
     return with_current(
         lambda s: s.named(name, lambda: s.creator.share(object_ref, timeout, named=named))

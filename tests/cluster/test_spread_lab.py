@@ -131,6 +131,19 @@ def test_zeros_that_this_node_has_no_room_for_are_spread(
     assert int(large.refresh().get()[N - 1]) == 3
 
 
+def test_a_shared_object_stays_where_it_is_or_is_copied(three: LocalCluster) -> None:
+    import ray
+
+    object_ref = ray.put(np.arange(N))
+    with pytest.raises(ValueError, match="copies nothing") as caught:
+        clamor.share(object_ref, home="spread")
+    assert "clamor.put(ray.get(object_ref), home='spread')" in str(caught.value)
+    assert homes_of(clamor.share(object_ref)) == {three.node_ids[0]}
+    copied = clamor.put(ray.get(object_ref), home="spread")  # as the error says
+    assert homes_of(copied) == set(three.node_ids)
+    assert on(1, lambda ref: int(ref.get()[N - 1]), copied) == N - 1
+
+
 def test_a_hash_map(three: LocalCluster) -> None:
     keys = np.arange(100_000)
     m = clamor.HashMap.build(keys, keys * 3.0, home="spread")
