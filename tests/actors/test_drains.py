@@ -115,10 +115,10 @@ def test_a_rebuild_goes_elsewhere_while_it_can(
         holdings = [rebuild_plan.Holding(TAKER, 0, BitMap(range(40)))]
         record = world.core.record_of(world.region)
         assert record is not None
-        from clamor_ray.actors.lost_homes.rebuilds import _Attempts
+        from clamor_ray.actors.lost_homes.attempts import Attempts
 
         with pytest.raises(RuntimeError):
-            rebuilds._plan(record, 0, holdings, _Attempts())
+            rebuilds._plan(record, 0, holdings, Attempts())
         assert homes == [expected]
 
     of(world, work)
