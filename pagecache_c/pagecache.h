@@ -214,6 +214,7 @@ struct pc_parity_member {
     uint64_t mapping_id;       /* PRIVATE */
     const struct pc_run *runs; /* sorted and disjoint */
     size_t n_runs;
+    uint64_t was_lost;         /* what the blocks were is lost: as if zeros */
 };
 /* Makes the layer of the group's parity, a region that need not be mapped here, and hands it over as
  * pc_client_stage does. It has every block that a member has. is_delta: the XOR of what the blocks were

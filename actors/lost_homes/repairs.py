@@ -18,6 +18,7 @@ Thread safety: everything belongs to one asyncio loop.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
 from collections.abc import Callable, Coroutine, Iterable
@@ -89,6 +90,11 @@ class Repairable:
     blocks: BitMap
     versions: dict[int, int]
     version: int
+
+
+def _is_whole(row: Staged) -> bool:
+    """Whether all homes had the version."""
+    return all(layer_bytes for *_, layer_bytes in row[1])
 
 
 class Repairs:
@@ -243,8 +249,7 @@ class Repairs:
             while todo:
                 some = BitMap(todo[:LAYER_BLOCKS])
                 todo -= some
-                packed = bytes(some.serialize())
-                staged = await self._stage([(found.version, found.versions, packed)])
+                staged = await self._stage([(found.version, found.versions, some)])
                 if taking is not None:
                     await taking
                 taking = asyncio.ensure_future(self._take(region, taker, attempt, False, staged))
@@ -272,7 +277,7 @@ class Repairs:
             if not wanted:
                 break
             rows = await self._stage(wanted)
-            known = [row for row in rows if all(layer_bytes for *_, layer_bytes in row[1])]
+            known = list(itertools.takewhile(_is_whole, rows))
             is_known = len(known) == len(wanted)
             for row in rows[: len(known)]:
                 staged.append(row)
@@ -284,7 +289,7 @@ class Repairs:
             some = staged[begin : begin + RECORDS_AT_ONCE]
             await self._take(region, taker, attempt, True, some)
 
-    def _record(self, region: int, version: int) -> tuple[int, dict[int, int], bytes] | None:
+    def _record(self, region: int, version: int) -> tuple[int, dict[int, int], BitMap] | None:
         """What is wanted of whom for the record of a version; None: that is not known any more."""
         changed = self._log.changes(region, version, version + 1)
         row = self._log.row_with(region, version)
@@ -295,20 +300,26 @@ class Repairs:
         if self._are_copies(region):
             others = [each for each in others if self._is_there(each)][:1]
         versions = {each: row[each - first] for each in others}
-        return version, versions, bytes(changed.serialize())
+        return version, versions, changed
 
     async def _blocks_of(self, region: int, version: int) -> BitMap:
         (home,) = self._core.homes_of(region)
         call = self._servers.home_blocks(home, region, version)
         return BitMap.deserialize(await self._call(home, call))
 
-    async def _stage(self, wanted: list[tuple[int, dict[int, int], bytes]]) -> list[Staged]:
+    async def _stage(self, wanted: list[tuple[int, dict[int, int], BitMap]]) -> list[Staged]:
         """Each home stages its part of all that is wanted, (version, versions of the members,
         blocks) of each."""
         of_each: dict[int, list[tuple[int, int, bytes]]] = {}
+        asked: list[set[int]] = []  # of each that is wanted: a shorter piece may have none of it
         for _, versions, blocks in wanted:
+            asked.append(set())
             for member, at in versions.items():
-                of_each.setdefault(member, []).append((at, secrets.randbits(64) | 1, blocks))
+                some = blocks & BitMap(range(self._log.n_blocks(member)))
+                if some:
+                    asked[-1].add(member)
+                    layer = (at, secrets.randbits(64) | 1, bytes(some.serialize()))
+                    of_each.setdefault(member, []).append(layer)
         ids = [commit_id for layers in of_each.values() for _, commit_id, _ in layers]
         self._staged.update(ids)
         calls = {member: self._stage_at(member, layers) for member, layers in of_each.items()}
@@ -321,8 +332,8 @@ class Repairs:
                 failed = answer
                 answer = [0] * len(layers)
             taken = iter(zip(layers, answer, strict=True))
-            for (_, versions, _), row in zip(wanted, rows, strict=True):
-                if member in versions:
+            for members, row in zip(asked, rows, strict=True):
+                if member in members:
                     (_, commit_id, _), layer_bytes = next(taken)
                     row[1].append((home, member, commit_id, layer_bytes))
         if failed is not None:

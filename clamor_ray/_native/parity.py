@@ -17,10 +17,12 @@ class ParityMember(NamedTuple):
     Args:
         mapping_id: Of the piece's own private mapping.
         runs: Blocks counted from the piece's first byte, sorted and disjoint, at least one.
+        was_lost: What they were is lost. It counts as zeros: so is what the parity has of them.
     """
 
     mapping_id: int
     runs: Runs
+    was_lost: bool = False
 
 
 class ParityLayer(NamedTuple):
@@ -76,7 +78,7 @@ class _ParityCalls(_Handle):
         packed = c.ffi.new("struct pc_parity_member[]", len(members))
         keep = []
         for to, member in zip(packed, members, strict=True):
-            to.mapping_id = member.mapping_id
+            to.mapping_id, to.was_lost = member.mapping_id, int(member.was_lost)
             to.runs, to.n_runs, kept = runs_pointer(member.runs)
             keep.append(kept)
         runs = np.empty((sum(len(kept) for kept in keep), 2), np.uint64)

@@ -6,7 +6,7 @@ there are copies it says the new bytes. (Camelot, section 3.5, without its reads
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -27,20 +27,29 @@ class ParityPart(NamedTuple):
         version: of it, at the version that the transaction began at.
         parts: of its group's data pieces, those that are written.
         is_copy: it has the same bytes as the one data piece.
+        were_lost: blocks of these pieces that nobody has, by region.
     """
 
     region: int
     version: int
     parts: tuple[Part, ...]
     is_copy: bool
+    were_lost: Mapping[int, BitMap]
 
     def runs(self) -> Runs:
         """The blocks that change: those that any of the pieces changes."""
-        blocks = BitMap()
+        return _runs(BitMap.union(*(_blocks(part.runs) for part in self.parts)))
+
+    def _members(self) -> Iterator[ParityMember]:
         for part in self.parts:
-            for first, n_blocks in part.runs.tolist():
-                blocks.add_range(first, first + n_blocks)
-        return np.array(block_sets.runs(blocks), np.uint64).reshape(-1, 2)
+            lost = self.were_lost.get(part.region, BitMap())
+            if self.is_copy or not lost:
+                yield ParityMember(part.mapping_id, part.runs)
+                continue
+            written = _blocks(part.runs)
+            for blocks, was_lost in ((written - lost, False), (written & lost, True)):
+                if blocks:
+                    yield ParityMember(part.mapping_id, _runs(blocks), was_lost)
 
     def stage(self, client: PiecedClient, commit_id: int, timeout_s: float) -> int:
         """Copies what changes to this node's page server.
@@ -51,18 +60,32 @@ class ParityPart(NamedTuple):
         Raises:
             See `Client.stage_parity`.
         """
-        members = [ParityMember(part.mapping_id, part.runs) for part in self.parts]
+        members = list(self._members())
         return client.stage_parity(
             self.region, commit_id, members, delta=not self.is_copy, timeout_s=timeout_s
         ).server_id
 
 
-def parities_of(begin: GlobalRef[object], parts: Iterable[Part]) -> tuple[ParityPart, ...]:
+def _blocks(runs: Runs) -> BitMap:
+    blocks = BitMap()
+    for first, n_blocks in runs.tolist():
+        blocks.add_range(first, first + n_blocks)
+    return blocks
+
+
+def _runs(blocks: BitMap) -> Runs:
+    return np.array(block_sets.runs(blocks), np.uint64).reshape(-1, 2)
+
+
+def parities_of(
+    begin: GlobalRef[object], parts: Iterable[Part], were_lost: Mapping[int, Runs]
+) -> tuple[ParityPart, ...]:
     """The parity pieces that a commit changes with some blocks of a variable.
 
     Args:
         begin: the version that the transaction began at.
         parts: the blocks.
+        were_lost: blocks that nobody has of that version, by piece.
     """
     if begin._pieces is None or not begin._pieces.width:
         return ()
@@ -76,6 +99,7 @@ def parities_of(begin: GlobalRef[object], parts: Iterable[Part]) -> tuple[Parity
             version=begin._state.row[index],
             parts=tuple(some),
             is_copy=groups.are_copies,
+            were_lost={each: _blocks(runs) for each, runs in were_lost.items()},
         )
         for group, some in by_group.items()
         for index in groups.parity_of(group)

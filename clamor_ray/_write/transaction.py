@@ -232,13 +232,14 @@ class Transaction:
 
     def _open(self, session: Session, target: WriteTarget, begin: GlobalRef[Any]) -> WriteSetEntry:
         lease: Lease | None = None
+        were_lost = BitMap()
         if begin._inline:
             image = InlineImage(begin, writable=True).bytes()
         else:
             lease = session.open(begin, private=True, warns=self._lost is None)
             image = lease.bytes()
             if self._lost is not None:
-                _fill_lost(session, lease, begin, self._lost)
+                were_lost = _fill_lost(session, lease, begin, self._lost)
         plan = begin._plan
         if self._grow_to is not None:
             plan = grown(begin, image, self._grow_to)
@@ -254,6 +255,7 @@ class Transaction:
             raw=raw,
             value=value,
             before=None,
+            were_lost=were_lost,
         )
         entry.look()
         return entry
@@ -557,16 +559,22 @@ def _warn_if_rebound(entry: WriteSetEntry) -> None:
         )
 
 
-def _fill_lost(session: Session, lease: Lease, begin: GlobalRef[Any], value: int) -> None:
-    """Blocks that are lost begin with this value in each byte, and are written by the commit."""
+def _fill_lost(session: Session, lease: Lease, begin: GlobalRef[Any], value: int) -> BitMap:
+    """Blocks that are lost begin with this value in each byte, and are written by the commit.
+
+    Returns:
+        Which.
+    """
     found = session.rpc.lost_blocks(begin._region)
     if found is None:
-        return
-    lost = runs(BitMap.deserialize(found.blocks))
+        return BitMap()
+    were_lost = BitMap.deserialize(found.blocks)
+    lost = runs(were_lost)
     session.client.blank(lease.mapping.id, np.array(lost, np.uint64))
     image = lease.bytes()
     for first, n_blocks in lost if value else ():
         image[first * BLOCK_BYTES : (first + n_blocks) * BLOCK_BYTES] = value
+    return were_lost
 
 
 # ------------------------------------------------------------------ the surface

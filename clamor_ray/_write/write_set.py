@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from pyroaring import BitMap
 from clamor_ray import errors
 from clamor_ray._native.client import Runs
 from clamor_ray._native.pieced_client import Part, PiecedClient
+from clamor_ray._objects import block_sets
 from clamor_ray._objects.inplace import Fingerprint, check_in_place, fingerprint, is_worth_a_look
 from clamor_ray._objects.layout import BLOCK_BYTES, Plan
 from clamor_ray._protocol.messages import Write
@@ -38,6 +39,7 @@ class WriteSetEntry:
         raw: the object over `image`.
         value: what the block gets.
         before: what `raw` looked like, or None where it is not compared again.
+        were_lost: blocks of `begin` that nobody has.
     """
 
     target: WriteTarget
@@ -48,6 +50,7 @@ class WriteSetEntry:
     raw: Any
     value: Any
     before: Fingerprint | None
+    were_lost: BitMap = field(default_factory=BitMap)
 
     @property
     def name(self) -> str:
@@ -111,7 +114,10 @@ class Change:
         if entry.lease is None:
             return cls(entry, runs, ())
         parts = tuple(session.client.parts(entry.lease.mapping.id, runs))
-        return cls(entry, runs, parts, parities_of(entry.begin, parts))
+        lost = block_sets.runs(entry.were_lost) if entry.were_lost else []
+        lost_parts = session.client.parts(entry.lease.mapping.id, np.array(lost, np.uint64))
+        were_lost = {part.region: part.runs for part in lost_parts if lost}
+        return cls(entry, runs, parts, parities_of(entry.begin, parts, were_lost))
 
     def _region(self, part: Part) -> int:
         return part.region or self.entry.begin._region

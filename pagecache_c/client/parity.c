@@ -69,7 +69,7 @@ static int use_member(pc_client *client, const struct pc_parity_member *from, bo
         return rc;
     }
     rc = pc__layer_check_runs(member->mapping, member->runs, member->n_runs);
-    return rc || !is_delta ? rc : map_old(client, member, deadline_ns);
+    return rc || !is_delta || from->was_lost ? rc : map_old(client, member, deadline_ns);
 }
 
 static void unuse_members(pc_client *client, const struct parity *parity)
@@ -139,7 +139,8 @@ static void add_member(struct member *member, uint64_t first, uint64_t n, uint8_
         const uint64_t n_bytes = ((past < end ? past : end) - from) << PC_BLOCK_SHIFT;
         uint8_t *to = blocks + ((from - first) << PC_BLOCK_SHIFT);
         pc__xor(to, to, block_at(member->mapping->trapped.address, from), n_bytes);
-        pc__xor(to, to, block_at(member->old.address, from), n_bytes);
+        if (member->old.id)
+            pc__xor(to, to, block_at(member->old.address, from), n_bytes);
     }
 }
 
@@ -184,8 +185,9 @@ static int fetch_old(pc_client *client, const struct parity *parity, uint64_t de
     for (size_t i = 0; i < parity->n_members && !rc; i++) {
         const struct member *member = &parity->members[i];
         const uint64_t now_ns = pc__clock_ns();
-        rc = pc_client_prefetch(client, member->old.id, member->runs, member->n_runs, 1,
-                                deadline_ns > now_ns ? deadline_ns - now_ns : 0);
+        if (member->old.id)
+            rc = pc_client_prefetch(client, member->old.id, member->runs, member->n_runs, 1,
+                                    deadline_ns > now_ns ? deadline_ns - now_ns : 0);
     }
     return rc;
 }

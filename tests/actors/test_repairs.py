@@ -21,6 +21,7 @@ from clamor_ray.actors.registry.registry_core import RegistryCore
 PIECE_BYTES = 2 << 20
 MOST = 512  # blocks of a piece; of them so many are used:
 USED = 12
+LAST = 5  # blocks of the last piece
 TAKER = 9
 ATTEMPT = 77
 
@@ -45,14 +46,17 @@ class World:
         for server_id in (*self.servers, TAKER):
             info = ServerInfo(server_id, f"node{server_id}", "host", 1, "name", "version")
             self.core.server_registered(info)
-        whole = self.core.create_pieces(n_pieces * PIECE_BYTES, PIECE_BYTES, 1, shape=shape)
+        length_bytes = (n_pieces - 1) * PIECE_BYTES + LAST * 4096  # the last one is shorter
+        whole = self.core.create_pieces(length_bytes, PIECE_BYTES, 1, shape=shape)
         self.whole, self.groups = whole.region, whole.groups
         self.log = CommitLog()
         homes = homes_of(self.groups, self.servers, 0, shape.is_fixed)
         for region, home in zip(whole.pieces, homes, strict=True):
             self.core.seal(region)
             self.core.rehome(region, home)
-            self.log.open(region, (home,), PIECE_BYTES)
+            record = self.core.record_of(region)
+            assert record is not None
+            self.log.open(region, (home,), record.length_bytes)
         self.core.seal(self.whole)
         self.log.open_pieces(self.whole, whole.pieces, self.groups)
         self.at: dict[int, list[Blocks]] = {region: [{}] for region in whole.pieces}
@@ -81,7 +85,9 @@ class World:
         """Some blocks of some data pieces, and their parities; none whose home is lost."""
         may = [index for index in range(self.groups.n_pieces) if self._may_write(index)]
         changed = {
-            index: self.rng.sample(range(USED), self.rng.randrange(1, 4))
+            index: self.rng.sample(
+                range(LAST if index == self.groups.n_pieces - 1 else USED), self.rng.randrange(1, 4)
+            )
             for index in self.rng.sample(may, min(len(may), self.rng.randrange(1, 3)))
         }
         if not changed:
@@ -144,6 +150,8 @@ class World:
                 found.append(0)
                 continue
             blocks, there = BitMap.deserialize(packed), self._at(giver, region, version)
+            assert blocks
+            assert blocks.max() < self.log.n_blocks(region)
             self.layers[giver, region, commit_id] = {b: there.get(b, 0) for b in blocks}
             found.append(4096 * len(blocks))
         return found
