@@ -248,20 +248,6 @@ static void test_end_while_read(int trap)
 
 /* ------------------------------------------------------ others are not delayed */
 
-/* The socket of the stopped keeper takes no more. Returns what is kept there: for unkeep. */
-static uint64_t fill_socket(struct server *server)
-{
-    struct pc__kept kept = {.region = 999, .kind = PC__KEPT_CACHE, .length_bytes = PC_BLOCK_BYTES,
-                            .base_address = PC_WINDOW_BEGIN, .sealed = 1};
-    int fd = pc__memfd_make(PC_BLOCK_BYTES, &kept.inode);
-    OK(fd);
-    for (int n = 0; !pc__keeper_is_behind(server->engine); n++) {
-        CHECK(n < 100000);
-        OK(pc__keep(server->engine, &kept, fd));
-    }
-    return kept.inode; /* its descriptor stays open: it is sent later */
-}
-
 static uint64_t applied_of(struct server *server, uint64_t id)
 {
     struct pc__region *region = pc__region_get(server->engine, id);

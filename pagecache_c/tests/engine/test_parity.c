@@ -252,6 +252,9 @@ static bool is_lost(uint64_t block)
 static void check_but_lost(struct pair *p, uint64_t version, uint64_t healed)
 {
     struct pc_mapping m = map_at(p->far, &p->info, version, 0);
+    const struct pc_run all = {0, N_BLOCKS}; /* what is around them comes all the same */
+    CHECK(pc_client_prefetch(p->far, m.id, &all, 1, 1, WAIT) == PC_ERR_HOME_LOST);
+    SOON(pc_client_absent(p->far, m.id) == (healed < N_BLOCKS ? 4 : 5));
     for (uint64_t b = 0; b < N_BLOCKS; b++) {
         const struct pc_run one = {b, 1};
         const int rc = pc_client_prefetch(p->far, m.id, &one, 1, 1, WAIT);
@@ -441,6 +444,64 @@ static void test_dies_with_both_turned(int trap)
     dies_with_both("turned", trap, true);
 }
 
+static uint64_t overlay_word(struct server *server, uint64_t block)
+{
+    struct pc__region *region = pc__region_get(server->engine, 1);
+    pthread_mutex_lock(&region->lock);
+    CHECK(region->home->overlay.memfd >= 0);
+    const uint64_t word = *(const uint64_t *)(const void *)(region->home->overlay.map + (block << 12));
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(server->engine, region);
+    return word;
+}
+
+static bool is_made_whole(struct server *server)
+{
+    struct pc__region *region = pc__region_get(server->engine, 1);
+    pthread_mutex_lock(&region->lock);
+    const struct pc__link *next = region->home->pending.next;
+    const bool is = next != &region->home->pending &&
+                    pc__of((struct pc__link *)(uintptr_t)next, struct pc__layer, link)->flags ==
+                        PC__LAYER_MADE_WHOLE;
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(server->engine, region);
+    return is;
+}
+
+/* As long as the keeper has not heard of the whole layer, nothing changes that the delta is of: neither
+ * the overlay, nor what is read. */
+static void test_waits_for_the_keeper(int trap)
+{
+    struct alone a = alone_start("unheard", trap);
+    struct pc_mapping old = map_at(a.client, &a.info, 0, 0);
+    CHECK(delta_alone(&a, some, N(some)) == 1);
+    SOON(stats_of(a.server).commits_applied == 1);
+    struct pc_mapping first = map_at(a.client, &a.info, 1, 0);
+    struct change change = change_of(a.c, true, some, N(some));
+    (void)stage_change(a.server, 1, &change);
+    OK(pc_engine_wait_for_keeper(a.server->engine));
+    CHECK(stop_process(a.keeper.pid));
+    const uint64_t filling = fill_socket(a.server);
+    CHECK(decide_change(a.c, &changes, 1, &change) == 2);
+    OK(pc_engine_publish(a.server->engine, 1, 2, change.id));
+    SOON(is_made_whole(a.server));
+    usleep(200000); /* it would be applied */
+    CHECK(stats_of(a.server).commits_applied == 1);
+    for (uint64_t b = 10; b < 30; b++) {
+        CHECK(overlay_word(a.server, b) == word_of(&changes, 1, 1, b, 0));
+        check_words(&changes, 1, 1, b, block_at(&first, b));
+    }
+    kill(a.keeper.pid, SIGCONT);
+    SOON(stats_of(a.server).commits_applied == 2);
+    CHECK(overlay_word(a.server, 10) == word_of(&changes, 1, 2, 10, 0));
+    pc__unkeep(a.server->engine, filling, false);
+    OK(pc_client_unmap(a.client, first.id));
+    OK(pc_client_unmap(a.client, old.id));
+    for (uint64_t version = 0; version <= 2; version++)
+        check_changes(&changes, a.client, &a.info, version);
+    alone_stop(&a);
+}
+
 /* ------------------------------------------------------------ SIGKILL at any moment */
 
 struct shared {
@@ -537,6 +598,7 @@ static const struct engine_test tests[] = {
     TEST(dies_without_history),
     TEST(dies_with_both),
     TEST(dies_with_both_turned),
+    TEST(waits_for_the_keeper),
     TEST(killed_at_any_moment),
 };
 

@@ -5,6 +5,8 @@
 #include "tests/support/harness.h"
 #include "tests/support/processes.h"
 
+#include "engine/core/core.h"
+
 struct keeper {
     char name[64];
     pid_t pid;
@@ -35,6 +37,20 @@ static inline void keeper_stop(const struct keeper *k)
     waitpid(k->pid, &status, 0);
     CHECK(status == 0);
     close(fd);
+}
+
+/* The socket of the stopped keeper takes no more. Returns what is kept there: for unkeep. */
+static inline uint64_t fill_socket(struct server *server)
+{
+    struct pc__kept kept = {.region = 999, .kind = PC__KEPT_CACHE, .length_bytes = PC_BLOCK_BYTES,
+                            .base_address = PC_WINDOW_BEGIN, .sealed = 1};
+    int fd = pc__memfd_make(PC_BLOCK_BYTES, &kept.inode);
+    OK(fd);
+    for (int n = 0; !pc__keeper_is_behind(server->engine); n++) {
+        CHECK(n < 100000);
+        OK(pc__keep(server->engine, &kept, fd));
+    }
+    return kept.inode; /* its descriptor stays open: it is sent later */
 }
 
 #endif
