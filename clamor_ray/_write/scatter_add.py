@@ -230,7 +230,7 @@ def _collect(into: Collector, target: WriteTarget, w: Any, make: Make) -> None:
     at = ref.snapshot()
     key = (at._region, at.version)
     if key not in into.layouts:
-        into.layouts[key] = _layout_at_or_after(at)
+        into.layouts[key] = layout_at_or_after(at)
     layout = into.layouts[key]
     _check_whole(w, at, layout)
     delta = make(layout.shape, layout.dtype)
@@ -238,8 +238,9 @@ def _collect(into: Collector, target: WriteTarget, w: Any, make: Make) -> None:
         into.add(at, delta)
 
 
-def _layout_at_or_after(at: GlobalRef[Any]) -> ArrayLayout:
-    """Of its version, or of the newest where that is kept no longer: only what grew differs."""
+def layout_at_or_after(at: GlobalRef[Any]) -> ArrayLayout:
+    """How the array of a version lies, or of the newest where that is kept no longer: only what
+    grew differs."""
     deadline = time.monotonic() + process_sessions.current(at._scope).config.control_timeout_s
     while True:
         try:

@@ -10,6 +10,8 @@ import pytest
 
 import clamor_ray as clamor
 from clamor_ray import errors
+from clamor_ray._session import process_sessions
+from clamor_ray.collection.run import scatter_add_commit
 from tests.cluster.test_moves_lab import (
     on,
 )
@@ -182,6 +184,51 @@ def test_it_goes_when_nobody_refers_to_it(three: LocalCluster) -> None:
     assert not regions & {info.region for info in clamor.variables()}
     with pytest.raises(ValueError, match="home is 'spread'"):
         clamor.put(np.zeros(1000), home="elsewhere")  # type: ignore[arg-type]
+
+
+def test_what_tasks_add_is_applied_at_the_home_of_each_piece(
+    three: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no node gets what is added to all pieces."""
+    asked: list[Any] = []
+    real = scatter_add_commit._commit
+
+    def commit(session: Any, commit_id: int, writes: Any, began_s: float) -> Any:
+        asked.append(list(writes))
+        return real(session, commit_id, writes, began_s)
+
+    monkeypatch.setattr(scatter_add_commit, "_commit", commit)
+    ref = clamor.zeros(N, np.float64, home="spread")
+    other = clamor.zeros((N // 10, 5), np.float64, home="spread")  # rows lie in two pieces
+    ids = np.random.default_rng(2).integers(0, N, (6, 50_000))
+    numbers = clamor.from_numpy(np.arange(6), partitions=6)
+
+    def step(some: Any, ids: Any, variable: Any, crossing: Any) -> Any:
+        for number in some:
+            clamor.add_at(variable, ids[number], np.arange(50_000.0))
+            clamor.add_at(crossing, ids[number] // 10, 1.0)
+        return some
+
+    numbers.map_batches(step, ids, ref, other).execute()
+    (writes,) = asked
+    staged_at = {write.region: write.staged_at for write in writes}
+    pieces = [piece.region for piece in ref._piece_versions()]
+    assert len(writes) == len(staged_at)
+    rpc = process_sessions.current().rpc
+    homes = {region: rpc.lookup(region).homes[0] for region in pieces}
+    assert len(set(homes.values())) == 3
+    assert {region: staged_at[region] for region in pieces} == homes
+    assert (ref.refresh().version, other.refresh().version) == (1, 1)
+    expected, counted = np.zeros(N), np.zeros((N // 10, 5))
+    for each in ids:
+        np.add.at(expected, each, np.arange(50_000.0))
+        np.add.at(counted, each // 10, 1.0)
+    assert np.array_equal(ref.get(), expected)
+    assert np.array_equal(on(1, lambda ref: np.array(ref.get()), other), counted)
+    # All of it, and its rows.
+    numbers.map_batches(lambda some, w: (clamor.add(w, np.ones(N)), some)[1], ref).execute()
+    expected += 6
+    assert np.array_equal(on(2, lambda ref: np.array(ref.get()), ref.refresh()), expected)
 
 
 def test_a_collection_reads_a_version_of_it(three: LocalCluster) -> None:

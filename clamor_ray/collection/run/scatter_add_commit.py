@@ -4,7 +4,8 @@
     merge        a Ray task for each group of partitions: their sums made one, in the order of
                  partitions; one result for each home
     apply        a Ray task on each home's node: the groups' sums in the order of groups, into a
-                 private mapping of the newest version; staged there under the commit's id
+                 private mapping of the newest version; staged there under the commit's id. Of a
+                 variable in pieces each home gets the rows of its own pieces
     commit       by the driver, over all variables and homes: the registry's word
 
 The driver has references only. Which partitions are a group depends on their numbers and on how
@@ -22,7 +23,7 @@ import secrets
 import time
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -45,7 +46,8 @@ from clamor_ray._write.applying import bring
 from clamor_ray._write.deltas import Sum, apply_sums, merged
 from clamor_ray._write.packed_sums import pack_sum, unpack_sum
 from clamor_ray._write.retry import pause_s
-from clamor_ray._write.scatter_add import AGAIN
+from clamor_ray._write.row_ranges import ALL_ROWS, Range, cut, rows_of_pieces
+from clamor_ray._write.scatter_add import AGAIN, layout_at_or_after
 from clamor_ray._write.write_set import Change, WriteSetEntry, rows_at
 from clamor_ray._write.write_targets import WriteTarget
 from clamor_ray.collection.plan.followers import move_followers
@@ -84,26 +86,51 @@ def _raise_failures(found: Sequence[Any]) -> None:
             raise one.error
 
 
-def merge(homes: Sequence[Sequence[int]], *found: Any) -> Any:
+class Share(NamedTuple):
+    """What of a variable is at one home.
+
+    Args:
+        region: of the variable.
+        ranges: of its rows: one for each piece there; all where it has no pieces.
+    """
+
+    region: int
+    ranges: tuple[Range, ...]
+
+
+def merge(homes: Sequence[Sequence[Share]], *found: Any) -> Any:
     """What the partitions of one group have added, made one.
 
     Args:
-        homes: the regions of each home.
+        homes: what each home has.
         found: of each partition, in their order.
 
     Returns:
-        For each home the packed sums of its regions; without a list where there is one home.
+        For each home the packed sums of each range there, by region; without a list where there is
+        one home.
     """
     _raise_failures(found)
+    totals = _totals({share.region for shares in homes for share in shares}, found)
     made = [
         {
-            region: pack_sum(merged([sums[region] for sums in found if region in sums]))
-            for region in regions
-            if any(region in sums for sums in found)
+            share.region: tuple(
+                None if part is None else pack_sum(part)
+                for part in cut(totals[share.region], share.ranges)
+            )
+            for share in shares
+            if share.region in totals
         }
-        for regions in homes
+        for shares in homes
     ]
     return made[0] if len(made) == 1 else made
+
+
+def _totals(regions: Iterable[int], found: Sequence[Any]) -> dict[int, Sum]:
+    return {
+        region: merged([sums[region] for sums in found if region in sums])
+        for region in regions
+        if any(region in sums for sums in found)
+    }
 
 
 class Order(NamedTuple):
@@ -114,14 +141,18 @@ class Order(NamedTuple):
         commit_id: to stage under.
         dropped: what was staged before under another id, and is not wanted any more; 0: nothing.
         refs: packed references to the variables, at the version that is changed.
+        shares: what of each is changed here.
         groups: how many of the sums are of each group; they are merged first.
+        are_merged: they are merged already, and cut; there is one of each group.
     """
 
     scope: str
     commit_id: int
     dropped: int
     refs: tuple[bytes, ...]
+    shares: tuple[Share, ...]
     groups: tuple[int, ...]
+    are_merged: bool
 
 
 def apply_at_home(packed: bytes, *found: Any) -> bytes:
@@ -137,15 +168,27 @@ def apply_at_home(packed: bytes, *found: Any) -> bytes:
     regions = [ref._region for ref in refs]
     staged = [*regions, *(piece.region for ref in refs for piece in ref._piece_versions())]
     _drop(session, order.dropped, staged)
-    groups = []
-    at = 0
-    for n in order.groups:
-        groups.append(merge([regions], *found[at : at + n]) if n > 1 else found[at])
-        at += n
+    groups: list[Any] = list(found)
+    if not order.are_merged:
+        groups, at = [], 0
+        for n in order.groups:
+            totals = _totals(regions, found[at : at + n])
+            groups.append(
+                {
+                    s.region: cut(totals[s.region], s.ranges)
+                    for s in order.shares
+                    if s.region in totals
+                }
+            )
+            at += n
     writes: list[Write] = []
     try:
-        for ref in refs:
-            sums = [unpack_sum(group[ref._region]) for group in groups if ref._region in group]
+        for ref, share in zip(refs, order.shares, strict=True):
+            cuts = [group[ref._region] for group in groups if ref._region in group]
+            sums = [
+                (rows, [unpack_sum(each) for each in parts if each is not None])
+                for rows, *parts in zip(share.ranges, *cuts, strict=True)
+            ]
             writes += _apply_to(session, order.commit_id, ref, sums)
     except BaseException:
         _drop(session, order.commit_id, staged)
@@ -160,7 +203,10 @@ def _drop(session: Session, commit_id: int, regions: Sequence[int]) -> None:
 
 
 def _apply_to(
-    session: Session, commit_id: int, ref: GlobalRef[Any], sums: Sequence[Sum]
+    session: Session,
+    commit_id: int,
+    ref: GlobalRef[Any],
+    sums: Sequence[tuple[Range, Sequence[Sum]]],
 ) -> list[Write]:
     lease: Lease | None = None
     if ref._payload is not None:
@@ -169,9 +215,11 @@ def _apply_to(
         lease = session.open(ref, private=True)
         image = lease.bytes()
     array = put_together(image, ref._plan)
-    for one in sums:
-        bring(session, lease, array, one.touched)
-    apply_sums(array, sums)
+    parts = [(array[begin:end] if array.ndim else array, some) for (begin, end), some in sums]
+    for rows, some in parts:
+        for one in some:
+            bring(session, lease, rows, one.touched)
+        apply_sums(rows, some)
     part = WriteSetEntry(
         target=WriteTarget(ref),
         begin=ref,
@@ -232,13 +280,13 @@ class ScatterAddCommit:
         session = process_sessions.current(self._scope)
         refs = [self._refs[region] for region in sorted(self._refs)]
         homes = self._homes(session, refs)
-        found, groups = self._merged(homes)
+        found = self._merged(homes)
         deadline = time.monotonic() + session.config.control_timeout_s
         n_tries, dropped = 0, 0
         while True:
             commit_id = secrets.randbits(64) or 1
             try:
-                self._commit_once(session, refs, homes, found, groups, commit_id, dropped)
+                self._commit_once(session, refs, homes, found, commit_id, dropped)
                 return
             except (*AGAIN, errors.CommitAbortedError):
                 wait_s = pause_s(n_tries, FIRST_PAUSE_S, MOST_PAUSE_S, random.uniform)
@@ -252,16 +300,18 @@ class ScatterAddCommit:
 
     def _homes(
         self, session: Session, refs: Sequence[GlobalRef[Any]]
-    ) -> list[tuple[str | None, list[int]]]:
-        """The regions of each home, and its node. Variables inside references have none: they go
-        with the first."""
+    ) -> list[tuple[str | None, list[Share]]]:
+        """What each home has, and its node. Variables inside references have none: they go with the
+        first."""
         node_of = {server_id_of(node): node for node in self._nodes}
-        by_home: dict[str | None, list[int]] = {}
-        inline = [ref._region for ref in refs if ref._inline]
+        by_home: dict[str | None, list[Share]] = {}
+        inline = [Share(ref._region, ALL_ROWS) for ref in refs if ref._inline]
         for ref in refs:
-            if not ref._inline:
-                by_home.setdefault(_node_of(session, ref, node_of), []).append(ref._region)
-        homes = sorted(by_home.items(), key=lambda home: home[1])
+            for node, ranges in ({} if ref._inline else _places(session, ref, node_of)).items():
+                by_home.setdefault(node, []).append(Share(ref._region, ranges))
+        homes = sorted(
+            by_home.items(), key=lambda home: [(s.region, s.ranges[0][0]) for s in home[1]]
+        )
         if not homes:
             return [(None, inline)]
         homes[0][1].extend(inline)
@@ -276,16 +326,17 @@ class ScatterAddCommit:
         return [groups[number] for number in sorted(groups)]
 
     def _merged(
-        self, homes: Sequence[tuple[str | None, list[int]]]
-    ) -> tuple[list[list[Any]], tuple[int, ...]]:
-        """What goes to each home, and how it is grouped there. Little goes as it is."""
+        self, homes: Sequence[tuple[str | None, list[Share]]]
+    ) -> tuple[list[list[Any]], tuple[int, ...], bool]:
+        """What goes to each home, how it is grouped there, and whether it is merged. Little goes as
+        it is."""
         groups = self._groups()
         total_bytes = sum(added.n_bytes for group in groups for added in group)
         if len(self._nodes) <= 1 or (len(homes) == 1 and total_bytes < TOGETHER_BYTES):
             flat = [added.sums for group in groups for added in group]
-            return [flat for _ in homes], tuple(len(group) for group in groups)
+            return [flat for _ in homes], tuple(len(group) for group in groups), False
         task = ray.remote(merge)
-        regions = [home[1] for home in homes]
+        shares = [home[1] for home in homes]
         rows = []
         for group in groups:
             by_node: dict[str, int] = {}
@@ -293,10 +344,10 @@ class ScatterAddCommit:
                 by_node[added.node_id] = by_node.get(added.node_id, 0) + added.n_bytes
             most = max(sorted(by_node), key=lambda node: by_node[node])
             made = task.options(num_returns=len(homes), **_at(most)).remote(
-                regions, *(added.sums for added in group)
+                shares, *(added.sums for added in group)
             )
             rows.append(made if isinstance(made, list) else [made])
-        return [[row[home] for row in rows] for home in range(len(homes))], (1,) * len(rows)
+        return [[row[home] for row in rows] for home in range(len(homes))], (1,) * len(rows), True
 
     # -- the commit
 
@@ -304,9 +355,8 @@ class ScatterAddCommit:
         self,
         session: Session,
         refs: Sequence[GlobalRef[Any]],
-        homes: Sequence[tuple[str | None, list[int]]],
-        found: Sequence[Sequence[Any]],
-        groups: tuple[int, ...],
+        homes: Sequence[tuple[str | None, list[Share]]],
+        found: tuple[list[list[Any]], tuple[int, ...], bool],
         commit_id: int,
         dropped: int,
     ) -> None:
@@ -318,15 +368,22 @@ class ScatterAddCommit:
         task = ray.remote(apply_at_home)
         answers = []
         began_s = time.monotonic()
-        for (node, regions), sums in zip(homes, found, strict=True):
-            packed = tuple(newest[region]._packed() for region in regions)
+        every, groups, are_merged = found
+        for (node, shares), sums in zip(homes, every, strict=True):
             order = Order(
-                scope=self._scope, commit_id=commit_id, dropped=dropped, refs=packed, groups=groups
+                scope=self._scope,
+                commit_id=commit_id,
+                dropped=dropped,
+                refs=tuple(newest[share.region]._packed() for share in shares),
+                shares=tuple(shares),
+                groups=groups,
+                are_merged=are_merged,
             )
             answers.append(task.options(**_at(node)).remote(pickle.dumps(order, 5), *sums))
-        writes: list[Write] = []
+        by_region: dict[int, Write] = {}  # each home of a variable in pieces names it, too
         for answer in _results(answers):
-            writes.extend(pickle.loads(answer))
+            by_region |= {write.region: write for write in pickle.loads(answer)}
+        writes = list(by_region.values())
         if not writes:
             return
         payloads = {write.region: write.payload for write in writes}
@@ -378,20 +435,49 @@ def _at(node: str | None) -> dict[str, Any]:
 
 
 _homes: Final[weakref.WeakKeyDictionary[Any, dict[int, int]]] = weakref.WeakKeyDictionary()
+_ranges: Final[weakref.WeakKeyDictionary[Any, dict[int, tuple[Range, ...] | None]]] = (
+    weakref.WeakKeyDictionary()
+)  # of variables in pieces
 
 
-def _node_of(session: Session, ref: GlobalRef[Any], nodes: Mapping[int, str]) -> str | None:
-    """The node of a variable's home, among those that are alive. It is where its blocks are, and
+def _places(
+    session: Session, ref: GlobalRef[Any], nodes: Mapping[int, str]
+) -> dict[str | None, tuple[Range, ...]]:
+    """The rows at each node."""
+    if ref._pieces is None:
+        return {_node_of(session, ref._region, nodes): ALL_ROWS}
+    pieces = ref._piece_versions()
+    known = _ranges.setdefault(session, {})
+    if ref._region not in known:
+        while len(known) >= MOST_KNOWN:
+            del known[next(iter(known))]
+        begins = [begin for begin, n_bytes in ref._plan.buffers if n_bytes]
+        known[ref._region] = None
+        if len(begins) == 1:
+            layout = layout_at_or_after(ref.snapshot())
+            known[ref._region] = rows_of_pieces(layout, begins[0], *ref._pieces[::-1])
+    ranges = known[ref._region]
+    if ranges is None:  # some rows have two homes
+        return {_node_of(session, pieces[0].region, nodes): ALL_ROWS}
+    found: dict[str | None, list[Range]] = {}
+    for piece, rows in zip(pieces, ranges, strict=True):
+        if rows[0] != rows[1]:
+            found.setdefault(_node_of(session, piece.region, nodes), []).append(rows)
+    return {node: tuple(some) for node, some in found.items()}
+
+
+def _node_of(session: Session, region: int, nodes: Mapping[int, str]) -> str | None:
+    """The node of a region's home, among those that are alive. It is where its blocks are, and
     nothing else depends on it: what was heard once will do until that node is gone."""
     known = _homes.setdefault(session, {})
-    if known.get(ref._region) not in nodes:
-        answer = session.rpc.lookup(ref._region)
+    if known.get(region) not in nodes:
+        answer = session.rpc.lookup(region)
         if not isinstance(answer, RegionRecord) or not answer.homes:
             return None  # freed: the next question says so
         while len(known) >= MOST_KNOWN:
             del known[next(iter(known))]
-        known[ref._region] = answer.homes[0]
-    return nodes.get(known[ref._region])
+        known[region] = answer.homes[0]
+    return nodes.get(known[region])
 
 
 def _results(references: Sequence[Any]) -> list[Any]:
