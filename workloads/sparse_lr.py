@@ -3,8 +3,8 @@
     python -m clamor_ray.workloads.sparse_lr --demo
     python -m clamor_ray.workloads.sparse_lr 'day_*.gz' --parameters 1000000000 --picture loss.png
 
-A row has 39 features of the value one, out of up to 10^9 or so. The weights are global variables of
-zeros, one homed on each node, in which memory is taken only for what has been written. In an
+A row has 39 features of the value one, out of up to 10^9 or so. The weights are a global variable
+of zeros that is spread over the nodes; it takes memory only for what has been written. In an
 iteration a task for each partition fetches the weights that its rows touch (`clamor.gather`;
 from the second iteration on they are under way before the function starts, as the blocks that the
 partition touched are known), works out its gradient, and adds it to the weights
@@ -27,7 +27,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import clamor_ray as clamor
 
@@ -36,7 +35,7 @@ from .cli.program import CommandRun, program, refuse_both
 from .cli.report import human_bytes
 from .cli.results import WHAT_SERVERS_DID, agreement, draw_curve, print_rows
 from .cli.stages import Stages
-from .cli.waiting import TASK_TIMEOUT_S, default_partitions, nodes_with_cpus, start_workers
+from .cli.waiting import default_partitions, start_workers
 from .data import criteo
 from .data.criteo import CriteoRows
 from .data.errors import InputError, WrongWeights
@@ -150,32 +149,25 @@ def encode(batch: Any, layout: ParameterLayout, batches: int) -> list[RowBlock]:
     return out
 
 
-def pull(block: RowBlock, variables: Sequence[Float32]) -> Float32:
-    """The weights of `block.ids`, from the variables that have them.
+def pull(block: RowBlock, variable: Float32) -> Float32:
+    """The weights of `block.ids`.
 
     Where blocks are used for a good part, all that are not here come in one batch, and are then
     read as any memory is. Else `clamor.gather` says which rows it wants.
     """
-    views = [
-        variable[begin:end]
-        for variable, runs in zip(variables, block.runs, strict=True)
-        for begin, end in runs or ()
-    ]
-    if views:
-        clamor.prefetch(views)
     out = np.empty(len(block.ids), np.float32)
-    for number, variable in enumerate(variables):
-        mine = slice(block.starts[number], block.starts[number + 1])
-        if block.runs[number] is None:
-            clamor.gather(variable, block.places[mine], out=out[mine])
-        else:
-            # "clip": with "raise" NumPy makes a copy of the result first. They are in range.
-            np.take(variable, block.places[mine], out=out[mine], mode="clip")
+    if block.runs is None:
+        clamor.gather(variable, block.places, out=out)
+        return out
+    if block.runs:
+        clamor.prefetch([variable[begin:end] for begin, end in block.runs])
+    # "clip": with "raise" NumPy makes a copy of the result first. They are in range.
+    np.take(variable, block.places, out=out, mode="clip")
     return out
 
 
 def step(
-    blocks: Any, number: int, rate: float, sizes: Sequence[int], *variables: Float32
+    blocks: Any, number: int, rate: float, sizes: Sequence[int], variable: Float32
 ) -> npt.NDArray[np.float64]:
     """A partition's share of one step of SGD.
 
@@ -184,7 +176,7 @@ def step(
         number: of the step, from 0.
         rate: of learning.
         sizes: rows of the step's blocks in all partitions, for each of the blocks' numbers.
-        variables: the weights, see `ParameterLayout`.
+        variable: the weights, see `ParameterLayout`.
 
     Returns:
         Shape (1,): the sum of its rows' losses before the step.
@@ -193,70 +185,43 @@ def step(
         return np.zeros(1)
     which = number % len(blocks)
     block = blocks[which]
-    weights = pull(block, variables)
+    weights = pull(block, variable)
     slope, loss = logistic.gradient(block, weights, sizes[which])
     slope *= -rate
-    for at, variable in enumerate(variables):
-        mine = slice(block.starts[at], block.starts[at + 1])
-        if len(places := block.places[mine]):
-            clamor.add_at(variable, places, slope[mine])
+    if len(block.places):
+        clamor.add_at(variable, block.places, slope)
     return np.array([loss])
-
-
-def make_variable(length: int) -> list[Any]:
-    """Weights, homed where this runs; in a list, so that nobody opens it on the way."""
-    clamor.init()
-    return [clamor.zeros(length, np.float32)]
 
 
 # ------------------------------------------------------------------ the driver
 
 
 class SparseWeights:
-    """Weights in global variables, one homed on each node with CPUs.
+    """Weights in a global variable that is spread over the nodes.
 
     Args:
         n_parameters: in all.
-        n_variables: None: as many as nodes with CPUs.
     """
 
-    def __init__(self, n_parameters: int, n_variables: int | None = None) -> None:
-        import ray
+    def __init__(self, n_parameters: int) -> None:
+        self.layout = ParameterLayout(n_parameters)
+        self.variable: Any = clamor.zeros(self.layout.length, np.float32, home="spread")
 
-        nodes = [node_id for node_id, _ in nodes_with_cpus()]
-        homes = [nodes[i % len(nodes)] for i in range(n_variables or len(nodes))]
-        self.layout = ParameterLayout(n_parameters, len(homes))
-        made = [
-            ray.remote(make_variable)
-            .options(
-                num_cpus=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-            )
-            .remote(self.layout.length)
-            for node_id in homes
-        ]
-        self.variables = [ref for (ref,) in ray.get(made, timeout=TASK_TIMEOUT_S)]
+    def newest(self) -> Any:
+        """The variable, at its newest version."""
+        return self.variable.refresh()
 
-    def newest(self) -> list[Any]:
-        """The variables, at their newest versions."""
-        return [variable.refresh() for variable in self.variables]
-
-    def weights(self, n: int) -> Float32:
-        """The first n weights."""
-        out = np.empty(n, np.float32)
-        for first in range(0, n, 1 << 22):
-            ids = np.arange(first, min(n, first + (1 << 22)), dtype=np.int32)
-            order, starts = self.layout.split(ids)
-            places = self.layout.places(ids)[order]
-            for number, variable in enumerate(self.newest()):
-                mine = slice(starts[number], starts[number + 1])
-                out[ids[order[mine]]] = clamor.gather(variable, places[mine])
+    def of(self, ids: npt.NDArray[np.int32]) -> Float32:
+        """The weights of ids."""
+        out = np.empty(len(ids), np.float32)
+        for first in range(0, len(ids), 1 << 22):
+            some = slice(first, first + (1 << 22))
+            clamor.gather(self.newest(), self.layout.places(ids[some]), out=out[some])
         return out
 
     def free(self) -> None:
-        """All of them, with all their versions."""
-        for variable in self.variables:
-            clamor.free(variable)
+        """With all its versions."""
+        clamor.free(self.variable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,7 +311,7 @@ def iterate(model: SparseWeights, prepared: PreparedRows, rate: float, iteration
     """Steps of SGD, one at a time; yields the mean loss before each."""
     for number in range(iterations):
         sizes = prepared.sizes
-        stage = prepared.blocks.map_batches(step, number, rate, sizes, *model.newest())
+        stage = prepared.blocks.map_batches(step, number, rate, sizes, model.newest())
         yield float(np.asarray(stage.sum())) / max(1, sizes[number % len(sizes)])
 
 
@@ -379,7 +344,7 @@ def train(model: SparseWeights, job: SparseJob, stages: Stages) -> SparseOutcome
             lines.append(SgdIteration(len(lines) + 1, took, loss, after - before))
             done(len(lines))
             before, started = after, time.perf_counter()
-    weights = model.weights(0 if job.hashed else prepared.n_seen)
+    weights = model.of(np.arange(0 if job.hashed else prepared.n_seen, dtype=np.int32))
     error = None
     if job.check:
         with stages.stage("check", "checking against the same in this process"):
@@ -402,11 +367,7 @@ def check(
         for part in parts
     ]
     expected, losses = logistic.reference(places, len(touched), job.rate, len(lines))
-    found = np.empty(len(touched), np.float32)
-    order, starts = model.layout.split(touched)
-    for number, variable in enumerate(model.newest()):
-        mine = order[starts[number] : starts[number + 1]]
-        found[mine] = clamor.gather(variable, model.layout.places(touched[mine]))
+    found = model.of(touched)
     for line, loss in zip(lines, losses, strict=True):
         if not abs(line.loss - loss) <= 1e-5 * max(1.0, abs(loss)):
             raise WrongWeights(f"the loss of iteration {line.number} is {line.loss}, not {loss}")

@@ -181,7 +181,7 @@ class Training:
         self.prepared = sparse_lr.prepare(job, self.model.layout, stages)
         note(f"{case.name}: {self.prepared.n_rows} rows, {self.prepared.n_seen} parameters seen")
         ids = [node_id for node_id, _ in nodes]
-        self.server = actor_ps.Server(ids, synthetic, self.model.layout)
+        self.server = actor_ps.Server(ids, synthetic, case.n_parameters)
         self.n_done = dict.fromkeys(case.sides, 0)
         self.losses: dict[str, list[float]] = {side: [] for side in case.sides}
 
@@ -211,7 +211,7 @@ class Training:
         Returns:
             The largest difference of each peer from ours.
         """
-        ours = self.model.weights(self.prepared.n_seen)
+        ours = self.model.of(np.arange(self.prepared.n_seen, dtype=np.int32))
         differences = {}
         for side in self.case.sides:
             if side == "clamor":

@@ -99,12 +99,13 @@ def _parts_of(
     """
     import ray
 
-    places = layout.places(ids)
-    order, bounds = layout.split(ids)
-    assert (np.diff(order) == 1).all()
+    places, length = layout.places(ids), layout.stripe_length
+    assert (np.diff(places) > 0).all()
+    bounds = np.searchsorted(places, np.arange(len(shards) + 1) * length).tolist()
     parts = []
-    for shard, low, high in zip(shards, bounds[:-1], bounds[1:], strict=True):
-        parts.append(_Part(shard, slice(low, high), places[low:high]))
+    for i, (shard, low, high) in enumerate(zip(shards, bounds[:-1], bounds[1:], strict=True)):
+        own = places[low:high] - np.int32(i * length)
+        parts.append(_Part(shard, slice(low, high), own))
     if keep:
         told = [each.shard.keep.remote(number, each.places) for each in parts]
         ray.get(told, timeout=TIMEOUT_S)
@@ -142,7 +143,7 @@ class Node:
 
     def __init__(self, number: int, layout: ParameterLayout, *ids: Int32) -> None:
         every = np.unique(np.concatenate(ids))
-        order, _ = layout.split(every)
+        order = np.argsort(layout.places(every))
         self.number, self.layout, self.ids = number, layout, every[order]
         rank = np.empty(len(every), np.int32)
         rank[order] = np.arange(len(every), dtype=np.int32)
@@ -219,19 +220,20 @@ class Server:
     Args:
         nodes: Ray's ids of the nodes, each with a shard.
         synthetic: the rows; as many partitions as workers.
-        layout: as many variables as nodes.
+        n_parameters: in all.
     """
 
-    def __init__(self, nodes: list[str], synthetic: Synthetic, layout: ParameterLayout) -> None:
+    def __init__(self, nodes: list[str], synthetic: Synthetic, n_parameters: int) -> None:
         import ray
 
         from bench.support import common
 
         n = synthetic.n_partitions
+        layout = ParameterLayout(n_parameters, len(nodes))  # a stripe is a shard
         self.layout, self.n_rows = layout, synthetic.n_rows
         pushers: dict[Way, int] = {"sent": n, "kept": n, "node": len(nodes)}
         self.shards = {
-            way: [common.pinned(Shard, node).remote(layout.length, of_way) for node in nodes]
+            way: [common.pinned(Shard, node).remote(layout.stripe_length, of_way) for node in nodes]
             for way, of_way in pushers.items()
         }
         self.node_of = [i * len(nodes) // n for i in range(n)]
@@ -289,10 +291,11 @@ class Server:
         import ray
 
         ids = np.arange(self.n_seen, dtype=np.int32)
-        most = int(self.layout.places(ids).max(initial=-1)) + 1
+        shard, place = np.divmod(self.layout.places(ids), self.layout.stripe_length)
+        most = int(place.max(initial=-1)) + 1
         asked = [shard.first.remote(most) for shard in self.shards[way]]
-        parts = ray.get(asked, timeout=TIMEOUT_S)
-        return self.layout.together(parts, ids.astype(np.int64))
+        found: Float32 = np.stack(ray.get(asked, timeout=TIMEOUT_S))[shard, place]
+        return found
 
     def close(self) -> None:
         """Ends its actors."""

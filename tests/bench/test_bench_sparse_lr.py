@@ -151,16 +151,21 @@ def test_a_node_adds_up_what_its_workers_push(monkeypatch: pytest.MonkeyPatch) -
     assert (number, total.tolist()) == (0, [1, 10, 22, 3, 30])
 
 
+class FakeActor:
+    def __init__(self, actor: actor_ps.Shard) -> None:
+        self.actor = actor
+
+
 def test_a_layout_and_shards_agree() -> None:
     layout = ParameterLayout(5000, 2)
-    ids = np.array([0, 1024, 2047, 2048, 4999], np.int32)
-    order, starts = layout.split(ids)
-    shards = [actor_ps.Shard(layout.length, 1) for _ in range(2)]
-    for number, shard in enumerate(shards):
-        mine = order[starts[number] : starts[number + 1]]
-        shard.push(0, layout.places(ids[mine]), ids[mine].astype(np.float32))
-    weights = layout.together([shard.first(layout.length) for shard in shards], ids.astype(int))
-    assert weights.tolist() == ids.tolist()
+    ids = np.array([0, 2048, 4999, 1024, 2047], np.int32)  # by shard
+    shards = [FakeActor(actor_ps.Shard(layout.stripe_length, 1)) for _ in range(2)]
+    for part in actor_ps._parts_of(0, ids, layout, shards, keep=False):
+        part.shard.actor.push(0, part.places, ids[part.part].astype(np.float32))
+    shard, place = np.divmod(layout.places(ids), layout.stripe_length)
+    found = [shards[i].actor.weights[at] for i, at in zip(shard, place, strict=True)]
+    assert found == ids.tolist()
+    assert shard.tolist() == [0, 0, 0, 1, 1]
 
 
 # ------------------------------------------------------------------ a small run

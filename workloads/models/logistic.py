@@ -10,14 +10,14 @@ used together lie together, a block of 4 KiB that is touched at all is used for 
 what nobody has seen is nowhere allocated. Of keys that are equally frequent those come first that
 are met first: rare ones of the same rows are neighbours.
 
-Parameters are dealt out to several variables (`ParameterLayout`), a block to each in turn, so that
-the hot ones are not all at one home.
+Neighbours in this order are dealt out to stripes of the variable (`ParameterLayout`), a block to
+each in turn: a variable that is spread has its parts at different homes, so the hot ones are not
+all at one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -51,7 +51,8 @@ Int64 = npt.NDArray[np.int64]
 
 BLOCK_PARAMETERS: Final = 1024  # float32, of 4 KiB
 USED_OF_BLOCK: Final = 128  # parameters of a block, on average, from which on blocks are read whole
-MOST_RUNS: Final = 256  # of blocks, of a variable
+MOST_RUNS: Final = 1024  # of blocks
+STRIPES: Final = 64
 MOST_PARAMETERS: Final = (1 << 31) - 1
 NUMERIC_VALUES: Final = 120  # of a generated numeric feature, as buckets leave them
 
@@ -159,52 +160,39 @@ def _zipf(uniform: Float64, n_values: int, skew: float) -> Int64:
 
 @dataclasses.dataclass(frozen=True)
 class ParameterLayout:
-    """Where parameters are: in variables of float32, a block to each in turn.
+    """Where parameters are in an array of float32: a block to each of its stripes in turn.
 
     Args:
         n_parameters: in all.
-        n_variables: at least 1.
+        n_stripes: of equal length.
     """
 
     n_parameters: int
-    n_variables: int
+    n_stripes: int = STRIPES
 
     def __post_init__(self) -> None:
-        if not 0 < self.n_parameters <= MOST_PARAMETERS:
-            raise ValueError(f"there are 1 to {MOST_PARAMETERS:,} parameters")
+        if not 0 < self.n_parameters <= MOST_PARAMETERS or self.length > MOST_PARAMETERS + 1:
+            raise ValueError(
+                f"there are 1 to {MOST_PARAMETERS:,} parameters, with what stripes leave empty"
+            )
+
+    @property
+    def stripe_length(self) -> int:
+        """Elements of each stripe."""
+        n_blocks = -(-self.n_parameters // BLOCK_PARAMETERS)
+        return -(-n_blocks // self.n_stripes) * BLOCK_PARAMETERS
 
     @property
     def length(self) -> int:
-        """Elements of each variable."""
-        n_blocks = -(-self.n_parameters // BLOCK_PARAMETERS)
-        return -(-n_blocks // self.n_variables) * BLOCK_PARAMETERS
-
-    def split(self, ids: Int32) -> tuple[Int32, list[int]]:
-        """Ids by variable.
-
-        Returns:
-            Their order (of the first variable first, then ascending), and where in that order each
-            variable begins, with the end.
-        """
-        variable = ids // BLOCK_PARAMETERS % self.n_variables
-        order = np.lexsort((ids, variable)).astype(np.int32)
-        starts = np.searchsorted(variable[order], np.arange(self.n_variables + 1))
-        return order, starts.tolist()
+        """Elements of the array."""
+        return self.n_stripes * self.stripe_length
 
     def places(self, ids: Int32) -> Int32:
-        """The elements of their variables that ids are."""
+        """The elements that ids are."""
         block, into = np.divmod(ids, BLOCK_PARAMETERS)
-        found: Int32 = block // self.n_variables * BLOCK_PARAMETERS + into
+        turn, stripe = np.divmod(block, self.n_stripes)
+        found: Int32 = stripe * self.stripe_length + turn * BLOCK_PARAMETERS + into
         return found
-
-    def together(self, variables: Sequence[Float32], ids: Int64) -> Float32:
-        """Weights of ids, out of all variables."""
-        block, into = np.divmod(ids, BLOCK_PARAMETERS)
-        out = np.zeros(len(ids), np.float32)
-        for number, variable in enumerate(variables):
-            mine = block % self.n_variables == number
-            out[mine] = variable[block[mine] // self.n_variables * BLOCK_PARAMETERS + into[mine]]
-        return out
 
 
 class Distinct(NamedTuple):
@@ -265,23 +253,21 @@ class RowBlock(NamedTuple):
     Args:
         labels: shape (n,), 0 or 1.
         which: shape (39, n): the one of `ids` that each feature of each row is.
-        ids: that the rows touch, by variable, then ascending.
-        starts: where each variable's ids begin, with the end.
-        places: the elements of their variables that they are.
+        ids: that the rows touch, by their places.
+        places: the elements that they are, ascending.
         order: rows of all features of all rows, by `which`.
         firsts: where in `order` each id's rows begin.
-        runs: of each variable the elements (begin, end) of the blocks that are touched, to be read
-            as they are; None: so little of them is touched that rows are better asked for.
+        runs: the elements (begin, end) of the blocks that are touched, to be read as they are;
+            None: so little of them is touched that rows are better asked for.
     """
 
     labels: npt.NDArray[np.uint8]
     which: Int32
     ids: Int32
-    starts: list[int]
     places: Int32
     order: Int32
     firsts: Int64
-    runs: list[list[tuple[int, int]] | None]
+    runs: list[tuple[int, int]] | None
 
 
 def runs_of(places: Int32) -> list[tuple[int, int]] | None:
@@ -309,7 +295,8 @@ def block_of(labels: npt.NDArray[np.uint8], ids: Int32, layout: ParameterLayout)
         ids: shape (39, n).
     """
     touched, inverse = np.unique(ids, return_inverse=True)
-    order, starts = layout.split(touched)
+    places = layout.places(touched.astype(np.int32))
+    order = np.argsort(places)
     rank = np.empty(len(order), np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)
     which: Int32 = rank[inverse.reshape(-1)]
@@ -317,9 +304,9 @@ def block_of(labels: npt.NDArray[np.uint8], ids: Int32, layout: ParameterLayout)
     firsts = np.searchsorted(which[by_id], np.arange(len(order)))
     rows: Int32 = (by_id % max(1, len(labels))).astype(np.int32)
     own: Int32 = touched[order].astype(np.int32)
-    places = layout.places(own)
-    runs = [runs_of(places[begin:end]) for begin, end in itertools.pairwise(starts)]
-    return RowBlock(labels, which.reshape(ids.shape), own, starts, places, rows, firsts, runs)
+    places = places[order]
+    runs = runs_of(places)
+    return RowBlock(labels, which.reshape(ids.shape), own, places, rows, firsts, runs)
 
 
 # ------------------------------------------------------------------ one step
