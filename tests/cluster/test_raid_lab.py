@@ -212,3 +212,21 @@ def test_zeros_maps_and_small_ones(lab: LocalCluster, victim: int) -> None:
     with clamor.update(zeros) as array:
         array[0] = 5
     assert float(zeros.get()[0, 0]) == 5.0
+
+
+@pytest.mark.parametrize("level", ["raid1", "raid5"])
+def test_what_tasks_of_a_stage_add(lab: LocalCluster, victim: int, level: Any) -> None:
+    n = 600_000
+    ref = clamor.zeros(n, np.int64, redundancy=level)
+    ids = np.random.default_rng(5).integers(0, n, 4000)
+
+    def add(part: Any) -> int:
+        clamor.add_at(ref, part, 1)
+        return len(part)
+
+    parts = np.array_split(ids, 8)
+    assert sum(clamor.from_items(parts, num_partitions=4).map(add).collect()) == len(ids)
+    wanted = np.bincount(ids, minlength=n)
+    assert np.array_equal(read_all(ref.refresh()), wanted)
+    lab.kill_node(victim)
+    assert np.array_equal(on(1, read_all, ref), wanted)

@@ -453,11 +453,12 @@ def _places(
             del known[next(iter(known))]
         begins = [begin for begin, n_bytes in ref._plan.buffers if n_bytes]
         known[ref._region] = None
-        if len(begins) == 1:
+        if len(begins) == 1 and ref._pieces.width <= 1:
             layout = layout_at_or_after(ref.snapshot())
-            known[ref._region] = rows_of_pieces(layout, begins[0], *ref._pieces[::-1])
+            n, piece_bytes = ref._pieces.n, ref._pieces.piece_bytes
+            known[ref._region] = rows_of_pieces(layout, begins[0], piece_bytes, n)
     ranges = known[ref._region]
-    if ranges is None:  # some rows have two homes
+    if ranges is None:  # some rows have two homes, or pieces of two homes one parity
         return {_node_of(session, pieces[0].region, nodes): ALL_ROWS}
     found: dict[str | None, list[Range]] = {}
     for piece, rows in zip(pieces, ranges, strict=True):
