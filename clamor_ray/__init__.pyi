@@ -5,7 +5,6 @@ from . import collective as collective
 from . import data as data
 from . import errors as errors
 from ._build.region import Region as Region
-from ._build.region import build as build
 from ._objects.adapters import register_adapter as register_adapter
 from ._objects.global_array import GlobalArray as GlobalArray
 from ._objects.pointer import Pointer as Pointer
@@ -46,6 +45,8 @@ from ._write.scatter_add import add as add
 from ._write.scatter_add import add_at as add_at
 from ._write.scatter_add import maximum_at as maximum_at
 from ._write.scatter_add import minimum_at as minimum_at
+from ._write.spread_region import SpreadRegion as SpreadRegion
+from ._write.spread_region import build as build
 from ._write.transaction import Transaction as Transaction
 from ._write.transaction import transaction as transaction
 from ._write.transaction import update as update

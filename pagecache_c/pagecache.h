@@ -92,8 +92,7 @@ struct pc_client_options {
 
 /* Connects, says hello, probes the trap, starts the watch thread. *out is NULL on failure. */
 int pc_client_open(const struct pc_client_options *options, pc_client **out);
-/* Every call from here on, and those that wait, end with PC_ERR_CLOSED. Frees nothing. */
-int pc_client_shut(pc_client *client);
+int pc_client_shut(pc_client *client); /* all calls, those that wait too, give PC_ERR_CLOSED. Frees nothing */
 /* Shuts it, waits until the threads that are in a call have left, unmaps everything and joins the
  * watch thread. Addresses of its mappings die with it: those that were not unmapped become guards,
  * whose touch ends the process with a message. No call may begin after this has. */
@@ -114,8 +113,8 @@ int pc_client_task(pc_client *client, const uint8_t *task);
 int pc_client_trap(pc_client *client);
 /* Why no better one is in force, where PC_TRAP_AUTO or PC_TRAP_UFFD has chosen it; else "". */
 int pc_client_trap_reason(pc_client *client, char *text, size_t text_bytes);
-/* In a child of fork: connects anew, maps and arms every mapping of the parent at its address.
- * Mappings that cannot be had are left as guards: touching one ends the process with a message. */
+/* In a child of fork: connects anew, maps and arms every mapping of the parent at its address. Mappings
+ * that cannot be had are left as guards: touching one ends the process with a message. */
 int pc_client_after_fork(pc_client *client);
 
 enum pc_map_flags {
@@ -141,14 +140,13 @@ struct pc_mapping {
  * where a mapping without them is shared gets that one, whose read sets are supersets; and the first
  * one's choice of a page (PC_MAP_PAGE_SHIFT) stands for all. */
 int pc_client_map(pc_client *client, uint64_t region, uint64_t version, uint64_t base_address,
-                  uint64_t length_bytes, uint32_t flags, uint64_t timeout_ns,
-                  struct pc_mapping *out);
+                  uint64_t length_bytes, uint32_t flags, uint64_t timeout_ns, struct pc_mapping *out);
 /* The same at addresses of pc_addresses_reserve: for pieces of a variable, which lie side by side. Shares
  * no mapping; not with FIXED. The addresses are the mapping's; where the call fails they are given back. */
 int pc_client_map_at(pc_client *client, uint64_t region, uint64_t version, uint64_t base_address,
                      uint64_t length_bytes, uint32_t flags, uint64_t reserved, uint64_t timeout_ns,
                      struct pc_mapping *out);
-int pc_addresses_reserve(uint64_t length_bytes, uint64_t *address); /* without access: nobody takes them */
+int pc_addresses_reserve(uint64_t length_bytes, uint64_t wanted, uint64_t *address); /* without access */
 int pc_addresses_release(uint64_t address, uint64_t length_bytes);
 int pc_client_unmap(pc_client *client, uint64_t mapping_id);
 /* As pc_client_unmap, but where nobody else uses the mapping, the next pc_client_map of the same
@@ -199,8 +197,7 @@ int pc_kept_unmap(uint64_t address, uint64_t length_bytes);
 int pc_client_blank(pc_client *client, uint64_t mapping_id, const struct pc_run *runs, size_t n_runs);
 /* The blocks of a PRIVATE mapping that this process has written: sorted, disjoint runs. Returns
  * their number (which may exceed capacity: then call again with room). */
-int64_t pc_client_dirty(pc_client *client, uint64_t mapping_id, struct pc_run *runs,
-                        size_t capacity);
+int64_t pc_client_dirty(pc_client *client, uint64_t mapping_id, struct pc_run *runs, size_t capacity);
 /* Copies the runs of a PRIVATE mapping, with up to n_threads threads, into a layer, and hands it to
  * this node's page server, where it is kept under commit_id until pc_client_resolve. The runs must be
  * sorted and disjoint. The mapping stays as it is: what fails may be tried again, or dropped.
@@ -226,6 +223,15 @@ int64_t pc_client_stage_parity(pc_client *client, uint64_t region, uint64_t comm
                                const struct pc_parity_member *members, size_t n_members,
                                int n_threads, uint64_t timeout_ns, struct pc_run *runs,
                                size_t capacity, uint64_t *server_id, uint64_t *layer_bytes);
+/* The same as a layer of another region, of the same length or longer, at base_version. */
+int pc_client_stage_as(pc_client *client, uint64_t mapping_id, uint64_t region, uint64_t base_version,
+                       uint64_t commit_id, const struct pc_run *runs, size_t n_runs, int n_threads,
+                       uint64_t timeout_ns, uint64_t *server_id);
+/* Another region of the same length, PRIVATE too or not (flags), for a PRIVATE mapping of one user. What that has
+ * written is gone, and no thread may touch it meanwhile. If it fails and out->address is not 0, the mapping
+ * is gone, and those are its addresses, as pc_addresses_reserve gives them; if it is 0, nothing has changed. */
+int pc_client_remap(pc_client *client, uint64_t mapping_id, uint64_t region, uint64_t version,
+                    uint64_t base_address, uint32_t flags, uint64_t timeout_ns, struct pc_mapping *out);
 /* What became of a layer that this client staged: its version, or 0: it is to be dropped. Sends,
  * does not wait. mapping_id: that it was copied from, or 0. Where the version is the next after the
  * mapping's, the mapping shows that one from now on, for what differs is private to it: it does not
@@ -235,8 +241,7 @@ int pc_client_resolve(pc_client *client, uint64_t mapping_id, uint64_t commit_id
 /* Copies into a memfd with up to n_threads threads. Reads the source straight: no extra copy. */
 int pc_copy_in(int fd, uint64_t offset_bytes, const void *source, uint64_t n_bytes, int n_threads);
 
-/* Fetches the absent blocks among the runs in as few round trips as their number allows.
- * wait = 0 returns when the server has taken the request. */
+/* Fetches the absent blocks among the runs in few round trips. wait = 0: until the server has the request. */
 int pc_client_prefetch(pc_client *client, uint64_t mapping_id, const struct pc_run *runs,
                        size_t n_runs, int wait, uint64_t timeout_ns);
 
@@ -258,8 +263,8 @@ int pc_client_gather(pc_client *client, uint64_t mapping_id, const struct pc_row
 int pc_client_rows_here(pc_client *client, uint64_t mapping_id, const struct pc_rows *rows,
                         const int64_t *ids, uint64_t n_ids, uint64_t n_rows);
 
-/* How many blocks of the mapping are not here, as the kernel says (0 at its home; all, where it is
- * too large to look). Asks no server. */
+/* How many blocks of the mapping are not here, as the kernel says (0 at its home; all, where it is too
+ * large to look). Asks no server. */
 int64_t pc_client_absent(pc_client *client, uint64_t mapping_id);
 
 /* Read sets: drop this process's page-table entries, run, then list what is mapped again.
@@ -271,8 +276,7 @@ int64_t pc_client_absent(pc_client *client, uint64_t mapping_id);
  * SIGSEGV trap does not change: its sets are supersets as before. */
 int pc_client_reads_exact(pc_client *client, uint64_t mapping_id);
 int pc_client_reads_begin(pc_client *client, uint64_t mapping_id);
-int64_t pc_client_reads_end(pc_client *client, uint64_t mapping_id, struct pc_run *runs,
-                            size_t capacity);
+int64_t pc_client_reads_end(pc_client *client, uint64_t mapping_id, struct pc_run *runs, size_t capacity);
 /* What the page server took from this mapping's memory between begin and end: such blocks are not in
  * a read set any more, though they may have been touched. Ask after pc_client_reads_end; the number
  * of runs as there. After the page server was restarted it is all of them. */
@@ -281,14 +285,12 @@ int64_t pc_client_evicted(pc_client *client, uint64_t mapping_id, struct pc_run 
                           size_t capacity, uint64_t timeout_ns);
 int pc_client_evicted_end(pc_client *client, uint64_t mapping_id);
 /* Tells the page server what was read, for its statistics. Sends, does not wait. */
-int pc_client_report_reads(pc_client *client, uint64_t mapping_id, const struct pc_run *runs,
-                           size_t n_runs);
+int pc_client_report_reads(pc_client *client, uint64_t mapping_id, const struct pc_run *runs, size_t n_runs);
 
 /* ------------------------------------------------------------------ engine */
 
-/* Which server a miss is sent to. P2C: a home with little to send answers; a busy one picks two of
- * those that have the block, and sends the asker to the one with less to send. RANDOM: any of those
- * and the home. */
+/* Which server a miss is sent to. P2C: a home with little to send answers; a busy one picks two of those that
+ * have the block, and sends the asker to the one with less to send. RANDOM: any of those and the home. */
 enum pc_replication { PC_REPLICATION_P2C = 0, PC_REPLICATION_RANDOM = 1, PC_REPLICATION_OFF = 2 };
 /* The choice itself, as the home makes it: -1: the home answers; else an index of holder_bytes.
  * home_bytes, holder_bytes: what each has to send; random: 64 random bits. No state, no clock. */
@@ -297,8 +299,7 @@ int pc_select_peer(int replication, uint64_t home_bytes, const uint64_t *holder_
 
 /* Which cached blocks go first when the node's budget is full. */
 enum pc_policy {
-    PC_POLICY_SIEVE = 0, PC_POLICY_FIFO = 1, PC_POLICY_LRU = 2, PC_POLICY_LFU = 3,
-    PC_POLICY_RANDOM = 4
+    PC_POLICY_SIEVE = 0, PC_POLICY_FIFO = 1, PC_POLICY_LRU = 2, PC_POLICY_LFU = 3, PC_POLICY_RANDOM = 4
 };
 
 typedef struct pc_engine pc_engine;
@@ -331,9 +332,8 @@ struct pc_engine_options {
     size_t n_floors;               /* the history of what was published meanwhile */
 };
 
-/* Takes back what the keeper holds, then listens. */
 int pc_engine_start(const struct pc_engine_options *options, pc_engine **out);
-int pc_engine_stop(pc_engine *engine);
+int pc_engine_stop(pc_engine *engine); /* start takes back what the keeper holds, then listens */
 /* How much here would be missed: homes, leases (also of connections that have ended, and after a restart
  * those that may come back), staged layers. but_homes: neither homes nor layers of other nodes. */
 int64_t pc_engine_in_use(pc_engine *engine, int but_homes);

@@ -103,6 +103,8 @@ class PieceMaker:
         rpc: calls the registry.
         config: of this process.
         until_answered: makes a call of the registry again whose answer was lost.
+        away: no piece stays on this node.
+        before: is called with the index of each piece before that is filled.
     """
 
     def __init__(
@@ -114,6 +116,8 @@ class PieceMaker:
         rpc: RegistryClient,
         config: Config,
         until_answered: Callable[[Callable[[], Any]], Any],
+        away: bool = False,
+        before: Callable[[int], None] = lambda index: None,
     ) -> None:
         self._created = created
         self._content = content
@@ -121,6 +125,8 @@ class PieceMaker:
         self._rpc = rpc
         self._config = config
         self._until_answered = until_answered
+        self._away = away
+        self._before = before
         self._placing: collections.deque[concurrent.futures.Future[None]] = collections.deque()
         self._here: list[RegionRecord] = []  # pieces that stay on this node
 
@@ -140,9 +146,12 @@ class PieceMaker:
                 most = UNDER_WAY if parts else EMPTY_UNDER_WAY
                 while len(self._placing) >= most:
                     self._placing.popleft().result()
+                self._before(index)
                 self._make_room(sum(view.nbytes for _, view in parts))
                 self._fill(piece, parts)
-                if home in piece.homes:
+                if home in piece.homes and self._away:
+                    self._placing.append(pool.submit(self._place, piece, 0))
+                elif home in piece.homes:
                     self._here.append(piece)
                 else:
                     self._placing.append(pool.submit(self._place, piece, home))

@@ -551,6 +551,7 @@ class Client(_ParityCalls):
         *,
         n_threads: int = 0,
         timeout_s: float = 60.0,
+        of: tuple[int, int] | None = None,
     ) -> int:
         """Copies blocks of a private mapping to this node's page server, to be committed.
 
@@ -560,6 +561,7 @@ class Client(_ParityCalls):
             runs: sorted and disjoint, at least one; what `dirty` gives.
             n_threads: that copy; 0 chooses by size and cores.
             timeout_s: for all of it, a restart of the page server included.
+            of: (region, version) that the layer changes; None: what is mapped.
 
         Returns:
             The id of the page server that has them: a node may have joined again since the session
@@ -571,16 +573,11 @@ class Client(_ParityCalls):
         """
         pointer, n_runs, keep = runs_pointer(runs)
         server_id = c.ffi.new("uint64_t *")
-        code = self._call(
-            c.lib.pc_client_stage,
-            mapping_id,
-            commit_id,
-            pointer,
-            n_runs,
-            n_threads,
-            ns(timeout_s),
-            server_id,
-        )
+        how = (pointer, n_runs, n_threads, ns(timeout_s), server_id)
+        if of is None:
+            code = self._call(c.lib.pc_client_stage, mapping_id, commit_id, *how)
+        else:
+            code = self._call(c.lib.pc_client_stage_as, mapping_id, *of, commit_id, *how)
         if code < 0:
             self._check(code, mapping_id, runs_said(keep))
         return int(server_id[0])

@@ -25,10 +25,20 @@ import numpy.typing as npt
 
 from clamor_ray import errors
 from clamor_ray._native import piece_maps
-from clamor_ray._native.base import BLOCK_BYTES, BLOCK_SHIFT, MAP_FIXED, Runs, c, check, ns
+from clamor_ray._native.base import (
+    BLOCK_BYTES,
+    BLOCK_SHIFT,
+    MAP_FIXED,
+    MAP_PRIVATE,
+    Runs,
+    c,
+    check,
+    ns,
+)
 from clamor_ray._native.client import Client, Mapping
 
 FIRST_ID: Final = 1 << 48  # ids of one region's mappings count from 1
+NO_ID: Final = 0  # of a piece whose mapping could not be replaced
 AT_ONCE: Final = 8  # pieces that a gather asks for at the same time
 
 _T = TypeVar("_T")
@@ -175,7 +185,12 @@ class PiecedClient(Client):
     # -- maps
 
     def map_pieces(
-        self, pieces: Sequence[PieceVersion], *, flags: int = 0, timeout_s: float = 10.0
+        self,
+        pieces: Sequence[PieceVersion],
+        *,
+        flags: int = 0,
+        timeout_s: float = 10.0,
+        at: int = 0,
     ) -> Mapping:
         """Maps a version of a variable: all of its pieces, side by side.
 
@@ -183,18 +198,22 @@ class PiecedClient(Client):
             pieces: in the order of their addresses, without a gap; all but the last of one length.
             flags: as in `map`. With `MAP_FIXED` at their own addresses or not at all.
             timeout_s: for all answers.
+            at: the first address, where they are to lie elsewhere; 0: their own, or any.
 
         Raises:
             OutOfMemoryError: Pieces would have more than their share of the process's maps.
             As `map`. Nothing is mapped then.
         """
         deadline = time.monotonic() + timeout_s
-        try:
-            mapped = self._map_all(pieces, flags | MAP_FIXED, 0, deadline)
-        except errors.AddressClashError:
-            if flags & MAP_FIXED:
-                raise
-            mapped = self._map_elsewhere(pieces, flags, deadline)
+        if at:
+            mapped = self._map_elsewhere(pieces, flags, at, deadline)
+        else:
+            try:
+                mapped = self._map_all(pieces, flags | MAP_FIXED, 0, deadline)
+            except errors.AddressClashError:
+                if flags & MAP_FIXED:
+                    raise
+                mapped = self._map_elsewhere(pieces, flags, 0, deadline)
         pieced_id = next(_ids)
         pieced = _Pieced(pieces, [each.id for each in mapped], mapped[0].address)
         self._pieced[pieced_id] = pieced
@@ -210,11 +229,11 @@ class PiecedClient(Client):
         )
 
     def _map_elsewhere(
-        self, pieces: Sequence[PieceVersion], flags: int, deadline: float
+        self, pieces: Sequence[PieceVersion], flags: int, at: int, deadline: float
     ) -> list[Mapping]:
         length_bytes = sum(piece.length_bytes for piece in pieces)
         out = c.ffi.new("uint64_t *")
-        check(c.lib.pc_addresses_reserve(length_bytes, out))
+        check(c.lib.pc_addresses_reserve(length_bytes, at, out))
         return self._map_all(pieces, flags, int(out[0]), deadline)
 
     def _map_all(
@@ -260,7 +279,10 @@ class PiecedClient(Client):
             raise errors.FreedError(f"No mapping {mapping_id} in this process.")
         at = pieced.address
         for piece, part_id in zip(pieced.pieces, pieced.ids, strict=True):
-            self._let_go(unmap, part_id, at)
+            if part_id == NO_ID:
+                c.lib.pc_addresses_release(at, piece.length_bytes)
+            else:
+                self._let_go(unmap, part_id, at)
             at += piece.length_bytes
 
     def _let_go(self, unmap: Callable[[int], None], part_id: int, at: int) -> None:
@@ -271,6 +293,64 @@ class PiecedClient(Client):
                 self.unmap_ended(at)
         except errors.ClamorError:
             pass  # the session is gone, and the mapping with it
+
+    def replace(
+        self,
+        mapping_id: int,
+        index: int,
+        region: int,
+        version: int,
+        base_address: int,
+        *,
+        private: bool = True,
+        timeout_s: float = 10.0,
+    ) -> None:
+        """Lets one piece of a private mapping show another region, of the piece's length. `parts`
+        and `dirty` count and name what is there as before. What this process has written to the
+        piece is gone; no thread may touch it meanwhile.
+
+        Args:
+            mapping_id: of several pieces.
+            index: of the piece.
+            region, version, base_address: of the other region.
+            private: it can be written; else the piece is read only for good.
+            timeout_s: for all of it.
+
+        Raises:
+            FreedError: There is no such mapping, or no such region.
+            RangeError: The mapping is to be read only.
+            ServerUnavailableError, WaitTimeoutError, ...: Not now. Where the piece is lost for
+                this mapping, `is_whole` says so: a touch of it ends the process.
+        """
+        pieced = self._find(mapping_id)
+        out = c.ffi.new("struct pc_mapping *")
+        ids, n_bytes = list(pieced.ids), pieced.pieces[index].length_bytes
+        flags = MAP_PRIVATE if private else 0
+        at = pieced.address + pieced.first_block(index) * BLOCK_BYTES
+        if ids[index] != NO_ID:
+            code = self._call(
+                c.lib.pc_client_remap,
+                *(ids[index], region, version, base_address, flags, ns(timeout_s), out),
+            )
+            is_gone = out.address != 0
+        else:
+            code = self._call(
+                c.lib.pc_client_map_at,
+                *(region, version, base_address, n_bytes, flags, at, ns(timeout_s), out),
+            )
+            is_gone = True
+            if code < 0:  # it has given them back
+                check(int(c.lib.pc_addresses_reserve(n_bytes, at, c.ffi.new("uint64_t *"))))
+        if code >= 0:
+            ids[index] = self._remember(out, region, version).id
+        elif is_gone:
+            ids[index] = NO_ID
+        pieced.ids = tuple(ids)
+        check(code, region=region, version=version)
+
+    def is_whole(self, mapping_id: int) -> bool:
+        """Whether all pieces of a mapping are mapped: see `replace`."""
+        return mapping_id < FIRST_ID or NO_ID not in self._find(mapping_id).ids
 
     # -- all of a mapping
 

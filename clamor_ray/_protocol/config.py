@@ -10,6 +10,7 @@
 | CLAMOR_CONNECT_TIMEOUT_S | 5 | connecting to the page server of this node |
 | CLAMOR_PAGE_BYTES | 0 | size of a demand fetch, a power of two, 4096 to 8388608; 0: by use |
 | CLAMOR_CACHE_BYTES | 0 | cached blocks that a node keeps; 0: a quarter of the node's memory |
+| CLAMOR_WRITE_BYTES | 0 | what a transaction keeps here of a spread variable; 0: a quarter |
 | CLAMOR_CACHE_POLICY | sieve | what goes first: sieve, fifo, lru, lfu, random |
 | CLAMOR_REPLICATION | p2c | whom a busy home sends askers to: p2c, random or off |
 | CLAMOR_CONTROL_TIMEOUT_S | 60 | one call to the registry, page-server start included |
@@ -38,7 +39,7 @@ ReadSets = Literal["coarse", "exact", "off"]
 
 LEAST_CACHE_BYTES: Final = 1 << 20
 
-_BYTES = ("history_bytes", "history_disk_bytes", "view_ref_bytes")
+_BYTES = ("history_bytes", "history_disk_bytes", "view_ref_bytes", "write_bytes")
 _CHOICES = {
     "trap": ("auto", "uffd", "sigsegv"),
     "read_sets": ("coarse", "exact", "off"),
@@ -153,6 +154,7 @@ class Config:
     idle_node_s: float = 0.0
     page_bytes: int = 0
     cache_bytes: int = 0
+    write_bytes: int = 0
     cache_policy: str = "sieve"
     replication: str = "p2c"
     history_bytes: int = 256 << 20

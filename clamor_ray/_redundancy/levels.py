@@ -53,6 +53,9 @@ class Level(NamedTuple):
         return Shape(width=min(n_nodes - 1, MOST_WIDTH), n_parity=1, is_fixed=self.name == "raid4")
 
 
+SPREAD: Final = Level("raid0")
+
+
 def level_of(home: str | None, redundancy: str | None, copies: int) -> Level | None:
     """What `put` and its like were asked for.
 
@@ -80,5 +83,5 @@ def level_of(home: str | None, redundancy: str | None, copies: int) -> Level | N
     if type(copies) is not int or copies < 2:
         raise ValueError(f"copies is a number from 2 on, not {copies!r}")
     if redundancy is None:
-        return None if home is None else Level("raid0")
+        return None if home is None else SPREAD
     return Level(redundancy, copies)  # type: ignore[arg-type]

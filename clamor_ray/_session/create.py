@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import ray
 
@@ -30,19 +30,18 @@ from clamor_ray._objects.layout import (
 from clamor_ray._objects.memory import check_room
 from clamor_ray._protocol import ray_state
 from clamor_ray._protocol.config import SEAL_S, Config
-from clamor_ray._protocol.messages import INLINE_BASE, Counted, RegionRecord
+from clamor_ray._protocol.messages import INLINE_BASE, Counted, CreatedPieces, RegionRecord
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import new_request_id
 from clamor_ray._protocol.source import Source, source_of_call, source_of_zeros
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._read.state import Pieces
-from clamor_ray._redundancy.groups import Shape
-from clamor_ray._redundancy.levels import Level
+from clamor_ray._redundancy.groups import NO_GROUPS, Shape
+from clamor_ray._redundancy.levels import SPREAD, Level
 from clamor_ray._tasks import task_context
 
 _T = TypeVar("_T")
 Home = Literal["spread"]
-SPREAD: Final = Level("raid0")
 
 
 def _inline_id() -> int:
@@ -176,12 +175,9 @@ class Creator:
         while True:
             try:
                 if level is not None:
-                    for_groups = level.n_nodes > 1
-                    n_servers = self._rpc.spread_over(self._node_id, for_groups)
-                    shape = level.shape(n_servers)
-                    piece_bytes = piece_bytes_of(plan.region_bytes, n_servers, shape.width)
-                    if piece_bytes < plan.region_bytes or shape.width:
-                        content, laid = list(pieces()), (piece_bytes, shape)
+                    laid = self.laid_out(plan.region_bytes, level)
+                    if laid[0] < plan.region_bytes or laid[1].width:
+                        content = list(pieces())
                         return self._try_create_pieces(plan, laid, content, source, inside)
                 return self._try_create(plan, pieces(), source, inside)
             except errors.ServerUnavailableError:
@@ -251,41 +247,118 @@ class Creator:
         content: list[tuple[int, memoryview]],
         source: Source | None,
         inside: Sequence[Anchor],
+        away: bool = False,
     ) -> GlobalRef[Any]:
-        """`laid`: bytes of each piece, and the shape of their groups."""
-        client = self._client()
-        wanted = self._anchors.wanted()
-        created = self._rpc.create_pieces(
-            plan.region_bytes, laid[0], self._node_id, new_request_id(), wanted, laid[1]
-        )
-        self._anchors.add(created.anchors)
+        """`laid`: see `laid_out`."""
+        created = self.begin_pieces(plan.region_bytes, *laid)
         whole = created.whole
-        task_context.made(whole.region)
         try:
-            try:
-                PieceMaker(
-                    created,
-                    content,
-                    client=client,
-                    rpc=self._rpc,
-                    config=self._config,
-                    until_answered=self._until_answered,
-                ).make()
-                anchor = self.anchor()
-                counted = self._counted(anchor, inside)
+            self.make_pieces(created, content, away=away)
+            anchor = self.anchor()
+            counted = self._counted(anchor, inside)
+            with self._given_up(whole.region):
                 self._until_answered(lambda: self._rpc.seal(whole.region, source, counted))
-            except errors.FreedError as error:
-                raise errors.ServerUnavailableError(
-                    f"{capital(label(whole.region))} was given up while it was filled: a page "
-                    "server was restarted or lost, or a piece took more than 10 minutes.",
-                    code=error.code,
-                    hint="Nothing is left of it: put the object again.",
-                ) from error
         except BaseException:
             with contextlib.suppress(errors.ClamorError):
                 self._rpc.abandon(whole.region)
             raise
         return self.ref(whole, plan, (anchor,))
+
+    def begin_pieces(
+        self, region_bytes: int, piece_bytes: int, shape: Shape = NO_GROUPS
+    ) -> CreatedPieces:
+        """A new variable in pieces, of which nothing is there yet but ids and addresses.
+
+        Args:
+            region_bytes: of all of it; more than one piece.
+            piece_bytes: of each piece but the last.
+            shape: of their groups.
+        """
+        self._client()  # the node's page server, which is its first home, is there from here on
+        wanted = self._anchors.wanted()
+        created = self._rpc.create_pieces(
+            region_bytes, piece_bytes, self._node_id, new_request_id(), wanted, shape
+        )
+        self._anchors.add(created.anchors)
+        task_context.made(created.whole.region)
+        return created
+
+    def make_pieces(
+        self,
+        created: CreatedPieces,
+        content: Sequence[tuple[int, memoryview]],
+        *,
+        away: bool = False,
+        before: Callable[[int], None] = lambda index: None,
+    ) -> None:
+        """Fills all pieces and sends them to their homes. See `PieceMaker`.
+
+        Raises:
+            ServerUnavailableError: They were given up meanwhile, or a page server does not answer.
+            OutOfMemoryError, WaitTimeoutError: See `PieceMaker.make`.
+        """
+        with self._given_up(created.whole.region):
+            PieceMaker(
+                created,
+                content,
+                client=self._client(),
+                rpc=self._rpc,
+                config=self._config,
+                until_answered=self._until_answered,
+                away=away,
+                before=before,
+            ).make()
+
+    @contextlib.contextmanager
+    def _given_up(self, region: int) -> Iterator[None]:
+        """Where it is freed it was given up."""
+        try:
+            yield
+        except errors.FreedError as error:
+            raise errors.ServerUnavailableError(
+                f"{capital(label(region))} was given up while it was filled: a page server was "
+                "restarted or lost, or a piece took more than 10 minutes.",
+                code=error.code,
+                hint="Nothing is left of it: put the object again.",
+            ) from error
+
+    def laid_out(self, region_bytes: int, level: Level) -> tuple[int, Shape]:
+        """Bytes of each piece of a new variable that is spread from this node, and the shape of
+        their groups.
+
+        Raises:
+            TooFewNodesError: The level needs more nodes.
+        """
+        n_servers = self._rpc.spread_over(self._node_id, level.n_nodes > 1)
+        shape = level.shape(n_servers)
+        return piece_bytes_of(region_bytes, n_servers, shape.width), shape
+
+    def scratch(
+        self, region_bytes: int, piece_bytes: int, *, or_here: bool
+    ) -> GlobalRef[Any] | None:
+        """A variable of zeros that has nothing on this node, for bytes that this one has no room
+        for. It has no object: `get` is not for it.
+
+        Args:
+            region_bytes, piece_bytes: as in `begin_pieces`.
+            or_here: it is on this node where there is no other.
+
+        Returns:
+            None where there is no other node, and it must not be here.
+        """
+        deadline = time.monotonic() + self._config.reattach_s
+        while True:
+            try:
+                is_alone = self._rpc.spread_over(self._node_id) < 2
+                if is_alone and not or_here:
+                    return None
+                plan = Plan(region_bytes, 0)
+                laid = piece_bytes, NO_GROUPS
+                return self._try_create_pieces(plan, laid, [], None, (), not is_alone)
+            except errors.ServerUnavailableError:
+                if time.monotonic() >= deadline or self._has_ended():
+                    raise
+            time.sleep(0.1)
 
     @staticmethod
     def _counted(anchor: Anchor, inside: Sequence[Anchor]) -> Counted:

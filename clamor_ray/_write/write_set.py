@@ -126,15 +126,7 @@ class Change:
         """What the registry is told, the variable first."""
         entry, begin = self.entry, self.entry.begin
         plan = None if entry.plan == begin._plan else pickle.dumps(entry.plan)
-        whole = Write(
-            region=begin._region,
-            base_version=begin.version,
-            n_blocks=0,
-            blocks=b"",
-            layer_bytes=0,
-            staged_at=0,
-            plan=plan,
-        )
+        whole = replace(of_variable(begin._region, begin.version), plan=plan)
         if entry.lease is None:
             return (replace(whole, payload=entry.image.tobytes()),)
         if begin._pieces is None:
@@ -198,6 +190,23 @@ def rows_at(
             if row is not None:
                 rows[ref._region] = row
     return rows
+
+
+def of_variable(region: int, base_version: int) -> Write:
+    """A write that makes a version of a variable, and changes no block of it."""
+    return Write(
+        region=region,
+        base_version=base_version,
+        n_blocks=0,
+        blocks=b"",
+        layer_bytes=0,
+        staged_at=0,
+    )
+
+
+def of_layer(region: int, base_version: int, runs: Runs, server_id: int = 0) -> Write:
+    """A write of some blocks of a region, which a page server has as a layer."""
+    return _with_blocks(of_variable(region, base_version), runs, server_id)
 
 
 def _with_blocks(write: Write, runs: Runs, server_id: int) -> Write:

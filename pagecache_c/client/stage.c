@@ -172,15 +172,14 @@ int pc__layer_hand_over(pc_client *client, int fd, const struct pc__layer_head *
     return PC_OK;
 }
 
-static int stage(pc_client *client, const struct pc__mapping *mapping, uint64_t commit_id,
+/* head: whose layer it is. */
+static int stage(pc_client *client, const struct pc__mapping *mapping, struct pc__layer_head head,
                  const struct pc_run *runs, size_t n_runs, int n_threads, uint64_t deadline_ns,
                  uint64_t *server_id)
 {
     int rc = pc__layer_check_runs(mapping, runs, n_runs);
     if (rc)
         return rc;
-    struct pc__layer_head head = {.region = mapping->region, .commit_id = commit_id,
-                                  .base_version = mapping->version};
     int fd = pc__layer_begin(&head, runs, n_runs);
     if (fd < 0)
         return fd;
@@ -191,20 +190,42 @@ static int stage(pc_client *client, const struct pc__mapping *mapping, uint64_t 
     return rc;
 }
 
+static int stage_as(pc_client *client, uint64_t mapping_id, struct pc__layer_head head,
+                    const struct pc_run *runs, size_t n_runs, int n_threads, uint64_t timeout_ns,
+                    uint64_t *server_id)
+{
+    struct pc__mapping *mapping;
+    if (head.commit_id == 0 || n_threads < 0)
+        return pc__fail(PC_ERR_RANGE, "commit %" PRIu64 " with %d threads", head.commit_id, n_threads);
+    int rc = pc__use_private(client, mapping_id, &mapping);
+    if (rc)
+        return rc;
+    if (head.region == 0) {
+        head.region = mapping->region;
+        head.base_version = mapping->version;
+    }
+    rc = stage(client, mapping, head, runs, n_runs, n_threads, pc__deadline(timeout_ns), server_id);
+    pc__unuse(client, mapping);
+    return rc;
+}
+
 PC_API int pc_client_stage(pc_client *client, uint64_t mapping_id, uint64_t commit_id,
                            const struct pc_run *runs, size_t n_runs, int n_threads,
                            uint64_t timeout_ns, uint64_t *server_id)
 {
-    struct pc__mapping *mapping;
-    if (commit_id == 0 || n_threads < 0)
-        return pc__fail(PC_ERR_RANGE, "commit %" PRIu64 " with %d threads", commit_id, n_threads);
-    int rc = pc__use_private(client, mapping_id, &mapping);
-    if (rc)
-        return rc;
-    rc = stage(client, mapping, commit_id, runs, n_runs, n_threads, pc__deadline(timeout_ns),
-               server_id);
-    pc__unuse(client, mapping);
-    return rc;
+    const struct pc__layer_head head = {.commit_id = commit_id};
+    return stage_as(client, mapping_id, head, runs, n_runs, n_threads, timeout_ns, server_id);
+}
+
+PC_API int pc_client_stage_as(pc_client *client, uint64_t mapping_id, uint64_t region,
+                              uint64_t base_version, uint64_t commit_id, const struct pc_run *runs,
+                              size_t n_runs, int n_threads, uint64_t timeout_ns, uint64_t *server_id)
+{
+    const struct pc__layer_head head = {
+        .region = region, .base_version = base_version, .commit_id = commit_id};
+    if (region == 0)
+        return pc__fail(PC_ERR_RANGE, "a layer of no variable");
+    return stage_as(client, mapping_id, head, runs, n_runs, n_threads, timeout_ns, server_id);
 }
 
 PC_API int pc_client_resolve(pc_client *client, uint64_t mapping_id, uint64_t commit_id,

@@ -287,3 +287,77 @@ def test_its_addresses_outlive_the_client_and_are_let_go_of(world: World) -> Non
     assert taken_bytes(BASE) == N_BYTES
     world.client.unmap(mapping.id)
     assert taken_bytes(BASE) == 0
+
+
+OTHER = 20  # a region of a piece's length that is none of the variable's
+
+
+def make_other(world: World) -> tuple[PieceVersion, npt.NDArray[np.uint8]]:
+    content = some_bytes(9)[:PIECE_BYTES]
+    piece = PieceVersion(OTHER, 0, BASE + 64 * PIECE_BYTES, PIECE_BYTES)
+    fd = world.client.create(piece.region, piece.base_address, piece.length_bytes)
+    _native.copy_in(fd, 0, content)
+    os.close(fd)
+    world.client.seal(OTHER)
+    return piece, content
+
+
+def test_a_piece_shows_another_region_and_is_committed_as_itself(world: World) -> None:
+    other, content = make_other(world)
+    private = world.map(_native.MAP_PRIVATE)
+    view = memory(private)
+    expected = world.content.copy()
+    view[PIECE_BYTES] ^= 1  # is gone with what the piece showed
+    view[3] = expected[3] = 77  # of another piece: it stays
+    world.client.replace(private.id, 1, other.region, 0, other.base_address)
+    assert world.client.is_whole(private.id)
+    expected[PIECE_BYTES : 2 * PIECE_BYTES] = content
+    assert np.array_equal(view, expected)
+    assert world.client.dirty(private.id).tolist() == [[0, 1]]
+    view[PIECE_BYTES + 5 * 4096] = expected[PIECE_BYTES + 5 * 4096] = 78
+    dirty = world.client.dirty(private.id)
+    assert dirty.tolist() == [[0, 1], [PIECE_BLOCKS + 5, 1]]
+    parts = world.client.parts(private.id, np.array([[PIECE_BLOCKS, 10]], np.uint64))
+    assert [(part.region, part.version) for part in parts] == [(8, 0)]
+    # Ten blocks of what is shown, as a layer of the piece itself.
+    commit_id = secrets.randbits(63) | 1
+    world.client.stage(parts[0].mapping_id, commit_id, parts[0].runs, of=(8, 0))
+    world.engine.publish(8, 1, commit_id)
+    committed = world.content.copy()
+    ten = slice(PIECE_BYTES, PIECE_BYTES + 10 * 4096)
+    committed[ten] = expected[ten]
+    newer = world.map(row=[0, 1, 0])
+    assert np.array_equal(memory(newer), committed)
+    with pytest.raises(errors.RangeError, match="no variable"):
+        world.client.stage(parts[0].mapping_id, commit_id, parts[0].runs, of=(0, 0))
+    # Another one again, to be read only.
+    world.client.replace(private.id, 1, 8, 1, BASE + PIECE_BYTES, private=False)
+    assert np.array_equal(view[ten], committed[ten])
+    world.client.unmap(private.id)
+    world.client.unmap(newer.id)
+    assert taken_bytes(private.address) == 0
+
+
+def test_a_piece_that_cannot_be_replaced_keeps_its_addresses(world: World) -> None:
+    other, content = make_other(world)
+    shared, private = world.map(), world.map(_native.MAP_PRIVATE)
+    with pytest.raises(errors.RangeError, match="to be read"):
+        world.client.replace(shared.id, 1, other.region, 0, other.base_address)
+    with pytest.raises(errors.FreedError):
+        world.client.replace(shared.id + 1000, 1, other.region, 0, other.base_address)
+    with pytest.raises(errors.RangeError):  # no address of a region
+        world.client.replace(private.id, 1, other.region, 0, 4096)
+    assert world.client.is_whole(private.id)
+    assert np.array_equal(memory(private), world.content)
+    for _ in range(2):
+        with pytest.raises(errors.WaitTimeoutError):  # nobody says what region 99 is
+            world.client.replace(private.id, 1, 99, 0, other.base_address, timeout_s=0.2)
+        assert not world.client.is_whole(private.id)
+        assert taken_bytes(private.address) == N_BYTES
+    world.client.replace(private.id, 1, other.region, 0, other.base_address)
+    assert world.client.is_whole(private.id)
+    assert np.array_equal(memory(private)[PIECE_BYTES : 2 * PIECE_BYTES], content)
+    with pytest.raises(errors.WaitTimeoutError):
+        world.client.replace(private.id, 2, 99, 0, other.base_address, timeout_s=0.2)
+    world.client.unmap(private.id)
+    assert taken_bytes(private.address) == 0

@@ -21,10 +21,10 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._build.region import build
 from clamor_ray._counting.pool import MOST
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import process_sessions
+from clamor_ray._write.spread_region import build
 from tests.conftest import ANSWER_S, ClamorCluster, until
 
 pytestmark = pytest.mark.lab

@@ -19,6 +19,7 @@
 
 #include "common/huge_pages.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -594,9 +595,75 @@ PC_API int pc_client_map_at(pc_client *client, uint64_t region, uint64_t version
     return rc;
 }
 
-PC_API int pc_addresses_reserve(uint64_t length_bytes, uint64_t *address)
+/* Under lock. Its addresses stay, with no access and nothing behind them. */
+static int empty(pc_client *client, struct pc__mapping *mapping)
 {
-    void *at = mmap(NULL, length_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const struct pc__trapped *trapped = &mapping->trapped;
+    pc__range_set(trapped->address, PC__RANGE_RESERVED, 0);
+    client->trap.ops->forget(&client->trap, trapped);
+    int rc = mmap(pc__pointer(trapped->address), trapped->length_bytes, PROT_NONE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED
+                 ? pc__fail_errno("mmap of %" PRIu64 " bytes of addresses", trapped->length_bytes)
+                 : PC_OK;
+    pc__range_set(trapped->address, PC__RANGE_GONE, 0); /* whoever maps there next says what it is */
+    mapping->trapped.address = 0;                       /* they are no longer its to unmap */
+    pc__mapping_release(client, mapping);
+    return rc;
+}
+
+/* Under lock. */
+static int may_remap(pc_client *client, const struct pc__mapping *mapping)
+{
+    int rc = pc__call_refused(client);
+    if (!rc && (!mapping || mapping->state != PC__MAPPING_LIVE || mapping->is_building))
+        rc = pc__fail(PC_ERR_NO_REGION, "no mapping in this process that could be replaced");
+    if (!rc && (!pc__is_private(mapping) || mapping->users != 1))
+        rc = pc__fail(PC_ERR_RANGE, "variable %" PRIu64 " is mapped to be read, or in use: only a "
+                      "private mapping of one user is replaced", mapping->region);
+    return rc;
+}
+
+PC_API int pc_client_remap(pc_client *client, uint64_t mapping_id, uint64_t region, uint64_t version,
+                           uint64_t base_address, uint32_t flags, uint64_t timeout_ns,
+                           struct pc_mapping *out)
+{
+    pc__enter(client);
+    pthread_mutex_lock(&client->lock);
+    struct pc__mapping *mapping = pc__mapping_find(client, mapping_id);
+    struct pc__trapped at = {0};
+    int rc = may_remap(client, mapping);
+    if (!rc) {
+        at = mapping->trapped;
+        if (!pc__is_in_window(base_address, at.length_bytes) || flags & ~(uint32_t)PC_MAP_PRIVATE)
+            rc = pc__fail(PC_ERR_RANGE, "a region of %" PRIu64 " bytes at %#" PRIx64 ", flags %u",
+                          at.length_bytes, base_address, flags);
+    }
+    const bool is_gone = !rc;
+    if (!rc)
+        rc = empty(client, mapping);
+    pthread_mutex_unlock(&client->lock);
+    uint64_t reserved = at.address;
+    if (!rc)
+        rc = map(client, region, version, base_address, at.length_bytes,
+                 (at.flags & ~(uint32_t)(PC_MAP_FIXED | PC_MAP_PRIVATE)) | flags, &reserved, timeout_ns, out);
+    /* A map that failed has given them back. Who takes them first is in our way for good: the caller's
+     * memory, which it still points into, would be another's. */
+    if (rc && is_gone && !reserved &&
+        mmap(pc__pointer(at.address), at.length_bytes, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | MAP_NORESERVE, -1, 0) == MAP_FAILED)
+        rc = pc__fail_errno("mmap of %" PRIu64 " bytes of addresses", at.length_bytes);
+    if (rc)
+        *out = (struct pc_mapping){.address = is_gone ? at.address : 0};
+    pc__leave(client);
+    return rc;
+}
+
+PC_API int pc_addresses_reserve(uint64_t length_bytes, uint64_t wanted, uint64_t *address)
+{
+    void *at = mmap(pc__pointer(wanted), length_bytes, PROT_NONE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (wanted ? MAP_FIXED_NOREPLACE : 0), -1, 0);
+    if (at == MAP_FAILED && wanted && errno == EEXIST)
+        return pc__fail(PC_ERR_CLASH, "something is mapped at %#" PRIx64 " already", wanted);
     if (at == MAP_FAILED)
         return pc__fail_errno("mmap of %" PRIu64 " bytes of addresses", length_bytes);
     *address = (uint64_t)(uintptr_t)at;

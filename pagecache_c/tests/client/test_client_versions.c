@@ -110,7 +110,7 @@ static void test_side_by_side(struct world *world)
     pc_client *client = world_client(world);
     struct pc_mapping own = world_map(world, client, PAGED, 0), one, two, third;
     uint64_t at;
-    OK(pc_addresses_reserve(3 * LENGTH, &at));
+    OK(pc_addresses_reserve(3 * LENGTH, 0, &at));
     OK(pc_client_map_at(client, PAGED, ANY, BASE, LENGTH, 0, at, 10 * SECOND, &one));
     OK(pc_client_map_at(client, PAGED, NEWER, BASE, LENGTH, 0, at + LENGTH, 10 * SECOND, &two));
     OK(pc_client_map_at(client, PAGED, ANY, BASE, LENGTH, PC_MAP_PRIVATE, at + 2 * LENGTH,
@@ -132,7 +132,7 @@ static void test_side_by_side(struct world *world)
     OK(pc_client_unmap(client, one.id));
     OK(pc_client_unmap(client, third.id));
     /* What fails gives the addresses back, and no others. */
-    OK(pc_addresses_reserve(2 * LENGTH, &at));
+    OK(pc_addresses_reserve(2 * LENGTH, 0, &at));
     FAILS(pc_client_map_at(client, PAGED, ANY, BASE, LENGTH, PC_MAP_FIXED, at, 10 * SECOND, &one),
           PC_ERR_RANGE, "cannot be mapped at");
     FAILS(pc_client_map_at(client, PAGED, ANY + 2, BASE, LENGTH, 0, at + LENGTH, 10 * SECOND, &one),
