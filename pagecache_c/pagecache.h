@@ -212,6 +212,7 @@ struct pc_parity_member {
     const struct pc_run *runs; /* sorted and disjoint */
     size_t n_runs;
     uint64_t was_lost;         /* what the blocks were is lost: as if zeros */
+    uint64_t region, version;  /* what they were; 0: of the mapping's own */
 };
 /* Makes the layer of the group's parity, a region that need not be mapped here, and hands it over as
  * pc_client_stage does. It has every block that a member has. is_delta: the XOR of what the blocks were

@@ -35,6 +35,7 @@ from clamor_ray import errors
 from clamor_ray._objects import block_sets
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import CommitRequest, Committed, Publication, Write
+from clamor_ray.actors.commits.brought_layers import BroughtLayers
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.held_commits import HeldCommits
 from clamor_ray.actors.commits.journal import Journal
@@ -119,6 +120,7 @@ class Commits:
         self._restarted_s = restarted_s
         self._held = held if held is not None else HeldCommits()
         self._running: dict[int, asyncio.Future[Committed]] = {}
+        self._brought = BroughtLayers()
         self._pulling: dict[int, asyncio.Semaphore] = {}
         self._telling: set[int] = set()
         self._tidying = False
@@ -132,6 +134,45 @@ class Commits:
         if self._log.answered(request.commit_id) is None:
             self._check_homes(request)
             self._log.prepare(request)
+
+    async def bring(self, request: CommitRequest) -> int:
+        """The home of a region fetches its layer of a commit that will be asked for: a large one's
+        layers go there one after the other, so the writer's node need not hold all of them.
+
+        From then on and for the request's time the commit is not given up when somebody asks for
+        its outcome, except by its writer.
+
+        Args:
+            request: With the one write whose layer it is.
+
+        Returns:
+            The home: it has the layer, and the writer's node need not.
+
+        Raises:
+            CommitAbortedError: The commit was given up.
+            OutOfMemoryError, DescriptorLimitError, HomeLostError, WaitTimeoutError,
+                CommitAbortedError: As ``commit``.
+            FreedError: The region has no home: it was freed.
+        """
+        check_request(request)
+        commit_id = request.commit_id
+        loop = asyncio.get_running_loop()
+        wait_s = request.timeout_s or self._timeout_s
+        self._check_homes(request)
+        if self._log.outcome(commit_id) is not None:
+            raise errors.CommitAbortedError(
+                f"Commit {commit_id:#x} was given up while its layers were on their way."
+            )
+        self._brought.hold(commit_id, loop.time(), loop.time() + wait_s)
+        pulls = self._pulls_of(request)
+        if not pulls:
+            said = ", ".join(self._log.label(write.region) for write in request.writes)
+            raise errors.FreedError(f"{said} was freed, or has no blocks in this commit.")
+        others = [pull for pull in pulls if not self._is_own(pull)]
+        for home, write in others:
+            self._brought.add(commit_id, home, write.region)
+        await self._pull(request, others, {}, loop.time() + wait_s * PULL_SHARE)
+        return pulls[0][0]
 
     async def commit(self, request: CommitRequest) -> Committed:
         """Makes all writes of a request the newest versions, or none.
@@ -264,6 +305,7 @@ class Commits:
         lost = self._losses.without(e for e in entries if not self._log.takes_deltas(e.region))
         self._journal.commit(request.commit_id, entries, now_s, lost)
         answer = self._log.apply(request.commit_id, entries, now_s)
+        self._brought.forget(request.commit_id)
         self._losses.update(lost)
         self.tell_homes()
         self.tidy_soon()
@@ -428,22 +470,31 @@ class Commits:
 
     # -- outcomes
 
-    async def outcome(self, commit_id: int) -> dict[int, int]:
+    async def outcome(self, commit_id: int, by_writer: bool = False) -> dict[int, int]:
         """The versions that a commit made; {}: none, and it never will.
+
+        Args:
+            by_writer: Who asks has brought its layers, or would have.
 
         Raises:
             JournalFullError: Ask again.
+            ServerUnavailableError: Its writer is still at work: ask again.
         """
         if (running := self._running.get(commit_id)) is not None:
             with contextlib.suppress(errors.ClamorError, ValueError, asyncio.CancelledError):
                 await asyncio.shield(running)
         found = self._log.outcome(commit_id)
+        if found is None and not by_writer:
+            self._brought.check(commit_id, asyncio.get_running_loop().time())
         if found is None:
             now_s = self._now_s()
             self._journal.abort(commit_id, now_s)
             self._log.abort(commit_id, now_s)
             self.tidy_soon()
             found = {}
+        if not found:
+            for home, regions in self._brought.forget(commit_id).items():
+                self._background.spawn(self._drop_at(home, commit_id, list(regions)))
         return found
 
     # -- in the background

@@ -436,10 +436,7 @@ class Registry:
         return self._secret
 
     async def shutdown(self) -> None:
-        """Stops every page server and its keeper, and removes the journal.
-
-        The registry itself stays, and is empty.
-        """
+        """Stops every page server and its keeper, removes the journal, and stays, empty."""
         self._is_ending = True
         self._background.close()
         self._ends.close()
@@ -535,8 +532,7 @@ class Registry:
         return CreatedPieces(whole, tuple(pieces), homes, anchors)
 
     async def spread_over(self, node_id: str, for_groups: bool = False) -> int:
-        """How many page servers there are for a variable's pieces, once each living node has its
-        own."""
+        """How many page servers there are for pieces, once each living node has its own."""
         alive = await self._servers.check_alive(node_id)
         leaving = self._announced.announced
         wait_s = GROUPS_START_S if for_groups else SPREAD_START_S
@@ -666,9 +662,13 @@ class Registry:
         """See ``Versions.commit``."""
         return await self._versions.commit(request)
 
-    async def outcome(self, commit_id: int) -> dict[int, int]:
+    async def bring(self, request: CommitRequest) -> int:
+        """See ``Versions.bring``."""
+        return await self._versions.bring(request)
+
+    async def outcome(self, commit_id: int, by_writer: bool = False) -> dict[int, int]:
         """See ``Versions.outcome``."""
-        return await self._versions.outcome(commit_id)
+        return await self._versions.outcome(commit_id, by_writer)
 
     async def drop_keys(self, tokens: list[bytes]) -> int:
         """See ``Versions.drop_keys``."""

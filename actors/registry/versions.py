@@ -152,15 +152,28 @@ class Versions:
     def _deadline_of(self, request: CommitRequest) -> float:
         return time.monotonic() + (request.timeout_s or self._timeout_s)
 
-    async def outcome(self, commit_id: int) -> dict[int, int]:
+    async def bring(self, request: CommitRequest) -> int:
+        """The home of a region fetches its layer before the commit is asked for. See
+        ``Commits.bring``.
+
+        Where the home is lost it waits for the new one.
+        """
+        check_request(request)
+        await self._rebuilds.settle_all(request, self._deadline_of(request))
+        return await self._commits.bring(request)
+
+    async def outcome(self, commit_id: int, by_writer: bool = False) -> dict[int, int]:
         """The versions that a commit made; {}: it was aborted, at the latest by this question.
+
+        Args:
+            by_writer: Nobody else brings layers of it (``Commits.bring``) any more.
 
         Raises:
             JournalFullError, ServerUnavailableError: Ask again.
         """
         self._rebuilds.check_outcome(commit_id)
         self._check_outcome(commit_id)
-        return await self._commits.outcome(commit_id)
+        return await self._commits.outcome(commit_id, by_writer)
 
     def drop_keys(self, tokens: list[bytes]) -> int:
         """Forgets the idempotency keys of tasks of which no attempt will begin any more.

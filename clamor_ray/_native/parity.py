@@ -18,11 +18,14 @@ class ParityMember(NamedTuple):
         mapping_id: Of the piece's own private mapping.
         runs: Blocks counted from the piece's first byte, sorted and disjoint, at least one.
         was_lost: What they were is lost. It counts as zeros: so is what the parity has of them.
+        region, version: Whose blocks they were; 0: the mapping's own.
     """
 
     mapping_id: int
     runs: Runs
     was_lost: bool = False
+    region: int = 0
+    version: int = 0
 
 
 class ParityLayer(NamedTuple):
@@ -79,6 +82,7 @@ class _ParityCalls(_Handle):
         keep = []
         for to, member in zip(packed, members, strict=True):
             to.mapping_id, to.was_lost = member.mapping_id, int(member.was_lost)
+            to.region, to.version = member.region, member.version
             to.runs, to.n_runs, kept = runs_pointer(member.runs)
             keep.append(kept)
         runs = np.empty((sum(len(kept) for kept in keep), 2), np.uint64)

@@ -201,8 +201,11 @@ class RegistryClient:
     def commit(self, request: CommitRequest, *, timeout_s: float | None = None) -> Committed:
         return self._ask("commit", request, timeout_s=timeout_s, packed=True)
 
-    def outcome(self, commit_id: int) -> dict[int, int]:
-        return self._ask("outcome", commit_id)
+    def bring(self, request: CommitRequest, *, timeout_s: float | None = None) -> int:
+        return self._ask("bring", request, timeout_s=timeout_s)
+
+    def outcome(self, commit_id: int, by_writer: bool = False) -> dict[int, int]:
+        return self._ask("outcome", commit_id, by_writer)
 
     def drop_keys(self, tokens: list[bytes]) -> int:
         return self._ask("drop_keys", tokens)

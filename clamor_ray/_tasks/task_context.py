@@ -173,6 +173,11 @@ class TaskContext:
         except errors.ClamorError:  # the page cache was closed under it: the reads are unknown
             self._all.add(taken.key)
 
+    def reads_all(self, region: int, version: int) -> None:
+        """Which blocks of the variable were read is not known: all of it counts."""
+        if self._on:
+            self._all.add((region, version))
+
     # -- its end
 
     def reads(self) -> list[Read]:

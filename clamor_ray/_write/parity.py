@@ -44,12 +44,13 @@ class ParityPart(NamedTuple):
         for part in self.parts:
             lost = self.were_lost.get(part.region, BitMap())
             if self.is_copy or not lost:
-                yield ParityMember(part.mapping_id, part.runs)
+                yield ParityMember(part.mapping_id, part.runs, False, part.region, part.version)
                 continue
             written = _blocks(part.runs)
             for blocks, was_lost in ((written - lost, False), (written & lost, True)):
                 if blocks:
-                    yield ParityMember(part.mapping_id, _runs(blocks), was_lost)
+                    own = part.region, part.version
+                    yield ParityMember(part.mapping_id, _runs(blocks), was_lost, *own)
 
     def stage(self, client: PiecedClient, commit_id: int, timeout_s: float) -> int:
         """Copies what changes to this node's page server.

@@ -24,6 +24,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Literal
@@ -46,12 +47,12 @@ from clamor_ray._session import process_sessions
 from clamor_ray._session.session import Session
 from clamor_ray._tasks import task_context
 from clamor_ray._write.grow import grown
-from clamor_ray._write.write_set import Change, WriteSetEntry, rows_at
+from clamor_ray._write.window import CHUNK_SHARE, Window
+from clamor_ray._write.write_set import ANSWER_MARGIN_S, Change, WriteSetEntry, rows_at
 from clamor_ray._write.write_targets import WriteTarget, write_target_of
 
 ASK_FIRST_BYTES: Final = 8 << 20  # from here on a conflict is asked for before blocks are copied
 LEAST_COPY_RATE: Final = 50e6  # bytes per second, for deadlines of large commits
-ANSWER_MARGIN_S: Final = 5.0
 MOST_TRIES: Final = 3  # of a commit that the registry took for dead
 
 _Status = Literal["new", "open", "committed", "aborted"]
@@ -257,8 +258,104 @@ class Transaction:
             before=None,
             were_lost=were_lost,
         )
+        if lease is not None and (pieces := begin._piece_versions()):
+            entry.window = Window(session, lease, pieces)
         entry.look()
         return entry
+
+    # -- while it is open
+
+    def flush(self) -> int:
+        """Sends what was written so far to other nodes: the memory that it took here is free again.
+
+        For variables that are spread (`home="spread"`); what was written to others stays here. The
+        objects are read and written as before, and the commit publishes all of it. Nothing is
+        visible before. No other thread may touch the objects meanwhile.
+
+        Returns:
+            How many bytes were sent; 0 where there is no other node.
+
+        Raises:
+            OutOfMemoryError, ServerUnavailableError, WaitTimeoutError, JournalFullError: Not now.
+                Nothing is lost, and it stays open: call it again, or commit.
+            HomeLostError: A node is gone that had some of what was sent. This one is over.
+            ForkedError, ClosedError: As `commit`.
+
+        Example:
+            >>> big = clamor.zeros((4, 1 << 20), home="spread")
+            >>> change = clamor.update(big)
+            >>> with change as x:
+            ...     for row in range(4):
+            ...         x[row] = row
+            ...         n_bytes = change.flush()
+            >>> big.version, float(big.get()[3, 0])
+            (1, 3.0)
+        """
+        session = self._check_open()
+        try:
+            return sum(self._send(session, entry) for entry in self._write_set)
+        except (*_FINAL, errors.CommitAbortedError):
+            self._finish("aborted")
+            raise
+        except errors.ClamorError as error:
+            if not all(entry.is_whole for entry in self._write_set):
+                self._finish("aborted")
+            error.transaction = self
+            raise
+
+    @staticmethod
+    def _send(session: Session, entry: WriteSetEntry) -> int:
+        if entry.window is None:
+            return 0
+        context = task_context.current()
+        if context is not None:  # what shows another region is not in its read set
+            context.reads_all(entry.begin._region, entry.begin.version)
+        with session.explaining(entry.begin._region):
+            return entry.window.send()
+
+    def chunks(self, n_rows: int | None = None) -> Iterator[slice]:
+        """The rows of its only array in parts; between two of them `flush` is called where more
+        than half of a budget (`CLAMOR_WRITE_BYTES`) was written.
+
+        Args:
+            n_rows: of each part; None: as many as a part of the budget holds.
+
+        Yields:
+            Slices of the array's first axis, in order.
+
+        Raises:
+            TypeError: It changes several variables, or one that is no array with rows.
+            ValueError: Fewer than one row.
+            OutOfMemoryError, HomeLostError, ClosedError, ...: As `flush`.
+
+        Example:
+            >>> big = clamor.zeros((1 << 20, 4), home="spread")
+            >>> change = clamor.update(big)
+            >>> with change as x:
+            ...     for rows in change.chunks():
+            ...         x[rows] = 7
+            >>> float(big.get()[-1, -1])
+            7.0
+        """
+        self._check_open()
+        (entry, *others) = self._write_set
+        array = entry.value
+        if others or not isinstance(array, np.ndarray) or not array.ndim:
+            raise TypeError("chunks() is for a transaction over one variable that is an array")
+        window = entry.window
+        if n_rows is None:
+            row_bytes = max(1, array.nbytes // max(1, len(array)))
+            part_bytes = array.nbytes if window is None else window.budget_bytes // CHUNK_SHARE
+            n_rows = max(1, part_bytes // row_bytes)
+        if n_rows < 1:
+            raise ValueError(f"a part has at least one row, not {n_rows}")
+        return self._chunks(len(array), n_rows, window)
+
+    def _chunks(self, length: int, n_rows: int, window: Window | None) -> Iterator[slice]:
+        for first in range(0, length, n_rows):
+            yield slice(first, min(first + n_rows, length))
+            if window is not None and window.dirty_bytes() > window.budget_bytes // 2:
+                self.flush()
 
     # -- its end
 
@@ -394,7 +491,7 @@ class Transaction:
                 if total_bytes > ASK_FIRST_BYTES:
                     session.rpc.may_commit(request)
                 began_s = time.monotonic()
-                staged_at = self._stage(session, commit_id, changes, total_bytes, timeout_s)
+                staged_at = self._stage(session, commit_id, changes, timeout_s)
                 staged = tuple(
                     replace(write, staged_at=staged_at.get(write.region, 0)) for write in writes
                 )
@@ -438,15 +535,15 @@ class Transaction:
         session: Session,
         commit_id: int,
         changes: list[Change],
-        total_bytes: int,
         timeout_s: float,
     ) -> dict[int, int]:
         """Returns: which page server has each region's layer."""
         staged_at: dict[int, int] = {}
         try:
-            check_room(total_bytes, "The commit", COMMIT_HINT)
+            needed_bytes = sum(change.room_bytes for change in changes)
+            check_room(needed_bytes, "The commit", COMMIT_HINT)
             for change in changes:
-                staged_at |= change.stage(session.client, commit_id, timeout_s)
+                staged_at |= change.stage(session, commit_id, timeout_s)
             return staged_at
         except BaseException:
             self._drop(session, commit_id, changes)
@@ -488,7 +585,7 @@ class Transaction:
         if self._in_doubt is None:
             return False
         commit_id, changes = self._in_doubt
-        versions = dict(session.rpc.outcome(commit_id))
+        versions = dict(_outcome(session, commit_id, changes))
         rows = rows_at(session, [change.entry.begin for change in changes], versions)
         self._in_doubt = None
         if versions:
@@ -500,6 +597,10 @@ class Transaction:
     def _drop(self, session: Session, commit_id: int, changes: list[Change]) -> None:
         for change in changes:
             change.resolve(session.client, commit_id, {})
+        if any(change.in_turn for change in changes):
+            # Homes have layers of it, and nobody else tells them soon.
+            with contextlib.suppress(errors.ClamorError):
+                _outcome(session, commit_id, changes)
 
     def _committed(
         self, session: Session, commit_id: int, made: Committed, changes: list[Change]
@@ -519,6 +620,8 @@ class Transaction:
         self._in_doubt = None
         entries, self._write_set = self._write_set, []
         for entry in entries:
+            if entry.window is not None:
+                entry.window.end()
             if type(entry.value) is np.ndarray:
                 # Writes from here on would go nowhere; this catches the plainest of them.
                 entry.value.flags.writeable = False
@@ -543,6 +646,13 @@ class Transaction:
             self.abort()
         elif self._status == "open":
             self.commit()
+
+
+def _outcome(session: Session, commit_id: int, changes: list[Change]) -> dict[int, int]:
+    """The registry's word, after which the commit is not made any more if it was not yet."""
+    if any(change.in_turn for change in changes):
+        return session.rpc.outcome(commit_id, True)
+    return session.rpc.outcome(commit_id)
 
 
 def _warn_if_rebound(entry: WriteSetEntry) -> None:

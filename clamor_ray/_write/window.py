@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from clamor_ray._session.session import Session
 
 WRITE_SHARE: Final = 4  # so many of them fill a node's memory, where nothing is said
+CHUNK_SHARE: Final = 8  # so many parts of `Transaction.chunks` fill the budget
 UNKNOWN_BYTES: Final = 1 << 30  # where the kernel does not say what there is
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from pyroaring import BitMap
@@ -17,13 +18,18 @@ from clamor_ray._native.pieced_client import Part, PiecedClient
 from clamor_ray._objects import block_sets
 from clamor_ray._objects.inplace import Fingerprint, check_in_place, fingerprint, is_worth_a_look
 from clamor_ray._objects.layout import BLOCK_BYTES, Plan
-from clamor_ray._protocol.messages import Write
+from clamor_ray._protocol.messages import CommitRequest, Write
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._read.state import State
 from clamor_ray._session.session import Session
 from clamor_ray._write.parity import ParityPart, parities_of
 from clamor_ray._write.write_targets import WriteTarget
+
+if TYPE_CHECKING:
+    from clamor_ray._write.window import Window
+
+ANSWER_MARGIN_S: Final = 5.0
 
 
 @dataclass
@@ -40,6 +46,7 @@ class WriteSetEntry:
         value: what the block gets.
         before: what `raw` looked like, or None where it is not compared again.
         were_lost: blocks of `begin` that nobody has.
+        window: of a variable in pieces: sends what was written to other nodes.
     """
 
     target: WriteTarget
@@ -51,6 +58,7 @@ class WriteSetEntry:
     value: Any
     before: Fingerprint | None
     were_lost: BitMap = field(default_factory=BitMap)
+    window: Window | None = None
 
     @property
     def name(self) -> str:
@@ -73,8 +81,25 @@ class WriteSetEntry:
         if self.lease is None:
             same = self.begin._payload == self.image.tobytes()
             return None if same else np.empty((0, 2), np.uint64)
-        runs = session.client.dirty(self.lease.mapping.id)
+        if self.window is not None:
+            runs = self.window.written()
+        else:
+            runs = session.client.dirty(self.lease.mapping.id)
         return runs if len(runs) else None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its memory can be touched: see `Window.is_whole`."""
+        return self.window is None or self.window.is_whole
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its layers go to their homes one after the other: a part of it was sent away, or
+        is more than should be here twice."""
+        window = self.window
+        return window is not None and (
+            window.has_sent or window.dirty_bytes() > window.budget_bytes
+        )
 
     def state_at(self, version: int, rows: Mapping[int, bytes]) -> State:
         """Of the version that was committed; where nothing was written, of the one it began at.
@@ -101,12 +126,14 @@ class Change:
         parts: the same by region: one, or each piece that was written; none where the object
             travels inside its reference.
         parities: what that changes of parity pieces.
+        in_turn: one layer after the other goes to its home, before the commit is asked for.
     """
 
     entry: WriteSetEntry
     runs: Runs
     parts: tuple[Part, ...]
     parities: tuple[ParityPart, ...] = ()
+    in_turn: bool = False
 
     @classmethod
     def of(cls, session: Session, entry: WriteSetEntry, runs: Runs) -> Change:
@@ -117,7 +144,16 @@ class Change:
         lost = block_sets.runs(entry.were_lost) if entry.were_lost else []
         lost_parts = session.client.parts(entry.lease.mapping.id, np.array(lost, np.uint64))
         were_lost = {part.region: part.runs for part in lost_parts if lost}
-        return cls(entry, runs, parts, parities_of(entry.begin, parts, were_lost))
+        return cls(
+            entry, runs, parts, parities_of(entry.begin, parts, were_lost), in_turn=entry.is_large
+        )
+
+    @property
+    def room_bytes(self) -> int:
+        """How much memory its layers need here at the same time."""
+        runs = [part.runs for part in self.parts] + [each.runs() for each in self.parities]
+        layers = [layer_bytes_of(len(some), int(some[:, 1].sum())) for some in runs]
+        return max(layers, default=0) if self.in_turn else sum(layers)
 
     def _region(self, part: Part) -> int:
         return part.region or self.entry.begin._region
@@ -141,15 +177,18 @@ class Change:
         )
         return (whole, *written)
 
-    def stage(self, client: PiecedClient, commit_id: int, timeout_s: float) -> dict[int, int]:
-        """Copies the blocks to this node's page server.
+    def stage(self, session: Session, commit_id: int, timeout_s: float) -> dict[int, int]:
+        """Copies the blocks to this node's page server, or, in turn, to their homes.
 
         Returns:
             Which page server has each region's layer.
 
         Raises:
-            See `Client.stage`.
+            See `Client.stage`; in turn also what `Commits.bring` raises.
         """
+        client = session.client
+        if self.in_turn:
+            return self._stage_in_turn(session, commit_id, timeout_s)
         staged_at = {
             self._region(part): client.stage(
                 part.mapping_id, commit_id, part.runs, timeout_s=timeout_s
@@ -159,6 +198,41 @@ class Change:
         for each in self.parities:
             staged_at[each.region] = each.stage(client, commit_id, timeout_s)
         return staged_at
+
+    def _stage_in_turn(self, session: Session, commit_id: int, timeout_s: float) -> dict[int, int]:
+        """This node keeps the last layer only. It must have one: if this process dies, that makes
+        its page server ask what became of the commit, and homes need not wait until they do."""
+        staged_at: dict[int, int] = {}
+        before: int | None = None
+        for part in (*self.parts, *self.parities):
+            region = self._region(part) if isinstance(part, Part) else part.region
+            here, home = self._bring(session, part, commit_id, timeout_s)
+            if before is not None:
+                session.client.resolve(commit_id, before, 0)
+            before = None if here == home else region
+            staged_at[region] = home
+        return staged_at
+
+    def _bring(
+        self, session: Session, part: Part | ParityPart, commit_id: int, timeout_s: float
+    ) -> tuple[int, int]:
+        """A layer goes to its home. Returns: the page server here, and the home."""
+        client = session.client
+        # What was sent to other nodes comes back for that. Where it is lost, this says so; the copy
+        # would end the process.
+        patience_s = session.config.patience_s
+        for each in (part,) if isinstance(part, Part) else part.parts:
+            client.prefetch(each.mapping_id, each.runs, wait=True, timeout_s=patience_s)
+        if isinstance(part, ParityPart):
+            staged_at = part.stage(client, commit_id, timeout_s)
+            write = of_layer(part.region, part.version, part.runs(), staged_at)
+            return staged_at, _brought(session, CommitRequest(commit_id, (write,), timeout_s))
+        region = self._region(part)
+        staged_at = client.stage(
+            part.mapping_id, commit_id, part.runs, timeout_s=timeout_s, of=(region, part.version)
+        )
+        write = of_layer(region, part.version, part.runs, staged_at)
+        return staged_at, _brought(session, CommitRequest(commit_id, (write,), timeout_s))
 
     def resolve(self, client: PiecedClient, commit_id: int, versions: Mapping[int, int]) -> None:
         """Tells the page server what became of the layers. The registry tells it as well: this only
@@ -170,6 +244,18 @@ class Change:
         for each in self.parities:
             with contextlib.suppress(errors.ClamorError):
                 client.resolve(commit_id, each.region, versions.get(each.region, 0))
+
+
+def _brought(session: Session, request: CommitRequest) -> int:
+    """The home that has the layer. While the registry or the home restarts it is asked again."""
+    deadline = time.monotonic() + session.config.reattach_s
+    while True:
+        try:
+            return session.rpc.bring(request, timeout_s=request.timeout_s + ANSWER_MARGIN_S)
+        except errors.ServerUnavailableError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(0.1)
 
 
 def rows_at(

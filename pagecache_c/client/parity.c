@@ -43,7 +43,8 @@ struct parity {
 
 /* The version that the private mapping is of, not private. It lies elsewhere, and is shared with nobody:
  * what is read here is not in the read set of who reads that version. */
-static int map_old(pc_client *client, struct member *member, uint64_t deadline_ns)
+static int map_old(pc_client *client, const struct pc_parity_member *from, struct member *member,
+                   uint64_t deadline_ns)
 {
     const struct pc__mapping *mapping = member->mapping;
     const uint64_t length_bytes = mapping->trapped.length_bytes, now_ns = pc__clock_ns();
@@ -51,7 +52,8 @@ static int map_old(pc_client *client, struct member *member, uint64_t deadline_n
     uint64_t at = 0;
     int rc = pc_addresses_reserve(length_bytes, &at);
     if (!rc)
-        rc = pc_client_map_at(client, mapping->region, mapping->version, PC_WINDOW_BEGIN, length_bytes,
+        rc = pc_client_map_at(client, from->region ? from->region : mapping->region,
+                              from->region ? from->version : mapping->version, PC_WINDOW_BEGIN, length_bytes,
                               flags, at, deadline_ns > now_ns ? deadline_ns - now_ns : 0, &member->old);
     if (rc)
         member->old.id = 0;
@@ -69,7 +71,9 @@ static int use_member(pc_client *client, const struct pc_parity_member *from, bo
         return rc;
     }
     rc = pc__layer_check_runs(member->mapping, member->runs, member->n_runs);
-    return rc || !is_delta || from->was_lost ? rc : map_old(client, member, deadline_ns);
+    return rc || !is_delta || from->was_lost
+               ? rc
+               : map_old(client, from, member, deadline_ns);
 }
 
 static void unuse_members(pc_client *client, const struct parity *parity)

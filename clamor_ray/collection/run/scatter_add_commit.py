@@ -238,7 +238,7 @@ def _apply_to(
     layer_bytes = sum(write.layer_bytes for write in writes)
     check_room(layer_bytes, "The commit", COMMIT_HINT)
     timeout_s = session.config.control_timeout_s + layer_bytes / LEAST_RATE
-    staged_at = change.stage(session.client, commit_id, timeout_s)
+    staged_at = change.stage(session, commit_id, timeout_s)
     return [replace(write, staged_at=staged_at.get(write.region, 0)) for write in writes]
 
 
