@@ -120,67 +120,6 @@ static void lane_close(struct pc__peer *peer, struct pc__lane *lane, const char 
     }
 }
 
-static int tx_room(struct pc__lane *lane, size_t more)
-{
-    if (lane->tx_bytes + more <= lane->tx_capacity)
-        return PC_OK;
-    size_t capacity = (lane->tx_bytes + more) * 2;
-    uint8_t *grown = realloc(lane->tx, capacity);
-    if (!grown)
-        return pc__fail(PC_ERR_NO_MEMORY, "a request");
-    lane->tx = grown;
-    lane->tx_capacity = capacity;
-    return PC_OK;
-}
-
-static uint16_t flags_of(const struct pc__fetch *fetch)
-{
-    return fetch->generation->is_layer ? PC__DATA_LAYER
-           : fetch->home_id            ? PC__DATA_CACHED
-           : fetch->missed_id          ? PC__DATA_HOME
-                                       : 0;
-}
-
-static int encode(struct pc__loop *loop, struct pc__lane *lane, struct pc__fetch *fetch)
-{
-    uint32_t n_runs = fetch->n_runs - fetch->at_run;
-    size_t bytes = fetch->gather ? pc__gather_request_bytes(fetch)
-                                 : sizeof(struct pc__data_header) + sizeof(struct pc__data_asker) +
-                                       n_runs * sizeof(uint64_t);
-    int rc = tx_room(lane, bytes);
-    if (rc)
-        return rc;
-    fetch->request_id = loop->next_request_id++;
-    if (fetch->gather) {
-        pc__gather_encode(fetch, lane->tx + lane->tx_bytes);
-        lane->tx_bytes += bytes;
-        return PC_OK;
-    }
-    const struct pc__data_header header = {.magic = PC__DATA_MAGIC,
-                                           .type = PC__DATA_GET,
-                                           .flags = flags_of(fetch),
-                                           .request_id = fetch->request_id,
-                                           .region = fetch->region->id,
-                                           .version = (uint32_t)fetch->generation->version,
-                                           .n_runs = (uint16_t)n_runs,
-                                           .n_blocks = (uint16_t)fetch->n_blocks};
-    const struct pc__data_asker asker = {.server_id = fetch->missed_id,
-                                         .from_version = fetch->from_version,
-                                         .to_version = fetch->to_version,
-                                         .load_bytes = atomic_load(&loop->engine->serving_bytes)};
-    uint8_t *at = lane->tx + lane->tx_bytes;
-    memcpy(at, &header, sizeof header);
-    at += sizeof header;
-    memcpy(at, &asker, sizeof asker);
-    at += sizeof asker;
-    for (uint32_t i = fetch->at_run; i < fetch->n_runs; i++, at += sizeof(uint64_t)) {
-        uint64_t packed = pc__run_pack(fetch->runs[i].first_block, fetch->runs[i].n_blocks);
-        memcpy(at, &packed, sizeof packed);
-    }
-    lane->tx_bytes += bytes;
-    return PC_OK;
-}
-
 /* Sends what may be sent: queued fetches become requests, request bytes go to the socket. */
 static void lane_pump(struct pc__peer *peer, struct pc__lane *lane)
 {
@@ -193,7 +132,7 @@ static void lane_pump(struct pc__peer *peer, struct pc__lane *lane)
     while (!pc__link_empty(&lane->queued) && lane->n_sent < pc__most_sent(peer, lane)) {
         struct pc__fetch *fetch = pc__of(lane->queued.next, struct pc__fetch, link);
         pc__link_remove(&fetch->link);
-        int rc = encode(peer->loop, lane, fetch);
+        int rc = pc__request_put(peer->loop, lane, fetch);
         if (rc) {
             pc__fetch_fail(engine, fetch, rc);
             pc__fetch_drop(engine, fetch);
@@ -458,7 +397,7 @@ static void tell_home(struct pc__loop *loop, const struct pc__fetch *fetch)
 {
     struct pc__peer *home = pc__peer_of(loop, fetch->home_id);
     struct pc__lane *lane = home ? &home->lanes[home->lanes[1].fd >= 0 ? 1 : 0] : NULL;
-    if (!lane || lane->fd < 0 || tx_room(lane, PC__HELD_BYTES))
+    if (!lane || lane->fd < 0 || pc__lane_room(lane, PC__HELD_BYTES))
         return; /* it forgets what it waits to hear of after a while */
     lane->tx_bytes += pc__redirect_held(loop->engine, fetch, lane->tx + lane->tx_bytes);
     lane_pump(home, lane);
@@ -487,7 +426,7 @@ static int find_asked(struct pc__peer *peer, struct pc__lane *lane, bool *is_not
     int rc = pc__data_parse_header(lane->rx + lane->rx_begin, &header);
     *is_notice = !rc && header.type == PC__DATA_RETIRE;
     if (*is_notice)
-        rc = tx_room(lane, sizeof header);
+        rc = pc__lane_room(lane, sizeof header);
     if (rc)
         return rc;
     if (*is_notice) {

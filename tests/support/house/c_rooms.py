@@ -33,14 +33,18 @@ STANDS_ON: Mapping[str, tuple[str, ...]] = {
     "engine/store": (
         "common", "kernels", "history", "engine/keeper", "engine/core", "engine/cache",
     ),
-    "engine/miss": ("common", "engine/core", "engine/cache", "engine/store"),
+    "engine/readahead": ("common", "engine/core"),
+    "engine/miss": (
+        "common", "engine/core", "engine/cache", "engine/store", "engine/readahead",
+    ),
     "engine/serve": ("common", "engine/core", "engine/cache", "engine/store", "engine/miss"),
     "engine/local": (
-        "common", "engine/core", "engine/cache", "engine/store", "engine/miss", "engine/serve",
+        "common", "engine/core", "engine/cache", "engine/store", "engine/readahead", "engine/miss",
+        "engine/serve",
     ),
     "engine": (
         "common", "history", "engine/keeper", "engine/core", "engine/cache", "engine/store",
-        "engine/miss", "engine/serve", "engine/local",
+        "engine/readahead", "engine/miss", "engine/serve", "engine/local",
     ),
 }  # fmt: skip
 # One room in two folders: its header is client/client.h, and calls go both ways.

@@ -21,7 +21,7 @@
  * A mark that is lost, to another in the same slot, counts as not touched. So does one whose
  * neighbours are gone: they were evicted.
  */
-#include "engine/miss/miss.h"
+#include "engine/readahead/readahead.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -47,7 +47,7 @@
  * not who wants them. A block that is demanded again (evicted, or changed) begins the record of its
  * 8 MiB anew. Where memory is short for a set, something is not learned; no fetch is ever wrong.
  */
-#include "engine/miss/miss.h"
+#include "engine/readahead/readahead.h"
 
 #include "common/error.h"
 
