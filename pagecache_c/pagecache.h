@@ -368,8 +368,10 @@ enum pc_event_kind {
     PC_EVENT_KEEPER_LOST = 11, /* start another (pc_keeper_run_part); answer with pc_engine_renew_keeper */
     PC_EVENT_TASK_ENDED = 12,  /* region, version, block, error, text (the task, as hex): its process ends,
                                   for it needs a block that cannot be read */
-    PC_EVENT_NEED_SETTLED = 13 /* region: the newest version that all of its homes have acknowledged?
+    PC_EVENT_NEED_SETTLED = 13, /* region: the newest version that all of its homes have acknowledged?
                                   answer with pc_engine_settled; no answer: it is asked again */
+    PC_EVENT_NEED_REPAIR = 14  /* region, version: which others make its blocks again? answer with
+                                  pc_engine_set_repair, always */
 };
 struct pc_event {
     int kind;
@@ -391,7 +393,8 @@ struct pc_region_info {
     uint64_t version;
     uint64_t base_address;
     uint64_t length_bytes;
-    uint32_t loss;             /* as in pc_mapping; of a definition only */
+    uint32_t loss;             /* as in pc_mapping; of a definition only, as is */
+    uint32_t has_repair;       /* 1: others can make its blocks again: pc_engine_set_repair */
     uint64_t term;             /* which of its homes in turn: pc_engine_set_homes_of */
 };
 /* homes[i] is the server id of 64 MiB extent i; n_homes = ceil(length / 64 MiB).
@@ -491,24 +494,8 @@ int pc_engine_set_homes_of(pc_engine *engine, uint64_t region, uint64_t term, co
 /* Waits until the keeper has what it was given until now. PC_ERR_TIMEOUT: none takes it. Of no event loop. */
 int pc_engine_wait_for_keeper(pc_engine *engine);
 
-/* A home that lives moves to another server, the taker, while readers read and writers commit: move.c.
- *   1. taker: pc_engine_rebuild_begin. PC_ERR_TIMEOUT: it was the home itself a moment ago; ask again.
- *      (What pc_engine_retain has said there ends when a home leaves.)
- *   2. giver: pc_engine_home_blocks of the newest version v; pc_engine_stage_home of some of them at v;
- *      taker: pc_engine_pull, pc_engine_rebuild_take; giver: pc_engine_drop_staged. And so on.
- *   3. the same with the blocks that commits have changed in (v, w], at w; as often as one likes.
- *   4. commits are held back, after all that are decided were published at the giver; 3. once more, at
- *      their version. Blocks that are not staged again must be the same in all of these versions.
- *   5. records of the history, from the oldest that is to stay readable on, in order and without a gap up
- *      to the version before that one: pc_engine_stage_record, pull, pc_engine_rebuild_take_record. The
- *      most of them can move while commits go on. None need move: older versions expire then.
- *   6. taker: pc_engine_rebuild_seal_at that version. From here on it outlives the taker's process; until
- *      here the death of that costs the attempt: take and seal say PC_ERR_NO_REGION.
- *   7. the registry writes down that the taker is the home. Then pc_engine_set_homes_of: at the taker,
- *      where PC_ERR_HOME_LOST says that the giver must stay the home, and PC_ERR_NO_REGION that nobody has
- *      used it there: the definition makes it the home then. Next at the giver; and only after that do
- *      commits go on. A giver that is restarted meanwhile has not heard it. A home in memory of others
- *      (pc_engine_create_shared) needs that until pc_region_stats.leaves_home is 0.
+/* A home that lives moves to another server, the taker, while readers read and writers commit: the steps are
+ * in engine/store/move.c.
  * Given up before 7.: pc_engine_rebuild_drop, and what is staged; the giver has noticed nothing.
  *
  * The runs of blocks that hold data at a version; the others are zeros (or lost: the registry knows those).
@@ -535,6 +522,17 @@ int pc_engine_region_lacks(pc_engine *engine, uint64_t region, uint32_t loss);
 /* The registry's verdict: blocks of it are nowhere. Who opens it from now on gets error, until it has a
  * home again (pc_engine_set_homes). */
 int pc_engine_region_lost(pc_engine *engine, uint64_t region, int error);
+
+/* Answers NEED_REPAIR: the region's blocks at this version are those of each member (mirrors), or the XOR
+ * of those of all: a member that is shorter has zeros there. Where its home is lost or late they are
+ * asked; mirrors, in turn with it. None: it is asked again after a pause. */
+struct pc_repair_member {
+    uint64_t region, version, server_id;
+};
+int pc_engine_set_repair(pc_engine *engine, uint64_t region, uint64_t version,
+                         const struct pc_repair_member *members, size_t n_members, int is_mirror);
+/* As pc_region_info.has_repair, of a region that is known here already. */
+int pc_engine_region_has_repair(pc_engine *engine, uint64_t region, int has_repair);
 
 /* Connections to a peer are made and authenticated by the caller; the engine owns fd from here.
  * One peer needs several: pc_engine_peer_lanes of them, lane 0 .. lanes-1. */
@@ -581,6 +579,8 @@ struct pc_engine_stats {
     uint64_t peer_blocks_served, peer_blocks_fetched; /* by, from, servers that are not their home */
     uint64_t evicted_blocks, refetched_blocks; /* refetched: soon after they were evicted */
     uint64_t rows_served, rows_fetched;
+    uint64_t degraded_blocks, mirror_blocks; /* made by others of a group; of a mirror, by choice */
+    uint64_t hedges, hedges_won;       /* another was asked besides, who was late; and was faster */
 };
 int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out);
 

@@ -315,7 +315,8 @@ static bool flags_fit(const struct pc__data_header *header)
     switch (header->type) {
     case PC__DATA_GET: /* of one kind */
         return header->flags == 0 || header->flags == PC__DATA_LAYER ||
-               header->flags == PC__DATA_CACHED || header->flags == PC__DATA_HOME;
+               header->flags == PC__DATA_CACHED || header->flags == PC__DATA_HOME ||
+               header->flags == PC__DATA_MEMBER;
     case PC__DATA_BLOCKS:
         return !(header->flags & ~(PC__DATA_HOLES | PC__DATA_CACHED | PC__DATA_ELSEWHERE));
     default:

@@ -33,6 +33,8 @@ enum pc__data_flags {
                             that the asker takes. BLOCKS: in answer to it; version: that it has */
     PC__DATA_HOME = 8,   /* GET: the home must answer: a peer did not have them. It sends nobody
                             elsewhere then, but says what is lost */
+    PC__DATA_MEMBER = 32, /* GET: to make blocks of another region of its group: the home must answer,
+                            as for HOME; what lies behind its end is zeros; the asker does not keep them */
     PC__DATA_ELSEWHERE = 16 /* BLOCKS: some are not sent: ask there (from a home), or not here (from
                             a cache) */
 };

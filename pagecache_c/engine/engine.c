@@ -7,6 +7,7 @@
 #include "engine/local/local.h"
 #include "engine/loop.h"
 #include "engine/miss/miss.h"
+#include "engine/repair/repair.h"
 #include "engine/serve/serve.h"
 #include "engine/store/store.h"
 
@@ -116,6 +117,7 @@ static int adopt(struct pc_engine *engine, int keeper_fd, uint64_t settle_ns)
 static void region_ended(struct pc_engine *engine, struct pc__region *region)
 {
     pc__region_end(engine, region);
+    pc__repair_sets_free(region->repair_sets);
     if (region->pages)
         pc__readahead_free(region->pages);
     free(region->pages);
@@ -139,6 +141,9 @@ static const struct pc__observers observers = {.region_ended = region_ended,
                                                .blocks_changed = pc__directory_changed,
                                                .version_came = pc__served_unpark,
                                                .homes_changed = pc__homes_changed,
+                                               .fetch_asked = pc__repair_asked,
+                                               .fetch_stranded = pc__repair_stranded,
+                                               .fetch_ended = pc__repair_fetch_ended,
                                                .home_retires = pc__retire_take};
 
 /* ------------------------------------------------------------- start, stop */

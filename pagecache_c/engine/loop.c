@@ -7,6 +7,7 @@
 #include "engine/local/local.h"
 #include "engine/loop.h"
 #include "engine/miss/miss.h"
+#include "engine/repair/repair.h"
 #include "engine/serve/serve.h"
 #include "engine/store/store.h"
 
@@ -66,7 +67,9 @@ static void dispatch(struct pc__loop *loop, struct pc__watch *watch, uint32_t ev
 static int sleep_ms(struct pc__loop *loop)
 {
     uint64_t deadline = pc__peers_deadline(loop);
-    uint64_t other = pc__served_deadline(loop);
+    uint64_t other = pc__repairs_deadline(loop);
+    deadline = other < deadline ? other : deadline;
+    other = pc__served_deadline(loop);
     deadline = other < deadline ? other : deadline;
     other = pc__settle_deadline(loop);
     deadline = other < deadline ? other : deadline;
@@ -107,6 +110,7 @@ static void *run(void *arg)
         }
         uint64_t now = pc__now_ns();
         pc__peers_tick(loop, now);
+        pc__repairs_tick(loop, now);
         pc__served_tick(loop, now);
         pc__sessions_tick(loop, now);
         pc__listening_tick(loop, now);
@@ -116,7 +120,9 @@ static void *run(void *arg)
         bury(loop);
     }
     pc__sessions_close(loop);
+    pc__repairs_close(loop);
     pc__peers_close(loop);
+    pc__repairs_free(loop);
     pc__served_close_all(loop);
     return NULL;
 }

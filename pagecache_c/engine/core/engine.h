@@ -52,6 +52,7 @@
 #include <stddef.h>
 
 struct pc__cache;
+struct pc__fetch;
 struct pc__generation;
 struct pc__history;
 struct pc__home;
@@ -61,6 +62,7 @@ struct pc__noted;
 struct pc__parts;
 struct pc__peer;
 struct pc__region;
+struct pc__repairs;
 
 #define PC__LANES_PER_LOOP 2 /* connections to a peer: one for urgent fetches, one for bulk */
 
@@ -115,6 +117,7 @@ struct pc__loop {
     uint8_t *bounce;               /* PC__BOUNCE_BLOCKS, once needed */
     struct pc__parts *parts;       /* of the reply that is being put together (reply.c) */
     uint32_t next_request_id;
+    struct pc__repairs *repairs;   /* fetches that others may help (repair.c); NULL: none yet */
     void *plan;                    /* scratch of gather.c, once needed */
     uint8_t *row_buffers[PC__ROW_BUFFERS]; /* of answers that were sent (rows.c), or NULL */
 };
@@ -130,6 +133,7 @@ struct pc__counters {
     _Atomic uint64_t layers, layer_bytes, retained_layers, retained_bytes;
     _Atomic uint64_t redirected_blocks, redirect_misses, peer_blocks_served, peer_blocks_fetched;
     _Atomic uint64_t evicted_blocks, refetched_blocks, rows_served, rows_fetched;
+    _Atomic uint64_t degraded_blocks, mirror_blocks, hedges, hedges_won;
     _Atomic uint64_t commits_staged, commits_published, commits_applied, commits_dropped;
 };
 
@@ -194,6 +198,10 @@ struct pc__observers {
     /* Regions have other homes: a mail to each loop. a: the region; b: where error is meant, the server
      * that was its home. */
     void (*homes_changed)(struct pc__loop *loop, struct pc__mail *mail);
+    /* Fetches of regions that have_repair, on their loop (repair.h). True: another server is asked. */
+    bool (*fetch_asked)(struct pc__loop *loop, struct pc__fetch *fetch);
+    void (*fetch_stranded)(struct pc__loop *loop, struct pc__fetch *fetch); /* it has no home for now */
+    void (*fetch_ended)(struct pc__fetch *fetch);
     /* A home frees a region; what is answered is put at answer, and its bytes are returned. */
     size_t (*home_retires)(struct pc__peer *peer, const struct pc__data_header *header, uint8_t *answer);
 };

@@ -9,6 +9,7 @@
 
 struct pc__lost;
 struct pc__rents;
+struct pc__repair_sets;
 struct pc__session;
 
 /* A memfd of a home, and which of its blocks mean something. */
@@ -164,6 +165,8 @@ struct pc__region {
     bool queued;                   /* for the worker, which has a reference then */
     struct pc__link later;         /* the worker's, where the last try failed: */
     uint64_t retry_at_ns;          /* when it is tried again; worker.lock */
+    _Atomic bool has_repair;       /* other regions can make its blocks again: a group, or mirrors */
+    struct pc__repair_sets *repair_sets; /* which, of some versions (repair_sets.c); or NULL */
     bool idle_told;
     bool forgotten;                /* out of the table: a thread that finds it so looks it up again */
 };

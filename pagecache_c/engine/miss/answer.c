@@ -18,12 +18,12 @@ int pc__answer_fits(const struct pc__data_header *header, const struct pc__fetch
         return pc__fail(PC_ERR_PROTOCOL, "an answer to another question");
     if (header->status < 0)
         return PC_OK;
-    if (!version_fits(fetch, header->version))
+    if (!fetch->is_filled && !version_fits(fetch, header->version)) /* its generation may have moved on */
         return pc__fail(PC_ERR_PROTOCOL, "blocks of version %u", header->version);
     if (header->n_blocks != fetch->n_blocks)
         return pc__fail(PC_ERR_PROTOCOL, "%u blocks in answer to %u", header->n_blocks,
                         fetch->n_blocks);
-    if (header->flags & PC__DATA_ELSEWHERE && fetch->generation->is_layer)
+    if (header->flags & PC__DATA_ELSEWHERE && fetch->generation->is_layer && !fetch->sink)
         return pc__fail(PC_ERR_PROTOCOL, "we were sent elsewhere again");
     return PC_OK;
 }

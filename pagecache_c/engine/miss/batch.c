@@ -130,6 +130,10 @@ int pc__batch_add(struct pc__batch *batch, struct pc__region *region,
 
 void pc__fetch_drop(struct pc_engine *engine, struct pc__fetch *fetch)
 {
+    if (fetch->repair)
+        engine->observers.fetch_ended(fetch);
+    if (fetch->sink)
+        fetch->sink->ended(fetch->sink, fetch->error);
     if (fetch->source) {
         pthread_mutex_lock(&fetch->region->lock);
         fetch->source->forks--;
@@ -143,6 +147,10 @@ void pc__fetch_drop(struct pc_engine *engine, struct pc__fetch *fetch)
 
 void pc__fetch_fail(struct pc_engine *engine, struct pc__fetch *fetch, int error)
 {
+    if (fetch->sink)
+        fetch->error = error;
+    if (fetch->sink || fetch->is_filled)
+        return;
     if (fetch->gather)
         pc__gather_failed(engine, fetch, error);
     if (error == PC_ERR_CLOSED && !fetch->generation->is_layer)

@@ -100,7 +100,8 @@ static void lane_close(struct pc__peer *peer, struct pc__lane *lane, const char 
         pc__link_remove(&fetch->link);
         pc__count_sub(&engine->count.fetches_in_flight, 1);
         pc__count_add(&engine->count.fetch_retries, 1);
-        if (fetch->error)
+        fetch->on_wire = false;
+        if (fetch->error || fetch->is_filled)
             pc__fetch_drop(engine, fetch);
         else
             pc__link_push(lane->queued.next, &fetch->link);
@@ -142,6 +143,7 @@ static void lane_pump(struct pc__peer *peer, struct pc__lane *lane)
         if (!fetch->give_up_ns)
             fetch->give_up_ns = now + engine->fault_timeout_ns;
         fetch->sent_ns = now;
+        fetch->on_wire = true;
         fetch->was_alone = !lane->n_sent && (lane == &peer->lanes[1] || !peer->lanes[1].n_sent);
         if (!lane->n_sent++)
             lane->progress_ns = now;
@@ -177,6 +179,8 @@ void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch)
             pc__fetch_fill_here(loop, fetch);
             continue;
         }
+        if (fetch->region->has_repair && engine->observers.fetch_asked(loop, fetch))
+            continue; /* another server is asked */
         struct pc__peer *next = pc__peer_of(loop, fetch->server_id);
         if (!next) {
             pc__fetch_fail(engine, fetch, PC_ERR_NO_MEMORY);
@@ -313,13 +317,15 @@ static int take_bitmaps(struct pc__peer *peer, struct pc__lane *lane, struct pc_
     size_t sources = (*fetch)->home_id ? 0 : n_elsewhere * sizeof(struct pc__data_elsewhere);
     if (bytes_in(lane) < offset + sources)
         return 0;
-    if (n_elsewhere) {
+    if (n_elsewhere && (*fetch)->sink) /* of a member: lost there */
+        (*fetch)->error = PC_ERR_HOME_LOST;
+    else if (n_elsewhere && !(*fetch)->is_filled)
         rc = pc__redirect(peer->loop, fetch, lane->elsewhere, lane->rx + lane->rx_begin + offset,
                           n - n_elsewhere);
-        if (rc)
-            return rc;
+    if (rc)
+        return rc;
+    if (n_elsewhere)
         close_up(lane, n);
-    }
     lane->rx_begin += offset + sources;
     lane->reply_blocks = n - n_elsewhere;
     return 1;
@@ -370,17 +376,21 @@ static int take_blocks(struct pc_engine *engine, struct pc__lane *lane, struct p
         if (!n)
             return 0;
         n = alike(lane, n);
-        int rc = fetch->error;
+        int rc = fetch->is_filled ? PC_ERR_EXISTS : fetch->error;
+        if (!rc && fetch->sink)
+            fetch->sink->took(fetch->sink, n, hole ? NULL : lane->rx + lane->rx_begin);
         if (!rc && fetch->prefetch) /* before the fill, which answers who then asks for counters */
             pc__count_add(&engine->count.prefetched_blocks, n);
         if (!rc && fetch->home_id && !hole)
             pc__count_add(&engine->count.peer_blocks_fetched, n);
-        if (!rc && hole)
+        if (!rc && fetch->sink)
+            rc = PC_OK;
+        else if (!rc && hole)
             rc = pc__fill_zeros(engine, fetch->region, fetch->generation, run->first_block, n);
         else if (!rc)
             rc = pc__fill_insert(engine, fetch->region, fetch->generation, run->first_block, n,
                                  lane->rx + lane->rx_begin, true);
-        if (rc && !fetch->error) {
+        if (rc && !fetch->error && !fetch->is_filled) {
             pc__fetch_fail(engine, fetch, rc);
             fetch->error = rc;
         }
@@ -470,11 +480,12 @@ static int check_skipped(const struct pc__loop *loop, const struct pc__lane *lan
 static bool asks_on(struct pc__peer *peer, struct pc__lane *lane, struct pc__fetch *fetch)
 {
     const bool unknown = fetch->error == PC_ERR_NO_REGION && !fetch->generation->is_layer;
-    if (!fetch->error || (!fetch->home_id && !unknown))
+    if (!fetch->error || fetch->is_filled || (!fetch->home_id && !unknown))
         return false;
     lane->in_reply = false;
     lane->n_sent--;
     pc__link_remove(&fetch->link);
+    fetch->on_wire = false;
     pc__count_sub(&peer->loop->engine->count.fetches_in_flight, 1);
     fetch->error = 0;
     if (fetch->home_id)
@@ -513,7 +524,7 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
         const uint64_t came = lane->in_rows ? 0 : sent_from(lane, 0);
         const bool has_bytes = lane->in_rows || came; /* others may go before */
         const uint64_t sent_ns = fetch->sent_ns;
-        if (fetch->generation->is_layer && lane == &peer->lanes[1])
+        if (fetch->generation->is_layer && !fetch->sink && lane == &peer->lanes[1])
             pc__layer_came(lane, pc__now_ns() - sent_ns);
         if (came && fetch->was_alone && !fetch->error)
             pc__trips_add(&peer->trips, came, pc__now_ns() - sent_ns);

@@ -5,6 +5,13 @@
 #include "engine/core/core.h"
 #include "engine/readahead/readahead.h"
 
+/* A fetch of blocks that go to who asked for them, and into no generation. Called on its loop. */
+struct pc__sink {
+    /* The next n blocks; bytes NULL: zeros. */
+    void (*took)(struct pc__sink *sink, uint64_t n, const uint8_t *bytes);
+    void (*ended)(struct pc__sink *sink, int error); /* PC_OK: all have come */
+};
+
 /* Blocks that were marked in flight and that one server was, or will be, asked for. */
 struct pc__fetch {
     struct pc__link link;
@@ -25,7 +32,11 @@ struct pc__fetch {
     uint32_t n_blocks;             /* still to come: of runs[at_run] on */
     uint32_t n_runs, capacity_runs;
     uint32_t at_run;               /* the runs before it are dealt with */
-    int error;                     /* what comes is thrown away */
+    int error;                     /* what comes is thrown away, */
+    bool is_filled;                /* as it is where its blocks came from elsewhere meanwhile */
+    bool on_wire;                  /* in sent */
+    struct pc__repair *repair;     /* may bring its blocks from elsewhere (repair.c); or NULL */
+    struct pc__sink *sink;         /* its region and generation are names alone; or NULL */
     bool urgent;                   /* a thread is stopped: not behind the bulk */
     bool prefetch;
     struct pc_run runs[];          /* [at_run] shrinks from its front as blocks come. Of a peer: as

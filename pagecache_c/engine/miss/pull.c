@@ -36,7 +36,7 @@ uint32_t pc__most_sent(const struct pc__peer *peer, const struct pc__lane *lane)
     const struct pc__fetch *next = pc__of(lane->queued.next, struct pc__fetch, link);
     if (lane == &peer->lanes[0])
         return PC__URGENT_REQUESTS;
-    return next->generation->is_layer ? lane->layer_requests : PC__BULK_REQUESTS;
+    return next->generation->is_layer && !next->sink ? lane->layer_requests : PC__BULK_REQUESTS;
 }
 
 struct pc__pull {

@@ -88,6 +88,7 @@ static struct pc__fetch *take_out(struct pc__fetch *fetch, const uint64_t *bits,
     left->to_version = fetch->to_version;
     left->give_up_ns = fetch->give_up_ns;
     left->request_id = fetch->request_id;
+    left->on_wire = fetch->on_wire;
     for (uint32_t i = fetch->at_run; i < fetch->n_runs; i++)
         for (uint64_t b = 0; b < fetch->runs[i].n_blocks; b++, position++)
             if (!has_bit(bits, position))

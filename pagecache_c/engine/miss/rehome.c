@@ -54,6 +54,7 @@ static void wait_a_while(struct pc__peer *peer, struct pc__fetch *fetch, uint64_
         fetch->give_up_ns = now_ns + peer->loop->engine->fault_timeout_ns;
     fetch->again_ns = now_ns + PAUSE_NS < fetch->give_up_ns ? now_ns + PAUSE_NS : fetch->give_up_ns;
     pc__link_push(&peer->unsure, &fetch->link);
+    peer->loop->engine->observers.fetch_stranded(peer->loop, fetch);
 }
 
 /* Not before: of a server that is lost, 0. False: it could not be asked, for want of memory. */
@@ -86,8 +87,10 @@ void pc__rehome_await(struct pc__loop *loop, struct pc__peer *peer, struct pc__l
     {
         struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
         const bool from_home = !fetch->home_id && !fetch->generation->is_layer;
-        if (from_home && ask_for_home(loop->engine, fetch->region, peer->server_id, 0))
+        if (from_home && ask_for_home(loop->engine, fetch->region, peer->server_id, 0)) {
+            loop->engine->observers.fetch_stranded(loop, fetch);
             continue;
+        }
         pc__link_remove(link);
         if (from_home) /* a want of memory is no loss */
             wait_a_while(peer, fetch, pc__now_ns());

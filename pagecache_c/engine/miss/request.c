@@ -20,7 +20,8 @@ int pc__lane_room(struct pc__lane *lane, size_t more)
 
 static uint16_t flags_of(const struct pc__fetch *fetch)
 {
-    return fetch->generation->is_layer ? PC__DATA_LAYER
+    return fetch->sink                   ? PC__DATA_MEMBER
+           : fetch->generation->is_layer ? PC__DATA_LAYER
            : fetch->home_id            ? PC__DATA_CACHED
            : fetch->missed_id          ? PC__DATA_HOME
                                        : 0;

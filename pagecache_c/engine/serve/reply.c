@@ -182,12 +182,19 @@ static int add_blocks(struct pc_engine *engine, struct pc__reply *reply,
                       const struct pc__request *request, struct pc__parts *parts)
 {
     uint64_t position = 0, n;
+    const uint64_t end = reply->region->n_blocks;
     for (int i = 0; i < request->n_runs; i++) {
         uint64_t block = request->runs[i].first_block, past = block + request->runs[i].n_blocks;
-        for (; block < past; block += n, position += n) {
-            int rc = add_part(engine, reply, request, parts, position, block, past, &n);
+        uint64_t here = past < end ? past : end;
+        for (; block < here; block += n, position += n) {
+            int rc = add_part(engine, reply, request, parts, position, block, here, &n);
             if (rc)
                 return rc;
+        }
+        if (block < past) { /* a longer member of its group is made: PC__DATA_MEMBER */
+            set_bits(parts->holes, position, past - block);
+            parts->n_holes += past - block;
+            position += past - block;
         }
     }
     return PC_OK;

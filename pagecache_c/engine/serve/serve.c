@@ -28,6 +28,7 @@
 #define ASIDE_MOST 256u                /* then no more requests are taken */
 #define BYTES_PER_EVENT (4u << 20)     /* then the other descriptors get their turn */
 #define GATHER 128
+#define MEMBER_BLOCKS (1ull << 40) /* that a packed run can name: of a group, others may be longer */
 #define HEAD_BYTES (sizeof(struct pc__data_header) + sizeof(struct pc__data_asker))
 #define RX_BYTES (HEAD_BYTES + PC__DATA_MAX_ROWS * sizeof(uint64_t))
 static_assert(PC__DATA_MAX_RUNS < PC__DATA_MAX_ROWS &&
@@ -161,6 +162,8 @@ static int judged(int rc)
 
 static int take_runs(const struct served *served, struct pc__request *request, uint64_t n_blocks)
 {
+    if (request->header.flags & PC__DATA_MEMBER)
+        n_blocks = MEMBER_BLOCKS;
     int n = pc__data_parse_runs(&request->header, served->rx + HEAD_BYTES,
                                 request->header.n_runs * sizeof(uint64_t), n_blocks, request->runs,
                                 PC__DATA_MAX_RUNS);
@@ -340,7 +343,7 @@ static int handle(struct served *served, const struct pc__data_header *header)
     }
     struct pc__request request; /* its runs are filled in when it is known what they lie in */
     request.header = *header;
-    request.number = served->number;
+    request.number = request.header.flags & PC__DATA_MEMBER ? 0 : served->number;
     request.n_runs = 0;
     request.waited = false;
     memcpy(&request.asker, served->rx + sizeof *header, sizeof request.asker);

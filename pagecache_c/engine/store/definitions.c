@@ -71,8 +71,10 @@ PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_inf
         copy = NULL;
         pc__region_goes(region, PC__REGION_DEFINE);
     }
-    if (!rc)
+    if (!rc) {
         region->loss = info->loss;
+        region->has_repair = info->has_repair != 0;
+    }
     pthread_mutex_unlock(&region->lock);
     pthread_mutex_unlock(&engine->publish_lock);
     if (left)

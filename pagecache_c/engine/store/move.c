@@ -35,6 +35,25 @@
  * is prepared for a term is no home in an earlier one. Without numbers (0) the last one said is believed.
  *
  * Locks: leaving needs publish_lock, so that no commit is published meanwhile, and region.lock.
+ *
+ * The steps:
+ *   1. taker: pc_engine_rebuild_begin. PC_ERR_TIMEOUT: it was the home itself a moment ago; ask again.
+ *      (What pc_engine_retain has said there ends when a home leaves.)
+ *   2. giver: pc_engine_home_blocks of the newest version v; pc_engine_stage_home of some of them at v;
+ *      taker: pc_engine_pull, pc_engine_rebuild_take; giver: pc_engine_drop_staged. And so on.
+ *   3. the same with the blocks that commits have changed in (v, w], at w; as often as one likes.
+ *   4. commits are held back, after all that are decided were published at the giver; 3. once more, at
+ *      their version. Blocks that are not staged again must be the same in all of these versions.
+ *   5. records of the history, from the oldest that is to stay readable on, in order and without a gap up
+ *      to the version before that one: pc_engine_stage_record, pull, pc_engine_rebuild_take_record. The
+ *      most of them can move while commits go on. None need move: older versions expire then.
+ *   6. taker: pc_engine_rebuild_seal_at that version. From here on it outlives the taker's process; until
+ *      here the death of that costs the attempt: take and seal say PC_ERR_NO_REGION.
+ *   7. the registry writes down that the taker is the home. Then pc_engine_set_homes_of: at the taker,
+ *      where PC_ERR_HOME_LOST says that the giver must stay the home, and PC_ERR_NO_REGION that nobody has
+ *      used it there: the definition makes it the home then. Next at the giver; and only after that do
+ *      commits go on. A giver that is restarted meanwhile has not heard it. A home in memory of others
+ *      (pc_engine_create_shared) needs that until pc_region_stats.leaves_home is 0.
  */
 #include "engine/core/core.h"
 #include "engine/store/store.h"

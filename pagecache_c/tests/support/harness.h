@@ -90,6 +90,16 @@ struct server {
     _Atomic int searched; /* how often somebody has tried that */
     _Atomic bool flaky; /* each connection to it breaks after a while */
     _Atomic bool is_far; /* each request to it takes FAR_US longer */
+    _Atomic bool is_relayed; /* or late_us; both are looked at when somebody connects to it */
+    _Atomic unsigned late_us;
+    _Atomic int repairs_asked;
+};
+/* What is said of a region, at each version. */
+struct known_repair {
+    uint64_t region;
+    struct pc_repair_member members[8];
+    size_t n;
+    int is_mirror;
 };
 struct pulled {
     uint64_t commit_id;
@@ -105,6 +115,7 @@ struct cluster {
     pthread_mutex_t serving; /* held while a connection is given to an engine, or one ends */
     struct known_region regions[MAX_REGIONS];
     int n_regions;
+    struct known_repair repairs[8]; /* region 0: free; under lock */
     struct pc_event task_ended; /* the last one; under lock */
 };
 
@@ -137,19 +148,21 @@ static inline void tcp_pair(int fds[2])
 struct relay {
     int fds[2];       /* [0] asks, [1] answers */
     size_t left;      /* bytes, until it breaks */
-    unsigned late_us; /* how long a request takes longer; answers come in many pieces, and do not wait */
+    bool is_late;
+    const _Atomic unsigned *late_us; /* with that: how long a request takes longer; answers come in many
+                                        pieces, and do not wait */
 };
 static inline void *relay_run(void *arg)
 {
     struct relay *relay = arg;
     char buffer[65536];
     struct pollfd polls[2] = {{relay->fds[0], POLLIN, 0}, {relay->fds[1], POLLIN, 0}};
-    while (relay->left && poll(polls, 2, relay->late_us ? -1 : 5000) > 0) {
+    while (relay->left && poll(polls, 2, relay->is_late ? -1 : 5000) > 0) {
         int from = polls[0].revents ? 0 : 1;
         ssize_t got = read(relay->fds[from], buffer,
                            sizeof buffer < relay->left ? sizeof buffer : relay->left);
-        if (got > 0 && from == 0 && relay->late_us)
-            usleep(relay->late_us);
+        if (got > 0 && from == 0 && relay->is_late)
+            usleep(*relay->late_us);
         if (got <= 0 || send(relay->fds[1 - from], buffer, (size_t)got, MSG_NOSIGNAL) != got)
             break;
         relay->left -= (size_t)got;
@@ -213,13 +226,16 @@ static inline void connect_servers(struct cluster *cluster, struct server *from,
     for (int lane = 0; lane < pc_engine_peer_lanes(from->engine); lane++) {
         int fds[2];
         tcp_pair(fds);
-        if (to->flaky || to->is_far) {
+        if (to->is_far)
+            to->late_us = FAR_US;
+        if (to->flaky || to->is_far || to->is_relayed) {
             struct relay *relay = malloc(sizeof *relay);
             int more[2];
             tcp_pair(more);
             *relay = (struct relay){.fds = {fds[1], more[0]},
                                     .left = to->flaky ? FLAKY_BYTES : SIZE_MAX,
-                                    .late_us = to->is_far ? FAR_US : 0};
+                                    .is_late = to->is_far || to->is_relayed,
+                                    .late_us = &to->late_us};
             fds[1] = more[1];
             pthread_t thread;
             CHECK(!pthread_create(&thread, NULL, relay_run, relay));
@@ -336,6 +352,21 @@ static inline void answer_home(struct cluster *cluster, struct server *server,
     free(homes);
 }
 
+static inline void answer_repair(struct cluster *cluster, struct server *server,
+                                 const struct pc_event *event)
+{
+    struct known_repair found = {0};
+    pthread_mutex_lock(&cluster->lock);
+    for (size_t i = 0; i < sizeof cluster->repairs / sizeof cluster->repairs[0]; i++)
+        if (cluster->repairs[i].region == event->region)
+            found = cluster->repairs[i];
+    pthread_mutex_unlock(&cluster->lock);
+    server->repairs_asked++;
+    int rc = pc_engine_set_repair(server->engine, event->region, event->version, found.members,
+                                  found.n, found.is_mirror);
+    CHECK(rc == PC_OK || rc == PC_ERR_NO_REGION); /* freed meanwhile */
+}
+
 static inline void *play_python(void *arg)
 {
     struct cluster *cluster = ((void **)arg)[0];
@@ -404,6 +435,9 @@ static inline void *play_python(void *arg)
                 break;
             case PC_EVENT_NEED_HOME:
                 answer_home(cluster, server, &event);
+                break;
+            case PC_EVENT_NEED_REPAIR:
+                answer_repair(cluster, server, &event);
                 break;
             case PC_EVENT_KEEPER_LOST: /* the tests that end one look at this */
                 server->keepers_lost++;

@@ -37,6 +37,7 @@ STANDS_ON: Mapping[str, tuple[str, ...]] = {
     "engine/miss": (
         "common", "engine/core", "engine/cache", "engine/store", "engine/readahead",
     ),
+    "engine/repair": ("common", "engine/core", "engine/store", "engine/miss"),
     "engine/serve": ("common", "engine/core", "engine/cache", "engine/store", "engine/miss"),
     "engine/local": (
         "common", "engine/core", "engine/cache", "engine/store", "engine/readahead", "engine/miss",
@@ -44,7 +45,7 @@ STANDS_ON: Mapping[str, tuple[str, ...]] = {
     ),
     "engine": (
         "common", "history", "engine/keeper", "engine/core", "engine/cache", "engine/store",
-        "engine/readahead", "engine/miss", "engine/serve", "engine/local",
+        "engine/readahead", "engine/miss", "engine/repair", "engine/serve", "engine/local",
     ),
 }  # fmt: skip
 # One room in two folders: its header is client/client.h, and calls go both ways.
