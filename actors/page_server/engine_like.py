@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from clamor_ray._protocol.messages import LocateAnswer, LookupAnswer, RegionRecord
+from clamor_ray._protocol.messages import LocateAnswer, LookupAnswer, RegionRecord, RepairSet
 from clamor_ray.actors.lost_homes.task_end_log import TaskEnd
 
 
@@ -32,6 +32,7 @@ class EventKind(enum.IntEnum):
     KEEPER_LOST = 11
     TASK_ENDED = 12
     NEED_SETTLED = 13
+    NEED_REPAIR = 14
 
 
 class Answer(enum.IntEnum):
@@ -82,6 +83,7 @@ class EngineLike(Protocol):
         homes: Sequence[int],
         loss: int,
         term: int,
+        has_repair: bool,
     ) -> None: ...
     def refuse_region(self, region: int, error: int) -> None: ...
     @property
@@ -104,6 +106,14 @@ class EngineLike(Protocol):
     def home_lost(self, region: int, server_id: int, error: int) -> None: ...
     def region_lacks(self, region: int, loss: int) -> None: ...
     def region_lost(self, region: int, error: int) -> None: ...
+    def region_has_repair(self, region: int, has_repair: bool) -> None: ...
+    def set_repair(
+        self,
+        region: int,
+        version: int,
+        members: Sequence[tuple[int, int, int]],
+        is_mirror: bool,
+    ) -> None: ...
 
 
 class Resolver(Protocol):
@@ -148,6 +158,13 @@ class Resolver(Protocol):
 
     async def settled(self, region: int) -> int:
         """The newest version that every home of the region has acknowledged.
+
+        Raises:
+            FreedError: There is no such region.
+        """
+
+    async def repair_of(self, region: int, version: int) -> RepairSet | None:
+        """What makes the region's blocks of that version again; None: nothing does now.
 
         Raises:
             FreedError: There is no such region.

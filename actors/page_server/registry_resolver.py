@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from clamor_ray._protocol.messages import LocateAnswer, LookupAnswer, RegionRecord
+from clamor_ray._protocol.messages import LocateAnswer, LookupAnswer, RegionRecord, RepairSet
 from clamor_ray.actors.lost_homes.task_end_log import TaskEnd
 
 
@@ -57,6 +57,11 @@ class RegistryResolver:
         reference = self._registry.settled.remote(region)
         version: int = await asyncio.wrap_future(reference.future())
         return version
+
+    async def repair_of(self, region: int, version: int) -> RepairSet | None:
+        reference = self._registry.repair_of.remote(region, version)
+        answer: RepairSet | None = await asyncio.wrap_future(reference.future())
+        return answer
 
     async def newer(self, known: dict[int, int], wait_s: float) -> dict[int, int]:
         reference = self._registry.newer.remote(self._server_id, known, wait_s)

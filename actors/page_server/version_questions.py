@@ -4,12 +4,14 @@
     NEED_PUBLISHED  which commits came after a version           -> publish each, then caught_up
     NEED_OUTCOME    what became of a staged layer                -> publish or drop_staged
     NEED_SETTLED    what a region's homes have acknowledged      -> settled, or nothing
+    NEED_REPAIR     what makes a region's blocks again           -> set_repair
     PULLED          a layer that ``pull`` asked for is here, or not
 
 Each question that is asked again while its answer is on the way is answered once. The first two
 end at the latest with the deadline; the third has no answer "unknown", and is asked until there is
 one: a layer that may be published must not be dropped. The fourth is tried once, for the engine
-asks it again by itself, and keeps its layers meanwhile.
+asks it again by itself, and keeps its layers meanwhile. So is the fifth: without an answer the engine
+is told that nothing does now, asks again after a pause, and waits for the region's home meanwhile.
 
 Thread safety: everything belongs to the loop's thread.
 """
@@ -27,7 +29,7 @@ import numpy.typing as npt
 from pyroaring import BitMap
 
 from clamor_ray._labels import label
-from clamor_ray._protocol.messages import Publication, RegionRecord
+from clamor_ray._protocol.messages import Publication, RegionRecord, RepairSet
 from clamor_ray.actors.page_server.engine_like import (
     Answer,
     EngineEvent,
@@ -115,6 +117,9 @@ class VersionQuestions:
             self._ask(key, self._find_outcome(region, event.commit_id))
         elif kind == EventKind.NEED_SETTLED:
             self._ask((kind, region), self._find_settled(region))
+        elif kind == EventKind.NEED_REPAIR:
+            key = (kind, region, event.version)
+            self._ask(key, self._find_repair(region, event.version))
         elif kind == EventKind.PULLED:
             pulled = self._pulls.get((region, event.commit_id))
             if pulled is not None and not pulled.done():
@@ -163,6 +168,20 @@ class VersionQuestions:
         error = await self._until_answered(ask, f"the commits of {label(region)}")
         with contextlib.suppress(FreedError):
             self._engine.caught_up(region, error=error)
+
+    async def _find_repair(self, region: int, version: int) -> None:
+        found: RepairSet | None = None
+        try:
+            found = await self._within(self._resolver.repair_of(region, version))
+        except FreedError:
+            pass  # the engine is told below, and hears of the end of the region by itself
+        except Exception as failure:  # any: the resolver's promise is to be asked again
+            logger.warning("cannot learn what makes %s again: %r", label(region), failure)
+        with contextlib.suppress(FreedError):  # it is gone, and nobody waits for it
+            if found is None:
+                self._engine.set_repair(region, version, (), False)
+            else:
+                self._engine.set_repair(region, version, found.members, found.is_mirror)
 
     async def _until_answered(self, ask: Callable[[], Awaitable[int]], what: str) -> int:
         """Asks until there is an answer, or no time for another try. Returns the engine's code."""

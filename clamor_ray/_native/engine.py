@@ -202,12 +202,14 @@ class Engine(_Handle):
         homes: Sequence[int],
         loss: int = 0,
         term: int = 0,
+        has_repair: bool = False,
     ) -> None:
         """Answers NEED_REGION. `homes[i]` is the server id of 64 MiB extent i; `loss` as in
-        `region_lacks`, `term` as in `set_homes`."""
+        `region_lacks`, `term` as in `set_homes`, `has_repair` as in `region_has_repair`."""
         info = self._info(region, version, base_address, length_bytes)
         info.loss = loss
         info.term = term
+        info.has_repair = has_repair
         ids = c.ffi.new("uint64_t[]", list(homes))
         check(self._call(c.lib.pc_engine_define_region, info, ids, len(homes)), region=region)
 
@@ -523,6 +525,42 @@ class Engine(_Handle):
             FreedError: It is not known here.
         """
         check(self._call(c.lib.pc_engine_region_lacks, region, loss), region=region)
+
+    def set_repair(
+        self,
+        region: int,
+        version: int,
+        members: Sequence[tuple[int, int, int]],
+        is_mirror: bool,
+    ) -> None:
+        """Answers NEED_REPAIR: who makes the region's blocks of this version again.
+
+        Args:
+            region: Which.
+            version: Of it.
+            members: (region, version, server id) of each; none: nobody does now. The engine asks
+                again after a pause.
+            is_mirror: Each member alone has the blocks. Otherwise they are the XOR of all.
+
+        Raises:
+            FreedError: It is not known here.
+        """
+        array = c.ffi.new("struct pc_repair_member[]", max(1, len(members)))
+        for slot, member in zip(array, members, strict=False):
+            slot.region, slot.version, slot.server_id = member
+        call = c.lib.pc_engine_set_repair
+        check(
+            self._call(call, region, version, array, len(members), int(is_mirror)), region=region
+        )
+
+    def region_has_repair(self, region: int, has_repair: bool) -> None:
+        """Whether other regions make the blocks of the region again. Where they do, the engine asks
+        for them (NEED_REPAIR) when it needs them.
+
+        Raises:
+            FreedError: It is not known here.
+        """
+        check(self._call(c.lib.pc_engine_region_has_repair, region, has_repair), region=region)
 
     def region_lost(self, region: int, error: int) -> None:
         """The registry's verdict: who opens the region from now on gets the error, until it has a

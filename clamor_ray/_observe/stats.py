@@ -99,6 +99,10 @@ class EngineStats(_Counters):
         refetched_blocks: blocks that were fetched again soon after they were evicted.
         rows_served: rows that it has sent for `clamor.gather`.
         rows_fetched: rows that it got for `clamor.gather`.
+        degraded_blocks: blocks that other pieces made, because their home was lost or late.
+        mirror_blocks: blocks that it got from a mirror of their home, by choice.
+        hedges: requests for which it asked others besides, because the answer was late.
+        hedges_won: of those, requests for which the others were faster.
 
     Example:
         >>> engine = clamor.stats().nodes[0].engine
@@ -155,6 +159,10 @@ class EngineStats(_Counters):
     refetched_blocks: int = 0
     rows_served: int = 0
     rows_fetched: int = 0
+    degraded_blocks: int = 0
+    mirror_blocks: int = 0
+    hedges: int = 0
+    hedges_won: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,6 +85,20 @@ class RegionRecord:
 
 
 @dataclass(frozen=True)
+class RepairSet:
+    """What makes the blocks of a region again, at one version of it.
+
+    Args:
+        members: (region, version, server id) of each.
+        is_mirror: Each member alone has the region's blocks. Otherwise they are the XOR of all
+            members' blocks of the same numbers; one that is shorter has zeros there.
+    """
+
+    members: tuple[tuple[int, int, int], ...]
+    is_mirror: bool
+
+
+@dataclass(frozen=True)
 class FreeAnswer:
     """What is left to be done by who freed a region, at its node's page server.
 

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 from pyroaring import BitMap
 
-from clamor_ray._protocol.messages import Publication, RegionFreed
+from clamor_ray._protocol.messages import Publication, RegionFreed, RegionRecord, RepairSet
 from clamor_ray.actors.page_server.engine_like import Answer, EventKind
 from clamor_ray.errors import (
     FreedError,
@@ -132,6 +132,82 @@ def test_what_the_homes_have_acknowledged(run_core, answer, said) -> None:
             here.engine.ask(FakeEvent(EventKind.NEED_SETTLED, 7))
             await until(lambda: bool(here.engine.answers))
             assert here.engine.answers == [("settled", 7, said)]
+
+    run_core(work)
+
+
+MEMBERS = ((8, 3, THERE), (9, 1, 0xCCCC))
+
+
+@pytest.mark.parametrize("is_mirror", [True, False])
+def test_what_makes_a_region_again(run_core, is_mirror: bool) -> None:
+    """Each version by itself, and each question once at a time."""
+
+    async def work() -> None:
+        async with Node(HERE) as here:
+            here.known.versions["repair_of", 7, 5] = [RepairSet(MEMBERS, is_mirror)]
+            here.known.versions["repair_of", 7, 6] = [None]
+            for version in (5, 6, 5):
+                here.engine.ask(FakeEvent(EventKind.NEED_REPAIR, 7, version=version))
+            await until(lambda: len(here.engine.answers) == 2)
+            assert set(here.engine.answers) == {
+                ("repair", 7, 5, MEMBERS, is_mirror),
+                ("repair", 7, 6, (), False),
+            }
+            assert len(here.known.asked_versions) == 2
+            here.engine.ask(FakeEvent(EventKind.NEED_REPAIR, 7, version=5))
+            await until(lambda: len(here.engine.answers) == 3)
+
+    run_core(work)
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("deaf"), FreedError("It was freed.")])
+def test_without_an_answer_nothing_makes_it_again(run_core, failure: Exception) -> None:
+    """The engine waits for one answer, and asks again by itself."""
+
+    async def work() -> None:
+        async with Node(HERE) as here:
+            here.known.versions["repair_of", 7, 5] = [failure]
+            here.engine.ask(FakeEvent(EventKind.NEED_REPAIR, 7, version=5))
+            await until(lambda: bool(here.engine.answers))
+            assert here.engine.answers == [("repair", 7, 5, (), False)]
+            here.engine.unknown.add(7)  # and it is gone meanwhile
+            here.engine.ask(FakeEvent(EventKind.NEED_REPAIR, 7, version=5))
+            await until(lambda: len(here.known.asked_versions) == 2)
+            await asyncio.sleep(0.05)
+            assert len(here.engine.answers) == 1
+
+    run_core(work)
+
+
+def test_a_registry_that_hangs_is_not_waited_for(run_core) -> None:
+    async def work() -> None:
+        settings = dataclasses.replace(HASTE, answer_s=0.05)
+        async with Node(HERE, settings=settings) as here:
+            here.known.gate = asyncio.Event()
+            here.engine.ask(FakeEvent(EventKind.NEED_REPAIR, 7, version=5))
+            await until(lambda: bool(here.engine.answers))
+            assert here.engine.answers == [("repair", 7, 5, (), False)]
+
+    run_core(work)
+
+
+def test_the_engine_hears_whether_a_region_has_such(run_core) -> None:
+    class Record(RegionRecord):
+        has_repair = True
+
+    async def work() -> None:
+        async with Node(HERE) as here:
+            record = Record(7, 1, RECORD.base_address, 5000, (THERE,))
+            here.known.regions[7] = record
+            here.known.regions[8] = dataclasses.replace(RECORD, region=8)
+            for region in (7, 8):
+                here.engine.ask(FakeEvent(EventKind.NEED_REGION, region))
+            await until(lambda: len(here.engine.answers) == 2)
+            assert here.engine.has_repair == {7: True, 8: False}
+            here.engine.has_repair.clear()
+            here.core.rehome(record)  # what was homed here has no definition
+            assert here.engine.has_repair == {7: True}
 
     run_core(work)
 

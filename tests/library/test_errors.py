@@ -196,7 +196,7 @@ def test_the_constants_are_those_of_the_header() -> None:
     for event in (
         *("NEED_REGION", "NEED_PEER", "REGION_IDLE", "LOG"),
         *("NEED_CHANGES", "NEED_PUBLISHED", "NEED_OUTCOME", "PULLED", "THRASHING", "NEED_HOME"),
-        *("KEEPER_LOST", "TASK_ENDED", "NEED_SETTLED"),
+        *("KEEPER_LOST", "TASK_ENDED", "NEED_SETTLED", "NEED_REPAIR"),
     ):
         assert value(f"PC_EVENT_{event}") == getattr(_native, f"EVENT_{event}")
     for blocks in ("PRESENT", "FETCHED", "TOUCHED"):

@@ -73,6 +73,7 @@ class FakeEngine:
         self.published: dict[int, int] = {}
         self.losses: dict[int, int] = {}
         self.terms: dict[int, int] = {}
+        self.has_repair: dict[int, bool] = {}
         self.staged: set[int] = set()
 
     def ask(self, event: FakeEvent) -> None:
@@ -89,13 +90,16 @@ class FakeEngine:
             os.eventfd_read(self._fd)
         return None
 
-    def define_region(self, region, version, base_address, length_bytes, homes, loss, term) -> None:
+    def define_region(
+        self, region, version, base_address, length_bytes, homes, loss, term, has_repair
+    ) -> None:
         if HERE in homes and region not in self.adopted:
             raise HomeLostError("It is not here.")
         if (region, False) in self.retired:
             raise FreedError("It is retired.")
         self.unknown.discard(region)
         self.losses[region], self.terms[region] = loss, term
+        self.has_repair[region] = has_repair
         self.answers.append(("define", region, version, base_address, length_bytes, tuple(homes)))
 
     def refuse_region(self, region: int, error: int) -> None:
@@ -147,6 +151,14 @@ class FakeEngine:
         if region in self.unknown:
             raise FreedError("It is not known here.")
         self.losses[region] = loss
+
+    def region_has_repair(self, region: int, has_repair: bool) -> None:
+        self.has_repair[region] = has_repair
+
+    def set_repair(self, region, version, members, is_mirror) -> None:
+        if region in self.unknown:
+            raise FreedError("It is not known here.")
+        self.answers.append(("repair", region, version, tuple(members), is_mirror))
 
     def region_lost(self, region: int, error: int) -> None:
         self.answers.append(("region lost", region, error))
@@ -209,6 +221,9 @@ class Known:
 
     async def settled(self, region: int):
         return await self._about("settled", region)
+
+    async def repair_of(self, region: int, version: int):
+        return await self._about("repair_of", region, version)
 
     async def outcome(self, commit_id: int):
         return await self._about("outcome", commit_id)
