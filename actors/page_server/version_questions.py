@@ -10,8 +10,8 @@
 Each question that is asked again while its answer is on the way is answered once. The first two
 end at the latest with the deadline; the third has no answer "unknown", and is asked until there is
 one: a layer that may be published must not be dropped. The fourth is tried once, for the engine
-asks it again by itself, and keeps its layers meanwhile. So is the fifth: without an answer the engine
-is told that nothing does now, asks again after a pause, and waits for the region's home meanwhile.
+asks it again by itself, and keeps its layers meanwhile. So is the fifth: without an answer the
+engine is told that nothing does now. It asks again after a pause, and waits for the home meanwhile.
 
 Thread safety: everything belongs to the loop's thread.
 """

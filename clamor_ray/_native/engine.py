@@ -549,9 +549,7 @@ class Engine(_Handle):
         for slot, member in zip(array, members, strict=False):
             slot.region, slot.version, slot.server_id = member
         call = c.lib.pc_engine_set_repair
-        check(
-            self._call(call, region, version, array, len(members), int(is_mirror)), region=region
-        )
+        check(self._call(call, region, version, array, len(members), int(is_mirror)), region=region)
 
     def region_has_repair(self, region: int, has_repair: bool) -> None:
         """Whether other regions make the blocks of the region again. Where they do, the engine asks

@@ -152,7 +152,9 @@ static void try_data(const uint8_t *bytes, size_t n_bytes, uint64_t region_block
     must(header.type == PC__DATA_GET || header.type == PC__DATA_HELD ||
          header.type == PC__DATA_BLOCKS);
     if (header.type != PC__DATA_BLOCKS)
-        must(header.n_runs >= 1 && header.n_runs <= PC__DATA_MAX_RUNS && header.status == 0);
+        must(header.n_runs >= 1 && header.n_runs <= PC__DATA_MAX_RUNS && header.status == 0 &&
+             (header.flags & (header.flags - 1)) == 0 && /* a GET is of one kind */
+             (header.type == PC__DATA_GET || header.flags == 0));
     else
         must(header.status <= 0 &&
              (header.flags & ~(PC__DATA_HOLES | PC__DATA_CACHED | PC__DATA_ELSEWHERE)) == 0);

@@ -296,6 +296,18 @@ static void test_values(void)
     CHECK(pc__data_parse_runs(&header, bytes + 32, 16, 0x1001, runs, 2) == 2, "just inside");
     CHECK(pc__data_parse_runs(&header, bytes + 32, 8, REGION_BLOCKS, runs, 2) == PC_ERR_PROTOCOL,
           "half of the runs");
+    for (unsigned flags = 1; flags < 256; flags++) {
+        const unsigned kinds = PC__DATA_LAYER | PC__DATA_CACHED | PC__DATA_HOME | PC__DATA_MEMBER;
+        const bool is_one = !(flags & ~kinds) && !(flags & (flags - 1));
+        header.flags = (uint16_t)flags;
+        for (uint16_t type = PC__DATA_GET; type <= PC__DATA_HELD; type += 2) {
+            struct pc__data_header parsed;
+            header.type = type;
+            CHECK((pc__data_parse_header(&header, &parsed) == PC_OK) ==
+                      (is_one && type == PC__DATA_GET),
+                  "flags %u of type %u", flags, type);
+        }
+    }
     decode(&goldens[BLOCKS], bytes);
     CHECK(pc__data_parse_header(bytes, &header) == PC_OK, "blocks");
     CHECK(pc__data_parse_runs(&header, bytes, 0, REGION_BLOCKS, runs, 2) == PC_ERR_PROTOCOL,
