@@ -255,7 +255,7 @@ class ServerCore:
             record.homes,
             record.loss,
             record.term,
-            _has_repair(record),
+            record.has_repair,
         )
 
     # -- the engine's questions
@@ -546,7 +546,7 @@ class ServerCore:
             self._define(record)
         with contextlib.suppress(FreedError):  # nobody has used it here
             self._engine.region_lacks(record.region, record.loss)
-            self._engine.region_has_repair(record.region, _has_repair(record))
+            self._engine.region_has_repair(record.region, record.has_repair)
             self._engine.set_homes(record.region, record.homes, record.term)
 
     def _give_up(self, server_id: int, for_s: float, cause: str, answered: Answer) -> None:
@@ -706,10 +706,6 @@ async def _receive(sock: socket.socket, n_bytes: int) -> bytes:
         parts.append(part)
         n_bytes -= len(part)
     return b"".join(parts)
-
-
-def _has_repair(record: RegionRecord) -> bool:
-    return bool(getattr(record, "has_repair", False))
 
 
 def _tune(sock: socket.socket) -> None:

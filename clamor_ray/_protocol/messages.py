@@ -157,19 +157,6 @@ class CreatedPieces:
 
 
 @dataclass(frozen=True)
-class RepairSet:
-    """What a version of a piece can be made of, while its home is lost or slow.
-
-    Args:
-        members: (region, version, server id) of each. Where none is there, it cannot be made.
-        is_mirror: Each of them is a copy of it; else it is the XOR of all.
-    """
-
-    members: tuple[tuple[int, int, int], ...]
-    is_mirror: bool
-
-
-@dataclass(frozen=True)
 class RegionFreed:
     """The region existed and was freed (or abandoned); it never comes back."""
 

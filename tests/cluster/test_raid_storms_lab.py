@@ -1,4 +1,4 @@
-"""Variables with redundancy, while page servers are killed and stopped, and nodes die or are drained.
+"""Variables with redundancy, while page servers are killed and stopped, and nodes die or leave.
 
 Every block that readers and the last look see is that of its version: contents are known by the
 version's number alone.

@@ -9,6 +9,8 @@
  */
 #include "engine/repair/repair.h"
 
+#include "kernels/xor.h"
+
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -163,18 +165,6 @@ static bool may_be_repaired(const struct pc__fetch *fetch)
 
 /* ------------------------------------------------------------- what members send */
 
-/* Another's bytes into what has come, which is in no mapping. */
-static void xor_into(uint8_t *out, const uint8_t *bytes)
-{
-    for (size_t i = 0; i < PC_BLOCK_BYTES; i += sizeof(uint64_t)) {
-        uint64_t one, other;
-        memcpy(&one, out + i, sizeof one);
-        memcpy(&other, bytes + i, sizeof other);
-        one ^= other;
-        memcpy(out + i, &one, sizeof one);
-    }
-}
-
 static void part_took(struct pc__sink *hears, uint64_t n, const uint8_t *bytes)
 {
     struct part *part = pc__of(hears, struct part, hears);
@@ -192,7 +182,7 @@ static void part_took(struct pc__sink *hears, uint64_t n, const uint8_t *bytes)
     for (uint64_t i = 0; i < n; i++, bytes += PC_BLOCK_BYTES) {
         uint8_t *at = repair->bytes + ((first + i) << PC_BLOCK_SHIFT);
         if (repair->has_bytes >> (first + i) & 1u)
-            xor_into(at, bytes);
+            pc__xor(at, at, bytes, PC_BLOCK_BYTES);
         else
             memcpy(at, bytes, PC_BLOCK_BYTES);
         repair->has_bytes |= 1ull << (first + i);

@@ -37,7 +37,7 @@ STANDS_ON: Mapping[str, tuple[str, ...]] = {
     "engine/miss": (
         "common", "engine/core", "engine/cache", "engine/store", "engine/readahead",
     ),
-    "engine/repair": ("common", "engine/core", "engine/store", "engine/miss"),
+    "engine/repair": ("common", "kernels", "engine/core", "engine/store", "engine/miss"),
     "engine/serve": ("common", "engine/core", "engine/cache", "engine/store", "engine/miss"),
     "engine/local": (
         "common", "engine/core", "engine/cache", "engine/store", "engine/readahead", "engine/miss",
