@@ -50,7 +50,7 @@ static int map_old(pc_client *client, const struct pc_parity_member *from, struc
     const uint64_t length_bytes = mapping->trapped.length_bytes, now_ns = pc__clock_ns();
     const uint32_t flags = mapping->trapped.flags & (0xffu << PC_MAP_PAGE_SHIFT);
     uint64_t at = 0;
-    int rc = pc_addresses_reserve(length_bytes, &at);
+    int rc = pc_addresses_reserve(length_bytes, 0, &at);
     if (!rc)
         rc = pc_client_map_at(client, from->region ? from->region : mapping->region,
                               from->region ? from->version : mapping->version, PC_WINDOW_BEGIN, length_bytes,

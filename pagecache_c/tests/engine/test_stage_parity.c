@@ -91,8 +91,8 @@ static void check_delta(const struct pc__layer *layer)
 static void stage_and_check(struct group *g, uint64_t id, const struct pc_mapping *one,
                             const struct pc_mapping *two)
 {
-    const struct pc_parity_member members[] = {{one->id, of_one, N(of_one)},
-                                               {two->id, of_two, N(of_two)}};
+    const struct pc_parity_member members[] = {{one->id, of_one, N(of_one), 0, 0, 0},
+                                               {two->id, of_two, N(of_two), 0, 0, 0}};
     struct pc_run runs[8];
     uint64_t server_id, layer_bytes;
     const uint64_t mappings = stats_of(g->p.s1).mappings;
@@ -150,7 +150,7 @@ static void test_delta_without_a_home(int trap)
     struct group g = group_start("nohome", trap);
     struct pc_mapping one = map_at(g.p.far, &g.p.info, 0, PC_MAP_PRIVATE);
     OK(pc_client_blank(g.p.far, one.id, of_one, 1));
-    const struct pc_parity_member member = {one.id, of_one, 1};
+    const struct pc_parity_member member = {one.id, of_one, 1, 0, 0, 0};
     const uint64_t mappings = stats_of(g.p.s1).mappings;
     pthread_mutex_lock(&g.p.c->lock);
     g.p.c->n_regions = 0; /* the registry says that nobody is its home */
