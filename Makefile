@@ -93,6 +93,11 @@ model:
 	docs/model/run.sh -DNB=1 -DNO_EXPIRY
 	docs/model/run.sh moves.pml
 	docs/model/run.sh moves.pml -DCALM
+	docs/model/run.sh parity.pml
+	docs/model/run.sh parity.pml -DSECOND
+	docs/model/run.sh parity.pml -DREAD
+	docs/model/run.sh parity.pml -DENDS
+	docs/model/run.sh parity.pml -DENDS -DSECOND
 
 # HOUSE_ARGS: --detail says what makes a number, --check fails where one is over its target.
 house: setup
