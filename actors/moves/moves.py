@@ -49,6 +49,7 @@ logger = logging.getLogger("clamor_ray.registry")
 
 AT_ONCE = 2  # of one giver: the blocks of so many are copied side by side
 LAYER_BLOCKS = (16 << 20) // BLOCK_BYTES
+LEAST_BLOCKS = (256 << 10) // BLOCK_BYTES  # of a layer, where the giver has little room
 FEW_BLOCKS = (1 << 20) // BLOCK_BYTES  # they go while commits are held back
 RECORDS_AT_ONCE = 64
 FEW_RECORDS = 8
@@ -69,6 +70,10 @@ class MoveFailed(Exception):
 
 class NoRoom(MoveFailed):
     """The taker has none: another one may."""
+
+
+class _GiverFull(MoveFailed):
+    """The giver has no room for a layer: another taker would not help."""
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:
@@ -98,6 +103,7 @@ class _Move:
         next_record: The version of the next record that is to be staged.
         n_bytes: What the taker has got.
         has_begun: The taker may know of it.
+        layer_blocks: Of a layer, at most.
     """
 
     record: RegionRecord
@@ -108,6 +114,7 @@ class _Move:
     next_record: int = 0
     n_bytes: int = 0
     has_begun: bool = False
+    layer_blocks: int = field(default_factory=lambda: LAYER_BLOCKS)
 
     @property
     def region(self) -> int:
@@ -298,15 +305,15 @@ class Moves:
             move.giver, self._servers.oldest_version(move.giver, region)
         )
 
-    async def _copy(self, move: _Move, rounds: int, few_records: int) -> None:
+    async def _copy(self, move: _Move, rounds: float, few_records: int) -> None:
         """While commits go on, until little is left, or so often."""
         taking: list[asyncio.Task[None]] = []  # one that runs, and one that waits for it
         try:
-            while rounds:
+            while rounds > 0:
                 self._check(move)
                 self._catch_up(move, await self._published(move))
                 if (staged := await self._stage(move, few_records)) is not None:
-                    rounds -= 1
+                    rounds -= move.layer_blocks / LAYER_BLOCKS
                     taking.append(self._begin_to_take(move, staged, taking[-1:]))
                 elif not taking:
                     return
@@ -397,8 +404,16 @@ class Moves:
             await self._begin_to_take(move, await self._stage_records(move), [])
 
     async def _stage_blocks(self, move: _Move) -> _Staged:
-        """Some blocks of ``todo``."""
-        some = BitMap(move.todo[:LAYER_BLOCKS])
+        """Some blocks of ``todo``. A full giver has room for a small layer still."""
+        while True:
+            try:
+                return await self._stage_some(move, BitMap(move.todo[: move.layer_blocks]))
+            except _GiverFull:
+                if move.layer_blocks <= LEAST_BLOCKS:
+                    raise
+                move.layer_blocks //= 4
+
+    async def _stage_some(self, move: _Move, some: BitMap) -> _Staged:
         packed = bytes(some.serialize())
         (commit_id,) = ids = self._ids(1)
         call = self._servers.stage_home(move.giver, move.region, move.at, commit_id, packed)
@@ -423,9 +438,9 @@ class Moves:
     ) -> _T:
         try:
             return await self._call(move.giver, call)
-        except NoRoom as failure:  # of the giver: another taker would not help
+        except NoRoom as failure:
             self._background.spawn(self._drop_layers(move, ids))
-            raise MoveFailed(cause_of(failure)) from failure
+            raise _GiverFull(cause_of(failure)) from failure
         except BaseException:
             self._background.spawn(self._drop_layers(move, ids))
             raise

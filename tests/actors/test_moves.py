@@ -246,6 +246,42 @@ def test_a_step_that_fails_costs_nothing_but_the_attempt(
     of(world, work)
 
 
+@pytest.mark.parametrize("room_blocks", [2, 1])
+def test_a_full_giver_gives_in_small_layers(
+    world: World, monkeypatch: pytest.MonkeyPatch, room_blocks: int
+) -> None:
+    """Else a full node could be neither drained nor relieved."""
+    monkeypatch.setattr(moves, "LAYER_BLOCKS", 8)
+    monkeypatch.setattr(moves, "LEAST_BLOCKS", 2)
+    monkeypatch.setattr(moves, "ROUNDS", 1)
+    stage, staged = world.servers.stage_home, []
+
+    async def stage_home(
+        giver: int, region: int, version: int, commit_id: int, blocks: bytes
+    ) -> int:
+        if (n_blocks := len(BitMap.deserialize(blocks))) > room_blocks:
+            raise errors.OutOfMemoryError("no room for such a layer")
+        staged.append(n_blocks)
+        assert world.held.is_held([world.region]) == (sum(staged) > len(DATA))
+        return await stage(giver, region, version, commit_id, blocks)
+
+    monkeypatch.setattr(world.servers, "stage_home", stage_home)
+
+    async def work() -> None:
+        if room_blocks == 2:
+            await world.moves.move(world.region, TAKER)
+            assert world.home() == TAKER
+            assert max(staged) == 2
+        else:
+            with pytest.raises(MoveFailed, match="no room for such a layer") as failed:
+                await world.moves.move(world.region, TAKER)
+            assert not isinstance(failed.value, NoRoom)  # another taker would not help
+            monkeypatch.undo()
+        await world.check()
+
+    of(world, work)
+
+
 @pytest.mark.parametrize("step", BEFORE_THE_JOURNAL)
 def test_a_taker_that_is_drained_meanwhile_takes_nothing(world: World, step: str) -> None:
     """Whoever drained it may end it: it had nothing when that was done."""
