@@ -591,8 +591,8 @@ struct pc_region_stats {
     uint64_t present_blocks, fetched_blocks, touched_blocks;
     /* By faults whose page is chosen by use: blocks that they asked for, and how many of these were
      * touched, as estimated. trip_blocks: how many blocks a round trip to the home costs, as faults
-     * weigh it; 0: there were none. */
-    uint64_t fault_fetched_blocks, fault_touched_blocks, fault_trip_blocks;
+     * weigh it; 0: there were none. reads: opens, and others' requests; idle_ns: since the last. */
+    uint64_t fault_fetched_blocks, fault_touched_blocks, fault_trip_blocks, home_bytes, reads, idle_ns;
 };
 /* Returns the number of regions known here (which may exceed capacity). */
 int64_t pc_engine_region_stats(pc_engine *engine, struct pc_region_stats *out, size_t capacity);

@@ -192,6 +192,10 @@ class RegionStats(_Counters):
         fault_trip_blocks: how many blocks could be moved in the time of one round trip to the home:
             page faults weigh the two against each other. Measured, and 12 before it was; 0 where
             there were no such faults.
+        home_bytes: memory of its home here, as far as it holds data.
+        reads: how often processes of the node have opened it, and other nodes have asked this one
+            for some of it. A node that is drained, or is full, asks this.
+        idle_ns: since the last of these; 0 where there was none.
 
     Example:
         >>> ref = clamor.put(np.arange(10**5))
@@ -214,6 +218,9 @@ class RegionStats(_Counters):
     fault_fetched_blocks: int = 0
     fault_touched_blocks: int = 0
     fault_trip_blocks: int = 0
+    home_bytes: int = 0
+    reads: int = 0
+    idle_ns: int = 0
 
     @property
     def fault_ratio(self) -> float:
@@ -300,6 +307,7 @@ def _of_pieces(ref: GlobalRef[Any], found: Sequence[RegionStats]) -> RegionStats
         name: (max if name in most else sum)(getattr(each, name) for each in found)
         for name in (field.name for field in fields(RegionStats))
     }
+    values["idle_ns"] = min((each.idle_ns for each in found if each.idle_ns), default=0)
     values |= {"region": ref._region, "version": ref.version, "length_bytes": ref._length_bytes}
     return RegionStats(**values | {"oldest_version": 0})
 

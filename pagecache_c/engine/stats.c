@@ -24,15 +24,18 @@ static void each_region(struct pc_engine *engine, void (*each)(void *, struct pc
     pthread_mutex_unlock(&engine->lock);
 }
 
+static uint64_t home_bytes(const struct pc__home *home)
+{
+    return (home->base.data.n_set + home->overlay.data.n_set + pc__home_read_holes(home))
+           << PC_BLOCK_SHIFT;
+}
+
 static void add_sizes(void *arg, struct pc__region *region)
 {
     struct pc_engine_stats *out = arg;
     out->regions++;
-    if (region->home) {
-        out->home_bytes += region->home->base.data.n_set << PC_BLOCK_SHIFT;
-        out->home_bytes += region->home->overlay.data.n_set << PC_BLOCK_SHIFT;
-        out->home_bytes += pc__home_read_holes(region->home) << PC_BLOCK_SHIFT;
-    }
+    if (region->home)
+        out->home_bytes += home_bytes(region->home);
     pc__each(link, &region->generations)
     {
         const struct pc__generation *g = pc__of(link, struct pc__generation, link);
@@ -127,6 +130,7 @@ struct region_list {
     struct pc_engine *engine;
     struct pc_region_stats *out;
     size_t capacity, n;
+    uint64_t now_ns;
 };
 
 static void list_region(void *arg, struct pc__region *region)
@@ -157,7 +161,11 @@ static void list_region(void *arg, struct pc__region *region)
         out->fault_touched_blocks = region->pages->budget.touched;
         out->fault_trip_blocks = region->pages->trip_blocks;
     }
+    const uint64_t read_ns = pc__count_get(&region->read_ns);
+    out->reads = pc__count_get(&region->reads);
+    out->idle_ns = read_ns && read_ns < list->now_ns ? list->now_ns - read_ns : 0;
     if (region->home) {
+        out->home_bytes = home_bytes(region->home);
         out->present_blocks = region->n_blocks;
         out->oldest_version =
             pc__history_floor(list->engine->history, region->id, region->home->history_from);
@@ -167,7 +175,8 @@ static void list_region(void *arg, struct pc__region *region)
 PC_API int64_t pc_engine_region_stats(pc_engine *engine, struct pc_region_stats *out,
                                       size_t capacity)
 {
-    struct region_list list = {.engine = engine, .out = out, .capacity = capacity};
+    struct region_list list = {.engine = engine, .out = out, .capacity = capacity,
+                               .now_ns = pc__now_ns()};
     each_region(engine, list_region, &list);
     return (int64_t)list.n;
 }

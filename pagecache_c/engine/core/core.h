@@ -23,6 +23,7 @@ struct pc__region *pc__region_alone(uint64_t id, uint64_t n_blocks);
 bool pc__region_sized(struct pc__region *region, uint64_t base_address, uint64_t length_bytes);
 /* Its length in blocks, or 0 as long as it is not known. Takes region.lock. */
 uint64_t pc__region_blocks(struct pc__region *region);
+void pc__region_was_read(struct pc__region *region); /* counts one */
 void pc__region_put(struct pc_engine *engine, struct pc__region *region);
 void pc__region_forget(struct pc_engine *engine, struct pc__region *region);
 /* Sends OPENs that wait back to their loops: to try again, or, where error and version >= from, to

@@ -153,6 +153,8 @@ struct pc__region {
     struct pc__readahead *pages;       /* how much a fault fetches, once there was one; or NULL */
     struct pc__link generations;
     uint64_t mappings;
+    _Atomic uint64_t reads;        /* opens, and requests of other servers for its blocks or rows */
+    _Atomic uint64_t read_ns;      /* when the last of them was; 0: there was none */
     struct pc__changes changes;    /* the last answer */
     struct pc__link pending;       /* struct pc__pending: OPENs that wait for Python or the worker */
     uint32_t loss;                 /* the number of the loss of some of its blocks; 0: none is lost */

@@ -100,6 +100,12 @@ static void trim_sometimes(void)
         (void)malloc_trim(0);
 }
 
+void pc__region_was_read(struct pc__region *region)
+{
+    pc__count_add(&region->reads, 1);
+    atomic_store_explicit(&region->read_ns, pc__now_ns(), memory_order_relaxed);
+}
+
 void pc__region_put(struct pc_engine *engine, struct pc__region *region)
 {
     if (!pc__ref_drop(&region->refs))

@@ -183,6 +183,7 @@ static int open_ready(struct pc__session *session, struct pc__region *region,
     if (rc)
         return rc;
     region->version = open->version > region->version ? open->version : region->version;
+    pc__region_was_read(region);
     region->mappings++;
     generation->mappings++;
     pc__cache_leased(engine, generation);

@@ -464,6 +464,8 @@ int pc__reply_fill(struct pc__loop *loop, struct pc__reply *reply,
     if (!rc)
         rc = write_head(reply, request, parts);
     if (!rc) {
+        if (!reply->layer)
+            pc__region_was_read(reply->region);
         pc__count_add(&engine->count.blocks_served, parts->n_sent);
         if (!(request->header.flags & PC__DATA_CACHED))
             pc__count_add(&engine->count.redirected_blocks, parts->n_elsewhere - parts->n_lost);

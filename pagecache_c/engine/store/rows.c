@@ -131,5 +131,6 @@ int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t 
             return rc;
     }
     pc__count_add(&engine->count.rows_served, rows->n_rows);
+    pc__region_was_read(region);
     return PC_OK;
 }
