@@ -28,7 +28,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any, Protocol
 
 from clamor_ray import errors
@@ -52,6 +52,11 @@ LOOK_S = 3.0  # a home that is silent for so long is looked after
 FRESH_S = 1.0  # a home that has said so long before the last one that it has a layer is asked again
 RESENT_MARGIN_S = 10.0  # a caller waits at most so much longer than its request says
 PULLS_AT_ONCE = 8  # from one commit's or several commits' point of view, at one home
+
+
+async def no_room(server_id: int, needed_bytes: int, stay: Collection[int] = ()) -> bool:
+    """Nobody makes any."""
+    return False
 
 
 class CommitHomes(Protocol):
@@ -98,6 +103,8 @@ class Commits:
         restarted_s: When this process began, by the monotonic clock, where another one was sent
             commits before it.
         held: Regions whose commits wait.
+        make_room: Has homes moved off a server until it has so many bytes of memory, and none of
+            these regions: whether it has them now.
     """
 
     def __init__(
@@ -110,6 +117,7 @@ class Commits:
         losses: Losses | None = None,
         restarted_s: float | None = None,
         held: HeldCommits | None = None,
+        make_room: Callable[[int, int, Collection[int]], Awaitable[bool]] = no_room,
     ) -> None:
         self._log = log
         self._journal = journal
@@ -119,6 +127,7 @@ class Commits:
         self._losses = losses if losses is not None else Losses()
         self._restarted_s = restarted_s
         self._held = held if held is not None else HeldCommits()
+        self._make_room = make_room
         self._running: dict[int, asyncio.Future[Committed]] = {}
         self._brought = BroughtLayers()
         self._pulling: dict[int, asyncio.Semaphore] = {}
@@ -361,6 +370,7 @@ class Commits:
         asked_s = loop.time()
         last = ""
         pause_s = TICK_S
+        may_make_room = True
         while (left_s := deadline - loop.time()) > 0:
             try:
                 await self._pull_watched(
@@ -371,9 +381,13 @@ class Commits:
                     again,
                 )
                 return
+            except errors.OutOfMemoryError:
+                if not may_make_room or not await self._has_room(home, write, deadline):
+                    raise
+                may_make_room = False
+                continue
             except (
                 errors.CommitAbortedError,
-                errors.OutOfMemoryError,
                 errors.DescriptorLimitError,
                 errors.HomeLostError,
                 errors.FreedError,
@@ -394,6 +408,15 @@ class Commits:
             hint="Nothing was committed and the transaction is still open: commit again, with a "
             "longer timeout (CLAMOR_CONTROL_TIMEOUT_S), or drop it.",
         )
+
+    async def _has_room(self, home: int, write: Write, deadline: float) -> bool:
+        """Whether there is room at a home for a layer, after other homes have moved away."""
+        left_s = deadline - asyncio.get_running_loop().time()
+        call = self._make_room(home, write.layer_bytes, (write.region,))
+        try:
+            return await asyncio.wait_for(call, left_s)
+        except asyncio.TimeoutError:
+            return False
 
     async def _pull_watched(
         self,

@@ -36,7 +36,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -54,6 +54,7 @@ from clamor_ray._protocol.messages import (
 )
 from clamor_ray._protocol.source import CALL, Source
 from clamor_ray.actors.commits.commit_log import CommitLog
+from clamor_ray.actors.commits.commits import no_room
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.lost_homes import rebuild_plan
 from clamor_ray.actors.lost_homes.attempts import Again, Attempts
@@ -97,6 +98,7 @@ class Rebuilds:
         unheard: Whose new home may not have heard that it is that.
         is_leaving: Whether a server is to give its homes away: no region comes to it while there
             is another one.
+        make_room: Has homes moved off a server until it has so many bytes of memory.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Rebuilds:
         losses: Losses | None = None,
         unheard: UnheardHomes | None = None,
         is_leaving: Callable[[int], bool] = lambda server_id: False,
+        make_room: Callable[[int, int], Awaitable[bool]] = no_room,
     ) -> None:
         self._core = core
         self._log = log
@@ -124,6 +127,7 @@ class Rebuilds:
         self._hollow: dict[int, int] = {}  # region -> its home, which lives and has nothing of it
         self._staged: set[int] = set()  # commit ids of layers that running rebuilds wait for
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._make_room = make_room
         self._lost: dict[int, errors.HomeLostError] = {}
         self._put_off: dict[int, str] = {}  # what has failed last
         self._turn = asyncio.Semaphore(AT_ONCE)
@@ -464,7 +468,11 @@ class Rebuilds:
         if plan is None:
             if not attempts.refused:
                 raise Again("no page server has joined that could be its new home")
-            attempts.refused.clear()  # they may have room by and by
+            attempts.refused.clear()  # they may have room by and by,
+            if (plan := self._plan(record, version, holdings, attempts)) is not None:
+                n_blocks = sum(len(take.blocks) for take in plan.takes)
+                n_blocks += len(plan.from_source) + len(plan.from_group)
+                await self._make_room(plan.home, n_blocks * BLOCK_BYTES)  # or now
             raise Again("no node has room to be its new home")
         if plan.lost and silent:
             raise Again("a page server that may have blocks of it does not answer")

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
@@ -26,6 +26,7 @@ from clamor_ray._labels import label
 from clamor_ray._objects.layout import format_bytes
 from clamor_ray._protocol.messages import DrainResult
 from clamor_ray.actors.commits.journal import Journal
+from clamor_ray.actors.moves.choices import least_loaded
 from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
 from clamor_ray.actors.registry.registry_core import RegistryCore
 
@@ -35,27 +36,6 @@ BEGUN_AT_ONCE = 4  # of them, some copy, and others wait for their turn or are a
 PAUSE_S = 0.2  # before a region is tried again
 PAUSE_MOST_S = 5.0
 REGIONS_SAID = 4
-
-
-def least_loaded(
-    servers: Iterable[int], load_bytes: Mapping[int, int], refused: Iterable[int] = ()
-) -> int | None:
-    """The server that has the least; of those that have equally little the first.
-
-    Args:
-        servers: Who may be chosen.
-        load_bytes: What each has.
-        refused: Who is not asked again.
-
-    Returns:
-        None where there is none.
-
-    Example:
-        >>> least_loaded([7, 8, 9], {7: 10, 9: 4}, refused=[8])
-        9
-    """
-    left = [each for each in servers if each not in set(refused)]
-    return min(left, key=lambda server_id: load_bytes.get(server_id, 0), default=None)
 
 
 class MovesOne(Protocol):

@@ -19,7 +19,8 @@ from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import ServerLost
 from clamor_ray._protocol.refusals import NoSuchRegion
 from clamor_ray._redundancy.groups import Groups, homes_of
-from clamor_ray.actors.moves.drains import Drains, MovesOne, least_loaded
+from clamor_ray.actors.moves.choices import least_loaded
+from clamor_ray.actors.moves.drains import Drains, MovesOne
 from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
 from clamor_ray.actors.registry.registry_core import RegistryCore
 

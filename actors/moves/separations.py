@@ -16,7 +16,8 @@ import logging
 from collections.abc import Callable
 
 from clamor_ray._labels import label
-from clamor_ray.actors.moves.drains import Drains, MovesOne, least_loaded
+from clamor_ray.actors.moves.choices import least_loaded
+from clamor_ray.actors.moves.drains import Drains, MovesOne
 from clamor_ray.actors.moves.moves import MoveFailed
 from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.actors.registry.registry_core import RegistryCore

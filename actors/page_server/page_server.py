@@ -24,7 +24,6 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,10 +35,18 @@ from clamor_ray import errors
 from clamor_ray._labels import label
 from clamor_ray._native import client as _native
 from clamor_ray._objects.layout import Pickled, take_apart
-from clamor_ray._objects.memory import COMMIT_HINT, cache_budget, check_room, memory_bytes
+from clamor_ray._objects.memory import (
+    COMMIT_HINT,
+    available_bytes,
+    cache_budget,
+    check_room,
+    memory_bytes,
+)
 from clamor_ray._protocol import names
 from clamor_ray._protocol.messages import (
     LIBRARY_VERSION,
+    HomeUse,
+    NodeRoom,
     Pinned,
     Publication,
     RebuildOrder,
@@ -67,6 +74,7 @@ from clamor_ray.actors.process import (
     socket_directory,
     starting,
 )
+from clamor_ray.actors.process.journals import session_directory
 from clamor_ray.actors.process.throttle import throttle
 
 logger = logging.getLogger("clamor_ray.page_server")
@@ -116,11 +124,6 @@ class _NoHistoryDirectory(errors.ServerUnavailableError):
 
 def _was_restarted() -> bool:
     return bool(ray.get_runtime_context().was_current_actor_reconstructed)
-
-
-def session_directory() -> Path:
-    """Ray's directory for this cluster's files on this node; it goes with the cluster."""
-    return Path(ray._private.worker.global_worker.node.get_session_dir_path())
 
 
 def _history_directory(config: ServerConfig) -> str:
@@ -375,6 +378,19 @@ class PageServer:
             cache_bytes=self._cache_bytes,
             thrashing=self._core.thrashing,
         )
+
+    def room(self) -> NodeRoom:
+        """How much memory the node has, and what is homed here. Without objects of Ray: their
+        memory is not given back by a move."""
+        homes = tuple(
+            HomeUse(
+                *(each["region"], each["home_bytes"], each["reads"], each["idle_ns"] / 1e9),
+                is_mapped=each["mappings"] > 0,
+            )
+            for each in self._engine.region_stats()
+            if each["is_home"] and each["region"] not in self._pinned
+        )
+        return NodeRoom(available_bytes(), memory_bytes(), homes)
 
     def region_stats(self) -> tuple[dict[str, int], ...]:
         """One entry per region known here, by the names of ``struct pc_region_stats``."""

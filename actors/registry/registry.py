@@ -58,7 +58,7 @@ from clamor_ray._protocol.messages import (
     SessionReport,
     VariableRecord,
 )
-from clamor_ray._protocol.ray_state import alive_nodes, find_registry, forget_jobs_of
+from clamor_ray._protocol.ray_state import alive_nodes, forget_jobs_of
 from clamor_ray._protocol.rendezvous import Guest, Meeting, Waiting
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import Source
@@ -78,15 +78,16 @@ from clamor_ray.actors.moves import ray_nodes
 from clamor_ray.actors.moves.announced_drains import AnnouncedDrains
 from clamor_ray.actors.moves.departures import Departures
 from clamor_ray.actors.moves.drains import Drains
+from clamor_ray.actors.moves.full_nodes import FullNodes
 from clamor_ray.actors.moves.idle_nodes import IdleNodes
 from clamor_ray.actors.moves.moves import Moves
 from clamor_ray.actors.moves.placements import Placements
 from clamor_ray.actors.moves.separations import Separations
 from clamor_ray.actors.moves.switches import Switches
-from clamor_ray.actors.page_server.page_server import session_directory
 from clamor_ray.actors.process import keeper_process, oom_score, starting
 from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.actors.process.journal_watcher import Reserve
+from clamor_ray.actors.process.journals import has_ended, journal_directory
 from clamor_ray.actors.process.throttle import throttle
 from clamor_ray.actors.reference_counting.counts import ReferenceCounts
 from clamor_ray.actors.reference_counting.ray_anchors import RayAnchors
@@ -144,21 +145,6 @@ def create_registry(
     )
 
 
-def journal_directory(job_scope: str) -> Path:
-    """Where the session's registry writes, on the driver's node."""
-    return session_directory() / names.journal_directory(job_scope)
-
-
-def hold_journal(job_scope: str) -> int | None:
-    """For the session's driver. See ``keeper_process.hold_for_driver``."""
-    return keeper_process.hold_for_driver(journal_directory(job_scope))
-
-
-def _has_ended(job_scope: str) -> bool:
-    """Whether a session of the cluster has: its registry is no actor any more."""
-    return find_registry(job_scope) is None
-
-
 class Registry:
     """See the file's head. Calls are documented at the services that answer them.
 
@@ -192,7 +178,7 @@ class Registry:
     def _start(self, directory: Path, avoid: Sequence[Range], is_restart: bool) -> None:
         """Makes the services, each of those that it stands on."""
         config, timeout_s = self._config, self._config.control_timeout_s
-        claims = AddressClaims(RayTable(), config.job_scope, _has_ended, avoid)
+        claims = AddressClaims(RayTable(), config.job_scope, has_ended, avoid)
         if not is_restart:
             claims.check_is_new(directory)
 
@@ -225,6 +211,7 @@ class Registry:
             losses=losses,
             restarted_s=time.monotonic() if is_restart else None,
             held=held,
+            make_room=lambda *what: self._full_nodes.make_room(*what),
         )
         self._read_sets = SharedReadSets(core, config.cache_bytes)
         lineage = self._lineage = LineageService(
@@ -240,6 +227,7 @@ class Registry:
         rebuilds = self._rebuilds = Rebuilds(
             *(core, log, journal, homes, has_more, losses, unheard),
             lambda server_id: self._drains.is_leaving(server_id),
+            make_room=lambda *what: self._full_nodes.make_room(*what),
         )
         self._switches = Switches(
             *(core, log, journal, homes, held, losses, unheard),
@@ -269,6 +257,10 @@ class Registry:
             ends=ends,
             here=has_more,
             background=background,
+        )
+
+        self._full_nodes = FullNodes(
+            *(core, self._moves, self._drains, self._servers.room, timeout_s, label)
         )
 
         def is_here(server_id: int) -> bool:
@@ -502,7 +494,11 @@ class Registry:
             servers=reports,
             replay=self._read_sets.counters(),
             names=self._names.by_region(),
-            moves=replace(self._moves.counters(), left=self._departures.n_left),
+            moves=replace(
+                self._moves.counters(),
+                left=self._departures.n_left,
+                for_room=self._full_nodes.n_moved,
+            ),
             degraded=self._rebuilds.n_degraded(),
         )
 
@@ -742,6 +738,10 @@ class Registry:
         self._check_not_ending()
         await self._servers.check_alive(node_id)
         return self._drains.cancel(self._core.server_id_at(node_id))
+
+    async def make_room(self, node_id: str, needed_bytes: int) -> bool:
+        """See ``FullNodes.make_room``."""
+        return await self._full_nodes.make_room(self._core.server_id_at(node_id), needed_bytes)
 
     # -- what tasks read
 

@@ -17,7 +17,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from clamor_ray import errors
 from clamor_ray._protocol import names
 from clamor_ray._protocol.cause import cause_of
-from clamor_ray._protocol.messages import LEFT, ServerConfig, ServerInfo, ServerReport
+from clamor_ray._protocol.messages import (
+    LEFT,
+    NodeRoom,
+    ServerConfig,
+    ServerInfo,
+    ServerReport,
+)
 from clamor_ray._protocol.ray_state import PING_S, alive_nodes, raylet_is_gone, within
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.page_server.page_server import PageServer
@@ -40,6 +46,7 @@ START_SERVER_S = 55.0  # less than a call to the registry has: its caller is tol
 STOP_S: Final = 10.0
 STOP_PAUSE_S: Final = 0.2
 LEAVE_S: Final = 30.0  # a server that is to end may have to end connections first
+ROOM_S: Final = 3.0  # somebody waits for memory
 NAME_S: Final = 5.0  # until Ray has forgotten the name of an actor that was killed
 RENEWED = "it has joined again as another one, without what it held"
 
@@ -415,6 +422,19 @@ class PageServers:
                 ray.kill(handle)
             await asyncio.to_thread(_until_forgotten, self._config.job_scope, node_id)
             return True
+
+    # -- servers that are full
+
+    async def room(self, server_id: int) -> NodeRoom | None:
+        """See ``PageServer.room``; None: it does not answer soon."""
+        if (handle := self._handles.get(server_id)) is None:
+            return None
+        try:
+            room: NodeRoom = await within(ROOM_S, handle.room.remote())
+            return room
+        except (RayError, asyncio.TimeoutError) as failure:
+            logger.info("page server %#x does not say what room it has: %r", server_id, failure)
+            return None
 
     # -- all of them
 

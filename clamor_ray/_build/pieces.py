@@ -16,9 +16,9 @@ from typing import Any, Final
 import numpy as np
 
 from clamor_ray import errors
+from clamor_ray._build.room import ensure_room, homes_give_room
 from clamor_ray._native.client import Client, copy_in
 from clamor_ray._objects.layout import round_up
-from clamor_ray._objects.memory import check_room
 from clamor_ray._protocol.config import SEAL_S, Config
 from clamor_ray._protocol.messages import CreatedPieces, RegionRecord
 from clamor_ray._protocol.registry_client import RegistryClient
@@ -102,6 +102,7 @@ class PieceMaker:
         client: of this node's page server.
         rpc: calls the registry.
         config: of this process.
+        node_id: Ray's hex id of this node.
         until_answered: makes a call of the registry again whose answer was lost.
         away: no piece stays on this node.
         before: is called with the index of each piece before that is filled.
@@ -115,6 +116,7 @@ class PieceMaker:
         client: Client,
         rpc: RegistryClient,
         config: Config,
+        node_id: str,
         until_answered: Callable[[Callable[[], Any]], Any],
         away: bool = False,
         before: Callable[[int], None] = lambda index: None,
@@ -124,6 +126,7 @@ class PieceMaker:
         self._client = client
         self._rpc = rpc
         self._config = config
+        self._node_id = node_id
         self._until_answered = until_answered
         self._away = away
         self._before = before
@@ -178,26 +181,24 @@ class PieceMaker:
             if low < high:
                 yield low - begin, view[low - offset : high - offset]
 
-    def _make_room(self, needed_bytes: int) -> None:
+    def _make_room(self, content_bytes: int) -> None:
         """For a piece, and for the layers in which others are on their way. Where this node has
-        no room, what was to stay here goes elsewhere.
+        no room, what was to stay here goes elsewhere, and then other homes of this node do.
 
         Raises:
             OutOfMemoryError: No node has any.
         """
-        while True:
-            try:
-                check_room(
-                    needed_bytes + min(needed_bytes, LAYERS_BYTES), "A piece of the variable"
-                )
-                return
-            except errors.OutOfMemoryError:
-                if not self._placing and not self._here:
-                    raise
+        needed_bytes = content_bytes + min(content_bytes, LAYERS_BYTES)
+        ensure_room(needed_bytes, "A piece of the variable", self._gives(needed_bytes))
+
+    def _gives(self, needed_bytes: int) -> Iterator[None]:
+        while self._placing or self._here:
             if self._placing:
                 self._placing.popleft().result()
             else:
                 self._place(self._here.pop(), 0)
+            yield
+        yield from homes_give_room(self._rpc, self._node_id, needed_bytes)
 
     def _fill(self, piece: RegionRecord, parts: Content) -> None:
         region, connect_s = piece.region, self._config.connect_timeout_s

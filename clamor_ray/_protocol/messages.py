@@ -529,6 +529,7 @@ class MoveCounters:
         finished: moves that ended well.
         bytes: of memory that these carried, each block as often as it was carried.
         left: page servers that have ended, because they were drained and nothing used them.
+        for_room: of the moves that ended well, those that made room on a full node.
 
     Example:
         >>> clamor.stats().moves.finished >= 0
@@ -538,6 +539,39 @@ class MoveCounters:
     finished: int = 0
     bytes: int = 0
     left: int = 0
+    for_room: int = 0
+
+
+class HomeUse(NamedTuple):
+    """A home on a page server, as a choice of which one goes first sees it.
+
+    Attributes:
+        region: Its id.
+        n_bytes: Memory that it gives back where it goes.
+        reads: How often it was opened there, or asked for.
+        idle_s: Since the last of these; 0 where there was none.
+        is_mapped: Processes of the node have it: its memory stays until they let go.
+    """
+
+    region: int
+    n_bytes: int
+    reads: int
+    idle_s: float
+    is_mapped: bool
+
+
+class NodeRoom(NamedTuple):
+    """What a page server says of its node's memory.
+
+    Attributes:
+        available_bytes: Of memory that can be had; None where the kernel does not say.
+        memory_bytes: That the node has, used or not; None likewise.
+        homes: That may move.
+    """
+
+    available_bytes: int | None
+    memory_bytes: int | None
+    homes: tuple[HomeUse, ...] = ()
 
 
 class DrainResult(NamedTuple):

@@ -232,6 +232,9 @@ class RegistryClient:
     def cancel_drain(self, node_id: str) -> bool:
         return self._ask("cancel_drain", node_id)
 
+    def make_room(self, node_id: str, needed_bytes: int) -> bool:
+        return self._ask("make_room", node_id, needed_bytes)
+
     # -- what tasks read
 
     def note_reads(self, packed: bytes) -> None:

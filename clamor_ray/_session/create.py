@@ -13,6 +13,7 @@ import ray
 
 from clamor_ray import errors
 from clamor_ray._build.pieces import PieceMaker, piece_bytes_of
+from clamor_ray._build.room import ensure_room, homes_give_room
 from clamor_ray._build.spares import Spares
 from clamor_ray._counting.anchors import Anchor, Anchors, object_refs
 from clamor_ray._counting.pool import AnchorPool
@@ -116,7 +117,8 @@ class Creator:
         again = None if source is None else source_of_call(source, pickled, inside)
         try:
             if level is None:
-                check_room(plan.region_bytes, f"put({type(obj).__qualname__})")
+                gives = homes_give_room(self._rpc, self._node_id, plan.region_bytes)
+                ensure_room(plan.region_bytes, f"put({type(obj).__qualname__})", gives)
             return self._create(plan, pickled.pieces, again, inside, level)
         except errors.OutOfMemoryError as full:
             if level is not None or self._rpc.spread_over(self._node_id) < 2:
@@ -304,6 +306,7 @@ class Creator:
                 client=self._client(),
                 rpc=self._rpc,
                 config=self._config,
+                node_id=self._node_id,
                 until_answered=self._until_answered,
                 away=away,
                 before=before,

@@ -156,7 +156,7 @@ def start_registry(
 
 
 def hold_journal(scope: str) -> int | None:
-    """In the driver. See `registry.hold_journal`."""
-    from clamor_ray.actors.registry import registry
+    """In the driver. See `journals.hold_journal`."""
+    from clamor_ray.actors.process import journals
 
-    return registry.hold_journal(scope)
+    return journals.hold_journal(scope)

@@ -33,11 +33,12 @@ import numpy as np
 from pyroaring import BitMap
 
 from clamor_ray import errors
+from clamor_ray._build.room import ensure_room, homes_give_room
 from clamor_ray._counting.anchors import giving
 from clamor_ray._objects.block_sets import runs
 from clamor_ray._objects.inplace import check_can_change
 from clamor_ray._objects.layout import BLOCK_BYTES, put_together
-from clamor_ray._objects.memory import COMMIT_HINT, check_room
+from clamor_ray._objects.memory import COMMIT_HINT
 from clamor_ray._protocol.idempotency import IdempotencyKey, Name, key_kept_in
 from clamor_ray._protocol.messages import CommitRequest, Committed
 from clamor_ray._read import bad_address
@@ -541,7 +542,8 @@ class Transaction:
         staged_at: dict[int, int] = {}
         try:
             needed_bytes = sum(change.room_bytes for change in changes)
-            check_room(needed_bytes, "The commit", COMMIT_HINT)
+            gives = homes_give_room(session.rpc, session.node_id, needed_bytes)
+            ensure_room(needed_bytes, "The commit", gives, COMMIT_HINT)
             for change in changes:
                 staged_at |= change.stage(session, commit_id, timeout_s)
             return staged_at

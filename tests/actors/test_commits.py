@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,8 @@ class World:
             self.log.open(region, homes)
         self.now_s = 0.0
         self.held = HeldCommits()
+        self.make_room: Callable[[], Awaitable[bool]] | None = None
+        self.asked_room: list[tuple[int, int, tuple[int, ...]]] = []
         self.commits = Commits(
             self.log,
             self.journal,
@@ -92,7 +94,12 @@ class World:
             lambda: self.now_s,
             restarted_s=restarted_s,
             held=self.held,
+            make_room=self._make_room,
         )
+
+    async def _make_room(self, server_id: int, needed_bytes: int, stay: Collection[int]) -> bool:
+        self.asked_room.append((server_id, needed_bytes, tuple(stay)))
+        return False if self.make_room is None else await self.make_room()
 
     def versions(self) -> list[int]:
         return [self.log.newest(region) for region in (1, 2, 3)]
@@ -461,6 +468,55 @@ def test_a_full_home_leaves_the_transaction_open(run, shortage: type[errors.Clam
         assert world.versions() == [0, 0, 0]
         assert world.written() == 0
         assert world.homes.dropped == []
+        world.homes.pull_does = None
+        assert (await world.commits.commit(request(7, 1, 3))).versions == {1: 1, 3: 1}
+
+    run(work)
+
+
+def test_a_full_home_gives_other_homes_away(run) -> None:
+    """And the commit goes on."""
+
+    async def work(world: World) -> None:
+        full = True
+
+        async def pull(home: int) -> None:
+            if full:
+                raise errors.OutOfMemoryError("There is no room.")
+
+        async def make_room() -> bool:
+            nonlocal full
+            assert len(world.homes.pulled) == 1
+            full = False
+            return True
+
+        world.homes.pull_does, world.make_room = pull, make_room
+        assert (await world.commits.commit(request(7, 1, 3))).versions == {1: 1, 3: 1}
+        assert world.asked_room == [(THERE, 8192, (3,))]
+        assert [each[0] for each in world.homes.pulled] == [THERE, THERE]
+
+    run(work)
+
+
+@pytest.mark.parametrize("why", ["it is not enough", "it takes too long", "no descriptors"])
+def test_where_no_room_is_made_the_error_is_as_before(run, why: str) -> None:
+    async def work(world: World) -> None:
+        shortage = errors.OutOfMemoryError("There is no room.")
+
+        async def pull(home: int) -> None:
+            raise errors.DescriptorLimitError("There are none.") if "descr" in why else shortage
+
+        async def make_room() -> bool:
+            await asyncio.sleep(0 if "enough" in why else 60)
+            return True
+
+        world.homes.pull_does, world.make_room = pull, make_room
+        expected = errors.DescriptorLimitError if "descr" in why else errors.OutOfMemoryError
+        with pytest.raises(expected):
+            await world.commits.commit(request(7, 1, 3, timeout_s=0.5))
+        assert len(world.asked_room) == ("descr" not in why)
+        assert world.versions() == [0, 0, 0]
+        assert world.written() == 0
         world.homes.pull_does = None
         assert (await world.commits.commit(request(7, 1, 3))).versions == {1: 1, 3: 1}
 

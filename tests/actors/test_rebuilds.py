@@ -374,6 +374,34 @@ def test_all_without_room_are_asked_again(world: World) -> None:
     run(work)
 
 
+def test_where_all_are_full_the_best_of_them_gives_homes_away(world: World) -> None:
+    """The one that has most of the region."""
+    asked_room: list[tuple[int, int]] = []
+
+    def fail() -> None:
+        if not asked_room:
+            raise errors.OutOfMemoryError("It has 5 bytes.")
+
+    async def make_room(server_id: int, needed_bytes: int) -> bool:
+        asked_room.append((server_id, needed_bytes))
+        return True
+
+    async def work() -> None:
+        world.rebuilds = Rebuilds(
+            *(world.core, world.log, world.journal, world.servers), make_room=make_room
+        )
+        world.servers.cached = {PEER: [(1, ALL)]}
+        world.servers.before["rebuild"] = [fail] * 100
+        world.lose(HOME)
+        assert await world.settle()
+        assert world.home() == PEER
+        assert asked_room == [(PEER, 4096 * len(ALL))]
+        asked = [call[1] for call in world.servers.calls if call[0] == "rebuild"]
+        assert asked == [PEER, OTHER, PEER]  # first the others are asked
+
+    run(work)
+
+
 def test_more_servers_without_room_than_tries(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

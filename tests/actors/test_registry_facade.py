@@ -41,7 +41,7 @@ from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import SHARED, Source
 from clamor_ray.actors.commits.committed import Limits
 from clamor_ray.actors.lost_homes.lost_blocks import LostBlocks
-from clamor_ray.actors.process import keeper_process
+from clamor_ray.actors.process import journals, keeper_process
 from clamor_ray.actors.registry import late_writes, regions, retiring, spare_regions
 from clamor_ray.actors.registry import registry as registry_module
 from clamor_ray.actors.registry.registry import Registry
@@ -101,7 +101,7 @@ class FakeJournalIsFull:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    monkeypatch.setattr(registry_module, "session_directory", lambda: tmp_path)
+    monkeypatch.setattr(journals, "session_directory", lambda: tmp_path)
     monkeypatch.setattr(registry_module.keeper_process, "raylet_pid", lambda: 1)
     monkeypatch.setattr(registry_module.keeper_process, "hold_and_watch", lambda *_: -1)
     monkeypatch.setattr(registry_module.ray, "get_actor", lambda *_, **__: FakeHandle())

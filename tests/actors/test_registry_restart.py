@@ -63,7 +63,7 @@ def fresh(lab: LocalCluster) -> Iterator[Session]:
 
 
 def directory_of(session: Session) -> Path:
-    from clamor_ray.actors.registry.registry import journal_directory
+    from clamor_ray.actors.process.journals import journal_directory
 
     return journal_directory(session.scope)
 
@@ -358,7 +358,7 @@ import clamor_ray as clamor
 import numpy as np
 import ray
 from clamor_ray._session import process_sessions
-from clamor_ray.actors.registry.registry import journal_directory
+from clamor_ray.actors.process.journals import journal_directory
 
 ray.init(log_to_driver=False)
 attached = clamor.init()

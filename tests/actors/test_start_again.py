@@ -25,8 +25,9 @@ import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray.actors.page_server.page_server import PageServer, session_directory
 from clamor_ray.actors.process import journal_watcher, starting
+from clamor_ray.actors.process.journals import journal_directory
 from clamor_ray.actors.process.throttle import MOST, WINDOW_S
-from clamor_ray.actors.registry.registry import Registry, journal_directory
+from clamor_ray.actors.registry.registry import Registry
 from tests.conftest import ANSWER_S, until
 from tests.support.claims_table import ListTable
 from tests.support.lab import LocalCluster, local_cluster, require_lab
@@ -477,9 +478,10 @@ def test_a_registry_that_cannot_take_back_what_it_knew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from clamor_ray._protocol.messages import ServerConfig
+    from clamor_ray.actors.process import journals
     from clamor_ray.actors.registry import registry as module
 
-    monkeypatch.setattr(module, "session_directory", lambda: tmp_path)
+    monkeypatch.setattr(journals, "session_directory", lambda: tmp_path)
     monkeypatch.setattr(module.keeper_process, "raylet_pid", lambda: 1)
     monkeypatch.setattr(module.keeper_process, "hold_and_watch", lambda *_: -1)
     monkeypatch.setattr(module, "RayTable", ListTable)  # there may be no cluster

@@ -16,7 +16,7 @@ _ENGINE = """
 import os, resource, sys
 from clamor_ray._native import client as _native
 from clamor_ray import errors
-from clamor_ray.actors.process import starting
+from clamor_ray.actors.process import journals, starting
 
 def start():
     engine = _native.Engine(f"clamor-test-short-{os.getpid()}", server_id=7, keeper=None)
@@ -51,13 +51,13 @@ _REGISTRY = """
 import asyncio, os, resource, sys
 from pathlib import Path
 from clamor_ray.actors.registry import registry as module
-from clamor_ray.actors.process import starting
+from clamor_ray.actors.process import journals, starting
 from clamor_ray._protocol.messages import ServerConfig
 from tests.support.claims_table import ListTable
 
 directory = Path(sys.argv[1])
 module.RayTable = ListTable  # there is no cluster
-module.session_directory = lambda: directory
+journals.session_directory = lambda: directory
 module.keeper_process.raylet_pid = lambda: 1
 module.keeper_process.hold_and_watch = lambda *_: -1
 starting.PAUSES_S = (0.0,)

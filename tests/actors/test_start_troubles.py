@@ -25,7 +25,7 @@ from clamor_ray.actors.commits import sqlite_file
 from clamor_ray.actors.page_server import page_server
 from clamor_ray.actors.page_server.keepers import KeeperHold
 from clamor_ray.actors.page_server.page_server import PageServer
-from clamor_ray.actors.process import keeper_process, starting
+from clamor_ray.actors.process import journals, keeper_process, starting
 from clamor_ray.actors.registry import registry
 from clamor_ray.actors.registry.registry import Registry, journal_directory
 from tests.conftest import until
@@ -50,7 +50,7 @@ def codes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
     monkeypatch.setattr(os, "_exit", end)
     monkeypatch.setattr(starting.logging, "shutdown", lambda: None)
     monkeypatch.setattr(starting, "PAUSES_S", (0.0,))
-    monkeypatch.setattr(registry, "session_directory", lambda: tmp_path)
+    monkeypatch.setattr(journals, "session_directory", lambda: tmp_path)
     monkeypatch.setattr(page_server, "session_directory", lambda: tmp_path)
     monkeypatch.setattr(keeper_process, "raylet_pid", lambda: 1)
     return ended

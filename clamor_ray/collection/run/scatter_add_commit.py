@@ -33,8 +33,9 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import errors
+from clamor_ray._build.room import ensure_room, homes_give_room
 from clamor_ray._objects.layout import put_together
-from clamor_ray._objects.memory import COMMIT_HINT, check_room
+from clamor_ray._objects.memory import COMMIT_HINT
 from clamor_ray._protocol.attempt_record import Failure
 from clamor_ray._protocol.messages import CommitRequest, Committed, RegionRecord, Write
 from clamor_ray._protocol.names import server_id_of
@@ -236,7 +237,8 @@ def _apply_to(
     change = Change.of(session, part, runs)
     writes = change.writes(session.server_id)
     layer_bytes = sum(write.layer_bytes for write in writes)
-    check_room(layer_bytes, "The commit", COMMIT_HINT)
+    gives = homes_give_room(session.rpc, session.node_id, layer_bytes)
+    ensure_room(layer_bytes, "The commit", gives, COMMIT_HINT)
     timeout_s = session.config.control_timeout_s + layer_bytes / LEAST_RATE
     staged_at = change.stage(session, commit_id, timeout_s)
     return [replace(write, staged_at=staged_at.get(write.region, 0)) for write in writes]
