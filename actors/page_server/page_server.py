@@ -37,7 +37,6 @@ from clamor_ray._native import client as _native
 from clamor_ray._objects.layout import Pickled, take_apart
 from clamor_ray._objects.memory import (
     COMMIT_HINT,
-    available_bytes,
     cache_budget,
     check_room,
     memory_bytes,
@@ -45,7 +44,6 @@ from clamor_ray._objects.memory import (
 from clamor_ray._protocol import names
 from clamor_ray._protocol.messages import (
     LIBRARY_VERSION,
-    HomeUse,
     NodeRoom,
     Pinned,
     Publication,
@@ -62,10 +60,12 @@ from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray.actors.lost_homes import shared_objects
 from clamor_ray.actors.lost_homes.repairs import Staged
 from clamor_ray.actors.page_server import keepers, registry_end
+from clamor_ray.actors.page_server.away import AwayWatch, old_homes
 from clamor_ray.actors.page_server.engine_like import Settings
 from clamor_ray.actors.page_server.moved_homes import MovedHomes
 from clamor_ray.actors.page_server.rebuilt_homes import FETCH_OBJECT_S, RebuiltHomes
 from clamor_ray.actors.page_server.registry_resolver import RegistryResolver
+from clamor_ray.actors.page_server.room import node_room
 from clamor_ray.actors.page_server.server_core import ServerCore
 from clamor_ray.actors.process import (
     descriptors,
@@ -286,6 +286,10 @@ class PageServer:
         threading.Thread(
             target=self._watch_registry, args=(me,), name="clamor-watch", daemon=True
         ).start()
+        self._away = AwayWatch(
+            lambda: self._ask("locate", server_id, timeout_s=CALL_S), self._was_lost
+        )
+        self._away.start()
 
     def _take_back(
         self, config: ServerConfig, name: str, server_id: int, floors: dict[int, int]
@@ -380,17 +384,8 @@ class PageServer:
         )
 
     def room(self) -> NodeRoom:
-        """How much memory the node has, and what is homed here. Without objects of Ray: their
-        memory is not given back by a move."""
-        homes = tuple(
-            HomeUse(
-                *(each["region"], each["home_bytes"], each["reads"], each["idle_ns"] / 1e9),
-                is_mapped=each["mappings"] > 0,
-            )
-            for each in self._engine.region_stats()
-            if each["is_home"] and each["region"] not in self._pinned
-        )
-        return NodeRoom(available_bytes(), memory_bytes(), homes)
+        """See ``node_room``."""
+        return node_room(self._engine, self._pinned)
 
     def region_stats(self) -> tuple[dict[str, int], ...]:
         """One entry per region known here, by the names of ``struct pc_region_stats``."""
@@ -727,6 +722,23 @@ class PageServer:
 
     # -- the end
 
+    def _was_lost(self, reason: str) -> None:
+        """This server was declared lost, and lives: see ``away``. Its node gets another one, as
+        after any loss."""
+        with self._ending:
+            if self._stopped:
+                return
+            self._stopped = True
+            arguments = (self._node_id, self._engine.server_id, reason)
+            n_old = old_homes(self._engine, reason)
+            try:
+                self._ask("renew_server", *arguments, n_old, timeout_s=CALL_S)
+            except RayError as failure:  # it only counts them
+                logger.info("the registry was not told of them: %r", failure)
+            self._end_keeper()
+            logging.shutdown()
+            os._exit(starting.EXIT_TRY_AGAIN)
+
     def in_use(self, but_homes: bool = False) -> int:
         """How much of what is here would be missed: homes, leases and staged layers, processes that
         watch variables, objects that are being shared. A process that is only connected uses
@@ -752,6 +764,7 @@ class PageServer:
                     return 0
                 self._stopped = True
                 try:
+                    self._away.close()
                     self._moved_homes.close()
                     self._on_loop(self._core.close())
                     if n_missed := self._engine.leave():
@@ -772,6 +785,7 @@ class PageServer:
                 return
             self._stopped = True
             try:
+                self._away.close()
                 self._moved_homes.close()
                 self._engine.end()
                 self._on_loop(self._core.close())

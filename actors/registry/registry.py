@@ -463,9 +463,9 @@ class Registry:
         """See ``PageServers.begin``."""
         return self._servers.begin(node_id)
 
-    async def renew_server(self, node_id: str, server_id: int, reason: str) -> int:
+    async def renew_server(self, node_id: str, server_id: int, reason: str, n_old: int = 0) -> int:
         """See ``PageServers.renew``."""
-        return self._servers.renew(node_id, server_id, reason)
+        return self._servers.renew(node_id, server_id, reason, n_old)
 
     async def register_server(self, info: ServerInfo) -> ServerInfo:
         """See ``PageServers.register``."""
@@ -498,6 +498,7 @@ class Registry:
                 self._moves.counters(),
                 left=self._departures.n_left,
                 for_room=self._full_nodes.n_moved,
+                dropped=self._servers.n_dropped,
             ),
             degraded=self._rebuilds.n_degraded(),
         )

@@ -102,6 +102,7 @@ class PageServers:
         self._at_work: set[asyncio.Task[None]] = set()  # starts that nobody waits for any more
         self._ending: set[str] = set()  # nodes whose server is asked to leave
         self._asked_to_leave: set[int] = set()  # which may have ended already
+        self.n_dropped = 0  # old homes, since the registry began
 
     def find_again(self, info: ServerInfo) -> None:
         """One that the journal knows."""
@@ -288,15 +289,28 @@ class PageServers:
         server_id = self._core.server_id_at(node_id)
         return server_id, isinstance(self._core.locate(server_id), ServerInfo)
 
-    def renew(self, node_id: str, server_id: int, reason: str) -> int:
+    def renew(self, node_id: str, server_id: int, reason: str, n_old: int = 0) -> int:
         """Called by a page server that has lost what it held: it joins again as another one. What
-        it was home of is rebuilt, or said to be lost.
+        it was home of is rebuilt, or said to be lost. Also by one that comes back after it was
+        declared lost, and drops what it has.
+
+        Args:
+            node_id: Ray's hex id of its node.
+            server_id: Its id until now.
+            reason: Why it is lost.
+            n_old: The old homes that it drops.
 
         Returns:
             Its id from now on.
         """
         if isinstance(self._core.locate(server_id), ServerInfo):
             self._liveness.lose(server_id, reason, is_there=True)
+        elif n_old:
+            self.n_dropped += n_old
+            logger.warning(
+                "page server %#x is back, and was declared lost (%s): it drops %d old homes",
+                *(server_id, reason, n_old),
+            )
         return self._core.server_id_at(node_id)
 
     def register(self, info: ServerInfo) -> ServerInfo:

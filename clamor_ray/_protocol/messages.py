@@ -530,6 +530,8 @@ class MoveCounters:
         bytes: of memory that these carried, each block as often as it was carried.
         left: page servers that have ended, because they were drained and nothing used them.
         for_room: of the moves that ended well, those that made room on a full node.
+        dropped: old homes of page servers that came back after they had been declared lost: they
+            were elsewhere by then.
 
     Example:
         >>> clamor.stats().moves.finished >= 0
@@ -540,6 +542,7 @@ class MoveCounters:
     bytes: int = 0
     left: int = 0
     for_room: int = 0
+    dropped: int = 0
 
 
 class HomeUse(NamedTuple):

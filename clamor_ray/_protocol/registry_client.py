@@ -83,8 +83,8 @@ class RegistryClient:
     def begin_server(self, node_id: str) -> tuple[int, bool]:
         return self._ask("begin_server", node_id)
 
-    def renew_server(self, node_id: str, server_id: int, reason: str) -> int:
-        return self._ask("renew_server", node_id, server_id, reason)
+    def renew_server(self, node_id: str, server_id: int, reason: str, n_old: int = 0) -> int:
+        return self._ask("renew_server", node_id, server_id, reason, n_old)
 
     def register_server(self, info: ServerInfo) -> ServerInfo:
         return self._ask("register_server", info)
