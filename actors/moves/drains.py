@@ -6,7 +6,8 @@ or the server has ended (``departures``). What is put on its node
 meanwhile is made there, and moves too.
 
 Each region goes to the server that has the least: the fewest bytes of homes, of regions that were
-asked for, whether they hold data or not. Where that one has no room the next one is asked.
+asked for, whether they hold data or not. Where that one has no room the next one is asked. Those
+that are read most go first: the time may be too short for all.
 
 Thread safety: everything belongs to one asyncio loop.
 """
@@ -17,16 +18,16 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
 from clamor_ray import errors
 from clamor_ray._labels import label
 from clamor_ray._objects.layout import format_bytes
-from clamor_ray._protocol.messages import DrainResult
+from clamor_ray._protocol.messages import DrainResult, NodeRoom
 from clamor_ray.actors.commits.journal import Journal
-from clamor_ray.actors.moves.choices import least_loaded
+from clamor_ray.actors.moves.choices import by_use, least_loaded
 from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
 from clamor_ray.actors.registry.registry_core import RegistryCore
 
@@ -52,6 +53,7 @@ class _Drain:
     Args:
         server_id: Everything goes from here.
         load_bytes: Of the homes of each server.
+        turns: Of regions: which goes first.
         running: The moves, and whose they are.
         pauses_s: Of regions that could not be moved: how long it takes until they are tried again.
         again_s: When that is.
@@ -63,6 +65,7 @@ class _Drain:
 
     server_id: int
     load_bytes: Counter[int]
+    turns: dict[int, int] = field(default_factory=dict)
     running: dict[asyncio.Task[int], tuple[int, int]] = field(default_factory=dict)
     pauses_s: dict[int, float] = field(default_factory=dict)
     again_s: dict[int, float] = field(default_factory=dict)
@@ -80,6 +83,7 @@ class Drains:
         journal: Where it is written which servers leave.
         moves: Moves one.
         label: A variable for people, by its id.
+        ask: What a server's homes are used for; None: it does not answer.
     """
 
     def __init__(
@@ -88,11 +92,13 @@ class Drains:
         journal: Journal,
         moves: MovesOne,
         label: Callable[[int], str] = label,
+        ask: Callable[[int], Awaitable[NodeRoom | None]] | None = None,
     ) -> None:
         self._core = core
         self._journal = journal
         self._moves = moves
         self._label = label
+        self._ask = ask
         self._leaving: set[int] = set()
         self._turns: dict[int, asyncio.Lock] = {}
         self._running: dict[int, set[asyncio.Task[None]]] = {}
@@ -188,6 +194,7 @@ class Drains:
     async def _in_turn(self, turn: asyncio.Lock, drain: _Drain) -> None:
         async with turn:
             try:
+                drain.turns = await self._turns_of(drain.server_id)
                 await self._move_all(drain)
             finally:
                 for task in drain.running:
@@ -196,6 +203,11 @@ class Drains:
                 for region, taker in drain.running.values():  # it is written, and ends by itself
                     drain.n_moved += taker in self._core.homes_of(region)
 
+    async def _turns_of(self, server_id: int) -> dict[int, int]:
+        room = await self._ask(server_id) if self._ask is not None else None
+        order = by_use(room.homes) if room is not None else []
+        return {region: turn for turn, region in enumerate(order)}
+
     async def _move_all(self, drain: _Drain) -> None:
         while True:
             under_way = {region for region, _ in drain.running.values()}
@@ -203,6 +215,7 @@ class Drains:
             if not there and not drain.running:
                 return
             now_s = time.monotonic()
+            there.sort(key=lambda region: drain.turns.get(region, len(drain.turns)))
             for region in there:
                 if len(drain.running) >= BEGUN_AT_ONCE:
                     break

@@ -14,14 +14,14 @@ def node_room(engine: Engine, pinned: Collection[int]) -> NodeRoom:
 
     Args:
         engine: Of its page server.
-        pinned: Regions that are served from objects of Ray: a move gives back no memory.
+        pinned: Regions that are served from objects of Ray.
     """
     homes = tuple(
         HomeUse(
             *(each["region"], each["home_bytes"], each["reads"], each["idle_ns"] / 1e9),
-            is_mapped=each["mappings"] > 0,
+            keeps_memory=each["mappings"] > 0 or each["region"] in pinned,
         )
         for each in engine.region_stats()
-        if each["is_home"] and each["region"] not in pinned
+        if each["is_home"]
     )
     return NodeRoom(available_bytes(), memory_bytes(), homes)

@@ -240,7 +240,7 @@ class Registry:
             floor_of=lineage.lineage.floor,
             is_leaving=lambda server_id: self._drains.is_leaving(server_id),
         )
-        self._drains = Drains(core, journal, self._moves, label)
+        self._drains = Drains(core, journal, self._moves, label, lambda at: self._servers.room(at))
         self._placements = Placements(core, self._moves, self._drains, label)
         self._separations = Separations(core, self._moves, self._drains, label)
         self._versions = Versions(

@@ -553,14 +553,15 @@ class HomeUse(NamedTuple):
         n_bytes: Memory that it gives back where it goes.
         reads: How often it was opened there, or asked for.
         idle_s: Since the last of these; 0 where there was none.
-        is_mapped: Processes of the node have it: its memory stays until they let go.
+        keeps_memory: Its memory stays where it moves: processes of the node have it, or it is an
+            object of Ray.
     """
 
     region: int
     n_bytes: int
     reads: int
     idle_s: float
-    is_mapped: bool
+    keeps_memory: bool
 
 
 class NodeRoom(NamedTuple):

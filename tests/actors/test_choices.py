@@ -8,15 +8,15 @@ from collections import Counter
 import pytest
 
 from clamor_ray._protocol.messages import HomeUse, NodeRoom
-from clamor_ray.actors.moves.choices import RECENT_S, RESERVE_SHARE, to_make_room
+from clamor_ray.actors.moves.choices import RECENT_S, RESERVE_SHARE, by_use, to_make_room
 
 MEMORY = 1600
 
 
 def home(
-    region: int, n_bytes: int, reads: int = 0, idle_s: float = 0.0, is_mapped: bool = False
+    region: int, n_bytes: int, reads: int = 0, idle_s: float = 0.0, keeps_memory: bool = False
 ) -> HomeUse:
-    return HomeUse(region, n_bytes, reads, idle_s, is_mapped)
+    return HomeUse(region, n_bytes, reads, idle_s, keeps_memory)
 
 
 def empty(n: int = 1) -> dict[int, NodeRoom]:
@@ -46,7 +46,7 @@ def test_of_equally_read_ones_the_smallest_that_is_enough_goes(
 
 
 def test_what_processes_map_stays_as_its_memory_would() -> None:
-    assert to_make_room(10, [home(1, 100, is_mapped=True)], empty(), {}) is None
+    assert to_make_room(10, [home(1, 100, keeps_memory=True)], empty(), {}) is None
     assert to_make_room(10, [home(1, 0)], empty(), {}) is None  # it holds nothing
 
 
@@ -98,10 +98,26 @@ def test_any_choice_is_enough_and_fills_nobody() -> None:
         sizes = [by_region[region].n_bytes for region, _ in found]
         assert sum(sizes) >= short_bytes > sum(sizes[:-1])
         assert len({region for region, _ in found}) == len(found)
-        assert not any(by_region[region].is_mapped or region in stay for region, _ in found)
+        assert not any(by_region[region].keeps_memory or region in stay for region, _ in found)
         taken: Counter[int] = Counter()
         for region, taker in found:
             taken[taker] += by_region[region].n_bytes
         for taker, n_bytes in taken.items():
             assert (takers[taker].available_bytes or 0) - n_bytes >= MEMORY // RESERVE_SHARE
     assert n_found > 50
+
+
+def test_the_most_read_are_safe_first() -> None:
+    homes = [home(1, 9, 3, 5.0), home(2, 9, 8, 5.0), home(3, 9, 5, 5.0, keeps_memory=True)]
+    assert by_use(homes) == [2, 3, 1]
+
+
+def test_then_those_that_were_read_later_and_then_the_small_ones() -> None:
+    old = RECENT_S + 1
+    homes = [home(1, 9), home(2, 5), home(3, 9, 1000, old + 5), home(4, 9, 1, old)]
+    assert by_use(homes) == [4, 3, 2, 1]
+    assert by_use([*homes, home(5, 9, 1, RECENT_S)]) == [5, 4, 3, 2, 1]
+
+
+def test_of_equally_read_ones_the_newest_use_is_first() -> None:
+    assert by_use([home(1, 9, 4, 3.0), home(2, 9, 4, 2.0), home(3, 9, 4, 4.0)]) == [2, 1, 3]

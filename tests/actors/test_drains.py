@@ -13,6 +13,7 @@ from pyroaring import BitMap
 from clamor_ray import errors
 from clamor_ray.actors.lost_homes import rebuild_plan
 from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
+from clamor_ray._protocol.messages import HomeUse, NodeRoom
 from clamor_ray.actors.moves import drains
 from clamor_ray.actors.moves.drains import Drains
 from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
@@ -231,5 +232,62 @@ def test_servers_that_are_lost_take_nothing(world: World) -> None:
         world.servers.before["take"] = [lambda: world.lose(TAKER)]
         assert (await drain(world)).moved == 2
         assert world.home() == OTHER
+
+    of(world, work)
+
+
+def uses(*reads: tuple[int, int]) -> NodeRoom:
+    return NodeRoom(None, None, tuple(HomeUse(each, 9, n, 1.0, False) for each, n in reads))
+
+
+def test_what_is_read_most_goes_first(world: World) -> None:
+    """What nothing is known of goes last; more than one at a time begins."""
+
+    async def work() -> None:
+        for _ in range(9):
+            world.add_region()
+
+        async def ask(server_id: int) -> NodeRoom | None:
+            assert server_id == GIVER
+            return uses((3, 5), (1, 7), (8, 9), (2, 1), (7, 0), (6, 4), (10, 3))
+
+        fake = FakeMoves(world)
+        await Drains(world.core, world.journal, fake, ask=ask).drain(GIVER, "node 1", WAIT_S)
+        assert [region for region, _ in fake.asked] == [8, 1, 3, 6, 10, 2, 7, 4, 5, 9]
+
+    of(world, work)
+
+
+def test_where_the_time_is_too_short_the_most_read_are_safe(world: World) -> None:
+    async def work() -> None:
+        for _ in range(9):
+            world.add_region()
+        fake = FakeMoves(world)
+
+        async def slowly(region: int, taker: int) -> int:
+            if len(fake.asked) >= 4:
+                await asyncio.sleep(60)
+            return await FakeMoves.move(fake, region, taker)
+
+        async def ask(server_id: int) -> NodeRoom | None:
+            return uses(*((region, region) for region in range(1, 11)))
+
+        fake.move = slowly  # type: ignore[method-assign]
+        with pytest.raises(errors.DrainTimeoutError):
+            await Drains(world.core, world.journal, fake, ask=ask).drain(GIVER, "node 1", 0.3)
+        assert world.core.homed_at(GIVER) == (1, 2, 3, 4, 5, 6)
+
+    of(world, work)
+
+
+def test_a_server_that_does_not_say_what_is_read_is_drained_as_well(world: World) -> None:
+    async def work() -> None:
+        async def ask(server_id: int) -> NodeRoom | None:
+            return None
+
+        drained = await Drains(world.core, world.journal, FakeMoves(world), ask=ask).drain(
+            GIVER, "node 1", WAIT_S
+        )
+        assert drained.moved == 1
 
     of(world, work)
