@@ -99,6 +99,8 @@ class Rebuilds:
         is_leaving: Whether a server is to give its homes away: no region comes to it while there
             is another one.
         make_room: Has homes moved off a server until it has so many bytes of memory.
+        is_suspected: Whether a server is so silent that it may be lost: no rebuild begins there
+            while there is another one.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Rebuilds:
         losses: Losses | None = None,
         unheard: UnheardHomes | None = None,
         is_leaving: Callable[[int], bool] = lambda server_id: False,
+        is_suspected: Callable[[int], bool] = lambda server_id: False,
         make_room: Callable[[int, int], Awaitable[bool]] = no_room,
     ) -> None:
         self._core = core
@@ -119,6 +122,7 @@ class Rebuilds:
         self._servers = servers
         self._rehomed = rehomed
         self._is_leaving = is_leaving
+        self._is_suspected = is_suspected
         self._losses = losses if losses is not None else Losses()
         self._losses.healed = self._tell_all
         self._sources: dict[int, Source] = {}
@@ -552,6 +556,8 @@ class Rebuilds:
             if info.server_id not in attempts.refused
         ]
 
+        stay = [each for each in servers if not self._is_leaving(each)] or servers
+
         def changed_since(older: int) -> BitMap | None:
             return self._log.changes(region, older, version) if older <= version else None
 
@@ -562,7 +568,7 @@ class Rebuilds:
             changed_since,
             has_source=self._has_source(region) and attempts.failed is None,
             servers=self._core.apart(
-                region, [each for each in servers if not self._is_leaving(each)] or servers
+                region, [each for each in stay if not self._is_suspected(each)] or stay
             ),
             # Where its source runs already it goes on.
             load=lambda server_id: -1 if server_id == making_at else self._load[server_id],

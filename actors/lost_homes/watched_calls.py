@@ -13,6 +13,7 @@ from clamor_ray import errors
 from clamor_ray._labels import capital
 
 LOOK_S = 3.0  # a server that is silent for so long is looked after
+HEAR_S = 0.25  # others may have found it lost before
 
 _T = TypeVar("_T")
 
@@ -53,17 +54,21 @@ async def watched(
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
+    look_at = loop.time() + LOOK_S
     task = asyncio.ensure_future(call)
     try:
         while True:
-            left_s = deadline - loop.time()
-            done, _ = await asyncio.wait({task}, timeout=max(0.0, min(LOOK_S, left_s)))
+            next_s = min(look_at, deadline) - loop.time()
+            done, _ = await asyncio.wait({task}, timeout=max(0.0, min(HEAR_S, next_s)))
             if done:
                 return task.result()
-            await servers.examine(server_id)
+            is_over = loop.time() >= deadline
+            if is_over or loop.time() >= look_at:
+                await servers.examine(server_id)
+                look_at = loop.time() + LOOK_S
             if (reason := servers.why_lost(server_id)) is not None:
                 raise lost(f"page server {server_id:#x} is lost: {reason}")
-            if left_s <= LOOK_S:
+            if is_over:
                 raise asyncio.TimeoutError
     finally:
         task.cancel()

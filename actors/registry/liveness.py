@@ -18,8 +18,9 @@ from clamor_ray._protocol.messages import (
     ServerRestarting,
     has_left,
 )
-from clamor_ray._protocol.ray_state import PING_S, alive_nodes, raylet_is_gone, within
+from clamor_ray._protocol.ray_state import PING_S, alive_nodes, raylet_addresses, within
 from clamor_ray.actors.commits.commit_log import CommitLog
+from clamor_ray.actors.lost_homes.evidence import all_refuse
 from clamor_ray.actors.registry.late_writes import LateWrites
 from clamor_ray.actors.registry.registry_core import RegistryCore, Retire
 
@@ -27,6 +28,7 @@ logger = logging.getLogger("clamor_ray.registry")
 
 CALL_S: Final = 10.0
 WATCH_MOST_S: Final = 30.0
+SOON_S: Final = 0.3  # a server that lives answers within this, mostly
 
 Handles = dict[int, Any]  # the page servers' actors, by id: without those that are lost
 
@@ -81,21 +83,55 @@ class Liveness:
             return answer
         return await self.examine(answer)
 
-    async def examine(self, info: ServerInfo) -> LocateAnswer:
-        """Asks Ray what became of it."""
-        if info.node_id not in await asyncio.to_thread(alive_nodes):
-            return self.lose(info.server_id, f"its node {info.node_id} is dead")
-        try:
-            await within(PING_S, self._handles[info.server_id].ping.remote())
-        except ActorDiedError as failure:
-            return self.lose(info.server_id, f"its actor is dead: {cause_of(failure)}")
-        except (RayError, asyncio.TimeoutError):
-            if await asyncio.to_thread(raylet_is_gone, info.node_id):
-                return self.lose(info.server_id, f"the raylet of its node {info.node_id} is gone")
-            return ServerRestarting(info.server_id)
-        return self._core.locate(info.server_id)
+    async def look(self, info: ServerInfo) -> ServerLost | None:
+        """Declares it lost where that is certain, without a question to itself.
 
-    def lose(self, server_id: int, reason: str, is_there: bool = False) -> LocateAnswer:
+        It is where Ray says that its node is dead. And where its host answers that nothing listens
+        any more where the page server did, nor where the node's raylet did: then both processes
+        have ended, the raylet never comes back under its node's id, and nobody else starts the page
+        server again. Ray itself counts missed health checks before it calls such a node dead, for
+        15 s. A host that does not answer is no evidence, and a process that is stopped still
+        listens: of those Ray has the only word.
+
+        Returns:
+            None: it is not known to be lost.
+        """
+        raylet = await asyncio.to_thread(raylet_addresses, info.node_id)
+        if not isinstance(self._core.locate(info.server_id), ServerInfo):
+            return None  # others were quicker
+        if raylet is None:
+            return self.lose(info.server_id, f"its node {info.node_id} is dead")
+        if not await all_refuse([*raylet, (info.host, info.port)]):
+            return None
+        if not isinstance(self._core.locate(info.server_id), ServerInfo):
+            return None
+        return self.lose(
+            info.server_id, f"it has ended, and the raylet of its node {info.node_id} too"
+        )
+
+    async def examine(self, info: ServerInfo) -> LocateAnswer:
+        """Asks Ray and itself what became of it, and looks where it does not answer at once."""
+        server_id = info.server_id
+        if info.node_id not in await asyncio.to_thread(alive_nodes):
+            return self.lose(server_id, f"its node {info.node_id} is dead")
+        ping = asyncio.ensure_future(within(PING_S, self._handles[server_id].ping.remote()))
+        try:
+            if not (await asyncio.wait({ping}, timeout=SOON_S))[0]:
+                await self.look(info)
+            if isinstance(self._core.locate(server_id), ServerInfo):
+                await ping
+        except ActorDiedError as failure:
+            return self.lose(server_id, f"its actor is dead: {cause_of(failure)}")
+        except (RayError, asyncio.TimeoutError):
+            await self.look(info)
+            if isinstance(answer := self._core.locate(server_id), ServerInfo):
+                return ServerRestarting(server_id)
+            return answer
+        finally:
+            ping.cancel()
+        return self._core.locate(server_id)
+
+    def lose(self, server_id: int, reason: str, is_there: bool = False) -> ServerLost:
         """It is gone for good, with what it held. Its node may join again, under another id.
 
         Args:

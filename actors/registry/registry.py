@@ -227,7 +227,8 @@ class Registry:
         rebuilds = self._rebuilds = Rebuilds(
             *(core, log, journal, homes, has_more, losses, unheard),
             lambda server_id: self._drains.is_leaving(server_id),
-            make_room=lambda *what: self._full_nodes.make_room(*what),
+            lambda server_id: self._servers.is_suspected(server_id),
+            lambda *what: self._full_nodes.make_room(*what),
         )
         self._switches = Switches(
             *(core, log, journal, homes, held, losses, unheard),
@@ -365,8 +366,8 @@ class Registry:
         self._names.take_back(saved.names)
         self._drains.take_back(saved.leaving)
         self._servers.take_back(saved.leaving)
-        for service in (self._departures, self._announced, self._idle_nodes):
-            service.watch()
+        for each in (self._departures, self._announced, self._idle_nodes, self._servers):
+            each.watch()
         self._switches.take_back(saved.givers)  # first: they tell the new homes themselves
         self._rebuilds.activate(saved.rehomed)
         self._lineage.take_back()

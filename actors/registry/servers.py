@@ -26,6 +26,7 @@ from clamor_ray._protocol.messages import (
 )
 from clamor_ray._protocol.ray_state import PING_S, alive_nodes, raylet_is_gone, within
 from clamor_ray.actors.commits.journal import Journal
+from clamor_ray.actors.lost_homes.heartbeats import Heartbeats
 from clamor_ray.actors.page_server.page_server import PageServer
 from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.actors.process.journal_watcher import Reserve
@@ -103,6 +104,9 @@ class PageServers:
         self._ending: set[str] = set()  # nodes whose server is asked to leave
         self._asked_to_leave: set[int] = set()  # which may have ended already
         self.n_dropped = 0  # old homes, since the registry began
+        self._heartbeats = Heartbeats(self._here_now, self._beat, self._look, background)
+        self.watch = self._heartbeats.watch
+        self.is_suspected = self._heartbeats.is_suspected
 
     def find_again(self, info: ServerInfo) -> None:
         """One that the journal knows."""
@@ -368,6 +372,27 @@ class PageServers:
                 await self.ensure(node_id)
         except (errors.ClamorError, RayError) as failure:  # it is dead, or whoever needs it asks
             logger.warning("node %s does not join again: %r", node_id, failure)
+
+    # -- servers that are silent
+
+    def _here_now(self) -> list[int]:
+        known = (info.server_id for info in self._core.servers())
+        return [server_id for server_id in known if server_id in self._handles]
+
+    async def _beat(self, server_id: int) -> None:
+        """Returns when it has answered. Ray does not try that again: it would say each failure on
+        the driver's console."""
+        try:
+            await self._handles[server_id].ping.options(max_task_retries=0).remote()
+        except ActorDiedError:
+            info = self._core.locate(server_id)
+            if isinstance(info, ServerInfo) and server_id not in self._asked_to_leave:
+                await self._liveness.examine(info)
+            raise
+
+    async def _look(self, server_id: int) -> None:
+        if isinstance(info := self._core.locate(server_id), ServerInfo):
+            await self._liveness.look(info)
 
     # -- servers that leave
 

@@ -46,6 +46,22 @@ def raylet_is_gone(node_id: str) -> bool:
     return False
 
 
+def raylet_addresses(node_id: str) -> list[tuple[str, int]] | None:
+    """Where a node's raylet listens: its node manager, and its object manager.
+
+    Args:
+        node_id: Ray's hex id of the node.
+
+    Returns:
+        None: Ray says that the node is dead.
+    """
+    for node in ray.nodes():
+        if node["NodeID"] == node_id and node["Alive"]:
+            host = node["NodeManagerAddress"]
+            return [(host, node["NodeManagerPort"]), (host, node["ObjectManagerPort"])]
+    return None
+
+
 def actor_names() -> list[str]:
     """Of the actors in our namespace."""
     named = ray.util.list_named_actors(all_namespaces=True)

@@ -76,6 +76,21 @@ def test_the_journal_knows_it_before_the_servers(world: World) -> None:
     run(work)
 
 
+@pytest.mark.parametrize("suspects", [{PEER}, {PEER, OTHER}])
+def test_a_silent_server_is_no_new_home_while_there_is_another(
+    suspects: set[int], world: World
+) -> None:
+    async def work() -> None:
+        world.rebuilds._is_suspected = suspects.__contains__
+        world.servers.cached = {PEER: [(1, ALL)], OTHER: [(1, BitMap([4]))]}
+        world.lose(HOME)
+        assert await world.settle()
+        assert world.home() == (OTHER if OTHER not in suspects else PEER)
+        assert world.rebuilds.lost_blocks(world.region) is None  # its blocks are used all the same
+
+    run(work)
+
+
 def test_what_is_lost_stays_lost(world: World) -> None:
     async def work() -> None:
         world.servers.cached = {PEER: [(0, BitMap([4]))]}  # which the commit changed
