@@ -4,7 +4,8 @@ A server is asked ``PERIOD_S`` after its last answer. From how regularly its ans
 how suspicious a silence is (``suspicion.py``):
 
     φ >= 5   no region is homed or rebuilt there while there is another server
-    φ >= 8   it is looked whether anything of it is there, and again every ``LOOK_AGAIN_S``
+    φ >= 8   it is looked whether anything of it is there, again and again: every ``LOOK_AGAIN_S``
+             at first, and every ``LOOK_AGAIN_MOST_S`` in the end
 
 Silence is no verdict, however long: a server that is stopped, slow or cut off is silent too. Who
 looks declares a loss only of what is certainly gone, or where Ray says so (``liveness.py``). So a
@@ -30,6 +31,7 @@ PERIOD_S = 0.5
 TICK_S = 0.1
 SILENT_MOST_S = 2.0  # however irregular its answers are: then it is looked at
 LOOK_AGAIN_S = 0.5
+LOOK_AGAIN_MOST_S = 5.0  # a look at a stopped process leaves a connection in its port's queue
 ANSWER_S = 30.0  # then it is asked anew
 LATE_S = 0.2  # this loop itself, beyond a tick: then the silence is its own
 
@@ -41,6 +43,7 @@ class _Peer:
         self.arrivals = Suspicion(PERIOD_S, now_s)
         self.ask_at_s = now_s
         self.look_at_s = now_s
+        self.look_again_s = LOOK_AGAIN_S
         self.asking = False
         self.looking = False
         self.said = False
@@ -130,6 +133,7 @@ class Heartbeats:
             logger.debug("page server %#x does not answer: %r", server_id, failure)
         else:
             peer.arrivals.heard(time.monotonic())
+            peer.look_again_s = LOOK_AGAIN_S
             if peer.said:
                 logger.info("page server %#x answers again", server_id)
             peer.said = False
@@ -148,4 +152,5 @@ class Heartbeats:
             logger.warning("page server %#x cannot be looked at: %r", server_id, failure)
         finally:
             peer.looking = False
-            peer.look_at_s = time.monotonic() + LOOK_AGAIN_S
+            peer.look_at_s = time.monotonic() + peer.look_again_s
+            peer.look_again_s = min(2 * peer.look_again_s, LOOK_AGAIN_MOST_S)

@@ -101,7 +101,8 @@ class Liveness:
             return None  # others were quicker
         if raylet is None:
             return self.lose(info.server_id, f"its node {info.node_id} is dead")
-        if not await all_refuse([*raylet, (info.host, info.port)]):
+        # The page server last: of one that is stopped, each look stays in its port's queue.
+        if not (await all_refuse(raylet) and await all_refuse([(info.host, info.port)])):
             return None
         if not isinstance(self._core.locate(info.server_id), ServerInfo):
             return None

@@ -27,6 +27,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeats, "PERIOD_S", 0.05)
     monkeypatch.setattr(heartbeats, "TICK_S", 0.01)
     monkeypatch.setattr(heartbeats, "LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr(heartbeats, "LOOK_AGAIN_MOST_S", 0.2)
 
 
 class World:
@@ -41,6 +42,7 @@ class World:
         self.under_way: Counter[int] = Counter()
         self.most_under_way = 0
         self.look_fails = False
+        self.on_look: Callable[[], object] = lambda: None
         self.background = BackgroundTasks(logging.getLogger("test"))
         self.beats = Heartbeats(lambda: list(self.here), self._ask, self._look, self.background)
 
@@ -57,6 +59,7 @@ class World:
 
     async def _look(self, server_id: int) -> None:
         self.looks[server_id] += 1
+        self.on_look()
         if self.look_fails:
             raise RuntimeError("Ray does not answer.")
 
@@ -105,6 +108,24 @@ def test_who_is_silent_is_looked_at_again_and_again(how: str) -> None:
         assert not world.looks[TWO]
         assert not world.beats.is_suspected(TWO)
         assert world.most_under_way == 1  # questions do not pile up
+
+    of(work)
+
+
+def test_who_is_silent_for_long_is_looked_at_less_often() -> None:
+    """And as often as at first when it has answered."""
+
+    async def work(world: World) -> None:
+        times_s: list[float] = []
+        world.on_look = lambda: times_s.append(time.monotonic())
+        for _ in range(2):
+            await answered(world, ONE)
+            times_s.clear()
+            world.silent.add(ONE)
+            await until(lambda: len(times_s) >= 6)
+            world.silent.clear()
+            assert times_s[1] - times_s[0] < 0.2
+            assert all(times_s[i + 1] - times_s[i] >= 0.19 for i in (3, 4))
 
     of(work)
 
