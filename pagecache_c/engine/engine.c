@@ -225,6 +225,7 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     snprintf(engine->library_version, sizeof engine->library_version, "%s",
              options->library_version);
     engine->fetch_timeout_ns = options->fetch_timeout_ns;
+    engine->hedge_least_ns = PC__HEDGE_LEAST_NS;
     engine->fault_timeout_ns = options->fault_timeout_ns;
     engine->page_shift = page ? (unsigned)__builtin_ctzll(page) : 0;
     engine->replication = options->replication;

@@ -219,6 +219,7 @@ struct pc_engine {
     char socket_name[PC__SOCKET_NAME_BYTES];
     char library_version[48];
     uint64_t fetch_timeout_ns, fault_timeout_ns;
+    _Atomic uint64_t hedge_least_ns; /* PC__HEDGE_LEAST_NS; tests set it */
     unsigned page_shift;           /* log2 of the bytes that a fault fetches; 0: by use (readahead.c) */
     int replication;               /* enum pc_replication */
     _Atomic uint64_t serving_bytes; /* of replies that are queued for other servers */

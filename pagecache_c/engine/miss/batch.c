@@ -140,6 +140,8 @@ void pc__fetch_drop(struct pc_engine *engine, struct pc__fetch *fetch)
         pthread_mutex_unlock(&fetch->region->lock);
         pc__generation_put(engine, fetch->source);
     }
+    if (fetch->twin)
+        fetch->twin->twin = NULL;
     pc__generation_put(engine, fetch->generation);
     pc__region_put(engine, fetch->region);
     free(fetch);
@@ -149,7 +151,7 @@ void pc__fetch_fail(struct pc_engine *engine, struct pc__fetch *fetch, int error
 {
     if (fetch->sink)
         fetch->error = error;
-    if (fetch->sink || fetch->is_filled)
+    if (fetch->sink || fetch->is_filled || pc__hedge_yields(fetch))
         return;
     if (fetch->gather)
         pc__gather_failed(engine, fetch, error);
@@ -302,6 +304,7 @@ void pc__fetch_fill_here(struct pc__loop *loop, struct pc__fetch *fetch)
 {
     struct pc_engine *engine = loop->engine;
     int rc = PC_OK;
+    pc__hedge_answered(loop, fetch, true);
     if (!is_here(fetch)) {
         if (ask_who_is_home(loop, fetch))
             return;

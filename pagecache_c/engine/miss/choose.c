@@ -8,6 +8,10 @@
  * fitted by trip_ns + n * block_ns (least squares, older ones count less), and trip_ns / block_ns
  * is the cost in blocks. 30 us and 2.7 us were seen between servers of one host, 60 us and 5 us are
  * a network of 10 Gbit/s, 1 ms and 35 us a link of 1 Gbit/s to another building.
+ *
+ * How long an answer may take is another question: not the mean of those that came at once, but what
+ * none should exceed, with what lies in front of it in the queue. That is SRTT + 4 RTTVAR of each peer
+ * and size of request.
  */
 #include "engine/miss/miss.h"
 
@@ -82,6 +86,48 @@ void pc__trips_add(struct pc__trips *trips, uint64_t n_blocks, uint64_t ns)
     if (are_known(trips)) /* it stays while all answers have one size, which says nothing */
         trips->known_blocks = as_blocks(trips);
 }
+
+/* ------------------------------------------------------- how long an answer takes */
+
+#define RTT_GRANULARITY_NS 1000000u /* of the loops' timers: epoll counts milliseconds */
+#define MOST_DOUBLED 8u
+
+unsigned pc__rtt_class(uint64_t n_blocks)
+{
+    return n_blocks <= 1 ? 0 : n_blocks <= 4 ? 1 : n_blocks <= 16 ? 2 : PC__RTT_CLASSES - 1;
+}
+
+/* RFC 6298, 2.2 and 2.3: alpha is 1/8, beta 1/4; RTTVAR takes the old SRTT. */
+void pc__rtt_add(struct pc__rtt *rtt, uint64_t ns)
+{
+    rtt->doubled = 0;
+    if (!rtt->srtt_ns) {
+        rtt->srtt_ns = ns ? ns : 1;
+        rtt->rttvar_ns = ns / 2;
+        return;
+    }
+    const uint64_t off_ns = ns > rtt->srtt_ns ? ns - rtt->srtt_ns : rtt->srtt_ns - ns;
+    rtt->rttvar_ns = rtt->rttvar_ns - rtt->rttvar_ns / 4 + off_ns / 4;
+    rtt->srtt_ns = rtt->srtt_ns - rtt->srtt_ns / 8 + ns / 8;
+    rtt->srtt_ns += !rtt->srtt_ns; /* 0 stands for nothing */
+}
+
+void pc__rtt_double(struct pc__rtt *rtt)
+{
+    rtt->doubled += rtt->doubled < MOST_DOUBLED;
+}
+
+uint64_t pc__rtt_timeout_ns(const struct pc__rtt *rtt, uint64_t least_ns)
+{
+    const uint64_t spread_ns = 4 * rtt->rttvar_ns;
+    uint64_t ns = rtt->srtt_ns + (spread_ns > RTT_GRANULARITY_NS ? spread_ns : RTT_GRANULARITY_NS);
+    if (!rtt->srtt_ns)
+        ns = PC__HEDGE_FIRST_NS;
+    ns = (ns < least_ns ? least_ns : ns) << rtt->doubled;
+    return ns < PC__REDIRECT_PATIENCE_NS ? ns : PC__REDIRECT_PATIENCE_NS;
+}
+
+/* ------------------------------------------------------------ what is asked for */
 
 /* After a commit: what was here before it, and nothing that was never asked for. */
 static struct pc_run changed_around(const struct pc__blockset *changed, uint64_t block)

@@ -144,6 +144,7 @@ static void lane_pump(struct pc__peer *peer, struct pc__lane *lane)
             fetch->give_up_ns = now + engine->fault_timeout_ns;
         fetch->sent_ns = now;
         fetch->on_wire = true;
+        pc__hedge_sent(peer, lane, fetch, now);
         fetch->was_alone = !lane->n_sent && (lane == &peer->lanes[1] || !peer->lanes[1].n_sent);
         if (!lane->n_sent++)
             lane->progress_ns = now;
@@ -317,9 +318,10 @@ static int take_bitmaps(struct pc__peer *peer, struct pc__lane *lane, struct pc_
     size_t sources = (*fetch)->home_id ? 0 : n_elsewhere * sizeof(struct pc__data_elsewhere);
     if (bytes_in(lane) < offset + sources)
         return 0;
+    pc__hedge_answered(peer->loop, *fetch, !n_elsewhere);
     if (n_elsewhere && (*fetch)->sink) /* of a member: lost there */
         (*fetch)->error = PC_ERR_HOME_LOST;
-    else if (n_elsewhere && !(*fetch)->is_filled)
+    else if (n_elsewhere && !(*fetch)->is_filled && !(*fetch)->unwanted)
         rc = pc__redirect(peer->loop, fetch, lane->elsewhere, lane->rx + lane->rx_begin + offset,
                           n - n_elsewhere);
     if (rc)
@@ -456,14 +458,6 @@ static int find_asked(struct pc__peer *peer, struct pc__lane *lane, bool *is_not
     return pc__fail(PC_ERR_PROTOCOL, "an answer that nobody asked for");
 }
 
-/* Without a byte. Somebody else has what a redirect was to bring. */
-static uint64_t patience_ns(const struct pc__loop *loop, const struct pc__lane *lane)
-{
-    uint64_t most = loop->engine->fetch_timeout_ns;
-    const struct pc__fetch *first = pc__of(lane->sent.next, struct pc__fetch, link);
-    return first->home_id && most > PC__REDIRECT_PATIENCE_NS ? PC__REDIRECT_PATIENCE_NS : most;
-}
-
 /* What answers one question after the other and skips one owes it for ever: blocks are sent in the order
  * in which they were put together, and that takes less than PC__REDIRECT_PATIENCE_NS longer for one
  * than for another. */
@@ -471,7 +465,7 @@ static int check_skipped(const struct pc__loop *loop, const struct pc__lane *lan
 {
     const struct pc__fetch *oldest = pc__of(lane->sent.next, struct pc__fetch, link);
     if (pc__link_empty(&lane->sent) || oldest->sent_ns >= sent_ns ||
-        sent_ns - oldest->sent_ns < patience_ns(loop, lane))
+        sent_ns - oldest->sent_ns < pc__patience_ns(loop, lane))
         return PC_OK;
     return pc__fail(PC_ERR_PROTOCOL, "no answer to one question, but to those after it");
 }
@@ -480,7 +474,7 @@ static int check_skipped(const struct pc__loop *loop, const struct pc__lane *lan
 static bool asks_on(struct pc__peer *peer, struct pc__lane *lane, struct pc__fetch *fetch)
 {
     const bool unknown = fetch->error == PC_ERR_NO_REGION && !fetch->generation->is_layer;
-    if (!fetch->error || fetch->is_filled || (!fetch->home_id && !unknown))
+    if (!fetch->error || fetch->is_filled || fetch->unwanted || (!fetch->home_id && !unknown))
         return false;
     lane->in_reply = false;
     lane->n_sent--;
@@ -528,6 +522,7 @@ static int take_answers(struct pc__peer *peer, struct pc__lane *lane)
             pc__layer_came(lane, pc__now_ns() - sent_ns);
         if (came && fetch->was_alone && !fetch->error)
             pc__trips_add(&peer->trips, came, pc__now_ns() - sent_ns);
+        pc__hedge_came(peer, fetch);
         end_answer(peer, lane, fetch);
         int rc = has_bytes ? check_skipped(peer->loop, lane, sent_ns) : PC_OK;
         if (rc)
@@ -578,6 +573,7 @@ static void lane_read(struct pc__peer *peer, struct pc__lane *lane)
         else
             lane->rx_end += (size_t)got;
         lane->progress_ns = pc__now_ns();
+        peer->avoid_until_ns = 0;
         if (take_answers(peer, lane) < 0) {
             pc__count_add(&peer->loop->engine->count.bad_messages, 1);
             lane_close(peer, lane, pc_last_message());
@@ -704,9 +700,10 @@ uint64_t pc__peers_deadline(struct pc__loop *loop)
             const struct pc__lane *lane = &peer->lanes[i];
             uint64_t at = UINT64_MAX;
             if (lane->n_sent)
-                at = lane->progress_ns + patience_ns(loop, lane);
+                at = lane->progress_ns + pc__patience_ns(loop, lane);
             else if (!pc__link_empty(&lane->queued)) /* none is 0: there is no connection */
                 at = pc__of(lane->queued.next, struct pc__fetch, link)->give_up_ns;
+            at = lane->hedge_ns && lane->hedge_ns < at ? lane->hedge_ns : at;
             earliest = at < earliest ? at : earliest;
         }
     }
@@ -720,8 +717,9 @@ void pc__peers_tick(struct pc__loop *loop, uint64_t now_ns)
         struct pc__peer *peer = pc__of(link, struct pc__peer, link);
         for (int i = 0; i < PC__LANES_PER_LOOP; i++) {
             struct pc__lane *lane = &peer->lanes[i];
-            if (lane->n_sent && lane->progress_ns + patience_ns(loop, lane) <= now_ns)
+            if (lane->n_sent && lane->progress_ns + pc__patience_ns(loop, lane) <= now_ns)
                 lane_close(peer, lane, "no answer in time");
+            pc__hedge_tick(peer, lane, now_ns);
             if (lane->fd < 0 && !pc__link_empty(&lane->queued))
                 fail_queued(loop, lane, PC_ERR_TIMEOUT, now_ns);
         }

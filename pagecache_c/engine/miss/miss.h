@@ -26,6 +26,11 @@ struct pc__fetch {
     uint64_t give_up_ns;           /* 0: it has not been its turn yet */
     uint64_t sent_ns;              /* its request, the last time */
     bool was_alone;                /* nothing to wait behind then */
+    uint32_t sent_blocks;          /* that it asked for; 0: it was not sent yet */
+    bool resent;                   /* its answer says nothing of how long one takes */
+    uint64_t hedge_ns;             /* of a peer: then its home is asked too; 0: it is, or need not be */
+    struct pc__fetch *twin;        /* the same blocks, of another server: the first answer is used */
+    bool unwanted;                 /* its twin was first: nobody waits for what it brings */
     uint64_t final_ns;             /* of a peer: give_up_ns of the home, once that is asked again */
     uint64_t again_ns;             /* its home did not know the region: when it is asked again */
     uint32_t request_id;
@@ -59,6 +64,7 @@ struct pc__lane {
     uint32_t n_sent;
     uint32_t layer_requests;       /* so many may be on the wire when one of a layer is sent */
     uint64_t progress_ns;          /* when bytes last came, or the first of sent was sent */
+    uint64_t hedge_ns;             /* not later than that of any of sent; 0: none has one */
     uint8_t *tx;                   /* request bytes that the socket did not take yet */
     size_t tx_bytes, tx_capacity;
     bool waits_for_room;           /* epoll says when the socket takes more of it */
@@ -80,11 +86,20 @@ struct pc__trips {
     unsigned known_blocks; /* a round trip costs as much as so many, when that was last known; or 0 */
 };
 
+/* How long answers take, as TCP estimates it (RFC 6298; choose.c). All 0: nothing is known. */
+struct pc__rtt {
+    uint64_t srtt_ns, rttvar_ns;
+    unsigned doubled;              /* so often, since the last sample */
+};
+#define PC__RTT_CLASSES 4 /* requests of 1 block, up to 4, up to 16, and of more */
+
 struct pc__peer {
     struct pc__link link;
     struct pc__loop *loop;
     uint64_t server_id;
     struct pc__trips trips;
+    struct pc__rtt rtt[PC__RTT_CLASSES];
+    uint64_t avoid_until_ns;       /* it was late: until then, or its next byte, homes are asked */
     struct pc__lane lanes[PC__LANES_PER_LOOP];
     struct pc__link unsure;        /* fetches whose region it did not know: NEED_HOME is asked (rehome.c) */
 };
@@ -111,6 +126,15 @@ uint32_t pc__most_sent(const struct pc__peer *peer, const struct pc__lane *lane)
 
 /* choose.c. Of a fetch that had nothing to wait behind; what a round trip costs, in blocks moved. */
 void pc__trips_add(struct pc__trips *trips, uint64_t n_blocks, uint64_t ns);
+/* choose.c: of an answer to a request that was sent once (Karn's rule). */
+void pc__rtt_add(struct pc__rtt *rtt, uint64_t ns);
+/* No answer in that time: the next one has twice as long, until there is a sample. */
+void pc__rtt_double(struct pc__rtt *rtt);
+/* SRTT + 4 RTTVAR, doubled as often as it was; within PC__HEDGE_LEAST_NS and PC__REDIRECT_PATIENCE_NS. */
+#define PC__HEDGE_LEAST_NS 50000000u    /* a thread without CPU time is later than any network */
+#define PC__HEDGE_FIRST_NS 1000000000u  /* while there is no sample */
+uint64_t pc__rtt_timeout_ns(const struct pc__rtt *rtt, uint64_t least_ns);
+unsigned pc__rtt_class(uint64_t n_blocks);
 /* By use, at most most_blocks of it. The block was touched and is absent; in_flight: on its way. */
 struct pc__choice pc__choose(struct pc__readahead *pages, struct pc__streams *streams,
                              const struct pc__choice_sets *sets, uint64_t block, bool in_flight,
@@ -193,6 +217,19 @@ int pc__redirect(struct pc__loop *loop, struct pc__fetch **fetch, const uint64_t
                  const uint8_t *sources, uint32_t n_left);
 /* One that asks a peer (home_id is set), and is in no list: its home is to answer. */
 void pc__redirect_failed(struct pc__loop *loop, struct pc__fetch *fetch);
+/* So long a connection on which something is asked may bring no byte: less where somebody else has what
+ * a redirect was to bring. */
+uint64_t pc__patience_ns(const struct pc__loop *loop, const struct pc__lane *lane);
+/* A peer that is late: its home is asked for the same. The first whole answer is used; where one of
+ * the two fails, or does not have all, the other goes on alone. */
+void pc__hedge_sent(struct pc__peer *peer, struct pc__lane *lane, struct pc__fetch *fetch, uint64_t now_ns);
+void pc__hedge_tick(struct pc__peer *peer, struct pc__lane *lane, uint64_t now_ns);
+/* Its answer has come whole. */
+void pc__hedge_came(struct pc__peer *peer, const struct pc__fetch *fetch);
+/* Its answer begins: with all of it, or not. */
+void pc__hedge_answered(struct pc__loop *loop, struct pc__fetch *fetch, bool has_all);
+/* It fails. True: its twin goes on, so nobody is told. */
+bool pc__hedge_yields(struct pc__fetch *fetch);
 /* What tells the home that all of it has come. Returns its length, at most PC__HELD_BYTES. */
 #define PC__HELD_BYTES                                                \
     (sizeof(struct pc__data_header) + sizeof(struct pc__data_asker) + \

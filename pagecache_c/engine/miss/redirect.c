@@ -135,16 +135,30 @@ static int sort_out(struct pc__loop *loop, struct pc__fetch *fetch, const uint64
     return PC_OK;
 }
 
-/* To the home again: what one of its holders did not give us. */
-static void turn_back(struct pc_engine *engine, struct pc__fetch *fetch, uint64_t missed_id,
-                      uint64_t home_id)
+/* The home is to answer, and to send nobody else there. */
+static void ask_home(struct pc__fetch *fetch, uint64_t missed_id, uint64_t home_id)
 {
-    pc__count_add(&engine->count.redirect_misses, fetch->n_blocks);
     fetch->missed_id = missed_id;
     fetch->server_id = home_id;
     fetch->home_id = 0;
     fetch->from_version = fetch->to_version = 0;
     fetch->give_up_ns = fetch->final_ns;
+    fetch->hedge_ns = 0;
+}
+
+/* To the home again: what one of its holders did not give us. */
+static void turn_back(struct pc_engine *engine, struct pc__fetch *fetch, uint64_t missed_id,
+                      uint64_t home_id)
+{
+    pc__count_add(&engine->count.redirect_misses, fetch->n_blocks);
+    ask_home(fetch, missed_id, home_id);
+}
+
+/* It was late, and has not answered since. */
+static bool is_avoided(struct pc__loop *loop, uint64_t server_id, uint64_t now_ns)
+{
+    const struct pc__peer *peer = pc__peer_of(loop, server_id);
+    return peer && now_ns < peer->avoid_until_ns;
 }
 
 int pc__redirect(struct pc__loop *loop, struct pc__fetch **fetch, const uint64_t *bits,
@@ -158,6 +172,7 @@ int pc__redirect(struct pc__loop *loop, struct pc__fetch **fetch, const uint64_t
         drop_all(loop->engine, &fetches);
         return rc ? rc : PC_ERR_NO_MEMORY;
     }
+    const uint64_t now_ns = pc__now_ns();
     pc__each(link, &fetches)
     {
         struct pc__fetch *other = of_link(link);
@@ -170,6 +185,8 @@ int pc__redirect(struct pc__loop *loop, struct pc__fetch **fetch, const uint64_t
         }
         if ((*fetch)->home_id)
             turn_back(loop->engine, other, (*fetch)->server_id, (*fetch)->home_id);
+        else if (is_avoided(loop, other->server_id, now_ns))
+            ask_home(other, other->server_id, (*fetch)->server_id);
         else
             memcpy(other->runs + other->capacity_runs, other->runs,
                    other->n_runs * sizeof other->runs[0]);
@@ -185,8 +202,116 @@ int pc__redirect(struct pc__loop *loop, struct pc__fetch **fetch, const uint64_t
 
 void pc__redirect_failed(struct pc__loop *loop, struct pc__fetch *fetch)
 {
+    if (pc__hedge_yields(fetch)) {
+        pc__fetch_drop(loop->engine, fetch);
+        return;
+    }
     turn_back(loop->engine, fetch, fetch->server_id, fetch->home_id);
     pc__fetch_queue(loop, fetch);
+}
+
+/* ------------------------------------------------------------------ a peer that is late */
+
+uint64_t pc__patience_ns(const struct pc__loop *loop, const struct pc__lane *lane)
+{
+    const uint64_t most = loop->engine->fetch_timeout_ns;
+    return of_link(lane->sent.next)->home_id && most > PC__REDIRECT_PATIENCE_NS ? PC__REDIRECT_PATIENCE_NS
+                                                                               : most;
+}
+
+void pc__hedge_sent(struct pc__peer *peer, struct pc__lane *lane, struct pc__fetch *fetch, uint64_t now_ns)
+{
+    fetch->resent = fetch->sent_blocks != 0;
+    fetch->sent_blocks = fetch->n_blocks;
+    if (!fetch->home_id || fetch->twin || fetch->region->has_repair) /* which hedges by itself */
+        return;
+    fetch->hedge_ns = now_ns + pc__rtt_timeout_ns(&peer->rtt[pc__rtt_class(fetch->n_blocks)],
+                                                  peer->loop->engine->hedge_least_ns);
+    if (!lane->hedge_ns || fetch->hedge_ns < lane->hedge_ns)
+        lane->hedge_ns = fetch->hedge_ns;
+}
+
+/* Its home is asked for the same. Without memory for that it is waited for, as long as ever. */
+static void hedge(struct pc__peer *peer, struct pc__fetch *fetch, uint64_t now_ns)
+{
+    struct pc__fetch *twin = fetch_from(fetch, fetch->n_runs - fetch->at_run);
+    fetch->hedge_ns = 0;
+    pc__rtt_double(&peer->rtt[pc__rtt_class(fetch->sent_blocks)]);
+    peer->avoid_until_ns = now_ns + PC__REDIRECT_PATIENCE_NS;
+    if (!twin)
+        return;
+    pc__count_add(&peer->loop->engine->count.hedges, 1);
+    for (uint32_t i = fetch->at_run; i < fetch->n_runs; i++)
+        twin->runs[twin->n_runs++] = fetch->runs[i];
+    twin->n_blocks = fetch->n_blocks;
+    ask_home(twin, fetch->server_id, fetch->home_id);
+    twin->twin = fetch;
+    fetch->twin = twin;
+    pc__fetch_queue(peer->loop, twin);
+}
+
+void pc__hedge_tick(struct pc__peer *peer, struct pc__lane *lane, uint64_t now_ns)
+{
+    uint64_t next_ns = 0;
+    if (!lane->hedge_ns || lane->hedge_ns > now_ns)
+        return;
+    pc__each(link, &lane->sent)
+    {
+        struct pc__fetch *fetch = of_link(link);
+        const bool has_begun = lane->in_reply && link == lane->sent.next;
+        if (!fetch->hedge_ns || has_begun)
+            continue;
+        if (fetch->hedge_ns <= now_ns)
+            hedge(peer, fetch, now_ns);
+        else if (!next_ns || fetch->hedge_ns < next_ns)
+            next_ns = fetch->hedge_ns;
+    }
+    lane->hedge_ns = next_ns;
+}
+
+void pc__hedge_came(struct pc__peer *peer, const struct pc__fetch *fetch)
+{
+    if (!fetch->resent && fetch->sent_blocks)
+        pc__rtt_add(&peer->rtt[pc__rtt_class(fetch->sent_blocks)], pc__now_ns() - fetch->sent_ns);
+}
+
+static bool is_on_the_wire(struct pc__loop *loop, const struct pc__fetch *fetch)
+{
+    struct pc__peer *peer = pc__peer_of(loop, fetch->server_id);
+    for (int i = 0; peer && i < PC__LANES_PER_LOOP; i++)
+        pc__each(link, &peer->lanes[i].sent)
+            if (of_link(link) == fetch)
+                return true;
+    return false;
+}
+
+void pc__hedge_answered(struct pc__loop *loop, struct pc__fetch *fetch, bool has_all)
+{
+    struct pc__fetch *twin = fetch->twin, *other = has_all ? twin : fetch;
+    if (!twin)
+        return;
+    fetch->twin = twin->twin = NULL;
+    if (has_all && !fetch->home_id) /* the home, which was asked besides */
+        pc__count_add(&loop->engine->count.hedges_won, 1);
+    if (is_on_the_wire(loop, other)) { /* its answer is read, and thrown away */
+        other->unwanted = true;
+        other->error = PC_ERR_TIMEOUT;
+        other->hedge_ns = 0;
+        return;
+    }
+    pc__link_remove(&other->link);
+    pc__fetch_drop(loop->engine, other);
+}
+
+bool pc__hedge_yields(struct pc__fetch *fetch)
+{
+    if (fetch->twin) {
+        fetch->twin->twin = NULL;
+        fetch->twin = NULL;
+    } else if (!fetch->unwanted)
+        return false;
+    fetch->unwanted = true;
+    return true;
 }
 
 size_t pc__redirect_held(const struct pc_engine *engine, const struct pc__fetch *fetch, uint8_t *out)

@@ -6,15 +6,10 @@
  */
 #include "engine/repair/repair.h"
 
-#define TRIPS_LATE 5.0 /* means: as SRTT + 4 RTTVAR of one whose times vary by as much as they last */
-
-uint64_t pc__hedge_after_ns(const struct pc__trips *trips, unsigned in_vain)
+uint64_t pc__hedge_after_ns(const struct pc__rtt *rtt, unsigned in_vain)
 {
-    uint64_t after_ns = PC__HEDGE_UNKNOWN_NS;
-    if (trips->n) {
-        const double late_ns = TRIPS_LATE * trips->ns;
-        after_ns = late_ns > (double)PC__HEDGE_FLOOR_NS ? (uint64_t)late_ns : PC__HEDGE_FLOOR_NS;
-    }
+    const uint64_t after_ns =
+        rtt->srtt_ns ? pc__rtt_timeout_ns(rtt, PC__HEDGE_FLOOR_NS) : PC__HEDGE_UNKNOWN_NS;
     return after_ns << (in_vain < PC__HEDGE_MOST_DOUBLED ? in_vain : PC__HEDGE_MOST_DOUBLED);
 }
 

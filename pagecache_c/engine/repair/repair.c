@@ -323,12 +323,13 @@ static uint32_t other_mirror(struct pc__loop *loop, const struct pc__members *me
 
 /* ------------------------------------------------------------- steps of a repair */
 
-static uint64_t hedge_after_ns(struct pc__loop *loop, uint64_t server_id)
+static uint64_t hedge_after_ns(struct pc__loop *loop, uint64_t server_id, uint64_t n_blocks)
 {
     const struct pc__peer *peer = pc__peer_of(loop, server_id);
     const struct pc__asked *asked = asked_of(loop->repairs, server_id);
-    const struct pc__trips unknown = {.n = 0};
-    return pc__hedge_after_ns(peer ? &peer->trips : &unknown, asked ? asked->in_vain : 0);
+    const struct pc__rtt unknown = {0};
+    return pc__hedge_after_ns(peer ? &peer->rtt[pc__rtt_class(n_blocks)] : &unknown,
+                              asked ? asked->in_vain : 0);
 }
 
 /* A mirror was asked in place of the home, and has nothing, or takes too long. */
@@ -341,7 +342,8 @@ static void turn_home(struct pc__repair *repair, uint64_t now_ns)
     if (!repair->n_parts)
         repair->state = WATCHES;
     put_at(repair, repair->state == WATCHES && fetch->urgent
-                       ? now_ns + hedge_after_ns(loop, pc__home_of(fetch->region, first_block(fetch)))
+                       ? now_ns + hedge_after_ns(loop, pc__home_of(fetch->region, first_block(fetch)),
+                                                 fetch->n_blocks)
                        : NEVER);
     fetch->server_id = pc__home_of(fetch->region, first_block(fetch));
     pc__count_add(&loop->engine->count.fetch_retries, 1);
@@ -452,7 +454,7 @@ static void try_to_begin(struct pc__repair *repair, uint64_t now_ns)
 static void look_at_mirror(struct pc__repair *repair, uint64_t now_ns)
 {
     const uint64_t until_ns = repair->began_ns + PC__REDIRECT_PATIENCE_NS;
-    const uint64_t again_ns = now_ns + hedge_after_ns(repair->loop, repair->server_id);
+    const uint64_t again_ns = now_ns + hedge_after_ns(repair->loop, repair->server_id, repair->n_blocks);
     if (now_ns < until_ns && !pc__hedge_take(&repair->loop->repairs->hedges)) {
         put_at(repair, again_ns < until_ns ? again_ns : until_ns);
         return;
@@ -470,7 +472,7 @@ static void look(struct pc__repair *repair, uint64_t now_ns)
     switch (repair->state) {
     case WATCHES:
         if (!pc__hedge_take(&repairs->hedges)) {
-            put_at(repair, now_ns + hedge_after_ns(repair->loop, repair->server_id));
+            put_at(repair, now_ns + hedge_after_ns(repair->loop, repair->server_id, repair->n_blocks));
             return;
         }
         repair->is_hedge = true;
@@ -515,7 +517,7 @@ static bool ask_mirror(struct pc__loop *loop, struct pc__fetch *fetch)
     repair->holds = true;
     begin(repair, &members, chosen - 1);
     if (repair->n_parts) {
-        const uint64_t after_ns = fetch->urgent ? hedge_after_ns(loop, repair->server_id)
+        const uint64_t after_ns = fetch->urgent ? hedge_after_ns(loop, repair->server_id, fetch->n_blocks)
                                                 : PC__REDIRECT_PATIENCE_NS;
         put_at(repair, pc__now_ns() + after_ns);
     }
@@ -534,7 +536,7 @@ bool pc__repair_asked(struct pc__loop *loop, struct pc__fetch *fetch)
     struct pc__repair *repair = fetch->urgent ? repair_of(loop, fetch) : fetch->repair;
     if (repair && fetch->urgent) {
         repair->server_id = fetch->server_id;
-        put_at(repair, pc__now_ns() + hedge_after_ns(loop, fetch->server_id));
+        put_at(repair, pc__now_ns() + hedge_after_ns(loop, fetch->server_id, fetch->n_blocks));
     }
     return false;
 }

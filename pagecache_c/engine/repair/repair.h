@@ -58,7 +58,7 @@ struct pc__asked {
 #define PC__HEDGE_MOST_DOUBLED 6u
 #define PC__HEDGE_EVERY 10u /* requests; for one of so many another server may be asked besides */
 #define PC__HEDGE_MOST_SAVED 10u
-uint64_t pc__hedge_after_ns(const struct pc__trips *trips, unsigned in_vain);
+uint64_t pc__hedge_after_ns(const struct pc__rtt *rtt, unsigned in_vain);
 struct pc__hedge_budget {
     uint64_t saved; /* in tenths of a hedge */
 };

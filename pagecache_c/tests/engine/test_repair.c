@@ -470,15 +470,15 @@ static void test_a_mirror_fails(int trap)
 static void test_when_and_how_often(int trap)
 {
     (void)trap;
-    struct pc__trips trips = {0};
-    CHECK(pc__hedge_after_ns(&trips, 0) == PC__HEDGE_UNKNOWN_NS);
-    pc__trips_add(&trips, 1, 50000);
-    CHECK(pc__hedge_after_ns(&trips, 0) == PC__HEDGE_FLOOR_NS);
-    CHECK(pc__hedge_after_ns(&trips, 1) == 2 * PC__HEDGE_FLOOR_NS);
-    CHECK(pc__hedge_after_ns(&trips, 99) == PC__HEDGE_FLOOR_NS << PC__HEDGE_MOST_DOUBLED);
-    struct pc__trips far = {0};
-    pc__trips_add(&far, 1, 30000000);
-    CHECK(pc__hedge_after_ns(&far, 0) == 150000000);
+    struct pc__rtt near = {0};
+    CHECK(pc__hedge_after_ns(&near, 0) == PC__HEDGE_UNKNOWN_NS);
+    pc__rtt_add(&near, 50000);
+    CHECK(pc__hedge_after_ns(&near, 0) == PC__HEDGE_FLOOR_NS);
+    CHECK(pc__hedge_after_ns(&near, 1) == 2 * PC__HEDGE_FLOOR_NS);
+    CHECK(pc__hedge_after_ns(&near, 99) == PC__HEDGE_FLOOR_NS << PC__HEDGE_MOST_DOUBLED);
+    struct pc__rtt far = {0};
+    pc__rtt_add(&far, 30000000);
+    CHECK(pc__hedge_after_ns(&far, 0) == 90000000); /* SRTT + 4 RTTVAR of one sample: three times it */
 
     struct pc__hedge_budget budget = {0};
     unsigned taken = 0;

@@ -36,6 +36,8 @@ static struct world world_of(int n_servers, int trap)
     told.fetch_timeout_ns = SECOND / 2;
     for (int i = 1; i < n_servers; i++)
         server_start(w.c, i, "replication", -1);
+    for (int i = 0; i < n_servers; i++) /* what comes from whom: test_hedge.c has the late ones */
+        w.servers[i].engine->hedge_least_ns = 60 * SECOND;
     w.home = attach(&w.servers[0], trap);
     w.hot = build(w.c, &w.servers[0], w.home, HOT, (uint64_t)N_BLOCKS << 12, 0);
     w.cold = build(w.c, &w.servers[0], w.home, COLD, (uint64_t)HOG_BLOCKS << 12, 0);
@@ -301,6 +303,7 @@ static void test_gone_with_1000_requests(int trap)
     told.fetch_timeout_ns = 60 * SECOND;
     server_stop(w.c, 1);
     server_start(w.c, 1, "patient", -1);
+    w.servers[1].engine->hedge_least_ns = 60 * SECOND;
     pc_client *reader = attach(&w.servers[1], trap);
     struct pc_mapping m = map_at(reader, &info, 0, 0);
     ask_for_each(reader, &m, REQUESTS, 2);

@@ -7,6 +7,8 @@
 
 #include "engine/core/engine.h"
 
+#include <netinet/tcp.h>
+
 /* What a fake peer does when it is asked for blocks that it is said to have. */
 enum peer_acts {
     PEER_SERVES,    /* gives them, of its version */
@@ -43,6 +45,7 @@ struct fake_peer {
     int stop[2];
     pthread_t thread;
     _Atomic int acts;
+    _Atomic unsigned late_us; /* each answer */
     _Atomic unsigned requests, blocks;  /* that it was asked for */
     _Atomic bool asked[PEER_MOST_BLOCKS]; /* each block: whether it was */
     _Atomic uint32_t from_version, to_version; /* of the last request */
@@ -182,6 +185,7 @@ static inline bool peer_answers(struct fake_peer *peer, int fd, const struct pee
                                      .version = (uint32_t)peer->version,
                                      .n_blocks = request->header.n_blocks};
     int acts = peer->acts;
+    usleep(peer->late_us);
     switch (acts) {
     case PEER_HOARDS:
         return true;
@@ -259,6 +263,8 @@ static inline void *play_peer(void *arg)
             int fd = accept4(peer->listener, NULL, NULL, SOCK_CLOEXEC);
             CHECK(fd >= 0);
             limit_waits(fd);
+            const int one = 1; /* header and blocks are sent apart: 40 ms, else */
+            CHECK(!setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one));
             uint64_t from;
             if (peer->cluster->registry->introduced && !recv_all(fd, &from, sizeof from))
                 close(fd);
