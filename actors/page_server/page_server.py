@@ -259,11 +259,9 @@ class PageServer:
             ).start(),
         )
         self._moved_homes = MovedHomes(
-            self._engine,
-            self.pull,
+            *(self._engine, self.pull),
             lambda region: self._ask("lookup", region, timeout_s=CALL_S),
-            self.rehome,
-            self._unpin,
+            *(self.rehome, self._unpin),
         )
         self._rebuilt_homes = RebuiltHomes(
             *(self._engine, self._core.versions.keep, self._on_loop, self.pull),
@@ -282,10 +280,9 @@ class PageServer:
         )
         self._info = registry.register_server(info)
         logger.info("page server %#x listens at %s:%d", server_id, host, port)
-        me = ray.get_runtime_context().current_actor
-        threading.Thread(
-            target=self._watch_registry, args=(me,), name="clamor-watch", daemon=True
-        ).start()
+        me = (ray.get_runtime_context().current_actor,)
+        watch = self._watch_registry
+        threading.Thread(target=watch, args=me, name="clamor-watch", daemon=True).start()
         self._away = AwayWatch(
             lambda: self._ask("locate", server_id, timeout_s=CALL_S), self._was_lost
         )

@@ -305,9 +305,7 @@ class Registry:
             count=lambda region, counted: counts.begin(region, counted.anchor, counted.inside),
         )
         self._anchors = RayAnchors(counts, self._regions.free_unheld, background)
-        self._meetings = Meetings()
-        self._news = News(log)
-        self._task_ends = TaskEndLog()
+        self._meetings, self._news, self._task_ends = Meetings(), News(log), TaskEndLog()
         late.when_gone += [log.forget, rebuilds.forget]
         liveness.when_lost += [
             lambda loss: rebuilds.server_lost(loss.server_id),
@@ -532,9 +530,8 @@ class Registry:
     async def spread_over(self, node_id: str, for_groups: bool = False) -> int:
         """How many page servers there are for pieces, once each living node has its own."""
         alive = await self._servers.check_alive(node_id)
-        leaving = self._announced.announced
         wait_s = GROUPS_START_S if for_groups else SPREAD_START_S
-        await self._servers.ensure_at(alive - leaving, wait_s)
+        await self._servers.ensure_at(alive - self._announced.announced, wait_s)
         return len(self._drains.others(0))
 
     async def repair_of(self, region: int, version: int) -> RepairSet | None:

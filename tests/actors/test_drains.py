@@ -11,9 +11,9 @@ import pytest
 from pyroaring import BitMap
 
 from clamor_ray import errors
+from clamor_ray._protocol.messages import HomeUse, NodeRoom
 from clamor_ray.actors.lost_homes import rebuild_plan
 from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
-from clamor_ray._protocol.messages import HomeUse, NodeRoom
 from clamor_ray.actors.moves import drains
 from clamor_ray.actors.moves.drains import Drains
 from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
