@@ -54,7 +54,7 @@ from clamor_ray._protocol.messages import (
     pack_row,
     unpack_row,
 )
-from clamor_ray._redundancy.groups import Groups
+from clamor_ray._redundancy.groups import PieceGroups
 from clamor_ray.actors.commits.committed import (
     CommittedVariable,
     Entry,
@@ -125,7 +125,7 @@ class CommitLog:
                 acknowledged=dict.fromkeys(distinct, 0),
             )
 
-    def open_pieces(self, region: int, pieces: range, groups: Groups | None = None) -> None:
+    def open_pieces(self, region: int, pieces: range, groups: PieceGroups | None = None) -> None:
         """The variable, whose pieces are open, may be written from now on.
 
         Args:
@@ -134,7 +134,7 @@ class CommitLog:
             groups: Of them; None: it has no redundancy.
         """
         self.open(region, (), 0)
-        self._pieces.open(region, pieces, groups or Groups(len(pieces)))
+        self._pieces.open(region, pieces, groups or PieceGroups(len(pieces)))
 
     def close(self, region: int) -> None:
         """It is freed: no commit, no new reader. What page servers ask is answered still."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pyroaring import BitMap
 
 from clamor_ray._protocol.messages import unpack_row
-from clamor_ray._redundancy.groups import Groups
+from clamor_ray._redundancy.groups import PieceGroups
 from clamor_ray.actors.commits.committed import CommittedVariable, Entry
 from clamor_ray.errors import ProtocolError
 
@@ -18,21 +18,21 @@ class PieceTable:
 
     Example:
         >>> table = PieceTable()
-        >>> table.open(7, range(8, 12), Groups(n_pieces=2, width=1, n_parity=1))
+        >>> table.open(7, range(8, 12), PieceGroups(n_pieces=2, width=1, n_parity=1))
         >>> list(table.pieces_of(7)), list(table.data_of(7)), table.is_parity(10), table.whole_of(9)
         ([8, 9, 10, 11], [8, 9], True, 7)
     """
 
     def __init__(self) -> None:
         self._pieces: dict[int, range] = {}  # of a variable in pieces
-        self._groups: dict[int, Groups] = {}  # the same
+        self._groups: dict[int, PieceGroups] = {}  # the same
         self._whole: dict[int, int] = {}  # piece -> its variable
 
     def __contains__(self, region: int) -> bool:
         """Whether it is a variable in pieces."""
         return region in self._pieces
 
-    def open(self, region: int, pieces: range, groups: Groups) -> None:
+    def open(self, region: int, pieces: range, groups: PieceGroups) -> None:
         """A variable.
 
         Args:

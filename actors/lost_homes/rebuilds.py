@@ -58,8 +58,7 @@ from clamor_ray.actors.commits.commits import no_room
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.lost_homes import rebuild_plan
 from clamor_ray.actors.lost_homes.attempts import Again, Attempts
-from clamor_ray.actors.lost_homes.loss import Loss, together
-from clamor_ray.actors.lost_homes.lost_blocks import Losses, LostBlocks
+from clamor_ray.actors.lost_homes.lost_blocks import BlockLoss, Losses, LostBlocks, together
 from clamor_ray.actors.lost_homes.rebuild_servers import Servers
 from clamor_ray.actors.lost_homes.repairs import Repairs
 from clamor_ray.actors.lost_homes.unheard_homes import UnheardHomes
@@ -583,10 +582,10 @@ class Rebuilds:
 
     def _loss(
         self, record: RegionRecord, why: str, plan: rebuild_plan.RebuildPlan, attempts: Attempts
-    ) -> Loss:
+    ) -> BlockLoss:
         label, n_blocks = self._log.label(record.region), -(-record.length_bytes // BLOCK_BYTES)
         has_source = self._has_source(record.region)
-        return Loss(label, why, plan.lost, n_blocks, attempts.failed, has_source)
+        return BlockLoss(label, why, plan.lost, n_blocks, attempts.failed, has_source)
 
     def _lost_by(
         self, record: RegionRecord, why: str, plan: rebuild_plan.RebuildPlan, attempts: Attempts

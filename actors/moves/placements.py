@@ -18,7 +18,7 @@ from clamor_ray._labels import capital, label
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import ServerLost
 from clamor_ray._protocol.refusals import NoSuchRegion
-from clamor_ray._redundancy.groups import Groups, homes_of
+from clamor_ray._redundancy.groups import PieceGroups, homes_of
 from clamor_ray.actors.moves.choices import least_loaded
 from clamor_ray.actors.moves.drains import Drains, MovesOne
 from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
@@ -52,7 +52,7 @@ class Placements:
         self._label = label
         self._next = 0  # variables of few pieces begin at different servers
 
-    def homes(self, groups: Groups, maker: int, is_fixed: bool = False) -> tuple[int, ...]:
+    def homes(self, groups: PieceGroups, maker: int, is_fixed: bool = False) -> tuple[int, ...]:
         """The server that each piece goes to, parity pieces too.
 
         Args:

@@ -84,10 +84,9 @@ from clamor_ray.actors.moves.moves import Moves
 from clamor_ray.actors.moves.placements import Placements
 from clamor_ray.actors.moves.separations import Separations
 from clamor_ray.actors.moves.switches import Switches
-from clamor_ray.actors.process import keeper_process, oom_score, starting
+from clamor_ray.actors.process import journals, keeper_process, oom_score, starting
 from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.actors.process.journal_watcher import Reserve
-from clamor_ray.actors.process.journals import has_ended, journal_directory
 from clamor_ray.actors.process.throttle import throttle
 from clamor_ray.actors.reference_counting.counts import ReferenceCounts
 from clamor_ray.actors.reference_counting.ray_anchors import RayAnchors
@@ -162,7 +161,7 @@ class Registry:
         self._ended = asyncio.Event()
         self._is_ending = False
         oom_score.lower()
-        directory = journal_directory(config.job_scope)
+        directory = journals.journal_directory(config.job_scope)
         is_restart = (directory / "journal").exists()
         tries = directory / "tries"
         try:
@@ -178,7 +177,7 @@ class Registry:
     def _start(self, directory: Path, avoid: Sequence[Range], is_restart: bool) -> None:
         """Makes the services, each of those that it stands on."""
         config, timeout_s = self._config, self._config.control_timeout_s
-        claims = AddressClaims(RayTable(), config.job_scope, has_ended, avoid)
+        claims = AddressClaims(RayTable(), config.job_scope, journals.has_ended, avoid)
         if not is_restart:
             claims.check_is_new(directory)
 

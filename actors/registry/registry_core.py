@@ -44,7 +44,7 @@ from clamor_ray._protocol.messages import (
 )
 from clamor_ray._protocol.names import server_id_of
 from clamor_ray._protocol.refusals import IllegalTransition, NoSuchRegion, NoSuchServer
-from clamor_ray._redundancy.groups import NO_GROUPS, Groups, Shape, lengths_of
+from clamor_ray._redundancy.groups import NO_GROUPS, PieceGroups, Shape, lengths_of
 from clamor_ray.actors.window.address_space import AddressSpace
 
 FIRST_VERSION = 0  # the state after no commit; what the engine gives a new home
@@ -235,7 +235,7 @@ class RegistryCore:
             return again
         if server_id not in self._servers:
             raise NoSuchServer(f"server {server_id:#x} is not registered")
-        groups = Groups(-(-length_bytes // piece_bytes), shape.width, shape.n_parity)
+        groups = PieceGroups(-(-length_bytes // piece_bytes), shape.width, shape.n_parity)
         if groups.n_regions < 2:
             raise ValueError(f"{length_bytes} bytes in pieces of {piece_bytes}")
         lengths = lengths_of(groups, length_bytes, piece_bytes)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from clamor_ray._protocol.names import SOCKETS_BELOW
-from clamor_ray._redundancy.groups import Groups
+from clamor_ray._redundancy.groups import PieceGroups
 from clamor_ray._version import __version__
 
 BLOCK_BYTES = 4096
@@ -48,7 +48,7 @@ class RegionRecord:
         piece_of: Of a piece: the region of its variable.
         is_followed: Of a piece: the next one begins where this one ends.
         group_width, group_parity: Of a variable in pieces, and of each: the shape of its groups
-            (``Groups``); 0: it has none. The parity pieces follow those that have its bytes.
+            (``PieceGroups``); 0: it has none. The parity pieces follow those that have its bytes.
         is_parity: Of a piece: it has none of the variable's bytes.
     """
 
@@ -69,9 +69,9 @@ class RegionRecord:
     is_parity: bool = False
 
     @property
-    def groups(self) -> Groups:
+    def groups(self) -> PieceGroups:
         """Of the pieces of a variable."""
-        return Groups(self.n_pieces, self.group_width, self.group_parity)
+        return PieceGroups(self.n_pieces, self.group_width, self.group_parity)
 
     @property
     def pieces(self) -> range:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from clamor_ray._native.pieced_client import PieceVersion
 from clamor_ray._objects.kind import Kind
 from clamor_ray._objects.layout import Plan
-from clamor_ray._redundancy.groups import Groups
+from clamor_ray._redundancy.groups import PieceGroups
 
 
 class State(NamedTuple):
@@ -32,7 +32,7 @@ class Pieces(NamedTuple):
     Args:
         n: how many.
         piece_bytes: of each but the last, which may be shorter.
-        width, n_parity: of groups of them (`Groups`); 0: there are none. Parity pieces follow.
+        width, n_parity: of groups of them (`PieceGroups`); 0: there are none. Parity pieces follow.
     """
 
     n: int
@@ -41,8 +41,8 @@ class Pieces(NamedTuple):
     n_parity: int = 0
 
     @property
-    def groups(self) -> Groups:
-        return Groups(self.n, self.width, self.n_parity)
+    def groups(self) -> PieceGroups:
+        return PieceGroups(self.n, self.width, self.n_parity)
 
     def at(
         self, row: tuple[int, ...], region: int, base_address: int, length_bytes: int

@@ -33,7 +33,7 @@ class Shape(NamedTuple):
 NO_GROUPS: Final = Shape()
 
 
-class Groups(NamedTuple):
+class PieceGroups(NamedTuple):
     """The groups of a variable's pieces, by index: data pieces count from 0, parity pieces follow.
 
     Args:
@@ -41,7 +41,7 @@ class Groups(NamedTuple):
         width, n_parity: see `Shape`.
 
     Example:
-        >>> groups = Groups(n_pieces=5, width=2, n_parity=1)
+        >>> groups = PieceGroups(n_pieces=5, width=2, n_parity=1)
         >>> groups.n_regions, [groups.members(g) for g in range(groups.n_groups)]
         (8, [(0, 1, 5), (2, 3, 6), (4, 7)])
         >>> groups.group_of(3), groups.group_of(6)
@@ -102,7 +102,7 @@ class Groups(NamedTuple):
         return tuple(each for each in self.members(self.group_of(index)) if each != index)
 
 
-def lengths_of(groups: Groups, length_bytes: int, piece_bytes: int) -> list[int]:
+def lengths_of(groups: PieceGroups, length_bytes: int, piece_bytes: int) -> list[int]:
     """Of each piece, parity pieces too: as long as the longest data piece of the group.
 
     Args:
@@ -111,7 +111,7 @@ def lengths_of(groups: Groups, length_bytes: int, piece_bytes: int) -> list[int]
         piece_bytes: of each data piece but the last, which has the rest.
 
     Example:
-        >>> lengths_of(Groups(3, 2, 1), 250, 100)
+        >>> lengths_of(PieceGroups(3, 2, 1), 250, 100)
         [100, 100, 50, 100, 50]
     """
     data = [min(piece_bytes, length_bytes - i * piece_bytes) for i in range(groups.n_pieces)]
@@ -123,7 +123,7 @@ def lengths_of(groups: Groups, length_bytes: int, piece_bytes: int) -> list[int]
     return data + parity
 
 
-def homes_of(groups: Groups, servers: Sequence[int], first: int, is_fixed: bool) -> list[int]:
+def homes_of(groups: PieceGroups, servers: Sequence[int], first: int, is_fixed: bool) -> list[int]:
     """The server that each piece goes to: no two pieces of a group to one, where there are enough.
 
     Args:
@@ -136,11 +136,11 @@ def homes_of(groups: Groups, servers: Sequence[int], first: int, is_fixed: bool)
         Of each piece, by index.
 
     Example:
-        >>> homes_of(Groups(4, 2, 1), [10, 11, 12], 0, is_fixed=False)  # RAID-5
+        >>> homes_of(PieceGroups(4, 2, 1), [10, 11, 12], 0, is_fixed=False)  # RAID-5
         [10, 11, 11, 12, 12, 10]
-        >>> homes_of(Groups(4, 2, 1), [10, 11, 12], 0, is_fixed=True)  # RAID-4
+        >>> homes_of(PieceGroups(4, 2, 1), [10, 11, 12], 0, is_fixed=True)  # RAID-4
         [11, 12, 12, 11, 10, 10]
-        >>> homes_of(Groups(3), [10, 11, 12], 1, is_fixed=False)
+        >>> homes_of(PieceGroups(3), [10, 11, 12], 1, is_fixed=False)
         [11, 12, 10]
     """
     n = len(servers)

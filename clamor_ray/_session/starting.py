@@ -157,6 +157,6 @@ def start_registry(
 
 def hold_journal(scope: str) -> int | None:
     """In the driver. See `journals.hold_journal`."""
-    from clamor_ray.actors.process import journals
+    from clamor_ray.actors.registry import registry
 
-    return journals.hold_journal(scope)
+    return registry.journals.hold_journal(scope)

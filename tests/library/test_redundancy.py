@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from clamor_ray import errors
 from clamor_ray._build.pieces import piece_bytes_of, xor_of
-from clamor_ray._redundancy.groups import Groups, homes_of, lengths_of
+from clamor_ray._redundancy.groups import PieceGroups, homes_of, lengths_of
 from clamor_ray._redundancy.levels import Level, level_of
 
 groups_of = st.builds(
-    Groups,
+    PieceGroups,
     n_pieces=st.integers(1, 40),
     width=st.integers(1, 8),
     n_parity=st.integers(1, 3),
@@ -21,7 +21,7 @@ groups_of = st.builds(
 
 
 @given(groups_of)
-def test_each_piece_is_in_one_group(groups: Groups) -> None:
+def test_each_piece_is_in_one_group(groups: PieceGroups) -> None:
     seen: list[int] = []
     for group in range(groups.n_groups):
         members = groups.members(group)
@@ -34,7 +34,7 @@ def test_each_piece_is_in_one_group(groups: Groups) -> None:
 
 
 @given(groups_of, st.integers(1, 10**6), st.integers(1, 10**5))
-def test_a_parity_is_as_long_as_its_longest_piece(groups: Groups, n: int, piece: int) -> None:
+def test_a_parity_is_as_long_as_its_longest_piece(groups: PieceGroups, n: int, piece: int) -> None:
     length_bytes = (groups.n_pieces - 1) * piece + min(n, piece)
     lengths = lengths_of(groups, length_bytes, piece)
     assert sum(lengths[: groups.n_pieces]) == length_bytes
@@ -45,7 +45,7 @@ def test_a_parity_is_as_long_as_its_longest_piece(groups: Groups, n: int, piece:
 
 @given(groups_of, st.integers(0, 50), st.booleans(), st.integers(0, 6))
 def test_no_server_has_two_of_a_group(
-    groups: Groups, first: int, is_fixed: bool, more: int
+    groups: PieceGroups, first: int, is_fixed: bool, more: int
 ) -> None:
     servers = list(range(100, 100 + groups.width + groups.n_parity + more))
     is_fixed &= groups.n_parity == 1
@@ -63,7 +63,7 @@ def test_no_server_has_two_of_a_group(
 @pytest.mark.parametrize("n_nodes", [3, 4, 5, 9, 20])
 def test_all_servers_have_equally_much_of_raid5(n_nodes: int) -> None:
     shape = Level("raid5").shape(n_nodes)
-    groups = Groups(shape.width * n_nodes, shape.width, shape.n_parity)
+    groups = PieceGroups(shape.width * n_nodes, shape.width, shape.n_parity)
     homes = homes_of(groups, range(n_nodes), 0, shape.is_fixed)
     counts = np.bincount(homes, minlength=n_nodes)
     assert counts.max() - counts.min() <= 1
@@ -83,7 +83,7 @@ def test_what_it_costs() -> None:
         shape = level.shape(n_nodes)
         length_bytes = 480 << 20
         piece_bytes = piece_bytes_of(length_bytes, n_nodes, shape.width)
-        groups = Groups(-(-length_bytes // piece_bytes), shape.width, shape.n_parity)
+        groups = PieceGroups(-(-length_bytes // piece_bytes), shape.width, shape.n_parity)
         lengths = lengths_of(groups, length_bytes, piece_bytes)
         assert sum(lengths) == pytest.approx(ratio * length_bytes, rel=0.02), level
 

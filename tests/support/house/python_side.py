@@ -11,7 +11,7 @@ from tests.support.house.tree import module_of, python_files
 
 PACKAGE = "clamor_ray"
 # What actors may stand on; `_native` also as `_native_ring` and its like of the flat layout.
-GROUND = ("_protocol", "_native", "_objects", "_labels", "errors")
+GROUND = ("_protocol", "_native", "_objects", "_redundancy", "_labels", "errors")
 PUBLIC_PARTS = ("clamor_ray.actors", "clamor_ray.workloads")
 
 
