@@ -444,7 +444,7 @@ class Rebuilds:
         # No await in here: from the journal on it is the home.
         lost = self._lost_by(record, why, plan, attempts)
         self._journal.rehome(record, record.version, lost.get(region), others=lost)
-        self._losses.update({region: None} | lost)
+        self._losses.update({region: None, **lost})
         self._activating.add(region)
         try:
             self._core.rehome(region, plan.home)

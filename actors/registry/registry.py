@@ -109,6 +109,8 @@ logger = logging.getLogger("clamor_ray.registry")
 SPREAD_START_S = 15.0  # for page servers of nodes that a variable is spread over
 GROUPS_START_S = 45.0  # the same, where that says how many nodes may be lost
 
+hold_journal = journals.hold_journal
+
 
 def create_registry(
     job_scope: str, node_id: str, config: ServerConfig, avoid: Sequence[Range] = ()

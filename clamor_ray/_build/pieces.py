@@ -90,7 +90,7 @@ def xor_of(contents: Sequence[Content], length_bytes: int) -> list[tuple[int, me
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
         else:
             joined.append((begin, end))
-    return [(begin, memoryview(made)[begin:end]) for begin, end in joined]
+    return [(begin, memoryview(made.data)[begin:end]) for begin, end in joined]
 
 
 class PieceMaker:

@@ -84,4 +84,4 @@ def level_of(home: str | None, redundancy: str | None, copies: int) -> Level | N
         raise ValueError(f"copies is a number from 2 on, not {copies!r}")
     if redundancy is None:
         return None if home is None else SPREAD
-    return Level(redundancy, copies)  # type: ignore[arg-type]
+    return Level(redundancy, copies)

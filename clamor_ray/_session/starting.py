@@ -159,4 +159,4 @@ def hold_journal(scope: str) -> int | None:
     """In the driver. See `journals.hold_journal`."""
     from clamor_ray.actors.registry import registry
 
-    return registry.journals.hold_journal(scope)
+    return registry.hold_journal(scope)

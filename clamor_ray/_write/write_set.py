@@ -204,7 +204,8 @@ class Change:
         its page server ask what became of the commit, and homes need not wait until they do."""
         staged_at: dict[int, int] = {}
         before: int | None = None
-        for part in (*self.parts, *self.parities):
+        parts: list[Part | ParityPart] = [*self.parts, *self.parities]
+        for part in parts:
             region = self._region(part) if isinstance(part, Part) else part.region
             here, home = self._bring(session, part, commit_id, timeout_s)
             if before is not None:
