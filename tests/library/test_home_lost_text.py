@@ -45,8 +45,8 @@ IN_PYTHON = {
         "{', '.join(map(self._label, floors))}"
     ],
     ("actors/registry/ray_homes.py", "RayHomes._call"): ["{about}"],  # with blocks, below
-    ("actors/lost_homes/rebuilds.py", "Rebuilds._is_lost"): [
-        "{capital(self._log.label(record.region))} is lost: {why}, and {said}"
+    ("actors/lost_homes/lost_blocks.py", "BlockLoss.all_of_it"): [
+        "{capital(self.label)} is lost: {self.why}, and {said}"
     ],
     ("actors/lost_homes/lost_blocks.py", "LostBlocks.error"): [
         "Blocks of {label} are lost: {said}"
@@ -71,6 +71,11 @@ CODES = {
     ("batch.c", "fill_from_home"): 1,
     ("redirect.c", "pc__redirect"): 1,
     ("rows.c", "copy_all"): 1,
+    ("home.c", "compose_delta"): 1,
+    # A block that was to make another one again: that one's home is waited for then.
+    ("fetch.c", "take_bitmaps"): 1,
+    ("member.c", "read_some"): 1,
+    ("parity.c", "add_old"): 1,
     ("engine.c", "pc_engine_peer_lost"): 2,  # one compares
     ("definitions.c", "pc_engine_define_region"): 1,  # compares
     # Of a layer: `layer_error` says it, with the commit, the region and the server.
