@@ -16,18 +16,22 @@ storage_ratio      bytes that homes hold of a variable / bytes of the variable.
 
 Ranks are checked against SciPy's after each run, and caches against their budget.
 
-Needs root.
+Needs root, but with --loopback: then raylets share a device that has no rate.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import os
 import statistics
+import subprocess
 import sys
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from bench.drivers.raid_driver import Options
 from bench.support import common
@@ -66,29 +70,68 @@ def kill(lab: Any, after_s: float, driver: Any) -> None:
     """The last host, some time from now; the driver hears when that was."""
     time.sleep(after_s)
     killed_s = time.monotonic()
-    lab.kill_node(len(lab.namespaces) - 1)
+    lab.kill_node(len(lab.node_ids) - 1)
     print(killed_s, file=driver.stdin, flush=True)
 
 
-def run(options: Options, rate: str, environment: dict[str, Any] | None) -> list[dict[str, Any]]:
+@contextlib.contextmanager
+def session(options: Options, rate: str | None) -> Iterator[tuple[Any, Any]]:
+    """Hosts of their own, and the driver on the first of them.
+
+    Args:
+        options: the driver's; the victim is the last host.
+        rate: of each link; None: raylets that share the loopback device.
+    """
+    from tests.support.lab import local_cluster, netns_cluster
+    from tests.support.lab.cluster import RAY_HEALTH_CHECK_PERIOD_MS
+
+    def command(lab: Any) -> list[str]:
+        fields = dataclasses.asdict(dataclasses.replace(options, victim=lab.node_ids[-1]))
+        return [sys.executable, "-m", "bench.drivers.raid_driver", json.dumps(fields)]
+
+    note(f"starting {options.hosts} hosts")
+    if rate is not None:
+        with (
+            netns_cluster(options.hosts, rate=rate) as lab,
+            lab.start(command(lab)) as driver,
+        ):
+            yield lab, driver
+        return
+    root = str(common.ROOT)
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [root, *filter(None, [os.environ.get("PYTHONPATH", "")])]
+    )
+    with (
+        local_cluster(
+            options.hosts, connect=False, health_check_period_ms=RAY_HEALTH_CHECK_PERIOD_MS
+        ) as local,
+        subprocess.Popen(
+            command(local),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=root,
+            env={**os.environ, **local.environment},
+        ) as driver,
+    ):
+        try:
+            yield local, driver
+        finally:
+            driver.terminate()  # where this ends early
+
+
+def run(
+    options: Options, rate: str | None, environment: dict[str, Any] | None
+) -> list[dict[str, Any]]:
     """What a driver finds on hosts of its own.
 
     Args:
-        options: the driver's.
-        rate: of each link.
+        options, rate: as of `session`.
         environment: is emitted with what the driver says about itself; None: it was before.
     """
-    from tests.support.lab import netns_cluster
-
-    note(f"starting {options.hosts} hosts")
     runs: list[dict[str, Any]] = []
-    command = [sys.executable, "-m", "bench.drivers.raid_driver"]
-    command.append(json.dumps(dataclasses.asdict(options)))
-    with (
-        netns_cluster(options.hosts, rate=rate) as lab,
-        lab.start(command) as driver,
-    ):
-        for line in driver.stdout or ():
+    with session(options, rate) as (lab, driver):
+        for line in driver.stdout:
             if not line.startswith("{"):  # Ray prints there too
                 sys.stderr.write(line)
                 continue
@@ -115,11 +158,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--repetitions", type=int, help="of the runs of both levels (3)")
     parser.add_argument("--mib", type=int, help="of the variables whose storage counts (64)")
     parser.add_argument("--rate", default="1gbit", help="of each link, for tc (1gbit)")
+    parser.add_argument(
+        "--loopback", action="store_true", help="no namespaces and no links: no root"
+    )
     given = parser.parse_args(arguments)
+    form: Literal["local", "netns"] = "local" if given.loopback else "netns"
+    rate = None if given.loopback else given.rate
     small = given.small
     hosts = FEW_HOSTS if small else HOSTS
     options = Options(
         hosts=hosts,
+        victim="",
         vertices=given.vertices or (1 << 17 if small else 1 << 20),
         iterations=given.iterations or (2 if small else 6),
         repetitions=given.repetitions or (1 if small else 3),
@@ -133,14 +182,14 @@ def main(arguments: list[str]) -> int:
     import clamor_ray as clamor
     from tests.support.lab import lab_unavailable
 
-    if reason := lab_unavailable("netns"):
+    if reason := lab_unavailable(form):
         raise SystemExit(f"bench: raid cannot run here: {reason}")
     environment = common.environment(
-        bench="raid", library=clamor.__version__, rate=given.rate, **dataclasses.asdict(options)
+        bench="raid", library=clamor.__version__, rate=rate, **dataclasses.asdict(options)
     )
-    runs = run(options, given.rate, environment)
+    runs = run(options, rate, environment)
     if not small:
         few = dataclasses.replace(options, hosts=FEW_HOSTS, stored=("raid5",), is_ranked=False)
-        runs += run(few, given.rate, None)
+        runs += run(few, rate, None)
     common.summary(figures(runs))
     return 0

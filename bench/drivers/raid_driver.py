@@ -1,4 +1,4 @@
-"""The driver of `raid`, in the namespace of the first host: one session.
+"""The driver of `raid`, on the first host of its lab: one session.
 
 python -m bench.drivers.raid_driver OPTIONS_AS_JSON      prints its records as JSON lines
 
@@ -15,7 +15,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bench.support import common
@@ -27,10 +27,13 @@ DEGREE = 16
 EXPONENT = 2.1
 SLACK = 1.05  # of the budget, while a batch comes in
 WAIT_S = 120.0
-POLL_S, REPAIR_POLL_S = 0.02, 0.25
+POLL_S, SLOW_POLL_S = 0.02, 0.25
 KILL_AT = 0.5  # of an iteration
 MOST_ITERATIONS = 10_000
-COUNTERS = ("bytes_received", "evicted_blocks", "refetched_blocks", "commits_applied")
+COUNTERS = (
+    *("faults", "fetch_requests", "fetch_retries", "blocks_fetched", "bytes_received"),
+    *("evicted_blocks", "refetched_blocks", "commits_applied"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +41,8 @@ class Options:
     """Of one session.
 
     Args:
-        hosts: of the lab; the last is the one that is killed.
+        hosts: of the lab.
+        victim: Ray's id of the one that is killed, which is not the driver's.
         vertices: of the graph.
         iterations: timed ones of each run, after the first.
         repetitions: of each level's run.
@@ -50,6 +54,7 @@ class Options:
     """
 
     hosts: int
+    victim: str
     vertices: int
     iterations: int
     repetitions: int
@@ -63,6 +68,16 @@ class Options:
 def graph_bytes_of(graph: graphs.Graph) -> int:
     """Of the graph, and of the vector that each iteration changes."""
     return sum(array.nbytes for array in vars(graph).values()) + 8 * graph.n_vertices
+
+
+def until(is_so: Callable[[], bool], poll_s: float, what: str) -> float:
+    """When it was so, by the machine's clock."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not is_so():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"after {WAIT_S:.0f} s the bench still waits for {what}")
+        time.sleep(poll_s)  # the registry tells nobody
+    return time.monotonic()
 
 
 class Watch(threading.Thread):
@@ -79,10 +94,10 @@ class Watch(threading.Thread):
     def run(self) -> None:
         try:
             self.killed_s = float(sys.stdin.readline())
-            self.detected_s = self._until(self._is_lost, POLL_S, "its page server to be lost")
+            self.detected_s = until(self._is_lost, POLL_S, "its page server to be lost")
             self.detected.set()
             text = f"all of {self.n_homes} homes to be there again"
-            self.repaired_s = self._until(lambda: n_homes() == self.n_homes, REPAIR_POLL_S, text)
+            self.repaired_s = until(lambda: n_homes() == self.n_homes, SLOW_POLL_S, text)
         except Exception as failure:  # any: `result` raises it
             self.error = repr(failure)
         self.detected.set()
@@ -93,15 +108,6 @@ class Watch(threading.Thread):
         # Not `clamor.stats()`, which waits for the answers of servers that do not live.
         servers = opener.current().rpc.servers()
         return all(each.node_id != self.victim for each in servers)
-
-    def _until(self, is_so: Any, poll_s: float, what: str) -> float:
-        while not is_so():
-            if time.monotonic() > self.killed_s + WAIT_S:
-                raise TimeoutError(
-                    f"{WAIT_S:.0f} s after the kill the bench still waits for {what}"
-                )
-            time.sleep(poll_s)  # the registry tells nobody
-        return time.monotonic()
 
     def result(self) -> dict[str, float]:
         """Seconds of both."""
@@ -176,7 +182,7 @@ class Ranking:
 
 
 class Session:
-    """A session on hosts in the order of their addresses; the graph, put anew for each run."""
+    """A session, and the graph, which is put anew for each run."""
 
     def __init__(self, options: Options) -> None:
         import ray
@@ -192,11 +198,7 @@ class Session:
             self.graph_bytes = graph_bytes_of(self.graph)
             self.budget_bytes = int(options.cache_share * self.graph_bytes)
         self.trap = clamor.init(cache_bytes=self.budget_bytes or None).trap
-        nodes = sorted(
-            (node for node in ray.nodes() if node["Alive"]),
-            key=lambda node: [int(part) for part in node["NodeManagerAddress"].split(".")],
-        )
-        self.nodes = [str(node["NodeID"]) for node in nodes]
+        self.nodes = [str(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
         if len(self.nodes) != options.hosts:
             raise RuntimeError(f"{len(self.nodes)} hosts are here, not {options.hosts}")
 
@@ -223,6 +225,7 @@ class Session:
         held = home_bytes() - before
         common.verify("the variable", np.array(ref.get()), words)
         ref.free()
+        until(lambda: home_bytes() <= before, SLOW_POLL_S, "freed memory to be given back")
         return {
             "run": "storage",
             "level": level,
@@ -262,11 +265,12 @@ class Session:
         }
 
     def degrade(self, level: str) -> dict[str, Any]:
-        """The last host, which has homes and no tasks, is killed in the middle of an iteration."""
-        with self.ranking(level, self.nodes[:-1]) as ranking:
+        """A host that has homes and no tasks is killed in the middle of an iteration."""
+        victim = self.options.victim
+        with self.ranking(level, [node for node in self.nodes if node != victim]) as ranking:
             ranking.step()
             before = [ranking.step()["seconds"] for _ in range(self.options.iterations)]
-            watch = Watch(self.nodes[-1])
+            watch = Watch(victim)
             watch.start()
             emit({"kill_after_s": KILL_AT * statistics.median(before)})
             within: list[float] = []

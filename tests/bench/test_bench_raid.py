@@ -66,7 +66,7 @@ def test_the_last_host_is_killed_and_the_driver_hears_when() -> None:
     killed: list[tuple[int, float]] = []
 
     class Lab:
-        namespaces = ("a", "b", "c")
+        node_ids = ("a", "b", "c")
 
         def kill_node(self, index: int) -> None:
             killed.append((index, time.monotonic()))
