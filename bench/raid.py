@@ -13,6 +13,7 @@ degraded_first     the first one of them / the median of those before.
 detection_s        from the kill until the registry called that page server lost.
 repair_s           from then until each piece had a home again.
 storage_ratio      bytes that homes hold of a variable / bytes of the variable.
+parity_rate        deltas XORed into a parity / as many bytes copied, per second of one core.
 
 Ranks are checked against SciPy's after each run, and caches against their budget.
 
@@ -34,11 +35,12 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from bench.drivers.raid_driver import Options
-from bench.support import common
+from bench.support import common, raid_parity
 from bench.support.common import emit, note
 
 HOSTS, FEW_HOSTS = 5, 3
 CACHE_SHARE = 0.2
+PARITY_SMALL = {"delta_bytes": 16 << 20, "passes": 2}
 
 
 def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -152,7 +154,7 @@ def run(
 def main(arguments: list[str]) -> int:
     """Runs both labs and prints the summary."""
     parser = argparse.ArgumentParser(prog="python -m bench raid", description=__doc__)
-    parser.add_argument("--small", action="store_true", help="3 hosts, a graph of 11 MiB")
+    parser.add_argument("--small", action="store_true", help="3 hosts, a graph of 22 MiB")
     parser.add_argument("--vertices", type=int, help="of the graph, 84 bytes each (2**20)")
     parser.add_argument("--iterations", type=int, help="timed, after the first of each run (6)")
     parser.add_argument("--repetitions", type=int, help="of the runs of both levels (3)")
@@ -169,7 +171,7 @@ def main(arguments: list[str]) -> int:
     options = Options(
         hosts=hosts,
         victim="",
-        vertices=given.vertices or (1 << 17 if small else 1 << 20),
+        vertices=given.vertices or (1 << 18 if small else 1 << 20),
         iterations=given.iterations or (2 if small else 6),
         repetitions=given.repetitions or (1 if small else 3),
         tasks=2 * hosts,
@@ -191,5 +193,8 @@ def main(arguments: list[str]) -> int:
     if not small:
         few = dataclasses.replace(options, hosts=FEW_HOSTS, stored=("raid5",), is_ranked=False)
         runs += run(few, rate, None)
-    common.summary(figures(runs))
+    note("parity on one core")
+    rates = raid_parity.parity_rate(**PARITY_SMALL if small else {})
+    emit({"run": "parity", **rates})
+    common.summary({**figures(runs), "parity_rate": rates["parity_rate"]})
     return 0

@@ -152,6 +152,9 @@ class Ranking:
             clamor.put(graph, redundancy=level),
             clamor.zeros(graph.n_vertices, redundancy=level),
         )
+        if not all(ref._piece_versions() for ref in self.refs):
+            # raid0 would leave it on one node, and that is another comparison.
+            raise ValueError("a variable is too small for pieces: give more vertices")
         ranges = graphs.balanced_ranges(graph.first_edge, n_tasks)
         edges = graph.n_edges // len(ranges)
         self.tasks = pagerank.Tasks(

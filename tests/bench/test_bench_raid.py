@@ -106,6 +106,7 @@ def test_small_run_ends_with_its_figures_and_leaves_no_namespace() -> None:
     ratios = figures.pop("storage_ratio")
     assert ratios == pytest.approx({"raid5_of_3": 1.5, "raid1_of_3": 2.0}, rel=0.1)
     names = {"parity_overhead", "degraded_slowdown", "degraded_first", "detection_s", "repair_s"}
+    names |= {"parity_rate"}
     assert set(figures) == names
     assert all(math.isfinite(value) and value > 0 for value in figures.values())
     runs = [line for line in lines if line.get("run") == "rank"]
