@@ -538,12 +538,16 @@ class PiecedClient(Client):
                 row_bytes=row_bytes,
             )
         pieced = self._find(mapping_id)
-        numbers = np.where(ids < 0, ids + n_rows, ids).reshape(-1)
-        if not numbers.size or numbers.min() < 0 or numbers.max() >= n_rows:
+        numbers = np.unique(np.where(ids < 0, ids + n_rows, ids))
+        if not numbers.size or numbers[0] < 0 or numbers[-1] >= n_rows:
             return True  # NumPy raises its error
         low = (numbers * stride_bytes + offset_bytes) >> BLOCK_SHIFT
         high = (numbers * stride_bytes + offset_bytes + row_bytes - 1) >> BLOCK_SHIFT
-        spans = np.unique(np.stack([low, high - low + 1], axis=1), axis=0).astype(np.uint64)
+        # Equal spans are beside each other. (`np.unique` of pairs takes 50 times as long.)
+        is_new = np.ones(len(low), np.bool_)
+        is_new[1:] = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
+        low, high = low[is_new], high[is_new]
+        spans = np.stack([low, high - low + 1], axis=1).astype(np.uint64)
         for index, runs in pieced.split(spans):
             firsts, counts = runs[:, 0].astype(np.int64), runs[:, 1].astype(np.int64)
             steps = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -32,6 +32,8 @@ REGIONS = [7, 8, 9]
 ROW_BYTES = 5000  # some lie in two pieces
 N_ROWS = N_BYTES // ROW_BYTES
 
+Blocks = npt.NDArray[np.int64]
+
 
 def some_bytes(seed: int) -> npt.NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, N_BYTES, np.uint8)
@@ -220,6 +222,44 @@ def test_rows_are_gathered_across_pieces(world: World) -> None:
         world.client.gather(mapping.id, np.array([N_ROWS], np.uint64), out[:625], **lies)
     with pytest.raises(ValueError, match="do not fit"):
         world.client.gather(mapping.id, ids, out[:5], **part)
+
+
+def test_rows_are_here_where_all_their_blocks_are(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapping = world.map()
+    asked: set[int] = set()
+    whole = np.array([[0, N_BLOCKS]], np.uint64)
+    part_ids = [part.mapping_id for part in world.client.parts(mapping.id, whole)]
+
+    def rows_here(client: _native.Client, part_id: int, ids: Blocks, *_: int, **lies: int) -> bool:
+        assert lies == {"offset_bytes": 0, "stride_bytes": 4096, "row_bytes": 4096}
+        blocks = ids + part_ids.index(part_id) * PIECE_BLOCKS
+        assert not asked & set(blocks.tolist())  # none is asked for twice
+        asked.update(blocks.tolist())
+        return absent not in asked
+
+    monkeypatch.setattr(_native.Client, "rows_here", rows_here)
+    rng = np.random.default_rng(3)
+    for row_bytes, offset_bytes in ((100, 50), (5000, 100), (9000, 4090)):
+        n_rows = (N_BYTES - offset_bytes) // row_bytes
+        lies = {"offset_bytes": offset_bytes, "stride_bytes": row_bytes, "row_bytes": row_bytes}
+        for n_ids in (1, 7, 3000):
+            ids = rng.integers(-n_rows, n_rows, n_ids)
+            begins = (ids % n_rows) * row_bytes + offset_bytes
+            ends = (begins + row_bytes - 1) // 4096 + 1
+            expected = {
+                block
+                for begin, end in zip((begins // 4096).tolist(), ends.tolist(), strict=True)
+                for block in range(begin, end)
+            }
+            asked.clear()
+            absent = -1
+            assert world.client.rows_here(mapping.id, ids, n_rows, **lies)
+            assert asked == expected
+            asked.clear()
+            absent = max(expected)
+            assert not world.client.rows_here(mapping.id, ids, n_rows, **lies)
 
 
 def test_what_was_read_is_told_of_all_pieces(world: World) -> None:
