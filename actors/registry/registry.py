@@ -78,6 +78,7 @@ from clamor_ray.actors.moves import ray_nodes
 from clamor_ray.actors.moves.announced_drains import AnnouncedDrains
 from clamor_ray.actors.moves.departures import Departures
 from clamor_ray.actors.moves.drains import Drains
+from clamor_ray.actors.moves.first_writes import FirstWrites
 from clamor_ray.actors.moves.full_nodes import FullNodes
 from clamor_ray.actors.moves.idle_nodes import IdleNodes
 from clamor_ray.actors.moves.moves import Moves
@@ -245,6 +246,7 @@ class Registry:
         self._drains = Drains(core, journal, self._moves, label, lambda at: self._servers.room(at))
         self._placements = Placements(core, self._moves, self._drains, label)
         self._separations = Separations(core, self._moves, self._drains, label)
+        self._first_writes = FirstWrites(log, self._moves, label)
         self._versions = Versions(
             *(log, journal, commits, rebuilds, timeout_s), self._moves.check_outcome
         )
@@ -285,6 +287,7 @@ class Registry:
         )
         self._names = VariableNames(core, log, journal)
         counts = self._counts = ReferenceCounts(self._names.has_name)
+        forget = [self._read_sets.forget, lineage.region_freed, self._first_writes.forget]
         self._regions = Regions(
             core=core,
             log=log,
@@ -297,12 +300,7 @@ class Registry:
             rebuilds=rebuilds,
             losses=losses,
             background=background,
-            forget=[
-                self._read_sets.forget,
-                lineage.region_freed,
-                self._names.region_freed,
-                counts.forget,
-            ],
+            forget=[*forget, self._names.region_freed, counts.forget],
             count=lambda region, counted: counts.begin(region, counted.anchor, counted.inside),
         )
         self._anchors = RayAnchors(counts, self._regions.free_unheld, background)
@@ -487,11 +485,10 @@ class Registry:
 
     async def stats(self, timeout_s: float = 5.0) -> RegistryReport:
         """Counters of all page servers; one that does not answer in time says so in ``error``."""
-        reports = await self._servers.reports(timeout_s, self._drains.is_leaving)
         return RegistryReport(
             regions_by_state=self._core.count_by_state(),
             address_bytes_in_use=self._core.addresses.bytes_in_use,
-            servers=reports,
+            servers=await self._servers.reports(timeout_s, self._drains.is_leaving),
             replay=self._read_sets.counters(),
             names=self._names.by_region(),
             moves=replace(
@@ -534,6 +531,10 @@ class Registry:
         wait_s = GROUPS_START_S if for_groups else SPREAD_START_S
         await self._servers.ensure_at(alive - self._announced.announced, wait_s)
         return len(self._drains.others(0))
+
+    async def follow_writers(self, region: int) -> None:
+        """See ``FirstWrites.follow``; a variable in pieces."""
+        self._first_writes.follow(self._core.pieces_of(region))
 
     async def repair_of(self, region: int, version: int) -> RepairSet | None:
         """See ``Repairs.repair_set``."""
@@ -656,6 +657,7 @@ class Registry:
 
     async def commit(self, request: CommitRequest) -> Committed:
         """See ``Versions.commit``."""
+        await self._first_writes.before_commit(request)
         return await self._versions.commit(request)
 
     async def bring(self, request: CommitRequest) -> int:

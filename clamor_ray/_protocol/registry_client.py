@@ -123,6 +123,9 @@ class RegistryClient:
         arguments = (length_bytes, piece_bytes, node_id, request_id, n_anchors, shape)
         return self._ask("create_pieces", *arguments)
 
+    def follow_writers(self, region: int) -> None:
+        self._ask("follow_writers", region)
+
     def place(
         self, region: int, server_id: int, place_s: float, *, timeout_s: float | None = None
     ) -> None:

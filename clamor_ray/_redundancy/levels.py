@@ -19,10 +19,12 @@ class Level(NamedTuple):
     Args:
         name: of the level.
         copies: of each block, for "raid1".
+        follows: each piece is homed where it is first written.
     """
 
     name: LevelName
     copies: int = 2
+    follows: bool = False
 
     @property
     def n_nodes(self) -> int:
@@ -56,13 +58,16 @@ class Level(NamedTuple):
 SPREAD: Final = Level("raid0")
 
 
-def level_of(home: str | None, redundancy: str | None, copies: int) -> Level | None:
+def level_of(
+    home: str | None, redundancy: str | None, copies: int, *, is_zeros: bool = False
+) -> Level | None:
     """What `put` and its like were asked for.
 
     Args:
-        home: "spread" or None.
+        home: "spread" or None; "writers", of zeros without redundancy.
         redundancy: a level's name or None.
         copies: of each block, for "raid1"; 2 for the others.
+        is_zeros: it is all zeros.
 
     Returns:
         None: one home, where there is room.
@@ -71,11 +76,16 @@ def level_of(home: str | None, redundancy: str | None, copies: int) -> Level | N
         ValueError: No such home or level, or a number of copies that makes no sense.
 
     Example:
-        >>> level_of("spread", None, 2), level_of(None, "raid1", 3), level_of(None, None, 2)
-        (Level(name='raid0', copies=2), Level(name='raid1', copies=3), None)
+        >>> level_of(None, "raid1", 3), level_of(None, None, 2)
+        (Level(name='raid1', copies=3, follows=False), None)
     """
+    if home == "writers" and is_zeros:
+        if redundancy is not None:
+            raise ValueError('home="writers" has no redundancy: take home="spread" with it')
+        return Level("raid0", follows=True)
     if home not in (None, "spread"):
-        raise ValueError(f"home is 'spread' or None, not {home!r}")
+        known = "'spread', 'writers' or None" if is_zeros else "'spread' or None"
+        raise ValueError(f"home is {known}, not {home!r}")
     if redundancy is not None and redundancy not in LEVELS:
         raise ValueError(f"redundancy is one of {', '.join(LEVELS)}, not {redundancy!r}")
     if copies != 2 and redundancy != "raid1":

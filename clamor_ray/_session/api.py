@@ -11,7 +11,7 @@ import ray
 from clamor_ray._read.hashmap import HashMap
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._redundancy.levels import LevelName, level_of
-from clamor_ray._session.create import Home
+from clamor_ray._session.create import Home, ZerosHome
 from clamor_ray._session.process_sessions import with_current
 
 
@@ -91,7 +91,7 @@ def zeros(
     *,
     capacity: int | None = None,
     name: str | None = None,
-    home: Home | None = None,
+    home: ZerosHome | None = None,
     redundancy: LevelName | None = None,
     copies: int = 2,
 ) -> GlobalRef[Any]:
@@ -105,9 +105,10 @@ def zeros(
             for it is reserved, not allocated.
         name: as `put`'s.
         home: "spread" homes parts of the array on all nodes in turn: what is written to a part
-            takes memory of its home. None homes all of it on this node, or spreads it where this
-            node has no room for all of it and there are others.
-        redundancy, copies: as `put`'s.
+            takes memory of its home. "writers" homes each part on the node that first writes to
+            it. None homes all of it on this node, or, where this node has no room for all of it
+            and there are others, does as "spread".
+        redundancy, copies: as `put`'s; not with home="writers".
 
     Returns:
         A reference to an array of this shape and dtype, in C order.
@@ -124,7 +125,7 @@ def zeros(
         >>> float(w.get()[123456])
         0.0
     """
-    level = level_of(home, redundancy, copies)
+    level = level_of(home, redundancy, copies, is_zeros=True)
     return with_current(
         lambda s: s.named(name, lambda: s.creator.zeros(shape, dtype, capacity, level))
     )

@@ -43,6 +43,7 @@ from clamor_ray._tasks import task_context
 
 _T = TypeVar("_T")
 Home = Literal["spread"]
+ZerosHome = Literal["spread", "writers"]
 
 
 def _inline_id() -> int:
@@ -154,7 +155,8 @@ class Creator:
         source = source_of_zeros(plan, inband)
         if level is None and self._is_too_large(plan.total_bytes):
             level = SPREAD
-        return self._create(plan, lambda: iter([(0, memoryview(inband))]), source, (), level)
+        stream = memoryview(inband)
+        return self._create(plan, lambda: iter([(0, stream)]), source, (), level)
 
     def _is_too_large(self, n_bytes: int) -> bool:
         """Whether this node has no room for so much, and there are others."""
@@ -180,7 +182,9 @@ class Creator:
                     laid = self.laid_out(plan.region_bytes, level)
                     if laid[0] < plan.region_bytes or laid[1].width:
                         content = list(pieces())
-                        return self._try_create_pieces(plan, laid, content, source, inside)
+                        return self._try_create_pieces(
+                            plan, laid, content, source, inside, follows=level.follows
+                        )
                 return self._try_create(plan, pieces(), source, inside)
             except errors.ServerUnavailableError:
                 if time.monotonic() >= deadline or self._has_ended():
@@ -250,12 +254,15 @@ class Creator:
         source: Source | None,
         inside: Sequence[Anchor],
         away: bool = False,
+        follows: bool = False,
     ) -> GlobalRef[Any]:
         """`laid`: see `laid_out`."""
         created = self.begin_pieces(plan.region_bytes, *laid)
         whole = created.whole
         try:
             self.make_pieces(created, content, away=away)
+            if follows:
+                self._until_answered(lambda: self._rpc.follow_writers(whole.region))
             anchor = self.anchor()
             counted = self._counted(anchor, inside)
             with self._given_up(whole.region):

@@ -10,6 +10,7 @@ import pytest
 
 import clamor_ray as clamor
 from clamor_ray import errors
+from clamor_ray._protocol.names import server_id_of
 from clamor_ray._session import process_sessions
 from clamor_ray.collection.run import scatter_add_commit
 from tests.cluster.test_moves_lab import (
@@ -131,6 +132,28 @@ def test_zeros_that_this_node_has_no_room_for_are_spread(
     assert homes_of(little) == {three.node_ids[0]}
     assert on(1, change, large, N - 10, 10, 3) == 1
     assert int(large.refresh().get()[N - 1]) == 3
+
+
+def test_pieces_are_homed_where_they_are_first_written(three: LocalCluster) -> None:
+    ref = clamor.zeros(N, np.int64, home="writers")
+    pieces = ref._piece_versions()
+    rows = [(piece.base_address - ref._base_address) // 8 for piece in pieces]
+    for index in (1, 2):  # each writes two pieces; then somebody else does
+        for at in (4 * index, 4 * index + 1):
+            on(index, change, ref.at(), rows[at], 100, index)
+    on(1, change, ref.at(), rows[8], 7, 5)
+    nodes = {server_id_of(node): i for i, node in enumerate(three.node_ids)}
+    rpc = process_sessions.current().rpc
+    homes = {at: nodes[rpc.lookup(pieces[at].region).homes[0]] for at in (4, 5, 8, 9)}
+    assert homes == {4: 1, 5: 1, 8: 2, 9: 2}
+    expected = np.zeros(N, np.int64)
+    for index in (1, 2):
+        for at in (4 * index, 4 * index + 1):
+            expected[rows[at] : rows[at] + 100] = index
+    expected[rows[8] : rows[8] + 7] = 5
+    for index in range(3):
+        assert np.array_equal(on(index, lambda ref: np.array(ref.get()), ref.at()), expected)
+    assert not ref.at(0).get().any()
 
 
 def test_a_shared_object_stays_where_it_is_or_is_copied(three: LocalCluster) -> None:
