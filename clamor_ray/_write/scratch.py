@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from clamor_ray import errors
@@ -17,7 +18,7 @@ from clamor_ray._native.client import Runs
 from clamor_ray._native.pieced_client import PieceVersion
 from clamor_ray._objects.memory import check_room
 from clamor_ray._protocol.messages import CommitRequest
-from clamor_ray._write.write_set import of_layer, of_variable
+from clamor_ray._write.write_set import ANSWER_MARGIN_S, brought, of_layer, of_variable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from clamor_ray._session.session import Session
 
 LEAST_COPY_RATE: Final = 50e6  # bytes per second, for deadlines
-ANSWER_MARGIN_S: Final = 5.0
 MOST_TRIES: Final = 3  # of a commit that the registry took for dead
 SENT_HINT: Final = (
     "Nothing is lost: what was written is still here. Free other global variables, or add nodes, "
@@ -93,21 +93,28 @@ class Scratch:
         timeout_s = session.config.control_timeout_s + write.layer_bytes / LEAST_COPY_RATE
         check_room(write.layer_bytes, "A piece on its way to another node", SENT_HINT)
         try:
-            staged_at = session.client.stage(
+            here = session.client.stage(
                 part_id, commit_id, runs, timeout_s=timeout_s, of=(piece.region, piece.version)
             )
-            whole = of_variable(self._ref._region, self._version)
-            request = CommitRequest(
-                commit_id,
-                (whole, of_layer(piece.region, piece.version, runs, staged_at)),
-                timeout_s,
+            home = brought(
+                session, CommitRequest(commit_id, (replace(write, staged_at=here),), timeout_s)
             )
+            if home != here:
+                # Before the commit: a page server retains what its node has committed, and this
+                # node is to be rid of it.
+                self._resolve(commit_id, piece.region, 0)
+            whole = of_variable(self._ref._region, self._version)
+            request = CommitRequest(commit_id, (whole, replace(write, staged_at=home)), timeout_s)
             versions = self._until_answered(request, index)
         except BaseException:
-            self._resolve(commit_id, piece.region, 0)
+            if self._in_doubt is None:
+                self._resolve(commit_id, piece.region, 0)
+                with contextlib.suppress(errors.ClamorError):  # the home asks in its own time
+                    session.rpc.outcome(commit_id, True)
             raise
         self._made(index, versions)
-        self._resolve(commit_id, piece.region, versions[piece.region])
+        if home == here:
+            self._resolve(commit_id, piece.region, versions[piece.region])
 
     def _made(self, index: int, versions: Mapping[int, int]) -> None:
         self._version = versions[self._ref._region]
@@ -118,7 +125,7 @@ class Scratch:
         """Finds out what became of a commit whose answer was lost: the next one stands on it."""
         if self._in_doubt is not None:
             commit_id, index = self._in_doubt
-            versions = dict(self._session.rpc.outcome(commit_id))
+            versions = dict(self._session.rpc.outcome(commit_id, True))
             self._in_doubt = None
             if versions:
                 self._made(index, versions)

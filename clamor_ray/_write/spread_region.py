@@ -114,7 +114,7 @@ class SpreadRegion(Region):
             ClosedError: Outside of the block.
 
         Example:
-            >>> with clamor.build(64 << 20, home="spread") as r:
+            >>> with clamor.build(128 << 20, home="spread") as r:
             ...     a = r.zeros((8, 1 << 20))
             ...     for row in range(8):
             ...         a[row] = row

@@ -47,6 +47,7 @@ from clamor_ray._read.ref import GlobalRef, newest_states
 from clamor_ray._session import process_sessions
 from clamor_ray._session.session import Session
 from clamor_ray._tasks import task_context
+from clamor_ray._write.deltas import Array
 from clamor_ray._write.grow import grown
 from clamor_ray._write.window import CHUNK_SHARE, Window
 from clamor_ray._write.write_set import ANSWER_MARGIN_S, Change, WriteSetEntry, rows_at
@@ -292,9 +293,12 @@ class Transaction:
             >>> big.version, float(big.get()[3, 0])
             (1, 3.0)
         """
+        return self._flush()
+
+    def _flush(self, before_bytes: int | None = None) -> int:
         session = self._check_open()
         try:
-            return sum(self._send(session, entry) for entry in self._write_set)
+            return sum(self._send(session, entry, before_bytes) for entry in self._write_set)
         except (*_FINAL, errors.CommitAbortedError):
             self._finish("aborted")
             raise
@@ -305,18 +309,18 @@ class Transaction:
             raise
 
     @staticmethod
-    def _send(session: Session, entry: WriteSetEntry) -> int:
+    def _send(session: Session, entry: WriteSetEntry, before_bytes: int | None) -> int:
         if entry.window is None:
             return 0
         context = task_context.current()
         if context is not None:  # what shows another region is not in its read set
             context.reads_all(entry.begin._region, entry.begin.version)
         with session.explaining(entry.begin._region):
-            return entry.window.send()
+            return entry.window.send(before_bytes)
 
     def chunks(self, n_rows: int | None = None) -> Iterator[slice]:
-        """The rows of its only array in parts; between two of them `flush` is called where more
-        than half of a budget (`CLAMOR_WRITE_BYTES`) was written.
+        """The rows of its only array in parts. Between two of them it sends away what is done where
+        more than half of a budget (`CLAMOR_WRITE_BYTES`) was written, and all where more than that.
 
         Args:
             n_rows: of each part; None: as many as a part of the budget holds.
@@ -350,13 +354,20 @@ class Transaction:
             n_rows = max(1, part_bytes // row_bytes)
         if n_rows < 1:
             raise ValueError(f"a part has at least one row, not {n_rows}")
-        return self._chunks(len(array), n_rows, window)
+        return self._chunks(array, n_rows, entry)
 
-    def _chunks(self, length: int, n_rows: int, window: Window | None) -> Iterator[slice]:
+    def _chunks(self, array: Array, n_rows: int, entry: WriteSetEntry) -> Iterator[slice]:
+        length, window = len(array), entry.window
         for first in range(0, length, n_rows):
-            yield slice(first, min(first + n_rows, length))
-            if window is not None and window.dirty_bytes() > window.budget_bytes // 2:
-                self.flush()
+            end = min(first + n_rows, length)
+            yield slice(first, end)
+            if window is None or window.dirty_bytes() <= window.budget_bytes // 2:
+                continue
+            if array.flags.c_contiguous and entry.lease is not None:
+                begin_bytes = array.__array_interface__["data"][0] - entry.lease.mapping.address
+                self._flush(begin_bytes + end * array.strides[0])
+            if window.dirty_bytes() > window.budget_bytes:
+                self._flush()
 
     # -- its end
 

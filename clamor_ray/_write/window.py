@@ -121,8 +121,13 @@ class Window:
             return self._dirty()
         return runs_of(self._sent | bitmap(self._dirty()))
 
-    def send(self) -> int:
+    def send(self, before_bytes: int | None = None) -> int:
         """Sends all that was written since, piece by piece. No thread may touch it meanwhile.
+
+        Args:
+            before_bytes: only pieces that end before that many bytes, counted from the variable's
+                first one: what a writer who goes upward has done with. So a piece goes once, and
+                little else with it than what was written.
 
         Returns:
             How many bytes; 0 where there is no other node: then all of it stays here.
@@ -143,7 +148,11 @@ class Window:
             if self._scratch is None:
                 return 0
         for part in client.parts(self._lease.mapping.id, dirty):
-            self._send_piece(part.region - self._pieces[0].region, part.mapping_id, part.runs)
+            index = part.region - self._pieces[0].region
+            end_bytes = index * self._pieces[0].length_bytes + self._pieces[index].length_bytes
+            if before_bytes is not None and end_bytes > before_bytes:
+                continue
+            self._send_piece(index, part.mapping_id, part.runs)
             sent_bytes += int(part.runs[:, 1].sum()) * BLOCK_BYTES
         return sent_bytes
 
@@ -155,7 +164,7 @@ class Window:
             # The rest of the piece goes along: the scratch variable has zeros there.
             n_blocks = self._pieces[index].length_bytes // BLOCK_BYTES
             every = np.array([[0, n_blocks]], np.uint64)
-            self._bring(part_id, every)
+            self._bring(part_id, runs_of(bitmap(every) - bitmap(runs)))
             self._scratch.write(index, part_id, every)
         first = index * self._pieces[0].length_bytes // BLOCK_BYTES
         self._sent |= bitmap(runs).shift(first)
@@ -165,6 +174,8 @@ class Window:
     def _bring(self, part_id: int, runs: Runs) -> None:
         """Blocks that are lost are an exception here, and not the end of the process."""
         patience_s = self._session.config.patience_s
+        if not len(runs):
+            return
         self._session.client.prefetch(part_id, runs, wait=True, timeout_s=patience_s)
 
     def bring(self, index: int) -> None:

@@ -233,7 +233,7 @@ class Change:
             part.mapping_id, commit_id, part.runs, timeout_s=timeout_s, of=(region, part.version)
         )
         write = of_layer(region, part.version, part.runs, staged_at)
-        return staged_at, _brought(session, CommitRequest(commit_id, (write,), timeout_s))
+        return staged_at, brought(session, CommitRequest(commit_id, (write,), timeout_s))
 
     def resolve(self, client: PiecedClient, commit_id: int, versions: Mapping[int, int]) -> None:
         """Tells the page server what became of the layers. The registry tells it as well: this only
@@ -247,7 +247,7 @@ class Change:
                 client.resolve(commit_id, each.region, versions.get(each.region, 0))
 
 
-def _brought(session: Session, request: CommitRequest) -> int:
+def brought(session: Session, request: CommitRequest) -> int:
     """The home that has the layer. While the registry or the home restarts it is asked again."""
     deadline = time.monotonic() + session.config.reattach_s
     while True:

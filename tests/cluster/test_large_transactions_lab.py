@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ MIB = 1 << 20
 def three() -> Iterator[LocalCluster]:
     require_lab("local")
     with local_cluster(3) as lab:
-        clamor.init()
+        clamor.init(cache_bytes="32MiB")  # a quarter of it is for layers of commits that were made
         try:
             yield lab
         finally:
@@ -131,6 +132,62 @@ def test_it_is_four_times_as_large_as_what_may_be_here(
     assert most < budget_bytes + 3 * MIB
     assert ref.version == 1
     assert np.array_equal(ref.get()[:, 3], np.arange(N // 8))
+
+
+GROUPS = Path("/sys/fs/cgroup/memory")
+LIMIT_BYTES = 110 * MIB  # for layers of pieces that are homed here, too: a third of all
+WRITTEN_BYTES = 160 * MIB  # ten times the budget
+
+
+def write_in_a_group(ref: Any, sends: bool) -> int:
+    """In a memory cgroup of this process alone: what was charged before is not counted."""
+    group = GROUPS / f"clamor-test-{os.getpid()}"
+    group.mkdir(exist_ok=True)
+    (group / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
+    with contextlib.suppress(OSError):  # no such file where nothing is swapped
+        (group / "memory.memsw.limit_in_bytes").write_text(str(LIMIT_BYTES))
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    window.write_budget_bytes = lambda config, has_bytes: 16 * MIB
+    if not sends:
+        window.Window.send = lambda window, before_bytes=None: 0  # type: ignore[method-assign]
+    try:
+        change = clamor.update(ref)
+        with change as x:
+            for rows in change.chunks():
+                x[rows] = np.arange(rows.start, rows.stop)
+        return int((group / "memory.max_usage_in_bytes").read_text())
+    finally:
+        (GROUPS / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def groups_can_be_made() -> bool:
+    folder = GROUPS / f"clamor-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        folder.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not groups_can_be_made(), reason="needs a memory cgroup (version 1), as root")
+def test_where_the_kernel_ends_it_without_flushes(three: LocalCluster) -> None:
+    import ray
+
+    n = WRITTEN_BYTES // 8
+    ref = clamor.put(np.ones(n, np.int64), home="spread")
+    task = ray.remote(max_retries=0)(write_in_a_group)
+    try:
+        assert 0 < ray.get(task.remote(ref, True), timeout=120) <= LIMIT_BYTES
+        assert ref.refresh().version == 1
+        assert np.array_equal(ref.get(), np.arange(n))
+        with pytest.raises((ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError)):
+            ray.get(task.remote(ref, False), timeout=120)
+        assert ref.refresh().version == 1
+    finally:
+        for group in GROUPS.glob("clamor-test-*"):
+            until(lambda group=group: not (group / "cgroup.procs").read_text(), 60.0)
+            group.rmdir()
 
 
 def test_a_commit_beyond_the_budget_goes_in_turn(
