@@ -63,6 +63,7 @@ def test_one_that_is_being_started_leaves_with_the_session(monkeypatch: pytest.M
         _engine=engine,
         _core=SimpleNamespace(close=lambda: None),
         _moved_homes=SimpleNamespace(close=lambda: None),
+        _away=SimpleNamespace(close=lambda: None),
         _on_loop=lambda _: None,
         _pinned={},
     )
@@ -152,6 +153,7 @@ def test_the_keeper_is_told_to_leave_whatever_else_fails(fails_at: str) -> None:
         _engine=engine,
         _core=SimpleNamespace(close=lambda: None),
         _moved_homes=SimpleNamespace(close=lambda: None),
+        _away=SimpleNamespace(close=lambda: None),
         _on_loop=fail if fails_at == "close" else lambda _: None,
         _pinned={1: "an object"},
     )
