@@ -28,6 +28,7 @@ from clamor_ray.actors.commits.sqlite_file import SqliteFile, signed, unsigned
 from clamor_ray.actors.lost_homes.lost_blocks import LostBlocks
 
 FORMAT = 4
+IDLE = "idle "  # begins a name in `meta`; the server's id follows
 NOTHING: Mapping[int, LostBlocks | None] = MappingProxyType({})
 
 _SCHEMA = """
@@ -94,6 +95,7 @@ class Saved:
     names: tuple[NamedVariable, ...] = ()
     givers: tuple[tuple[int, int], ...] = ()
     leaving: tuple[int, ...] = ()
+    idle: tuple[int, ...] = ()  # of those that leave: because nothing used them
 
 
 def _record_to_json(record: RegionRecord) -> str:
@@ -140,6 +142,10 @@ def _set_lacking(db: sqlite3.Connection, lost: Mapping[int, LostBlocks | None]) 
                 "REPLACE INTO lacking VALUES (?, ?, ?, ?, ?, ?)",
                 (region, found.number, found.n_blocks, found.blocks, found.why, found.hint),
             )
+
+
+def _forget_idle(db: sqlite3.Connection, server_id: int) -> None:
+    db.execute("DELETE FROM meta WHERE name = ?", (IDLE + str(server_id),))
 
 
 def _insert_region(
@@ -282,6 +288,7 @@ class Journal(SqliteFile):
             db.execute("REPLACE INTO servers VALUES (?, '', ?)", (server_id, lost.reason))
             for table in ("acknowledgements", "leaving"):
                 db.execute(f"DELETE FROM {table} WHERE server_id = ?", (server_id,))
+            _forget_idle(db, lost.server_id)
 
     def rehome(
         self,
@@ -322,15 +329,20 @@ class Journal(SqliteFile):
         with self._transaction() as db:
             db.execute("DELETE FROM givers WHERE region = ?", (region,))
 
-    def leave(self, server_id: int) -> None:
-        """A server gives its homes away, and takes none from now on."""
+    def leave(self, server_id: int, is_idle: bool = False) -> None:
+        """A server gives its homes away, and takes none from now on; because nothing uses it, or
+        because somebody has asked."""
         with self._transaction() as db:
             db.execute("INSERT OR IGNORE INTO leaving VALUES (?)", (signed(server_id),))
+            _forget_idle(db, server_id)
+            if is_idle:
+                db.execute("INSERT INTO meta VALUES (?, ?)", (IDLE + str(server_id), 1))
 
     def stay(self, server_id: int) -> None:
         """A server takes homes again."""
         with self._transaction() as db:
             db.execute("DELETE FROM leaving WHERE server_id = ?", (signed(server_id),))
+            _forget_idle(db, server_id)
 
     # -- commits
 
@@ -456,4 +468,5 @@ class Journal(SqliteFile):
             names=tuple(names),
             givers=tuple(givers),
             leaving=tuple(leaving),
+            idle=tuple(int(name[len(IDLE) :]) for name in meta if name.startswith(IDLE)),
         )

@@ -128,13 +128,16 @@ class Drains:
             if info.server_id != server_id and info.server_id not in self._leaving
         ]
 
-    async def drain(self, server_id: int, node_id: str, timeout_s: float) -> DrainResult:
+    async def drain(
+        self, server_id: int, node_id: str, timeout_s: float, is_idle: bool = False
+    ) -> DrainResult:
         """Moves all homes off a server. A second call, also at the same time, does what is left.
 
         Args:
             server_id: The server.
             node_id: Its node, for people.
             timeout_s: For all of it.
+            is_idle: Because nothing uses it; nobody has asked for it.
 
         Raises:
             NoOtherNodeError: There is no other server. Nothing has changed.
@@ -148,7 +151,7 @@ class Drains:
                 f"Node {node_id} cannot be drained: no other node of the session can take what it "
                 "has."
             )
-        self._journal.leave(server_id)
+        self._journal.leave(server_id, is_idle)
         self._leaving.add(server_id)
         drain = _Drain(server_id, self.load_bytes())
         turn = self._turns.setdefault(server_id, asyncio.Lock())

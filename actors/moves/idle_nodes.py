@@ -8,7 +8,8 @@ or keeps the node, and then its next task gets another page server there.
 
 Only where an autoscaler runs: elsewhere a node stays anyway, and moving what it has is for nothing.
 All nodes that are idle at a time leave together, so that nothing moves from one to the next. Where
-something begins on such a node again, or others have no room for what it has, it stays.
+something begins on such a node again, or others have no room for what it has, it stays. The journal
+has which servers leave because of this: after a restart of the registry it goes on.
 
 Thread safety: everything belongs to one asyncio loop.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from clamor_ray import errors
@@ -82,8 +83,13 @@ class IdleNodes:
         """Ends what runs."""
         await self._background.end()
 
-    def watch(self) -> None:
-        """Looks for such nodes from now on."""
+    def watch(self, ours: Iterable[int] = ()) -> None:
+        """Looks for such nodes from now on.
+
+        Args:
+            ours: Servers that the registry before has drained for this.
+        """
+        self._ours.update(ours)
         if self._idle_s > 0:
             self._background.spawn(self._watch())
 
@@ -112,8 +118,12 @@ class IdleNodes:
                 continue
             is_used = info.node_id in in_use or await self._used(server_id) != 0
             if self._drains.is_leaving(server_id):
-                if is_used and server_id in self._ours:
+                if server_id not in self._ours:
+                    continue
+                if is_used:
                     self._keep(server_id, "something uses it again")
+                elif self._core.homed_at(server_id) and not self._drains.is_running(server_id):
+                    self._begin(server_id, info.node_id)
             elif server_id in self._ours:
                 self._keep(server_id, "its drain was cancelled")
             elif is_used:
@@ -126,13 +136,16 @@ class IdleNodes:
         if not any(not self._drains.is_leaving(each) for each in stay):
             return  # nobody could take what they have
         for server_id, node_id in idle:
-            self._ours.add(server_id)
-            self._background.spawn(self._drain(server_id, node_id))
+            self._begin(server_id, node_id)
+
+    def _begin(self, server_id: int, node_id: str) -> None:
+        self._ours.add(server_id)
+        self._background.spawn(self._drain(server_id, node_id))
 
     async def _drain(self, server_id: int, node_id: str) -> None:
         logger.info("nothing uses node %s: what it has is moved, and Ray may remove it", node_id)
         try:
-            await self._drains.drain(server_id, node_id, DRAIN_S)
+            await self._drains.drain(server_id, node_id, DRAIN_S, is_idle=True)
         except errors.ClamorError as failure:
             if server_id in self._ours:  # else it is said already
                 self._keep(server_id, str(failure))

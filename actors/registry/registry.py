@@ -363,7 +363,8 @@ class Registry:
         self._names.take_back(saved.names)
         self._drains.take_back(saved.leaving)
         self._servers.take_back(saved.leaving)
-        for each in (self._departures, self._announced, self._idle_nodes, self._servers):
+        self._idle_nodes.watch(saved.idle)
+        for each in (self._departures, self._announced, self._servers):
             each.watch()
         self._switches.take_back(saved.givers)  # first: they tell the new homes themselves
         self._rebuilds.activate(saved.rehomed)

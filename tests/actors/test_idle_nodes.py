@@ -238,3 +238,44 @@ def test_one_that_has_left_is_forgotten(world: World) -> None:
         await rig.looks()
 
     of(world, work)
+
+
+@pytest.mark.parametrize("then", ["nothing uses it", "something uses it", "somebody has asked"])
+def test_after_a_restart_of_the_registry_it_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """Else the node took no variables, and kept those that it had."""
+    monkeypatch.setattr(idle_nodes, "LOOK_S", 0.02)
+
+    async def work(rig: Rig) -> None:
+        rig.uses[TAKER] = 1
+        world.servers.before["take"] = [asyncio.Event().wait]  # it is under way
+        await until(lambda: "take" in [call[0] for call in world.servers.calls])
+        if then == "somebody has asked":
+            asked = asyncio.ensure_future(rig.drains.drain(GIVER, "node 1", 5.0))
+            await asyncio.sleep(0)
+            asked.cancel()
+        await rig.idle.close()
+        await world.close()
+        world.servers.layers.clear()
+        world.restart()
+        assert world.home() == GIVER
+        again = Rig(world, None, 10.0)  # nothing is idle for so long
+        again.uses = {TAKER: 1, GIVER: 0 if then == "nothing uses it" else 1}
+        again.idle.watch(world.journal.load().idle)
+        try:
+            if then == "nothing uses it":
+                await until(lambda: world.home() != GIVER)
+                assert again.drains.leaving == (GIVER,)
+            elif then == "something uses it":
+                await until(lambda: again.drains.leaving == ())
+                assert world.home() == GIVER
+                assert world.journal.load().idle == ()
+            else:
+                await again.looks(3)
+                assert again.drains.leaving == (GIVER,)  # whoever has asked asks again
+                assert world.home() == GIVER
+        finally:
+            await again.idle.close()
+
+    of(world, work)

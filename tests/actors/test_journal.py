@@ -149,6 +149,26 @@ def test_servers_that_leave_stay_so_until_they_are_lost(directory: Path) -> None
     journal.close()
 
 
+def test_why_a_server_leaves_is_known_until_it_stays_or_is_asked_to(directory: Path) -> None:
+    journal = Journal(directory)
+    for server_id in (BIG, 7, 8, 9):
+        journal.leave(server_id, is_idle=True)
+    journal.leave(5)
+    journal.create_region(RECORD, 0, 2)
+    saved = journal.load()
+    assert set(saved.idle) == {BIG, 7, 8, 9}
+    assert set(saved.leaving) == {BIG, 5, 7, 8, 9}
+    assert saved.next_region == 2
+    journal.leave(7)  # somebody has asked for it
+    journal.stay(8)
+    journal.lose_server(ServerLost(9, "its node is dead"))
+    assert journal.load().idle == (BIG,)
+    assert set(journal.load().leaving) == {BIG, 5, 7}
+    journal.leave(7, is_idle=True)
+    assert set(journal.load().idle) == {BIG, 7}
+    journal.close()
+
+
 def test_what_is_gone_leaves_nothing(directory: Path) -> None:
     journal = Journal(directory)
     journal.create_region(RECORD, 0, 2)
