@@ -581,6 +581,7 @@ struct pc_engine_stats {
     uint64_t rows_served, rows_fetched;
     uint64_t degraded_blocks, mirror_blocks; /* made by others of a group; of a mirror, by choice */
     uint64_t hedges, hedges_won;       /* another was asked besides, who was late; and was faster */
+    uint64_t rows_served, rows_fetched, opens; /* opens: by processes of this node */
 };
 int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out);
 

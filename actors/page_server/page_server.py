@@ -742,10 +742,12 @@ class PageServer:
         nothing: it connects again.
 
         Args:
-            but_homes: Neither homes count, nor layers of other nodes.
+            but_homes: Neither homes count, nor layers of other nodes; but uses that have begun and
+                ended since this was last asked.
         """
         with self._lock:
             n_pinning = sum(not told.done() for told in self._pinning.values())
+        n_pinning += self._engine.new_opens() if but_homes else 0
         return self._engine.in_use(but_homes) + self._core.n_watching + n_pinning
 
     def leave(self) -> int:

@@ -99,6 +99,7 @@ class Engine(_Handle):
     ) -> None:
         super().__init__()
         self.server_id = server_id
+        self._opens_said = 0
         ffi, lib = c.ffi, c.lib
         name = ffi.new("char[]", socket_name.encode())
         version = ffi.new("char[]", library_version.encode())
@@ -144,6 +145,11 @@ class Engine(_Handle):
             but_homes: Neither homes count, nor layers that other nodes have staged.
         """
         return check(self._call(c.lib.pc_engine_in_use, int(but_homes)))
+
+    def new_opens(self) -> int:
+        """How often processes of the node have opened a variable since this was last asked."""
+        before, self._opens_said = self._opens_said, self.stats()["opens"]
+        return self._opens_said - before
 
     def leave(self) -> int:
         """As `stop`, of a server that no process of the node uses.

@@ -103,6 +103,7 @@ class EngineStats(_Counters):
         mirror_blocks: blocks that it got from a mirror of their home, by choice.
         hedges: requests for which it asked others besides, because the answer was late.
         hedges_won: of those, requests for which the others were faster.
+        opens: how often processes of the node have opened a variable.
 
     Example:
         >>> engine = clamor.stats().nodes[0].engine
@@ -163,6 +164,7 @@ class EngineStats(_Counters):
     mirror_blocks: int = 0
     hedges: int = 0
     hedges_won: int = 0
+    opens: int = 0
 
 
 @dataclass(frozen=True, eq=False)

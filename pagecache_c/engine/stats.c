@@ -102,6 +102,7 @@ PC_API int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out)
     out->mirror_blocks = pc__count_get(&c->mirror_blocks);
     out->hedges = pc__count_get(&c->hedges);
     out->hedges_won = pc__count_get(&c->hedges_won);
+    out->opens = pc__count_get(&c->opens);
     return PC_OK;
 }
 

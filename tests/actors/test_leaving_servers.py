@@ -53,6 +53,12 @@ class Engine:
         self.n_left += 1
         return self.missed
 
+    n_opened = 0
+
+    def new_opens(self) -> int:
+        n_opened, self.n_opened = self.n_opened, 0
+        return n_opened
+
     def in_use(self, but_homes: bool = False) -> int:
         return self.n_used if but_homes else self.n_used + self.n_homes
 
@@ -92,6 +98,14 @@ def test_it_ends_with_its_keeper_and_says_so_again(server: Any) -> None:
     assert server.leave() == 7
     assert server._engine.n_left == 1
     server.stop()  # the session ends: there is nothing to do any more
+
+
+def test_a_use_that_was_short_is_seen_when_it_is_asked_next(server: Any) -> None:
+    """Whether the node is idle; whether the server may end is about what is in use now."""
+    server._engine.n_opened = 3
+    assert server.in_use() == 0
+    assert server.in_use(but_homes=True) == 3
+    assert server.in_use(but_homes=True) == 0
 
 
 @pytest.mark.parametrize("what", ["engine", "watching", "pinning"])

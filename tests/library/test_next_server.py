@@ -108,6 +108,24 @@ class Node:
         self.start()
 
 
+def test_opens_that_have_ended_are_counted() -> None:
+    """Over a real engine: nothing is in use then."""
+    node = Node()
+    client = _native.Client(node.name, reattach_timeout_s=WAIT_S)
+    try:
+        os.close(client.create(1, BASE, LENGTH))
+        client.seal(1)
+        assert node.engine.new_opens() == 0
+        for _ in range(3):
+            client.unmap(client.map(1, 0, BASE, LENGTH).id)
+        until(lambda: node.engine.in_use(but_homes=True) == 0)
+        assert node.engine.new_opens() == 3
+        assert node.engine.new_opens() == 0
+    finally:
+        client.close()
+        node.engine.stop()
+
+
 def test_the_next_server_is_found_by_the_same_client() -> None:
     """Over real engines: a variable that is put there afterwards is there."""
     node = Node()

@@ -132,7 +132,7 @@ struct pc__counters {
     _Atomic uint64_t bad_messages, reattached, advances, forks;
     _Atomic uint64_t layers, layer_bytes, retained_layers, retained_bytes;
     _Atomic uint64_t redirected_blocks, redirect_misses, peer_blocks_served, peer_blocks_fetched;
-    _Atomic uint64_t evicted_blocks, refetched_blocks, rows_served, rows_fetched;
+    _Atomic uint64_t evicted_blocks, refetched_blocks, rows_served, rows_fetched, opens;
     _Atomic uint64_t degraded_blocks, mirror_blocks, hedges, hedges_won;
     _Atomic uint64_t commits_staged, commits_published, commits_applied, commits_dropped;
 };

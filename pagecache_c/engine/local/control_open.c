@@ -190,6 +190,7 @@ static int open_ready(struct pc__session *session, struct pc__region *region,
     if (open->follows)
         (void)pc__mapping_follows(pc__session_mapping(session, open->mapping_id));
     pc__count_add(&engine->count.mappings, 1);
+    pc__count_add(&engine->count.opens, 1);
     opened->inode = generation->inode;
     opened->needs_trap = !generation->complete;
     if (opened->needs_trap && region->pages && pc__budget_wastes(&region->pages->budget))

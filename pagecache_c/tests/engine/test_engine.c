@@ -103,6 +103,7 @@ static void test_scattered_reads(int trap)
     CHECK(region.fault_touched_blocks >= 400 && region.fault_touched_blocks <= 550);
     CHECK(4 * region.fault_fetched_blocks <= 4 * 24 + 7 * region.fault_touched_blocks);
     CHECK(region.reads == 1 && region.home_bytes == 0); /* it was opened once */
+    CHECK(stats_of(&c->servers[1]).opens == 1);
     region = region_of(&c->servers[0], 1);
     CHECK(region.reads >= 100 && region.idle_ns > 0 && region.idle_ns < 600 * SECOND);
     CHECK(region.home_bytes == 64 * MIB);
