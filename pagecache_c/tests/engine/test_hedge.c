@@ -81,6 +81,73 @@ static void test_its_bounds(int trap)
         CHECK(pc__rtt_class(classes[i][0]) == classes[i][1]);
 }
 
+/* Two servers as a loop knows them, without connections; what is asked of them is in `sent`. */
+struct pair {
+    struct pc__loop loop;
+    struct pc__peer peers[2];
+};
+static struct pc_engine engine_of_pair;
+
+static void pair_init(struct pair *pair)
+{
+    memset(pair, 0, sizeof *pair);
+    pair->loop.engine = &engine_of_pair;
+    pc__link_init(&pair->loop.peers);
+    for (int i = 0; i < 2; i++) {
+        pair->peers[i] = (struct pc__peer){.loop = &pair->loop, .server_id = 1 + (uint64_t)i};
+        pc__link_push(&pair->loop.peers, &pair->peers[i].link);
+        for (int k = 0; k < PC__LANES_PER_LOOP; k++)
+            pc__link_init(&pair->peers[i].lanes[k].sent);
+    }
+}
+
+/* Karn's rule: of a request that was sent twice nobody knows which one was answered. */
+static void test_what_is_sent_twice_is_no_sample(int trap)
+{
+    (void)trap;
+    static struct pair pair;
+    pair_init(&pair);
+    struct pc__peer *peer = &pair.peers[0];
+    for (int times = 1; times <= 3; times++) {
+        struct pc__fetch fetch = {.n_blocks = 4, .server_id = 1};
+        peer->rtt[1] = (struct pc__rtt){0};
+        for (int i = 0; i < times; i++)
+            pc__hedge_sent(peer, &peer->lanes[0], &fetch, pc__now_ns());
+        fetch.sent_ns = pc__now_ns() - 5 * MS;
+        fetch.n_blocks = 0; /* they have come: the size is that of the request */
+        pc__hedge_came(peer, &fetch);
+        CHECK((peer->rtt[1].srtt_ns >= 5 * MS) == (times == 1));
+        CHECK(!peer->rtt[0].srtt_ns && !fetch.hedge_ns); /* a home has no second source */
+    }
+    const struct pc__fetch made = {.n_blocks = 4, .server_id = 1}; /* of what a redirect has left */
+    peer->rtt[1] = (struct pc__rtt){0};
+    pc__hedge_came(peer, &made);
+    CHECK(!peer->rtt[1].srtt_ns);
+}
+
+/* has_all: the other one is not wanted any more; else the one that answered is not. */
+static void test_which_of_the_two_goes_on(int trap)
+{
+    (void)trap;
+    static struct pair pair;
+    for (int has_all = 0; has_all < 2; has_all++) {
+        struct pc__fetch late = {.server_id = 1, .home_id = 2}, other = {.server_id = 2};
+        pair_init(&pair);
+        pc__link_push(&pair.peers[0].lanes[1].sent, &late.link);
+        pc__link_push(&pair.peers[1].lanes[0].sent, &other.link);
+        late.twin = &other;
+        other.twin = &late;
+        pc__hedge_answered(&pair.loop, &late, has_all);
+        const struct pc__fetch *left = has_all ? &late : &other, *gone = has_all ? &other : &late;
+        CHECK(!left->unwanted && !left->error && !left->twin);
+        CHECK(gone->unwanted && gone->error && !gone->twin);
+        CHECK(pc__hedge_yields(has_all ? &other : &late)); /* nobody is told that it fails */
+        CHECK(!pc__hedge_yields(has_all ? &late : &other)); /* who waits for this one is */
+        pc__hedge_answered(&pair.loop, has_all ? &late : &other, false); /* it has no twin */
+        CHECK(!left->unwanted && !left->error);
+    }
+}
+
 /* ------------------------------------------------------------------- from whom */
 
 /* Server 0 is the home, and busy; 1 reads; 2 is no engine, and has all of it. */
@@ -246,6 +313,8 @@ int main(int argc, char **argv)
     static const struct engine_test once[] = {
         TEST(the_estimate),
         TEST(its_bounds),
+        TEST(what_is_sent_twice_is_no_sample),
+        TEST(which_of_the_two_goes_on),
     };
     int failed = 0;
     const char *only = argc > 1 ? argv[1] : NULL;
