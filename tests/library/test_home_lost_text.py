@@ -80,6 +80,9 @@ CODES = {
     ("definitions.c", "pc_engine_define_region"): 1,  # compares
     # Of a layer: `layer_error` says it, with the commit, the region and the server.
     ("fetch.c", "take_answers"): 1,
+    # Of a member of a group, whose blocks nobody asked for by name: who waits, waits for the home.
+    ("fetch.c", "take_bitmaps"): 1,
+    ("member.c", "read_some"): 1,
     ("pull.c", "pc_engine_pull"): 1,
     ("rebuild.c", "pc_engine_region_lost"): 1,
     ("rebuild.c", "pc_engine_home_lost"): 1,

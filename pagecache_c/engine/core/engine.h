@@ -7,6 +7,7 @@
  *   engine.c, loop.c   start and stop; hands each event to the owner of its descriptor
  *   local/    local.h  processes of this node: their sessions, mappings and leases
  *   serve/    serve.h  other servers that ask us
+ *   repair/   repair.h blocks from others of a region's group, where its home is lost or late
  *   readahead/ readahead.h  how much a fault fetches: pure
  *   miss/     miss.h   absent blocks: faults, readahead, fetches from other servers
  *   store/    store.h  generations, homes, layers, and how a version becomes the base

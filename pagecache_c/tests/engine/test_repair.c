@@ -320,31 +320,44 @@ static void test_others_ask_for_nothing(int trap)
 }
 
 /* The reader's server stops at any moment of a repair: who waits is gone, and nothing stays. */
+static void stop_after(int trap, int kind, useconds_t us)
+{
+    struct world w = world_from(trap, kind, N_BLOCKS, 0, true);
+    int status;
+    be_late(&w, kind == XOR ? OTHER : THIRD, 3);
+    if (kind == XOR) {
+        lose(&w, HOME);
+    } else { /* half of it waits for the mirror alone */
+        OK(prefetch(&w, 0, 1));
+        SOON(w.reader->repairs_asked == 1);
+        be_late(&w, HOME, 3);
+    }
+    fflush(NULL);
+    const uint64_t requests = stats(&w).fetch_requests;
+    const pid_t child = fork();
+    if (!child) {
+        munmap((void *)(uintptr_t)w.m.address, w.m.length_bytes); /* the guard of the parent's map */
+        w.clients[READER] = attach(w.reader, trap);
+        w.m = map_at(w.clients[READER], &w.info, 0, 0);
+        (void)prefetch(&w, 1, N_BLOCKS - 1);
+        _exit(0);
+    }
+    SOON(stats(&w).fetch_requests > requests);
+    usleep(us);
+    CHECK(!kill(child, SIGKILL) && waitpid(child, &status, 0) == child);
+    OK(pc_client_unmap(w.clients[READER], w.m.id));
+    clients_close(w.clients, N_SERVERS);
+    server_stop(w.c, READER);
+    be_late(&w, OTHER, 0);
+    cluster_stop(w.c);
+    check_process_counts(&w.counts);
+}
+
 static void test_it_stops_meanwhile(int trap)
 {
     for (useconds_t us = 0; us < 12000; us += 1500) {
-        struct world w = world_from(trap, XOR, N_BLOCKS, 0, true);
-        int status;
-        be_late(&w, OTHER, 3);
-        lose(&w, HOME);
-        fflush(NULL);
-        const pid_t child = fork();
-        if (!child) {
-            munmap((void *)(uintptr_t)w.m.address, w.m.length_bytes); /* the guard of the parent's map */
-            w.clients[READER] = attach(w.reader, trap);
-            w.m = map_at(w.clients[READER], &w.info, 0, 0);
-            (void)prefetch(&w, 0, N_BLOCKS);
-            _exit(0);
-        }
-        SOON(stats(&w).fetch_requests > 0);
-        usleep(us);
-        CHECK(!kill(child, SIGKILL) && waitpid(child, &status, 0) == child);
-        OK(pc_client_unmap(w.clients[READER], w.m.id));
-        clients_close(w.clients, N_SERVERS);
-        server_stop(w.c, READER);
-        be_late(&w, OTHER, 0);
-        cluster_stop(w.c);
-        check_process_counts(&w.counts);
+        stop_after(trap, XOR, us);
+        stop_after(trap, MIRROR, us);
     }
 }
 
