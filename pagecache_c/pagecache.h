@@ -578,7 +578,6 @@ struct pc_engine_stats {
     uint64_t redirect_misses;          /* blocks that a peer was asked for and did not have */
     uint64_t peer_blocks_served, peer_blocks_fetched; /* by, from, servers that are not their home */
     uint64_t evicted_blocks, refetched_blocks; /* refetched: soon after they were evicted */
-    uint64_t rows_served, rows_fetched;
     uint64_t degraded_blocks, mirror_blocks; /* made by others of a group; of a mirror, by choice */
     uint64_t hedges, hedges_won;       /* another was asked besides, who was late; and was faster */
     uint64_t rows_served, rows_fetched, opens; /* opens: by processes of this node */

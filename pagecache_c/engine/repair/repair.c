@@ -332,6 +332,13 @@ static uint64_t hedge_after_ns(struct pc__loop *loop, uint64_t server_id, uint64
                               asked ? asked->in_vain : 0);
 }
 
+/* Nobody is burdened twice where there is no connection: that needs nothing of the budget. */
+static bool is_reached(struct pc__loop *loop, uint64_t server_id)
+{
+    const struct pc__peer *peer = pc__peer_of(loop, server_id);
+    return peer && peer->lanes[0].fd >= 0;
+}
+
 /* A mirror was asked in place of the home, and has nothing, or takes too long. */
 static void turn_home(struct pc__repair *repair, uint64_t now_ns)
 {
@@ -453,13 +460,14 @@ static void try_to_begin(struct pc__repair *repair, uint64_t now_ns)
 /* It is late. The home is asked besides, and the first that answers has it. */
 static void look_at_mirror(struct pc__repair *repair, uint64_t now_ns)
 {
+    const bool is_asked = is_reached(repair->loop, repair->server_id);
     const uint64_t until_ns = repair->began_ns + PC__REDIRECT_PATIENCE_NS;
     const uint64_t again_ns = now_ns + hedge_after_ns(repair->loop, repair->server_id, repair->n_blocks);
-    if (now_ns < until_ns && !pc__hedge_take(&repair->loop->repairs->hedges)) {
+    if (is_asked && now_ns < until_ns && !pc__hedge_take(&repair->loop->repairs->hedges)) {
         put_at(repair, again_ns < until_ns ? again_ns : until_ns);
         return;
     }
-    if (now_ns < until_ns) {
+    if (is_asked && now_ns < until_ns) {
         repair->is_hedge = true;
         pc__count_add(&repair->loop->engine->count.hedges, 1);
     }
@@ -471,11 +479,14 @@ static void look(struct pc__repair *repair, uint64_t now_ns)
     struct pc__repairs *repairs = repair->loop->repairs;
     switch (repair->state) {
     case WATCHES:
-        if (!pc__hedge_take(&repairs->hedges)) {
-            put_at(repair, now_ns + hedge_after_ns(repair->loop, repair->server_id, repair->n_blocks));
+        repair->is_hedge = is_reached(repair->loop, repair->fetch->server_id);
+        if (repair->is_hedge && !pc__hedge_take(&repairs->hedges)) {
+            repair->is_hedge = false;
+            put_at(repair, now_ns + hedge_after_ns(repair->loop, repair->server_id,
+                                                   repair->fetch->n_blocks));
             return;
         }
-        repair->is_hedge = true;
+        repair->is_stranded |= !repair->is_hedge; /* for now: it is tried again */
         repair->state = WANTS;
         try_to_begin(repair, now_ns);
         return;

@@ -418,6 +418,24 @@ static void test_hedges_are_few(int trap)
     world_end(&w);
 }
 
+/* Nobody knows yet what became of the home: each thread that waits is helped, and no server is burdened
+ * twice. */
+static void test_a_home_that_is_not_reached(int trap)
+{
+    struct world w = world_of(trap, XOR, N_BLOCKS);
+    w.servers[HOME].unreached = true;
+    for (uint64_t b = 0; b < N_BLOCKS; b += 50) {
+        const uint64_t began_ns = now_ns();
+        check_touch(&w, b);
+        CHECK(now_ns() - began_ns < 3 * SECOND);
+    }
+    CHECK(stats(&w).hedges == 0 && stats(&w).degraded_blocks > 0);
+    w.servers[HOME].unreached = false;
+    check_version(w.c, &w.m, &w.info, 0);
+    CHECK(stats(&w).faults_failed == 0);
+    world_end(&w);
+}
+
 /* Each of the servers is late in turn, under readers, and at last the home is lost. */
 static void test_home_and_members_change_places(int trap)
 {
@@ -560,6 +578,7 @@ int main(int argc, char **argv)
         TEST(a_hedge_wins),
         TEST(a_hedge_loses),
         TEST(hedges_are_few),
+        TEST(a_home_that_is_not_reached),
         TEST(home_and_members_change_places),
         TEST(mirrors_share_the_reads),
         TEST(a_mirror_fails),
