@@ -280,11 +280,9 @@ class PageServer:
         )
         self._info = registry.register_server(info)
         logger.info("page server %#x listens at %s:%d", server_id, host, port)
-        self._away = AwayWatch(
-            lambda: self._ask("locate", server_id, timeout_s=CALL_S), self._was_lost
-        )
-        me = (ray.get_runtime_context().current_actor,)
-        watch = self._watch_registry
+        ask = self._ask
+        self._away = AwayWatch(lambda: ask("locate", server_id, timeout_s=CALL_S), self._was_lost)
+        me, watch = (ray.get_runtime_context().current_actor,), self._watch_registry
         threading.Thread(target=watch, args=me, name="clamor-watch", daemon=True).start()
         self._away.start()
 

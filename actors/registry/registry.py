@@ -107,9 +107,6 @@ from clamor_ray.actors.window.address_space import AddressSpace
 
 logger = logging.getLogger("clamor_ray.registry")
 
-SPREAD_START_S = 15.0  # for page servers of nodes that a variable is spread over
-GROUPS_START_S = 45.0  # the same, where that says how many nodes may be lost
-
 hold_journal = journals.hold_journal
 
 
@@ -527,10 +524,8 @@ class Registry:
         return CreatedPieces(whole, tuple(pieces), homes, anchors)
 
     async def spread_over(self, node_id: str, for_groups: bool = False) -> int:
-        """How many page servers there are for pieces, once each living node has its own."""
-        alive = await self._servers.check_alive(node_id)
-        wait_s = GROUPS_START_S if for_groups else SPREAD_START_S
-        await self._servers.ensure_at(alive - self._announced.announced, wait_s)
+        """How many page servers there are for pieces. See ``PageServers.everywhere``."""
+        await self._servers.everywhere(node_id, self._announced.announced, for_groups)
         return len(self._drains.others(0))
 
     async def follow_writers(self, region: int) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -43,6 +43,8 @@ from clamor_ray.actors.registry.registry_core import RegistryCore
 
 logger = logging.getLogger("clamor_ray.registry")
 
+SPREAD_START_S = 15.0  # for page servers of nodes that a variable is spread over
+GROUPS_START_S = 45.0  # the same, where that says how many nodes may be lost
 START_SERVER_S = 55.0  # less than a call to the registry has: its caller is told why
 STOP_S: Final = 10.0
 STOP_PAUSE_S: Final = 0.2
@@ -215,6 +217,20 @@ class PageServers:
         if not others(server_id):
             await self.ensure_at(alive - {node_id})
         return server_id
+
+    async def everywhere(
+        self, node_id: str, leaving: Collection[str], for_groups: bool = False
+    ) -> None:
+        """Each living node gets its page server, as far as that does not take long.
+
+        Args:
+            node_id: Of who asks.
+            leaving: Nodes that get none.
+            for_groups: It may take longer: how many there are says how many may be lost.
+        """
+        alive = await self.check_alive(node_id)
+        wait_s = GROUPS_START_S if for_groups else SPREAD_START_S
+        await self.ensure_at(alive.difference(leaving), wait_s)
 
     async def ensure_at(self, node_ids: Iterable[str], wait_s: float | None = None) -> None:
         """The page servers of these nodes, as far as they can be had: so that there is one that can

@@ -227,7 +227,7 @@ class Change:
         if isinstance(part, ParityPart):
             staged_at = part.stage(client, commit_id, timeout_s)
             write = of_layer(part.region, part.version, part.runs(), staged_at)
-            return staged_at, _brought(session, CommitRequest(commit_id, (write,), timeout_s))
+            return staged_at, brought(session, CommitRequest(commit_id, (write,), timeout_s))
         region = self._region(part)
         staged_at = client.stage(
             part.mapping_id, commit_id, part.runs, timeout_s=timeout_s, of=(region, part.version)

@@ -72,9 +72,6 @@ CODES = {
     ("redirect.c", "pc__redirect"): 1,
     ("rows.c", "copy_all"): 1,
     ("home.c", "compose_delta"): 1,
-    # A block that was to make another one again: that one's home is waited for then.
-    ("fetch.c", "take_bitmaps"): 1,
-    ("member.c", "read_some"): 1,
     ("parity.c", "add_old"): 1,
     ("engine.c", "pc_engine_peer_lost"): 2,  # one compares
     ("definitions.c", "pc_engine_define_region"): 1,  # compares
