@@ -345,6 +345,7 @@ def test_no_room_is_said_before_anything_is_staged(
         expected = pytest.raises(errors.OutOfMemoryError, match=r"100 bytes.*still open")
         with expected as caught, clamor.update(ref) as x:
             x[:] = 1
+        assert session.cluster.calls.count("make_room") == 1
         assert "commit" not in session.cluster.calls
     assert caught.value.transaction.commit() == (1,)
 
