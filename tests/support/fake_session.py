@@ -128,7 +128,7 @@ class Cluster:
     def may_commit(self, request: Any) -> None:
         self.log.prepare(request)
 
-    def outcome(self, commit_id: int) -> Any:
+    def outcome(self, commit_id: int, by_writer: bool = False) -> Any:
         known = self.log.outcome(commit_id)
         if known is None:
             self.log.abort(commit_id, 0.0)
