@@ -40,7 +40,7 @@ from bench.support.common import emit, note
 
 HOSTS, FEW_HOSTS = 5, 3
 CACHE_SHARE = 0.2
-PARITY_SMALL = {"delta_bytes": 16 << 20, "passes": 2}
+PARITY_SMALL = {"delta_bytes": 32 << 20}
 
 
 def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
