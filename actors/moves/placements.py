@@ -16,9 +16,9 @@ from collections.abc import Callable
 from clamor_ray import errors
 from clamor_ray._labels import capital, label
 from clamor_ray._protocol.cause import cause_of
-from clamor_ray._protocol.messages import ServerLost
+from clamor_ray._protocol.messages import RegionRecord, ServerLost
 from clamor_ray._protocol.refusals import NoSuchRegion
-from clamor_ray._redundancy.groups import PieceGroups, homes_of
+from clamor_ray._redundancy.groups import homes_of
 from clamor_ray.actors.moves.choices import least_loaded
 from clamor_ray.actors.moves.drains import Drains, MovesOne
 from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
@@ -51,12 +51,13 @@ class Placements:
         self._drains = drains
         self._label = label
         self._next = 0  # variables of few pieces begin at different servers
+        self._meant: dict[int, dict[int, int]] = {}  # variable with groups -> home of each piece
 
-    def homes(self, groups: PieceGroups, maker: int, is_fixed: bool = False) -> tuple[int, ...]:
+    def homes(self, whole: RegionRecord, maker: int, is_fixed: bool = False) -> tuple[int, ...]:
         """The server that each piece goes to, parity pieces too.
 
         Args:
-            groups: Of the pieces.
+            whole: The variable's.
             maker: The server where they are made.
             is_fixed: As in ``Shape``.
 
@@ -65,8 +66,15 @@ class Placements:
         """
         servers = self._drains.others(0) or [maker]
         first = self._next % len(servers)
-        self._next = first + groups.n_pieces
-        return tuple(homes_of(groups, servers, first, is_fixed))
+        self._next = first + whole.n_pieces
+        homes = homes_of(whole.groups, servers, first, is_fixed)
+        if whole.group_width:
+            self._meant[whole.region] = dict(zip(whole.pieces, homes, strict=True))
+        return tuple(homes)
+
+    def forget(self, region: int) -> None:
+        """It is gone."""
+        self._meant.pop(region, None)
 
     async def place(self, region: int, home: int, place_s: float) -> None:
         """Moves a piece that is sealed to its home, or to another server that has room.
@@ -128,9 +136,15 @@ class Placements:
         others = [each for each in self._drains.others(0) if each not in refused]
         if home in others:
             return home
-        others = self._core.apart(region, [each for each in others if each != maker])
-        found = least_loaded(others, self._drains.load_bytes())
+        meant = self._meant.get(self._core.whole_of(region), {})
+        # Where the others of its group will be, and not where they are made.
+        taken = {meant.get(each, 0) for each in self._core.others_of(region)}
+        others = [each for each in others if each != maker]
+        apart = [each for each in others if each not in taken] or others
+        found = least_loaded(apart, self._drains.load_bytes())
         if found is not None:
+            if region in meant:
+                meant[region] = found
             return found
         if may_stay:
             return maker

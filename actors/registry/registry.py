@@ -302,7 +302,7 @@ class Registry:
         )
         self._anchors = RayAnchors(counts, self._regions.free_unheld, background)
         self._meetings, self._news, self._task_ends = Meetings(), News(log), TaskEndLog()
-        late.when_gone += [log.forget, rebuilds.forget]
+        late.when_gone += [log.forget, rebuilds.forget, self._placements.forget]
         liveness.when_lost += [
             lambda loss: rebuilds.server_lost(loss.server_id),
             ends.server_lost,
@@ -519,7 +519,7 @@ class Registry:
         whole, *pieces = await self._regions.create_pieces(
             length_bytes, piece_bytes, node_id, request_id, shape
         )
-        homes = self._placements.homes(whole.groups, pieces[0].homes[0], shape.is_fixed)
+        homes = self._placements.homes(whole, pieces[0].homes[0], shape.is_fixed)
         anchors = self._anchors.make(n_anchors) if n_anchors else []
         return CreatedPieces(whole, tuple(pieces), homes, anchors)
 
@@ -551,7 +551,9 @@ class Registry:
         self, region: int, source: Source | None = None, counted: Counted | None = None
     ) -> RegionRecord:
         """See ``Regions.seal``."""
-        return self._regions.seal(region, source, counted)
+        if (record := self._regions.seal(region, source, counted)).group_width:
+            self._separations.look()
+        return record
 
     async def seal_and_create(
         self,

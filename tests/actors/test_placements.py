@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from clamor_ray import errors
+from clamor_ray._protocol.messages import RegionRecord, ServerInfo
 from clamor_ray._protocol.refusals import NoSuchRegion
+from clamor_ray._redundancy.groups import Shape
 from clamor_ray.actors.moves import placements
 from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
 from clamor_ray.actors.moves.placements import Placements
@@ -45,6 +47,10 @@ def placed(world: World, *outcomes: Exception | None) -> tuple[Placements, FakeM
     return Placements(world.core, moves, world.drains, lambda region: f"variable {region}"), moves
 
 
+def in_pieces(n: int) -> RegionRecord:
+    return RegionRecord(50, 0, 0, n << 21, (), n_pieces=n, piece_bytes=2 << 20)
+
+
 def of(world: World, work: Any) -> None:
     async def whole() -> None:
         try:
@@ -58,13 +64,15 @@ def of(world: World, work: Any) -> None:
 def test_pieces_go_to_all_servers_in_turn(world: World) -> None:
     async def work() -> None:
         found, _ = placed(world)
-        homes = found.homes(6, GIVER)
+        homes = found.homes(in_pieces(6), GIVER)
         assert sorted(homes) == sorted([GIVER, TAKER, OTHER] * 2)
         assert (homes[1], homes[2], homes[0]) == homes[3:]  # each round begins one further
-        assert len(set(found.homes(9, GIVER)[::3])) == 3  # who reads every third asks all
-        assert {found.homes(1, GIVER)[0] for _ in range(3)} == {GIVER, TAKER, OTHER}
+        assert (
+            len(set(found.homes(in_pieces(9), GIVER)[::3])) == 3
+        )  # who reads every third asks all
+        assert {found.homes(in_pieces(1), GIVER)[0] for _ in range(3)} == {GIVER, TAKER, OTHER}
         await world.drains.drain(OTHER, "node", 10.0)
-        assert set(found.homes(4, GIVER)) == {GIVER, TAKER}  # that one leaves
+        assert set(found.homes(in_pieces(4), GIVER)) == {GIVER, TAKER}  # that one leaves
 
     of(world, work)
 
@@ -176,5 +184,25 @@ def test_a_piece_that_cannot_be_moved_in_time_says_so(world: World) -> None:
         slow = Placements(world.core, Slow(), world.drains)
         with pytest.raises(errors.WaitTimeoutError, match=r"within 0\.05 s"):
             await slow.place(world.region, TAKER, 0.05)
+
+    of(world, work)
+
+
+def test_pieces_of_a_group_do_not_meet_where_a_home_has_no_room(world: World) -> None:
+    """What counts is where the others will be, and not where they are made."""
+
+    async def work() -> None:
+        record = world.core.create_pieces(2 << 21, 2 << 20, GIVER, shape=Shape(2, 1))
+        found, moves = placed(world, NoRoom("full"))
+        homes = found.homes(record, GIVER)
+        assert len(set(homes)) == 3
+        for piece in record.pieces:
+            world.core.seal(piece)
+        piece = next(p for p, home in zip(record.pieces, homes, strict=True) if home == TAKER)
+        world.core.server_registered(ServerInfo(8, "node 8", "127.0.0.1", 1, "name", "0"))
+        world.add_region(8, n_blocks=90)  # it has the most
+        await found.place(piece, TAKER, 10.0)
+        assert [taker for _, taker in moves.asked] == [TAKER, 8]
+        found.forget(record.region)
 
     of(world, work)
