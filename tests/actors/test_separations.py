@@ -57,7 +57,7 @@ class World:
 
     async def settled(self) -> None:
         deadline = asyncio.get_running_loop().time() + WAIT_S
-        while self.separations._is_looking:  # noqa: ASYNC110 - no event says it
+        while self.separations._is_looking:
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.01)
 
