@@ -561,6 +561,7 @@ class Rebuilds:
             return self._log.changes(region, older, version) if older <= version else None
 
         found = attempts.group = self._repairs.repairable(region)
+        attempts.number = secrets.randbits(63) | 1  # what is said of the last one is late
         return rebuild_plan.plan(
             -(-record.length_bytes // BLOCK_BYTES),
             [held for held in holdings if self._servers.why_lost(held.server_id) is None],

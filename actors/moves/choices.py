@@ -11,7 +11,7 @@ Tests: ``tests/actors/test_choices.py``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from clamor_ray._protocol.messages import HomeUse, NodeRoom
 
@@ -76,6 +76,7 @@ def to_make_room(
     takers: Mapping[int, NodeRoom],
     load_bytes: Mapping[int, int],
     stay: Collection[int] = (),
+    apart: Callable[[int, list[int]], list[int]] = lambda region, servers: servers,
 ) -> list[tuple[int, int]] | None:
     """Which homes a full server gives to whom. The fewest reads first; of equally read ones the
     smallest that is enough, else the largest that fits.
@@ -86,6 +87,7 @@ def to_make_room(
         takers: The room of those that may take some.
         load_bytes: Of the homes of each server.
         stay: Regions that do not move.
+        apart: Of servers that can take a region those that should: see ``RegistryCore.apart``.
 
     Returns:
         (region, taker); None where that is not enough: then nothing need move.
@@ -107,7 +109,7 @@ def to_make_room(
             return None
         home = min(fit, key=lambda each: _goes_before(each, short_bytes))
         able = [server_id for server_id, n_bytes in free.items() if n_bytes >= home.n_bytes]
-        taker = min(able, key=lambda server_id: load[server_id])
+        taker = min(apart(home.region, able), key=lambda server_id: load[server_id])
         chosen.append((home.region, taker))
         left.remove(home)
         free[taker] -= home.n_bytes

@@ -113,6 +113,7 @@ class FullNodes:
                     },
                     self._drains.load_bytes(),
                     {*stay, *self._moved_s},
+                    self._core.apart,
                 )
                 if chosen is None:
                     return False

@@ -121,3 +121,12 @@ def test_then_those_that_were_read_later_and_then_the_small_ones() -> None:
 
 def test_of_equally_read_ones_the_newest_use_is_first() -> None:
     assert by_use([home(1, 9, 4, 3.0), home(2, 9, 4, 2.0), home(3, 9, 4, 4.0)]) == [2, 1, 3]
+
+
+def test_it_goes_to_no_server_that_has_another_of_its_group() -> None:
+    def apart(region: int, servers: list[int]) -> list[int]:
+        return [each for each in servers if each != 9] or servers
+
+    homes = [home(1, 400)]
+    assert to_make_room(100, homes, empty(2), {10: 100}, apart=apart) == [(1, 10)]
+    assert to_make_room(100, homes, empty(), {}, apart=apart) == [(1, 9)]  # there is no other
