@@ -110,7 +110,7 @@ class Heartbeats:
             before_s = now_s
             if late_s > LATE_S:
                 for peer in self._peers.values():
-                    peer.arrivals.pardon(late_s)
+                    peer.arrivals.pardon(late_s, now_s)
             self._tick(now_s)
 
     def _tick(self, now_s: float) -> None:

@@ -94,9 +94,9 @@ class Suspicion:
         self._intervals_s.append(min(interval_s, self._mean_s + Z_OF_EXAMINED * self._std_s))
         self._set_moments()
 
-    def pardon(self, seconds: float) -> None:
-        """Who listens was not there for so long: that says nothing of the peer."""
-        self._last_s += seconds
+    def pardon(self, seconds: float, now_s: float) -> None:
+        """Who listens was not there for so long, until now: that says nothing of the peer."""
+        self._last_s = max(self._last_s, min(now_s, self._last_s + seconds))
 
     def silent_s(self, now_s: float) -> float:
         """How long nothing has come."""

@@ -87,7 +87,7 @@ def to_make_room(
         takers: The room of those that may take some.
         load_bytes: Of the homes of each server.
         stay: Regions that do not move.
-        apart: Of servers that can take a region those that should: see ``RegistryCore.apart``.
+        apart: Of servers that could take a region those that may.
 
     Returns:
         (region, taker); None where that is not enough: then nothing need move.
@@ -109,9 +109,11 @@ def to_make_room(
             return None
         home = min(fit, key=lambda each: _goes_before(each, short_bytes))
         able = [server_id for server_id, n_bytes in free.items() if n_bytes >= home.n_bytes]
-        taker = min(apart(home.region, able), key=lambda server_id: load[server_id])
-        chosen.append((home.region, taker))
         left.remove(home)
+        if not (able := apart(home.region, able)):
+            continue
+        taker = min(able, key=lambda server_id: load[server_id])
+        chosen.append((home.region, taker))
         free[taker] -= home.n_bytes
         load[taker] += home.n_bytes
         short_bytes -= home.n_bytes

@@ -93,12 +93,14 @@ class Drains:
         moves: MovesOne,
         label: Callable[[int], str] = label,
         ask: Callable[[int], Awaitable[NodeRoom | None]] | None = None,
+        is_suspected: Callable[[int], bool] = lambda server_id: False,
     ) -> None:
         self._core = core
         self._journal = journal
         self._moves = moves
         self._label = label
         self._ask = ask
+        self._is_suspected = is_suspected
         self._leaving: set[int] = set()
         self._turns: dict[int, asyncio.Lock] = {}
         self._running: dict[int, set[asyncio.Task[None]]] = {}
@@ -127,6 +129,11 @@ class Drains:
             for info in self._core.servers()
             if info.server_id != server_id and info.server_id not in self._leaving
         ]
+
+    def takers(self, server_id: int) -> list[int]:
+        """Who of them should: not who is so silent that it may be lost, while there are others."""
+        others = self.others(server_id)
+        return [each for each in others if not self._is_suspected(each)] or others
 
     async def drain(
         self, server_id: int, node_id: str, timeout_s: float, is_idle: bool = False
@@ -235,7 +242,7 @@ class Drains:
 
     def _begin(self, drain: _Drain, region: int) -> None:
         refused = drain.refused.setdefault(region, set())
-        left = [each for each in self.others(drain.server_id) if each not in refused]
+        left = [each for each in self.takers(drain.server_id) if each not in refused]
         taker = least_loaded(self._core.apart(region, left), drain.load_bytes)
         if taker is None:
             drain.why = drain.why if refused else "there is no other node any more"

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from clamor_ray._labels import label
 from clamor_ray._protocol.cause import cause_of
@@ -55,12 +57,19 @@ class FirstWrites:
         """It is gone."""
         self._pieces.discard(region)
 
-    async def before_commit(self, request: CommitRequest) -> None:
-        """Moves what this commit is the first to write. It never fails."""
-        if not self._pieces:
-            return
+    async def before_commit(self, request: CommitRequest) -> CommitRequest:
+        """Moves what this commit is the first to write. It never fails.
+
+        Returns:
+            The request, whose layers are as much older by now.
+        """
         due = [write for write in request.writes if write.region in self._pieces]
+        if not due:
+            return request
+        began_s = time.monotonic()
         await asyncio.gather(*(self._move(write.region, write.staged_at) for write in due))
+        ago_s = request.staged_ago_s + time.monotonic() - began_s
+        return replace(request, staged_ago_s=ago_s)
 
     async def _move(self, region: int, writer: int) -> None:
         self._pieces.discard(region)

@@ -57,6 +57,7 @@ ROUNDS = 32  # after the first of each block and record; then commits are held b
 PAUSE_S = 0.02
 BEGIN_S = 10.0  # until a taker that was the home itself a moment ago has let go of that
 CALL_S = 120.0
+BEGIN_CALL_S = 20.0  # nothing travels yet: a taker that is stopped holds others up no longer
 PUBLISH_S = 10.0  # until the giver knows what is decided
 DROP_S = 10.0
 HOLD_S = 5.0
@@ -289,7 +290,7 @@ class Moves:
                 move.taker, record, move.attempt, n_bytes, found.blocks if found else b""
             )
             try:
-                await watched(self._servers, move.taker, call, CALL_S)
+                await watched(self._servers, move.taker, call, BEGIN_CALL_S)
                 break
             except errors.WaitTimeoutError as failure:
                 if loop.time() >= deadline:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 from clamor_ray import errors
@@ -27,6 +28,7 @@ from clamor_ray.actors.registry.registry_core import RegistryCore
 logger = logging.getLogger("clamor_ray.registry")
 
 PAUSE_S = 0.2  # before a piece that could not be moved is tried again
+FAILURES = 3  # then another server is tried
 
 
 class Placements:
@@ -92,6 +94,7 @@ class Placements:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + place_s
         refused: set[int] = set()
+        failed: Counter[int] = Counter()
         may_stay = home != 0  # where it was made, if all others refuse
         why = ""
         while True:
@@ -107,6 +110,10 @@ class Placements:
             except MoveFailed as failure:
                 why = cause_of(failure)
                 logger.warning("%s is not moved to %#x: %s", self._label(region), home, why)
+                failed[home] += 1
+                if failed[home] >= FAILURES:  # it may be stopped: others have room, too
+                    refused.add(home)
+                    home = 0
                 await asyncio.sleep(PAUSE_S)
             except asyncio.TimeoutError as failure:
                 raise errors.WaitTimeoutError(
@@ -133,21 +140,25 @@ class Placements:
             OutOfMemoryError: All have refused.
         """
         maker = self._home_of(region)
-        others = [each for each in self._drains.others(0) if each not in refused]
-        if home in others:
-            return home
         meant = self._meant.get(self._core.whole_of(region), {})
         # Where the others of its group will be, and not where they are made.
         taken = {meant.get(each, 0) for each in self._core.others_of(region)}
-        others = [each for each in others if each != maker]
-        apart = [each for each in others if each not in taken] or others
-        found = least_loaded(apart, self._drains.load_bytes())
+        others = [each for each in self._drains.takers(0) if each not in refused]
+        if home in others and home not in taken:
+            return home
+        elsewhere = [each for each in others if each != maker]
+        load_bytes = self._drains.load_bytes()
+        found = least_loaded([each for each in elsewhere if each not in taken], load_bytes)
+        if found is None and may_stay and maker not in taken:
+            found = maker
+        if found is None:
+            found = least_loaded(elsewhere, load_bytes)
+        if found is None and may_stay:
+            found = maker
         if found is not None:
             if region in meant:
                 meant[region] = found
             return found
-        if may_stay:
-            return maker
         raise errors.OutOfMemoryError(
             f"No other node has room for {self._label(region)}{why and f': {why}'}.",
             hint="Free variables, or add nodes.",

@@ -91,7 +91,7 @@ class Separations:
         Args:
             refused: Pieces that are not looked at.
         """
-        servers = self._drains.others(0)
+        servers = self._drains.takers(0)
         for record in self._core.ready_regions():
             if not record.has_repair or record.region in refused:
                 continue

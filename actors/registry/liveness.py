@@ -20,7 +20,7 @@ from clamor_ray._protocol.messages import (
 )
 from clamor_ray._protocol.ray_state import PING_S, alive_nodes, raylet_addresses, within
 from clamor_ray.actors.commits.commit_log import CommitLog
-from clamor_ray.actors.lost_homes.evidence import all_refuse
+from clamor_ray.actors.lost_homes.evidence import TWICE_S, all_refuse
 from clamor_ray.actors.registry.late_writes import LateWrites
 from clamor_ray.actors.registry.registry_core import RegistryCore, Retire
 
@@ -102,8 +102,10 @@ class Liveness:
         if raylet is None:
             return self.lose(info.server_id, f"its node {info.node_id} is dead")
         # The page server last: of one that is stopped, each look stays in its port's queue.
-        if not (await all_refuse(raylet) and await all_refuse([(info.host, info.port)])):
-            return None
+        for pause_s in (TWICE_S, 0.0):
+            if not (await all_refuse(raylet) and await all_refuse([(info.host, info.port)])):
+                return None
+            await asyncio.sleep(pause_s)
         if not isinstance(self._core.locate(info.server_id), ServerInfo):
             return None
         return self.lose(
@@ -115,7 +117,9 @@ class Liveness:
         server_id = info.server_id
         if info.node_id not in await asyncio.to_thread(alive_nodes):
             return self.lose(server_id, f"its node {info.node_id} is dead")
-        ping = asyncio.ensure_future(within(PING_S, self._handles[server_id].ping.remote()))
+        if (handle := self._handles.get(server_id)) is None:  # others were quicker
+            return self._core.locate(server_id)
+        ping = asyncio.ensure_future(within(PING_S, handle.ping.remote()))
         try:
             if not (await asyncio.wait({ping}, timeout=SOON_S))[0]:
                 await self.look(info)

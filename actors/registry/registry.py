@@ -240,7 +240,8 @@ class Registry:
             floor_of=lineage.lineage.floor,
             is_leaving=lambda server_id: self._drains.is_leaving(server_id),
         )
-        self._drains = Drains(core, journal, self._moves, label, lambda at: self._servers.room(at))
+        asks = (lambda at: self._servers.room(at), lambda at: self._servers.is_suspected(at))
+        self._drains = Drains(core, journal, self._moves, label, *asks)
         self._placements = Placements(core, self._moves, self._drains, label)
         self._separations = Separations(core, self._moves, self._drains, label)
         self._first_writes = FirstWrites(log, self._moves, label)
@@ -655,8 +656,7 @@ class Registry:
 
     async def commit(self, request: CommitRequest) -> Committed:
         """See ``Versions.commit``."""
-        await self._first_writes.before_commit(request)
-        return await self._versions.commit(request)
+        return await self._versions.commit(await self._first_writes.before_commit(request))
 
     async def bring(self, request: CommitRequest) -> int:
         """See ``Versions.bring``."""

@@ -159,8 +159,15 @@ class Versions:
         Where the home is lost it waits for the new one.
         """
         check_request(request)
-        await self._rebuilds.settle_all(request, self._deadline_of(request))
-        return await self._commits.bring(request)
+        deadline = self._deadline_of(request)
+        for left in reversed(range(COMMIT_TRIES)):
+            await self._rebuilds.settle_all(request, deadline)
+            try:
+                return await self._commits.bring(request)
+            except errors.HomeLostError:
+                if not left:
+                    raise
+        raise AssertionError("unreachable")
 
     async def outcome(self, commit_id: int, by_writer: bool = False) -> dict[int, int]:
         """The versions that a commit made; {}: it was aborted, at the latest by this question.

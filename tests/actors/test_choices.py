@@ -125,8 +125,9 @@ def test_of_equally_read_ones_the_newest_use_is_first() -> None:
 
 def test_it_goes_to_no_server_that_has_another_of_its_group() -> None:
     def apart(region: int, servers: list[int]) -> list[int]:
-        return [each for each in servers if each != 9] or servers
+        return [each for each in servers if each != 9 or region == 2]
 
     homes = [home(1, 400)]
     assert to_make_room(100, homes, empty(2), {10: 100}, apart=apart) == [(1, 10)]
-    assert to_make_room(100, homes, empty(), {}, apart=apart) == [(1, 9)]  # there is no other
+    assert to_make_room(100, homes, empty(), {}, apart=apart) is None  # there is no other
+    assert to_make_room(100, [*homes, home(2, 300)], empty(), {}, apart=apart) == [(2, 9)]

@@ -206,3 +206,35 @@ def test_pieces_of_a_group_do_not_meet_where_a_home_has_no_room(world: World) ->
         found.forget(record.region)
 
     of(world, work)
+
+
+def test_a_planned_home_that_another_of_the_group_has_got_is_passed_over(world: World) -> None:
+    """It stays where it was made, if that is free of the group."""
+
+    async def work() -> None:
+        record = world.core.create_pieces(1 << 21, 2 << 20, GIVER, shape=Shape(1, 1))
+        found, moves = placed(world, NoRoom("full"))
+        homes = dict(zip(record.pieces, found.homes(record, GIVER), strict=True))
+        for piece in record.pieces:
+            world.core.seal(piece)
+        data, mirror = record.pieces
+        found._meant[record.region] = homes = {data: TAKER, mirror: OTHER}
+        await found.place(data, TAKER, 10.0)  # which has no room; the other has the mirror
+        assert moves.asked == [(data, TAKER), (data, GIVER)]
+        assert homes[data] == GIVER
+        await found.place(mirror, OTHER, 10.0)
+        assert moves.asked[2:] == [(mirror, OTHER)]
+        found._meant[record.region] = {data: OTHER, mirror: OTHER}
+        await found.place(mirror, OTHER, 10.0)
+        assert moves.asked[3:] == [(mirror, TAKER)]
+
+    of(world, work)
+
+
+def test_a_home_that_takes_nothing_is_passed_over_in_the_end(world: World) -> None:
+    async def work() -> None:
+        found, moves = placed(world, *[MoveFailed("no answer")] * placements.FAILURES)
+        await found.place(world.region, OTHER, 10.0)
+        assert [taker for _, taker in moves.asked] == [*[OTHER] * placements.FAILURES, TAKER]
+
+    of(world, work)

@@ -34,7 +34,7 @@ class World:
         self.failures = 0
         self.asked: list[tuple[int, int]] = []
         drains: Any = SimpleNamespace(
-            others=lambda but: [each.server_id for each in self.core.servers()],
+            takers=lambda but: [each.server_id for each in self.core.servers()],
             load_bytes=dict,
         )
         self.separations = Separations(self.core, self, drains)

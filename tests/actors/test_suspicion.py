@@ -76,10 +76,19 @@ def test_the_own_absence_is_nobodys_silence(
 ) -> None:
     one, now_s = heard(intervals_s)
     other, _ = heard(intervals_s)
-    other.pardon(away_s)
+    other.pardon(away_s, now_s + away_s)
     assert other.phi(now_s + away_s + silent_s) == pytest.approx(
         one.phi(now_s + silent_s), rel=1e-3, abs=1e-6
     )
+
+
+def test_an_answer_that_waited_through_the_own_absence_does_not_blind() -> None:
+    peer, now_s = heard([PERIOD_S] * 50)
+    now_s += 10.0
+    peer.heard(now_s)  # it was in the queue
+    peer.pardon(9.9, now_s)
+    assert peer.silent_s(now_s + 2.0) == pytest.approx(2.0)
+    assert peer.phi(now_s + 2.0) > suspicion.EXAMINED_PHI
 
 
 def test_a_regular_peer_is_looked_after_within_seconds() -> None:

@@ -18,7 +18,8 @@ int pc__answer_fits(const struct pc__data_header *header, const struct pc__fetch
         return pc__fail(PC_ERR_PROTOCOL, "an answer to another question");
     if (header->status < 0)
         return PC_OK;
-    if (!fetch->is_filled && !version_fits(fetch, header->version)) /* its generation may have moved on */
+    const bool is_late = fetch->is_filled || fetch->unwanted; /* its generation may have moved on */
+    if (!is_late && !version_fits(fetch, header->version))
         return pc__fail(PC_ERR_PROTOCOL, "blocks of version %u", header->version);
     if (header->n_blocks != fetch->n_blocks)
         return pc__fail(PC_ERR_PROTOCOL, "%u blocks in answer to %u", header->n_blocks,
