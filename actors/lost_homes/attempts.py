@@ -24,6 +24,7 @@ class Attempts:
         heading: The new home that this try has chosen; 0: none yet.
         failed: Why the source does not make it again: it is not asked any more.
         group: What the others of its group make, at this try.
+        mates: See ``Repairs.mates``, at this try.
         number: Of the attempt, at the new home.
     """
 
@@ -32,4 +33,5 @@ class Attempts:
     heading: int = 0
     failed: errors.SourceError | None = None
     group: Repairable | None = None
+    mates: dict[int, tuple[int, bool]] = field(default_factory=dict)
     number: int = field(default_factory=lambda: secrets.randbits(63) | 1)

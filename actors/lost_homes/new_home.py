@@ -46,7 +46,7 @@ def written_bytes(order: RebuildOrder) -> int:
     """
     n_bytes = sum(len(BitMap.deserialize(blocks)) * BLOCK_BYTES for _, blocks in order.cached)
     n_bytes += sum(layer_bytes for _, _, layer_bytes in order.takes)
-    n_bytes += _notes_bytes(order.lost) + order.more_bytes
+    n_bytes += _notes_bytes(order.lost)
     if not order.pieces:
         source = order.from_source
         return n_bytes + (len(BitMap.deserialize(source)) * BLOCK_BYTES if source else 0)

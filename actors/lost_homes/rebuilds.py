@@ -62,7 +62,7 @@ from clamor_ray.actors.lost_homes.lost_blocks import BlockLoss, Losses, LostBloc
 from clamor_ray.actors.lost_homes.rebuild_servers import Servers
 from clamor_ray.actors.lost_homes.repairs import Repairs
 from clamor_ray.actors.lost_homes.unheard_homes import UnheardHomes
-from clamor_ray.actors.lost_homes.watched_calls import watched
+from clamor_ray.actors.lost_homes.watched_calls import told_in_the_end, watched
 from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 
@@ -71,6 +71,7 @@ logger = logging.getLogger("clamor_ray.registry")
 TRIES = 12
 PAUSE_S = 0.1
 PAUSE_MOST_S = 5.0
+PUT_OFF_S = 30.0  # of a piece that others of its group may need
 ASK_S = 5.0  # what a server has
 STAGE_S = 120.0
 REBUILD_S = 900.0
@@ -120,8 +121,7 @@ class Rebuilds:
         self._journal = journal
         self._servers = servers
         self._rehomed = rehomed
-        self._is_leaving = is_leaving
-        self._is_suspected = is_suspected
+        self._is_leaving, self._is_suspected = is_leaving, is_suspected
         self._losses = losses if losses is not None else Losses()
         self._losses.healed = self._tell_all
         self._sources: dict[int, Source] = {}
@@ -138,9 +138,9 @@ class Rebuilds:
         self._rebuilt: dict[int, int] = {}  # region -> the home that it has got
         self._load: Counter[int] = Counter()  # regions that a server has got, or is to get
         self._background = BackgroundTasks(logger)
-        repairs = Repairs(core, log, servers, self._losses, self._staged, self._background.spawn)
-        self._repairs = repairs
-        self.repair_set, self.n_degraded = repairs.repair_set, repairs.n_degraded
+        spawn = self._background.spawn
+        self._repairs = Repairs(core, log, servers, self._losses, self._staged, spawn)
+        self.repair_set, self.n_degraded = self._repairs.repair_set, self._repairs.n_degraded
 
     # -- what is known of regions
 
@@ -192,14 +192,17 @@ class Rebuilds:
         for region in self._core.homed_at(server_id):
             self._begin(region, self._rebuild(region))
 
-    def activate(self, regions: Iterable[int]) -> None:
-        """After a restart of the registry: new homes may not have heard that they are that."""
+    def activate(self, regions: Iterable[int], lost: Iterable[int] = ()) -> None:
+        """After a restart of the registry: new homes may not have heard that they are that, and
+        nobody may ask for what was homed at servers that were lost before."""
         for region in regions:
             if (record := self._core.record_of(region)) is not None:
                 self._set_rebuilt(region, record.homes[0])
             if self._core.state(region) is RegionState.READY and not self._why(region):
                 self._activating.add(region)
                 self._begin(region, self._activate_again(region))
+        for server_id in lost:
+            self.server_lost(server_id)
 
     def verdict(self, region: int) -> errors.HomeLostError | None:
         """Why all of the region is lost for good, if it is."""
@@ -390,6 +393,12 @@ class Rebuilds:
             "variable %d is not rebuilt until somebody asks for it: %s; the last of %d tries: %s",
             region, why, TRIES, self._put_off[region],
         )  # fmt: skip
+        if self._core.others_of(region):  # a parity nobody asks for, until it is too late
+            self._background.spawn(self._rebuild_later(region))
+
+    async def _rebuild_later(self, region: int) -> None:
+        await asyncio.sleep(PUT_OFF_S)
+        self._begin(region, self._rebuild(region))
 
     def _give_up(self, region: int, verdict: errors.HomeLostError) -> None:
         logger.error("%s", verdict)
@@ -441,6 +450,8 @@ class Rebuilds:
         servers = [info.server_id for info in self._core.servers()]
         if self._is_leaving(plan.home) and not all(map(self._is_leaving, servers)):
             raise Again("the new home is drained")
+        if self._repairs.mates(region, bool(plan.lost)) != attempts.mates:
+            raise Again("another piece of its group was lost, or came back, meanwhile")
         # No await in here: from the journal on it is the home.
         lost = self._lost_by(record, why, plan, attempts)
         self._journal.rehome(record, record.version, lost.get(region), others=lost)
@@ -479,9 +490,15 @@ class Rebuilds:
             raise Again("no node has room to be its new home")
         if plan.lost and silent:
             raise Again("a page server that may have blocks of it does not answer")
+        if plan.lost and self._repairs.is_awaited(region):
+            raise Again("other pieces of its group have no home yet")
+        members = attempts.group.versions if attempts.group is not None else ()
+        if any(self._core.homes_of(each)[0] in silent for each in members):
+            raise Again("the home of another piece of its group does not answer")
+        attempts.mates = self._repairs.mates(region, bool(plan.lost))
         n_taken = sum(len(take.blocks) for take in plan.takes)
-        n_made = len(plan.from_source) + len(plan.from_group)
-        if plan.lost and not n_taken + n_made and not self._is_opened_part(region):
+        n_made = n_taken + len(plan.from_source) + len(plan.from_group)
+        if plan.lost and not n_made and not self._repairs.is_opened_part(region):
             raise self._loss(record, why, plan, attempts).all_of_it()
         logger.info(
             "variable %d: %s; its new home is %#x, %d blocks come from its group, %d from caches "
@@ -496,13 +513,6 @@ class Rebuilds:
         self._core.lookup(region, plan.home)
         await self._stage(region, plan, staged)
         return record, plan
-
-    def _is_opened_part(self, region: int) -> bool:
-        """Whether it is a piece of a variable that can be opened: then others of its pieces may be
-        there, and nobody could open the variable without this one. A variable whose pieces are
-        being made is made again."""
-        whole = self._core.whole_of(region)
-        return whole != region and self._core.state(whole) is RegionState.READY
 
     def _runs_source(self, region: int, plan: rebuild_plan.RebuildPlan) -> bool:
         """Whether something is run for it, which takes nobody knows how long."""
@@ -661,7 +671,6 @@ class Rebuilds:
             lost=bytes(plan.lost.serialize()) if plan.lost else b"",
             before_bytes=self._core.before_bytes(record.region),
             attempt=attempts.number if plan.from_group else 0,
-            more_bytes=len(plan.from_group) * BLOCK_BYTES,
         )
         source = self._sources.get(self._core.whole_of(record.region))
         if plan.from_source and source is not None and source.kind != CALL:
@@ -768,29 +777,24 @@ class Rebuilds:
         except Exception as failure:  # any: a server that gives may be restarting, or lost
             raise Again(f"page server {server_id:#x}: {failure!r}") from failure
 
-    async def _tell(self, server_id: int, record: RegionRecord) -> None:
+    async def _say(self, server_id: int, call: Coroutine[Any, Any, None], what: str) -> None:
+        """As a favour: it asks by itself when it needs to know."""
         try:
-            await asyncio.wait_for(self._servers.rehome(server_id, record), TELL_S)
-        except Exception as failure:  # any: it asks when it needs to know
-            logger.info("page server %#x was not told of a new home: %r", server_id, failure)
+            await asyncio.wait_for(call, TELL_S)
+        except Exception as failure:  # any
+            logger.info("page server %#x was not told %s: %r", server_id, what, failure)
+
+    async def _tell(self, server_id: int, record: RegionRecord) -> None:
+        await self._say(server_id, self._servers.rehome(server_id, record), "of a new home")
 
     async def _drop_prepared(self, server_id: int, region: int) -> None:
         """Tells a server of the verdict. One that does not hear of it learns it from the first who
         needs a block."""
-        pause_s = PAUSE_S
-        for _ in range(TRIES):
-            if region not in self._lost or self._servers.why_lost(server_id) is not None:
-                return
-            try:
-                await asyncio.wait_for(self._servers.rebuild_drop(server_id, region), TELL_S)
-                return
-            except Exception as failure:  # any: it may be restarting
-                logger.info("page server %#x was not told of a verdict: %r", server_id, failure)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_MOST_S)
+        await told_in_the_end(
+            lambda: self._servers.rebuild_drop(server_id, region),
+            lambda: region not in self._lost or self._servers.why_lost(server_id) is not None,
+            f"page server {server_id:#x} was not told of a verdict",
+        )
 
     async def _drop(self, server_id: int, commit_id: int, region: int) -> None:
-        try:
-            await asyncio.wait_for(self._servers.drop(server_id, commit_id, [region]), TELL_S)
-        except Exception as failure:  # any: it asks by itself what becomes of a staged layer
-            logger.info("page server %#x was not told to drop a layer: %r", server_id, failure)
+        await self._say(server_id, self._servers.drop(server_id, commit_id, [region]), "to drop it")

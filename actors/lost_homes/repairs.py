@@ -6,7 +6,7 @@ home pulls them, and writes their XOR. Where there are copies one of them is eno
 
     blocks   -> those that hold data in any of them, some at a time, no faster than
                 ``RATE_BYTES_S``
-    records  -> of the history, the newest first, as far as the homes still have those versions
+    records  -> of the history, as far as the homes still have those versions
 
 Nothing here decides: ``rebuilds.py`` does, and writes down what came of it.
 
@@ -18,7 +18,6 @@ Thread safety: everything belongs to one asyncio loop.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import secrets
 from collections.abc import Callable, Coroutine, Iterable
@@ -27,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 
 from pyroaring import BitMap
 
+from clamor_ray import errors
 from clamor_ray._protocol.messages import BLOCK_BYTES, RegionRecord, RepairSet
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.lost_homes.lost_blocks import Losses
@@ -60,6 +60,9 @@ class RepairServers(Examined, Protocol):
     ) -> list[int]:
         """It makes layers of a home's blocks: (version, commit id, serialized BitMap) of each. The
         bytes of each; 0: that version is kept no longer."""
+
+    async def oldest_version(self, giver: int, region: int) -> int:
+        """The oldest version whose blocks it keeps."""
 
     async def drop_layers(self, giver: int, region: int, commit_ids: list[int]) -> None:
         """It drops what it has staged."""
@@ -168,6 +171,28 @@ class Repairs:
             return []
         return [each for each in self._core.others_of(region) if self._is_parity(each)]
 
+    def mates(self, region: int, plan_lost: bool) -> dict[int, tuple[int, bool]]:
+        """What a plan for a piece stands on: the loss of each of the others, and, where the piece
+        is to lose blocks, whether it is there."""
+        return {
+            each: (self._losses.number(each), plan_lost and self._is_there(each))
+            for each in self._core.others_of(region)
+        }
+
+    def is_awaited(self, region: int) -> bool:
+        """Whether others of a parity piece's group have no home now, and will have: what of it
+        nobody else has they make then."""
+        return self._is_parity(region) and any(
+            not self._is_there(each) for each in self._core.others_of(region)
+        )
+
+    def is_opened_part(self, region: int) -> bool:
+        """Whether it is a piece of a variable that can be opened: then others of its pieces may be
+        there, and nobody could open the variable without this one. A variable whose pieces are
+        being made is made again."""
+        whole = self._core.whole_of(region)
+        return whole != region and self._core.state(whole) is RegionState.READY
+
     def n_degraded(self) -> int:
         """Pieces that the loss of one node would leave without what makes them again, or that are
         being made again."""
@@ -222,14 +247,17 @@ class Repairs:
             What a call of a page server raises: the taker drops what it has.
         """
         region = record.region
+        staged: list[Staged] = []  # that nobody has dropped yet
         try:
-            await self._bring_blocks(region, taker, attempt, found)
-            await self._bring_records(region, taker, attempt, found.version)
+            await self._bring_blocks(region, taker, attempt, found, staged)
+            await self._bring_records(region, taker, attempt, found, staged)
             call = self._servers.take_seal(taker, region, attempt, record.version)
             await self._call(taker, call)
         except BaseException:
             self._spawn(self._give_up(taker, region, attempt))
             raise
+        finally:
+            self._spawn(self._drop(staged))
 
     async def _give_up(self, taker: int, region: int, attempt: int) -> None:
         try:
@@ -237,7 +265,9 @@ class Repairs:
         except Exception as failure:  # any: it drops by itself what nobody asks for
             logger.info("page server %#x was not told to drop a repair: %r", taker, failure)
 
-    async def _bring_blocks(self, region: int, taker: int, attempt: int, found: Repairable) -> None:
+    async def _bring_blocks(
+        self, region: int, taker: int, attempt: int, found: Repairable, staged: list[Staged]
+    ) -> None:
         with_data = await asyncio.gather(
             *(self._blocks_of(each, version) for each, version in found.versions.items())
         )
@@ -249,10 +279,13 @@ class Repairs:
             while todo:
                 some = BitMap(todo[:LAYER_BLOCKS])
                 todo -= some
-                staged = await self._stage([(found.version, found.versions, some)])
+                rows = await self._stage([(found.version, found.versions, some)], staged)
+                if not all(map(_is_whole, rows)):
+                    raise errors.SnapshotExpired("Another of its group does not have that version.")
                 if taking is not None:
                     await taking
-                taking = asyncio.ensure_future(self._take(region, taker, attempt, False, staged))
+                work = self._take(region, taker, attempt, False, rows, staged)
+                taking = asyncio.ensure_future(work)
                 n_bytes += len(some) * BLOCK_BYTES
                 early_s = n_bytes / RATE_BYTES_S - (loop.time() - begun_s)
                 await asyncio.sleep(max(0.0, early_s))
@@ -263,53 +296,74 @@ class Repairs:
                 taking.cancel()
                 await asyncio.gather(taking, return_exceptions=True)
 
-    async def _bring_records(self, region: int, taker: int, attempt: int, version: int) -> None:
-        """What each version had in the blocks that the next commit replaced."""
-        staged: list[Staged] = []
-        n_bytes, at, is_known = 0, version - 1, True
-        while is_known and at >= 0 and version - at <= MOST_RECORDS and n_bytes < RECORDS_BYTES:
-            wanted = []
-            for older in range(at, max(-1, at - RECORDS_AT_ONCE), -1):
-                one = self._record(region, older)
-                if one is None:
-                    break
-                wanted.append(one)
-            if not wanted:
-                break
-            rows = await self._stage(wanted)
-            known = list(itertools.takewhile(_is_whole, rows))
-            is_known = len(known) == len(wanted)
-            for row in rows[: len(known)]:
-                staged.append(row)
-                n_bytes += max(layer_bytes for *_, layer_bytes in row[1])
-            self._spawn(self._drop(row for row in rows[len(known) :]))
-            at -= len(wanted)
-        staged.reverse()
-        for begin in range(0, len(staged), RECORDS_AT_ONCE):
-            some = staged[begin : begin + RECORDS_AT_ONCE]
-            await self._take(region, taker, attempt, True, some)
+    async def _bring_records(
+        self, region: int, taker: int, attempt: int, found: Repairable, staged: list[Staged]
+    ) -> None:
+        """What each version had in the blocks that the next commit replaced, the oldest first.
+        Without room for them there are none: they are not worth the newest version."""
+        kept_from = {each: await self._oldest(each) for each in found.versions}
+        wanted = self._records(region, found, kept_from)
+        try:
+            while wanted:
+                some = [wanted.pop(0)]
+                n_blocks = len(some[0][2])
+                while wanted and len(some) < RECORDS_AT_ONCE:
+                    n_blocks += len(wanted[0][2])
+                    if n_blocks > LAYER_BLOCKS:
+                        break
+                    some.append(wanted.pop(0))
+                rows = await self._stage(some, staged)
+                whole = list(filter(_is_whole, rows))  # the history begins anew behind a gap
+                if whole:
+                    await self._take(region, taker, attempt, True, whole, staged)
+        except (errors.OutOfMemoryError, errors.DescriptorLimitError) as failure:
+            logger.warning("piece %d comes without older versions: %s", region, failure)
 
-    def _record(self, region: int, version: int) -> tuple[int, dict[int, int], BitMap] | None:
-        """What is wanted of whom for the record of a version; None: that is not known any more."""
+    def _records(
+        self, region: int, found: Repairable, kept_from: dict[int, int]
+    ) -> list[tuple[int, dict[int, int], BitMap]]:
+        """(version, versions of the others, blocks) of each that can be made, the oldest first,
+        without a gap to the newest."""
+        wanted: list[tuple[int, dict[int, int], BitMap]] = []
+        n_blocks, at = 0, found.version - 1
+        while at >= 0 and len(wanted) < MOST_RECORDS and n_blocks * BLOCK_BYTES < RECORDS_BYTES:
+            one = self._record(region, at, found)
+            if one is None or any(one[1][each] < kept_from[each] for each in one[1]):
+                break
+            wanted.append(one)
+            n_blocks += len(one[2])
+            at -= 1
+        wanted.reverse()
+        return wanted
+
+    def _record(
+        self, region: int, version: int, found: Repairable
+    ) -> tuple[int, dict[int, int], BitMap] | None:
+        """What is wanted of whom for the record of a version; None: that is not known any more, or
+        one of them has lost some of it."""
         changed = self._log.changes(region, version, version + 1)
         row = self._log.row_with(region, version)
         if changed is None or row is None:
             return None
         first = self._first_of(region)
-        others = self._core.others_of(region)
-        if self._are_copies(region):
-            others = [each for each in others if self._is_there(each)][:1]
-        versions = {each: row[each - first] for each in others}
-        return version, versions, changed
+        if any(changed & self._lost_of(each) for each in (region, *found.versions)):
+            return None
+        return version, {each: row[each - first] for each in found.versions}, changed
+
+    async def _oldest(self, region: int) -> int:
+        (home,) = self._core.homes_of(region)
+        return await self._call(home, self._servers.oldest_version(home, region))
 
     async def _blocks_of(self, region: int, version: int) -> BitMap:
         (home,) = self._core.homes_of(region)
         call = self._servers.home_blocks(home, region, version)
         return BitMap.deserialize(await self._call(home, call))
 
-    async def _stage(self, wanted: list[tuple[int, dict[int, int], BitMap]]) -> list[Staged]:
+    async def _stage(
+        self, wanted: list[tuple[int, dict[int, int], BitMap]], staged: list[Staged]
+    ) -> list[Staged]:
         """Each home stages its part of all that is wanted, (version, versions of the members,
-        blocks) of each."""
+        blocks) of each. It is noted before anybody is asked."""
         of_each: dict[int, list[tuple[int, int, bytes]]] = {}
         asked: list[set[int]] = []  # of each that is wanted: a shorter piece may have none of it
         for _, versions, blocks in wanted:
@@ -320,39 +374,42 @@ class Repairs:
                     asked[-1].add(member)
                     layer = (at, secrets.randbits(64) | 1, bytes(some.serialize()))
                     of_each.setdefault(member, []).append(layer)
-        ids = [commit_id for layers in of_each.values() for _, commit_id, _ in layers]
-        self._staged.update(ids)
-        calls = {member: self._stage_at(member, layers) for member, layers in of_each.items()}
-        found = await asyncio.gather(*calls.values(), return_exceptions=True)
+        homes = {member: self._core.homes_of(member)[0] for member in of_each}
+        for member, layers in of_each.items():
+            ids = [commit_id for _, commit_id, _ in layers]
+            self._staged.update(ids)
+            staged.append((0, [(homes[member], member, commit_id, 0) for commit_id in ids]))
+        calls = [
+            self._call(homes[member], self._servers.stage_versions(homes[member], member, layers))
+            for member, layers in of_each.items()
+        ]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
         rows: list[Staged] = [(version, []) for version, _, _ in wanted]
-        failed: BaseException | None = None
-        for (member, layers), answer in zip(of_each.items(), found, strict=True):
-            (home,) = self._core.homes_of(member) or (0,)
+        for (member, layers), answer in zip(of_each.items(), answers, strict=True):
             if isinstance(answer, BaseException):
-                failed = answer
-                answer = [0] * len(layers)
+                raise answer
             taken = iter(zip(layers, answer, strict=True))
             for members, row in zip(asked, rows, strict=True):
                 if member in members:
                     (_, commit_id, _), layer_bytes = next(taken)
-                    row[1].append((home, member, commit_id, layer_bytes))
-        if failed is not None:
-            self._spawn(self._drop(rows))
-            raise failed
+                    row[1].append((homes[member], member, commit_id, layer_bytes))
         return rows
 
-    async def _stage_at(self, member: int, layers: list[tuple[int, int, bytes]]) -> list[int]:
-        (home,) = self._core.homes_of(member)
-        return await self._call(home, self._servers.stage_versions(home, member, layers))
-
     async def _take(
-        self, region: int, taker: int, attempt: int, are_records: bool, staged: list[Staged]
+        self,
+        region: int,
+        taker: int,
+        attempt: int,
+        are_records: bool,
+        rows: list[Staged],
+        staged: list[Staged],
     ) -> None:
-        try:
-            call = self._servers.take_repaired(taker, region, attempt, are_records, staged)
-            await self._call(taker, call)
-        finally:
-            self._spawn(self._drop(staged))
+        call = self._servers.take_repaired(taker, region, attempt, are_records, rows)
+        await self._call(taker, call)
+        ids = {commit_id for _, layers in rows for _, _, commit_id, _ in layers}
+        done = [each for each in staged if any(layer[2] in ids for layer in each[1])]
+        staged[:] = [each for each in staged if each not in done]
+        self._spawn(self._drop(done))
 
     async def _call(self, server_id: int, call: Coroutine[Any, Any, _T]) -> _T:
         return await watched(self._servers, server_id, call, CALL_S)

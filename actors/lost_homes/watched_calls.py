@@ -6,6 +6,7 @@ Ray goes on trying to reach a server whose node is gone, so who waits looks afte
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
@@ -14,6 +15,13 @@ from clamor_ray._labels import capital
 
 LOOK_S = 3.0  # a server that is silent for so long is looked after
 HEAR_S = 0.25  # others may have found it lost before
+
+logger = logging.getLogger("clamor_ray.registry")
+
+TRIES = 12
+PAUSE_S = 0.1
+PAUSE_MOST_S = 5.0
+TELL_S = 10.0
 
 _T = TypeVar("_T")
 
@@ -72,3 +80,26 @@ async def watched(
                 raise asyncio.TimeoutError
     finally:
         task.cancel()
+
+
+async def told_in_the_end(
+    tell: Callable[[], Coroutine[Any, Any, object]], is_over: Callable[[], bool], what: str
+) -> None:
+    """Makes a call until it succeeds, with pauses, for a minute at most.
+
+    Args:
+        tell: Makes it.
+        is_over: It need not be made any more.
+        what: It was not, for the log.
+    """
+    pause_s = PAUSE_S
+    for _ in range(TRIES):
+        if is_over():
+            return
+        try:
+            await asyncio.wait_for(tell(), TELL_S)
+            return
+        except Exception as failure:  # any: it may be restarting
+            logger.info("%s: %r", what, failure)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, PAUSE_MOST_S)

@@ -164,7 +164,7 @@ class MovedHomes:
             wanted: (version, commit id, serialized BitMap) of each.
 
         Returns:
-            The bytes of each layer; 0: that version is kept no longer.
+            The bytes of each layer; 0: that version is kept no longer, or some of it is lost.
 
         Raises:
             What ``stage_home`` raises; nothing stays staged then.
@@ -174,7 +174,7 @@ class MovedHomes:
             for version, commit_id, blocks in wanted:
                 try:
                     layers_bytes.append(self.stage_home(region, version, commit_id, blocks))
-                except errors.SnapshotExpired:
+                except (errors.SnapshotExpired, errors.HomeLostError):
                     layers_bytes.append(0)
         except BaseException:
             self.drop_layers(region, [commit_id for _, commit_id, _ in wanted])

@@ -232,7 +232,7 @@ class Registry:
         self._switches = Switches(
             *(core, log, journal, homes, held, losses, unheard),
             moved=rebuilds.moved,
-            rehomed=lineage.server_here,
+            rehomed=has_more,
             look_again=lambda region: rebuilds.settle(region, 0.0),
         )
         self._moves = Moves(
@@ -365,7 +365,7 @@ class Registry:
         for each in (self._departures, self._announced, self._servers):
             each.watch()
         self._switches.take_back(saved.givers)  # first: they tell the new homes themselves
-        self._rebuilds.activate(saved.rehomed)
+        self._rebuilds.activate(saved.rehomed, [lost.server_id for lost in saved.lost])
         self._lineage.take_back()
         self._ends.carry_out(orders)
         self._separations.look()

@@ -442,7 +442,6 @@ class RebuildOrder:
         digest: Of an object that was shared; b"": the source's answer is a list of pieces.
         lost: Serialized BitMap of the blocks that no server has and no source makes; b"": none.
         attempt: Not 0: the pieces of its group make the rest, which comes under this number.
-        more_bytes: Of that, about.
     """
 
     record: RegionRecord
@@ -455,7 +454,6 @@ class RebuildOrder:
     lost: bytes = b""
     before_bytes: int = 0
     attempt: int = 0
-    more_bytes: int = 0
 
 
 @dataclass(frozen=True)

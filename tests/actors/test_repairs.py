@@ -156,6 +156,9 @@ class World:
             found.append(4096 * len(blocks))
         return found
 
+    async def oldest_version(self, giver: int, region: int) -> int:
+        return self.kept_from.get(region, 0)
+
     async def drop_layers(self, giver: int, region: int, commit_ids: list[int]) -> None:
         for commit_id in commit_ids:
             self.layers.pop((giver, region, commit_id), None)
@@ -354,3 +357,62 @@ def test_what_is_degraded() -> None:
     assert world.repairs.n_degraded() == world.groups.n_regions
     assert world.core.apart(first, [home, TAKER]) == [home]
     assert world.core.apart(world.whole, [home, TAKER]) == [home, TAKER]
+
+
+def test_records_without_room_are_left_out() -> None:
+    async def work() -> None:
+        world = World(Shape(2, 1), 4)
+        for _ in range(9):
+            world.commit()
+        region = world.region(0)
+        world.lose(world.core.homes_of(region)[0])
+        stage = world.stage_versions
+        n_calls = 0
+
+        async def full(giver: int, member: int, wanted: Any) -> list[int]:
+            nonlocal n_calls
+            n_calls += 1
+            if n_calls > 2:  # of the blocks
+                raise errors.OutOfMemoryError("There is no room.")
+            return await stage(giver, member, wanted)
+
+        world.stage_versions = full  # type: ignore[method-assign]
+        await world.bring(region)
+        assert world.base == world.at[region][-1]
+        assert not world.records
+        assert not world.layers
+        assert not world.staged
+
+    asyncio.run(work())
+
+
+def test_a_version_with_lost_blocks_ends_the_history() -> None:
+    """Also of one that a commit has made whole since."""
+
+    async def work() -> None:
+        world = World(Shape(2, 1), 4, seed=2)
+        for _ in range(30):
+            world.commit()
+        first, second, parity = (world.region(i) for i in world.groups.members(0))
+        world.losses.update({parity: lost(MOST, *range(USED))})
+        world.lose(world.core.homes_of(first)[0])
+        found = world.repairs.repairable(first)
+        assert found is not None
+        assert not world.repairs._records(first, found, {second: 0, parity: 0})
+        world.losses.update({parity: None})
+        assert world.repairs._records(first, found, {second: 0, parity: 0})
+
+    asyncio.run(work())
+
+
+def test_what_a_plan_stands_on() -> None:
+    world = World(Shape(2, 1), 4)
+    first, second, parity = (world.region(i) for i in world.groups.members(0))
+    whole, in_part = world.repairs.mates(parity, False), world.repairs.mates(parity, True)
+    world.lose(world.core.homes_of(first)[0])
+    assert world.repairs.mates(parity, False) == whole
+    assert world.repairs.mates(parity, True) != in_part
+    assert world.repairs.is_awaited(parity)
+    assert not world.repairs.is_awaited(second)  # data does not wait for a parity
+    world.losses.update({first: lost(MOST, 3)})
+    assert world.repairs.mates(parity, False) != whole

@@ -223,7 +223,7 @@ void pc__hedge_sent(struct pc__peer *peer, struct pc__lane *lane, struct pc__fet
 {
     fetch->resent = fetch->sent_blocks != 0;
     fetch->sent_blocks = fetch->n_blocks;
-    if (!fetch->home_id || fetch->twin || fetch->region->has_repair) /* which hedges by itself */
+    if (!fetch->home_id || fetch->twin || fetch->repair) /* which hedges by itself */
         return;
     fetch->hedge_ns = now_ns + pc__rtt_timeout_ns(&peer->rtt[pc__rtt_class(fetch->n_blocks)],
                                                   peer->loop->engine->hedge_least_ns);

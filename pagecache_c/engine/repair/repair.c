@@ -160,7 +160,7 @@ static struct pc__repair *repair_of(struct pc__loop *loop, struct pc__fetch *fet
 static bool may_be_repaired(const struct pc__fetch *fetch)
 {
     return fetch->region->has_repair && !fetch->gather && !fetch->source && !fetch->sink &&
-           !fetch->generation->is_layer && !fetch->is_filled;
+           !fetch->generation->is_layer && !fetch->is_filled && !fetch->twin && !fetch->unwanted;
 }
 
 /* ------------------------------------------------------------- what members send */
