@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from clamor_ray.actors.process import oom_score
-from clamor_ray.actors.registry.registry import journal_directory
+from clamor_ray.actors.process.journals import journal_directory
 from tests.conftest import ANSWER_S
 from tests.support.lab import LocalCluster
 from tests.support.session_rig import Session, keepers, running_session, watchers

@@ -26,8 +26,9 @@ from clamor_ray.actors.page_server import page_server
 from clamor_ray.actors.page_server.keepers import KeeperHold
 from clamor_ray.actors.page_server.page_server import PageServer
 from clamor_ray.actors.process import journals, keeper_process, starting
+from clamor_ray.actors.process.journals import journal_directory
 from clamor_ray.actors.registry import registry
-from clamor_ray.actors.registry.registry import Registry, journal_directory
+from clamor_ray.actors.registry.registry import Registry
 from tests.conftest import until
 from tests.support.session_rig import watchers
 

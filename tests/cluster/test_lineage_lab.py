@@ -20,7 +20,7 @@ from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import process_sessions
 from clamor_ray._session.session import Session as ProcessSession
 from clamor_ray._write.transaction import update
-from clamor_ray.actors.registry.registry import journal_directory
+from clamor_ray.actors.process.journals import journal_directory
 from tests.conftest import until
 from tests.support.lab import LocalCluster
 from tests.support.session_rig import Session, Sessions

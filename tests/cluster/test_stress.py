@@ -23,7 +23,7 @@ import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._protocol import names
 from clamor_ray._session import process_sessions
-from clamor_ray.actors.registry.registry import journal_directory
+from clamor_ray.actors.process.journals import journal_directory
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, losses, require_lab, troubles
 from tests.support.lab.cluster import node_resource

@@ -21,7 +21,7 @@ import ray
 import clamor_ray as clamor
 from clamor_ray._protocol import names
 from clamor_ray._session import process_sessions
-from clamor_ray.actors.registry.registry import journal_directory
+from clamor_ray.actors.process.journals import journal_directory
 from tests.cluster.test_failures import traces
 from tests.conftest import ANSWER_S, until
 from tests.support.lab import LocalCluster, local_cluster, require_lab, troubles
