@@ -93,14 +93,14 @@ class Drains:
         moves: MovesOne,
         label: Callable[[int], str] = label,
         ask: Callable[[int], Awaitable[NodeRoom | None]] | None = None,
-        is_suspected: Callable[[int], bool] = lambda server_id: False,
     ) -> None:
         self._core = core
         self._journal = journal
         self._moves = moves
         self._label = label
         self._ask = ask
-        self._is_suspected = is_suspected
+        # Whether a server is so silent that it may be lost. The registry says how that is known.
+        self.is_suspected: Callable[[int], bool] = lambda server_id: False
         self._leaving: set[int] = set()
         self._turns: dict[int, asyncio.Lock] = {}
         self._running: dict[int, set[asyncio.Task[None]]] = {}
@@ -133,7 +133,7 @@ class Drains:
     def takers(self, server_id: int) -> list[int]:
         """Who of them should: not who is so silent that it may be lost, while there are others."""
         others = self.others(server_id)
-        return [each for each in others if not self._is_suspected(each)] or others
+        return [each for each in others if not self.is_suspected(each)] or others
 
     async def drain(
         self, server_id: int, node_id: str, timeout_s: float, is_idle: bool = False

@@ -240,8 +240,7 @@ class Registry:
             floor_of=lineage.lineage.floor,
             is_leaving=lambda server_id: self._drains.is_leaving(server_id),
         )
-        asks = (lambda at: self._servers.room(at), lambda at: self._servers.is_suspected(at))
-        self._drains = Drains(core, journal, self._moves, label, *asks)
+        self._drains = Drains(core, journal, self._moves, label, lambda at: self._servers.room(at))
         self._placements = Placements(core, self._moves, self._drains, label)
         self._separations = Separations(core, self._moves, self._drains, label)
         self._first_writes = FirstWrites(log, self._moves, label)
@@ -264,6 +263,7 @@ class Registry:
         self._full_nodes = FullNodes(
             *(core, self._moves, self._drains, self._servers.room, timeout_s, label)
         )
+        self._drains.is_suspected = self._servers.is_suspected
 
         def is_here(server_id: int) -> bool:
             return bool(core.node_of(server_id) == ray.get_runtime_context().get_node_id())

@@ -291,3 +291,17 @@ def test_a_server_that_does_not_say_what_is_read_is_drained_as_well(world: World
         assert drained.moved == 1
 
     of(world, work)
+
+
+def test_a_silent_server_gets_nothing_while_there_is_another(world: World) -> None:
+    async def work() -> None:
+        world.add_region(OTHER, n_blocks=90)  # it has the most
+        world.drains.is_suspected = lambda server_id: server_id == TAKER
+        assert world.drains.takers(GIVER) == [OTHER]
+        await world.drains.drain(GIVER, "node", WAIT_S)
+        assert world.home(world.region) == OTHER
+        world.drains.is_suspected = lambda server_id: True
+        assert set(world.drains.takers(GIVER)) == {TAKER, OTHER}
+        await world.close()
+
+    run(work)

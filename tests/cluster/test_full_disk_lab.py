@@ -18,7 +18,7 @@ from clamor_ray import errors
 from clamor_ray._session import process_sessions
 from clamor_ray.actors.process import keeper_process
 from clamor_ray.actors.process.journal_watcher import RESERVE
-from clamor_ray.actors.registry.registry import journal_directory
+from clamor_ray.actors.process.journals import journal_directory
 from tests.conftest import ANSWER_S, until
 from tests.support.lab import LocalCluster, local_cluster, require_lab, troubles
 

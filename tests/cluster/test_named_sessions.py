@@ -20,7 +20,7 @@ import ray
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._session import process_sessions
-from clamor_ray.actors.registry.registry import _has_ended
+from clamor_ray.actors.process.journals import has_ended
 from tests.conftest import ANSWER_S, until
 from tests.support import driver_script
 from tests.support.driver_script import ROOT
@@ -293,9 +293,9 @@ def test_another_driver_ends_it(cluster: LocalCluster, kept: str) -> None:
 
 
 def test_its_addresses_are_its_own_while_it_lives(cluster: LocalCluster, kept: str) -> None:
-    assert not _has_ended(kept)
+    assert not has_ended(kept)
     clamor.shutdown(session=NAME)
-    assert _has_ended(kept)
+    assert has_ended(kept)
 
 
 def test_it_ends_with_the_node_of_its_registry(cluster: LocalCluster) -> None:
