@@ -184,7 +184,7 @@ class Regions:
     ) -> list[RegionRecord]:
         """A new variable in pieces, whose bytes are made on a node. Each piece is sealed when it is
         made, and may move then; the variable itself is sealed when all are. Each seal gives it 600
-        s more.
+        s more, and so does the same request once more.
 
         Args:
             length_bytes: More than one piece, where there is no redundancy.
@@ -216,6 +216,8 @@ class Regions:
             except errors.JournalFullError:
                 self._core.undo_create(whole.region)
                 raise
+        else:  # its maker says that it is at work
+            self._core.goes_on(whole.region, time.monotonic())
         return [whole, *pieces]
 
     def _make(

@@ -274,7 +274,11 @@ class Creator:
         return self.ref(whole, plan, (anchor,))
 
     def begin_pieces(
-        self, region_bytes: int, piece_bytes: int, shape: Shape = NO_GROUPS
+        self,
+        region_bytes: int,
+        piece_bytes: int,
+        shape: Shape = NO_GROUPS,
+        request_id: int = 0,
     ) -> CreatedPieces:
         """A new variable in pieces, of which nothing is there yet but ids and addresses.
 
@@ -282,11 +286,13 @@ class Creator:
             region_bytes: of all of it; more than one piece.
             piece_bytes: of each piece but the last.
             shape: of their groups.
+            request_id: the same again says that its maker is at work; 0: a new one.
         """
         self._client()  # the node's page server, which is its first home, is there from here on
         wanted = self._anchors.wanted()
         created = self._rpc.create_pieces(
-            region_bytes, piece_bytes, self._node_id, new_request_id(), wanted, shape
+            *(region_bytes, piece_bytes, self._node_id),
+            *(request_id or new_request_id(), wanted, shape),
         )
         self._anchors.add(created.anchors)
         task_context.made(created.whole.region)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+import time
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import numpy.typing as npt
 
@@ -15,8 +16,10 @@ from clamor_ray._native.client import MAP_PRIVATE
 from clamor_ray._native.pieced_client import PieceVersion
 from clamor_ray._objects.layout import BLOCK_BYTES
 from clamor_ray._protocol.messages import CreatedPieces
+from clamor_ray._protocol.rpc import new_request_id
 from clamor_ray._read import opener
 from clamor_ray._read.lease import Lease
+from clamor_ray._redundancy.groups import NO_GROUPS
 from clamor_ray._redundancy.levels import SPREAD
 from clamor_ray._tasks import task_context
 from clamor_ray._write.scratch import Scratch
@@ -24,6 +27,8 @@ from clamor_ray._write.window import Window
 
 if TYPE_CHECKING:
     from clamor_ray._session.session import Session
+
+SAY_S: Final = 60.0  # between two words of one who builds
 
 
 class SpreadRegion(Region):
@@ -59,11 +64,33 @@ class SpreadRegion(Region):
         self._length_bytes = max(self._length_bytes, 2 * UNIT_BYTES)
         self._window: Window | None = None
         self._created: CreatedPieces | None = None
+        self._request_id = new_request_id()
+        self._said_s = 0.0
 
     def _create(self, session: Session) -> tuple[Session, CreatedPieces]:
-        creator = session.creator
-        laid = creator.laid_out(self._length_bytes, SPREAD)
-        return session, creator.begin_pieces(self._length_bytes, *laid)
+        laid = session.creator.laid_out(self._length_bytes, SPREAD)
+        self._said_s = time.monotonic()
+        return session, session.creator.begin_pieces(self._length_bytes, *laid, self._request_id)
+
+    def _say_at_work(self) -> None:
+        """The registry gives up what nobody has said anything of for 10 minutes.
+
+        Raises:
+            ServerUnavailableError: It has given it up.
+        """
+        if time.monotonic() - self._said_s < SAY_S or self._session is None:
+            return
+        assert self._created is not None
+        whole = self._created.whole
+        laid = (whole.length_bytes, whole.piece_bytes, NO_GROUPS, self._request_id)
+        now = self._session.creator.begin_pieces(*laid).whole
+        self._said_s = time.monotonic()
+        if now.region != whole.region:
+            self._session.rpc.abandon(now.region)
+            raise errors.ServerUnavailableError(
+                "The region was given up: nothing was flushed for more than 10 minutes.",
+                hint="Build it again, and call flush more often.",
+            )
 
     def __enter__(self) -> SpreadRegion:
         if self._state != "not entered":
@@ -125,10 +152,12 @@ class SpreadRegion(Region):
         """
         self._opened()
         assert self._window is not None
+        self._say_at_work()
         return self._window.send()
 
     def _flush_beyond(self) -> None:
         assert self._window is not None
+        self._say_at_work()
         if self._window.dirty_bytes() > self._window.budget_bytes:
             self._window.send()
 

@@ -12,6 +12,7 @@ import pickle
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ from clamor_ray.actors.commits.committed import Limits
 from clamor_ray.actors.lost_homes.lost_blocks import LostBlocks
 from clamor_ray.actors.process import journals, keeper_process
 from clamor_ray.actors.registry import late_writes, regions, retiring, spare_regions
+from clamor_ray.actors.registry import regions as regions_module
 from clamor_ray.actors.registry import registry as registry_module
 from clamor_ray.actors.registry.registry import Registry
 from clamor_ray.actors.registry.registry_core import RegionState
@@ -288,6 +290,27 @@ def test_what_has_lost_blocks_of_a_piece_is_not_sealed(run: Callable[..., None])
             await registry.seal(created.whole.region)
         registry._losses.update({created.pieces[1].region: None})
         await registry.seal(created.whole.region)
+
+    run(work)
+
+
+def test_who_asks_for_the_same_variable_again_is_at_work(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(regions_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+    async def work(registry: Registry) -> None:
+        nonlocal now_s
+        await registry.register_server(INFO)
+        created = await registry.create_pieces(4 << 20, 2 << 20, NODE, 7, 0)
+        for _ in range(3):
+            now_s += 400.0
+            again = await registry.create_pieces(4 << 20, 2 << 20, NODE, 7, 0)
+            assert again.whole == created.whole
+        now_s += 700.0  # nobody has said anything for so long
+        new = await registry.create_pieces(4 << 20, 2 << 20, NODE, 7, 0)
+        assert new.whole.region != created.whole.region
 
     run(work)
 
