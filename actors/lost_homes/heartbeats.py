@@ -3,7 +3,7 @@
 A server is asked ``PERIOD_S`` after its last answer. From how regularly its answers come follows
 how suspicious a silence is (``suspicion.py``):
 
-    φ >= 5   no region is homed or rebuilt there while there is another server
+    φ >= 5   no region is moved or rebuilt there while there is another server
     φ >= 8   it is looked whether anything of it is there, again and again: every ``LOOK_AGAIN_S``
              at first, and every ``LOOK_AGAIN_MOST_S`` in the end
 
