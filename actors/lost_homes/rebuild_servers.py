@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Any, Protocol
+
+from pyroaring import BitMap
 
 from clamor_ray._protocol.messages import RebuildOrder, RegionRecord
 from clamor_ray._protocol.source import Source
+from clamor_ray.actors.lost_homes.rebuild_plan import Holding
 from clamor_ray.actors.lost_homes.repairs import RepairServers
+from clamor_ray.actors.lost_homes.watched_calls import watched
+
+logger = logging.getLogger("clamor_ray.registry")
+
+ASK_S = 5.0  # what a server has
 
 
 class Servers(RepairServers, Protocol):
@@ -66,3 +76,32 @@ class Servers(RepairServers, Protocol):
 
     async def until_made(self, made: list[Any]) -> None:
         """Waits until it is there, or has failed: ``rebuild`` says that."""
+
+
+async def all_holdings(
+    servers: Servers, server_ids: list[int], region: int, commits: list[tuple[int, int]]
+) -> tuple[list[Holding], list[int]]:
+    """What all have of a region, and which of them live and do not say so.
+
+    Args:
+        servers: The page servers.
+        server_ids: Who is asked.
+        region: The region.
+        commits: As in ``Servers.holdings``.
+    """
+    calls = (
+        watched(servers, each, servers.holdings(each, region, commits), ASK_S)
+        for each in server_ids
+    )
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    holdings, silent = [], []
+    for server_id, answer in zip(server_ids, answers, strict=True):
+        if isinstance(answer, BaseException):
+            logger.warning("page server %#x does not say what it has: %r", server_id, answer)
+            if servers.why_lost(server_id) is None:
+                silent.append(server_id)
+            continue
+        holdings += [
+            Holding(server_id, version, BitMap.deserialize(blocks)) for version, blocks in answer
+        ]
+    return holdings, silent

@@ -59,7 +59,7 @@ from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.lost_homes import rebuild_plan
 from clamor_ray.actors.lost_homes.attempts import Again, Attempts
 from clamor_ray.actors.lost_homes.lost_blocks import BlockLoss, Losses, LostBlocks, together
-from clamor_ray.actors.lost_homes.rebuild_servers import Servers
+from clamor_ray.actors.lost_homes.rebuild_servers import ASK_S, Servers, all_holdings
 from clamor_ray.actors.lost_homes.repairs import Repairs
 from clamor_ray.actors.lost_homes.unheard_homes import UnheardHomes
 from clamor_ray.actors.lost_homes.watched_calls import told_in_the_end, watched
@@ -72,7 +72,6 @@ TRIES = 12
 PAUSE_S = 0.1
 PAUSE_MOST_S = 5.0
 PUT_OFF_S = 30.0  # of a piece that others of its group may need
-ASK_S = 5.0  # what a server has
 STAGE_S = 120.0
 REBUILD_S = 900.0
 TELL_S = 10.0
@@ -394,6 +393,7 @@ class Rebuilds:
             region, why, TRIES, self._put_off[region],
         )  # fmt: skip
         if self._core.others_of(region):  # a parity nobody asks for, until it is too late
+            self._hollow.pop(region, None)
             self._background.spawn(self._rebuild_later(region))
 
     async def _rebuild_later(self, region: int) -> None:
@@ -465,6 +465,20 @@ class Rebuilds:
             await self._activate(self._newest(record))
         finally:
             self._activating.discard(region)
+        self._make_parities_again(region)
+
+    def _make_parities_again(self, region: int) -> None:
+        """All data of a piece's group is there, and its parity lacks blocks: another server gets
+        all of it. Commits to the group wait for that, as where its home is lost."""
+        for parity in set(self._repairs.remakeable(region)) - {region, *self._running}:
+            (home,) = self._core.homes_of(parity)
+            if self._others_than(home):
+                self._hollow[parity] = home
+                self._begin(parity, self._rebuild(parity))
+
+    def _others_than(self, home: int) -> list[int]:
+        servers = [info.server_id for info in self._core.servers() if info.server_id != home]
+        return [each for each in servers if not self._is_leaving(each)]
 
     async def _stage_all(
         self, region: int, why: str, attempts: Attempts, staged: list[tuple[int, int, int]]
@@ -520,34 +534,12 @@ class Rebuilds:
         return bool(plan.from_source) and (source is None or source.kind == CALL)
 
     async def _ask_all(self, region: int) -> tuple[list[rebuild_plan.Holding], list[int]]:
+        """A writer that died after its commit was made has told its page server nothing, which has
+        the layer all the same."""
+        since = max(self._log.newest(region) - COMMITS_SAID, self._log.horizon(region))
+        commits = self._log.published(region, since)
         servers = [info.server_id for info in self._core.servers()]
-
-        commits = self._last_commits(region)
-
-        async def ask(server_id: int) -> list[tuple[int, bytes]]:
-            call = self._servers.holdings(server_id, region, commits)
-            return await self._watched(server_id, call, ASK_S)
-
-        answers = await asyncio.gather(*map(ask, servers), return_exceptions=True)
-        holdings, silent = [], []
-        for server_id, answer in zip(servers, answers, strict=True):
-            if isinstance(answer, BaseException):
-                logger.warning("page server %#x does not say what it has: %r", server_id, answer)
-                if self._servers.why_lost(server_id) is None:
-                    silent.append(server_id)
-                continue
-            holdings += [
-                rebuild_plan.Holding(server_id, version, BitMap.deserialize(blocks))
-                for version, blocks in answer
-            ]
-        return holdings, silent
-
-    def _last_commits(self, region: int) -> list[tuple[int, int]]:
-        """(version, commit id). A writer that died after its commit was made has told its page
-        server nothing, which has the layer all the same."""
-        newest = self._log.newest(region)
-        since = max(newest - COMMITS_SAID, self._log.horizon(region))
-        return self._log.published(region, since)
+        return await all_holdings(self._servers, servers, region, commits)
 
     def _plan(
         self,
@@ -566,6 +558,8 @@ class Rebuilds:
         ]
 
         stay = [each for each in servers if not self._is_leaving(each)] or servers
+        if self._core.others_of(region):  # a parity that is made again is there as well
+            stay = [each for each in stay if each != self._hollow.get(region)] or stay
 
         def changed_since(older: int) -> BitMap | None:
             return self._log.changes(region, older, version) if older <= version else None
@@ -728,6 +722,7 @@ class Rebuilds:
 
     def _tell_all(self, region: int) -> None:
         """Commits have written all that was lost: nobody need ask for it any more."""
+        self._make_parities_again(region)
         record = self._core.record_of(region)
         if record is None or self._refuses(region) or self._why(region):
             return  # who looks it up is told then

@@ -193,6 +193,14 @@ class Repairs:
         whole = self._core.whole_of(region)
         return whole != region and self._core.state(whole) is RegionState.READY
 
+    def remakeable(self, region: int) -> list[int]:
+        """Parity pieces of a piece's group that lack blocks, where all its data is there."""
+        group = [region, *self._core.others_of(region)]
+        data = [each for each in group if not self._is_parity(each)]
+        if len(group) < 2 or any(self._lost_of(e) or not self._is_there(e) for e in data):
+            return []
+        return [e for e in group if self._is_parity(e) and self._is_there(e) and self._lost_of(e)]
+
     def n_degraded(self) -> int:
         """Pieces that the loss of one node would leave without what makes them again, or that are
         being made again."""

@@ -416,3 +416,18 @@ def test_what_a_plan_stands_on() -> None:
     assert not world.repairs.is_awaited(second)  # data does not wait for a parity
     world.losses.update({first: lost(MOST, 3)})
     assert world.repairs.mates(parity, False) != whole
+
+
+def test_a_parity_is_made_again_when_its_data_is_whole() -> None:
+    world = World(Shape(2, 1), 4)
+    first, second, parity = (world.region(i) for i in world.groups.members(0))
+    for region in (first, second, parity):
+        assert world.repairs.remakeable(region) == []
+    world.losses.update({first: lost(MOST, 3), parity: lost(MOST, 3)})
+    assert world.repairs.remakeable(first) == []
+    world.losses.update({first: None})
+    for region in (first, second, parity):
+        assert world.repairs.remakeable(region) == [parity]
+    world.lose(world.core.homes_of(second)[0])
+    assert world.repairs.remakeable(first) == []
+    assert world.repairs.remakeable(world.region(2)) == []  # of another group
