@@ -72,9 +72,10 @@ def xor_of(contents: Sequence[Content], length_bytes: int) -> list[tuple[int, me
         The same of the XOR.
 
     Example:
-        >>> parts = xor_of([[(0, memoryview(b"\x01\x02"))], [(1, memoryview(b"\x03\x04"))]], 10)
-        >>> [(offset, bytes(view)) for offset, view in parts]
-        [(0, b'\x01\x01\x04')]
+        >>> one, other = memoryview(bytes([1, 2])), memoryview(bytes([3, 4]))
+        >>> parts = xor_of([[(0, one)], [(1, other)]], 10)
+        >>> [(offset, list(view)) for offset, view in parts]
+        [(0, [1, 1, 4])]
     """
     spans = sorted((at, at + view.nbytes) for parts in contents for at, view in parts)
     if not spans:

@@ -73,10 +73,6 @@ class _ParityCalls(_Handle):
             OutOfMemoryError: Nothing is left behind; try again or drop it.
             RangeError: No member, or several of a mirror; or runs that are not of the piece.
             ForkedError, ServerUnavailableError, WaitTimeoutError.
-
-        Example:
-            >>> member = ParityMember(mapping.id, client.dirty(mapping.id))  # doctest: +SKIP
-            >>> layer = client.stage_parity(19, commit_id, [member])  # doctest: +SKIP
         """
         packed = c.ffi.new("struct pc_parity_member[]", len(members))
         keep = []

@@ -84,7 +84,10 @@ class Trouble(threading.Thread):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["raid1", "raid4", "raid5"])
+@pytest.mark.parametrize(
+    "level",
+    ["raid5", *(pytest.param(level, marks=pytest.mark.soak) for level in ("raid1", "raid4"))],
+)
 def test_a_storm(level: str, lab: LocalCluster, tmp_path: Path) -> None:
     """Two nodes die without a word, and one is drained; each when what was lost is made again."""
     import ray
