@@ -19,6 +19,7 @@ RUNS = {
     "one loss, to its end": (["-DENDS"], EXACT),
     "two losses, to their end": (["-DENDS", "-DSECOND"], EXACT),
 }
+LONG = pytest.mark.soak  # `make soak`, and `make model`
 # Rule -> what the checker says where it is broken.
 SAID = r"assertion violated \( !\(\(found<250\)\)\|\|\(found=="  # by a home
 MADE = r"assertion violated \(\(sum_of==250\)\|\|"  # of the other members
@@ -64,7 +65,9 @@ SWITCHES = {
 }
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, marks=LONG if "two losses" in run else ()) for run in RUNS]
+)
 def test_the_model_of_parity_holds(run: str) -> None:
     switches, cflags = RUNS[run]
     holds(MODEL, check(MODEL, *switches, cflags=cflags))
