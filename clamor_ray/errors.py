@@ -79,6 +79,7 @@ __all__ = [
     "SourceError",
     "StorageError",
     "SystemCallError",
+    "TooFewNodesError",
     "TrapUnavailableError",
     "UnpicklableError",
     "UnsupportedPlatformError",

@@ -1,1 +1,4 @@
-"""How the pieces of a variable are made redundant: levels, and groups of pieces. Pure."""
+"""In: a level, pieces, servers. Out: groups of pieces, and where each goes.
+
+Levels of redundancy. Pure.
+"""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from clamor_ray import errors
+from clamor_ray._native import base
 from clamor_ray._native import client as _native
 
 HEADER = Path(__file__).parents[2] / "pagecache_c" / "pagecache.h"
@@ -151,7 +152,7 @@ def test_python_knows_them_by_its_own_names() -> None:
 
 
 def test_a_closed_handle_is_poison() -> None:
-    handle = _native._Handle()
+    handle = base._Handle()
     with pytest.raises(errors.ClosedError):
         _ = handle._handle
     handle._opened(object())

@@ -32,7 +32,7 @@ class Blocking:
 
 
 def test_a_handle_is_not_freed_under_a_call() -> None:
-    handle, function, pointer = _native._Handle(), Blocking(), object()
+    handle, function, pointer = base._Handle(), Blocking(), object()
     handle._opened(pointer)
     caller = threading.Thread(target=handle._call, args=(function,))
     caller.start()
@@ -61,7 +61,7 @@ def test_a_call_that_never_ends_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(base, "_DRAIN_S", 0.02)
-    handle, function = _native._Handle(), Blocking()
+    handle, function = base._Handle(), Blocking()
     handle._opened(object())
     caller = threading.Thread(target=handle._call, args=(function,))
     caller.start()
@@ -75,7 +75,7 @@ def test_a_call_that_never_ends_is_not_waited_for_for_ever(
 
 
 def test_a_call_that_fails_is_over() -> None:
-    handle = _native._Handle()
+    handle = base._Handle()
     handle._opened(object())
     with pytest.raises(ZeroDivisionError):
         handle._call(lambda _pointer: 1 // 0)
