@@ -590,7 +590,14 @@ class Rebuilds:
     ) -> BlockLoss:
         label, n_blocks = self._log.label(record.region), -(-record.length_bytes // BLOCK_BYTES)
         has_source = self._has_source(record.region)
-        return BlockLoss(label, why, plan.lost, n_blocks, attempts.failed, has_source)
+        return BlockLoss(
+            label=label,
+            why=why,
+            lost=plan.lost,
+            n_blocks=n_blocks,
+            failed=attempts.failed,
+            has_source=has_source,
+        )
 
     def _lost_by(
         self, record: RegionRecord, why: str, plan: rebuild_plan.RebuildPlan, attempts: Attempts
