@@ -43,14 +43,16 @@ class ParityPart(NamedTuple):
     def _members(self) -> Iterator[ParityMember]:
         for part in self.parts:
             lost = self.were_lost.get(part.region, BitMap())
-            own = {"region": part.region, "version": part.version}
+            whole = ParityMember(
+                part.mapping_id, part.runs, region=part.region, version=part.version
+            )
             if self.is_copy or not lost:
-                yield ParityMember(part.mapping_id, part.runs, **own)
+                yield whole
                 continue
             written = _blocks(part.runs)
             for blocks, was_lost in ((written - lost, False), (written & lost, True)):
                 if blocks:
-                    yield ParityMember(part.mapping_id, _runs(blocks), was_lost, **own)
+                    yield whole._replace(runs=_runs(blocks), was_lost=was_lost)
 
     def stage(self, client: PiecedClient, commit_id: int, timeout_s: float) -> int:
         """Copies what changes to this node's page server.
