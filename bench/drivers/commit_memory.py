@@ -85,7 +85,7 @@ def long_run(n_commits: int) -> dict[str, float]:
     import ray
 
     import clamor_ray as clamor
-    from clamor_ray.actors.registry.registry import journal_directory
+    from clamor_ray.actors.process.journals import journal_directory
 
     first = min(2000, n_commits // 2)
     ray.init(**CLUSTER)
