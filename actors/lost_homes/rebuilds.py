@@ -551,15 +551,15 @@ class Rebuilds:
         region = record.region
         making_at = attempts.made[0] if attempts.made is not None else 0
 
-        servers = [
-            info.server_id
-            for info in self._core.servers()
-            if info.server_id not in attempts.refused
-        ]
-
-        stay = [each for each in servers if not self._is_leaving(each)] or servers
-        if self._core.others_of(region):  # a parity that is made again is there as well
-            stay = [each for each in stay if each != self._hollow.get(region)] or stay
+        # A group's parity that is made again is there as well.
+        hollow = self._hollow.get(region) if self._core.others_of(region) else None
+        known = (info.server_id for info in self._core.servers())
+        servers = rebuild_plan.preferred(
+            [each for each in known if each not in attempts.refused],
+            lambda each: not self._is_leaving(each),
+            lambda each: each != hollow,
+            lambda each: not self._is_suspected(each),
+        )
 
         def changed_since(older: int) -> BitMap | None:
             return self._log.changes(region, older, version) if older <= version else None
@@ -571,9 +571,7 @@ class Rebuilds:
             [held for held in holdings if self._servers.why_lost(held.server_id) is None],
             changed_since,
             has_source=self._has_source(region) and attempts.failed is None,
-            servers=self._core.apart(
-                region, [each for each in stay if not self._is_suspected(each)] or stay
-            ),
+            servers=self._core.apart(region, servers),
             # Where its source runs already it goes on.
             load=lambda server_id: -1 if server_id == making_at else self._load[server_id],
             from_group=found.blocks if found is not None else None,
@@ -589,14 +587,13 @@ class Rebuilds:
         self, record: RegionRecord, why: str, plan: rebuild_plan.RebuildPlan, attempts: Attempts
     ) -> BlockLoss:
         label, n_blocks = self._log.label(record.region), -(-record.length_bytes // BLOCK_BYTES)
-        has_source = self._has_source(record.region)
         return BlockLoss(
             label=label,
             why=why,
             lost=plan.lost,
             n_blocks=n_blocks,
             failed=attempts.failed,
-            has_source=has_source,
+            has_source=self._has_source(record.region),
         )
 
     def _lost_by(

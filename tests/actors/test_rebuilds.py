@@ -14,7 +14,6 @@ from clamor_ray._protocol.messages import (
     Pinned,
     Publication,
     RegionRecord,
-    ServerInfo,
     Write,
 )
 from clamor_ray._protocol.source import CALL, ZEROS, Source
@@ -373,70 +372,6 @@ def test_what_fails_for_long_is_put_off_and_no_verdict(
     run(work)
 
 
-def test_all_without_room_are_asked_again(world: World) -> None:
-    def fail() -> None:
-        raise errors.OutOfMemoryError("It has 5 bytes.")
-
-    async def work() -> None:
-        world.servers.cached = {PEER: [(1, ALL)]}
-        world.servers.before["rebuild"] = [fail] * 4
-        world.lose(HOME)
-        assert await world.settle()
-        assert world.home() == PEER
-        asked = [call[1] for call in world.servers.calls if call[0] == "rebuild"]
-        assert asked == [PEER, OTHER] * 2 + [PEER]
-
-    run(work)
-
-
-def test_where_all_are_full_the_best_of_them_gives_homes_away(world: World) -> None:
-    """The one that has most of the region."""
-    asked_room: list[tuple[int, int]] = []
-
-    def fail() -> None:
-        if not asked_room:
-            raise errors.OutOfMemoryError("It has 5 bytes.")
-
-    async def make_room(server_id: int, needed_bytes: int) -> bool:
-        asked_room.append((server_id, needed_bytes))
-        return True
-
-    async def work() -> None:
-        world.rebuilds = Rebuilds(
-            *(world.core, world.log, world.journal, world.servers), make_room=make_room
-        )
-        world.servers.cached = {PEER: [(1, ALL)]}
-        world.servers.before["rebuild"] = [fail] * 100
-        world.lose(HOME)
-        assert await world.settle()
-        assert world.home() == PEER
-        assert asked_room == [(PEER, 4096 * len(ALL))]
-        asked = [call[1] for call in world.servers.calls if call[0] == "rebuild"]
-        assert asked == [PEER, OTHER, PEER]  # first the others are asked
-
-    run(work)
-
-
-def test_more_servers_without_room_than_tries(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> None:
-        raise errors.OutOfMemoryError("It has 5 bytes.")
-
-    async def work() -> None:
-        monkeypatch.setattr(rebuilds, "TRIES", 2)
-        for server_id in range(4, 9):
-            info = ServerInfo(server_id, f"node {server_id}", "127.0.0.1", 1, "name", "0")
-            world.core.server_registered(info)
-        world.servers.cached = {PEER: [(1, ALL)]}
-        world.servers.before["rebuild"] = [fail] * 6
-        world.lose(HOME)
-        assert await world.settle()
-        assert world.home() not in (HOME, PEER)
-
-    run(work)
-
-
 def test_a_holder_that_is_silent_is_waited_for(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,25 +392,6 @@ def test_a_holder_that_is_silent_is_waited_for(
         silent = False
         assert await world.settle()
         assert world.home() == PEER
-
-    run(work)
-
-
-@pytest.mark.parametrize("shortage", [errors.OutOfMemoryError, errors.DescriptorLimitError])
-def test_a_server_without_room_is_passed_over(
-    world: World, shortage: type[errors.ClamorError]
-) -> None:
-    def fail() -> None:
-        raise shortage("It has 5 of them.")
-
-    async def work() -> None:
-        world.servers.cached = {PEER: [(1, ALL)]}
-        world.servers.before["rebuild"] = [fail]
-        world.lose(HOME)
-        assert await world.settle()
-        assert world.home() == OTHER
-        ((_, order, _),) = world.servers.orders
-        assert [take[0] for take in order.takes] == [PEER]  # it gives all the same
 
     run(work)
 
@@ -819,18 +735,3 @@ def test_what_is_no_load_any_more(world: World) -> None:
         assert not +world.rebuilds._load
 
     run(work)
-
-
-def test_where_no_page_server_is_there_yet_none_is_said_to_be_full(
-    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rebuilds, "TRIES", 2)
-
-    async def work() -> None:
-        for server_id in (HOME, PEER, OTHER):
-            world.lose(server_id)
-        assert not await world.settle()
-
-    run(work)
-    assert "no page server has joined" in caplog.text
-    assert "has room" not in caplog.text
