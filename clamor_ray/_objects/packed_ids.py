@@ -41,9 +41,9 @@ def pack(ids: Ids) -> Ids | Bits:
         ids: uint32 or uint64, ascending, none twice.
 
     Example:
-        >>> packed = pack(np.array([8, 9, 11, 5000, 5001], np.uint32))
+        >>> packed = pack(np.array([8, 9, 11, 5000, 5001, 5003], np.uint64))
         >>> packed.firsts.tolist(), packed.begins.tolist(), packed.bits.tolist()
-        ([8, 5000], [0, 4], [220])
+        ([8, 5000], [0, 4], [221])
     """
     if len(ids) == 0:
         return ids

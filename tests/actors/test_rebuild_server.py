@@ -47,7 +47,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
     server._engine = _native.Engine(
         f"clamor-test-{secrets.token_hex(6)}", server_id=1, history_directory="/tmp"
     )
-    server._rebuilt_homes = RebuiltHomes(server._engine, unused, unused, unused)
+    server._rebuilt_homes = RebuiltHomes(server._engine, unused, unused, unused, unused)
     monkeypatch.setattr(memory, "available_bytes", lambda: 2 << 20)
     try:
         yield server
