@@ -12,6 +12,7 @@ from pyroaring import BitMap
 
 from clamor_ray import errors
 from clamor_ray._protocol.messages import HomeUse, NodeRoom
+from clamor_ray._redundancy.groups import Shape
 from clamor_ray.actors.lost_homes import rebuild_plan
 from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
 from clamor_ray.actors.moves import drains
@@ -305,3 +306,54 @@ def test_a_silent_server_gets_nothing_while_there_is_another(world: World) -> No
         await world.close()
 
     run(work)
+
+
+PIECE_BYTES = 2 << 20
+
+
+def put_with_a_copy(world: World) -> int:
+    """A variable of one piece, which is at GIVER, with a copy at TAKER. OTHER has more than that.
+
+    Returns:
+        The piece.
+    """
+    world.add_region(OTHER, n_blocks=2 * PIECE_BYTES // 4096)
+    whole = world.core.create_pieces(PIECE_BYTES, PIECE_BYTES, GIVER, shape=Shape(1, 1))
+    piece, copy = whole.pieces
+    for region in (piece, copy, whole.region):
+        world.core.seal(region)
+    world.core.rehome(copy, TAKER)
+    return piece
+
+
+def test_a_piece_goes_where_no_other_of_its_group_is(world: World) -> None:
+    """Though that one has more: another loss would cost both."""
+
+    async def work() -> None:
+        piece = put_with_a_copy(world)
+        fake = FakeMoves(world)
+        await Drains(world.core, world.journal, fake).drain(GIVER, "node 1", WAIT_S)
+        assert dict(fake.asked) == {world.region: TAKER, piece: OTHER}
+
+    of(world, work)
+
+
+def test_where_no_other_has_room_two_of_a_group_share_a_server(world: World) -> None:
+    """A drain ends all the same: nothing is lost by that."""
+
+    async def work() -> None:
+        piece = put_with_a_copy(world)
+        fake = FakeMoves(world)
+
+        async def refuse(region: int, taker: int) -> int:
+            if taker == OTHER:
+                fake.asked.append((region, taker))
+                raise NoRoom("no memory")
+            return await FakeMoves.move(fake, region, taker)
+
+        fake.move = refuse  # type: ignore[method-assign]
+        result = await Drains(world.core, world.journal, fake).drain(GIVER, "node 1", WAIT_S)
+        assert result.moved == 2
+        assert [taker for region, taker in fake.asked if region == piece] == [OTHER, TAKER]
+
+    of(world, work)
