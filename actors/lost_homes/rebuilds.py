@@ -18,10 +18,16 @@ are lost; the rest is rebuilt. Only where nothing at all is left the region is l
 everybody gets the same ``HomeLostError``. A piece of a variable is rebuilt even then, with all of
 its blocks lost: the variable's other pieces are read as before.
 
-``AT_ONCE`` of them are under way at a time. One whose source runs, or whose new home is to be told,
-takes the time that it takes: it is not counted, and holds up no other. No page server waits for a
-source: it is called when the object is there. ``SOURCES_AT_ONCE`` run at a time on a node, and
-homes that are equally good are taken in turn, so that sources spread over the nodes.
+``AT_ONCE`` of them are under way at a time, and as many that a group makes again, whose pace is
+limited. Of those that wait for their turn, the one that was asked for most often since its home was
+lost is next (commits, and page servers whose readers wait, which ask again and again): so what is
+read most. Nobody else knows that: the counts of reads were lost with the home. Of those that nobody
+has asked for, the first of the lost home's regions is next.
+
+One whose source runs, or whose new home is to be told, takes the time that it takes: it is not
+counted, and holds up no other. No page server waits for a source: it is called when the object is
+there. ``SOURCES_AT_ONCE`` run at a time on a node, and homes that are equally good are taken in
+turn, so that sources spread over the nodes.
 
 No commit can be made meanwhile: there is no home to take its blocks. So the newest version is the
 same at the end as at the beginning.
@@ -38,7 +44,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from pyroaring import BitMap
 
@@ -57,13 +63,15 @@ from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import no_room
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.lost_homes import rebuild_plan
-from clamor_ray.actors.lost_homes.attempts import Again, Attempts
+from clamor_ray.actors.lost_homes.attempts import Again, Attempts, Calls
 from clamor_ray.actors.lost_homes.lost_blocks import BlockLoss, Losses, LostBlocks, together
 from clamor_ray.actors.lost_homes.rebuild_servers import ASK_S, Servers, all_holdings
 from clamor_ray.actors.lost_homes.repairs import Repairs
 from clamor_ray.actors.lost_homes.unheard_homes import UnheardHomes
-from clamor_ray.actors.lost_homes.watched_calls import told_in_the_end, watched
+from clamor_ray.actors.lost_homes.watched_calls import TELL_S, told_in_the_end
 from clamor_ray.actors.process.background import BackgroundTasks
+from clamor_ray.actors.process.byte_rate import ByteRate
+from clamor_ray.actors.process.turns import Turns
 from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 
 logger = logging.getLogger("clamor_ray.registry")
@@ -74,14 +82,11 @@ PAUSE_MOST_S = 5.0
 PUT_OFF_S = 30.0  # of a piece that others of its group may need
 STAGE_S = 120.0
 REBUILD_S = 900.0
-TELL_S = 10.0
 REHOME_S = 5.0  # who asks for a new home waits so long for each answer
 AT_ONCE = 4
 SOURCES_AT_ONCE = 4  # on a node
 SOURCE_S = 600.0
 COMMITS_SAID = 1000  # layers of older ones have been resolved for long
-
-_T = TypeVar("_T")
 
 
 class Rebuilds:
@@ -100,6 +105,7 @@ class Rebuilds:
         make_room: Has homes moved off a server until it has so many bytes of memory.
         is_suspected: Whether a server is so silent that it may be lost: no rebuild begins there
             while there is another one.
+        repair_bytes_s: What all repairs together read of others in a second; 0: there is no limit.
     """
 
     def __init__(
@@ -114,6 +120,7 @@ class Rebuilds:
         is_leaving: Callable[[int], bool] = lambda server_id: False,
         is_suspected: Callable[[int], bool] = lambda server_id: False,
         make_room: Callable[[int, int], Awaitable[bool]] = no_room,
+        repair_bytes_s: int = 0,
     ) -> None:
         self._core = core
         self._log = log
@@ -132,13 +139,16 @@ class Rebuilds:
         self._make_room = make_room
         self._lost: dict[int, errors.HomeLostError] = {}
         self._put_off: dict[int, str] = {}  # what has failed last
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._turns = Turns(AT_ONCE), Turns(AT_ONCE)  # of those in a group the second
         self._sources_of: dict[int, asyncio.Semaphore] = {}  # by the node's page server
         self._rebuilt: dict[int, int] = {}  # region -> the home that it has got
         self._load: Counter[int] = Counter()  # regions that a server has got, or is to get
         self._background = BackgroundTasks(logger)
         spawn = self._background.spawn
-        self._repairs = Repairs(core, log, servers, self._losses, self._staged, spawn)
+        calls = Calls(servers)
+        self._watched, self._needed, self._say = calls.watched, calls.needed, calls.say
+        rate = ByteRate(repair_bytes_s)
+        self._repairs = Repairs(core, log, servers, self._losses, self._staged, spawn, rate)
         self.repair_set, self.n_degraded = self._repairs.repair_set, self._repairs.n_degraded
 
     # -- what is known of regions
@@ -233,6 +243,8 @@ class Rebuilds:
         if self._why(region):  # who had it before it moved may still have all of it
             await self._activating.moving.until_over(region, timeout_s)
         if self._why(region) and region not in self._lost:
+            if timeout_s > 0:
+                self._turns_of(region).ask(region)
             self._begin(region, self._rebuild(region))
         if (running := self._running.get(region)) is not None:
             await asyncio.wait({running}, timeout=timeout_s)
@@ -361,8 +373,13 @@ class Rebuilds:
             finally:
                 work.close()
                 del self._running[region]
+                for turns in self._turns:
+                    turns.forget(region)
 
         self._running[region] = self._background.spawn(run())
+
+    def _turns_of(self, region: int) -> Turns:
+        return self._turns[bool(self._core.others_of(region))]
 
     async def _rebuild(self, region: int) -> None:
         pause_s, tries, attempts = PAUSE_S, 0, Attempts()
@@ -418,7 +435,7 @@ class Rebuilds:
         """
         staged: list[tuple[int, int, int]] = []
         try:
-            async with self._turn:
+            async with self._turns_of(region).of(region):
                 found = await self._stage_all(region, why, attempts, staged)
                 if found is None:
                     return
@@ -428,7 +445,7 @@ class Rebuilds:
                     await self._bring(record, plan, attempts)
             if runs:
                 made = await self._make(region, plan, attempts)
-                async with self._turn:
+                async with self._turns_of(region).of(region):
                     await self._prepare(record, plan, tuple(staged), attempts, made)
                     await self._bring(record, plan, attempts)
         finally:
@@ -746,42 +763,6 @@ class Rebuilds:
         await self._rebuild(region)
 
     # -- calls
-
-    async def _watched(self, server_id: int, call: Coroutine[Any, Any, _T], timeout_s: float) -> _T:
-        """See ``watched``.
-
-        Raises:
-            Again: The server is lost.
-        """
-        return await watched(
-            self._servers, server_id, call, timeout_s, lambda what: Again(f"the {what}")
-        )
-
-    async def _needed(
-        self,
-        server_id: int,
-        call: Coroutine[Any, Any, _T],
-        timeout_s: float,
-        refused: set[int] | None = None,
-    ) -> _T:
-        """As ``_watched``; what fails for now is ``Again``. refused: who has no room."""
-        try:
-            return await self._watched(server_id, call, timeout_s)
-        except (Again, errors.SourceError):
-            raise
-        except (errors.OutOfMemoryError, errors.DescriptorLimitError) as failure:
-            if refused is not None:
-                refused.add(server_id)
-            raise Again(str(failure)) from failure
-        except Exception as failure:  # any: a server that gives may be restarting, or lost
-            raise Again(f"page server {server_id:#x}: {failure!r}") from failure
-
-    async def _say(self, server_id: int, call: Coroutine[Any, Any, None], what: str) -> None:
-        """As a favour: it asks by itself when it needs to know."""
-        try:
-            await asyncio.wait_for(call, TELL_S)
-        except Exception as failure:  # any
-            logger.info("page server %#x was not told %s: %r", server_id, what, failure)
 
     async def _tell(self, server_id: int, record: RegionRecord) -> None:
         await self._say(server_id, self._servers.rehome(server_id, record), "of a new home")

@@ -4,9 +4,11 @@ The group's other pieces are read at the versions that one version of the variab
 they make is one state, whatever commits do meanwhile. Each home stages the same blocks; the new
 home pulls them, and writes their XOR. Where there are copies one of them is enough.
 
-    blocks   -> those that hold data in any of them, some at a time, no faster than
-                ``RATE_BYTES_S``
+    blocks   -> those that hold data in any of them, some at a time
     records  -> of the history, as far as the homes still have those versions
+
+What that reads of the homes is paid from one budget of bytes a second, of all repairs of the
+session together (``CLAMOR_REPAIR_BYTES_S``): readers and writers need the links, too.
 
 Nothing here decides: ``rebuilds.py`` does, and writes down what came of it.
 
@@ -31,12 +33,15 @@ from clamor_ray._protocol.messages import BLOCK_BYTES, RegionRecord, RepairSet
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.lost_homes.lost_blocks import Losses
 from clamor_ray.actors.lost_homes.watched_calls import Examined, watched
+from clamor_ray.actors.process.byte_rate import ByteRate
 from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 
 logger = logging.getLogger("clamor_ray.registry")
 
 LAYER_BLOCKS = (32 << 20) // BLOCK_BYTES  # that one home stages at a time
-RATE_BYTES_S = 512 << 20  # of what one repair writes; readers and writers need the links, too
+LEAST_LAYER_BLOCKS = 16
+STEP_S = 1.0  # of the budget, that one step reads at most: a link is not filled for longer
+SAY_S = 15.0  # who takes a repair drops one that is silent for a minute (SILENCE_S, moved_homes.py)
 RECORDS_AT_ONCE = 32
 MOST_RECORDS = 1024
 RECORDS_BYTES = 256 << 20  # of all records: a home's default budget for old versions
@@ -110,6 +115,7 @@ class Repairs:
         losses: What is lost of which regions.
         staged: Gets the ids of layers that are no commits, while they are on their way.
         spawn: Runs what nobody waits for.
+        rate: What may be read of the others.
     """
 
     def __init__(
@@ -120,6 +126,7 @@ class Repairs:
         losses: Losses,
         staged: set[int],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        rate: ByteRate,
     ) -> None:
         self._core = core
         self._log = log
@@ -127,6 +134,7 @@ class Repairs:
         self._losses = losses
         self._staged = staged
         self._spawn = spawn
+        self._rate = rate
 
     # -- what can be made
 
@@ -280,12 +288,11 @@ class Repairs:
             *(self._blocks_of(each, version) for each, version in found.versions.items())
         )
         todo = BitMap.union(*with_data) & found.blocks
-        n_bytes, loop = 0, asyncio.get_running_loop()
-        begun_s = loop.time()
+        most_blocks = self._layer_blocks(found)
         taking: asyncio.Task[None] | None = None
         try:
             while todo:
-                some = BitMap(todo[:LAYER_BLOCKS])
+                some = BitMap(todo[:most_blocks])
                 todo -= some
                 rows = await self._stage([(found.version, found.versions, some)], staged)
                 if not all(map(_is_whole, rows)):
@@ -294,9 +301,6 @@ class Repairs:
                     await taking
                 work = self._take(region, taker, attempt, False, rows, staged)
                 taking = asyncio.ensure_future(work)
-                n_bytes += len(some) * BLOCK_BYTES
-                early_s = n_bytes / RATE_BYTES_S - (loop.time() - begun_s)
-                await asyncio.sleep(max(0.0, early_s))
             if taking is not None:
                 await taking
         finally:
@@ -310,14 +314,14 @@ class Repairs:
         """What each version had in the blocks that the next commit replaced, the oldest first.
         Without room for them there are none: they are not worth the newest version."""
         kept_from = {each: await self._oldest(each) for each in found.versions}
-        wanted = self._records(region, found, kept_from)
+        wanted, most_blocks = self._records(region, found, kept_from), self._layer_blocks(found)
         try:
             while wanted:
                 some = [wanted.pop(0)]
                 n_blocks = len(some[0][2])
                 while wanted and len(some) < RECORDS_AT_ONCE:
                     n_blocks += len(wanted[0][2])
-                    if n_blocks > LAYER_BLOCKS:
+                    if n_blocks > most_blocks:
                         break
                     some.append(wanted.pop(0))
                 rows = await self._stage(some, staged)
@@ -357,6 +361,11 @@ class Repairs:
         if any(changed & self._lost_of(each) for each in (region, *found.versions)):
             return None
         return version, {each: row[each - first] for each in found.versions}, changed
+
+    def _layer_blocks(self, found: Repairable) -> int:
+        """That each of the others stages at a time."""
+        in_a_step = self._rate.bytes_in(STEP_S) / (BLOCK_BYTES * len(found.versions))
+        return int(max(LEAST_LAYER_BLOCKS, min(LAYER_BLOCKS, in_a_step)))
 
     async def _oldest(self, region: int) -> int:
         (home,) = self._core.homes_of(region)
@@ -412,8 +421,19 @@ class Repairs:
         rows: list[Staged],
         staged: list[Staged],
     ) -> None:
-        call = self._servers.take_repaired(taker, region, attempt, are_records, rows)
-        await self._call(taker, call)
+        """Takes them once the budget has the bytes."""
+
+        def call(some: list[Staged]) -> Coroutine[Any, Any, None]:
+            return self._servers.take_repaired(taker, region, attempt, are_records, some)
+
+        n_bytes = sum(layer_bytes for _, layers in rows for *_, layer_bytes in layers)
+        waiting = asyncio.ensure_future(self._rate.take(n_bytes))
+        try:
+            while not (await asyncio.wait({waiting}, timeout=SAY_S))[0]:
+                await self._call(taker, call([]))  # it goes on
+        finally:
+            waiting.cancel()
+        await self._call(taker, call(rows))
         ids = {commit_id for _, layers in rows for _, _, commit_id, _ in layers}
         done = [each for each in staged if any(layer[2] in ids for layer in each[1])]
         staged[:] = [each for each in staged if each not in done]

@@ -225,9 +225,10 @@ class Registry:
 
         rebuilds = self._rebuilds = Rebuilds(
             *(core, log, journal, homes, has_more, losses, unheard),
-            lambda server_id: self._drains.is_leaving(server_id),
-            lambda server_id: self._servers.is_suspected(server_id),
-            lambda *what: self._full_nodes.make_room(*what),
+            repair_bytes_s=config.repair_bytes_s,
+            is_leaving=lambda server_id: self._drains.is_leaving(server_id),
+            is_suspected=lambda server_id: self._servers.is_suspected(server_id),
+            make_room=lambda *what: self._full_nodes.make_room(*what),
         )
         self._switches = Switches(
             *(core, log, journal, homes, held, losses, unheard),
@@ -259,7 +260,6 @@ class Registry:
             here=has_more,
             background=background,
         )
-
         self._full_nodes = FullNodes(
             *(core, self._moves, self._drains, self._servers.room, timeout_s, label)
         )

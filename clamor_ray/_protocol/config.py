@@ -19,6 +19,7 @@
 | CLAMOR_IDLE_NODE_S | 0 | an autoscaler's node that is idle so long is drained; 0: none is |
 | CLAMOR_HISTORY_BYTES | 268435456 | old blocks that a page server keeps in memory, then |
 | CLAMOR_HISTORY_DISK_BYTES | 4294967296 | on its node's disk; 0: none |
+| CLAMOR_REPAIR_BYTES_S | 268435456 | read a second to make lost pieces again; 0: no limit |
 | CLAMOR_SOCKET_DIR | /tmp | where our directory of Unix sockets is made, on every node |
 | CLAMOR_HISTORY_DIR | | where, on every node; empty: Ray's session directory (/tmp/ray/...) |
 
@@ -38,6 +39,7 @@ from clamor_ray._protocol.names import SOCKETS_BELOW, SOCKETS_BELOW_BYTES
 ReadSets = Literal["coarse", "exact", "off"]
 
 LEAST_CACHE_BYTES: Final = 1 << 20
+LEAST_REPAIR_BYTES_S: Final = 1 << 20
 
 _BYTES = ("history_bytes", "history_disk_bytes", "view_ref_bytes", "write_bytes")
 _CHOICES = {
@@ -117,6 +119,16 @@ def _cache_bytes(variable: str, text: str) -> int:
     return n
 
 
+def _repair_bytes_s(variable: str, text: str) -> int:
+    n = _bytes(variable, text)
+    if 0 < n < LEAST_REPAIR_BYTES_S:
+        raise ValueError(
+            f"{variable} is at least {LEAST_REPAIR_BYTES_S} bytes (1 MiB) a second, or 0 for no "
+            f"limit, not {text!r}"
+        )
+    return n
+
+
 def _directory(variable: str, text: str) -> str:
     if not os.path.isabs(text):
         raise ValueError(f"{variable} is the full path of a directory, not {text!r}")
@@ -159,6 +171,7 @@ class Config:
     replication: str = "p2c"
     history_bytes: int = 256 << 20
     history_disk_bytes: int = 4 << 30
+    repair_bytes_s: int = 256 << 20
     history_dir: str = ""
     socket_dir: str = SOCKETS_BELOW
     view_ref_bytes: int = 65536
@@ -202,6 +215,8 @@ def _read(field: str, name: str, text: str) -> object:
         return check_page_bytes(name, text)
     if field == "cache_bytes":
         return _cache_bytes(name, text)
+    if field == "repair_bytes_s":
+        return _repair_bytes_s(name, text)
     if field in _BYTES:
         return _bytes(name, text)
     if field == "socket_dir":

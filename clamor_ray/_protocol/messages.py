@@ -373,6 +373,7 @@ class ServerConfig:
         began_at_s: When the session began, since the epoch of Unix.
         idle_node_s: A node that nothing uses for so long is drained, where an autoscaler runs; 0:
             none is.
+        repair_bytes_s: What all that make lost pieces again read of others; 0: there is no limit.
     """
 
     job_scope: str
@@ -394,6 +395,7 @@ class ServerConfig:
     session_name: str = ""
     began_at_s: float = 0.0
     idle_node_s: float = 0.0
+    repair_bytes_s: int = 256 << 20
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,7 @@ def start_registry(
             session_name=session_name,
             began_at_s=time.time(),
             idle_node_s=config.idle_node_s,
+            repair_bytes_s=config.repair_bytes_s,
         ),
         avoid,
     )

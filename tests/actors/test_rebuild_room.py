@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from clamor_ray import errors
 from clamor_ray._protocol.messages import ServerInfo
 from clamor_ray.actors.lost_homes import rebuilds
 from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
-from tests.support.rebuild_rig import ALL, HOME, OTHER, PEER, World, run
+from tests.support.rebuild_rig import ALL, HOME, OTHER, PEER, WAIT_S, World, hold, run
 
 
 def test_all_without_room_are_asked_again(world: World) -> None:
@@ -107,3 +109,46 @@ def test_where_no_page_server_is_there_yet_none_is_said_to_be_full(
     run(work)
     assert "no page server has joined" in caplog.text
     assert "has room" not in caplog.text
+
+
+def test_what_somebody_waits_for_is_rebuilt_first(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then what was asked for less often; what nobody has asked for comes as the home had it."""
+    monkeypatch.setattr(rebuilds, "AT_ONCE", 1)
+
+    async def work() -> None:
+        world.rebuilds = Rebuilds(world.core, world.log, world.journal, world.servers)
+        others = [world.add_region(HOME) for _ in range(5)]
+        world.servers.cached = {PEER: [(0, ALL)]}
+        world.servers.holders = {world.region: {PEER: [(1, ALL)]}}
+        called, go = hold(world, monkeypatch, "rebuild")
+        world.lose(HOME)
+        await called.wait()
+        asked = (others[4], others[3], others[3])
+        waiting = [asyncio.ensure_future(world.rebuilds.settle(each, WAIT_S)) for each in asked]
+        assert not await world.rebuilds.settle(others[2], 0.0)  # who does that does not wait
+        go.set()
+        assert all(await asyncio.gather(*waiting))
+        for each in others:
+            assert await world.rebuilds.settle(each, WAIT_S)
+        order = [each.record.region for _, each, _ in world.servers.orders]
+        assert order == [world.region, others[3], others[4], *others[:3]]
+
+    run(work)
+
+
+def test_what_a_group_makes_again_holds_up_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pace is limited."""
+    monkeypatch.setattr(rebuilds, "AT_ONCE", 1)
+
+    async def work() -> None:
+        world.rebuilds = Rebuilds(world.core, world.log, world.journal, world.servers)
+        world.servers.cached = {PEER: [(1, ALL)]}
+        async with world.rebuilds._turns[True].of(77):
+            world.lose(HOME)
+            assert await world.settle()
+
+    run(work)

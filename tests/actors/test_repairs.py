@@ -14,8 +14,10 @@ from clamor_ray import errors
 from clamor_ray._protocol.messages import CommitRequest, RepairSet, ServerInfo, Write
 from clamor_ray._redundancy.groups import Shape, homes_of
 from clamor_ray.actors.commits.commit_log import CommitLog
+from clamor_ray.actors.lost_homes import repairs
 from clamor_ray.actors.lost_homes.lost_blocks import Losses, LostBlocks
 from clamor_ray.actors.lost_homes.repairs import Repairs, Staged
+from clamor_ray.actors.process.byte_rate import ByteRate
 from clamor_ray.actors.registry.registry_core import RegistryCore
 
 PIECE_BYTES = 2 << 20
@@ -39,7 +41,7 @@ def xor(parts: list[Blocks]) -> Blocks:
 class World:
     """A variable with redundancy, and what each version of each piece is."""
 
-    def __init__(self, shape: Shape, n_pieces: int, seed: int = 0) -> None:
+    def __init__(self, shape: Shape, n_pieces: int, seed: int = 0, bytes_s: int = 0) -> None:
         self.rng = random.Random(seed)
         self.core = RegistryCore()
         self.servers = list(range(1, max(shape.width, 1) + shape.n_parity + 1))
@@ -66,6 +68,9 @@ class World:
         self.records: dict[int, Blocks] = {}
         self.sealed: int | None = None
         self.dropped = False
+        self.now_s = 0.0
+        self.rate = ByteRate(bytes_s, lambda: self.now_s, self.sleep)
+        self.reads: list[tuple[float, bool, int]] = []  # when, whether of records, bytes
         self.staged: set[int] = set()
         self.losses = Losses()
         self.tasks: list[asyncio.Task[None]] = []
@@ -76,7 +81,12 @@ class World:
             self.losses,
             self.staged,
             lambda work: self.tasks.append(asyncio.ensure_future(work)),
+            self.rate,
         )
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+        self.now_s += seconds
 
     def region(self, index: int) -> int:
         return self.whole + 1 + index
@@ -167,6 +177,8 @@ class World:
         self, taker: int, region: int, attempt: int, are_records: bool, staged: list[Staged]
     ) -> None:
         assert (taker, attempt) == (TAKER, ATTEMPT)
+        n_bytes = sum(layer_bytes for _, layers in staged for *_, layer_bytes in layers)
+        self.reads.append((self.now_s, are_records, n_bytes))
         for version, layers in staged:
             made = xor([self.layers[server, member, id] for server, member, id, _ in layers])
             if are_records:
@@ -431,3 +443,88 @@ def test_a_parity_is_made_again_when_its_data_is_whole() -> None:
     world.lose(world.core.homes_of(second)[0])
     assert world.repairs.remakeable(first) == []
     assert world.repairs.remakeable(world.region(2)) == []  # of another group
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("shape", "n_pieces"), SHAPES.values(), ids=SHAPES)
+def test_all_that_is_read_is_paid_from_one_budget(shape: Shape, n_pieces: int, seed: int) -> None:
+    """Of all pieces of a lost home together, and of old versions, too."""
+    bytes_s = 20 * 4096
+
+    async def work() -> None:
+        world = World(shape, n_pieces, seed, bytes_s)
+        for _ in range(25):
+            world.commit()
+        lost = world.rng.choice(world.servers)
+        world.lose(lost)
+
+        async def take(taker: int, region: int, attempt: int, records: bool, staged: Any) -> None:
+            n_bytes = sum(each for _, layers in staged for *_, each in layers)
+            world.reads.append((world.now_s, records, n_bytes))
+
+        async def one(region: int) -> None:
+            record, found = world.core.record_of(region), world.repairs.repairable(region)
+            assert record is not None
+            assert found is not None
+            await world.repairs.bring(record, TAKER, ATTEMPT, found)
+
+        world.take_repaired = take  # type: ignore[method-assign]
+        await asyncio.gather(*map(one, world.core.homed_at(lost)))
+        n_bytes = [sum(each for *_, of, each in world.reads if of == which) for which in (0, 1)]
+        assert min(n_bytes) > 0
+        # Nothing else has taken time.
+        assert world.now_s + world.rate.wait_s() == pytest.approx(sum(n_bytes) / bytes_s)
+        await asyncio.gather(*world.tasks)
+
+    asyncio.run(work())
+
+
+def test_a_step_is_a_second_of_the_budget_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repairs, "LEAST_LAYER_BLOCKS", 2)
+
+    async def work() -> None:
+        world = World(Shape(2, 1), 4, seed=5, bytes_s=8 * 4096)
+        for _ in range(25):
+            world.commit()
+        region = world.region(0)
+        world.lose(world.core.homes_of(region)[0])
+        await world.bring(region)
+        of_blocks = [n_bytes for _, are_records, n_bytes in world.reads if not are_records]
+        assert len(of_blocks) > 1
+        assert max(of_blocks) == 8 * 4096
+        assert world.base == world.at[region][world.sealed or 0]
+
+    asyncio.run(work())
+
+
+def test_who_takes_a_repair_hears_of_it_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It drops one that is silent."""
+    monkeypatch.setattr(repairs, "SAY_S", 0.001)
+
+    async def work() -> None:
+        world = World(Shape(2, 1), 4, seed=5, bytes_s=4096)
+        for _ in range(9):
+            world.commit()
+        region = world.region(0)
+        world.lose(world.core.homes_of(region)[0])
+        world.rate.spend(10**9)
+
+        heard = asyncio.Event()
+
+        async def take(*arguments: Any) -> None:
+            await World.take_repaired(world, *arguments)
+            if len(world.reads) == 3:
+                heard.set()
+
+        async def sleep(seconds: float) -> None:
+            await heard.wait()
+            await world.sleep(seconds)
+
+        world.take_repaired = take  # type: ignore[method-assign]
+        world.rate._sleep = sleep
+        await asyncio.wait_for(world.bring(region), 30.0)
+        assert [n_bytes for *_, n_bytes in world.reads[:3]] == [0, 0, 0]
+        assert world.sealed is not None
+        assert not world.layers
+
+    asyncio.run(work())

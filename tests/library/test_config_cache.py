@@ -70,6 +70,9 @@ def test_numbers_of_bytes(text: str, n_bytes: int | None) -> None:
         ("replication", "on"),
         ("page_bytes", 5000),
         ("page_bytes", "16MiB"),
+        ("repair_bytes_s", "256"),  # a unit was forgotten
+        ("repair_bytes_s", -1),
+        ("repair_bytes_s", "fast"),
     ],
 )
 def test_a_senseless_setting_names_its_variable(field: str, value: Any) -> None:
@@ -160,3 +163,12 @@ def test_after_how_long_an_idle_node_is_drained() -> None:
     assert Config.from_env({"CLAMOR_IDLE_NODE_S": "2.5"}).idle_node_s == 2.5
     with pytest.raises(ValueError, match="CLAMOR_IDLE_NODE_S is a number of seconds, 0 or more"):
         Config.from_env({"CLAMOR_IDLE_NODE_S": "-1"})
+
+
+def test_what_repairs_may_read_a_second() -> None:
+    assert Config.from_env({}).repair_bytes_s == 256 << 20
+    assert Config.from_env({"CLAMOR_REPAIR_BYTES_S": "1GiB"}).repair_bytes_s == GIB
+    assert Config.from_env({"CLAMOR_REPAIR_BYTES_S": "1 MiB"}).repair_bytes_s == 1 << 20
+    assert Config.from_env({"CLAMOR_REPAIR_BYTES_S": "0"}).repair_bytes_s == 0  # no limit
+    with pytest.raises(ValueError, match="CLAMOR_REPAIR_BYTES_S is at least 1048576 bytes"):
+        Config.from_env({"CLAMOR_REPAIR_BYTES_S": "1000000"})
