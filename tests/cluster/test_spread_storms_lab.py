@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import signal
-import threading
-import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,19 +17,11 @@ from clamor_ray import errors
 from clamor_ray._objects.block_sets import runs
 from clamor_ray._session import process_sessions
 from tests.cluster.test_moves_lab import (
-    DRAIN_S,
-    N_ROWS,
-    TASK_S,
-    WORDS,
-    History,
     on,
-    read_until,
-    write_until,
 )
 from tests.cluster.test_spread_lab import N, change, homes_of
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
-from tests.support.lab.cluster import node_resource
 
 pytestmark = pytest.mark.lab
 
@@ -134,60 +121,3 @@ def read_without_a_loss(ref: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("error", errors.LostBlocksWarning)
         return np.array(ref.get())
-
-
-@pytest.mark.slow
-def test_a_storm(lab: LocalCluster, tmp_path: Path) -> None:
-    """Page servers are killed, and nodes are drained and go, under readers and writers."""
-    import ray
-
-    rng = random.Random(5)
-    ref = clamor.put(np.zeros((N_ROWS, WORDS), np.int64), home="spread")
-    over, stop = tmp_path / "over", threading.Event()
-
-    def here(function: Any, *arguments: Any) -> Any:
-        task = ray.remote(function).options(
-            num_cpus=0, resources={node_resource(0): 0.01}, max_retries=0
-        )
-        return task.remote(over, ref, *arguments)
-
-    crowd = [here(write_until), here(read_until, 0), here(read_until, 20)]
-
-    def kill_now_and_then() -> None:
-        """The next one when the last is there again: a commit needs all of them."""
-        while not stop.wait(rng.uniform(1.0, 3.0)):
-            with contextlib.suppress(Exception):  # it is just starting
-                victim = rng.choice(alive)
-                killed = lab.page_server_pid(victim, 5.0)
-                os.kill(killed, signal.SIGKILL)
-                while not stop.wait(0.2) and lab.page_server_pid(victim, 30.0) == killed:
-                    pass
-
-    alive = [0, 1, 2]
-    killer = threading.Thread(target=kill_now_and_then)
-    killer.start()
-    try:
-        until(lambda: ref.at().version > 5)
-        for victim in (1, 2):
-            joined = lab.add_node(num_cpus=1, object_store_memory=150 << 20)
-            on(joined, lambda ref: int(ref.at().get()[0, 0]), ref)  # its page server is there
-            alive.append(joined)
-            clamor.drain(lab.node_ids[victim], timeout=DRAIN_S)
-            alive.remove(victim)
-            assert lab.node_ids[victim] not in homes_of(ref)
-            before = ref.at().version
-            until(lambda before=before: ref.at().version > before + 3)
-            lab.kill_node(victim)
-        time.sleep(2.0)
-    finally:
-        stop.set()
-        killer.join(TASK_S)
-        over.touch()
-    rounds = ray.get(crowd, timeout=TASK_S)
-    assert min(rounds) > 3, rounds
-    newest = ref.at()
-    assert newest.version == rounds[0]
-    history = History()
-    for index in (0, alive[-1]):
-        found = on(index, lambda ref: np.array(ref.get()), newest)
-        history.check(found, newest.version)
