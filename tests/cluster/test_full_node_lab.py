@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,8 +25,15 @@ ROOM = 80 * MIB  # that it has left
 
 
 @pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
+def cache_bytes() -> str:
+    """A quarter of the machine's memory: the nodes have no limits yet."""
+    return "0"
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch, cache_bytes: str) -> Iterator[LocalCluster]:
     require_lab("local")
+    monkeypatch.setenv("CLAMOR_CACHE_BYTES", cache_bytes)
     monkeypatch.setenv("CLAMOR_HISTORY_BYTES", "1MiB")  # old blocks would take the node's memory
     with local_cluster(3) as lab:
         clamor.init()
@@ -157,3 +165,75 @@ def test_where_no_node_has_room_the_error_comes_at_once(
     assert took_s < 10
     assert n_moved() == 0
     assert [homes_of(ref) for ref in refs] == homes
+
+
+LARGE = 160  # MiB
+EACH = 120 * MIB  # that each node has
+WRITE_BUDGET = {"env_vars": {"CLAMOR_WRITE_BYTES": "8MiB"}}
+
+
+class Owner:
+    """Has an object that is larger than what its node has from then on."""
+
+    def __init__(self) -> None:
+        clamor.free(clamor.put(filled(2, 1)))
+        self._array = np.random.default_rng(8).integers(0, 1 << 62, LARGE * MIB // 8)
+
+    def put(self) -> Any:
+        return clamor.put(self._array)
+
+    def checksum(self, refs: list[Any]) -> list[int]:
+        array = refs[0].get()
+        parts = range(0, len(array), MIB)
+        return [zlib.crc32(array[first : first + MIB]) for first in parts]
+
+    def expected(self) -> list[int]:
+        """As `checksum`, of what it has."""
+        parts = range(0, len(self._array), MIB)
+        return [zlib.crc32(self._array[first : first + MIB]) for first in parts]
+
+    def change(self, refs: list[Any], most_rows: int) -> int:
+        """By chunks, in both."""
+        change = clamor.update(refs[0])
+        with change as x:
+            for rows in change.chunks():
+                if rows.start >= most_rows:
+                    break
+                x[rows] += 7
+                self._array[rows] += 7
+        return int(refs[0].version)
+
+
+@pytest.fixture
+def owner(lab: LocalCluster) -> Iterator[Any]:
+    """On node 1; its object is there before the node has a limit."""
+    import ray
+
+    options = {"num_cpus": 0, "resources": {node_resource(1): 0.01}, "runtime_env": WRITE_BUDGET}
+    owner = ray.remote(Owner).options(**options).remote()
+    ray.get(owner.expected.remote(), timeout=TASK_S)
+    yield owner
+    ray.kill(owner)
+
+
+@pytest.mark.parametrize("cache_bytes", ["16MiB"])
+def test_what_is_larger_than_any_node_is_spread_read_and_changed(
+    lab: LocalCluster, owner: Any, groups: list[Group]
+) -> None:
+    import ray
+
+    def of(call: Any) -> Any:
+        return ray.get(call, timeout=TASK_S)
+
+    for group in groups:
+        group.leave(EACH)
+    ref = of(owner.put.remote())
+    assert ref.nbytes > EACH
+    assert homes_of(ref) == set(lab.node_ids)
+    expected = of(owner.expected.remote())
+    assert of(owner.checksum.remote([ref])) == expected
+    assert of(owner.change.remote([ref], LARGE * MIB // 8 // 4)) == 1
+    changed = of(owner.expected.remote())
+    assert changed != expected
+    ref.refresh()
+    assert of(owner.checksum.remote([ref])) == changed

@@ -21,6 +21,7 @@ from tests.cluster.test_moves_lab import on
 from tests.cluster.test_spread_build_lab import own_bytes, regions_there
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
+from tests.support.lab.pieces import homes_of_pieces
 from tests.support.lab.troubles import server_pid
 
 pytestmark = pytest.mark.lab
@@ -329,3 +330,48 @@ def test_servers_and_the_registry_are_killed_at_each_step(
         time.sleep(0.2)
     with contextlib.suppress(errors.FreedError):
         ref.free()
+
+
+def change_in_parts(ref: Any, expected: Any) -> None:
+    """Parts are sent, written again after that, and written last, so that they are not sent."""
+    change = clamor.update(ref)
+    with change as x:
+        x[: N // 2] = expected[: N // 2] = -1
+        assert change.flush() > 0
+        x[N // 3 :: 7] = expected[N // 3 :: 7] = -2
+        assert change.flush() > 0
+        x[9] = expected[9] = -3
+        x[N // 2 : N // 2 + 90_000] = expected[N // 2 : N // 2 + 90_000] = -4
+
+
+def change_by_chunks(ref: Any, expected: Any) -> None:
+    change, n_parts = clamor.update(ref), 0
+    with change as x:
+        for rows in change.chunks():
+            x[rows] += rows.start
+            expected[rows] += rows.start
+            n_parts += 1
+    assert n_parts > 8
+
+
+@pytest.mark.parametrize("level", ["raid1", "raid5"])
+def test_what_it_changes_survives_the_loss_of_a_node(
+    three: LocalCluster, monkeypatch: pytest.MonkeyPatch, level: Any
+) -> None:
+    """Parities and copies get what changes of pieces that were sent away, and may be sent again."""
+    budget(monkeypatch, 4 * MIB)
+    victim = three.add_node(num_cpus=1, object_store_memory=150 << 20)
+    versions = [np.random.default_rng(4).integers(0, 1 << 60, N)]
+    ref = clamor.put(versions[0], redundancy=level)
+    assert victim in homes_of_pieces(three, ref)
+    for change in (change_in_parts, change_by_chunks):
+        versions.append(versions[-1].copy())
+        change(ref, versions[-1])
+    assert ref.version == 2
+    three.kill_node(victim)
+    assert np.array_equal(on(1, lambda ref: np.array(ref.get()), ref), versions[-1])
+    until(lambda: victim not in homes_of_pieces(three, ref), 90.0)
+    for number, content in enumerate(versions):
+        assert np.array_equal(ref.at(number).get(), content), number
+        assert np.array_equal(on(2, lambda ref: np.array(ref.get()), ref.at(number)), content)
+    ref.free()

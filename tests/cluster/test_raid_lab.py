@@ -14,10 +14,13 @@ from pyroaring import BitMap
 
 import clamor_ray as clamor
 from clamor_ray import errors
+from clamor_ray._objects import block_sets
 from clamor_ray._session import process_sessions
+from tests.cluster.test_lost_lab import loss_of
 from tests.cluster.test_moves_lab import on
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
+from tests.support.lab.pieces import homes_of_pieces, lost_with
 
 pytestmark = [
     pytest.mark.lab,
@@ -25,6 +28,9 @@ pytestmark = [
 ]
 
 N = 2_500_000  # of 8 bytes: 20 MB, pieces of 2 MiB
+BLOCK_ROWS = 512  # of a block; block 0 has what describes the array
+PIECE_BLOCKS = 512
+AT = (*range(16), 40, 275, 440)  # blocks of a piece; who opens a variable may have the first 16
 REPAIRED_S = 90.0
 
 
@@ -156,21 +162,43 @@ def test_the_registry_is_killed_and_then_a_node(lab: LocalCluster, victim: int) 
 
 
 def test_two_nodes_are_lost_at_once(lab: LocalCluster, victim: int) -> None:
-    """Only what both had of a group is lost, and who reads it is told which blocks."""
+    """Only what both had of a group is lost, and who reads it is told exactly which blocks."""
     second = lab.add_node(num_cpus=1, object_store_memory=150 << 20)
     content = np.arange(N)
     ref = clamor.put(content, redundancy="raid5")
     copies = clamor.put(content, redundancy="raid1", copies=3)
-    change(ref, [5, N - 1], -1)
+    on(victim, change, ref, [5, N - 1], -1)  # what it has of that goes with it
     change(copies, [5, N - 1], -1)
     content[[5, N - 1]] = -1
+    ref.refresh()
+    # Node 1 has some blocks of each piece, at the same places: with one of a group that was read,
+    # the others of the group could be made again there.
+    firsts = range(0, N // BLOCK_ROWS, PIECE_BLOCKS)
+    there = {first + at for first in firsts for at in AT if first + at <= N // BLOCK_ROWS + 1}
+    rows = [(block - 1) * BLOCK_ROWS for block in sorted(there - {0})]
+    assert on(1, values_at, ref, rows) == [int(content[row]) for row in rows]
+    lost = BitMap(lost_with(lab, ref, {victim, second}) - there)
+    assert 0 < len(lost) < -(-ref.nbytes // 4096)
+    for node in (victim, second):  # else the first one's may be made again before the second goes
+        os.kill(lab.page_server_pid(node), signal.SIGSTOP)
     lab.kill_node(victim)
     lab.kill_node(second)
     assert np.array_equal(on(1, read_all, copies), content)
-    with pytest.raises(errors.HomeLostError, match="lost"):
-        clamor.prefetch(on_this_node(ref))
-    until(lambda: rest_is_read(ref, content))  # as soon as all that can be made is
-    assert 0 < len(lost_blocks(ref)) < -(-ref.nbytes // 4096)
+    until(lambda: not {victim, second} & set(homes_of_pieces(lab, ref)), REPAIRED_S)
+    assert lost_blocks(ref) == set(lost)
+    until(lambda: loss_of(ref) != 0)
+    with pytest.warns(errors.LostBlocksWarning) as caught:
+        array = ref.get()
+    (warning,) = (one.message for one in caught if one.category is errors.LostBlocksWarning)
+    assert isinstance(warning, errors.LostBlocksWarning)
+    assert (warning.region, warning.runs) == (ref._region, tuple(block_sets.runs(lost)))
+    with pytest.raises(errors.HomeLostError) as failure:
+        clamor.prefetch(array)
+    assert block_sets.said(lost, ref._length_bytes // 4096) in str(failure.value)
+    for first, n_blocks in block_sets.runs(BitMap(range(1, N // BLOCK_ROWS)) - lost):
+        rows = slice((first - 1) * BLOCK_ROWS, (first - 1 + n_blocks) * BLOCK_ROWS)
+        assert np.array_equal(array[rows], content[rows])
+    del array
     # A commit that writes what is lost makes it whole. Its parity is made again then.
     with clamor.update(ref, lost=0) as array:
         array[:] = content
@@ -192,19 +220,10 @@ def lacking(ref: Any) -> set[int]:
     return {piece for piece in pieces if registry.lost_blocks(piece) is not None}
 
 
-def rest_is_read(ref: Any, content: Any) -> bool:
-    near = {each + beside for each in lost_blocks(ref) for beside in (-1, 0, 1)}
-    rows = np.flatnonzero(~np.isin(np.arange(N) // 512, list(near)))[::977]
-    try:
-        found = clamor.gather(on_this_node(ref), rows)
-    except errors.HomeLostError:
-        return False
-    assert np.array_equal(found, content[rows])
-    return True
-
-
-def on_this_node(ref: Any) -> Any:
-    return ref.get()
+def values_at(ref: Any, rows: list[int]) -> list[int]:
+    """One block at a time."""
+    array = ref.get(page_bytes=4096)
+    return [int(array[row]) for row in rows]
 
 
 def lost_blocks(ref: Any) -> set[int]:

@@ -151,7 +151,7 @@ def test_what_is_read_of_a_lost_home_before_it_is_made_again(lab: LocalCluster, 
     assert sum(grown.values()) >= len(after)
     if level == "raid5":  # of copies, the other one is asked by choice, too
         assert grown["degraded_blocks"] >= len(after)
-    until(lambda: clamor.stats().degraded == 0, REPAIRED_S)
+    until(lambda: victim not in homes_of_pieces(lab, ref), REPAIRED_S)
     assert np.array_equal(on(reader_node, lambda ref: np.array(ref.get()), ref), content)
     ref.free()
 

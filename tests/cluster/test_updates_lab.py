@@ -397,6 +397,30 @@ def test_a_task_returns_a_view_without_its_bytes(clamor_cluster: ClamorCluster) 
     clamor.free(ref)
 
 
+def test_a_view_of_a_spread_array_travels_without_its_bytes(clamor_cluster: ClamorCluster) -> None:
+    """It begins in one piece and ends in another one; tasks see the version that it is of."""
+    import ray
+
+    content = np.arange(8 * N, dtype=np.float64).reshape(-1, 64)
+    ref = clamor.put(content, home="spread")
+    pieces = ref._piece_versions()
+    assert len(pieces) > 4
+    rows = slice(pieces[0].length_bytes // 512 - 50, 2 * pieces[0].length_bytes // 512 + 50, 3)
+    view, expected = ref.get()[rows, 1:], content[rows, 1:]
+    put = ray.put(view)
+    size = ray.experimental.get_object_locations([put])[put]["object_size"]
+    assert size is None or size < 10_000
+    with clamor.update(ref) as x:
+        x[:] = 0
+    for argument in (view, put):
+        for node in (0, 1):
+            found = ray_get(plain(np.array, node).remote(argument))
+            np.testing.assert_array_equal(found, expected)
+    assert ray_get(plain(lambda: float(view.sum())).remote()) == expected.sum()  # in a closure
+    assert ray_get(plain(lambda v: bool(v.flags.writeable)).remote(view)) is False
+    clamor.free(ref)
+
+
 def test_arrow_travels_as_a_reference(clamor_cluster: ClamorCluster) -> None:
     import ray
 

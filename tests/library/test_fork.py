@@ -111,6 +111,21 @@ def test_a_child_reads_untouched_blocks(clamor_cluster: ClamorCluster, trap: str
     clamor.free(ref)
 
 
+def test_a_child_reads_an_array_in_pieces(clamor_cluster: ClamorCluster, trap: str) -> None:
+    """Which is spread over both nodes; tests/cluster/test_raid_reads_lab.py has one with a
+    parity."""
+    array = content(seed=2)
+    ref = clamor.put(array, home="spread")
+    assert len(ref._piece_versions()) > 2
+    children, own = clamor_cluster.run_in_trap(trap, fork_and_read, ref, 3)
+    sums = [int(part.sum()) for part in np.array_split(array, 4)[:3]]
+    assert [(child.status, child.result, child.stderr) for child in children] == [
+        (0, part, "") for part in sums
+    ]
+    assert own == array.sum()
+    clamor.free(ref)
+
+
 def open_another(one: Any, ref: Any) -> tuple[int, int]:
     return total(one), total(ref.get())
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from clamor_ray._protocol.names import server_id_of
 from clamor_ray._session import process_sessions
 from tests.support.lab.cluster import LocalCluster
 
 BLOCK_BYTES = 4096
-PRESENT = 0  # PC_SET_PRESENT
 
 
 def homes_of_pieces(lab: LocalCluster, ref: Any) -> list[int]:
@@ -30,8 +27,8 @@ def blocks_of_piece(ref: Any, index: int) -> range:
 
 
 def lost_with(lab: LocalCluster, ref: Any, nodes: set[int]) -> set[int]:
-    """What is lost of a variable with one parity for each group if these nodes are lost at once:
-    the data of groups that lose more than one piece, but for what the other nodes have."""
+    """What the homes lose of a variable with one parity for each group if these nodes are lost at
+    once: the data of groups that lose more than one piece."""
     homes, groups = homes_of_pieces(lab, ref), ref._pieces.groups
     lost: set[int] = set()
     for group in range(groups.n_groups):
@@ -39,17 +36,4 @@ def lost_with(lab: LocalCluster, ref: Any, nodes: set[int]) -> set[int]:
         if len(gone) > 1:
             data = [index for index in gone if not groups.is_parity(index)]
             lost.update(*(blocks_of_piece(ref, index) for index in data))
-    ids = {lab.node_ids[index] for index in nodes}
-    for index in range(groups.n_pieces):
-        blocks = blocks_of_piece(ref, index)
-        for node_id, counts in _present(ref, index).items():
-            if node_id not in ids:
-                lost -= {blocks[at] for at in np.flatnonzero(counts)}
     return lost
-
-
-def _present(ref: Any, index: int) -> dict[str, Any]:
-    """Of each node, 1 for each block of a data piece that it has."""
-    blocks, region = blocks_of_piece(ref, index), ref._region + 1 + index
-    found: dict[str, Any] = process_sessions.current().rpc.histogram(region, PRESENT, len(blocks))
-    return found
