@@ -414,7 +414,7 @@ def test_a_view_of_a_spread_array_travels_without_its_bytes(clamor_cluster: Clam
         x[:] = 0
     for argument in (view, put):
         for node in (0, 1):
-            found = ray_get(plain(np.array, node).remote(argument))
+            found = ray_get(plain(lambda v: np.array(v), node).remote(argument))
             np.testing.assert_array_equal(found, expected)
     assert ray_get(plain(lambda: float(view.sum())).remote()) == expected.sum()  # in a closure
     assert ray_get(plain(lambda v: bool(v.flags.writeable)).remote(view)) is False
