@@ -2,7 +2,9 @@
 
 That is so after a node was lost and no other was free of the group: what is made again has to go
 somewhere. Then the loss of that node would be the loss of two. As soon as there is a server without
-a piece of the group, one of the two moves there.
+a piece of the group, one of the two moves there. Pieces of a variable that is being made share a
+server until each has been moved to the home that was chosen for it (``placements``): they are left
+alone.
 
 It looks when a page server has come or a region has got a new home, and does nothing else.
 
@@ -20,7 +22,7 @@ from clamor_ray.actors.moves.choices import least_loaded
 from clamor_ray.actors.moves.drains import Drains, MovesOne
 from clamor_ray.actors.moves.moves import MoveFailed
 from clamor_ray.actors.process.background import BackgroundTasks
-from clamor_ray.actors.registry.registry_core import RegistryCore
+from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 
 logger = logging.getLogger("clamor_ray.registry")
 
@@ -94,6 +96,8 @@ class Separations:
         servers = self._drains.takers(0)
         for record in self._core.ready_regions():
             if not record.has_repair or record.region in refused:
+                continue
+            if self._core.state(self._core.whole_of(record.region)) is not RegionState.READY:
                 continue
             others = self._core.others_of(record.region)
             taken = {home for each in others for home in self._core.homes_of(each)}

@@ -21,7 +21,7 @@ WAIT_S = 5.0
 class World:
     """A variable of two pieces and a parity, on servers 1, 2 and 2."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_made: bool = True) -> None:
         self.core = RegistryCore()
         for server_id in (1, 2):
             self.join(server_id)
@@ -30,7 +30,9 @@ class World:
         for piece, home in zip(self.pieces, (1, 2, 2), strict=True):
             self.core.seal(piece)
             self.core.rehome(piece, home)
-        self.core.seal(whole.region)
+        self.whole = whole.region
+        if is_made:
+            self.core.seal(whole.region)
         self.failures = 0
         self.asked: list[tuple[int, int]] = []
         drains: Any = SimpleNamespace(
@@ -96,6 +98,24 @@ def test_what_cannot_be_moved_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPa
         world.separations.look()
         await world.settled()
         assert 1 < len(world.asked) < 20
+        await world.separations.close()
+
+    asyncio.run(work())
+
+
+def test_what_is_being_made_is_left_to_who_makes_it() -> None:
+    """Both would move two of a group to one server."""
+
+    async def work() -> None:
+        world = World(is_made=False)
+        world.join(3)
+        world.separations.look()
+        await world.settled()
+        assert not world.asked
+        world.core.seal(world.whole)
+        world.separations.look()
+        await world.settled()
+        assert sorted(world.homes()) == [1, 2, 3]
         await world.separations.close()
 
     asyncio.run(work())
