@@ -263,7 +263,7 @@ def test_what_tasks_of_a_stage_add(lab: LocalCluster, victim: int, level: Any) -
         return len(part)
 
     parts = np.array_split(ids, 8)
-    assert sum(clamor.from_items(parts, num_partitions=4).map(add).collect()) == len(ids)
+    assert sum(clamor.from_items(parts, partitions=4).map(add).collect()) == len(ids)
     wanted = np.bincount(ids, minlength=n)
     assert np.array_equal(read_all(ref.refresh()), wanted)
     lab.kill_node(victim)
