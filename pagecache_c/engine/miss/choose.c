@@ -181,6 +181,18 @@ struct pc__choice pc__choose(struct pc__readahead *pages, struct pc__streams *st
     return choice;
 }
 
+struct pc__choice pc__choose_carried(struct pc__readahead *pages, struct pc__streams *streams,
+                                     const struct pc__choice_sets *sets,
+                                     const struct pc__carried *carried, uint64_t most_blocks)
+{
+    struct pc__choice choice = {.run = pc__readahead_carried(pages, streams, carried)};
+    if (choice.run.n_blocks > most_blocks)
+        choice.run.n_blocks = most_blocks;
+    if (choice.run.n_blocks)
+        pc__budget_ask(&pages->budget, sets, UINT64_MAX, WINDOWS_A_MARK, &choice);
+    return choice;
+}
+
 struct pc__choice pc__choose_fixed(uint64_t n_blocks, unsigned shift, uint64_t block, bool in_flight,
                                    uint64_t most_blocks)
 {

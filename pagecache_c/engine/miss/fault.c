@@ -69,6 +69,41 @@ static int ask(struct pc__batch *batch, struct pc__region *region, struct pc__ge
     return rc ? rc : pc__batch_add(batch, region, generation, first, end - first);
 }
 
+/* The mapping of the next piece, which begins where this one ends; no other regions are adjacent. */
+static struct pc__session_map *next_piece(struct pc__session *session,
+                                          const struct pc__session_map *mapping)
+{
+    struct pc__session_map *next =
+        pc__session_mapping_at(session, mapping->address + mapping->length_bytes);
+    return next && next->region->id == mapping->region->id + 1 && !next->page_shift ? next : NULL;
+}
+
+/* The stream goes on there: nobody has touched it yet, so nobody waits. False: it is there already. */
+static bool go_on(struct pc__loop *loop, struct pc__session_map *mapping,
+                  const struct pc__carried *carried)
+{
+    struct pc__region *region = mapping->region;
+    struct pc__batch ahead;
+    pc__batch_init(&ahead, false, false);
+    pthread_mutex_lock(&region->lock);
+    struct pc__generation *generation = mapping->generation;
+    struct pc__readahead *pages = pages_of(region);
+    const bool is_absent = pages && !generation->complete &&
+                           !pc__blockset_has(&generation->present, 0) &&
+                           !pc__blockset_has(&generation->in_flight, 0);
+    if (is_absent) {
+        const struct pc__choice_sets sets = {.present = &generation->present,
+                                             .in_flight = &generation->in_flight,
+                                             .changed = &generation->changed_away};
+        const struct pc__choice choice = pc__choose_carried(
+            pages, &mapping->streams, &sets, carried, pc__cache_most_blocks(loop->engine));
+        (void)ask(&ahead, region, generation, &choice); /* without memory it is asked for when touched */
+    }
+    pthread_mutex_unlock(&region->lock);
+    pc__batch_submit(loop, &ahead);
+    return is_absent;
+}
+
 static void wake_now(struct pc__session *session, const struct pc__generation *generation,
                      const struct pc__waiter *waiter)
 {
@@ -138,11 +173,20 @@ void pc__fault(struct pc__loop *loop, struct pc__session *session, uint64_t addr
         rc = pc__batch_add(&urgent, region, generation, block, 1);
     if (!rc && choice.run.n_blocks)
         rc = ask(!in_flight && is_page ? &urgent : &ahead, region, generation, &choice);
+    struct pc__carried carried;
+    struct pc__session_map *next = region->pages ? next_piece(session, mapping) : NULL;
+    if (next && !pc__readahead_carry(region->pages, &mapping->streams, &carried))
+        next = NULL;
     pthread_mutex_unlock(&region->lock);
     if (in_flight)
         pc__fetch_hurry(loop, region, generation, block);
     pc__batch_submit(loop, &urgent);
     pc__batch_submit(loop, &ahead);
+    if (next && !go_on(loop, next, &carried)) {
+        pthread_mutex_lock(&region->lock);
+        pc__budget_give(&region->pages->budget, carried.rest);
+        pthread_mutex_unlock(&region->lock);
+    }
     if (rc)
         pc__fill_failed(engine, region, generation, block, 1, engine->server_id, rc);
 }

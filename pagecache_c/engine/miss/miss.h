@@ -139,6 +139,10 @@ unsigned pc__rtt_class(uint64_t n_blocks);
 struct pc__choice pc__choose(struct pc__readahead *pages, struct pc__streams *streams,
                              const struct pc__choice_sets *sets, uint64_t block, bool in_flight,
                              uint64_t most_blocks);
+/* Of a region whose first block nobody has touched yet: a stream comes from the piece before it. */
+struct pc__choice pc__choose_carried(struct pc__readahead *pages, struct pc__streams *streams,
+                                     const struct pc__choice_sets *sets,
+                                     const struct pc__carried *carried, uint64_t most_blocks);
 struct pc__choice pc__choose_fixed(uint64_t n_blocks, unsigned shift, uint64_t block, bool in_flight,
                                    uint64_t most_blocks);
 
@@ -173,6 +177,7 @@ int pc__request_put(struct pc__loop *loop, struct pc__lane *lane, struct pc__fet
 
 /* fetch.c */
 void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch);
+bool pc__fetch_covers(const struct pc__fetch *fetch, uint64_t block); /* of what is still to come */
 /* A thread is stopped at a block that waits in a bulk queue of this loop: to the urgent one. */
 void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region,
                      const struct pc__generation *generation, uint64_t block);

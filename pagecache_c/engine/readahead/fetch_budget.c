@@ -52,6 +52,16 @@ uint64_t pc__budget_room(const struct pc__budget *budget)
     return budget->room > 0 ? (uint64_t)budget->room / QUARTERS : 0;
 }
 
+void pc__budget_give(struct pc__budget *budget, uint64_t n_blocks)
+{
+    budget->room += (int64_t)(QUARTERS * n_blocks);
+}
+
+void pc__budget_take(struct pc__budget *budget, uint64_t n_blocks)
+{
+    budget->room -= (int64_t)(QUARTERS * n_blocks);
+}
+
 bool pc__budget_wastes(const struct pc__budget *budget)
 {
     return budget->fetched >= budget->touched + TOLD_BLOCKS &&

@@ -43,6 +43,9 @@
  * streams got before is kept too: the next one jumps there with its second fault. Streams that end
  * with it make that jump smaller.
  *
+ * A variable in pieces is one to its readers: a stream that is asked beyond the end of a piece goes on in the
+ * next one, with its window, and with room of the piece that it leaves.
+ *
  * demanded, probed and used belong to the region and not to a version: a commit changes a few blocks,
  * not who wants them. A block that is demanded again (evicted, or changed) begins the record of its
  * 8 MiB anew. Where memory is short for a set, something is not learned; no fetch is ever wrong.
@@ -61,6 +64,7 @@
 #define LEAST_MARKED_LEVEL 4u      /* of those that are smaller than what was learned */
 #define LEAST_WINDOW 4u
 #define EAGER_WINDOW 64u
+#define MOST_CARRIED 512u          /* 2 MiB: a round trip of 1 ms at 10 Gbit/s. The reader may stop there */
 #define PROBE_EVERY 8u
 #define PROBE_LEVELS 2u            /* below the page */
 #define LEAST_FAULTS 16u           /* before pages grow */
@@ -403,6 +407,53 @@ bool pc__readahead_sequential(struct pc__readahead *pages, struct pc__streams *s
         grow(pages);
     }
     return true;
+}
+
+bool pc__readahead_carry(struct pc__readahead *pages, struct pc__streams *streams,
+                         struct pc__carried *carried)
+{
+    const uint64_t n_blocks = n_blocks_of(pages), room = pc__budget_room(&pages->budget);
+    const uint64_t most = room < MOST_CARRIED ? room : MOST_CARRIED;
+    struct pc__stream *stream = &streams->of[0];
+    for (int i = 1; i < PC__STREAMS; i++)
+        if (streams->of[i].used > stream->used)
+            stream = &streams->of[i];
+    if (!stream->extensions || stream->end <= n_blocks)
+        return false;
+    const uint64_t rest = stream->end - n_blocks;
+    stream->end = n_blocks;
+    *carried = (struct pc__carried){.rest = rest < most ? rest : most,
+                                    .window = stream->window,
+                                    .window_blocks = pages->window_blocks,
+                                    .extensions = stream->extensions,
+                                    .level = pages->level,
+                                    .first_faults = pages->first_faults,
+                                    .trip_blocks = pages->trip_blocks};
+    pc__budget_take(&pages->budget, carried->rest);
+    return carried->rest > 0;
+}
+
+struct pc_run pc__readahead_carried(struct pc__readahead *pages, struct pc__streams *streams,
+                                    const struct pc__carried *carried)
+{
+    const bool is_new = !pages->budget.fetched;
+    pc__budget_give(&pages->budget, carried->rest);
+    if (is_new) {
+        pages->level = carried->level;
+        pages->first_faults = carried->first_faults;
+        pages->trip_blocks = carried->trip_blocks;
+        pages->window_blocks = carried->window_blocks;
+    }
+    const struct pc_run run = inside(n_blocks_of(pages), (struct pc_run){0, carried->rest});
+    pc__readahead_begin(pages, streams, 0, run);
+    for (int i = 0; i < PC__STREAMS; i++) {
+        struct pc__stream *stream = &streams->of[i];
+        if (stream->used == streams->clock) {
+            stream->window = carried->window;
+            stream->extensions = carried->extensions;
+        }
+    }
+    return run;
 }
 
 /* --------------------------------------------------------------- read sets */

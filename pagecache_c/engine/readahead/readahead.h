@@ -35,6 +35,9 @@ void pc__budget_init(struct pc__budget *budget);
 void pc__budget_free(struct pc__budget *budget);
 /* Blocks that may be asked for beyond those that are touched. */
 uint64_t pc__budget_room(const struct pc__budget *budget);
+/* What is of no use here is of use in the next piece: the bound is one for both. */
+void pc__budget_give(struct pc__budget *budget, uint64_t n_blocks);
+void pc__budget_take(struct pc__budget *budget, uint64_t n_blocks);
 /* Far more was fetched than touched: so much that readers are told. */
 bool pc__budget_wastes(const struct pc__budget *budget);
 void pc__budget_touched(struct pc__budget *budget, uint64_t n_blocks);
@@ -89,6 +92,18 @@ struct pc_run pc__readahead_scattered(struct pc__readahead *pages, struct pc__st
 /* Another caller chose the run for that block: it may begin a stream. */
 void pc__readahead_begin(struct pc__readahead *pages, struct pc__streams *streams, uint64_t block,
                      struct pc_run run);
+/* A stream of a piece goes on in the next one, at adjacent addresses: with what was learned of this one, and
+ * with its room. */
+struct pc__carried {
+    uint64_t rest, window, window_blocks; /* rest: blocks behind this one's end */
+    unsigned extensions, level, first_faults, trip_blocks;
+};
+/* True: a stream has been asked beyond the end, and *carried is what for: once. */
+bool pc__readahead_carry(struct pc__readahead *pages, struct pc__streams *streams,
+                         struct pc__carried *carried);
+/* The run that the stream asks for there, of a region that begins with it. */
+struct pc_run pc__readahead_carried(struct pc__readahead *pages, struct pc__streams *streams,
+                                    const struct pc__carried *carried);
 /* A fixed size: the page of 2^shift bytes that has the block, or nothing where it is in flight. */
 struct pc_run pc__readahead_fixed(uint64_t n_blocks, unsigned shift, uint64_t block, bool in_flight);
 /* A read set shows the run. exact: each of its blocks was touched. */

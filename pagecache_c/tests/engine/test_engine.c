@@ -112,6 +112,40 @@ static void test_scattered_reads(int trap)
     cluster_stop(c);
 }
 
+/* Two pieces, at adjacent addresses: who reads the first one to its end will read the second. */
+static void test_a_scan_goes_on_in_the_next_piece(int trap)
+{
+    struct cluster *c = cluster_start(2, "pieces");
+    pc_client *home = attach(&c->servers[0], trap), *far = attach(&c->servers[1], trap);
+    struct pc_region_info info[2];
+    struct pc_mapping m[2];
+    uint64_t *data = malloc(8 * MIB);
+    for (uint64_t i = 0; i < 2; i++) {
+        info[i] = (struct pc_region_info){.region = 7 + i, .length_bytes = 8 * MIB,
+                                          .base_address = PC_WINDOW_BEGIN + i * 8 * MIB};
+        int fd = -1;
+        OK(pc_client_create(home, info[i].region, info[i].base_address, 8 * MIB, WAIT, &fd));
+        fill_pattern(data, info[i].region, 0, 8 * MIB);
+        OK(pc_copy_in(fd, 0, data, 8 * MIB, 1));
+        close(fd);
+        OK(pc_client_seal(home, info[i].region, WAIT));
+        publish(c, info[i], c->servers[0].id);
+        m[i] = map(far, &info[i], 0);
+    }
+    free(data);
+    check_all(&m[0], &info[0], 0);
+    SOON(region_of(&c->servers[1], 8).present_blocks > 0);
+    CHECK(region_of(&c->servers[1], 8).present_blocks <= 512);
+    const uint64_t faults = stats_of(&c->servers[1]).faults;
+    check_all(&m[1], &info[1], 0);
+    CHECK(stats_of(&c->servers[1]).faults - faults < faults);
+    for (int i = 0; i < 2; i++)
+        OK(pc_client_unmap(far, m[i].id));
+    pc_client_close(far);
+    pc_client_close(home);
+    cluster_stop(c);
+}
+
 static void test_prefetch(int trap)
 {
     struct cluster *c = cluster_start(2, "prefetch");
@@ -632,6 +666,7 @@ int main(void)
         failed += run_test("home_reads_without_faults", test_home_reads_without_faults, trap, 60);
         failed += run_test("scattered_reads", test_scattered_reads, trap, 60);
         failed += run_test("far_home", test_far_home, trap, 60);
+        failed += run_test("a_scan_goes_on_in_the_next_piece", test_a_scan_goes_on_in_the_next_piece, trap, 60);
         failed += run_test("prefetch", test_prefetch, trap, 60);
         failed += run_test("threads", test_threads, trap, 60);
         failed += run_test("breaking_connections", test_breaking_connections, trap, 60);

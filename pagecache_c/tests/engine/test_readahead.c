@@ -414,6 +414,56 @@ static void test_small_regions(void)
     CHECK(pc__readahead_fixed(REGION_BLOCKS, 12, 7, true).n_blocks == 0, "in flight");
 }
 
+/* What the scan of one piece has asked for in the next one. */
+static void carry(struct node *from, struct node *to)
+{
+    struct pc__carried carried;
+    if (!pc__readahead_carry(&from->pages, &from->streams, &carried))
+        return;
+    const struct pc__choice_sets sets = {&to->present, &to->none, &to->none};
+    const struct pc__choice choice =
+        pc__choose_carried(&to->pages, &to->streams, &sets, &carried, 2048);
+    check_choice(to, &choice, UINT64_MAX);
+    CHECK(choice.run.first_block == 0 && choice.run.n_blocks, "not from the beginning on");
+    to->blocks += (uint64_t)pc__blockset_add(&to->present, 0, choice.run.n_blocks);
+    for (unsigned i = 0; i < choice.n_left_out; i++)
+        to->blocks -= (uint64_t)pc__blockset_remove(&to->present, choice.left_out[i], 1);
+}
+
+/* Trips in the second of two pieces that are read in order, the first one from `from` on. */
+static uint64_t scan_pieces(bool carries, uint64_t from)
+{
+    struct node *pieces[] = {node_new(), node_new()};
+    for (uint64_t step = from; step < 2 * REGION_BLOCKS; step++) {
+        touch(pieces[step / REGION_BLOCKS], 0, step % REGION_BLOCKS);
+        if (carries && step < REGION_BLOCKS)
+            carry(pieces[0], pieces[1]);
+        const struct pc__budget *first = &pieces[0]->pages.budget, *second = &pieces[1]->pages.budget;
+        const uint64_t fetched = first->fetched + second->fetched;
+        const uint64_t touched = first->touched + second->touched;
+        CHECK(fetched <= 48 + touched * 7 / 4, "%llu blocks for %llu, by estimate",
+              (unsigned long long)fetched, (unsigned long long)touched);
+        if (step == REGION_BLOCKS - 1)
+            CHECK(!carries == !pieces[1]->blocks && pieces[1]->blocks <= 512,
+                  "%llu blocks of a piece that nobody may read",
+                  (unsigned long long)pieces[1]->blocks);
+    }
+    const uint64_t trips = pieces[1]->trips;
+    CHECK(pieces[1]->blocks == REGION_BLOCKS, "not all of it, or some twice");
+    node_free(pieces[0]);
+    node_free(pieces[1]);
+    return trips;
+}
+
+static void test_pieces(void)
+{
+    for (uint64_t from = 0; from < REGION_BLOCKS; from += REGION_BLOCKS - 3000) {
+        const uint64_t with = scan_pieces(true, from), without = scan_pieces(false, from);
+        CHECK(with + 5 <= without, "%llu trips, and %llu without", (unsigned long long)with,
+              (unsigned long long)without);
+    }
+}
+
 int main(void)
 {
     test_near_best("scan", scan, 120);
@@ -430,6 +480,7 @@ int main(void)
     for (uint64_t seed = 1; seed <= 10; seed++)
         test_any(seed);
     test_small_regions();
+    test_pieces();
     test_trips_are_measured();
     test_far_homes();
     return test_result();
