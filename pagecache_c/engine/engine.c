@@ -142,6 +142,7 @@ static const struct pc__observers observers = {.region_ended = region_ended,
                                                .version_came = pc__served_unpark,
                                                .homes_changed = pc__homes_changed,
                                                .fetch_asked = pc__repair_asked,
+                                               .block_hurried = pc__repair_hurried,
                                                .fetch_stranded = pc__repair_stranded,
                                                .fetch_ended = pc__repair_fetch_ended,
                                                .home_retires = pc__retire_take};

@@ -201,6 +201,7 @@ struct pc__observers {
     void (*homes_changed)(struct pc__loop *loop, struct pc__mail *mail);
     /* Fetches of regions that have_repair, on their loop (repair.h). True: another server is asked. */
     bool (*fetch_asked)(struct pc__loop *loop, struct pc__fetch *fetch);
+    void (*block_hurried)(struct pc__loop *loop, const struct pc__generation *generation, uint64_t block);
     void (*fetch_stranded)(struct pc__loop *loop, struct pc__fetch *fetch); /* it has no home for now */
     void (*fetch_ended)(struct pc__fetch *fetch);
     /* A home frees a region; what is answered is put at answer, and its bytes are returned. */

@@ -211,7 +211,7 @@ void pc__fetch_queue(struct pc__loop *loop, struct pc__fetch *fetch)
     lane_pump(peer, lane);
 }
 
-static bool covers(const struct pc__fetch *fetch, uint64_t block)
+bool pc__fetch_covers(const struct pc__fetch *fetch, uint64_t block)
 {
     for (uint32_t i = fetch->at_run; i < fetch->n_runs; i++)
         if (block >= fetch->runs[i].first_block &&
@@ -224,12 +224,14 @@ void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region,
                      const struct pc__generation *generation, uint64_t block)
 {
     struct pc__peer *peer = pc__peer_of(loop, pc__home_of(region, block));
+    if (region->has_repair)
+        loop->engine->observers.block_hurried(loop, generation, block);
     if (!peer)
         return; /* it comes in its turn */
     pc__each(link, &peer->lanes[1].queued)
     {
         struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
-        if (fetch->generation != generation || !covers(fetch, block))
+        if (fetch->generation != generation || !pc__fetch_covers(fetch, block))
             continue;
         pc__link_remove(link);
         fetch->urgent = true;
@@ -240,7 +242,7 @@ void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region,
     pc__each(link, &peer->unsure)
     {
         struct pc__fetch *fetch = pc__of(link, struct pc__fetch, link);
-        fetch->urgent |= fetch->generation == generation && covers(fetch, block);
+        fetch->urgent |= fetch->generation == generation && pc__fetch_covers(fetch, block);
     }
 }
 

@@ -16,7 +16,9 @@
 #include <string.h>
 
 #define AT_ONCE 32u /* repairs of a loop by XOR, or the memory for what has come could be any */
+#define BULK_AT_ONCE 24u /* of them, of fetches that no thread waits for */
 #define NO_ROOM_PAUSE_NS 5000000u
+#define BULK_PAUSE_NS 50000000u
 #define NEVER UINT64_MAX
 static_assert(PC__REQUEST_BLOCKS <= 64, "a bit for each block of a fetch");
 
@@ -35,6 +37,7 @@ struct pc__repair {
     bool holds;                    /* the fetch is in no list: a mirror is asked in its home's place */
     bool had_mirror;               /* so it was; and is not any more */
     bool is_stranded;              /* its home is lost, or does not know the region */
+    bool is_hurried;               /* a thread waits for a block of it, though it was asked for as bulk */
     uint64_t at_ns, began_ns;      /* began: the others were asked */
     uint64_t server_id;            /* that is asked first, and counted in: */
     uint64_t counted_blocks;
@@ -333,10 +336,37 @@ static uint64_t hedge_after_ns(struct pc__loop *loop, uint64_t server_id, uint64
 }
 
 /* Nobody is burdened twice where there is no connection: that needs nothing of the budget. */
-static bool is_reached(struct pc__loop *loop, uint64_t server_id)
+static bool is_reached(struct pc__loop *loop, const struct pc__fetch *fetch, uint64_t server_id)
 {
     const struct pc__peer *peer = pc__peer_of(loop, server_id);
-    return peer && peer->lanes[0].fd >= 0;
+    return peer && peer->lanes[fetch->urgent ? 0 : 1].fd >= 0;
+}
+
+/* It is asked, and says nothing to anybody here: what is stopped has not too much to do. */
+static bool is_silent(struct pc__loop *loop, uint64_t server_id, uint64_t now_ns)
+{
+    const struct pc__peer *peer = pc__peer_of(loop, server_id);
+    uint64_t heard_ns = 0;
+    bool is_asked = false;
+    for (int i = 0; peer && i < PC__LANES_PER_LOOP; i++) {
+        const struct pc__lane *lane = &peer->lanes[i];
+        is_asked |= lane->n_sent > 0;
+        heard_ns = lane->progress_ns > heard_ns ? lane->progress_ns : heard_ns;
+    }
+    return is_asked && now_ns > heard_ns + PC__HEDGE_SILENT_NS;
+}
+
+/* Whether one more request may go out while that server is asked. */
+static bool may_hedge(struct pc__loop *loop, uint64_t server_id, uint64_t now_ns)
+{
+    return is_silent(loop, server_id, now_ns) || pc__hedge_take(&loop->repairs->hedges);
+}
+
+/* A thread is stopped for the one, and nobody, or a prefetch, waits for the other. */
+static uint64_t patience_ns(struct pc__loop *loop, const struct pc__fetch *fetch, uint64_t server_id)
+{
+    const uint64_t after_ns = hedge_after_ns(loop, server_id, fetch->n_blocks);
+    return fetch->urgent || after_ns > PC__REDIRECT_PATIENCE_NS ? after_ns : PC__REDIRECT_PATIENCE_NS;
 }
 
 /* A mirror was asked in place of the home, and has nothing, or takes too long. */
@@ -348,11 +378,8 @@ static void turn_home(struct pc__repair *repair, uint64_t now_ns)
     repair->had_mirror = repair->n_parts > 0;
     if (!repair->n_parts)
         repair->state = WATCHES;
-    put_at(repair, repair->state == WATCHES && fetch->urgent
-                       ? now_ns + hedge_after_ns(loop, pc__home_of(fetch->region, first_block(fetch)),
-                                                 fetch->n_blocks)
-                       : NEVER);
     fetch->server_id = pc__home_of(fetch->region, first_block(fetch));
+    put_at(repair, repair->state == WATCHES ? now_ns + patience_ns(loop, fetch, fetch->server_id) : NEVER);
     pc__count_add(&loop->engine->count.fetch_retries, 1);
     if (fetch->server_id == loop->engine->server_id)
         pc__fetch_fill_here(loop, fetch);
@@ -434,7 +461,8 @@ static void fail(struct pc__repair *repair, uint64_t now_ns)
         return;
     }
     repair->state = repair->is_stranded ? WANTS : WATCHES;
-    put_at(repair, repair->state == WATCHES ? NEVER : now_ns + PC__REPAIR_PAUSE_NS);
+    put_at(repair, now_ns + (repair->state == WATCHES ? patience_ns(repair->loop, fetch, fetch->server_id)
+                                                      : PC__REPAIR_PAUSE_NS));
     repair->is_hedge = repair->had_mirror = false;
 }
 
@@ -448,8 +476,10 @@ static void try_to_begin(struct pc__repair *repair, uint64_t now_ns)
         put_at(repair, now_ns + PC__REPAIR_PAUSE_NS);
         return;
     }
-    if (!members.is_mirror && !repair->is_xor && loop->repairs->n_xor >= AT_ONCE) {
-        put_at(repair, now_ns + NO_ROOM_PAUSE_NS);
+    const bool is_bulk = !fetch->urgent && !repair->is_hurried;
+    if (!members.is_mirror && !repair->is_xor &&
+        loop->repairs->n_xor >= (is_bulk ? BULK_AT_ONCE : AT_ONCE)) {
+        put_at(repair, now_ns + (is_bulk ? BULK_PAUSE_NS : NO_ROOM_PAUSE_NS));
         return;
     }
     if (repair->is_hedge)
@@ -460,10 +490,10 @@ static void try_to_begin(struct pc__repair *repair, uint64_t now_ns)
 /* It is late. The home is asked besides, and the first that answers has it. */
 static void look_at_mirror(struct pc__repair *repair, uint64_t now_ns)
 {
-    const bool is_asked = is_reached(repair->loop, repair->server_id);
+    const bool is_asked = is_reached(repair->loop, repair->fetch, repair->server_id);
     const uint64_t until_ns = repair->began_ns + PC__REDIRECT_PATIENCE_NS;
     const uint64_t again_ns = now_ns + hedge_after_ns(repair->loop, repair->server_id, repair->n_blocks);
-    if (is_asked && now_ns < until_ns && !pc__hedge_take(&repair->loop->repairs->hedges)) {
+    if (is_asked && now_ns < until_ns && !may_hedge(repair->loop, repair->server_id, now_ns)) {
         put_at(repair, again_ns < until_ns ? again_ns : until_ns);
         return;
     }
@@ -476,14 +506,24 @@ static void look_at_mirror(struct pc__repair *repair, uint64_t now_ns)
 
 static void look(struct pc__repair *repair, uint64_t now_ns)
 {
-    struct pc__repairs *repairs = repair->loop->repairs;
+    struct pc__loop *loop = repair->loop;
+    struct pc__fetch *fetch = repair->fetch;
+    if (fetch->error) { /* it was told to who waited, and its blocks are in flight no more: others may */
+        pc__repair_fetch_ended(fetch); /* write them. What the home still sends is thrown away */
+        return;
+    }
     switch (repair->state) {
     case WATCHES:
-        repair->is_hedge = is_reached(repair->loop, repair->fetch->server_id);
-        if (repair->is_hedge && !pc__hedge_take(&repairs->hedges)) {
+        repair->is_hedge = is_reached(loop, fetch, fetch->server_id);
+        if (repair->is_hedge && !fetch->urgent && !fetch->on_wire &&
+            !is_silent(loop, fetch->server_id, now_ns)) { /* it waits for others of ours, not for the home */
             repair->is_hedge = false;
-            put_at(repair, now_ns + hedge_after_ns(repair->loop, repair->server_id,
-                                                   repair->fetch->n_blocks));
+            put_at(repair, now_ns + PC__REDIRECT_PATIENCE_NS);
+            return;
+        }
+        if (repair->is_hedge && !may_hedge(loop, fetch->server_id, now_ns)) {
+            repair->is_hedge = false;
+            put_at(repair, now_ns + hedge_after_ns(loop, fetch->server_id, fetch->n_blocks));
             return;
         }
         repair->is_stranded |= !repair->is_hedge; /* for now: it is tried again */
@@ -528,9 +568,7 @@ static bool ask_mirror(struct pc__loop *loop, struct pc__fetch *fetch)
     repair->holds = true;
     begin(repair, &members, chosen - 1);
     if (repair->n_parts) {
-        const uint64_t after_ns = fetch->urgent ? hedge_after_ns(loop, repair->server_id, fetch->n_blocks)
-                                                : PC__REDIRECT_PATIENCE_NS;
-        put_at(repair, pc__now_ns() + after_ns);
+        put_at(repair, pc__now_ns() + patience_ns(loop, fetch, repair->server_id));
     }
     return true;
 }
@@ -544,12 +582,37 @@ bool pc__repair_asked(struct pc__loop *loop, struct pc__fetch *fetch)
     if (pc__is_mirrored(loop->engine, fetch->region, fetch->generation->version) &&
         ask_mirror(loop, fetch))
         return true;
-    struct pc__repair *repair = fetch->urgent ? repair_of(loop, fetch) : fetch->repair;
-    if (repair && fetch->urgent) {
+    struct pc__repair *repair = repair_of(loop, fetch);
+    if (repair) {
         repair->server_id = fetch->server_id;
-        put_at(repair, pc__now_ns() + hedge_after_ns(loop, fetch->server_id, fetch->n_blocks));
+        put_at(repair, pc__now_ns() + patience_ns(loop, fetch, fetch->server_id));
     }
     return false;
+}
+
+void pc__repair_hurried(struct pc__loop *loop, const struct pc__generation *generation, uint64_t block)
+{
+    const uint64_t now_ns = pc__now_ns();
+    if (!loop->repairs)
+        return;
+    pc__each(link, &loop->repairs->timed)
+    {
+        struct pc__repair *repair = pc__of(link, struct pc__repair, link);
+        const struct pc__fetch *fetch = repair->fetch;
+        if (!fetch || fetch->generation != generation || !pc__fetch_covers(fetch, block))
+            continue;
+        repair->is_hurried = true;
+        if (repair->state == WANTS)
+            put_at(repair, now_ns); /* it need not wait as bulk does */
+        if (repair->state != WATCHES && !repair->holds)
+            return; /* others are asked, or are to be */
+        const uint64_t at_ns = now_ns + hedge_after_ns(loop, repair->server_id, fetch->n_blocks);
+        if (at_ns < repair->at_ns) {
+            pc__hedge_request(&loop->repairs->hedges); /* as if it were one */
+            put_at(repair, at_ns);
+        }
+        return;
+    }
 }
 
 void pc__repair_stranded(struct pc__loop *loop, struct pc__fetch *fetch)

@@ -15,6 +15,8 @@
 
 /* repair.c: what miss/ tells of fetches, and the loops' turns. */
 bool pc__repair_asked(struct pc__loop *loop, struct pc__fetch *fetch);
+/* A thread is stopped at a block that is on its way as bulk. */
+void pc__repair_hurried(struct pc__loop *loop, const struct pc__generation *generation, uint64_t block);
 void pc__repair_stranded(struct pc__loop *loop, struct pc__fetch *fetch);
 void pc__repair_fetch_ended(struct pc__fetch *fetch);
 uint64_t pc__repairs_deadline(const struct pc__loop *loop); /* when to look, or UINT64_MAX */
@@ -56,6 +58,7 @@ struct pc__asked {
 #define PC__HEDGE_FLOOR_NS 20000000ull
 #define PC__HEDGE_UNKNOWN_NS 100000000ull /* nothing was measured yet */
 #define PC__HEDGE_MOST_DOUBLED 6u
+#define PC__HEDGE_SILENT_NS 1000000000ull /* without a word to any request: then hedges are not counted */
 #define PC__HEDGE_EVERY 10u /* requests; for one of so many another server may be asked besides */
 #define PC__HEDGE_MOST_SAVED 10u
 uint64_t pc__hedge_after_ns(const struct pc__rtt *rtt, unsigned in_vain);

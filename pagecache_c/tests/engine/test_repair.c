@@ -100,7 +100,7 @@ static void world_end(struct world *w)
 
 static void be_late(struct world *w, int i, unsigned ms)
 {
-    w->servers[i].late_us = ms * 1000;
+    *w->servers[i].late_us = ms * 1000;
 }
 
 static struct pc_engine_stats stats(const struct world *w)
@@ -385,6 +385,44 @@ static void test_a_hedge_wins(int trap)
     world_end(&w);
 }
 
+/* It was asked for as bulk: from the touch on it is as if the thread had asked itself. */
+static void test_a_touch_of_what_is_on_its_way(int trap)
+{
+    struct world w = world_from(trap, XOR, N_BLOCKS, 0, true);
+    struct question ahead;
+    OK(prefetch(&w, 0, 1));
+    const uint64_t requests = stats(&w).fetch_requests;
+    be_late(&w, HOME, 2500); /* a prefetch has more patience */
+    ask(&ahead, &w, 64, 64);
+    SOON(stats(&w).fetch_requests > requests);
+    check_touch(&w, 100);
+    CHECK(stats(&w).hedges == 1 && stats(&w).hedges_won == 1);
+    CHECK(stats(&w).degraded_blocks == 64);
+    join(&ahead);
+    SOON(stats(&w).fetches_in_flight == 0);
+    be_late(&w, HOME, 0);
+    check_version(w.c, &w.m, &w.info, 0);
+    world_end(&w);
+}
+
+/* The connection stays, and nothing comes: the others are asked for all of it, though hedges are few. */
+static void test_a_silent_home(int trap)
+{
+    const uint64_t usual_ns = told.fetch_timeout_ns;
+    told.fetch_timeout_ns = 60 * SECOND; /* nobody closes it */
+    struct world w = world_from(trap, XOR, N_BLOCKS, 0, true);
+    OK(prefetch(&w, 0, 1));
+    be_late(&w, HOME, 9000);
+    OK(prefetch(&w, 64, N_BLOCKS - 64));
+    CHECK(stats(&w).degraded_blocks >= N_BLOCKS - 64 && stats(&w).hedges_won >= 3);
+    for (uint64_t b = 1; b < 64; b += 2)
+        check_touch(&w, b);
+    CHECK(stats(&w).fetch_failed == 0 && stats(&w).faults_failed == 0 && stats(&w).fetch_retries == 0);
+    be_late(&w, HOME, 0);
+    world_end(&w);
+    told.fetch_timeout_ns = usual_ns;
+}
+
 /* The home is faster after all: what the others send is thrown away. */
 static void test_a_hedge_loses(int trap)
 {
@@ -401,12 +439,13 @@ static void test_a_hedge_loses(int trap)
     world_end(&w);
 }
 
-/* The first late answer is hedged. The next is not: that is one of ten requests at most. */
+/* The first late answer is hedged. The next is not: that is one of ten requests at most, of a home that
+ * answers. */
 static void test_hedges_are_few(int trap)
 {
     struct world w = world_from(trap, XOR, N_BLOCKS, 0, true);
     OK(prefetch(&w, 0, 1));
-    be_late(&w, HOME, 600);
+    be_late(&w, HOME, 300); /* each of two requests: the home is not silent for PC__HEDGE_SILENT_NS */
     check_touch(&w, 64);
     CHECK(stats(&w).hedges == 1 && stats(&w).hedges_won == 1);
     const uint64_t began_ns = now_ns();
@@ -576,6 +615,8 @@ int main(int argc, char **argv)
         TEST(others_ask_for_nothing),
         TEST(it_stops_meanwhile),
         TEST(a_hedge_wins),
+        TEST(a_touch_of_what_is_on_its_way),
+        TEST(a_silent_home),
         TEST(a_hedge_loses),
         TEST(hedges_are_few),
         TEST(a_home_that_is_not_reached),

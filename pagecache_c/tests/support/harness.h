@@ -91,7 +91,7 @@ struct server {
     _Atomic bool flaky; /* each connection to it breaks after a while */
     _Atomic bool is_far; /* each request to it takes FAR_US longer */
     _Atomic bool is_relayed; /* or late_us; both are looked at when somebody connects to it */
-    _Atomic unsigned late_us;
+    _Atomic unsigned *late_us; /* relays look at it, which end when they notice, and outlive the cluster */
     _Atomic int repairs_asked;
 };
 /* What is said of a region, at each version. */
@@ -227,7 +227,7 @@ static inline void connect_servers(struct cluster *cluster, struct server *from,
         int fds[2];
         tcp_pair(fds);
         if (to->is_far)
-            to->late_us = FAR_US;
+            *to->late_us = FAR_US;
         if (to->flaky || to->is_far || to->is_relayed) {
             struct relay *relay = malloc(sizeof *relay);
             int more[2];
@@ -235,7 +235,7 @@ static inline void connect_servers(struct cluster *cluster, struct server *from,
             *relay = (struct relay){.fds = {fds[1], more[0]},
                                     .left = to->flaky ? FLAKY_BYTES : SIZE_MAX,
                                     .is_late = to->is_far || to->is_relayed,
-                                    .late_us = &to->late_us};
+                                    .late_us = to->late_us};
             fds[1] = more[1];
             pthread_t thread;
             CHECK(!pthread_create(&thread, NULL, relay_run, relay));
@@ -512,9 +512,15 @@ static inline void server_stop(struct cluster *cluster, int i)
     OK(pc_engine_stop(server_let_go(cluster, i)));
 }
 
+static _Atomic unsigned late_us_of[MAX_SERVERS];
+
 static inline struct cluster *cluster_new(int n)
 {
     struct cluster *cluster = calloc(1, sizeof *cluster);
+    for (int i = 0; i < MAX_SERVERS; i++) {
+        late_us_of[i] = 0;
+        cluster->servers[i].late_us = &late_us_of[i];
+    }
     pthread_mutex_init(&cluster->lock, NULL);
     pthread_mutex_init(&cluster->serving, NULL);
     cluster->n = n;
