@@ -26,7 +26,7 @@ from clamor_ray._protocol.messages import (
 from clamor_ray._protocol.ray_state import within
 from clamor_ray._protocol.refusals import IllegalTransition, NoAddresses, RegistryError
 from clamor_ray._protocol.source import SHARED, Source
-from clamor_ray._redundancy.groups import NO_GROUPS, Shape
+from clamor_ray._redundancy.groups import NO_GROUPS, PieceGroups, Shape, lengths_of
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.lost_homes import shared_objects
@@ -199,7 +199,11 @@ class Regions:
             See ``create``.
         """
         info = await self._servers.ensure(node_id)
-        await self._room.make(length_bytes)
+        self._abandon_stale()
+        if self._core.requested(request_id) is None:
+            groups = PieceGroups(-(-length_bytes // piece_bytes), shape.width, shape.n_parity)
+            parity = lengths_of(groups, length_bytes, piece_bytes)[groups.n_pieces :]
+            await self._room.make(self._core.addresses.gap_bytes([length_bytes, *parity]))
         # No await from here on.
         self._abandon_stale()
         if request_id in self._given_up:

@@ -62,6 +62,16 @@ class AddressSpace:
         need = _round_up(length_bytes, UNIT_BYTES) + GUARD_BYTES
         return any(end - begin >= need for begin, end in self._free)
 
+    @staticmethod
+    def gap_bytes(lengths_bytes: Sequence[int]) -> int:
+        """Of a gap in which ``allocate`` finds room for each of these, one after the other.
+
+        Example:
+            >>> AddressSpace.gap_bytes([5 << 20, 2 << 20]) >> 20
+            12
+        """
+        return sum(_round_up(each, UNIT_BYTES) + GUARD_BYTES for each in lengths_bytes)
+
     @property
     def bytes_in_use(self) -> int:
         """Of addresses, guard gaps included."""

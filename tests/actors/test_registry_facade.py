@@ -40,6 +40,7 @@ from clamor_ray._protocol.refusals import IllegalTransition, NoSuchRegion, NoSuc
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import SHARED, Source
+from clamor_ray._redundancy.groups import Shape
 from clamor_ray.actors.commits.committed import Limits
 from clamor_ray.actors.lost_homes.lost_blocks import LostBlocks
 from clamor_ray.actors.process import journals, keeper_process
@@ -311,6 +312,24 @@ def test_who_asks_for_the_same_variable_again_is_at_work(
         now_s += 700.0  # nobody has said anything for so long
         new = await registry.create_pieces(4 << 20, 2 << 20, NODE, 7, 0)
         assert new.whole.region != created.whole.region
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("n_gib", "shape"),
+    [(3, Shape(1, 1)), (3.5, Shape(2, 1)), (16, Shape(3, 1)), (2, Shape(1, 3)), (0.1, Shape(1, 1))],
+)
+def test_parity_has_addresses_too(run: Callable[..., None], n_gib: float, shape: Shape) -> None:
+    """A session claims 4 GiB of the window at a time, if it does not need more."""
+
+    async def work(registry: Registry) -> None:
+        await registry.register_server(INFO)
+        for _ in range(50 if n_gib < 1 else 3):
+            n_bytes, piece_bytes = int(n_gib * 2**30), 64 << 20
+            created = await registry.create_pieces(n_bytes, piece_bytes, NODE, 0, 0, shape)
+            assert len(created.pieces) == created.whole.groups.n_regions
+        registry._core.addresses.check()
 
     run(work)
 
