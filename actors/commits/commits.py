@@ -309,6 +309,8 @@ class Commits:
     def _decide(self, request: CommitRequest) -> Committed:
         """No await in here: what was checked is what is written."""
         entries = self._log.prepare(request)
+        for write in filter(lambda each: each.were_lost, request.writes):
+            self._losses.check_conflict(write, self._log.label(write.region))
         now_s = self._now_s()
         # A delta makes no block whole.
         lost = self._losses.without(e for e in entries if not self._log.takes_deltas(e.region))

@@ -91,17 +91,24 @@ def changed_blocks(write: Write, label: Callable[[int], str] = label) -> BitMap:
 
 
 def _read(write: Write, said: str) -> BitMap:
-    if type(write.blocks) is not bytes:
-        raise _refused(f"the blocks of {said} are no bytes")
-    try:
-        blocks = BitMap.deserialize(write.blocks) if write.blocks else BitMap()
-    except ValueError as error:
-        raise _refused(f"the blocks of {said} cannot be read ({error})") from error
-    if write.blocks and len(blocks.serialize()) != len(write.blocks):
-        raise _refused(f"the blocks of {said} cannot be read: bytes are left over")
+    blocks = _bit_map(write.blocks, f"the blocks of {said}")
     if len(blocks) != write.n_blocks:
         raise _refused(f"{said} has {write.n_blocks} blocks by number, {len(blocks)} by name")
+    if not _bit_map(write.were_lost, f"the lost blocks of {said}") <= blocks:
+        raise _refused(f"blocks of {said} were lost that are not written")
     return blocks
+
+
+def _bit_map(packed: bytes, what: str) -> BitMap:
+    if type(packed) is not bytes:
+        raise _refused(f"{what} are no bytes")
+    try:
+        found = BitMap.deserialize(packed) if packed else BitMap()
+    except ValueError as error:
+        raise _refused(f"{what} cannot be read ({error})") from error
+    if packed and len(found.serialize()) != len(packed):
+        raise _refused(f"{what} cannot be read: bytes are left over")
+    return found
 
 
 def _check_inline(write: Write, said: str) -> None:

@@ -19,6 +19,7 @@ from pyroaring import BitMap
 from clamor_ray import errors
 from clamor_ray._labels import capital
 from clamor_ray._objects import block_sets
+from clamor_ray._protocol.messages import Write
 from clamor_ray.actors.commits.committed import Entry
 
 HEAL_HINT = (
@@ -151,6 +152,10 @@ class Losses:
         """What is lost of it, if anything is."""
         return self._lost.get(region)
 
+    def regions(self) -> tuple[int, ...]:
+        """Those that lack blocks."""
+        return tuple(self._lost)
+
     def number(self, region: int) -> int:
         """The number of its loss; 0: nothing is lost."""
         found = self._lost.get(region)
@@ -174,13 +179,32 @@ class Losses:
                 changed[entry.region] = replace(found, blocks=blocks) if left else None
         return changed
 
+    def check_conflict(self, write: Write, label: str) -> None:
+        """Refuses a write whose lost blocks were made again meanwhile, by a source, or a node that
+        came back: its parity's delta does not know what they have now.
+
+        Raises:
+            CommitConflict: There are such blocks.
+        """
+        found = self._lost.get(write.region)
+        again = BitMap.deserialize(write.were_lost)
+        if found is not None:
+            again -= BitMap.deserialize(found.blocks)
+        if again:
+            raise errors.CommitConflict(
+                f"Block {again.min()} of {label} was lost when this transaction began, and is "
+                "there again.",
+                *(write.region, write.base_version, write.base_version, again.min(), 1),
+            )
+
     def update(self, lost: Mapping[int, LostBlocks | None]) -> None:
         """As the journal has it from now on."""
-        for region, blocks in lost.items():
-            if blocks is not None:
-                self._lost[region] = blocks
-            elif self._lost.pop(region, None) is not None:
-                self.healed(region)
+        healed = [region for region in lost if lost[region] is None and region in self._lost]
+        self._lost.update({region: blocks for region, blocks in lost.items() if blocks is not None})
+        for region in healed:
+            del self._lost[region]
+        for region in healed:  # a copy is healed by the same commit: it does not lack them any more
+            self.healed(region)
 
     def forget(self, region: int) -> None:
         """It is gone."""

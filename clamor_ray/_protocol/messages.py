@@ -187,6 +187,8 @@ class Write:
         staged_at: Id of the page server that holds the layer, as that one said; 0 for inline.
         plan: What lies where from this version on (opaque to the registry); None: as before.
         payload: The new content of an inline variable; None for a region.
+        were_lost: Of a piece with parity: those of the blocks, serialized likewise, that nobody had
+            when the transaction began. Its parity's delta has them as if they had been zeros.
     """
 
     region: int
@@ -197,6 +199,7 @@ class Write:
     staged_at: int
     plan: bytes | None = None
     payload: bytes | None = None
+    were_lost: bytes = b""
 
 
 @dataclass(frozen=True)

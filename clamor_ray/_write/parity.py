@@ -38,7 +38,7 @@ class ParityPart(NamedTuple):
 
     def runs(self) -> Runs:
         """The blocks that change: those that any of the pieces changes."""
-        return _runs(BitMap.union(*(_blocks(part.runs) for part in self.parts)))
+        return _runs(BitMap.union(*(blocks_of(part.runs) for part in self.parts)))
 
     def _members(self) -> Iterator[ParityMember]:
         for part in self.parts:
@@ -49,7 +49,7 @@ class ParityPart(NamedTuple):
             if self.is_copy or not lost:
                 yield whole
                 continue
-            written = _blocks(part.runs)
+            written = blocks_of(part.runs)
             for blocks, was_lost in ((written - lost, False), (written & lost, True)):
                 if blocks:
                     yield whole._replace(runs=_runs(blocks), was_lost=was_lost)
@@ -69,7 +69,8 @@ class ParityPart(NamedTuple):
         ).server_id
 
 
-def _blocks(runs: Runs) -> BitMap:
+def blocks_of(runs: Runs) -> BitMap:
+    """The numbers of the blocks in these runs."""
     blocks = BitMap()
     for first, n_blocks in runs.tolist():
         blocks.add_range(first, first + n_blocks)
@@ -81,7 +82,7 @@ def _runs(blocks: BitMap) -> Runs:
 
 
 def parities_of(
-    begin: GlobalRef[object], parts: Iterable[Part], were_lost: Mapping[int, Runs]
+    begin: GlobalRef[object], parts: Iterable[Part], were_lost: Mapping[int, BitMap]
 ) -> tuple[ParityPart, ...]:
     """The parity pieces that a commit changes with some blocks of a variable.
 
@@ -102,7 +103,7 @@ def parities_of(
             version=begin._state.row[index],
             parts=tuple(some),
             is_copy=groups.are_copies,
-            were_lost={each: _blocks(runs) for each, runs in were_lost.items()},
+            were_lost=were_lost,
         )
         for group, some in by_group.items()
         for index in groups.parity_of(group)

@@ -23,7 +23,7 @@ from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._read.state import State
 from clamor_ray._session.session import Session
-from clamor_ray._write.parity import ParityPart, parities_of
+from clamor_ray._write.parity import ParityPart, blocks_of, parities_of
 from clamor_ray._write.write_targets import WriteTarget
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ class Change:
         parts: the same by region: one, or each piece that was written; none where the object
             travels inside its reference.
         parities: what that changes of parity pieces.
+        were_lost: of the blocks, those that nobody has, by piece; where there is parity.
         in_turn: one layer after the other goes to its home, before the commit is asked for.
     """
 
@@ -133,6 +134,7 @@ class Change:
     runs: Runs
     parts: tuple[Part, ...]
     parities: tuple[ParityPart, ...] = ()
+    were_lost: Mapping[int, BitMap] = field(default_factory=dict)
     in_turn: bool = False
 
     @classmethod
@@ -143,10 +145,15 @@ class Change:
         parts = tuple(session.client.parts(entry.lease.mapping.id, runs))
         lost = block_sets.runs(entry.were_lost) if entry.were_lost else []
         lost_parts = session.client.parts(entry.lease.mapping.id, np.array(lost, np.uint64))
-        were_lost = {part.region: part.runs for part in lost_parts if lost}
-        return cls(
-            entry, runs, parts, parities_of(entry.begin, parts, were_lost), in_turn=entry.is_large
-        )
+        lost_of = {part.region: blocks_of(part.runs) for part in lost_parts if lost}
+        parities = parities_of(entry.begin, parts, lost_of)
+        written = {part.region: blocks_of(part.runs) for part in parts if parities}
+        were_lost = {
+            region: both
+            for region, blocks in written.items()
+            if (both := blocks & lost_of.get(region, BitMap()))
+        }
+        return cls(entry, runs, parts, parities, were_lost, in_turn=entry.is_large)
 
     @property
     def room_bytes(self) -> int:
@@ -175,7 +182,8 @@ class Change:
             )
             for region, version, runs in pieces
         )
-        return (whole, *written)
+        lost = {region: bytes(blocks.serialize()) for region, blocks in self.were_lost.items()}
+        return (whole, *(replace(e, were_lost=lost.get(e.region, b"")) for e in written))
 
     def stage(self, session: Session, commit_id: int, timeout_s: float) -> dict[int, int]:
         """Copies the blocks to this node's page server, or, in turn, to their homes.
@@ -297,9 +305,7 @@ def of_layer(region: int, base_version: int, runs: Runs, server_id: int = 0) -> 
 
 
 def _with_blocks(write: Write, runs: Runs, server_id: int) -> Write:
-    blocks = BitMap()
-    for first, n_blocks in runs.tolist():
-        blocks.add_range(first, first + n_blocks)
+    blocks = blocks_of(runs)
     return replace(
         write,
         n_blocks=len(blocks),

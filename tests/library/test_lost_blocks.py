@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,18 @@ class World:
         found = self.losses.of(REGION)
         return None if found is None else BitMap.deserialize(found.blocks)
 
-    async def commit(self, commit_id: int, *blocks: int) -> None:
-        changed = BitMap(blocks)
+    async def commit(self, commit_id: int, *blocks: int, were_lost: Iterable[int] = ()) -> None:
+        changed, lost = BitMap(blocks), BitMap(were_lost)
         write = Write(
-            REGION, self.log.newest(REGION), len(changed), bytes(changed.serialize()), 8192, HOME
+            *(
+                REGION,
+                self.log.newest(REGION),
+                len(changed),
+                bytes(changed.serialize()),
+                8192,
+                HOME,
+            ),
+            were_lost=bytes(lost.serialize()) if lost else b"",
         )
         await self.commits.commit(CommitRequest(commit_id, (write,)))
 
@@ -82,6 +91,39 @@ def test_what_commits_write_is_whole(world: World) -> None:
         assert world.healed == [REGION]
 
     asyncio.run(work())
+
+
+def test_what_is_there_again_is_a_conflict(world: World) -> None:
+    """A parity's delta has such blocks as if they had been zeros. That is true no more."""
+
+    async def work() -> None:
+        world.lose(LOST)
+        world.lose(replace(LOST, number=6, blocks=bytes(BitMap([3, 9]).serialize())))
+        with pytest.raises(errors.CommitConflict, match=r"Block 4 of .* is there again"):
+            await world.commit(7, 3, 4, were_lost=[3, 4])
+        assert world.log.newest(REGION) == 0
+        await world.commit(8, 3, 4, were_lost=[3])
+        world.lose(None)
+        with pytest.raises(errors.CommitConflict, match="Block 9 of"):
+            await world.commit(9, 9, were_lost=[9])
+        with pytest.raises(errors.ProtocolError, match="were lost that are not written"):
+            await world.commit(10, 2, were_lost=[9])
+
+    asyncio.run(work())
+
+
+def test_what_heals_together_is_healed_when_it_is_said(world: World) -> None:
+    """A copy lacks nothing any more when its data piece is said to be whole."""
+    said: list[tuple[int, int, int]] = []
+
+    def healed(region: int) -> None:
+        said.append((region, world.losses.number(REGION), world.losses.number(REGION + 1)))
+
+    world.losses.healed = healed
+    world.losses.update({REGION: LOST, REGION + 1: LOST, REGION + 2: LOST})
+    world.losses.update({REGION: None, REGION + 1: None, REGION + 3: None})
+    assert said == [(REGION, 0, 0), (REGION + 1, 0, 0)]
+    assert world.losses.of(REGION + 2) == LOST
 
 
 def test_a_full_disk_changes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
