@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Coroutine
@@ -29,7 +30,7 @@ class Attempts:
     Args:
         refused: Servers that had no room to be the home, since all have last been asked.
         made: What a source is making, or has made, and for which new home.
-        heading: The new home that this try has chosen; 0: none yet.
+        heading: What ends when the region is not on its way to a new home any more, in this try.
         failed: Why the source does not make it again: it is not asked any more.
         group: What the others of its group make, at this try.
         mates: See ``Repairs.mates``, at this try.
@@ -38,7 +39,7 @@ class Attempts:
 
     refused: set[int] = field(default_factory=set)
     made: tuple[int, list[Any]] | None = None
-    heading: int = 0
+    heading: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     failed: errors.SourceError | None = None
     group: Repairable | None = None
     mates: dict[int, tuple[int, bool]] = field(default_factory=dict)

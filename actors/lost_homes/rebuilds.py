@@ -38,6 +38,7 @@ Thread safety: everything belongs to one asyncio loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -66,7 +67,7 @@ from clamor_ray.actors.lost_homes import rebuild_plan
 from clamor_ray.actors.lost_homes.attempts import Again, Attempts, Calls
 from clamor_ray.actors.lost_homes.lost_blocks import BlockLoss, Losses, LostBlocks, together
 from clamor_ray.actors.lost_homes.rebuild_servers import ASK_S, Servers, all_holdings
-from clamor_ray.actors.lost_homes.repairs import Repairs
+from clamor_ray.actors.lost_homes.repairs import LAYER_BLOCKS, GiverFull, Repairs
 from clamor_ray.actors.lost_homes.unheard_homes import UnheardHomes
 from clamor_ray.actors.lost_homes.watched_calls import TELL_S, told_in_the_end
 from clamor_ray.actors.process.background import BackgroundTasks
@@ -182,6 +183,7 @@ class Rebuilds:
     def moved(self, region: int, home: int) -> None:
         """The region has moved to this home, which has all that the one before had."""
         self._set_rebuilt(region, home)
+        self._hollow.pop(region, None)
         self._put_off.pop(region, None)
 
     def forget(self, region: int) -> None:
@@ -212,6 +214,7 @@ class Rebuilds:
                 self._begin(region, self._activate_again(region))
         for server_id in lost:
             self.server_lost(server_id)
+        self._background.spawn(self._repairs.look_for_stale_parity(self._make_parities_again))
 
     def verdict(self, region: int) -> errors.HomeLostError | None:
         """Why all of the region is lost for good, if it is."""
@@ -405,10 +408,10 @@ class Rebuilds:
             tries += 1
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MOST_S)
-        logger.error(
-            "variable %d is not rebuilt until somebody asks for it: %s; the last of %d tries: %s",
-            region, why, TRIES, self._put_off[region],
-        )  # fmt: skip
+        put_off = (
+            "variable %d is not rebuilt until somebody asks for it: %s; the last of %d tries: %s"
+        )
+        logger.error(put_off, region, why, TRIES, self._put_off[region])
         if self._core.others_of(region):  # a parity nobody asks for, until it is too late
             self._hollow.pop(region, None)
             self._background.spawn(self._rebuild_later(region))
@@ -434,6 +437,7 @@ class Rebuilds:
             Again, JournalFullError: It failed for now.
         """
         staged: list[tuple[int, int, int]] = []
+        heading = attempts.heading = contextlib.ExitStack()
         try:
             async with self._turns_of(region).of(region):
                 found = await self._stage_all(region, why, attempts, staged)
@@ -449,9 +453,7 @@ class Rebuilds:
                     await self._prepare(record, plan, tuple(staged), attempts, made)
                     await self._bring(record, plan, attempts)
         finally:
-            if attempts.heading:
-                self._load[attempts.heading] -= 1
-            attempts.heading = 0
+            heading.close()
             for server_id, commit_id, _ in staged:
                 self._staged.discard(commit_id)
                 self._background.spawn(self._drop(server_id, commit_id, region))
@@ -464,8 +466,7 @@ class Rebuilds:
             self._log.newest(region) != record.version
         ):
             raise Again("the new home is lost too")
-        servers = [info.server_id for info in self._core.servers()]
-        if self._is_leaving(plan.home) and not all(map(self._is_leaving, servers)):
+        if self._is_leaving(plan.home) and self._others_than(plan.home):
             raise Again("the new home is drained")
         if self._repairs.mates(region, bool(plan.lost)) != attempts.mates:
             raise Again("another piece of its group was lost, or came back, meanwhile")
@@ -487,15 +488,15 @@ class Rebuilds:
     def _make_parities_again(self, region: int) -> None:
         """All data of a piece's group is there, and its parity lacks blocks: another server gets
         all of it. Commits to the group wait for that, as where its home is lost."""
-        for parity in set(self._repairs.remakeable(region)) - {region, *self._running}:
+        for parity in set(self._repairs.remakeable(region)) - set(self._running):
             (home,) = self._core.homes_of(parity)
             if self._others_than(home):
                 self._hollow[parity] = home
                 self._begin(parity, self._rebuild(parity))
 
     def _others_than(self, home: int) -> list[int]:
-        servers = [info.server_id for info in self._core.servers() if info.server_id != home]
-        return [each for each in servers if not self._is_leaving(each)]
+        servers = (info.server_id for info in self._core.servers())
+        return [each for each in servers if each != home and not self._is_leaving(each)]
 
     async def _stage_all(
         self, region: int, why: str, attempts: Attempts, staged: list[tuple[int, int, int]]
@@ -534,10 +535,11 @@ class Rebuilds:
         logger.info(
             "variable %d: %s; its new home is %#x, %d blocks come from its group, %d from caches "
             "and %d from its source, %d are lost",
-            *(region, why, plan.home, len(plan.from_group), n_taken),
-            *(len(plan.from_source), len(plan.lost)),
-        )  # fmt: skip
-        attempts.heading = plan.home
+            *(region, why, plan.home),
+            *(len(plan.from_group), n_taken, len(plan.from_source), len(plan.lost)),
+        )
+        attempts.heading.enter_context(self._core.heading(region, plan.home))
+        attempts.heading.callback(self._load.subtract, [plan.home])
         self._load[plan.home] += 1
         homes = (plan.home,) * len(record.homes)
         record = replace(record, version=version, homes=homes, term=record.term + 1)
@@ -570,11 +572,11 @@ class Rebuilds:
 
         # A group's parity that is made again is there as well.
         hollow = self._hollow.get(region) if self._core.others_of(region) else None
-        known = (info.server_id for info in self._core.servers())
+        known = [info.server_id for info in self._core.servers()]
+        known = [each for each in known if each != hollow] or known
         servers = rebuild_plan.preferred(
             [each for each in known if each not in attempts.refused],
             lambda each: not self._is_leaving(each),
-            lambda each: each != hollow,
             lambda each: not self._is_suspected(each),
         )
 
@@ -588,7 +590,7 @@ class Rebuilds:
             [held for held in holdings if self._servers.why_lost(held.server_id) is None],
             changed_since,
             has_source=self._has_source(region) and attempts.failed is None,
-            servers=self._core.apart(region, servers),
+            servers=self._core.apart(region, servers) or servers,
             # Where its source runs already it goes on.
             load=lambda server_id: -1 if server_id == making_at else self._load[server_id],
             from_group=found.blocks if found is not None else None,
@@ -714,6 +716,12 @@ class Rebuilds:
             return
         try:
             await self._repairs.bring(record, plan.home, attempts.number, attempts.group)
+        except GiverFull as full:
+            await self._make_room(full.server_id, LAYER_BLOCKS * BLOCK_BYTES)
+            raise Again(f"its group does not make it now: {full}") from full
+        except (errors.OutOfMemoryError, errors.DescriptorLimitError) as failure:
+            attempts.refused.add(plan.home)
+            raise Again(str(failure)) from failure
         except Exception as failure:  # any: homes that give may be restarting, or lost
             raise Again(f"its group does not make it now: {failure!r}") from failure
 

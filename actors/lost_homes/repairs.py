@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -42,6 +43,8 @@ LAYER_BLOCKS = (32 << 20) // BLOCK_BYTES  # that one home stages at a time
 LEAST_LAYER_BLOCKS = 16
 STEP_S = 1.0  # of the budget, that one step reads at most: a link is not filled for longer
 SAY_S = 15.0  # who takes a repair drops one that is silent for a minute (SILENCE_S, moved_homes.py)
+LOOK_S = 30.0  # for parity that can be made again
+LOOK_MOST_S = 1800.0  # between two tries of one
 RECORDS_AT_ONCE = 32
 MOST_RECORDS = 1024
 RECORDS_BYTES = 256 << 20  # of all records: a home's default budget for old versions
@@ -98,6 +101,12 @@ class Repairable:
     blocks: BitMap
     versions: dict[int, int]
     version: int
+
+
+class GiverFull(errors.OutOfMemoryError):
+    """A home has no room for the layer that it is to give: not the taker, and not for long."""
+
+    server_id = 0
 
 
 def _is_whole(row: Staged) -> bool:
@@ -209,6 +218,27 @@ class Repairs:
             return []
         return [e for e in group if self._is_parity(e) and self._is_there(e) and self._lost_of(e)]
 
+    async def look_for_stale_parity(self, remake: Callable[[int], object]) -> None:
+        """Now and then. What has ended a rebuild of one may be over: no other server was there, its
+        home has moved, or those that give did not answer.
+
+        Args:
+            remake: Is called with each parity piece that can be made again.
+        """
+        pauses_s: dict[int, float] = {}  # commits to its group wait while one is made again
+        not_before_s: dict[int, float] = {}
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now_s = time.monotonic()
+            found = {e for region in self._losses.regions() for e in self.remakeable(region)}
+            for gone in pauses_s.keys() - found:
+                del pauses_s[gone], not_before_s[gone]
+            for parity in found:
+                if not_before_s.get(parity, 0.0) <= now_s:
+                    pauses_s[parity] = min(2 * pauses_s.get(parity, LOOK_S), LOOK_MOST_S)
+                    not_before_s[parity] = now_s + pauses_s[parity]
+                    remake(parity)
+
     def n_degraded(self) -> int:
         """Pieces that the loss of one node would leave without what makes them again, or that are
         being made again."""
@@ -292,9 +322,17 @@ class Repairs:
         taking: asyncio.Task[None] | None = None
         try:
             while todo:
-                some = BitMap(todo[:most_blocks])
+                some, n_staged = BitMap(todo[:most_blocks]), len(staged)
+                try:
+                    rows = await self._stage([(found.version, found.versions, some)], staged)
+                except GiverFull:
+                    if most_blocks <= LEAST_LAYER_BLOCKS:
+                        raise
+                    most_blocks = max(most_blocks // 4, LEAST_LAYER_BLOCKS)
+                    await self._drop(staged[n_staged:])  # what the others have: room is wanted now
+                    del staged[n_staged:]
+                    continue
                 todo -= some
-                rows = await self._stage([(found.version, found.versions, some)], staged)
                 if not all(map(_is_whole, rows)):
                     raise errors.SnapshotExpired("Another of its group does not have that version.")
                 if taking is not None:
@@ -403,6 +441,10 @@ class Repairs:
         answers = await asyncio.gather(*calls, return_exceptions=True)
         rows: list[Staged] = [(version, []) for version, _, _ in wanted]
         for (member, layers), answer in zip(of_each.items(), answers, strict=True):
+            if isinstance(answer, errors.OutOfMemoryError | errors.DescriptorLimitError):
+                full = GiverFull(answer.message)
+                full.server_id = homes[member]
+                raise full from answer
             if isinstance(answer, BaseException):
                 raise answer
             taken = iter(zip(layers, answer, strict=True))

@@ -101,6 +101,7 @@ class Drains:
         self._ask = ask
         # Whether a server is so silent that it may be lost. The registry says how that is known.
         self.is_suspected: Callable[[int], bool] = lambda server_id: False
+        self.stayed: Callable[[], object] = lambda: None  # a server takes homes again
         self._leaving: set[int] = set()
         self._turns: dict[int, asyncio.Lock] = {}
         self._running: dict[int, set[asyncio.Task[None]]] = {}
@@ -195,6 +196,7 @@ class Drains:
         self._leaving.discard(server_id)
         for work in self._running.get(server_id, ()):
             work.cancel()
+        self.stayed()
         return True
 
     def forget(self, server_id: int) -> None:
@@ -243,14 +245,17 @@ class Drains:
     def _begin(self, drain: _Drain, region: int) -> None:
         refused = drain.refused.setdefault(region, set())
         left = [each for each in self.takers(drain.server_id) if each not in refused]
-        taker = least_loaded(self._core.apart(region, left), drain.load_bytes)
+        taker = least_loaded(self._core.apart(region, left) or left, drain.load_bytes)
         if taker is None:
             drain.why = drain.why if refused else "there is no other node any more"
             refused.clear()  # they may have room by and by
             self._put_off(drain, region)
             return
         drain.load_bytes[taker] += self._length_bytes(region)
+        heading = self._core.heading(region, taker)  # from now on: the move begins a moment later
+        heading.__enter__()
         task = asyncio.ensure_future(self._moves.move(region, taker))
+        task.add_done_callback(lambda _: heading.__exit__(None, None, None))
         drain.running[task] = region, taker
 
     def _end(self, drain: _Drain, task: asyncio.Task[int]) -> None:

@@ -113,7 +113,7 @@ class FullNodes:
                     },
                     self._drains.load_bytes(),
                     {*stay, *self._moved_s},
-                    self._apart,
+                    self._core.apart,  # room is no reason to lose two at once
                 )
                 if chosen is None:
                     return False
@@ -121,12 +121,6 @@ class FullNodes:
                 if await self._until_free(server_id, needed_bytes):
                     return True
             return False
-
-    def _apart(self, region: int, servers: list[int]) -> list[int]:
-        """Those that have no other piece of its group: room is no reason to lose two at once."""
-        others = self._core.others_of(region)
-        taken = {home for each in others for home in self._core.homes_of(each)}
-        return [server for server in servers if server not in taken]
 
     async def _ask_all(self) -> dict[int, NodeRoom]:
         servers = [info.server_id for info in self._core.servers()]

@@ -227,7 +227,8 @@ class Moves:
         try:
             record = replace(record, homes=(taker,) * len(record.homes), term=record.term + 1)
             move = _Move(record, giver, secrets.randbits(63) | 1)
-            await self._carry_all(move)
+            with self._core.heading(region, taker):
+                await self._carry_all(move)
             self._finished += 1
             self._finished_bytes += move.n_bytes
             return move.n_bytes

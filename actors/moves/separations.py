@@ -6,7 +6,9 @@ a piece of the group, one of the two moves there. Pieces of a variable that is b
 server until each has been moved to the home that was chosen for it (``placements``): they are left
 alone.
 
-It looks when a page server has come or a region has got a new home, and does nothing else.
+Where no server is free of the group, nodes that have no page server yet get theirs: one that has
+just joined is the spare. It looks when something has changed, and, as long as pieces share a
+server, now and then.
 
 Thread safety: everything belongs to one asyncio loop.
 """
@@ -14,8 +16,9 @@ Thread safety: everything belongs to one asyncio loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from clamor_ray._labels import label
 from clamor_ray.actors.moves.choices import least_loaded
@@ -27,7 +30,12 @@ from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 logger = logging.getLogger("clamor_ray.registry")
 
 PAUSE_S = 1.0  # before what could not be moved is tried again
-TRIES = 5  # in a row; then it waits for the next server
+LOOK_S = 10.0  # while there is no other server, or none that takes a piece
+TRIES = 5  # so soon, in a row
+
+
+async def nothing() -> None:
+    """No page server can be started."""
 
 
 class Separations:
@@ -38,6 +46,7 @@ class Separations:
         moves: Moves one.
         drains: Which servers take nothing.
         label: A variable for people, by its id.
+        start_spares: Has the page servers of more nodes started, if there are any.
     """
 
     def __init__(
@@ -46,14 +55,17 @@ class Separations:
         moves: MovesOne,
         drains: Drains,
         label: Callable[[int], str] = label,
+        start_spares: Callable[[], Awaitable[None]] = nothing,
     ) -> None:
         self._core = core
         self._moves = moves
         self._drains = drains
         self._label = label
+        self._start_spares = start_spares
         self._background = BackgroundTasks(logger)
         self._is_looking = False
-        self._look_again = False
+        self._changed = asyncio.Event()
+        drains.stayed = self.look
 
     async def close(self) -> None:
         """Ends what runs."""
@@ -61,7 +73,7 @@ class Separations:
 
     def look(self) -> None:
         """Something has changed: separates what can be."""
-        self._look_again = True
+        self._changed.set()
         if not self._is_looking and not self._background.is_closed:
             self._is_looking = True
             self._background.spawn(self._separate_all())
@@ -69,23 +81,48 @@ class Separations:
     async def _separate_all(self) -> None:
         failed = 0
         try:
-            while self._look_again and failed < TRIES:
-                self._look_again = False
-                refused: set[int] = set()  # regions, in this round
-                while (found := self.next(refused)) is not None:
-                    region, taker = found
-                    refused.add(region)
-                    try:
-                        await self._moves.move(region, taker)
-                        failed = 0
-                    except MoveFailed as failure:
-                        failed += 1
-                        self._look_again = failed < TRIES
-                        logger.warning("%s is not separated: %s", self._label(region), failure)
-                if self._look_again:
-                    await asyncio.sleep(PAUSE_S)
+            while True:
+                self._changed.clear()
+                failed = failed + 1 if await self._separate_some() else 0
+                if next(self.shared(), None) is None:
+                    return
+                if not failed:  # no server is free of the group
+                    await self._try_to_start()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    pause_s = PAUSE_S if 0 < failed < TRIES else LOOK_S
+                    await asyncio.wait_for(self._changed.wait(), pause_s)
         finally:
             self._is_looking = False
+
+    async def _separate_some(self) -> bool:
+        """Moves each that can be, once. Whether one could not be moved."""
+        refused: set[int] = set()
+        has_failed = False
+        while (found := self.next(refused)) is not None:
+            region, taker = found
+            refused.add(region)
+            try:
+                await self._moves.move(region, taker)
+            except MoveFailed as failure:
+                has_failed = True
+                logger.warning("%s is not separated: %s", self._label(region), failure)
+        return has_failed
+
+    async def _try_to_start(self) -> None:
+        try:
+            await self._start_spares()
+        except Exception as failure:  # any of Ray's, and of ours: it looks again
+            logger.warning("no page server was started that pieces could move to: %r", failure)
+
+    def shared(self) -> Iterator[int]:
+        """The pieces that share a server with another one of their group."""
+        for record in self._core.ready_regions():
+            is_made = self._core.state(record.piece_of or record.region) is RegionState.READY
+            if record.has_repair and is_made:
+                others = self._core.others_of(record.region)
+                taken = {home for each in others for home in self._core.homes_of(each)}
+                if taken & set(self._core.homes_of(record.region)):
+                    yield record.region
 
     def next(self, refused: set[int]) -> tuple[int, int] | None:
         """A piece that shares a server with another one of its group, and where it can go.
@@ -94,17 +131,10 @@ class Separations:
             refused: Pieces that are not looked at.
         """
         servers = self._drains.takers(0)
-        for record in self._core.ready_regions():
-            if not record.has_repair or record.region in refused:
+        for region in self.shared():
+            if region in refused:
                 continue
-            if self._core.state(self._core.whole_of(record.region)) is not RegionState.READY:
-                continue
-            others = self._core.others_of(record.region)
-            taken = {home for each in others for home in self._core.homes_of(each)}
-            if not taken & set(self._core.homes_of(record.region)):
-                continue
-            free = [server for server in servers if server not in taken]
-            taker = least_loaded(free, self._drains.load_bytes())
-            if taker is not None:
-                return record.region, taker
+            apart = self._core.apart(region, servers)
+            if (taker := least_loaded(apart, self._drains.load_bytes())) is not None:
+                return region, taker
         return None

@@ -16,7 +16,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -288,16 +288,14 @@ class MovedHomes:
         found = self._find(region, attempt)
         engine = self._engine
         take = engine.rebuild_take_record if are_records else engine.rebuild_take
-        with found.busy, ThreadPoolExecutor(PULLS_AT_ONCE, "clamor-pull") as threads:
+        with found.busy:
             made: list[int] = []
             try:
-                pulls = [
-                    threads.submit(self._pull, commit_id, member, server, layer_bytes)
+                self._pull_all(
+                    (commit_id, member, server, layer_bytes)
                     for _, layers in staged
                     for server, member, commit_id, layer_bytes in layers
-                ]
-                for pull in pulls:
-                    pull.result()
+                )
                 for version, layers in staged:
                     parts = [(member, commit_id) for _, member, commit_id, _ in layers]
                     made.append(secrets.randbits(64) | 1)
@@ -310,8 +308,6 @@ class MovedHomes:
                 for commit_id in made:
                     engine.drop_staged(region, commit_id)
                 raise
-            finally:
-                threads.shutdown(wait=False, cancel_futures=True)
         found.heard_s = time.monotonic()
 
     def _take_all(
@@ -324,7 +320,7 @@ class MovedHomes:
         region = attempt.record.region
         with attempt.busy:
             try:
-                self._pull_all(region, from_server, layers)
+                self._pull_all((commit_id, region, from_server, n) for commit_id, n in layers)
                 for commit_id, _ in layers:
                     take(region, attempt.fd, commit_id)
             except BaseException:
@@ -333,13 +329,15 @@ class MovedHomes:
                 raise
         attempt.heard_s = time.monotonic()
 
-    def _pull_all(self, region: int, from_server: int, layers: list[tuple[int, int]]) -> None:
-        """Side by side: records are many and small, and each takes a round trip."""
+    def _pull_all(self, layers: Iterable[tuple[int, int, int, int]]) -> None:
+        """Side by side: records are many and small, and each takes a round trip. None is under way
+        when this is over: who drops them drops all.
+
+        Args:
+            layers: What ``PageServer.pull`` gets: commit id, region, server, bytes.
+        """
         with ThreadPoolExecutor(PULLS_AT_ONCE, "clamor-pull") as threads:
-            pulls = [
-                threads.submit(self._pull, commit_id, region, from_server, layer_bytes)
-                for commit_id, layer_bytes in layers
-            ]
+            pulls = [threads.submit(self._pull, *each) for each in layers]
             try:
                 for pull in pulls:
                     pull.result()

@@ -243,7 +243,10 @@ class Registry:
         )
         self._drains = Drains(core, journal, self._moves, label, lambda at: self._servers.room(at))
         self._placements = Placements(core, self._moves, self._drains, label)
-        self._separations = Separations(core, self._moves, self._drains, label)
+        self._separations = Separations(
+            *(core, self._moves, self._drains, label),
+            lambda: self._servers.start_spares(self._announced.announced, self._drains.is_leaving),
+        )
         self._first_writes = FirstWrites(log, self._moves, label)
         self._versions = Versions(
             *(log, journal, commits, rebuilds, timeout_s), self._moves.check_outcome
@@ -324,10 +327,7 @@ class Registry:
         saved = self._journal.load()
         orders = self._core.restore(
             saved.next_region,
-            [
-                (region.record, RegionState(region.state), region.request_id)
-                for region in saved.regions
-            ],
+            [(each.record, RegionState(each.state), each.request_id) for each in saved.regions],
             saved.servers,
             saved.lost,
             time.monotonic(),

@@ -26,9 +26,11 @@ Invariants, which ``check`` verifies:
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from clamor_ray._labels import label
@@ -127,11 +129,9 @@ class _Region:
 
 
 class RegistryCore:
-    """Regions, their addresses, and the servers that hold them.
+    """Regions, their addresses, and the servers that hold them. One caller at a time.
 
     Every event may come twice: who asked may have lost the answer, and asks again.
-
-    Not thread-safe: one caller at a time.
 
     Args:
         addresses: The window to allocate from.
@@ -160,6 +160,7 @@ class RegistryCore:
         self._creating: dict[int, None] = {}  # the oldest first
         self._ending: set[int] = set()  # FREED or DROPPING
         self._nodes: dict[int, str] = {}  # by the id of their first page server
+        self._heading: Counter[tuple[int, int]] = Counter()  # (region, its next home)
 
     # -- regions
 
@@ -299,10 +300,20 @@ class RegistryCore:
         return [first + index for index in whole.record.groups.others(region - first)]
 
     def apart(self, region: int, servers: Iterable[int]) -> list[int]:
-        """Those that have no other piece of a piece's group; all of them, where there are none."""
-        servers = list(servers)
-        taken = {home for each in self.others_of(region) for home in self.homes_of(each)}
-        return [server for server in servers if server not in taken] or servers
+        """Those that have no other piece of a piece's group, nor get one. Maybe none."""
+        others = self.others_of(region)
+        taken = {home for each in others for home in self.homes_of(each)}
+        taken.update(server for each, server in self._heading if each in others)
+        return [server for server in servers if server not in taken]
+
+    @contextlib.contextmanager
+    def heading(self, region: int, server_id: int) -> Iterator[None]:
+        """Meanwhile the region's home is on its way to the server, or is to be."""
+        self._heading[region, server_id] += 1
+        try:
+            yield
+        finally:
+            self._heading -= Counter({(region, server_id): 1})  # without those that are at 0
 
     def before_bytes(self, region: int) -> int:
         """Where a piece begins in its variable; 0 for any other region."""
@@ -340,8 +351,7 @@ class RegistryCore:
         """
         Raises:
             NoSuchRegion: Not in the table.
-            IllegalTransition: Abandoned or freed before; or its home was lost before it was sealed:
-                another server of that node may have its bytes, where nobody looks for them.
+            IllegalTransition: Abandoned or freed before; or its home was lost before it was sealed.
         """
         entry = self._entry(region)
         if (entry.state, RegionEvent.SEAL) not in TRANSITIONS:
@@ -381,15 +391,10 @@ class RegistryCore:
 
     def abandon_stale(self, before_s: float) -> tuple[Retire, ...]:
         """Abandons what was created before then and is still not sealed: its maker is dead."""
-        stale = list(
-            itertools.takewhile(
-                lambda number: self._regions[number].created_s < before_s, self._creating
-            )
-        )
         orders: list[Retire] = []
-        for number in stale:
-            if number in self._creating:  # a piece goes with its variable
-                orders += self.abandon(number)
+        for number in list(self._creating):
+            if number in self._creating and self._regions[number].created_s < before_s:
+                orders += self.abandon(number)  # its pieces go with it
         return tuple(orders)
 
     def goes_on(self, region: int, now_s: float) -> None:
@@ -403,8 +408,7 @@ class RegistryCore:
                 self._creating[each] = None
 
     def free(self, region: int, *, written: bool = False) -> tuple[Retire, ...]:
-        """Starts the end of a region; freeing a freed one again changes nothing. Pieces are freed
-        each by itself.
+        """Starts the end of a region, again or not. Pieces are freed each by itself.
 
         Args:
             region: Its id.
@@ -470,10 +474,9 @@ class RegistryCore:
     def dropped(self, region: int, server_id: int) -> None:
         """A home has dropped the region, as ordered with force."""
         entry = self._regions.get(region)
-        if entry is None or entry.state is not RegionState.DROPPING:
-            return
-        entry.waits_for.discard(server_id)
-        self._gone(entry)
+        if entry is not None and entry.state is RegionState.DROPPING:
+            entry.waits_for.discard(server_id)
+            self._gone(entry)
 
     # -- servers
 

@@ -232,6 +232,23 @@ class PageServers:
         wait_s = GROUPS_START_S if for_groups else SPREAD_START_S
         await self.ensure_at(alive.difference(leaving), wait_s)
 
+    async def start_spares(
+        self, leaving: Collection[str], is_leaving: Callable[[int], bool]
+    ) -> None:
+        """Nodes that never had a page server get theirs: one that was drained has left.
+
+        Args:
+            leaving: Nodes that get none.
+            is_leaving: Whether the node of a server gets none.
+        """
+        alive = await asyncio.to_thread(alive_nodes)
+        new = []
+        for node_id in alive.difference(leaving):
+            server_id = self._core.server_id_at(node_id)
+            if server_id == names.server_id_of(node_id) and not is_leaving(server_id):
+                new.append(node_id)
+        await self.ensure_at(new, SPREAD_START_S)
+
     async def ensure_at(self, node_ids: Iterable[str], wait_s: float | None = None) -> None:
         """The page servers of these nodes, as far as they can be had: so that there is one that can
         take what another has.

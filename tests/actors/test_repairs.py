@@ -368,6 +368,9 @@ def test_what_is_degraded() -> None:
     world.lose(home)
     assert world.repairs.n_degraded() == world.groups.n_regions
     assert world.core.apart(first, [home, TAKER]) == [home]
+    with world.core.heading(second, home), world.core.heading(second, home):
+        assert world.core.apart(first, [home, TAKER]) == []
+    assert world.core.apart(first, [home, TAKER]) == [home]
     assert world.core.apart(world.whole, [home, TAKER]) == [home, TAKER]
 
 
