@@ -43,7 +43,7 @@ def figures(runs: list[dict[str, Any]]) -> dict[str, float]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench spread", description=__doc__)
     parser.add_argument("--small", action="store_true", help="8 MiB, 5 commits")
-    parser.add_argument("--mib", type=int, help="of the variable that is read (128)")
+    parser.add_argument("--mib", type=int, help="of the variable that is read (512)")
     parser.add_argument("--hosts", type=int, default=4, help="how many (4)")
     parser.add_argument("--rate", default="100mbit", help="of each link, for tc (100mbit)")
     parser.add_argument("--blocks", type=int, default=100, help="of a commit (100)")
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     options = Options(
         hosts=given.hosts,
-        mib=given.mib or (8 if given.small else 128),
+        mib=given.mib or (8 if given.small else 512),
         blocks=given.blocks,
         commits=given.commits or (5 if given.small else 40),
         repetitions=given.repetitions or (1 if given.small else 3),
