@@ -15,6 +15,7 @@ Thread safety: everything belongs to one asyncio loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -252,10 +253,10 @@ class Drains:
             self._put_off(drain, region)
             return
         drain.load_bytes[taker] += self._length_bytes(region)
-        heading = self._core.heading(region, taker)  # from now on: the move begins a moment later
-        heading.__enter__()
+        heading = contextlib.ExitStack()  # from now on: the move begins a moment later
+        heading.enter_context(self._core.heading(region, taker))
         task = asyncio.ensure_future(self._moves.move(region, taker))
-        task.add_done_callback(lambda _: heading.__exit__(None, None, None))
+        task.add_done_callback(lambda _: heading.close())
         drain.running[task] = region, taker
 
     def _end(self, drain: _Drain, task: asyncio.Task[int]) -> None:
