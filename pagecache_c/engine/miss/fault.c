@@ -174,9 +174,12 @@ void pc__fault(struct pc__loop *loop, struct pc__session *session, uint64_t addr
     if (!rc && choice.run.n_blocks)
         rc = ask(!in_flight && is_page ? &urgent : &ahead, region, generation, &choice);
     struct pc__carried carried;
-    struct pc__session_map *next = region->pages ? next_piece(session, mapping) : NULL;
-    if (next && !pc__readahead_carry(region->pages, &mapping->streams, &carried))
-        next = NULL;
+    struct pc__session_map *next = NULL;
+    if (region->pages && pc__readahead_carry(region->pages, &mapping->streams, &carried)) {
+        next = next_piece(session, mapping); /* looked for at the end of a stream alone */
+        if (!next)
+            pc__budget_give(&region->pages->budget, carried.rest);
+    }
     pthread_mutex_unlock(&region->lock);
     if (in_flight)
         pc__fetch_hurry(loop, region, generation, block);
