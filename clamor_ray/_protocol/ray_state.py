@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from typing import Any, Final
 
 import ray
@@ -13,6 +14,9 @@ from clamor_ray._protocol import names
 
 PING_S = 2.0
 ASK_S = 5.0  # a registry for its session's scope
+LOCATE_S = 1.0  # an object in a store has a location within milliseconds
+LOCATE_PAUSE_S = 0.002
+WITH_OWNER_BYTES = 100 << 10  # Ray keeps a result up to this size with its owner, in no store
 # What Ray raises of an actor of ours that never comes back: it was killed, or its node is gone.
 GONE: Final = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnschedulableError)
 
@@ -26,6 +30,26 @@ async def within(seconds: float, reference: Any) -> Any:
 
 def alive_nodes() -> set[str]:
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def nodes_of(object_ref: Any) -> list[str]:
+    """The nodes whose stores have a Ray object that is ready.
+
+    Ray can say that a task's result is ready a moment before it knows where that is. So the
+    location of a large object is waited for.
+
+    Returns:
+        Ray's hex ids. Empty: the object is small, or an error, and lies with its owner; or it is
+        lost, and Ray makes it again for who gets it.
+    """
+    until_s = time.monotonic() + LOCATE_S
+    while True:
+        known = ray.experimental.get_object_locations([object_ref])[object_ref]
+        nodes, n_bytes = list(known.get("node_ids") or ()), known.get("object_size")
+        is_small = n_bytes is not None and n_bytes <= WITH_OWNER_BYTES
+        if nodes or is_small or time.monotonic() >= until_s:
+            return nodes
+        time.sleep(LOCATE_PAUSE_S)
 
 
 def raylet_is_gone(node_id: str) -> bool:

@@ -445,9 +445,8 @@ class Creator:
                 f"{object_ref} was not ready within {timeout_s:g} s.",
                 hint="Wait for the task that makes it, or raise the timeout.",
             )
-        where = ray.experimental.get_object_locations([object_ref])[object_ref]
-        nodes = list(where.get("node_ids") or ())
-        if not nodes:  # Ray keeps small objects with their owner, and errors too
+        nodes = ray_state.nodes_of(object_ref)
+        if not nodes:
             return self.put(ray.get(object_ref, timeout=timeout_s), named=named)
         node_id = self._node_id if self._node_id in nodes else nodes[0]
         request_id = new_request_id()

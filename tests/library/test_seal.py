@@ -14,12 +14,7 @@ from tests.support.fake_session import Cluster, FakeSession
 
 
 class Shared:
-    """A Ray object of this node, and what Ray says of it."""
-
-    class experimental:
-        @staticmethod
-        def get_object_locations(refs: list[Any]) -> dict[Any, Any]:
-            return {ref: {"node_ids": ["node"]} for ref in refs}
+    """A Ray object that is ready."""
 
     @staticmethod
     def wait(refs: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
@@ -42,6 +37,7 @@ def test_a_share_without_an_answer_is_given_up(
     monkeypatch.setattr(cluster, "share", share, raising=False)
     monkeypatch.setattr(cluster, "give_up_share", given_up.append, raising=False)
     monkeypatch.setattr(create, "ray", Shared)
+    monkeypatch.setattr(create.ray_state, "nodes_of", lambda _ref: ["node"])
     with pytest.raises(error):
         FakeSession(cluster).creator.share(object(), 2.0)
     assert shared == given_up
