@@ -330,7 +330,7 @@ static bool ask_about(struct pc_engine *engine, uint64_t region, uint64_t commit
 static int publish(struct pc_engine *engine, struct pc__region *region, uint64_t id,
                    uint64_t commit_id, uint64_t version, bool *waited_for)
 {
-    bool is_home = false, is_new = false, is_undecided = true;
+    bool is_home = false, is_new = false, is_undecided = true, is_ahead = false;
     uint64_t latest = 0, used_blocks = 0;
     if (region) {
         pthread_mutex_lock(&region->lock);
@@ -338,13 +338,21 @@ static int publish(struct pc_engine *engine, struct pc__region *region, uint64_t
         /* After a restart: this may be its home, which is made again in a moment (segments). */
         is_undecided = !is_home && (region->state == PC__REGION_UNKNOWN ||
                                     region->state == PC__REGION_CREATING);
+        /* This is to be its home, as the registry may have it in its journal already: what comes after
+         * the version that was prepared has to be there then. It is nobody else's to keep. */
+        is_ahead = !is_home && region->prepared && region->prepared_sealed &&
+                   version > region->prepared->base.version;
         used_blocks = region->state == PC__REGION_READY ? region->n_blocks : 0;
         latest = is_home ? region->home->latest : 0;
         is_new = version > latest;
         pthread_mutex_unlock(&region->lock);
     }
     int rc = PC_OK;
-    if (is_undecided) {
+    if (is_ahead) {
+        (void)ask_about(engine, id, commit_id);
+        rc = pc__fail(PC_ERR_NO_REGION, "variable %llu is prepared here, and not homed here yet",
+                      (unsigned long long)id);
+    } else if (is_undecided) {
         rc = ask_about(engine, id, commit_id)
                  ? pc__fail(PC_ERR_NO_REGION, "variable %llu is not known here (yet)",
                             (unsigned long long)id)

@@ -509,6 +509,73 @@ static void test_a_registry_that_is_silent_loses_nothing(int trap)
     world_end(&w);
 }
 
+/* The registry decides a commit when its journal has the new home, which is told a moment later: by its
+ * own process, by the registry, or by both. */
+static void check_decided_before(int trap, int from)
+{
+    struct world w = world_of(trap);
+    struct server *home = &w.servers[PEER], *reader = &w.servers[READER];
+    static const struct pc_run written[] = {{3, 1}, {120, 60}};
+    const uint64_t id = w.info.region;
+    struct transaction t;
+    OK(try_begin(w.c, &w.servers[from], w.clients[from], &w.info, 1, &t));
+    write_runs(&t, written, N(written));
+    OK(try_stage(&t));
+    lose_home(&w);
+    prepare(&w, home);
+    write_down(&w, home);
+    OK(try_pull(&t));
+    CHECK(decide(&t) == 2);
+    tell(&t);
+    OK(pc_client_unmap(w.clients[from], t.m.id));
+    CHECK(pc_engine_publish(home->engine, id, 2, t.id) == PC_ERR_NO_REGION); /* else it is never told again */
+    activate(&w, home);
+    OK(pc_engine_publish(home->engine, id, 2, t.id));
+    OK(pc_engine_set_homes(reader->engine, id, &home->id, 1));
+    check_at(w.c, w.clients[PEER], &w.info, 2);
+    check_at(w.c, w.clients[READER], &w.info, 2);
+    CHECK(commit(w.c, reader, w.clients[READER], &w.info, 2, &changed[1], 1) == 3);
+    check_at(w.c, w.clients[READER], &w.info, 3);
+    world_end(&w);
+}
+
+static void test_decided_on_its_node_before_it_is_the_home(int trap)
+{
+    check_decided_before(trap, PEER);
+}
+
+static void test_decided_elsewhere_before_it_is_the_home(int trap)
+{
+    check_decided_before(trap, READER);
+}
+
+/* Another one got the home: what waited for it goes. */
+static void test_decided_where_no_home_comes(int trap)
+{
+    struct world w = world_of(trap);
+    struct server *peer = &w.servers[PEER], *reader = &w.servers[READER];
+    static const struct pc_run written[] = {{3, 1}, {120, 60}};
+    struct transaction t;
+    OK(try_begin(w.c, peer, w.clients[PEER], &w.info, 1, &t));
+    write_runs(&t, written, N(written));
+    OK(try_stage(&t));
+    lose_home(&w);
+    prepare(&w, peer);
+    prepare(&w, reader);
+    write_down(&w, reader);
+    OK(try_pull(&t));
+    CHECK(decide(&t) == 2);
+    tell(&t);
+    OK(pc_client_unmap(w.clients[PEER], t.m.id));
+    activate(&w, reader);
+    OK(pc_engine_publish(reader->engine, w.info.region, 2, t.id));
+    OK(pc_engine_set_homes(peer->engine, w.info.region, &reader->id, 1));
+    OK(pc_engine_publish(peer->engine, w.info.region, 2, t.id)); /* the registry's answer, when it asks */
+    check_at(w.c, w.clients[PEER], &w.info, 2);
+    check_at(w.c, w.clients[READER], &w.info, 2);
+    world_end(&w);
+}
+
 static bool has_version(const struct server *s, uint64_t region, uint64_t version)
 {
     uint64_t versions[8];
@@ -693,6 +760,9 @@ int main(int argc, char **argv)
         TEST(freed_meanwhile),
         TEST(what_is_not_wanted_goes),
         TEST(a_registry_that_is_silent_loses_nothing),
+        TEST(decided_on_its_node_before_it_is_the_home),
+        TEST(decided_elsewhere_before_it_is_the_home),
+        TEST(decided_where_no_home_comes),
         TEST(what_nobody_has_read_is_at_its_writers),
         TEST(what_is_retained_is_bounded),
         TEST(restarts),
