@@ -39,15 +39,17 @@ def nodes_of(object_ref: Any) -> list[str]:
     location of a large object is waited for.
 
     Returns:
-        Ray's hex ids. Empty: the object is small, or an error, and lies with its owner; or it is
-        lost, and Ray makes it again for who gets it.
+        Ray's hex ids. Empty: the object is small, or an error, and lies with its owner; or it was
+        spilled; or it is lost, and Ray makes it again for who gets it.
     """
     until_s = time.monotonic() + LOCATE_S
     while True:
         known = ray.experimental.get_object_locations([object_ref])[object_ref]
         nodes, n_bytes = list(known.get("node_ids") or ()), known.get("object_size")
         is_small = n_bytes is not None and n_bytes <= WITH_OWNER_BYTES
-        if nodes or is_small or time.monotonic() >= until_s:
+        # One that was spilled had a location: it is not about to get its first.
+        is_known = bool(nodes) or is_small or bool(known.get("did_spill"))
+        if is_known or time.monotonic() >= until_s:
             return nodes
         time.sleep(LOCATE_PAUSE_S)
 

@@ -46,6 +46,11 @@ def test_a_small_object_is_not_waited_for(n_bytes: int, monkeypatch: pytest.Monk
     assert asked(monkeypatch, small) == ([], 1)
 
 
+def test_one_that_was_spilled_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    spilled = {"node_ids": [], "object_size": 8_000_253, "did_spill": True}
+    assert asked(monkeypatch, spilled) == ([], 1)
+
+
 @pytest.mark.parametrize("n_bytes", [(100 << 10) + 1, None])
 def test_one_that_is_lost_is_waited_for_with_a_deadline(
     n_bytes: int | None, monkeypatch: pytest.MonkeyPatch

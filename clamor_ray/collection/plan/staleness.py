@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import ray
 from pyroaring import BitMap
 
 from clamor_ray import errors
+from clamor_ray._protocol.ray_state import WITH_OWNER_BYTES
 from clamor_ray._read.ref import newest_states
 from clamor_ray.collection.plan.changes import Targets
 from clamor_ray.collection.plan.plan import Node
 from clamor_ray.collection.plan.results import Part, StageResult
-
-INLINE_BYTES: Final = 100 << 10  # Ray gives smaller results to the driver, and loses none of them
 
 
 def newest_of(session: Any, nodes: Iterable[Node]) -> dict[int, Any]:
@@ -79,7 +78,7 @@ def lost(parts: Iterable[Part]) -> set[int]:
         for part in parts
         if part.meta.node_id not in alive
         and part.outs
-        and part.meta.n_bytes > INLINE_BYTES * len(part.outs)
+        and part.meta.n_bytes > WITH_OWNER_BYTES * len(part.outs)  # else the driver has it
     ]
     where = ray.experimental.get_object_locations([part.outs[0] for part in suspects])
     return {part.number for part in suspects if not alive & set(where[part.outs[0]]["node_ids"])}
