@@ -256,8 +256,12 @@ class VersionQuestions:
         """
         try:
             self._engine.publish(record.region, version, commit_id)
-        except FreedError:  # nobody has used the region here since a restart
+        except FreedError:
+            # Nobody has used the region here since a restart; or a home was prepared here, and
+            # another server got it, which was not heard here: what was prepared would keep it all.
             self._define(record)
+            if self._server_id not in record.homes:
+                self._engine.set_homes(record.region, record.homes, record.term)
             self._engine.publish(record.region, version, commit_id)
 
     async def _within(self, work: Coroutine[Any, Any, Any]) -> Any:
