@@ -509,25 +509,37 @@ static void test_a_registry_that_is_silent_loses_nothing(int trap)
     world_end(&w);
 }
 
+/* A commit of that server after version 1, whose home is lost then. */
+static struct transaction staged_before_the_loss(struct world *w, int from)
+{
+    static const struct pc_run written[] = {{3, 1}, {120, 60}};
+    struct transaction t;
+    OK(try_begin(w->c, &w->servers[from], w->clients[from], &w->info, 1, &t));
+    write_runs(&t, written, N(written));
+    OK(try_stage(&t));
+    lose_home(w);
+    return t;
+}
+
+static void decide_and_tell(struct transaction *t)
+{
+    OK(try_pull(t));
+    CHECK(decide(t) == 2);
+    tell(t);
+    OK(pc_client_unmap(t->client, t->m.id));
+}
+
 /* The registry decides a commit when its journal has the new home, which is told a moment later: by its
  * own process, by the registry, or by both. */
 static void check_decided_before(int trap, int from)
 {
     struct world w = world_of(trap);
     struct server *home = &w.servers[PEER], *reader = &w.servers[READER];
-    static const struct pc_run written[] = {{3, 1}, {120, 60}};
     const uint64_t id = w.info.region;
-    struct transaction t;
-    OK(try_begin(w.c, &w.servers[from], w.clients[from], &w.info, 1, &t));
-    write_runs(&t, written, N(written));
-    OK(try_stage(&t));
-    lose_home(&w);
+    struct transaction t = staged_before_the_loss(&w, from);
     prepare(&w, home);
     write_down(&w, home);
-    OK(try_pull(&t));
-    CHECK(decide(&t) == 2);
-    tell(&t);
-    OK(pc_client_unmap(w.clients[from], t.m.id));
+    decide_and_tell(&t);
     CHECK(pc_engine_publish(home->engine, id, 2, t.id) == PC_ERR_NO_REGION); /* else it is never told again */
     activate(&w, home);
     OK(pc_engine_publish(home->engine, id, 2, t.id));
@@ -554,19 +566,11 @@ static void test_decided_where_no_home_comes(int trap)
 {
     struct world w = world_of(trap);
     struct server *peer = &w.servers[PEER], *reader = &w.servers[READER];
-    static const struct pc_run written[] = {{3, 1}, {120, 60}};
-    struct transaction t;
-    OK(try_begin(w.c, peer, w.clients[PEER], &w.info, 1, &t));
-    write_runs(&t, written, N(written));
-    OK(try_stage(&t));
-    lose_home(&w);
+    struct transaction t = staged_before_the_loss(&w, PEER);
     prepare(&w, peer);
     prepare(&w, reader);
     write_down(&w, reader);
-    OK(try_pull(&t));
-    CHECK(decide(&t) == 2);
-    tell(&t);
-    OK(pc_client_unmap(w.clients[PEER], t.m.id));
+    decide_and_tell(&t);
     activate(&w, reader);
     OK(pc_engine_publish(reader->engine, w.info.region, 2, t.id));
     OK(pc_engine_set_homes(peer->engine, w.info.region, &reader->id, 1));
