@@ -4,8 +4,9 @@
  * removed under a lock on that directory (flock), which is held for a moment and never for a wait.
  * Threads: any. Locks: that one.
  *
- * Invariant: a file is removed only where no process has its socket, and nobody can bind between
- * that look and the removal. So a new server never removes the socket of a living one.
+ * Invariants: a file is removed only where no process has its socket, and nobody can bind between
+ * that look and the removal. So a new server never removes the socket of a living one. And a name
+ * appears when its process listens: who finds it and is refused knows that its process has ended.
  *
  * Kernel facts:
  *   - connect() of another type of socket says EPROTOTYPE where a process has the socket, listening
@@ -144,11 +145,50 @@ static void remove_left(int directory_fd, const char *directory)
 
 /* ----------------------------------------------------------- listen, and end */
 
+static int taken(const char *name)
+{
+    return pc__fail(PC_ERR_EXISTS, "another process listens on %s", name);
+}
+
+static int bind_and_listen(int fd, const char *name, int backlog)
+{
+    struct sockaddr_un address;
+    socklen_t n_bytes;
+    const int rc = pc__local_address(name, &address, &n_bytes);
+    if (rc != PC_OK)
+        return rc;
+    if (bind(fd, (const struct sockaddr *)&address, n_bytes) != 0)
+        return errno == EADDRINUSE ? taken(name) : pc__fail_errno("bind %s", name);
+    if (listen(fd, backlog) != 0)
+        return pc__fail_errno("listen on %s", name);
+    return PC_OK;
+}
+
+/* Under the lock. bind() makes the file before listen() can be called: so it begins under a name
+ * that nobody asks for, which is no longer than its own. A kill leaves it for the next one. */
+static int listen_at_path(int fd, const char *path, int backlog)
+{
+    char begun[PC__SOCKET_NAME_BYTES];
+    struct stat found;
+
+    if (lstat(path, &found) == 0)
+        return taken(path);
+    memcpy(begun, path, strlen(path) + 1);
+    begun[strlen(path) - 1] = '~';
+    const int rc = bind_and_listen(fd, begun, backlog);
+    if (rc != PC_OK)
+        return rc;
+    if (rename(begun, path) == 0)
+        return PC_OK;
+    const int failed = pc__fail_errno("listen on %s", path);
+    (void)unlink(begun);
+    return failed;
+}
+
 int pc__local_listen(const char *name, int backlog, int *fd)
 {
     struct sockaddr_un address;
     socklen_t n_bytes;
-    int directory_fd = -1;
 
     *fd = -1;
     int rc = pc__local_address(name, &address, &n_bytes);
@@ -160,30 +200,20 @@ int pc__local_listen(const char *name, int backlog, int *fd)
     if (name[0] == '/') {
         char directory[PC__SOCKET_NAME_BYTES];
         directory_of(name, directory);
-        directory_fd = lock_directory(directory);
-        if (directory_fd < 0) {
-            rc = directory_fd;
-            goto fail;
+        const int directory_fd = lock_directory(directory);
+        rc = directory_fd;
+        if (directory_fd >= 0) {
+            remove_left(directory_fd, directory);
+            rc = listen_at_path(socket_fd, name, backlog);
+            close(directory_fd);
         }
-        remove_left(directory_fd, directory);
+    } else {
+        rc = bind_and_listen(socket_fd, name, backlog);
     }
-    if (bind(socket_fd, (const struct sockaddr *)&address, n_bytes) != 0) {
-        rc = errno == EADDRINUSE ? pc__fail(PC_ERR_EXISTS, "another process listens on %s", name)
-                                 : pc__fail_errno("bind %s", name);
-        goto fail;
-    }
-    if (listen(socket_fd, backlog) != 0) {
-        rc = pc__fail_errno("listen on %s", name);
-        goto fail;
-    }
-    if (directory_fd >= 0)
-        close(directory_fd);
-    *fd = socket_fd;
-    return PC_OK;
-fail:
-    if (directory_fd >= 0)
-        close(directory_fd);
-    close(socket_fd);
+    if (rc == PC_OK)
+        *fd = socket_fd;
+    else
+        close(socket_fd);
     return rc;
 }
 

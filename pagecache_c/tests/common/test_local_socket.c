@@ -308,6 +308,41 @@ static void test_a_name_that_was_removed(void)
     CHECK(n_files() == 0, "%d", n_files());
 }
 
+/* Whoever finds the name of a living process reaches it, from the first moment. */
+static void test_a_name_is_there_when_its_process_listens(void)
+{
+    enum { TURNS = 3000 };
+    const char *one = path_of("one");
+    const pid_t pid = fork();
+    REQUIRE(pid >= 0);
+    if (pid == 0) {
+        struct pc__local_file file = {0};
+        int fd = -1, again;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        while (pc__local_look(one, BACKLOG, &file, &again) == PC_OK) {
+            if (again < 0)
+                continue;
+            close(fd);
+            fd = again;
+        }
+        _exit(1);
+    }
+    int n_refused = 0;
+    for (int turn = 0; turn < TURNS; turn++) {
+        const double end_s = now_s() + 20;
+        while (!is_there(one))
+            REQUIRE(now_s() < end_s);
+        n_refused += listener_of(one) != pid;
+        REQUIRE(unlink(one) == 0);
+    }
+    CHECK(n_refused == 0, "%d of %d", n_refused, TURNS);
+    REQUIRE(end_process(pid));
+    int fd;
+    REQUIRE(pc__local_listen(one, BACKLOG, &fd) == PC_OK);
+    pc__local_close(one, fd);
+    CHECK(n_files() == 0, "what it had begun goes too: %d", n_files());
+}
+
 /* Cleaners of /tmp take what nobody has used for days. */
 static void test_what_is_in_use_looks_like_it(void)
 {
@@ -395,6 +430,7 @@ int main(void)
     test_directories();
     test_a_directory_that_is_made_again();
     test_a_name_that_was_removed();
+    test_a_name_is_there_when_its_process_listens();
     test_what_is_in_use_looks_like_it();
     test_no_descriptors();
     test_a_stranger();
