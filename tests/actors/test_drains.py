@@ -357,3 +357,19 @@ def test_where_no_other_has_room_two_of_a_group_share_a_server(world: World) -> 
         assert [taker for region, taker in fake.asked if region == piece] == [OTHER, TAKER]
 
     of(world, work)
+
+
+def test_two_of_a_group_that_move_at_the_same_time_go_apart(tmp_path: Path) -> None:
+    """Each would go to the server that has least."""
+    world = World(tmp_path / "journal", 4)
+
+    async def work() -> None:
+        piece = put_with_a_copy(world)
+        fake = FakeMoves(world)
+        both = Drains(world.core, world.journal, fake)
+        await asyncio.gather(*(both.drain(each, "node", WAIT_S) for each in (GIVER, TAKER)))
+        takers = [taker for region, taker in fake.asked if region in (piece, piece + 1)]
+        assert sorted(takers) == [OTHER, 4]
+
+    of(world, work)
+    world.journal.close()

@@ -341,3 +341,23 @@ def test_what_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert rig.handle.arguments == [(False,), (False,), (True,)]
 
     of(tmp_path, monkeypatch, work, 3, RayError("away"), 1)
+
+
+def test_spare_nodes_are_those_that_never_had_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was drained has left, or will; one that Ray takes away is none."""
+    new, announced, drained = ("cd" * 28, "ef" * 28, "01" * 28)
+    started: list[str] = []
+
+    async def ensure(_: PageServers, node_id: str) -> None:
+        started.append(node_id)
+
+    async def work(rig: Rig) -> None:
+        assert await rig.servers.leave(FIRST, yes)
+        await rig.servers.start_spares({announced}, server_id_of(drained).__eq__)
+
+    monkeypatch.setattr(PageServers, "ensure", ensure)
+    monkeypatch.setattr(servers_module, "alive_nodes", lambda: {NODE, new, announced, drained})
+    of(tmp_path, monkeypatch, work, FIRST)
+    assert started == [new]

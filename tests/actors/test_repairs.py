@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -446,6 +448,36 @@ def test_a_parity_is_made_again_when_its_data_is_whole() -> None:
     world.lose(world.core.homes_of(second)[0])
     assert world.repairs.remakeable(first) == []
     assert world.repairs.remakeable(world.region(2)) == []  # of another group
+
+
+def test_a_parity_that_stays_stale_is_made_again_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Commits to its group wait while one is made. One that was healed meanwhile begins anew."""
+    world = World(Shape(2, 1), 4)
+    _, _, parity = (world.region(i) for i in world.groups.members(0))
+    stale = {parity: lost(MOST, 3)}
+    world.losses.update(stale)
+    now_s, tried_s = 0.0, []
+    healed_s, end_s = 8 * repairs.LOOK_MOST_S, 9 * repairs.LOOK_MOST_S
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+        if now_s > end_s:
+            raise asyncio.CancelledError
+        world.losses.update({parity: None} if now_s == healed_s else stale)
+
+    monkeypatch.setattr(repairs, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(repairs.time, "monotonic", lambda: now_s)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(world.repairs.look_for_stale_parity(lambda _: tried_s.append(now_s)))
+    before = [each / repairs.LOOK_S for each in tried_s if each < healed_s]
+    pauses = [after - begun for begun, after in itertools.pairwise(before)]
+    assert pauses[:5] == [2, 4, 8, 16, 32]
+    assert set(pauses[5:]) == {repairs.LOOK_MOST_S / repairs.LOOK_S}
+    again = [(each - healed_s) / repairs.LOOK_S for each in tried_s if each > healed_s]
+    assert again[:3] == [1, 3, 7]
 
 
 @pytest.mark.parametrize("seed", range(4))
