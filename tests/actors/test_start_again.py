@@ -46,10 +46,7 @@ def cluster() -> Iterator[LocalCluster]:
     require_lab("local")
     with local_cluster(2) as lab:
         clamor.init()
-        try:
-            yield lab
-        finally:
-            clamor.shutdown()
+        yield lab
 
 
 def on_node_1(function: Callable[..., Any]) -> Any:

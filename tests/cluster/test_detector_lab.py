@@ -36,10 +36,7 @@ def lab() -> Iterator[LocalCluster]:
     require_lab("local")
     with local_cluster(3, health_check_period_ms=RAY_HEALTH_CHECK_PERIOD_MS) as lab:
         clamor.init()
-        try:
-            yield lab
-        finally:
-            clamor.shutdown()
+        yield lab
 
 
 def on(index: int, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -50,10 +50,7 @@ def lab() -> Iterator[LocalCluster]:
     require_lab("local")
     with local_cluster(2) as lab:
         clamor.init()
-        try:
-            yield lab
-        finally:
-            clamor.shutdown()
+        yield lab
 
 
 def engine_of(node_id: str) -> dict[str, int]:

@@ -45,10 +45,7 @@ def disk() -> Iterator[Path]:
 def cluster(disk: Path) -> Iterator[LocalCluster]:
     with local_cluster(1, log_to_driver=False) as lab:
         clamor.init()
-        try:
-            yield lab
-        finally:
-            clamor.shutdown()
+        yield lab
 
 
 @pytest.fixture

@@ -37,10 +37,7 @@ def lab(monkeypatch: pytest.MonkeyPatch, cache_bytes: str) -> Iterator[LocalClus
     monkeypatch.setenv("CLAMOR_HISTORY_BYTES", "1MiB")  # old blocks would take the node's memory
     with local_cluster(3) as lab:
         clamor.init()
-        try:
-            yield lab
-        finally:
-            clamor.shutdown()
+        yield lab
 
 
 @pytest.fixture

@@ -35,10 +35,7 @@ def lab() -> Iterator[LocalCluster]:
     require_lab("local")
     with local_cluster(2) as lab:
         clamor.init()
-        try:
-            yield lab
-        finally:
-            clamor.shutdown()
+        yield lab
 
 
 def on(index: int, function: Any, *arguments: Any) -> Any:

@@ -47,10 +47,7 @@ def lab() -> Iterator[LocalCluster]:
     require_lab("local")
     with local_cluster(2) as lab:
         clamor.init()
-        try:
-            yield lab
-        finally:
-            clamor.shutdown()
+        yield lab
 
 
 @pytest.fixture

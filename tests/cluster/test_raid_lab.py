@@ -39,10 +39,7 @@ def lab() -> Iterator[LocalCluster]:
     require_lab("local")
     with local_cluster(3) as lab:
         clamor.init()
-        try:
-            yield lab
-        finally:
-            clamor.shutdown()
+        yield lab
 
 
 @pytest.fixture

@@ -27,10 +27,7 @@ def lab() -> Iterator[LocalCluster]:
     require_lab("local")
     with local_cluster(2) as lab:
         clamor.init(cache_bytes=CACHE_BYTES)
-        try:
-            yield lab
-        finally:
-            clamor.shutdown()
+        yield lab
 
 
 @pytest.fixture

@@ -31,10 +31,7 @@ def lab() -> Iterator[LocalCluster]:
     require_lab("local")
     with local_cluster(N_NODES, num_cpus=N_CPUS) as lab:
         clamor.init()
-        try:
-            yield lab
-        finally:
-            clamor.shutdown()
+        yield lab
 
 
 @pytest.fixture

@@ -31,10 +31,7 @@ def nodes() -> Iterator[LocalCluster]:
     require_lab("local")
     with local_cluster(2, num_cpus=1) as lab:
         clamor.init()
-        try:
-            yield lab
-        finally:
-            clamor.shutdown()
+        yield lab
 
 
 def server_of(node_id: str) -> ServerInfo | None:
