@@ -377,7 +377,7 @@ class DrainTimeoutError(WaitTimeoutError):
 
     default_hint = (
         "Nothing is lost, and all of it can be used as before. Call clamor.drain again, with a "
-        "longer timeout, before the node goes."
+        "longer timeout, before the node goes, or clamor.cancel_drain if it stays."
     )
 
 

@@ -9,6 +9,9 @@ Each region goes to the server that has the least: the fewest bytes of homes, of
 asked for, whether they hold data or not. Where that one has no room the next one is asked. Those
 that are read most go first: the time may be too short for all.
 
+A region that was freed, and is still read by processes of other nodes, cannot move: a drain waits
+for them.
+
 Thread safety: everything belongs to one asyncio loop.
 """
 
@@ -19,7 +22,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
@@ -30,7 +33,7 @@ from clamor_ray._protocol.messages import DrainResult, NodeRoom
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.moves.choices import by_use, least_loaded
 from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
-from clamor_ray.actors.registry.registry_core import RegistryCore
+from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 
 logger = logging.getLogger("clamor_ray.registry")
 
@@ -38,6 +41,11 @@ BEGUN_AT_ONCE = 4  # of them, some copy, and others wait for their turn or are a
 PAUSE_S = 0.2  # before a region is tried again
 PAUSE_MOST_S = 5.0
 REGIONS_SAID = 4
+FREED_HINT = (
+    "Nothing is lost yet. What was freed cannot move: it goes when those processes let go of their "
+    "arrays, or end. If the node goes before that, they end when they read what they have not read "
+    "yet. So call clamor.drain again, or undo it by clamor.cancel_drain."
+)
 
 
 class MovesOne(Protocol):
@@ -169,7 +177,7 @@ class Drains:
         try:
             await asyncio.wait_for(work, timeout_s)
         except asyncio.TimeoutError:
-            if self._core.homed_at(server_id):
+            if self._core.homed_at(server_id) or self._read_elsewhere(server_id):
                 self._raise_late(drain, node_id, timeout_s)
         except asyncio.CancelledError:
             if server_id in self._leaving:
@@ -225,7 +233,8 @@ class Drains:
         while True:
             under_way = {region for region, _ in drain.running.values()}
             there = [each for each in self._core.homed_at(drain.server_id) if each not in under_way]
-            if not there and not drain.running:
+            is_read = self._read_elsewhere(drain.server_id)
+            if not there and not drain.running and not is_read:
                 return
             now_s = time.monotonic()
             there.sort(key=lambda region: drain.turns.get(region, len(drain.turns)))
@@ -283,6 +292,11 @@ class Drains:
         drain.pauses_s[region] = min(2 * pause_s, PAUSE_MOST_S)
         drain.again_s[region] = time.monotonic() + pause_s
 
+    def _read_elsewhere(self, server_id: int) -> list[int]:
+        """Regions that were freed, whose home there processes of other nodes may still read."""
+        freed = self._core.homed_at(server_id, RegionState.FREED)
+        return [region for region in freed if self._core.waits_for(region) - {server_id}]
+
     def _length_bytes(self, region: int) -> int:
         record = self._core.record_of(region)
         return record.length_bytes if record is not None else 0
@@ -296,12 +310,22 @@ class Drains:
         return load_bytes
 
     def _raise_late(self, drain: _Drain, node_id: str, timeout_s: float) -> NoReturn:
-        stays = self._core.homed_at(drain.server_id)
-        some = ", ".join(map(self._label, stays[:REGIONS_SAID]))
-        more = len(stays) - REGIONS_SAID
-        n_bytes = format_bytes(sum(map(self._length_bytes, stays)))
+        what = []
+        if stays := self._core.homed_at(drain.server_id):
+            what.append(f"{self._list(stays)} {'are' if len(stays) > 1 else 'is'} still there")
+        if freed := self._read_elsewhere(drain.server_id):
+            what.append(
+                f"{self._list(freed)} {'were' if len(freed) > 1 else 'was'} freed, and processes "
+                "of other nodes still have what get gave them"
+            )
         raise errors.DrainTimeoutError(
-            f"Node {node_id} has not been drained within {timeout_s:g} s: {some}"
-            f"{f' and {more} more' if more > 0 else ''} ({n_bytes}) are still there"
-            f"{drain.why and f'; the last failure: {drain.why}'}."
+            f"Node {node_id} has not been drained within {timeout_s:g} s: {'; '.join(what)}"
+            f"{drain.why and f'; the last failure: {drain.why}'}.",
+            hint=FREED_HINT if freed else None,
         )
+
+    def _list(self, regions: Sequence[int]) -> str:
+        some = ", ".join(map(self._label, regions[:REGIONS_SAID]))
+        more = len(regions) - REGIONS_SAID
+        n_bytes = format_bytes(sum(map(self._length_bytes, regions)))
+        return f"{some}{f' and {more} more' if more > 0 else ''} ({n_bytes})"

@@ -730,14 +730,14 @@ class Registry:
             await self._servers.ensure_at(await asyncio.to_thread(alive_nodes) - set(but))
 
     async def cancel_drain(self, node_id: str) -> bool:
-        """See ``Drains.cancel``.
+        """See ``Drains.cancel``, and ``PageServers.come_back`` where it has left.
 
         Raises:
             NoSuchNodeError: No living node has this id.
         """
         self._check_not_ending()
-        await self._servers.check_alive(node_id)
-        return self._drains.cancel(self._core.server_id_at(node_id))
+        has_come = await self._servers.come_back(node_id)
+        return self._drains.cancel(self._core.server_id_at(node_id)) or has_come
 
     async def make_room(self, node_id: str, needed_bytes: int) -> bool:
         """See ``FullNodes.make_room``."""

@@ -655,12 +655,12 @@ class RegistryCore:
         ]
         return sorted(ready, key=lambda record: record.region)
 
-    def homed_at(self, server_id: int) -> tuple[int, ...]:
-        """Regions that can be looked up and that have a home there."""
+    def homed_at(self, server_id: int, state: RegionState = RegionState.READY) -> tuple[int, ...]:
+        """Regions that have a home there and are in that state: can be looked up, if not said."""
         return tuple(
             region
             for region, entry in self._regions.items()
-            if entry.state is RegionState.READY and server_id in entry.homes
+            if entry.state is state and server_id in entry.homes
         )
 
     def is_maker(self, server_id: int, after_s: float) -> bool:

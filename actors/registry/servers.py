@@ -218,6 +218,26 @@ class PageServers:
             await self.ensure_at(alive - {node_id})
         return server_id
 
+    async def come_back(self, node_id: str) -> bool:
+        """The node of a page server that has left gets another one, which takes homes.
+
+        Args:
+            node_id: Ray's hex id of the node.
+
+        Returns:
+            Whether its page server had left.
+
+        Raises:
+            NoSuchNodeError: No living node has this id.
+        """
+        await self.check_alive(node_id)
+        server_id = self._core.server_id_at(node_id)
+        had_one = server_id != names.server_id_of(node_id)
+        if not had_one or isinstance(self._core.locate(server_id), ServerInfo):
+            return False
+        await self.ensure(node_id)
+        return True
+
     async def everywhere(
         self, node_id: str, leaving: Collection[str], for_groups: bool = False
     ) -> None:

@@ -529,7 +529,7 @@ class MoveCounters:
     """Homes that were moved from one node to another since the registry started.
 
     Args:
-        finished: moves that ended well.
+        finished: moves that ended well, also those that spread a new variable.
         bytes: of memory that these carried, each block as often as it was carried.
         left: page servers that have ended, because they were drained and nothing used them.
         for_room: of the moves that ended well, those that made room on a full node.

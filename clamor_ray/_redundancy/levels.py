@@ -45,14 +45,21 @@ class Level(NamedTuple):
             copies = f" with copies={self.copies}" if self.name == "raid1" else ""
             raise errors.TooFewNodesError(
                 f'redundancy="{self.name}"{copies} needs {self.n_nodes} nodes that take '
-                f"variables; there are {n_nodes}.",
-                hint='Add nodes, or take "raid1" with fewer copies, or "raid0".',
+                f"variables; there {'is' if n_nodes == 1 else 'are'} {n_nodes}.",
+                hint=_instead(n_nodes),
             )
         if self.name == "raid0":
             return Shape()
         if self.name == "raid1":
             return Shape(width=1, n_parity=self.copies - 1)
         return Shape(width=min(n_nodes - 1, MOST_WIDTH), n_parity=1, is_fixed=self.name == "raid4")
+
+
+def _instead(n_nodes: int) -> str:
+    if n_nodes < 2:
+        return "Add nodes. With one node there is nothing that survives its loss."
+    copies = f" with copies={n_nodes} or fewer" if n_nodes > 2 else ""
+    return f'Add nodes, or take redundancy="raid1"{copies}, which {n_nodes} nodes can have.'
 
 
 SPREAD: Final = Level("raid0")
@@ -85,13 +92,16 @@ def level_of(
         return Level("raid0", follows=True)
     if home not in (None, "spread"):
         known = "'spread', 'writers' or None" if is_zeros else "'spread' or None"
-        raise ValueError(f"home is {known}, not {home!r}")
+        raise ValueError(
+            f"home is {known}, not {home!r}. A variable that is not spread is homed on the node "
+            "that puts it: call put in a task on the node that you want"
+        )
     if redundancy is not None and redundancy not in LEVELS:
         raise ValueError(f"redundancy is one of {', '.join(LEVELS)}, not {redundancy!r}")
     if copies != 2 and redundancy != "raid1":
         raise ValueError('copies is for redundancy="raid1"')
     if type(copies) is not int or copies < 2:
-        raise ValueError(f"copies is a number from 2 on, not {copies!r}")
+        raise ValueError(f"copies is a whole number, 2 or more, not {copies!r}")
     if redundancy is None:
         return None if home is None else SPREAD
     return Level(redundancy, copies)

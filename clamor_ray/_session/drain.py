@@ -37,12 +37,13 @@ def drain(node_id: str, timeout: float = 60.0) -> DrainResult:
 
     Raises:
         DrainTimeoutError: Something is still there, which it names. Nothing is lost. The node takes
-            no variables of others still.
+            no variables of others still. A variable that was freed cannot move: it is there until
+            the processes of other nodes that have arrays of it let go of them.
         DrainCancelledError: `clamor.cancel_drain` was called meanwhile.
         NoOtherNodeError: The cluster has no other node that could take it.
         NoSuchNodeError: No living node has this id.
         JournalFullError: Nothing was begun.
-        ValueError: The timeout is negative.
+        ValueError: The timeout is negative, or no number.
         NotInitializedError: Before `clamor.init()`.
 
     Safe from any thread.
@@ -55,8 +56,8 @@ def drain(node_id: str, timeout: float = 60.0) -> DrainResult:
         >>> int(ref.get()[7])
         7
     """
-    if not timeout >= 0.0 or math.isinf(timeout):
-        raise ValueError(f"timeout is a number of seconds, not {timeout!r}")
+    if not isinstance(timeout, int | float) or not 0.0 <= timeout < math.inf:
+        raise ValueError(f"timeout is a number of seconds, 0 or more, not {timeout!r}")
     return with_current(
         lambda session: session.rpc.drain(node_id, timeout, timeout_s=timeout + ANSWER_S)
     )
@@ -72,11 +73,12 @@ def cancel_drain(node_id: str) -> bool:
         node_id: Ray's hex id of the node, as in `ray.nodes()`.
 
     Returns:
-        Whether the node was drained, or being drained. False, too, where its page server has ended
-        since: then there is nothing to undo, because the next one takes variables.
+        Whether the node was drained, or being drained. Where its page server has ended since, the
+        node gets another one, which takes variables: that is True, too.
 
     Raises:
         NoSuchNodeError: No living node has this id.
+        ServerUnavailableError: The node's next page server does not start.
         JournalFullError: Nothing has changed.
         NotInitializedError: Before `clamor.init()`.
 

@@ -373,3 +373,31 @@ def test_two_of_a_group_that_move_at_the_same_time_go_apart(tmp_path: Path) -> N
 
     of(world, work)
     world.journal.close()
+
+
+@pytest.mark.parametrize("reader", [GIVER, TAKER])
+def test_what_was_freed_is_waited_for_while_others_read_it(reader: int, world: World) -> None:
+    """It cannot move. What processes of the node itself read goes with the node."""
+
+    async def work() -> None:
+        freed = world.add_region(GIVER)
+        world.core.lookup(freed, reader)
+        world.core.free(freed)
+        for server_id in world.core.waits_for(freed) - {reader}:
+            world.core.region_idle(freed, server_id)
+        if reader == GIVER:
+            assert (await drain(world)).moved == 1
+            return
+        with pytest.raises(errors.DrainTimeoutError, match="was freed") as late:
+            await drain(world, timeout_s=0.3)
+        assert f"variable {freed}" in late.value.message
+        assert "still there" not in late.value.message
+        assert "let go of their arrays" in late.value.hint
+        assert world.home() == TAKER
+        again = asyncio.ensure_future(drain(world))
+        await asyncio.sleep(0.05)
+        assert not again.done()
+        world.core.region_idle(freed, reader)
+        assert (await again).moved == 0
+
+    of(world, work)

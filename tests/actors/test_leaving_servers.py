@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayError
 
+from clamor_ray import errors
 from clamor_ray._protocol.messages import LEFT, ServerConfig, ServerInfo, ServerLost
 from clamor_ray._protocol.names import server_id_of
 from clamor_ray.actors.commits.commit_log import CommitLog
@@ -361,3 +362,26 @@ def test_spare_nodes_are_those_that_never_had_one(
     monkeypatch.setattr(servers_module, "alive_nodes", lambda: {NODE, new, announced, drained})
     of(tmp_path, monkeypatch, work, FIRST)
     assert started == [new]
+
+
+def test_the_node_of_one_that_has_left_can_have_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its drain is undone. A node that has one, or never had, gets none by that."""
+    started: list[str] = []
+
+    async def ensure(_: PageServers, node_id: str) -> None:
+        started.append(node_id)
+
+    async def work(rig: Rig) -> None:
+        assert not await rig.servers.come_back("cd" * 28)
+        assert not await rig.servers.come_back(NODE)
+        assert await rig.servers.leave(FIRST, yes)
+        assert await rig.servers.come_back(NODE)
+        assert started == [NODE]
+        with pytest.raises(errors.NoSuchNodeError):
+            await rig.servers.come_back("ef" * 28)
+
+    monkeypatch.setattr(PageServers, "ensure", ensure)
+    monkeypatch.setattr(servers_module, "alive_nodes", lambda: {NODE, "cd" * 28})
+    of(tmp_path, monkeypatch, work, FIRST)

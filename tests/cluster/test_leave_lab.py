@@ -148,6 +148,32 @@ def test_a_drain_is_undone(lab: LocalCluster) -> None:
     assert sums(refs)[1] == EXPECTED[:4]
 
 
+def test_a_drain_is_undone_when_the_page_server_has_left(lab: LocalCluster) -> None:
+    """Its node gets another one at once, so variables can be there again."""
+    on(1, put_there, 1)
+    clamor.drain(lab.node_ids[1])
+    until(lambda: has_left(lab, 1), LEAVE_S)
+    assert clamor.cancel_drain(lab.node_ids[1])
+    assert not has_left(lab, 1)
+    assert not clamor.cancel_drain(lab.node_ids[1])
+    ref = clamor.put(np.arange(WORDS), redundancy="raid1")
+    assert clamor.stats().degraded == 0
+    assert ref.get()[7] == 7
+
+
+def test_what_was_freed_and_is_read_elsewhere_stays_and_is_named(lab: LocalCluster) -> None:
+    ref = on(1, put_there, 8)[1][7]
+    array = ref.get()
+    assert array[0] == 7
+    clamor.free(ref)
+    with pytest.raises(errors.DrainTimeoutError, match=r"variable \d+ \(.*\) was freed"):
+        clamor.drain(lab.node_ids[1], timeout=3.0)
+    assert int(array.sum()) == 7 * WORDS
+    del array
+    assert clamor.drain(lab.node_ids[1]).moved == 0
+    until(lambda: has_left(lab, 1), LEAVE_S)
+
+
 def test_the_drivers_page_server_stays(lab: LocalCluster) -> None:
     ref = clamor.put(np.full(WORDS, 3))
     on(1, sums, [ref])

@@ -235,6 +235,9 @@ def test_what_cannot_be_drained_says_so(lab: LocalCluster) -> None:
     ref = clamor.put(np.zeros(10**5))
     with pytest.raises(errors.NoSuchNodeError, match="nobody"):
         clamor.drain("nobody")
+    for timeout in (-1.0, float("inf"), float("nan"), "5", None):
+        with pytest.raises(ValueError, match="timeout is a number of seconds, 0 or more"):
+            clamor.drain(lab.node_ids[0], timeout=timeout)  # type: ignore[arg-type]
     with pytest.raises(errors.DrainTimeoutError, match=rf"variable {ref._region}"):
         clamor.drain(lab.node_ids[0], timeout=0.0)
     assert clamor.drain(lab.node_ids[0]).moved >= 1

@@ -58,9 +58,10 @@ def write_in_turn(over: Path, refs: list[Any], mine: int) -> list[int]:
 
 
 def read_in_turn(over: Path, refs: list[Any], back: int) -> list[int]:
-    """Reads all of the newest versions, or of some that are that far back. How often, of each."""
+    """Reads all of the newest versions, or of some that are that far back. How often, of each: once
+    at least."""
     history, rng, n_reads = History(), random.Random(back), 0
-    while not over.exists():
+    while not n_reads or not over.exists():
         for ref in refs:
             snapshot = ref.at()
             if back:

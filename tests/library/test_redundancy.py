@@ -134,4 +134,12 @@ def test_levels() -> None:
             Level(name).shape(2)  # type: ignore[arg-type]
     with pytest.raises(errors.TooFewNodesError, match=r"copies=4 needs 4 nodes.*there are 3"):
         Level("raid1", 4).shape(3)
+    for level, n_nodes, instead in (
+        (Level("raid5"), 2, 'redundancy="raid1", which 2 nodes can have'),
+        (Level("raid1", 5), 3, 'redundancy="raid1" with copies=3 or fewer'),
+        (Level("raid1"), 1, "Add nodes. With one node"),
+    ):
+        with pytest.raises(errors.TooFewNodesError) as failure:
+            level.shape(n_nodes)
+        assert instead in failure.value.hint
     assert Level("raid5").shape(30).width == 8

@@ -30,8 +30,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--object-store-memory", type=int, default=OBJECT_STORE_BYTES)
     parser.add_argument("--rate", default="1gbit", help="of each link; '' for no shaping")
     parser.add_argument("--round-trip-ms", type=float, default=0.0, help="that links add")
-    parser.add_argument("command", nargs="*", help="run on node 0 instead of waiting")
-    return parser.parse_args()
+    parser.epilog = "What follows -- is run on node 0 instead of waiting."
+    said = sys.argv[1:]
+    at = said.index("--") if "--" in said else len(said)
+    arguments = parser.parse_args(said[:at])
+    arguments.command = said[at + 1 :]
+    return arguments
 
 
 def _serve(command: list[str], environment: dict[str, str], inside: list[str]) -> int:
