@@ -188,7 +188,7 @@ def test_a_drain_that_runs_keeps_it(world: World) -> None:
         running = asyncio.ensure_future(drain(world))
         await until(lambda: world.drains.is_running(GIVER))
         watched.watch()
-        world.core.homed_at = lambda server_id: ()  # type: ignore[method-assign]
+        world.core.homed_at = lambda *_: ()  # type: ignore[method-assign]
         await for_long()
         assert ends.ended == []
         del world.core.homed_at
