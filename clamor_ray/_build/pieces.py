@@ -43,7 +43,8 @@ def piece_bytes_of(length_bytes: int, n_servers: int, width: int = 0) -> int:
     Args:
         length_bytes: of the variable.
         n_servers: that it is spread over.
-        width: pieces of a group: their number is a multiple of it, or little less.
+        width: pieces of a group: as many of them as make the parities least, and half of what it
+            would be without groups at least.
 
     Returns:
         A multiple of 2 MiB.
@@ -53,12 +54,26 @@ def piece_bytes_of(length_bytes: int, n_servers: int, width: int = 0) -> int:
         (8, 2)
         >>> piece_bytes_of(1 << 40, 4) >> 30
         1
+        >>> piece_bytes_of(64 << 20, 3) >> 20, piece_bytes_of(64 << 20, 3, width=2) >> 20
+        (6, 8)
     """
     n_pieces = min(MOST_PIECES, PIECES_A_SERVER * n_servers)
     n_pieces = max(n_pieces, min(MOST_LARGE, -(-length_bytes // LARGE_BYTES)))
-    if width > 1:
-        n_pieces = max(1, n_pieces // width) * width
-    return round_up(-(-length_bytes // n_pieces), UNIT_BYTES)
+    if width < 2:
+        return round_up(-(-length_bytes // n_pieces), UNIT_BYTES)
+
+    step_bytes = max(UNIT_BYTES, length_bytes // 64)  # less is not worth fewer pieces
+
+    def parity_steps(piece_bytes: int) -> int:
+        n_groups, rest_bytes = divmod(length_bytes, width * piece_bytes)  # of full ones
+        return (n_groups * piece_bytes + min(rest_bytes, piece_bytes)) // step_bytes
+
+    most = max(1, n_pieces // width)
+    sizes = [
+        round_up(-(-length_bytes // (n_groups * width)), UNIT_BYTES)
+        for n_groups in range(most, most // 2, -1)
+    ]
+    return min(sizes, key=parity_steps)  # the first of equal ones: the most pieces
 
 
 def xor_of(contents: Sequence[Content], length_bytes: int) -> list[tuple[int, memoryview]]:
