@@ -233,8 +233,7 @@ class Drains:
         while True:
             under_way = {region for region, _ in drain.running.values()}
             there = [each for each in self._core.homed_at(drain.server_id) if each not in under_way]
-            is_read = self._read_elsewhere(drain.server_id)
-            if not there and not drain.running and not is_read:
+            if not (there or drain.running or self._read_elsewhere(drain.server_id)):
                 return
             now_s = time.monotonic()
             there.sort(key=lambda region: drain.turns.get(region, len(drain.turns)))

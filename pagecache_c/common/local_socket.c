@@ -150,14 +150,10 @@ static int taken(const char *name)
     return pc__fail(PC_ERR_EXISTS, "another process listens on %s", name);
 }
 
-static int bind_and_listen(int fd, const char *name, int backlog)
+static int bind_and_listen(int fd, const struct sockaddr_un *address, socklen_t n_bytes,
+                           const char *name, int backlog)
 {
-    struct sockaddr_un address;
-    socklen_t n_bytes;
-    const int rc = pc__local_address(name, &address, &n_bytes);
-    if (rc != PC_OK)
-        return rc;
-    if (bind(fd, (const struct sockaddr *)&address, n_bytes) != 0)
+    if (bind(fd, (const struct sockaddr *)address, n_bytes) != 0)
         return errno == EADDRINUSE ? taken(name) : pc__fail_errno("bind %s", name);
     if (listen(fd, backlog) != 0)
         return pc__fail_errno("listen on %s", name);
@@ -166,22 +162,21 @@ static int bind_and_listen(int fd, const char *name, int backlog)
 
 /* Under the lock. bind() makes the file before listen() can be called: so it begins under a name
  * that nobody asks for, which is no longer than its own. A kill leaves it for the next one. */
-static int listen_at_path(int fd, const char *path, int backlog)
+static int listen_at_path(int fd, struct sockaddr_un *address, socklen_t n_bytes, const char *path,
+                          int backlog)
 {
-    char begun[PC__SOCKET_NAME_BYTES];
     struct stat found;
 
     if (lstat(path, &found) == 0)
         return taken(path);
-    memcpy(begun, path, strlen(path) + 1);
-    begun[strlen(path) - 1] = '~';
-    const int rc = bind_and_listen(fd, begun, backlog);
+    address->sun_path[strlen(path) - 1] = '~';
+    const int rc = bind_and_listen(fd, address, n_bytes, path, backlog);
     if (rc != PC_OK)
         return rc;
-    if (rename(begun, path) == 0)
+    if (rename(address->sun_path, path) == 0)
         return PC_OK;
     const int failed = pc__fail_errno("listen on %s", path);
-    (void)unlink(begun);
+    (void)unlink(address->sun_path);
     return failed;
 }
 
@@ -204,11 +199,11 @@ int pc__local_listen(const char *name, int backlog, int *fd)
         rc = directory_fd;
         if (directory_fd >= 0) {
             remove_left(directory_fd, directory);
-            rc = listen_at_path(socket_fd, name, backlog);
+            rc = listen_at_path(socket_fd, &address, n_bytes, name, backlog);
             close(directory_fd);
         }
     } else {
-        rc = bind_and_listen(socket_fd, name, backlog);
+        rc = bind_and_listen(socket_fd, &address, n_bytes, name, backlog);
     }
     if (rc == PC_OK)
         *fd = socket_fd;
