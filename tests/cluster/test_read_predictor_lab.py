@@ -83,9 +83,10 @@ def test_the_second_stage_does_not_fault(clamor_cluster: ClamorCluster, ref: Any
     second = clamor_cluster.engine(1)
     assert second.faults - before.faults < 0.1 * faults
     assert counters().found == known.found + PARTS
-    # All that it needed came, and little else.
+    # All that it needed came, and nothing that the first stage had not fetched. That is more than
+    # was touched, where round trips are measured to be long: faults fetch pages in their budget.
     fetched = second.blocks_fetched - before.blocks_fetched
-    assert 0.9 * PARTS * 60 <= fetched <= 1.3 * PARTS * 60
+    assert 0.9 * PARTS * 60 <= fetched <= first.blocks_fetched - begin.blocks_fetched
 
 
 def counters() -> Any:
