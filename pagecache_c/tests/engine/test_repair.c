@@ -432,10 +432,10 @@ static void test_a_hedge_loses(int trap)
     check_touch(&w, 128);
     CHECK(stats(&w).hedges == 1 && stats(&w).hedges_won == 0);
     SOON(stats(&w).fetches_in_flight == 0);
+    CHECK(stats(&w).degraded_blocks == 0);
     be_late(&w, HOME, 0);
     be_late(&w, OTHER, 0);
-    check_version(w.c, &w.m, &w.info, 0);
-    CHECK(stats(&w).degraded_blocks == 0);
+    check_version(w.c, &w.m, &w.info, 0); /* on a busy machine a hedge may win here */
     world_end(&w);
 }
 
