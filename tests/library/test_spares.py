@@ -85,6 +85,7 @@ def test_a_row_of_puts_makes_one_call_each(
 
     monkeypatch.setattr(RegistryClient, "_ask", counted)
     n = 20
+    # Of a size that no other test puts: a row of these may have begun just before.
     refs = [clamor.put(np.full(1033, i)) for i in range(n)]
     # The first asks for its region, and the second still; the second's answer brings a third.
     # Anchors come with a region, or many at once.

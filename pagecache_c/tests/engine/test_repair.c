@@ -435,7 +435,8 @@ static void test_a_hedge_loses(int trap)
     CHECK(stats(&w).degraded_blocks == 0);
     be_late(&w, HOME, 0);
     be_late(&w, OTHER, 0);
-    check_version(w.c, &w.m, &w.info, 0); /* on a busy machine a hedge may win here */
+    check_version(w.c, &w.m, &w.info, 0);
+    CHECK(stats(&w).degraded_blocks == 0 || stats(&w).hedges > 1); /* another, on a busy machine */
     world_end(&w);
 }
 
