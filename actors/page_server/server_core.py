@@ -421,7 +421,7 @@ class ServerCore:
                     return
 
     async def _find_peer(self, server_id: int) -> None:
-        connecting: asyncio.Task[None] | None = None
+        connecting: asyncio.Task[list[socket.socket]] | None = None
         try:
             for_this_long = Tries(self._settings)
             now = asyncio.get_running_loop().time
@@ -451,7 +451,7 @@ class ServerCore:
                         if not connecting.done():
                             raise asyncio.TimeoutError
                         done, connecting = connecting, None
-                        done.result()
+                        self._join(server_id, done.result())
                         return
                 except asyncio.TimeoutError:
                     last = "it does not answer (a process that is stopped, or a full queue)"
@@ -462,7 +462,9 @@ class ServerCore:
                 except Exception as failure:  # any: the resolver's promise is to be asked again
                     last = cause_of(failure)
                 if connecting is not None and connecting.done() and not connecting.exception():
-                    return  # while the registry was asked about it
+                    done, connecting = connecting, None  # while the registry was asked about it
+                    self._join(server_id, done.result())
+                    return
                 for_s = now() - began_s
                 self._engine.peer_unreached(server_id, for_s, last)
                 if answered is not Answer.DESCRIPTORS:
@@ -479,7 +481,7 @@ class ServerCore:
                     return
         finally:
             self._finding_peer.discard(server_id)
-            if connecting is not None and not connecting.done():
+            if connecting is not None:
                 await _end(connecting)
 
     async def _find_home(self, region: int, home_id: int) -> None:
@@ -560,7 +562,13 @@ class ServerCore:
         logger.log(level, "page server %#x is lost: %s", server_id, reason)
         self._engine.peer_lost(server_id, Answer.HOME_LOST)
 
-    async def _connect(self, info: ServerInfo) -> None:
+    def _join(self, server_id: int, lanes: list[socket.socket]) -> None:
+        """No await from here until nobody looks for it: a lane may die at once, and be asked about."""
+        for lane, sock in enumerate(lanes):
+            self._engine.add_peer(server_id, lane, sock.detach())
+        self._peers_connected += 1
+
+    async def _connect(self, info: ServerInfo) -> list[socket.socket]:
         """All lanes or none: a peer with half its lanes would look reachable and be slow."""
         lanes = self._engine.peer_lanes
         outcomes = await asyncio.gather(
@@ -572,10 +580,7 @@ class ServerCore:
             for sock in ready:
                 sock.close()
             raise failures[0]
-        # No await from here on, so that an event about a lane that dies at once finds no task.
-        for lane, sock in enumerate(ready):
-            self._engine.add_peer(info.server_id, lane, sock.detach())
-        self._peers_connected += 1
+        return ready
 
     async def _connect_lane(self, info: ServerInfo, lane: int) -> socket.socket:
         loop = asyncio.get_running_loop()
@@ -687,12 +692,13 @@ class ServerCore:
             )
 
 
-async def _end(task: asyncio.Task[None]) -> None:
-    """Cancels a task, and waits until its sockets are closed."""
-    task.cancel()
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()  # it failed just then: nobody asks for it any more
+async def _end(connecting: asyncio.Task[list[socket.socket]]) -> None:
+    """Cancels it, and waits until its sockets are closed."""
+    connecting.cancel()
+    await asyncio.wait({connecting})
+    if not connecting.cancelled() and not connecting.exception():
+        for sock in connecting.result():  # it was done just then
+            sock.close()
 
 
 async def _receive(sock: socket.socket, n_bytes: int) -> bytes:

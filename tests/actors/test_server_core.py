@@ -67,6 +67,26 @@ def test_a_question_asked_twice_is_answered_once(run_core) -> None:
     run_core(work)
 
 
+def test_a_lane_that_dies_at_once_is_asked_about(run_core) -> None:
+    """The engine asks once. So the question must not come while the last one is being answered."""
+
+    async def work() -> None:
+        async with Node(HERE) as here, Node(THERE) as there:
+            here.known.places[THERE] = [there.info()]
+            add_peer = here.engine.add_peer
+
+            def add_one_that_dies(server_id: int, lane: int, fd: int) -> None:
+                add_peer(server_id, lane, fd)
+                if len(here.engine.peers) == here.engine.peer_lanes:
+                    here.engine.ask(FakeEvent(EventKind.NEED_PEER, server_id=THERE))
+
+            here.engine.add_peer = add_one_that_dies
+            here.engine.ask(FakeEvent(EventKind.NEED_PEER, server_id=THERE))
+            await until(lambda: len(here.engine.peers) == 2 * here.engine.peer_lanes)
+
+    run_core(work)
+
+
 def test_a_restarting_peer_is_waited_for(run_core) -> None:
     async def work() -> None:
         async with Node(HERE) as here, Node(THERE) as there:
@@ -521,7 +541,7 @@ def test_an_engine_that_refuses_does_not_end_the_server(run_core) -> None:
             there.known.places[HERE] = [here.info()]
             there.engine.ask(FakeEvent(EventKind.NEED_PEER, server_id=HERE))
             await until(lambda: here.refused() == {Refusal.ENGINE.value: 3})
-            # Who still looks for a peer does not look for it twice.
+            # By then it looks for it no more.
             await until(lambda: len(there.engine.peers) == there.engine.peer_lanes)
             here.engine.serve_fails = False
             there.engine.ask(FakeEvent(EventKind.NEED_PEER, server_id=HERE))
