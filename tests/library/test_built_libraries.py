@@ -36,6 +36,13 @@ def used(index):
     hnswlib.Index("l2", 8).init_index(10)  # an unrelated one
     assert (index.knn_query(vectors[:10], k=1)[0][:, 0] == range(10)).all()
 
+def in_a_child(index):
+    child = os.fork()
+    if child == 0:
+        used(index)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, "the child"
+
 vectors = np.random.default_rng(0).random((2000, 64), np.float32)
 clamor.init(*sys.argv[2:])
 hnswlib.Index("l2", 64)  # loads what pybind11 keeps for all
@@ -58,11 +65,10 @@ for ends in ("sealed", "abandoned"):
     gone = hnswlib.Index("l2", 4)
     del gone
     kept.append(index)
-    child = os.fork()
-    if child == 0:
-        used(index)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, "the child"
+    in_a_child(index)
+    if ends == "sealed":
+        clamor.free(ref)  # what this process keeps of it stays, also for its children
+        in_a_child(index)
     print(ends, flush=True)
 del kept[0]
 gc.collect()

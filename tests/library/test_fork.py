@@ -126,6 +126,30 @@ def test_a_child_reads_an_array_in_pieces(clamor_cluster: ClamorCluster, trap: s
     clamor.free(ref)
 
 
+def free_and_fork(ref: Any) -> tuple[list[Ended], int]:
+    array = ref.get()
+    array[7]
+    clamor.free(ref)
+    children = [in_child(total, array), in_child(refused, ref)]
+    return children, int(array.sum())
+
+
+def refused(ref: Any) -> str:
+    with pytest.raises(clamor.errors.FreedError) as caught:
+        ref.get()
+    return str(caught.value)
+
+
+def test_a_child_reads_what_was_freed(clamor_cluster: ClamorCluster, trap: str) -> None:
+    """As its parent does, also blocks that nobody has touched here."""
+    array = content(seed=3)
+    ref = clamor.put(array)
+    (reader, opener), own = clamor_cluster.run_in_trap(trap, free_and_fork, ref)
+    assert (reader.status, reader.result, reader.stderr) == (0, array.sum(), "")
+    assert opener.status == 0, opener
+    assert own == array.sum()
+
+
 def open_another(one: Any, ref: Any) -> tuple[int, int]:
     return total(one), total(ref.get())
 

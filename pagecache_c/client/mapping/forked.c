@@ -171,7 +171,6 @@ static int open_again(const struct pc__patience *patience, int fd, struct pc__ma
 {
     struct pc__ctl_open open;
     struct pc__call call;
-    mapping->inode = 0;
     pc__mapping_describe(mapping, &open);
     int rc = pc__conn_exchange(patience, fd, PC__CTL_OPEN, &open, sizeof open, NULL, 0,
                                &call);

@@ -152,6 +152,16 @@ static struct pc__generation *base_of_builder(const struct pc__region *region,
     return is ? base : NULL;
 }
 
+/* Under region.lock. Whether it names memory that a process maps, as a child of fork does: what its
+ * parent has does not go while it has it, also where the region was freed. */
+static bool names_leased(const struct pc__region *region, const struct pc__ctl_open *open)
+{
+    const struct pc__generation *generation =
+        open->inode ? pc__generation_by_inode((struct pc__region *)(uintptr_t)region, open->inode)
+                    : NULL;
+    return generation && generation->mappings;
+}
+
 /* Under region.lock. PC__WAIT: *ask says for what. */
 static int open_ready(struct pc__session *session, struct pc__region *region,
                       const struct pc__ctl_open *open, bool attach, bool caught_up,
@@ -162,6 +172,8 @@ static int open_ready(struct pc__session *session, struct pc__region *region,
     *ask = (struct pc__ask){.kind = PC_EVENT_NEED_REGION};
     if (region->state == PC__REGION_UNKNOWN)
         return PC__WAIT;
+    if (region->state == PC__REGION_RETIRED)
+        attach = attach || names_leased(region, open);
     if (region->state != PC__REGION_READY && !(attach && region->state == PC__REGION_RETIRED))
         return PC_ERR_NO_REGION;
     if (!region->homes) /* retired before it was defined */
