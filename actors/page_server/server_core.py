@@ -563,7 +563,7 @@ class ServerCore:
         self._engine.peer_lost(server_id, Answer.HOME_LOST)
 
     def _join(self, server_id: int, lanes: list[socket.socket]) -> None:
-        """No await from here until nobody looks for it: a lane may die at once, and be asked about."""
+        """No await until nobody looks for it: a lane may die at once, and is asked about then."""
         for lane, sock in enumerate(lanes):
             self._engine.add_peer(server_id, lane, sock.detach())
         self._peers_connected += 1
