@@ -49,7 +49,16 @@ CASES = {
     "has a fixture that fails": (
         "import pytest\n@pytest.fixture\ndef x(): 1/0\ndef test_it(x): pass", (0, 1, 0), ""
     ),
-    "dies": ("import os\ndef test_it(): os._exit(0)", (0, 1, 0), "died"),
+    "dies": (
+        "import os, pathlib\n"
+        "def test_it():\n"
+        "    logs = pathlib.Path(os.environ['RAY_TMPDIR'], 'ray', 'session_1', 'logs')\n"
+        "    logs.mkdir(parents=True)\n"
+        "    (logs / 'raylet.out').write_text('begun\\n' * 100 + \"the raylet's end\")\n"
+        "    os._exit(0)",
+        (0, 1, 0),
+        "died",
+    ),
     "has none": ("x = 1", (0, 1, 0), "no test was found"),
 }  # fmt: skip
 
@@ -60,6 +69,7 @@ def test_what_counts(case: str, tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text(source)
     batch = shards.Batch((str(tmp_path / "test_one.py"),), 0.0)
     outcome, said = shards.run_batch(batch, tmp_path / "scratch", [])
+    assert ("the raylet's end" in said) == (case == "dies")
     assert outcome.passed == expected[0], said
     assert outcome.failed >= expected[1], said
     assert (outcome.failed > 0) == (expected[1] > 0), said

@@ -8,8 +8,10 @@ own. N workers take the next batch, the longest first, by the seconds in `second
 file (`--write-seconds` writes what it measured). Each process has a RAY_TMPDIR of its own, and
 processes that it leaves behind are ended, and named.
 
-A batch's output is printed when it ends. The last line is `N passed, N failed, N skipped`: an
-error, a process that died, and one that found no test count as failed, and make the exit status 1.
+A batch's output is printed when it ends. Where its process died, what its raylets logged last is,
+too: a driver whose raylet has died ends without a word. The last line is `N passed, N failed, N
+skipped`: an error, a process that died, and one that found no test count as failed, and make the
+exit status 1.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ UNKNOWN_S = 60.0  # of a file that was never measured, and starts processes
 UNKNOWN_PURE_S = 5.0  # likewise, and starts none
 START_S = 6.0  # of a pytest process, for the estimate
 DEADLINE_S = 2400.0  # of a batch: pytest's own timeout ends a test long before
+LOGS = ("gcs_server.out", "raylet.out", "raylet.err")  # of a session of Ray
+LOG_LINES = 15  # of each
 LEFT_S = 5.0  # what a test's processes have to end by themselves after it
 NOTHING_COLLECTED = 5  # pytest's exit status
 
@@ -192,6 +196,17 @@ def end_processes(ray_tmpdir: str, grace_s: float = LEFT_S) -> list[str]:
     return [f"{pid}: {command}" for pid, command in left.items()]
 
 
+def ray_said(ray_tmpdir: Path) -> str:
+    """The end of Ray's own logs of the newest session."""
+    files = [path for name in LOGS for path in ray_tmpdir.rglob(name)]
+    newest = max((path.parent for path in files), key=lambda path: path.stat().st_mtime, default="")
+    return "".join(
+        f"---- {path.name}\n" + "\n".join(lines[-LOG_LINES:]) + "\n"
+        for path in files
+        if path.parent == newest and (lines := path.read_text(errors="replace").splitlines())
+    )
+
+
 class Stopped(Exception):
     """The run was interrupted."""
 
@@ -233,6 +248,8 @@ def run_batch(
     said = log.read_text(errors="replace")
     if left:
         said += "".join(f"left behind, and ended: {each}\n" for each in left)
+    if "died" in outcome.trouble:
+        said += ray_said(ray_tmpdir)
     shutil.rmtree(scratch, ignore_errors=True)
     return outcome, said
 
