@@ -17,6 +17,7 @@ import pytest
 import clamor_ray as clamor
 from clamor_ray import errors
 from tests.conftest import ClamorCluster
+from tests.support import driver_script
 
 pytestmark = pytest.mark.lab
 
@@ -49,7 +50,7 @@ def test_what_cannot_be_pickled(clamor_cluster: ClamorCluster, obj: Any) -> None
     assert caught.value.hint
     assert isinstance(caught.value.__cause__, TypeError)
     after = dict(clamor.stats().regions_by_state)  # what others have freed goes meanwhile
-    assert (after["creating"], after["ready"]) == (before["creating"], before["ready"])
+    assert all(after[state] <= before[state] for state in ("creating", "ready"))
 
 
 def test_an_object_without_buffers_works_and_warns_once(clamor_cluster: ClamorCluster) -> None:
@@ -167,7 +168,7 @@ def test_nothing_works_before_init_and_ray_client_never(tmp_path: Path) -> None:
     )
     done = run_script(None, tmp_path, text, RAY_ADDRESS="ray://head:10001")
     assert done.returncode == 0, done.stderr
-    first, second, third = done.stdout.splitlines()
+    first, second, third = driver_script.lines_of(done.stdout)
     assert first.split() == ["NotInitializedError"] * 5
     assert second.split() == ["RayClientError"] * 2
     assert "clamor.init()" in third
@@ -197,7 +198,7 @@ def test_after_shutdown_and_in_the_next_session(
     )
     done = run_script(clamor_cluster, tmp_path, text)
     assert done.returncode == 0, done.stdout + done.stderr
-    first, second, third = done.stdout.splitlines()[-3:]
+    first, second, third = driver_script.lines_of(done.stdout)[-3:]
     assert first.split() == [*["NotInitializedError"] * 5, "NotInitializedError"]
     # What a task raises is Ray's class, made of ours and its own.
     *old, new = [name.replace("RayTaskError", "").strip("()") for name in second.split()]

@@ -27,6 +27,7 @@ def nothing_is_left(clamor_cluster: ClamorCluster) -> Iterator[None]:
 
 
 def ready() -> int:
+    """May fall by itself: what others have dropped goes meanwhile."""
     return dict(clamor.stats().regions_by_state)["ready"]
 
 
@@ -65,7 +66,7 @@ def test_a_name_that_is_taken_makes_nothing(clamor_cluster: ClamorCluster) -> No
     ):
         with pytest.raises(errors.NameTakenError, match="'taken'"):
             make()
-    assert ready() == before
+    assert ready() <= before
     assert clamor.open("taken") == ref
 
 
@@ -84,7 +85,7 @@ def test_who_loses_a_race_for_a_name_keeps_nothing(
     monkeypatch.setattr(session.rpc, "give_name", give_later)
     with pytest.raises(errors.NameTakenError):
         clamor.put(np.ones(10_000), name="raced")
-    assert ready() == before
+    assert ready() <= before
     assert clamor.open("raced") == first
 
 
@@ -181,7 +182,7 @@ def test_a_bad_name_says_what_a_name_is(clamor_cluster: ClamorCluster, name: str
         clamor.open(7)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="make is a callable"):
         clamor.get_or_create("name", 7)  # type: ignore[arg-type]
-    assert ready() == before
+    assert ready() <= before
 
 
 def test_a_hash_map_has_a_name(clamor_cluster: ClamorCluster) -> None:

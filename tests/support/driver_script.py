@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from tests.support.lab import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[2]
+_OF_RAY = re.compile(r"(\x1b\[\d+m)?\(")
 
 
 def start(
@@ -37,6 +39,11 @@ def start(
         timeout=timeout_s,
         check=False,
     )
+
+
+def lines_of(printed: str) -> list[str]:
+    """Without what Ray prints by itself, "(raylet) ...": it does where a machine is slow."""
+    return [line for line in printed.splitlines() if not _OF_RAY.match(line)]
 
 
 def run(
