@@ -431,19 +431,20 @@ class ServerCore:
             while True:
                 answered = Answer.TIMEOUT  # without an answer nothing is lost
                 try:
-                    answer = await asyncio.wait_for(
-                        self._resolver.locate(server_id, tried_epoch), self._settings.answer_s
-                    )
-                    if isinstance(answer, ServerLost):
-                        self._lose(server_id, answer.reason)
-                        return
-                    if isinstance(answer, ServerInfo):
-                        if connecting is not None and answer.epoch != tried_epoch:
-                            await _end(connecting)
-                            connecting = None
-                        tried_epoch = answer.epoch
-                        if connecting is None:
-                            connecting = asyncio.ensure_future(self._connect(answer))
+                    if not _is_connected(connecting):
+                        answer = await asyncio.wait_for(
+                            self._resolver.locate(server_id, tried_epoch), self._settings.answer_s
+                        )
+                        if isinstance(answer, ServerLost):
+                            self._lose(server_id, answer.reason)
+                            return
+                        if isinstance(answer, ServerInfo):
+                            if connecting is not None and answer.epoch != tried_epoch:
+                                await _end(connecting)
+                                connecting = None
+                            tried_epoch = answer.epoch
+                            if connecting is None:
+                                connecting = asyncio.ensure_future(self._connect(answer))
                     last = "it is restarting, or is stopped"
                     # Who dials anew begins at the end of the queue again: it is only asked about.
                     if connecting is not None:
@@ -461,10 +462,8 @@ class ServerCore:
                     last = cause_of(failure)
                 except Exception as failure:  # any: the resolver's promise is to be asked again
                     last = cause_of(failure)
-                if connecting is not None and connecting.done() and not connecting.exception():
-                    done, connecting = connecting, None  # while the registry was asked about it
-                    self._join(server_id, done.result())
-                    return
+                if _is_connected(connecting):
+                    continue  # while the registry was asked about it
                 for_s = now() - began_s
                 self._engine.peer_unreached(server_id, for_s, last)
                 if answered is not Answer.DESCRIPTORS:
@@ -690,6 +689,10 @@ class ServerCore:
                 count,
                 why,
             )
+
+
+def _is_connected(connecting: asyncio.Task[list[socket.socket]] | None) -> bool:
+    return connecting is not None and connecting.done() and not connecting.exception()
 
 
 async def _end(connecting: asyncio.Task[list[socket.socket]]) -> None:

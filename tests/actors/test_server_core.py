@@ -87,6 +87,43 @@ def test_a_lane_that_dies_at_once_is_asked_about(run_core) -> None:
     run_core(work)
 
 
+def test_lanes_that_the_engine_refuses_are_made_again(run_core) -> None:
+    """Also where they came while the registry, which does not answer, was asked about the peer."""
+
+    async def work() -> None:
+        async with Node(HERE) as here, Node(THERE) as there:
+            here.known.places[THERE] = [there.info(), RuntimeError("not now"), there.info()]
+            connect, add_peer, refused = here.core._connect, here.engine.add_peer, []
+            locate, asked, came = here.known.locate, asyncio.Event(), asyncio.Event()
+
+            async def late(info: ServerInfo) -> list[socket.socket]:
+                await asked.wait()
+                lanes = await connect(info)
+                came.set()
+                return lanes
+
+            async def slow(server_id: int, since_epoch: int) -> object:
+                if len(here.known.asked) == 1:  # it is asked once more
+                    asked.set()
+                    await came.wait()
+                return await locate(server_id, since_epoch)
+
+            def refuse_once(server_id: int, lane: int, fd: int) -> None:
+                if not refused:
+                    refused.append(fd)
+                    os.close(fd)
+                    raise RuntimeError("no")
+                add_peer(server_id, lane, fd)
+
+            here.core._connect, here.engine.add_peer = late, refuse_once
+            here.known.locate = slow
+            here.engine.ask(FakeEvent(EventKind.NEED_PEER, server_id=THERE))
+            await until(lambda: len(here.engine.peers) == here.engine.peer_lanes)
+            assert len(refused) == 1
+
+    run_core(work)
+
+
 def test_a_restarting_peer_is_waited_for(run_core) -> None:
     async def work() -> None:
         async with Node(HERE) as here, Node(THERE) as there:

@@ -172,8 +172,7 @@ static int open_ready(struct pc__session *session, struct pc__region *region,
     *ask = (struct pc__ask){.kind = PC_EVENT_NEED_REGION};
     if (region->state == PC__REGION_UNKNOWN)
         return PC__WAIT;
-    if (region->state == PC__REGION_RETIRED)
-        attach = attach || names_leased(region, open);
+    attach = attach || (region->state == PC__REGION_RETIRED && names_leased(region, open));
     if (region->state != PC__REGION_READY && !(attach && region->state == PC__REGION_RETIRED))
         return PC_ERR_NO_REGION;
     if (!region->homes) /* retired before it was defined */
