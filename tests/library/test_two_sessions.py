@@ -16,6 +16,7 @@ import numpy as np
 import ray
 import clamor_ray as clamor
 from clamor_ray._session import process_sessions
+from tests.support.driver_script import lines_of
 
 
 def span(array):
@@ -88,8 +89,7 @@ for number in (8, 9):  # each a session of its own, which ends
     other = [sys.executable, "-c", OTHER, ray.get_runtime_context().gcs_address, str(number)]
     done = subprocess.run(other, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    printed = [line for line in done.stdout.splitlines() if "(raylet)" not in line]  # Ray's own
-    used, made, own = printed[-3:]
+    used, made, own = lines_of(done.stdout)[-3:]
     region, first = eval(used)
     assert first == number and made == "5.0 True True" and own == "True", done.stdout
     ids.append(region)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.support.lab import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[2]
-_OF_RAY = re.compile(r"(\x1b\[\d+m)?\(")
+_OF_RAY = re.compile(r"(\x1b\[\d+m)?\((raylet\)|.*pid=\d)")
 
 
 def start(
