@@ -154,10 +154,16 @@ int pc_client_unmap(pc_client *client, uint64_t mapping_id);
  * gone. */
 int pc_client_unmap_later(pc_client *client, uint64_t mapping_id);
 
-/* Makes the home of a new region on this node: *fd is its memfd, to be filled with pc_copy_in
- * and closed by the caller. Nobody can map the region before pc_client_seal. */
+/* Where the blocks of a home lie: in memory, or on disk, in files without names that are gone with their
+ * node's page server and keeper. A home on disk may be larger than memory. Processes of its node map it as
+ * they map others. */
+enum pc_medium { PC_MEDIUM_MEMORY = 0, PC_MEDIUM_DISK = 1 };
+
+/* Makes the home of a new region on this node: *fd is its file, to be filled with pc_copy_in
+ * and closed by the caller. Nobody can map the region before pc_client_seal. PC_ERR_NO_SPACE: the disk has
+ * no room for all of it. */
 int pc_client_create(pc_client *client, uint64_t region, uint64_t base_address,
-                     uint64_t length_bytes, uint64_t timeout_ns, int *fd);
+                     uint64_t length_bytes, enum pc_medium medium, uint64_t timeout_ns, int *fd);
 int pc_client_seal(pc_client *client, uint64_t region, uint64_t timeout_ns);
 /* Drops a region that was created here and not sealed. */
 int pc_client_abandon(pc_client *client, uint64_t region, uint64_t timeout_ns);
@@ -175,7 +181,8 @@ uint64_t pc_client_server_id(pc_client *client);
  * mapping read-only, seals the region, and turns the mapping into a lease of version 0. Unmapping
  * it instead abandons the region. In a child of fork such a mapping is a guard. */
 int pc_client_build(pc_client *client, uint64_t region, uint64_t base_address,
-                    uint64_t length_bytes, uint64_t timeout_ns, struct pc_mapping *out);
+                    uint64_t length_bytes, enum pc_medium medium, uint64_t timeout_ns,
+                    struct pc_mapping *out);
 int pc_client_build_seal(pc_client *client, uint64_t mapping_id, uint64_t timeout_ns);
 /* While it is built: this process's libraries may point into it for good, and write there. So it does
  * not become read-only with the seal, but a private copy-on-write map of version 0; children of fork
@@ -329,6 +336,7 @@ struct pc_engine_options {
     uint64_t cache_bytes;      /* cached blocks are kept below it; 0: no budget */
     int cache_policy;          /* enum pc_policy */
     int replication;           /* enum pc_replication; of the regions that are homed here */
+    const char *disk_directory; /* for homes on disk (PC_MEDIUM_DISK), or NULL: none are made */
     const struct pc_floor *floors; /* said before anything is taken back, which may need room for */
     size_t n_floors;               /* the history of what was published meanwhile */
 };
@@ -396,6 +404,8 @@ struct pc_region_info {
     uint32_t loss;             /* as in pc_mapping; of a definition only, as is */
     uint32_t has_repair;       /* 1: others can make its blocks again: pc_engine_set_repair */
     uint64_t term;             /* which of its homes in turn: pc_engine_set_homes_of */
+    uint32_t medium;           /* enum pc_medium: of a home that is made here */
+    uint32_t reserved;         /* 0 */
 };
 /* homes[i] is the server id of 64 MiB extent i; n_homes = ceil(length / 64 MiB).
  * PC_ERR_HOME_LOST: some are homed here, and a restart could not bring them back. */
@@ -565,7 +575,8 @@ struct pc_engine_stats {
     uint64_t blocks_fetched, bytes_received, bytes_sent, blocks_served;
     uint64_t zero_blocks, local_blocks;
     uint64_t prefetch_requests, prefetched_blocks;
-    uint64_t home_bytes, cached_bytes; /* home: also of bases that are mapped here still */
+    uint64_t home_bytes, cached_bytes; /* memory. home: also of bases that are mapped here still */
+    uint64_t disk_bytes;               /* the same of homes on disk */
     uint64_t bad_messages, reattached;
     uint64_t advances, forks;          /* generations moved to a newer version in place; beside it */
     uint64_t layers, layer_bytes;      /* staged or published, not applied yet */
@@ -593,6 +604,7 @@ struct pc_region_stats {
      * touched, as estimated. trip_blocks: how many blocks a round trip to the home costs, as faults
      * weigh it; 0: there were none. reads: opens, and others' requests; idle_ns: since the last. */
     uint64_t fault_fetched_blocks, fault_touched_blocks, fault_trip_blocks, home_bytes, reads, idle_ns;
+    uint64_t disk_bytes; /* of a home on disk, as home_bytes */
 };
 /* Returns the number of regions known here (which may exceed capacity). */
 int64_t pc_engine_region_stats(pc_engine *engine, struct pc_region_stats *out, size_t capacity);

@@ -297,6 +297,11 @@ def check(code: int, *, region: int | None = None, **context: object) -> int:
     raise error_for(int(code), last_detail(), region=region, **context)
 
 
+def medium_of(on_disk: bool) -> int:
+    """`enum pc_medium`."""
+    return int(c.lib.PC_MEDIUM_DISK if on_disk else c.lib.PC_MEDIUM_MEMORY)
+
+
 def ns(seconds: float) -> int:
     return max(0, int(seconds * 1e9))
 

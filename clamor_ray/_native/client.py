@@ -83,6 +83,7 @@ from clamor_ray._native.base import (
     collect_runs,
     error_for,
     last_detail,
+    medium_of,
     ns,
     runs_pointer,
     runs_said,
@@ -420,14 +421,23 @@ class Client(_ParityCalls):
         self._check(self._call(c.lib.pc_client_unmap_later, mapping_id), mapping_id)
 
     def create(
-        self, region: int, base_address: int, length_bytes: int, *, timeout_s: float = 10.0
+        self,
+        region: int,
+        base_address: int,
+        length_bytes: int,
+        *,
+        on_disk: bool = False,
+        timeout_s: float = 10.0,
     ) -> int:
-        """Makes the home of a new region here. Returns its memfd: `copy_in` to it, close it."""
+        """Makes the home of a new region here. Returns its file: `copy_in` to it, close it.
+
+        Raises:
+            NoSpaceError: The disk has no room for it.
+        """
         fd = c.ffi.new("int *")
+        where = (region, base_address, length_bytes, medium_of(on_disk))
         check(
-            self._call(
-                c.lib.pc_client_create, region, base_address, length_bytes, ns(timeout_s), fd
-            ),
+            self._call(c.lib.pc_client_create, *where, ns(timeout_s), fd),
             region=region,
             bytes=length_bytes,
         )
@@ -469,7 +479,13 @@ class Client(_ParityCalls):
         return int(self._call(c.lib.pc_client_server_id))
 
     def build(
-        self, region: int, base_address: int, length_bytes: int, *, timeout_s: float = 10.0
+        self,
+        region: int,
+        base_address: int,
+        length_bytes: int,
+        *,
+        on_disk: bool = False,
+        timeout_s: float = 10.0,
     ) -> Mapping:
         """Makes the home of a new region here, mapped read-write at its address.
 
@@ -477,12 +493,12 @@ class Client(_ParityCalls):
 
         Raises:
             AddressClashError, ExistsError, OutOfMemoryError, ServerUnavailableError.
+            NoSpaceError: The disk has no room for it.
         """
         out = c.ffi.new("struct pc_mapping *")
+        where = (region, base_address, length_bytes, medium_of(on_disk))
         check(
-            self._call(
-                c.lib.pc_client_build, region, base_address, length_bytes, ns(timeout_s), out
-            ),
+            self._call(c.lib.pc_client_build, *where, ns(timeout_s), out),
             region=region,
             bytes=length_bytes,
         )

@@ -20,6 +20,7 @@ from clamor_ray._native.base import (
     c,
     check,
     collect_runs,
+    medium_of,
     ns,
     runs_pointer,
 )
@@ -70,6 +71,7 @@ class Engine(_Handle):
         history_bytes: replaced blocks kept in memory.
         history_disk_bytes: replaced blocks kept on disk after that.
         history_directory: where; its files have no names. None: memory only.
+        disk_directory: likewise, of homes on disk. None: there are none here.
         cache_bytes: cached blocks are kept below it; 0: no budget.
         cache_policy: which of them go first, one of `POLICIES`.
         replication: whom askers are sent to, one of `REPLICATIONS`.
@@ -91,6 +93,7 @@ class Engine(_Handle):
         history_bytes: int = 256 << 20,
         history_disk_bytes: int = 4 << 30,
         history_directory: str | None = None,
+        disk_directory: str | None = None,
         cache_bytes: int = 0,
         cache_policy: str = "sieve",
         replication: str = "p2c",
@@ -120,6 +123,10 @@ class Engine(_Handle):
         if history_directory is not None:
             directory = ffi.new("char[]", os.fsencode(history_directory))
         options.history_directory = directory
+        disk = ffi.NULL
+        if disk_directory is not None:
+            disk = ffi.new("char[]", os.fsencode(disk_directory))
+        options.disk_directory = disk
         options.cache_bytes = cache_bytes
         options.cache_policy = POLICIES[cache_policy]
         options.replication = REPLICATIONS[replication]
@@ -362,17 +369,20 @@ class Engine(_Handle):
         length_bytes: int,
         lost: Runs,
         term: int = 0,
+        on_disk: bool = False,
     ) -> int:
-        """Makes the memfd of a region whose home this server is to be: the caller's to close.
+        """Makes the file of a region whose home this server is to be: the caller's to close.
 
         Args:
             region, version, base_address, length_bytes: Of the region.
             lost: Blocks that nobody has: who needs one gets HomeLostError, at versions before the
                 first that writes it.
             term: In which this server would be the home, as in `set_homes`.
+            on_disk: Not in memory.
         """
         info = self._info(region, version, base_address, length_bytes)
         info.term = term
+        info.medium = medium_of(on_disk)
         fd = c.ffi.new("int *")
         pointer, n_runs, _keep = runs_pointer(lost)
         check(self._call(c.lib.pc_engine_rebuild_begin, info, pointer, n_runs, fd), region=region)

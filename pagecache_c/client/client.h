@@ -84,6 +84,7 @@ struct pc__mapping {
     uint64_t users;                  /* maps and running calls; 0: goes away */
     uint64_t unused_since_ns;         /* nobody uses it (idle_mappings.c); 0: somebody does */
     uint64_t readers;                /* read sets being taken: entries are dropped at 0 -> 1 */
+    uint64_t watchers, scanned_pages; /* of a file on disk: see evicted_client.c */
     enum pc__mapping_state state;
     int error;                       /* OPENING: why re-attaching it failed */
     bool is_leased;
@@ -249,7 +250,7 @@ int pc__mapping_lease(pc_client *client, struct pc__mapping *mapping, uint64_t d
 /* Lays the memfd over what is reserved, and tells the signal table. */
 int pc__mapping_lay(pc_client *client, const struct pc__mapping *mapping, int fd, int prot);
 /* PC_ERR_PROTOCOL: the descriptor is not this memory, or not as long as the mapping. */
-int pc__mapping_check_memory(const struct pc__mapping *mapping, int fd, uint64_t inode);
+int pc__mapping_check_memory(struct pc__mapping *mapping, int fd, uint64_t inode);
 /* Takes over what the server said of its memory. Under lock: attaching anew says it to the next one. */
 void pc__mapping_opened(struct pc__mapping *mapping, const void *body);
 /* Maps the memfd over what is reserved there, arms, opens. Owns fd. */
@@ -262,7 +263,7 @@ int pc__build_share(pc_client *client, struct pc__mapping *mapping);
 
 /* requests.c: CREATE; *fd is the new home. */
 int pc__create(pc_client *client, uint64_t region, uint64_t base_address, uint64_t length_bytes,
-               uint64_t timeout_ns, int *fd);
+               enum pc_medium medium, uint64_t timeout_ns, int *fd);
 
 /* stage.c: a commit's layer. */
 /* As pc__use, of a private mapping. */

@@ -21,10 +21,10 @@ static int region_call(pc_client *client, uint16_t type, const struct pc__ctl_re
 }
 
 int pc__create(pc_client *client, uint64_t region, uint64_t base_address, uint64_t length_bytes,
-               uint64_t timeout_ns, int *fd)
+               enum pc_medium medium, uint64_t timeout_ns, int *fd)
 {
     const struct pc__ctl_region body = {.region = region, .base_address = base_address,
-                                        .length_bytes = length_bytes};
+                                        .length_bytes = length_bytes, .medium = medium};
     *fd = -1;
     if (!pc__is_in_window(base_address, length_bytes))
         return pc__fail(PC_ERR_RANGE, "a region of %" PRIu64 " bytes at %#" PRIx64, length_bytes,
@@ -45,10 +45,11 @@ int pc__create(pc_client *client, uint64_t region, uint64_t base_address, uint64
 }
 
 PC_API int pc_client_create(pc_client *client, uint64_t region, uint64_t base_address,
-                            uint64_t length_bytes, uint64_t timeout_ns, int *fd)
+                            uint64_t length_bytes, enum pc_medium medium, uint64_t timeout_ns,
+                            int *fd)
 {
     pc__enter(client);
-    int rc = pc__create(client, region, base_address, length_bytes, timeout_ns, fd);
+    int rc = pc__create(client, region, base_address, length_bytes, medium, timeout_ns, fd);
     pc__leave(client);
     return rc;
 }

@@ -24,7 +24,7 @@
 #include <string.h>
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the data protocol is little-endian");
-static_assert(sizeof(struct pc__ctl_region) == 24, "wire");
+static_assert(sizeof(struct pc__ctl_region) == 32, "wire");
 static_assert(sizeof(struct pc__ctl_open) == 56, "wire");
 static_assert(sizeof(struct pc__ctl_opened) == 16, "wire");
 static_assert(sizeof(struct pc__ctl_let_go) == 16, "wire");
@@ -138,7 +138,8 @@ static bool body_is_sound(enum pc__ctl_type type, const void *body)
     case PC__CTL_CREATE: {
         struct pc__ctl_region region;
         memcpy(&region, body, sizeof region);
-        return is_range(region.base_address, region.length_bytes);
+        return is_range(region.base_address, region.length_bytes) &&
+               region.medium <= PC_MEDIUM_DISK && region.reserved == 0;
     }
     case PC__CTL_OPEN:
     case PC__CTL_ATTACH: {

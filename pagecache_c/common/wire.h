@@ -83,6 +83,8 @@ struct pc__ctl_region {
     uint64_t region;
     uint64_t base_address;
     uint64_t length_bytes;
+    uint32_t medium;     /* CREATE: enum pc_medium */
+    uint32_t reserved;   /* 0 */
 };
 
 struct pc__ctl_let_go {

@@ -225,6 +225,7 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     snprintf(engine->socket_name, sizeof engine->socket_name, "%s", options->socket_name);
     snprintf(engine->library_version, sizeof engine->library_version, "%s",
              options->library_version);
+    engine->disk_directory = options->disk_directory ? strdup(options->disk_directory) : NULL;
     engine->fetch_timeout_ns = options->fetch_timeout_ns;
     engine->hedge_least_ns = PC__HEDGE_LEAST_NS;
     engine->fault_timeout_ns = options->fault_timeout_ns;
@@ -347,6 +348,7 @@ PC_API int64_t pc_engine_leave(pc_engine *engine)
     pthread_mutex_destroy(&engine->lock);
     pthread_mutex_destroy(&engine->publish_lock);
     pc__retiring_close(engine);
+    free(engine->disk_directory);
     free(engine);
     return in_use;
 }

@@ -35,12 +35,14 @@ static void add_sizes(void *arg, struct pc__region *region)
     struct pc_engine_stats *out = arg;
     out->regions++;
     if (region->home)
-        out->home_bytes += home_bytes(region->home);
+        *(region->home->base.on_disk ? &out->disk_bytes : &out->home_bytes) += home_bytes(region->home);
     pc__each(link, &region->generations)
     {
         const struct pc__generation *g = pc__of(link, struct pc__generation, link);
         out->generations++;
-        *(g->was_base ? &out->home_bytes : &out->cached_bytes) += g->present.n_set << PC_BLOCK_SHIFT;
+        *(g->on_disk    ? &out->disk_bytes
+          : g->was_base ? &out->home_bytes
+                        : &out->cached_bytes) += g->present.n_set << PC_BLOCK_SHIFT;
     }
 }
 
@@ -166,7 +168,7 @@ static void list_region(void *arg, struct pc__region *region)
     out->reads = pc__count_get(&region->reads);
     out->idle_ns = read_ns && read_ns < list->now_ns ? list->now_ns - read_ns : 0;
     if (region->home) {
-        out->home_bytes = home_bytes(region->home);
+        *(region->home->base.on_disk ? &out->disk_bytes : &out->home_bytes) = home_bytes(region->home);
         out->present_blocks = region->n_blocks;
         out->oldest_version =
             pc__history_floor(list->engine->history, region->id, region->home->history_from);

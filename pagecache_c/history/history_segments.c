@@ -6,11 +6,10 @@
  * Kernel facts:
  *   - Storing to a page of a memfd that cannot be had is SIGBUS: pages are allocated by fallocate
  *     before they are stored to, which says ENOMEM or ENOSPC instead.
- *   - ext4, xfs, btrfs and tmpfs make files without names (O_TMPFILE); overlayfs before Linux 6.x
- *     and NFS do not: there a file is made and unlinked.
  */
 #include "history/history_segments.h"
 #include "common/atomics.h"
+#include "common/disk_file.h"
 #include "common/error.h"
 #include "common/huge_pages.h"
 
@@ -176,29 +175,12 @@ struct pc__segment_store *pc__store_memory(uint64_t capacity_bytes, uint64_t seq
     return store;
 }
 
-static int open_unnamed(const char *directory)
-{
-    char path[4096];
-    int fd = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (fd >= 0)
-        return fd;
-    const int length = snprintf(path, sizeof path, "%s/clamor-history-XXXXXX", directory);
-    if (length < 0 || (size_t)length >= sizeof path) {
-        errno = ENAMETOOLONG;
-        return -1;
-    }
-    fd = mkostemp(path, O_CLOEXEC);
-    if (fd >= 0)
-        (void)unlink(path);
-    return fd;
-}
-
 struct pc__segment_store *pc__store_disk(const char *directory, uint64_t capacity_bytes,
                                  uint64_t sequence, uint64_t begin, uint64_t end, int *error)
 {
     const struct pc__segment_head head = {.magic = PC__SEGMENT_MAGIC, .is_disk = 1,
                                           .capacity_bytes = capacity_bytes, .sequence = sequence};
-    const int fd = open_unnamed(directory);
+    const int fd = pc__disk_file_open(directory);
     if (fd < 0) {
         *error = pc__fail_errno("a file in %s", directory);
         return NULL;

@@ -22,6 +22,7 @@ struct pc__trapped {
     uint64_t address, length_bytes;
     uint32_t flags;  /* enum pc_map_flags */
     bool needs_trap; /* false: a hole is a block of zeros, nothing is absent */
+    bool on_disk;    /* a file: no userfaultfd, and the kernel may take what is mapped */
 };
 
 struct pc__trap_ops {

@@ -3,7 +3,8 @@
  * Relies on the kernel: a range registered MISSING stops a thread at a hole; with WP registered
  * too, fault-around is off, so that the page table shows exactly what was touched; munmap ends a
  * registration; mprotect keeps it; while any descriptor of the uffd is open nobody reads zeros,
- * which is why the process keeps its own.
+ * which is why the process keeps its own. It takes memory alone: of a file on a disk, which has
+ * nothing to trap, the page table shows what lies around, too.
  *
  * Threads: any. Locks: none; the descriptor is set once.
  */
@@ -43,7 +44,7 @@ static int hello_fds(const struct pc__trap *trap, int fds[PC__CTL_MAX_FDS])
 static int arm(struct pc__trap *trap, const struct pc__trapped *mapping)
 {
     uint64_t mode = mapping->needs_trap ? (uint64_t)UFFDIO_REGISTER_MODE_MISSING : 0;
-    if (mapping->flags & PC_MAP_EXACT_READS && trap->has_write_protect)
+    if (mapping->flags & PC_MAP_EXACT_READS && trap->has_write_protect && !mapping->on_disk)
         mode |= (uint64_t)UFFDIO_REGISTER_MODE_WP;
     if (mode) {
         struct uffdio_register range = {

@@ -68,7 +68,7 @@ static int lay(pc_client *client, struct pc__mapping *mapping, int fd)
 }
 
 static int build(pc_client *client, uint64_t region, uint64_t base_address, uint64_t length_bytes,
-                 uint64_t timeout_ns, struct pc_mapping *out)
+                 enum pc_medium medium, uint64_t timeout_ns, struct pc_mapping *out)
 {
     memset(out, 0, sizeof *out);
     if (!pc__is_in_window(base_address, length_bytes))
@@ -82,7 +82,7 @@ static int build(pc_client *client, uint64_t region, uint64_t base_address, uint
         return rc;
 
     int fd = -1;
-    rc = pc__create(client, region, base_address, length_bytes, timeout_ns, &fd);
+    rc = pc__create(client, region, base_address, length_bytes, medium, timeout_ns, &fd);
     bool is_created = !rc;
     if (!rc)
         rc = lay(client, mapping, fd);
@@ -103,10 +103,11 @@ static int build(pc_client *client, uint64_t region, uint64_t base_address, uint
 }
 
 PC_API int pc_client_build(pc_client *client, uint64_t region, uint64_t base_address,
-                           uint64_t length_bytes, uint64_t timeout_ns, struct pc_mapping *out)
+                           uint64_t length_bytes, enum pc_medium medium, uint64_t timeout_ns,
+                           struct pc_mapping *out)
 {
     pc__enter(client);
-    int rc = build(client, region, base_address, length_bytes, timeout_ns, out);
+    int rc = build(client, region, base_address, length_bytes, medium, timeout_ns, out);
     pc__leave(client);
     return rc;
 }

@@ -20,6 +20,7 @@
 #include "common/huge_pages.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -247,11 +248,12 @@ int pc__mapping_lay(pc_client *client, const struct pc__mapping *mapping, int fd
     return pc__range_add(&range);
 }
 
-int pc__mapping_check_memory(const struct pc__mapping *mapping, int fd, uint64_t inode)
+int pc__mapping_check_memory(struct pc__mapping *mapping, int fd, uint64_t inode)
 {
     struct stat st;
     if (fstat(fd, &st))
         return pc__fail_errno("fstat of variable %" PRIu64, mapping->region);
+    mapping->trapped.on_disk = fcntl(fd, F_GET_SEALS) < 0; /* memory alone has seals */
     if ((uint64_t)st.st_ino == inode && (uint64_t)st.st_size == mapping->trapped.length_bytes)
         return PC_OK;
     return pc__fail(PC_ERR_PROTOCOL,

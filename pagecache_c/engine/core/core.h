@@ -58,6 +58,10 @@ const char *pc__region_audit(const struct pc__region *region);
 
 /* memfd.c */
 int pc__memfd_make(uint64_t length_bytes, uint64_t *inode);
+/* For a store of a home: a memfd, or a file on disk that has all of its room there. last: also the last
+ * that there is of it: what is committed must be applied. PC_ERR_NO_SPACE. */
+int pc__store_file_make(const struct pc_engine *engine, uint64_t length_bytes, bool on_disk, bool last,
+                        uint64_t *inode);
 /* PC_ERR_DESCRIPTORS: only those are left that are kept back for connections, and for finishing what
  * is begun. For what makes a region, a generation or a layer: others must still reach what is here. */
 int pc__descriptors_spare(void);
@@ -84,13 +88,27 @@ int pc__keep_when(struct pc_engine *engine, pc__keeper_heard *heard, void *arg);
 void pc__keep_error_text(struct pc_engine *engine, int rc, char *text, size_t text_bytes);
 struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind kind,
                             uint64_t inode, uint64_t version);
+/* The same of a store of its home. */
+struct pc__kept pc__kept_of_store(const struct pc__region *region, enum pc__kept_kind kind,
+                                  const struct pc__store *store, uint64_t version);
 /* The same of a base that its home has left. */
 struct pc__kept pc__kept_of_left(const struct pc__region *region,
                                  const struct pc__generation *generation);
 
 /* layer_file.c: one layer. open: owns fd, in every case. */
-int pc__layer_open(int fd, uint64_t bytes, uint64_t region, uint64_t commit_id,
+/* on_disk: a file of this server alone. Owns fd in every case. */
+int pc__layer_open(int fd, uint64_t bytes, uint64_t region, uint64_t commit_id, bool on_disk,
                    struct pc__layer **out);
+/* A copy on disk; the layer stays as it is. Only bytes, index and blocks: it is staged nowhere. */
+int pc__layer_to_disk(const struct pc_engine *engine, const struct pc__layer *layer,
+                      struct pc__layer **out);
+/* Of its data: the block at that position, and those behind it. NULL: it is on disk. */
+static inline const uint8_t *pc__layer_at(const struct pc__layer *layer, uint64_t position)
+{
+    return layer->map ? layer->map + layer->data_offset + (position << PC_BLOCK_SHIFT) : NULL;
+}
+/* The same, copied. */
+int pc__layer_read(const struct pc__layer *layer, uint64_t position, uint64_t n_blocks, uint8_t *out);
 void pc__layer_put(struct pc__layer *layer);
 void pc__layer_end(struct pc_engine *engine, struct pc__layer *layer); /* unkeeps, and puts */
 uint64_t pc__layer_id(uint64_t region, uint64_t commit_id);

@@ -220,6 +220,7 @@ struct pc_engine {
     uint64_t server_id;
     char socket_name[PC__SOCKET_NAME_BYTES];
     char library_version[48];
+    char *disk_directory;          /* for homes on disk; NULL: none are made here */
     uint64_t fetch_timeout_ns, fault_timeout_ns;
     _Atomic uint64_t hedge_least_ns; /* PC__HEDGE_LEAST_NS; tests set it */
     unsigned page_shift;           /* log2 of the bytes that a fault fetches; 0: by use (readahead.c) */

@@ -23,11 +23,20 @@ struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind 
     return kept;
 }
 
+struct pc__kept pc__kept_of_store(const struct pc__region *region, enum pc__kept_kind kind,
+                                  const struct pc__store *store, uint64_t version)
+{
+    struct pc__kept kept = pc__kept_of(region, kind, store->inode, version);
+    kept.on_disk = store->on_disk;
+    return kept;
+}
+
 struct pc__kept pc__kept_of_left(const struct pc__region *region,
                                  const struct pc__generation *generation)
 {
     struct pc__kept kept =
         pc__kept_of(region, PC__KEPT_CACHE, generation->inode, generation->version);
+    kept.on_disk = generation->on_disk;
     kept.reserved[2] = generation->built_in_place;
     kept.reserved[3] = kept.reserved[4] = false;
     kept.reserved[5] = true;

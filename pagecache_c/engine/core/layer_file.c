@@ -1,13 +1,17 @@
-/* layer_file.c - one layer: its file, mapped, and where the blocks are that it has.
+/* layer_file.c - one layer: its file, and where the blocks are that it has.
  *
- * A layer is a file that cannot change size: mapping it is safe. No locks: once open, it changes in nothing
- * that is looked at here.
+ * In memory a layer is a file that cannot change size: mapping it is safe. On disk it is a file that nobody
+ * else has, and is read block by block. No locks: once open, it changes in nothing that is looked at here.
  */
 #include "engine/core/core.h"
+#include "common/disk_file.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,6 +25,8 @@ static void unmap(struct pc__layer *layer)
 {
     if (layer->map)
         munmap((void *)(uintptr_t)layer->map, layer->bytes);
+    else
+        free((void *)(uintptr_t)layer->head);
     if (layer->memfd >= 0)
         close(layer->memfd);
     free(layer->positions);
@@ -35,27 +41,55 @@ void pc__layer_put(struct pc__layer *layer)
 
 void pc__layer_end(struct pc_engine *engine, struct pc__layer *layer)
 {
-    pc__unkeep(engine, layer->inode, false);
+    pc__unkeep(engine, layer->inode, layer->on_disk);
     pc__count_sub(&engine->count.layers, 1);
     pc__count_sub(&engine->count.layer_bytes, layer->bytes);
     pc__layer_put(layer);
 }
 
-static int check_file(int fd, uint64_t bytes, uint64_t *inode)
+static int check_file(const struct pc__layer *layer, uint64_t *inode)
 {
     struct stat st;
     const int seals = F_SEAL_SHRINK | F_SEAL_GROW;
-    int has = fcntl(fd, F_GET_SEALS);
-    if (fstat(fd, &st) || has < 0)
+    int has = layer->on_disk ? seals : fcntl(layer->memfd, F_GET_SEALS);
+    if (fstat(layer->memfd, &st) || has < 0)
         return pc__fail_errno("a layer's file");
     /* One that could shrink could kill us with SIGBUS. */
-    if ((has & seals) != seals || bytes < PC_BLOCK_BYTES || (uint64_t)st.st_size != bytes)
+    if ((has & seals) != seals || layer->bytes < PC_BLOCK_BYTES || (uint64_t)st.st_size != layer->bytes)
         return pc__fail(PC_ERR_PROTOCOL, "a layer that is not sealed, or not as long as it says");
     *inode = st.st_ino;
     return PC_OK;
 }
 
-int pc__layer_open(int fd, uint64_t bytes, uint64_t region, uint64_t commit_id,
+static int map_all(struct pc__layer *layer)
+{
+    void *map = mmap(NULL, layer->bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, layer->memfd, 0);
+    if (map == MAP_FAILED)
+        return pc__fail_errno("mmap of a layer of %llu bytes", (unsigned long long)layer->bytes);
+    pc__huge_pages_refuse(map, layer->bytes);
+    layer->map = map;
+    layer->head = map;
+    return PC_OK;
+}
+
+/* Mapped, a block that the disk cannot read would be SIGBUS. */
+static int read_index(struct pc__layer *layer)
+{
+    struct pc__layer_head head;
+    int rc = pc__disk_file_read(layer->memfd, &head, sizeof head, 0);
+    if (!rc && (head.data_offset < sizeof head || head.data_offset > layer->bytes))
+        rc = pc__fail(PC_ERR_PROTOCOL, "a layer whose data begins at %llu",
+                      (unsigned long long)head.data_offset);
+    if (rc)
+        return rc;
+    void *index = malloc(head.data_offset);
+    if (!index)
+        return pc__fail(PC_ERR_NO_MEMORY, "a layer's index");
+    layer->head = index;
+    return pc__disk_file_read(layer->memfd, index, head.data_offset, 0);
+}
+
+int pc__layer_open(int fd, uint64_t bytes, uint64_t region, uint64_t commit_id, bool on_disk,
                    struct pc__layer **out)
 {
     struct pc__layer *layer = calloc(1, sizeof *layer);
@@ -65,22 +99,17 @@ int pc__layer_open(int fd, uint64_t bytes, uint64_t region, uint64_t commit_id,
     }
     layer->memfd = fd;
     layer->bytes = bytes;
+    layer->on_disk = on_disk;
     layer->region = region;
     layer->commit_id = commit_id;
     atomic_init(&layer->refs, 1u);
-    int rc = check_file(fd, bytes, &layer->inode);
-    if (!rc) {
-        void *map = mmap(NULL, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
-        if (map == MAP_FAILED) {
-            rc = pc__fail_errno("mmap of a layer of %llu bytes", (unsigned long long)bytes);
-        } else {
-            pc__huge_pages_refuse(map, bytes);
-            layer->map = map;
-        }
-    }
+    int rc = check_file(layer, &layer->inode);
+    if (!rc)
+        rc = on_disk ? read_index(layer) : map_all(layer);
     struct pc__layer_head head;
     if (!rc)
-        rc = pc__layer_parse(layer->map, bytes, bytes, 0, &head, &layer->runs);
+        rc = pc__layer_parse(layer->head, on_disk ? layer->head->data_offset : bytes, bytes, 0, &head,
+                             &layer->runs);
     if (!rc && (head.region != region || head.commit_id != commit_id))
         rc = pc__fail(PC_ERR_PROTOCOL, "a layer of another commit");
     if (!rc && !(layer->positions = calloc(head.n_runs + 1u, sizeof *layer->positions)))
@@ -96,6 +125,44 @@ int pc__layer_open(int fd, uint64_t bytes, uint64_t region, uint64_t commit_id,
     for (uint32_t i = 1; i < head.n_runs; i++)
         layer->positions[i] = layer->positions[i - 1] + layer->runs[i - 1].n_blocks;
     *out = layer;
+    return PC_OK;
+}
+
+static int copy_file(int to, int from, uint64_t n_bytes)
+{
+    off_t at = 0;
+    while ((uint64_t)at < n_bytes) {
+        const ssize_t n = sendfile(to, from, &at, n_bytes - (uint64_t)at);
+        if (n < 0 && errno != EINTR)
+            return pc__fail_errno("writing a layer of %llu bytes to disk", (unsigned long long)n_bytes);
+        if (n == 0)
+            return pc__fail(PC_ERR_PROTOCOL, "a layer that is shorter than it was");
+    }
+    return PC_OK;
+}
+
+int pc__layer_to_disk(const struct pc_engine *engine, const struct pc__layer *layer,
+                      struct pc__layer **out)
+{
+    uint64_t inode;
+    const int fd = pc__store_file_make(engine, layer->bytes, true, false, &inode);
+    if (fd < 0)
+        return fd;
+    const int rc = copy_file(fd, layer->memfd, layer->bytes);
+    if (rc) {
+        close(fd);
+        return rc;
+    }
+    return pc__layer_open(fd, layer->bytes, layer->region, layer->commit_id, true, out);
+}
+
+int pc__layer_read(const struct pc__layer *layer, uint64_t position, uint64_t n_blocks, uint8_t *out)
+{
+    const uint64_t n_bytes = n_blocks << PC_BLOCK_SHIFT;
+    if (!layer->map)
+        return pc__disk_file_read(layer->memfd, out, n_bytes,
+                                  layer->data_offset + (position << PC_BLOCK_SHIFT));
+    memcpy(out, pc__layer_at(layer, position), n_bytes);
     return PC_OK;
 }
 

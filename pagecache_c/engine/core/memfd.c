@@ -1,16 +1,21 @@
-/* memfd.c - the files that blocks lie in: made, punched, and which of their blocks are there.
+/* memfd.c - the files that blocks lie in, in memory or on disk: made, punched, and which of their blocks are
+ * there.
  *
  * Relies on: SEEK_DATA of a memfd shows only blocks whose write is complete (a folio is marked
- * up to date after the copy), so what a restarted server adopts from the keeper is whole.
+ * up to date after the copy), so what a restarted server adopts from the keeper is whole. Of a file on disk
+ * it may show more, which are zeros.
  */
 #include "engine/core/core.h"
+#include "common/disk_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #define CONNECTIONS_SHARE 8u /* of the limit, one part is kept back */
@@ -51,6 +56,64 @@ int pc__memfd_make(uint64_t length_bytes, uint64_t *inode)
     }
     *inode = st.st_ino;
     return fd;
+}
+
+static int allocate(int fd, uint64_t length_bytes)
+{
+    while (fallocate(fd, 0, 0, (off_t)length_bytes))
+        if (errno != EINTR)
+            return errno == EOPNOTSUPP || errno == ENOSYS ? ftruncate(fd, (off_t)length_bytes) : -1;
+    return 0;
+}
+
+/* What is left of a disk belongs to others: Ray stops at so much, too. */
+#define LEAST_FREE_PERCENT 5u
+
+/* Files of a file system in memory take memory, and no less than memfds do. */
+static int check_disk(int fd, const char *directory, uint64_t length_bytes, bool last)
+{
+    struct statfs of;
+    if (fstatfs(fd, &of))
+        return pc__fail_errno("statfs of %s", directory);
+    if (of.f_type == TMPFS_MAGIC || of.f_type == RAMFS_MAGIC)
+        return pc__fail(PC_ERR_NO_SPACE, "%s is in memory, and no disk", directory);
+    const uint64_t block_bytes = (uint64_t)of.f_bsize, free_bytes = of.f_bavail * block_bytes;
+    const uint64_t kept_bytes = last ? 0 : of.f_blocks / 100 * LEAST_FREE_PERCENT * block_bytes;
+    if (free_bytes < kept_bytes || free_bytes - kept_bytes < length_bytes)
+        return pc__fail(PC_ERR_NO_SPACE, "%s has no room for %llu bytes: %llu are free, of which %llu stay so",
+                        directory, (unsigned long long)length_bytes, (unsigned long long)free_bytes,
+                        (unsigned long long)kept_bytes);
+    return PC_OK;
+}
+
+/* Writing to a mapped page that the disk has no room for is SIGBUS: the room is taken at once. */
+static int make_on_disk(const char *directory, uint64_t length_bytes, bool last, uint64_t *inode)
+{
+    struct stat st;
+    if (!directory)
+        return pc__fail(PC_ERR_NO_SPACE, "this page server has no directory for variables on disk");
+    const int fd = pc__disk_file_open(directory);
+    if (fd < 0)
+        return pc__fail_errno("a file in %s", directory);
+    int rc = check_disk(fd, directory, length_bytes, last);
+    if (!rc && (allocate(fd, length_bytes) || fstat(fd, &st)))
+        rc = errno == ENOSPC || errno == EDQUOT || errno == EFBIG
+                 ? pc__fail(PC_ERR_NO_SPACE, "%s has no room for %llu bytes", directory,
+                            (unsigned long long)length_bytes)
+                 : pc__fail_errno("%llu bytes in %s", (unsigned long long)length_bytes, directory);
+    if (rc) {
+        close(fd);
+        return rc;
+    }
+    *inode = st.st_ino;
+    return fd;
+}
+
+int pc__store_file_make(const struct pc_engine *engine, uint64_t length_bytes, bool on_disk, bool last,
+                        uint64_t *inode)
+{
+    return on_disk ? make_on_disk(engine->disk_directory, length_bytes, last, inode)
+                   : pc__memfd_make(length_bytes, inode);
 }
 
 int pc__memfd_blocks(struct pc__blockset *data, int memfd, uint64_t length_bytes)

@@ -12,11 +12,13 @@ struct pc__rents;
 struct pc__repair_sets;
 struct pc__session;
 
-/* A memfd of a home, and which of its blocks mean something. */
+/* A file of a home, and which of its blocks mean something. */
 struct pc__store {
-    int memfd;                     /* -1: there is none */
+    int memfd;                     /* a memfd, or a file on disk; -1: there is none */
     uint64_t inode;
-    const uint8_t *map;            /* the whole memfd, read-only */
+    const uint8_t *map;            /* the whole memfd, read-only. NULL: it is on disk, where a read that
+                                      fails is an error, and one of mapped memory would be our end */
+    bool on_disk;
     struct pc__blockset data;      /* blocks that were written */
     uint64_t version;
 };
@@ -58,6 +60,7 @@ struct pc__generation {
     int memfd;
     uint8_t *map; /* the whole memfd, registered with the engine's uffd; inserted into, never read */
     uint64_t inode;
+    bool on_disk;  /* the file: of a base, as of its home */
     uint64_t version;
     bool complete; /* the base of a home: holes are zeros, no trap is needed */
     bool was_base; /* complete, and its home has moved away: it changes no more, is given to nobody new,
@@ -98,10 +101,12 @@ struct pc__layer {
     struct pc__link link;          /* staged: of the engine; published at its home: of that */
     int memfd;
     uint64_t inode, bytes;
-    const uint8_t *map;
+    bool on_disk;
+    const uint8_t *map;            /* all of it; NULL: it is on disk, and read from there */
+    const struct pc__layer_head *head; /* in map, or a copy of what comes before the data */
     uint64_t region, commit_id;
     uint64_t version;              /* 0: staged */
-    const struct pc_run *runs;     /* in map */
+    const struct pc_run *runs;     /* behind head */
     uint64_t *positions;           /* of each run's first block among the data */
     uint64_t data_offset, n_blocks;
     uint32_t n_runs;

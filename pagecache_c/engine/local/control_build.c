@@ -20,7 +20,8 @@ void pc__session_create(struct pc__session *session, const struct pc__ctl_messag
     memcpy(&body, message->body, sizeof body);
     const struct pc_region_info info = {.region = body.region,
                                         .base_address = body.base_address,
-                                        .length_bytes = body.length_bytes};
+                                        .length_bytes = body.length_bytes,
+                                        .medium = body.medium};
     if (!pc__region_info_valid(&info)) {
         pc__session_reply(session, message, PC_ERR_RANGE);
         return;
@@ -39,7 +40,8 @@ void pc__session_create(struct pc__session *session, const struct pc__ctl_messag
         pc__region_goes(region, PC__REGION_CREATE);
     }
     pthread_mutex_unlock(&region->lock);
-    int fd = -1, rc = fresh ? pc__home_make(engine, region, NULL, 0, &fd) : PC_ERR_EXISTS;
+    const bool on_disk = info.medium == PC_MEDIUM_DISK;
+    int fd = -1, rc = fresh ? pc__home_make(engine, region, on_disk, NULL, 0, &fd) : PC_ERR_EXISTS;
     if (fresh && rc)
         pc__region_forget(engine, region);
     if (rc) {

@@ -16,6 +16,7 @@
 #include "engine/core/core.h"
 #include "engine/serve/serve.h"
 #include "engine/store/store.h"
+#include "common/disk_file.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -212,6 +213,32 @@ static void forget_missed(struct pc_engine *engine, struct pc__region *region,
                         (uint64_t)request->header.n_blocks << PC_BLOCK_SHIFT);
 }
 
+/* How many that follow each other on disk come at that one. */
+static size_t on_disk_from(const struct pc__parts *parts, size_t i)
+{
+    size_t n = 0;
+    while (i + n < parts->n_composed && parts->composed[i + n].kind == PC__HOME_DISK &&
+           parts->composed[i + n].block == parts->composed[i].block + n)
+        n++;
+    return n;
+}
+
+static int compose(struct pc_engine *engine, struct pc__reply *reply, uint64_t version,
+                   const struct pc__parts *parts)
+{
+    int rc = PC_OK;
+    for (size_t i = 0, n; i < parts->n_composed && !rc; i += n) {
+        const uint64_t block = parts->composed[i].block;
+        uint8_t *out = reply->composed + (i << PC_BLOCK_SHIFT);
+        n = on_disk_from(parts, i);
+        rc = n ? pc__home_read_disk(reply->region, reply->home, version, block, n, out)
+               : pc__home_compose(engine, reply->region, reply->home, version, parts->composed[i].kind,
+                                  block, out);
+        n += !n;
+    }
+    return rc;
+}
+
 static int add_version(struct pc_engine *engine, struct pc__reply *reply,
                        const struct pc__request *request, struct pc__parts *parts)
 {
@@ -235,29 +262,10 @@ static int add_version(struct pc_engine *engine, struct pc__reply *reply,
         reply->held = pc__home_hold(reply->home);
     }
     pthread_mutex_unlock(&region->lock);
-    for (size_t i = 0; i < parts->n_composed && !rc; i++)
-        rc = pc__home_compose(engine, region, reply->home, version, parts->composed[i].kind,
-                              parts->composed[i].block, reply->composed + (i << PC_BLOCK_SHIFT));
-    return rc;
+    return rc ? rc : compose(engine, reply, version, parts);
 }
 
 /* --------------------------------------------------------------- from a cache */
-
-static int copy_block(const struct pc__generation *generation, uint64_t block, uint8_t *out)
-{
-    uint64_t left = PC_BLOCK_BYTES, offset = block << PC_BLOCK_SHIFT;
-    while (left) {
-        ssize_t got = pread(generation->memfd, out, left, (off_t)offset);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return pc__fail_errno("reading a generation");
-        out += got;
-        offset += (uint64_t)got;
-        left -= (uint64_t)got;
-    }
-    return PC_OK;
-}
 
 static bool in_versions(const struct pc__data_asker *asker, uint64_t version)
 {
@@ -294,7 +302,7 @@ static int copy_some(struct pc__reply *reply, const struct pc__generation *gener
             continue;
         }
         uint8_t *at = reply->composed + (parts->n_sent++ << PC_BLOCK_SHIFT);
-        rc = copy_block(generation, first + i, at);
+        rc = pc__disk_file_read(generation->memfd, at, PC_BLOCK_BYTES, (first + i) << PC_BLOCK_SHIFT);
     }
     pthread_mutex_unlock(&reply->region->lock);
     return rc;
@@ -349,15 +357,21 @@ static int add_cached(struct pc_engine *engine, struct pc__reply *reply,
 
 /* -------------------------------------------------------------------- answers */
 
+/* Its file, by blocks of that. */
 static int add_layer(struct pc__reply *reply, const struct pc__request *request,
                      struct pc__parts *parts)
 {
     const struct pc__layer *layer = reply->layer;
-    int rc = PC_OK;
+    int rc = layer->on_disk ? room_for_copies(reply, request->header.n_blocks) : PC_OK;
     for (int i = 0; i < request->n_runs && !rc; i++) {
-        uint64_t offset = request->runs[i].first_block << PC_BLOCK_SHIFT;
-        rc = pc__reply_add(reply, layer->map + offset, layer->memfd, offset,
-                           request->runs[i].n_blocks << PC_BLOCK_SHIFT);
+        const uint64_t offset = request->runs[i].first_block << PC_BLOCK_SHIFT;
+        const uint64_t n_bytes = request->runs[i].n_blocks << PC_BLOCK_SHIFT;
+        uint8_t *copy = layer->on_disk ? reply->composed + (parts->n_sent << PC_BLOCK_SHIFT) : NULL;
+        if (copy)
+            rc = pc__disk_file_read(layer->memfd, copy, n_bytes, offset);
+        if (!rc)
+            rc = copy ? pc__reply_add(reply, copy, -1, 0, n_bytes)
+                      : pc__reply_add(reply, layer->map + offset, layer->memfd, offset, n_bytes);
         parts->n_sent += request->runs[i].n_blocks;
     }
     return rc;

@@ -25,6 +25,7 @@
  */
 #include "engine/core/core.h"
 #include "engine/store/store.h"
+#include "common/disk_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -154,9 +155,14 @@ static int write_all(int fd, const uint8_t *bytes, uint64_t n_bytes, uint64_t of
     return PC_OK;
 }
 
-static int replace(int memfd, uint64_t first, uint64_t n, const uint8_t *bytes, bool single)
+/* Of a file on disk no reply sends the pages themselves. */
+static int replace(const struct pc__store *store, uint64_t first, uint64_t n, const uint8_t *bytes,
+                   bool single)
 {
+    const int memfd = store->memfd;
     uint64_t offset = first << PC_BLOCK_SHIFT, length = n << PC_BLOCK_SHIFT;
+    if (store->on_disk)
+        return write_all(memfd, bytes, length, offset);
     while (fallocate(memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
                      (off_t)length))
         if (errno != EINTR)
@@ -206,7 +212,7 @@ static int keep_store(struct pc_engine *engine, struct pc__region *region, struc
     int rc = 0;
     pthread_mutex_lock(&region->lock);
     if (region->home == home) {
-        const struct pc__kept kept = pc__kept_of(region, kind, store->inode, version);
+        const struct pc__kept kept = pc__kept_of_store(region, kind, store, version);
         rc = pc__keep(engine, &kept, store->memfd);
         rc = rc ? rc : 1;
     } else if (kind == PC__KEPT_HOME) {
@@ -221,10 +227,12 @@ static int make_overlay(struct pc_engine *engine, struct pc__region *region, str
 {
     struct pc__store overlay = {.memfd = -1};
     uint64_t inode;
-    int fd = pc__memfd_make(region->length_bytes, &inode);
+    const bool on_disk = home->base.on_disk;
+    const uint64_t notes_bytes = on_disk ? pc__overlay_notes_bytes(region->length_bytes) : 0;
+    int fd = pc__store_file_make(engine, region->length_bytes + notes_bytes, on_disk, true, &inode);
     if (fd < 0)
         return fd;
-    int rc = pc__store_open(&overlay, fd, inode, region->length_bytes, home->applied);
+    int rc = pc__store_open(&overlay, fd, inode, region->length_bytes, home->applied, on_disk);
     if (rc) {
         pc__store_close(engine, &overlay, region->length_bytes);
         return rc;
@@ -265,7 +273,7 @@ static void change_heard(void *arg, int rc, bool cancelled)
 /* Under region.lock. PC_OK: heard; PC__BUSY: change_heard is called. */
 static int say_change(struct pc_engine *engine, struct pc__region *region, struct pc__home *home)
 {
-    struct pc__kept kept = pc__kept_of(region, PC__KEPT_HOME, home->base.inode, home->base.version);
+    struct pc__kept kept = pc__kept_of_store(region, PC__KEPT_HOME, &home->base, home->base.version);
     struct change *change = malloc(sizeof *change);
     if (!change)
         return pc__fail(PC_ERR_NO_MEMORY, "a message to the keeper");
@@ -323,14 +331,44 @@ static int keep_base(struct pc_engine *engine, struct pc__region *region, struct
     return keep_store(engine, region, home, PC__KEPT_HOME, &home->base, version);
 }
 
-static int write_layer(struct pc_engine *engine, const struct pc__layer *layer, int memfd)
+/* n blocks that the file has at offset. some: PC__BOUNCE_BLOCKS. */
+static int replace_from_disk(const struct pc__store *store, uint64_t first, uint64_t n, int fd,
+                             uint64_t offset, uint8_t *some)
 {
     int rc = PC_OK;
+    for (uint64_t done = 0, k; done < n && !rc; done += k) {
+        k = n - done < PC__BOUNCE_BLOCKS ? n - done : PC__BOUNCE_BLOCKS;
+        rc = pc__disk_file_read(fd, some, k << PC_BLOCK_SHIFT, offset + (done << PC_BLOCK_SHIFT));
+        if (!rc)
+            rc = replace(store, first + done, k, some, false);
+    }
+    return rc;
+}
+
+static uint8_t *bounce(void)
+{
+    uint8_t *some = malloc(PC__BOUNCE_BLOCKS * PC_BLOCK_BYTES);
+    if (!some)
+        (void)pc__fail(PC_ERR_NO_MEMORY, "a copy of blocks");
+    return some;
+}
+
+static int write_layer(struct pc_engine *engine, const struct pc__layer *layer,
+                       const struct pc__store *store)
+{
+    uint8_t *some = layer->on_disk ? bounce() : NULL;
+    if (layer->on_disk && !some)
+        return PC_ERR_NO_MEMORY;
+    int rc = PC_OK;
     bool single = pc__engine_makes_huge_pages(engine);
-    for (uint32_t i = 0; i < layer->n_runs && !rc; i++)
-        rc = replace(memfd, layer->runs[i].first_block, layer->runs[i].n_blocks,
-                     layer->map + layer->data_offset + (layer->positions[i] << PC_BLOCK_SHIFT),
-                     single);
+    for (uint32_t i = 0; i < layer->n_runs && !rc; i++) {
+        const uint64_t at = layer->positions[i];
+        const struct pc_run *run = &layer->runs[i];
+        rc = some ? replace_from_disk(store, run->first_block, run->n_blocks, layer->memfd,
+                                      layer->data_offset + (at << PC_BLOCK_SHIFT), some)
+                  : replace(store, run->first_block, run->n_blocks, pc__layer_at(layer, at), single);
+    }
+    free(some);
     (void)pc__engine_makes_huge_pages(engine);
     return rc;
 }
@@ -408,7 +446,9 @@ static int apply_next(struct pc_engine *engine, struct pc__region *region, struc
     if (rc != 1)
         return rc;
     struct pc__store *store = to_base ? &home->base : &home->overlay;
-    rc = write_layer(engine, layer, store->memfd);
+    rc = write_layer(engine, layer, store);
+    if (!rc && !to_base && store->on_disk)
+        rc = pc__overlay_note(store, layer);
     if (rc)
         return rc;
     rc = to_base ? keep_base(engine, region, home, layer->version)
@@ -441,16 +481,20 @@ static int apply_next(struct pc_engine *engine, struct pc__region *region, struc
 
 static int write_overlay(struct pc_engine *engine, const struct pc__home *home)
 {
+    const struct pc__store *from = &home->overlay;
+    uint8_t *some = from->on_disk ? bounce() : NULL;
+    if (from->on_disk && !some)
+        return PC_ERR_NO_MEMORY;
     bool single = pc__engine_makes_huge_pages(engine);
-    const struct pc__blockset *data = &home->overlay.data;
     int rc = PC_OK;
     uint64_t at = 0;
-    while (!rc && (at = pc__blockset_next(data, at, data->n_blocks)) < data->n_blocks) {
-        uint64_t end = pc__blockset_next_absent(data, at, data->n_blocks);
-        rc = replace(home->base.memfd, at, end - at, home->overlay.map + (at << PC_BLOCK_SHIFT),
-                     single);
+    while (!rc && (at = pc__blockset_next(&from->data, at, from->data.n_blocks)) < from->data.n_blocks) {
+        uint64_t end = pc__blockset_next_absent(&from->data, at, from->data.n_blocks);
+        rc = some ? replace_from_disk(&home->base, at, end - at, from->memfd, at << PC_BLOCK_SHIFT, some)
+                  : replace(&home->base, at, end - at, from->map + (at << PC_BLOCK_SHIFT), single);
         at = end;
     }
+    free(some);
     (void)pc__engine_makes_huge_pages(engine);
     return rc;
 }

@@ -128,7 +128,7 @@ PC_API int pc_engine_create_shared(pc_engine *engine, const struct pc_region_inf
         pc__region_goes(region, PC__REGION_CREATE);
     }
     pthread_mutex_unlock(&region->lock);
-    int rc = fresh ? pc__home_make(engine, region, segments, n_segments, fd)
+    int rc = fresh ? pc__home_make(engine, region, false, segments, n_segments, fd)
                    : pc__fail(PC_ERR_EXISTS, "variable %llu", (unsigned long long)info->region);
     if (fresh && rc && again) { /* the changes stay, for another try */
         pthread_mutex_lock(&region->lock);

@@ -1,6 +1,6 @@
 /* home.c - the authoritative blocks of a region, and where those of any of its versions are.
  *
- *   base      a memfd at version B. Processes of this node map it as it is, without a trap.
+ *   base      a memfd at version B, or a file on disk. Processes of this node map it as it is, without a trap.
  *   overlay   the blocks that changed in (B, applied], while somebody leases B, or while the base
  *             lies in somebody else's memory. Nobody maps it.
  *   pending   layers of (applied, latest]: published, not applied yet. Of a delta the block is what the
@@ -20,6 +20,7 @@
  */
 #include "engine/core/core.h"
 #include "engine/store/store.h"
+#include "common/disk_file.h"
 #include "kernels/xor.h"
 
 #include <errno.h>
@@ -33,13 +34,14 @@
 /* ------------------------------------------------------------------ stores */
 
 int pc__store_open(struct pc__store *store, int fd, uint64_t inode, uint64_t length_bytes,
-                   uint64_t version)
+                   uint64_t version, bool on_disk)
 {
     store->memfd = fd;
     store->inode = inode;
     store->version = version;
+    store->on_disk = on_disk;
     int rc = pc__blockset_init(&store->data, length_bytes >> PC_BLOCK_SHIFT);
-    if (rc)
+    if (rc || on_disk)
         return rc;
     void *map = mmap(NULL, length_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (map == MAP_FAILED)
@@ -55,7 +57,7 @@ void pc__store_close(struct pc_engine *engine, struct pc__store *store, uint64_t
 {
     if (store->memfd < 0)
         return;
-    pc__unkeep(engine, store->inode, false);
+    pc__unkeep(engine, store->inode, store->on_disk);
     if (store->map)
         munmap((void *)(uintptr_t)store->map, length_bytes);
     close(store->memfd);
@@ -72,6 +74,8 @@ void pc__store_close(struct pc_engine *engine, struct pc__store *store, uint64_t
 bool pc__home_warm(struct pc__home *home)
 {
     const struct pc__blockset *data = &home->base.data;
+    if (home->base.on_disk)
+        return false;
     uint64_t at = home->warm_blocks, limit = at + WARM_AT_ONCE_BLOCKS;
     limit = limit < data->n_blocks ? limit : data->n_blocks;
     home->warm_blocks = limit;
@@ -90,8 +94,8 @@ bool pc__home_warm(struct pc__home *home)
 uint64_t pc__home_read_holes(const struct pc__home *home)
 {
     struct stat st;
-    if (home->base.memfd < 0 || fstat(home->base.memfd, &st))
-        return 0;
+    if (home->base.memfd < 0 || home->base.on_disk || fstat(home->base.memfd, &st))
+        return 0; /* reading a hole of a file allocates nothing */
     uint64_t allocated = (uint64_t)st.st_blocks / (PC_BLOCK_BYTES / 512);
     return allocated > home->base.data.n_set ? allocated - home->base.data.n_set : 0;
 }
@@ -122,10 +126,11 @@ struct pc__home *pc__home_new(void)
     return home;
 }
 
-/* The memfd is a generation's now: only our map of it goes. */
+/* The file is a generation's now: only our map of it goes. */
 static void leave_base(struct pc_engine *engine, struct pc__home *home, uint64_t length_bytes)
 {
-    munmap((void *)(uintptr_t)home->base.map, length_bytes);
+    if (home->base.map)
+        munmap((void *)(uintptr_t)home->base.map, length_bytes);
     pc__blockset_free(&home->base.data);
     home->base = (struct pc__store){.memfd = -1};
     pc__generation_put(engine, home->base_left_to);
@@ -173,7 +178,7 @@ static int take_segments(struct pc__home *home, const struct pc__region *region,
     return PC_OK;
 }
 
-int pc__home_make(struct pc_engine *engine, struct pc__region *region,
+int pc__home_make(struct pc_engine *engine, struct pc__region *region, bool on_disk,
                   const struct pc_segment *segments, size_t n_segments, int *fd)
 {
     struct pc__home *home = pc__home_new();
@@ -182,9 +187,9 @@ int pc__home_make(struct pc_engine *engine, struct pc__region *region,
     uint64_t inode;
     int rc = pc__descriptors_spare();
     if (!rc)
-        rc = pc__memfd_make(region->length_bytes, &inode);
+        rc = pc__store_file_make(engine, region->length_bytes, on_disk, false, &inode);
     if (rc >= 0)
-        rc = pc__store_open(&home->base, rc, inode, region->length_bytes, 0);
+        rc = pc__store_open(&home->base, rc, inode, region->length_bytes, 0, on_disk);
     if (!rc && n_segments)
         rc = take_segments(home, region, segments, n_segments);
     if (!rc) {
@@ -197,7 +202,7 @@ int pc__home_make(struct pc_engine *engine, struct pc__region *region,
         return rc;
     }
     if (!n_segments) { /* the keeper cannot hold segments: holes in their place would read as zeros */
-        struct pc__kept kept = pc__kept_of(region, PC__KEPT_HOME, inode, 0);
+        struct pc__kept kept = pc__kept_of_store(region, PC__KEPT_HOME, &home->base, 0);
         kept.sealed = 0;
         (void)pc__keep(engine, &kept, home->base.memfd); /* the seal does it again */
     }
@@ -302,6 +307,20 @@ static size_t segment_after(const struct pc__home *home, uint64_t offset)
     return low;
 }
 
+/* Of a block that a store has, and those after it that it has too. */
+static struct pc__home_part of_store(const struct pc__store *store, uint64_t block, uint64_t limit)
+{
+    const uint64_t offset = block << PC_BLOCK_SHIFT;
+    if (store->on_disk)
+        return (struct pc__home_part){.kind = PC__HOME_DISK, .n_blocks = 1, .memfd = -1};
+    return (struct pc__home_part){
+        .kind = PC__HOME_MEMORY,
+        .n_blocks = pc__blockset_next_absent(&store->data, block, limit) - block,
+        .bytes = store->map + offset,
+        .memfd = store->memfd,
+        .offset = offset};
+}
+
 /* Of the base alone. */
 static struct pc__home_part of_base(const struct pc__home *home, uint64_t block, uint64_t n)
 {
@@ -326,12 +345,7 @@ static struct pc__home_part of_base(const struct pc__home *home, uint64_t block,
     }
     uint64_t limit = block + n;
     if (pc__blockset_has(&home->base.data, block))
-        return (struct pc__home_part){
-            .kind = PC__HOME_MEMORY,
-            .n_blocks = pc__blockset_next_absent(&home->base.data, block, limit) - block,
-            .bytes = home->base.map + offset,
-            .memfd = home->base.memfd,
-            .offset = offset};
+        return of_store(&home->base, block, limit);
     return (struct pc__home_part){.kind = PC__HOME_ZEROS,
                                   .n_blocks = pc__blockset_next(&home->base.data, block, limit) - block};
 }
@@ -354,17 +368,6 @@ static void compose_base(const struct pc__home *home, uint64_t block, uint8_t *o
     }
 }
 
-static struct pc__home_part of_overlay(const struct pc__home *home, uint64_t block, uint64_t limit)
-{
-    uint64_t offset = block << PC_BLOCK_SHIFT;
-    return (struct pc__home_part){
-        .kind = PC__HOME_MEMORY,
-        .n_blocks = pc__blockset_next_absent(&home->overlay.data, block, limit) - block,
-        .bytes = home->overlay.map + offset,
-        .memfd = home->overlay.memfd,
-        .offset = offset};
-}
-
 /* True: a layer of (applied, version] has the block. Else *limit becomes the first block of one. */
 static bool of_pending(const struct pc__home *home, uint64_t version, uint64_t block,
                        uint64_t *limit, struct pc__home_part *out)
@@ -379,13 +382,17 @@ static bool of_pending(const struct pc__home *home, uint64_t version, uint64_t b
             *out = (struct pc__home_part){.kind = PC__HOME_DELTA, .n_blocks = 1, .memfd = -1};
             return true;
         }
+        if (at != UINT64_MAX && layer->on_disk) {
+            *out = (struct pc__home_part){.kind = PC__HOME_DISK, .n_blocks = 1, .memfd = -1};
+            return true;
+        }
         if (at != UINT64_MAX) {
-            uint64_t offset = layer->data_offset + (at << PC_BLOCK_SHIFT);
-            *out = (struct pc__home_part){.kind = PC__HOME_MEMORY,
-                                          .n_blocks = n < *limit - block ? n : *limit - block,
-                                          .bytes = layer->map + offset,
-                                          .memfd = layer->memfd,
-                                          .offset = offset};
+            *out = (struct pc__home_part){
+                .kind = PC__HOME_MEMORY,
+                .n_blocks = n < *limit - block ? n : *limit - block,
+                .bytes = pc__layer_at(layer, at),
+                .memfd = layer->memfd,
+                .offset = layer->data_offset + (at << PC_BLOCK_SHIFT)};
             return true;
         }
         *limit = pc__layer_next(layer, block, *limit);
@@ -394,10 +401,10 @@ static bool of_pending(const struct pc__home *home, uint64_t version, uint64_t b
 }
 
 /* The newest layer of (applied, version] that has the block and comes before `before` (NULL: the end), and
- * its bytes; or NULL. */
+ * where its data has it; or NULL. */
 static const struct pc__layer *pending_before(const struct pc__home *home,
                                               const struct pc__layer *before, uint64_t version,
-                                              uint64_t block, const uint8_t **bytes)
+                                              uint64_t block, uint64_t *position)
 {
     const struct pc__link *link = before ? before->link.prev : home->pending.prev;
     for (; link != &home->pending; link = link->prev) {
@@ -405,7 +412,7 @@ static const struct pc__layer *pending_before(const struct pc__home *home,
         uint64_t n, at = layer->version > version ? UINT64_MAX : pc__layer_find(layer, block, &n);
         if (at == UINT64_MAX)
             continue;
-        *bytes = layer->map + layer->data_offset + (at << PC_BLOCK_SHIFT);
+        *position = at;
         return layer;
     }
     return NULL;
@@ -415,11 +422,10 @@ static const struct pc__layer *pending_before(const struct pc__home *home,
 static bool delta_of_lost(const struct pc__home *home, uint64_t version, uint64_t block)
 {
     const struct pc__layer *layer = NULL;
-    const uint8_t *bytes;
-    uint64_t n = 1;
+    uint64_t n = 1, position;
     if (!home->lost)
         return false;
-    while ((layer = pending_before(home, layer, version, block, &bytes)))
+    while ((layer = pending_before(home, layer, version, block, &position)))
         if (!(layer->flags & PC__LAYER_DELTA))
             return false;
     return pc__lost_at(home->lost, home->applied, block, &n);
@@ -453,7 +459,7 @@ struct pc__home_part pc__home_resolve(struct pc_engine *engine, const struct pc_
     }
     if (home->overlay.memfd >= 0) {
         if (pc__blockset_has(&home->overlay.data, block))
-            return of_overlay(home, block, limit);
+            return of_store(&home->overlay, block, limit);
         limit = pc__blockset_next(&home->overlay.data, block, limit);
     }
     return of_base(home, block, limit - block);
@@ -483,19 +489,20 @@ static int compose_delta(struct pc_engine *engine, struct pc__region *region,
                          const struct pc__home *home, uint64_t version, uint64_t block, uint8_t *out)
 {
     const struct pc__layer *layer = NULL;
-    const uint8_t *bytes;
+    uint64_t position;
     uint8_t below[PC_BLOCK_BYTES];
     struct pc__home_part part = {.kind = PC__HOME_ZEROS};
     bool whole = false;
     int rc = PC_OK;
     memset(out, 0, PC_BLOCK_BYTES);
     pthread_mutex_lock(&region->lock);
-    while (!whole && (layer = pending_before(home, layer, version, block, &bytes))) {
-        pc__xor(out, out, bytes, PC_BLOCK_BYTES);
+    while (!rc && !whole && (layer = pending_before(home, layer, version, block, &position))) {
+        rc = pc__layer_read(layer, position, 1, below); /* of a parity on disk, which few read */
+        pc__xor(out, out, below, PC_BLOCK_BYTES);
         whole = !(layer->flags & PC__LAYER_DELTA);
     }
     version = version < home->applied ? version : home->applied;
-    if (!whole) {
+    if (!rc && !whole) {
         part = pc__home_resolve(engine, region, home, version, block, 1);
         rc = knows(engine, region, home, version);
     }
@@ -512,10 +519,56 @@ static int compose_delta(struct pc_engine *engine, struct pc__region *region,
     return rc;
 }
 
+/* Under region.lock: which file has the block of a home on disk, at *offset, and up to *n blocks from there
+ * on. A layer or a store: what was in a layer may have been applied, and what was in the overlay folded into
+ * the base, since it was resolved: it is the same there, and stays while it is held. So do the files. */
+static int file_of(const struct pc__home *home, uint64_t version, uint64_t block, uint64_t *n,
+                   uint64_t *offset)
+{
+    uint64_t limit = block + *n, k, at;
+    for (const struct pc__link *link = home->pending.prev; link != &home->pending; link = link->prev) {
+        const struct pc__layer *layer = pc__of((struct pc__link *)(uintptr_t)link, struct pc__layer, link);
+        if (layer->version > version)
+            continue;
+        at = pc__layer_find(layer, block, &k);
+        if (at != UINT64_MAX) {
+            *n = k < limit - block ? k : limit - block;
+            *offset = layer->data_offset + (at << PC_BLOCK_SHIFT);
+            return layer->memfd;
+        }
+        limit = pc__layer_next(layer, block, limit);
+    }
+    const struct pc__blockset *changed = home->overlay.memfd >= 0 ? &home->overlay.data : NULL;
+    const bool is_changed = changed && pc__blockset_has(changed, block);
+    if (changed)
+        limit = is_changed ? pc__blockset_next_absent(changed, block, limit)
+                           : pc__blockset_next(changed, block, limit);
+    *n = limit - block;
+    *offset = block << PC_BLOCK_SHIFT;
+    return is_changed ? home->overlay.memfd : home->base.memfd;
+}
+
+int pc__home_read_disk(struct pc__region *region, const struct pc__home *home, uint64_t version,
+                       uint64_t block, uint64_t n, uint8_t *out)
+{
+    int rc = PC_OK;
+    for (uint64_t k; n && !rc; n -= k, block += k, out += k << PC_BLOCK_SHIFT) {
+        uint64_t offset;
+        k = n;
+        pthread_mutex_lock(&region->lock);
+        const int fd = file_of(home, version, block, &k, &offset);
+        pthread_mutex_unlock(&region->lock);
+        rc = pc__disk_file_read(fd, out, k << PC_BLOCK_SHIFT, offset);
+    }
+    return rc;
+}
+
 int pc__home_compose(struct pc_engine *engine, struct pc__region *region,
                      const struct pc__home *home, uint64_t version, enum pc__home_kind kind,
                      uint64_t block, uint8_t *out)
 {
+    if (kind == PC__HOME_DISK)
+        return pc__home_read_disk(region, home, version, block, 1, out);
     if (kind == PC__HOME_MIXED) {
         compose_base(home, block, out);
         return PC_OK;

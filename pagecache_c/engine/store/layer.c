@@ -23,6 +23,7 @@
  * the old process, so nobody may ever say it again. A writer that is still at work commits, or
  * stages the next layer, within this time, or else begins anew under another id. */
 #define ASK_ADOPTED_NS 10000000000ull
+#define SPILL_LEAST_BYTES (256u << 10) /* what is less is applied, and gone, before it is much */
 
 /* ----------------------------------------------------------------- staging */
 
@@ -46,6 +47,7 @@ int pc__layer_keep(struct pc_engine *engine, const struct pc__layer *layer)
                                   .kind = PC__KEPT_LAYER,
                                   .sealed = 1,
                                   .inode = layer->inode,
+                                  .on_disk = layer->on_disk,
                                   .commit_id = layer->commit_id};
     return pc__keep(engine, &kept, layer->memfd);
 }
@@ -59,8 +61,8 @@ static bool stays(struct pc_engine *engine, const struct pc__layer *layer)
     old->owner = layer->owner ? layer->owner : old->owner;
     if (!old->version)
         old->ask_at_ns = pc__now_ns() + engine->stage_timeout_ns;
-    if (old->inode != layer->inode)
-        pc__unkeep(engine, layer->inode, false);
+    if (old->inode != layer->inode || old->on_disk != layer->on_disk)
+        pc__unkeep(engine, layer->inode, layer->on_disk);
     return true;
 }
 
@@ -97,11 +99,35 @@ int pc__layer_keep_again(struct pc_engine *engine, uint64_t region, uint64_t com
     return rc;
 }
 
+/* What is to be there until all layers of a commit are must not be in memory, where its home is on disk
+ * for want of that: the copy takes the layer's place. */
+static int spill(struct pc_engine *engine, struct pc__layer **layer)
+{
+    struct pc__region *region =
+        (*layer)->bytes < SPILL_LEAST_BYTES ? NULL : pc__region_get(engine, (*layer)->region);
+    bool on_disk = false;
+    if (!region)
+        return PC_OK;
+    pthread_mutex_lock(&region->lock);
+    const struct pc__home *home = region->home ? region->home : region->prepared;
+    on_disk = home && home->base.on_disk;
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(engine, region);
+    struct pc__layer *copy;
+    int rc = on_disk ? pc__layer_to_disk(engine, *layer, &copy) : PC_OK;
+    if (rc || !on_disk)
+        return rc;
+    copy->owner = (*layer)->owner;
+    pc__layer_put(*layer);
+    *layer = copy;
+    return PC_OK;
+}
+
 int pc__layer_stage(struct pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t bytes,
                     int fd, uint64_t owner)
 {
     struct pc__layer *layer;
-    int rc = pc__layer_open(fd, bytes, region, commit_id, &layer);
+    int rc = pc__layer_open(fd, bytes, region, commit_id, false, &layer);
     if (rc)
         return rc;
     if (layer->flags & PC__LAYER_MADE_WHOLE) {
@@ -116,9 +142,14 @@ int pc__layer_stage(struct pc_engine *engine, uint64_t region, uint64_t commit_i
         pc__layer_put(layer);
         return pc__layer_keep_again(engine, region, commit_id);
     }
+    rc = spill(engine, &layer);
+    if (rc) {
+        pc__layer_put(layer);
+        return rc;
+    }
     rc = pc__layer_keep(engine, layer); /* before anybody can publish it */
     if (rc) {
-        pc__unkeep(engine, layer->inode, false);
+        pc__unkeep(engine, layer->inode, layer->on_disk);
         pc__layer_put(layer);
         return rc;
     }
@@ -140,9 +171,10 @@ static void drop_delta(struct pc_engine *engine, const struct pc__layer *whole)
 int pc__layer_adopt(struct pc_engine *engine, const struct pc__kept *kept, int fd)
 {
     struct pc__layer *layer;
-    int rc = pc__layer_open(fd, kept->length_bytes, kept->region, kept->commit_id, &layer);
+    int rc = pc__layer_open(fd, kept->length_bytes, kept->region, kept->commit_id,
+                            kept->on_disk != 0, &layer);
     if (rc) { /* it was never answered for, so it is nobody's */
-        pc__unkeep(engine, kept->inode, false);
+        pc__unkeep(engine, kept->inode, kept->on_disk);
         return PC_OK;
     }
     layer->version = kept->version;

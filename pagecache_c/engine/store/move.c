@@ -293,7 +293,9 @@ static int read_record(void *arg, uint64_t block, uint64_t n, uint8_t *out)
         if (at == UINT64_MAX)
             return PC_ERR_PROTOCOL;
         k = k < n ? k : n;
-        memcpy(out, layer->map + layer->data_offset + (at << PC_BLOCK_SHIFT), k << PC_BLOCK_SHIFT);
+        const int rc = pc__layer_read(layer, at, k, out);
+        if (rc)
+            return rc;
     }
     return PC_OK;
 }
@@ -311,15 +313,13 @@ static int append_record(void *arg)
 {
     const struct record *record = arg;
     struct pc__layer *layer = record->layer;
-    struct pc__layer_head head = {.base_version = record->version};
+    const uint64_t version = layer ? layer->head->base_version : record->version;
     int rc = check_filled(record);
-    if (!rc && layer)
-        memcpy(&head, layer->map, sizeof head);
     if (!rc)
-        rc = begin_at(record->engine, record->region->id, head.base_version);
+        rc = begin_at(record->engine, record->region->id, version);
     if (rc || !layer)
         return rc;
-    return pc__history_append(record->engine->history, layer->region, head.base_version, layer->runs,
+    return pc__history_append(record->engine->history, layer->region, version, layer->runs,
                               layer->n_runs, read_record, layer);
 }
 
@@ -384,7 +384,7 @@ static void drop_base(struct pc_engine *engine, struct pc__region *region, struc
     if (generation)
         pc__generation_drop(engine, region, generation);
     if (home->base.memfd >= 0)
-        pc__unkeep(engine, home->base.inode, false);
+        pc__unkeep(engine, home->base.inode, home->base.on_disk);
     pc__count_sub(&engine->open_holes, region->open_holes);
 }
 
@@ -394,11 +394,14 @@ static void unkeep_rest(struct pc_engine *engine, const struct pc__home *home)
     const struct pc__store *stores[] = {&home->overlay, &home->folded};
     for (size_t i = 0; i < 2; i++)
         if (stores[i]->memfd >= 0)
-            pc__unkeep(engine, stores[i]->inode, false);
+            pc__unkeep(engine, stores[i]->inode, stores[i]->on_disk);
     if (home->leaving)
-        pc__unkeep(engine, home->leaving->inode, false);
+        pc__unkeep(engine, home->leaving->inode, home->leaving->on_disk);
     pc__each(link, (struct pc__link *)(uintptr_t)&home->pending)
-        pc__unkeep(engine, pc__of(link, struct pc__layer, link)->inode, false);
+    {
+        const struct pc__layer *layer = pc__of(link, struct pc__layer, link);
+        pc__unkeep(engine, layer->inode, layer->on_disk);
+    }
 }
 
 void pc__move_leave(struct pc_engine *engine, struct pc__region *region)
@@ -424,7 +427,7 @@ void pc__move_stays(struct pc_engine *engine, struct pc__region *region, uint64_
     if (home->base.memfd < 0 || home->n_segments || home->base_changes)
         return; /* the worker says it with what it has made of the base */
     const struct pc__kept kept =
-        pc__kept_of(region, PC__KEPT_HOME, home->base.inode, home->base.version);
+        pc__kept_of_store(region, PC__KEPT_HOME, &home->base, home->base.version);
     (void)pc__keep(engine, &kept, home->base.memfd);
 }
 
@@ -474,6 +477,7 @@ int pc__move_adopt_base(struct pc_engine *engine, struct pc__region *region,
     }
     generation->memfd = fd;
     generation->inode = kept->inode;
+    generation->on_disk = kept->on_disk;
     generation->version = kept->version;
     generation->was_base = generation->adopted = true;
     generation->built_in_place = kept->reserved[2] != 0;

@@ -135,15 +135,12 @@ static int write_some(const struct whole *whole, int fd, uint64_t block, uint64_
     const struct pc__layer *delta = whole->delta;
     uint64_t follow, done = 0, k;
     const uint64_t at = pc__layer_find(delta, block, &follow);
-    memcpy(whole->blocks, delta->map + delta->data_offset + (at << PC_BLOCK_SHIFT),
-           n << PC_BLOCK_SHIFT);
-    for (int rc; done < n; done += k) {
+    int rc = pc__layer_read(delta, at, n, whole->blocks);
+    for (; done < n && !rc; done += k) {
         k = n - done;
         rc = add_old(whole, block + done, &k, whole->blocks + (done << PC_BLOCK_SHIFT));
-        if (rc)
-            return rc;
     }
-    return pc__rebuild_write(fd, whole->blocks, n << PC_BLOCK_SHIFT, offset);
+    return rc ? rc : pc__rebuild_write(fd, whole->blocks, n << PC_BLOCK_SHIFT, offset);
 }
 
 static int write_whole(const struct whole *whole, int fd, uint64_t offset)
@@ -162,8 +159,7 @@ static int write_whole(const struct whole *whole, int fd, uint64_t offset)
 static int open_whole(struct whole *whole, struct pc__layer **out)
 {
     const struct pc__layer *delta = whole->delta;
-    struct pc__layer_head head;
-    memcpy(&head, delta->map, sizeof head);
+    struct pc__layer_head head = *delta->head;
     head.flags = PC__LAYER_MADE_WHOLE;
     head.n_runs = whole->n_runs;
     head.n_blocks = whole->n_blocks;
@@ -178,7 +174,7 @@ static int open_whole(struct whole *whole, struct pc__layer **out)
                         (unsigned long long)delta->version - 1, (unsigned long long)delta->region);
     }
     return pc__layer_open(fd, head.data_offset + (head.n_blocks << PC_BLOCK_SHIFT), delta->region,
-                          delta->commit_id, out);
+                          delta->commit_id, false, out);
 }
 
 /* The layer that is to take the delta's place; the keeper is given it first. */
@@ -200,7 +196,7 @@ static int make_whole(struct pc_engine *engine, struct pc__region *region,
     (*out)->unheard = true;
     rc = pc__layer_keep(engine, *out);
     if (rc) {
-        pc__unkeep(engine, (*out)->inode, false);
+        pc__unkeep(engine, (*out)->inode, (*out)->on_disk);
         pc__layer_put(*out);
     }
     return rc;
@@ -318,20 +314,23 @@ int pc__delta_make_whole(struct pc_engine *engine, struct pc__region *region, st
 struct sum {
     const struct pc__layer **parts;
     size_t n_parts;
-    uint8_t *blocks;               /* PC__BOUNCE_BLOCKS */
+    uint8_t *blocks, *of_part;     /* PC__BOUNCE_BLOCKS each */
 };
 
 /* XORs what the layer has of these blocks into the sum's. */
-static void add_part(const struct pc__layer *layer, uint64_t first, uint64_t n, uint8_t *blocks)
+static int add_part(const struct sum *sum, const struct pc__layer *layer, uint64_t first, uint64_t n)
 {
     uint64_t end = first + n, at = pc__layer_next(layer, first, end), k = 0;
-    for (; at < end; at = pc__layer_next(layer, at + k, end)) {
+    int rc = PC_OK;
+    for (; at < end && !rc; at = pc__layer_next(layer, at + k, end)) {
         const uint64_t position = pc__layer_find(layer, at, &k);
         k = k < end - at ? k : end - at;
-        uint8_t *to = blocks + ((at - first) << PC_BLOCK_SHIFT);
-        pc__xor(to, to, layer->map + layer->data_offset + (position << PC_BLOCK_SHIFT),
-                k << PC_BLOCK_SHIFT);
+        uint8_t *to = sum->blocks + ((at - first) << PC_BLOCK_SHIFT);
+        rc = pc__layer_read(layer, position, k, sum->of_part);
+        if (!rc)
+            pc__xor(to, to, sum->of_part, k << PC_BLOCK_SHIFT);
     }
+    return rc;
 }
 
 static int write_sum(void *arg, const struct pc_run *runs, size_t n_runs, int fd, uint64_t offset)
@@ -343,9 +342,10 @@ static int write_sum(void *arg, const struct pc_run *runs, size_t n_runs, int fd
         for (; at < end && !rc; at += n, offset += n << PC_BLOCK_SHIFT) {
             n = end - at < PC__BOUNCE_BLOCKS ? end - at : PC__BOUNCE_BLOCKS;
             memset(sum->blocks, 0, n << PC_BLOCK_SHIFT);
-            for (size_t j = 0; j < sum->n_parts; j++)
-                add_part(sum->parts[j], at, n, sum->blocks);
-            rc = pc__rebuild_write(fd, sum->blocks, n << PC_BLOCK_SHIFT, offset);
+            for (size_t j = 0; j < sum->n_parts && !rc; j++)
+                rc = add_part(sum, sum->parts[j], at, n);
+            if (!rc)
+                rc = pc__rebuild_write(fd, sum->blocks, n << PC_BLOCK_SHIFT, offset);
         }
     }
     return rc;
@@ -393,13 +393,15 @@ static int64_t stage_sum(struct pc_engine *engine, struct pc__region *region, ui
     const int64_t n_runs = rc ? 0 : pc__rebuild_runs_of(&blocks, NULL, 0);
     struct pc_run *runs = n_runs ? calloc((size_t)n_runs, sizeof *runs) : NULL;
     sum->blocks = malloc(PC__BOUNCE_BLOCKS * PC_BLOCK_BYTES);
-    if (!rc && (!runs || !sum->blocks))
+    sum->of_part = malloc(PC__BOUNCE_BLOCKS * PC_BLOCK_BYTES);
+    if (!rc && (!runs || !sum->blocks || !sum->of_part))
         rc = pc__fail(PC_ERR_NO_MEMORY, "blocks of a layer");
     if (!rc) {
         (void)pc__rebuild_runs_of(&blocks, runs, (size_t)n_runs);
         rc = pc__rebuild_stage(engine, region, version, commit_id, runs, (size_t)n_runs, write_sum, sum);
     }
     free(sum->blocks);
+    free(sum->of_part);
     free(runs);
     pc__blockset_free(&blocks);
     return rc;

@@ -214,8 +214,7 @@ static int copy_some(struct pc__region *region, const struct held *held, uint64_
         uint64_t of_layer = layer ? pc__layer_find(layer, at, &k) : UINT64_MAX;
         if (of_layer != UINT64_MAX) {
             k = k < end - at ? k : end - at;
-            memcpy(out, layer->map + layer->data_offset + (of_layer << PC_BLOCK_SHIFT),
-                   k << PC_BLOCK_SHIFT);
+            rc = pc__layer_read(layer, of_layer, k, out);
             continue;
         }
         k = generation && generation->version == version
@@ -333,7 +332,7 @@ static int keep_prepared(struct pc_engine *engine, const struct pc__region *regi
                           bool prepared)
 {
     const struct pc__store *base = &region->prepared->base;
-    struct pc__kept kept = pc__kept_of(region, PC__KEPT_HOME, base->inode, base->version);
+    struct pc__kept kept = pc__kept_of_store(region, PC__KEPT_HOME, base, base->version);
     kept.sealed = sealed;
     kept.reserved[1] = prepared;
     memcpy(kept.reserved + PC__KEPT_TERM_AT, &region->prepared_term, sizeof region->prepared_term);
@@ -345,9 +344,10 @@ static struct pc__home *new_home(struct pc_engine *engine, const struct pc_regio
 {
     struct pc__home *home = pc__home_new();
     uint64_t inode, notes_bytes = n_lost ? pc__lost_notes_bytes(info->length_bytes) : 0;
-    int fd = home ? pc__memfd_make(info->length_bytes + notes_bytes, &inode) : -1;
+    const bool on_disk = info->medium == PC_MEDIUM_DISK;
+    int fd = home ? pc__store_file_make(engine, info->length_bytes + notes_bytes, on_disk, false, &inode) : -1;
     bool made = home && fd >= 0 &&
-                !pc__store_open(&home->base, fd, inode, info->length_bytes, info->version);
+                !pc__store_open(&home->base, fd, inode, info->length_bytes, info->version, on_disk);
     if (made && n_lost)
         made = (home->lost = pc__lost_open(fd, info->length_bytes, lost, n_lost)) != NULL;
     if (made) {
@@ -441,6 +441,23 @@ int pc__rebuild_is_filled_by(const struct pc__region *region, int fd)
     return PC_OK;
 }
 
+/* One run of the layer, which is on disk. */
+static int copy_run(const struct pc__layer *layer, uint32_t i, int fd, bool single)
+{
+    const struct pc_run *run = &layer->runs[i];
+    uint8_t *some = malloc(PC__BOUNCE_BLOCKS * PC_BLOCK_BYTES);
+    int rc = some ? PC_OK : pc__fail(PC_ERR_NO_MEMORY, "a copy of blocks");
+    for (uint64_t done = 0, n; done < run->n_blocks && !rc; done += n) {
+        n = run->n_blocks - done < PC__BOUNCE_BLOCKS ? run->n_blocks - done : PC__BOUNCE_BLOCKS;
+        rc = pc__layer_read(layer, layer->positions[i] + done, n, some);
+        if (!rc)
+            rc = write_all(fd, some, n << PC_BLOCK_SHIFT, (run->first_block + done) << PC_BLOCK_SHIFT,
+                           single);
+    }
+    free(some);
+    return rc;
+}
+
 static int write_layer(const struct pc__layer *layer, uint64_t n_blocks, int fd)
 {
     char why[PC__HUGE_PAGES_WHY_BYTES];
@@ -450,8 +467,10 @@ static int write_layer(const struct pc__layer *layer, uint64_t n_blocks, int fd)
         const struct pc_run *run = &layer->runs[i];
         if (run->first_block >= n_blocks || run->n_blocks > n_blocks - run->first_block)
             return pc__fail(PC_ERR_RANGE, "blocks outside of the region");
-        rc = write_all(fd, layer->map + layer->data_offset + (layer->positions[i] << PC_BLOCK_SHIFT),
-                       run->n_blocks << PC_BLOCK_SHIFT, run->first_block << PC_BLOCK_SHIFT, single);
+        rc = layer->on_disk ? copy_run(layer, i, fd, single)
+                            : write_all(fd, pc__layer_at(layer, layer->positions[i]),
+                                        run->n_blocks << PC_BLOCK_SHIFT,
+                                        run->first_block << PC_BLOCK_SHIFT, single);
     }
     return rc;
 }
@@ -460,13 +479,10 @@ static int write_layer(const struct pc__layer *layer, uint64_t n_blocks, int fd)
  * to the layer's did is not known here: older ones are refused. */
 static int note_found(struct pc__region *region, int fd, const struct pc__layer *layer)
 {
-    struct pc__layer_head head;
     pthread_mutex_lock(&region->lock);
     const int rc = pc__rebuild_is_filled_by(region, fd);
-    if (!rc && region->prepared->lost) {
-        memcpy(&head, layer->map, sizeof head);
-        pc__lost_written(region->prepared->lost, layer, head.base_version);
-    }
+    if (!rc && region->prepared->lost)
+        pc__lost_written(region->prepared->lost, layer, layer->head->base_version);
     pthread_mutex_unlock(&region->lock);
     return rc;
 }
@@ -605,11 +621,12 @@ int pc__rebuild_adopt(struct pc_engine *engine, struct pc__region *region,
 {
     struct pc__home *home = region->prepared ? NULL : pc__home_new();
     if (!home) {
-        pc__unkeep(engine, kept->inode, false);
+        pc__unkeep(engine, kept->inode, kept->on_disk);
         close(fd);
         return PC_OK; /* it is made again where it is wanted */
     }
-    int rc = pc__store_open(&home->base, fd, kept->inode, region->length_bytes, kept->version);
+    int rc = pc__store_open(&home->base, fd, kept->inode, region->length_bytes, kept->version,
+                            kept->on_disk);
     if (!rc)
         rc = pc__memfd_blocks(&home->base.data, fd, region->length_bytes);
     if (!rc)

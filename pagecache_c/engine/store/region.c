@@ -26,12 +26,13 @@ bool pc__region_info_valid(const struct pc_region_info *info)
 /* ---------------------------------------------------------------- the base */
 
 /* Under region.lock: whether all may map the base with its holes. They are bounded for all bases
- * together; but a few of them cost no more than its data does, and do not count. */
+ * together; but a few of them cost no more than its data does, and do not count. Nor do those of a file on
+ * disk: the kernel takes back what reading them allocates. */
 static bool take_holes(struct pc_engine *engine, struct pc__region *region)
 {
     const struct pc__store *base = &region->home->base;
     const uint64_t holes = region->n_blocks - base->data.n_set, most = pc__cache_most_holes(engine);
-    if (most == UINT64_MAX || holes <= base->data.n_set / FEW_HOLES)
+    if (base->on_disk || most == UINT64_MAX || holes <= base->data.n_set / FEW_HOLES)
         return true;
     const uint64_t before = atomic_fetch_add(&engine->open_holes, holes);
     if (holes > most || before > most - holes) {
@@ -72,6 +73,7 @@ int pc__region_home_generation(struct pc_engine *engine, struct pc__region *regi
                         (unsigned long long)region->id);
     generation->memfd = base->memfd;
     generation->inode = base->inode;
+    generation->on_disk = base->on_disk;
     generation->version = base->version;
     pc__link_push(&region->generations, &generation->link);
     region->is_mapped = true;
@@ -107,7 +109,7 @@ int pc__region_seal(struct pc_engine *engine, struct pc__region *region, bool bu
         if (!rc)
             rc = pc__region_home_generation(engine, region);
         if (!rc && !region->home->n_segments) {
-            const struct pc__kept kept = pc__kept_of(region, PC__KEPT_HOME, base->inode, 0);
+            const struct pc__kept kept = pc__kept_of_store(region, PC__KEPT_HOME, base, 0);
             rc = pc__keep(engine, &kept, base->memfd);
         }
         if (rc) {
@@ -137,8 +139,12 @@ static int adopt_store(struct pc__store *store, struct pc__region *region,
         return pc__fail(PC_ERR_PROTOCOL, "the keeper holds two stores of variable %llu",
                         (unsigned long long)region->id);
     }
-    int rc = pc__store_open(store, fd, kept->inode, region->length_bytes, kept->version);
-    return rc ? rc : pc__memfd_blocks(&store->data, fd, region->length_bytes);
+    int rc = pc__store_open(store, fd, kept->inode, region->length_bytes, kept->version, kept->on_disk);
+    if (rc)
+        return rc;
+    return kept->kind == PC__KEPT_OVERLAY && kept->on_disk
+               ? pc__overlay_read_notes(store)
+               : pc__memfd_blocks(&store->data, fd, region->length_bytes);
 }
 
 static int adopt_generation(struct pc_engine *engine, struct pc__region *region,
@@ -174,6 +180,13 @@ static bool has_notes(const struct pc__kept *kept, const struct stat *st)
            (uint64_t)st->st_size == kept->length_bytes + pc__lost_notes_bytes(kept->length_bytes);
 }
 
+static bool is_as_long_as_it_says(const struct pc__kept *kept, const struct stat *st)
+{
+    const bool is_noted = kept->kind == PC__KEPT_OVERLAY && kept->on_disk;
+    const uint64_t notes_bytes = is_noted ? pc__overlay_notes_bytes(kept->length_bytes) : 0;
+    return (uint64_t)st->st_size == kept->length_bytes + notes_bytes || has_notes(kept, st);
+}
+
 int pc__region_adopt_notes(struct pc__home *home, const struct pc__kept *kept)
 {
     struct stat st;
@@ -205,15 +218,14 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
                                         .base_address = kept->base_address,
                                         .length_bytes = kept->length_bytes};
     struct stat st;
-    if (!pc__region_info_valid(&info) || fstat(fd, &st) ||
-        ((uint64_t)st.st_size != kept->length_bytes && !has_notes(kept, &st))) {
+    if (!pc__region_info_valid(&info) || fstat(fd, &st) || !is_as_long_as_it_says(kept, &st)) {
         close(fd);
         return pc__fail(PC_ERR_PROTOCOL,
                         "the keeper's record of variable %llu does not fit its memfd",
                         (unsigned long long)kept->region);
     }
     if (kept->kind == PC__KEPT_HOME && !kept->sealed) {
-        pc__unkeep(engine, kept->inode, false);
+        pc__unkeep(engine, kept->inode, kept->on_disk);
         close(fd);
         return PC_OK;
     }

@@ -42,13 +42,13 @@ void pc__generation_drop(struct pc_engine *engine, struct pc__region *region,
                          struct pc__generation *generation);
 
 /* home.c */
-int pc__home_make(struct pc_engine *engine, struct pc__region *region,
+int pc__home_make(struct pc_engine *engine, struct pc__region *region, bool on_disk,
                   const struct pc_segment *segments, size_t n_segments, int *fd);
 struct pc__home *pc__home_new(void);
 void pc__home_free(struct pc_engine *engine, struct pc__home *home, uint64_t length_bytes);
 /* Owns fd in every case. */
 int pc__store_open(struct pc__store *store, int fd, uint64_t inode, uint64_t length_bytes,
-                   uint64_t version);
+                   uint64_t version, bool on_disk);
 void pc__store_close(struct pc_engine *engine, struct pc__store *store, uint64_t length_bytes);
 /* Whether a lease needs the base to stay as it is, if it were to go to that version. */
 bool pc__home_base_leased(const struct pc_engine *engine, const struct pc__region *region,
@@ -79,6 +79,7 @@ bool pc__home_is_behind(const struct pc__home *home);
 /* Where the blocks of a version are. Describes up to n blocks from block on that are alike. */
 enum pc__home_kind {
     PC__HOME_ZEROS, PC__HOME_MEMORY, PC__HOME_MIXED, PC__HOME_HISTORY,
+    PC__HOME_DISK,                 /* a file on disk has it: one block at a time */
     PC__HOME_DELTA,                /* a pending layer has what it is to be XORed with */
     PC__HOME_LOST                  /* no server had it when the home was rebuilt, and none of its versions
                                       up to this one wrote it */
@@ -97,10 +98,14 @@ struct pc__home_part pc__home_resolve(struct pc_engine *engine, const struct pc_
  * PC_OK, PC_ERR_NO_VERSION (none such, or not heard of yet) or PC_ERR_EXPIRED. */
 int pc__home_knows(const struct pc_engine *engine, const struct pc__region *region,
                    uint64_t version);
-/* One block of kind MIXED, HISTORY or DELTA, composed. Needs no lock, while held. */
+/* One block of kind MIXED, HISTORY, DISK or DELTA, composed. Needs no lock, while held. */
 int pc__home_compose(struct pc_engine *engine, struct pc__region *region,
                      const struct pc__home *home, uint64_t version, enum pc__home_kind kind,
                      uint64_t block, uint8_t *out);
+
+/* Blocks that are each of kind DISK, in one go. Likewise. */
+int pc__home_read_disk(struct pc__region *region, const struct pc__home *home, uint64_t version,
+                       uint64_t block, uint64_t n, uint8_t *out);
 
 /* rows.c: at the home. Status, or PC__WAIT: it has not heard of the version yet. */
 int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t version,
@@ -126,6 +131,12 @@ void pc__lost_close(struct pc__lost *lost); /* NULL is none */
 bool pc__lost_at(const struct pc__lost *lost, uint64_t version, uint64_t block, uint64_t *n);
 /* From this version on the layer's blocks are there. As often as one likes. */
 void pc__lost_written(struct pc__lost *lost, const struct pc__layer *layer, uint64_t version);
+
+/* overlay_notes.c: of an overlay on disk. */
+uint64_t pc__overlay_notes_bytes(uint64_t length_bytes); /* behind its blocks; whole blocks */
+/* It has the layer's blocks. */
+int pc__overlay_note(const struct pc__store *overlay, const struct pc__layer *layer);
+int pc__overlay_read_notes(struct pc__store *overlay);
 
 /* rebuild.c: a region gets another home. */
 /* Takes back what was prepared; owns fd. */

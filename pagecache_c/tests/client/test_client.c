@@ -437,8 +437,8 @@ static void test_make_home(struct world *world)
     int fd;
     for (size_t i = 0; i < N; i++)
         source[i] = (char)(i * 31 >> 3);
-    FAILS(pc_client_create(client, 99, BASE, LENGTH, SECOND, &fd), PC_ERR_NO_REGION, "");
-    OK(pc_client_create(client, MADE, BASE + (2ull << 30), LENGTH, 30 * SECOND, &fd));
+    FAILS(pc_client_create(client, 99, BASE, LENGTH, PC_MEDIUM_MEMORY, SECOND, &fd), PC_ERR_NO_REGION, "");
+    OK(pc_client_create(client, MADE, BASE + (2ull << 30), LENGTH, PC_MEDIUM_MEMORY, 30 * SECOND, &fd));
     for (int threads = 0; threads < 4; threads++) {
         memset(back, 0, N);
         OK(pc_copy_in(fd, 777, source, N, threads));

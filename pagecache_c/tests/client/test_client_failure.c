@@ -388,7 +388,7 @@ static void test_death_in_open(struct world *world)
     world->fake->die_at_open = 1;
     int fd;
     FAILS(try_map(world, client, PAGED, 0, 500 * MS, &mapping), PC_ERR_NO_SERVER, "gone");
-    FAILS(pc_client_create(client, MADE, BASE + ((uint64_t)2 << 30), LENGTH, 100 * MS, &fd),
+    FAILS(pc_client_create(client, MADE, BASE + ((uint64_t)2 << 30), LENGTH, PC_MEDIUM_MEMORY, 100 * MS, &fd),
           PC_ERR_NO_SERVER, "gone");
     FAILS(pc_client_seal(client, MADE, 100 * MS), PC_ERR_NO_SERVER, "gone");
     world->fake->die_at_open = 0;

@@ -285,7 +285,7 @@ static struct pc_mapping build(struct world *world, pc_client *client)
 {
     struct pc_mapping mapping;
     (void)world;
-    OK(pc_client_build(client, MADE, MADE_BASE, LENGTH, 30 * SECOND, &mapping));
+    OK(pc_client_build(client, MADE, MADE_BASE, LENGTH, PC_MEDIUM_MEMORY, 30 * SECOND, &mapping));
     return mapping;
 }
 
@@ -327,7 +327,7 @@ static void test_build(struct world *world)
           "not sealed");
     FAILS(pc_client_dirty(client, made.id, &run, 1), PC_ERR_NO_REGION, "not sealed");
     FAILS(pc_client_reads_begin(client, made.id), PC_ERR_NO_REGION, "not sealed");
-    FAILS(pc_client_build(client, MADE, MADE_BASE, LENGTH, SECOND, &other), PC_ERR_CLASH, "variable 4");
+    FAILS(pc_client_build(client, MADE, MADE_BASE, LENGTH, PC_MEDIUM_MEMORY, SECOND, &other), PC_ERR_CLASH, "variable 4");
     OK(pc_client_build_seal(client, made.id, 30 * SECOND));
     CHECK(world->fake->made_state == FAKE_SEALED && world->fake->live_mappings == 1, "%d leases",
           world->fake->live_mappings);
@@ -379,18 +379,18 @@ static void test_abandon(struct world *world)
     FAILS(pc_client_build_seal(client, 999, 10 * SECOND), PC_ERR_NO_REGION, "999");
     OK(pc_client_unmap(client, made.id));
     /* What cannot be made leaves nothing mapped. */
-    FAILS(pc_client_build(client, 99, BASE, LENGTH, 10 * SECOND, &other), PC_ERR_NO_REGION, "");
+    FAILS(pc_client_build(client, 99, BASE, LENGTH, PC_MEDIUM_MEMORY, 10 * SECOND, &other), PC_ERR_NO_REGION, "");
     CHECK(other.address == 0 && other.id == 0, "something with a failure");
-    FAILS(pc_client_build(client, MADE, BASE + 1, LENGTH, 10 * SECOND, &other), PC_ERR_RANGE, "");
-    FAILS(pc_client_build(client, MADE, MADE_BASE, 0, 10 * SECOND, &other), PC_ERR_RANGE, "");
-    FAILS(pc_client_build(client, MADE, 0x1000, LENGTH, 10 * SECOND, &other), PC_ERR_RANGE, "");
+    FAILS(pc_client_build(client, MADE, BASE + 1, LENGTH, PC_MEDIUM_MEMORY, 10 * SECOND, &other), PC_ERR_RANGE, "");
+    FAILS(pc_client_build(client, MADE, MADE_BASE, 0, PC_MEDIUM_MEMORY, 10 * SECOND, &other), PC_ERR_RANGE, "");
+    FAILS(pc_client_build(client, MADE, 0x1000, LENGTH, PC_MEDIUM_MEMORY, 10 * SECOND, &other), PC_ERR_RANGE, "");
     struct pc_mapping one = world_map(world, client, PAGED, 0);
     CHECK(one.address == BASE, "the failed one kept its address");
     int creates = world->fake->creates;
     void *at = (void *)(uintptr_t)MADE_BASE;
     REQUIRE(mmap(at, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) ==
             at);
-    FAILS(pc_client_build(client, MADE, MADE_BASE, LENGTH, 10 * SECOND, &other), PC_ERR_CLASH,
+    FAILS(pc_client_build(client, MADE, MADE_BASE, LENGTH, PC_MEDIUM_MEMORY, 10 * SECOND, &other), PC_ERR_CLASH,
           "where this process has");
     CHECK(world->fake->creates == creates, "the server was asked for what cannot be mapped");
     OK(pc_client_close(client));

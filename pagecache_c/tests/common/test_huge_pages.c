@@ -217,7 +217,7 @@ static void test_all_maps(int trap)
     CHECK(commit(c, s, home, &info, 0, some, 1) == 1);
     struct pc_mapping h1 = map_at(home, &info, 1, 0), w1 = map_at(far, &info, 1, PC_MAP_PRIVATE);
     struct pc_mapping built;
-    OK(pc_client_build(home, 7, PC_WINDOW_BEGIN + ((uint64_t)7 << 28), MIB, WAIT, &built));
+    OK(pc_client_build(home, 7, PC_WINDOW_BEGIN + ((uint64_t)7 << 28), MIB, PC_MEDIUM_MEMORY, WAIT, &built));
     SOON(maps_that_refuse() >= 9);
     OK(pc_client_unmap(home, h0.id));
     OK(pc_client_unmap(home, h1.id));
@@ -248,7 +248,8 @@ static void test_single_pages(int i)
     CHECK(pwrite(plain_fd, bytes, PC_BLOCK_BYTES, 5 << 12) == PC_BLOCK_BYTES);
     int put = pc_copy_in(put_fd, 5 << 12, bytes, PC_BLOCK_BYTES, 1);
     int across = pc_copy_in(put_fd, (2u << 20) + 100, bytes, PC_BLOCK_BYTES, 1); /* of two blocks */
-    int replaced = replace(home_fd, 700, 1, bytes, true);
+    const struct pc__store home = {.memfd = home_fd};
+    int replaced = replace(&home, 700, 1, bytes, true);
     close_window(&window);
     OK(put);
     OK(across);
@@ -339,7 +340,7 @@ static void test_reply_is_copied(int i)
     uint64_t *data = malloc(length);
     fill_pattern(data, 1, 0, length);
     int fd = -1, logged = s->log_events;
-    OK(pc_client_create(client, 1, info.base_address, length, WAIT, &fd));
+    OK(pc_client_create(client, 1, info.base_address, length, PC_MEDIUM_MEMORY, WAIT, &fd));
     struct window window = open_window(settings[i][0], settings[i][1]);
     ssize_t wrote = pwrite(fd, data, length, 0);
     int sealed = pc_client_seal(client, 1, WAIT);

@@ -74,11 +74,13 @@ static const struct golden {
     {"hello", 80, 0,
      "4000000001000000070000000000000001000000020000000000000000000000302e312e302b616263"},
 #define CREATE 1
-    {"create", 40, 0, "180000000200000008000000000000000807060504030201000020000011000000000030"},
+    {"create", 48, 0,
+     "20000000020000000800000000000000080706050403020100002000001100000000003000000000"
+     "01"},
 #define SEAL 2
-    {"seal", 40, 0, "180000000300000009000000000000000807060504030201"},
+    {"seal", 48, 0, "200000000300000009000000000000000807060504030201"},
 #define ABANDON 3
-    {"abandon", 40, 0, "18000000040000000a000000000000000807060504030201"},
+    {"abandon", 48, 0, "20000000040000000a000000000000000807060504030201"},
 #define OPEN 4
     {"open", 72, 0,
      "38000000050000000b00000000000000050000000000000008070605040302010300000000000000"
@@ -192,7 +194,8 @@ static void test_golden_pack(void)
     n = pack(packed, PC__CTL_HELLO, 7, 0, &hello, sizeof hello);
     expect_golden(HELLO, packed, n);
 
-    struct pc__ctl_region region = {REGION, BASE, LENGTH};
+    struct pc__ctl_region region = {.region = REGION, .base_address = BASE, .length_bytes = LENGTH,
+                                    .medium = PC_MEDIUM_DISK};
     n = pack(packed, PC__CTL_CREATE, 8, 0, &region, sizeof region);
     expect_golden(CREATE, packed, n);
     region = (struct pc__ctl_region){.region = REGION};
@@ -401,6 +404,8 @@ static const struct breakage {
     {"hello of another wire version", HELLO, 16, 4, 99, 0},
     {"hello with another trap", HELLO, 20, 4, 99, 0},
     {"create off block", CREATE, 24, 8, BASE + 1, BAD},
+    {"create in a medium that is none", CREATE, 40, 4, PC_MEDIUM_DISK + 1, BAD},
+    {"create with a reserved field", CREATE, 44, 4, 1, BAD},
     {"create of nothing", CREATE, 32, 8, 0, BAD},
     {"create that wraps", CREATE, 32, 8, UINT64_MAX, BAD},
     {"create up to the last byte", CREATE, 32, 8, UINT64_MAX - BASE, 0},

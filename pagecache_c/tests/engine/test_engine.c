@@ -106,7 +106,7 @@ static void test_scattered_reads(int trap)
     CHECK(stats_of(&c->servers[1]).opens == 1);
     region = region_of(&c->servers[0], 1);
     CHECK(region.reads >= 100 && region.idle_ns > 0 && region.idle_ns < 600 * SECOND);
-    CHECK(region.home_bytes == 64 * MIB);
+    CHECK((MEDIUM == PC_MEDIUM_DISK ? region.disk_bytes : region.home_bytes) == 64 * MIB);
     pc_client_close(far);
     pc_client_close(home);
     cluster_stop(c);
@@ -124,7 +124,7 @@ static void test_a_scan_goes_on_in_the_next_piece(int trap)
         info[i] = (struct pc_region_info){.region = 7 + i, .length_bytes = 8 * MIB,
                                           .base_address = PC_WINDOW_BEGIN + i * 8 * MIB};
         int fd = -1;
-        OK(pc_client_create(home, info[i].region, info[i].base_address, 8 * MIB, WAIT, &fd));
+        OK(pc_client_create(home, info[i].region, info[i].base_address, 8 * MIB, MEDIUM, WAIT, &fd));
         fill_pattern(data, info[i].region, 0, 8 * MIB);
         OK(pc_copy_in(fd, 0, data, 8 * MIB, 1));
         close(fd);

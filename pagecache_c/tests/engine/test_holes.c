@@ -68,7 +68,7 @@ static struct pc_region_info sparse_in_place(struct world *w, uint64_t id, uint6
     const struct pc_region_info info = {.region = id,
                                         .base_address = PC_WINDOW_BEGIN + (id << 28),
                                         .length_bytes = holes + DATA};
-    OK(pc_client_build(w->builder, id, info.base_address, info.length_bytes, WAIT, m));
+    OK(pc_client_build(w->builder, id, info.base_address, info.length_bytes, MEDIUM, WAIT, m));
     fill_pattern((uint64_t *)(uintptr_t)(m->address + holes), id, holes, DATA);
     OK(pc_client_build_seal(w->builder, m->id, WAIT));
     publish(w->c, info, w->s->id);

@@ -74,7 +74,7 @@ static int try_put(struct cluster *c, struct server *server, pc_client *client, 
                                         .base_address = PC_WINDOW_BEGIN + (id << 28),
                                         .length_bytes = PC_BLOCK_BYTES};
     int fd = -1;
-    OK(pc_client_create(client, id, PC_WINDOW_BEGIN + (id << 28), PC_BLOCK_BYTES, 30 * SECOND, &fd));
+    OK(pc_client_create(client, id, PC_WINDOW_BEGIN + (id << 28), PC_BLOCK_BYTES, MEDIUM, 30 * SECOND, &fd));
     OK(pc_copy_in(fd, 0, &id, sizeof id, 1));
     close(fd);
     int rc = pc_client_seal(client, id, 20 * SECOND);
@@ -436,7 +436,7 @@ static void test_no_record_of_a_dropped_layer_stays(int trap)
 static void fail_to_seal(struct server *server, pc_client *client, uint64_t id)
 {
     int fd;
-    OK(pc_client_create(client, id, PC_WINDOW_BEGIN + (id << 28), HOLES_BYTES, 30 * SECOND, &fd));
+    OK(pc_client_create(client, id, PC_WINDOW_BEGIN + (id << 28), HOLES_BYTES, MEDIUM, 30 * SECOND, &fd));
     close(fd);
     fail_sends(EPERM, 1000000);
     int rc = pc_client_seal(client, id, 5 * SECOND);

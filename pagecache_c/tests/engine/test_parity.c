@@ -97,11 +97,12 @@ static void check_staged(struct pair *p, uint64_t version, const struct pc_run *
               : pc_engine_stage_record(p->s0->engine, 1, version, id));
     struct pc__layer *layer = pc__layer_get(p->s0->engine, pc__layer_id(1, id));
     CHECK(layer && !layer->flags);
+    uint64_t words[512];
     for (uint32_t i = 0; i < layer->n_runs; i++)
-        for (uint64_t k = 0; k < layer->runs[i].n_blocks; k++)
-            check_words(&changes, 1, version, layer->runs[i].first_block + k,
-                        (const void *)(layer->map + layer->data_offset +
-                                       ((layer->positions[i] + k) << 12)));
+        for (uint64_t k = 0; k < layer->runs[i].n_blocks; k++) {
+            OK(pc__layer_read(layer, layer->positions[i] + k, 1, (uint8_t *)words));
+            check_words(&changes, 1, version, layer->runs[i].first_block + k, words);
+        }
     pc__layer_put(layer);
     OK(pc_engine_drop_staged(p->s0->engine, 1, id));
 }
@@ -350,10 +351,13 @@ static void write_half(struct pc__home *home)
 {
     const struct pc__layer *layer = pc__of(home->pending.next, struct pc__layer, link);
     CHECK(layer->flags == PC__LAYER_MADE_WHOLE && !layer->unheard);
-    for (uint32_t i = 0; i < layer->n_runs; i += 2)
-        CHECK(pwrite(home->overlay.memfd,
-                     layer->map + layer->data_offset + (layer->positions[i] << 12),
-                     layer->runs[i].n_blocks << 12, (off_t)(layer->runs[i].first_block << 12)) > 0);
+    for (uint32_t i = 0; i < layer->n_runs; i += 2) {
+        const uint64_t n_bytes = layer->runs[i].n_blocks << 12;
+        uint8_t *bytes = malloc(n_bytes);
+        OK(pc__layer_read(layer, layer->positions[i], layer->runs[i].n_blocks, bytes));
+        CHECK(pwrite(home->overlay.memfd, bytes, n_bytes, (off_t)(layer->runs[i].first_block << 12)) > 0);
+        free(bytes);
+    }
 }
 
 static bool is_held_up(struct pc__region *region)
@@ -410,7 +414,7 @@ static void keep_by_hand(struct alone *a, uint64_t id, uint32_t flags)
     struct pc__layer *layer;
     uint64_t bytes;
     int fd = layer_file(1, id, flags, some, N(some), &bytes);
-    OK(pc__layer_open(fd, bytes, 1, id, &layer));
+    OK(pc__layer_open(fd, bytes, 1, id, false, &layer));
     layer->version = 1;
     OK(pc__layer_keep(a->server->engine, layer));
     pc__layer_put(layer);
@@ -449,7 +453,8 @@ static uint64_t overlay_word(struct server *server, uint64_t block)
     struct pc__region *region = pc__region_get(server->engine, 1);
     pthread_mutex_lock(&region->lock);
     CHECK(region->home->overlay.memfd >= 0);
-    const uint64_t word = *(const uint64_t *)(const void *)(region->home->overlay.map + (block << 12));
+    uint64_t word;
+    CHECK(pread(region->home->overlay.memfd, &word, sizeof word, (off_t)(block << 12)) == sizeof word);
     pthread_mutex_unlock(&region->lock);
     pc__region_put(server->engine, region);
     return word;

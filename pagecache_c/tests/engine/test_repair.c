@@ -38,7 +38,7 @@ static struct pc_region_info make(struct world *w, int at, uint64_t id, uint64_t
         words[(i - data_from) / 8] = id < 3           ? pattern(id, i)
                                      : kind == MIRROR ? pattern(1, i)
                                                       : xor_pattern(i, w->other.length_bytes);
-    OK(pc_client_create(w->clients[at], id, info.base_address, bytes, WAIT, &fd));
+    OK(pc_client_create(w->clients[at], id, info.base_address, bytes, MEDIUM, WAIT, &fd));
     OK(pc_copy_in(fd, data_from, words, bytes - data_from, 1));
     close(fd);
     free(words);

@@ -245,7 +245,7 @@ static void test_not_ready(int trap)
 {
     struct pair w = pair_of_three("ready", trap, N_BLOCKS << 12);
     int made = -1;
-    OK(pc_client_create(w.home, 7, PC_WINDOW_BEGIN + (7ull << 28), 1 << 12, LONG, &made));
+    OK(pc_client_create(w.home, 7, PC_WINDOW_BEGIN + (7ull << 28), 1 << 12, MEDIUM, LONG, &made));
     close(made);
     pc_client *other = attach(w.s0, trap);
     CHECK(pc_client_retire(other, 7, 0, NULL, 0, LONG) == PC_ERR_NO_REGION);

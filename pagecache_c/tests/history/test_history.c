@@ -1,14 +1,11 @@
 /* test_history.c - what the history keeps, drops and says, within its budgets; restarts in between.
  */
+#include "tests/support/fail_call.h"
 #include "tests/support/history_world.h"
 
 #include <dirent.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <sched.h>
-#include <stddef.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 
 static char directory[64]; /* below build/ */
@@ -302,24 +299,6 @@ static void test_large_records(void)
 }
 
 /* ------------------------------------------------------------- full disks */
-
-/* From here on this call says error if (argument & mask) >= least. */
-static void fail_call(int number, size_t argument, uint32_t mask, uint32_t least, uint32_t error)
-{
-    struct sock_filter program[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)number, 0, 4),
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
-                 (uint32_t)(offsetof(struct seccomp_data, args) + 8 * argument)),
-        BPF_STMT(BPF_ALU | BPF_AND | BPF_K, mask),
-        BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, least, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const struct sock_fprog filter = {.len = sizeof program / sizeof program[0], .filter = program};
-    REQUIRE(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    REQUIRE(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
-}
 
 /* 200 commits with a disk that takes nothing (or little) more: the newest are there. */
 static void commit_on_full_disk(struct pc__history *history, uint64_t region, uint64_t from)

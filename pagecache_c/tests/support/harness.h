@@ -459,6 +459,7 @@ static inline void *play_python(void *arg)
 
 /* What servers that are started from now on are told. */
 static int no_userfaultfd;
+static bool no_disk_directory;
 static pid_t named_after; /* not 0: instead of this process */
 static struct pc_engine_options told = {.fetch_timeout_ns = 3 * SECOND,
                                         .fault_timeout_ns = 6 * SECOND,
@@ -473,6 +474,7 @@ static inline void server_start(struct cluster *cluster, int i, const char *tag,
              (int)(named_after ? named_after : getpid()), tag, i);
     struct pc_engine_options options = told;
     options.socket_name = server->name;
+    options.disk_directory = no_disk_directory ? NULL : DISK_DIRECTORY;
     options.library_version = "test";
     options.server_id = server->id;
     options.keeper_fd = keeper_fd;
@@ -593,9 +595,10 @@ static inline struct pc_region_info build(struct cluster *cluster, struct server
 {
     struct pc_region_info info = {.region = id,
                                   .base_address = PC_WINDOW_BEGIN + (id << 28),
-                                  .length_bytes = length};
+                                  .length_bytes = length,
+                                  .medium = MEDIUM};
     int fd = -1;
-    OK(pc_client_create(client, id, info.base_address, length, 30 * SECOND, &fd));
+    OK(pc_client_create(client, id, info.base_address, length, MEDIUM, 30 * SECOND, &fd));
     uint64_t bytes = length - data_from;
     uint64_t *data = malloc(bytes);
     fill_pattern(data, id, data_from, bytes);

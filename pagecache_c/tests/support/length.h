@@ -3,8 +3,11 @@
 #ifndef PC_TESTS_LENGTH_H
 #define PC_TESTS_LENGTH_H
 
+#include "pagecache.h"
+
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
 
 #if defined(__has_feature)
@@ -18,6 +21,15 @@ static inline bool is_whole(void)
 {
     const char *said = getenv("TEST_WHOLE");
     return said && said[0] == '1';
+}
+
+/* Where homes lie in this run: TEST_MEDIUM=disk, or in memory. */
+#define DISK_DIRECTORY "/var/tmp"
+#define MEDIUM medium_of_run()
+static inline enum pc_medium medium_of_run(void)
+{
+    const char *said = getenv("TEST_MEDIUM");
+    return said && !strcmp(said, "disk") ? PC_MEDIUM_DISK : PC_MEDIUM_MEMORY;
 }
 
 /* Rounds, seeds, steps: as many as the gate has, or all. */
