@@ -72,8 +72,8 @@ class CommitHomes(Protocol):
         """The home fetches the layer from where it is staged.
 
         Raises:
-            OutOfMemoryError, DescriptorLimitError, HomeLostError: As they say; no use in trying
-                again now.
+            OutOfMemoryError, DescriptorLimitError, NoSpaceError, HomeLostError: As they say; no
+                use in trying again now.
             CommitAbortedError: The layer is not where it was staged. Its writer stages another.
         """
 
@@ -159,7 +159,7 @@ class Commits:
 
         Raises:
             CommitAbortedError: The commit was given up.
-            OutOfMemoryError, DescriptorLimitError, HomeLostError, WaitTimeoutError,
+            OutOfMemoryError, DescriptorLimitError, NoSpaceError, HomeLostError, WaitTimeoutError,
                 CommitAbortedError: As ``commit``.
             FreedError: The region has no home: it was freed.
         """
@@ -189,8 +189,8 @@ class Commits:
         Raises:
             CommitConflict: Another commit was first. Sending it again is of no use.
             CommitAbortedError, FreedError, NoVersionError: See ``CommitLog.prepare``.
-            OutOfMemoryError, DescriptorLimitError: A home has no room. The request may be sent
-                again.
+            OutOfMemoryError, DescriptorLimitError, NoSpaceError: A home has no room. The request
+                may be sent again.
             HomeLostError: A home of one of the variables is gone.
             JournalFullError: The request may be sent again.
             ProtocolError: A request that makes no sense.
@@ -391,6 +391,7 @@ class Commits:
             except (
                 errors.CommitAbortedError,
                 errors.DescriptorLimitError,
+                errors.NoSpaceError,
                 errors.HomeLostError,
                 errors.FreedError,
             ):

@@ -108,13 +108,15 @@ def _record_to_json(record: RegionRecord) -> str:
             homes.append([home, 1])
     where = [record.base_address, record.length_bytes, homes]
     pieces = [record.n_pieces, record.piece_bytes, record.piece_of, int(record.is_followed)]
-    pieces += [record.group_width, record.group_parity, int(record.is_parity)]
+    pieces += [record.group_width, record.group_parity]
+    pieces += [int(record.is_parity), int(record.on_disk)]
     return json.dumps([record.region, *where, record.term, *(pieces if any(pieces) else ())])
 
 
 def _record_from_json(text: str) -> RegionRecord:
     region, base_address, length_bytes, runs, term, *pieces = json.loads(text)
-    n_pieces, piece_bytes, piece_of, is_followed, width, n_parity, is_parity = pieces or (0,) * 7
+    n_pieces, piece_bytes, piece_of, is_followed, width, n_parity, *is_what = pieces or (0,) * 8
+    is_parity, on_disk = map(bool, is_what)
     homes = tuple(home for home, count in runs for _ in range(count))
     return RegionRecord(
         region=region,
@@ -129,7 +131,8 @@ def _record_from_json(text: str) -> RegionRecord:
         is_followed=bool(is_followed),
         group_width=width,
         group_parity=n_parity,
-        is_parity=bool(is_parity),
+        is_parity=is_parity,
+        on_disk=on_disk,
     )
 
 

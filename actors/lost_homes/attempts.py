@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from clamor_ray import errors
+from clamor_ray._protocol.refusals import NO_ROOM
 from clamor_ray.actors.lost_homes.repairs import Repairable
 from clamor_ray.actors.lost_homes.watched_calls import TELL_S, Examined, watched
 
@@ -78,7 +79,7 @@ class Calls:
             return await self.watched(server_id, call, timeout_s)
         except (Again, errors.SourceError):
             raise
-        except (errors.OutOfMemoryError, errors.DescriptorLimitError) as failure:
+        except NO_ROOM as failure:
             if refused is not None:
                 refused.add(server_id)
             raise Again(str(failure)) from failure

@@ -52,7 +52,7 @@ class Servers(RepairServers, Protocol):
 
         Raises:
             SourceError: The source cannot make it again. Nobody need try it anew.
-            OutOfMemoryError, DescriptorLimitError: It has no room.
+            OutOfMemoryError, DescriptorLimitError, NoSpaceError: It has no room.
         """
 
     async def rebuild_drop(self, server_id: int, region: int) -> None:

@@ -59,6 +59,7 @@ from clamor_ray._protocol.messages import (
     RegionRecord,
     ServerLost,
 )
+from clamor_ray._protocol.refusals import NO_ROOM
 from clamor_ray._protocol.source import CALL, Source
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import no_room
@@ -719,7 +720,7 @@ class Rebuilds:
         except GiverFull as full:
             await self._make_room(full.server_id, LAYER_BLOCKS * BLOCK_BYTES)
             raise Again(f"its group does not make it now: {full}") from full
-        except (errors.OutOfMemoryError, errors.DescriptorLimitError) as failure:
+        except NO_ROOM as failure:
             attempts.refused.add(plan.home)
             raise Again(str(failure)) from failure
         except Exception as failure:  # any: homes that give may be restarting, or lost

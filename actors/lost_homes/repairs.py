@@ -31,6 +31,7 @@ from pyroaring import BitMap
 
 from clamor_ray import errors
 from clamor_ray._protocol.messages import BLOCK_BYTES, RegionRecord, RepairSet
+from clamor_ray._protocol.refusals import NO_ROOM
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.lost_homes.lost_blocks import Losses
 from clamor_ray.actors.lost_homes.watched_calls import Examined, watched
@@ -366,7 +367,7 @@ class Repairs:
                 whole = list(filter(_is_whole, rows))  # the history begins anew behind a gap
                 if whole:
                     await self._take(region, taker, attempt, True, whole, staged)
-        except (errors.OutOfMemoryError, errors.DescriptorLimitError) as failure:
+        except NO_ROOM as failure:
             logger.warning("piece %d comes without older versions: %s", region, failure)
 
     def _records(
@@ -441,7 +442,7 @@ class Repairs:
         answers = await asyncio.gather(*calls, return_exceptions=True)
         rows: list[Staged] = [(version, []) for version, _, _ in wanted]
         for (member, layers), answer in zip(of_each.items(), answers, strict=True):
-            if isinstance(answer, errors.OutOfMemoryError | errors.DescriptorLimitError):
+            if isinstance(answer, NO_ROOM):
                 full = GiverFull(answer.message)
                 full.server_id = homes[member]
                 raise full from answer

@@ -46,7 +46,7 @@ class MoveServers(Protocol):
         """It begins to get ready to be the home.
 
         Raises:
-            OutOfMemoryError, DescriptorLimitError: It has no room.
+            OutOfMemoryError, DescriptorLimitError, NoSpaceError: It has no room.
             WaitTimeoutError: It was the home a moment ago: ask again.
         """
 

@@ -36,6 +36,7 @@ from pyroaring import BitMap
 from clamor_ray import errors
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import BLOCK_BYTES, MoveCounters, RegionRecord
+from clamor_ray._protocol.refusals import NO_ROOM
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.held_commits import HeldCommits
 from clamor_ray.actors.lost_homes.lost_blocks import Losses
@@ -296,7 +297,7 @@ class Moves:
             except errors.WaitTimeoutError as failure:
                 if loop.time() >= deadline:
                     raise MoveFailed(str(failure)) from failure
-            except (errors.OutOfMemoryError, errors.DescriptorLimitError) as failure:
+            except NO_ROOM as failure:
                 raise NoRoom(str(failure)) from failure
             except Exception as failure:  # any: nobody knows what was done
                 raise self._failed(move.taker, failure) from failure
@@ -485,7 +486,7 @@ class Moves:
 
     @staticmethod
     def _failed(server_id: int, failure: Exception) -> MoveFailed:
-        if isinstance(failure, errors.OutOfMemoryError | errors.DescriptorLimitError):
+        if isinstance(failure, NO_ROOM):
             return NoRoom(str(failure))
         return MoveFailed(f"page server {server_id:#x}: {failure!r}")
 

@@ -55,17 +55,22 @@ class Placements:
         self._next = 0  # variables of few pieces begin at different servers
         self._meant: dict[int, dict[int, int]] = {}  # variable with groups -> home of each piece
 
-    def homes(self, whole: RegionRecord, maker: int, is_fixed: bool = False) -> tuple[int, ...]:
+    def homes(
+        self, whole: RegionRecord, maker: int, is_fixed: bool = False, is_here: bool = False
+    ) -> tuple[int, ...]:
         """The server that each piece goes to, parity pieces too.
 
         Args:
             whole: The variable's.
             maker: The server where they are made.
             is_fixed: As in ``Shape``.
+            is_here: As in ``PieceLayout``.
 
         Returns:
-            The maker alone, where there is no other.
+            The maker alone, where there is no other, or where it keeps them.
         """
+        if is_here:
+            return (maker,) * whole.n_pieces
         servers = self._drains.others(0) or [maker]
         first = self._next % len(servers)
         self._next = first + whole.n_pieces

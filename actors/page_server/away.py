@@ -34,7 +34,7 @@ def old_homes(engine: Engine, reason: str) -> int:
         How many homes.
     """
     homes = [each for each in engine.region_stats() if each["is_home"]]
-    n_bytes = sum(each["home_bytes"] for each in homes)
+    n_bytes = sum(each["home_bytes"] + each["disk_bytes"] for each in homes)
     logger.error(
         "page server %#x was declared lost while it was not reached (%s): the %d homes that it has "
         "(%s) are old, and dropped",

@@ -210,7 +210,8 @@ class MovedHomes:
             What else ``Engine.rebuild_begin`` raises.
         """
         region = record.region
-        check_room(n_bytes, f"Becoming the home of {label(region)}", COMMIT_HINT)
+        if not record.on_disk:
+            check_room(n_bytes, f"Becoming the home of {label(region)}", COMMIT_HINT)
         with self._lock:
             before = self._attempts.pop(region, None)
         if before is not None:
@@ -222,6 +223,7 @@ class MovedHomes:
             record.length_bytes,
             runs_of(lost or BitMap().serialize()),
             record.term,
+            record.on_disk,
         )
         with self._lock:
             self._attempts[region] = _Attempt(

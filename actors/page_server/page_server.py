@@ -107,7 +107,10 @@ def layer_error(
             hint="Nothing is lost: commit again.",
         )
     if code != _native.PC_ERR_HOME_LOST:
-        limit = "its limit is RLIMIT_NOFILE" if code == _native.PC_ERR_DESCRIPTORS else ""
+        limit = {
+            _native.PC_ERR_DESCRIPTORS: "its limit is RLIMIT_NOFILE",
+            _native.PC_ERR_NO_SPACE: "the disk of its CLAMOR_SPILL_DIR",
+        }.get(code, "")
         staged_at = None if limit or code == _native.PC_ERR_NO_MEMORY else f"{from_server:#x}"
         where = {"page_server": f"{home:#x}", "staged_at": staged_at}
         return _native.error_for(code, limit, region=region, **where)
@@ -118,21 +121,21 @@ def layer_error(
     )
 
 
-class _NoHistoryDirectory(errors.ServerUnavailableError):
-    """Old versions have no place to go."""
+class _NoDirectory(errors.ServerUnavailableError):
+    """What does not fit into memory has no place to go."""
 
 
 def _was_restarted() -> bool:
     return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
-def _history_directory(config: ServerConfig) -> str:
+def _directory(setting: str, said: str) -> str:
     """Files there have no names: nothing is left of them whatever happens."""
-    directory = config.history_directory or str(session_directory())
+    directory = said or str(session_directory())
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise _NoHistoryDirectory(
-            f"The directory for old versions, {directory}, does not exist or cannot be written.",
-            hint="Set CLAMOR_HISTORY_DIR to one that every node has.",
+        raise _NoDirectory(
+            f"The directory of {setting}, {directory}, does not exist or cannot be written.",
+            hint=f"Set {setting} to one that every node has.",
         )
     return directory
 
@@ -179,7 +182,7 @@ class PageServer:
         if not isinstance(cause, errors.ClamorError):
             text = f"The page server of node {self._node_id} cannot start: {cause!r}"
             cause = errors.ServerUnavailableError(text)
-        is_final = isinstance(cause, (*starting.FINAL, _NoHistoryDirectory))
+        is_final = isinstance(cause, (*starting.FINAL, _NoDirectory))
         with contextlib.suppress(RayError):  # what it says is for a person: the log has it too
             told = self._registry.start_failed.remote(self._node_id, cause, is_final=is_final)
             ray.wait([told], timeout=CALL_S)
@@ -307,7 +310,10 @@ class PageServer:
                 stage_timeout_s=config.stage_timeout_s,
                 history_bytes=config.history_bytes,
                 history_disk_bytes=config.history_disk_bytes,
-                history_directory=_history_directory(config),
+                history_directory=_directory("CLAMOR_HISTORY_DIR", config.history_directory),
+                disk_directory=_directory(
+                    "CLAMOR_SPILL_DIR", config.spill_directory or config.history_directory
+                ),
                 cache_bytes=self._cache_bytes,
                 cache_policy=config.cache_policy,
                 replication=config.replication,

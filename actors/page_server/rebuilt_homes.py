@@ -128,11 +128,13 @@ class RebuiltHomes:
         record = order.record
         region = record.region
         what = f"Becoming the home of {label(region)}"
-        check_room(new_home.written_bytes(order), what, COMMIT_HINT)
+        if not record.on_disk:
+            check_room(new_home.written_bytes(order), what, COMMIT_HINT)
         lost = runs_of(order.lost or BitMap().serialize())
         fd = self._engine.rebuild_begin(
             *(region, record.version, record.base_address, record.length_bytes, lost),
             record.term,
+            record.on_disk,
         )
         try:
             for version, blocks in order.cached:

@@ -26,7 +26,7 @@ from clamor_ray._protocol.messages import (
 from clamor_ray._protocol.ray_state import within
 from clamor_ray._protocol.refusals import IllegalTransition, NoAddresses, RegistryError
 from clamor_ray._protocol.source import SHARED, Source
-from clamor_ray._redundancy.groups import NO_GROUPS, PieceGroups, Shape, lengths_of
+from clamor_ray._redundancy.groups import PieceLayout, groups_of, lengths_of
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.lost_homes import shared_objects
@@ -143,7 +143,9 @@ class Regions:
             self._which_are_known, lambda region: ends.carry_out(core.abandon(region))
         )
 
-    async def create(self, length_bytes: int, node_id: str, request_id: int = 0) -> RegionRecord:
+    async def create(
+        self, length_bytes: int, node_id: str, request_id: int = 0, on_disk: bool = False
+    ) -> RegionRecord:
         """A new region homed on a node, invisible until ``seal``, for which there are 600 s.
 
         Also ends those whose maker died, or gave up, without a word.
@@ -152,6 +154,7 @@ class Regions:
             length_bytes: At least 1.
             node_id: Ray's hex id of its home.
             request_id: 63 random bits; the same ones get the same region again. 0: none.
+            on_disk: Its home has it in a file.
 
         Raises:
             ServerUnavailableError: See ``PageServers.ensure``; also where the cluster's log of
@@ -165,7 +168,7 @@ class Regions:
             await self._room.make(length_bytes)
         # No await from here on: others create regions, too.
         self._abandon_stale()
-        record, is_new = self._make(length_bytes, info.server_id, request_id)
+        record, is_new = self._make(length_bytes, info.server_id, request_id, on_disk)
         if is_new:
             try:
                 self._journal.create_region(record, request_id, record.region + 1)
@@ -177,10 +180,9 @@ class Regions:
     async def create_pieces(
         self,
         length_bytes: int,
-        piece_bytes: int,
+        layout: PieceLayout,
         node_id: str,
         request_id: int = 0,
-        shape: Shape = NO_GROUPS,
     ) -> list[RegionRecord]:
         """A new variable in pieces, whose bytes are made on a node. Each piece is sealed when it is
         made, and may move then; the variable itself is sealed when all are. Each seal gives it 600
@@ -188,9 +190,8 @@ class Regions:
 
         Args:
             length_bytes: More than one piece, where there is no redundancy.
-            piece_bytes: Of each piece but the last, a multiple of 2 MiB.
+            layout: Of its pieces.
             node_id, request_id: As in ``create``.
-            shape: Of its groups.
 
         Returns:
             The variable's record, and that of each piece.
@@ -201,8 +202,8 @@ class Regions:
         info = await self._servers.ensure(node_id)
         self._abandon_stale()
         if self._core.requested(request_id) is None:
-            groups = PieceGroups(-(-length_bytes // piece_bytes), shape.width, shape.n_parity)
-            parity = lengths_of(groups, length_bytes, piece_bytes)[groups.n_pieces :]
+            groups = groups_of(length_bytes, layout)
+            parity = lengths_of(groups, length_bytes, layout.piece_bytes)[groups.n_pieces :]
             await self._room.make(self._core.addresses.gap_bytes([length_bytes, *parity]))
         # No await from here on.
         self._abandon_stale()
@@ -210,7 +211,7 @@ class Regions:
             raise IllegalTransition(f"request {request_id:#x} was given up by its maker")
         is_new = self._core.requested(request_id) is None
         whole = self._core.create_pieces(
-            length_bytes, piece_bytes, info.server_id, time.monotonic(), request_id, shape
+            length_bytes, layout, info.server_id, time.monotonic(), request_id
         )
         pieces = [record for each in whole.pieces if (record := self._core.record_of(each))]
         if is_new:
@@ -225,7 +226,7 @@ class Regions:
         return [whole, *pieces]
 
     def _make(
-        self, length_bytes: int, server_id: int, request_id: int
+        self, length_bytes: int, server_id: int, request_id: int, on_disk: bool = False
     ) -> tuple[RegionRecord, bool]:
         """A region in the core; whether it is to be written."""
         if request_id in self._given_up:
@@ -234,7 +235,8 @@ class Regions:
         self._ends.carry_out(self._core.abandon_stale(now_s - CREATING_S))
         if (again := self._core.requested(request_id)) is not None:
             return again, False
-        return self._core.create_region(length_bytes, server_id, time.monotonic(), request_id), True
+        made = (length_bytes, server_id, time.monotonic(), request_id, on_disk)
+        return self._core.create_region(*made), True
 
     def seal(
         self, region: int, source: Source | None = None, counted: Counted | None = None

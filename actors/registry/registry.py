@@ -62,7 +62,7 @@ from clamor_ray._protocol.ray_state import alive_nodes, forget_jobs_of
 from clamor_ray._protocol.rendezvous import Guest, Meeting, Waiting
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import Source
-from clamor_ray._redundancy.groups import NO_GROUPS, Shape
+from clamor_ray._redundancy.groups import PieceLayout
 from clamor_ray.actors.allreduce.meetings import Meetings
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
@@ -502,25 +502,20 @@ class Registry:
     # -- regions
 
     async def create_region(
-        self, length_bytes: int, node_id: str, request_id: int = 0
+        self, length_bytes: int, node_id: str, request_id: int = 0, on_disk: bool = False
     ) -> RegionRecord:
         """See ``Regions.create``."""
-        return await self._regions.create(length_bytes, node_id, request_id)
+        return await self._regions.create(length_bytes, node_id, request_id, on_disk)
 
     async def create_pieces(
-        self,
-        length_bytes: int,
-        piece_bytes: int,
-        node_id: str,
-        request_id: int,
-        n_anchors: int,
-        shape: Shape = NO_GROUPS,
+        self, length_bytes: int, layout: PieceLayout, node_id: str, request_id: int, n_anchors: int
     ) -> CreatedPieces:
         """See ``Regions.create_pieces``, ``Placements.homes`` and ``RayAnchors.make``."""
         whole, *pieces = await self._regions.create_pieces(
-            length_bytes, piece_bytes, node_id, request_id, shape
+            length_bytes, layout, node_id, request_id
         )
-        homes = self._placements.homes(whole, pieces[0].homes[0], shape.is_fixed)
+        kept = (layout.shape.is_fixed, layout.is_here)
+        homes = self._placements.homes(whole, pieces[0].homes[0], *kept)
         anchors = self._anchors.make(n_anchors) if n_anchors else []
         return CreatedPieces(whole, tuple(pieces), homes, anchors)
 
@@ -542,10 +537,10 @@ class Registry:
         await self._placements.place(region, server_id, place_s)
 
     async def create_counted(
-        self, length_bytes: int, node_id: str, request_id: int, n_anchors: int
+        self, length_bytes: int, node_id: str, request_id: int, n_anchors: int, on_disk: bool
     ) -> Created:
         """See ``Regions.create`` and ``RayAnchors.make``."""
-        record = await self._regions.create(length_bytes, node_id, request_id)
+        record = await self._regions.create(length_bytes, node_id, request_id, on_disk)
         return Created(record, self._anchors.make(n_anchors))
 
     async def seal(

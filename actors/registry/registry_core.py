@@ -46,7 +46,7 @@ from clamor_ray._protocol.messages import (
 )
 from clamor_ray._protocol.names import server_id_of
 from clamor_ray._protocol.refusals import IllegalTransition, NoSuchRegion, NoSuchServer
-from clamor_ray._redundancy.groups import NO_GROUPS, PieceGroups, Shape, lengths_of
+from clamor_ray._redundancy.groups import PieceLayout, groups_of, lengths_of
 from clamor_ray.actors.window.address_space import AddressSpace
 
 FIRST_VERSION = 0  # the state after no commit; what the engine gives a new home
@@ -173,7 +173,12 @@ class RegistryCore:
             self._first_region = self._next_region = first_region
 
     def create_region(
-        self, length_bytes: int, server_id: int, now_s: float = 0.0, request_id: int = 0
+        self,
+        length_bytes: int,
+        server_id: int,
+        now_s: float = 0.0,
+        request_id: int = 0,
+        on_disk: bool = False,
     ) -> RegionRecord:
         """A new region, homed at one server, that nobody can look up before ``seal``.
 
@@ -182,6 +187,7 @@ class RegistryCore:
             server_id: Its home.
             now_s: For ``abandon_stale``; any clock that does not go back.
             request_id: Of the maker's choice; the same one gets the same region again. 0: none.
+            on_disk: Its home has it in a file.
 
         Raises:
             ValueError: A length below 1.
@@ -200,6 +206,7 @@ class RegistryCore:
             base_address=base_address,
             length_bytes=length_bytes,
             homes=(server_id,) * n_extents,
+            on_disk=on_disk,
         )
         self._next_region += 1
         self._regions[record.region] = _Region(
@@ -213,20 +220,18 @@ class RegistryCore:
     def create_pieces(
         self,
         length_bytes: int,
-        piece_bytes: int,
+        layout: PieceLayout,
         server_id: int,
         now_s: float = 0.0,
         request_id: int = 0,
-        shape: Shape = NO_GROUPS,
     ) -> RegionRecord:
         """A new variable in pieces: its own region, which has no home, and one region for each
         piece, homed at one server. Each is sealed by itself, the variable's own the last.
 
         Args:
             length_bytes: More than one piece, where there is no redundancy.
-            piece_bytes: Of each piece but the last, a multiple of 2 MiB.
+            layout: Of its pieces; parity pieces are made too.
             server_id, now_s, request_id: As in ``create_region``.
-            shape: Of its groups: parity pieces are made too.
 
         Raises:
             ValueError: There would be one piece, without redundancy.
@@ -236,10 +241,10 @@ class RegistryCore:
             return again
         if server_id not in self._servers:
             raise NoSuchServer(f"server {server_id:#x} is not registered")
-        groups = PieceGroups(-(-length_bytes // piece_bytes), shape.width, shape.n_parity)
+        groups = groups_of(length_bytes, layout)
         if groups.n_regions < 2:
-            raise ValueError(f"{length_bytes} bytes in pieces of {piece_bytes}")
-        lengths = lengths_of(groups, length_bytes, piece_bytes)
+            raise ValueError(f"{length_bytes} bytes in pieces of {layout.piece_bytes}")
+        lengths = lengths_of(groups, length_bytes, layout.piece_bytes)
         base_address = self.addresses.allocate(length_bytes)
         begins = self.addresses.split(base_address, lengths[: groups.n_pieces])
         begins += self.addresses.allocate_all(lengths[groups.n_pieces :], undo=begins)
@@ -250,23 +255,13 @@ class RegistryCore:
             length_bytes=length_bytes,
             homes=(),
             n_pieces=groups.n_pieces,
-            piece_bytes=piece_bytes,
-            group_width=shape.width,
-            group_parity=shape.n_parity,
+            piece_bytes=layout.piece_bytes,
+            group_width=groups.width,
+            group_parity=groups.n_parity,
+            on_disk=layout.on_disk,
         )
         pieces = [
-            RegionRecord(
-                region=whole.region + 1 + index,
-                version=FIRST_VERSION,
-                base_address=begin,
-                length_bytes=n_bytes,
-                homes=(server_id,) * -(-n_bytes // EXTENT_BYTES),
-                piece_of=whole.region,
-                is_followed=index < groups.n_pieces - 1,
-                group_width=shape.width,
-                group_parity=shape.n_parity,
-                is_parity=groups.is_parity(index),
-            )
+            whole.piece(index, begin, n_bytes, server_id)
             for index, (begin, n_bytes) in enumerate(zip(begins, lengths, strict=True))
         ]
         for record in (whole, *pieces):

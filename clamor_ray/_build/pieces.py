@@ -27,6 +27,7 @@ UNIT_BYTES: Final = 2 << 20
 PIECES_A_SERVER: Final = 4
 MOST_PIECES: Final = 64  # of what is no larger than these pieces of 1 GiB
 LARGE_BYTES: Final = 1 << 30
+LARGE_ON_DISK_BYTES: Final = 32 << 20
 MOST_LARGE: Final = 1024
 UNDER_WAY: Final = 2  # on their way to their homes
 EMPTY_UNDER_WAY: Final = 8  # of those that have no bytes, so that they take no memory
@@ -37,7 +38,9 @@ LAYERS_BYTES: Final = 64 << 20  # in which pieces are on their way: `actors/move
 Content = Sequence[tuple[int, memoryview]]
 
 
-def piece_bytes_of(length_bytes: int, n_servers: int, width: int = 0) -> int:
+def piece_bytes_of(
+    length_bytes: int, n_servers: int, width: int = 0, *, on_disk: bool = False
+) -> int:
     """Of each piece but the last: some for each server, not too many, none too large.
 
     Args:
@@ -45,6 +48,7 @@ def piece_bytes_of(length_bytes: int, n_servers: int, width: int = 0) -> int:
         n_servers: that it is spread over.
         width: pieces of a group: as many of them as make the parities least, and half of what it
             would be without groups at least.
+        on_disk: a commit needs memory for one piece after the other, so they are small.
 
     Returns:
         A multiple of 2 MiB.
@@ -52,13 +56,14 @@ def piece_bytes_of(length_bytes: int, n_servers: int, width: int = 0) -> int:
     Example:
         >>> piece_bytes_of(100 << 20, 4) >> 20, piece_bytes_of(1 << 20, 4) >> 20
         (8, 2)
-        >>> piece_bytes_of(1 << 40, 4) >> 30
-        1
+        >>> piece_bytes_of(1 << 40, 4) >> 30, piece_bytes_of(10 << 30, 1, on_disk=True) >> 20
+        (1, 32)
         >>> piece_bytes_of(64 << 20, 3) >> 20, piece_bytes_of(64 << 20, 3, width=2) >> 20
         (6, 8)
     """
     n_pieces = min(MOST_PIECES, PIECES_A_SERVER * n_servers)
-    n_pieces = max(n_pieces, min(MOST_LARGE, -(-length_bytes // LARGE_BYTES)))
+    large_bytes = LARGE_ON_DISK_BYTES if on_disk else LARGE_BYTES
+    n_pieces = max(n_pieces, min(MOST_LARGE, -(-length_bytes // large_bytes)))
     if width < 2:
         return round_up(-(-length_bytes // n_pieces), UNIT_BYTES)
 
@@ -154,6 +159,7 @@ class PieceMaker:
 
         Raises:
             OutOfMemoryError: No node has room for one of them.
+            NoSpaceError: They are on disk, and that has none.
             ServerUnavailableError: A page server was restarted, or is lost: make all of it again.
             WaitTimeoutError: A piece could not be moved in time.
         """
@@ -166,7 +172,8 @@ class PieceMaker:
                 while len(self._placing) >= most:
                     self._placing.popleft().result()
                 self._before(index)
-                self._make_room(sum(view.nbytes for _, view in parts))
+                if not piece.on_disk:
+                    self._make_room(sum(view.nbytes for _, view in parts))
                 self._fill(piece, parts)
                 if home in piece.homes and self._away:
                     self._placing.append(pool.submit(self._place, piece, 0))
@@ -219,7 +226,7 @@ class PieceMaker:
     def _fill(self, piece: RegionRecord, parts: Content) -> None:
         region, connect_s = piece.region, self._config.connect_timeout_s
         where = (region, piece.base_address, piece.length_bytes)
-        fd = self._client.create(*where, timeout_s=connect_s)
+        fd = self._client.create(*where, on_disk=piece.on_disk, timeout_s=connect_s)
         try:
             for offset, view in parts:
                 copy_in(fd, offset, view)

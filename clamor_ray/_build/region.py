@@ -56,6 +56,7 @@ class Region:
 
     Args:
         nbytes: length; it is rounded up to whole blocks of 4 KiB.
+        spill: it is on disk.
 
     Raises:
         ValueError: Fewer than one byte, or a second block.
@@ -67,11 +68,12 @@ class Region:
         (1048576, 0)
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, *, spill: bool = False) -> None:
         nbytes = operator.index(nbytes)
         if nbytes <= 0:
             raise ValueError(f"a region has at least one byte, not {nbytes}")
         self._length_bytes = round_up(nbytes, BLOCK_BYTES)
+        self._on_disk = spill
         self._state = "not entered"
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -92,7 +94,7 @@ class Region:
 
     def _create(self, session: Session) -> tuple[Session, Any]:
         size = self._length_bytes
-        return session, session.creator.create_region(size)
+        return session, session.creator.create_region(size, self._on_disk)
 
     def __enter__(self) -> Region:
         if self._state != "not entered":
@@ -101,9 +103,12 @@ class Region:
         task_context.made(record.region)
         timeout_s = session.config.connect_timeout_s
         try:
-            mapping = session.client.build(
-                record.region, record.base_address, record.length_bytes, timeout_s=timeout_s
-            )
+            with session.creator.room_on_disk(self._length_bytes):
+                mapping = session.client.build(
+                    *(record.region, record.base_address, record.length_bytes),
+                    on_disk=self._on_disk,
+                    timeout_s=timeout_s,
+                )
             lease = Lease(session.client, session.leases, mapping, record.region, writable=True)
             self._arena = Arena(mapping.address, mapping.length_bytes, lease)
         except BaseException:

@@ -18,15 +18,18 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _inactive_file_bytes(path: Path) -> int:
+def _file_bytes(path: Path) -> int:
+    """Of files on disk, which the kernel takes out of memory where that is wanted."""
+    total_bytes = 0
+    names = ("inactive_file", "active_file")
     try:
-        for line in path.read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name in ("inactive_file", "total_inactive_file"):
-                return int(value)
+        # Version 1 has two of each: of the group, and of those below it too.
+        found = dict(line.partition(" ")[::2] for line in path.read_text().splitlines())
+        for name in names:
+            total_bytes += int(found.get(f"total_{name}", found.get(name, 0)))
     except (OSError, ValueError):
-        pass
-    return 0
+        return 0
+    return total_bytes
 
 
 def _meminfo_bytes(root: Path, name: str) -> int | None:
@@ -74,8 +77,8 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     for group, limit, used in _groups(root):
         limit_bytes, used_bytes = _number(group / limit), _number(group / used)
         if limit_bytes is not None and used_bytes is not None:
-            reclaimable = _inactive_file_bytes(group / "memory.stat")
-            bounds.append(max(0, limit_bytes - used_bytes + reclaimable))
+            reclaimable_bytes = _file_bytes(group / "memory.stat")
+            bounds.append(max(0, limit_bytes - used_bytes + reclaimable_bytes))
     return min(bounds) if bounds else None
 
 

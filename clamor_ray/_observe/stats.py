@@ -72,6 +72,7 @@ class EngineStats(_Counters):
         prefetch_requests: prefetches that processes have asked for.
         prefetched_blocks: blocks that they brought.
         home_bytes: bytes of memory of the variables that are homed on its node.
+        disk_bytes: bytes of files of those that are on disk (`spill=True`).
         cached_bytes: bytes of cached blocks, of variables that are homed elsewhere.
         bad_messages: messages that it refused, from clients and peers.
         reattached: processes that connected again after a restart.
@@ -133,6 +134,7 @@ class EngineStats(_Counters):
     prefetch_requests: int = 0
     prefetched_blocks: int = 0
     home_bytes: int = 0
+    disk_bytes: int = 0
     cached_bytes: int = 0
     bad_messages: int = 0
     reattached: int = 0
@@ -195,6 +197,7 @@ class RegionStats(_Counters):
             page faults weigh the two against each other. Measured, and 12 before it was; 0 where
             there were no such faults.
         home_bytes: memory of its home here, as far as it holds data.
+        disk_bytes: of its home here, if that is on disk.
         reads: how often processes of the node have opened it, and other nodes have asked this one
             for some of it. A node that is drained, or is full, asks this.
         idle_ns: since the last of these; 0 where there was none.
@@ -221,6 +224,7 @@ class RegionStats(_Counters):
     fault_touched_blocks: int = 0
     fault_trip_blocks: int = 0
     home_bytes: int = 0
+    disk_bytes: int = 0
     reads: int = 0
     idle_ns: int = 0
 

@@ -22,6 +22,7 @@
 | CLAMOR_REPAIR_BYTES_S | 268435456 | read a second to make lost pieces again; 0: no limit |
 | CLAMOR_SOCKET_DIR | /tmp | where our directory of Unix sockets is made, on every node |
 | CLAMOR_HISTORY_DIR | | where, on every node; empty: Ray's session directory (/tmp/ray/...) |
+| CLAMOR_SPILL_DIR | | where spill=True puts files, on every node; empty: CLAMOR_HISTORY_DIR |
 
 Numbers of bytes may have a unit: 512MB (millions), 4GiB (powers of 1024).
 """
@@ -173,6 +174,7 @@ class Config:
     history_disk_bytes: int = 4 << 30
     repair_bytes_s: int = 256 << 20
     history_dir: str = ""
+    spill_dir: str = ""
     socket_dir: str = SOCKETS_BELOW
     view_ref_bytes: int = 65536
 
@@ -221,7 +223,7 @@ def _read(field: str, name: str, text: str) -> object:
         return _bytes(name, text)
     if field == "socket_dir":
         return _socket_directory(name, text)
-    if field == "history_dir":
+    if field in ("history_dir", "spill_dir"):
         return _directory(name, text)
     try:
         seconds = float(text)

@@ -50,6 +50,7 @@ class RegionRecord:
         group_width, group_parity: Of a variable in pieces, and of each: the shape of its groups
             (``PieceGroups``); 0: it has none. The parity pieces follow those that have its bytes.
         is_parity: Of a piece: it has none of the variable's bytes.
+        on_disk: Its home has it in a file; of a variable in pieces: of each.
     """
 
     region: int
@@ -67,6 +68,7 @@ class RegionRecord:
     group_width: int = 0
     group_parity: int = 0
     is_parity: bool = False
+    on_disk: bool = False
 
     @property
     def groups(self) -> PieceGroups:
@@ -77,6 +79,30 @@ class RegionRecord:
     def pieces(self) -> range:
         """The regions of the pieces, of parity pieces too."""
         return range(self.region + 1, self.region + 1 + self.groups.n_regions)
+
+    def piece(
+        self, index: int, base_address: int, length_bytes: int, server_id: int
+    ) -> RegionRecord:
+        """The record of a new piece of a new variable.
+
+        Args:
+            index: Of the piece; parity pieces follow those that have its bytes.
+            base_address, length_bytes: Of the piece.
+            server_id: Its home.
+        """
+        return RegionRecord(
+            region=self.region + 1 + index,
+            version=self.version,
+            base_address=base_address,
+            length_bytes=length_bytes,
+            homes=(server_id,) * -(-length_bytes // EXTENT_BYTES),
+            piece_of=self.region,
+            is_followed=index < self.n_pieces - 1,
+            group_width=self.group_width,
+            group_parity=self.group_parity,
+            is_parity=self.groups.is_parity(index),
+            on_disk=self.on_disk,
+        )
 
     @property
     def has_repair(self) -> bool:
@@ -367,6 +393,7 @@ class ServerConfig:
         history_bytes: Replaced blocks that a home keeps in memory for old versions, then
         history_disk_bytes: in files without a name in
         history_directory: this directory of its node; "" for Ray's session directory there.
+        spill_directory: of homes on disk; "" for the same.
         sockets_below: Its directory of sockets is below this one (``names.socket_directory``).
         stage_timeout_s: A staged layer whose writer is silent for so long is asked about.
         cache_bytes: Budget of each node's cached blocks; 0: a quarter of the node's memory.
@@ -390,6 +417,7 @@ class ServerConfig:
     history_bytes: int = 256 << 20
     history_disk_bytes: int = 4 << 30
     history_directory: str = ""
+    spill_directory: str = ""
     sockets_below: str = SOCKETS_BELOW
     stage_timeout_s: float = 300.0
     cache_bytes: int = 0

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from clamor_ray import errors
+
+# What a page server says that has no memory, no descriptors or no disk for it: another may have.
+NO_ROOM: Final = (errors.OutOfMemoryError, errors.DescriptorLimitError, errors.NoSpaceError)
+
 
 class RegistryError(Exception):
     """The registry refuses; the text says what and why."""

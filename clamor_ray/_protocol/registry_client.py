@@ -32,7 +32,7 @@ from clamor_ray._protocol.messages import (
 from clamor_ray._protocol.rendezvous import Guest, Meeting, Waiting
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import Source
-from clamor_ray._redundancy.groups import NO_GROUPS, Shape
+from clamor_ray._redundancy.groups import PieceLayout
 
 if TYPE_CHECKING:
     from clamor_ray.actors.lost_homes.lost_blocks import LostBlocks
@@ -100,13 +100,20 @@ class RegistryClient:
 
     # -- regions
 
-    def create_region(self, length_bytes: int, node_id: str, request_id: int = 0) -> RegionRecord:
-        return self._ask("create_region", length_bytes, node_id, request_id)
+    def create_region(
+        self, length_bytes: int, node_id: str, request_id: int = 0, on_disk: bool = False
+    ) -> RegionRecord:
+        return self._ask("create_region", length_bytes, node_id, request_id, on_disk)
 
     def create_counted(
-        self, length_bytes: int, node_id: str, request_id: int, n_anchors: int
+        self,
+        length_bytes: int,
+        node_id: str,
+        request_id: int,
+        n_anchors: int,
+        on_disk: bool,
     ) -> Created:
-        return self._ask("create_counted", length_bytes, node_id, request_id, n_anchors)
+        return self._ask("create_counted", length_bytes, node_id, request_id, n_anchors, on_disk)
 
     def spread_over(self, node_id: str, for_groups: bool = False) -> int:
         return self._ask("spread_over", node_id, for_groups)
@@ -114,13 +121,12 @@ class RegistryClient:
     def create_pieces(
         self,
         length_bytes: int,
-        piece_bytes: int,
+        layout: PieceLayout,
         node_id: str,
         request_id: int,
         n_anchors: int,
-        shape: Shape = NO_GROUPS,
     ) -> CreatedPieces:
-        arguments = (length_bytes, piece_bytes, node_id, request_id, n_anchors, shape)
+        arguments = (length_bytes, layout, node_id, request_id, n_anchors)
         return self._ask("create_pieces", *arguments)
 
     def follow_writers(self, region: int) -> None:

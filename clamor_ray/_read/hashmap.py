@@ -231,6 +231,7 @@ class HashMap(_Lookups):
         home: Literal["spread"] | None = None,
         redundancy: LevelName | None = None,
         copies: int = 2,
+        spill: bool = False,
     ) -> HashMap:
         """Makes a map and places it in the global address space.
 
@@ -242,7 +243,7 @@ class HashMap(_Lookups):
             capacity: for how many keys there must be room; a quarter more than n where it is
                 None. It is rounded up: the map has a power of two of slots, at least twice as
                 many, each of 1 byte + key + value, and it never grows.
-            name, home, redundancy, copies: as `clamor.put`'s;
+            name, home, redundancy, copies, spill: as `clamor.put`'s;
                 `clamor.HashMap(clamor.open(name))` is the map.
 
         Returns:
@@ -253,7 +254,7 @@ class HashMap(_Lookups):
             TypeError: Values hold Python objects.
             ValueError: Keys and values are not of one length.
             HashMapFullError: There are more keys than `capacity` makes room for.
-            NotInitializedError, NameTakenError, OutOfMemoryError: As `clamor.put`.
+            NotInitializedError, NameTakenError, OutOfMemoryError, NoSpaceError: As `clamor.put`.
 
         Example:
             >>> words = np.array([b"page", b"block"], "S16")
@@ -264,7 +265,7 @@ class HashMap(_Lookups):
         opener.current()  # without clamor.init() this is said before a long build
         table = Table.build(np.asarray(keys), np.asarray(values), capacity)
         parts = {"header": table.header, "slots": table.slots}
-        level = level_of(home, redundancy, copies)
+        level = level_of(home, redundancy, copies, spill=spill)
         ref = opener.given().with_current(
             lambda session: session.named(name, lambda: session.creator.put(parts, level=level))
         )

@@ -488,6 +488,10 @@ class GlobalRef(Generic[T]):
             return State(version, plan, payload)
         return State(version, plan, None, unpack_row(packed_row, self._pieces.groups.n_regions))
 
+    @property
+    def _is_on_disk(self) -> bool:
+        return self._pieces is not None and self._pieces.on_disk
+
     def _piece_versions(self) -> list[PieceVersion]:
         """The pieces at the version that this reference reads; none of a variable without."""
         if self._pieces is None:

@@ -33,12 +33,14 @@ class Pieces(NamedTuple):
         n: how many.
         piece_bytes: of each but the last, which may be shorter.
         width, n_parity: of groups of them (`PieceGroups`); 0: there are none. Parity pieces follow.
+        on_disk: they are on disk.
     """
 
     n: int
     piece_bytes: int
     width: int = 0
     n_parity: int = 0
+    on_disk: bool = False
 
     @property
     def groups(self) -> PieceGroups:

@@ -33,6 +33,22 @@ class Shape(NamedTuple):
 NO_GROUPS: Final = Shape()
 
 
+class PieceLayout(NamedTuple):
+    """How a new variable is cut, and where its pieces lie.
+
+    Args:
+        piece_bytes: of each piece but the last, a multiple of 2 MiB.
+        shape: of their groups.
+        on_disk: in files of their homes' nodes, and not in memory.
+        is_here: all are homed where they are made.
+    """
+
+    piece_bytes: int
+    shape: Shape = NO_GROUPS
+    on_disk: bool = False
+    is_here: bool = False
+
+
 class PieceGroups(NamedTuple):
     """The groups of a variable's pieces, by index: data pieces count from 0, parity pieces follow.
 
@@ -100,6 +116,17 @@ class PieceGroups(NamedTuple):
         if not self.width:
             return ()
         return tuple(each for each in self.members(self.group_of(index)) if each != index)
+
+
+def groups_of(length_bytes: int, layout: PieceLayout) -> PieceGroups:
+    """Of a variable that is cut so.
+
+    Example:
+        >>> groups_of(5 << 20, PieceLayout(2 << 20, Shape(2, 1)))
+        PieceGroups(n_pieces=3, width=2, n_parity=1)
+    """
+    n_pieces = -(-length_bytes // layout.piece_bytes)
+    return PieceGroups(n_pieces, layout.shape.width, layout.shape.n_parity)
 
 
 def lengths_of(groups: PieceGroups, length_bytes: int, piece_bytes: int) -> list[int]:

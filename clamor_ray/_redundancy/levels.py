@@ -20,11 +20,15 @@ class Level(NamedTuple):
         name: of the level.
         copies: of each block, for "raid1".
         follows: each piece is homed where it is first written.
+        spill: each piece is on disk.
+        is_here: each piece is homed on the node that makes it.
     """
 
     name: LevelName
     copies: int = 2
     follows: bool = False
+    spill: bool = False
+    is_here: bool = False
 
     @property
     def n_nodes(self) -> int:
@@ -66,7 +70,12 @@ SPREAD: Final = Level("raid0")
 
 
 def level_of(
-    home: str | None, redundancy: str | None, copies: int, *, is_zeros: bool = False
+    home: str | None,
+    redundancy: str | None,
+    copies: int,
+    *,
+    spill: bool = False,
+    is_zeros: bool = False,
 ) -> Level | None:
     """What `put` and its like were asked for.
 
@@ -74,6 +83,7 @@ def level_of(
         home: "spread" or None; "writers", of zeros without redundancy.
         redundancy: a level's name or None.
         copies: of each block, for "raid1"; 2 for the others.
+        spill: it is on disk.
         is_zeros: it is all zeros.
 
     Returns:
@@ -83,9 +93,20 @@ def level_of(
         ValueError: No such home or level, or a number of copies that makes no sense.
 
     Example:
-        >>> level_of(None, "raid1", 3), level_of(None, None, 2)
-        (Level(name='raid1', copies=3, follows=False), None)
+        >>> level_of(None, None, 2), level_of(None, "raid1", 3) == Level("raid1", copies=3)
+        (None, True)
+        >>> level_of(None, None, 2, spill=True) == Level("raid0", spill=True, is_here=True)
+        True
     """
+    if type(spill) is not bool:
+        raise ValueError(f"spill is True or False, not {spill!r}")
+    if spill:
+        level = level_of(home, redundancy, copies, is_zeros=is_zeros)
+        return (
+            Level("raid0", spill=True, is_here=True)
+            if level is None
+            else level._replace(spill=True)
+        )
     if home == "writers" and is_zeros:
         if redundancy is not None:
             raise ValueError('home="writers" has no redundancy: take home="spread" with it')

@@ -23,6 +23,7 @@ def put(
     home: Home | None = None,
     redundancy: LevelName | None = None,
     copies: int = 2,
+    spill: bool = False,
 ) -> GlobalRef[Any]:
     """Places an object in the global address space and returns a reference to it.
 
@@ -49,6 +50,10 @@ def put(
             on one node: one node may be lost. "raid0" is home="spread", and survives none. An
             object below 4 KiB needs none.
         copies: of each block, for "raid1"; one fewer than that may be lost.
+        spill: it is in a file on disk, and not in memory: for what is larger than that. The kernel
+            keeps in memory what is used. The disk has room for all of it, or `put` raises. It is
+            not kept when the session ends. It is homed on this node, with home or redundancy on
+            theirs.
 
     Returns:
         A reference to version 0 of the new global variable.
@@ -61,6 +66,7 @@ def put(
             name would be another variable's.
         OutOfMemoryError: This node has less memory than the object needs, and there is no other;
             or all of them have.
+        NoSpaceError: It is to spill, and the disk has less room than it needs.
         TooFewNodesError: The redundancy needs more nodes than there are.
         ValueError: No such home or redundancy, or copies that make no sense.
 
@@ -79,7 +85,7 @@ def put(
             f"a {type(obj).__name__} is a variable already, which put would only wrap: give the "
             "name when it is made, as in clamor.HashMap.build(keys, values, name=...)"
         )
-    named, level = name is not None, level_of(home, redundancy, copies)
+    named, level = name is not None, level_of(home, redundancy, copies, spill=spill)
     return with_current(
         lambda s: s.named(name, lambda: s.creator.put(obj, source, named=named, level=level))
     )
@@ -94,6 +100,7 @@ def zeros(
     home: ZerosHome | None = None,
     redundancy: LevelName | None = None,
     copies: int = 2,
+    spill: bool = False,
 ) -> GlobalRef[Any]:
     """A global array of zeros. Nothing is allocated, whatever its size: memory is taken by what is
     written.
@@ -109,6 +116,7 @@ def zeros(
             it. None homes all of it on this node, or, where this node has no room for all of it
             and there are others, does as "spread".
         redundancy, copies: as `put`'s; not with home="writers".
+        spill: as `put`'s: the disk gives room for all of it at once.
 
     Returns:
         A reference to an array of this shape and dtype, in C order.
@@ -118,6 +126,7 @@ def zeros(
         NameTakenError: Another variable of the session has the name.
         ValueError: A dtype that holds Python objects, a negative dimension, or a capacity below
             the first one; or no such home or redundancy.
+        NoSpaceError: It is to spill, and the disk has less room than it needs.
         TooFewNodesError: The redundancy needs more nodes than there are.
 
     Example:
@@ -125,7 +134,7 @@ def zeros(
         >>> float(w.get()[123456])
         0.0
     """
-    level = level_of(home, redundancy, copies, is_zeros=True)
+    level = level_of(home, redundancy, copies, spill=spill, is_zeros=True)
     return with_current(
         lambda s: s.named(name, lambda: s.creator.zeros(shape, dtype, capacity, level))
     )

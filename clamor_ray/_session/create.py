@@ -24,6 +24,7 @@ from clamor_ray._objects.layout import (
     BLOCK_BYTES,
     INLINE_BYTES,
     Plan,
+    format_bytes,
     round_up,
     take_apart,
     take_apart_zeros,
@@ -37,7 +38,7 @@ from clamor_ray._protocol.rpc import new_request_id
 from clamor_ray._protocol.source import Source, source_of_call, source_of_zeros
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._read.state import Pieces
-from clamor_ray._redundancy.groups import NO_GROUPS, Shape
+from clamor_ray._redundancy.groups import PieceLayout
 from clamor_ray._redundancy.levels import SPREAD, Level
 from clamor_ray._tasks import task_context
 
@@ -179,24 +180,39 @@ class Creator:
         while True:
             try:
                 if level is not None:
-                    laid = self.laid_out(plan.region_bytes, level)
-                    if laid[0] < plan.region_bytes or laid[1].width:
+                    layout = self.laid_out(plan.region_bytes, level)
+                    if layout.piece_bytes < plan.region_bytes or layout.shape.width:
                         content = list(pieces())
                         return self._try_create_pieces(
-                            plan, laid, content, source, inside, follows=level.follows
+                            plan, layout, content, source, inside, follows=level.follows
                         )
-                return self._try_create(plan, pieces(), source, inside)
+                on_disk = level is not None and level.spill
+                return self._try_create(plan, pieces(), source, inside, on_disk)
             except errors.ServerUnavailableError:
                 if time.monotonic() >= deadline or self._has_ended():
                     raise
             time.sleep(0.1)
 
-    def create_region(self, n_bytes: int) -> RegionRecord:
+    @contextlib.contextmanager
+    def room_on_disk(self, n_bytes: int) -> Iterator[None]:
+        """The page server knows why there is none, and the user does not."""
+        try:
+            yield
+        except errors.NoSpaceError as error:
+            raise errors.NoSpaceError(
+                f"The disk of this node has no room for {format_bytes(n_bytes)}.",
+                code=error.code,
+                hint="Make room in the directory for variables of spill=True, or set "
+                "CLAMOR_SPILL_DIR to another one before the session begins; by default it is Ray's "
+                "session directory. One that is in memory (tmpfs) has none.",
+            ) from error
+
+    def create_region(self, n_bytes: int, on_disk: bool = False) -> RegionRecord:
         """A new region on this node; anchors come along where there is none for it."""
         request_id = new_request_id()
         if not (n_anchors := self._anchors.wanted()):
-            return self._rpc.create_region(n_bytes, self._node_id, request_id)
-        created = self._rpc.create_counted(n_bytes, self._node_id, request_id, n_anchors)
+            return self._rpc.create_region(n_bytes, self._node_id, request_id, on_disk)
+        created = self._rpc.create_counted(n_bytes, self._node_id, request_id, n_anchors, on_disk)
         self._anchors.add(created.anchors)
         return created.record
 
@@ -206,20 +222,21 @@ class Creator:
         pieces: Iterator[tuple[int, memoryview]],
         source: Source | None,
         inside: Sequence[Anchor],
+        on_disk: bool,
     ) -> GlobalRef[Any]:
         client = self._client()
-        record = self._spares.take(plan.region_bytes)
+        record = None if on_disk else self._spares.take(plan.region_bytes)
         if record is None:
-            record = self.create_region(plan.region_bytes)
+            record = self.create_region(plan.region_bytes, on_disk)
         region = record.region
         task_context.made(region)
         try:
-            fd = client.create(
-                region,
-                record.base_address,
-                record.length_bytes,
-                timeout_s=self._config.connect_timeout_s,
-            )
+            with self.room_on_disk(record.length_bytes):
+                fd = client.create(
+                    *(region, record.base_address, record.length_bytes),
+                    on_disk=on_disk,
+                    timeout_s=self._config.connect_timeout_s,
+                )
             try:
                 for offset, view in pieces:
                     copy_in(fd, offset, view)
@@ -229,7 +246,7 @@ class Creator:
                 client.seal(region, timeout_s=max(SEAL_S, self._config.connect_timeout_s))
                 anchor = self.anchor()
                 counted = self._counted(anchor, inside)
-                self._seal(region, source, counted, plan.region_bytes)
+                self._seal(record, source, counted)
             except errors.FreedError as error:
                 # What was not sealed ends with the page server; the registry gives it 10 minutes.
                 raise errors.ServerUnavailableError(
@@ -249,15 +266,14 @@ class Creator:
     def _try_create_pieces(
         self,
         plan: Plan,
-        laid: tuple[int, Shape],
+        layout: PieceLayout,
         content: list[tuple[int, memoryview]],
         source: Source | None,
         inside: Sequence[Anchor],
         away: bool = False,
         follows: bool = False,
     ) -> GlobalRef[Any]:
-        """`laid`: see `laid_out`."""
-        created = self.begin_pieces(plan.region_bytes, *laid)
+        created = self.begin_pieces(plan.region_bytes, layout)
         whole = created.whole
         try:
             self.make_pieces(created, content, away=away)
@@ -274,25 +290,19 @@ class Creator:
         return self.ref(whole, plan, (anchor,))
 
     def begin_pieces(
-        self,
-        region_bytes: int,
-        piece_bytes: int,
-        shape: Shape = NO_GROUPS,
-        request_id: int = 0,
+        self, region_bytes: int, layout: PieceLayout, request_id: int = 0
     ) -> CreatedPieces:
         """A new variable in pieces, of which nothing is there yet but ids and addresses.
 
         Args:
             region_bytes: of all of it; more than one piece.
-            piece_bytes: of each piece but the last.
-            shape: of their groups.
+            layout: of its pieces.
             request_id: the same again says that its maker is at work; 0: a new one.
         """
         self._client()  # the node's page server, which is its first home, is there from here on
         wanted = self._anchors.wanted()
         created = self._rpc.create_pieces(
-            *(region_bytes, piece_bytes, self._node_id),
-            *(request_id or new_request_id(), wanted, shape),
+            region_bytes, layout, self._node_id, request_id or new_request_id(), wanted
         )
         self._anchors.add(created.anchors)
         task_context.made(created.whole.region)
@@ -310,9 +320,9 @@ class Creator:
 
         Raises:
             ServerUnavailableError: They were given up meanwhile, or a page server does not answer.
-            OutOfMemoryError, WaitTimeoutError: See `PieceMaker.make`.
+            OutOfMemoryError, NoSpaceError, WaitTimeoutError: See `PieceMaker.make`.
         """
-        with self._given_up(created.whole.region):
+        with self._given_up(created.whole.region), self.room_on_disk(created.whole.length_bytes):
             PieceMaker(
                 created,
                 content,
@@ -338,26 +348,30 @@ class Creator:
                 hint="Nothing is left of it: put the object again.",
             ) from error
 
-    def laid_out(self, region_bytes: int, level: Level) -> tuple[int, Shape]:
-        """Bytes of each piece of a new variable that is spread from this node, and the shape of
-        their groups.
+    def laid_out(self, region_bytes: int, level: Level) -> PieceLayout:
+        """The pieces of a new variable that is made on this node.
 
         Raises:
             TooFewNodesError: The level needs more nodes.
         """
-        n_servers = self._rpc.spread_over(self._node_id, level.n_nodes > 1)
+        n_servers = 1
+        if not level.is_here:
+            n_servers = self._rpc.spread_over(self._node_id, level.n_nodes > 1)
         shape = level.shape(n_servers)
-        return piece_bytes_of(region_bytes, n_servers, shape.width), shape
+        piece_bytes = piece_bytes_of(region_bytes, n_servers, shape.width, on_disk=level.spill)
+        return PieceLayout(piece_bytes, shape, level.spill, level.is_here)
 
     def scratch(
-        self, region_bytes: int, piece_bytes: int, *, or_here: bool
+        self, region_bytes: int, piece_bytes: int, *, or_here: bool, on_disk: bool
     ) -> GlobalRef[Any] | None:
-        """A variable of zeros that has nothing on this node, for bytes that this one has no room
-        for. It has no object: `get` is not for it.
+        """A variable of zeros that takes no memory of this node, for bytes that this one has no
+        room for. It has no object: `get` is not for it.
 
         Args:
-            region_bytes, piece_bytes: as in `begin_pieces`.
+            region_bytes: of all of it.
+            piece_bytes: of each piece but the last.
             or_here: it is on this node where there is no other.
+            on_disk: it is on the disk of this node, and not on others.
 
         Returns:
             None where there is no other node, and it must not be here.
@@ -365,12 +379,12 @@ class Creator:
         deadline = time.monotonic() + self._config.reattach_s
         while True:
             try:
-                is_alone = self._rpc.spread_over(self._node_id) < 2
-                if is_alone and not or_here:
+                is_alone = on_disk or self._rpc.spread_over(self._node_id) < 2
+                if is_alone and not (or_here or on_disk):
                     return None
                 plan = Plan(region_bytes, 0)
-                laid = piece_bytes, NO_GROUPS
-                return self._try_create_pieces(plan, laid, [], None, (), not is_alone)
+                layout = PieceLayout(piece_bytes, on_disk=on_disk, is_here=on_disk)
+                return self._try_create_pieces(plan, layout, [], None, (), not is_alone)
             except errors.ServerUnavailableError:
                 if time.monotonic() >= deadline or self._has_ended():
                     raise
@@ -390,11 +404,10 @@ class Creator:
         counted = self._counted(anchor, inside)
         self._until_answered(lambda: self._rpc.seal(region, None, counted))
 
-    def _seal(
-        self, region: int, source: Source | None, counted: Counted, region_bytes: int
-    ) -> None:
+    def _seal(self, record: RegionRecord, source: Source | None, counted: Counted) -> None:
         """Makes it public. In a row of puts of one size the answer brings the next region."""
-        if not self._spares.wanted(region_bytes):
+        region, region_bytes = record.region, record.length_bytes
+        if record.on_disk or not self._spares.wanted(region_bytes):
             self._until_answered(lambda: self._rpc.seal(region, source, counted))
             return
         request_id = new_request_id()
@@ -431,7 +444,8 @@ class Creator:
             self._scope,
             held_by=held_by,
             pieces=Pieces(
-                record.n_pieces, record.piece_bytes, record.group_width, record.group_parity
+                *(record.n_pieces, record.piece_bytes),
+                *(record.group_width, record.group_parity, record.on_disk),
             )
             if record.n_pieces
             else None,

@@ -142,6 +142,7 @@ def start_registry(
             history_bytes=config.history_bytes,
             history_disk_bytes=config.history_disk_bytes,
             history_directory=config.history_dir,
+            spill_directory=config.spill_dir,
             sockets_below=config.socket_dir,
             cache_bytes=config.cache_bytes,
             cache_policy=config.cache_policy,

@@ -8,10 +8,12 @@ mapping says so itself: rows that `clamor.gather` copies, variables inside their
 A read set never misses a block; it may have more than was touched:
 
 * with the SIGSEGV trap neighbours show, of what the process had mapped before without exact reads
-  and where this node is the home; with userfaultfd before Linux 5.19 they show everywhere;
+  and where this node is the home; with userfaultfd before Linux 5.19 they show everywhere, and of
+  a variable on disk they do;
 * of a private copy (mode "c", transactions) all that was touched since it was mapped counts;
 * a block that was evicted while the attempt ran counts, and all of a variable does whose page
-  server was restarted meanwhile, or where the kernel swaps;
+  server was restarted meanwhile, or where the kernel swaps; of one that is on disk here all does
+  where the kernel reclaims pages of files;
 * of an object that lives on from an earlier call its pickle stream counts, and a variable inside
   its reference counts as read where its arrays are still alive;
 * a forked child's page table is its own: all counts that it had at the fork or opened later.

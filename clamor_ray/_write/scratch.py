@@ -51,14 +51,21 @@ class Scratch:
 
     @classmethod
     def make(
-        cls, session: Session, region_bytes: int, piece_bytes: int, *, or_here: bool = False
+        cls,
+        session: Session,
+        region_bytes: int,
+        piece_bytes: int,
+        *,
+        or_here: bool = False,
+        on_disk: bool = False,
     ) -> Scratch | None:
-        """A new one. Where there is no other node: None, or, with `or_here`, one on this node.
+        """A new one, on the disk of this node or on others. Where there is no other node: None,
+        or, with `or_here`, one on this node.
 
         Raises:
             OutOfMemoryError, ServerUnavailableError, WaitTimeoutError: Not now.
         """
-        ref = session.creator.scratch(region_bytes, piece_bytes, or_here=or_here)
+        ref = session.creator.scratch(region_bytes, piece_bytes, or_here=or_here, on_disk=on_disk)
         return None if ref is None else cls(session, ref)
 
     @property

@@ -19,7 +19,7 @@ from clamor_ray._protocol.messages import CreatedPieces
 from clamor_ray._protocol.rpc import new_request_id
 from clamor_ray._read import opener
 from clamor_ray._read.lease import Lease
-from clamor_ray._redundancy.groups import NO_GROUPS
+from clamor_ray._redundancy.groups import PieceLayout
 from clamor_ray._redundancy.levels import SPREAD
 from clamor_ray._tasks import task_context
 from clamor_ray._write.scratch import Scratch
@@ -44,6 +44,7 @@ class SpreadRegion(Region):
 
     Args:
         nbytes: length; it is rounded up to at least two pieces of 2 MiB.
+        spill: it is on disk, and so is what `flush` sends: on this node's.
 
     Raises:
         ValueError: Fewer than one byte, or a second block.
@@ -59,18 +60,21 @@ class SpreadRegion(Region):
         1500000.0
     """
 
-    def __init__(self, nbytes: int) -> None:
-        super().__init__(nbytes)
+    def __init__(self, nbytes: int, *, spill: bool = False) -> None:
+        super().__init__(nbytes, spill=spill)
         self._length_bytes = max(self._length_bytes, 2 * UNIT_BYTES)
         self._window: Window | None = None
         self._created: CreatedPieces | None = None
+        self._layout: PieceLayout
         self._request_id = new_request_id()
         self._said_s = 0.0
 
     def _create(self, session: Session) -> tuple[Session, CreatedPieces]:
-        laid = session.creator.laid_out(self._length_bytes, SPREAD)
+        level = SPREAD._replace(spill=self._on_disk)
+        self._layout = session.creator.laid_out(self._length_bytes, level)
         self._said_s = time.monotonic()
-        return session, session.creator.begin_pieces(self._length_bytes, *laid, self._request_id)
+        made = (self._length_bytes, self._layout, self._request_id)
+        return session, session.creator.begin_pieces(*made)
 
     def _say_at_work(self) -> None:
         """The registry gives up what nobody has said anything of for 10 minutes.
@@ -82,8 +86,8 @@ class SpreadRegion(Region):
             return
         assert self._created is not None
         whole = self._created.whole
-        laid = (whole.length_bytes, whole.piece_bytes, NO_GROUPS, self._request_id)
-        now = self._session.creator.begin_pieces(*laid).whole
+        made = (whole.length_bytes, self._layout, self._request_id)
+        now = self._session.creator.begin_pieces(*made).whole
         self._said_s = time.monotonic()
         if now.region != whole.region:
             self._session.rpc.abandon(now.region)
@@ -100,7 +104,7 @@ class SpreadRegion(Region):
         task_context.made(whole.region)
         try:
             size = (whole.length_bytes, whole.piece_bytes)
-            scratch = Scratch.make(session, *size, or_here=True)
+            scratch = Scratch.make(session, *size, or_here=True, on_disk=self._on_disk)
             assert scratch is not None
             self._window = self._map(session, created, scratch)
         except BaseException:
@@ -123,7 +127,7 @@ class SpreadRegion(Region):
         lease = Lease(session.client, session.leases, mapping, whole.region, writable=True)
         self._arena = Arena(mapping.address, mapping.length_bytes, lease)
         self._lease = lease
-        return Window(session, lease, pieces, scratch)
+        return Window(session, lease, pieces, scratch, on_disk=self._on_disk)
 
     # -- building
 
@@ -237,7 +241,7 @@ class SpreadRegion(Region):
             window.end()
 
 
-def build(nbytes: int, home: Literal["spread"] | None = None) -> Region:
+def build(nbytes: int, home: Literal["spread"] | None = None, *, spill: bool = False) -> Region:
     """Global memory to build an object in, straight where tasks will read it: no second copy.
 
     Use it in a with block: allocate in it, write, and `publish` one object. When the block ends,
@@ -251,6 +255,8 @@ def build(nbytes: int, home: Literal["spread"] | None = None) -> Region:
         home: "spread": it is homed on all nodes, and may be larger than this one's memory. What is
             written stays here until `flush`, or until an array is made or published after more than
             a budget was written.
+        spill: it is in a file on disk, and not in memory, as `put(spill=True)`: for what is larger
+            than memory. The disk gives room for all of it when the block begins.
 
     Returns:
         A `Region`, for one with block of at most 10 minutes; where it is spread a `SpreadRegion`.
@@ -260,6 +266,7 @@ def build(nbytes: int, home: Literal["spread"] | None = None) -> Region:
         ValueError: It is less than 1, or there is no such home.
         NotInitializedError: Before `clamor.init()`.
         OutOfMemoryError: The global address space is full.
+        NoSpaceError: It is to spill, and the disk has less room.
         ServerUnavailableError: The page server does not answer, or was restarted meanwhile.
         ForkedError: In a fork of the process that made the session.
 
@@ -274,8 +281,10 @@ def build(nbytes: int, home: Literal["spread"] | None = None) -> Region:
         >>> float(ref.get()[999, 15])
         7.0
     """
+    if type(spill) is not bool:
+        raise ValueError(f"spill is True or False, not {spill!r}")
     if home is None:
-        return Region(nbytes)
+        return Region(nbytes, spill=spill)
     if home != "spread":
         raise ValueError(f"home is 'spread' or None, not {home!r}")
-    return SpreadRegion(nbytes)
+    return SpreadRegion(nbytes, spill=spill)

@@ -261,7 +261,7 @@ class Transaction:
             were_lost=were_lost,
         )
         if lease is not None and (pieces := begin._piece_versions()):
-            entry.window = Window(session, lease, pieces)
+            entry.window = Window(session, lease, pieces, on_disk=begin._is_on_disk)
         entry.look()
         return entry
 

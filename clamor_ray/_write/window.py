@@ -1,5 +1,7 @@
 """A private mapping of a variable in pieces, of which what was written may go to other nodes.
 
+What is on disk sends to the disk of this node.
+
 A piece that is sent shows the scratch variable from then on, at the same addresses: its blocks
 come back when they are touched, as those of any variable do, and what is written to them is private
 again. So memory here is needed for what was written since, and for the cache, which has a budget.
@@ -78,6 +80,7 @@ class Window:
         lease: of the private mapping.
         pieces: what was mapped.
         scratch: what it shows already; None: it is made when it is needed.
+        on_disk: what is mapped is on disk, and so is what is sent.
     """
 
     def __init__(
@@ -86,11 +89,14 @@ class Window:
         lease: Lease,
         pieces: Sequence[PieceVersion],
         scratch: Scratch | None = None,
+        *,
+        on_disk: bool = False,
     ) -> None:
         self._session = session
         self._lease = lease
         self._pieces = tuple(pieces)
         self._scratch = scratch
+        self._on_disk = on_disk
         self._shows = set(range(len(pieces))) if scratch is not None else set()
         self._sent = BitMap()
 
@@ -144,7 +150,9 @@ class Window:
         if self._scratch is None:
             piece_bytes = self._pieces[0].length_bytes
             length_bytes = sum(piece.length_bytes for piece in self._pieces)
-            self._scratch = Scratch.make(self._session, length_bytes, piece_bytes)
+            self._scratch = Scratch.make(
+                self._session, length_bytes, piece_bytes, on_disk=self._on_disk
+            )
             if self._scratch is None:
                 return 0
         for part in client.parts(self._lease.mapping.id, dirty):

@@ -115,9 +115,9 @@ def test_it_says_what_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
 
         def region_stats(self) -> list[dict[str, int]]:
             return [
-                {"is_home": 1, "home_bytes": 3 << 20},
-                {"is_home": 0, "home_bytes": 0},
-                {"is_home": 1, "home_bytes": 1 << 20},
+                {"is_home": 1, "home_bytes": 1 << 20, "disk_bytes": 2 << 20},
+                {"is_home": 0, "home_bytes": 0, "disk_bytes": 0},
+                {"is_home": 1, "home_bytes": 1 << 20, "disk_bytes": 0},
             ]
 
     engine: Any = Engine()

@@ -12,8 +12,9 @@ import pytest
 from pyroaring import BitMap
 
 from clamor_ray import errors
-from clamor_ray._native.client import PC_ERR_HOME_LOST, PC_ERR_NO_MEMORY
+from clamor_ray._native.client import PC_ERR_HOME_LOST, PC_ERR_NO_MEMORY, PC_ERR_NO_SPACE
 from clamor_ray._protocol.messages import CommitRequest, Publication, Write
+from clamor_ray._protocol.refusals import NO_ROOM
 from clamor_ray.actors.commits import commits as commits_module
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
@@ -455,7 +456,7 @@ def test_a_conflict_that_is_there_already_ships_nothing(run) -> None:
     run(work)
 
 
-@pytest.mark.parametrize("shortage", [errors.OutOfMemoryError, errors.DescriptorLimitError])
+@pytest.mark.parametrize("shortage", NO_ROOM)
 def test_a_full_home_leaves_the_transaction_open(run, shortage: type[errors.ClamorError]) -> None:
     async def work(world: World) -> None:
         async def full(home: int) -> None:
@@ -530,6 +531,9 @@ def test_a_layer_that_is_gone_is_no_lost_home(run) -> None:
     assert "variable 3" in str(gone)
     assert "0xa" in str(gone)
     assert type(layer_error(PC_ERR_NO_MEMORY, 1, 3, HERE, THERE)) is errors.OutOfMemoryError
+    full = layer_error(PC_ERR_NO_SPACE, 1, 3, HERE, THERE)
+    assert type(full) is errors.NoSpaceError
+    assert "the disk of its CLAMOR_SPILL_DIR" in full.message
 
     async def work(world: World) -> None:
         async def never(home: int) -> None:

@@ -12,7 +12,7 @@ from pyroaring import BitMap
 
 from clamor_ray import errors
 from clamor_ray._protocol.messages import HomeUse, NodeRoom
-from clamor_ray._redundancy.groups import Shape
+from clamor_ray._redundancy.groups import PieceLayout, Shape
 from clamor_ray.actors.lost_homes import rebuild_plan
 from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
 from clamor_ray.actors.moves import drains
@@ -318,7 +318,7 @@ def put_with_a_copy(world: World) -> int:
         The piece.
     """
     world.add_region(OTHER, n_blocks=2 * PIECE_BYTES // 4096)
-    whole = world.core.create_pieces(PIECE_BYTES, PIECE_BYTES, GIVER, shape=Shape(1, 1))
+    whole = world.core.create_pieces(PIECE_BYTES, PieceLayout(PIECE_BYTES, Shape(1, 1)), GIVER)
     piece, copy = whole.pieces
     for region in (piece, copy, whole.region):
         world.core.seal(region)

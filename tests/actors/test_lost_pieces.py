@@ -8,6 +8,7 @@ import pytest
 from pyroaring import BitMap
 
 from clamor_ray import errors
+from clamor_ray._redundancy.groups import PieceLayout
 from clamor_ray.actors.commits.commits import Commits
 from clamor_ray.actors.lost_homes.lost_blocks import Losses, LostBlocks
 from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
@@ -24,7 +25,7 @@ class Pieces(World):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        record = self.core.create_pieces(N_PIECES * PIECE_BYTES, PIECE_BYTES, HOME)
+        record = self.core.create_pieces(N_PIECES * PIECE_BYTES, PieceLayout(PIECE_BYTES), HOME)
         self.whole, self.pieces = record.region, list(record.pieces)
         records = [each for piece in self.pieces if (each := self.core.record_of(piece))]
         self.journal.create_region(record, 0, self.pieces[-1] + 1, records)

@@ -10,6 +10,7 @@ from pyroaring import BitMap
 from clamor_ray import errors
 from clamor_ray._protocol.messages import CommitRequest, RegionRecord, ServerInfo, Write, unpack_row
 from clamor_ray._protocol.refusals import NoSuchServer
+from clamor_ray._redundancy.groups import PieceLayout
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.committed import Limits
 from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
@@ -35,7 +36,7 @@ def registry() -> RegistryCore:
 
 
 def made(core: RegistryCore) -> RegionRecord:
-    whole = core.create_pieces(LENGTH, PIECE, HOME, request_id=5)
+    whole = core.create_pieces(LENGTH, PieceLayout(PIECE), HOME, request_id=5)
     for each in (*whole.pieces, whole.region):
         core.seal(each)
     return whole
@@ -43,9 +44,11 @@ def made(core: RegistryCore) -> RegionRecord:
 
 def test_pieces_lie_side_by_side() -> None:
     core = registry()
-    whole = core.create_pieces(LENGTH, PIECE, HOME, request_id=5)
+    whole = core.create_pieces(LENGTH, PieceLayout(PIECE), HOME, request_id=5)
     core.check()
-    assert core.create_pieces(LENGTH, PIECE, HOME, request_id=5) == whole  # the answer was lost
+    assert (
+        core.create_pieces(LENGTH, PieceLayout(PIECE), HOME, request_id=5) == whole
+    )  # the answer was lost
     assert (whole.n_pieces, whole.homes, len(whole.pieces)) == (N_PIECES, (), N_PIECES)
     pieces = [core.record_of(each) for each in whole.pieces]
     assert [piece.base_address - whole.base_address for piece in pieces] == [0, PIECE, 2 * PIECE]
@@ -59,9 +62,9 @@ def test_pieces_lie_side_by_side() -> None:
     assert after.region == whole.pieces[-1] + 1
     assert after.base_address == whole.base_address + 2 * PIECE + UNIT_BYTES + GUARD_BYTES
     with pytest.raises(ValueError, match="in pieces"):
-        core.create_pieces(PIECE, PIECE, HOME)
+        core.create_pieces(PIECE, PieceLayout(PIECE), HOME)
     with pytest.raises(NoSuchServer):
-        core.create_pieces(LENGTH, PIECE, 99)
+        core.create_pieces(LENGTH, PieceLayout(PIECE), 99)
 
 
 def test_a_piece_moves_and_the_others_stay() -> None:
@@ -92,7 +95,7 @@ def test_all_of_it_is_freed_and_its_addresses_come_back_piece_by_piece() -> None
 
 def test_a_maker_that_dies_leaves_nothing() -> None:
     core = registry()
-    whole = core.create_pieces(LENGTH, PIECE, HOME, now_s=0.0)
+    whole = core.create_pieces(LENGTH, PieceLayout(PIECE), HOME, now_s=0.0)
     core.seal(whole.pieces[0])
     core.goes_on(whole.region, 50.0)  # it is at work: a piece is sealed
     assert core.abandon_stale(50.0) == ()
@@ -107,7 +110,7 @@ def test_a_maker_that_dies_leaves_nothing() -> None:
 
 def test_a_creation_that_could_not_be_written_is_undone() -> None:
     core = registry()
-    whole = core.create_pieces(LENGTH, PIECE, HOME, request_id=5)
+    whole = core.create_pieces(LENGTH, PieceLayout(PIECE), HOME, request_id=5)
     core.undo_create(whole.region)
     core.check()
     assert core.addresses.bytes_in_use == 0

@@ -12,7 +12,7 @@ import pytest
 from clamor_ray import errors
 from clamor_ray._protocol.messages import RegionRecord, ServerInfo
 from clamor_ray._protocol.refusals import NoSuchRegion
-from clamor_ray._redundancy.groups import Shape
+from clamor_ray._redundancy.groups import PieceLayout, Shape
 from clamor_ray.actors.moves import placements
 from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
 from clamor_ray.actors.moves.placements import Placements
@@ -192,7 +192,7 @@ def test_pieces_of_a_group_do_not_meet_where_a_home_has_no_room(world: World) ->
     """What counts is where the others will be, and not where they are made."""
 
     async def work() -> None:
-        record = world.core.create_pieces(2 << 21, 2 << 20, GIVER, shape=Shape(2, 1))
+        record = world.core.create_pieces(2 << 21, PieceLayout(2 << 20, Shape(2, 1)), GIVER)
         found, moves = placed(world, NoRoom("full"))
         homes = found.homes(record, GIVER)
         assert len(set(homes)) == 3
@@ -212,7 +212,7 @@ def test_a_planned_home_that_another_of_the_group_has_got_is_passed_over(world: 
     """It stays where it was made, if that is free of the group."""
 
     async def work() -> None:
-        record = world.core.create_pieces(1 << 21, 2 << 20, GIVER, shape=Shape(1, 1))
+        record = world.core.create_pieces(1 << 21, PieceLayout(2 << 20, Shape(1, 1)), GIVER)
         found, moves = placed(world, NoRoom("full"))
         homes = dict(zip(record.pieces, found.homes(record, GIVER), strict=True))
         for piece in record.pieces:

@@ -12,7 +12,7 @@ import pytest
 from pyroaring import BitMap
 
 from clamor_ray._protocol.messages import RebuildOrder, ServerInfo
-from clamor_ray._redundancy.groups import Shape
+from clamor_ray._redundancy.groups import PieceLayout, Shape
 from clamor_ray.actors.commits.commits import Commits
 from clamor_ray.actors.lost_homes import rebuilds
 from clamor_ray.actors.lost_homes.lost_blocks import Losses
@@ -69,7 +69,9 @@ class Group(World):
             self.core.server_registered(info)
             self.journal.save_server(info)
         self.servers = GroupServers(self.core)
-        record = self.core.create_pieces(2 * PIECE_BYTES, PIECE_BYTES, HOME, shape=Shape(2, 1))
+        record = self.core.create_pieces(
+            2 * PIECE_BYTES, PieceLayout(PIECE_BYTES, Shape(2, 1)), HOME
+        )
         self.whole = record.region
         self.first, self.second, self.parity = record.pieces
         records = [each for piece in record.pieces if (each := self.core.record_of(piece))]

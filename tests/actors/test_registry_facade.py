@@ -40,7 +40,7 @@ from clamor_ray._protocol.refusals import IllegalTransition, NoSuchRegion, NoSuc
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import SHARED, Source
-from clamor_ray._redundancy.groups import Shape
+from clamor_ray._redundancy.groups import PieceLayout, Shape
 from clamor_ray.actors.commits.committed import Limits
 from clamor_ray.actors.lost_homes.lost_blocks import LostBlocks
 from clamor_ray.actors.process import journals, keeper_process
@@ -282,7 +282,7 @@ def test_what_has_lost_blocks_of_a_piece_is_not_sealed(run: Callable[..., None])
 
     async def work(registry: Registry) -> None:
         await registry.register_server(INFO)
-        created = await registry.create_pieces(4 << 20, 2 << 20, NODE, 0, 0)
+        created = await registry.create_pieces(4 << 20, PieceLayout(2 << 20), NODE, 0, 0)
         for piece in created.pieces:
             await registry.seal(piece.region)
         lost = LostBlocks(1, 512, bytes(BitMap([3]).serialize()), "Why", "Do.")
@@ -304,13 +304,13 @@ def test_who_asks_for_the_same_variable_again_is_at_work(
     async def work(registry: Registry) -> None:
         nonlocal now_s
         await registry.register_server(INFO)
-        created = await registry.create_pieces(4 << 20, 2 << 20, NODE, 7, 0)
+        created = await registry.create_pieces(4 << 20, PieceLayout(2 << 20), NODE, 7, 0)
         for _ in range(3):
             now_s += 400.0
-            again = await registry.create_pieces(4 << 20, 2 << 20, NODE, 7, 0)
+            again = await registry.create_pieces(4 << 20, PieceLayout(2 << 20), NODE, 7, 0)
             assert again.whole == created.whole
         now_s += 700.0  # nobody has said anything for so long
-        new = await registry.create_pieces(4 << 20, 2 << 20, NODE, 7, 0)
+        new = await registry.create_pieces(4 << 20, PieceLayout(2 << 20), NODE, 7, 0)
         assert new.whole.region != created.whole.region
 
     run(work)
@@ -327,7 +327,9 @@ def test_parity_has_addresses_too(run: Callable[..., None], n_gib: float, shape:
         await registry.register_server(INFO)
         for _ in range(50 if n_gib < 1 else 3):
             n_bytes, piece_bytes = int(n_gib * 2**30), 64 << 20
-            created = await registry.create_pieces(n_bytes, piece_bytes, NODE, 0, 0, shape)
+            created = await registry.create_pieces(
+                n_bytes, PieceLayout(piece_bytes, shape), NODE, 0, 0
+            )
             assert len(created.pieces) == created.whole.groups.n_regions
         registry._core.addresses.check()
 

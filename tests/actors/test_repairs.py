@@ -14,7 +14,7 @@ from pyroaring import BitMap
 
 from clamor_ray import errors
 from clamor_ray._protocol.messages import CommitRequest, RepairSet, ServerInfo, Write
-from clamor_ray._redundancy.groups import Shape, homes_of
+from clamor_ray._redundancy.groups import PieceLayout, Shape, homes_of
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.lost_homes import repairs
 from clamor_ray.actors.lost_homes.lost_blocks import Losses, LostBlocks
@@ -51,7 +51,7 @@ class World:
             info = ServerInfo(server_id, f"node{server_id}", "host", 1, "name", "version")
             self.core.server_registered(info)
         length_bytes = (n_pieces - 1) * PIECE_BYTES + LAST * 4096  # the last one is shorter
-        whole = self.core.create_pieces(length_bytes, PIECE_BYTES, 1, shape=shape)
+        whole = self.core.create_pieces(length_bytes, PieceLayout(PIECE_BYTES, shape), 1)
         self.whole, self.groups = whole.region, whole.groups
         self.log = CommitLog()
         homes = homes_of(self.groups, self.servers, 0, shape.is_fixed)

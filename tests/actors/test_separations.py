@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clamor_ray._protocol.messages import ServerInfo
-from clamor_ray._redundancy.groups import Shape
+from clamor_ray._redundancy.groups import PieceLayout, Shape
 from clamor_ray.actors.moves import separations as module
 from clamor_ray.actors.moves.moves import MoveFailed
 from clamor_ray.actors.moves.separations import Separations
@@ -26,7 +26,7 @@ class World:
         self.core = RegistryCore()
         for server_id in (1, 2):
             self.join(server_id)
-        whole = self.core.create_pieces(2 << 21, 2 << 20, 1, shape=Shape(2, 1))
+        whole = self.core.create_pieces(2 << 21, PieceLayout(2 << 20, Shape(2, 1)), 1)
         self.pieces = list(whole.pieces)
         for piece, home in zip(self.pieces, (1, 2, 2), strict=True):
             self.core.seal(piece)

@@ -37,11 +37,11 @@ def lab() -> Iterator[LocalCluster]:
         yield lab
 
 
-def on(index: int, function: Any, *arguments: Any) -> Any:
+def on(index: int, function: Any, *arguments: Any, timeout_s: float = TASK_S) -> Any:
     import ray
 
     task = ray.remote(function).options(num_cpus=0, resources={node_resource(index): 0.01})
-    return ray.get(task.remote(*arguments), timeout=TASK_S)
+    return ray.get(task.remote(*arguments), timeout=timeout_s)
 
 
 def home_of(ref: Any) -> str:

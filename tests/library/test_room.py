@@ -45,7 +45,9 @@ class Node:
 
     # the page server
 
-    def create(self, region: int, address: int, length_bytes: int, timeout_s: float) -> int:
+    def create(
+        self, region: int, address: int, length_bytes: int, *, on_disk: bool, timeout_s: float
+    ) -> int:
         self.here.add(region)
         self.least_bytes = min(self.least_bytes, self.available_bytes())
         fd = os.memfd_create(f"piece {region}")

@@ -78,7 +78,9 @@ class Cluster:
 
     # -- the registry's methods
 
-    def create_region(self, length_bytes: int, node_id: str, request_id: int = 0) -> RegionRecord:
+    def create_region(
+        self, length_bytes: int, node_id: str, request_id: int = 0, on_disk: bool = False
+    ) -> RegionRecord:
         number = len(self.regions) + 1
         record = RegionRecord(number, 0, 0x1100_0000_0000 + (number << 32), length_bytes, (1,))
         self.regions[number] = record
@@ -86,9 +88,9 @@ class Cluster:
         return record
 
     def create_counted(
-        self, length_bytes: int, node_id: str, request_id: int, n_anchors: int
+        self, length_bytes: int, node_id: str, request_id: int, n_anchors: int, on_disk: bool
     ) -> Created:
-        record = self.create_region(length_bytes, node_id, request_id)
+        record = self.create_region(length_bytes, node_id, request_id, on_disk)
         return Created(record, self.anchors(n_anchors))
 
     def anchors(self, n_anchors: int) -> list[Any]:
