@@ -116,7 +116,7 @@ def _record_to_json(record: RegionRecord) -> str:
 def _record_from_json(text: str) -> RegionRecord:
     region, base_address, length_bytes, runs, term, *pieces = json.loads(text)
     n_pieces, piece_bytes, piece_of, is_followed, width, n_parity, *is_what = pieces or (0,) * 8
-    is_parity, on_disk = map(bool, is_what)
+    is_parity, on_disk = map(bool, (*is_what, 0)[:2])  # older ones do not say where it is
     homes = tuple(home for home, count in runs for _ in range(count))
     return RegionRecord(
         region=region,

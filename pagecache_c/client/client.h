@@ -37,6 +37,7 @@
 #include "client/calls.h"
 #include "common/atomics.h"
 #include "common/error.h"
+#include "common/file_id.h"
 #include "common/local_socket.h"
 #include "pagecache.h"
 #include "trap/trap.h"

@@ -98,7 +98,7 @@ struct pc__ctl_open {
     uint64_t version;
     uint64_t address;    /* where the client maps it */
     uint64_t length_bytes;
-    uint64_t inode;      /* of the memfd that it maps: ATTACH; that it or its parent maps: OPEN */
+    uint64_t inode;      /* pc__file_id of what it maps: ATTACH; of what it or its parent maps: OPEN */
     uint32_t flags;      /* enum pc_map_flags */
     uint32_t follows;    /* ATTACH, PRIVATE: 1: what it wrote was committed as version + 1 */
 };

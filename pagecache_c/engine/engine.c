@@ -43,9 +43,9 @@ static void keep_history(void *arg, int fd, uint64_t inode, uint64_t bytes, bool
     (void)pc__keep(arg, &kept, fd); /* old versions: a restart would not have them */
 }
 
-static void drop_history(void *arg, uint64_t inode, bool is_disk)
+static void drop_history(void *arg, uint64_t inode)
 {
-    pc__unkeep(arg, inode, is_disk);
+    pc__unkeep(arg, inode);
 }
 
 static void log_history(void *arg, const char *text)

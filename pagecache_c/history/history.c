@@ -92,10 +92,10 @@ void pc__history_keep(const struct pc__history *history, const struct pc__segmen
                               store->capacity_bytes, store->is_disk);
 }
 
-void pc__history_unkeep(const struct pc__history *history, uint64_t inode, bool is_disk)
+void pc__history_unkeep(const struct pc__history *history, uint64_t inode)
 {
     if (history->options.drop)
-        history->options.drop(history->options.arg, inode, is_disk);
+        history->options.drop(history->options.arg, inode);
 }
 
 struct pc__history_segment *pc__segment_new(struct pc__segment_store *store)
@@ -163,7 +163,7 @@ void pc__history_release_dead(struct pc__history *history)
     pthread_mutex_unlock(&history->lock);
     for (; dead; dead = next) {
         next = dead->next;
-        pc__history_unkeep(history, dead->store->inode, dead->store->is_disk);
+        pc__history_unkeep(history, dead->store->inode);
         free_segment(dead);
     }
     pthread_mutex_lock(&history->lock);

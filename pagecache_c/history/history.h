@@ -36,10 +36,9 @@ struct pc__history_options {
     uint64_t max_records;      /* 0: PC__HISTORY_MAX_RECORDS */
     void *arg;                 /* of the callbacks. They are called by the thread in append, skip,
                                   forget, adopt or adopted, with no lock held; each may be NULL */
-    /* A segment is to outlive this process; fd stays the history's. Inodes of memfds and of files
-     * on disk are numbered apart: the same number may come once of each. */
+    /* A segment is to outlive this process; fd stays the history's. inode: its pc__file_id. */
     void (*keep)(void *arg, int fd, uint64_t inode, uint64_t bytes, bool is_disk);
-    void (*drop)(void *arg, uint64_t inode, bool is_disk);
+    void (*drop)(void *arg, uint64_t inode);
     void (*log)(void *arg, const char *text); /* one line, for the log */
 };
 

@@ -18,7 +18,7 @@ int pc__history_adopt(struct pc__history *history, int fd)
     struct pc__segment_store *store = pc__store_adopt(fd, &inode, &rc);
     if (!store) {
         if (rc == PC_ERR_PROTOCOL)
-            pc__history_unkeep(history, inode, false);
+            pc__history_unkeep(history, inode);
         return rc;
     }
     if (history->n_adopted == history->adopted_capacity) {

@@ -76,7 +76,7 @@ void pc__segment_charge(struct pc__history *history, struct pc__history_segment 
  * one, the survivors and those that are busy. */
 void pc__history_release_dead(struct pc__history *history);
 void pc__history_keep(const struct pc__history *history, const struct pc__segment_store *store);
-void pc__history_unkeep(const struct pc__history *history, uint64_t inode, bool is_disk);
+void pc__history_unkeep(const struct pc__history *history, uint64_t inode);
 
 /* history_spill.c. The lock is held in all of these, and is let go on the way but in seal_current.
  * By the thread that appends, only. */

@@ -11,6 +11,7 @@
 #include "common/atomics.h"
 #include "common/disk_file.h"
 #include "common/error.h"
+#include "common/file_id.h"
 #include "common/huge_pages.h"
 
 #include <errno.h>
@@ -125,7 +126,7 @@ static struct pc__segment_store *new_store(int fd, uint64_t capacity_bytes, uint
         free(store);
         return NULL;
     }
-    *store = (struct pc__segment_store){.refs = 1, .fd = fd, .inode = st.st_ino, .sequence = sequence,
+    *store = (struct pc__segment_store){.refs = 1, .fd = fd, .inode = pc__file_id(&st), .sequence = sequence,
                                 .capacity_bytes = capacity_bytes, .is_disk = is_disk};
     if (is_disk)
         return store;
@@ -209,7 +210,7 @@ struct pc__segment_store *pc__store_adopt(int fd, uint64_t *inode, int *error)
 
     const bool is_read = fstat(fd, &st) == 0 &&
                          pread(fd, &head, sizeof head, 0) == (ssize_t)sizeof head;
-    *inode = (uint64_t)st.st_ino;
+    *inode = pc__file_id(&st);
     if (!is_read || head.magic != PC__SEGMENT_MAGIC || head.is_disk > 1 ||
         head.capacity_bytes != (uint64_t)st.st_size ||
         head.capacity_bytes % PC_BLOCK_BYTES != 0) {

@@ -317,7 +317,7 @@ static void exchange_store(struct pc__history *history, struct pc__history_segme
     segment->store = file;
     pc__segment_charge(history, segment, n_bytes);
     pthread_mutex_unlock(&history->lock);
-    pc__history_unkeep(history, old->inode, false);
+    pc__history_unkeep(history, old->inode);
     pc__store_put(old);
     pthread_mutex_lock(&history->lock);
 }

@@ -27,7 +27,7 @@ from clamor_ray._protocol.messages import (
 from clamor_ray._protocol.source import Source
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.committed import Entry, Limits, Outcome, Trimmed
-from clamor_ray.actors.commits.journal import Journal, SavedRegion
+from clamor_ray.actors.commits.journal import Journal, SavedRegion, _record_from_json
 from clamor_ray.actors.process import starting
 
 BIG = (1 << 64) - 3  # an id that SQLite calls negative
@@ -107,7 +107,7 @@ def test_the_record_of_a_region_comes_back_whole(directory: Path) -> None:
     whole = RegionRecord(4, 0, 1 << 44, (6 << 20) + 5, (), n_pieces=3, piece_bytes=2 << 20)
     pieces = [
         RegionRecord(5, 0, 1 << 44, 2 << 20, (7,), piece_of=4, is_followed=True),
-        RegionRecord(6, 0, (1 << 44) + (2 << 20), 5, (7,), piece_of=4),
+        RegionRecord(6, 0, (1 << 44) + (2 << 20), 5, (7,), piece_of=4, on_disk=True),
     ]
     journal.create_region(RECORD, 0, 2)
     journal.create_region(whole, 77, 7, pieces)
@@ -124,6 +124,13 @@ def test_the_record_of_a_region_comes_back_whole(directory: Path) -> None:
     assert {region.state for region in saved.regions} == {"creating"}
     assert saved.next_region == 7
     journal.close()
+
+
+def test_a_record_from_before_there_were_disks() -> None:
+    text = "[9, 17592186044416, 2097152, [[7, 1]], 3, 0, 0, 4, 1, 0, 0, 1]"
+    assert _record_from_json(text) == RegionRecord(
+        9, 0, 1 << 44, 2 << 20, (7,), term=3, piece_of=4, is_followed=True, is_parity=True
+    )
 
 
 def test_who_gave_a_home_away_is_known_until_that_one_has_heard(directory: Path) -> None:

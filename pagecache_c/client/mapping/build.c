@@ -58,7 +58,7 @@ static int lay(pc_client *client, struct pc__mapping *mapping, int fd)
     struct stat st;
     int rc = fstat(fd, &st) ? pc__fail_errno("fstat of variable %" PRIu64, mapping->region) : PC_OK;
     if (!rc) {
-        mapping->inode = (uint64_t)st.st_ino;
+        mapping->inode = pc__file_id(&st);
         rc = pc__mapping_check_memory(mapping, fd, mapping->inode);
     }
     if (!rc)

@@ -254,7 +254,7 @@ int pc__mapping_check_memory(struct pc__mapping *mapping, int fd, uint64_t inode
     if (fstat(fd, &st))
         return pc__fail_errno("fstat of variable %" PRIu64, mapping->region);
     mapping->trapped.on_disk = fcntl(fd, F_GET_SEALS) < 0; /* memory alone has seals */
-    if ((uint64_t)st.st_ino == inode && (uint64_t)st.st_size == mapping->trapped.length_bytes)
+    if (pc__file_id(&st) == inode && (uint64_t)st.st_size == mapping->trapped.length_bytes)
         return PC_OK;
     return pc__fail(PC_ERR_PROTOCOL,
                     "the page server's memory of variable %" PRIu64 " is %" PRIu64

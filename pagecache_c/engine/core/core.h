@@ -76,7 +76,7 @@ int pc__memfd_punch(int memfd, uint64_t first, uint64_t n); /* blocks */
  * and the log has a line; no process may be told that it is safe. */
 int pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd);
 void pc__keep_refused(void *engine, int rc, const struct pc__kept *what);
-void pc__unkeep(struct pc_engine *engine, uint64_t inode, bool on_disk);
+void pc__unkeep(struct pc_engine *engine, uint64_t inode);
 /* Of what is kept: false, and nothing has changed, where the keeper cannot be told at once. */
 bool pc__keep_now(struct pc_engine *engine, const struct pc__kept *what);
 bool pc__keeper_is_behind(struct pc_engine *engine);

@@ -41,6 +41,7 @@
 #include "common/atomics.h"
 #include "common/blockset.h"
 #include "common/error.h"
+#include "common/file_id.h"
 #include "common/huge_pages.h"
 #include "common/list.h"
 #include "common/local_socket.h"

@@ -62,7 +62,7 @@ void pc__generation_put(struct pc_engine *engine, struct pc__generation *generat
     pc__count_sub(&engine->open_holes, generation->open_holes);
     if ((!generation->complete || generation->was_base) && generation->memfd >= 0) {
         if (!generation->is_layer)
-            pc__unkeep(engine, generation->inode, generation->on_disk);
+            pc__unkeep(engine, generation->inode);
         close(generation->memfd);
     }
     free_sets(generation);

@@ -62,10 +62,10 @@ int pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd)
     return rc;
 }
 
-void pc__unkeep(struct pc_engine *engine, uint64_t inode, bool on_disk)
+void pc__unkeep(struct pc_engine *engine, uint64_t inode)
 {
     if (engine->keeping)
-        pc__keeping_drop(engine->keeping, inode, on_disk);
+        pc__keeping_drop(engine->keeping, inode);
 }
 
 bool pc__keep_now(struct pc_engine *engine, const struct pc__kept *what)

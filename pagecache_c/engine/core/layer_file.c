@@ -41,7 +41,7 @@ void pc__layer_put(struct pc__layer *layer)
 
 void pc__layer_end(struct pc_engine *engine, struct pc__layer *layer)
 {
-    pc__unkeep(engine, layer->inode, layer->on_disk);
+    pc__unkeep(engine, layer->inode);
     pc__count_sub(&engine->count.layers, 1);
     pc__count_sub(&engine->count.layer_bytes, layer->bytes);
     pc__layer_put(layer);
@@ -57,7 +57,7 @@ static int check_file(const struct pc__layer *layer, uint64_t *inode)
     /* One that could shrink could kill us with SIGBUS. */
     if ((has & seals) != seals || layer->bytes < PC_BLOCK_BYTES || (uint64_t)st.st_size != layer->bytes)
         return pc__fail(PC_ERR_PROTOCOL, "a layer that is not sealed, or not as long as it says");
-    *inode = st.st_ino;
+    *inode = pc__file_id(&st);
     return PC_OK;
 }
 

@@ -54,15 +54,30 @@ int pc__memfd_make(uint64_t length_bytes, uint64_t *inode)
         close(fd);
         return rc;
     }
-    *inode = st.st_ino;
+    *inode = pc__file_id(&st);
     return fd;
+}
+
+/* Where a file system gives no room in advance (NFS before 4.2) it gives it to what is written. */
+static int write_zeros(int fd, uint64_t length_bytes)
+{
+    static const uint8_t zeros[1 << 18];
+    uint64_t at = 0;
+    while (at < length_bytes) {
+        const uint64_t left = length_bytes - at;
+        const ssize_t n = pwrite(fd, zeros, left < sizeof zeros ? left : sizeof zeros, (off_t)at);
+        if (n < 0 && errno != EINTR)
+            return -1;
+        at += n > 0 ? (uint64_t)n : 0;
+    }
+    return 0;
 }
 
 static int allocate(int fd, uint64_t length_bytes)
 {
     while (fallocate(fd, 0, 0, (off_t)length_bytes))
         if (errno != EINTR)
-            return errno == EOPNOTSUPP || errno == ENOSYS ? ftruncate(fd, (off_t)length_bytes) : -1;
+            return errno == EOPNOTSUPP || errno == ENOSYS ? write_zeros(fd, length_bytes) : -1;
     return 0;
 }
 
@@ -105,7 +120,7 @@ static int make_on_disk(const char *directory, uint64_t length_bytes, bool last,
         close(fd);
         return rc;
     }
-    *inode = st.st_ino;
+    *inode = pc__file_id(&st);
     return fd;
 }
 

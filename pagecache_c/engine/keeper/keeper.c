@@ -33,6 +33,7 @@
  */
 #include "engine/keeper/keeper.h"
 #include "common/error.h"
+#include "common/file_id.h"
 #include "common/local_socket.h"
 #include "engine/keeper/kept_table.h"
 
@@ -288,10 +289,9 @@ int pc__keeper_put(int keeper_fd, const struct pc__kept *what, int memfd)
     return tell_keeper(keeper_fd, &message, memfd, deadline_after(SEND_TIMEOUT_NS));
 }
 
-int pc__keeper_drop(int keeper_fd, uint64_t inode, bool on_disk)
+int pc__keeper_drop(int keeper_fd, uint64_t inode)
 {
-    const struct message message = {
-        .magic = MAGIC, .op = OP_DROP, .what = {.inode = inode, .on_disk = on_disk}};
+    const struct message message = {.magic = MAGIC, .op = OP_DROP, .what = {.inode = inode}};
     return tell_keeper(keeper_fd, &message, -1, deadline_after(SEND_TIMEOUT_NS));
 }
 
@@ -301,10 +301,9 @@ int pc__keeper_try_put(int keeper_fd, const struct pc__kept *what, int memfd)
     return try_to_tell(keeper_fd, &message, memfd);
 }
 
-int pc__keeper_try_drop(int keeper_fd, uint64_t inode, bool on_disk)
+int pc__keeper_try_drop(int keeper_fd, uint64_t inode)
 {
-    const struct message message = {
-        .magic = MAGIC, .op = OP_DROP, .what = {.inode = inode, .on_disk = on_disk}};
+    const struct message message = {.magic = MAGIC, .op = OP_DROP, .what = {.inode = inode}};
     return try_to_tell(keeper_fd, &message, -1);
 }
 
@@ -423,10 +422,10 @@ static bool keep(struct keeper *keeper, const struct pc__kept *what, int fd)
         return false;
     if (what->kind == 0 || what->kind >= PC__KEPT_LAST || what->sealed > 1 ||
         fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) ||
-        (uint64_t)status.st_ino != what->inode)
+        pc__file_id(&status) != what->inode)
         goto refuse;
 
-    struct pc__kept_record *old = pc__kept_find(&keeper->kept, what->inode, what->on_disk != 0);
+    struct pc__kept_record *old = pc__kept_find(&keeper->kept, what->inode);
     if (old != NULL) {
         close(fd);
         old->what = *what;
@@ -440,9 +439,9 @@ refuse:
     return false;
 }
 
-static void drop(struct keeper *keeper, uint64_t inode, uint64_t on_disk)
+static void drop(struct keeper *keeper, uint64_t inode)
 {
-    struct pc__kept_record *gone = pc__kept_find(&keeper->kept, inode, on_disk != 0);
+    struct pc__kept_record *gone = pc__kept_find(&keeper->kept, inode);
 
     if (gone == NULL)
         return;
@@ -471,7 +470,7 @@ static bool handle(struct keeper *keeper, struct connection *connection,
     }
     switch (message->op) {
     case OP_DROP:
-        drop(keeper, message->what.inode, message->what.on_disk);
+        drop(keeper, message->what.inode);
         return true;
     case OP_LIST:
         if (connection->wants_list)

@@ -20,7 +20,8 @@ enum pc__kept_kind {
     PC__KEPT_LAST = 6
 };
 
-/* One memfd. The inode is its name: it is what clients say when they attach again. */
+/* One file, of memory or a disk. `inode` is its pc__file_id, and its name: clients say it when they
+ * attach again. */
 struct pc__kept {
     uint64_t region;
     uint64_t version;
@@ -30,7 +31,7 @@ struct pc__kept {
     uint32_t sealed;     /* 0 or 1 */
     uint64_t inode;
     uint64_t commit_id;  /* LAYER */
-    uint64_t on_disk;    /* 0 or 1: its inode is of some file system's, and not of memory's */
+    uint64_t on_disk;    /* 0 or 1 */
     char reserved[64];   /* the engine's; comes back as it was put */
 };
 static_assert(sizeof(struct pc__kept) == 128, "no padding: records travel as bytes");
@@ -43,11 +44,11 @@ static_assert(sizeof(struct pc__kept) == 128, "no padding: records travel as byt
 int pc__keeper_put(int keeper_fd, const struct pc__kept *what, int memfd);
 
 /* Forgets a memfd; one that is not kept is no error. Otherwise as pc__keeper_put. */
-int pc__keeper_drop(int keeper_fd, uint64_t inode, bool on_disk);
+int pc__keeper_drop(int keeper_fd, uint64_t inode);
 
 /* As put and drop, and at once: PC_ERR_TIMEOUT where the socket has no room. */
 int pc__keeper_try_put(int keeper_fd, const struct pc__kept *what, int memfd);
-int pc__keeper_try_drop(int keeper_fd, uint64_t inode, bool on_disk);
+int pc__keeper_try_drop(int keeper_fd, uint64_t inode);
 /* It has been given all there is. One that began as a part (pc_keeper_run_part) is whole from then on. */
 int pc__keeper_try_whole(int keeper_fd);
 

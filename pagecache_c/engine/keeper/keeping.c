@@ -14,6 +14,7 @@
 #include "engine/keeper/keeping.h"
 
 #include "common/error.h"
+#include "common/file_id.h"
 #include "common/list.h"
 #include "engine/keeper/kept_table.h"
 
@@ -89,7 +90,7 @@ static void wake(struct pc__keeping *keeping)
 static int note(struct pc__keeping *keeping, const struct pc__kept *what, int fd,
                 struct pc__kept_record **out)
 {
-    struct pc__kept_record *entry = pc__kept_find(&keeping->table, what->inode, what->on_disk != 0);
+    struct pc__kept_record *entry = pc__kept_find(&keeping->table, what->inode);
     if (!entry)
         entry = pc__kept_add(&keeping->table, what, fd);
     if (!entry)
@@ -130,7 +131,7 @@ static int send_one(struct pc__keeping *keeping, enum said said, const struct pc
     case SAY_PUT:
         return pc__keeper_try_put(keeping->fd, what, fd);
     case SAY_DROP:
-        return pc__keeper_try_drop(keeping->fd, what->inode, what->on_disk != 0);
+        return pc__keeper_try_drop(keeping->fd, what->inode);
     case SAY_WHOLE:
         return pc__keeper_try_whole(keeping->fd);
     case SAY_NOTHING:
@@ -199,7 +200,7 @@ int pc__keeping_put(struct pc__keeping *keeping, const struct pc__kept *what, in
 bool pc__keeping_put_now(struct pc__keeping *keeping, const struct pc__kept *what)
 {
     pthread_mutex_lock(&keeping->lock);
-    struct pc__kept_record *entry = pc__kept_find(&keeping->table, what->inode, what->on_disk != 0);
+    struct pc__kept_record *entry = pc__kept_find(&keeping->table, what->inode);
     bool done = entry && pc__link_empty(&keeping->queue);
     if (done && !keeping->lost) {
         const int rc = send_one(keeping, SAY_PUT, what, entry->fd);
@@ -215,11 +216,11 @@ bool pc__keeping_put_now(struct pc__keeping *keeping, const struct pc__kept *wha
     return done;
 }
 
-void pc__keeping_drop(struct pc__keeping *keeping, uint64_t inode, bool on_disk)
+void pc__keeping_drop(struct pc__keeping *keeping, uint64_t inode)
 {
-    const struct pc__kept what = {.inode = inode, .on_disk = on_disk};
+    const struct pc__kept what = {.inode = inode};
     pthread_mutex_lock(&keeping->lock);
-    struct pc__kept_record *entry = pc__kept_find(&keeping->table, inode, on_disk);
+    struct pc__kept_record *entry = pc__kept_find(&keeping->table, inode);
     if (entry)
         forget(keeping, entry);
     /* For want of memory the keeper keeps it until it ends, and the next server drops it. */
@@ -345,7 +346,7 @@ static void tell(struct pc__link *waiting, int rc, bool cancelled)
 static bool is_that_file(const struct pc__kept_record *entry)
 {
     struct stat st;
-    return fstat(entry->fd, &st) == 0 && (uint64_t)st.st_ino == entry->what.inode;
+    return fstat(entry->fd, &st) == 0 && pc__file_id(&st) == entry->what.inode;
 }
 
 /* The new keeper hears of all there is before of anything else. */

@@ -36,7 +36,7 @@ void pc__keeping_close(struct pc__keeping *keeping);
 int pc__keeping_adopt(struct pc__keeping *keeping, const struct pc__kept *what, int fd);
 /* The caller forgets it before it closes fd. */
 int pc__keeping_put(struct pc__keeping *keeping, const struct pc__kept *what, int fd);
-void pc__keeping_drop(struct pc__keeping *keeping, uint64_t inode, bool on_disk);
+void pc__keeping_drop(struct pc__keeping *keeping, uint64_t inode);
 /* As put, for a record that is there; false: not without waiting, and nothing has changed. */
 bool pc__keeping_put_now(struct pc__keeping *keeping, const struct pc__kept *what);
 

@@ -35,20 +35,19 @@ static inline void pc__kept_init(struct pc__kept_table *table)
     pc__link_init(&table->records);
 }
 
-/* A file on disk may have the inode of a memfd: both share a bucket. */
 static inline struct pc__kept_record **pc__kept_bucket(struct pc__kept_record **buckets, size_t n, uint64_t inode)
 {
     return &buckets[(inode * 0x9e3779b97f4a7c15ull >> 32) & (n - 1)];
 }
 
-static inline struct pc__kept_record *pc__kept_find(struct pc__kept_table *table, uint64_t inode, bool on_disk)
+static inline struct pc__kept_record *pc__kept_find(struct pc__kept_table *table, uint64_t inode)
 {
     if (!table->n)
         return NULL;
     struct pc__kept_record *record = *pc__kept_bucket(table->buckets, table->n_buckets, inode);
     for (; record; record = record->hash_next) {
         table->n_compared++;
-        if (record->what.inode == inode && (record->what.on_disk != 0) == on_disk)
+        if (record->what.inode == inode)
             return record;
     }
     return NULL;

@@ -178,7 +178,7 @@ static int check_memfd(int fd, uint64_t bytes, uint64_t *inode)
     /* Huge pages that run out give SIGBUS too. */
     if ((has & seals) != seals || (uint64_t)st.st_size != bytes || fs.f_type != TMPFS_MAGIC)
         return pc__fail(PC_ERR_PROTOCOL, "a gather's memfd that is not sealed, or not as long as it says");
-    *inode = st.st_ino;
+    *inode = pc__file_id(&st);
     return PC_OK;
 }
 

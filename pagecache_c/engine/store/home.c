@@ -57,7 +57,7 @@ void pc__store_close(struct pc_engine *engine, struct pc__store *store, uint64_t
 {
     if (store->memfd < 0)
         return;
-    pc__unkeep(engine, store->inode, store->on_disk);
+    pc__unkeep(engine, store->inode);
     if (store->map)
         munmap((void *)(uintptr_t)store->map, length_bytes);
     close(store->memfd);

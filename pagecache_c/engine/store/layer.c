@@ -62,7 +62,7 @@ static bool stays(struct pc_engine *engine, const struct pc__layer *layer)
     if (!old->version)
         old->ask_at_ns = pc__now_ns() + engine->stage_timeout_ns;
     if (old->inode != layer->inode || old->on_disk != layer->on_disk)
-        pc__unkeep(engine, layer->inode, layer->on_disk);
+        pc__unkeep(engine, layer->inode);
     return true;
 }
 
@@ -123,8 +123,8 @@ static int spill(struct pc_engine *engine, struct pc__layer **layer)
     return PC_OK;
 }
 
-int pc__layer_stage(struct pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t bytes,
-                    int fd, uint64_t owner)
+static int stage(struct pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t bytes, int fd,
+                 uint64_t owner, bool or_in_memory)
 {
     struct pc__layer *layer;
     int rc = pc__layer_open(fd, bytes, region, commit_id, false, &layer);
@@ -143,17 +143,29 @@ int pc__layer_stage(struct pc_engine *engine, uint64_t region, uint64_t commit_i
         return pc__layer_keep_again(engine, region, commit_id);
     }
     rc = spill(engine, &layer);
-    if (rc) {
+    if (rc && !(or_in_memory && rc == PC_ERR_NO_SPACE)) {
         pc__layer_put(layer);
         return rc;
     }
     rc = pc__layer_keep(engine, layer); /* before anybody can publish it */
     if (rc) {
-        pc__unkeep(engine, layer->inode, layer->on_disk);
+        pc__unkeep(engine, layer->inode);
         pc__layer_put(layer);
         return rc;
     }
     return add_staged(engine, layer, engine->stage_timeout_ns);
+}
+
+int pc__layer_stage(struct pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t bytes,
+                    int fd, uint64_t owner)
+{
+    return stage(engine, region, commit_id, bytes, fd, owner, false);
+}
+
+int pc__layer_stage_made(struct pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t bytes,
+                         int fd)
+{
+    return stage(engine, region, commit_id, bytes, fd, 0, true);
 }
 
 /* Made whole, and the server died before the delta was gone. Where that comes second, it does not stay. */
@@ -173,8 +185,15 @@ int pc__layer_adopt(struct pc_engine *engine, const struct pc__kept *kept, int f
     struct pc__layer *layer;
     int rc = pc__layer_open(fd, kept->length_bytes, kept->region, kept->commit_id,
                             kept->on_disk != 0, &layer);
+    if (rc && kept->version) { /* committed: the keeper has it for a server that can read it */
+        pc__engine_event(engine, PC_EVENT_LOG, rc, kept->region, 0,
+                         "the changes of version %llu of variable %llu cannot be read: %s",
+                         (unsigned long long)kept->version, (unsigned long long)kept->region,
+                         pc_last_message());
+        return PC_OK;
+    }
     if (rc) { /* it was never answered for, so it is nobody's */
-        pc__unkeep(engine, kept->inode, kept->on_disk);
+        pc__unkeep(engine, kept->inode);
         return PC_OK;
     }
     layer->version = kept->version;

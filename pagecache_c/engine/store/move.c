@@ -384,7 +384,7 @@ static void drop_base(struct pc_engine *engine, struct pc__region *region, struc
     if (generation)
         pc__generation_drop(engine, region, generation);
     if (home->base.memfd >= 0)
-        pc__unkeep(engine, home->base.inode, home->base.on_disk);
+        pc__unkeep(engine, home->base.inode);
     pc__count_sub(&engine->open_holes, region->open_holes);
 }
 
@@ -394,13 +394,13 @@ static void unkeep_rest(struct pc_engine *engine, const struct pc__home *home)
     const struct pc__store *stores[] = {&home->overlay, &home->folded};
     for (size_t i = 0; i < 2; i++)
         if (stores[i]->memfd >= 0)
-            pc__unkeep(engine, stores[i]->inode, stores[i]->on_disk);
+            pc__unkeep(engine, stores[i]->inode);
     if (home->leaving)
-        pc__unkeep(engine, home->leaving->inode, home->leaving->on_disk);
+        pc__unkeep(engine, home->leaving->inode);
     pc__each(link, (struct pc__link *)(uintptr_t)&home->pending)
     {
         const struct pc__layer *layer = pc__of(link, struct pc__layer, link);
-        pc__unkeep(engine, layer->inode, layer->on_disk);
+        pc__unkeep(engine, layer->inode);
     }
 }
 

@@ -196,7 +196,7 @@ static int make_whole(struct pc_engine *engine, struct pc__region *region,
     (*out)->unheard = true;
     rc = pc__layer_keep(engine, *out);
     if (rc) {
-        pc__unkeep(engine, (*out)->inode, (*out)->on_disk);
+        pc__unkeep(engine, (*out)->inode);
         pc__layer_put(*out);
     }
     return rc;

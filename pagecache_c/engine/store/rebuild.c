@@ -293,7 +293,7 @@ int64_t pc__rebuild_stage(struct pc_engine *engine, struct pc__region *region, u
     if (rc)
         close(fd);
     else
-        rc = pc__layer_stage(engine, region->id, commit_id, bytes, fd, 0);
+        rc = pc__layer_stage_made(engine, region->id, commit_id, bytes, fd);
     return rc ? rc : (int64_t)bytes;
 }
 
@@ -339,23 +339,26 @@ static int keep_prepared(struct pc_engine *engine, const struct pc__region *regi
     return pc__keep(engine, &kept, base->memfd);
 }
 
-static struct pc__home *new_home(struct pc_engine *engine, const struct pc_region_info *info,
-                                 const struct pc_run *lost, size_t n_lost)
+static int new_home(struct pc_engine *engine, const struct pc_region_info *info,
+                    const struct pc_run *lost, size_t n_lost, struct pc__home **out)
 {
     struct pc__home *home = pc__home_new();
     uint64_t inode, notes_bytes = n_lost ? pc__lost_notes_bytes(info->length_bytes) : 0;
     const bool on_disk = info->medium == PC_MEDIUM_DISK;
-    int fd = home ? pc__store_file_make(engine, info->length_bytes + notes_bytes, on_disk, false, &inode) : -1;
-    bool made = home && fd >= 0 &&
-                !pc__store_open(&home->base, fd, inode, info->length_bytes, info->version, on_disk);
-    if (made && n_lost)
-        made = (home->lost = pc__lost_open(fd, info->length_bytes, lost, n_lost)) != NULL;
-    if (made) {
-        home->applied = home->latest = home->history_from = info->version;
-        return home;
+    if (!home)
+        return pc__fail(PC_ERR_NO_MEMORY, "a home record");
+    int fd = pc__store_file_make(engine, info->length_bytes + notes_bytes, on_disk, false, &inode);
+    int rc = fd < 0 ? fd
+                    : pc__store_open(&home->base, fd, inode, info->length_bytes, info->version, on_disk);
+    if (!rc && n_lost && !(home->lost = pc__lost_open(fd, info->length_bytes, lost, n_lost)))
+        rc = PC_ERR_NO_MEMORY;
+    if (rc) {
+        pc__home_free(engine, home, info->length_bytes);
+        return rc;
     }
-    pc__home_free(engine, home, info->length_bytes);
-    return NULL;
+    home->applied = home->latest = home->history_from = info->version;
+    *out = home;
+    return PC_OK;
 }
 
 /* Under region.lock. */
@@ -398,9 +401,12 @@ PC_API int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_inf
                         (unsigned long long)info->region);
     if (n_lost && pc__rebuild_check_runs(lost, n_lost, info->length_bytes >> PC_BLOCK_SHIFT) < 0)
         return PC_ERR_RANGE;
-    struct pc__home *home = new_home(engine, info, lost, n_lost), *old = home;
-    struct pc__region *region = home ? pc__region_get_or_add(engine, info->region) : NULL;
-    int rc = region ? PC_OK : pc__fail(PC_ERR_NO_MEMORY, "a home record");
+    struct pc__home *home = NULL;
+    int rc = new_home(engine, info, lost, n_lost, &home);
+    struct pc__home *old = home;
+    struct pc__region *region = rc ? NULL : pc__region_get_or_add(engine, info->region);
+    if (!rc && !region)
+        rc = pc__fail(PC_ERR_NO_MEMORY, "a region record");
     if (!rc && (*fd = fcntl(home->base.memfd, F_DUPFD_CLOEXEC, 0)) < 0)
         rc = pc__fail_errno("dup of a home memfd");
     if (!rc) {
@@ -435,7 +441,7 @@ int pc__rebuild_is_filled_by(const struct pc__region *region, int fd)
     struct stat st;
     if (fstat(fd, &st))
         return pc__fail_errno("fstat of a home memfd");
-    if (!region->prepared || region->prepared_sealed || region->prepared->base.inode != st.st_ino)
+    if (!region->prepared || region->prepared_sealed || region->prepared->base.inode != pc__file_id(&st))
         return pc__fail(PC_ERR_NO_REGION, "variable %llu is not being rebuilt by this attempt",
                         (unsigned long long)region->id);
     return PC_OK;
@@ -606,7 +612,7 @@ PC_API int pc_engine_rebuild_drop(pc_engine *engine, uint64_t id, int fd)
         return PC_OK;
     struct pc__home *dropped = NULL;
     pthread_mutex_lock(&region->lock);
-    if (region->prepared && (fd < 0 || region->prepared->base.inode == st.st_ino)) {
+    if (region->prepared && (fd < 0 || region->prepared->base.inode == pc__file_id(&st))) {
         dropped = region->prepared;
         region->prepared = NULL;
     }
@@ -621,7 +627,7 @@ int pc__rebuild_adopt(struct pc_engine *engine, struct pc__region *region,
 {
     struct pc__home *home = region->prepared ? NULL : pc__home_new();
     if (!home) {
-        pc__unkeep(engine, kept->inode, kept->on_disk);
+        pc__unkeep(engine, kept->inode);
         close(fd);
         return PC_OK; /* it is made again where it is wanted */
     }

@@ -225,7 +225,7 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
                         (unsigned long long)kept->region);
     }
     if (kept->kind == PC__KEPT_HOME && !kept->sealed) {
-        pc__unkeep(engine, kept->inode, kept->on_disk);
+        pc__unkeep(engine, kept->inode);
         close(fd);
         return PC_OK;
     }

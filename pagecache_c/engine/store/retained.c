@@ -131,7 +131,7 @@ static void end_all(struct pc_engine *engine, struct pc__link *gone)
     {
         struct pc__layer *layer = pc__of(link, struct pc__layer, link);
         pc__link_remove(link);
-        pc__unkeep(engine, layer->inode, layer->on_disk);
+        pc__unkeep(engine, layer->inode);
         pc__layer_put(layer);
     }
 }

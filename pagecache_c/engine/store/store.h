@@ -192,9 +192,13 @@ int pc__delta_make_whole(struct pc_engine *engine, struct pc__region *region, st
 
 /* layer.c */
 int pc__layer_keep(struct pc_engine *engine, const struct pc__layer *layer);
-/* Owns fd. owner: pc__layer_owner of the client, or 0. */
+/* Owns fd, as the next one. owner: pc__layer_owner of the client, or 0. */
 int pc__layer_stage(struct pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t bytes,
                     int fd, uint64_t owner);
+/* One that this server has made of its own blocks, and so not large: a disk that is full keeps it in memory.
+ * What makes room there, a home that moves away, needs it. */
+int pc__layer_stage_made(struct pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t bytes,
+                         int fd);
 /* It is staged already. Should the keeper not have been given it then, it is now. It leaves the staged ones
  * under publish_lock only, so its record does not come after its end. */
 int pc__layer_keep_again(struct pc_engine *engine, uint64_t region, uint64_t commit_id);

@@ -298,7 +298,7 @@ static void test_slow_keeper_delays_what_needs_it(int trap)
     CHECK(applied_of(server, 1) == 0 && server->keepers_lost == 0);
     CHECK(!kill(k.pid, SIGCONT));
     SOON(applied_of(server, 1) == 1);
-    pc__unkeep(server->engine, filling, false);
+    pc__unkeep(server->engine, filling);
     for (int i = 1; i < REGIONS; i++) {
         OK(pc_client_unmap(client, leased[i].id));
         OK(pc_client_unmap(client, t[i].m.id));

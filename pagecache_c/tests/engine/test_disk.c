@@ -134,6 +134,9 @@ static void test_a_full_disk(int trap)
     struct pair p = pair_start("disk-full", trap, BYTES);
     int fd = -1;
     CHECK(create(p.home, 2, 2 * BYTES, &fd) == PC_ERR_NO_SPACE && fd == -1);
+    const struct pc_region_info other = {.region = 3, .base_address = BASE_OF(3),
+                                         .length_bytes = 2 * BYTES, .medium = PC_MEDIUM_DISK};
+    CHECK(pc_engine_rebuild_begin(p.s1->engine, &other, NULL, 0, &fd) == PC_ERR_NO_SPACE && fd == -1);
     const struct pc_region_info info = on_disk(&p, 2); /* the next one, which fits */
     struct pc_mapping m = map_at(p.far, &info, 0, 0);
     CHECK(at(&m, 8) == pattern(2, 8));

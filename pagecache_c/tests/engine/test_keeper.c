@@ -112,7 +112,7 @@ static int make_memfd(uint64_t region, struct pc__kept *what)
     REQUIRE(fstat(fd, &status) == 0);
     *what = (struct pc__kept){.region = region, .version = 1, .base_address = region << 21,
                               .length_bytes = 1 << 20, .kind = PC__KEPT_HOME,
-                              .inode = status.st_ino};
+                              .inode = pc__file_id(&status)};
     memset(what->reserved, (int)(region & 0x7f), sizeof what->reserved);
     return fd;
 }
@@ -132,7 +132,7 @@ static int note(void *arg, const struct pc__kept *what, int fd)
     uint64_t content = 0;
     struct stat status;
     REQUIRE(to->n < MAX_LISTED);
-    CHECK(fstat(fd, &status) == 0 && status.st_ino == what->inode, "%lu", what->inode);
+    CHECK(fstat(fd, &status) == 0 && pc__file_id(&status) == what->inode, "%lu", what->inode);
     CHECK(pread(fd, &content, sizeof content, 8192) == (ssize_t)sizeof content &&
               content == what->region, "region %lu holds %lu", what->region, content);
     CHECK(what->reserved[0] == (char)(what->region & 0x7f) &&
@@ -140,7 +140,7 @@ static int note(void *arg, const struct pc__kept *what, int fd)
     close(fd);
     to->kept[to->n++] = *what;
     if (to->drop_on >= 0)
-        CHECK(pc__keeper_drop(to->drop_on, what->inode, false) == PC_OK, "%s", pc_last_message());
+        CHECK(pc__keeper_drop(to->drop_on, what->inode) == PC_OK, "%s", pc_last_message());
     return to->stop_after > 0 && to->n == to->stop_after ? 42 : 0;
 }
 
@@ -261,8 +261,8 @@ static void test_update_and_drop(pid_t raylet)
     CHECK(memcmp(&listed.kept[0], &what[0], sizeof what[0]) == 0, "the update, in its old place");
     CHECK(memcmp(&listed.kept[1], &what[1], sizeof what[1]) == 0, "the others are as they were");
 
-    CHECK(pc__keeper_drop(fd, what[1].inode, false) == PC_OK, "%s", pc_last_message());
-    CHECK(pc__keeper_drop(fd, what[1].inode, false) == PC_OK, "twice is no error");
+    CHECK(pc__keeper_drop(fd, what[1].inode) == PC_OK, "%s", pc_last_message());
+    CHECK(pc__keeper_drop(fd, what[1].inode) == PC_OK, "twice is no error");
     list(fd);
     CHECK(listed.n == 2 && listed.kept[0].region == 0 && listed.kept[1].region == 2, "%zu",
           listed.n);
@@ -411,7 +411,7 @@ static void test_no_search_walks_over_all(void)
     CHECK(keeper.kept.n_compared < 5 * N, "%lu of %d puts", keeper.kept.n_compared, 2 * N);
     keeper.kept.n_compared = 0;
     for (size_t i = 0; i < N; i++) /* neither by age nor against it */
-        drop(&keeper, all[i * 7 % N].inode, 0);
+        drop(&keeper, all[i * 7 % N].inode);
     CHECK(keeper.kept.n == 0 && pc__link_empty(&keeper.kept.records), "%zu", keeper.kept.n);
     CHECK(keeper.kept.n_compared < 3 * N, "%lu of %d drops", keeper.kept.n_compared, N);
     pc__kept_free(&keeper.kept);
@@ -468,7 +468,7 @@ static void test_no_answer_walks_over_all(void)
         REQUIRE(drain(&keeper, &keeper.connections[0]));
         answer_lists(&keeper);
         n += hear_list(fd, &last, &more);
-        drop(&keeper, all[last - 1].inode, 0);
+        drop(&keeper, all[last - 1].inode);
     }
     CHECK(n == N, "%zu", n);
     CHECK(keeper.kept.n_compared < 2 * N, "%lu of %d records", keeper.kept.n_compared, N);
@@ -602,7 +602,7 @@ static void test_garbage(pid_t raylet)
             case NOT_A_FILE: {
                 struct stat status;
                 REQUIRE(fstat(pipes[0], &status) == 0);
-                message.what.inode = status.st_ino;
+                message.what.inode = pc__file_id(&status);
                 send_packet(fd, &message, pipes[0]);
                 break;
             }
@@ -657,7 +657,7 @@ static void test_stalled(pid_t raylet)
     int rc = PC_OK;
     const uint64_t began = now_ns();
     for (int i = 0; rc == PC_OK && i < 100000; i++)
-        rc = pc__keeper_drop(fd, 1, false);
+        rc = pc__keeper_drop(fd, 1);
     CHECK(rc == PC_ERR_TIMEOUT, "%d: %s", rc, pc_last_message());
     CHECK(now_ns() - began < 4 * SEND_TIMEOUT_NS, "%lu", now_ns() - began);
     (void)end_process(keeper);
@@ -748,6 +748,15 @@ static void test_refused_is_part(pid_t raylet)
     quit_keeper(keeper, fd);
 }
 
+/* Each file system has a first file. */
+static void test_ids_of_two_disks(void)
+{
+    const struct stat one = {.st_dev = 0xfe00, .st_ino = 13}, other = {.st_dev = 0xfe01, .st_ino = 13},
+                      next = {.st_dev = 0xfe00, .st_ino = 14};
+    CHECK(pc__file_id(&one) != pc__file_id(&other), "two disks");
+    CHECK(pc__file_id(&one) != pc__file_id(&next), "two files");
+}
+
 int main(void)
 {
     struct rlimit limit;
@@ -758,6 +767,7 @@ int main(void)
         return TEST_SKIPPED;
     }
     const pid_t raylet = start_raylet();
+    test_ids_of_two_disks();
     test_server_killed(raylet);
     test_put_behind_a_reset(raylet);
     test_update_and_drop(raylet);

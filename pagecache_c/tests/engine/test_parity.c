@@ -499,7 +499,7 @@ static void test_waits_for_the_keeper(int trap)
     kill(a.keeper.pid, SIGCONT);
     SOON(stats_of(a.server).commits_applied == 2);
     CHECK(overlay_word(a.server, 10) == word_of(&changes, 1, 2, 10, 0));
-    pc__unkeep(a.server->engine, filling, false);
+    pc__unkeep(a.server->engine, filling);
     OK(pc_client_unmap(a.client, first.id));
     OK(pc_client_unmap(a.client, old.id));
     for (uint64_t version = 0; version <= 2; version++)

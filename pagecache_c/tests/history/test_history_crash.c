@@ -74,9 +74,9 @@ static void tell_keep(void *arg, int fd, uint64_t inode, uint64_t bytes, bool is
     send_notice(arg, &notice, fd);
 }
 
-static void tell_drop(void *arg, uint64_t inode, bool is_disk)
+static void tell_drop(void *arg, uint64_t inode)
 {
-    const struct notice notice = {.inode = inode, .is_disk = is_disk};
+    const struct notice notice = {.inode = inode};
     send_notice(arg, &notice, -1);
 }
 
@@ -149,7 +149,7 @@ static bool hear_notice(int socket)
         return false;
     REQUIRE(got == (ssize_t)sizeof notice);
     if (!notice.is_kept) {
-        drop_segment(&kept, notice.inode, notice.is_disk);
+        drop_segment(&kept, notice.inode);
         return true;
     }
     const struct cmsghdr *rights = CMSG_FIRSTHDR(&packet);
@@ -270,10 +270,9 @@ static void test_killed(void)
 
 /* --------------------------------------------------------------- nonsense */
 
-static void count_drop(void *arg, uint64_t inode, bool is_disk)
+static void count_drop(void *arg, uint64_t inode)
 {
     (void)inode;
-    (void)is_disk;
     ++*(size_t *)arg;
 }
 
@@ -407,10 +406,10 @@ static void keep_locked(void *arg, int fd, uint64_t inode, uint64_t bytes, bool 
     keep_segment(arg, fd, inode, bytes, is_disk);
     pthread_mutex_unlock(&kept_lock);
 }
-static void drop_locked(void *arg, uint64_t inode, bool is_disk)
+static void drop_locked(void *arg, uint64_t inode)
 {
     pthread_mutex_lock(&kept_lock);
-    drop_segment(arg, inode, is_disk);
+    drop_segment(arg, inode);
     pthread_mutex_unlock(&kept_lock);
 }
 

@@ -28,10 +28,10 @@ static void keep_locked(void *arg, int fd, uint64_t inode, uint64_t bytes, bool 
     keep_segment(arg, fd, inode, bytes, is_disk);
     pthread_mutex_unlock(&kept_lock);
 }
-static void drop_locked(void *arg, uint64_t inode, bool is_disk)
+static void drop_locked(void *arg, uint64_t inode)
 {
     pthread_mutex_lock(&kept_lock);
-    drop_segment(arg, inode, is_disk);
+    drop_segment(arg, inode);
     pthread_mutex_unlock(&kept_lock);
 }
 

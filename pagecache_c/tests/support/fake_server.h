@@ -5,6 +5,7 @@
 #define PC_TESTS_FAKE_SERVER_H
 
 #include "pagecache.h"
+#include "common/file_id.h"
 #include "common/wire.h"
 
 #include <errno.h>
@@ -294,7 +295,7 @@ static inline void fake_open(struct fake *fake, struct fake_client *client,
         fake_send(client, PC__CTL_REPLY, id, PC_ERR_NO_REGION, NULL, 0, -1);
         return;
     }
-    if (attach && (fake->refuse_attach || open.inode != st.st_ino)) {
+    if (attach && (fake->refuse_attach || open.inode != pc__file_id(&st))) {
         fake_send(client, PC__CTL_REPLY, id, PC_ERR_NO_GENERATION, NULL, 0, -1);
         return;
     }
@@ -307,14 +308,14 @@ static inline void fake_open(struct fake *fake, struct fake_client *client,
         fake_send(client, PC__CTL_REPLY, id, 0, NULL, 0, -1);
         return;
     }
-    struct pc__ctl_opened opened = {.inode = st.st_ino + (fake->lie_inode ? 1 : 0),
+    struct pc__ctl_opened opened = {.inode = pc__file_id(&st) + (fake->lie_inode ? 1 : 0),
                                     .needs_trap = region->needs_trap || fake->absent_at_home};
     int fd = region->memfd, other = -1;
     if (fake->lie_length) {
         fd = other = memfd_create("short", MFD_CLOEXEC);
         if (fstat(fd, &st))
             _exit(5);
-        opened.inode = st.st_ino;
+        opened.inode = pc__file_id(&st);
     }
     fake_send(client, PC__CTL_REPLY, id, 0, &opened, sizeof opened, fake->lie_no_fd ? -1 : fd);
     if (other >= 0)

@@ -8,6 +8,7 @@
 #define PC_TESTS_HISTORY_WORLD_H
 
 #include "common/error.h"
+#include "common/file_id.h"
 #include "history/history.h"
 #include "tests/support/check.h"
 
@@ -188,7 +189,7 @@ static inline void add_kept(struct kept_segments *kept, int fd, uint64_t inode, 
 {
     struct stat st;
     REQUIRE(kept->n < MAX_KEPT && fd >= 0);
-    CHECK(fstat(fd, &st) == 0 && st.st_ino == inode && (uint64_t)st.st_size == bytes &&
+    CHECK(fstat(fd, &st) == 0 && pc__file_id(&st) == inode && (uint64_t)st.st_size == bytes &&
           (st.st_nlink == 0 || !is_disk), "a segment that is what it says");
     kept->all[kept->n++] =
         (struct kept_segment){.fd = fd, .inode = inode, .bytes = bytes, .is_disk = is_disk};
@@ -201,16 +202,16 @@ static inline void keep_segment(void *arg, int fd, uint64_t inode, uint64_t byte
     add_kept(arg, fcntl(fd, F_DUPFD_CLOEXEC, 0), inode, bytes, is_disk);
 }
 
-static inline void drop_segment(void *arg, uint64_t inode, bool is_disk)
+static inline void drop_segment(void *arg, uint64_t inode)
 {
     struct kept_segments *kept = arg;
     for (size_t i = 0; i < kept->n; i++)
-        if (kept->all[i].inode == inode && kept->all[i].is_disk == is_disk) {
+        if (kept->all[i].inode == inode) {
             close(kept->all[i].fd);
             memmove(&kept->all[i], &kept->all[i + 1], (--kept->n - i) * sizeof kept->all[0]);
             return;
         }
-    CHECK(false, "inode %lu (disk %d) was dropped and not kept", inode, is_disk);
+    CHECK(false, "file %#lx was dropped and not kept", inode);
 }
 
 static inline void hear(void *arg, const char *text)
