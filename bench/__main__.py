@@ -12,6 +12,7 @@ NAMES = {
     "adaptive": "the page chosen by use against every fixed page, three kinds of readers",
     "aggregate": "sums of arrays: by the driver, by a tree of tasks, and split",
     "allreduce": "sums over 2 to 8 members, against Open MPI, gloo, Ray (root for half of it)",
+    "beyond": "a table larger than memory, sorted and scanned, against DuckDB and Ray Data (root)",
     "commit": "commits of one block and of many, first writes, building in place",
     "cold_read": "a large array read cold on another node, against ray.get",
     "drain": "everything off a node while others read and write (root)",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench import drain, first_touch, hot_pages, idle
-from bench.drivers import drain_driver, first_touch_driver, hot_driver
+from bench import beyond, drain, first_touch, hot_pages, idle
+from bench.drivers import beyond_cases, drain_driver, first_touch_driver, hot_driver
 from bench.peers import redis
 from bench.support import common
 from clamor_ray._objects.hashtable import Table
@@ -211,3 +211,34 @@ def test_drain_figures_are_of_the_raw_stream_and_of_both_phases() -> None:
         "read_before_ms": 2.0,
         "commit_before_ms": 9.0,
     }
+
+
+def beyond_case(system: str, factor: float, seconds: float) -> dict[str, object]:
+    return {
+        "system": system,
+        "factor": factor,
+        "n_bytes": int(100 * factor),
+        "sort_s": seconds,
+        "scan_s": seconds / 10,
+    }
+
+
+def test_what_is_beyond_memory_is_compared_where_both_ended() -> None:
+    records = [beyond_case("clamor", *case) for case in ((0.5, 1.0), (2.0, 6.0), (4.0, 20.0))]
+    records += [beyond_case("duckdb", 4.0, 30.0), beyond_case("ray_data", 2.0, 60.0)]
+    records.append({"system": "ray_data", "factor": 4.0, "failed": "no memory"})
+    found = beyond.figures(records)
+    assert found["beyond_slowdown"]["sort"] == pytest.approx(20 / 400 / (1 / 50))
+    assert found["duckdb_speedup"] == {"sort": 1.5, "scan": 1.5}
+    assert found["ray_speedup"] == {"sort": 10.0, "scan": 10.0}
+    assert beyond.figures(records[:3])["ray_speedup"] == {"sort": 0.0, "scan": 0.0}
+
+
+@pytest.mark.parametrize("n", [1, 1000, 5000, 20_011])
+def test_parts_are_merged_whole(n: int) -> None:
+    """Also where values are the same, and where the last part is shorter."""
+    source = np.random.default_rng(n).integers(0, 1 << 40, n)
+    source[: n // 3] = 7
+    table, out = np.empty_like(source), np.empty_like(source)
+    beyond_cases._merge(table, beyond_cases._runs(source, table, 1000), out)
+    assert np.array_equal(out, np.sort(source))

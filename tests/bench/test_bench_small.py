@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from bench.peers import redis
 from tests.bench.conftest import lines_of, run_bench
 from tests.support.lab import remove_stale, require_lab
 from tests.support.lab.availability import missing
+from tests.support.lab.memory import TOP
 
 FIGURES = {
     "cold_read": {
@@ -89,6 +91,20 @@ def test_idle_ends_with_its_figures(bench: Bench) -> None:
     figures = bench("idle", "--small")[-1]["summary"]
     assert set(figures) == {"growth_kib_per_minute", "descriptors", "threads"}
     assert all(math.isfinite(value) for value in figures.values())
+
+
+@pytest.mark.lab
+@pytest.mark.root
+@pytest.mark.soak
+def test_beyond_ends_with_the_figures_of_each_peer() -> None:
+    if not TOP.is_dir() or importlib.util.find_spec("duckdb") is None:
+        missing("beyond needs memory cgroups of version 1, and DuckDB, its peer")
+    figures = lines_of(run_bench("beyond", "--small", "--systems", "clamor,duckdb"))[-1]["summary"]
+    assert set(figures) == {"beyond_slowdown", "duckdb_speedup", "ray_speedup"}
+    assert figures.pop("ray_speedup") == {"sort": 0, "scan": 0}  # it was not asked for
+    for kinds in figures.values():
+        assert set(kinds) == {"sort", "scan"}
+        assert all(math.isfinite(value) and value > 0 for value in kinds.values())
 
 
 @pytest.mark.lab
