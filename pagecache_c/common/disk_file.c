@@ -4,9 +4,24 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+int pc__fail_disk(const char *fmt, ...)
+{
+    const int saved = errno;
+    char text[256];
+    va_list args;
+    va_start(args, fmt);
+    (void)vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    errno = saved;
+    const int rc = pc__fail_errno("%s", text);
+    return saved == ENOSPC || saved == EDQUOT || saved == EFBIG ? PC_ERR_NO_SPACE : rc;
+}
 
 int pc__disk_file_open(const char *directory)
 {
@@ -36,11 +51,33 @@ int pc__disk_file_read(int fd, void *out, uint64_t n_bytes, uint64_t offset)
             return pc__fail_errno("reading %llu bytes at %llu", (unsigned long long)n_bytes,
                                   (unsigned long long)offset);
         if (got == 0)
-            return pc__fail(PC_ERR_PROTOCOL, "a file ends at byte %llu, before it should",
-                            (unsigned long long)offset);
+            return pc__fail(PC_ERR_PROTOCOL, "a file ends at byte %llu, before it should: maybe the disk "
+                            "refused what was written to it", (unsigned long long)offset);
         at += got;
         offset += (uint64_t)got;
         n_bytes -= (uint64_t)got;
     }
-    return PC_OK;
+    return pc__disk_file_check(fd);
+}
+
+#define NOWHERE ((off64_t)1 << 62) /* no page is there to wait for */
+
+int pc__disk_file_check(int fd)
+{
+    int waited;
+    while ((waited = sync_file_range(fd, NOWHERE, 1, SYNC_FILE_RANGE_WAIT_BEFORE)) && errno == EINTR)
+        ;
+    if (!waited || (errno != EIO && errno != ENOSPC && errno != EDQUOT))
+        return PC_OK;
+    const int refused = errno;
+    if (ftruncate(fd, 0))
+        return pc__fail_errno("cutting a file that the disk has refused to write");
+    errno = refused;
+    return pc__fail_errno("the disk refused to write what was written to a file: nobody reads it any more");
+}
+
+bool pc__disk_file_is_cut(int fd)
+{
+    struct stat st;
+    return !fstat(fd, &st) && !st.st_size;
 }

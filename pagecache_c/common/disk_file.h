@@ -5,16 +5,30 @@
  * Kernel facts:
  *   - ext4, xfs, btrfs and tmpfs make files without names (O_TMPFILE); overlayfs before Linux 6.x
  *     and NFS do not: there a file is made and unlinked.
+ *   - What a disk refuses after write() has returned is dropped: the page is clean then, and once it is
+ *     reclaimed the block reads as what the disk has. The file notes that it happened, and says it once to
+ *     each descriptor, to fsync and to sync_file_range that waits.
  */
 #ifndef PC_DISK_FILE_H
 #define PC_DISK_FILE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* Of this user alone. The descriptor, or -1 with errno. */
 int pc__disk_file_open(const char *directory);
 
-/* All of it, from offset on. PC_OK, or an error: the file ends before it, or the disk fails. */
+/* All of it, from offset on. PC_OK, or an error: the file ends before it, or the disk fails, or has
+ * failed to write what was to be there (pc__disk_file_check). */
 int pc__disk_file_read(int fd, void *out, uint64_t n_bytes, uint64_t offset);
+
+/* PC_OK, or an error: the disk refused to write some of what was written to the file. Such a file is cut to
+ * nothing, so that nobody reads it any more: here, after a restart, or mapped (SIGBUS). Nobody may write to it
+ * from then on: that would make zeros of what it had. */
+int pc__disk_file_check(int fd);
+bool pc__disk_file_is_cut(int fd);
+
+/* errno as an error: PC_ERR_NO_SPACE where the disk is full. Its message is as pc__fail_errno's. */
+__attribute__((format(printf, 1, 2))) int pc__fail_disk(const char *fmt, ...);
 
 #endif

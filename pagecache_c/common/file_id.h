@@ -10,9 +10,14 @@
 #include <stdint.h>
 #include <sys/stat.h>
 
+static inline uint64_t pc__file_id_of(uint64_t device, uint64_t number)
+{
+    return number + device * 0x9e3779b97f4a7c15ull;
+}
+
 static inline uint64_t pc__file_id(const struct stat *st)
 {
-    return (uint64_t)st->st_ino + (uint64_t)st->st_dev * 0x9e3779b97f4a7c15ull;
+    return pc__file_id_of(st->st_dev, st->st_ino);
 }
 
 #endif

@@ -58,9 +58,9 @@ const char *pc__region_audit(const struct pc__region *region);
 
 /* memfd.c */
 int pc__memfd_make(uint64_t length_bytes, uint64_t *inode);
-/* For a store of a home: a memfd, or a file on disk that has all of its room there. last: also the last
- * that there is of it: what is committed must be applied. PC_ERR_NO_SPACE. */
-int pc__store_file_make(const struct pc_engine *engine, uint64_t length_bytes, bool on_disk, bool last,
+/* For a store of a home: a memfd, or a file on disk that has all of its room there (else
+ * PC_ERR_NO_SPACE). sparse: it takes its room as it is written, which may fail then: nobody maps it. */
+int pc__store_file_make(const struct pc_engine *engine, uint64_t length_bytes, bool on_disk, bool sparse,
                         uint64_t *inode);
 /* PC_ERR_DESCRIPTORS: only those are left that are kept back for connections, and for finishing what
  * is begun. For what makes a region, a generation or a layer: others must still reach what is here. */

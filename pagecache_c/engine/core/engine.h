@@ -184,6 +184,7 @@ struct pc__settling {
     uint64_t try_again_ns;         /* no thread could be had: loop 0 */
     pthread_t thread;
     bool started;
+    bool of_disk;                    /* some of it lies on disk */
     bool logged_left;                /* that some could not be looked at, or ended */
     _Atomic bool stopping;
 };

@@ -134,7 +134,7 @@ static int copy_file(int to, int from, uint64_t n_bytes)
     while ((uint64_t)at < n_bytes) {
         const ssize_t n = sendfile(to, from, &at, n_bytes - (uint64_t)at);
         if (n < 0 && errno != EINTR)
-            return pc__fail_errno("writing a layer of %llu bytes to disk", (unsigned long long)n_bytes);
+            return pc__fail_disk("writing a layer of %llu bytes to disk", (unsigned long long)n_bytes);
         if (n == 0)
             return pc__fail(PC_ERR_PROTOCOL, "a layer that is shorter than it was");
     }

@@ -85,7 +85,7 @@ static int allocate(int fd, uint64_t length_bytes)
 #define LEAST_FREE_PERCENT 5u
 
 /* Files of a file system in memory take memory, and no less than memfds do. */
-static int check_disk(int fd, const char *directory, uint64_t length_bytes, bool last)
+static int check_disk(int fd, const char *directory, uint64_t length_bytes)
 {
     struct statfs of;
     if (fstatfs(fd, &of))
@@ -93,7 +93,7 @@ static int check_disk(int fd, const char *directory, uint64_t length_bytes, bool
     if (of.f_type == TMPFS_MAGIC || of.f_type == RAMFS_MAGIC)
         return pc__fail(PC_ERR_NO_SPACE, "%s is in memory, and no disk", directory);
     const uint64_t block_bytes = (uint64_t)of.f_bsize, free_bytes = of.f_bavail * block_bytes;
-    const uint64_t kept_bytes = last ? 0 : of.f_blocks / 100 * LEAST_FREE_PERCENT * block_bytes;
+    const uint64_t kept_bytes = of.f_blocks / 100 * LEAST_FREE_PERCENT * block_bytes;
     if (free_bytes < kept_bytes || free_bytes - kept_bytes < length_bytes)
         return pc__fail(PC_ERR_NO_SPACE, "%s has no room for %llu bytes: %llu are free, of which %llu stay so",
                         directory, (unsigned long long)length_bytes, (unsigned long long)free_bytes,
@@ -101,21 +101,26 @@ static int check_disk(int fd, const char *directory, uint64_t length_bytes, bool
     return PC_OK;
 }
 
-/* Writing to a mapped page that the disk has no room for is SIGBUS: the room is taken at once. */
-static int make_on_disk(const char *directory, uint64_t length_bytes, bool last, uint64_t *inode)
+/* Room for all of it: writing to a mapped page that the disk has none for is SIGBUS. */
+static int take_room(int fd, const char *directory, uint64_t length_bytes)
+{
+    const int rc = check_disk(fd, directory, length_bytes);
+    return rc || !allocate(fd, length_bytes)
+               ? rc
+               : pc__fail_disk("%s has no room for %llu bytes", directory, (unsigned long long)length_bytes);
+}
+
+static int make_on_disk(const char *directory, uint64_t length_bytes, bool sparse, uint64_t *inode)
 {
     struct stat st;
     if (!directory)
         return pc__fail(PC_ERR_NO_SPACE, "this page server has no directory for variables on disk");
     const int fd = pc__disk_file_open(directory);
     if (fd < 0)
-        return pc__fail_errno("a file in %s", directory);
-    int rc = check_disk(fd, directory, length_bytes, last);
-    if (!rc && (allocate(fd, length_bytes) || fstat(fd, &st)))
-        rc = errno == ENOSPC || errno == EDQUOT || errno == EFBIG
-                 ? pc__fail(PC_ERR_NO_SPACE, "%s has no room for %llu bytes", directory,
-                            (unsigned long long)length_bytes)
-                 : pc__fail_errno("%llu bytes in %s", (unsigned long long)length_bytes, directory);
+        return pc__fail_disk("a file in %s", directory);
+    int rc = sparse ? PC_OK : take_room(fd, directory, length_bytes);
+    if (!rc && ((sparse && ftruncate(fd, (off_t)length_bytes)) || fstat(fd, &st)))
+        rc = pc__fail_disk("a file of %llu bytes in %s", (unsigned long long)length_bytes, directory);
     if (rc) {
         close(fd);
         return rc;
@@ -124,10 +129,10 @@ static int make_on_disk(const char *directory, uint64_t length_bytes, bool last,
     return fd;
 }
 
-int pc__store_file_make(const struct pc_engine *engine, uint64_t length_bytes, bool on_disk, bool last,
+int pc__store_file_make(const struct pc_engine *engine, uint64_t length_bytes, bool on_disk, bool sparse,
                         uint64_t *inode)
 {
-    return on_disk ? make_on_disk(engine->disk_directory, length_bytes, last, inode)
+    return on_disk ? make_on_disk(engine->disk_directory, length_bytes, sparse, inode)
                    : pc__memfd_make(length_bytes, inode);
 }
 

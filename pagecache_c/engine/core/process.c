@@ -9,6 +9,7 @@
  * statm of a thread without memory begins with "0 ".
  */
 #include "engine/core/process.h"
+#include "common/file_id.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -124,14 +125,14 @@ static uint64_t status_field(const char *path, const char *format)
     return at && sscanf(at + 1, format, &value) == 1 ? value : UINT64_MAX;
 }
 
-bool pc__process_may_be_client(const struct pc__process *process)
+bool pc__process_may_be_client(const struct pc__process *process, bool of_disk)
 {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/status", (int)process->pid);
     const uint64_t theirs = status_field(path, "CapPrm: %" SCNx64);
     const uint64_t ours = status_field("/proc/self/status", "CapPrm: %" SCNx64);
     return pc__process_has_memory(process) && !(theirs != UINT64_MAX && theirs & ~ours) &&
-           status_field(path, "RssShmem: %" SCNu64) > 0;
+           (of_disk || status_field(path, "RssShmem: %" SCNu64) > 0);
 }
 
 uint64_t pc__process_ticks_now(void)
@@ -229,7 +230,7 @@ bool pc__process_maps(const struct pc__process *process, struct pc__process_map 
 }
 
 bool pc__process_maps_file(const struct pc__process_map *maps, size_t n, uint64_t begin,
-                           uint64_t end, uint64_t inode)
+                           uint64_t end, uint64_t id)
 {
     size_t low = 0, high = n;
     while (low < high) { /* the first that ends after begin */
@@ -240,7 +241,7 @@ bool pc__process_maps_file(const struct pc__process_map *maps, size_t n, uint64_
             low = mid + 1;
     }
     for (; low < n && maps[low].begin < end; low++)
-        if (maps[low].inode == inode)
+        if (pc__file_id_of(maps[low].device, maps[low].inode) == id)
             return true;
     return false;
 }

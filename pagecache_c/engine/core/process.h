@@ -33,8 +33,9 @@ bool pc__process_handle_ended(int handle);
 /* A process of that user, not of others. False: there is none. */
 bool pc__process_of(pid_t pid, uid_t user, struct pc__process *process);
 /* Of one whose maps the kernel does not show: whether it has shared memory, and no rights that we lack (as
- * the machine's own first process may have). True where that cannot be known. */
-bool pc__process_may_be_client(const struct pc__process *process);
+ * the machine's own first process may have). of_disk: what is looked for is no shared memory, so that is not
+ * asked. True where that cannot be known. */
+bool pc__process_may_be_client(const struct pc__process *process, bool of_disk);
 /* A process that has not begun yet will have a start_ticks of this or more. 0: unknown. */
 uint64_t pc__process_ticks_now(void);
 /* Whether it may still read what it mapped: it has not ended, and is the same program. A process that ends
@@ -42,8 +43,9 @@ uint64_t pc__process_ticks_now(void);
 bool pc__process_has_memory(const struct pc__process *process);
 /* What it maps of files, by address; the caller frees it. False: the kernel does not show it. */
 bool pc__process_maps(const struct pc__process *process, struct pc__process_map **maps, size_t *n);
-/* Whether one of these overlaps the range and is of that file. */
+/* Whether one of these overlaps the range and is of that file (its pc__file_id). Some file systems of disks
+ * (btrfs) say another device here than in fstat: of those it says no. */
 bool pc__process_maps_file(const struct pc__process_map *maps, size_t n, uint64_t begin,
-                           uint64_t end, uint64_t inode);
+                           uint64_t end, uint64_t id);
 
 #endif

@@ -19,6 +19,7 @@ struct pc__store {
     const uint8_t *map;            /* the whole memfd, read-only. NULL: it is on disk, where a read that
                                       fails is an error, and one of mapped memory would be our end */
     bool on_disk;
+    bool is_broken;                /* the disk refused a part of it: nobody reads it, nor writes to it */
     struct pc__blockset data;      /* blocks that were written */
     uint64_t version;
 };

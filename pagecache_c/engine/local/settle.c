@@ -34,11 +34,11 @@
 
 struct pc__noted {
     uint64_t device, inode, region, version;
-    bool built_in_place;
+    bool built_in_place, on_disk;
 };
 
 static int note(struct pc__settling *settling, int memfd, const struct pc__region *region,
-                uint64_t version, bool built_in_place)
+                uint64_t version, bool built_in_place, bool on_disk)
 {
     struct stat st;
     if (fstat(memfd, &st))
@@ -55,7 +55,9 @@ static int note(struct pc__settling *settling, int memfd, const struct pc__regio
                                                               .inode = st.st_ino,
                                                               .region = region->id,
                                                               .version = version,
-                                                              .built_in_place = built_in_place};
+                                                              .built_in_place = built_in_place,
+                                                              .on_disk = on_disk};
+    settling->of_disk |= on_disk;
     return PC_OK;
 }
 
@@ -74,13 +76,13 @@ int pc__settle_begin(struct pc_engine *engine, uint64_t settle_ns)
         for (const struct pc__region *r = engine->regions[b]; r && !rc; r = r->hash_next) {
             if (r->home && r->home->base.memfd >= 0)
                 rc = note(settling, r->home->base.memfd, r, r->home->base.version,
-                          r->built_in_place);
+                          r->built_in_place, r->home->base.on_disk);
             pc__each(link, (struct pc__link *)(uintptr_t)&r->generations)
             {
                 const struct pc__generation *g = pc__of(link, struct pc__generation, link);
                 if (g->adopted && !rc)
                     rc = note(settling, g->memfd, r, g->version,
-                              r->built_in_place || g->built_in_place);
+                              r->built_in_place || g->built_in_place, g->on_disk);
             }
         }
     if (settling->n_noted)
@@ -91,6 +93,16 @@ int pc__settle_begin(struct pc_engine *engine, uint64_t settle_ns)
     if (engine->n_regions)
         engine->settle_until_ns = settling->began_ns + settle_ns;
     return rc;
+}
+
+/* File systems of disks may say another device in /proc than in fstat (btrfs, overlayfs): of theirs the number
+ * has to do, and that the map lies where only variables do. */
+static bool is_of(const struct pc__process_map *map, const struct pc__noted *noted)
+{
+    if (map->is_private && noted->built_in_place)
+        return false;
+    return noted->on_disk ? map->begin >= PC_WINDOW_BEGIN && map->end <= PC_WINDOW_END
+                          : noted->device == map->device;
 }
 
 static const struct pc__noted *mapped_by(const struct pc__settling *settling,
@@ -105,8 +117,7 @@ static const struct pc__noted *mapped_by(const struct pc__settling *settling,
             high = mid;
     }
     for (; low < settling->n_noted && settling->noted[low].inode == map->inode; low++)
-        if (settling->noted[low].device == map->device &&
-            !(map->is_private && settling->noted[low].built_in_place))
+        if (is_of(map, &settling->noted[low]))
             return &settling->noted[low];
     return NULL;
 }
@@ -120,7 +131,7 @@ static const struct pc__noted *maps_noted(const struct pc__settling *settling,
     const struct pc__noted *found = NULL;
     *unseen = false;
     if (!pc__process_maps(process, &maps, &n)) {
-        *unseen = pc__process_may_be_client(process);
+        *unseen = pc__process_may_be_client(process, settling->of_disk);
         return NULL;
     }
     for (size_t i = 0; i < n && !found; i++)

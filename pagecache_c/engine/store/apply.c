@@ -147,7 +147,7 @@ static int write_all(int fd, const uint8_t *bytes, uint64_t n_bytes, uint64_t of
         if (wrote < 0 && errno == EINTR)
             continue;
         if (wrote <= 0)
-            return pc__fail_errno("writing to a home");
+            return pc__fail_disk("writing to a home");
         bytes += wrote;
         offset += (uint64_t)wrote;
         n_bytes -= (uint64_t)wrote;
@@ -446,9 +446,13 @@ static int apply_next(struct pc_engine *engine, struct pc__region *region, struc
     if (rc != 1)
         return rc;
     struct pc__store *store = to_base ? &home->base : &home->overlay;
-    rc = write_layer(engine, layer, store);
+    rc = pc__store_check(region, store);
+    if (!rc)
+        rc = write_layer(engine, layer, store);
     if (!rc && !to_base && store->on_disk)
         rc = pc__overlay_note(store, layer);
+    if (!rc)
+        rc = pc__store_check(region, store);
     if (rc)
         return rc;
     rc = to_base ? keep_base(engine, region, home, layer->version)
@@ -526,7 +530,11 @@ static int fold(struct pc_engine *engine, struct pc__region *region, struct pc__
     int rc = may_change_base(engine, region, home);
     if (rc != 1)
         return rc;
-    rc = write_overlay(engine, home);
+    rc = pc__store_check(region, &home->base);
+    if (!rc)
+        rc = write_overlay(engine, home);
+    if (!rc)
+        rc = pc__store_check(region, &home->base);
     if (rc)
         return rc;
     rc = keep_base(engine, region, home, home->applied);

@@ -545,7 +545,38 @@ static int file_of(const struct pc__home *home, uint64_t version, uint64_t block
                            : pc__blockset_next(changed, block, limit);
     *n = limit - block;
     *offset = block << PC_BLOCK_SHIFT;
-    return is_changed ? home->overlay.memfd : home->base.memfd;
+    const struct pc__store *store = is_changed ? &home->overlay : &home->base;
+    return store->is_broken ? -1 : store->memfd;
+}
+
+int pc__store_check(struct pc__region *region, struct pc__store *store)
+{
+    if (!store->on_disk)
+        return PC_OK;
+    pthread_mutex_lock(&region->lock);
+    int rc = PC_OK;
+    if (store->is_broken && ftruncate(store->memfd, 0)) /* again: a write may have been on its way */
+        rc = pc__fail_errno("cutting a file that the disk has refused to write");
+    else if (store->is_broken)
+        rc = pc__fail(PC_ERR_SYSTEM, "the disk has refused some of what was written to it");
+    pthread_mutex_unlock(&region->lock);
+    if (rc || !(rc = pc__disk_file_check(store->memfd)))
+        return rc;
+    pthread_mutex_lock(&region->lock);
+    store->is_broken = true;
+    pthread_mutex_unlock(&region->lock);
+    return rc;
+}
+
+/* A read of the file has failed. */
+static void note_broken(struct pc__region *region, struct pc__home *home, int fd)
+{
+    if (!pc__disk_file_is_cut(fd))
+        return;
+    pthread_mutex_lock(&region->lock);
+    home->base.is_broken |= fd == home->base.memfd;
+    home->overlay.is_broken |= fd == home->overlay.memfd;
+    pthread_mutex_unlock(&region->lock);
 }
 
 int pc__home_read_disk(struct pc__region *region, const struct pc__home *home, uint64_t version,
@@ -558,7 +589,10 @@ int pc__home_read_disk(struct pc__region *region, const struct pc__home *home, u
         pthread_mutex_lock(&region->lock);
         const int fd = file_of(home, version, block, &k, &offset);
         pthread_mutex_unlock(&region->lock);
-        rc = pc__disk_file_read(fd, out, k << PC_BLOCK_SHIFT, offset);
+        rc = fd < 0 ? pc__fail(PC_ERR_SYSTEM, "the disk has refused some of what was written to it")
+                    : pc__disk_file_read(fd, out, k << PC_BLOCK_SHIFT, offset);
+        if (rc && fd >= 0)
+            note_broken(region, (struct pc__home *)(uintptr_t)home, fd);
     }
     return rc;
 }

@@ -6,6 +6,9 @@
  * next server. A lost block is one of no version until a layer writes it (a layer has whole blocks);
  * then it is one of that version, and of those after it.
  *
+ * On disk the notes are a copy that is written through: a mapped block that the disk cannot read would be
+ * our end.
+ *
  * A home that has such blocks is never mapped as it is, and its base never changes: what commits write
  * goes to the overlay.
  *
@@ -13,7 +16,7 @@
  */
 #include "engine/core/core.h"
 #include "engine/store/store.h"
-
+#include "common/disk_file.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -30,10 +33,31 @@ void pc__lost_close(struct pc__lost *lost)
 {
     if (!lost)
         return;
-    if (lost->first_versions)
+    if (lost->first_versions && lost->fd < 0)
         munmap(lost->first_versions, lost->notes_bytes);
+    else
+        free(lost->first_versions);
     pc__blockset_free(&lost->blocks);
     free(lost);
+}
+
+/* Of n blocks from first on, to the file. */
+static int write_through(const struct pc__lost *lost, uint64_t first, uint64_t n)
+{
+    const uint8_t *at = (const uint8_t *)(lost->first_versions + first);
+    uint64_t left = n * sizeof *lost->first_versions;
+    uint64_t offset = (lost->blocks.n_blocks << PC_BLOCK_SHIFT) + first * sizeof *lost->first_versions;
+    while (lost->fd >= 0 && left) {
+        const ssize_t wrote = pwrite(lost->fd, at, left, (off_t)offset);
+        if (wrote < 0 && errno == EINTR)
+            continue;
+        if (wrote <= 0)
+            return pc__fail_disk("writing which blocks are lost");
+        at += wrote;
+        offset += (uint64_t)wrote;
+        left -= (uint64_t)wrote;
+    }
+    return PC_OK;
 }
 
 static int note(struct pc__lost *lost, const struct pc_run *runs, size_t n_runs)
@@ -43,6 +67,9 @@ static int note(struct pc__lost *lost, const struct pc_run *runs, size_t n_runs)
             return pc__fail(PC_ERR_NO_MEMORY, "a block set");
         for (uint64_t b = 0; b < runs[i].n_blocks; b++)
             lost->first_versions[runs[i].first_block + b] = PC__LOST_YET;
+        const int rc = write_through(lost, runs[i].first_block, runs[i].n_blocks);
+        if (rc)
+            return rc;
     }
     return PC_OK;
 }
@@ -70,32 +97,48 @@ static int read_notes(struct pc__lost *lost, int memfd, uint64_t length_bytes)
     return PC_OK;
 }
 
-struct pc__lost *pc__lost_open(int memfd, uint64_t length_bytes, const struct pc_run *runs,
-                               size_t n_runs)
+static int map_notes(struct pc__lost *lost, int memfd, uint64_t length_bytes)
+{
+    void *map = mmap(NULL, lost->notes_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memfd,
+                     (off_t)length_bytes);
+    if (map == MAP_FAILED)
+        return pc__fail_errno("mmap of the notes of lost blocks, %llu bytes",
+                              (unsigned long long)lost->notes_bytes);
+    lost->fd = -1;
+    lost->first_versions = map;
+    pc__huge_pages_refuse(map, lost->notes_bytes);
+    (void)madvise(map, lost->notes_bytes, MADV_DONTDUMP);
+    return PC_OK;
+}
+
+static int copy_notes(struct pc__lost *lost, int fd, uint64_t length_bytes)
+{
+    lost->fd = fd;
+    lost->first_versions = calloc(1, lost->notes_bytes);
+    return lost->first_versions
+               ? pc__disk_file_read(fd, lost->first_versions, lost->notes_bytes, length_bytes)
+               : pc__fail(PC_ERR_NO_MEMORY, "notes of lost blocks, %llu bytes",
+                          (unsigned long long)lost->notes_bytes);
+}
+
+int pc__lost_open(const struct pc__store *base, uint64_t length_bytes, const struct pc_run *runs,
+                  size_t n_runs, struct pc__lost **out)
 {
     struct pc__lost *lost = calloc(1, sizeof *lost);
     int rc = lost ? pc__blockset_init(&lost->blocks, length_bytes >> PC_BLOCK_SHIFT)
                   : pc__fail(PC_ERR_NO_MEMORY, "notes of lost blocks");
     if (!rc) {
         lost->notes_bytes = pc__lost_notes_bytes(length_bytes);
-        void *map = mmap(NULL, lost->notes_bytes, PROT_READ | PROT_WRITE,
-                         MAP_SHARED | MAP_NORESERVE, memfd, (off_t)length_bytes);
-        if (map == MAP_FAILED) {
-            rc = pc__fail_errno("mmap of the notes of lost blocks, %llu bytes",
-                                (unsigned long long)lost->notes_bytes);
-        } else {
-            lost->first_versions = map;
-            pc__huge_pages_refuse(map, lost->notes_bytes);
-            (void)madvise(map, lost->notes_bytes, MADV_DONTDUMP);
-        }
+        rc = base->on_disk ? copy_notes(lost, base->memfd, length_bytes)
+                           : map_notes(lost, base->memfd, length_bytes);
     }
     if (!rc)
-        rc = n_runs ? note(lost, runs, n_runs) : read_notes(lost, memfd, length_bytes);
-    if (rc) {
+        rc = n_runs ? note(lost, runs, n_runs) : read_notes(lost, base->memfd, length_bytes);
+    if (rc)
         pc__lost_close(lost);
-        return NULL;
-    }
-    return lost;
+    else
+        *out = lost;
+    return rc;
 }
 
 bool pc__lost_at(const struct pc__lost *lost, uint64_t version, uint64_t block, uint64_t *n)
@@ -115,6 +158,7 @@ bool pc__lost_at(const struct pc__lost *lost, uint64_t version, uint64_t block, 
     return true;
 }
 
+/* Where the notes cannot be written, the next server takes the blocks for lost: nobody reads what is old. */
 void pc__lost_written(struct pc__lost *lost, const struct pc__layer *layer, uint64_t version)
 {
     for (uint32_t i = 0; i < layer->n_runs; i++) {
@@ -122,5 +166,6 @@ void pc__lost_written(struct pc__lost *lost, const struct pc__layer *layer, uint
         for (; (at = pc__blockset_next(&lost->blocks, at, limit)) < limit; at++)
             if (lost->first_versions[at] == PC__LOST_YET)
                 lost->first_versions[at] = version;
+        (void)write_through(lost, layer->runs[i].first_block, layer->runs[i].n_blocks);
     }
 }

@@ -350,8 +350,8 @@ static int new_home(struct pc_engine *engine, const struct pc_region_info *info,
     int fd = pc__store_file_make(engine, info->length_bytes + notes_bytes, on_disk, false, &inode);
     int rc = fd < 0 ? fd
                     : pc__store_open(&home->base, fd, inode, info->length_bytes, info->version, on_disk);
-    if (!rc && n_lost && !(home->lost = pc__lost_open(fd, info->length_bytes, lost, n_lost)))
-        rc = PC_ERR_NO_MEMORY;
+    if (!rc && n_lost)
+        rc = pc__lost_open(&home->base, info->length_bytes, lost, n_lost, &home->lost);
     if (rc) {
         pc__home_free(engine, home, info->length_bytes);
         return rc;
@@ -636,7 +636,11 @@ int pc__rebuild_adopt(struct pc_engine *engine, struct pc__region *region,
     if (!rc)
         rc = pc__memfd_blocks(&home->base.data, fd, region->length_bytes);
     if (!rc)
-        rc = pc__region_adopt_notes(home, kept);
+        rc = pc__region_adopt_notes(engine, region, home, kept);
+    if (rc && kept->on_disk) { /* which cannot read it: as above */
+        pc__home_free(engine, home, region->length_bytes);
+        return PC_OK;
+    }
     home->applied = home->latest = home->history_from = kept->version;
     region->prepared = home;
     region->prepared_sealed = !rc;

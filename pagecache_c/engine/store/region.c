@@ -131,7 +131,35 @@ int pc__region_seal(struct pc_engine *engine, struct pc__region *region, bool bu
 
 /* -------------------------------------------------------------- a restart */
 
-static int adopt_store(struct pc__store *store, struct pc__region *region,
+/* The disk cannot say what of the store is there: nobody reads any of the region. This server's other
+ * variables are not to end for that. */
+static int give_up(struct pc_engine *engine, struct pc__region *region, struct pc__store *store)
+{
+    pc__engine_event(engine, PC_EVENT_LOG, PC_ERR_SYSTEM, region->id, 0,
+                     "version %llu of variable %llu cannot be read from disk: %s",
+                     (unsigned long long)store->version, (unsigned long long)region->id, pc_last_message());
+    region->lost = PC_ERR_HOME_LOST;
+    store->is_broken = true;
+    if (ftruncate(store->memfd, 0))
+        return pc__fail_errno("cutting a file that cannot be read");
+    return pc__blockset_add(&store->data, 0, store->data.n_blocks) < 0
+               ? pc__fail(PC_ERR_NO_MEMORY, "a block set")
+               : PC_OK;
+}
+
+static int read_store(struct pc__store *store, const struct pc__kept *kept)
+{
+    struct stat st;
+    if (fstat(store->memfd, &st))
+        return pc__fail_errno("fstat of a home");
+    if (kept->on_disk && !st.st_size)
+        return pc__fail(PC_ERR_SYSTEM, "the disk has refused some of what was written to it");
+    return kept->kind == PC__KEPT_OVERLAY && kept->on_disk
+               ? pc__overlay_read_notes(store)
+               : pc__memfd_blocks(&store->data, store->memfd, kept->length_bytes);
+}
+
+static int adopt_store(struct pc_engine *engine, struct pc__store *store, struct pc__region *region,
                        const struct pc__kept *kept, int fd)
 {
     if (store->memfd >= 0) {
@@ -142,9 +170,8 @@ static int adopt_store(struct pc__store *store, struct pc__region *region,
     int rc = pc__store_open(store, fd, kept->inode, region->length_bytes, kept->version, kept->on_disk);
     if (rc)
         return rc;
-    return kept->kind == PC__KEPT_OVERLAY && kept->on_disk
-               ? pc__overlay_read_notes(store)
-               : pc__memfd_blocks(&store->data, fd, region->length_bytes);
+    rc = read_store(store, kept);
+    return rc && kept->on_disk ? give_up(engine, region, store) : rc;
 }
 
 static int adopt_generation(struct pc_engine *engine, struct pc__region *region,
@@ -184,18 +211,20 @@ static bool is_as_long_as_it_says(const struct pc__kept *kept, const struct stat
 {
     const bool is_noted = kept->kind == PC__KEPT_OVERLAY && kept->on_disk;
     const uint64_t notes_bytes = is_noted ? pc__overlay_notes_bytes(kept->length_bytes) : 0;
-    return (uint64_t)st->st_size == kept->length_bytes + notes_bytes || has_notes(kept, st);
+    const bool is_given_up = kept->on_disk && !st->st_size;
+    return (uint64_t)st->st_size == kept->length_bytes + notes_bytes || has_notes(kept, st) || is_given_up;
 }
 
-int pc__region_adopt_notes(struct pc__home *home, const struct pc__kept *kept)
+int pc__region_adopt_notes(struct pc_engine *engine, struct pc__region *region, struct pc__home *home,
+                           const struct pc__kept *kept)
 {
     struct stat st;
     if (fstat(home->base.memfd, &st))
         return pc__fail_errno("fstat of a home memfd");
     if (!has_notes(kept, &st))
         return PC_OK;
-    home->lost = pc__lost_open(home->base.memfd, kept->length_bytes, NULL, 0);
-    return home->lost ? PC_OK : PC_ERR_NO_MEMORY;
+    const int rc = pc__lost_open(&home->base, kept->length_bytes, NULL, 0, &home->lost);
+    return rc && home->base.on_disk ? give_up(engine, region, &home->base) : rc;
 }
 
 /* Takes back one memfd after a restart; owns fd. What was not sealed had no user yet. */
@@ -250,11 +279,11 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
         close(fd);
         rc = pc__fail(PC_ERR_NO_MEMORY, "a home record");
     } else if (kept->kind == PC__KEPT_OVERLAY) {
-        rc = adopt_store(&region->home->overlay, region, kept, fd);
+        rc = adopt_store(engine, &region->home->overlay, region, kept, fd);
     } else {
-        rc = adopt_store(&region->home->base, region, kept, fd);
+        rc = adopt_store(engine, &region->home->base, region, kept, fd);
         if (!rc)
-            rc = pc__region_adopt_notes(region->home, kept);
+            rc = pc__region_adopt_notes(engine, region, region->home, kept);
         region->home->base_changes = kept->reserved[0] != 0;
         region->built_in_place = kept->reserved[2] != 0;
         region->is_mapped = kept->reserved[3] != 0;

@@ -50,6 +50,8 @@ void pc__home_free(struct pc_engine *engine, struct pc__home *home, uint64_t len
 int pc__store_open(struct pc__store *store, int fd, uint64_t inode, uint64_t length_bytes,
                    uint64_t version, bool on_disk);
 void pc__store_close(struct pc_engine *engine, struct pc__store *store, uint64_t length_bytes);
+/* Of a store on disk, before and after it is written to: PC_OK, or the disk refused some of it. */
+int pc__store_check(struct pc__region *region, struct pc__store *store);
 /* Whether a lease needs the base to stay as it is, if it were to go to that version. */
 bool pc__home_base_leased(const struct pc_engine *engine, const struct pc__region *region,
                           uint64_t to_version);
@@ -114,18 +116,18 @@ int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t 
 /* lost.c: the blocks of a rebuilt home that no server had, as they are noted behind its base. */
 struct pc__lost {
     struct pc__blockset blocks; /* no server had them when the home was rebuilt; stays as it is */
-    uint64_t *first_versions;   /* the notes, mapped: of each of `blocks`, the first version that has it, */
+    uint64_t *first_versions;   /* the notes: of each of `blocks`, the first version that has it, */
     uint64_t notes_bytes;       /* or PC__LOST_YET */
+    int fd;                     /* the base's, on disk, which the notes are written to; -1: they are mapped */
 };
 
 #define PC__LOST_YET UINT64_MAX
 
 /* How much longer the base's memfd is for the notes: whole blocks. */
 uint64_t pc__lost_notes_bytes(uint64_t length_bytes);
-/* memfd is of a base with notes. With runs, those are noted as lost; else what is noted is read.
- * NULL: no memory (pc_last_message). */
-struct pc__lost *pc__lost_open(int memfd, uint64_t length_bytes, const struct pc_run *runs,
-                               size_t n_runs);
+/* Of a base with notes. With runs, those are noted as lost; else what is noted is read. */
+int pc__lost_open(const struct pc__store *base, uint64_t length_bytes, const struct pc_run *runs,
+                  size_t n_runs, struct pc__lost **out);
 void pc__lost_close(struct pc__lost *lost); /* NULL is none */
 /* Whether the version has no such block, and for how many from there on, *n at most, that is alike. */
 bool pc__lost_at(const struct pc__lost *lost, uint64_t version, uint64_t block, uint64_t *n);
@@ -183,7 +185,8 @@ int pc__move_adopt_base(struct pc_engine *engine, struct pc__region *region,
                         const struct pc__kept *kept, int fd);
 
 /* region.c: of a base that is adopted, whether blocks of it are lost. */
-int pc__region_adopt_notes(struct pc__home *home, const struct pc__kept *kept);
+int pc__region_adopt_notes(struct pc_engine *engine, struct pc__region *region, struct pc__home *home,
+                           const struct pc__kept *kept);
 
 /* parity.c: layers that are deltas, or are made of several. */
 /* A step of the worker: 1: the next layer of the home, if there is one, is no delta, and the keeper has it.

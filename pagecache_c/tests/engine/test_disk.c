@@ -199,6 +199,63 @@ static void test_a_broken_disk(int trap)
     pair_stop(&p);
 }
 
+/* What the disk refused after it was written is nobody's: not read as what was there before. */
+static void test_a_disk_that_refuses_later(int trap)
+{
+    const struct pc_run all = {0, 16};
+    fail_call(SYS_sync_file_range, 3, UINT32_MAX, SYNC_FILE_RANGE_WAIT_BEFORE, EIO);
+    struct pair p = pair_start("disk-late", trap, BYTES);
+    const struct pc_region_info info = on_disk(&p, 2);
+    struct pc_mapping broken = map_at(p.far, &info, 0, 0), sound = map_at(p.far, &p.info, 0, 0);
+    CHECK(pc_client_prefetch(p.far, broken.id, &all, 1, 1, WAIT) < 0);
+    struct pc__region *region = pc__region_get(p.s0->engine, 2);
+    struct stat st;
+    OK(fstat(region->home->base.memfd, &st));
+    CHECK(st.st_size == 0); /* also for who maps it, and for the next server */
+    pc__region_put(p.s0->engine, region);
+    CHECK(at(&sound, 3 << 12) == pattern(1, 3 << 12));
+    pair_stop(&p);
+}
+
+/* A server that finds a file that it cannot read has its other variables all the same. */
+static void test_a_restart_over_a_broken_disk(int trap)
+{
+    const struct pc_run some = {10, 2};
+    struct keeper keeper = keeper_start("disk-restart");
+    struct cluster *c = cluster_new(1);
+    for (int of_overlay = 0; of_overlay < 2; of_overlay++) {
+        int to_keeper = keeper_connect(&keeper);
+        server_start(c, 0, "disk-restart", to_keeper);
+        struct server *server = &c->servers[0];
+        pc_client *client = attach(server, trap);
+        const struct pair alone = {.c = c, .s0 = server, .home = client};
+        const uint64_t bad = 2 + 2u * (unsigned)of_overlay;
+        const struct pc_region_info info = on_disk(&alone, bad), other = on_disk(&alone, bad + 1);
+        const struct pc_mapping old = map_at(client, &info, 0, 0); /* so that the change goes to an overlay */
+        CHECK(commit(c, server, client, &info, 0, &some, 1) == 1);
+        SOON(stats_of(server).commits_applied == 1);
+        struct pc__region *region = pc__region_get(server->engine, bad);
+        const struct pc__home *home = region->home;
+        OK(ftruncate(of_overlay ? home->overlay.memfd : home->base.memfd, 0));
+        pc__region_put(server->engine, region);
+        server_stop(c, 0);
+        (void)pc_client_unmap(client, old.id);
+        pc_client_close(client);
+        close(to_keeper);
+        to_keeper = keeper_connect(&keeper);
+        server_start(c, 0, "disk-restart", to_keeper);
+        client = attach(server, trap);
+        struct pc_mapping m;
+        CHECK(try_map(client, &info, 1, 0, &m) == PC_ERR_HOME_LOST);
+        check_at(c, client, &other, 0);
+        pc_client_close(client);
+        server_stop(c, 0);
+        close(to_keeper);
+    }
+    cluster_stop(c);
+    keeper_stop(&keeper);
+}
+
 int main(int argc, char **argv)
 {
     static const struct engine_test tests[] = {TEST(it_is_no_memory),
@@ -208,6 +265,8 @@ int main(int argc, char **argv)
                                                TEST(a_full_disk),
                                                TEST(a_disk_that_is_too_full_for_a_layer),
                                                TEST(a_read_set_misses_nothing),
-                                               TEST(a_broken_disk)};
+                                               TEST(a_broken_disk),
+                                               TEST(a_disk_that_refuses_later),
+                                               TEST(a_restart_over_a_broken_disk)};
     return run_over_traps(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL) != 0;
 }

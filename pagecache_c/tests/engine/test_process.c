@@ -54,9 +54,10 @@ static void test_processes(int trap)
     struct pc__process_map *maps;
     size_t n;
     CHECK(!pc__process_maps(&foreign, &maps, &n) && pc__process_maps(&me, &maps, &n) && n > 0);
-    CHECK(pc__process_maps_file(maps, n, maps[0].begin, maps[0].end, maps[0].inode));
-    CHECK(pc__process_maps_file(maps, n, maps[0].begin - 4096, maps[0].begin + 1, maps[0].inode));
-    CHECK(!pc__process_maps_file(maps, n, maps[0].begin - 4096, maps[0].begin, maps[0].inode));
+    const uint64_t id = pc__file_id_of(maps[0].device, maps[0].inode);
+    CHECK(pc__process_maps_file(maps, n, maps[0].begin, maps[0].end, id));
+    CHECK(pc__process_maps_file(maps, n, maps[0].begin - 4096, maps[0].begin + 1, id));
+    CHECK(!pc__process_maps_file(maps, n, maps[0].begin - 4096, maps[0].begin, id));
     CHECK(!pc__process_maps_file(maps, n, maps[0].begin, maps[0].end, UINT64_MAX));
     free(maps);
 }

@@ -143,7 +143,6 @@ static void verdict(int trap, int error, const char *says)
         CHECK(!q.done);
         OK(pc_engine_home_lost(w.reader->engine, 1, w.servers[HOME].id, error));
         join(&q);
-        if (q.rc != error) fprintf(stderr, "RC %d %s took %llu kind %d\n", q.rc, q.text, (unsigned long long)q.took_ns, kind);
         CHECK(q.rc == error);
         CHECK(strstr(q.text, says));
     }
