@@ -130,9 +130,16 @@ def _was_restarted() -> bool:
 
 
 def _directory(setting: str, said: str) -> str:
-    """Files there have no names: nothing is left of them whatever happens."""
+    """Files there have no names: nothing is left of them whatever happens.
+
+    A server that was restarted goes on without: what is on the disk it can still read (a disk that
+    fails is often mounted read-only), and what would be written there is refused.
+    """
     directory = said or str(session_directory())
     if not os.access(directory, os.W_OK | os.X_OK):
+        if _was_restarted():
+            logger.error("the directory of %s, %s, cannot be written any more", setting, directory)
+            return directory
         raise _NoDirectory(
             f"The directory of {setting}, {directory}, does not exist or cannot be written.",
             hint=f"Set {setting} to one that every node has.",

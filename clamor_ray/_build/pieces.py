@@ -33,6 +33,7 @@ UNDER_WAY: Final = 2  # on their way to their homes
 EMPTY_UNDER_WAY: Final = 8  # of those that have no bytes, so that they take no memory
 LEAST_RATE: Final = 10e6  # bytes per second, for deadlines
 PLACE_S: Final = 60.0
+_NO_MORE: Final = object()
 LAYERS_BYTES: Final = 64 << 20  # in which pieces are on their way: `actors/moves/moves.py`
 
 Content = Sequence[tuple[int, memoryview]]
@@ -172,9 +173,11 @@ class PieceMaker:
                 while len(self._placing) >= most:
                     self._placing.popleft().result()
                 self._before(index)
-                if not piece.on_disk:
+                if piece.on_disk:
+                    self._fill_on_disk(piece, parts)
+                else:
                     self._make_room(sum(view.nbytes for _, view in parts))
-                self._fill(piece, parts)
+                    self._fill(piece, parts)
                 if home in piece.homes and self._away:
                     self._placing.append(pool.submit(self._place, piece, 0))
                 elif home in piece.homes:
@@ -215,13 +218,32 @@ class PieceMaker:
         ensure_room(needed_bytes, "A piece of the variable", self._gives(needed_bytes))
 
     def _gives(self, needed_bytes: int) -> Iterator[None]:
+        yield from self._leave()
+        yield from homes_give_room(self._rpc, self._node_id, needed_bytes)
+
+    def _leave(self) -> Iterator[None]:
+        """Pieces of this variable leave this node, one with each step."""
         while self._placing or self._here:
             if self._placing:
                 self._placing.popleft().result()
             else:
                 self._place(self._here.pop(), 0)
             yield
-        yield from homes_give_room(self._rpc, self._node_id, needed_bytes)
+
+    def _fill_on_disk(self, piece: RegionRecord, parts: Content) -> None:
+        """Whether this node's disk has room for a piece, its page server finds out.
+
+        Raises:
+            NoSpaceError: It has none, also after all that could go elsewhere did.
+        """
+        leave = self._leave()
+        while True:
+            try:
+                self._fill(piece, parts)
+                return
+            except errors.NoSpaceError:
+                if next(leave, _NO_MORE) is _NO_MORE:
+                    raise
 
     def _fill(self, piece: RegionRecord, parts: Content) -> None:
         region, connect_s = piece.region, self._config.connect_timeout_s

@@ -48,6 +48,8 @@ class Node:
     def create(
         self, region: int, address: int, length_bytes: int, *, on_disk: bool, timeout_s: float
     ) -> int:
+        if on_disk and self.available_bytes() < length_bytes:
+            raise errors.NoSpaceError("The disk of this node has no room.")
         self.here.add(region)
         self.least_bytes = min(self.least_bytes, self.available_bytes())
         fd = os.memfd_create(f"piece {region}")
@@ -81,9 +83,12 @@ class Node:
         self.far_bytes -= short_bytes
         return True
 
-    def maker(self, homes: list[int]) -> PieceMaker:
+    def maker(self, homes: list[int], on_disk: bool = False) -> PieceMaker:
         whole = RegionRecord(
-            1, 0, BASE, len(homes) * PIECE, (HERE,), n_pieces=len(homes), piece_bytes=PIECE
+            *(1, 0, BASE, len(homes) * PIECE, (HERE,)),
+            n_pieces=len(homes),
+            piece_bytes=PIECE,
+            on_disk=on_disk,
         )
         pieces = tuple(
             replace(
@@ -210,4 +215,20 @@ def test_a_node_that_is_too_small_says_so(node: Node) -> None:
     with pytest.raises(errors.OutOfMemoryError, match="A piece of the variable needs 4"):
         node.maker(STAY).make()
     assert node.made_room == [4 * MIB]
+    assert node.here == set()
+
+
+@of(8)
+def test_a_disk_that_is_full_gives_pieces_away_too(node: Node) -> None:
+    """Until the page server has room; memory is not asked for."""
+    node.maker(STAY, on_disk=True).make()
+    assert [home for _, home in node.placed] == [0] * 2
+    assert len(node.here) == 4
+    assert node.made_room == []
+
+
+@of(1, 0)
+def test_a_disk_that_is_too_small_says_so(node: Node) -> None:
+    with pytest.raises(errors.NoSpaceError, match="disk of this node"):
+        node.maker(STAY, on_disk=True).make()
     assert node.here == set()
