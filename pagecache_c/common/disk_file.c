@@ -40,7 +40,7 @@ int pc__disk_file_open(const char *directory)
     return fd;
 }
 
-int pc__disk_file_read(int fd, void *out, uint64_t n_bytes, uint64_t offset)
+int pc__file_read(int fd, void *out, uint64_t n_bytes, uint64_t offset)
 {
     uint8_t *at = out;
     while (n_bytes) {
@@ -57,7 +57,13 @@ int pc__disk_file_read(int fd, void *out, uint64_t n_bytes, uint64_t offset)
         offset += (uint64_t)got;
         n_bytes -= (uint64_t)got;
     }
-    return pc__disk_file_check(fd);
+    return PC_OK;
+}
+
+int pc__disk_file_read(int fd, void *out, uint64_t n_bytes, uint64_t offset)
+{
+    const int rc = pc__file_read(fd, out, n_bytes, offset);
+    return rc ? rc : pc__disk_file_check(fd);
 }
 
 #define NOWHERE ((off64_t)1 << 62) /* no page is there to wait for */

@@ -18,7 +18,10 @@
 /* Of this user alone. The descriptor, or -1 with errno. */
 int pc__disk_file_open(const char *directory);
 
-/* All of it, from offset on. PC_OK, or an error: the file ends before it, or the disk fails, or has
+/* All of it, from offset on. PC_OK, or an error: the file ends before it, or the disk fails. */
+int pc__file_read(int fd, void *out, uint64_t n_bytes, uint64_t offset);
+
+/* Likewise, of a file on disk: it is an error, too, that the disk has
  * failed to write what was to be there (pc__disk_file_check). */
 int pc__disk_file_read(int fd, void *out, uint64_t n_bytes, uint64_t offset);
 

@@ -302,7 +302,7 @@ static int copy_some(struct pc__reply *reply, const struct pc__generation *gener
             continue;
         }
         uint8_t *at = reply->composed + (parts->n_sent++ << PC_BLOCK_SHIFT);
-        rc = pc__disk_file_read(generation->memfd, at, PC_BLOCK_BYTES, (first + i) << PC_BLOCK_SHIFT);
+        rc = pc__file_read(generation->memfd, at, PC_BLOCK_BYTES, (first + i) << PC_BLOCK_SHIFT);
     }
     pthread_mutex_unlock(&reply->region->lock);
     return rc;
