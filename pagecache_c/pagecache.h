@@ -335,6 +335,7 @@ struct pc_engine_options {
     const char *history_directory; /* or NULL: memory only */
     uint64_t cache_bytes;      /* cached blocks are kept below it; 0: no budget */
     int cache_policy;          /* enum pc_policy */
+    uint64_t cache_disk_bytes; /* of blocks that were evicted, in disk_directory; 0: none are kept */
     int replication;           /* enum pc_replication; of the regions that are homed here */
     const char *disk_directory; /* for homes on disk (PC_MEDIUM_DISK), or NULL: none are made */
     const struct pc_floor *floors; /* said before anything is taken back, which may need room for */
@@ -592,6 +593,8 @@ struct pc_engine_stats {
     uint64_t degraded_blocks, mirror_blocks; /* made by others of a group; of a mirror, by choice */
     uint64_t hedges, hedges_won;       /* another was asked besides, who was late; and was faster */
     uint64_t rows_served, rows_fetched, opens; /* opens: by processes of this node */
+    uint64_t disk_cached_bytes;        /* blocks that were evicted, and are on disk */
+    uint64_t disk_cache_reads, disk_cache_writes; /* blocks that came from there, and went there */
 };
 int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out);
 

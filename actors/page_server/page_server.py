@@ -322,6 +322,7 @@ class PageServer:
                     "CLAMOR_SPILL_DIR", config.spill_directory or config.history_directory
                 ),
                 cache_bytes=self._cache_bytes,
+                cache_disk_bytes=config.cache_disk_bytes,
                 cache_policy=config.cache_policy,
                 replication=config.replication,
                 floors=floors,

@@ -73,6 +73,7 @@ class Engine(_Handle):
         history_directory: where; its files have no names. None: memory only.
         disk_directory: likewise, of homes on disk. None: there are none here.
         cache_bytes: cached blocks are kept below it; 0: no budget.
+        cache_disk_bytes: of those that were evicted, in `disk_directory`; 0: none are kept.
         cache_policy: which of them go first, one of `POLICIES`.
         replication: whom askers are sent to, one of `REPLICATIONS`.
         floors: by region, the oldest version that must stay (`retain`), of what the keeper has.
@@ -95,6 +96,7 @@ class Engine(_Handle):
         history_directory: str | None = None,
         disk_directory: str | None = None,
         cache_bytes: int = 0,
+        cache_disk_bytes: int = 0,
         cache_policy: str = "sieve",
         replication: str = "p2c",
         floors: Mapping[int, int] | None = None,
@@ -128,6 +130,7 @@ class Engine(_Handle):
             disk = ffi.new("char[]", os.fsencode(disk_directory))
         options.disk_directory = disk
         options.cache_bytes = cache_bytes
+        options.cache_disk_bytes = cache_disk_bytes
         options.cache_policy = POLICIES[cache_policy]
         options.replication = REPLICATIONS[replication]
         n_floors = len(floors or {})

@@ -105,6 +105,9 @@ class EngineStats(_Counters):
         hedges: requests for which it asked others besides, because the answer was late.
         hedges_won: of those, requests for which the others were faster.
         opens: how often processes of the node have opened a variable.
+        disk_cached_bytes: bytes of blocks that were evicted, and are on its node's disk.
+        disk_cache_reads: blocks that came back from there.
+        disk_cache_writes: blocks that went there.
 
     Example:
         >>> engine = clamor.stats().nodes[0].engine
@@ -167,6 +170,9 @@ class EngineStats(_Counters):
     hedges: int = 0
     hedges_won: int = 0
     opens: int = 0
+    disk_cached_bytes: int = 0
+    disk_cache_reads: int = 0
+    disk_cache_writes: int = 0
 
 
 @dataclass(frozen=True, eq=False)

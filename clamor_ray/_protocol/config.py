@@ -10,6 +10,7 @@
 | CLAMOR_CONNECT_TIMEOUT_S | 5 | connecting to the page server of this node |
 | CLAMOR_PAGE_BYTES | 0 | size of a demand fetch, a power of two, 4096 to 8388608; 0: by use |
 | CLAMOR_CACHE_BYTES | 0 | cached blocks that a node keeps; 0: a quarter of the node's memory |
+| CLAMOR_CACHE_DISK_BYTES | 0 | what was evicted of them that a node keeps on disk; 0: nothing |
 | CLAMOR_WRITE_BYTES | 0 | what a transaction keeps here of a spread variable; 0: a quarter |
 | CLAMOR_CACHE_POLICY | sieve | what goes first: sieve, fifo, lru, lfu, random |
 | CLAMOR_REPLICATION | p2c | whom a busy home sends askers to: p2c, random or off |
@@ -22,7 +23,8 @@
 | CLAMOR_REPAIR_BYTES_S | 268435456 | read a second to make lost pieces again; 0: no limit |
 | CLAMOR_SOCKET_DIR | /tmp | where our directory of Unix sockets is made, on every node |
 | CLAMOR_HISTORY_DIR | | where, on every node; empty: Ray's session directory (/tmp/ray/...) |
-| CLAMOR_SPILL_DIR | | where spill=True puts files, on every node; empty: CLAMOR_HISTORY_DIR |
+| CLAMOR_SPILL_DIR | | where spill=True and CLAMOR_CACHE_DISK_BYTES put files, on every node; empty:
+CLAMOR_HISTORY_DIR |
 
 Numbers of bytes may have a unit: 512MB (millions), 4GiB (powers of 1024).
 """
@@ -39,9 +41,12 @@ from clamor_ray._protocol.names import SOCKETS_BELOW, SOCKETS_BELOW_BYTES
 
 ReadSets = Literal["coarse", "exact", "off"]
 
-LEAST_CACHE_BYTES: Final = 1 << 20
-LEAST_REPAIR_BYTES_S: Final = 1 << 20
-
+# Of each: the least that is not 0, of what, and what 0 stands for.
+_LEAST: Final = {
+    "cache_bytes": (1 << 20, "", "a quarter of each node's memory"),
+    "cache_disk_bytes": (8 << 20, "", "nothing on disk"),
+    "repair_bytes_s": (1 << 20, " a second", "no limit"),
+}
 _BYTES = ("history_bytes", "history_disk_bytes", "view_ref_bytes", "write_bytes")
 _CHOICES = {
     "trap": ("auto", "uffd", "sigsegv"),
@@ -110,22 +115,12 @@ def _bytes(variable: str, text: str) -> int:
     return n
 
 
-def _cache_bytes(variable: str, text: str) -> int:
-    n = _bytes(variable, text)
-    if 0 < n < LEAST_CACHE_BYTES:
+def _bytes_from(field: str, variable: str, text: str) -> int:
+    n, (least, unit, zero) = _bytes(variable, text), _LEAST[field]
+    if 0 < n < least:
         raise ValueError(
-            f"{variable} is at least {LEAST_CACHE_BYTES} bytes (1 MiB), or 0 for a quarter of each "
-            f"node's memory, not {text!r}"
-        )
-    return n
-
-
-def _repair_bytes_s(variable: str, text: str) -> int:
-    n = _bytes(variable, text)
-    if 0 < n < LEAST_REPAIR_BYTES_S:
-        raise ValueError(
-            f"{variable} is at least {LEAST_REPAIR_BYTES_S} bytes (1 MiB) a second, or 0 for no "
-            f"limit, not {text!r}"
+            f"{variable} is at least {least} bytes ({least >> 20} MiB){unit}, or 0 for {zero}, not "
+            f"{text!r}"
         )
     return n
 
@@ -167,6 +162,7 @@ class Config:
     idle_node_s: float = 0.0
     page_bytes: int = 0
     cache_bytes: int = 0
+    cache_disk_bytes: int = 0
     write_bytes: int = 0
     cache_policy: str = "sieve"
     replication: str = "p2c"
@@ -215,10 +211,8 @@ def _read(field: str, name: str, text: str) -> object:
         return text
     if field == "page_bytes":
         return check_page_bytes(name, text)
-    if field == "cache_bytes":
-        return _cache_bytes(name, text)
-    if field == "repair_bytes_s":
-        return _repair_bytes_s(name, text)
+    if field in _LEAST:
+        return _bytes_from(field, name, text)
     if field in _BYTES:
         return _bytes(name, text)
     if field == "socket_dir":

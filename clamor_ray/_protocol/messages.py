@@ -397,6 +397,7 @@ class ServerConfig:
         sockets_below: Its directory of sockets is below this one (``names.socket_directory``).
         stage_timeout_s: A staged layer whose writer is silent for so long is asked about.
         cache_bytes: Budget of each node's cached blocks; 0: a quarter of the node's memory.
+        cache_disk_bytes: Of those that were evicted, on disk, in `spill_directory`; 0: none.
         cache_policy: Which of them go first (``_native/base.py``: ``POLICIES``).
         replication: Whom a busy home sends askers to (``_native/base.py``: ``REPLICATIONS``).
         session_name: "": the session ends with its driver.
@@ -421,6 +422,7 @@ class ServerConfig:
     sockets_below: str = SOCKETS_BELOW
     stage_timeout_s: float = 300.0
     cache_bytes: int = 0
+    cache_disk_bytes: int = 0
     cache_policy: str = "sieve"
     replication: str = "p2c"
     session_name: str = ""

@@ -25,6 +25,7 @@ def init(
     lifetime: str | None = None,
     namespace: str | None = None,
     cache_bytes: int | str | None = None,
+    cache_disk_bytes: int | str | None = None,
     cache_policy: str | None = None,
     replication: str | None = None,
     page_bytes: int | str | None = None,
@@ -48,12 +49,15 @@ def init(
         namespace: as `ray.init`'s; ours is always "clamor".
         cache_bytes: budget of each node's cached blocks, as a number or as in "4GiB"; homes do
             not count. 0: a quarter of what each node has.
+        cache_disk_bytes: how much of what was evicted from there each node keeps on its disk, in
+            CLAMOR_SPILL_DIR. It comes back from there where that is faster than from another node.
+            0: nothing.
         cache_policy: which cached blocks go first: sieve, fifo, lru, lfu, random.
         replication: whom a busy home sends askers to: "p2c" (of two nodes that have the block, the
             one with less to send), "random" or "off".
         page_bytes: what a fault fetches, a power of two from 4 KiB to 8 MiB; 0: by use.
-            These four are settings of the session, and come before CLAMOR_CACHE_BYTES,
-            CLAMOR_CACHE_POLICY, CLAMOR_REPLICATION and CLAMOR_PAGE_BYTES. In a task or an actor
+            These five are settings of the session, and come before CLAMOR_CACHE_BYTES,
+            CLAMOR_CACHE_DISK_BYTES, CLAMOR_CACHE_POLICY, CLAMOR_REPLICATION and CLAMOR_PAGE_BYTES. In a task or an actor
             they change nothing, but those of a session with a name must be the same.
 
     Returns:
@@ -82,6 +86,7 @@ def init(
     starting.check_not_ray_client()
     settings = {
         "cache_bytes": cache_bytes,
+        "cache_disk_bytes": cache_disk_bytes,
         "cache_policy": cache_policy,
         "replication": replication,
         "page_bytes": page_bytes,

@@ -145,6 +145,7 @@ def start_registry(
             spill_directory=config.spill_dir,
             sockets_below=config.socket_dir,
             cache_bytes=config.cache_bytes,
+            cache_disk_bytes=config.cache_disk_bytes,
             cache_policy=config.cache_policy,
             replication=config.replication,
             session_name=session_name,

@@ -126,6 +126,7 @@ static void region_ended(struct pc_engine *engine, struct pc__region *region)
 static void generation_ended(struct pc_engine *engine, struct pc__generation *generation)
 {
     pc__cache_forget(engine, generation);
+    pc__disk_cache_forget(generation);
     pc__windows_end(generation);
     pc__rents_free(generation->rents);
 }
@@ -247,6 +248,8 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
         (void)pc__engine_makes_huge_pages(engine);
     if (!rc)
         rc = pc__cache_open(engine, options->cache_bytes, options->cache_policy);
+    if (!rc)
+        rc = pc__disk_cache_open(engine, options->cache_disk_bytes, &engine->disk_cache);
     if (rc)
         goto fail;
     rc = open_history(engine, options);
@@ -275,6 +278,8 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
         rc = pc__worker_start(engine);
     if (!rc)
         rc = pc__cache_start(engine);
+    if (!rc)
+        rc = pc__disk_cache_start(engine->disk_cache);
     if (rc)
         goto fail;
     *out = engine;
@@ -299,6 +304,7 @@ PC_API int64_t pc_engine_leave(pc_engine *engine)
     if (engine->keeping)
         pc__keeping_stop(engine->keeping);
     pc__worker_stop(engine);
+    pc__disk_cache_stop(engine->disk_cache); /* what it does not bring, the loops are told */
     for (int i = 0; i < engine->n_loops; i++) /* all, before any goes: they write to each other */
         pc__loop_join(&engine->loops[i]);
     const int64_t in_use = pc_engine_in_use(engine, 0);
@@ -332,6 +338,7 @@ PC_API int64_t pc_engine_leave(pc_engine *engine)
     pc__retained_close(engine);
     pc__worker_free(engine);
     pc__cache_close(engine);
+    pc__disk_cache_close(engine->disk_cache);
     if (engine->history)
         pc__history_close(engine->history);
     if (engine->uffd >= 0)

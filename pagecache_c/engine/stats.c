@@ -105,6 +105,9 @@ PC_API int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out)
     out->hedges = pc__count_get(&c->hedges);
     out->hedges_won = pc__count_get(&c->hedges_won);
     out->opens = pc__count_get(&c->opens);
+    out->disk_cached_bytes = pc__disk_cache_bytes(engine->disk_cache);
+    out->disk_cache_reads = pc__count_get(&c->disk_cache_reads);
+    out->disk_cache_writes = pc__count_get(&c->disk_cache_writes);
     return PC_OK;
 }
 

@@ -65,6 +65,7 @@ def test_numbers_of_bytes(text: str, n_bytes: int | None) -> None:
         ("cache_bytes", (1 << 20) - 1),
         ("cache_bytes", 1e9),
         ("cache_bytes", "much"),
+        ("cache_disk_bytes", "7MiB"),
         ("cache_policy", "mru"),
         ("cache_policy", "none"),
         ("replication", "on"),

@@ -424,11 +424,23 @@ static void punch(struct pc__generation *generation, uint64_t chunk, uint32_t ma
     }
 }
 
+/* Of those, the blocks that are there: what the file may have besides (strays) is not known to be right. */
+static uint32_t present_of(const struct victim *victim, uint32_t mask)
+{
+    for (uint32_t left = mask; left; left &= left - 1) {
+        const unsigned at = (unsigned)__builtin_ctz(left);
+        if (!pc__blockset_has(&victim->generation->present, victim->chunk * PC__CHUNK_BLOCKS + at))
+            mask &= ~(1u << at);
+    }
+    return mask;
+}
+
 /* Under region.lock. Returns how many blocks went. */
 static unsigned evict(struct pc__cache *cache, const struct victim *victim)
 {
     struct pc__generation *generation = victim->generation;
     uint32_t mask = evictable(cache, victim);
+    pc__disk_cache_put(cache->engine->disk_cache, generation, victim->chunk, present_of(victim, mask));
     if (mask && !pc__link_empty(&generation->windows)) {
         pthread_mutex_lock(&cache->window_lock);
         mask &= ~pc__windows_hold(generation, victim->chunk);

@@ -54,6 +54,7 @@
 #include <stddef.h>
 
 struct pc__cache;
+struct pc__disk_cache;
 struct pc__fetch;
 struct pc__generation;
 struct pc__history;
@@ -135,6 +136,7 @@ struct pc__counters {
     _Atomic uint64_t layers, layer_bytes, retained_layers, retained_bytes;
     _Atomic uint64_t redirected_blocks, redirect_misses, peer_blocks_served, peer_blocks_fetched;
     _Atomic uint64_t evicted_blocks, refetched_blocks, rows_served, rows_fetched, opens;
+    _Atomic uint64_t disk_cache_writes, disk_cache_reads; /* blocks */
     _Atomic uint64_t degraded_blocks, mirror_blocks, hedges, hedges_won;
     _Atomic uint64_t commits_staged, commits_published, commits_applied, commits_dropped;
 };
@@ -230,6 +232,7 @@ struct pc_engine {
     _Atomic uint64_t serving_bytes; /* of replies that are queued for other servers */
     struct pc__holders holders;
     struct pc__cache *cache;       /* what counts and evicts cached blocks (cache.c); NULL: no budget */
+    struct pc__disk_cache *disk_cache; /* what has blocks that were evicted (disk_cache.c); NULL: none */
     uint32_t window_limit;         /* of SIGSEGV processes, in runs; 0: as many as there are */
     struct pc__keeping *keeping;   /* what the keeper has; its lock nests inside all. NULL: none */
     int listen_fd;                 /* these four: of loop 0, once it runs (listening.c) */

@@ -30,6 +30,7 @@ struct pc__generation *pc__generation_new(uint64_t n_blocks, bool complete)
     pc__link_init(&generation->waiters);
     pc__link_init(&generation->jobs);
     pc__link_init(&generation->cached);
+    pc__link_init(&generation->on_disk_too);
     pc__link_init(&generation->idle);
     pc__link_init(&generation->windows);
     pc__link_init(&generation->recorders);

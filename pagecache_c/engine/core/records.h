@@ -7,6 +7,7 @@
 
 #include "engine/core/engine.h"
 
+struct pc__disk_cache;
 struct pc__lost;
 struct pc__rents;
 struct pc__repair_sets;
@@ -89,6 +90,8 @@ struct pc__generation {
     struct pc__link idle;          /* since when it has no lease, */
     uint64_t idle_since_ns;
     struct pc__region *cached_for; /* and whose it is, once something is accounted */
+    struct pc__disk_cache *disk_cache; /* that has, or had, blocks of it (disk_cache.c); or NULL */
+    struct pc__link on_disk_too;   /* its slots there, under that one's lock */
     struct pc__link windows;       /* struct pc__window_user (windows.c) */
     struct pc__link recorders;     /* struct pc__recorder (evicted.c) */
     int gone;                      /* its version's home keeps blocks of it no longer: the error of each

@@ -73,7 +73,8 @@ static struct pc__fetch *room_in(struct pc__batch *batch, struct pc__region *reg
 }
 
 /* Where the blocks from `first` on come from, and up to where they come from there. A block that a
- * fork's source has, and that did not change since, is copied on this node. */
+ * fork's source has, and that did not change since, is copied on this node. Then this node's disk is asked,
+ * where that is faster, and then others. */
 static uint64_t source_of(const struct pc__region *region, const struct pc__generation *generation,
                           uint64_t first, uint64_t *end)
 {
@@ -91,7 +92,12 @@ static uint64_t source_of(const struct pc__region *region, const struct pc__gene
             at++;
         *end = at < *end ? at : *end;
     }
-    return pc__home_of(region, first);
+    uint64_t n = *end - first;
+    const bool is_on_disk = pc__disk_cache_has(generation, first, &n);
+    *end = first + n;
+    return is_on_disk && pc__disk_is_faster(pc__disk_cache_times(generation->disk_cache), n)
+               ? PC__FROM_DISK
+               : pc__home_of(region, first);
 }
 
 int pc__batch_add(struct pc__batch *batch, struct pc__region *region,
@@ -193,7 +199,7 @@ static int fill_part(struct pc__loop *loop, struct pc__fetch *fetch, uint64_t n,
 
 /* Blocks of the run that the source had when the fetch was made, and that were evicted since, are
  * asked for anew, elsewhere. Under region.lock. */
-static int ask_elsewhere(struct pc__fetch *fetch, struct pc__batch *again, uint64_t n)
+int pc__fetch_ask_elsewhere(struct pc__fetch *fetch, struct pc__batch *again, uint64_t n)
 {
     struct pc__generation *generation = fetch->generation;
     uint64_t first = fetch->runs[fetch->at_run].first_block;
@@ -213,7 +219,7 @@ static int fill_from_source(struct pc__loop *loop, struct pc__fetch *fetch, stru
     pthread_mutex_lock(&fetch->region->lock);
     if (!pc__blockset_has(present, first)) {
         uint64_t past = pc__blockset_next(present, first, first + run->n_blocks);
-        int rc = ask_elsewhere(fetch, again, past - first);
+        int rc = pc__fetch_ask_elsewhere(fetch, again, past - first);
         pthread_mutex_unlock(&fetch->region->lock);
         if (rc)
             pc__fill_failed(loop->engine, fetch->region, fetch->generation, first, past - first, 0,

@@ -180,6 +180,10 @@ void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch)
             pc__fetch_fill_here(loop, fetch);
             continue;
         }
+        if (fetch->server_id == PC__FROM_DISK) {
+            pc__fetch_from_disk(loop, fetch);
+            continue;
+        }
         if (fetch->region->has_repair && engine->observers.fetch_asked(loop, fetch))
             continue; /* another server is asked */
         struct pc__peer *next = pc__peer_of(loop, fetch->server_id);

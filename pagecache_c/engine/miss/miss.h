@@ -5,6 +5,8 @@
 #include "engine/core/core.h"
 #include "engine/readahead/readahead.h"
 
+struct pc__disk_times;
+
 /* A fetch of blocks that go to who asked for them, and into no generation. Called on its loop. */
 struct pc__sink {
     /* The next n blocks; bytes NULL: zeros. */
@@ -18,7 +20,7 @@ struct pc__fetch {
     struct pc__region *region;     /* +1 ref */
     struct pc__generation *generation; /* +1 ref; its version stays while blocks are in flight */
     struct pc__generation *source; /* +1 ref, and counted among its forks; or NULL */
-    uint64_t server_id;            /* this server's own: from its home; 0: from the source */
+    uint64_t server_id;            /* this server's own: from its home; 0: from the source; or PC__FROM_DISK */
     uint64_t home_id;              /* not 0: a peer is asked, to which this home sent us */
     uint64_t missed_id;            /* not 0: this peer was, and did not have them: the home must */
     uint32_t from_version, to_version; /* of a peer: the blocks are the same in all of these */
@@ -170,6 +172,16 @@ void pc__fetch_fail(struct pc_engine *engine, struct pc__fetch *fetch, int error
 void pc__fetch_advance(struct pc__fetch *fetch, uint64_t n);
 /* Fills and drops a fetch whose blocks are on this node. */
 void pc__fetch_fill_here(struct pc__loop *loop, struct pc__fetch *fetch);
+
+/* The fetch's next n blocks, which are not to be had where it was to bring them from, are asked for elsewhere.
+ * Under region.lock. */
+int pc__fetch_ask_elsewhere(struct pc__fetch *fetch, struct pc__batch *again, uint64_t n);
+
+/* from_disk.c */
+#define PC__FROM_DISK UINT64_MAX /* as a server_id: this node's disk */
+bool pc__disk_is_faster(struct pc__disk_times *times, uint64_t n_blocks); /* than a peer */
+void pc__peer_took(struct pc_engine *engine, uint64_t n_blocks, uint64_t ns);
+void pc__fetch_from_disk(struct pc__loop *loop, struct pc__fetch *fetch);
 
 /* request.c: more bytes fit into what the lane sends; the fetch's request is put there. */
 int pc__lane_room(struct pc__lane *lane, size_t more);

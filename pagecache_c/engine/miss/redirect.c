@@ -271,8 +271,11 @@ void pc__hedge_tick(struct pc__peer *peer, struct pc__lane *lane, uint64_t now_n
 
 void pc__hedge_came(struct pc__peer *peer, const struct pc__fetch *fetch)
 {
-    if (!fetch->resent && fetch->sent_blocks)
-        pc__rtt_add(&peer->rtt[pc__rtt_class(fetch->sent_blocks)], pc__now_ns() - fetch->sent_ns);
+    const uint64_t took_ns = pc__now_ns() - fetch->sent_ns;
+    if (fetch->resent || !fetch->sent_blocks)
+        return;
+    pc__rtt_add(&peer->rtt[pc__rtt_class(fetch->sent_blocks)], took_ns);
+    pc__peer_took(peer->loop->engine, fetch->sent_blocks, took_ns);
 }
 
 static bool is_on_the_wire(struct pc__loop *loop, const struct pc__fetch *fetch)

@@ -132,6 +132,7 @@ static int advance(struct pc_engine *engine, struct pc__region *region,
         int done = generation->has_strays ? pc__memfd_punch(generation->memfd, at, past - at) : PC_OK;
         if (done)
             return done;
+        pc__disk_cache_removed(generation, at, past - at);
         while ((at = pc__blockset_next(&generation->present, at, past)) < past) {
             uint64_t end = pc__blockset_next_absent(&generation->present, at, past);
             int rc = pc__memfd_punch(generation->memfd, at, end - at);
