@@ -11,8 +11,8 @@
  * which would take the memory that an eviction was to free. Where the file system has none of that, what was
  * written is dropped from the page cache.
  *
- * A reader looks up a slot, reads it without a lock, and looks again: `sequence` says whether the slot had
- * something else meanwhile. A disk that fails is not used any more, and nobody notices but by speed: homes have
+ * A reader looks up a slot (disk_slots.c), reads it without a lock, and looks again: its sequence says whether it
+ * had something else meanwhile. A disk that fails is not used any more, and nobody notices but by speed: homes have
  * all of it.
  *
  * Locks: disk_cache.lock, a leaf. put and removed are called under region.lock, so nothing of the generation
@@ -20,6 +20,7 @@
  */
 #include "common/disk_file.h"
 #include "engine/cache/cache.h"
+#include "engine/cache/disk_slots.h"
 #include "engine/core/core.h"
 
 #include <errno.h>
@@ -37,24 +38,11 @@
 #define LOOK_EVERY 64u          /* writes, at how much is free */
 #define FORGET_AT_ONCE 256u
 #define STUCK_NS 1000000000ull  /* the oldest read waits so long: nobody else is sent there */
-#define NO_SLOT UINT32_MAX
-
-struct slot {
-    struct pc__link siblings;                /* of its generation */
-    const struct pc__generation *generation; /* compared, never looked into; NULL: none */
-    uint64_t chunk;
-    uint64_t sequence;                       /* it is another with each content */
-    uint32_t hash_next;
-    uint16_t blocks;                         /* bit i: it has block i of the chunk, */
-    uint16_t coming;                         /* or block i is being written */
-    bool is_written;                         /* at this moment: it stays where it is */
-};
-static_assert(sizeof(struct slot) <= 80, "as said above");
 
 struct write {
     struct pc__link link;
     uint32_t slot;
-    uint16_t blocks;
+    uint32_t blocks;
     uint8_t *bytes; /* PC__CHUNK_BYTES, each block in its place */
 };
 
@@ -68,10 +56,7 @@ struct pc__disk_cache {
     pthread_cond_t wake;
     pthread_t threads[THREADS];
     unsigned n_threads;
-    struct slot *slots;
-    uint32_t n_slots, n_buckets, next;
-    uint32_t *buckets;
-    uint64_t n_blocks;         /* that slots have */
+    struct pc__disk_slots slots;
     struct write *writes;      /* WRITES_MOST */
     struct pc__link idle, written; /* of writes: that nobody uses; to be written, the oldest first */
     struct pc__link reads[2];  /* struct pc__disk_job: bulk, urgent */
@@ -80,79 +65,14 @@ struct pc__disk_cache {
     struct pc__disk_times times;
 };
 
-/* ------------------------------------------------------------------- slots */
-
-static uint32_t *bucket_of(struct pc__disk_cache *disk, const struct pc__generation *generation,
-                           uint64_t chunk)
-{
-    const uint64_t key = ((uint64_t)(uintptr_t)generation >> 4) * 0x9e3779b97f4a7c15ull ^
-                         chunk * 0xff51afd7ed558ccdull;
-    return &disk->buckets[(key ^ key >> 32) & (disk->n_buckets - 1)];
-}
-
-static uint32_t find(struct pc__disk_cache *disk, const struct pc__generation *generation, uint64_t chunk)
-{
-    uint32_t at = *bucket_of(disk, generation, chunk);
-    while (at != NO_SLOT && (disk->slots[at].generation != generation || disk->slots[at].chunk != chunk))
-        at = disk->slots[at].hash_next;
-    return at;
-}
-
-/* Locked: what it has is nobody's. */
-static void drop(struct pc__disk_cache *disk, uint32_t index)
-{
-    struct slot *slot = &disk->slots[index];
-    if (!slot->generation)
-        return;
-    uint32_t *at = bucket_of(disk, slot->generation, slot->chunk);
-    while (*at != index)
-        at = &disk->slots[*at].hash_next;
-    *at = slot->hash_next;
-    pc__link_remove(&slot->siblings);
-    disk->n_blocks -= (uint64_t)__builtin_popcount(slot->blocks);
-    slot->generation = NULL;
-    slot->blocks = slot->coming = 0;
-    slot->sequence++;
-}
-
-/* Locked: the next of the ring that is not being written. There are more slots than writes. */
-static uint32_t take_next(struct pc__disk_cache *disk)
-{
-    uint32_t index;
-    do {
-        index = disk->next;
-        disk->next = (disk->next + 1) % disk->n_slots;
-    } while (disk->slots[index].is_written);
-    drop(disk, index);
-    return index;
-}
-
-static uint16_t bits_of(uint64_t chunk, uint64_t first, uint64_t past)
-{
-    const uint64_t begin = chunk * PC__CHUNK_BLOCKS;
-    const uint64_t low = first > begin ? first - begin : 0;
-    const uint64_t high = past - begin < PC__CHUNK_BLOCKS ? past - begin : PC__CHUNK_BLOCKS;
-    return (uint16_t)(((1u << high) - 1) & ~((1u << low) - 1));
-}
-
-/* How many bits from that one on are as it is. */
-static unsigned alike(uint16_t bits, unsigned from)
-{
-    const bool is_set = bits >> from & 1u;
-    unsigned n = 1;
-    while (from + n < PC__CHUNK_BLOCKS && (bits >> (from + n) & 1u) == is_set)
-        n++;
-    return n;
-}
-
 /* ---------------------------------------------------------------- eviction */
 
-static int copy_blocks(const struct pc__generation *generation, uint64_t chunk, uint16_t blocks,
+static int copy_blocks(const struct pc__generation *generation, uint64_t chunk, uint32_t blocks,
                        uint8_t *out)
 {
     int rc = PC_OK;
     for (unsigned i = 0, n; i < PC__CHUNK_BLOCKS && !rc; i += n) {
-        n = alike(blocks, i);
+        n = pc__disk_slots_alike(blocks, i);
         if (blocks >> i & 1u)
             rc = pc__file_read(generation->memfd, out + ((size_t)i << PC_BLOCK_SHIFT),
                                (uint64_t)n << PC_BLOCK_SHIFT,
@@ -161,54 +81,27 @@ static int copy_blocks(const struct pc__generation *generation, uint64_t chunk, 
     return rc;
 }
 
-/* Locked. A new slot for the chunk, in the place of another. */
-static uint32_t take_slot(struct pc__disk_cache *disk, struct pc__generation *generation, uint64_t chunk)
-{
-    const uint32_t index = take_next(disk);
-    struct slot *slot = &disk->slots[index];
-    uint32_t *bucket = bucket_of(disk, generation, chunk);
-    *slot = (struct slot){.generation = generation,
-                          .chunk = chunk,
-                          .sequence = slot->sequence + 1,
-                          .hash_next = *bucket};
-    *bucket = index;
-    pc__link_push(&generation->on_disk_too, &slot->siblings);
-    return index;
-}
-
 /* Locked. Of those blocks, the ones that the disk has not got; NULL: there are none, or too much is being
  * written. */
 static struct write *begin_write(struct pc__disk_cache *disk, struct pc__generation *generation,
-                                 uint64_t chunk, uint16_t blocks)
+                                 uint64_t chunk, uint32_t blocks)
 {
-    uint32_t index = find(disk, generation, chunk);
-    if (index != NO_SLOT)
-        blocks &= (uint16_t)~disk->slots[index].blocks;
-    if (!blocks || (index != NO_SLOT && disk->slots[index].is_written) || pc__link_empty(&disk->idle) ||
-        disk->is_full)
+    if (pc__link_empty(&disk->idle) || disk->is_full)
         return NULL;
     struct write *write = pc__of(disk->idle.next, struct write, link);
-    pc__link_remove(&write->link);
-    index = index != NO_SLOT ? index : take_slot(disk, generation, chunk);
-    disk->slots[index].coming = blocks;
-    disk->slots[index].is_written = true;
-    write->slot = index;
+    write->slot = pc__disk_slots_begin(&disk->slots, generation, chunk, &blocks);
+    if (write->slot == PC__NO_SLOT)
+        return NULL;
     write->blocks = blocks;
+    pc__link_remove(&write->link);
     return write;
 }
 
-/* Locked. Its blocks are there, but for those that have changed meanwhile. */
-static void end_write(struct pc__disk_cache *disk, struct write *write, bool is_there)
+/* Locked. */
+static void end_write(struct pc__disk_cache *disk, struct write *write, bool is_written)
 {
-    struct slot *slot = &disk->slots[write->slot];
-    const unsigned n = (unsigned)__builtin_popcount(is_there ? slot->coming : 0u);
-    slot->blocks |= is_there ? slot->coming : 0;
-    slot->coming = 0;
-    slot->is_written = false;
-    disk->n_blocks += n;
+    const unsigned n = pc__disk_slots_end(&disk->slots, write->slot, is_written);
     pc__count_add(&disk->engine->count.disk_cache_writes, n);
-    if (slot->generation && !slot->blocks)
-        drop(disk, write->slot);
     pc__link_push(&disk->idle, &write->link);
 }
 
@@ -218,7 +111,7 @@ void pc__disk_cache_put(struct pc__disk_cache *disk, struct pc__generation *gene
     if (!disk || disk->is_off || !blocks)
         return;
     pthread_mutex_lock(&disk->lock);
-    struct write *write = begin_write(disk, generation, chunk, (uint16_t)blocks);
+    struct write *write = begin_write(disk, generation, chunk, blocks);
     pthread_mutex_unlock(&disk->lock);
     if (!write)
         return;
@@ -240,19 +133,7 @@ void pc__disk_cache_removed(struct pc__generation *generation, uint64_t first, u
     if (!disk)
         return;
     pthread_mutex_lock(&disk->lock);
-    for (uint64_t chunk = first / PC__CHUNK_BLOCKS;
-         chunk * PC__CHUNK_BLOCKS < first + n && !pc__link_empty(&generation->on_disk_too); chunk++) {
-        const uint32_t index = find(disk, generation, chunk);
-        if (index == NO_SLOT)
-            continue;
-        struct slot *slot = &disk->slots[index];
-        const uint16_t changed = bits_of(chunk, first, first + n);
-        disk->n_blocks -= (uint64_t)__builtin_popcount(slot->blocks & changed);
-        slot->blocks &= (uint16_t)~changed;
-        slot->coming &= (uint16_t)~changed;
-        if (!slot->blocks && !slot->coming)
-            drop(disk, index);
-    }
+    pc__disk_slots_remove(&disk->slots, generation, first, n);
     pthread_mutex_unlock(&disk->lock);
 }
 
@@ -262,21 +143,19 @@ void pc__disk_cache_forget(struct pc__generation *generation)
     bool more = disk != NULL;
     while (more) {
         pthread_mutex_lock(&disk->lock);
-        for (unsigned i = 0; i < FORGET_AT_ONCE && !pc__link_empty(&generation->on_disk_too); i++)
-            drop(disk, (uint32_t)(pc__of(generation->on_disk_too.next, struct slot, siblings) - disk->slots));
-        more = !pc__link_empty(&generation->on_disk_too);
+        more = pc__disk_slots_forget(&disk->slots, generation, FORGET_AT_ONCE);
         pthread_mutex_unlock(&disk->lock);
     }
 }
 
 /* ----------------------------------------------------------------- reading */
 
-/* Locked: its blocks from that one on. */
-static unsigned filled_from(const struct pc__disk_cache *disk, uint32_t index, uint64_t block)
+/* Locked. */
+static unsigned filled_from(const struct pc__disk_cache *disk, const struct pc__generation *generation,
+                            uint64_t block)
 {
-    const struct slot *slot = index == NO_SLOT ? NULL : &disk->slots[index];
-    const unsigned at = (unsigned)(block % PC__CHUNK_BLOCKS);
-    return slot && slot->blocks >> at & 1u ? alike(slot->blocks, at) : 0;
+    const uint32_t index = pc__disk_slots_find(&disk->slots, generation, block / PC__CHUNK_BLOCKS);
+    return pc__disk_slots_from(&disk->slots, index, block);
 }
 
 /* Locked: the next one, or NULL. */
@@ -303,9 +182,9 @@ bool pc__disk_cache_has(const struct pc__generation *generation, uint64_t first,
         return false;
     pthread_mutex_lock(&disk->lock);
     if (!pc__link_empty(&generation->on_disk_too) && !is_stuck(disk)) {
-        has = filled_from(disk, find(disk, generation, first / PC__CHUNK_BLOCKS), first) > 0;
+        has = filled_from(disk, generation, first) > 0;
         do { /* from one to the next that is of the other kind */
-            k = filled_from(disk, find(disk, generation, at / PC__CHUNK_BLOCKS), at);
+            k = filled_from(disk, generation, at);
             if ((k > 0) == has)
                 at += k ? k : 1;
         } while ((k > 0) == has && at < limit);
@@ -319,9 +198,9 @@ uint64_t pc__disk_cache_get(const struct pc__generation *generation, uint64_t fi
 {
     struct pc__disk_cache *disk = generation->disk_cache;
     pthread_mutex_lock(&disk->lock);
-    const uint32_t index = disk->is_off ? NO_SLOT : find(disk, generation, first / PC__CHUNK_BLOCKS);
-    uint64_t k = filled_from(disk, index, first);
-    const uint64_t sequence = k ? disk->slots[index].sequence : 0;
+    const uint32_t index = pc__disk_slots_find(&disk->slots, generation, first / PC__CHUNK_BLOCKS);
+    uint64_t k = disk->is_off ? 0 : pc__disk_slots_from(&disk->slots, index, first);
+    const uint64_t sequence = k ? pc__disk_slots_sequence(&disk->slots, index) : 0;
     pthread_mutex_unlock(&disk->lock);
     if (!k)
         return 0;
@@ -332,7 +211,7 @@ uint64_t pc__disk_cache_get(const struct pc__generation *generation, uint64_t fi
     if (!disk->is_direct)
         (void)posix_fadvise(disk->fd, (off_t)offset, (off_t)(k << PC_BLOCK_SHIFT), POSIX_FADV_DONTNEED);
     pthread_mutex_lock(&disk->lock);
-    const bool is_same = disk->slots[index].sequence == sequence;
+    const bool is_same = pc__disk_slots_sequence(&disk->slots, index) == sequence;
     pthread_mutex_unlock(&disk->lock);
     if (rc && !atomic_exchange(&disk->is_off, true))
         pc__engine_event(disk->engine, PC_EVENT_LOG, rc, 0, disk->engine->server_id,
@@ -387,7 +266,7 @@ static int write_blocks(const struct pc__disk_cache *disk, const struct write *w
 {
     int rc = PC_OK;
     for (unsigned i = 0, n; i < PC__CHUNK_BLOCKS && !rc; i += n) {
-        n = alike(write->blocks, i);
+        n = pc__disk_slots_alike(write->blocks, i);
         if (write->blocks >> i & 1u)
             rc = write_all(disk, write->bytes + ((size_t)i << PC_BLOCK_SHIFT), (uint64_t)n << PC_BLOCK_SHIFT,
                            (uint64_t)write->slot * PC__CHUNK_BYTES + ((uint64_t)i << PC_BLOCK_SHIFT));
@@ -485,21 +364,18 @@ int pc__disk_cache_open(struct pc_engine *engine, uint64_t bytes, struct pc__dis
     *out = disk;
     disk->engine = engine;
     disk->fd = -1;
-    disk->n_slots = (uint32_t)n_slots;
-    for (disk->n_buckets = 1; disk->n_buckets < disk->n_slots;)
-        disk->n_buckets *= 2;
     pthread_mutex_init(&disk->lock, NULL);
     pthread_cond_init(&disk->wake, NULL);
     pc__link_init(&disk->idle);
     pc__link_init(&disk->written);
     pc__link_init(&disk->reads[0]);
     pc__link_init(&disk->reads[1]);
-    disk->slots = calloc(disk->n_slots, sizeof *disk->slots);
-    disk->buckets = malloc(disk->n_buckets * sizeof *disk->buckets);
+    int rc = pc__disk_slots_open(&disk->slots, (uint32_t)n_slots);
+    if (rc)
+        return rc;
     disk->writes = calloc(WRITES_MOST, sizeof *disk->writes);
-    if (!disk->slots || !disk->buckets || !disk->writes)
-        return pc__fail(PC_ERR_NO_MEMORY, "the index of a cache on disk");
-    memset(disk->buckets, 0xff, disk->n_buckets * sizeof *disk->buckets); /* NO_SLOT */
+    if (!disk->writes)
+        return pc__fail(PC_ERR_NO_MEMORY, "copies for a cache on disk");
     for (unsigned i = 0; i < WRITES_MOST; i++) {
         disk->writes[i].bytes = aligned_alloc(PC_BLOCK_BYTES, PC__CHUNK_BYTES);
         if (!disk->writes[i].bytes)
@@ -507,7 +383,7 @@ int pc__disk_cache_open(struct pc_engine *engine, uint64_t bytes, struct pc__dis
         memset(disk->writes[i].bytes, 0, PC__CHUNK_BYTES);
         pc__link_push(&disk->idle, &disk->writes[i].link);
     }
-    const int rc = open_file(disk, engine->disk_directory, n_slots * PC__CHUNK_BYTES);
+    rc = open_file(disk, engine->disk_directory, n_slots * PC__CHUNK_BYTES);
     if (!rc)
         try_direct(disk);
     return rc;
@@ -549,8 +425,7 @@ void pc__disk_cache_close(struct pc__disk_cache *disk)
     for (unsigned i = 0; disk->writes && i < WRITES_MOST; i++)
         free(disk->writes[i].bytes);
     free(disk->writes);
-    free(disk->buckets);
-    free(disk->slots);
+    pc__disk_slots_close(&disk->slots);
     if (disk->fd >= 0)
         close(disk->fd);
     pthread_cond_destroy(&disk->wake);
@@ -563,7 +438,7 @@ uint64_t pc__disk_cache_bytes(struct pc__disk_cache *disk)
     if (!disk)
         return 0;
     pthread_mutex_lock(&disk->lock);
-    const uint64_t n_blocks = disk->n_blocks;
+    const uint64_t n_blocks = disk->slots.n_blocks;
     pthread_mutex_unlock(&disk->lock);
     return n_blocks << PC_BLOCK_SHIFT;
 }
@@ -572,24 +447,10 @@ uint64_t pc__disk_cache_bytes(struct pc__disk_cache *disk)
 
 const char *pc__disk_cache_audit(struct pc__disk_cache *disk)
 {
-    uint64_t n_blocks = 0, n_found = 0, n_taken = 0;
-    const char *broken = NULL;
     if (!disk)
         return NULL;
     pthread_mutex_lock(&disk->lock);
-    for (uint32_t i = 0; i < disk->n_slots; i++) {
-        const struct slot *slot = &disk->slots[i];
-        n_taken += slot->generation != NULL;
-        n_found += slot->generation && find(disk, slot->generation, slot->chunk) == i;
-        n_blocks += (uint64_t)__builtin_popcount(slot->blocks);
-        if ((slot->generation != NULL) != ((slot->blocks | slot->coming) != 0) ||
-            slot->blocks & slot->coming || (slot->coming && !slot->is_written))
-            broken = "a slot of the cache's disk has blocks of a generation, or nothing";
-    }
-    if (!broken && n_found != n_taken)
-        broken = "each slot of the cache's disk is found";
-    if (!broken && n_blocks != disk->n_blocks)
-        broken = "each block on the cache's disk is counted";
+    const char *broken = pc__disk_slots_audit(&disk->slots);
     pthread_mutex_unlock(&disk->lock);
     return broken;
 }
