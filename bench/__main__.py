@@ -17,6 +17,7 @@ NAMES = {
     "cold_read": "a large array read cold on another node, against ray.get",
     "drain": "everything off a node while others read and write (root)",
     "fetch": "a large prefetch against one raw TCP stream; 4 KiB pages per server core",
+    "disk_cache": "a working set larger than a cache, with the cache's disk and without (root)",
     "first_touch": "some rows of a cold table, by every way to read them, against ray.get",
     "gather": "rows by id from another host, against Redis MGET and a Ray actor",
     "hot_pages": "Zipf look-ups from up to 8 hosts over shaped links, against the ideal (root)",

@@ -17,7 +17,9 @@ from tests.support.lab import require_lab
 from tests.support.lab.availability import missing
 
 BENCH_S = 900.0
-IN_NAMESPACES = {"allreduce", "drain", "hot_pages", "raid", "sparse_lr", "spread"}
+IN_NAMESPACES = {
+    *("allreduce", "disk_cache", "drain", "hot_pages", "raid", "sparse_lr", "spread"),
+}
 NEEDS = {"gather": redis.unavailable, "straggler": cgroup.unavailable}
 
 

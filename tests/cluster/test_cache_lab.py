@@ -120,3 +120,29 @@ def test_reading_what_was_never_written_is_bounded(lab: LocalCluster) -> None:
     with clamor.update(ref) as array:
         array[300 * MIB] = 7
     assert ref.get().max() == 7
+
+
+def total(ref: clamor.GlobalRef[Any], n_times: int) -> int:
+    array = np.asarray(ref.get())
+    return sum(int(np.bitwise_xor.reduce(array)) for _ in range(n_times))
+
+
+def test_what_was_evicted_may_come_from_disk(lab: LocalCluster) -> None:
+    """Whether it does, the engine measures: what is read is the same."""
+    import ray
+
+    clamor.init(cache_bytes="8MiB", cache_disk_bytes="64MiB")
+    words = np.random.default_rng(3).integers(0, 1 << 60, 4 * MIB)
+    ref = clamor.put(words)
+    there = {node_resource(1): 0.01}
+    many = ray.remote(total).options(resources=there, num_cpus=0)
+    once = int(np.bitwise_xor.reduce(words))
+    assert ray.get(many.remote(ref, 4), timeout=ANSWER_S) == 4 * once
+    node = next(node for node in clamor.stats().nodes if node.node_id == lab.node_ids[1])
+    assert node.engine.disk_cache_writes > 0
+    assert 0 < node.engine.disk_cached_bytes <= 64 * MIB
+    with clamor.update(ref) as array:
+        array[::100_000] += 1
+    changed = int(np.bitwise_xor.reduce(ref.at().get()))
+    assert changed != once
+    assert ray.get(many.remote(ref.at(), 3), timeout=ANSWER_S) == 3 * changed
