@@ -596,6 +596,8 @@ struct pc_engine_stats {
     uint64_t disk_cached_bytes;        /* blocks that were evicted, and are on disk */
     uint64_t disk_cache_reads, disk_cache_writes; /* blocks that came from there, and went there */
 };
+/* Whether a page server could have a cache of so many bytes in that directory; else why not. */
+int pc_disk_cache_check(const char *directory, uint64_t bytes);
 int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out);
 
 struct pc_region_stats {

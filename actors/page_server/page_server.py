@@ -147,6 +147,24 @@ def _directory(setting: str, said: str) -> str:
     return directory
 
 
+def _cache_disk_bytes(n_bytes: int, directory: str) -> int:
+    """What the cache on disk may have. A server that was restarted goes on without."""
+    if not n_bytes:
+        return 0
+    try:
+        _native.check_cache_disk(directory, n_bytes)
+    except errors.ClamorError as error:
+        if _was_restarted():
+            logger.error("there is no cache on disk any more: %s", error)
+            return 0
+        raise _NoDirectory(
+            f"This node can have no cache of {n_bytes} bytes on disk: {error}",
+            hint="Set CLAMOR_SPILL_DIR to a directory on a disk that every node has, or "
+            "cache_disk_bytes (CLAMOR_CACHE_DISK_BYTES) to another number; 0 is none.",
+        ) from error
+    return n_bytes
+
+
 class PageServer:
     """See the file's head.
 
@@ -305,6 +323,9 @@ class PageServer:
             HomeLostError: The keeper had only a part, and was told to leave.
             What the engine raises.
         """
+        disk_directory = _directory(
+            "CLAMOR_SPILL_DIR", config.spill_directory or config.history_directory
+        )
         try:
             return _native.Engine(
                 name,
@@ -318,11 +339,9 @@ class PageServer:
                 history_bytes=config.history_bytes,
                 history_disk_bytes=config.history_disk_bytes,
                 history_directory=_directory("CLAMOR_HISTORY_DIR", config.history_directory),
-                disk_directory=_directory(
-                    "CLAMOR_SPILL_DIR", config.spill_directory or config.history_directory
-                ),
+                disk_directory=disk_directory,
                 cache_bytes=self._cache_bytes,
-                cache_disk_bytes=config.cache_disk_bytes,
+                cache_disk_bytes=_cache_disk_bytes(config.cache_disk_bytes, disk_directory),
                 cache_policy=config.cache_policy,
                 replication=config.replication,
                 floors=floors,

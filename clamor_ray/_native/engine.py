@@ -53,6 +53,16 @@ class Segment:
     address: int
 
 
+def check_cache_disk(directory: str, n_bytes: int) -> None:
+    """Whether a page server could have a cache of so many bytes there.
+
+    Raises:
+        NoSpaceError, RangeError, SystemCallError: It could not, and why.
+    """
+    path = c.ffi.new("char[]", os.fsencode(directory))
+    check(c.lib.pc_disk_cache_check(path, n_bytes), directory=directory)
+
+
 class Engine(_Handle):
     """The page server's engine: serves, fetches, answers faults, in threads of its own.
 

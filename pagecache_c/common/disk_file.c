@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 int pc__fail_disk(const char *fmt, ...)
@@ -64,6 +65,13 @@ int pc__disk_file_read(int fd, void *out, uint64_t n_bytes, uint64_t offset)
 {
     const int rc = pc__file_read(fd, out, n_bytes, offset);
     return rc ? rc : pc__disk_file_check(fd);
+}
+
+bool pc__disk_file_try(int fd, void *out, uint64_t n_bytes, uint64_t offset)
+{
+    const struct iovec into = {.iov_base = out, .iov_len = n_bytes};
+    const ssize_t got = preadv2(fd, &into, 1, (off_t)offset, RWF_NOWAIT);
+    return got == (ssize_t)n_bytes && !pc__disk_file_check(fd);
 }
 
 #define NOWHERE ((off64_t)1 << 62) /* no page is there to wait for */

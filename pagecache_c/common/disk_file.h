@@ -5,6 +5,7 @@
  * Kernel facts:
  *   - ext4, xfs, btrfs and tmpfs make files without names (O_TMPFILE); overlayfs before Linux 6.x
  *     and NFS do not: there a file is made and unlinked.
+ *   - preadv2 with RWF_NOWAIT gives what is in the page cache. NFS and some others refuse it.
  *   - What a disk refuses after write() has returned is dropped: the page is clean then, and once it is
  *     reclaimed the block reads as what the disk has. The file notes that it happened, and says it once to
  *     each descriptor, to fsync and to sync_file_range that waits.
@@ -24,6 +25,9 @@ int pc__file_read(int fd, void *out, uint64_t n_bytes, uint64_t offset);
 /* Likewise, of a file on disk: it is an error, too, that the disk has
  * failed to write what was to be there (pc__disk_file_check). */
 int pc__disk_file_read(int fd, void *out, uint64_t n_bytes, uint64_t offset);
+
+/* Likewise, without a wait for the disk: false where it would have to wait, or where nobody knows. */
+bool pc__disk_file_try(int fd, void *out, uint64_t n_bytes, uint64_t offset);
 
 /* PC_OK, or an error: the disk refused to write some of what was written to the file. Such a file is cut to
  * nothing, so that nobody reads it any more: here, after a restart, or mapped (SIGBUS). Nobody may write to it

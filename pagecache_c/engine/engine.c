@@ -200,6 +200,7 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     engine->observers = observers;
     pthread_mutex_init(&engine->publish_lock, NULL);
     pc__retiring_open(engine);
+    pc__disk_jobs_open(&engine->disk_jobs);
     pthread_mutex_init(&engine->lock, NULL);
     pthread_mutex_init(&engine->event_lock, NULL);
     pthread_mutex_init(&engine->worker.lock, NULL);
@@ -278,8 +279,6 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
         rc = pc__worker_start(engine);
     if (!rc)
         rc = pc__cache_start(engine);
-    if (!rc)
-        rc = pc__disk_cache_start(engine->disk_cache);
     if (rc)
         goto fail;
     *out = engine;
@@ -304,7 +303,9 @@ PC_API int64_t pc_engine_leave(pc_engine *engine)
     if (engine->keeping)
         pc__keeping_stop(engine->keeping);
     pc__worker_stop(engine);
-    pc__disk_cache_stop(engine->disk_cache); /* what it does not bring, the loops are told */
+    if (engine->disk_cache)
+        pc__disk_cache_leave(engine->disk_cache, PC_OK);
+    pc__disk_jobs_stop(&engine->disk_jobs); /* what they do not bring, the loops are told */
     for (int i = 0; i < engine->n_loops; i++) /* all, before any goes: they write to each other */
         pc__loop_join(&engine->loops[i]);
     const int64_t in_use = pc_engine_in_use(engine, 0);
@@ -339,6 +340,7 @@ PC_API int64_t pc_engine_leave(pc_engine *engine)
     pc__worker_free(engine);
     pc__cache_close(engine);
     pc__disk_cache_close(engine->disk_cache);
+    pc__disk_jobs_close(&engine->disk_jobs);
     if (engine->history)
         pc__history_close(engine->history);
     if (engine->uffd >= 0)

@@ -79,6 +79,8 @@ static int sleep_ms(struct pc__loop *loop)
     deadline = other < deadline ? other : deadline;
     other = pc__sessions_deadline(loop);
     deadline = other < deadline ? other : deadline;
+    other = pc__disk_jobs_deadline(loop);
+    deadline = other < deadline ? other : deadline;
     other = pc__listening_deadline(loop);
     deadline = other < deadline ? other : deadline;
     if (deadline == UINT64_MAX)
@@ -117,6 +119,7 @@ static void *run(void *arg)
         pc__leases_tick(loop->engine, now);
         pc__settle_tick(loop, now);
         pc__layers_tick(loop, now);
+        pc__disk_jobs_tick(loop, now);
         bury(loop);
     }
     pc__sessions_close(loop);

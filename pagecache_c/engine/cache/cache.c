@@ -424,15 +424,18 @@ static void punch(struct pc__generation *generation, uint64_t chunk, uint32_t ma
     }
 }
 
-/* Of those, the blocks that are there: what the file may have besides (strays) is not known to be right. */
-static uint32_t present_of(const struct victim *victim, uint32_t mask)
+/* Of those, the blocks that are there: what the file may have besides (strays) is not known to be right. Where
+ * the home is here, its memory is nearer than the disk. */
+static void keep_on_disk(struct pc__cache *cache, const struct victim *victim, uint32_t mask)
 {
+    if (!cache->engine->disk_cache || victim->region->home)
+        return;
     for (uint32_t left = mask; left; left &= left - 1) {
         const unsigned at = (unsigned)__builtin_ctz(left);
         if (!pc__blockset_has(&victim->generation->present, victim->chunk * PC__CHUNK_BLOCKS + at))
             mask &= ~(1u << at);
     }
-    return mask;
+    pc__disk_cache_put(cache->engine->disk_cache, victim->generation, victim->chunk, mask);
 }
 
 /* Under region.lock. Returns how many blocks went. */
@@ -440,14 +443,15 @@ static unsigned evict(struct pc__cache *cache, const struct victim *victim)
 {
     struct pc__generation *generation = victim->generation;
     uint32_t mask = evictable(cache, victim);
-    pc__disk_cache_put(cache->engine->disk_cache, generation, victim->chunk, present_of(victim, mask));
     if (mask && !pc__link_empty(&generation->windows)) {
         pthread_mutex_lock(&cache->window_lock);
         mask &= ~pc__windows_hold(generation, victim->chunk);
+        keep_on_disk(cache, victim, mask);
         punch(generation, victim->chunk, mask);
         pc__windows_release(generation);
         pthread_mutex_unlock(&cache->window_lock);
     } else {
+        keep_on_disk(cache, victim, mask);
         punch(generation, victim->chunk, mask);
     }
     pc__recorders_note(generation, victim->chunk, mask);
@@ -503,6 +507,7 @@ static enum outcome evict_one(struct pc__cache *cache, const struct pc__region *
         PC__AUDIT_SOMETIMES(pc__cache_audit_generation(cache->engine, victim.generation));
         pthread_mutex_unlock(&victim.region->lock);
         PC__AUDIT_SOMETIMES(pc__cache_audit(cache->engine));
+        PC__AUDIT_SOMETIMES(pc__disk_cache_audit(cache->engine->disk_cache));
     } else {
         leave(cache, &victim);
     }

@@ -44,21 +44,15 @@ const char *pc__cache_audit_generation(const struct pc_engine *engine,
 void pc__cache_forget(struct pc_engine *engine, struct pc__generation *generation);
 
 /* disk_cache.c: what is evicted may be had again from this node's disk. NULL: there is no such cache. */
-struct pc__disk_job {
-    struct pc__link link;
-    uint64_t since_ns;             /* it waits */
-    /* In a thread of the disk, which it may hold up. some: PC__CHUNK_BYTES, for direct reads; NULL: the
-     * cache stops, and nothing is read any more. */
-    void (*run)(struct pc__disk_job *job, uint8_t *some);
-};
 #define PC__SIZE_CLASSES 4u         /* of requests (pc__rtt_class) */
 struct pc__disk_times {            /* how long a request of each size takes; 0: nothing is known */
     _Atomic uint64_t disk_ns[PC__SIZE_CLASSES], peer_ns[PC__SIZE_CLASSES];
-    _Atomic uint64_t n_chosen;
+    _Atomic uint64_t n_chosen[PC__SIZE_CLASSES];
 };
 int pc__disk_cache_open(struct pc_engine *engine, uint64_t bytes, struct pc__disk_cache **out);
-int pc__disk_cache_start(struct pc__disk_cache *disk);
-void pc__disk_cache_stop(struct pc__disk_cache *disk); /* jobs that wait are run, and no more are taken */
+/* Nobody asks it any more, which is logged: homes have all of it. error PC_OK: the engine stops. */
+void pc__disk_cache_leave(struct pc__disk_cache *disk, int error);
+uint64_t pc__disk_cache_reads(const struct pc__disk_cache *disk); /* that are waited for */
 void pc__disk_cache_close(struct pc__disk_cache *disk);
 uint64_t pc__disk_cache_bytes(struct pc__disk_cache *disk); /* that it has */
 /* Under region.lock. These blocks of the chunk are present, and about to be punched. */
@@ -72,11 +66,8 @@ bool pc__disk_cache_has(const struct pc__generation *generation, uint64_t first,
 void pc__disk_cache_forget(struct pc__generation *generation);
 /* The first of the n blocks, as many as a read brings; 0: it has not got them any more. In flight, so that they
  * are of the generation's version. */
-uint64_t pc__disk_cache_get(const struct pc__generation *generation, uint64_t first, uint64_t n, uint8_t *out);
-/* Runs the job, before those that are not urgent. False: the cache stops, and it is not run. */
-bool pc__disk_cache_read(struct pc__disk_cache *disk, struct pc__disk_job *job, bool urgent);
-/* Nobody asks it any more, for want of memory: homes have all of it. */
-void pc__disk_cache_leave(struct pc__disk_cache *disk);
+uint64_t pc__disk_cache_get(struct pc__disk_cache *disk, const struct pc__generation *generation,
+                            uint64_t first, uint64_t n, uint8_t *out);
 struct pc__disk_times *pc__disk_cache_times(struct pc__disk_cache *disk);
 /* For audits:
  *   a slot has blocks, or some are coming, just if it is of a generation; none is both, and those that are

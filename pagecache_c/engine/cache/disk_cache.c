@@ -7,8 +7,7 @@
  * name, and the index is memory (80 bytes a slot, so 1.3 MiB for each GiB of the file).
  *
  * An eviction copies the chunk and goes on. It never waits for the disk: where too much is on its way there, what
- * is evicted is not kept. Threads of this file write and read, several at once, past the page cache (O_DIRECT),
- * which would take the memory that an eviction was to free. Where the file system has none of that, what was
+ * is evicted is not kept. Threads write and read (core/disk_jobs.c), past the page cache (O_DIRECT), which would take the memory that an eviction was to free. Where the file system has none of that, what was
  * written is dropped from the page cache.
  *
  * A reader looks up a slot (disk_slots.c), reads it without a lock, and looks again: its sequence says whether it
@@ -26,21 +25,24 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#define THREADS 4u              /* reads on their way: disks are faster with several */
 #define WRITES_MOST 64u         /* on their way: 4 MiB */
 #define FREE_PERCENT_LEAST 5u   /* of the disk: Ray stops at so much, too */
-#define LOOK_EVERY 64u          /* writes, at how much is free */
+#define LOOK_EVERY 64u          /* writes, at how much is free, */
+#define LOOK_AGAIN_NS 1000000000ull /* and where that is too little */
 #define FORGET_AT_ONCE 256u
-#define STUCK_NS 1000000000ull  /* the oldest read waits so long: nobody else is sent there */
+#define LEAST_BYTES (2ull * WRITES_MOST * PC__CHUNK_BYTES)
+#define MOST_BYTES ((unsigned long long)(UINT32_MAX / 2) * PC__CHUNK_BYTES)
 
 struct write {
-    struct pc__link link;
+    struct pc__disk_job job;
+    struct pc__link link;      /* of those that nobody uses */
+    struct pc__disk_cache *disk;
     uint32_t slot;
     uint32_t blocks;
     uint8_t *bytes; /* PC__CHUNK_BYTES, each block in its place */
@@ -51,19 +53,26 @@ struct pc__disk_cache {
     int fd;
     bool is_direct;
     _Atomic bool is_off;       /* stopped, or the disk fails */
-    bool stopping;
     pthread_mutex_t lock;      /* all that follows */
-    pthread_cond_t wake;
-    pthread_t threads[THREADS];
-    unsigned n_threads;
     struct pc__disk_slots slots;
     struct write *writes;      /* WRITES_MOST */
-    struct pc__link idle, written; /* of writes: that nobody uses; to be written, the oldest first */
-    struct pc__link reads[2];  /* struct pc__disk_job: bulk, urgent */
+    struct pc__link idle;      /* of writes: those that nobody uses */
     uint64_t n_written;
-    bool is_full;              /* the disk, when it was looked at last */
+    uint64_t full_until_ns;    /* the disk is full: then it is looked at again; 0: it is not */
     struct pc__disk_times times;
 };
+
+void pc__disk_cache_leave(struct pc__disk_cache *disk, int error)
+{
+    if (!atomic_exchange(&disk->is_off, true) && error)
+        pc__engine_event(disk->engine, PC_EVENT_LOG, error, 0, disk->engine->server_id,
+                         "the cache on disk is not used any more: %s", pc_last_message());
+}
+
+uint64_t pc__disk_cache_reads(const struct pc__disk_cache *disk)
+{
+    return pc__count_get(&disk->engine->disk_jobs.n_reads);
+}
 
 /* ---------------------------------------------------------------- eviction */
 
@@ -86,7 +95,7 @@ static int copy_blocks(const struct pc__generation *generation, uint64_t chunk, 
 static struct write *begin_write(struct pc__disk_cache *disk, struct pc__generation *generation,
                                  uint64_t chunk, uint32_t blocks)
 {
-    if (pc__link_empty(&disk->idle) || disk->is_full)
+    if (pc__link_empty(&disk->idle) || disk->full_until_ns > pc__now_ns())
         return NULL;
     struct write *write = pc__of(disk->idle.next, struct write, link);
     write->slot = pc__disk_slots_begin(&disk->slots, generation, chunk, &blocks);
@@ -117,13 +126,10 @@ void pc__disk_cache_put(struct pc__disk_cache *disk, struct pc__generation *gene
         return;
     generation->disk_cache = disk;
     const int rc = copy_blocks(generation, chunk, write->blocks, write->bytes);
+    if (!rc && pc__disk_job_run(disk->engine, &write->job, PC__DISK_WRITE))
+        return;
     pthread_mutex_lock(&disk->lock);
-    if (rc) {
-        end_write(disk, write, false);
-    } else {
-        pc__link_push(&disk->written, &write->link);
-        pthread_cond_signal(&disk->wake);
-    }
+    end_write(disk, write, false);
     pthread_mutex_unlock(&disk->lock);
 }
 
@@ -158,18 +164,13 @@ static unsigned filled_from(const struct pc__disk_cache *disk, const struct pc__
     return pc__disk_slots_from(&disk->slots, index, block);
 }
 
-/* Locked: the next one, or NULL. */
-static struct pc__disk_job *next_read(const struct pc__disk_cache *disk)
+/* Locked: of blocks that it has not got, some. */
+static unsigned absent_from(const struct pc__disk_cache *disk, const struct pc__generation *generation,
+                            uint64_t block)
 {
-    const struct pc__link *reads = &disk->reads[!pc__link_empty(&disk->reads[1])];
-    return pc__link_empty(reads) ? NULL : pc__of(reads->next, struct pc__disk_job, link);
-}
-
-/* Locked: it has waited too long. */
-static bool is_stuck(const struct pc__disk_cache *disk)
-{
-    const struct pc__disk_job *next = next_read(disk);
-    return next && pc__now_ns() - next->since_ns > STUCK_NS;
+    const uint64_t chunk = block / PC__CHUNK_BLOCKS;
+    const bool is_known = pc__disk_slots_find(&disk->slots, generation, chunk) != PC__NO_SLOT;
+    return is_known ? 1u : (unsigned)(PC__CHUNK_BLOCKS - block % PC__CHUNK_BLOCKS);
 }
 
 bool pc__disk_cache_has(const struct pc__generation *generation, uint64_t first, uint64_t *n)
@@ -178,15 +179,15 @@ bool pc__disk_cache_has(const struct pc__generation *generation, uint64_t first,
     const uint64_t limit = first + *n;
     uint64_t at = first, k = 0;
     bool has = false;
-    if (!disk || disk->is_off)
+    if (!disk || disk->is_off || pc__disk_jobs_stuck(disk->engine))
         return false;
     pthread_mutex_lock(&disk->lock);
-    if (!pc__link_empty(&generation->on_disk_too) && !is_stuck(disk)) {
+    if (!pc__link_empty(&generation->on_disk_too)) {
         has = filled_from(disk, generation, first) > 0;
         do { /* from one to the next that is of the other kind */
             k = filled_from(disk, generation, at);
             if ((k > 0) == has)
-                at += k ? k : 1;
+                at += k ? k : absent_from(disk, generation, at);
         } while ((k > 0) == has && at < limit);
         *n = (at < limit ? at : limit) - first;
     }
@@ -194,9 +195,25 @@ bool pc__disk_cache_has(const struct pc__generation *generation, uint64_t first,
     return has;
 }
 
-uint64_t pc__disk_cache_get(const struct pc__generation *generation, uint64_t first, uint64_t n, uint8_t *out)
+static int read_all(const struct pc__disk_cache *disk, uint8_t *out, uint64_t n_bytes, uint64_t offset)
 {
-    struct pc__disk_cache *disk = generation->disk_cache;
+    for (uint64_t done = 0; done < n_bytes;) {
+        const struct iovec into = {.iov_base = out + done, .iov_len = n_bytes - done};
+        const ssize_t n = preadv(disk->fd, &into, 1, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return pc__fail_disk("reading %llu bytes of the cache on disk", (unsigned long long)n_bytes);
+        done += (uint64_t)n;
+    }
+    if (!disk->is_direct)
+        (void)posix_fadvise(disk->fd, (off_t)offset, (off_t)n_bytes, POSIX_FADV_DONTNEED);
+    return PC_OK;
+}
+
+uint64_t pc__disk_cache_get(struct pc__disk_cache *disk, const struct pc__generation *generation,
+                            uint64_t first, uint64_t n, uint8_t *out)
+{
     pthread_mutex_lock(&disk->lock);
     const uint32_t index = pc__disk_slots_find(&disk->slots, generation, first / PC__CHUNK_BLOCKS);
     uint64_t k = disk->is_off ? 0 : pc__disk_slots_from(&disk->slots, index, first);
@@ -207,34 +224,13 @@ uint64_t pc__disk_cache_get(const struct pc__generation *generation, uint64_t fi
     k = k < n ? k : n;
     const uint64_t offset = (uint64_t)index * PC__CHUNK_BYTES +
                             (first % PC__CHUNK_BLOCKS << PC_BLOCK_SHIFT);
-    const int rc = pc__disk_file_read(disk->fd, out, k << PC_BLOCK_SHIFT, offset);
-    if (!disk->is_direct)
-        (void)posix_fadvise(disk->fd, (off_t)offset, (off_t)(k << PC_BLOCK_SHIFT), POSIX_FADV_DONTNEED);
+    const int rc = read_all(disk, out, k << PC_BLOCK_SHIFT, offset);
     pthread_mutex_lock(&disk->lock);
-    const bool is_same = pc__disk_slots_sequence(&disk->slots, index) == sequence;
+    const bool is_same = !disk->is_off && pc__disk_slots_sequence(&disk->slots, index) == sequence;
     pthread_mutex_unlock(&disk->lock);
-    if (rc && !atomic_exchange(&disk->is_off, true))
-        pc__engine_event(disk->engine, PC_EVENT_LOG, rc, 0, disk->engine->server_id,
-                         "the disk of the cache fails, and is not used any more: %s", pc_last_message());
+    if (rc)
+        pc__disk_cache_leave(disk, rc);
     return rc || !is_same ? 0 : k;
-}
-
-void pc__disk_cache_leave(struct pc__disk_cache *disk)
-{
-    disk->is_off = true;
-}
-
-bool pc__disk_cache_read(struct pc__disk_cache *disk, struct pc__disk_job *job, bool urgent)
-{
-    job->since_ns = pc__now_ns();
-    pthread_mutex_lock(&disk->lock);
-    const bool is_taken = !disk->stopping;
-    if (is_taken) {
-        pc__link_push(&disk->reads[urgent], &job->link);
-        pthread_cond_signal(&disk->wake);
-    }
-    pthread_mutex_unlock(&disk->lock);
-    return is_taken;
 }
 
 struct pc__disk_times *pc__disk_cache_times(struct pc__disk_cache *disk)
@@ -254,9 +250,10 @@ static int write_all(const struct pc__disk_cache *disk, const uint8_t *bytes, ui
             return pc__fail_disk("writing to the disk of the cache");
         done += (uint64_t)n;
     }
-    if (!disk->is_direct) {
-        (void)sync_file_range(disk->fd, (off64_t)offset, (off64_t)n_bytes,
-                              SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+    if (!disk->is_direct) { /* what the disk refuses later is said once, and here */
+        if (sync_file_range(disk->fd, (off64_t)offset, (off64_t)n_bytes,
+                            SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER))
+            return pc__fail_disk("writing back to the disk of the cache");
         (void)posix_fadvise(disk->fd, (off_t)offset, (off_t)n_bytes, POSIX_FADV_DONTNEED);
     }
     return PC_OK;
@@ -281,83 +278,68 @@ static bool is_full(int fd)
     return fstatfs(fd, &of) || of.f_bavail < of.f_blocks / 100 * FREE_PERCENT_LEAST;
 }
 
-/* Locked; not while it writes. */
-static void write_next(struct pc__disk_cache *disk)
+/* In a thread of the disk. */
+static void run_write(struct pc__disk_job *job, uint8_t *some)
 {
-    struct write *write = pc__of(disk->written.next, struct write, link);
-    const bool looks = disk->n_written++ % LOOK_EVERY == 0;
-    pc__link_remove(&write->link);
+    struct write *write = pc__of(job, struct write, job);
+    struct pc__disk_cache *disk = write->disk;
+    pthread_mutex_lock(&disk->lock);
+    const bool looks = disk->n_written++ % LOOK_EVERY == 0 || disk->full_until_ns;
     pthread_mutex_unlock(&disk->lock);
     const bool full = looks && is_full(disk->fd);
-    const int rc = disk->is_off || full ? PC_ERR_NO_SPACE : write_blocks(disk, write);
-    if (rc && rc != PC_ERR_NO_SPACE && !atomic_exchange(&disk->is_off, true))
-        pc__engine_event(disk->engine, PC_EVENT_LOG, rc, 0, disk->engine->server_id,
-                         "the disk of the cache fails, and is not used any more: %s", pc_last_message());
+    const int rc = !some || disk->is_off || full ? PC_ERR_NO_SPACE : write_blocks(disk, write);
+    if (rc && rc != PC_ERR_NO_SPACE)
+        pc__disk_cache_leave(disk, rc);
     pthread_mutex_lock(&disk->lock);
     if (looks)
-        disk->is_full = full;
+        disk->full_until_ns = full ? pc__now_ns() + LOOK_AGAIN_NS : 0;
     end_write(disk, write, !rc);
-}
-
-static void *run(void *arg)
-{
-    struct pc__disk_cache *disk = arg;
-    uint8_t *some = aligned_alloc(PC_BLOCK_BYTES, PC__CHUNK_BYTES);
-    pthread_mutex_lock(&disk->lock);
-    for (struct pc__disk_job *job; (job = next_read(disk)) || !disk->stopping;) {
-        if (job) { /* somebody waits for it */
-            uint8_t *into = disk->stopping ? NULL : some;
-            pc__link_remove(&job->link);
-            pthread_mutex_unlock(&disk->lock);
-            job->run(job, into);
-            pthread_mutex_lock(&disk->lock);
-        } else if (!pc__link_empty(&disk->written)) {
-            write_next(disk);
-        } else {
-            pthread_cond_wait(&disk->wake, &disk->lock);
-        }
-    }
     pthread_mutex_unlock(&disk->lock);
-    free(some);
-    return NULL;
 }
 
 /* ------------------------------------------------------------- start, stop */
 
-static int open_file(struct pc__disk_cache *disk, const char *directory, uint64_t bytes)
+static int open_file(const char *directory, uint64_t bytes, int *out)
 {
     struct statfs of;
     if (!directory)
         return pc__fail(PC_ERR_RANGE, "a cache on disk needs a directory");
-    disk->fd = pc__disk_file_open(directory);
-    if (disk->fd < 0 || ftruncate(disk->fd, (off_t)bytes) || fstatfs(disk->fd, &of))
+    if (bytes < LEAST_BYTES || bytes > MOST_BYTES)
+        return pc__fail(PC_ERR_RANGE, "a cache on disk of %llu bytes: it has %llu at least, and %llu at most",
+                        (unsigned long long)bytes, LEAST_BYTES, MOST_BYTES);
+    const int fd = *out = pc__disk_file_open(directory);
+    if (fd < 0 || ftruncate(fd, (off_t)bytes) || fstatfs(fd, &of))
         return pc__fail_disk("a file of %llu bytes in %s", (unsigned long long)bytes, directory);
     if (of.f_type == TMPFS_MAGIC || of.f_type == RAMFS_MAGIC)
         return pc__fail(PC_ERR_NO_SPACE, "%s is in memory, and no disk", directory);
-    const int flags = fcntl(disk->fd, F_GETFL);
-    disk->is_direct = flags >= 0 && !fcntl(disk->fd, F_SETFL, flags | O_DIRECT);
     return PC_OK;
 }
 
-/* Some file systems say that they can, and cannot. */
-static void try_direct(struct pc__disk_cache *disk)
+PC_API int pc_disk_cache_check(const char *directory, uint64_t bytes)
 {
-    const struct write *any = pc__of(disk->idle.next, struct write, link);
-    const int flags = fcntl(disk->fd, F_GETFL);
-    if (!disk->is_direct || pread(disk->fd, any->bytes, PC_BLOCK_BYTES, 0) == PC_BLOCK_BYTES)
-        return;
-    disk->is_direct = false;
-    (void)fcntl(disk->fd, F_SETFL, flags & ~O_DIRECT);
+    int fd = -1;
+    const int rc = open_file(directory, bytes, &fd);
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+/* Some file systems say that they can, and cannot. Nobody has written anything yet. */
+static bool can_be_direct(int fd, const uint8_t *some)
+{
+    const int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_DIRECT))
+        return false;
+    if (pwrite(fd, some, PC_BLOCK_BYTES, 0) == PC_BLOCK_BYTES)
+        return true;
+    (void)fcntl(fd, F_SETFL, flags);
+    return false;
 }
 
 int pc__disk_cache_open(struct pc_engine *engine, uint64_t bytes, struct pc__disk_cache **out)
 {
-    const uint64_t n_slots = bytes / PC__CHUNK_BYTES;
     if (!bytes)
         return PC_OK;
-    if (n_slots < 2 * WRITES_MOST || n_slots > UINT32_MAX / 2)
-        return pc__fail(PC_ERR_RANGE, "cache_disk_bytes of %llu; at least %llu", (unsigned long long)bytes,
-                        2ull * WRITES_MOST * PC__CHUNK_BYTES);
     struct pc__disk_cache *disk = calloc(1, sizeof *disk);
     if (!disk)
         return pc__fail(PC_ERR_NO_MEMORY, "a cache on disk");
@@ -365,57 +347,26 @@ int pc__disk_cache_open(struct pc_engine *engine, uint64_t bytes, struct pc__dis
     disk->engine = engine;
     disk->fd = -1;
     pthread_mutex_init(&disk->lock, NULL);
-    pthread_cond_init(&disk->wake, NULL);
     pc__link_init(&disk->idle);
-    pc__link_init(&disk->written);
-    pc__link_init(&disk->reads[0]);
-    pc__link_init(&disk->reads[1]);
-    int rc = pc__disk_slots_open(&disk->slots, (uint32_t)n_slots);
+    int rc = open_file(engine->disk_directory, bytes, &disk->fd);
+    if (!rc)
+        rc = pc__disk_slots_open(&disk->slots, (uint32_t)(bytes / PC__CHUNK_BYTES));
     if (rc)
         return rc;
     disk->writes = calloc(WRITES_MOST, sizeof *disk->writes);
     if (!disk->writes)
         return pc__fail(PC_ERR_NO_MEMORY, "copies for a cache on disk");
     for (unsigned i = 0; i < WRITES_MOST; i++) {
+        disk->writes[i].disk = disk;
+        disk->writes[i].job.run = run_write;
         disk->writes[i].bytes = aligned_alloc(PC_BLOCK_BYTES, PC__CHUNK_BYTES);
         if (!disk->writes[i].bytes)
             return pc__fail(PC_ERR_NO_MEMORY, "copies for a cache on disk");
         memset(disk->writes[i].bytes, 0, PC__CHUNK_BYTES);
         pc__link_push(&disk->idle, &disk->writes[i].link);
     }
-    rc = open_file(disk, engine->disk_directory, n_slots * PC__CHUNK_BYTES);
-    if (!rc)
-        try_direct(disk);
-    return rc;
-}
-
-int pc__disk_cache_start(struct pc__disk_cache *disk)
-{
-    sigset_t all, before; /* signals belong to Python's main thread */
-    int rc = 0;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    while (disk && disk->n_threads < THREADS && !rc) {
-        rc = pthread_create(&disk->threads[disk->n_threads], NULL, run, disk);
-        if (!rc)
-            (void)pthread_setname_np(disk->threads[disk->n_threads++], "clamor-disk");
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    errno = rc;
-    return rc ? pc__fail_errno("pthread_create") : PC_OK;
-}
-
-void pc__disk_cache_stop(struct pc__disk_cache *disk)
-{
-    if (!disk)
-        return;
-    disk->is_off = true;
-    pthread_mutex_lock(&disk->lock);
-    disk->stopping = true;
-    pthread_cond_broadcast(&disk->wake);
-    pthread_mutex_unlock(&disk->lock);
-    while (disk->n_threads)
-        pthread_join(disk->threads[--disk->n_threads], NULL);
+    disk->is_direct = can_be_direct(disk->fd, disk->writes[0].bytes);
+    return PC_OK;
 }
 
 void pc__disk_cache_close(struct pc__disk_cache *disk)
@@ -428,7 +379,6 @@ void pc__disk_cache_close(struct pc__disk_cache *disk)
     pc__disk_slots_close(&disk->slots);
     if (disk->fd >= 0)
         close(disk->fd);
-    pthread_cond_destroy(&disk->wake);
     pthread_mutex_destroy(&disk->lock);
     free(disk);
 }

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define FEW_CHUNKS 1024u /* are looked up one by one */
+
 struct pc__disk_slot {
     struct pc__link siblings;                /* of its generation */
     const struct pc__generation *generation; /* NULL: it has nothing */
@@ -131,21 +133,33 @@ static uint16_t bits_of(uint64_t chunk, uint64_t first, uint64_t past)
     return (uint16_t)(((1u << high) - 1) & ~((1u << low) - 1));
 }
 
+static void remove_bits(struct pc__disk_slots *slots, uint32_t index, uint16_t changed)
+{
+    struct pc__disk_slot *slot = &slots->slots[index];
+    slots->n_blocks -= count(slot->blocks & (uint32_t)changed);
+    slot->blocks &= (uint16_t)~changed;
+    slot->coming &= (uint16_t)~changed;
+    if (!slot->blocks && !slot->coming)
+        drop(slots, index);
+}
+
 void pc__disk_slots_remove(struct pc__disk_slots *slots, struct pc__generation *generation, uint64_t first,
                            uint64_t n)
 {
-    for (uint64_t chunk = first / PC__CHUNK_BLOCKS;
-         chunk * PC__CHUNK_BLOCKS < first + n && !pc__link_empty(&generation->on_disk_too); chunk++) {
-        const uint32_t index = pc__disk_slots_find(slots, generation, chunk);
-        if (index == PC__NO_SLOT)
-            continue;
-        struct pc__disk_slot *slot = &slots->slots[index];
-        const uint16_t changed = bits_of(chunk, first, first + n);
-        slots->n_blocks -= count(slot->blocks & (uint32_t)changed);
-        slot->blocks &= (uint16_t)~changed;
-        slot->coming &= (uint16_t)~changed;
-        if (!slot->blocks && !slot->coming)
-            drop(slots, index);
+    const uint64_t chunk = first / PC__CHUNK_BLOCKS, past = (first + n - 1) / PC__CHUNK_BLOCKS + 1;
+    struct pc__link *all = &generation->on_disk_too;
+    for (uint64_t at = chunk; past - chunk <= FEW_CHUNKS && at < past; at++) {
+        const uint32_t index = pc__disk_slots_find(slots, generation, at);
+        if (index != PC__NO_SLOT)
+            remove_bits(slots, index, bits_of(at, first, first + n));
+    }
+    if (past - chunk <= FEW_CHUNKS)
+        return;
+    pc__each(link, all) /* there may be fewer of those */
+    {
+        const struct pc__disk_slot *slot = pc__of(link, struct pc__disk_slot, siblings);
+        if (slot->chunk >= chunk && slot->chunk < past)
+            remove_bits(slots, (uint32_t)(slot - slots->slots), bits_of(slot->chunk, first, first + n));
     }
 }
 

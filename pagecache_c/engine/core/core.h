@@ -56,6 +56,23 @@ void pc__region_goes(struct pc__region *region, enum pc__region_step step);
  *   the versions applied + 1, ..., latest, in this order. */
 const char *pc__region_audit(const struct pc__region *region);
 
+/* disk_jobs.c */
+void pc__disk_jobs_open(struct pc__disk_jobs *jobs);
+/* Runs the job in its turn. False: the engine stops, or there is no thread, and it is not run. One that has
+ * `late` is called that when it is not run after fetch_timeout: a disk may hang. */
+bool pc__disk_job_run(struct pc_engine *engine, struct pc__disk_job *job, enum pc__disk_rank rank);
+/* By one that has `late`, in its run, before it is freed. */
+void pc__disk_job_ends(struct pc_engine *engine, struct pc__disk_job *job);
+/* A read of this kind that waits for a thread goes before those that are not urgent. */
+void pc__disk_job_hurry(struct pc_engine *engine, bool (*is_it)(const struct pc__disk_job *job, void *arg),
+                        void *arg);
+/* Reads wait too long: who can have it elsewhere is to go there. */
+bool pc__disk_jobs_stuck(struct pc_engine *engine);
+uint64_t pc__disk_jobs_deadline(const struct pc__loop *loop); /* or UINT64_MAX; of loop 0 */
+void pc__disk_jobs_tick(struct pc__loop *loop, uint64_t now_ns);
+void pc__disk_jobs_stop(struct pc__disk_jobs *jobs); /* those that wait are run, and no more are taken */
+void pc__disk_jobs_close(struct pc__disk_jobs *jobs);
+
 /* memfd.c */
 int pc__memfd_make(uint64_t length_bytes, uint64_t *inode);
 /* For a store of a home: a memfd, or a file on disk that has all of its room there (else

@@ -170,6 +170,31 @@ struct pc__worker {
     pthread_cond_t ran;            /* they wait for that */
 };
 
+/* disk_jobs.c: what is read from files on disk, and written to them, in threads of their own. */
+enum pc__disk_rank { PC__DISK_WRITE, PC__DISK_READ, PC__DISK_URGENT, PC__DISK_RANKS };
+#define PC__DISK_THREADS 4u
+#define PC__DISK_JOB_BYTES (64u << 10)
+struct pc__disk_job {
+    struct pc__link link;          /* of those that wait for a thread */
+    struct pc__link all;           /* of those that somebody waits for, until they have been run */
+    uint64_t late_ns;              /* then `late` is called; 0: it is not, or was */
+    /* Once. some: PC__DISK_JOB_BYTES, for direct reads too; NULL: the engine stops. */
+    void (*run)(struct pc__disk_job *job, uint8_t *some);
+    /* Or NULL. Under the lock, perhaps while it runs: nobody is to wait for it any more. False: it gets on. */
+    bool (*late)(struct pc__disk_job *job);
+};
+struct pc__disk_jobs {
+    pthread_mutex_t lock;          /* all of it; posts mail, and else is a leaf */
+    pthread_cond_t wake;
+    pthread_t threads[PC__DISK_THREADS];
+    uint8_t *buffers[PC__DISK_THREADS];
+    unsigned n_threads, n_idle;
+    bool stopping;
+    struct pc__link waiting[PC__DISK_RANKS]; /* struct pc__disk_job, the oldest first */
+    struct pc__link reads;         /* all that are not run yet and have `late`, the oldest first */
+    _Atomic uint64_t n_reads;      /* of those */
+};
+
 /* leases.c: what outlives its connection. All of it under lock, which nests inside all. */
 struct pc__leases {
     pthread_mutex_t lock;
@@ -278,6 +303,7 @@ struct pc_engine {
     uint64_t stage_timeout_ns;
     struct pc__history *history;
     struct pc__worker worker;
+    struct pc__disk_jobs disk_jobs;
     struct pc__leases leases;
     struct pc__counters count;
 };

@@ -90,7 +90,7 @@ struct pc__generation {
     struct pc__link idle;          /* since when it has no lease, */
     uint64_t idle_since_ns;
     struct pc__region *cached_for; /* and whose it is, once something is accounted */
-    struct pc__disk_cache *disk_cache; /* that has, or had, blocks of it (disk_cache.c); or NULL */
+    struct pc__disk_cache *disk_cache; /* that has, or had, blocks of it (disk_cache.c), or NULL; region.lock */
     struct pc__link on_disk_too;   /* its slots there, under that one's lock */
     struct pc__link windows;       /* struct pc__window_user (windows.c) */
     struct pc__link recorders;     /* struct pc__recorder (evicted.c) */

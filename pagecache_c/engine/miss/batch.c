@@ -92,10 +92,13 @@ static uint64_t source_of(const struct pc__region *region, const struct pc__gene
             at++;
         *end = at < *end ? at : *end;
     }
-    uint64_t n = *end - first;
+    if (!generation->disk_cache || region->home) /* where the home is here, its memory is nearer */
+        return pc__home_of(region, first);
+    uint64_t n = *end - first < PC__REQUEST_BLOCKS ? *end - first : PC__REQUEST_BLOCKS;
     const bool is_on_disk = pc__disk_cache_has(generation, first, &n);
     *end = first + n;
-    return is_on_disk && pc__disk_is_faster(pc__disk_cache_times(generation->disk_cache), n)
+    return is_on_disk && pc__disk_is_faster(pc__disk_cache_times(generation->disk_cache), n,
+                                            pc__disk_cache_reads(generation->disk_cache))
                ? PC__FROM_DISK
                : pc__home_of(region, first);
 }

@@ -230,6 +230,7 @@ void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region,
     struct pc__peer *peer = pc__peer_of(loop, pc__home_of(region, block));
     if (region->has_repair)
         loop->engine->observers.block_hurried(loop, generation, block);
+    pc__from_disk_hurry(loop->engine, generation, block);
     if (!peer)
         return; /* it comes in its turn */
     pc__each(link, &peer->lanes[1].queued)

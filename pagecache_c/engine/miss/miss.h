@@ -179,9 +179,12 @@ int pc__fetch_ask_elsewhere(struct pc__fetch *fetch, struct pc__batch *again, ui
 
 /* from_disk.c */
 #define PC__FROM_DISK UINT64_MAX /* as a server_id: this node's disk */
-bool pc__disk_is_faster(struct pc__disk_times *times, uint64_t n_blocks); /* than a peer */
+/* Than a peer; n_waiting: reads of the disk that are waited for. */
+bool pc__disk_is_faster(struct pc__disk_times *times, uint64_t n_blocks, uint64_t n_waiting);
 void pc__peer_took(struct pc_engine *engine, uint64_t n_blocks, uint64_t ns);
 void pc__fetch_from_disk(struct pc__loop *loop, struct pc__fetch *fetch);
+/* A thread is stopped at a block that may wait for the disk as bulk. */
+void pc__from_disk_hurry(struct pc_engine *engine, const struct pc__generation *generation, uint64_t block);
 
 /* request.c: more bytes fit into what the lane sends; the fetch's request is put there. */
 int pc__lane_room(struct pc__lane *lane, size_t more);

@@ -223,15 +223,16 @@ static size_t on_disk_from(const struct pc__parts *parts, size_t i)
     return n;
 }
 
-static int compose(struct pc_engine *engine, struct pc__reply *reply, uint64_t version,
+static int compose(struct pc_engine *engine, struct pc__reply *reply, const struct pc__request *request,
                    const struct pc__parts *parts)
 {
+    const uint64_t version = request->header.version;
     int rc = PC_OK;
     for (size_t i = 0, n; i < parts->n_composed && !rc; i += n) {
         const uint64_t block = parts->composed[i].block;
         uint8_t *out = reply->composed + (i << PC_BLOCK_SHIFT);
         n = on_disk_from(parts, i);
-        rc = n ? pc__home_read_disk(reply->region, reply->home, version, block, n, out)
+        rc = n ? pc__home_read_disk(reply->region, reply->home, version, block, n, out, request->waited)
                : pc__home_compose(engine, reply->region, reply->home, version, parts->composed[i].kind,
                                   block, out);
         n += !n;
@@ -262,7 +263,7 @@ static int add_version(struct pc_engine *engine, struct pc__reply *reply,
         reply->held = pc__home_hold(reply->home);
     }
     pthread_mutex_unlock(&region->lock);
-    return rc ? rc : compose(engine, reply, version, parts);
+    return rc ? rc : compose(engine, reply, request, parts);
 }
 
 /* --------------------------------------------------------------- from a cache */

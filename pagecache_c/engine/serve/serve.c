@@ -38,6 +38,7 @@ static_assert(PC__DATA_MAX_RUNS < PC__DATA_MAX_ROWS &&
 struct aside {
     struct pc__link link;
     uint64_t until_ns;         /* then it is answered with what is there */
+    struct pc__warm *warm;     /* it waits for the disk; or NULL */
     struct pc__request request; /* last: as much of it as it has runs */
 };
 
@@ -78,6 +79,7 @@ static void close_served(struct served *served, const char *why)
     while (!pc__link_empty(&served->aside)) {
         struct aside *aside = pc__of(served->aside.next, struct aside, link);
         pc__link_remove(&aside->link);
+        pc__warm_put(aside->warm);
         free(aside);
     }
     while (served->first) {
@@ -172,14 +174,18 @@ static int take_runs(const struct served *served, struct pc__request *request, u
 }
 
 /* What is asked for is on its way to this node's cache: it is looked at again every millisecond, which
- * is little beside what a home has to send that sent the asker here. Others go before it. */
-static int set_aside(struct served *served, const struct pc__request *request)
+ * is little beside what a home has to send that sent the asker here. Or a disk has it (warm), which says when
+ * it is there. Others go before it. */
+static int set_aside(struct served *served, const struct pc__request *request, struct pc__warm *warm)
 {
     size_t bytes = offsetof(struct aside, request.runs) +
                    (size_t)request->n_runs * sizeof request->runs[0];
     struct aside *aside = malloc(bytes);
-    if (!aside)
+    if (!aside) {
+        pc__warm_put(warm);
         return pc__fail(PC_ERR_NO_MEMORY, "a request");
+    }
+    aside->warm = warm;
     memcpy(&aside->request, request, bytes - offsetof(struct aside, request));
     uint64_t now_ns = pc__now_ns();
     aside->until_ns = now_ns + ASIDE_NS;
@@ -209,8 +215,18 @@ static int answer(struct served *served, struct pc__request *request)
         status = pc__reply_fill(served->loop, reply, request);
     }
     if (status == PC__WAIT && request->header.flags & PC__DATA_CACHED) {
-        rc = set_aside(served, request);
+        rc = set_aside(served, request, NULL);
         goto fail;
+    }
+    if (status == PC__COLD) {
+        struct pc__warm *warm = pc__warm_begin(served->loop, reply->region, request);
+        if (warm) {
+            rc = set_aside(served, request, warm);
+            goto fail;
+        }
+        pc__reply_free(engine, reply); /* which has a part of the answer */
+        request->waited = true;
+        return answer(served, request);
     }
     if (status == PC__WAIT && park(served, reply->region)) {
         rc = PC__WAIT;
@@ -234,10 +250,12 @@ fail:
 static bool answer_aside(struct served *served, struct aside *aside)
 {
     struct pc_engine *engine = served->loop->engine;
+    if (aside->warm && !pc__warm_is_done(aside->warm))
+        return false; /* a disk that hangs: who asks gives up, and the connection ends */
     struct pc__reply *reply = pc__reply_new();
     if (!reply)
         return false; /* the asker turns to the home before it waits for ever */
-    aside->request.waited = pc__now_ns() >= aside->until_ns;
+    aside->request.waited = aside->warm || pc__now_ns() >= aside->until_ns;
     reply->region = pc__region_get(engine, aside->request.header.region);
     int status = reply->region ? pc__reply_fill(served->loop, reply, &aside->request)
                                : PC_ERR_NO_REGION;
@@ -262,7 +280,21 @@ static void look_aside(struct served *served)
         }
         pc__link_remove(link);
         served->n_aside--;
+        pc__warm_put(aside->warm);
         free(aside);
+    }
+}
+
+void pc__served_look_aside(struct pc__loop *loop, struct pc__mail *mail)
+{
+    (void)mail;
+    pc__each(link, &loop->served)
+    {
+        struct served *served = pc__of(link, struct served, link);
+        if (!served->n_aside)
+            continue;
+        look_aside(served);
+        pc__served_event(loop, served, 0);
     }
 }
 

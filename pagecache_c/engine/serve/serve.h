@@ -17,6 +17,15 @@ uint64_t pc__served_deadline(struct pc__loop *loop);
 void pc__served_tick(struct pc__loop *loop, uint64_t now_ns);
 void pc__served_close_all(struct pc__loop *loop);
 
+/* warm.c: the blocks of a request are read, so that they are in the page cache. NULL: they are not. */
+struct pc__warm;
+struct pc__request;
+struct pc__warm *pc__warm_begin(struct pc__loop *loop, struct pc__region *region,
+                                const struct pc__request *request);
+bool pc__warm_is_done(const struct pc__warm *warm);
+void pc__warm_put(struct pc__warm *warm); /* nobody waits for it; or NULL */
+void pc__served_look_aside(struct pc__loop *loop, struct pc__mail *mail); /* some is done */
+
 /* retire.c: a region is freed. tells: whether the server is one that is to be told, and was not yet.
  * looked: one loop more has looked for connections to those. take: what a home says to us; the answer
  * is a header, and its bytes are returned. */
@@ -65,7 +74,7 @@ struct pc__request {
     struct pc__data_header header;
     struct pc__data_asker asker;
     uint16_t number;               /* of the asker, as a holder of blocks; or 0 */
-    bool waited;                   /* long enough for what is on its way to a cache */
+    bool waited;                   /* long enough for what is on its way to a cache, or for the disk */
     int n_runs;
     struct pc_run runs[PC__DATA_MAX_RUNS];
 };
@@ -96,7 +105,7 @@ int pc__reply_add(struct pc__reply *reply, const uint8_t *bytes, int memfd, uint
                   uint64_t length);
 /* Fills in the reply to a GET, from a home, a cache or a layer; the reply has its region or layer.
  * PC__WAIT: the home has not heard of the version yet, or what is asked of a cache is on its way there.
- * Negative: it is to be refused. */
+ * PC__COLD: a disk has it, and who asks has not waited for it yet. Negative: it is to be refused. */
 int pc__reply_fill(struct pc__loop *loop, struct pc__reply *reply,
                    const struct pc__request *request);
 /* Only a head: this one; or one that says so. */

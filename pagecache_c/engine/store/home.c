@@ -580,7 +580,7 @@ static void note_broken(struct pc__region *region, struct pc__home *home, int fd
 }
 
 int pc__home_read_disk(struct pc__region *region, const struct pc__home *home, uint64_t version,
-                       uint64_t block, uint64_t n, uint8_t *out)
+                       uint64_t block, uint64_t n, uint8_t *out, bool waits)
 {
     int rc = PC_OK;
     for (uint64_t k; n && !rc; n -= k, block += k, out += k << PC_BLOCK_SHIFT) {
@@ -589,6 +589,10 @@ int pc__home_read_disk(struct pc__region *region, const struct pc__home *home, u
         pthread_mutex_lock(&region->lock);
         const int fd = file_of(home, version, block, &k, &offset);
         pthread_mutex_unlock(&region->lock);
+        if (fd >= 0 && !waits) {
+            rc = pc__disk_file_try(fd, out, k << PC_BLOCK_SHIFT, offset) ? PC_OK : PC__COLD;
+            continue;
+        }
         rc = fd < 0 ? pc__fail(PC_ERR_SYSTEM, "the disk has refused some of what was written to it")
                     : pc__disk_file_read(fd, out, k << PC_BLOCK_SHIFT, offset);
         if (rc && fd >= 0)
@@ -602,7 +606,7 @@ int pc__home_compose(struct pc_engine *engine, struct pc__region *region,
                      uint64_t block, uint8_t *out)
 {
     if (kind == PC__HOME_DISK)
-        return pc__home_read_disk(region, home, version, block, 1, out);
+        return pc__home_read_disk(region, home, version, block, 1, out, true);
     if (kind == PC__HOME_MIXED) {
         compose_base(home, block, out);
         return PC_OK;

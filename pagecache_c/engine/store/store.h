@@ -105,9 +105,11 @@ int pc__home_compose(struct pc_engine *engine, struct pc__region *region,
                      const struct pc__home *home, uint64_t version, enum pc__home_kind kind,
                      uint64_t block, uint8_t *out);
 
-/* Blocks that are each of kind DISK, in one go. Likewise. */
+/* Blocks that are each of kind DISK, in one go. Likewise. PC__COLD: it would have to wait for the disk, and
+ * is not to. */
+#define PC__COLD 2
 int pc__home_read_disk(struct pc__region *region, const struct pc__home *home, uint64_t version,
-                       uint64_t block, uint64_t n, uint8_t *out);
+                       uint64_t block, uint64_t n, uint8_t *out, bool waits);
 
 /* rows.c: at the home. Status, or PC__WAIT: it has not heard of the version yet. */
 int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t version,

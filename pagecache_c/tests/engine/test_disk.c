@@ -7,6 +7,8 @@
 #include "tests/support/keepers.h"
 #include "tests/support/pair.h"
 
+#include <sys/uio.h>
+
 #define BYTES ((uint64_t)256 << 12)
 #define BASE_OF(id) (PC_WINDOW_BEGIN + ((uint64_t)(id) << 28))
 
@@ -191,11 +193,30 @@ static void test_a_broken_disk(int trap)
 {
     const struct pc_run all = {0, 16};
     fail_call(SYS_pread64, 2, UINT32_MAX, PC_BLOCK_BYTES, EIO);
+    fail_call(SYS_preadv2, 5, UINT32_MAX, RWF_NOWAIT, EIO);
     struct pair p = pair_start("disk-eio", trap, BYTES);
     const struct pc_region_info info = on_disk(&p, 2);
     struct pc_mapping broken = map_at(p.far, &info, 0, 0), sound = map_at(p.far, &p.info, 0, 0);
     CHECK(pc_client_prefetch(p.far, broken.id, &all, 1, 1, WAIT) < 0);
     CHECK(at(&sound, 3 << 12) == pattern(1, 3 << 12));
+    pair_stop(&p);
+}
+
+/* Blocks that are not in memory are read in a thread of the disk, and not in a loop. */
+static void test_cold_blocks(int trap)
+{
+    struct pair p = pair_start("disk-cold", trap, BYTES);
+    const struct pc_region_info info = on_disk(&p, 2);
+    struct pc__region *region = pc__region_get(p.s0->engine, 2);
+    const int fd = region->home->base.memfd;
+    struct pc_mapping m = map_at(p.far, &info, 0, 0);
+    for (uint64_t at_byte = 0; at_byte < BYTES; at_byte += BYTES / 16) {
+        OK(fsync(fd));
+        OK(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED));
+        CHECK(at(&m, at_byte) == pattern(2, at_byte));
+    }
+    CHECK(p.s0->engine->disk_jobs.n_threads > 0);
+    pc__region_put(p.s0->engine, region);
     pair_stop(&p);
 }
 
@@ -266,6 +287,7 @@ int main(int argc, char **argv)
                                                TEST(a_disk_that_is_too_full_for_a_layer),
                                                TEST(a_read_set_misses_nothing),
                                                TEST(a_broken_disk),
+                                               TEST(cold_blocks),
                                                TEST(a_disk_that_refuses_later),
                                                TEST(a_restart_over_a_broken_disk)};
     return run_over_traps(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL) != 0;

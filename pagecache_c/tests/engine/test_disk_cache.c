@@ -153,13 +153,84 @@ static void test_a_full_disk(int trap)
 /* What does not come from it comes from the home, and it is asked no more. */
 static void test_a_broken_disk(int trap)
 {
-    fail_call(SYS_sync_file_range, 3, UINT32_MAX, SYNC_FILE_RANGE_WAIT_BEFORE, EIO);
+    fail_call(SYS_preadv, 2, UINT32_MAX, 1, EIO);
     struct pair p = start("broken", trap);
     struct pc_mapping m = map_at(p.far, &p.info, 0, 0);
+    for (int i = 0; i < 100 && !p.s1->engine->count.disk_cache_writes; i++)
+        check_all(&p, &m, FOR_EVER, 1);
     check_all(&p, &m, FOR_EVER, 1);
+    CHECK(stats_of(p.s1).disk_cache_writes > 0 && stats_of(p.s1).disk_cache_reads == 0);
+    SOON(p.s1->engine->disk_jobs.n_idle == p.s1->engine->disk_jobs.n_threads);
+    const uint64_t writes = stats_of(p.s1).disk_cache_writes;
     check_all(&p, &m, FOR_EVER, 1);
-    CHECK(stats_of(p.s1).disk_cache_reads == 0);
+    CHECK(stats_of(p.s1).disk_cache_writes == writes);
     pair_stop(&p);
+}
+
+/* A disk that hangs, as far as others can see: its threads do nothing else. */
+struct hang {
+    struct pc__disk_job jobs[PC__DISK_THREADS];
+    _Atomic unsigned n_in;
+    _Atomic bool is_over;
+} hang;
+
+static void hang_on(struct pc__disk_job *job, uint8_t *some)
+{
+    (void)job;
+    (void)some;
+    hang.n_in++;
+    while (!hang.is_over)
+        usleep(1000);
+}
+
+/* Who waits for it gets the blocks elsewhere, and nobody else is sent there. */
+static void test_a_disk_that_hangs(int trap)
+{
+    told.fetch_timeout_ns = SECOND;
+    struct pair p = start("hang", trap);
+    struct pc_mapping m = map_at(p.far, &p.info, 0, 0);
+    fill_disk(&p, &m);
+    for (unsigned i = 0; i < PC__DISK_THREADS; i++) {
+        hang.jobs[i].run = hang_on;
+        CHECK(pc__disk_job_run(p.s1->engine, &hang.jobs[i], PC__DISK_URGENT));
+    }
+    SOON(hang.n_in == PC__DISK_THREADS);
+    const uint64_t reads = stats_of(p.s1).disk_cache_reads;
+    check_all(&p, &m, FOR_EVER, 1);
+    check_all(&p, &m, FOR_EVER, 1);
+    CHECK(stats_of(p.s1).disk_cache_reads == reads);
+    hang.is_over = true;
+    SOON(p.s1->engine->disk_jobs.n_reads == 0);
+    check_all(&p, &m, FOR_EVER, 1);
+    CHECK(stats_of(p.s1).disk_cache_reads > reads); /* it is asked again */
+    audit(&p);
+    pair_stop(&p);
+}
+
+static unsigned chosen_of_64(struct pc__disk_times *times, uint64_t n_blocks, uint64_t n_waiting)
+{
+    unsigned n = 0;
+    for (unsigned i = 0; i < 64; i++)
+        n += pc__disk_is_faster(times, n_blocks, n_waiting);
+    return n;
+}
+
+static void test_the_choice(int trap)
+{
+    (void)trap;
+    struct pc__disk_times times = {0};
+    CHECK(chosen_of_64(&times, 1, 0) == 63); /* nothing is known */
+    times.disk_ns[0] = 100;
+    CHECK(chosen_of_64(&times, 1, 0) == 63);
+    times.peer_ns[0] = 99;
+    CHECK(chosen_of_64(&times, 1, 0) == 1);
+    times.peer_ns[0] = 100;
+    CHECK(chosen_of_64(&times, 1, 0) == 63);
+    times.disk_ns[2] = 400; /* a chunk */
+    times.peer_ns[3] = 1600;
+    CHECK(chosen_of_64(&times, 64, 0) == 63); /* of four chunks */
+    CHECK(chosen_of_64(&times, 65, 0) == 1);
+    CHECK(chosen_of_64(&times, 64, PC__DISK_THREADS) == 1); /* behind others */
 }
 
 static void test_what_makes_no_sense(int trap)
@@ -183,6 +254,11 @@ static void test_what_makes_no_sense(int trap)
     options.cache_disk_bytes = MIB;
     CHECK(pc_engine_start(&options, &engine) == PC_ERR_RANGE);
     CHECK(strstr(pc_last_message(), "at least"));
+    CHECK(pc_disk_cache_check(directory, MIB) == PC_ERR_RANGE);
+    CHECK(pc_disk_cache_check(directory, UINT64_MAX) == PC_ERR_RANGE);
+    CHECK(pc_disk_cache_check("/proc/none", DISK) < 0);
+    CHECK(pc_disk_cache_check("/dev/shm", DISK) == PC_ERR_NO_SPACE);
+    OK(pc_disk_cache_check(directory, DISK));
     OK(rmdir(directory));
 }
 
@@ -256,6 +332,8 @@ int main(int argc, char **argv)
                                                TEST(a_ring),
                                                TEST(a_full_disk),
                                                TEST(a_broken_disk),
+                                               TEST(a_disk_that_hangs),
+                                               TEST(the_choice),
                                                TEST(what_makes_no_sense),
                                                TEST(at_random),
                                                TEST(stop_in_the_middle)};
