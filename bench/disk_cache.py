@@ -1,8 +1,8 @@
-"""A working set larger than the cache of the node that reads it, with the cache's disk and without.
+"""A working set larger than the cache of the node that reads it, with a disk and without.
 
-Two raylets in network namespaces, behind links shaped by `tc tbf`. A variable is homed on the first;
-an actor on the second, whose cache may hold 40% of it, reads it over and over: all of it in order, and
-words at random, each by a fault. The first pass fills what can be filled, and counts in no figure.
+Two raylets in network namespaces, behind links shaped by `tc tbf`. A variable is homed on the
+first. An actor on the second, whose cache may hold 40% of it, reads it over and over: all of it in
+order, and words at random, each by a fault. The first pass counts in no figure.
 
 scan_speedup     time of a pass in order, without the disk / with it
 random_speedup   time of a pass of random words, without / with

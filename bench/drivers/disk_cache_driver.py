@@ -77,8 +77,11 @@ def run(options: Options, nodes: list[str], words: Any, *, with_disk: bool) -> N
             }
             emit(
                 {
-                    **{"order": order, "with_disk": with_disk, "number": number},
-                    **{"seconds": seconds, **grown},
+                    "order": order,
+                    "with_disk": with_disk,
+                    "number": number,
+                    "seconds": seconds,
+                    **grown,
                 }
             )
     ray.kill(reader)

@@ -89,7 +89,14 @@ from clamor_ray._native.base import (
     runs_said,
     server_cause,
 )
-from clamor_ray._native.engine import Engine, Event, Keeper, Segment, keeper_run
+from clamor_ray._native.engine import (
+    Engine,
+    Event,
+    Keeper,
+    Segment,
+    check_cache_disk,
+    keeper_run,
+)
 from clamor_ray._native.parity import ParityLayer, ParityMember, _ParityCalls
 from clamor_ray._version import __version__
 
@@ -161,6 +168,7 @@ __all__ = [
     "WINDOW_BEGIN",
     "WINDOW_END",
     "check",
+    "check_cache_disk",
     "copy_in",
     "error_for",
     "keeper_run",

@@ -68,7 +68,7 @@ class EngineStats(_Counters):
         bytes_sent: bytes that it has sent over the network, headers included.
         blocks_served: blocks that it has sent to other page servers.
         zero_blocks: blocks that it filled with zeros, without a message.
-        local_blocks: blocks that it copied from memory of its own node.
+        local_blocks: blocks that came from memory, or the disk, of its own node.
         prefetch_requests: prefetches that processes have asked for.
         prefetched_blocks: blocks that they brought.
         home_bytes: bytes of memory of the variables that are homed on its node.

@@ -23,8 +23,7 @@
 | CLAMOR_REPAIR_BYTES_S | 268435456 | read a second to make lost pieces again; 0: no limit |
 | CLAMOR_SOCKET_DIR | /tmp | where our directory of Unix sockets is made, on every node |
 | CLAMOR_HISTORY_DIR | | where, on every node; empty: Ray's session directory (/tmp/ray/...) |
-| CLAMOR_SPILL_DIR | | where spill=True and CLAMOR_CACHE_DISK_BYTES put files, on every node; empty:
-CLAMOR_HISTORY_DIR |
+| CLAMOR_SPILL_DIR | | where spill=True and the cache's disk put files; empty: CLAMOR_HISTORY_DIR |
 
 Numbers of bytes may have a unit: 512MB (millions), 4GiB (powers of 1024).
 """
@@ -41,9 +40,10 @@ from clamor_ray._protocol.names import SOCKETS_BELOW, SOCKETS_BELOW_BYTES
 
 ReadSets = Literal["coarse", "exact", "off"]
 
+LEAST_CACHE_BYTES: Final = 1 << 20
 # Of each: the least that is not 0, of what, and what 0 stands for.
 _LEAST: Final = {
-    "cache_bytes": (1 << 20, "", "a quarter of each node's memory"),
+    "cache_bytes": (LEAST_CACHE_BYTES, "", "a quarter of each node's memory"),
     "cache_disk_bytes": (8 << 20, "", "nothing on disk"),
     "repair_bytes_s": (1 << 20, " a second", "no limit"),
 }

@@ -57,8 +57,9 @@ def init(
             one with less to send), "random" or "off".
         page_bytes: what a fault fetches, a power of two from 4 KiB to 8 MiB; 0: by use.
             These five are settings of the session, and come before CLAMOR_CACHE_BYTES,
-            CLAMOR_CACHE_DISK_BYTES, CLAMOR_CACHE_POLICY, CLAMOR_REPLICATION and CLAMOR_PAGE_BYTES. In a task or an actor
-            they change nothing, but those of a session with a name must be the same.
+            CLAMOR_CACHE_DISK_BYTES, CLAMOR_CACHE_POLICY, CLAMOR_REPLICATION and
+            CLAMOR_PAGE_BYTES. In a task or an actor they change nothing, but those of a session
+            with a name must be the same.
 
     Returns:
         The trap in force, this node's id and the version of its page server.

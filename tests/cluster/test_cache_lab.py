@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from clamor_ray import errors
 from clamor_ray._objects.memory import memory_bytes
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
+from tests.support.lab.troubles import small_disk
 
 pytestmark = pytest.mark.lab
 
@@ -146,3 +148,17 @@ def test_what_was_evicted_may_come_from_disk(lab: LocalCluster) -> None:
     changed = int(np.bitwise_xor.reduce(ref.at().get()))
     assert changed != once
     assert ray.get(many.remote(ref.at(), 3), timeout=ANSWER_S) == 3 * changed
+
+
+def test_a_cache_on_a_disk_that_is_none(
+    lab: LocalCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "disk", 100 * MIB):
+        monkeypatch.setenv("CLAMOR_SPILL_DIR", str(tmp_path / "disk"))
+        with pytest.raises(errors.ServerUnavailableError) as caught:
+            clamor.init(cache_disk_bytes="64MiB")
+        clamor.shutdown()
+    said = f"{caught.value} {caught.value.hint}"
+    assert "is in memory, and no disk" in said
+    assert "CLAMOR_SPILL_DIR" in said
+    assert "cache_disk_bytes" in said

@@ -55,6 +55,15 @@ static void audit(const struct pair *p)
         FAIL(broken);
 }
 
+static bool is_idle(const struct pair *p)
+{
+    struct pc__disk_jobs *jobs = &p->s1->engine->disk_jobs;
+    pthread_mutex_lock(&jobs->lock);
+    const bool idle = jobs->n_idle == jobs->n_threads;
+    pthread_mutex_unlock(&jobs->lock);
+    return idle;
+}
+
 static void test_it_comes_back(int trap)
 {
     struct pair p = start("again", trap);
@@ -160,7 +169,7 @@ static void test_a_broken_disk(int trap)
         check_all(&p, &m, FOR_EVER, 1);
     check_all(&p, &m, FOR_EVER, 1);
     CHECK(stats_of(p.s1).disk_cache_writes > 0 && stats_of(p.s1).disk_cache_reads == 0);
-    SOON(p.s1->engine->disk_jobs.n_idle == p.s1->engine->disk_jobs.n_threads);
+    SOON(is_idle(&p));
     const uint64_t writes = stats_of(p.s1).disk_cache_writes;
     check_all(&p, &m, FOR_EVER, 1);
     CHECK(stats_of(p.s1).disk_cache_writes == writes);
