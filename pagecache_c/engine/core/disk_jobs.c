@@ -192,10 +192,12 @@ void pc__disk_jobs_stop(struct pc__disk_jobs *jobs)
 {
     pthread_mutex_lock(&jobs->lock);
     jobs->stopping = true;
+    const unsigned n = jobs->n_threads; /* no more begin from here on */
+    jobs->n_threads = 0;
     pthread_cond_broadcast(&jobs->wake);
     pthread_mutex_unlock(&jobs->lock);
-    while (jobs->n_threads)
-        pthread_join(jobs->threads[--jobs->n_threads], NULL);
+    for (unsigned i = 0; i < n; i++)
+        pthread_join(jobs->threads[i], NULL);
 }
 
 void pc__disk_jobs_close(struct pc__disk_jobs *jobs)
