@@ -4,6 +4,9 @@ from . import aio as aio
 from . import collective as collective
 from . import data as data
 from . import errors as errors
+from ._backup.checkpoint import CheckpointResult as CheckpointResult
+from ._backup.checkpoint import checkpoint as checkpoint
+from ._backup.restore import restore as restore
 from ._build.region import Region as Region
 from ._objects.adapters import register_adapter as register_adapter
 from ._objects.global_array import GlobalArray as GlobalArray

@@ -7,6 +7,14 @@ exceptions between processes.
 
 from __future__ import annotations
 
+from clamor_ray._backup_errors import (
+    BackupFormatError,
+    BackupInUseError,
+    DamagedBackupError,
+    DanglingReferenceError,
+    FixedAddressError,
+    NoBackupError,
+)
 from clamor_ray._collection_errors import (
     EmptyCollectionError,
     FunctionFailedError,
@@ -22,6 +30,8 @@ from clamor_ray._naming_errors import NameTakenError, NoSuchNameError
 
 __all__ = [
     "AddressClashError",
+    "BackupFormatError",
+    "BackupInUseError",
     "CacheBudgetError",
     "ClamorError",
     "ClamorWarning",
@@ -29,11 +39,14 @@ __all__ = [
     "CollectiveMismatchError",
     "CommitAbortedError",
     "CommitConflict",
+    "DamagedBackupError",
+    "DanglingReferenceError",
     "DeniedError",
     "DescriptorLimitError",
     "DrainTimeoutError",
     "EmptyCollectionError",
     "ExistsError",
+    "FixedAddressError",
     "ForkedError",
     "FreedError",
     "FrozenReferenceError",
@@ -52,6 +65,7 @@ __all__ = [
     "MissingKeyError",
     "NameTakenError",
     "NestedUpdateError",
+    "NoBackupError",
     "NoSpaceError",
     "DrainCancelledError",
     "NoOtherNodeError",

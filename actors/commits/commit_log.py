@@ -21,9 +21,8 @@ What is kept is bounded:
 * more than that where ``retain`` says that a live collection could need it: commits and contents
   from its floor on go last, after everything else of the same budget. But at most ``max_retained``
   of one variable stay so, and ``budget_bytes`` is the bound for all of them too;
-* idempotency keys (`_protocol/idempotency.py`) until they are dropped: with the tasks whose keys
-they are. Of
-  these the newest ``max_dropped`` are remembered, and what still runs of them commits nothing;
+* idempotency keys (`_protocol/idempotency.py`) until their tasks are dropped. Of these the newest
+  ``max_dropped`` are remembered, and what still runs of them commits nothing;
 * outcomes and tombstones by number, but none that is younger than ``outcome_s`` or whose homes
   have not acknowledged.
 
@@ -396,6 +395,10 @@ class CommitLog:
         self._outcomes.setdefault(commit_id, Outcome({}, now_s))
 
     # -- questions
+
+    def open_variables(self) -> list[int]:
+        """All that may be written, pieces too; of inline ones those that a commit has."""
+        return [region for region, variable in self._variables.items() if not variable.closed]
 
     def is_freed(self, region: int) -> bool:
         """Whether an inline variable was freed; not so long ago that it is forgotten."""

@@ -64,6 +64,7 @@ from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import Source
 from clamor_ray._redundancy.groups import PieceLayout
 from clamor_ray.actors.allreduce.meetings import Meetings
+from clamor_ray.actors.backup.checkpoints import CheckpointCalls, Checkpoints
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
 from clamor_ray.actors.commits.held_commits import HeldCommits
@@ -144,7 +145,7 @@ def create_registry(
     )
 
 
-class Registry:
+class Registry(CheckpointCalls):
     """See the file's head. Calls are documented at the services that answer them.
 
     Args:
@@ -287,6 +288,9 @@ class Registry:
             begun=self._departures.watch,
         )
         self._names = VariableNames(core, log, journal)
+        self._checkpoints = Checkpoints(
+            *(core, log, self._names, lineage, self._versions, homes, commits, timeout_s)
+        )
         counts = self._counts = ReferenceCounts(self._names.has_name)
         forget = [self._read_sets.forget, lineage.region_freed, self._first_writes.forget]
         self._regions = Regions(
@@ -430,7 +434,8 @@ class Registry:
         self._background.close()
         self._ends.close()
         drains = (self._idle_nodes, self._announced, self._departures, self._separations)
-        for service in (self._commits, *drains, self._moves, self._switches, self._rebuilds):
+        others = (self._moves, self._switches, self._rebuilds, self._checkpoints)
+        for service in (self._commits, *drains, *others):
             await service.close()
         await self._lineage.stop()
         await self._servers.stop_all()

@@ -10,7 +10,7 @@ import concurrent.futures
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -37,6 +37,7 @@ _NO_MORE: Final = object()
 LAYERS_BYTES: Final = 64 << 20  # in which pieces are on their way: `actors/moves/moves.py`
 
 Content = Sequence[tuple[int, memoryview]]
+ContentOf = Callable[[int, int], Iterable[tuple[int, memoryview]]]
 
 
 def piece_bytes_of(
@@ -120,7 +121,8 @@ class PieceMaker:
 
     Args:
         created: what the registry has made.
-        content: (offset, bytes) of all that is not zeros.
+        content: (offset, bytes) of all that is not zeros; or a function of (begin, end) that gives
+            these of a part of the variable, again each time that it is called.
         client: of this node's page server.
         rpc: calls the registry.
         config: of this process.
@@ -133,7 +135,7 @@ class PieceMaker:
     def __init__(
         self,
         created: CreatedPieces,
-        content: Content,
+        content: Content | ContentOf,
         *,
         client: Client,
         rpc: RegistryClient,
@@ -202,7 +204,8 @@ class PieceMaker:
         """(offset in the piece, bytes) of what a data piece has."""
         begin = piece.base_address - self._created.whole.base_address
         end = begin + piece.length_bytes
-        for offset, view in self._content:
+        content = self._content(begin, end) if callable(self._content) else self._content
+        for offset, view in content:
             low, high = max(begin, offset), min(end, offset + view.nbytes)
             if low < high:
                 yield low - begin, view[low - offset : high - offset]

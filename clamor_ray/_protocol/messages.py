@@ -318,6 +318,26 @@ class VariableRecord:
 
 
 @dataclass(frozen=True)
+class CheckpointVariable:
+    """A variable at the version that a checkpoint has of it.
+
+    Args:
+        latest: That version.
+        record: Of its region; None for an inline variable.
+        names: It may have several.
+        packed: As in ``VariableRecord``.
+        nodes: Ray's hex ids of the nodes of its homes: one for each piece, parity pieces too; ""
+            where one is lost.
+    """
+
+    latest: Latest
+    record: RegionRecord | None
+    names: tuple[str, ...]
+    packed: bytes | None
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Publication:
     """A home is told that the layer staged under ``commit_id`` is this version."""
 

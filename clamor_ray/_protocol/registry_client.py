@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from clamor_ray import errors
 from clamor_ray._objects.layout import Plan
 from clamor_ray._protocol.messages import (
+    CheckpointVariable,
     CommitRequest,
     Committed,
     Counted,
@@ -221,6 +222,17 @@ class RegistryClient:
 
     def changes(self, region: int, from_version: int, to_version: int) -> bytes | None:
         return self._ask("changes", region, from_version, to_version)
+
+    # -- checkpoints
+
+    def begin_checkpoint(self, number: int) -> tuple[CheckpointVariable, ...]:
+        return self._ask("begin_checkpoint", number)
+
+    def keep_checkpoint(self, number: int, keep_s: float) -> None:
+        self._ask("keep_checkpoint", number, keep_s)
+
+    def data_blocks(self, region: int, version: int) -> bytes:
+        return self._ask("data_blocks", region, version)
 
     # -- homes that are lost
 

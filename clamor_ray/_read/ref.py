@@ -64,6 +64,7 @@ def _restore(packed: bytes, *object_refs: Any) -> GlobalRef[Any]:
     return GlobalRef._unpacked(packed, tuple(map(Anchor, object_refs)))
 
 
+# Backups have streams with this name (`_backup/stream_refs.py`): it stays.
 def _restore_inside(packed: bytes) -> GlobalRef[Any]:
     return GlobalRef._unpacked(packed, anchors.given())
 

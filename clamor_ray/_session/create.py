@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import ray
 
 from clamor_ray import errors
-from clamor_ray._build.pieces import PieceMaker, piece_bytes_of
+from clamor_ray._build.pieces import Content, ContentOf, PieceMaker, piece_bytes_of
 from clamor_ray._build.room import ensure_room, homes_give_room
 from clamor_ray._build.spares import Spares
 from clamor_ray._counting.anchors import Anchor, Anchors, object_refs
@@ -159,6 +159,53 @@ class Creator:
         stream = memoryview(inband)
         return self._create(plan, lambda: iter([(0, stream)]), source, (), level)
 
+    def copied(
+        self,
+        plan: Plan,
+        content_of: ContentOf,
+        n_bytes: int,
+        inside: Sequence[Anchor],
+        level: Level | None,
+    ) -> GlobalRef[Any]:
+        """A variable of bytes that lie elsewhere, as `put` makes it.
+
+        Args:
+            plan: what lies where.
+            content_of: (begin, end) -> (offset, bytes) of all in between that is not zeros, in
+                parts that do not overlap; it may be called more than once.
+            n_bytes: of all that is not zeros.
+            inside: anchors of the references that are in it.
+            level: how it is spread; None: it has one home, where there is room.
+
+        Raises:
+            OutOfMemoryError, NoSpaceError, TooFewNodesError: As of `put`.
+            What `content_of` raises. Nothing is left of the variable.
+        """
+
+        def all_of_it() -> Iterator[tuple[int, memoryview]]:
+            yield from content_of(0, plan.region_bytes)
+
+        try:
+            if level is None:
+                gives = homes_give_room(self._rpc, self._node_id, n_bytes)
+                ensure_room(n_bytes, "Copying a variable", gives)
+            return self._create(plan, all_of_it, None, inside, level, content_of)
+        except errors.OutOfMemoryError:
+            if level is not None or self._rpc.spread_over(self._node_id) < 2:
+                raise
+            return self._create(plan, all_of_it, None, inside, SPREAD, content_of)
+
+    def inline(self, plan: Plan, payload: bytes, inside: Anchors) -> GlobalRef[Any]:
+        """A variable below 4 KiB, which travels inside its references.
+
+        Args:
+            plan: what lies where.
+            payload: its bytes.
+            inside: anchors of the references that are in it.
+        """
+        where = (_inline_id(), 0, 0, 0)
+        return GlobalRef(*where, plan, self._scope, payload, held_by=inside)
+
     def _is_too_large(self, n_bytes: int) -> bool:
         """Whether this node has no room for so much, and there are others."""
         try:
@@ -174,6 +221,7 @@ class Creator:
         source: Source | None,
         inside: Sequence[Anchor] = (),
         level: Level | None = None,
+        content_of: ContentOf | None = None,
     ) -> GlobalRef[Any]:
         """Puts again where the page server died meanwhile: nothing was there before."""
         deadline = time.monotonic() + self._config.reattach_s
@@ -182,7 +230,7 @@ class Creator:
                 if level is not None:
                     layout = self.laid_out(plan.region_bytes, level)
                     if layout.piece_bytes < plan.region_bytes or layout.shape.width:
-                        content = list(pieces())
+                        content = list(pieces()) if content_of is None else content_of
                         return self._try_create_pieces(
                             plan, layout, content, source, inside, follows=level.follows
                         )
@@ -267,7 +315,7 @@ class Creator:
         self,
         plan: Plan,
         layout: PieceLayout,
-        content: list[tuple[int, memoryview]],
+        content: Content | ContentOf,
         source: Source | None,
         inside: Sequence[Anchor],
         away: bool = False,
@@ -311,7 +359,7 @@ class Creator:
     def make_pieces(
         self,
         created: CreatedPieces,
-        content: Sequence[tuple[int, memoryview]],
+        content: Content | ContentOf,
         *,
         away: bool = False,
         before: Callable[[int], None] = lambda index: None,

@@ -40,6 +40,7 @@ clamor.init()
 """
 SETUP = {
     "adapters.md": "",
+    "backup.md": "",
     "building.md": """
 import pathlib
 import subprocess
@@ -93,6 +94,7 @@ CHECKS_FIRST = {
 }
 # Behind the last one.
 CHECKS = {
+    "backup.md": "assert first.variables == second.variables == 2\n",
     "adapters.md": "assert answer == 64 and not ref.get().words.flags.writeable\n",
     "building.md": """
 got = ref.get()
