@@ -31,6 +31,7 @@ NAMES = {
     "pressure": "PageRank with less local memory than its graph, by each policy of eviction",
     "query_share": "what one cold query of trees, indices and tables moves, of their bytes",
     "raid": "PageRank over variables with parity, against none; a host is killed (root)",
+    "range_read": "1% random rows of an array in S3, against downloading it",
     "recovery": "k-means while a node is killed: what that iteration costs, what runs again",
     "sim": "replication on 10 to 10,000 nodes, simulated with the engine's own choice",
     "sparse_lr": "sparse logistic regression, against a parameter server of Ray actors (root)",

@@ -26,6 +26,7 @@ from ._renamed import reads as reads
 from ._renamed import region as region
 from ._ring.group import AllReduceGroup as AllReduceGroup
 from ._session.api import free as free
+from ._session.api import from_file as from_file
 from ._session.api import put as put
 from ._session.api import share as share
 from ._session.api import zeros as zeros

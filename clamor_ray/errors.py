@@ -26,6 +26,13 @@ from clamor_ray._collection_errors import (
     StorageError,
 )
 from clamor_ray._error_base import ClamorError, ClamorWarning, LostBlocksWarning
+from clamor_ray._file_errors import (
+    FileAccessError,
+    FileChangedError,
+    FileFormatError,
+    FileReadError,
+    NoSuchFileError,
+)
 from clamor_ray._naming_errors import NameTakenError, NoSuchNameError
 
 __all__ = [
@@ -50,6 +57,10 @@ __all__ = [
     "ForkedError",
     "FreedError",
     "FrozenReferenceError",
+    "FileAccessError",
+    "FileChangedError",
+    "FileFormatError",
+    "FileReadError",
     "FunctionFailedError",
     "HashMapCorruptError",
     "HashMapFullError",
@@ -69,6 +80,7 @@ __all__ = [
     "NoSpaceError",
     "DrainCancelledError",
     "NoOtherNodeError",
+    "NoSuchFileError",
     "NoSuchNameError",
     "NoSuchNodeError",
     "NoSuchSessionError",

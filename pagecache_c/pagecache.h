@@ -56,7 +56,10 @@ enum pc_err {
     PC_ERR_MEMBER = -23,       /* a member of a ring is gone, or says nothing */
     PC_ERR_MISMATCH = -24,     /* members of a ring do not ask for the same */
     PC_ERR_ENDED = -25,        /* the session has ended */
-    PC_ERR_LAST = -26
+    PC_ERR_FILE = -26,         /* the file that has the blocks cannot be read */
+    PC_ERR_FILE_CHANGED = -27, /* it is not the one any more that the variable was made of */
+    PC_ERR_FILE_ACCESS = -28,  /* who reads it is not allowed to */
+    PC_ERR_LAST = -29
 };
 
 /* One line for humans; never NULL, also for codes that do not exist. */
@@ -156,8 +159,10 @@ int pc_client_unmap_later(pc_client *client, uint64_t mapping_id);
 
 /* Where the blocks of a home lie: in memory, or on disk, in files without names that are gone with their
  * node's page server and keeper. A home on disk may be larger than memory. Processes of its node map it as
- * they map others. */
-enum pc_medium { PC_MEDIUM_MEMORY = 0, PC_MEDIUM_DISK = 1 };
+ * they map others. FILE: what no commit has written is in a file of the user's, which each node reads by
+ * itself (pc_engine_file_next); what commits write is in memory. Nothing is written to such a home when it
+ * is made. */
+enum pc_medium { PC_MEDIUM_MEMORY = 0, PC_MEDIUM_DISK = 1, PC_MEDIUM_FILE = 2 };
 
 /* Makes the home of a new region on this node: *fd is its file, to be filled with pc_copy_in
  * and closed by the caller. Nobody can map the region before pc_client_seal. PC_ERR_NO_SPACE: the disk has
@@ -379,8 +384,9 @@ enum pc_event_kind {
                                   for it needs a block that cannot be read */
     PC_EVENT_NEED_SETTLED = 13, /* region: the newest version that all of its homes have acknowledged?
                                   answer with pc_engine_settled; no answer: it is asked again */
-    PC_EVENT_NEED_REPAIR = 14  /* region, version: which others make its blocks again? answer with
+    PC_EVENT_NEED_REPAIR = 14, /* region, version: which others make its blocks again? answer with
                                   pc_engine_set_repair, always */
+    PC_EVENT_NEED_FILE = 15    /* ranges of files are to be read: pc_engine_file_next, until there is none */
 };
 struct pc_event {
     int kind;
@@ -405,7 +411,7 @@ struct pc_region_info {
     uint32_t loss;             /* as in pc_mapping; of a definition only, as is */
     uint32_t has_repair;       /* 1: others can make its blocks again: pc_engine_set_repair */
     uint64_t term;             /* which of its homes in turn: pc_engine_set_homes_of */
-    uint32_t medium;           /* enum pc_medium: of a home that is made here */
+    uint32_t medium;           /* enum pc_medium: of a home that is made here; FILE also of a definition */
     uint32_t reserved;         /* 0 */
 };
 /* homes[i] is the server id of 64 MiB extent i; n_homes = ceil(length / 64 MiB).
@@ -545,6 +551,24 @@ int pc_engine_set_repair(pc_engine *engine, uint64_t region, uint64_t version,
 /* As pc_region_info.has_repair, of a region that is known here already. */
 int pc_engine_region_has_repair(pc_engine *engine, uint64_t region, int has_repair);
 
+/* A range of the file of a region (PC_MEDIUM_FILE) whose blocks are waited for. Each that was taken is ended
+ * once. What is not ended give_up_ns after it was asked for is given up: its id is not known any more. */
+struct pc_file_read {
+    uint64_t id;
+    uint64_t region;
+    uint64_t first_block, n_blocks;
+    uint32_t urgent;           /* 1: a thread is stopped there */
+    uint32_t reserved;
+};
+/* Takes the next one, those that are urgent first; adjacent ones are one, up to PC_FILE_READ_BLOCKS. 1, or 0
+ * where there is none. Any thread. */
+int pc_engine_file_next(pc_engine *engine, struct pc_file_read *out);
+/* The next bytes of it: whole blocks. They are present from here on, and who waits for them goes on.
+ * PC_ERR_NO_REGION: it was given up. */
+int pc_engine_file_fill(pc_engine *engine, uint64_t id, const void *bytes, uint64_t n_bytes);
+/* No more of it comes. What is missing fails with error; text says why, for people. */
+int pc_engine_file_end(pc_engine *engine, uint64_t id, int error, const char *text);
+
 /* Connections to a peer are made and authenticated by the caller; the engine owns fd from here.
  * One peer needs several: pc_engine_peer_lanes of them, lane 0 .. lanes-1. */
 int pc_engine_peer_lanes(pc_engine *engine);
@@ -595,6 +619,7 @@ struct pc_engine_stats {
     uint64_t rows_served, rows_fetched, opens; /* opens: by processes of this node */
     uint64_t disk_cached_bytes;        /* blocks that were evicted, and are on disk */
     uint64_t disk_cache_reads, disk_cache_writes; /* blocks that came from there, and went there */
+    uint64_t file_reads, file_blocks;  /* ranges of files that were read, and blocks that came from them */
 };
 /* Whether a page server could have a cache of so many bytes in that directory; else why not. */
 int pc_disk_cache_check(const char *directory, uint64_t bytes);
@@ -775,6 +800,7 @@ int pc_reduce(int dtype, int op, void *out, const void *a, const void *b, uint64
 #define PC_BLOCK_SHIFT 12
 #define PC_BLOCK_BYTES 4096u
 #define PC_EXTENT_BYTES (64ull << 20)
+#define PC_FILE_READ_BLOCKS 2048u /* 8 MiB */
 #define PC_EXTENT_BLOCKS (PC_EXTENT_BYTES >> PC_BLOCK_SHIFT)
 #ifndef PC_WINDOW_BEGIN /* builds under TSan move it: its shadow memory lies there */
 #define PC_WINDOW_BEGIN 0x110000000000ull

@@ -86,6 +86,7 @@ def plan(
     servers: Iterable[int],
     load: Callable[[int], int] = lambda server_id: 0,
     from_group: BitMap | None = None,
+    is_in_file: bool = False,
 ) -> RebuildPlan | None:
     """Decides where each block of the newest version comes from.
 
@@ -100,6 +101,9 @@ def plan(
             that has the least to do becomes the home; of those the first.
         from_group: What the other pieces of its group make. That is not asked of caches, which
             have no old versions.
+        is_in_file: What no commit has changed is in a file: no home has it. Where nobody knows any
+            more what they changed, everything that is nowhere else is lost: what the file has there
+            may be old.
 
     Returns:
         None where nobody can be the home.
@@ -113,6 +117,8 @@ def plan(
     """
     candidates = list(dict.fromkeys(servers))
     everything = BitMap(range(n_blocks)) - (from_group or BitMap())
+    if is_in_file and (written := changed_since(0)) is not None:
+        everything &= written
     good: list[Take] = []
     for holding in holdings:
         changed = changed_since(holding.version)

@@ -159,6 +159,10 @@ class Rebuilds:
         """How the region's version 0 is made again."""
         self._sources[region] = source
 
+    def has_file(self, region: int) -> bool:
+        """Whether its version 0 is a file: no home need keep it."""
+        return (record := self._core.record_of(region)) is not None and record.in_file
+
     def set_shared(self, region: int, pinned: Pinned, object_refs: list[Any]) -> None:
         """The region is this Ray object's content at version 0."""
         self._shared[region] = (pinned, object_refs)
@@ -531,7 +535,8 @@ class Rebuilds:
         attempts.mates = self._repairs.mates(region, bool(plan.lost))
         n_taken = sum(len(take.blocks) for take in plan.takes)
         n_made = n_taken + len(plan.from_source) + len(plan.from_group)
-        if plan.lost and not n_made and not self._repairs.is_opened_part(region):
+        goes_on = record.in_file or self._repairs.is_opened_part(region)
+        if plan.lost and not n_made and not goes_on:
             raise self._loss(record, why, plan, attempts).all_of_it()
         logger.info(
             "variable %d: %s; its new home is %#x, %d blocks come from its group, %d from caches "
@@ -595,6 +600,7 @@ class Rebuilds:
             # Where its source runs already it goes on.
             load=lambda server_id: -1 if server_id == making_at else self._load[server_id],
             from_group=found.blocks if found is not None else None,
+            is_in_file=record.in_file,
         )
 
     def _has_source(self, region: int) -> bool:

@@ -33,6 +33,7 @@ class EventKind(enum.IntEnum):
     TASK_ENDED = 12
     NEED_SETTLED = 13
     NEED_REPAIR = 14
+    NEED_FILE = 15
 
 
 class Answer(enum.IntEnum):
@@ -44,6 +45,7 @@ class Answer(enum.IntEnum):
     DESCRIPTORS = -14
     EXPIRED = -20
     NO_VERSION = -21
+    FILE_CHANGED = -27
 
 
 class EngineEvent(Protocol):
@@ -84,6 +86,7 @@ class EngineLike(Protocol):
         loss: int,
         term: int,
         has_repair: bool,
+        in_file: bool,
     ) -> None: ...
     def refuse_region(self, region: int, error: int) -> None: ...
     @property

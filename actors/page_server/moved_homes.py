@@ -224,6 +224,7 @@ class MovedHomes:
             runs_of(lost or BitMap().serialize()),
             record.term,
             record.on_disk,
+            record.in_file,
         )
         with self._lock:
             self._attempts[region] = _Attempt(

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import numpy as np
 import ray
 import uvloop
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from clamor_ray import errors
 from clamor_ray._labels import label
@@ -62,6 +62,7 @@ from clamor_ray.actors.lost_homes.repairs import Staged
 from clamor_ray.actors.page_server import keepers, registry_end
 from clamor_ray.actors.page_server.away import AwayWatch, old_homes
 from clamor_ray.actors.page_server.engine_like import Settings
+from clamor_ray.actors.page_server.file_reads import FileReads
 from clamor_ray.actors.page_server.moved_homes import MovedHomes
 from clamor_ray.actors.page_server.rebuilt_homes import FETCH_OBJECT_S, RebuiltHomes
 from clamor_ray.actors.page_server.registry_resolver import RegistryResolver
@@ -89,6 +90,7 @@ BROUGHT_OBJECT_S = 0.1  # of an object that is on this node already
 PULL_S = 600.0
 NO_KEEPER = "its process and its keeper died together, and with them what only they held"
 PUBLISH_S = 60.0
+READ_FILE_S = 30.0
 
 _T = TypeVar("_T")
 
@@ -272,6 +274,10 @@ class PageServer:
         floors = registry.floors_at(server_id)
         self._engine = self._take_back(config, name, server_id, floors)
         self._held_keepers.release()
+        self._file_reads = FileReads(
+            *(self._engine, lambda region: self._ask("file_of", region, timeout_s=CALL_S), node_id),
+            lambda *where: self._read_at_node(config.job_scope, *where),
+        )
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="clamor-loop", daemon=True).start()
         secret = registry.secret()
@@ -285,6 +291,7 @@ class PageServer:
             keeper_lost=lambda: threading.Thread(
                 target=self._renew_keeper, args=(config,), name="clamor-keeper", daemon=True
             ).start(),
+            file_wanted=self._file_reads.wanted,
         )
         self._moved_homes = MovedHomes(
             *(self._engine, self.pull),
@@ -634,6 +641,32 @@ class PageServer:
         elif record.region in self._pinned:
             self._moved_homes.left(record.region)
 
+    # -- files
+
+    def read_file(self, region: int, offset: int, n_bytes: int) -> bytes:
+        """See ``FileReads.read_for_others``."""
+        return self._file_reads.read_for_others(region, offset, n_bytes)
+
+    @staticmethod
+    def _read_at_node(
+        job_scope: str, node_id: str, region: int, offset: int, n_bytes: int
+    ) -> bytes:
+        name = names.page_server_name(job_scope, node_id)
+        try:
+            server = ray.get_actor(name, namespace=names.NAMESPACE)
+            read = server.read_file.remote(region, offset, n_bytes)
+            found: bytes = ray.get(read, timeout=READ_FILE_S)
+        except RayTaskError as failure:
+            if isinstance(failure.cause, errors.ClamorError):
+                raise failure.cause from None
+            raise
+        except (GetTimeoutError, RayError, ValueError) as failure:
+            raise errors.FileReadError(
+                f"The file of {label(region)} is on node {node_id}, whose page server does not "
+                f"give it: {type(failure).__name__}."
+            ) from failure
+        return found
+
     # -- Ray objects
 
     def _unpin(self, region: int) -> None:
@@ -796,6 +829,7 @@ class PageServer:
                 try:
                     self._away.close()
                     self._moved_homes.close()
+                    self._file_reads.close()
                     self._on_loop(self._core.close())
                     if n_missed := self._engine.leave():
                         raise RuntimeError(f"{n_missed} uses of it have begun meanwhile")
@@ -817,6 +851,7 @@ class PageServer:
             try:
                 self._away.close()
                 self._moved_homes.close()
+                self._file_reads.close()
                 self._engine.end()
                 self._on_loop(self._core.close())
                 self._engine.stop()

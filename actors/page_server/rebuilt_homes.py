@@ -135,6 +135,7 @@ class RebuiltHomes:
             *(region, record.version, record.base_address, record.length_bytes, lost),
             record.term,
             record.on_disk,
+            record.in_file,
         )
         try:
             for version, blocks in order.cached:

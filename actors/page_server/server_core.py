@@ -72,7 +72,7 @@ IDLE_BATCH_S = 0.1  # longer than the registry takes to order what a process has
 IDLE_MOST = 1024  # regions a call
 BACKLOG = 1024  # of a crowd, where this process gets its time, handled in less than handshake_s
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # a shortage of ours
-FINAL = (Answer.HOME_LOST, Answer.EXPIRED)  # whoever tries again gets the same
+FINAL = (Answer.HOME_LOST, Answer.EXPIRED, Answer.FILE_CHANGED)  # as who tries again gets
 
 
 def _note(regions: dict[int, None], region: int) -> None:
@@ -92,6 +92,7 @@ class ServerCore:
         secret: The job's 32 secret bytes.
         settings: Deadlines and bounds.
         keeper_lost: Called when the keeper has died, and again where it raises; it must not wait.
+        file_wanted: Called for each range of a file that is to be read; it must not wait.
     """
 
     def __init__(
@@ -103,9 +104,11 @@ class ServerCore:
         secret: bytes,
         settings: Settings = DEFAULTS,
         keeper_lost: Callable[[], None] = lambda: None,
+        file_wanted: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._keeper_lost = keeper_lost
+        self._file_wanted = file_wanted
         self._resolver = resolver
         self._server_id = server_id
         self._secret = secret
@@ -256,6 +259,7 @@ class ServerCore:
             record.loss,
             record.term,
             record.has_repair,
+            record.in_file,
         )
 
     # -- the engine's questions
@@ -290,6 +294,8 @@ class ServerCore:
                 if event.error in FINAL:  # else the next attempt may get it
                     end = TaskEnd(event.region, event.version, event.block, event.error)
                     self._background.spawn(self._report_end(event.text, end))
+            elif kind == EventKind.NEED_FILE:
+                self._file_wanted()
             elif kind == EventKind.LOG:
                 logger.warning("%s", event.text)
             elif kind == EventKind.THRASHING:

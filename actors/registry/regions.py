@@ -12,6 +12,7 @@ from typing import Any, Final
 from ray.exceptions import RayError
 
 from clamor_ray import errors
+from clamor_ray._files.spec import FileSpec
 from clamor_ray._objects.layout import Plan
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import (
@@ -25,7 +26,7 @@ from clamor_ray._protocol.messages import (
 )
 from clamor_ray._protocol.ray_state import within
 from clamor_ray._protocol.refusals import IllegalTransition, NoAddresses, RegistryError
-from clamor_ray._protocol.source import SHARED, Source
+from clamor_ray._protocol.source import FILE, SHARED, Source
 from clamor_ray._redundancy.groups import PieceLayout, groups_of, lengths_of
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.journal import Journal
@@ -48,6 +49,7 @@ AT_ONCE_BYTES: Final = 16 << 20  # of more, giving back the memory takes millise
 RETIRE_MOST: Final = 64  # other servers that a page server tells of a free (PC__RETIRE_MOST)
 PIN_S: Final = 300.0
 GIVEN_UP_MOST: Final = 1000  # requests that are remembered: longer than a page server is at one
+FREED_FILES_MOST: Final = 1000
 CREATING_S: Final = 600.0  # a put that takes longer is taken for dead
 
 
@@ -139,6 +141,8 @@ class Regions:
         self._forget = tuple(forget)
         self._count = count
         self._given_up: dict[int, None] = {}  # requests; the oldest first
+        self._files: dict[int, Source] = {}  # by region
+        self._freed_files: dict[int, Source] = {}  # the same; the oldest first
         self._spares = SpareRegions(
             self._which_are_known, lambda region: ends.carry_out(core.abandon(region))
         )
@@ -502,8 +506,10 @@ class Regions:
         if source is None or record is None:
             return lambda: None
         try:
+            if source.kind == FILE:
+                FileSpec.of_source(source)  # who reads it can
             if source.kind != SHARED:
-                return lambda: self._rebuilds.set_source(region, source)
+                return lambda: self._set_source(region, source)
             # This reference outlives the page server's process, which pins the object anew.
             pinned, object_refs = shared_objects.pinned_of(record, source)
         except MemoryError:
@@ -514,7 +520,22 @@ class Regions:
             ) from failure
         return lambda: self._rebuilds.set_shared(region, pinned, object_refs)
 
+    def _set_source(self, region: int, source: Source) -> None:
+        self._rebuilds.set_source(region, source)
+        if source.kind == FILE:
+            self._core.lies_in_file(region)
+            self._files[region] = source
+
+    def file_of(self, region: int) -> Source | None:
+        """The file that has what no commit has written of a region. Of one that is freed, too:
+        processes that have it open go on reading. None: nobody knows (any more)."""
+        return self._files.get(region) or self._freed_files.get(region)
+
     def _close(self, region: int) -> None:
+        if (source := self._files.pop(region, None)) is not None:
+            self._freed_files[region] = source
+            if len(self._freed_files) > FREED_FILES_MOST:
+                del self._freed_files[next(iter(self._freed_files))]
         self._log.close(region)
         for forget in self._forget:
             forget(region)
@@ -528,3 +549,13 @@ class Regions:
             raise errors.ServerUnavailableError(f"The page server {server_id:#x} is not here yet.")
         known: list[bool] = await within(CALL_S, handle.knows.remote(regions))
         return known
+
+
+class FileCalls:
+    """Calls of the registry about regions that are in files; the registry has them beside its own."""
+
+    _regions: Regions
+
+    async def file_of(self, region: int) -> Source | None:
+        """See ``Regions.file_of``."""
+        return self._regions.file_of(region)

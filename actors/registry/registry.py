@@ -98,7 +98,7 @@ from clamor_ray.actors.registry.news import News
 from clamor_ray.actors.registry.ray_homes import RayHomes
 from clamor_ray.actors.registry.read_sets import SharedReadSets
 from clamor_ray.actors.registry.region_ends import RegionEnds
-from clamor_ray.actors.registry.regions import AddressRoom, Regions
+from clamor_ray.actors.registry.regions import AddressRoom, FileCalls, Regions
 from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 from clamor_ray.actors.registry.servers import PageServers
 from clamor_ray.actors.registry.variable_names import VariableNames
@@ -145,7 +145,7 @@ def create_registry(
     )
 
 
-class Registry(CheckpointCalls):
+class Registry(CheckpointCalls, FileCalls):
     """See the file's head. Calls are documented at the services that answer them.
 
     Args:

@@ -420,6 +420,10 @@ class RegistryCore:
         self._move(entry, RegionEvent.FREE, written)
         return self._retire(entry) if was is RegionState.READY else ()
 
+    def lies_in_file(self, region: int) -> None:
+        entry = self._entry(region)
+        entry.record = replace(entry.record, in_file=True)
+
     def waits_for(self, region: int) -> frozenset[int]:
         """Servers that may have leases on a region that is freed; none where it is not."""
         entry = self._regions.get(region)

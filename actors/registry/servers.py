@@ -54,11 +54,6 @@ NAME_S: Final = 5.0  # until Ray has forgotten the name of an actor that was kil
 RENEWED = "it has joined again as another one, without what it held"
 
 
-def page_server_name(job_scope: str, node_id: str) -> str:
-    """The actor name of a node's page server."""
-    return f"page-server-{job_scope}-{node_id[:16]}"
-
-
 class PageServers:
     """Starts page servers, and knows those that registered.
 
@@ -112,7 +107,7 @@ class PageServers:
 
     def find_again(self, info: ServerInfo) -> None:
         """One that the journal knows."""
-        name = page_server_name(self._config.job_scope, info.node_id)
+        name = names.page_server_name(self._config.job_scope, info.node_id)
         try:
             self._handles[info.server_id] = ray.get_actor(name, namespace=names.NAMESPACE)
         except ValueError:
@@ -166,7 +161,7 @@ class PageServers:
             handle = (
                 ray.remote(PageServer)
                 .options(
-                    name=page_server_name(self._config.job_scope, node_id),
+                    name=names.page_server_name(self._config.job_scope, node_id),
                     namespace=names.NAMESPACE,
                     get_if_exists=True,
                     lifetime="detached",
@@ -391,7 +386,7 @@ class PageServers:
             self._save_new_server(info)
         known, orders = self._core.server_registered(info)
         if info.server_id not in self._handles:  # the registry died while it started
-            name = page_server_name(self._config.job_scope, info.node_id)
+            name = names.page_server_name(self._config.job_scope, info.node_id)
             self._handles[info.server_id] = ray.get_actor(name, namespace=names.NAMESPACE)
         self._late.note_server(info.server_id, known)
         self._late.save_changed()
@@ -580,7 +575,7 @@ def _until_forgotten(job_scope: str, node_id: str) -> None:
     deadline = time.monotonic() + NAME_S
     while time.monotonic() < deadline:
         try:
-            ray.get_actor(page_server_name(job_scope, node_id), namespace=names.NAMESPACE)
+            ray.get_actor(names.page_server_name(job_scope, node_id), namespace=names.NAMESPACE)
         except ValueError:
             return
         time.sleep(0.02)

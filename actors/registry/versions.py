@@ -72,7 +72,9 @@ class Versions:
             raise lost
         row = self._row(region, version)
         kept = (
-            self._commits.check_kept(*each) for each in row if each[1] < self._log.newest(each[0])
+            self._commits.check_kept(part, at)
+            for part, at in row
+            if at < self._log.newest(part) and (at or not self._rebuilds.has_file(part))
         )
         await asyncio.gather(*kept)
         blocks = self.lost_blocks(region)

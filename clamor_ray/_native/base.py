@@ -87,6 +87,9 @@ PC_ERR_NO_SPACE: Final = -22
 PC_ERR_MEMBER: Final = -23
 PC_ERR_MISMATCH: Final = -24
 PC_ERR_ENDED: Final = -25
+PC_ERR_FILE: Final = -26
+PC_ERR_FILE_CHANGED: Final = -27
+PC_ERR_FILE_ACCESS: Final = -28
 
 ERRORS: Final[dict[int, tuple[type[errors.ClamorError], str]]] = {
     PC_ERR_SYSTEM: (errors.SystemCallError, "A system call failed."),
@@ -147,7 +150,17 @@ ERRORS: Final[dict[int, tuple[type[errors.ClamorError], str]]] = {
         errors.SessionEndedError,
         "The session of this global variable has ended.",
     ),
+    PC_ERR_FILE: (errors.FileReadError, "The file of the global variable cannot be read."),
+    PC_ERR_FILE_CHANGED: (
+        errors.FileChangedError,
+        "The file has changed since the global variable was made of it.",
+    ),
+    PC_ERR_FILE_ACCESS: (
+        errors.FileAccessError,
+        "The file of the global variable may not be read.",
+    ),
 }
+FILE_ERRORS: Final = (PC_ERR_FILE, PC_ERR_FILE_CHANGED, PC_ERR_FILE_ACCESS)
 
 
 # Where what helps is not what helps with the other codes of the class.
@@ -275,6 +288,8 @@ def error_for(
         message = f"{message[:-1]} at the {_SERVERS_DESCRIPTORS}."
     elif said and code == PC_ERR_HOME_LOST:
         message = f"{message[:-1]}: this node's page server knows none that has them."
+    elif said and code in FILE_ERRORS:
+        message = f"{message[:-1]}: {said.rstrip('.')}."
     elif said:  # the same in other words
         message = f"{message[:-1]}, says the page server."
     elif detail:
@@ -297,8 +312,10 @@ def check(code: int, *, region: int | None = None, **context: object) -> int:
     raise error_for(int(code), last_detail(), region=region, **context)
 
 
-def medium_of(on_disk: bool) -> int:
+def medium_of(on_disk: bool, in_file: bool = False) -> int:
     """`enum pc_medium`."""
+    if in_file:
+        return int(c.lib.PC_MEDIUM_FILE)
     return int(c.lib.PC_MEDIUM_DISK if on_disk else c.lib.PC_MEDIUM_MEMORY)
 
 

@@ -51,6 +51,9 @@ from clamor_ray._native.base import (
     PC_ERR_ENDED,
     PC_ERR_EXISTS,
     PC_ERR_EXPIRED,
+    PC_ERR_FILE,
+    PC_ERR_FILE_ACCESS,
+    PC_ERR_FILE_CHANGED,
     PC_ERR_FORKED,
     PC_ERR_HOME_LOST,
     PC_ERR_HUGE_PAGES,
@@ -92,6 +95,7 @@ from clamor_ray._native.base import (
 from clamor_ray._native.engine import (
     Engine,
     Event,
+    FileRead,
     Keeper,
     Segment,
     check_cache_disk,
@@ -125,6 +129,7 @@ __all__ = [
     "EXTENT_BYTES",
     "Engine",
     "Event",
+    "FileRead",
     "Keeper",
     "MAP_EXACT_READS",
     "MAP_FIXED",
@@ -138,6 +143,9 @@ __all__ = [
     "PC_ERR_ENDED",
     "PC_ERR_EXISTS",
     "PC_ERR_EXPIRED",
+    "PC_ERR_FILE",
+    "PC_ERR_FILE_ACCESS",
+    "PC_ERR_FILE_CHANGED",
     "TASK_BYTES",
     "PC_ERR_FORKED",
     "PC_ERR_HOME_LOST",
@@ -435,15 +443,17 @@ class Client(_ParityCalls):
         length_bytes: int,
         *,
         on_disk: bool = False,
+        in_file: bool = False,
         timeout_s: float = 10.0,
     ) -> int:
-        """Makes the home of a new region here. Returns its file: `copy_in` to it, close it.
+        """Makes the home of a new region here. Returns its file: `copy_in` to it, close it. With
+        in_file nothing is to be copied: what no commit has written is in a file of the user's.
 
         Raises:
             NoSpaceError: The disk has no room for it.
         """
         fd = c.ffi.new("int *")
-        where = (region, base_address, length_bytes, medium_of(on_disk))
+        where = (region, base_address, length_bytes, medium_of(on_disk, in_file))
         check(
             self._call(c.lib.pc_client_create, *where, ns(timeout_s), fd),
             region=region,

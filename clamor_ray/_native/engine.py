@@ -45,6 +45,17 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class FileRead:
+    """A range of the file of a region that is to be read; see `struct pc_file_read`."""
+
+    id: int
+    region: int
+    first_block: int
+    n_blocks: int
+    urgent: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Home bytes of a shared region that lie in memory the caller keeps alive."""
 
@@ -229,15 +240,43 @@ class Engine(_Handle):
         loss: int = 0,
         term: int = 0,
         has_repair: bool = False,
+        in_file: bool = False,
     ) -> None:
         """Answers NEED_REGION. `homes[i]` is the server id of 64 MiB extent i; `loss` as in
-        `region_lacks`, `term` as in `set_homes`, `has_repair` as in `region_has_repair`."""
+        `region_lacks`, `term` as in `set_homes`, `has_repair` as in `region_has_repair`. in_file:
+        what no commit has written is in a file (`file_next`)."""
         info = self._info(region, version, base_address, length_bytes)
         info.loss = loss
         info.term = term
         info.has_repair = has_repair
+        info.medium = medium_of(False, in_file)
         ids = c.ffi.new("uint64_t[]", list(homes))
         check(self._call(c.lib.pc_engine_define_region, info, ids, len(homes)), region=region)
+
+    def file_next(self) -> FileRead | None:
+        """Takes a range of a file that is to be read; None: there is none. Any thread."""
+        out = c.ffi.new("struct pc_file_read *")
+        if check(self._call(c.lib.pc_engine_file_next, out)) == 0:
+            return None
+        where = (int(out.id), int(out.region), int(out.first_block), int(out.n_blocks))
+        return FileRead(*where, bool(out.urgent))
+
+    def file_fill(self, read_id: int, image: Any) -> None:
+        """The next bytes of it, in whole blocks: a buffer. Any thread.
+
+        Raises:
+            FreedError: It was given up.
+        """
+        bytes_ = c.ffi.from_buffer(image)
+        check(self._call(c.lib.pc_engine_file_fill, read_id, bytes_, len(bytes_)))
+
+    def file_end(self, read_id: int, error: int = 0, text: str = "") -> None:
+        """No more of it comes: what is missing fails with error.
+
+        Raises:
+            FreedError: It was given up.
+        """
+        check(self._call(c.lib.pc_engine_file_end, read_id, error, text.encode()))
 
     def renew_keeper(self, keeper: Keeper) -> None:
         """Answers KEEPER_LOST: this one is given all that the last one had."""
@@ -383,6 +422,7 @@ class Engine(_Handle):
         lost: Runs,
         term: int = 0,
         on_disk: bool = False,
+        in_file: bool = False,
     ) -> int:
         """Makes the file of a region whose home this server is to be: the caller's to close.
 
@@ -392,10 +432,11 @@ class Engine(_Handle):
                 first that writes it.
             term: In which this server would be the home, as in `set_homes`.
             on_disk: Not in memory.
+            in_file: As in `define_region`.
         """
         info = self._info(region, version, base_address, length_bytes)
         info.term = term
-        info.medium = medium_of(on_disk)
+        info.medium = medium_of(on_disk, in_file)
         fd = c.ffi.new("int *")
         pointer, n_runs, _keep = runs_pointer(lost)
         check(self._call(c.lib.pc_engine_rebuild_begin, info, pointer, n_runs, fd), region=region)

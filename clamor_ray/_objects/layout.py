@@ -250,8 +250,11 @@ def array_reduction(obj: Any) -> Any:
 class _Pickler(cloudpickle.Pickler):
     has_pointers = False
     arrays: list[npt.NDArray[Any]] | None = None  # where those that were met are collected
+    as_is = False  # nothing is cut, so no buffer is looked into
 
     def reducer_override(self, obj: Any) -> Any:
+        if self.as_is:
+            return super().reducer_override(obj)
         if type(obj) is Pointer:
             self.has_pointers = True
             return obj.reduction()
@@ -286,6 +289,7 @@ def dump(
     obj: object,
     arrays: list[npt.NDArray[Any]] | None = None,
     inside: list[Anchor] | None = None,
+    as_is: bool = False,
 ) -> tuple[memoryview, list[memoryview], bool]:
     """The pickle stream, the buffers out of band, and whether there are pointers in it.
 
@@ -293,6 +297,7 @@ def dump(
         obj: what is pickled.
         arrays: gets those that were met.
         inside: gets the anchors of references that were met.
+        as_is: Arrow arrays are not cut to what they use, which would look into their buffers.
 
     Raises:
         UnpicklableError: Something in it cannot be pickled; the cause says what.
@@ -309,6 +314,7 @@ def dump(
 
     pickler = _Pickler(stream, protocol=5, buffer_callback=out_of_band)
     pickler.arrays = arrays
+    pickler.as_is = as_is
     try:
         with collecting() as found:
             pickler.dump(obj)
@@ -371,6 +377,7 @@ def take_apart_in_place(
     *,
     capacity_bytes: int,
     fixed: bool = False,
+    as_is: bool = False,
 ) -> InPlace:
     """Pickles an object whose buffers lie, as far as possible, where they are to stay.
 
@@ -381,6 +388,7 @@ def take_apart_in_place(
             and for buffers that lie elsewhere.
         capacity_bytes: the region's length.
         fixed: as `Plan.fixed`; also true where there is a `Pointer` in the object.
+        as_is: as `dump`'s.
 
     Raises:
         UnpicklableError: Something in it cannot be pickled; the cause says what.
@@ -388,7 +396,7 @@ def take_apart_in_place(
     """
     arrays: list[npt.NDArray[Any]] = []
     inside: list[Anchor] = []
-    inband, views, has_pointers = dump(obj, arrays, inside)
+    inband, views, has_pointers = dump(obj, arrays, inside, as_is)
     pieces: list[tuple[int, memoryview]] = []
 
     def placed(view: memoryview, alignment: int) -> int:
@@ -459,10 +467,7 @@ def take_apart_zeros(shape: Any, dtype: Any, capacity: int | None = None) -> tup
             the number of rows.
     """
     dtype, dims, n_bytes = array_shape(shape, dtype)
-    placeholder = _Placeholder(dtype, dims)
-    stream = io.BytesIO()
-    pickle.Pickler(stream, protocol=5, buffer_callback=lambda _: False).dump(placeholder)
-    inband = stream.getvalue()
+    inband = array_stream(dtype, dims)
     kind = kind_of_array(dtype, dims)
     if capacity is None:
         return make_plan(len(inband), [n_bytes], kind), inband
@@ -482,14 +487,28 @@ def take_apart_zeros(shape: Any, dtype: Any, capacity: int | None = None) -> tup
     return plan, inband
 
 
+def array_stream(dtype: np.dtype[Any], shape: tuple[int, ...], order: str = "C") -> bytes:
+    """The pickle stream of an array of plain data, over one buffer that is made later.
+
+    Args:
+        dtype, shape: of the array.
+        order: "C", or "F" for Fortran's.
+    """
+    stream = io.BytesIO()
+    pickler = pickle.Pickler(stream, protocol=5, buffer_callback=lambda _: False)
+    pickler.dump(_Placeholder(dtype, shape, order))
+    return stream.getvalue()
+
+
 class _Placeholder:
     """Pickles to what an array of this dtype and shape would, over a buffer made later."""
 
-    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self.dtype, self.shape = dtype, shape
+    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...], order: str) -> None:
+        self.dtype, self.shape, self.order = dtype, shape, order
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _array_of_bytes, (pickle.PickleBuffer(bytearray()), self.dtype, self.shape, "C")
+        buffer = pickle.PickleBuffer(bytearray())
+        return _array_of_bytes, (buffer, self.dtype, self.shape, self.order)
 
 
 def _global_of_bytes(

@@ -51,6 +51,7 @@ class RegionRecord:
             (``PieceGroups``); 0: it has none. The parity pieces follow those that have its bytes.
         is_parity: Of a piece: it has none of the variable's bytes.
         on_disk: Its home has it in a file; of a variable in pieces: of each.
+        in_file: It was made of a file of the user's, which has what no commit has written.
     """
 
     region: int
@@ -69,6 +70,7 @@ class RegionRecord:
     group_parity: int = 0
     is_parity: bool = False
     on_disk: bool = False
+    in_file: bool = False
 
     @property
     def groups(self) -> PieceGroups:

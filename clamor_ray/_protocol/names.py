@@ -75,6 +75,11 @@ def new_named_scope(session_name: str) -> str:
     return _named_part(session_name) + secrets.token_hex(3)
 
 
+def page_server_name(scope: str, node_id: str) -> str:
+    """The actor name of a node's page server."""
+    return f"page-server-{scope}-{node_id[:16]}"
+
+
 def names_of_sessions(actor_names: list[str], scope: str = "") -> list[str]:
     """The names of sessions among the names of actors.
 

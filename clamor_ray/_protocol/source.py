@@ -21,6 +21,7 @@ from clamor_ray.errors import SourceError, UnpicklableError
 ZEROS = "zeros"
 CALL = "call"
 SHARED = "shared"
+FILE = "file"
 
 NOT_EQUAL_HINT = (
     "A source must make an equal object each time: read the same file, use the same seed, and "
@@ -33,10 +34,11 @@ class Source(NamedTuple):
 
     Args:
         kind: `ZEROS`: all zeros but for the pickle stream; `CALL`: a callable; `SHARED`: a Ray
-            object (`actors/lost_homes/shared_objects.py`).
+            object (`actors/lost_homes/shared_objects.py`); `FILE`: nothing is made, for what no
+            commit has written is in a file, which each node reads (`_files/spec.py`).
         offset: of the pickle stream in the region, of `ZEROS`.
         digest: of the plan and the pickle stream, of `CALL`; see `Pinned`, of `SHARED`.
-        what: the pickle stream, the callable by cloudpickle, or where the object is.
+        what: the pickle stream, the callable by cloudpickle, or where the object or the file is.
     """
 
     kind: str

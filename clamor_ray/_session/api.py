@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import ray
 
+from clamor_ray._files.describe import Format
 from clamor_ray._read.hashmap import HashMap
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._redundancy.levels import LevelName, level_of
@@ -187,6 +189,69 @@ def share(
     named = name is not None
     return with_current(
         lambda s: s.named(name, lambda: s.creator.share(object_ref, timeout, named=named))
+    )
+
+
+def from_file(
+    path: str | os.PathLike[str],
+    *,
+    format: Format | None = None,
+    dtype: Any = None,
+    shape: int | tuple[int, ...] | None = None,
+    offset_bytes: int = 0,
+    storage_options: dict[str, Any] | None = None,
+    name: str | None = None,
+) -> GlobalRef[Any]:
+    """A global variable that is a file: its blocks are read from there when they are touched.
+
+    Only the file's metadata is read now. Each node reads the ranges that it needs by itself, and
+    caches them as the blocks of any variable. The file is never written: what `clamor.update`
+    changes is kept in memory, at the variable's home, and the rest still comes from the file.
+
+    The file must stay as it is. A range of a file that was changed, replaced or deleted is an
+    error, and never mixed with what was read before: each range of an object in S3 is bound to the
+    object's ETag; of a local file the size, inode and times are looked at before and after.
+
+    Args:
+        path: a local path, or s3://bucket/key, maybe with ?region=...&endpoint_override=... A local
+            file need not be on other nodes: what they need of it they get from this one.
+        format: "npy": an array; "arrow": the table of an Arrow IPC file (Feather V2) that is not
+            compressed; "raw": an array of plain bytes. None: by the suffix (.npy; .arrow, .feather,
+            .ipc), else raw.
+        dtype: of raw bytes. Of a `.npy` file it must be what the file says.
+        shape: of raw bytes, in C order; None: one axis, up to the end of the file.
+        offset_bytes: where raw bytes begin.
+        storage_options: how S3 is reached, where the environment of the nodes (AWS_ACCESS_KEY_ID,
+            AWS_REGION, ...) does not say it: access_key_id, secret_access_key, session_token,
+            region, endpoint, as obstore names them. They go to every node, and are in no message.
+            S3 needs the extra `clamor-ray[s3]`.
+        name: as `put`'s.
+
+    Returns:
+        A reference to version 0: an array, or a `pyarrow.Table`.
+
+    Raises:
+        NotInitializedError: Before `clamor.init()`.
+        NoSuchFileError, FileAccessError, FileReadError: It is not there, may not or cannot be read.
+        FileFormatError: It is too short for its header, damaged or compressed, or of another dtype.
+        NameTakenError: Another variable of the session has the name.
+        ValueError: Nobody knows what is in it, or arguments that do not fit together.
+
+    Safe from any thread.
+
+    Example:
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "embeddings.npy")
+        >>> np.save(path, np.arange(10**5))
+        >>> ref = clamor.from_file(path)
+        >>> int(ref.get()[4])
+        4
+    """
+    said = {"format": format, "dtype": dtype, "shape": shape, "offset_bytes": offset_bytes}
+    return with_current(
+        lambda s: s.named(
+            name, lambda: s.creator.from_file(path, storage_options=storage_options, **said)
+        )
     )
 
 

@@ -17,6 +17,7 @@ from clamor_ray._build.room import ensure_room, homes_give_room
 from clamor_ray._build.spares import Spares
 from clamor_ray._counting.anchors import Anchor, Anchors, object_refs
 from clamor_ray._counting.pool import AnchorPool
+from clamor_ray._files.describe import describe
 from clamor_ray._labels import capital, label
 from clamor_ray._native.client import copy_in
 from clamor_ray._native.pieced_client import PiecedClient
@@ -35,7 +36,7 @@ from clamor_ray._protocol.config import SEAL_S, Config
 from clamor_ray._protocol.messages import INLINE_BASE, Counted, CreatedPieces, RegionRecord
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import new_request_id
-from clamor_ray._protocol.source import Source, source_of_call, source_of_zeros
+from clamor_ray._protocol.source import FILE, Source, source_of_call, source_of_zeros
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._read.state import Pieces
 from clamor_ray._redundancy.groups import PieceLayout
@@ -206,6 +207,11 @@ class Creator:
         where = (_inline_id(), 0, 0, 0)
         return GlobalRef(*where, plan, self._scope, payload, held_by=inside)
 
+    def from_file(self, path: str | os.PathLike[str], **said: Any) -> GlobalRef[Any]:
+        """As `clamor.from_file`, whose other arguments `said` are."""
+        spec, plan = describe(path, node_id=self._node_id, **said)
+        return self._create(plan, lambda: iter(()), spec.source())
+
     def _is_too_large(self, n_bytes: int) -> bool:
         """Whether this node has no room for so much, and there are others."""
         try:
@@ -273,6 +279,7 @@ class Creator:
         on_disk: bool,
     ) -> GlobalRef[Any]:
         client = self._client()
+        in_file = source is not None and source.kind == FILE
         record = None if on_disk else self._spares.take(plan.region_bytes)
         if record is None:
             record = self.create_region(plan.region_bytes, on_disk)
@@ -283,6 +290,7 @@ class Creator:
                 fd = client.create(
                     *(region, record.base_address, record.length_bytes),
                     on_disk=on_disk,
+                    in_file=in_file,
                     timeout_s=self._config.connect_timeout_s,
                 )
             try:

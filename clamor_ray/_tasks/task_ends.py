@@ -23,7 +23,7 @@ import ray
 
 from clamor_ray import errors
 from clamor_ray._labels import label
-from clamor_ray._native.client import PC_ERR_EXPIRED
+from clamor_ray._native.client import PC_ERR_EXPIRED, PC_ERR_FILE_CHANGED
 
 if TYPE_CHECKING:
     from clamor_ray._native.client import Client
@@ -85,8 +85,8 @@ class TaskEnds:
             loss: number of the variable's loss; 0: nothing of it is lost.
 
         Raises:
-            HomeLostError, SnapshotExpired: An attempt before touched a block of this version that
-                is lost, or kept no longer.
+            HomeLostError, SnapshotExpired, FileChangedError: An attempt before touched a block of
+                this version that is lost, kept no longer, or in a file that has changed.
         """
         if run is None or run.attempt == 0:
             return
@@ -110,6 +110,9 @@ def error_of(session: Session, end: TaskEnd, name: str | None = None) -> errors.
     touch = f"An attempt of this task before touched {where}, and its process ended there."
     if end.error == PC_ERR_EXPIRED:
         return errors.SnapshotExpired(f"{touch} The version is kept no longer.", code=end.error)
+    if end.error == PC_ERR_FILE_CHANGED:
+        changed = "Its file has changed since the variable was made of it."
+        return errors.FileChangedError(f"{touch} {changed}", code=end.error)
     why = None
     with contextlib.suppress(
         errors.ClamorError

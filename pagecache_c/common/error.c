@@ -38,6 +38,9 @@ static const char *const texts[] = {
     [-PC_ERR_ENDED] = ("its session has ended (clamor.shutdown() was called, or the driver that made it "
                        "ended); put the object again in the session that there is now"),
     [-PC_ERR_DENIED] = "peer credentials or secret are wrong",
+    [-PC_ERR_FILE] = "the file that has the blocks cannot be read",
+    [-PC_ERR_FILE_CHANGED] = "the file has changed since the variable was made of it",
+    [-PC_ERR_FILE_ACCESS] = "the file may not be read with these credentials",
 };
 _Static_assert(sizeof texts / sizeof texts[0] == -PC_ERR_LAST, "every code has a text");
 

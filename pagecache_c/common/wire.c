@@ -139,7 +139,7 @@ static bool body_is_sound(enum pc__ctl_type type, const void *body)
         struct pc__ctl_region region;
         memcpy(&region, body, sizeof region);
         return is_range(region.base_address, region.length_bytes) &&
-               region.medium <= PC_MEDIUM_DISK && region.reserved == 0;
+               region.medium <= PC_MEDIUM_FILE && region.reserved == 0;
     }
     case PC__CTL_OPEN:
     case PC__CTL_ATTACH: {

@@ -60,9 +60,10 @@ struct pc__data_asker {
 static_assert(sizeof(struct pc__data_asker) == 24, "wire");
 
 struct pc__data_elsewhere {
-    uint64_t server_id;  /* 0: nobody has the block, and the versions are 0 too: it is lost */
-    uint32_t from_version, to_version;
+    uint64_t server_id;  /* 0: nobody has the block, and from_version is 0: it is lost (to_version is 0), */
+    uint32_t from_version, to_version; /* or in the region's file (PC__DATA_IN_FILE) */
 };
+#define PC__DATA_IN_FILE 1u
 static_assert(sizeof(struct pc__data_elsewhere) == 16, "wire");
 
 #define PC__DATA_MAX_ROWS 8192u

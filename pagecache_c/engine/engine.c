@@ -121,6 +121,7 @@ static void region_ended(struct pc_engine *engine, struct pc__region *region)
     if (region->pages)
         pc__readahead_free(region->pages);
     free(region->pages);
+    free(region->file_trips);
 }
 
 static void generation_ended(struct pc_engine *engine, struct pc__generation *generation)
@@ -201,6 +202,7 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     pthread_mutex_init(&engine->publish_lock, NULL);
     pc__retiring_open(engine);
     pc__disk_jobs_open(&engine->disk_jobs);
+    pc__files_open(engine);
     pthread_mutex_init(&engine->lock, NULL);
     pthread_mutex_init(&engine->event_lock, NULL);
     pthread_mutex_init(&engine->worker.lock, NULL);
@@ -320,6 +322,7 @@ PC_API int64_t pc_engine_leave(pc_engine *engine)
         pc__keeping_close(engine->keeping);
     engine->keeping = NULL;
     pc__leases_close(engine);
+    pc__files_close(engine);
     for (size_t b = 0; b < PC__REGION_BUCKETS; b++)
         while (engine->regions[b]) {
             struct pc__region *region = engine->regions[b];

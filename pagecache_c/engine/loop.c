@@ -83,6 +83,8 @@ static int sleep_ms(struct pc__loop *loop)
     deadline = other < deadline ? other : deadline;
     other = pc__listening_deadline(loop);
     deadline = other < deadline ? other : deadline;
+    other = pc__files_deadline(loop);
+    deadline = other < deadline ? other : deadline;
     if (deadline == UINT64_MAX)
         return -1;
     uint64_t now = pc__now_ns();
@@ -120,6 +122,7 @@ static void *run(void *arg)
         pc__settle_tick(loop, now);
         pc__layers_tick(loop, now);
         pc__disk_jobs_tick(loop, now);
+        pc__files_tick(loop, now);
         bury(loop);
     }
     pc__sessions_close(loop);

@@ -108,6 +108,8 @@ PC_API int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out)
     out->disk_cached_bytes = pc__disk_cache_bytes(engine->disk_cache);
     out->disk_cache_reads = pc__count_get(&c->disk_cache_reads);
     out->disk_cache_writes = pc__count_get(&c->disk_cache_writes);
+    out->file_reads = pc__count_get(&c->file_reads);
+    out->file_blocks = pc__count_get(&c->file_blocks);
     return PC_OK;
 }
 

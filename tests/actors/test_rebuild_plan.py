@@ -122,6 +122,26 @@ def test_the_source_is_asked_for_as_little_as_possible(seed: int) -> None:
         assert without.from_source == without.compared == BitMap()
 
 
+@pytest.mark.parametrize("seed", range(200))
+def test_what_no_commit_has_changed_stays_in_its_file(seed: int) -> None:
+    model = Model(random.Random(seed))
+    model.has_source = False
+    holdings = [Holding(*where, blocks) for where, blocks in model.cached.items()]
+    how = {"has_source": True, "servers": model.servers}
+    found = plan(model.n_blocks, holdings, model.changed_since, is_in_file=True, **how)
+    if found is None:
+        return
+    content, changed = model.carry_out(found), model.changed_since(0)
+    assert not found.from_source
+    for block, got in enumerate(content):
+        if changed is not None and block not in changed:
+            assert got is None, "no home has it"
+            assert block not in found.lost
+        else:  # where it is not known, nothing is taken from the file
+            assert got == (model.versions[-1][block] if model.can_be_had(block) else None)
+            assert (got is None) == (block in found.lost)
+
+
 def of(*numbers: int) -> BitMap:
     return BitMap(numbers)
 

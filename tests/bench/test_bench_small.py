@@ -48,6 +48,15 @@ def test_small_run_ends_with_its_figures(name: str, bench: Bench) -> None:
 
 @pytest.mark.lab
 @pytest.mark.soak
+def test_range_read_ends_with_a_figure_for_each_size_of_a_row(bench: Bench) -> None:
+    figures = bench("range_read", "--small")[-1]["summary"]
+    assert set(figures) == {"range_read"}
+    assert set(figures["range_read"]) == {"256 KiB", "64 KiB", "8 KiB"}
+    assert all(math.isfinite(value) and value > 0 for value in figures["range_read"].values())
+
+
+@pytest.mark.lab
+@pytest.mark.soak
 def test_gather_ends_with_the_figures_of_both_cases(bench: Bench) -> None:
     if reason := redis.unavailable():
         missing(f"the peer of gather: {reason}")

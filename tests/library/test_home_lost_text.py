@@ -81,9 +81,9 @@ CODES = {
     ("fetch.c", "take_bitmaps"): 1,
     ("member.c", "read_some"): 1,
     ("pull.c", "pc_engine_pull"): 1,
-    ("rebuild.c", "pc_engine_region_lost"): 1,
+    ("homes.c", "pc_engine_region_lost"): 1,
     ("region.c", "give_up"): 1,  # which logs why: the disk cannot be read
-    ("rebuild.c", "pc_engine_home_lost"): 1,
+    ("homes.c", "pc_engine_home_lost"): 1,
     ("fetch.c", "pc__peer_is_lost"): 2,  # compares
     ("gather.c", "end"): 1,  # compares, for what `pc__unreached_error_text` knows of the server
     ("unreached.c", "pc__unreached_error_text"): 2,  # compares: which server, and if it is lost

@@ -64,6 +64,7 @@ def load_into(points):
     "caching.md": """
 table, ids = clamor.put(np.arange(10**5).reshape(-1, 4)).get(), [7, 1, 7]
 """,
+    "files.md": "",
     "homes.md": "",
     "memory.md": """
 ref = clamor.put(np.ones(10**5))
@@ -109,6 +110,7 @@ async def use():
     return await replica(ids)
 assert asyncio.run(use()) == 3
 """,
+    "files.md": "assert rows[:, 0].tolist() == [5 * 64, 7 * 64, 15_000 * 64]\n",
     "homes.md": "assert result.moved >= 1 and clamor.drain(here).moved == 0\n",
     "memory.md": """
 assert part.is_home and part.mappings == 1 and 4096 * part.present_blocks > ref.nbytes

@@ -91,7 +91,7 @@ class FakeEngine:
         return None
 
     def define_region(
-        self, region, version, base_address, length_bytes, homes, loss, term, has_repair
+        self, region, version, base_address, length_bytes, homes, loss, term, has_repair, in_file
     ) -> None:
         if HERE in homes and region not in self.adopted:
             raise HomeLostError("It is not here.")

@@ -428,7 +428,7 @@ static void punch(struct pc__generation *generation, uint64_t chunk, uint32_t ma
  * the home is here, its memory is nearer than the disk. */
 static void keep_on_disk(struct pc__cache *cache, const struct victim *victim, uint32_t mask)
 {
-    if (!cache->engine->disk_cache || victim->region->home)
+    if (!cache->engine->disk_cache || (victim->region->home && !victim->region->in_file))
         return;
     for (uint32_t left = mask; left; left &= left - 1) {
         const unsigned at = (unsigned)__builtin_ctz(left);

@@ -137,6 +137,7 @@ struct pc__counters {
     _Atomic uint64_t redirected_blocks, redirect_misses, peer_blocks_served, peer_blocks_fetched;
     _Atomic uint64_t evicted_blocks, refetched_blocks, rows_served, rows_fetched, opens;
     _Atomic uint64_t disk_cache_writes, disk_cache_reads; /* blocks */
+    _Atomic uint64_t file_reads, file_blocks;
     _Atomic uint64_t degraded_blocks, mirror_blocks, hedges, hedges_won;
     _Atomic uint64_t commits_staged, commits_published, commits_applied, commits_dropped;
 };
@@ -193,6 +194,19 @@ struct pc__disk_jobs {
     struct pc__link waiting[PC__DISK_RANKS]; /* struct pc__disk_job, the oldest first */
     struct pc__link reads;         /* all that are not run yet and have `late`, the oldest first */
     _Atomic uint64_t n_reads;      /* of those */
+};
+
+#define PC__FILE_CAUSES 16
+/* file_reads.c: ranges of files that are to be read. All of it under lock, which nests inside all. */
+struct pc__files {
+    pthread_mutex_t lock;
+    struct pc__link urgent, bulk, taken;
+    uint64_t last_id, n_taken;
+    struct pc__file_cause {
+        uint64_t region;           /* 0: none */
+        char text[232];            /* why its last range that failed did */
+    } causes[PC__FILE_CAUSES];
+    unsigned next_cause;
 };
 
 /* leases.c: what outlives its connection. All of it under lock, which nests inside all. */
@@ -304,6 +318,7 @@ struct pc_engine {
     struct pc__history *history;
     struct pc__worker worker;
     struct pc__disk_jobs disk_jobs;
+    struct pc__files files;
     struct pc__leases leases;
     struct pc__counters count;
 };

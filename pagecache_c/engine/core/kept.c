@@ -17,7 +17,8 @@ struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind 
                             .inode = inode,
                             .reserved = {[2] = region->built_in_place,
                                          [3] = region->is_mapped,
-                                         [4] = region->base_is_builders}};
+                                         [4] = region->base_is_builders,
+                                         [7] = region->in_file}};
     memcpy(kept.reserved + PC__KEPT_HOLES_AT, &region->open_holes, sizeof region->open_holes);
     memcpy(kept.reserved + PC__KEPT_TERM_AT, &region->term, sizeof region->term);
     return kept;

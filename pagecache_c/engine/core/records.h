@@ -8,6 +8,7 @@
 #include "engine/core/engine.h"
 
 struct pc__disk_cache;
+struct pc__file_trips;
 struct pc__lost;
 struct pc__rents;
 struct pc__repair_sets;
@@ -40,7 +41,8 @@ struct pc__home {
     bool change_heard;             /* this: the base may be punched. Until its new version is said */
     int change_rc;                 /* why it will not hear that, until the worker has looked */
     bool overlay_is_torn;          /* it has, or may have, a part of the layer after `applied` */
-    struct pc__lost *lost;         /* blocks that no server had when the base was rebuilt, or NULL (lost.c) */
+    struct pc__lost *lost;         /* blocks that no server had when the base was rebuilt, or that are in
+                                      the region's file; or NULL (lost.c) */
     struct pc_segment *segments;   /* sorted; bytes of the base that lie in another process's memory */
     size_t n_segments;
     uint64_t epoch;                /* readers of a store or a layer count themselves in. It goes on */
@@ -162,6 +164,8 @@ struct pc__region {
     struct pc__readahead *pages;       /* how much a fault fetches, once there was one; or NULL */
     struct pc__link generations;
     uint64_t mappings;
+    bool in_file;                  /* blocks that no commit has written are in a file (PC_MEDIUM_FILE) */
+    struct pc__file_trips *file_trips; /* what reads of that have taken (file_reads.c), or NULL */
     _Atomic uint64_t reads;        /* opens, and requests of other servers for its blocks or rows */
     _Atomic uint64_t read_ns;      /* when the last of them was; 0: there was none */
     struct pc__changes changes;    /* the last answer */
@@ -219,7 +223,7 @@ struct pc__pending {
     struct pc__ctl_open open;
 };
 
-/* The home of a block. Homes change under region.lock (rebuild.c); a reader without it may see
+/* The home of a block. Homes change under region.lock (homes.c); a reader without it may see
  * the old one, and the fetch finds that out. */
 static inline uint64_t pc__home_of(const struct pc__region *region, uint64_t block)
 {

@@ -37,11 +37,11 @@ void pc__session_create(struct pc__session *session, const struct pc__ctl_messag
                  pc__region_sized(region, body.base_address, body.length_bytes);
     if (fresh) {
         region->creator = session->id;
+        region->in_file = info.medium == PC_MEDIUM_FILE;
         pc__region_goes(region, PC__REGION_CREATE);
     }
     pthread_mutex_unlock(&region->lock);
-    const bool on_disk = info.medium == PC_MEDIUM_DISK;
-    int fd = -1, rc = fresh ? pc__home_make(engine, region, on_disk, NULL, 0, &fd) : PC_ERR_EXISTS;
+    int fd = -1, rc = fresh ? pc__home_make(engine, region, info.medium, NULL, 0, &fd) : PC_ERR_EXISTS;
     if (fresh && rc)
         pc__region_forget(engine, region);
     if (rc) {

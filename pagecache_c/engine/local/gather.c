@@ -72,7 +72,7 @@ static void end(struct pc__part *part)
     char why[sizeof((struct pc__ctl_fail *)0)->cause] = "";
     if (part->session) {
         if (part->status == PC_ERR_TIMEOUT || part->status == PC_ERR_HOME_LOST ||
-            part->status == PC_ERR_DESCRIPTORS)
+            part->status == PC_ERR_DESCRIPTORS || pc__is_of_file(part->status))
             pc__unreached_error_text(part->loop->engine, part->server_id, part->region, part->status, why,
                               sizeof why);
         pc__session_send(part->session, PC__CTL_REPLY, part->request_id, part->status, why,
@@ -333,7 +333,7 @@ static void touch_all(struct plan *plan)
 static bool comes_from_here(const struct pc_engine *engine, const struct pc__region *region,
                             const struct pc__generation *generation, uint64_t block)
 {
-    return pc__home_of(region, block) == engine->server_id ||
+    return region->in_file || pc__home_of(region, block) == engine->server_id ||
            (generation->source && pc__blockset_has(&generation->source->present, block) &&
             !pc__blockset_has(&generation->changed, block));
 }

@@ -85,6 +85,12 @@ static uint64_t source_of(const struct pc__region *region, const struct pc__gene
         *end = pc__blockset_next(&generation->changed, first, *end);
         return 0;
     }
+    if (source && region->in_file && !source->version && !pc__blockset_has(&generation->changed, first)) {
+        /* It is what version 0 has there. */
+        *end = pc__blockset_next(&source->present, first, *end);
+        *end = pc__blockset_next(&generation->changed, first, *end);
+        return PC__FROM_FILE;
+    }
     if (source) {
         uint64_t at = first;
         while ((at = pc__blockset_next(&source->present, at, *end)) < *end &&
@@ -92,15 +98,17 @@ static uint64_t source_of(const struct pc__region *region, const struct pc__gene
             at++;
         *end = at < *end ? at : *end;
     }
-    if (!generation->disk_cache || region->home) /* where the home is here, its memory is nearer */
-        return pc__home_of(region, first);
+    const uint64_t origin =
+        region->in_file && !generation->version ? PC__FROM_FILE : pc__home_of(region, first);
+    if (!generation->disk_cache || (region->home && !region->in_file)) /* the home's memory is nearer */
+        return origin;
     uint64_t n = *end - first < PC__REQUEST_BLOCKS ? *end - first : PC__REQUEST_BLOCKS;
     const bool is_on_disk = pc__disk_cache_has(generation, first, &n);
     *end = first + n;
     return is_on_disk && pc__disk_is_faster(pc__disk_cache_times(generation->disk_cache), n,
                                             pc__disk_cache_reads(generation->disk_cache))
                ? PC__FROM_DISK
-               : pc__home_of(region, first);
+               : origin;
 }
 
 int pc__batch_add(struct pc__batch *batch, struct pc__region *region,
@@ -276,6 +284,10 @@ static int fill_from_home(struct pc__loop *loop, struct pc__fetch *fetch)
     } else if (!rc && part.kind == PC__HOME_LOST) { /* what is around it comes all the same */
         pc__fill_failed(engine, region, fetch->generation, run->first_block, part.n_blocks,
                         engine->server_id, PC_ERR_HOME_LOST);
+        pc__fetch_advance(fetch, part.n_blocks);
+    } else if (!rc && part.kind == PC__HOME_FILE) {
+        const struct pc_run in_file = {run->first_block, part.n_blocks};
+        pc__file_ask(engine, region, fetch->generation, in_file, fetch->urgent);
         pc__fetch_advance(fetch, part.n_blocks);
     } else if (!rc && part.kind == PC__HOME_MEMORY) {
         uint64_t n = part.n_blocks < PC__BOUNCE_BLOCKS ? part.n_blocks : PC__BOUNCE_BLOCKS;

@@ -48,8 +48,10 @@ static struct pc__choice choose(struct pc__loop *loop, struct pc__session_map *m
     const uint64_t home_id = pc__home_of(mapping->region, block);
     const struct pc__peer *home =
         home_id && home_id != engine->server_id ? pc__peer_of(loop, home_id) : NULL;
-    if (home && home->trips.known_blocks) /* another loop may know it, and this one not */
+    if (home && home->trips.known_blocks && !mapping->region->in_file) /* another loop may know it, and this one not */
         pc__readahead_set_trip(pages, home->trips.known_blocks);
+    if (mapping->region->in_file && pc__file_trip_blocks(mapping->region))
+        pc__readahead_set_trip(pages, pc__file_trip_blocks(mapping->region));
     const struct pc__choice_sets sets = {.present = &generation->present,
                                          .in_flight = &generation->in_flight,
                                          .changed = &generation->changed_away};

@@ -176,6 +176,10 @@ void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch)
     while (!pc__link_empty(&batch->fetches)) {
         struct pc__fetch *fetch = pc__of(batch->fetches.next, struct pc__fetch, link);
         pc__link_remove(&fetch->link);
+        if (fetch->server_id == PC__FROM_FILE) {
+            pc__file_ask_fetch(engine, fetch);
+            continue;
+        }
         if (fetch->server_id == engine->server_id || fetch->server_id == 0) {
             pc__fetch_fill_here(loop, fetch);
             continue;
@@ -231,6 +235,8 @@ void pc__fetch_hurry(struct pc__loop *loop, struct pc__region *region,
     if (region->has_repair)
         loop->engine->observers.block_hurried(loop, generation, block);
     pc__from_disk_hurry(loop->engine, generation, block);
+    if (region->in_file)
+        pc__file_hurry(loop->engine, generation, block);
     if (!peer)
         return; /* it comes in its turn */
     pc__each(link, &peer->lanes[1].queued)

@@ -178,7 +178,7 @@ void pc__fetch_fill_here(struct pc__loop *loop, struct pc__fetch *fetch);
 int pc__fetch_ask_elsewhere(struct pc__fetch *fetch, struct pc__batch *again, uint64_t n);
 
 /* from_disk.c */
-#define PC__FROM_DISK UINT64_MAX /* as a server_id: this node's disk */
+#define PC__FROM_DISK (UINT64_MAX - 1) /* as a server_id: this node's disk */
 /* Than a peer; n_waiting: reads of the disk that are waited for. */
 bool pc__disk_is_faster(struct pc__disk_times *times, uint64_t n_blocks, uint64_t n_waiting);
 void pc__peer_took(struct pc_engine *engine, uint64_t n_blocks, uint64_t ns);
@@ -269,6 +269,21 @@ void pc__rehome_unknown(struct pc__peer *peer, struct pc__fetch *fetch);
 uint64_t pc__rehome_deadline(const struct pc__peer *peer); /* when to look, or UINT64_MAX */
 void pc__rehome_tick(struct pc__peer *peer, uint64_t now_ns);
 void pc__rehome_close(struct pc__peer *peer);
+
+/* file_reads.c: blocks that are in the region's file. They are in flight, and their bytes come from Python.
+ * Without region.lock. */
+#define PC__FROM_FILE UINT64_MAX /* in place of a server's id, of a fetch */
+void pc__files_open(struct pc_engine *engine);
+void pc__files_close(struct pc_engine *engine);
+void pc__file_ask(struct pc_engine *engine, struct pc__region *region,
+                  struct pc__generation *generation, struct pc_run run, bool urgent);
+void pc__file_ask_fetch(struct pc_engine *engine, struct pc__fetch *fetch); /* all that it has still to bring */
+void pc__file_hurry(struct pc_engine *engine, const struct pc__generation *generation, uint64_t block);
+unsigned pc__file_trip_blocks(const struct pc__region *region); /* as known_blocks; under region.lock */
+bool pc__is_of_file(int error);
+void pc__file_error_text(struct pc_engine *engine, uint64_t region, char *text, size_t text_bytes);
+uint64_t pc__files_deadline(struct pc__loop *loop);
+void pc__files_tick(struct pc__loop *loop, uint64_t now_ns);
 
 /* unreached.c */
 void pc__unreached_forget(struct pc_engine *engine, uint64_t server_id);

@@ -122,7 +122,8 @@ static int sort_out(struct pc__loop *loop, struct pc__fetch *fetch, const uint64
                 sources += sizeof to;
                 if (to.server_id ? to.server_id == fetch->server_id ||
                                        to.server_id == loop->engine->server_id
-                                 : to.from_version || to.to_version)
+                                 : to.from_version || to.to_version > PC__DATA_IN_FILE ||
+                                       (to.to_version && !fetch->region->in_file))
                     return pc__fail(PC_ERR_PROTOCOL, "we were sent to nobody");
                 if (to.server_id && fetch->missed_id)
                     return pc__fail(PC_ERR_PROTOCOL, "we were sent elsewhere again");
@@ -177,6 +178,10 @@ int pc__redirect(struct pc__loop *loop, struct pc__fetch **fetch, const uint64_t
     {
         struct pc__fetch *other = of_link(link);
         pc__link_remove(link);
+        if (!other->server_id && other->to_version == PC__DATA_IN_FILE) {
+            pc__file_ask_fetch(loop->engine, other);
+            continue;
+        }
         if (!other->server_id) { /* nobody has them; what is around them comes all the same */
             other->server_id = (*fetch)->server_id;
             pc__fetch_fail(loop->engine, other, PC_ERR_HOME_LOST);

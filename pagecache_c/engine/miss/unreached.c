@@ -105,6 +105,8 @@ void pc__unreached_error_text(struct pc_engine *engine, uint64_t server_id, uint
                        char *text, size_t text_bytes)
 {
     snprintf(text, text_bytes, "%s", pc_strerror(error));
+    if (pc__is_of_file(error))
+        pc__file_error_text(engine, region, text, text_bytes);
     if (error == PC_ERR_DESCRIPTORS && server_id && server_id != engine->server_id)
         say_undialled(server_id, text, text_bytes);
     if ((error != PC_ERR_TIMEOUT && error != PC_ERR_HOME_LOST) || !server_id)

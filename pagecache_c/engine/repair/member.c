@@ -27,7 +27,7 @@ static int read_some(struct pc_engine *engine, struct pc__region *region, uint64
     const unsigned held = pc__home_hold(home);
     pthread_mutex_unlock(&region->lock);
     *n = found.n_blocks;
-    if (!rc && found.kind == PC__HOME_LOST)
+    if (!rc && (found.kind == PC__HOME_LOST || found.kind == PC__HOME_FILE))
         rc = PC_ERR_HOME_LOST;
     if (!rc && (found.kind == PC__HOME_ZEROS || found.kind == PC__HOME_MEMORY)) {
         sink->took(sink, *n, found.kind == PC__HOME_ZEROS ? NULL : found.bytes);

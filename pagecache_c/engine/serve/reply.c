@@ -132,7 +132,7 @@ static bool may_send_elsewhere(const struct pc_engine *engine, const struct pc__
            !(request->header.flags & PC__DATA_HOME) && reply->region->home->directory;
 }
 
-/* The blocks of [block, past) that one source has: sent, or said to be elsewhere, or lost. Who asks
+/* The blocks of [block, past) that one source has: sent, or said to be elsewhere, in the file, or lost. Who asks
  * is a holder from here on: who is sent there before it has come waits there. */
 static int add_part(struct pc_engine *engine, struct pc__reply *reply,
                     const struct pc__request *request, struct pc__parts *parts, uint64_t position,
@@ -141,10 +141,12 @@ static int add_part(struct pc_engine *engine, struct pc__reply *reply,
     struct pc__home_part part = pc__home_resolve(engine, reply->region, reply->region->home,
                                                  request->header.version, block, past - block);
     *n = part.n_blocks;
-    if (part.kind == PC__HOME_LOST) {
+    if (part.kind == PC__HOME_LOST || part.kind == PC__HOME_FILE) {
+        const struct pc__data_elsewhere nobody = {
+            .to_version = part.kind == PC__HOME_FILE ? PC__DATA_IN_FILE : 0};
         set_bits(parts->elsewhere, position, *n);
         for (uint64_t i = 0; i < *n; i++)
-            parts->sources[parts->n_elsewhere++] = (struct pc__data_elsewhere){0};
+            parts->sources[parts->n_elsewhere++] = nobody;
         parts->n_lost += *n;
         return PC_OK;
     }

@@ -189,7 +189,8 @@ static int read_old(void *arg, uint64_t block, uint64_t n, uint8_t *out)
             pc__home_resolve(old->engine, region, home, home->applied, block, n);
         pthread_mutex_unlock(&region->lock);
         int rc = PC_OK;
-        if (part.kind == PC__HOME_ZEROS || part.kind == PC__HOME_LOST) /* which nobody is given */
+        if (part.kind == PC__HOME_ZEROS || part.kind == PC__HOME_LOST || part.kind == PC__HOME_FILE)
+            /* which nobody is given */
             memset(out, 0, part.n_blocks << PC_BLOCK_SHIFT);
         else if (part.kind == PC__HOME_MEMORY)
             memcpy(out, part.bytes, part.n_blocks << PC_BLOCK_SHIFT);
@@ -421,11 +422,12 @@ static int apply_next(struct pc_engine *engine, struct pc__region *region, struc
     bool to_base = layer && home->overlay.memfd < 0 && !pc__home_base_leased(engine, region, layer->version);
     if (to_base)
         home->base_changes = true; /* no lease on it from here on */
-    if (layer && home->lost) /* before the history has what it replaces, and knows no better */
-        pc__lost_written(home->lost, layer, layer->version);
+    rc = layer && home->lost /* before the history has what it replaces, and knows no better */
+             ? pc__lost_written(home->lost, layer, layer->version)
+             : PC_OK;
     pthread_mutex_unlock(&region->lock);
-    if (!layer)
-        return 0;
+    if (!layer || rc)
+        return rc;
     rc = keep_old(engine, region, home, layer);
     if (rc)
         return rc;

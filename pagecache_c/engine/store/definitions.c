@@ -74,6 +74,7 @@ PC_API int pc_engine_define_region(pc_engine *engine, const struct pc_region_inf
     if (!rc) {
         region->loss = info->loss;
         region->has_repair = info->has_repair != 0;
+        region->in_file |= info->medium == PC_MEDIUM_FILE;
     }
     pthread_mutex_unlock(&region->lock);
     pthread_mutex_unlock(&engine->publish_lock);
@@ -128,7 +129,7 @@ PC_API int pc_engine_create_shared(pc_engine *engine, const struct pc_region_inf
         pc__region_goes(region, PC__REGION_CREATE);
     }
     pthread_mutex_unlock(&region->lock);
-    int rc = fresh ? pc__home_make(engine, region, false, segments, n_segments, fd)
+    int rc = fresh ? pc__home_make(engine, region, PC_MEDIUM_MEMORY, segments, n_segments, fd)
                    : pc__fail(PC_ERR_EXISTS, "variable %llu", (unsigned long long)info->region);
     if (fresh && rc && again) { /* the changes stay, for another try */
         pthread_mutex_lock(&region->lock);

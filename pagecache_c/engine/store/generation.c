@@ -282,7 +282,7 @@ int pc__generation_for(struct pc_engine *engine, struct pc__region *region, uint
         pc__worker_queue(engine, region);
         return PC__WAIT;
     }
-    if (home && version < home->history_from &&
+    if (home && version < home->history_from && !(region->in_file && !version) &&
         version < pc__history_floor(engine->history, region->id, home->history_from))
         return PC_ERR_EXPIRED;
     return from_nothing_or(engine, region, version, out, ask);

@@ -9,8 +9,8 @@
  *
  * A block of version v is in the newest pending layer <= v that has it; else, for a v that is past,
  * in the first record of the history from v on that has it; else in the overlay; else in the base;
- * else it is zeros. Of a home that was rebuilt, blocks may be lost up to a version (lost.c): whether they
- * are is asked after the pending layers.
+ * else it is zeros. Of a home that was rebuilt, blocks may be lost up to a version, and of one that is in a
+ * file, be there (lost.c): whether they are is asked after the pending layers.
  *
  * Who resolves blocks gets pointers into these, and holds them by an epoch (pc__home_hold) until it
  * is done. The worker (apply.c), which alone changes stores, first makes new resolutions look
@@ -178,18 +178,22 @@ static int take_segments(struct pc__home *home, const struct pc__region *region,
     return PC_OK;
 }
 
-int pc__home_make(struct pc_engine *engine, struct pc__region *region, bool on_disk,
+int pc__home_make(struct pc_engine *engine, struct pc__region *region, enum pc_medium medium,
                   const struct pc_segment *segments, size_t n_segments, int *fd)
 {
     struct pc__home *home = pc__home_new();
+    const bool on_disk = medium == PC_MEDIUM_DISK, in_file = medium == PC_MEDIUM_FILE;
     if (!home)
         return pc__fail(PC_ERR_NO_MEMORY, "a home record");
+    const uint64_t notes_bytes = in_file ? pc__lost_notes_bytes(region->length_bytes) : 0;
     uint64_t inode;
     int rc = pc__descriptors_spare();
     if (!rc)
-        rc = pc__store_file_make(engine, region->length_bytes, on_disk, false, &inode);
+        rc = pc__store_file_make(engine, region->length_bytes + notes_bytes, on_disk, false, &inode);
     if (rc >= 0)
         rc = pc__store_open(&home->base, rc, inode, region->length_bytes, 0, on_disk);
+    if (!rc && in_file)
+        rc = pc__lost_open(&home->base, region->length_bytes, true, NULL, 0, &home->lost);
     if (!rc && n_segments)
         rc = take_segments(home, region, segments, n_segments);
     if (!rc) {
@@ -428,7 +432,7 @@ static bool delta_of_lost(const struct pc__home *home, uint64_t version, uint64_
     while ((layer = pending_before(home, layer, version, block, &position)))
         if (!(layer->flags & PC__LAYER_DELTA))
             return false;
-    return pc__lost_at(home->lost, home->applied, block, &n);
+    return pc__lost_at(home->lost, home->applied, block, &n, NULL);
 }
 
 struct pc__home_part pc__home_resolve(struct pc_engine *engine, const struct pc__region *region,
@@ -443,9 +447,10 @@ struct pc__home_part pc__home_resolve(struct pc_engine *engine, const struct pc_
         return part;
     }
     if (home->lost) { /* before the history: for versions before the first it has nothing that was ours */
+        enum pc__home_kind kind;
         n = limit - block;
-        if (pc__lost_at(home->lost, version, block, &n))
-            return (struct pc__home_part){.kind = PC__HOME_LOST, .n_blocks = n, .memfd = -1};
+        if (pc__lost_at(home->lost, version, block, &n, &kind))
+            return (struct pc__home_part){.kind = kind, .n_blocks = n, .memfd = -1};
         limit = block + n;
     }
     if (version < home->history_from) {

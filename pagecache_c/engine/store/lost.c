@@ -1,5 +1,6 @@
-/* lost.c - the blocks of a rebuilt home that nobody had: which they are, and from which version on they
- * are there again.
+/* lost.c - the blocks of a home that are not there at every version: those of a rebuilt home that nobody
+ * had, and those that are in the file that the region was made of. Which they are, and from which version
+ * on they are there.
  *
  * They are noted in the base's own memfd, behind the region's blocks: 8 bytes for each block of the
  * region, holes but for the lost ones. So whoever has the base has the notes too: the keeper, and the
@@ -8,6 +9,10 @@
  *
  * On disk the notes are a copy that is written through: a mapped block that the disk cannot read would be
  * our end.
+ *
+ * In a region that is in a file, what has no note is in the file, so its notes are holes too. Such a home
+ * may be rebuilt, and lack blocks that commits had written: those are noted as lost, and what the file has
+ * there is never given in their place.
  *
  * A home that has such blocks is never mapped as it is, and its base never changes: what commits write
  * goes to the overlay.
@@ -121,14 +126,15 @@ static int copy_notes(struct pc__lost *lost, int fd, uint64_t length_bytes)
                           (unsigned long long)lost->notes_bytes);
 }
 
-int pc__lost_open(const struct pc__store *base, uint64_t length_bytes, const struct pc_run *runs,
-                  size_t n_runs, struct pc__lost **out)
+int pc__lost_open(const struct pc__store *base, uint64_t length_bytes, bool in_file,
+                  const struct pc_run *runs, size_t n_runs, struct pc__lost **out)
 {
     struct pc__lost *lost = calloc(1, sizeof *lost);
     int rc = lost ? pc__blockset_init(&lost->blocks, length_bytes >> PC_BLOCK_SHIFT)
                   : pc__fail(PC_ERR_NO_MEMORY, "notes of lost blocks");
     if (!rc) {
         lost->notes_bytes = pc__lost_notes_bytes(length_bytes);
+        lost->in_file = in_file;
         rc = base->on_disk ? copy_notes(lost, base->memfd, length_bytes)
                            : map_notes(lost, base->memfd, length_bytes);
     }
@@ -141,31 +147,60 @@ int pc__lost_open(const struct pc__store *base, uint64_t length_bytes, const str
     return rc;
 }
 
-bool pc__lost_at(const struct pc__lost *lost, uint64_t version, uint64_t block, uint64_t *n)
+/* PC__HOME_MEMORY: the version has it. */
+static enum pc__home_kind kind_of(const struct pc__lost *lost, uint64_t version, uint64_t block)
 {
-    const uint64_t limit = block + *n;
-    uint64_t at = block;
-    while ((at = pc__blockset_next(&lost->blocks, at, limit)) < limit &&
-           lost->first_versions[at] <= version)
-        at++;
-    if (at > block) { /* those before it are there */
-        *n = at - block;
-        return false;
-    }
-    while (at < limit && pc__blockset_has(&lost->blocks, at) && lost->first_versions[at] > version)
-        at++;
-    *n = at - block;
-    return true;
+    if (!pc__blockset_has(&lost->blocks, block))
+        return lost->in_file ? PC__HOME_FILE : PC__HOME_MEMORY;
+    const uint64_t note = lost->first_versions[block];
+    const bool was_lost = !lost->in_file || note & PC__WAS_LOST;
+    const uint64_t first = note == PC__LOST_YET ? UINT64_MAX : note & ~PC__WAS_LOST;
+    return first <= version ? PC__HOME_MEMORY : was_lost ? PC__HOME_LOST : PC__HOME_FILE;
 }
 
-/* Where the notes cannot be written, the next server takes the blocks for lost: nobody reads what is old. */
-void pc__lost_written(struct pc__lost *lost, const struct pc__layer *layer, uint64_t version)
+bool pc__lost_at(const struct pc__lost *lost, uint64_t version, uint64_t block, uint64_t *n,
+                 enum pc__home_kind *kind)
 {
-    for (uint32_t i = 0; i < layer->n_runs; i++) {
-        uint64_t at = layer->runs[i].first_block, limit = at + layer->runs[i].n_blocks;
+    const enum pc__home_kind first = kind_of(lost, version, block);
+    const enum pc__home_kind unnoted = lost->in_file ? PC__HOME_FILE : PC__HOME_MEMORY;
+    const uint64_t limit = block + *n;
+    uint64_t at = block + 1;
+    while (at < limit) { /* from one that has a note to the next: between them all are alike */
+        const uint64_t noted = pc__blockset_next(&lost->blocks, at, limit);
+        if (noted > at && first != unnoted)
+            break;
+        at = noted;
+        if (at < limit && kind_of(lost, version, at) != first)
+            break;
+        at += at < limit;
+    }
+    *n = at - block;
+    if (kind)
+        *kind = first;
+    return first != PC__HOME_MEMORY;
+}
+
+int pc__lost_found(struct pc__lost *lost, const struct pc_run *runs, size_t n_runs, uint64_t version)
+{
+    for (size_t i = 0; i < n_runs; i++) {
+        uint64_t at = runs[i].first_block, limit = at + runs[i].n_blocks;
+        for (; lost->in_file && at < limit; at++) { /* the note first: who sees the block looks at it */
+            if (pc__blockset_has(&lost->blocks, at))
+                continue;
+            lost->first_versions[at] = version;
+            if (pc__blockset_add(&lost->blocks, at, 1) < 0)
+                return pc__fail(PC_ERR_NO_MEMORY, "a block set");
+        }
+        at = runs[i].first_block;
         for (; (at = pc__blockset_next(&lost->blocks, at, limit)) < limit; at++)
             if (lost->first_versions[at] == PC__LOST_YET)
-                lost->first_versions[at] = version;
-        (void)write_through(lost, layer->runs[i].first_block, layer->runs[i].n_blocks);
+                lost->first_versions[at] = version | (lost->in_file ? PC__WAS_LOST : 0);
+        (void)write_through(lost, runs[i].first_block, runs[i].n_blocks);
     }
+    return PC_OK;
+}
+
+int pc__lost_written(struct pc__lost *lost, const struct pc__layer *layer, uint64_t version)
+{
+    return pc__lost_found(lost, layer->runs, layer->n_runs, version);
 }

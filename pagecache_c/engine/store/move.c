@@ -107,6 +107,9 @@ static int take_piece(struct pc_engine *engine, struct pc__region *region, uint6
     if (!rc && piece->part.kind == PC__HOME_LOST)
         rc = pc__fail(PC_ERR_HOME_LOST, "block %llu of variable %llu is lost",
                       (unsigned long long)block, (unsigned long long)region->id);
+    if (!rc && piece->part.kind == PC__HOME_FILE) /* of a record: it is told apart no more at the taker */
+        rc = pc__fail(PC_ERR_HOME_LOST, "block %llu of variable %llu is in its file, and not here",
+                      (unsigned long long)block, (unsigned long long)region->id);
     if (!rc) {
         piece->home = region->home;
         piece->held = pc__home_hold(region->home);
@@ -178,7 +181,7 @@ static int add_data(const struct of_home *of, struct pc__blockset *data, uint64_
         int rc = resolve(of->engine, of->region, of->version, at, past - at, &part);
         if (rc)
             return rc;
-        if (part.kind == PC__HOME_ZEROS || part.kind == PC__HOME_LOST)
+        if (part.kind == PC__HOME_ZEROS || part.kind == PC__HOME_LOST || part.kind == PC__HOME_FILE)
             continue;
         if (pc__blockset_add(data, at, part.n_blocks) < 0)
             return pc__fail(PC_ERR_NO_MEMORY, "a block set");

@@ -63,7 +63,7 @@ static uint64_t not_lost(const struct pc__home *home, uint64_t block, uint64_t n
     *lost = n;
     if (!home->lost)
         return n;
-    return pc__lost_at(home->lost, home->applied, block, lost) ? 0 : *lost;
+    return pc__lost_at(home->lost, home->applied, block, lost, NULL) ? 0 : *lost;
 }
 
 /* Under region.lock. runs: room for every block to be one, or NULL: they are counted. */

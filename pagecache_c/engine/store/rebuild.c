@@ -343,15 +343,16 @@ static int new_home(struct pc_engine *engine, const struct pc_region_info *info,
                     const struct pc_run *lost, size_t n_lost, struct pc__home **out)
 {
     struct pc__home *home = pc__home_new();
-    uint64_t inode, notes_bytes = n_lost ? pc__lost_notes_bytes(info->length_bytes) : 0;
+    const bool in_file = info->medium == PC_MEDIUM_FILE, has_notes = n_lost || in_file;
+    uint64_t inode, notes_bytes = has_notes ? pc__lost_notes_bytes(info->length_bytes) : 0;
     const bool on_disk = info->medium == PC_MEDIUM_DISK;
     if (!home)
         return pc__fail(PC_ERR_NO_MEMORY, "a home record");
     int fd = pc__store_file_make(engine, info->length_bytes + notes_bytes, on_disk, false, &inode);
     int rc = fd < 0 ? fd
                     : pc__store_open(&home->base, fd, inode, info->length_bytes, info->version, on_disk);
-    if (!rc && n_lost)
-        rc = pc__lost_open(&home->base, info->length_bytes, lost, n_lost, &home->lost);
+    if (!rc && has_notes)
+        rc = pc__lost_open(&home->base, info->length_bytes, in_file, lost, n_lost, &home->lost);
     if (rc) {
         pc__home_free(engine, home, info->length_bytes);
         return rc;
@@ -415,6 +416,7 @@ PC_API int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_inf
         if (!rc) {
             (void)pc__region_sized(region, info->base_address, info->length_bytes);
             old = region->prepared; /* of an attempt that came to nothing */
+            region->in_file |= info->medium == PC_MEDIUM_FILE;
             region->prepared = home;
             region->prepared_sealed = false;
             region->prepared_term = info->term;
@@ -482,13 +484,18 @@ static int write_layer(const struct pc__layer *layer, uint64_t n_blocks, int fd)
 }
 
 /* Blocks that were lost when it was begun, and that a commit has written since. Which of the versions up
- * to the layer's did is not known here: older ones are refused. */
-static int note_found(struct pc__region *region, int fd, const struct pc__layer *layer)
+ * to the layer's did is not known here: older ones are refused. In a region that is in a file, it is every
+ * block that commits have written. The versions that its history goes back to have them: a record of blocks
+ * that were still in the file is not moved, and ends it (pc_engine_stage_record). So they are noted as of
+ * the first version that a commit can make. */
+static int note_found(struct pc__region *region, int fd, const struct pc_run *runs, size_t n_runs,
+                      uint64_t version)
 {
     pthread_mutex_lock(&region->lock);
-    const int rc = pc__rebuild_is_filled_by(region, fd);
-    if (!rc && region->prepared->lost)
-        pc__lost_written(region->prepared->lost, layer, layer->head->base_version);
+    struct pc__home *home = region->prepared;
+    int rc = pc__rebuild_is_filled_by(region, fd);
+    if (!rc && home->lost)
+        rc = pc__lost_found(home->lost, runs, n_runs, home->lost->in_file ? 1 : version);
     pthread_mutex_unlock(&region->lock);
     return rc;
 }
@@ -512,7 +519,7 @@ PC_API int pc_engine_rebuild_take(pc_engine *engine, uint64_t id, int fd, uint64
     if (!rc) /* should another attempt begin meanwhile, fd is not of that, and the seal is refused */
         rc = write_layer(layer, region->n_blocks, fd);
     if (!rc)
-        rc = note_found(region, fd, layer);
+        rc = note_found(region, fd, layer->runs, layer->n_runs, layer->head->base_version);
     pc__layer_put(layer);
     if (!rc)
         pc__layer_drop_staged(engine, id, commit_id);
@@ -531,6 +538,8 @@ PC_API int pc_engine_rebuild_copy(pc_engine *engine, uint64_t id, int fd, uint64
         rc = pc__rebuild_check_runs(runs, n_runs, region->n_blocks);
     if (rc > 0)
         rc = copy_runs(region, &held, version, runs, n_runs, fd, IN_PLACE);
+    if (rc >= 0 && n_runs)
+        rc = note_found(region, fd, runs, n_runs, version);
     let_go(engine, &held);
     if (region)
         pc__region_put(engine, region);
@@ -672,145 +681,4 @@ int pc__rebuild_become_home(struct pc_engine *engine, struct pc__region *region,
     if (region->n_blocks >= PC__WARM_LEAST_BLOCKS)
         pc__worker_queue(engine, region);
     return PC_OK;
-}
-
-/* -------------------------------------------------------------- the answers */
-
-static int tell_loops(struct pc_engine *engine, uint64_t region, uint64_t server_id, int error)
-{
-    const struct pc__mail mail = {
-        .run = engine->observers.homes_changed, .a = region, .b = server_id, .error = error};
-    int rc = PC_OK;
-    for (int i = 0; i < engine->n_loops; i++) {
-        int posted = pc__loop_post(&engine->loops[i], &mail);
-        rc = rc ? rc : posted;
-    }
-    return rc;
-}
-
-PC_API int pc_engine_set_homes(pc_engine *engine, uint64_t id, const uint64_t *homes,
-                               size_t n_homes)
-{
-    return pc_engine_set_homes_of(engine, id, 0, homes, n_homes);
-}
-
-/* Under region.lock: whether what is said was overtaken by what was said since. */
-static bool is_old(const struct pc__region *region, uint64_t term)
-{
-    return term < region->term;
-}
-
-/* Under region.lock: this server is not among the homes of that term. What was prepared for a later one
- * stays. Without terms nobody knows that there is a later one. */
-static struct pc__home *take_unwanted(struct pc__region *region, uint64_t term)
-{
-    struct pc__home *unwanted = term >= region->prepared_term ? region->prepared : NULL;
-    if (unwanted)
-        region->prepared = NULL;
-    return unwanted;
-}
-
-/* Under publish_lock and region.lock. *left: it was the home. */
-static int take_homes(struct pc_engine *engine, struct pc__region *region, uint64_t term,
-                      const uint64_t *homes, size_t n_homes, bool here, bool *left)
-{
-    /* Also where it was not defined since a restart. */
-    const bool leaves = !here && region->home && (region->state == PC__REGION_READY ||
-                                                  region->state == PC__REGION_UNKNOWN);
-    if (region->state != PC__REGION_READY && !leaves)
-        return pc__fail(PC_ERR_NO_REGION, "variable %llu is not used here",
-                        (unsigned long long)region->id);
-    if (n_homes != (region->length_bytes + PC_EXTENT_BYTES - 1) / PC_EXTENT_BYTES)
-        return pc__fail(PC_ERR_RANGE, "variable %llu: %zu homes", (unsigned long long)region->id,
-                        n_homes);
-    if (leaves && term && term == region->term)
-        return pc__fail(PC_ERR_EXISTS, "variable %llu has its home here in term %llu",
-                        (unsigned long long)region->id, (unsigned long long)term);
-    if (leaves) {
-        region->term = term;
-        pc__move_leave(engine, region);
-        *left = true;
-    }
-    if (region->state != PC__REGION_READY)
-        return PC_OK; /* whose homes they are comes with the definition */
-    int rc = here && !region->home ? pc__rebuild_become_home(engine, region, term) : PC_OK;
-    if (rc)
-        return rc;
-    region->lost = PC_OK;
-    if (here && term > region->term)
-        pc__move_stays(engine, region, term);
-    region->term = term;
-    for (size_t i = 0; i < n_homes; i++)
-        __atomic_store_n(&region->homes[i], homes[i], __ATOMIC_RELAXED);
-    return PC_OK;
-}
-
-PC_API int pc_engine_set_homes_of(pc_engine *engine, uint64_t id, uint64_t term,
-                                  const uint64_t *homes, size_t n_homes)
-{
-    struct pc__region *region = pc__region_get(engine, id);
-    if (!region)
-        return pc__fail(PC_ERR_NO_REGION, "variable %llu", (unsigned long long)id);
-    struct pc__home *unwanted = NULL;
-    bool here = false, left = false;
-    for (size_t i = 0; i < n_homes; i++)
-        here |= homes[i] == engine->server_id;
-    pthread_mutex_lock(&engine->publish_lock);
-    pthread_mutex_lock(&region->lock);
-    region->asked_home = false;
-    int rc = PC_OK;
-    const bool old = is_old(region, term);
-    if (!old && !here) /* also where nobody has used the region: it is told so just once */
-        unwanted = take_unwanted(region, term);
-    if (!old)
-        rc = take_homes(engine, region, term, homes, n_homes, here, &left);
-    pthread_mutex_unlock(&region->lock);
-    pthread_mutex_unlock(&engine->publish_lock);
-    pc__rebuild_end(engine, region, unwanted);
-    if (left)
-        pc__move_left(engine, region);
-    if (!rc && here && !old)
-        pc__retained_forget(engine, id); /* the base has it */
-    if (!rc)
-        rc = tell_loops(engine, id, 0, PC_OK);
-    pc__region_put(engine, region);
-    return rc;
-}
-
-PC_API int pc_engine_region_lacks(pc_engine *engine, uint64_t id, uint32_t loss)
-{
-    struct pc__region *region = pc__region_get(engine, id);
-    if (!region)
-        return pc__fail(PC_ERR_NO_REGION, "variable %llu", (unsigned long long)id);
-    pthread_mutex_lock(&region->lock);
-    region->loss = loss;
-    pthread_mutex_unlock(&region->lock);
-    pc__sessions_let_go(engine, id); /* says so to who has it mapped */
-    pc__region_put(engine, region);
-    return PC_OK;
-}
-
-PC_API int pc_engine_region_lost(pc_engine *engine, uint64_t id, int error)
-{
-    struct pc__region *region = pc__region_get(engine, id);
-    if (!region)
-        return pc__fail(PC_ERR_NO_REGION, "variable %llu", (unsigned long long)id);
-    pthread_mutex_lock(&region->lock);
-    region->lost = error < 0 ? error : PC_ERR_HOME_LOST;
-    pthread_mutex_unlock(&region->lock);
-    pc__sessions_let_go(engine, id); /* an idle mapping is opened without a word to us */
-    pc__region_put(engine, region);
-    return PC_OK;
-}
-
-PC_API int pc_engine_home_lost(pc_engine *engine, uint64_t id, uint64_t server_id, int error)
-{
-    struct pc__region *region = pc__region_get(engine, id);
-    if (!region)
-        return pc__fail(PC_ERR_NO_REGION, "variable %llu", (unsigned long long)id);
-    pthread_mutex_lock(&region->lock);
-    region->asked_home = false;
-    pthread_mutex_unlock(&region->lock);
-    pc__region_put(engine, region);
-    return tell_loops(engine, id, server_id, error < 0 ? error : PC_ERR_HOME_LOST);
 }

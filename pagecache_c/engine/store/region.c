@@ -58,7 +58,7 @@ static bool base_opens(struct pc_engine *engine, struct pc__region *region)
 }
 
 /* The base of the home is a generation too, unless its bytes lie in somebody else's memory, blocks of
- * it are lost (a hole of those is not a block of zeros), or the homes here have so many holes that
+ * it are lost or in a file (a hole of those is not a block of zeros), or the homes here have so many holes that
  * reading them would fill this node: then processes of this node fill an ordinary generation from
  * there, within the budget. Who built in it maps it already, with all its holes, and alone then; who
  * had it from a server before this one may have it. Under region.lock. */
@@ -223,7 +223,7 @@ int pc__region_adopt_notes(struct pc_engine *engine, struct pc__region *region, 
         return pc__fail_errno("fstat of a home memfd");
     if (!has_notes(kept, &st))
         return PC_OK;
-    const int rc = pc__lost_open(&home->base, kept->length_bytes, NULL, 0, &home->lost);
+    const int rc = pc__lost_open(&home->base, kept->length_bytes, kept->reserved[7] != 0, NULL, 0, &home->lost);
     return rc && home->base.on_disk ? give_up(engine, region, &home->base) : rc;
 }
 
@@ -264,6 +264,7 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
         return pc__fail(PC_ERR_NO_MEMORY, "a region record");
     }
     region->version = kept->version > region->version ? kept->version : region->version;
+    region->in_file |= kept->reserved[7] != 0;
     int rc;
     if (!pc__region_sized(region, kept->base_address, kept->length_bytes)) {
         close(fd);

@@ -99,6 +99,8 @@ static int copy_all(const struct look_up *at, uint8_t *out)
         }
         if (piece->kind == PC__HOME_LOST)
             return PC_ERR_HOME_LOST;
+        if (piece->kind == PC__HOME_FILE)
+            return PC_ERR_RANGE; /* rows of such a region are asked for as blocks */
         if (piece->kind == PC__HOME_ZEROS) {
             memset(out, 0, piece->n_bytes);
             continue;

@@ -42,7 +42,7 @@ void pc__generation_drop(struct pc_engine *engine, struct pc__region *region,
                          struct pc__generation *generation);
 
 /* home.c */
-int pc__home_make(struct pc_engine *engine, struct pc__region *region, bool on_disk,
+int pc__home_make(struct pc_engine *engine, struct pc__region *region, enum pc_medium medium,
                   const struct pc_segment *segments, size_t n_segments, int *fd);
 struct pc__home *pc__home_new(void);
 void pc__home_free(struct pc_engine *engine, struct pc__home *home, uint64_t length_bytes);
@@ -83,8 +83,9 @@ enum pc__home_kind {
     PC__HOME_ZEROS, PC__HOME_MEMORY, PC__HOME_MIXED, PC__HOME_HISTORY,
     PC__HOME_DISK,                 /* a file on disk has it: one block at a time */
     PC__HOME_DELTA,                /* a pending layer has what it is to be XORed with */
-    PC__HOME_LOST                  /* no server had it when the home was rebuilt, and none of its versions
+    PC__HOME_LOST,                 /* no server had it when the home was rebuilt, and none of its versions
                                       up to this one wrote it */
+    PC__HOME_FILE                  /* the region's file has it: no version up to this one wrote it */
 };
 struct pc__home_part {
     enum pc__home_kind kind;
@@ -115,26 +116,34 @@ int pc__home_read_disk(struct pc__region *region, const struct pc__home *home, u
 int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t version,
                   const struct pc__data_rows *rows, const uint64_t *offsets, uint8_t *out);
 
-/* lost.c: the blocks of a rebuilt home that no server had, as they are noted behind its base. */
+/* lost.c: the blocks of a home that are not there at every version, as they are noted behind its base:
+ * those of a rebuilt home that no server had, and those that are in the region's file. */
 struct pc__lost {
-    struct pc__blockset blocks; /* no server had them when the home was rebuilt; stays as it is */
+    struct pc__blockset blocks; /* that have a note */
     uint64_t *first_versions;   /* the notes: of each of `blocks`, the first version that has it, */
     uint64_t notes_bytes;       /* or PC__LOST_YET */
+    bool in_file;               /* before that version a block is in the file, unless PC__WAS_LOST says
+                                   otherwise, and at all versions where it has no note */
     int fd;                     /* the base's, on disk, which the notes are written to; -1: they are mapped */
 };
 
 #define PC__LOST_YET UINT64_MAX
+#define PC__WAS_LOST (1ull << 63) /* in the note of a region that is in a file: before it, the block is lost */
 
 /* How much longer the base's memfd is for the notes: whole blocks. */
 uint64_t pc__lost_notes_bytes(uint64_t length_bytes);
-/* Of a base with notes. With runs, those are noted as lost; else what is noted is read. */
-int pc__lost_open(const struct pc__store *base, uint64_t length_bytes, const struct pc_run *runs,
-                  size_t n_runs, struct pc__lost **out);
+/* Of a base with notes. With runs, those are noted as lost; else what is noted is read. in_file: as of
+ * pc__lost. */
+int pc__lost_open(const struct pc__store *base, uint64_t length_bytes, bool in_file,
+                  const struct pc_run *runs, size_t n_runs, struct pc__lost **out);
 void pc__lost_close(struct pc__lost *lost); /* NULL is none */
-/* Whether the version has no such block, and for how many from there on, *n at most, that is alike. */
-bool pc__lost_at(const struct pc__lost *lost, uint64_t version, uint64_t block, uint64_t *n);
-/* From this version on the layer's blocks are there. As often as one likes. */
-void pc__lost_written(struct pc__lost *lost, const struct pc__layer *layer, uint64_t version);
+/* Whether the version has no such block, and for how many from there on, *n at most, that is alike. Kind
+ * (or NULL): PC__HOME_LOST or PC__HOME_FILE, where it has none. */
+bool pc__lost_at(const struct pc__lost *lost, uint64_t version, uint64_t block, uint64_t *n,
+                 enum pc__home_kind *kind);
+/* From this version on these blocks, or the layer's, are there. As often as one likes. */
+int pc__lost_found(struct pc__lost *lost, const struct pc_run *runs, size_t n_runs, uint64_t version);
+int pc__lost_written(struct pc__lost *lost, const struct pc__layer *layer, uint64_t version);
 
 /* overlay_notes.c: of an overlay on disk. */
 uint64_t pc__overlay_notes_bytes(uint64_t length_bytes); /* behind its blocks; whole blocks */

@@ -404,7 +404,7 @@ static const struct breakage {
     {"hello of another wire version", HELLO, 16, 4, 99, 0},
     {"hello with another trap", HELLO, 20, 4, 99, 0},
     {"create off block", CREATE, 24, 8, BASE + 1, BAD},
-    {"create in a medium that is none", CREATE, 40, 4, PC_MEDIUM_DISK + 1, BAD},
+    {"create in a medium that is none", CREATE, 40, 4, PC_MEDIUM_FILE + 1, BAD},
     {"create with a reserved field", CREATE, 44, 4, 1, BAD},
     {"create of nothing", CREATE, 32, 8, 0, BAD},
     {"create that wraps", CREATE, 32, 8, UINT64_MAX, BAD},

@@ -93,6 +93,8 @@ struct server {
     _Atomic bool is_relayed; /* or late_us; both are looked at when somebody connects to it */
     _Atomic unsigned *late_us; /* relays look at it, which end when they notice, and outlive the cluster */
     _Atomic int repairs_asked;
+    _Atomic bool hold_files; /* the test itself reads ranges of files */
+    _Atomic int file_error; /* not 0: no range of a file can be read */
 };
 /* What is said of a region, at each version. */
 struct known_repair {
@@ -367,6 +369,30 @@ static inline void answer_repair(struct cluster *cluster, struct server *server,
     CHECK(rc == PC_OK || rc == PC_ERR_NO_REGION); /* freed meanwhile */
 }
 
+static inline void fill_pattern(uint64_t *out, uint64_t region, uint64_t offset, uint64_t bytes);
+
+/* A file's region has the pattern in it. In two parts, as a reader of files may. */
+static inline bool read_a_file(struct server *server)
+{
+    struct pc_file_read read;
+    if (!pc_engine_file_next(server->engine, &read))
+        return false;
+    CHECK(read.n_blocks && read.n_blocks <= PC_FILE_READ_BLOCKS);
+    const int error = server->file_error;
+    uint64_t *bytes = malloc(read.n_blocks << 12);
+    fill_pattern(bytes, read.region, read.first_block << 12, read.n_blocks << 12);
+    const uint64_t half = read.n_blocks / 2 << 12;
+    int rc = error ? PC_OK : pc_engine_file_fill(server->engine, read.id, bytes, half);
+    if (!rc && !error)
+        rc = pc_engine_file_fill(server->engine, read.id, (char *)bytes + half,
+                                 (read.n_blocks << 12) - half);
+    free(bytes);
+    CHECK(rc == PC_OK || rc == PC_ERR_NO_REGION); /* given up */
+    rc = pc_engine_file_end(server->engine, read.id, error, error ? "the test says so" : "");
+    CHECK(rc == PC_OK || rc == PC_ERR_NO_REGION);
+    return true;
+}
+
 static inline void *play_python(void *arg)
 {
     struct cluster *cluster = ((void **)arg)[0];
@@ -438,6 +464,10 @@ static inline void *play_python(void *arg)
                 break;
             case PC_EVENT_NEED_REPAIR:
                 answer_repair(cluster, server, &event);
+                break;
+            case PC_EVENT_NEED_FILE:
+                while (!server->hold_files && read_a_file(server))
+                    ;
                 break;
             case PC_EVENT_KEEPER_LOST: /* the tests that end one look at this */
                 server->keepers_lost++;
