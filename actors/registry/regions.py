@@ -552,7 +552,7 @@ class Regions:
 
 
 class FileCalls:
-    """Calls of the registry about regions that are in files; the registry has them beside its own."""
+    """Calls of the registry about regions in files; the registry has them beside its own."""
 
     _regions: Regions
 
