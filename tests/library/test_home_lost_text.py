@@ -58,7 +58,7 @@ IN_PYTHON = {
 IN_C = {
     ("definitions.c", "pc_engine_define_region"): "variable %llu",
     ("layer.c", "publish"): "variable %llu",
-    ("move.c", "take_piece"): "block %llu of variable %llu is lost",
+    ("move.c", "take_piece"): "block %llu of variable %llu is %s",
     ("rebuild.c", "pc__rebuild_become_home"): "variable %llu",
     # Of a whole keeper, and so of no region: what it was not given yet it does not know, so nobody
     # can name blocks here. Only its page server hears it, says so in its log, and joins again as

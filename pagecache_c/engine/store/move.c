@@ -104,12 +104,10 @@ static int take_piece(struct pc_engine *engine, struct pc__region *region, uint6
 {
     pthread_mutex_lock(&region->lock);
     int rc = resolve(engine, region, version, block, n, &piece->part);
-    if (!rc && piece->part.kind == PC__HOME_LOST)
-        rc = pc__fail(PC_ERR_HOME_LOST, "block %llu of variable %llu is lost",
-                      (unsigned long long)block, (unsigned long long)region->id);
-    if (!rc && piece->part.kind == PC__HOME_FILE) /* of a record: it is told apart no more at the taker */
-        rc = pc__fail(PC_ERR_HOME_LOST, "block %llu of variable %llu is in its file, and not here",
-                      (unsigned long long)block, (unsigned long long)region->id);
+    const bool in_file = piece->part.kind == PC__HOME_FILE; /* of a record: the taker could not tell it apart */
+    if (!rc && (in_file || piece->part.kind == PC__HOME_LOST))
+        rc = pc__fail(PC_ERR_HOME_LOST, "block %llu of variable %llu is %s", (unsigned long long)block,
+                      (unsigned long long)region->id, in_file ? "in its file, and not here" : "lost");
     if (!rc) {
         piece->home = region->home;
         piece->held = pc__home_hold(region->home);
