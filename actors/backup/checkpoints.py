@@ -197,6 +197,9 @@ class Checkpoints:
         """
         if (lost := self._losses.why_lost(region)) is not None:
             raise lost
+        record = self._core.record_of(region)
+        if record is not None and record.in_file:  # its home has what was written, and no more
+            return bytes(BitMap(range(self._log.n_blocks(region))).serialize())
         deadline = asyncio.get_running_loop().time() + HOME_SHARE * self._timeout_s
         pieces = self._log.data_of(region)
         if not pieces:

@@ -628,3 +628,23 @@ def test_blocks_that_are_lost(three: LocalCluster, tmp_path: Path) -> None:
     drop_all()
     back = clamor.restore(tmp_path, number=1)  # what was lost since
     assert np.array_equal(back["alone"].get(), np.random.default_rng(5).random(10**6))
+
+
+def test_a_variable_of_a_file_is_saved_whole(three: LocalCluster, tmp_path: Path) -> None:
+    content = np.random.default_rng(5).random(3 * CHUNK_BYTES // 8)
+    path = tmp_path / "content.npy"
+    np.save(path, content)
+    ref = clamor.from_file(path, name="of a file")
+    first = clamor.checkpoint(tmp_path / "backup")
+    assert first.bytes_written >= content.nbytes
+    with clamor.update(ref) as change:
+        change[70_000] = content[70_000] = -1.0
+    assert clamor.checkpoint(tmp_path / "backup").bytes_written < 2 * CHUNK_BYTES
+    path.unlink()
+    for number, changed in ((2, True), (1, False)):
+        drop_all()
+        restored = clamor.restore(tmp_path / "backup", number=number)["of a file"].get()
+        assert (restored[70_000] == -1.0) == changed
+        restored = np.array(restored)
+        restored[70_000] = -1.0
+        assert np.array_equal(restored, content)
