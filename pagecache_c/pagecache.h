@@ -562,7 +562,7 @@ struct pc_file_read {
 };
 /* Takes the next one, those that are urgent first; adjacent ones are one, up to PC_FILE_READ_BLOCKS. 1, or 0
  * where there is none. Any thread. */
-int pc_engine_file_next(pc_engine *engine, struct pc_file_read *out);
+int pc_engine_file_next(pc_engine *engine, int only_urgent, struct pc_file_read *out);
 /* The next bytes of it: whole blocks. They are present from here on, and who waits for them goes on.
  * PC_ERR_NO_REGION: it was given up. */
 int pc_engine_file_fill(pc_engine *engine, uint64_t id, const void *bytes, uint64_t n_bytes);

@@ -27,6 +27,10 @@ from clamor_ray._protocol.source import Source
 logger = logging.getLogger("clamor_ray.page_server")
 
 AT_ONCE: Final = 64  # ranges: a request to S3 takes tens of ms, and little else
+BULK_AT_ONCE: Final = 48  # of those: a store that hangs must not keep those who are stopped
+ELSEWHERE_AT_ONCE: Final = 8  # of those that another node is asked for
+FOR_OTHERS_AT_ONCE: Final = 8  # it has other things to do, and few threads
+BUSY_PAUSE_S: Final = 0.05
 PART_BYTES: Final = 1 << 20  # of a range: who waits for its first part need not wait for its last
 MOST_KNOWN: Final = 1024  # files
 CODES: Final = {
@@ -38,7 +42,7 @@ CODES: Final = {
 class FileEngine(Protocol):
     """The part of the engine that is used here."""
 
-    def file_next(self) -> _native.FileRead | None: ...
+    def file_next(self, only_urgent: bool = False) -> _native.FileRead | None: ...
     def file_fill(self, read_id: int, image: Any) -> None: ...
     def file_end(self, read_id: int, error: int = 0, text: str = "") -> None: ...
 
@@ -67,6 +71,9 @@ class FileReads:
         self._ask_node = ask_node
         self._lock = threading.Lock()  # of what follows; nothing is waited for under it
         self._n_working = 0
+        self._n_bulk = 0
+        self._asking = threading.Semaphore(ELSEWHERE_AT_ONCE)
+        self._for_others = threading.Semaphore(FOR_OTHERS_AT_ONCE)
         self._closed = False
         self._known: dict[int, tuple[FileSpec, Ranges]] = {}  # by region; the oldest first
         self._elsewhere: set[int] = set()  # regions whose file is not on this node
@@ -90,11 +97,14 @@ class FileReads:
         """Under the lock, so that a range that comes when there is none finds a free thread."""
         with self._lock:
             try:
-                found = None if self._closed else self._engine.file_next()
+                only_urgent = self._n_bulk >= BULK_AT_ONCE
+                found = None if self._closed else self._engine.file_next(only_urgent)
             except errors.ClamorError:  # the engine ends
                 found = None
             if found is None:
                 self._n_working -= 1
+            elif not found.urgent:
+                self._n_bulk += 1
             return found
 
     def _work(self) -> None:
@@ -114,6 +124,9 @@ class FileReads:
                 self._engine.file_end(read.id, code, text)
             except errors.ClamorError as failure:
                 logger.info("a range of %s comes too late: %s", label(read.region), failure)
+            if not read.urgent:
+                with self._lock:
+                    self._n_bulk -= 1
 
     def _fill(self, read: _native.FileRead) -> None:
         offset = read.first_block * BLOCK_BYTES
@@ -133,7 +146,8 @@ class FileReads:
                 if not is_guest:
                     raise
                 self._elsewhere.add(region)
-        return self._ask_node(spec.node_id, region, offset, n_bytes)
+        with self._asking:
+            return self._ask_node(spec.node_id, region, offset, n_bytes)
 
     def read_for_others(self, region: int, offset: int, n_bytes: int) -> bytes:
         """Bytes of a region whose file is on this node.
@@ -141,8 +155,14 @@ class FileReads:
         Raises:
             FileReadError and those below it: It cannot be read.
             FreedError: There is no such variable.
+            WaitTimeoutError: It reads for enough others now: ask again in a moment.
         """
-        return bytes(read_region(*self._file(region), offset, n_bytes))
+        if not self._for_others.acquire(blocking=False):
+            raise errors.WaitTimeoutError("This node reads for enough others now.")
+        try:
+            return bytes(read_region(*self._file(region), offset, n_bytes))
+        finally:
+            self._for_others.release()
 
     def _file(self, region: int) -> tuple[FileSpec, Ranges]:
         with self._lock:

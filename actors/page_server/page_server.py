@@ -62,7 +62,7 @@ from clamor_ray.actors.lost_homes.repairs import Staged
 from clamor_ray.actors.page_server import keepers, registry_end
 from clamor_ray.actors.page_server.away import AwayWatch, old_homes
 from clamor_ray.actors.page_server.engine_like import Settings
-from clamor_ray.actors.page_server.file_reads import FileReads
+from clamor_ray.actors.page_server.file_reads import BUSY_PAUSE_S, FileReads
 from clamor_ray.actors.page_server.moved_homes import MovedHomes
 from clamor_ray.actors.page_server.rebuilt_homes import FETCH_OBJECT_S, RebuiltHomes
 from clamor_ray.actors.page_server.registry_resolver import RegistryResolver
@@ -275,7 +275,11 @@ class PageServer:
         self._engine = self._take_back(config, name, server_id, floors)
         self._held_keepers.release()
         self._file_reads = FileReads(
-            *(self._engine, lambda region: self._ask("file_of", region, timeout_s=CALL_S), node_id),
+            *(
+                self._engine,
+                lambda region: self._ask("file_of", region, timeout_s=config.fault_timeout_s),
+                node_id,
+            ),
             lambda *where: self._read_at_node(config.job_scope, *where),
         )
         self._loop = uvloop.new_event_loop()
@@ -654,8 +658,16 @@ class PageServer:
         name = names.page_server_name(job_scope, node_id)
         try:
             server = ray.get_actor(name, namespace=names.NAMESPACE)
-            read = server.read_file.remote(region, offset, n_bytes)
-            found: bytes = ray.get(read, timeout=READ_FILE_S)
+            until_s = time.monotonic() + READ_FILE_S
+            while (left_s := until_s - time.monotonic()) > 0:
+                try:
+                    read = server.read_file.remote(region, offset, n_bytes)
+                    return bytes(ray.get(read, timeout=left_s))
+                except RayTaskError as failure:
+                    if not isinstance(failure.cause, errors.WaitTimeoutError):
+                        raise
+                time.sleep(BUSY_PAUSE_S)
+            raise GetTimeoutError("it reads for others")
         except RayTaskError as failure:
             if isinstance(failure.cause, errors.ClamorError):
                 raise failure.cause from None
@@ -665,7 +677,6 @@ class PageServer:
                 f"The file of {label(region)} is on node {node_id}, whose page server does not "
                 f"give it: {type(failure).__name__}."
             ) from failure
-        return found
 
     # -- Ray objects
 

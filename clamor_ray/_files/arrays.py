@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import tokenize
 from typing import Any, Final
 
 import numpy as np
@@ -53,15 +54,17 @@ def lay_out_npy(
             try:
                 has_shape, is_fortran, has_dtype = _header(head)
                 break
-            except ValueError:
+            except (ValueError, tokenize.TokenError):
                 if n_bytes >= min(size_bytes, MOST_HEADER_BYTES):
                     raise
                 n_bytes = min(size_bytes, MOST_HEADER_BYTES)
-    except ValueError as failure:
+    except (ValueError, tokenize.TokenError) as failure:
         raise FileFormatError(
             f"{path} is no .npy file, or is not whole: {failure}.",
             hint="Write it with numpy.save; of other formats say format= and dtype=.",
         ) from failure
+    if any(n < 0 for n in has_shape):
+        raise FileFormatError(f"{path} has the shape {has_shape}.", hint="Write it again.")
     if has_dtype.hasobject:
         raise FileFormatError(
             f"{path} holds Python objects, which lie nowhere as they are.",

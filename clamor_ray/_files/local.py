@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+import time
+from typing import Any, Final
 
 from clamor_ray._files.spec import FileSpec
 from clamor_ray.errors import (
@@ -15,8 +16,19 @@ from clamor_ray.errors import (
 )
 
 
+TICK_S: Final = 0.02
+COARSE_TICK_S: Final = 2.0
+
+
 def _identity(st: os.stat_result) -> tuple[Any, ...]:
     return (st.st_ino, st.st_mtime_ns, st.st_ctime_ns)
+
+
+def _young_s(st: os.stat_result) -> float:
+    """For how long a write could still leave the times as they are: kernels count them in ticks, and
+    some file systems in seconds."""
+    tick_s = COARSE_TICK_S if st.st_ctime_ns % 10**9 == 0 else TICK_S
+    return min(tick_s, st.st_ctime_ns / 1e9 + tick_s - time.time())
 
 
 def _error(path: str, failure: OSError) -> FileReadError:
@@ -40,6 +52,9 @@ def describe(path: str) -> tuple[str, int, tuple[Any, ...]]:
     whole = os.path.abspath(path)
     try:
         st = os.stat(whole)
+        if (young_s := _young_s(st)) > 0:
+            time.sleep(young_s)
+            st = os.stat(whole)
     except OSError as failure:
         raise _error(whole, failure) from failure
     if not os.path.isfile(whole):
@@ -66,7 +81,8 @@ class LocalFile:
         """
         path = self._spec.path
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # What was put there meanwhile may be a pipe, which would be waited for.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError as failure:
             raise FileChangedError(f"{path} is not there any more.") from failure
         except OSError as failure:

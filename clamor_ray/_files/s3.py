@@ -8,10 +8,12 @@ which ETag a range was of.
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from datetime import timedelta
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from clamor_ray._files.spec import FileSpec
 from clamor_ray.errors import (
@@ -23,7 +25,7 @@ from clamor_ray.errors import (
 )
 
 REQUEST_S: Final = 15.0  # one try of one range
-RETRY_S: Final = 30.0  # all of them; less than CLAMOR_FAULT_TIMEOUT_S, after which nobody waits
+RETRY_S: Final = 30.0  # then none is begun; less than CLAMOR_FAULT_TIMEOUT_S, which ends the waits
 RETRIES: Final = 8
 CONNECT_S: Final = 5.0
 BODY_TRIES: Final = 4  # of a range whose bytes break off
@@ -40,6 +42,7 @@ _NAMES: Final = {
     "anon": "skip_signature",
 }
 _IN_ADDRESS: Final = {"endpoint_override", "endpoint_url", "region", "scheme"}
+_SECRETS: Final = ("access_key_id", "secret_access_key", "session_token")
 _ACCESS: Final = re.compile(
     r"\b(40[13]\b|AccessDenied|ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch|"
     r"TokenRefreshRequired|InvalidToken|MissingCredentials|NoSuchKeyId|RequestTimeTooSkewed|"
@@ -63,15 +66,16 @@ def parse(address: str, storage_options: dict[str, Any] | None) -> tuple[str, di
         >>> parse("s3://b/k.npy?region=eu-west-1", {"secret_key": "x"})
         ('s3://b/k.npy', {'region': 'eu-west-1', 'secret_access_key': 'x'})
     """
-    parts = urlsplit(address)
-    if "@" in parts.netloc:
+    where, _, query = address.removeprefix("s3://").partition("?")  # a key may have a "#"
+    bucket, _, key = where.partition("/")
+    if "@" in bucket:
         raise ValueError(
             "an s3:// address must not have credentials in it, because it is shown in messages: "
             "give them with storage_options={'access_key_id': ..., 'secret_access_key': ...}"
         )
-    if not parts.netloc or not parts.path.strip("/"):
+    if not bucket or not key.strip("/"):
         raise ValueError(f"{address!r} names no object: s3://bucket/key")
-    said = dict(parse_qsl(parts.query))
+    said = dict(parse_qsl(query))
     if unknown := set(said) - _IN_ADDRESS:
         raise ValueError(
             f"the address of an S3 object has no option {min(unknown)!r}: it may have "
@@ -80,13 +84,15 @@ def parse(address: str, storage_options: dict[str, Any] | None) -> tuple[str, di
     scheme = said.pop("scheme", "")
     options = {_NAMES.get(name, name): value for name, value in said.items()}
     for name, value in (storage_options or {}).items():
+        if value is None:  # as s3fs says that there is none
+            continue
         options[_NAMES.get(name, name)] = (
             str(value).lower() if isinstance(value, bool) else str(value)
         )
     endpoint = options.get("endpoint", "")
     if endpoint and "://" not in endpoint:
         options["endpoint"] = f"{scheme or 'https'}://{endpoint}"
-    return f"s3://{parts.netloc}{parts.path}", options
+    return f"s3://{bucket}/{key}", options
 
 
 def _open(path: str, options: dict[str, str]) -> tuple[Any, str]:
@@ -131,17 +137,25 @@ def _open(path: str, options: dict[str, str]) -> tuple[Any, str]:
     return store, key
 
 
-def _error(path: str, failure: Exception) -> FileReadError:
-    """The first line alone: the rest of obstore's text repeats it."""
+def _error(path: str, failure: Exception, options: dict[str, str]) -> FileReadError:
+    """The first line alone: the rest of obstore's text repeats it. A server may say the credentials
+    that it got."""
     from obstore import exceptions
 
-    said = str(failure).splitlines()[0][:300] if str(failure) else type(failure).__name__
+    whole = str(failure)
+    secrets = [options.get(name) or os.environ.get(f"AWS_{name.upper()}") for name in _SECRETS]
+    for secret in filter(None, secrets):
+        whole = whole.replace(secret, "...")
+    said = whole.splitlines()[0][:300] if whole else type(failure).__name__
+    bucket, _, key = path.removeprefix("s3://").partition("/")
+    for name in filter(None, (key, bucket, options.get("endpoint"))):
+        whole = whole.replace(name, "")  # which may have a word or a number of _ACCESS
     if isinstance(failure, exceptions.PreconditionError):
         return FileChangedError(f"{path} has another ETag than when the variable was made of it.")
     if isinstance(failure, FileNotFoundError | exceptions.NotFoundError):
         return NoSuchFileError(f"There is no object {path}.")
     denied = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
-    if isinstance(failure, denied) or _ACCESS.search(str(failure)):
+    if isinstance(failure, denied) or _ACCESS.search(whole):
         return FileAccessError(f"S3 refuses to give {path}: {said}.")
     return FileReadError(f"{path} cannot be read: {said}.")
 
@@ -159,12 +173,12 @@ def describe(path: str, options: dict[str, str]) -> tuple[int, str]:
     try:
         meta = obstore.head(store, key)
     except Exception as failure:  # any of obstore's
-        error = _error(path, failure)
+        error = _error(path, failure, options)
         if type(error) is FileReadError:  # an answer to HEAD does not say why
             try:
                 obstore.get(store, key, options={"range": (0, 1)})
             except Exception as why:  # the same
-                error = _error(path, why)
+                error = _error(path, why, options)
         raise error from None
     if not meta["e_tag"]:
         raise FileFormatError(f"The server gives no ETag of {path}.", hint="Use a server of S3.")
@@ -190,6 +204,7 @@ class S3File:
         spec = self._spec
         (etag,) = spec.identity
         options: Any = {"range": (offset, offset + n_bytes), "if_match": etag}
+        until_s = time.monotonic() + RETRY_S
         for left in reversed(range(BODY_TRIES)):
             try:
                 got = obstore.get(self._store, self._key, options=options)
@@ -201,10 +216,11 @@ class S3File:
             except FileReadError:
                 raise
             except Exception as failure:  # any of obstore's, which has tried again itself
-                error = _error(spec.path, failure)
+                error = _error(spec.path, failure, spec.options)
                 if isinstance(error, NoSuchFileError):
                     raise FileChangedError(f"{spec.path} is not there any more.") from None
-                if type(error) is not FileReadError or not left:
+                is_late = time.monotonic() >= until_s
+                if type(error) is not FileReadError or not left or is_late:
                     raise error from None
                 continue
             if len(found) == n_bytes:

@@ -253,10 +253,10 @@ class Engine(_Handle):
         ids = c.ffi.new("uint64_t[]", list(homes))
         check(self._call(c.lib.pc_engine_define_region, info, ids, len(homes)), region=region)
 
-    def file_next(self) -> FileRead | None:
+    def file_next(self, only_urgent: bool = False) -> FileRead | None:
         """Takes a range of a file that is to be read; None: there is none. Any thread."""
         out = c.ffi.new("struct pc_file_read *")
-        if check(self._call(c.lib.pc_engine_file_next, out)) == 0:
+        if check(self._call(c.lib.pc_engine_file_next, only_urgent, out)) == 0:
             return None
         where = (int(out.id), int(out.region), int(out.first_block), int(out.n_blocks))
         return FileRead(*where, bool(out.urgent))

@@ -28,6 +28,7 @@ class Engine:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.wanted: deque[native.FileRead] = deque()
+        self.urgent: deque[native.FileRead] = deque()
         self.got: dict[int, bytes] = {}
         self.ended: dict[int, tuple[int, str]] = {}
         self.given_up: set[int] = set()
@@ -36,8 +37,10 @@ class Engine:
     def ask(self, read_id: int, first_block: int, n_blocks: int) -> None:
         self.wanted.append(native.FileRead(read_id, REGION, first_block, n_blocks, False))
 
-    def file_next(self) -> native.FileRead | None:
-        if not self.wanted:
+    def file_next(self, only_urgent: bool = False) -> native.FileRead | None:
+        if self.urgent:
+            return self.urgent.popleft()
+        if only_urgent or not self.wanted:
             self.before_none()
             return None
         return self.wanted.popleft()
@@ -112,6 +115,30 @@ def test_no_range_stays_when_a_thread_ends(path: Path, monkeypatch: pytest.Monke
     engine.ask(0, 0, 1)
     reads.wanted()
     until(lambda: set(engine.ended) == {0, 1})
+    reads.close()
+
+
+def test_bulk_leaves_threads_to_who_is_stopped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_reads, "AT_ONCE", 3)
+    monkeypatch.setattr(file_reads, "BULK_AT_ONCE", 2)
+    engine, hangs = Engine(), threading.Event()
+    source = spec_of(path, "elsewhere").source()
+
+    def ask_node(node_id: str, region: int, offset: int, n_bytes: int) -> bytes:
+        if offset:
+            assert hangs.wait(20)
+        return bytes(n_bytes)
+
+    path.unlink()
+    reads = reads_of(engine, source, ask_node=ask_node)
+    for number in range(1, 5):
+        engine.ask(number, number, 1)
+        reads.wanted()
+    engine.urgent.append(native.FileRead(9, REGION, 0, 1, True))
+    reads.wanted()
+    until(lambda: set(engine.ended) == {9})
+    hangs.set()
+    until(lambda: len(engine.ended) == 5)
     reads.close()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -215,7 +217,12 @@ def same_times(path: Path) -> None:
     os.utime(path, ns=(st.st_atime_ns, st.st_mtime_ns))  # as some archivers do
 
 
-@pytest.mark.parametrize("change", [rewrite, replace_it, cut, same_times, Path.unlink])
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)  # nobody writes to it
+
+
+@pytest.mark.parametrize("change", [rewrite, replace_it, cut, same_times, pipe, Path.unlink])
 def test_a_local_file_that_changes(tmp_path: Path, change: Any) -> None:
     path = tmp_path / "x.bin"
     path.write_bytes(b"x" * 100_000)
@@ -246,6 +253,25 @@ def test_a_local_file_that_changes_while_it_is_read(
 
 
 # ---------------------------------------------------------------------------- S3
+
+
+def test_addresses() -> None:
+    assert s3.parse("s3://b/run#3/x.npy?region=a", None) == ("s3://b/run#3/x.npy", {"region": "a"})
+    assert s3.parse("s3://b/x", {"token": None, "anon": True})[1] == {"skip_signature": "true"}
+    for wrong in ("s3://b", "s3:///x", "s3://b/?region=a"):
+        with pytest.raises(ValueError, match="names no object"):
+            s3.parse(wrong, None)
+
+
+def test_what_a_server_says_is_told_apart_from_names_and_secrets() -> None:
+    path, options = "s3://credentials/part-401/x", {"access_key_id": "AKIAKEY", "endpoint": "e:403"}
+    failure = RuntimeError(f"e:403 {path} credentials/part-401/x: reset, AKIAKEY")
+    error = s3._error(path, failure, options)
+    assert type(error) is errors.FileReadError
+    assert "AKIAKEY" not in str(error)
+    denied = s3._error(path, RuntimeError("HTTP 403 for AKIAKEY"), options)
+    assert type(denied) is errors.FileAccessError
+    assert "AKIAKEY" not in str(denied)
 
 
 @pytest.fixture(scope="module")
@@ -315,6 +341,19 @@ def test_a_server_that_fails_for_good(proxy: Proxy, monkeypatch: pytest.MonkeyPa
     with pytest.raises(errors.FileReadError, match=r"503.*SlowDown|SlowDown|503") as caught:
         open_ranges(spec).read(0, 100)
     assert type(caught.value) is errors.FileReadError
+
+
+def test_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "RETRY_S", 0.5)
+    monkeypatch.setattr(s3, "REQUEST_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        options = {"endpoint": endpoint, "skip_signature": "true", "region": "a"}
+        spec = FileSpec("s3://b/x", 10_000, ("e",), options=options)
+        began = time.monotonic()
+        with pytest.raises(errors.FileReadError):
+            s3.S3File(spec).read(0, 100)
+        assert time.monotonic() - began < 20  # once all tries of a request, and no more
 
 
 @pytest.mark.parametrize("how", ["403", "expired"])

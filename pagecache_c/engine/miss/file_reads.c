@@ -3,7 +3,8 @@
  *
  * A miss at version 0 comes here at once, and one at a later version when the home has said that no commit
  * has written the block. The blocks are in flight, as those that another server is asked for. They stay
- * that until the range is filled, has failed, or is given up. In flight keeps the generation at the
+ * that until the range is filled, has failed, or is given up: not in the time that a touch waits, from when
+ * somebody waits for it or it is its turn, or has got on. In flight keeps the generation at the
  * version that the range was asked for, so a range that was given up is not filled any more: the one that
  * fills it is at it (busy), or finds no range.
  *
@@ -29,7 +30,8 @@ struct read {
     struct pc__region *region;     /* +1 ref, as its generation */
     struct pc__generation *generation;
     struct pc_run run;             /* still to come */
-    uint64_t give_up_ns, taken_ns;
+    uint64_t give_up_ns;           /* 0: of bulk that is not taken */
+    uint64_t taken_ns;
     uint64_t n_asked;              /* blocks, when it was taken */
     bool urgent, alone, busy;
 };
@@ -100,7 +102,7 @@ void pc__file_ask(struct pc_engine *engine, struct pc__region *region,
     *read = (struct read){.region = region,
                           .generation = pc__generation_take(generation),
                           .run = run,
-                          .give_up_ns = pc__now_ns() + engine->fault_timeout_ns,
+                          .give_up_ns = urgent ? pc__now_ns() + engine->fault_timeout_ns : 0,
                           .urgent = urgent};
     pc__ref_take(&region->refs);
     pthread_mutex_lock(&files->lock);
@@ -123,20 +125,33 @@ void pc__file_ask_fetch(struct pc_engine *engine, struct pc__fetch *fetch)
     pc__fetch_drop(engine, fetch);
 }
 
+/* Under files.lock. */
+static struct read *with_block(const struct pc__link *reads, const struct pc__generation *generation,
+                               uint64_t block)
+{
+    pc__each(link, (struct pc__link *)(uintptr_t)reads)
+    {
+        struct read *read = of_link(link);
+        if (read->generation == generation && block >= read->run.first_block &&
+            block - read->run.first_block < read->run.n_blocks)
+            return read;
+    }
+    return NULL;
+}
+
 void pc__file_hurry(struct pc_engine *engine, const struct pc__generation *generation, uint64_t block)
 {
     struct pc__files *files = &engine->files;
+    const uint64_t give_up_ns = pc__now_ns() + engine->fault_timeout_ns;
     pthread_mutex_lock(&files->lock);
-    pc__each(link, &files->bulk)
-    {
-        struct read *read = of_link(link);
-        if (read->generation != generation || block < read->run.first_block ||
-            block - read->run.first_block >= read->run.n_blocks)
-            continue;
-        pc__link_remove(link);
+    struct read *read = with_block(&files->bulk, generation, block);
+    if (read) {
+        pc__link_remove(&read->link);
         read->urgent = true;
-        pc__link_push(files->urgent.next, link);
-        break;
+        read->give_up_ns = give_up_ns;
+        pc__link_push(&files->urgent, &read->link);
+    } else if ((read = with_block(&files->taken, generation, block))) {
+        read->give_up_ns = give_up_ns; /* who touches it now has all of that time */
     }
     pthread_mutex_unlock(&files->lock);
 }
@@ -158,11 +173,12 @@ static void join(struct pc_engine *engine, struct read *read, struct pc__link *q
     }
 }
 
-PC_API int pc_engine_file_next(pc_engine *engine, struct pc_file_read *out)
+PC_API int pc_engine_file_next(pc_engine *engine, int only_urgent, struct pc_file_read *out)
 {
     struct pc__files *files = &engine->files;
     pthread_mutex_lock(&files->lock);
-    struct pc__link *queue = pc__link_empty(&files->urgent) ? &files->bulk : &files->urgent;
+    struct pc__link *queue =
+        pc__link_empty(&files->urgent) && !only_urgent ? &files->bulk : &files->urgent;
     if (pc__link_empty(queue)) {
         pthread_mutex_unlock(&files->lock);
         return 0;
@@ -172,6 +188,8 @@ PC_API int pc_engine_file_next(pc_engine *engine, struct pc_file_read *out)
     join(engine, read, queue);
     read->id = ++files->last_id;
     read->taken_ns = pc__now_ns();
+    if (!read->urgent)
+        read->give_up_ns = read->taken_ns + engine->fault_timeout_ns;
     read->n_asked = read->run.n_blocks;
     read->alone = files->n_taken++ < FEW_IN_FLIGHT;
     pc__link_push(&files->taken, &read->link);
@@ -232,6 +250,7 @@ PC_API int pc_engine_file_fill(pc_engine *engine, uint64_t id, const void *bytes
     rc = insert(engine, read, read->run.first_block, n, bytes);
     pthread_mutex_lock(&files->lock);
     read->busy = false;
+    read->give_up_ns = pc__now_ns() + engine->fault_timeout_ns; /* it gets on */
     if (!rc) {
         read->run.first_block += n;
         read->run.n_blocks -= n;
@@ -333,7 +352,6 @@ uint64_t pc__files_deadline(struct pc__loop *loop)
         return UINT64_MAX;
     pthread_mutex_lock(&files->lock);
     uint64_t earliest = earliest_of(&files->urgent, UINT64_MAX);
-    earliest = earliest_of(&files->bulk, earliest);
     earliest = earliest_of(&files->taken, earliest);
     pthread_mutex_unlock(&files->lock);
     return earliest;
@@ -362,7 +380,6 @@ void pc__files_tick(struct pc__loop *loop, uint64_t now_ns)
     pc__link_init(&late);
     pthread_mutex_lock(&files->lock);
     move_late(files, &files->urgent, &late, now_ns);
-    move_late(files, &files->bulk, &late, now_ns);
     move_late(files, &files->taken, &late, now_ns);
     pthread_mutex_unlock(&files->lock);
     pc__each(link, &late) fail_rest(loop->engine, of_link(link), PC_ERR_TIMEOUT);

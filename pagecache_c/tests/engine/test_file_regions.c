@@ -187,9 +187,9 @@ static void test_a_reader_of_files_that_does_nothing(int trap)
     reader->hold_files = true;
     CHECK(pc_client_prefetch(client, m.id, all, 1, 1, WAIT) == PC_ERR_TIMEOUT); /* not taken */
     struct pc_file_read read;
-    CHECK(!pc_engine_file_next(reader->engine, &read));
+    CHECK(!pc_engine_file_next(reader->engine, 0, &read));
     OK(pc_client_prefetch(client, m.id, all, 1, 0, WAIT));
-    SOON(pc_engine_file_next(reader->engine, &read) == 1);
+    SOON(pc_engine_file_next(reader->engine, 0, &read) == 1);
     CHECK(read.region == 1 && read.n_blocks > 1 && !read.urgent);
     uint8_t *bytes = calloc(read.n_blocks, PC_BLOCK_BYTES);
     CHECK(pc_engine_file_fill(reader->engine, read.id, bytes, 100) == PC_ERR_RANGE);
@@ -198,7 +198,7 @@ static void test_a_reader_of_files_that_does_nothing(int trap)
     CHECK(pc_engine_file_fill(reader->engine, read.id, bytes, read.n_blocks << 12) == PC_ERR_NO_REGION);
     CHECK(pc_engine_file_end(reader->engine, read.id, 0, "") == PC_ERR_NO_REGION);
     free(bytes);
-    while (pc_engine_file_next(reader->engine, &read))
+    while (pc_engine_file_next(reader->engine, 0, &read))
         OK(pc_engine_file_end(reader->engine, read.id, 0, "")); /* without bytes: that is a failure too */
     reader->hold_files = false;
     OK(pc_client_unmap(client, m.id));

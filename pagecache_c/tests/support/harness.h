@@ -375,7 +375,7 @@ static inline void fill_pattern(uint64_t *out, uint64_t region, uint64_t offset,
 static inline bool read_a_file(struct server *server)
 {
     struct pc_file_read read;
-    if (!pc_engine_file_next(server->engine, &read))
+    if (!pc_engine_file_next(server->engine, 0, &read))
         return false;
     CHECK(read.n_blocks && read.n_blocks <= PC_FILE_READ_BLOCKS);
     const int error = server->file_error;
