@@ -15,7 +15,6 @@ from clamor_ray.errors import (
     NoSuchFileError,
 )
 
-
 TICK_S: Final = 0.02
 COARSE_TICK_S: Final = 2.0
 
@@ -25,8 +24,8 @@ def _identity(st: os.stat_result) -> tuple[Any, ...]:
 
 
 def _young_s(st: os.stat_result) -> float:
-    """For how long a write could still leave the times as they are: kernels count them in ticks, and
-    some file systems in seconds."""
+    """For how long a write could still leave the times as they are: kernels count them in ticks,
+    and some file systems in seconds."""
     tick_s = COARSE_TICK_S if st.st_ctime_ns % 10**9 == 0 else TICK_S
     return min(tick_s, st.st_ctime_ns / 1e9 + tick_s - time.time())
 

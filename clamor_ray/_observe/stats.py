@@ -105,6 +105,8 @@ class EngineStats(_Counters):
         hedges: requests for which it asked others besides, because the answer was late.
         hedges_won: of those, requests for which the others were faster.
         opens: how often processes of the node have opened a variable.
+        file_reads: ranges of files that were read, for variables of `clamor.from_file`.
+        file_blocks: blocks that came from them.
         disk_cached_bytes: bytes of blocks that were evicted, and are on its node's disk.
         disk_cache_reads: blocks that came back from there.
         disk_cache_writes: blocks that went there.
@@ -170,6 +172,8 @@ class EngineStats(_Counters):
     hedges: int = 0
     hedges_won: int = 0
     opens: int = 0
+    file_reads: int = 0
+    file_blocks: int = 0
     disk_cached_bytes: int = 0
     disk_cache_reads: int = 0
     disk_cache_writes: int = 0

@@ -255,7 +255,7 @@ def test_a_local_file_that_changes_while_it_is_read(
 # ---------------------------------------------------------------------------- S3
 
 
-def test_addresses() -> None:
+def test_names_and_options_of_objects() -> None:
     assert s3.parse("s3://b/run#3/x.npy?region=a", None) == ("s3://b/run#3/x.npy", {"region": "a"})
     assert s3.parse("s3://b/x", {"token": None, "anon": True})[1] == {"skip_signature": "true"}
     for wrong in ("s3://b", "s3:///x", "s3://b/?region=a"):
